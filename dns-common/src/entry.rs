@@ -1,0 +1,110 @@
+//! How published names lie in the arena.
+//!
+//! The arena is an mmap-able BPF array of [`CHUNK_SIZE`]-byte chunks, handed
+//! out in cells of [`CELL_SIZE`] bytes. An entry is a run of cells inside one
+//! chunk:
+//!
+//! ```text
+//! EntryHeader | name, zero-padded to 8 | IPv4 addresses, padded to 8 | IPv6 addresses
+//! ```
+//!
+//! An entry never changes once its location stands in the `NAMES` map, its
+//! `last_used_ns` alone excepted. A changed answer is a new entry at a new
+//! place; the old cells are used again only after an RCU grace period, when no
+//! program run that began before the change can still be reading them. So a
+//! reply is always made from one consistent entry.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::name::MAX_NAME_LEN;
+
+/// Bytes in a cell, the unit of allocation: a cache line.
+pub const CELL_SIZE: usize = 64;
+
+/// Bytes in a chunk, one element of the arena's array: 1 MiB.
+pub const CHUNK_SIZE: usize = 1 << 20;
+
+/// Most IPv4 addresses that an entry holds. A name with more is not published.
+pub const MAX_V4: usize = 1024;
+
+/// Most IPv6 addresses that an entry holds. A name with more is not published.
+pub const MAX_V6: usize = 256;
+
+/// Most bytes that an entry takes up.
+pub const MAX_ENTRY_SIZE: usize =
+    (size_of::<EntryHeader>() + (MAX_NAME_LEN + 1) + MAX_V4 * 4 + MAX_V6 * 16).next_multiple_of(CELL_SIZE);
+
+/// Place of an entry in the arena, as stored in the `NAMES` map: chunk number
+/// in the upper 32 bits, byte offset inside the chunk (a multiple of
+/// [`CELL_SIZE`]) in the lower 32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct Location(pub u64);
+
+impl Location {
+    /// The location of the cell at `offset` bytes into `chunk`.
+    pub const fn new(chunk: u32, offset: u32) -> Self {
+        Self((chunk as u64) << 32 | offset as u64)
+    }
+
+    /// Number of the chunk: index into the arena's array.
+    #[inline(always)]
+    pub const fn chunk(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    /// Bytes from the start of the chunk.
+    #[inline(always)]
+    pub const fn offset(self) -> u32 {
+        self.0 as u32
+    }
+}
+
+/// Start of every entry. Integers are in host byte order.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C, align(8))]
+pub struct EntryHeader {
+    /// When the program last answered from this entry: nanoseconds of
+    /// `CLOCK_MONOTONIC_COARSE` (`bpf_ktime_get_coarse_ns`, kernel 5.11), 0 for
+    /// never. Written by the program, at most once a tick, so that a hot entry
+    /// does not dirty its cache line at every query.
+    pub last_used_ns: u64,
+    /// Bytes of the name that follows, root label included: 1..=255.
+    pub name_len: u16,
+    /// IPv4 addresses, at most [`MAX_V4`].
+    pub v4_count: u16,
+    /// IPv6 addresses, at most [`MAX_V6`].
+    pub v6_count: u16,
+    /// RCODE of replies to A and AAAA queries: NOERROR (0), FORMERR (1) or
+    /// NXDOMAIN (3). With any but NOERROR both lists are empty.
+    pub rcode: u8,
+    /// RCODE of replies to queries of other types (never ANY, which goes up):
+    /// NOERROR (0) or NXDOMAIN (3).
+    pub rcode_other: u8,
+}
+
+/// Bytes that a list or name of `len` bytes takes up in an entry.
+#[inline(always)]
+pub const fn padded(len: usize) -> usize {
+    len.next_multiple_of(8)
+}
+
+impl EntryHeader {
+    /// Bytes from the start of the entry to its IPv4 addresses (network order).
+    #[inline(always)]
+    pub const fn v4_offset(&self) -> usize {
+        size_of::<Self>() + padded(self.name_len as usize)
+    }
+
+    /// Bytes from the start of the entry to its IPv6 addresses (network order).
+    #[inline(always)]
+    pub const fn v6_offset(&self) -> usize {
+        self.v4_offset() + padded(self.v4_count as usize * 4)
+    }
+
+    /// Bytes of the whole entry, not rounded up to cells.
+    #[inline(always)]
+    pub const fn size(&self) -> usize {
+        self.v6_offset() + self.v6_count as usize * 16
+    }
+}

@@ -1,0 +1,49 @@
+//! What the BPF programs and the userspace of `bosh-dns-xdp` share: one
+//! definition of every byte that crosses the border, compiled for both sides.
+//!
+//! * [`name`]: lower-casing and hashing of wire-format names.
+//! * [`entry`]: how a published name and its addresses lie in the arena.
+//! * [`control`]: what userspace tells the program: lease, seed, endpoints, tap.
+//! * [`counters`]: what the program tells userspace: one slot per CPU.
+//! * [`tap`]: the sampled events that show what tcpdump cannot see.
+#![no_std]
+
+pub mod control;
+pub mod counters;
+pub mod entry;
+pub mod name;
+pub mod tap;
+
+/// Version of everything in this crate that lies in a map.
+///
+/// Part of the pin path: a process never adopts maps of another layout.
+pub const LAYOUT_VERSION: u32 = 1;
+
+/// Names of the maps and programs inside the object, used by the loader and by
+/// whoever looks with `bpftool`.
+pub mod object {
+    /// `BPF_MAP_TYPE_HASH`: name hash (`u64`) to location in the arena (`u64`,
+    /// see [`crate::entry::Location`]).
+    pub const NAMES: &str = "NAMES";
+    /// `BPF_MAP_TYPE_ARRAY`, mmap-able, of [`crate::entry::CHUNK_SIZE`]-byte
+    /// chunks that hold the entries.
+    pub const ARENA: &str = "ARENA";
+    /// `BPF_MAP_TYPE_ARRAY`, mmap-able, one [`crate::control::Control`].
+    pub const CONTROL: &str = "CONTROL";
+    /// `BPF_MAP_TYPE_ARRAY`, mmap-able, one [`crate::counters::CpuCounters`]
+    /// per possible CPU.
+    pub const COUNTERS: &str = "COUNTERS";
+    /// `BPF_MAP_TYPE_RINGBUF` of [`crate::tap::TapEvent`].
+    pub const TAP: &str = "TAP";
+
+    /// The XDP program (native and generic).
+    pub const XDP_PROGRAM: &str = "dns_xdp";
+    /// The tc program (tcx and clsact), at ingress.
+    pub const TC_PROGRAM: &str = "dns_tc";
+    /// An XDP program that only passes: for the client's end of a veth pair,
+    /// where native `XDP_TX` needs NAPI on the peer.
+    pub const PASS_PROGRAM: &str = "dns_pass";
+    /// The bare reflector: swaps addresses and answers NOERROR with no look-up.
+    /// The yardstick of the benches, never attached by the server.
+    pub const REFLECTOR_PROGRAM: &str = "dns_reflector";
+}

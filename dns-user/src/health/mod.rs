@@ -1,0 +1,1 @@
+//! Health: the watcher, the tracker, the health server, certificates that rotate.

@@ -1,0 +1,3 @@
+//! The binary `bosh-dns-xdp`.
+
+fn main() {}

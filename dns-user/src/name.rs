@@ -1,0 +1,252 @@
+//! Domain names in the one form that everything here compares and hashes.
+
+use std::fmt;
+
+use dns_common::name::MAX_NAME_LEN;
+
+/// A domain name: wire format (RFC 1035, section 3.1), letters in lower case,
+/// root label included.
+///
+/// The letter case that a client used is kept by the message it came in, not
+/// here. Ordering and equality are those of the bytes.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name(Box<[u8]>);
+
+/// Why a text or some bytes are no domain name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    /// A label of no bytes inside the name.
+    #[error("empty label")]
+    EmptyLabel,
+    /// A label of more than 63 bytes.
+    #[error("label longer than 63 bytes")]
+    LongLabel,
+    /// More than 255 bytes in wire format.
+    #[error("name longer than 255 bytes")]
+    LongName,
+    /// A compression pointer or an unknown label type where none may be.
+    #[error("compressed or unknown label")]
+    Compressed,
+    /// The bytes end before the root label.
+    #[error("name is cut short")]
+    Truncated,
+    /// A backslash that is not followed by a character or three digits.
+    #[error("bad escape")]
+    BadEscape,
+}
+
+impl Name {
+    /// The root.
+    pub fn root() -> Self {
+        Self(Box::new([0]))
+    }
+
+    /// Reads an uncompressed name from the start of `bytes`; also says how many
+    /// bytes it took.
+    pub fn from_wire(bytes: &[u8]) -> Result<(Self, usize), NameError> {
+        let mut end = 0;
+        loop {
+            match *bytes.get(end).ok_or(NameError::Truncated)? {
+                0 => break,
+                length @ 1..=63 => end += usize::from(length) + 1,
+                _ => return Err(NameError::Compressed),
+            }
+            if end >= MAX_NAME_LEN {
+                return Err(NameError::LongName);
+            }
+        }
+        Ok((Self(bytes[..=end].to_ascii_lowercase().into()), end + 1))
+    }
+
+    /// Reads a name in presentation format, with or without the final dot;
+    /// `\.`, `\\` and `\ddd` are understood (RFC 1035, section 5.1).
+    pub fn from_text(text: &str) -> Result<Self, NameError> {
+        let mut wire = Vec::with_capacity(text.len() + 2);
+        let mut label = Vec::new();
+        let mut bytes = text.bytes();
+        let mut ended = text.is_empty() || text == ".";
+        if text == "." {
+            bytes.next();
+        }
+        while let Some(byte) = bytes.next() {
+            ended = false;
+            match byte {
+                b'.' => {
+                    push_label(&mut wire, &label)?;
+                    label.clear();
+                    ended = true;
+                }
+                b'\\' => label.push(unescape(&mut bytes)?),
+                other => label.push(other.to_ascii_lowercase()),
+            }
+        }
+        if !ended {
+            push_label(&mut wire, &label)?;
+        }
+        wire.push(0);
+        if wire.len() > MAX_NAME_LEN {
+            return Err(NameError::LongName);
+        }
+        Ok(Self(wire.into()))
+    }
+
+    /// The bytes: lower-case wire format, root label included.
+    pub fn as_wire(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The labels from left to right, without the root.
+    pub fn labels(&self) -> impl Iterator<Item = &[u8]> {
+        let mut rest = &self.0[..];
+        std::iter::from_fn(move || {
+            let (&length, tail) = rest.split_first()?;
+            // The constructors leave only well-formed names.
+            let (label, tail) = tail.split_at(usize::from(length));
+            rest = tail;
+            (length != 0).then_some(label)
+        })
+    }
+
+    /// How many labels, the root not counted.
+    pub fn label_count(&self) -> usize {
+        self.labels().count()
+    }
+
+    /// Whether this name is `ancestor` or lies below it, on a label boundary.
+    pub fn is_within(&self, ancestor: &Name) -> bool {
+        self.suffixes().any(|suffix| suffix == ancestor.as_wire())
+    }
+
+    /// This name, then each of its ancestors down to the root, in wire format.
+    pub fn suffixes(&self) -> impl Iterator<Item = &[u8]> {
+        let mut next = Some(&self.0[..]);
+        std::iter::from_fn(move || {
+            let current = next?;
+            let length = usize::from(current[0]);
+            next = (length != 0).then(|| &current[length + 1..]);
+            Some(current)
+        })
+    }
+
+    /// The name without its leftmost label; `None` for the root.
+    pub fn parent(&self) -> Option<Self> {
+        self.suffixes().nth(1).map(|suffix| Self(suffix.into()))
+    }
+}
+
+/// Presentation format with the final dot, unusual bytes escaped.
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.len() == 1 {
+            return f.write_str(".");
+        }
+        for label in self.labels() {
+            for &byte in label {
+                match byte {
+                    b'.' | b'\\' => write!(f, "\\{}", char::from(byte))?,
+                    b'!'..=b'~' => write!(f, "{}", char::from(byte))?,
+                    _ => write!(f, "\\{byte:03}")?,
+                }
+            }
+            f.write_str(".")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Name({self})")
+    }
+}
+
+impl std::str::FromStr for Name {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        Self::from_text(text)
+    }
+}
+
+/// Lets maps keyed by `Name` be asked with wire-format bytes, such as a suffix.
+impl std::borrow::Borrow<[u8]> for Name {
+    fn borrow(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Appends a label with its length.
+fn push_label(wire: &mut Vec<u8>, label: &[u8]) -> Result<(), NameError> {
+    match label.len() {
+        0 => Err(NameError::EmptyLabel),
+        length @ 1..=63 => {
+            wire.push(length as u8);
+            wire.extend_from_slice(label);
+            Ok(())
+        }
+        _ => Err(NameError::LongLabel),
+    }
+}
+
+/// Reads what follows a backslash: three digits or one character.
+fn unescape(bytes: &mut impl Iterator<Item = u8>) -> Result<u8, NameError> {
+    let first = bytes.next().ok_or(NameError::BadEscape)?;
+    if !first.is_ascii_digit() {
+        return Ok(first.to_ascii_lowercase());
+    }
+    let mut value = u32::from(first - b'0');
+    for _ in 0..2 {
+        match bytes.next() {
+            Some(digit @ b'0'..=b'9') => value = value * 10 + u32::from(digit - b'0'),
+            _ => return Err(NameError::BadEscape),
+        }
+    }
+    let byte = u8::try_from(value).map_err(|_| NameError::BadEscape)?;
+    Ok(byte.to_ascii_lowercase())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_and_wire_agree() {
+        let name = Name::from_text("Q-S0.q-g1.BOSH").unwrap();
+        assert_eq!(name.as_wire(), b"\x04q-s0\x04q-g1\x04bosh\0");
+        assert_eq!(name.to_string(), "q-s0.q-g1.bosh.");
+        assert_eq!(Name::from_wire(name.as_wire()), Ok((name.clone(), 16)));
+        assert_eq!(Name::from_text("q-s0.q-g1.bosh."), Ok(name));
+    }
+
+    #[test]
+    fn root_and_empty_text_are_the_root() {
+        assert_eq!(Name::from_text("."), Ok(Name::root()));
+        assert_eq!(Name::from_text(""), Ok(Name::root()));
+        assert_eq!(Name::root().to_string(), ".");
+    }
+
+    #[test]
+    fn malformed_text_is_refused() {
+        assert_eq!(Name::from_text("a..b"), Err(NameError::EmptyLabel));
+        assert_eq!(Name::from_text(".a"), Err(NameError::EmptyLabel));
+        assert_eq!(Name::from_text(&"a".repeat(64)), Err(NameError::LongLabel));
+        assert_eq!(Name::from_text(&"a.".repeat(128)), Err(NameError::LongName));
+        assert_eq!(Name::from_text("a\\2"), Err(NameError::BadEscape));
+    }
+
+    #[test]
+    fn suffixes_stop_at_the_root() {
+        let name = Name::from_text("a.b").unwrap();
+        let suffixes: Vec<&[u8]> = name.suffixes().collect();
+        assert_eq!(suffixes, [&b"\x01a\x01b\0"[..], b"\x01b\0", b"\0"]);
+        assert!(name.is_within(&Name::from_text("b").unwrap()));
+        assert!(!name.is_within(&Name::from_text("a").unwrap()));
+    }
+
+    #[test]
+    fn wire_names_that_lie_are_refused() {
+        assert_eq!(Name::from_wire(b"\x05abc"), Err(NameError::Truncated));
+        assert_eq!(Name::from_wire(b"\xc0\x0c"), Err(NameError::Compressed));
+        assert_eq!(Name::from_wire(&[b"\x01a".repeat(200), vec![0]].concat()), Err(NameError::LongName));
+    }
+}

@@ -1,0 +1,1 @@
+//! What an operator touches: API, metrics, logs, status.

@@ -1,0 +1,1 @@
+//! Sockets and the router: UDP, TCP, and who answers which name.

@@ -1,0 +1,1 @@
+//! Everything that is not answered from the catalog: recursors, cache, handlers.

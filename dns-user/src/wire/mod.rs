@@ -1,0 +1,1 @@
+//! DNS messages in and out: parsing, encoding, truncation, EDNS. Pure.
