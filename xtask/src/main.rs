@@ -1,1 +1,80 @@
-fn main() {}
+//! Everything a person runs: `cargo xtask <command>`.
+//!
+//! Each command sets up what it needs by itself, says what it installs, and does
+//! no set-up work when everything is there.
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+mod packages;
+mod process;
+mod test;
+mod toolchain;
+
+/// Build, demonstrate, test and measure bosh-dns-xdp.
+#[derive(Parser)]
+#[command(name = "cargo xtask", disable_help_subcommand = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// The commands.
+#[derive(Subcommand)]
+enum Command {
+    /// Build the BPF programs and the server, installing the BPF toolchain if it is missing.
+    Build {
+        /// Unoptimised, for development.
+        #[arg(long)]
+        debug: bool,
+    },
+    /// Run the real server on a generated foundation between two network namespaces and show what it does.
+    Demo {
+        /// Further arguments of the demo: `--help` lists them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Run every check there is: format, lints, unit tests, packet fixtures, whole-system tests, fuzz smoke.
+    Test {
+        /// Only tests whose name contains one of these; leaves out the checks that are not tests.
+        filters: Vec<String>,
+    },
+    /// Measure everything side by side and write the report.
+    Bench {
+        /// Further arguments of the bench: `--help` lists them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+}
+
+fn main() -> Result<()> {
+    match Arguments::parse().command {
+        Command::Build { debug } => {
+            toolchain::ensure()?;
+            let profile: &[&str] = if debug { &[] } else { &["--release"] };
+            process::cargo(["build", "--package", "dns-user"].iter().chain(profile))
+        }
+        Command::Demo { arguments } => {
+            packages::ensure(packages::DEMO)?;
+            toolchain::ensure()?;
+            run_from_benches("demo", &arguments)
+        }
+        Command::Test { filters } => {
+            packages::ensure(packages::TEST)?;
+            toolchain::ensure()?;
+            test::run(&filters)
+        }
+        Command::Bench { arguments } => {
+            packages::ensure(packages::BENCH)?;
+            toolchain::ensure()?;
+            run_from_benches("bench", &arguments)
+        }
+    }
+}
+
+/// Builds the server and runs a program of the `benches` package.
+fn run_from_benches(program: &str, arguments: &[String]) -> Result<()> {
+    process::cargo(["build", "--release", "--package", "dns-user"])?;
+    let run = ["run", "--quiet", "--release", "--package", "bosh-dns-xdp-benches", "--bin", program, "--"];
+    process::cargo(run.into_iter().chain(arguments.iter().map(String::as_str)))
+}

@@ -1,0 +1,128 @@
+//! Debian packages that the commands need.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::process::{capture, on_path, run};
+
+/// What `cargo xtask demo` uses: namespaces, dig, load, and a recursor to forward to.
+pub(crate) const DEMO: &[&str] = &["bind9-dnsutils", "dnsmasq-base", "dnsperf", "ethtool", "iproute2"];
+
+/// What the tests use: the demo's, real peers, Prometheus, and a VM with another kernel.
+pub(crate) const TEST: &[&str] = &[
+    "bind9",
+    "bind9-dnsutils",
+    "bind9-utils",
+    "cpio",
+    "curl",
+    "dnsmasq-base",
+    "dnsperf",
+    "ethtool",
+    "iproute2",
+    "nsd",
+    "prometheus",
+    "python3",
+    "qemu-system-x86",
+    "unbound",
+];
+
+/// What the benches compare with.
+pub(crate) const BENCH: &[&str] = &[
+    "bind9-dnsutils",
+    "dnsmasq-base",
+    "dnsperf",
+    "ethtool",
+    "iperf3",
+    "iproute2",
+    "knot",
+    "knot-dnsutils",
+    "nsd",
+    "unbound",
+];
+
+/// Installs those of `packages` that are missing.
+pub(crate) fn ensure(packages: &[&str]) -> Result<()> {
+    let missing = missing(packages)?;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    if !on_path("apt-get") || !nix::unistd::geteuid().is_root() {
+        bail!("these Debian packages are needed; install them as root: {}", missing.join(" "));
+    }
+    println!("installing Debian packages: {}", missing.join(" "));
+    let _quiet = NoServices::enforce()?;
+    apt(&["update", "-qq"])?;
+    apt(&[&["install", "-qq", "--yes", "--no-install-recommends"], &missing[..]].concat())
+}
+
+/// Those of `packages` that are not installed.
+fn missing<'a>(packages: &[&'a str]) -> Result<Vec<&'a str>> {
+    if !on_path("dpkg-query") {
+        bail!(
+            "this is not a Debian system; the programs of these packages are needed: {}",
+            packages.join(" ")
+        );
+    }
+    // dpkg-query fails when one of them is unknown to it, and still lists the others.
+    let listed = Command::new("dpkg-query")
+        .args(["--show", "--showformat", "${Package} ${db:Status-Status}\\n"])
+        .args(packages)
+        .output()
+        .context("cannot run dpkg-query")?;
+    let listed = String::from_utf8_lossy(&listed.stdout);
+    let installed = |package: &&str| listed.lines().any(|line| line == format!("{package} installed"));
+    Ok(packages.iter().copied().filter(|package| !installed(package)).collect())
+}
+
+/// Runs apt-get without questions.
+pub(crate) fn apt(arguments: &[&str]) -> Result<()> {
+    run(Command::new("apt-get")
+        .args(arguments)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null()))
+}
+
+/// Version of a package that apt would install now, if it knows the package.
+pub(crate) fn candidate(package: &str) -> Result<Option<String>> {
+    let policy = capture(Command::new("apt-cache").args(["policy", package]))?;
+    let version = policy.lines().find_map(|line| line.trim().strip_prefix("Candidate: "));
+    Ok(version.filter(|version| *version != "(none)").map(str::to_owned))
+}
+
+/// Keeps freshly installed DNS servers from being started as services while it lives.
+///
+/// Debian asks `/usr/sbin/policy-rc.d` before it starts a service; exit status 101 forbids it.
+struct NoServices {
+    /// Whether the file is ours to remove.
+    ours: bool,
+}
+
+impl NoServices {
+    /// Where Debian looks.
+    const POLICY: &str = "/usr/sbin/policy-rc.d";
+
+    /// Writes the policy, unless the machine has one of its own.
+    fn enforce() -> Result<Self> {
+        let ours = !Path::new(Self::POLICY).exists();
+        if ours {
+            fs::write(Self::POLICY, "#!/bin/sh\nexit 101\n").context(Self::POLICY)?;
+            fs::set_permissions(Self::POLICY, fs::Permissions::from_mode(0o755)).context(Self::POLICY)?;
+        }
+        Ok(Self { ours })
+    }
+}
+
+impl Drop for NoServices {
+    fn drop(&mut self) {
+        if self.ours && fs::remove_file(Self::POLICY).is_err() {
+            eprintln!("could not remove {}: remove it by hand", Self::POLICY);
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! `cargo xtask test`: everything there is, cheapest first.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::process::{capture, cargo, root, run as run_command};
+
+/// Version of cargo-nextest to install where there is none.
+const NEXTEST_VERSION: &str = "0.9.143";
+
+/// Seconds that each fuzz target runs for: a smoke test, not a campaign.
+const FUZZ_SECONDS: u32 = 5;
+
+/// Runs all checks, or only the tests whose names contain one of `filters`.
+pub(crate) fn run(filters: &[String]) -> Result<()> {
+    if filters.is_empty() {
+        step("format");
+        cargo(["fmt", "--all", "--check"])?;
+        run_command(Command::new("cargo").args(["fmt", "--check"]).current_dir(root().join("dns-ebpf")))?;
+        step("lints");
+        cargo(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
+        fuzz_smoke()?;
+    }
+    step("build");
+    cargo(["build", "--release", "--package", "dns-user"])?;
+    step("tests");
+    ensure_nextest()?;
+    cargo(["nextest", "run", "--workspace"].into_iter().chain(filters.iter().map(String::as_str)))
+}
+
+/// Says what comes next.
+fn step(name: &str) {
+    println!("\n== {name}");
+}
+
+/// Installs cargo-nextest, which runs test programs side by side, where it is missing.
+fn ensure_nextest() -> Result<()> {
+    if capture(Command::new("cargo").args(["nextest", "--version"])).is_ok() {
+        return Ok(());
+    }
+    println!("installing cargo-nextest {NEXTEST_VERSION}");
+    cargo(["install", "--quiet", "--locked", "cargo-nextest", "--version", NEXTEST_VERSION])
+}
+
+/// Runs each fuzz target for a short, bounded time from its corpus.
+fn fuzz_smoke() -> Result<()> {
+    let folder = root().join("tests/fuzz");
+    let Ok(targets) = std::fs::read_dir(folder.join("fuzz_targets")) else {
+        return Ok(());
+    };
+    step("fuzz smoke");
+    let mut targets: Vec<_> = targets.collect::<Result<_, _>>()?;
+    targets.sort_by_key(std::fs::DirEntry::file_name);
+    for target in targets {
+        let path = target.path();
+        let Some(name) = path.file_stem() else { continue };
+        println!("{} ({FUZZ_SECONDS} s)", name.display());
+        run_command(
+            Command::new("cargo")
+                .args(["fuzz", "run"])
+                .arg(name)
+                .args(["--", &format!("-max_total_time={FUZZ_SECONDS}")])
+                .current_dir(&folder),
+        )?;
+    }
+    Ok(())
+}

@@ -1,0 +1,165 @@
+//! The compiler for the BPF target, and `.toolchain/env`, which tells
+//! `dns-user/build.rs` how to use it.
+//!
+//! Two ways, the first that works is taken:
+//!
+//! 1. rustup's nightly with the rust-src component, and bpf-linker on the path.
+//! 2. Debian's own rustc, whose packages hold a ready `core` for the BPF target,
+//!    unpacked (not installed: it would conflict with rustup) under `.toolchain`,
+//!    and a bpf-linker built against Debian's LLVM.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    packages,
+    process::{capture, on_path, root, run},
+};
+
+/// Debian packages of rustc and of `core` for the host (proc macros) and for BPF.
+const RUSTC_PACKAGES: &[&str] =
+    &["rustc-web", "libstd-rust-web-1.96", "libstd-rust-web-dev", "libstd-rust-web-dev-bpf"];
+
+/// Version of [`RUSTC_PACKAGES`].
+const RUSTC_VERSION: &str = "1.96.0+dfsg1-1~deb12u2";
+
+/// Debian package of the LLVM that both rustc and bpf-linker load.
+const LLVM_PACKAGE: &str = "libllvm22";
+
+/// The library of [`LLVM_PACKAGE`].
+const LLVM_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libLLVM.so.22.1";
+
+/// Version of bpf-linker, and its feature that fits [`LLVM_PACKAGE`].
+const LINKER_VERSION: &str = "0.13.0";
+/// See [`LINKER_VERSION`].
+const LINKER_FEATURE: &str = "llvm-22";
+
+/// Makes sure that the BPF target can be built.
+pub(crate) fn ensure() -> Result<()> {
+    let folder = root().join(".toolchain");
+    let settings_file = folder.join("env");
+    if fs::read_to_string(&settings_file).is_ok_and(|settings| still_valid(&settings)) {
+        return Ok(());
+    }
+    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    let folder = folder.canonicalize()?;
+    let settings = match nightly_settings() {
+        Some(settings) => settings,
+        None => install_debian(&folder)?,
+    };
+    fs::write(&settings_file, settings).with_context(|| settings_file.display().to_string())
+}
+
+/// Whether what the settings name is still there (a moved checkout, a removed toolchain).
+fn still_valid(settings: &str) -> bool {
+    let value = |key: &str| settings.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    match (value("RUSTC"), value("PATH_FIRST"), value("RUSTUP_TOOLCHAIN")) {
+        (Some(rustc), Some(linker), _) => {
+            Path::new(rustc).exists() && Path::new(linker).join("bpf-linker").exists()
+        }
+        (None, None, Some(_)) => nightly_settings().is_some(),
+        _ => false,
+    }
+}
+
+/// Settings for rustup's nightly, if it has rust-src and there is a bpf-linker.
+fn nightly_settings() -> Option<String> {
+    let sysroot = Command::new("rustup")
+        .args(["run", "nightly", "rustc", "--print", "sysroot"])
+        .stderr(Stdio::null())
+        .output()
+        .ok()
+        .filter(|output| output.status.success())?;
+    let sysroot = PathBuf::from(String::from_utf8(sysroot.stdout).ok()?.trim());
+    let complete = sysroot.join("lib/rustlib/src/rust/library/core").exists() && on_path("bpf-linker");
+    complete.then(|| "RUSTUP_TOOLCHAIN=nightly\nARGS=-Z build-std=core\n".to_owned())
+}
+
+/// Unpacks Debian's rustc into `folder` and builds bpf-linker there; returns the settings.
+fn install_debian(folder: &Path) -> Result<String> {
+    println!("setting up the BPF toolchain in {} (once, about two minutes)", folder.display());
+    packages::ensure(&[LLVM_PACKAGE, "gcc", "libc6-dev"])?;
+    if !Path::new(LLVM_LIBRARY).exists() {
+        bail!("{LLVM_PACKAGE} is installed, but {LLVM_LIBRARY} is not there: another release of Debian?");
+    }
+    let rustc = folder.join("sysroot/usr/bin/rustc");
+    if !rustc.exists() {
+        unpack_rustc(folder)?;
+    }
+    let linker = folder.join("linker/bin");
+    if !linker.join("bpf-linker").exists() {
+        build_linker(folder)?;
+    }
+    Ok(format!(
+        "RUSTC={}\nRUSTC_BOOTSTRAP=1\nLD_LIBRARY_PATH={}\nPATH_FIRST={}\n",
+        rustc.display(),
+        folder.join("sysroot/usr/lib/x86_64-linux-gnu").display(),
+        linker.display(),
+    ))
+}
+
+/// Downloads and unpacks [`RUSTC_PACKAGES`] into `folder/sysroot`.
+fn unpack_rustc(folder: &Path) -> Result<()> {
+    let downloads = folder.join("debs");
+    // Half a download or half an unpacked tree of an interrupted run is of no use.
+    let unpacked = folder.join("sysroot.part");
+    for leftover in [&downloads, &unpacked] {
+        if leftover.exists() {
+            fs::remove_dir_all(leftover)?;
+        }
+        fs::create_dir_all(leftover)?;
+    }
+    if packages::candidate(RUSTC_PACKAGES[0])?.is_none() {
+        packages::apt(&["update", "-qq"])?;
+    }
+    println!("  downloading {} {RUSTC_VERSION}", RUSTC_PACKAGES.join(", "));
+    download(&downloads)?;
+    for package in fs::read_dir(&downloads)? {
+        run(Command::new("dpkg").arg("-x").arg(package?.path()).arg(&unpacked))?;
+    }
+    fs::rename(&unpacked, folder.join("sysroot"))?;
+    fs::remove_dir_all(&downloads)?;
+    Ok(())
+}
+
+/// Downloads [`RUSTC_PACKAGES`] at the pinned version into `folder`; if Debian no
+/// longer has that one, says so and takes what it has.
+fn download(folder: &Path) -> Result<()> {
+    let pinned: Vec<String> = RUSTC_PACKAGES.iter().map(|name| format!("{name}={RUSTC_VERSION}")).collect();
+    let get = |names: &[String]| {
+        capture(Command::new("apt-get").args(["download", "-qq"]).args(names).current_dir(folder))
+    };
+    if get(&pinned).is_ok() {
+        return Ok(());
+    }
+    packages::apt(&["update", "-qq"])?;
+    if get(&pinned).is_ok() {
+        return Ok(());
+    }
+    println!("  version {RUSTC_VERSION} is no longer there; taking the newest");
+    let newest: Vec<String> = RUSTC_PACKAGES.iter().map(|name| (*name).to_owned()).collect();
+    get(&newest).map(drop).context("cannot download Debian's rustc for the BPF target")
+}
+
+/// Builds bpf-linker into `folder/linker`.
+fn build_linker(folder: &Path) -> Result<()> {
+    println!("  building bpf-linker {LINKER_VERSION}");
+    let llvm = folder.join("llvm");
+    fs::create_dir_all(llvm.join("lib"))?;
+    let link = llvm.join("lib/libLLVM.so");
+    if !link.exists() {
+        std::os::unix::fs::symlink(LLVM_LIBRARY, &link)?;
+    }
+    run(Command::new("cargo")
+        .args(["install", "--quiet", "bpf-linker", "--version", LINKER_VERSION, "--no-default-features"])
+        .args(["--features", LINKER_FEATURE, "--root"])
+        .arg(folder.join("linker"))
+        .env("LLVM_PREFIX", &llvm)
+        // The linker is not part of this workspace's build.
+        .env_remove("CARGO_TARGET_DIR"))
+}
