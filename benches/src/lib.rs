@@ -1,1 +1,1 @@
-
+//! What the benches and the demo share.
