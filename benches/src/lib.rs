@@ -1,1 +1,5 @@
 //! What the benches and the demo share.
+
+pub mod cpu;
+pub mod dnsperf;
+pub mod report;

@@ -1,0 +1,70 @@
+//! CPU time as the scheduler accounts it.
+//!
+//! `/proc/stat` is sampled by ticks and badly wrong for short bursts;
+//! `/proc/<pid>/task/*/schedstat` holds nanoseconds. With threaded NAPI the
+//! receive softirq, and the BPF program in it, runs in a kernel thread of its
+//! own, `napi/<interface>-<id>`, whose time can be read the same way.
+
+use std::{fs, io, ops::Sub, path::Path, time::Duration};
+
+/// CPU time that something has used since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CpuTime(pub Duration);
+
+impl CpuTime {
+    /// Of all threads of a process.
+    pub fn of_process(pid: u32) -> io::Result<Self> {
+        let mut total = Duration::ZERO;
+        for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+            // A thread may end between the listing and the reading.
+            total += run_time(&task?.path()).unwrap_or_default();
+        }
+        Ok(Self(total))
+    }
+
+    /// Of several processes together.
+    pub fn of_processes(pids: &[u32]) -> io::Result<Self> {
+        pids.iter().try_fold(Self::default(), |sum, &pid| Ok(Self(sum.0 + Self::of_process(pid)?.0)))
+    }
+}
+
+impl Sub for CpuTime {
+    type Output = Duration;
+
+    /// Time used between two readings.
+    fn sub(self, earlier: Self) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+/// First field of `schedstat`: nanoseconds on a CPU (Documentation/scheduler/sched-stats).
+fn run_time(task: &Path) -> io::Result<Duration> {
+    let text = fs::read_to_string(task.join("schedstat"))?;
+    let nanoseconds = text.split_whitespace().next().and_then(|field| field.parse().ok());
+    nanoseconds.map(Duration::from_nanos).ok_or_else(|| io::Error::other("unreadable schedstat"))
+}
+
+/// Process ids of the threaded NAPI kernel threads of an interface.
+///
+/// They are named `napi/<interface>-<id>`; a thread's name holds 15 bytes, so
+/// the interface's name has to be short. Attaching XDP can recreate them.
+pub fn napi_threads(interface: &str) -> io::Result<Vec<u32>> {
+    let wanted = format!("napi/{interface}-");
+    let mut found = Vec::new();
+    for process in fs::read_dir("/proc")? {
+        let process = process?;
+        let Some(pid) = process.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        if fs::read_to_string(process.path().join("comm")).is_ok_and(|name| name.starts_with(&wanted)) {
+            found.push(pid);
+        }
+    }
+    Ok(found)
+}
+
+/// Resident memory of a process in bytes (`VmRSS`).
+pub fn resident_memory(pid: u32) -> io::Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kibibytes = line.and_then(|text| text.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
+    kibibytes.map(|size| size * 1024).ok_or_else(|| io::Error::other("no VmRSS"))
+}

@@ -1,0 +1,133 @@
+//! Load by dnsperf.
+
+use std::{collections::HashMap, path::Path, process::Command, time::Duration};
+
+use anyhow::{Context, Result, bail};
+
+/// How hard to ask.
+#[derive(Clone, Debug)]
+pub struct Load<'a> {
+    /// Address to ask, port 53.
+    pub server: &'a str,
+    /// File of `name type` lines.
+    pub queries: &'a Path,
+    /// How long to go on.
+    pub duration: Duration,
+    /// Queries per second; `None`: as many as go.
+    pub rate: Option<u32>,
+    /// Whether to keep each query's latency, for percentiles: costs the
+    /// generator a line of output a query.
+    pub percentiles: bool,
+    /// Whether queries carry an OPT record.
+    pub edns: bool,
+}
+
+/// What dnsperf saw.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    /// Queries sent.
+    pub sent: u64,
+    /// Replies received in time.
+    pub completed: u64,
+    /// Replies per second.
+    pub rate: f64,
+    /// Mean latency.
+    pub mean: Duration,
+    /// Latencies of single queries, sorted; empty unless asked for.
+    pub latencies: Vec<Duration>,
+    /// Replies by RCODE.
+    pub rcodes: HashMap<String, u64>,
+}
+
+impl Seen {
+    /// Queries without a reply.
+    pub fn lost(&self) -> u64 {
+        self.sent.saturating_sub(self.completed)
+    }
+
+    /// The latency that `share` (0 to 1) of the queries stayed within.
+    pub fn percentile(&self, share: f64) -> Option<Duration> {
+        let last = self.latencies.len().checked_sub(1)?;
+        Some(self.latencies[(last as f64 * share).round() as usize])
+    }
+}
+
+impl Load<'_> {
+    /// Runs dnsperf; `launcher` is put before it (a namespace, a CPU to pin to).
+    pub fn run(&self, launcher: &[String]) -> Result<Seen> {
+        let mut words: Vec<String> = launcher.to_vec();
+        words.extend(["dnsperf", "-s", self.server, "-d"].map(str::to_owned));
+        words.push(self.queries.display().to_string());
+        words.extend(["-l", &self.duration.as_secs().max(1).to_string()].map(str::to_owned));
+        words.extend(["-c", "8", "-T", "1", "-q", "200", "-t", "2"].map(str::to_owned));
+        if let Some(rate) = self.rate {
+            words.extend(["-Q".to_owned(), rate.to_string()]);
+        }
+        if self.percentiles {
+            words.push("-v".to_owned());
+        }
+        if self.edns {
+            words.push("-e".to_owned());
+        }
+        let output = Command::new(&words[0]).args(&words[1..]).output().context("cannot run dnsperf")?;
+        if !output.status.success() {
+            bail!("dnsperf failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        parse(&String::from_utf8_lossy(&output.stdout))
+    }
+}
+
+/// Reads dnsperf's report and, with `-v`, its line for each query (`> NOERROR name type seconds`).
+fn parse(report: &str) -> Result<Seen> {
+    let mut seen = Seen::default();
+    for line in report.lines() {
+        if let Some(reply) = line.strip_prefix("> ") {
+            let seconds = reply.split_whitespace().nth(3).and_then(|field| field.parse().ok());
+            seen.latencies.extend(seconds.map(Duration::from_secs_f64));
+            continue;
+        }
+        let Some((key, value)) = line.trim().split_once(':') else { continue };
+        let first = value.split_whitespace().next().unwrap_or_default();
+        match key {
+            "Queries sent" => seen.sent = first.parse()?,
+            "Queries completed" => seen.completed = first.parse()?,
+            "Queries per second" => seen.rate = first.parse()?,
+            "Average Latency (s)" => seen.mean = Duration::from_secs_f64(first.parse()?),
+            "Response codes" => seen.rcodes = rcodes(value),
+            _ => {}
+        }
+    }
+    if seen.sent == 0 {
+        bail!("dnsperf sent nothing: {report}");
+    }
+    seen.latencies.sort_unstable();
+    Ok(seen)
+}
+
+/// Reads `NOERROR 123 (99.00%), NXDOMAIN 1 (1.00%)`.
+fn rcodes(text: &str) -> HashMap<String, u64> {
+    let entry = |part: &str| {
+        let mut words = part.split_whitespace();
+        Some((words.next()?.to_owned(), words.next()?.parse().ok()?))
+    };
+    text.split(',').filter_map(entry).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_is_read() {
+        let report = "> NOERROR a.example A 0.000100\n> NOERROR b.example A 0.000300\n\
+            Statistics:\n\n  Queries sent:         3\n  Queries completed:    2 (66.67%)\n  Queries lost:         1 (33.33%)\n\n\
+              Response codes:       NOERROR 1 (50.00%), NXDOMAIN 1 (50.00%)\n\
+              Queries per second:   1234.5\n\n  Average Latency (s):  0.000200 (min 0.000100, max 0.000300)\n";
+        let seen = parse(report).unwrap();
+        assert_eq!((seen.sent, seen.completed, seen.lost()), (3, 2, 1));
+        assert_eq!(seen.rate, 1234.5);
+        assert_eq!(seen.mean, Duration::from_micros(200));
+        assert_eq!(seen.percentile(1.0), Some(Duration::from_micros(300)));
+        assert_eq!(seen.rcodes["NXDOMAIN"], 1);
+    }
+}

@@ -1,0 +1,185 @@
+//! The report: what was measured, as figures that can be drawn, read and parsed.
+
+use serde::Serialize;
+
+mod html;
+mod markdown;
+mod plot;
+
+/// Everything that one run measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// What was run, on what, when.
+    pub facts: Vec<(String, String)>,
+    /// The figures, in the order in which a reader wants them.
+    pub figures: Vec<Figure>,
+    /// What did not come out as claimed, or could not be measured; empty at best.
+    pub shortfalls: Vec<String>,
+}
+
+/// One plot with its table.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figure {
+    /// Headline.
+    pub title: String,
+    /// What was done and how to read it.
+    pub about: String,
+    /// Unit of the values.
+    pub unit: String,
+    /// The data.
+    pub data: Data,
+}
+
+/// Data of a figure.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Data {
+    /// One value for each subject.
+    Bars(Vec<Bar>),
+    /// Values along an axis, drawn with a logarithmic x.
+    Lines {
+        /// What the axis means.
+        x: String,
+        /// One line for each subject.
+        series: Vec<Series>,
+    },
+}
+
+/// One bar.
+#[derive(Clone, Debug, Serialize)]
+pub struct Bar {
+    /// The subject.
+    pub label: String,
+    /// Its value.
+    pub value: Rounds,
+    /// Whether it is ours: drawn in another colour.
+    pub ours: bool,
+}
+
+/// One line.
+#[derive(Clone, Debug, Serialize)]
+pub struct Series {
+    /// The subject.
+    pub label: String,
+    /// Points from left to right.
+    pub points: Vec<(f64, Rounds)>,
+}
+
+/// A figure measured in several rounds.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Rounds(pub Vec<f64>);
+
+impl Rounds {
+    /// The middle value; of an even count the mean of the two in the middle; NaN of none.
+    pub fn median(&self) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        match sorted.len() {
+            0 => f64::NAN,
+            n if n % 2 == 1 => sorted[n / 2],
+            n => (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0,
+        }
+    }
+
+    /// Smallest and largest value.
+    pub fn spread(&self) -> (f64, f64) {
+        let fold = |pick: fn(f64, f64) -> f64, start| self.0.iter().copied().fold(start, pick);
+        (fold(f64::min, f64::INFINITY), fold(f64::max, f64::NEG_INFINITY))
+    }
+
+    /// This figure as a multiple of another one, round by round: what drifts with
+    /// the machine's speed drifts in both.
+    pub fn ratio_to(&self, other: &Self) -> Self {
+        Self(self.0.iter().zip(&other.0).map(|(own, theirs)| own / theirs).collect())
+    }
+}
+
+impl Report {
+    /// One page with all plots, nothing loaded from elsewhere.
+    pub fn to_html(&self) -> anyhow::Result<String> {
+        html::page(self)
+    }
+
+    /// The tables.
+    pub fn to_markdown(&self) -> String {
+        markdown::tables(self)
+    }
+
+    /// The plot of one figure as an SVG document.
+    pub fn plot(figure: &Figure) -> anyhow::Result<String> {
+        plot::draw(figure)
+    }
+}
+
+/// A number with three significant digits, thousands separated.
+pub(crate) fn number(value: f64) -> String {
+    if !value.is_finite() {
+        return "–".to_owned();
+    }
+    let decimals = match value.abs() {
+        v if v >= 100.0 => 0,
+        v if v >= 10.0 => 1,
+        _ => 2,
+    };
+    let text = format!("{value:.decimals$}");
+    let (whole, fraction) = text.split_once('.').map_or((text.as_str(), None), |(w, f)| (w, Some(f)));
+    let digits = whole.trim_start_matches('-');
+    let mut grouped = String::new();
+    for (position, digit) in digits.chars().enumerate() {
+        if position > 0 && (digits.len() - position).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    let sign = if whole.starts_with('-') { "-" } else { "" };
+    fraction.map_or_else(|| format!("{sign}{grouped}"), |fraction| format!("{sign}{grouped}.{fraction}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_and_ratios() {
+        let a = Rounds(vec![3.0, 1.0, 2.0]);
+        assert_eq!(a.median(), 2.0);
+        assert_eq!(a.spread(), (1.0, 3.0));
+        assert_eq!(a.ratio_to(&Rounds(vec![1.0, 1.0, 4.0])).0, [3.0, 1.0, 0.5]);
+        assert!(Rounds::default().median().is_nan());
+    }
+
+    #[test]
+    fn numbers_are_readable() {
+        assert_eq!(number(1234567.8), "1,234,568");
+        assert_eq!(number(12.345), "12.3");
+        assert_eq!(number(0.5), "0.50");
+        assert_eq!(number(-1500.0), "-1,500");
+        assert_eq!(number(f64::NAN), "–");
+    }
+
+    #[test]
+    fn a_report_is_drawn_and_written() {
+        let figure =
+            |data| Figure { title: "Cost <1>".into(), about: "About.".into(), unit: "µs".into(), data };
+        let bars = Data::Bars(vec![
+            Bar { label: "ours".into(), value: Rounds(vec![1.0, 2.0]), ours: true },
+            Bar { label: "peer".into(), value: Rounds(vec![4.0]), ours: false },
+        ]);
+        let points = vec![(100.0, Rounds(vec![1.0])), (1000.0, Rounds(vec![2.0]))];
+        let lines =
+            Data::Lines { x: "instances".into(), series: vec![Series { label: "ours".into(), points }] };
+        let report = Report {
+            facts: vec![("machine".into(), "this".into())],
+            figures: vec![figure(bars), figure(lines)],
+            shortfalls: vec!["none & nothing".into()],
+        };
+        let page = report.to_html().unwrap();
+        assert_eq!(page.matches("<svg").count(), 2);
+        assert!(page.contains("Cost &lt;1&gt;") && page.contains("none &amp; nothing"));
+        assert!(
+            !page.contains("http://")
+                || page.matches("http://").count() == page.matches("http://www.w3.org").count()
+        );
+        assert!(report.to_markdown().contains("| ours | 1.50 | 1.00–2.00 |"));
+    }
+}
