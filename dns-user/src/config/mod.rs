@@ -1,11 +1,19 @@
 //! The configuration: the reference's `config.json`, parsed into types that
 //! cannot be wrong, plus our own object `"xdp"`.
+//!
+//! Pure but for [`Config::load`], [`addresses`] and [`glob`], which read files.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    path::PathBuf,
-    time::Duration,
-};
+pub mod addresses;
+pub mod duration;
+pub mod glob;
+mod json;
+mod parse;
+mod reader;
+pub mod recursor;
+
+pub use self::parse::Loaded;
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 /// All of `config.json`, with every default filled in.
 #[derive(Clone, Debug)]
@@ -29,7 +37,7 @@ pub struct Config {
     /// Names answered with 127.0.0.1 and ::1.
     pub upcheck_domains: Vec<crate::name::Name>,
     /// `internal_upcheck_domain`: a name that has to resolve before the server counts as up.
-    pub internal_upcheck: Option<String>,
+    pub internal_upcheck: Option<crate::name::Name>,
     /// Folder of the jobs, for `/local-groups`; `None`: that part is off.
     pub jobs_dir: Option<PathBuf>,
     /// Log levels and format.
@@ -42,6 +50,8 @@ pub struct Config {
     pub metrics: MetricsConfig,
     /// Whether forwarded answers are cached (`cache.enabled`).
     pub cache: CacheConfig,
+    /// `configure_systemd_resolved`: accepted; the set-up of the host is not ours.
+    pub configure_systemd_resolved: bool,
     /// Our own settings.
     pub xdp: XdpConfig,
 }
@@ -226,6 +236,3 @@ pub struct ConfigError {
     /// What is wrong where, and what is allowed.
     pub problem: String,
 }
-
-/// Address of a wildcard or single IP that the server listens on.
-pub type ListenAddress = (IpAddr, u16);

@@ -1,0 +1,51 @@
+//! Addresses of recursors as they are written in configurations and handler files.
+
+use std::net::IpAddr;
+
+/// Adds port 53 where there is none: `10.0.0.2`, `::1`, `10.0.0.2:5353`,
+/// `[::1]:5353`, `name:53`.
+///
+/// A host without a port has to be an IP address, and brackets ask for a port
+/// (observed: `[::1]` alone is refused). The error says what is allowed.
+pub fn with_port(text: &str) -> Result<String, String> {
+    let refused =
+        || format!("{text:?} is no recursor; allowed are an IP address, IP:port, [IPv6]:port, host:port");
+    if let Ok(address) = text.parse::<IpAddr>() {
+        return Ok(match address {
+            IpAddr::V4(address) => format!("{address}:53"),
+            IpAddr::V6(_) => format!("[{text}]:53"),
+        });
+    }
+    let (host, port) = text.rsplit_once(':').ok_or_else(refused)?;
+    let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let host_is_sound = match bracketed {
+        Some(host) => host.parse::<IpAddr>().is_ok_and(|address| address.is_ipv6()),
+        None => !host.is_empty() && !host.contains([':', '[', ']', '/', ' ']),
+    };
+    if !host_is_sound || port.parse::<u16>().map_or(true, |port| port == 0) {
+        return Err(refused());
+    }
+    Ok(text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_added_where_they_lack() {
+        for (text, expected) in [
+            ("127.0.0.1", "127.0.0.1:53"),
+            ("127.0.0.1:5353", "127.0.0.1:5353"),
+            ("::1", "[::1]:53"),
+            ("[::1]:53", "[::1]:53"),
+            ("localhost:53", "localhost:53"),
+        ] {
+            assert_eq!(with_port(text).as_deref(), Ok(expected));
+        }
+        for text in ["", "1.2.3", "localhost", "not-an-ip", "[::1]", "[x]:53", ":53", "a:b:53", "a:0", "a:x"]
+        {
+            assert!(with_port(text).is_err(), "{text}");
+        }
+    }
+}
