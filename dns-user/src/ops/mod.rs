@@ -1,1 +1,7 @@
 //! What an operator touches: API, metrics, logs, status.
+//!
+//! * [`logs`]: one line per event, levels by tag, changeable at run time.
+//! * [`metrics`]: every name in one place, one registry, one exposition.
+
+pub mod logs;
+pub mod metrics;

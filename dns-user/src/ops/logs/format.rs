@@ -1,0 +1,221 @@
+//! How an event becomes one line.
+
+use std::fmt::{self, Write as _};
+
+use serde_json::{Map, Value};
+use time::{OffsetDateTime, macros::format_description};
+use tracing::{
+    Event, Subscriber,
+    field::{Field, Visit},
+};
+use tracing_subscriber::{
+    fmt::{FmtContext, FormatEvent, FormatFields, format::Writer},
+    registry::LookupSpan,
+};
+
+use super::{LogFormat, tags};
+
+/// Writes events as text or JSON, always one line each.
+pub(super) struct Lines {
+    /// Which of the two.
+    pub(super) format: LogFormat,
+}
+
+impl<S, N> FormatEvent<S, N> for Lines
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, _: &FmtContext<'_, S, N>, out: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let metadata = event.metadata();
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        let line = Line {
+            time: &now(),
+            level: metadata.level().as_str(),
+            tag: tags::of_target(metadata.target()),
+            fields,
+        };
+        match self.format {
+            LogFormat::Text => line.text(out),
+            LogFormat::Json => line.json(out),
+        }
+    }
+}
+
+/// Everything in a line.
+struct Line<'a> {
+    /// RFC 3339, UTC, microseconds.
+    time: &'a str,
+    /// `INFO`...
+    level: &'a str,
+    /// See [`tags`].
+    tag: &'a str,
+    /// Message and fields.
+    fields: Fields,
+}
+
+impl Line<'_> {
+    /// `time LEVEL [tag] message key=value`.
+    fn text(self, mut out: Writer<'_>) -> fmt::Result {
+        let Self { time, level, tag, fields: Fields { message, others } } = self;
+        write!(out, "{time} {level:<5} [{tag}] {}", OneLine(&message))?;
+        for (key, value) in &others {
+            match value {
+                Value::String(text) if is_bare(text) => write!(out, " {key}={text}")?,
+                other => write!(out, " {key}={other}")?,
+            }
+        }
+        out.write_char('\n')
+    }
+
+    /// One flat object. Fields named like one of ours get an underscore.
+    fn json(self, mut out: Writer<'_>) -> fmt::Result {
+        let Self { time, level, tag, fields: Fields { message, others } } = self;
+        let mut object = Map::new();
+        for (key, value) in [("time", time), ("level", level), ("tag", tag), ("message", &message)] {
+            object.insert(key.to_owned(), Value::String(value.to_owned()));
+        }
+        for (key, value) in others {
+            let key = if object.contains_key(key) { format!("{key}_") } else { key.to_owned() };
+            object.insert(key, value);
+        }
+        writeln!(out, "{}", Value::Object(object))
+    }
+}
+
+/// What an event carries.
+#[derive(Default)]
+struct Fields {
+    /// The message.
+    message: String,
+    /// The other fields, in the order of the code.
+    others: Vec<(&'static str, Value)>,
+}
+
+impl Fields {
+    /// Takes a field.
+    fn push(&mut self, field: &Field, value: Value) {
+        match (field.name(), value) {
+            ("message", Value::String(text)) => self.message = text,
+            ("message", other) => self.message = other.to_string(),
+            (name, value) => self.others.push((name.trim_start_matches("r#"), value)),
+        }
+    }
+}
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.push(field, Value::String(format!("{value:?}")));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.push(field, value.into());
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.push(field, value.into());
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.push(field, value.into());
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.push(field, value.into());
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.push(field, value.into());
+    }
+
+    fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
+        let mut text = value.to_string();
+        let mut source = value.source();
+        while let Some(cause) = source {
+            // Writing to a string cannot fail.
+            let _ = write!(text, ": {cause}");
+            source = cause.source();
+        }
+        self.push(field, text.into());
+    }
+}
+
+/// Shows a text with control characters escaped, so that nothing that came
+/// from the network can begin a line of its own.
+struct OneLine<'a>(&'a str);
+
+impl fmt::Display for OneLine<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for character in self.0.chars() {
+            if character.is_control() {
+                write!(f, "{}", character.escape_default())?;
+            } else {
+                f.write_char(character)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a value can stand without quotes.
+fn is_bare(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| !c.is_whitespace() && !c.is_control() && !"\"=\\".contains(c))
+}
+
+/// The time of the line.
+fn now() -> String {
+    let format = format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
+    // The format asks for nothing that a UTC time lacks; a line without a time is still a line.
+    OffsetDateTime::now_utc().format(&format).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fields with a message that tries to forge a line.
+    fn fields() -> Fields {
+        Fields {
+            message: "hello\n2026 ERROR forged".into(),
+            others: vec![("name", "a.b.".into()), ("level", "x y".into()), ("count", 3.into())],
+        }
+    }
+
+    /// The line as `format` makes it.
+    fn line(format: LogFormat) -> String {
+        let mut text = String::new();
+        let line = Line { time: "T", level: "INFO", tag: "main", fields: fields() };
+        match format {
+            LogFormat::Text => line.text(Writer::new(&mut text)).unwrap(),
+            LogFormat::Json => line.json(Writer::new(&mut text)).unwrap(),
+        }
+        text
+    }
+
+    #[test]
+    fn text_is_one_line() {
+        assert_eq!(
+            line(LogFormat::Text),
+            "T INFO  [main] hello\\n2026 ERROR forged name=a.b. level=\"x y\" count=3\n"
+        );
+    }
+
+    #[test]
+    fn json_is_one_flat_object() {
+        let text = line(LogFormat::Json);
+        assert_eq!(text.matches('\n').count(), 1);
+        let object: Map<String, Value> = serde_json::from_str(&text).unwrap();
+        assert_eq!(object["level"], "INFO");
+        assert_eq!(object["level_"], "x y");
+        assert_eq!(object["count"], 3);
+        assert_eq!(object["message"], "hello\n2026 ERROR forged");
+    }
+
+    #[test]
+    fn times_are_rfc_3339() {
+        let now = now();
+        let parsed = OffsetDateTime::parse(&now, &time::format_description::well_known::Rfc3339);
+        assert!(parsed.is_ok(), "{now}");
+    }
+}

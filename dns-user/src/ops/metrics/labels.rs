@@ -1,0 +1,81 @@
+//! Label values, the same in every family.
+
+use std::borrow::Cow;
+
+/// Label `type` of CoreDNS: the usual types by name, everything else `other`,
+/// so that a client cannot make series without end.
+pub fn type_label(query_type: u16) -> &'static str {
+    match query_type {
+        1 => "A",
+        2 => "NS",
+        5 => "CNAME",
+        6 => "SOA",
+        12 => "PTR",
+        15 => "MX",
+        16 => "TXT",
+        28 => "AAAA",
+        33 => "SRV",
+        43 => "DS",
+        46 => "RRSIG",
+        47 => "NSEC",
+        48 => "DNSKEY",
+        50 => "NSEC3",
+        64 => "SVCB",
+        65 => "HTTPS",
+        251 => "IXFR",
+        252 => "AXFR",
+        255 => "ANY",
+        _ => "other",
+    }
+}
+
+/// Label `rcode`: the name from the IANA registry, the number where there is none.
+pub fn rcode_label(rcode: u8) -> Cow<'static, str> {
+    Cow::Borrowed(match rcode {
+        0 => "NOERROR",
+        1 => "FORMERR",
+        2 => "SERVFAIL",
+        3 => "NXDOMAIN",
+        4 => "NOTIMP",
+        5 => "REFUSED",
+        6 => "YXDOMAIN",
+        7 => "YXRRSET",
+        8 => "NXRRSET",
+        9 => "NOTAUTH",
+        10 => "NOTZONE",
+        16 => "BADVERS",
+        other => return Cow::Owned(other.to_string()),
+    })
+}
+
+/// Label `family` of CoreDNS: `1` for IPv4, `2` for IPv6.
+pub fn family_label(address: std::net::IpAddr) -> &'static str {
+    if address.to_canonical().is_ipv4() { "1" } else { "2" }
+}
+
+/// Label `server` of CoreDNS: `dns://169.254.0.2:53`.
+pub fn server_label(listen: std::net::SocketAddr) -> String {
+    format!("dns://{listen}")
+}
+
+/// Label `zone` of CoreDNS; the reference has one zone for everything (observed).
+pub const ZONE: &str = ".";
+
+/// Label `view` of CoreDNS, unused by the reference.
+pub const VIEW: &str = "";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_those_of_coredns() {
+        assert_eq!(type_label(28), "AAAA");
+        assert_eq!(type_label(9999), "other");
+        assert_eq!(rcode_label(3), "NXDOMAIN");
+        assert_eq!(rcode_label(11), "11");
+        assert_eq!(family_label("::ffff:10.0.0.1".parse().unwrap()), "1");
+        assert_eq!(family_label("fd00::1".parse().unwrap()), "2");
+        assert_eq!(server_label("[::1]:53".parse().unwrap()), "dns://[::1]:53");
+    }
+}
