@@ -1,1 +1,10 @@
-//! What the whole-system tests share.
+//! What the whole-system tests, the demo and the benches share: network
+//! namespaces, the server as a process, DNS clients, and where the recorded
+//! cases are.
+
+pub mod client;
+pub mod namespace;
+pub mod process;
+pub mod requirements;
+pub mod server;
+pub mod shared;

@@ -1,0 +1,73 @@
+//! A DNS client: real sockets, messages by hickory.
+
+use std::{
+    io::{self, Read, Write},
+    net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use hickory_proto::{
+    op::{Edns, Message, MessageType, OpCode, Query},
+    rr::{Name, RData, RecordType},
+};
+
+/// Longest wait for a reply.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A plain query with RD set and, with `edns`, an OPT of that size.
+pub fn query(name: &str, record_type: RecordType, edns: Option<u16>) -> Result<Message> {
+    let mut message = Message::new(fastrand::u16(..), MessageType::Query, OpCode::Query);
+    message.metadata.recursion_desired = true;
+    message.add_query(Query::query(Name::from_ascii(name)?, record_type));
+    if let Some(size) = edns {
+        let mut options = Edns::new();
+        options.set_max_payload(size);
+        message.set_edns(options);
+    }
+    Ok(message)
+}
+
+/// Asks by UDP from a fresh port.
+pub fn ask(server: SocketAddr, message: &Message) -> Result<Message> {
+    let bytes = ask_raw(server, &message.to_vec()?, PATIENCE)?;
+    Message::from_vec(&bytes).context("the reply cannot be read")
+}
+
+/// Asks by UDP with raw bytes; returns the reply's bytes.
+pub fn ask_raw(server: SocketAddr, message: &[u8], patience: Duration) -> io::Result<Vec<u8>> {
+    let any: SocketAddr = if server.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
+    let socket = UdpSocket::bind(any)?;
+    socket.connect(server)?;
+    socket.set_read_timeout(Some(patience))?;
+    socket.send(message)?;
+    let mut buffer = vec![0; 65_535];
+    let length = socket.recv(&mut buffer)?;
+    buffer.truncate(length);
+    Ok(buffer)
+}
+
+/// Asks by TCP on a fresh connection.
+pub fn ask_tcp(server: SocketAddr, message: &Message) -> Result<Message> {
+    let mut stream = TcpStream::connect_timeout(&server, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let bytes = message.to_vec()?;
+    stream.write_all(&[&u16::try_from(bytes.len())?.to_be_bytes()[..], &bytes].concat())?;
+    let mut length = [0; 2];
+    stream.read_exact(&mut length)?;
+    let mut reply = vec![0; usize::from(u16::from_be_bytes(length))];
+    stream.read_exact(&mut reply)?;
+    Message::from_vec(&reply).context("the reply cannot be read")
+}
+
+/// The addresses among a reply's answers, sorted.
+pub fn addresses(reply: &Message) -> Vec<IpAddr> {
+    let address = |data: &RData| match data {
+        RData::A(address) => Some(IpAddr::V4(address.0)),
+        RData::AAAA(address) => Some(IpAddr::V6(address.0)),
+        _ => None,
+    };
+    let mut found: Vec<IpAddr> = reply.answers.iter().filter_map(|record| address(&record.data)).collect();
+    found.sort();
+    found
+}

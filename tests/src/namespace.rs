@@ -1,0 +1,165 @@
+//! Network namespaces that clean up after themselves.
+
+use std::{
+    fs::File,
+    io,
+    os::{fd::AsFd, unix::process::CommandExt},
+    process::Command,
+    sync::{
+        Once,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread,
+};
+
+use anyhow::{Context, Result};
+use nix::sched::{CloneFlags, setns};
+
+use crate::process::run;
+
+/// Start of every name, so that whatever an interrupted run left can be found.
+const PREFIX: &str = "bdx-";
+
+/// A network namespace with `lo` up, removed when dropped.
+#[derive(Debug)]
+pub struct Namespace {
+    /// Name for `ip netns`.
+    name: String,
+}
+
+impl Namespace {
+    /// Makes a namespace; its name holds this process's id and `label`.
+    pub fn new(label: &str) -> Result<Self> {
+        static SWEEP: Once = Once::new();
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        SWEEP.call_once(sweep);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{PREFIX}{}-{number}-{label}", std::process::id());
+        run(Command::new("ip").args(["netns", "add", &name]))?;
+        let namespace = Self { name };
+        namespace.ip(&["link", "set", "lo", "up"])?;
+        Ok(namespace)
+    }
+
+    /// Its name for `ip netns`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Runs `ip` inside.
+    pub fn ip(&self, arguments: &[&str]) -> Result<()> {
+        run(Command::new("ip").args(["-n", &self.name]).args(arguments))
+    }
+
+    /// A command that will run inside. Only its network is another one: `/sys/fs/bpf`
+    /// stays in sight, which `ip netns exec` would hide.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Result<Command> {
+        let handle = self.open()?;
+        let mut command = Command::new(program);
+        // SAFETY: setns is a plain system call, allowed between fork and exec.
+        unsafe {
+            command.pre_exec(move || Ok(setns(handle.as_fd(), CloneFlags::CLONE_NEWNET)?));
+        }
+        Ok(command)
+    }
+
+    /// Runs `ip netns exec`, where `/sys` shows the interfaces of this namespace.
+    pub fn with_own_sysfs(&self, program: &str) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.name, program]);
+        command
+    }
+
+    /// Calls `inside` on a thread that is in the namespace, and so are the
+    /// sockets and threads that it makes.
+    pub fn run<T: Send>(&self, inside: impl FnOnce() -> T + Send) -> Result<T> {
+        let handle = self.open()?;
+        let entered = || -> Result<T> {
+            setns(handle.as_fd(), CloneFlags::CLONE_NEWNET).context("cannot enter the namespace")?;
+            Ok(inside())
+        };
+        thread::scope(|scope| match scope.spawn(entered).join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        })
+    }
+
+    /// Index of an interface inside.
+    pub fn interface_index(&self, interface: &str) -> Result<u32> {
+        let index = self.run(|| nix::net::if_::if_nametoindex(interface))?;
+        index.with_context(|| format!("no interface {interface} in {}", self.name))
+    }
+
+    /// The namespace as a file.
+    fn open(&self) -> Result<File> {
+        let path = format!("/run/netns/{}", self.name);
+        File::open(&path).context(path)
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        if let Err(error) = run(Command::new("ip").args(["netns", "del", &self.name])) {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
+/// One end of a veth pair.
+#[derive(Clone, Copy, Debug)]
+pub struct End<'a> {
+    /// Where it lives.
+    pub namespace: &'a Namespace,
+    /// Its name there; at most 8 bytes if its NAPI thread is to be found by name.
+    pub interface: &'a str,
+    /// Addresses with prefix length, such as `169.254.0.2/24`.
+    pub addresses: &'a [&'a str],
+}
+
+/// Joins two namespaces by a veth pair, both ends up.
+pub fn join(one: End<'_>, other: End<'_>) -> Result<()> {
+    run(Command::new("ip").args(["-n", &one.namespace.name, "link", "add", one.interface]).args([
+        "type",
+        "veth",
+        "peer",
+        "name",
+        other.interface,
+        "netns",
+        &other.namespace.name,
+    ]))?;
+    for end in [one, other] {
+        for address in end.addresses {
+            // Without duplicate address detection an IPv6 address is usable at once.
+            let mut words = vec!["addr", "add", address, "dev", end.interface];
+            if address.contains(':') {
+                words.push("nodad");
+            }
+            end.namespace.ip(&words)?;
+        }
+        end.namespace.ip(&["link", "set", end.interface, "up"])?;
+    }
+    Ok(())
+}
+
+/// Removes namespaces whose makers are gone: what killed runs left behind.
+fn sweep() {
+    let Ok(entries) = std::fs::read_dir("/run/netns") else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let maker = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<i32>().ok());
+        let Some(maker) = maker else { continue };
+        let gone = nix::sys::signal::kill(nix::unistd::Pid::from_raw(maker), None) == Err(nix::Error::ESRCH);
+        if gone && let Err(error) = run(Command::new("ip").args(["netns", "del", &name])) {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
+/// Whether namespaces can be made here: root, and a kernel that has them.
+pub fn available() -> io::Result<()> {
+    if nix::unistd::geteuid().is_root() {
+        Ok(())
+    } else {
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, "not root"))
+    }
+}

@@ -1,0 +1,176 @@
+//! The server as a process.
+
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use hickory_proto::rr::RecordType;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{
+    client,
+    namespace::Namespace,
+    process::{Kept, wait_until},
+};
+
+/// Name that every server here answers about itself.
+const UPCHECK: &str = "upcheck.bosh-dns.";
+
+/// A running server with a folder of its own.
+#[derive(Debug)]
+pub struct Server {
+    /// Ended first when dropped.
+    process: Kept,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Its files.
+    pub folder: TempDir,
+    /// Where it runs.
+    in_namespace: Option<String>,
+}
+
+/// The server's program: the release build if it is there and newer, else the debug build.
+pub fn program() -> Result<PathBuf> {
+    if let Some(named) = std::env::var_os("BOSH_DNS_XDP") {
+        return Ok(named.into());
+    }
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
+    let candidates = ["release", "debug"].map(|profile| target.join(profile).join("bosh-dns-xdp"));
+    let newest =
+        candidates.into_iter().filter_map(|path| Some((fs::metadata(&path).ok()?.modified().ok()?, path)));
+    let newest = newest.max().context("the server is not built: run `cargo xtask build`")?;
+    Ok(newest.1)
+}
+
+/// A configuration as the reference's job would write it, everything optional off,
+/// its files in `folder`.
+pub fn config(folder: &Path, address: SocketAddr) -> Value {
+    json!({
+        "address": address.ip(),
+        "port": address.port(),
+        "log_level": "INFO",
+        "recursor_timeout": "400ms",
+        "request_timeout": "5s",
+        "recursor_selection": "serial",
+        "records_file": folder.join("records.json"),
+        "alias_files_glob": folder.join("aliases/*.json"),
+        "handlers_files_glob": folder.join("handlers/*.json"),
+        "addresses_files_glob": folder.join("addresses/*.json"),
+        "upcheck_domains": [UPCHECK],
+        "jobs_dir": folder.join("jobs"),
+        "disable_recursors": true,
+        "health": {"enabled": false},
+        "metrics": {"enabled": false},
+        "cache": {"enabled": false},
+    })
+}
+
+/// Lays the members of `extra` over `base`, object by object.
+pub fn merge(base: &mut Value, extra: &Value) {
+    match (base, extra) {
+        (Value::Object(base), Value::Object(extra)) => {
+            for (key, value) in extra {
+                merge(base.entry(key.clone()).or_insert(Value::Null), value);
+            }
+        }
+        (base, extra) => *base = extra.clone(),
+    }
+}
+
+/// Makes a server's folder with records and, if given, an alias file.
+pub fn folder(records: &[u8], aliases: Option<&[u8]>) -> Result<TempDir> {
+    let folder = TempDir::with_prefix("bdx-")?;
+    for below in ["aliases", "handlers", "addresses", "jobs"] {
+        fs::create_dir(folder.path().join(below))?;
+    }
+    fs::write(folder.path().join("records.json"), records)?;
+    if let Some(aliases) = aliases {
+        fs::write(folder.path().join("aliases/aliases.json"), aliases)?;
+    }
+    Ok(folder)
+}
+
+impl Server {
+    /// Starts a server on `address` with the files of `folder` and waits until it answers.
+    ///
+    /// `extra` is laid over [`config`]; without `namespace` it runs in the test's own.
+    pub fn start(
+        namespace: Option<&Namespace>,
+        folder: TempDir,
+        address: SocketAddr,
+        extra: &Value,
+    ) -> Result<Self> {
+        let mut config = config(folder.path(), address);
+        merge(&mut config, extra);
+        let config_file = folder.path().join("config.json");
+        fs::write(&config_file, serde_json::to_vec_pretty(&config)?)?;
+        let process = spawn(namespace, folder.path())?;
+        let in_namespace = namespace.map(|namespace| namespace.name().to_owned());
+        let mut server = Self { process, address, folder, in_namespace };
+        server.wait_until_ready(namespace)?;
+        Ok(server)
+    }
+
+    /// Starts the program again on the same folder, after it has ended.
+    pub fn restart(&mut self, namespace: Option<&Namespace>) -> Result<()> {
+        self.process = spawn(namespace, self.folder.path())?;
+        self.wait_until_ready(namespace)
+    }
+
+    /// The process, for signals.
+    pub fn process(&mut self) -> &mut Kept {
+        &mut self.process
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// What it has logged so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    /// Name of the namespace it runs in, if it is not the test's own.
+    pub fn in_namespace(&self) -> Option<&str> {
+        self.in_namespace.as_deref()
+    }
+
+    /// Waits until the up-check is answered; shows the log if the server ends instead.
+    fn wait_until_ready(&mut self, namespace: Option<&Namespace>) -> Result<()> {
+        let message = client::query(UPCHECK, RecordType::A, None)?.to_vec()?;
+        let address = match self.address {
+            SocketAddr::V4(v4) if v4.ip().is_unspecified() => ([127, 0, 0, 1], v4.port()).into(),
+            other => other,
+        };
+        let answered = || client::ask_raw(address, &message, Duration::from_millis(200)).is_ok();
+        let mut ended = None;
+        let waited = wait_until("the server's first answer", Duration::from_secs(15), || {
+            ended = self.process.ended().ok().flatten();
+            ended.is_some() || namespace.map_or_else(answered, |inside| inside.run(answered).unwrap_or(false))
+        });
+        match (waited, ended) {
+            (_, Some(status)) => bail!("the server ended ({status}):\n{}", self.log()),
+            (Err(error), None) => Err(error.context(self.log())),
+            (Ok(()), None) => Ok(()),
+        }
+    }
+}
+
+/// Runs the program in `namespace` on the configuration in `folder`, its output appended to `folder/log`.
+fn spawn(namespace: Option<&Namespace>, folder: &Path) -> Result<Kept> {
+    let log = fs::OpenOptions::new().create(true).append(true).open(folder.join("log"))?;
+    let mut command = match namespace {
+        Some(namespace) => namespace.command(program()?)?,
+        None => Command::new(program()?),
+    };
+    command.arg("--config").arg(folder.join("config.json"));
+    Kept::spawn(command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log))
+}
