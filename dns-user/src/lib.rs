@@ -17,5 +17,6 @@ pub mod name;
 pub mod ops;
 pub mod resolve;
 pub mod server;
+pub mod tls;
 pub mod upstream;
 pub mod wire;

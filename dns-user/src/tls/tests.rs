@@ -1,0 +1,169 @@
+//! Rotation step by step, with certificates made on the spot.
+
+use std::fs;
+
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+
+use super::*;
+
+/// A CA that issues certificates.
+struct Authority {
+    /// What signs.
+    issuer: Issuer<'static, KeyPair>,
+    /// Its own certificate, PEM.
+    pem: String,
+}
+
+impl Authority {
+    /// A new CA.
+    fn new(name: &str) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self { issuer: Issuer::new(params, key), pem }
+    }
+
+    /// Certificate and key, PEM, issued to the common name alone.
+    fn issue(&self, common_name: &str) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, common_name);
+        (params.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
+    }
+}
+
+/// Files of one set in a folder of their own.
+fn files(folder: &Path, (certificate, key): &(String, String), ca: &str) -> TlsFiles {
+    let files = TlsFiles {
+        certificate: folder.join("certificate.pem"),
+        private_key: folder.join("key.pem"),
+        ca: folder.join("ca.pem"),
+    };
+    fs::write(&files.certificate, certificate).unwrap();
+    fs::write(&files.private_key, key).unwrap();
+    fs::write(&files.ca, ca).unwrap();
+    files
+}
+
+/// A handshake in memory; both ends' errors in one text.
+fn handshake(client: Arc<ClientConfig>, server: Arc<ServerConfig>) -> Result<(), String> {
+    let name = rustls_pki_types::ServerName::try_from("health.bosh-dns").unwrap();
+    let mut client = rustls::ClientConnection::new(client, name).map_err(|e| e.to_string())?;
+    let mut server = rustls::ServerConnection::new(server).map_err(|e| e.to_string())?;
+    for _ in 0..10 {
+        let mut wire = Vec::new();
+        while client.wants_write() {
+            client.write_tls(&mut wire).unwrap();
+        }
+        let mut bytes = &wire[..];
+        while !bytes.is_empty() {
+            server.read_tls(&mut bytes).unwrap();
+            server.process_new_packets().map_err(|e| format!("server: {e}"))?;
+        }
+        let mut wire = Vec::new();
+        while server.wants_write() {
+            server.write_tls(&mut wire).unwrap();
+        }
+        let mut bytes = &wire[..];
+        while !bytes.is_empty() {
+            client.read_tls(&mut bytes).unwrap();
+            client.process_new_packets().map_err(|e| format!("client: {e}"))?;
+        }
+    }
+    if client.is_handshaking() || server.is_handshaking() { Err("not done".to_owned()) } else { Ok(()) }
+}
+
+#[test]
+fn a_common_name_without_alternative_names_is_enough_and_another_is_refused() {
+    let ca = Authority::new("ca");
+    let folder = tempfile::tempdir().unwrap();
+    let right = RotatingTls::load(
+        "t",
+        "health.bosh-dns",
+        &files(folder.path(), &ca.issue("health.bosh-dns"), &ca.pem),
+    );
+    let right = right.unwrap();
+    handshake(right.client_config(), right.server_config()).unwrap();
+
+    let folder = tempfile::tempdir().unwrap();
+    let wrong = files(folder.path(), &ca.issue("somebody.else"), &ca.pem);
+    let wrong = RotatingTls::load("t", "health.bosh-dns", &wrong).unwrap();
+    let refused = handshake(right.client_config(), wrong.server_config()).unwrap_err();
+    assert!(refused.contains("client: "), "{refused}");
+    assert_eq!(wrong.current().certificate.common_name.as_deref(), Some("somebody.else"));
+}
+
+#[test]
+fn a_key_that_does_not_match_yet_is_never_used() {
+    let ca = Authority::new("ca");
+    let folder = tempfile::tempdir().unwrap();
+    let (old, new) = (ca.issue("health.bosh-dns"), ca.issue("health.bosh-dns"));
+    let files = files(folder.path(), &old, &ca.pem);
+    let tls = RotatingTls::load("t", "health.bosh-dns", &files).unwrap();
+    assert!(!tls.poll());
+
+    fs::write(&files.certificate, &new.0).unwrap();
+    assert!(!tls.poll());
+    assert_eq!(tls.current().generation, 1);
+    assert!(tls.last_error().unwrap().contains("is not the key of"), "{:?}", tls.last_error());
+    handshake(tls.client_config(), tls.server_config()).unwrap();
+
+    fs::write(&files.private_key, &new.1).unwrap();
+    assert!(tls.poll());
+    assert_eq!(tls.current().generation, 2);
+    assert_eq!(tls.last_error(), None);
+    handshake(tls.client_config(), tls.server_config()).unwrap();
+}
+
+#[test]
+fn a_missing_or_broken_file_keeps_the_last_good_set() {
+    let ca = Authority::new("ca");
+    let folder = tempfile::tempdir().unwrap();
+    let files = files(folder.path(), &ca.issue("health.bosh-dns"), &ca.pem);
+    let tls = RotatingTls::load("t", "health.bosh-dns", &files).unwrap();
+    for content in ["", "no PEM at all", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
+        fs::write(&files.ca, content).unwrap();
+        assert!(!tls.poll());
+        assert!(tls.last_error().is_some(), "{content:?}");
+    }
+    fs::remove_file(&files.ca).unwrap();
+    assert!(!tls.poll());
+    fs::write(&files.ca, &ca.pem).unwrap();
+    assert!(tls.poll());
+    assert!(RotatingTls::load("t", "n", &TlsFiles { ca: folder.path().join("none"), ..files }).is_err());
+}
+
+#[test]
+fn three_steps_from_one_ca_to_another_with_no_step_at_once_everywhere() {
+    let (old_ca, new_ca) = (Authority::new("ca"), Authority::new("ca"));
+    let both = format!("{}{}", old_ca.pem, new_ca.pem);
+    let (old, new) = (old_ca.issue("health.bosh-dns"), new_ca.issue("health.bosh-dns"));
+    let steps = [(&old, &old_ca.pem), (&old, &both), (&new, &both), (&new, &new_ca.pem)];
+    let load = |(pair, ca): (&(String, String), &String)| {
+        let folder = tempfile::tempdir().unwrap();
+        RotatingTls::load("t", "health.bosh-dns", &files(folder.path(), pair, ca)).unwrap()
+    };
+    let ends: Vec<_> = steps.into_iter().map(load).collect();
+    // Any two machines are at most one step apart.
+    for pair in ends.windows(2) {
+        handshake(pair[0].client_config(), pair[1].server_config()).unwrap();
+        handshake(pair[1].client_config(), pair[0].server_config()).unwrap();
+    }
+    assert_eq!(ends[1].current().authorities.len(), 2);
+    // At the end the old CA counts for nothing.
+    handshake(ends[0].client_config(), ends[3].server_config()).unwrap_err();
+}
+
+#[test]
+fn the_end_of_a_certificate_is_known() {
+    let ca = Authority::new("ca");
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(vec!["a.example".to_owned()]).unwrap();
+    params.not_after = rcgen::date_time_ymd(2031, 2, 3);
+    let certificate = params.signed_by(&key, &ca.issuer).unwrap();
+    let facts = CertificateFacts::parse(certificate.der()).unwrap();
+    assert_eq!(facts.not_after, SystemTime::UNIX_EPOCH + Duration::from_secs(1_927_843_200));
+    assert!(facts.is_issued_to("A.example") && !facts.is_issued_to("b.example"));
+}
