@@ -2,4 +2,6 @@
 
 pub mod cpu;
 pub mod dnsperf;
+pub mod fleet;
+pub mod lab;
 pub mod report;

@@ -1,0 +1,133 @@
+//! The laboratory: a client's and a server's network namespace, joined by veth.
+
+use std::{fs, net::Ipv4Addr, process::Command};
+
+use anyhow::{Context, Result};
+use nix::{
+    sched::{CpuSet, sched_setaffinity},
+    unistd::Pid,
+};
+use whole_system_tests::{
+    namespace::{End, Namespace, join},
+    process::run,
+};
+
+use crate::cpu::{CpuTime, napi_threads};
+
+/// CPU of everything on the server's side.
+pub const SERVER_CPU: usize = 0;
+
+/// CPU of everything on the client's side; the same one on a machine with one.
+pub const CLIENT_CPU: usize = 1;
+
+/// Where the server listens, as on every BOSH VM.
+pub const SERVER_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 2);
+
+/// Interface on the server's side. Short: a NAPI thread's name holds 15 bytes.
+pub const SERVER_INTERFACE: &str = "bdxs";
+
+/// Interface on the client's side.
+pub const CLIENT_INTERFACE: &str = "bdxc";
+
+/// Two namespaces and the veth between them.
+#[derive(Debug)]
+pub struct Lab {
+    /// Where the server runs: 169.254.0.2.
+    pub server: Namespace,
+    /// Where the load comes from: 169.254.0.1.
+    pub client: Namespace,
+    /// Whether the packets' work is done on the CPU of the side that receives.
+    pub split: bool,
+}
+
+impl Lab {
+    /// veth as it comes: the receive softirq, and with it the program, runs on the
+    /// sender's CPU and is charged to nobody. Good for latency; CPU figures of the
+    /// fast path mean nothing here.
+    pub fn plain() -> Result<Self> {
+        let [server, client] = [Namespace::new("server")?, Namespace::new("client")?];
+        join(
+            End { namespace: &server, interface: SERVER_INTERFACE, addresses: &["169.254.0.2/24"] },
+            End { namespace: &client, interface: CLIENT_INTERFACE, addresses: &["169.254.0.1/24"] },
+        )?;
+        Ok(Self { server, client, split: false })
+    }
+
+    /// veth with threaded NAPI: all work of a side is done on its own CPU, in a
+    /// kernel thread whose time can be read.
+    ///
+    /// GRO makes veth use NAPI; with TSO on it would bypass NAPI for UDP.
+    pub fn split() -> Result<Self> {
+        let lab = Self { split: true, ..Self::plain()? };
+        for (namespace, interface) in lab.ends() {
+            for feature in [["gro", "on"], ["tso", "off"]] {
+                run(namespace.with_own_sysfs("ethtool").args(["-K", interface]).args(feature))?;
+            }
+            let threaded = format!("echo 1 > /sys/class/net/{interface}/threaded");
+            run(namespace.with_own_sysfs("sh").args(["-c", &threaded]))?;
+        }
+        lab.pin_napi()?;
+        Ok(lab)
+    }
+
+    /// Puts each side's NAPI threads on its CPU. To be called again after a program
+    /// was attached or detached, which may recreate them.
+    pub fn pin_napi(&self) -> Result<()> {
+        if !self.split {
+            return Ok(());
+        }
+        for ((_, interface), cpu) in self.ends().into_iter().zip([SERVER_CPU, CLIENT_CPU]) {
+            for thread in napi_threads(interface)? {
+                pin(thread, cpu)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// CPU time that the server's side has used: its process and its NAPI threads.
+    pub fn server_cpu(&self, server_process: Option<u32>) -> Result<CpuTime> {
+        let mut processes = if self.split { napi_threads(SERVER_INTERFACE)? } else { Vec::new() };
+        processes.extend(server_process);
+        Ok(CpuTime::of_processes(&processes)?)
+    }
+
+    /// Words to put before a command that makes load: in the client's namespace, on its CPU.
+    pub fn client_launcher(&self) -> Vec<String> {
+        let cpu = CLIENT_CPU.min(last_cpu()).to_string();
+        ["ip", "netns", "exec", self.client.name(), "taskset", "-c", &cpu].map(str::to_owned).to_vec()
+    }
+
+    /// Both ends: the server's first.
+    fn ends(&self) -> [(&Namespace, &'static str); 2] {
+        [(&self.server, SERVER_INTERFACE), (&self.client, CLIENT_INTERFACE)]
+    }
+}
+
+/// Puts all threads of a process on one CPU, and so those that they will make.
+pub fn pin(process: u32, cpu: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu.min(last_cpu()))?;
+    for task in fs::read_dir(format!("/proc/{process}/task"))? {
+        let id = task?.file_name().to_string_lossy().parse()?;
+        sched_setaffinity(Pid::from_raw(id), &set).context("cannot pin a thread")?;
+    }
+    Ok(())
+}
+
+/// The highest CPU number.
+fn last_cpu() -> usize {
+    std::thread::available_parallelism().map_or(0, |count| count.get() - 1)
+}
+
+/// One line about the machine: kernel, CPU, cores.
+pub fn machine() -> String {
+    let text = |command: &mut Command| {
+        let output = command.output().map(|output| output.stdout).unwrap_or_default();
+        String::from_utf8_lossy(&output).trim().to_owned()
+    };
+    let kernel = text(Command::new("uname").args(["-sr"]));
+    let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    let cpu = cpu.map_or("unknown CPU", |(_, name)| name.trim());
+    format!("{kernel}, {cpu}, {} cores", last_cpu() + 1)
+}
