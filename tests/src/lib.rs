@@ -3,7 +3,6 @@
 //! cases are.
 
 pub mod client;
-pub mod interrupt;
 pub mod namespace;
 pub mod process;
 pub mod requirements;

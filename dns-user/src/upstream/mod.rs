@@ -1,1 +1,160 @@
-//! Everything that is not answered from the catalog: recursors, cache, handlers.
+//! What answers queries that are not local: recursors, their cache, handlers and
+//! reverse names.
+//!
+//! * [`forward`]: one recursor after the other, in the order of [`selection`].
+//! * [`recursor`], [`udp`], [`tcp`]: asking one of them.
+//! * [`message`], [`ask`]: looking into messages, which stay the bytes they were.
+
+#[allow(dead_code, reason = "the cache and the handlers, which come next, use the rest")]
+mod ask;
+mod channel;
+#[allow(dead_code, reason = "as above")]
+mod forward;
+#[allow(dead_code, reason = "as above")]
+mod give_up;
+#[allow(dead_code, reason = "as above")]
+mod message;
+mod random;
+#[allow(dead_code, reason = "as above")]
+mod recursor;
+mod resolv_conf;
+mod selection;
+mod status;
+mod tcp;
+#[cfg(test)]
+mod tests;
+mod udp;
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use self::{ask::Ask, channel::Source, forward::Forwarder, recursor::Manner, udp::Matching};
+pub use self::{channel::Channel, status::RecursorStatus};
+use crate::config::{Config, RecursionConfig, RecursorErrors};
+
+/// The recursors of the configuration.
+#[derive(Debug)]
+pub struct Upstream {
+    /// Asks them; `None` where recursion is switched off.
+    forwarder: Option<Arc<Forwarder>>,
+    /// Answers what is to be answered by recursors.
+    recursors: Option<Arc<Channel>>,
+    /// The same past the cache.
+    uncached: Option<Arc<Channel>>,
+}
+
+impl Upstream {
+    /// Recursors as configured, or else those of /etc/resolv.conf, which is
+    /// followed as it changes. `own` is where we listen ourselves. Has to be
+    /// called inside a tokio runtime.
+    pub fn new(config: &Config, own: &[SocketAddr]) -> Self {
+        let recursion = &config.recursion;
+        if recursion.disabled {
+            return Self { forwarder: None, recursors: None, uncached: None };
+        }
+        let follows_file = recursion.recursors.is_empty();
+        let names = if follows_file { resolv_conf::read(own) } else { recursion.recursors.clone() };
+        let names = without_excluded(names, &recursion.excluded);
+        let forwarder =
+            Arc::new(Forwarder::new(&names, manner(recursion), recursion.selection, recursion.errors));
+        if follows_file {
+            resolv_conf::follow(Arc::downgrade(&forwarder), own.to_vec(), recursion.excluded.clone());
+        }
+        let uncached = Arc::new(Channel::new(Source::Dns(Arc::clone(&forwarder))));
+        Self { recursors: Some(Arc::clone(&uncached)), uncached: Some(uncached), forwarder: Some(forwarder) }
+    }
+
+    /// Answers by recursors; `None` where recursion is switched off.
+    pub fn recursors(&self) -> Option<Arc<Channel>> {
+        self.recursors.clone()
+    }
+
+    /// As [`Self::recursors`], past the cache: for reverse names (observed).
+    pub fn uncached(&self) -> Option<Arc<Channel>> {
+        self.uncached.clone()
+    }
+
+    /// How each recursor fares, the preferred one first.
+    pub fn status(&self) -> Vec<RecursorStatus> {
+        self.forwarder.as_ref().map(|forwarder| status::of(forwarder)).unwrap_or_default()
+    }
+}
+
+/// How the recursors of the configuration are asked.
+fn manner(recursion: &RecursionConfig) -> Manner {
+    Manner {
+        timeout: recursion.timeout,
+        max_retries: recursion.max_retries,
+        matching: match recursion.errors {
+            RecursorErrors::Truthful => Matching::Strict,
+            RecursorErrors::Nxdomain => Matching::Lenient,
+        },
+        randomise_case: false,
+    }
+}
+
+/// Removes the recursors that are not to be used.
+fn without_excluded(mut names: Vec<String>, excluded: &[String]) -> Vec<String> {
+    names.retain(|name| !excluded.contains(name));
+    names
+}
+
+/// Why a try at a recursor brought no reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum TryError {
+    /// Nothing came in time.
+    #[error("no reply in time")]
+    TimedOut,
+    /// The port is closed, or there is no way there.
+    #[error("port closed or host unreachable")]
+    Refused,
+    /// The connection broke off.
+    #[error("connection reset")]
+    Reset,
+    /// The connection was closed in good order, but without a reply. The
+    /// reference does not count this as a network error (observed).
+    #[error("connection closed without a reply")]
+    Closed,
+    /// A reply with another id or question over TCP.
+    #[error("reply to another query")]
+    WrongReply,
+    /// Something came that is no DNS message.
+    #[error("unreadable reply")]
+    Unreadable,
+    /// Too many were in flight, and this was the oldest.
+    #[error("given up for later queries")]
+    GivenUp,
+}
+
+impl TryError {
+    /// Whether the same recursor is to be tried again.
+    pub(crate) fn is_network_error(self) -> bool {
+        match self {
+            Self::TimedOut | Self::Refused | Self::Reset | Self::WrongReply => true,
+            Self::Closed | Self::Unreadable | Self::GivenUp => false,
+        }
+    }
+}
+
+impl From<io::Error> for TryError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::TimedOut => Self::TimedOut,
+            io::ErrorKind::UnexpectedEof => Self::Closed,
+            io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::BrokenPipe
+            | io::ErrorKind::NotConnected => Self::Reset,
+            _ => Self::Refused,
+        }
+    }
+}
+
+/// Locks. A panic elsewhere does not make the data unusable: every change to it
+/// is whole before anything can panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,61 @@
+//! Random numbers that nobody can foretell: message ids, choice of port, letter case.
+
+use std::cell::RefCell;
+
+/// Bytes fetched from the kernel at a time.
+const POOL: usize = 512;
+
+/// Random bytes of this thread that nobody has seen yet.
+struct Pool {
+    /// The bytes.
+    bytes: [u8; POOL],
+    /// How many are used up.
+    used: usize,
+}
+
+thread_local! {
+    /// The pool of this thread: one system call for many numbers.
+    static RANDOM: RefCell<Pool> = const { RefCell::new(Pool { bytes: [0; POOL], used: POOL }) };
+}
+
+/// Four random bytes from the kernel (`getrandom`), as a number.
+pub(crate) fn u32() -> u32 {
+    RANDOM.with_borrow_mut(|pool| {
+        if pool.used + 4 > POOL {
+            fill(&mut pool.bytes);
+            pool.used = 0;
+        }
+        let mut number = [0; 4];
+        number.copy_from_slice(&pool.bytes[pool.used..pool.used + 4]);
+        pool.used += 4;
+        u32::from_ne_bytes(number)
+    })
+}
+
+/// Fills `bytes` from the kernel. Should it refuse (no such system call), the
+/// ordinary generator steps in: its numbers are random, if not secret.
+fn fill(bytes: &mut [u8; POOL]) {
+    let mut done = 0;
+    while done < POOL {
+        let rest = &mut bytes[done..];
+        // SAFETY: the pointer and length are those of a slice that we may write to.
+        let got = unsafe { libc::getrandom(rest.as_mut_ptr().cast(), rest.len(), 0) };
+        match usize::try_from(got) {
+            Ok(got) => done += got,
+            Err(_) if std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted => {}
+            Err(_) => {
+                fastrand::Rng::new().fill(rest);
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn numbers_differ() {
+        let numbers: std::collections::HashSet<u32> = (0..1000).map(|_| super::u32()).collect();
+        assert!(numbers.len() > 990);
+    }
+}

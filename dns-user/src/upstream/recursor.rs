@@ -1,0 +1,197 @@
+//! One recursor: asked, asked again after network errors, and watched.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use arc_swap::ArcSwapOption;
+
+use super::{
+    Ask, TryError, message, random,
+    tcp::TcpConnections,
+    udp::{Matching, UdpSockets},
+};
+use crate::wire::Transport;
+
+/// Most queries in flight by UDP to one recursor.
+const IN_FLIGHT: usize = 8192;
+
+/// How all recursors of a list are asked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Manner {
+    /// For one try.
+    pub(crate) timeout: Duration,
+    /// Further tries after network errors.
+    pub(crate) max_retries: u32,
+    /// How replies are held against their question.
+    pub(crate) matching: Matching,
+    /// Random letter case in the question (0x20).
+    pub(crate) randomise_case: bool,
+}
+
+/// A recursor.
+#[derive(Debug)]
+pub(crate) struct Recursor {
+    /// As configured, `host:port`.
+    name: String,
+    /// How it is asked.
+    manner: Manner,
+    /// Its sockets; `None` while its host name is not known to mean anything.
+    sockets: ArcSwapOption<Sockets>,
+    /// What became of the tries.
+    pub(crate) counters: RecursorCounters,
+}
+
+/// The sockets for one address.
+#[derive(Debug)]
+struct Sockets {
+    /// The address.
+    address: SocketAddr,
+    /// UDP.
+    udp: UdpSockets,
+    /// TCP.
+    tcp: TcpConnections,
+}
+
+/// What became of the tries of a recursor since the start.
+#[derive(Debug, Default)]
+pub(crate) struct RecursorCounters {
+    /// Queries sent, retries included.
+    pub(crate) tries: AtomicU64,
+    /// Tries without a reply.
+    pub(crate) network_errors: AtomicU64,
+    /// Replies with an RCODE other than NOERROR and NXDOMAIN, or unreadable.
+    pub(crate) error_replies: AtomicU64,
+    /// Given up to make room for later ones.
+    pub(crate) given_up: AtomicU64,
+    /// Datagrams that were no reply to any query of ours: late, wrong or forged.
+    pub(crate) strays: Arc<AtomicU64>,
+    /// Smoothed time to a reply, microseconds; 0: none yet.
+    pub(crate) latency_us: AtomicU64,
+}
+
+impl Recursor {
+    /// A recursor at `name`, which is `address:port`, `[address]:port` or `host:port`.
+    pub(crate) fn new(name: &str, manner: Manner) -> Self {
+        let counters = RecursorCounters::default();
+        let sockets = name.parse().ok().map(|address| Arc::new(Sockets::new(address, manner, &counters)));
+        Self { name: name.to_owned(), manner, sockets: ArcSwapOption::new(sockets), counters }
+    }
+
+    /// As configured.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its address, where it is known.
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        self.sockets.load().as_ref().map(|sockets| sockets.address)
+    }
+
+    /// Asks it, as often as the configuration says. `query` is the message to
+    /// send; its id and, with 0x20, its letter case are overwritten.
+    pub(crate) async fn ask(&self, ask: &Ask<'_>, query: &mut [u8]) -> Result<Vec<u8>, TryError> {
+        let mut tries = 0;
+        loop {
+            // A server that does not keep the letter case answers the last try.
+            let randomise_case = self.manner.randomise_case && tries == 0;
+            let outcome = self.ask_once(ask, query, randomise_case).await;
+            match outcome {
+                Err(error) if error.is_network_error() && tries < self.manner.max_retries => tries += 1,
+                Err(TryError::TimedOut) if randomise_case && tries == self.manner.max_retries => tries += 1,
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// One try.
+    async fn ask_once(
+        &self,
+        ask: &Ask<'_>,
+        query: &mut [u8],
+        randomise_case: bool,
+    ) -> Result<Vec<u8>, TryError> {
+        let sockets = self.sockets().await?;
+        self.counters.tries.fetch_add(1, Ordering::Relaxed);
+        let start = Instant::now();
+        let outcome = match ask.transport {
+            Transport::Udp => {
+                if randomise_case {
+                    randomise(&mut query[ask.question.clone()]);
+                }
+                sockets.udp.ask(query, ask.question.clone(), randomise_case).await
+            }
+            Transport::Tcp => sockets.tcp.ask(query, ask.question.clone()).await,
+        };
+        self.note(&outcome, start.elapsed());
+        if outcome.as_ref().is_err_and(|error| error.is_network_error())
+            && self.name.parse::<SocketAddr>().is_err()
+        {
+            // The host name may mean another address by now.
+            self.sockets.store(None);
+        }
+        outcome
+    }
+
+    /// Counts a try.
+    fn note(&self, outcome: &Result<Vec<u8>, TryError>, took: Duration) {
+        let RecursorCounters { network_errors, error_replies, given_up, latency_us, .. } = &self.counters;
+        match outcome {
+            Ok(reply) => {
+                let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
+                let before = latency_us.load(Ordering::Relaxed);
+                let after = if before == 0 { took } else { before - before / 8 + took / 8 };
+                latency_us.store(after, Ordering::Relaxed);
+                if !matches!(message::Flags::of(reply).rcode(), message::NOERROR | message::NXDOMAIN) {
+                    error_replies.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            Err(TryError::Unreadable) => drop(error_replies.fetch_add(1, Ordering::Relaxed)),
+            Err(TryError::GivenUp) => drop(given_up.fetch_add(1, Ordering::Relaxed)),
+            Err(_) => drop(network_errors.fetch_add(1, Ordering::Relaxed)),
+        }
+    }
+
+    /// Its sockets; asks the system for the address of a host name.
+    async fn sockets(&self) -> Result<Arc<Sockets>, TryError> {
+        if let Some(sockets) = &*self.sockets.load() {
+            return Ok(Arc::clone(sockets));
+        }
+        let looked_up = tokio::time::timeout(self.manner.timeout, tokio::net::lookup_host(&*self.name)).await;
+        let address = looked_up.map_err(|_| TryError::TimedOut)??.next().ok_or(TryError::Refused)?;
+        let sockets = Arc::new(Sockets::new(address, self.manner, &self.counters));
+        self.sockets.store(Some(Arc::clone(&sockets)));
+        Ok(sockets)
+    }
+}
+
+impl Sockets {
+    /// None open yet.
+    fn new(address: SocketAddr, manner: Manner, counters: &RecursorCounters) -> Self {
+        let Manner { timeout, matching, .. } = manner;
+        let strays = Arc::clone(&counters.strays);
+        Self {
+            address,
+            udp: UdpSockets::new(address, timeout, IN_FLIGHT, matching, strays),
+            tcp: TcpConnections::new(address, timeout, matching),
+        }
+    }
+}
+
+/// Gives every letter of the question's name a random case
+/// (draft-vixie-dnsext-dns0x20). Type and class, its last four bytes, stay.
+fn randomise(question: &mut [u8]) {
+    let Some(end) = question.len().checked_sub(4) else { return };
+    for bytes in question[..end].chunks_mut(32) {
+        let mut bits = random::u32();
+        for byte in bytes.iter_mut().filter(|byte| byte.is_ascii_alphabetic()) {
+            *byte = *byte & !0x20 | if bits & 1 == 0 { 0 } else { 0x20 };
+            bits >>= 1;
+        }
+    }
+}

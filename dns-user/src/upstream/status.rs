@@ -1,0 +1,60 @@
+//! How recursors fare, for operators.
+
+use std::sync::atomic::Ordering;
+
+use super::{
+    forward::Forwarder,
+    recursor::{Recursor, RecursorCounters},
+};
+
+/// One recursor as it fares.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct RecursorStatus {
+    /// As configured, `host:port`.
+    pub address: String,
+    /// Whether it is asked first.
+    pub preferred: bool,
+    /// Queries sent to it since the start, retries included.
+    pub tries: u64,
+    /// Of these, those without a reply: timeouts, closed ports, broken connections.
+    pub network_errors: u64,
+    /// Replies that were errors (neither NOERROR nor NXDOMAIN) or unreadable.
+    pub error_replies: u64,
+    /// Tries given up because too many were in flight.
+    pub given_up: u64,
+    /// Datagrams that were no reply to any query of ours: late, wrong or forged.
+    pub strays: u64,
+    /// Failures among its last 25 tries.
+    pub recent_failures: u32,
+    /// Smoothed time to a reply, milliseconds; `None`: no reply yet.
+    pub latency_ms: Option<f64>,
+}
+
+/// Those of a forwarder in the order in which they are asked.
+pub(crate) fn of(forwarder: &Forwarder) -> Vec<RecursorStatus> {
+    let set = forwarder.set();
+    let preferred = set.selection.preferred();
+    let status = |index: usize| {
+        let recent_failures = set.selection.recent_failures(index);
+        one(&set.recursors[index], index == preferred, recent_failures)
+    };
+    set.selection.order().map(status).collect()
+}
+
+/// One recursor's.
+fn one(recursor: &Recursor, preferred: bool, recent_failures: u32) -> RecursorStatus {
+    let RecursorCounters { tries, network_errors, error_replies, given_up, strays, latency_us } =
+        &recursor.counters;
+    let latency = latency_us.load(Ordering::Relaxed);
+    RecursorStatus {
+        address: recursor.name().to_owned(),
+        preferred,
+        tries: tries.load(Ordering::Relaxed),
+        network_errors: network_errors.load(Ordering::Relaxed),
+        error_replies: error_replies.load(Ordering::Relaxed),
+        given_up: given_up.load(Ordering::Relaxed),
+        strays: strays.load(Ordering::Relaxed),
+        recent_failures,
+        latency_ms: (latency != 0).then_some(latency as f64 / 1000.0),
+    }
+}

@@ -1,0 +1,397 @@
+//! Asking one address by UDP: thousands of queries in flight on few sockets.
+//!
+//! Each socket is connected, so the kernel drops whatever comes from elsewhere
+//! and reports closed ports. Who is to be fooled by a forged reply has to be hit
+//! on one of several random ports, by a random id, with the right question.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use smallvec::SmallVec;
+use tokio::{io::Interest, net::UdpSocket, sync::oneshot};
+
+use super::{TryError, lock, message, random};
+
+/// Sockets, and so ports, in use for one recursor at a time.
+const SOCKETS: usize = 8;
+/// A socket takes no more queries when it is this old...
+const LIFETIME: Duration = Duration::from_secs(10);
+/// ...or has sent so many: then its port changes.
+const MAX_USES: u32 = 8192;
+/// Longest sleep of a socket's task, so that an unused socket is closed in time.
+const MAX_NAP: Duration = Duration::from_secs(5);
+/// The largest UDP datagram.
+const MAX_DATAGRAM: usize = 65_535;
+/// Kernel buffer for replies that we have not read yet, bytes. The kernel grants
+/// at most `net.core.rmem_max`.
+const RECEIVE_BUFFER: usize = 1 << 20;
+
+/// How strictly replies are held against their question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Matching {
+    /// Another question: not our reply.
+    Strict,
+    /// As the reference: id and address suffice. Such a reply is kept all the
+    /// same until the time is up, in case that the true one still comes.
+    Lenient,
+}
+
+/// The UDP sockets for one recursor.
+#[derive(Debug)]
+pub(crate) struct UdpSockets {
+    /// Whom they ask.
+    address: SocketAddr,
+    /// How long a query may take.
+    timeout: Duration,
+    /// How replies are matched.
+    matching: Matching,
+    /// Most queries in flight on one socket; beyond it the oldest is given up.
+    limit: usize,
+    /// The sockets that take queries now.
+    slots: [Mutex<Option<Arc<Socket>>>; SOCKETS],
+    /// Datagrams that were no reply to any query of ours.
+    strays: Arc<AtomicU64>,
+}
+
+impl UdpSockets {
+    /// Sockets for `address`, none open yet; at most about `in_flight` queries at a time.
+    pub(crate) fn new(
+        address: SocketAddr,
+        timeout: Duration,
+        in_flight: usize,
+        matching: Matching,
+        strays: Arc<AtomicU64>,
+    ) -> Self {
+        let limit = (in_flight / SOCKETS).clamp(1, 16_384);
+        Self { address, timeout, matching, limit, slots: Default::default(), strays }
+    }
+
+    /// Sends `query` with a new id and waits for its reply. `question` is where
+    /// its question lies. The query keeps the id it was sent with.
+    pub(crate) async fn ask(
+        &self,
+        query: &mut [u8],
+        question: std::ops::Range<usize>,
+        exact_case: bool,
+    ) -> Result<Vec<u8>, TryError> {
+        let (socket, id, waiting) = self.register(query, question, exact_case)?;
+        message::set_id(query, id);
+        socket.send(query).await?;
+        // The sender is dropped unused only when the socket's task has ended
+        // early, which it does not while queries wait; a lost reply is a timeout.
+        waiting.await.unwrap_or(Err(TryError::TimedOut))
+    }
+
+    /// Enters the query into the table of one of the sockets.
+    fn register(
+        &self,
+        query: &[u8],
+        question: std::ops::Range<usize>,
+        exact_case: bool,
+    ) -> Result<(Arc<Socket>, u16, oneshot::Receiver<Outcome>), TryError> {
+        let question = SmallVec::from_slice(query.get(question).ok_or(TryError::Unreadable)?);
+        let chosen = random::u32() as usize % SOCKETS;
+        let mut slot = lock(&self.slots[chosen]);
+        let (sender, receiver) = oneshot::channel();
+        let mut waiting = Waiting { question, exact_case, serial: 0, second_best: None, sender };
+        if let Some(socket) = &*slot {
+            match socket.enter(waiting, self) {
+                Ok(id) => return Ok((Arc::clone(socket), id, receiver)),
+                Err(worn_out) => waiting = worn_out,
+            }
+        }
+        let socket = Arc::new(Socket::open(self.address).map_err(TryError::from)?);
+        tokio::spawn(Arc::clone(&socket).serve(self.matching, self.timeout, Arc::clone(&self.strays)));
+        let id = socket.enter(waiting, self).map_err(|_| TryError::TimedOut)?;
+        *slot = Some(Arc::clone(&socket));
+        Ok((socket, id, receiver))
+    }
+}
+
+/// What becomes of a query on a socket.
+type Outcome = Result<Vec<u8>, TryError>;
+
+/// One connected socket.
+#[derive(Debug)]
+struct Socket {
+    /// The socket itself.
+    io: UdpSocket,
+    /// When it was opened.
+    born: Instant,
+    /// Who waits for what.
+    pending: Mutex<Pending>,
+}
+
+/// The queries in flight on a socket.
+#[derive(Debug, Default)]
+struct Pending {
+    /// By the id they were sent with.
+    waiting: HashMap<u16, Waiting, foldhash::fast::RandomState>,
+    /// In the order in which their time is up, which is that of sending: all
+    /// have the same time. Answered ones may still stand here.
+    order: VecDeque<(Instant, u16, u64)>,
+    /// Number of the next query, to tell uses of one id apart.
+    next_serial: u64,
+    /// Queries sent so far.
+    uses: u32,
+    /// Another socket has taken its place.
+    retired: bool,
+    /// The task has ended: nobody reads any more.
+    ended: bool,
+}
+
+/// One query in flight.
+#[derive(Debug)]
+struct Waiting {
+    /// Its question section as it was sent.
+    question: SmallVec<[u8; 64]>,
+    /// The reply has to repeat the letter case (0x20).
+    exact_case: bool,
+    /// Which use of the id this is.
+    serial: u64,
+    /// A reply with another question, kept by [`Matching::Lenient`].
+    second_best: Option<Vec<u8>>,
+    /// Where the reply goes.
+    sender: oneshot::Sender<Outcome>,
+}
+
+impl Socket {
+    /// A socket connected to `address`. The kernel gives it a random port of
+    /// `ip_local_port_range`, reserved ones left out.
+    fn open(address: SocketAddr) -> io::Result<Self> {
+        let domain = socket2::Domain::for_address(address);
+        let socket = socket2::Socket::new(domain, socket2::Type::DGRAM.nonblocking(), None)?;
+        let _ = socket.set_recv_buffer_size(RECEIVE_BUFFER);
+        socket.connect(&address.into())?;
+        Ok(Self { io: UdpSocket::from_std(socket.into())?, born: Instant::now(), pending: Mutex::default() })
+    }
+
+    /// Enters a query under a free random id; gives it back when this socket
+    /// takes no more.
+    fn enter(&self, mut query: Waiting, sockets: &UdpSockets) -> Result<u16, Waiting> {
+        let now = Instant::now();
+        let mut pending = lock(&self.pending);
+        if pending.ended || pending.uses >= MAX_USES || now.duration_since(self.born) > LIFETIME {
+            pending.retired = true;
+            return Err(query);
+        }
+        pending.forget_answered();
+        if pending.waiting.len() >= sockets.limit {
+            pending.give_up_oldest();
+        }
+        let id = loop {
+            let id = random::u32() as u16;
+            if !pending.waiting.contains_key(&id) {
+                break id;
+            }
+        };
+        query.serial = pending.next_serial;
+        pending.next_serial += 1;
+        pending.uses += 1;
+        pending.order.push_back((now + sockets.timeout, id, query.serial));
+        pending.waiting.insert(id, query);
+        Ok(id)
+    }
+
+    /// Sends a query that was entered before.
+    async fn send(&self, query: &[u8]) -> Result<(), TryError> {
+        // An error may belong to an earlier query (a closed port, reported by
+        // ICMP): it is cleared by being reported, so once more tells.
+        for _ in 0..2 {
+            match self.io.try_send(query) {
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if self.io.send(query).await.is_ok() {
+                        return Ok(());
+                    }
+                }
+                Err(_) => {}
+            }
+        }
+        self.io.try_send(query).map(drop).map_err(TryError::from)
+    }
+
+    /// Hands out replies and ends waits until the socket has served its time.
+    async fn serve(self: Arc<Self>, matching: Matching, timeout: Duration, strays: Arc<AtomicU64>) {
+        let mut buffer = vec![0; MAX_DATAGRAM];
+        let nap = tokio::time::sleep(timeout.min(MAX_NAP));
+        tokio::pin!(nap);
+        loop {
+            tokio::select! {
+                ready = self.io.ready(Interest::READABLE | Interest::ERROR) => {
+                    let Ok(ready) = ready else { break };
+                    if ready.is_error() {
+                        self.take_errors();
+                    }
+                    self.receive(&mut buffer, matching, &strays);
+                }
+                () = &mut nap => {
+                    let now = Instant::now();
+                    let mut pending = lock(&self.pending);
+                    pending.expire(now);
+                    pending.forget_answered();
+                    let old = pending.retired || now.duration_since(self.born) > LIFETIME;
+                    if pending.order.is_empty() && old {
+                        pending.ended = true;
+                        break;
+                    }
+                    // A query that comes in later than now also ends later.
+                    let next = pending.order.front().map_or(now + timeout, |&(deadline, ..)| deadline);
+                    nap.as_mut().reset(next.min(now + MAX_NAP).into());
+                }
+            }
+        }
+        lock(&self.pending).end();
+    }
+
+    /// Takes what ICMP told: the port is closed, or there is no way there. So it
+    /// is for all that wait.
+    fn take_errors(&self) {
+        let next = || self.io.take_error()?.ok_or_else(|| io::ErrorKind::WouldBlock.into());
+        while let Ok(error) = self.io.try_io(Interest::ERROR, next) {
+            lock(&self.pending).fail_all(error.into());
+        }
+    }
+
+    /// Takes what the socket holds.
+    fn receive(&self, buffer: &mut [u8], matching: Matching, strays: &AtomicU64) {
+        loop {
+            match self.io.try_recv(buffer) {
+                Ok(length) => {
+                    if !lock(&self.pending).deliver(&buffer[..length], matching) {
+                        strays.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // As in `take_errors`.
+                Err(error) => {
+                    let error = TryError::from(error);
+                    lock(&self.pending).fail_all(error);
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl Pending {
+    /// Gives a datagram to whoever waits for it; `false`: nobody does.
+    fn deliver(&mut self, datagram: &[u8], matching: Matching) -> bool {
+        let Some(id) = message::u16_at(datagram, 0) else { return false };
+        let Some(waiting) = self.waiting.get_mut(&id) else { return false };
+        let outcome = match judge(datagram, waiting) {
+            Verdict::Reply => Ok(datagram.to_vec()),
+            Verdict::Unreadable => Err(TryError::Unreadable),
+            Verdict::OtherQuestion => {
+                if matching == Matching::Lenient {
+                    waiting.second_best.get_or_insert_with(|| datagram.to_vec());
+                }
+                return false;
+            }
+            Verdict::NoReply => return false,
+        };
+        if let Some(waiting) = self.waiting.remove(&id) {
+            // Nobody waits any more: the client has gone.
+            let _ = waiting.sender.send(outcome);
+        }
+        true
+    }
+
+    /// Ends the waits whose time is up.
+    fn expire(&mut self, now: Instant) {
+        while let Some(&(deadline, id, serial)) = self.order.front() {
+            if deadline > now {
+                return;
+            }
+            self.order.pop_front();
+            if let Some(waiting) = self.take(id, serial) {
+                let outcome = waiting.second_best.ok_or(TryError::TimedOut);
+                let _ = waiting.sender.send(outcome);
+            }
+        }
+    }
+
+    /// Makes room: the query that has waited longest waits no more.
+    fn give_up_oldest(&mut self) {
+        while let Some((_, id, serial)) = self.order.pop_front() {
+            if let Some(waiting) = self.take(id, serial) {
+                let _ = waiting.sender.send(Err(TryError::GivenUp));
+                return;
+            }
+        }
+    }
+
+    /// Drops the places of answered queries at the front of the order.
+    fn forget_answered(&mut self) {
+        while let Some(&(_, id, serial)) = self.order.front() {
+            if self.waiting.get(&id).is_some_and(|waiting| waiting.serial == serial) {
+                return;
+            }
+            self.order.pop_front();
+        }
+    }
+
+    /// Takes out the query that used `id` as number `serial`.
+    fn take(&mut self, id: u16, serial: u64) -> Option<Waiting> {
+        self.waiting.get(&id).is_some_and(|waiting| waiting.serial == serial).then_some(())?;
+        self.waiting.remove(&id)
+    }
+
+    /// All waits end with `error`.
+    fn fail_all(&mut self, error: TryError) {
+        self.order.clear();
+        for (_, waiting) in self.waiting.drain() {
+            let _ = waiting.sender.send(Err(error));
+        }
+    }
+
+    /// Nobody reads any more.
+    fn end(&mut self) {
+        self.ended = true;
+        self.fail_all(TryError::TimedOut);
+    }
+}
+
+/// What a datagram with the id of a query is.
+enum Verdict {
+    /// The reply.
+    Reply,
+    /// From the right address and with the right id, but no message.
+    Unreadable,
+    /// A reply to another question.
+    OtherQuestion,
+    /// A query.
+    NoReply,
+}
+
+/// Holds a datagram against the query with its id.
+fn judge(datagram: &[u8], waiting: &Waiting) -> Verdict {
+    if datagram.len() < message::HEADER_LEN {
+        return Verdict::Unreadable;
+    }
+    let flags = message::Flags::of(datagram);
+    if !flags.is_reply() {
+        return Verdict::NoReply;
+    }
+    if message::u16_at(datagram, 4) == Some(0) {
+        // Some servers refuse without repeating the question.
+        return if flags.rcode() != message::NOERROR { Verdict::Reply } else { Verdict::OtherQuestion };
+    }
+    let Some(question) = message::question_range(datagram).map(|range| &datagram[range]) else {
+        return Verdict::Unreadable;
+    };
+    let same = if waiting.exact_case {
+        *question == *waiting.question
+    } else {
+        message::same_question(&waiting.question, question)
+    };
+    if same { Verdict::Reply } else { Verdict::OtherQuestion }
+}
