@@ -4,4 +4,6 @@ pub mod cpu;
 pub mod dnsperf;
 pub mod fleet;
 pub mod lab;
+pub mod metrics;
+pub mod peers;
 pub mod report;

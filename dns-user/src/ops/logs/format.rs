@@ -58,15 +58,8 @@ struct Line<'a> {
 impl Line<'_> {
     /// `time LEVEL [tag] message key=value`.
     fn text(self, mut out: Writer<'_>) -> fmt::Result {
-        let Self { time, level, tag, fields: Fields { message, others } } = self;
-        write!(out, "{time} {level:<5} [{tag}] {}", OneLine(&message))?;
-        for (key, value) in &others {
-            match value {
-                Value::String(text) if is_bare(text) => write!(out, " {key}={text}")?,
-                other => write!(out, " {key}={other}")?,
-            }
-        }
-        out.write_char('\n')
+        let Self { time, level, tag, fields } = self;
+        writeln!(out, "{time} {level:<5} [{tag}] {fields}")
     }
 
     /// One flat object. Fields named like one of ours get an underscore.
@@ -91,6 +84,20 @@ struct Fields {
     message: String,
     /// The other fields, in the order of the code.
     others: Vec<(&'static str, Value)>,
+}
+
+/// `message key=value`, on one line.
+impl fmt::Display for Fields {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", OneLine(&self.message))?;
+        for (key, value) in &self.others {
+            match value {
+                Value::String(text) if is_bare(text) => write!(f, " {key}={text}")?,
+                other => write!(f, " {key}={other}")?,
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Fields {
@@ -163,8 +170,15 @@ fn is_bare(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| !c.is_whitespace() && !c.is_control() && !"\"=\\".contains(c))
 }
 
+/// Message and fields of an event, as a text line has them.
+pub(super) fn text_of(event: &Event<'_>) -> String {
+    let mut fields = Fields::default();
+    event.record(&mut fields);
+    fields.to_string()
+}
+
 /// The time of the line.
-fn now() -> String {
+pub(super) fn now() -> String {
     let format = format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
     // The format asks for nothing that a UTC time lacks; a line without a time is still a line.
     OffsetDateTime::now_utc().format(&format).unwrap_or_default()

@@ -6,6 +6,7 @@
 //! other end (observed with the reference: a full log pipe stops its DNS).
 
 mod format;
+mod recent;
 pub mod requests;
 pub mod tags;
 mod writer;
@@ -18,7 +19,7 @@ use std::{
 };
 
 use tracing_subscriber::{
-    Registry,
+    Layer, Registry,
     filter::{LevelFilter, Targets},
     layer::SubscriberExt,
     reload,
@@ -26,6 +27,8 @@ use tracing_subscriber::{
 };
 
 use crate::config::{LogLevel, LoggingConfig};
+use crate::ops::status::{LoggingStatus, Problem};
+use recent::Recent;
 use writer::LineWriter;
 
 //----------- Logs -----------------------------------------------------------
@@ -45,6 +48,8 @@ struct Shared {
     levels: Mutex<Levels>,
     /// The queue to the writing thread.
     writer: LineWriter,
+    /// The newest warnings and errors.
+    recent: Recent,
 }
 
 /// How a line looks (`--log-format`).
@@ -81,13 +86,16 @@ impl Logs {
         let output = tracing_subscriber::fmt::layer()
             .event_format(format::Lines { format })
             .with_ansi(false)
-            .with_writer(writer.clone());
+            .with_writer(writer.clone())
+            .with_filter(filter);
+        let recent = Recent::default();
         tracing_subscriber::registry()
-            .with(filter)
             .with(output)
+            .with(recent.clone().with_filter(LevelFilter::WARN))
             .try_init()
             .map_err(|_| LogsError::AlreadySet)?;
-        let logs = Self { shared: Arc::new(Shared { filter: handle, levels: Mutex::new(levels), writer }) };
+        let logs =
+            Self { shared: Arc::new(Shared { filter: handle, levels: Mutex::new(levels), writer, recent }) };
         logs.warn_of_unknown_tags();
         Ok(logs)
     }
@@ -124,6 +132,22 @@ impl Logs {
     /// Lines that were dropped because nobody read the log.
     pub fn dropped(&self) -> u64 {
         self.shared.writer.dropped()
+    }
+
+    /// The newest warnings and errors, oldest first, whatever the levels are.
+    pub fn problems(&self) -> Vec<Problem> {
+        self.shared.recent.problems()
+    }
+
+    /// The levels as `/status` and `/log` show them.
+    pub fn status(&self) -> LoggingStatus {
+        let Levels { general, tags } = self.levels();
+        LoggingStatus {
+            level: level_text(general).to_owned(),
+            tags: tags.into_iter().map(|(tag, level)| (tag, level_text(level).to_owned())).collect(),
+            requests_per_second: requests::limit(),
+            lost: self.dropped(),
+        }
     }
 
     /// Waits until what was logged so far has been written, a second at most.

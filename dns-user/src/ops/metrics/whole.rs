@@ -1,18 +1,18 @@
 //! Metrics of the server as a whole: records, reloads, logs, uptime.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use prometheus::{Gauge, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
 use super::names;
-use crate::ops::logs::Logs;
+use crate::ops::{
+    journal::{Journal, Kind},
+    logs::Logs,
+};
 
 /// Bounds of the time that a reload takes, in seconds: one millisecond to ten seconds.
 const RELOAD_BUCKETS: &[f64] =
     &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
-
-/// Kinds of files that are read again while the server runs.
-const RELOAD_KINDS: &[&str] = &["config", "records", "aliases", "handlers", "certificates"];
 
 /// Counters and gauges that belong to no single room.
 #[derive(Clone)]
@@ -22,7 +22,7 @@ pub struct WholeMetrics {
     /// Version of the records.
     pub records_version: IntGauge,
     /// Seconds since the records were read, set before exposition.
-    pub records_age: Gauge,
+    records_age: Gauge,
     /// Instances in the records.
     pub records_instances: IntGauge,
     /// Aliases of files and records.
@@ -68,9 +68,9 @@ impl WholeMetrics {
                 "Log lines lost because nobody read the log.",
             )?,
         };
-        for kind in RELOAD_KINDS {
-            metrics.reloads.with_label_values(&[kind]);
-            metrics.reload_failures.with_label_values(&[kind]);
+        for kind in Kind::ALL {
+            metrics.reloads.with_label_values(&[kind.label()]);
+            metrics.reload_failures.with_label_values(&[kind.label()]);
         }
         Ok(metrics)
     }
@@ -99,21 +99,21 @@ impl WholeMetrics {
         registry.register(Box::new(log_lines_lost.clone()))
     }
 
-    /// Counts a file of `kind` (one of [`RELOAD_KINDS`]) that was put in force, and how long it took.
-    pub fn reloaded(&self, kind: &str, took: Duration) {
-        self.reloads.with_label_values(&[kind]).inc();
-        self.reload_duration.with_label_values(&[kind]).observe(took.as_secs_f64());
+    /// Counts a file of `kind` that was put in force, and how long it took.
+    pub(in crate::ops) fn reloaded(&self, kind: Kind, took: Duration) {
+        self.reloads.with_label_values(&[kind.label()]).inc();
+        self.reload_duration.with_label_values(&[kind.label()]).observe(took.as_secs_f64());
     }
 
     /// Counts a file of `kind` that could not be used.
-    pub fn reload_failed(&self, kind: &str) {
-        self.reload_failures.with_label_values(&[kind]).inc();
+    pub(in crate::ops) fn reload_failed(&self, kind: Kind) {
+        self.reload_failures.with_label_values(&[kind.label()]).inc();
     }
 
     /// Brings up to date what is read rather than kept.
-    pub fn refresh(&self, started: Instant, records_read: Option<Instant>, logs: Option<&Logs>) {
-        self.uptime.set(started.elapsed().as_secs_f64());
-        self.records_age.set(records_read.map_or(0.0, |read| read.elapsed().as_secs_f64()));
+    pub fn refresh(&self, journal: &Journal, logs: Option<&Logs>) {
+        self.uptime.set(journal.started().elapsed().as_secs_f64());
+        self.records_age.set(journal.records_age().map_or(0.0, |age| age.as_secs_f64()));
         if let Some(logs) = logs {
             let new = logs.dropped().saturating_sub(self.log_lines_lost.get());
             self.log_lines_lost.inc_by(new);

@@ -1,0 +1,66 @@
+//! The server's own counters, read from its metrics port as Prometheus would.
+
+use std::{
+    io::{Read, Write},
+    net::{Ipv4Addr, TcpStream},
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use dns_user::ops::metrics::names;
+use whole_system_tests::namespace::Namespace;
+
+/// Default port of the metrics.
+const PORT: u16 = 53088;
+
+/// One scrape.
+#[derive(Clone, Debug)]
+pub struct Metrics(String);
+
+impl Metrics {
+    /// Scrapes the server that runs in `namespace`.
+    pub fn read(namespace: &Namespace) -> Result<Self> {
+        namespace.run(scrape)?.context("cannot read the server's metrics")
+    }
+
+    /// Sum of all samples of a family whose labels hold `label`, such as `outcome="hit"`.
+    pub fn sum(&self, family: &str, label: &str) -> u64 {
+        let samples = self.0.lines().filter(|line| line.starts_with(family));
+        let wanted =
+            samples.filter(|line| line[family.len()..].starts_with(['{', ' ']) && line.contains(label));
+        wanted.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum::<f64>() as u64
+    }
+
+    /// Replies that the BPF program gave.
+    pub fn fast_path_replies(&self) -> u64 {
+        self.sum(names::REPLIES_TOTAL, "path=\"fast\"")
+    }
+
+    /// Replies that userspace gave.
+    pub fn userspace_replies(&self) -> u64 {
+        self.sum(names::REPLIES_TOTAL, "path=\"userspace\"")
+    }
+}
+
+/// GET /metrics on loopback.
+fn scrape() -> Result<Metrics> {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, PORT))?;
+    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+    stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply)?;
+    let (_, body) = reply.split_once("\r\n\r\n").context("no HTTP reply")?;
+    Ok(Metrics(body.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_are_summed_by_label() {
+        let text = "# HELP x\nx_total{a=\"1\",b=\"2\"} 3\nx_total{a=\"1\"} 4\nx_total{a=\"2\"} 5\nx_total_other{a=\"1\"} 9\n";
+        let metrics = Metrics(text.to_owned());
+        assert_eq!(metrics.sum("x_total", "a=\"1\""), 7);
+    }
+}

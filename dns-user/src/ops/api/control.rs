@@ -1,0 +1,109 @@
+//! The paths of our own: status, names explained, levels, reload, flush.
+
+use axum::{
+    Json,
+    extract::{Query, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::{Backend, refused};
+use crate::ops::logs::{parse_level, requests, tags};
+
+/// `/status`.
+pub(super) async fn status(State(backend): State<Backend>) -> Response {
+    Json(backend.status()).into_response()
+}
+
+/// Parameters of `/resolve`.
+#[derive(Debug, Deserialize)]
+pub(super) struct ResolveParameters {
+    /// The name, with or without the final dot.
+    name: String,
+}
+
+/// `/resolve`.
+pub(super) async fn resolve(
+    State(backend): State<Backend>,
+    Query(ResolveParameters { name }): Query<ResolveParameters>,
+) -> Response {
+    match backend.explain(&name) {
+        Ok(explanation) => Json(explanation).into_response(),
+        Err(reason) => refused(reason),
+    }
+}
+
+/// `/reload`: 200 when all went well, 409 when the last good state of some part stayed.
+pub(super) async fn reload(State(backend): State<Backend>) -> Response {
+    match backend.reload().await {
+        Ok(reloaded) => {
+            let status = if reloaded.failed.is_empty() { StatusCode::OK } else { StatusCode::CONFLICT };
+            (status, Json(reloaded)).into_response()
+        }
+        Err(problem) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{problem}\n")).into_response(),
+    }
+}
+
+/// `/flush`.
+pub(super) async fn flush(State(backend): State<Backend>) -> Response {
+    Json(json!({ "flushed": backend.flush().await })).into_response()
+}
+
+/// Body of a POST to `/log`; what is missing stays as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LogChange {
+    /// New level: DEBUG, INFO, WARN, ERROR or NONE; `default` lets a tag follow the general one again.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub level: Option<String>,
+    /// The tag that it is for; missing: the general level.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub tag: Option<String>,
+    /// Request lines a second, at most.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub requests_per_second: Option<u32>,
+}
+
+/// `GET /log`.
+pub(super) async fn levels(State(backend): State<Backend>) -> Response {
+    let known: Vec<_> =
+        tags::TAGS.iter().map(|tag| json!({ "name": tag.name, "about": tag.about })).collect();
+    let levels = backend.logs().map(|logs| logs.status());
+    Json(json!({ "levels": levels, "tags": known })).into_response()
+}
+
+/// `POST /log`.
+pub(super) async fn change_levels(State(backend): State<Backend>, Json(change): Json<LogChange>) -> Response {
+    let Some(logs) = backend.logs() else {
+        return (StatusCode::CONFLICT, "this process does not log\n").into_response();
+    };
+    let LogChange { level, tag, requests_per_second } = change;
+    let tag = tag.as_deref();
+    if let Some(unknown) = tag.filter(|tag| tags::targets(tag).is_none()) {
+        let known = tags::names().collect::<Vec<_>>().join(", ");
+        return bad_request(format!("no tag {unknown}; the tags are {known}"));
+    }
+    let changed = match (level.as_deref(), tag) {
+        (None, None) => Ok(()),
+        (None, Some(_)) => return bad_request("a tag needs a level"),
+        (Some(text), Some(tag)) if text.eq_ignore_ascii_case("default") => logs.unset(tag),
+        (Some(text), tag) => match parse_level(text) {
+            Some(level) => logs.set(tag, level),
+            None => return bad_request("the levels are DEBUG, INFO, WARN, ERROR and NONE"),
+        },
+    };
+    if let Some(limit) = requests_per_second {
+        requests::set_limit(limit);
+    }
+    match changed {
+        Ok(()) => Json(logs.status()).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+/// 400 with a reason.
+fn bad_request(reason: impl Into<String>) -> Response {
+    (StatusCode::BAD_REQUEST, reason.into() + "\n").into_response()
+}

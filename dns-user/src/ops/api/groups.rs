@@ -1,0 +1,128 @@
+//! `/local-groups`: what this VM's jobs say of themselves.
+
+use std::{collections::BTreeMap, fs, io, path::Path};
+
+use axum::{extract::State, response::Response};
+use serde::{Deserialize, Serialize};
+
+use super::{Backend, json_lines};
+
+/// A line of `/local-groups`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Group {
+    /// Job; empty in the line for the VM as a whole.
+    pub job_name: String,
+    /// Link that the job provides.
+    pub link_name: String,
+    /// Type of the link.
+    pub link_type: String,
+    /// Group id.
+    pub group_id: String,
+    /// State; empty: nothing is known, or checks are off (observed).
+    pub health_state: String,
+}
+
+/// What the health server of this VM says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LocalHealth {
+    /// Of the VM.
+    pub state: String,
+    /// By group id.
+    pub groups: BTreeMap<String, String>,
+}
+
+/// Lists them.
+pub(super) async fn local_groups(State(backend): State<Backend>) -> Response {
+    json_lines(backend.local_groups().await)
+}
+
+/// A link in a job's `links.json`; further members do not count.
+#[derive(Debug, Deserialize)]
+struct Link {
+    /// Group id.
+    group: String,
+    /// Link.
+    name: String,
+    /// Type of the link.
+    #[serde(rename = "type")]
+    link_type: String,
+}
+
+/// Reads the links of all jobs in `jobs_dir` (`JOB/.bosh/links.json`), in the
+/// order of their names, with the states of `health`; the VM as a whole comes
+/// first. Jobs without links are left out; a file that cannot be used is
+/// reported and left out.
+pub fn read_jobs(jobs_dir: &Path, health: &LocalHealth) -> Vec<Group> {
+    let mut lines = vec![Group { health_state: health.state.clone(), ..Group::default() }];
+    for job in job_names(jobs_dir) {
+        let file = jobs_dir.join(&job).join(".bosh/links.json");
+        match read_links(&file) {
+            Ok(links) => lines.extend(links.into_iter().map(|Link { group, name, link_type }| Group {
+                job_name: job.clone(),
+                link_name: name,
+                link_type,
+                health_state: health.groups.get(&group).cloned().unwrap_or_default(),
+                group_id: group,
+            })),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => tracing::warn!(file = %file.display(), %error, "links of a job cannot be read"),
+        }
+    }
+    lines
+}
+
+/// Names of the folders below `jobs_dir`, sorted; links to folders count.
+fn job_names(jobs_dir: &Path) -> Vec<String> {
+    let entries = match fs::read_dir(jobs_dir) {
+        Ok(entries) => entries,
+        Err(error) => {
+            tracing::warn!(folder = %jobs_dir.display(), %error, "the folder of the jobs cannot be read");
+            return Vec::new();
+        }
+    };
+    let mut names: Vec<String> = entries
+        .flatten()
+        .filter(|entry| entry.path().is_dir())
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
+    names.sort_unstable();
+    names
+}
+
+/// Reads one `links.json`.
+fn read_links(file: &Path) -> io::Result<Vec<Link>> {
+    serde_json::from_slice(&fs::read(file)?)
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_without_usable_links_are_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        for (job, links) in [
+            ("b", r#"[{"group": "2", "name": "link", "type": "conn", "more": 1}]"#),
+            ("a", r#"[{"group": "1", "name": "link", "type": "conn"}]"#),
+            ("broken", "{"),
+        ] {
+            let bosh = folder.path().join(job).join(".bosh");
+            fs::create_dir_all(&bosh).unwrap();
+            fs::write(bosh.join("links.json"), links).unwrap();
+        }
+        fs::create_dir(folder.path().join("no-links")).unwrap();
+        fs::write(folder.path().join("README"), "a file").unwrap();
+        let health = LocalHealth {
+            state: "running".into(),
+            groups: BTreeMap::from([("1".to_owned(), "failing".to_owned())]),
+        };
+        let lines: Vec<(String, String, String)> = read_jobs(folder.path(), &health)
+            .into_iter()
+            .map(|line| (line.job_name, line.group_id, line.health_state))
+            .collect();
+        let expected = [("", "", "running"), ("a", "1", "failing"), ("b", "2", "")]
+            .map(|(job, group, state)| (job.to_owned(), group.to_owned(), state.to_owned()));
+        assert_eq!(lines, expected);
+    }
+}

@@ -1,0 +1,98 @@
+//! Accepts TLS connections; handshakes go on side by side, each bounded in
+//! time, all of them bounded in number.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{Semaphore, mpsc},
+    task::AbortHandle,
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+
+use crate::tls::RotatingTls;
+
+/// How long a handshake may take.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
+
+/// Handshakes at a time. Only local processes can connect.
+const HANDSHAKES: usize = 32;
+
+/// A connection whose client has shown a good certificate.
+type Accepted = (TlsStream<TcpStream>, SocketAddr);
+
+/// Hands out connections after their handshake.
+pub(super) struct TlsListener {
+    /// Where it listens.
+    address: SocketAddr,
+    /// Connections that are ready.
+    ready: mpsc::Receiver<Accepted>,
+    /// The task that accepts; ends with the listener.
+    accepting: AbortHandle,
+}
+
+impl TlsListener {
+    /// Begins to accept on `socket`.
+    pub(super) fn start(socket: TcpListener, tls: Arc<RotatingTls>) -> io::Result<Self> {
+        let address = socket.local_addr()?;
+        let (done, ready) = mpsc::channel(HANDSHAKES);
+        let accepting = tokio::spawn(accept(socket, tls, done)).abort_handle();
+        Ok(Self { address, ready, accepting })
+    }
+
+    /// Where it listens.
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for TlsListener {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+impl axum::serve::Listener for TlsListener {
+    type Io = TlsStream<TcpStream>;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> Accepted {
+        match self.ready.recv().await {
+            Some(connection) => connection,
+            // The accepting task never ends by itself; with it gone there is nothing to hand out.
+            None => std::future::pending().await,
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.address)
+    }
+}
+
+/// Accepts for ever; each handshake is a task of its own.
+async fn accept(socket: TcpListener, tls: Arc<RotatingTls>, done: mpsc::Sender<Accepted>) {
+    let places = Arc::new(Semaphore::new(HANDSHAKES));
+    loop {
+        let (stream, client) = match socket.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Out of file descriptors, most likely: give others time to close some.
+                tracing::warn!(%error, "the API cannot accept a connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let acceptor = TlsAcceptor::from(tls.server_config());
+        let done = done.clone();
+        tokio::spawn(async move {
+            match tokio::time::timeout(HANDSHAKE_LIMIT, acceptor.accept(stream)).await {
+                // The receiver is gone only when the API ends.
+                Ok(Ok(stream)) => drop(done.send((stream, client)).await),
+                Ok(Err(error)) => tracing::info!(%client, %error, "an API client was refused"),
+                Err(_) => tracing::info!(%client, "an API client did not finish its handshake"),
+            }
+            drop(place);
+        });
+    }
+}
