@@ -6,9 +6,9 @@
 pub mod addresses;
 pub mod duration;
 pub mod glob;
-mod json;
+pub(crate) mod json;
 mod parse;
-mod reader;
+pub(crate) mod reader;
 pub mod recursor;
 
 pub use self::parse::Loaded;

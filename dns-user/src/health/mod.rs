@@ -1,1 +1,33 @@
-//! Health: the watcher, the tracker, the health server, certificates that rotate.
+//! Health of instances: who is checked, how, and what is known; and the health
+//! server that other machines ask.
+//!
+//! * [`HealthStates`]: what is known, for [`crate::resolve::resolve`].
+//! * [`Tracker`]: which names were asked last, and which instances they need.
+//! * `watcher`: carries the checks out on a thread of its own, in the order
+//!   that `schedule` (pure) decides.
+
+mod check;
+mod metrics;
+mod report;
+mod schedule;
+mod service;
+mod states;
+mod tracker;
+mod watcher;
+
+use std::{net::IpAddr, sync::Arc};
+
+pub use self::{
+    metrics::HealthMetrics,
+    report::Report,
+    service::{HealthError, HealthService},
+    states::{HealthStates, InstanceHealth},
+    tracker::{Decide, Marks, NoMarks, Tracker},
+};
+
+/// The name that certificates of both ends are issued to (observed).
+pub const HEALTH_NAME: &str = "health.bosh-dns";
+
+/// Is told the addresses of instances whose known state has just changed. Must
+/// not block, and must not call the tracker.
+pub type OnChange = Arc<dyn Fn(&[IpAddr]) + Send + Sync>;

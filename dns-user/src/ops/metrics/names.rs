@@ -99,7 +99,8 @@ pub const FAST_PATH_PUBLISH_DURATION_SECONDS: &str = "bosh_dns_xdp_fast_path_pub
 
 //----------- Ours: health ---------------------------------------------------
 
-/// Counter: checks by `result` (`running`, `failing`, `unknown`).
+/// Counter: checks by `result` (`running`, `failing`, `other`, and without an
+/// answer `unreachable`, `tls`, `status`, `malformed`, `timeout`).
 pub const HEALTH_CHECKS_TOTAL: &str = "bosh_dns_xdp_health_checks_total";
 /// Histogram: how long a check took.
 pub const HEALTH_CHECK_DURATION_SECONDS: &str = "bosh_dns_xdp_health_check_duration_seconds";
@@ -109,7 +110,8 @@ pub const HEALTH_TRACKED_NAMES: &str = "bosh_dns_xdp_health_tracked_names";
 pub const HEALTH_INSTANCES: &str = "bosh_dns_xdp_health_instances";
 /// Gauge: checks under way.
 pub const HEALTH_CHECKS_IN_FLIGHT: &str = "bosh_dns_xdp_health_checks_in_flight";
-/// Gauge: end of a certificate, seconds since 1970: `use` (`api`, `health_client`, `health_server`).
+/// Gauge: end of a certificate, seconds since 1970: `use` (`api`, `health_client`,
+/// `health_server`), `part` (`certificate`, or `authority`: the first CA to end).
 pub const CERTIFICATE_EXPIRY_SECONDS: &str = "bosh_dns_xdp_certificate_expiry_timestamp_seconds";
 
 //----------- Ours: recursors ------------------------------------------------

@@ -1,0 +1,431 @@
+//! When which instance is checked: pure, with the caller's clock.
+//!
+//! Every instance has a phase of its own inside the interval, and phases are
+//! dealt out so that any number of instances is spread evenly. The first check
+//! of an instance does not wait for its phase.
+//!
+//! Two lanes keep silent instances from delaying the others:
+//!
+//! * the **fast lane** takes first checks and those of instances that answer;
+//!   a check that is not done after the caller's patience has to leave it;
+//! * the **slow lane** takes those, and from the beginning the checks of
+//!   instances that were silent last time.
+//!
+//! So thousands of black holes fill the slow lane and wait for one another,
+//! while an instance that answers waits for none of them.
+
+use std::{
+    collections::{BTreeSet, HashMap, VecDeque},
+    net::IpAddr,
+    time::{Duration, Instant},
+};
+
+/// The golden ratio's fraction in units of 2⁻³²: multiples of it, modulo one,
+/// lie as evenly as can be for every count (Weyl's sequence).
+const GOLDEN: u32 = 0x9e37_79b9;
+
+/// How many checks may run at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lanes {
+    /// In the fast lane.
+    pub(super) fast: usize,
+    /// In the slow lane.
+    pub(super) slow: usize,
+}
+
+/// Where a check runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lane {
+    /// Left when the patience ends.
+    Fast,
+    /// Until the check's own time limit.
+    Slow,
+}
+
+/// How a check ended, as far as the next one is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// There was an answer of some kind, a refused connection included.
+    Answered,
+    /// Time went by without one.
+    Silent,
+    /// It had to leave the fast lane while the slow one was full: nothing is known.
+    CutOff,
+}
+
+/// Stands for one check from its start to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Ticket(u64);
+
+/// Instances and their next checks.
+#[derive(Debug)]
+pub(super) struct Schedule {
+    /// Time between two checks of one instance.
+    interval: Duration,
+    /// Where phases begin.
+    epoch: Instant,
+    /// How many may run at once.
+    lanes: Lanes,
+    /// Phase of the next instance, in 2⁻³² of the interval.
+    next_phase: u32,
+    /// Number of the next ticket.
+    next_ticket: u64,
+    /// All instances.
+    targets: HashMap<IpAddr, Target>,
+    /// Never checked, and somebody waits for it. May hold instances that have
+    /// left or moved on; these are skipped.
+    urgent: VecDeque<IpAddr>,
+    /// Never checked. As above.
+    first: VecDeque<IpAddr>,
+    /// Next checks of those that answer.
+    due: BTreeSet<(Instant, IpAddr)>,
+    /// Next checks of those that were silent.
+    silent: BTreeSet<(Instant, IpAddr)>,
+    /// Checks under way.
+    running: HashMap<Ticket, (IpAddr, Lane)>,
+    /// How many of them are in the slow lane.
+    running_slow: usize,
+}
+
+/// One instance.
+#[derive(Clone, Copy, Debug)]
+struct Target {
+    /// Its phase, in 2⁻³² of the interval.
+    phase: u32,
+    /// What it waits for.
+    waits: Waits,
+}
+
+/// What an instance waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Waits {
+    /// In `urgent`.
+    Urgent,
+    /// In `first`.
+    First,
+    /// In `due`.
+    Due(Instant),
+    /// In `silent`.
+    Silent(Instant),
+    /// For the end of its check.
+    Running(Ticket),
+}
+
+impl Schedule {
+    /// Nothing to check yet. `phase` shifts all phases (2⁻³² of the interval):
+    /// a random one keeps machines from checking in step.
+    pub(super) fn new(interval: Duration, lanes: Lanes, epoch: Instant, phase: u32) -> Self {
+        Self {
+            interval,
+            epoch,
+            lanes,
+            next_phase: phase,
+            next_ticket: 0,
+            targets: HashMap::new(),
+            urgent: VecDeque::new(),
+            first: VecDeque::new(),
+            due: BTreeSet::new(),
+            silent: BTreeSet::new(),
+            running: HashMap::new(),
+            running_slow: 0,
+        }
+    }
+
+    /// Begins to check an instance, or says that somebody waits for its first check.
+    pub(super) fn add(&mut self, ip: IpAddr, urgent: bool) {
+        let phase = self.next_phase;
+        let waits = if urgent { Waits::Urgent } else { Waits::First };
+        match self.targets.get_mut(&ip) {
+            None => {
+                self.targets.insert(ip, Target { phase, waits });
+                self.next_phase = self.next_phase.wrapping_add(GOLDEN);
+            }
+            Some(target) if urgent && target.waits == Waits::First => target.waits = Waits::Urgent,
+            Some(_) => return,
+        }
+        if urgent { &mut self.urgent } else { &mut self.first }.push_back(ip);
+    }
+
+    /// Checks the instance no more. Gives the ticket of its running check, which
+    /// still has to be ended.
+    pub(super) fn remove(&mut self, ip: IpAddr) -> Option<Ticket> {
+        match self.targets.remove(&ip)?.waits {
+            Waits::Due(at) => _ = self.due.remove(&(at, ip)),
+            Waits::Silent(at) => _ = self.silent.remove(&(at, ip)),
+            Waits::Running(ticket) => return Some(ticket),
+            // Skipped when its turn comes.
+            Waits::Urgent | Waits::First => {}
+        }
+        None
+    }
+
+    /// Whether the instance is to be checked.
+    pub(super) fn holds(&self, ip: IpAddr) -> bool {
+        self.targets.contains_key(&ip)
+    }
+
+    /// Starts the next check that is due and has room.
+    pub(super) fn start(&mut self, now: Instant) -> Option<(Ticket, IpAddr, Lane)> {
+        let (ip, lane) = if let Some(ip) = self.next_fast(now) {
+            (ip, Lane::Fast)
+        } else {
+            let &(at, ip) = self.silent.first().filter(|(at, _)| *at <= now && self.has_slow_room())?;
+            self.silent.remove(&(at, ip));
+            self.running_slow += 1;
+            (ip, Lane::Slow)
+        };
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        self.running.insert(ticket, (ip, lane));
+        if let Some(target) = self.targets.get_mut(&ip) {
+            target.waits = Waits::Running(ticket);
+        }
+        Some((ticket, ip, lane))
+    }
+
+    /// Takes the next instance for the fast lane out of its queue: first those
+    /// that somebody waits for, then those whose time has come, then new ones.
+    fn next_fast(&mut self, now: Instant) -> Option<IpAddr> {
+        if self.running.len() - self.running_slow >= self.lanes.fast {
+            return None;
+        }
+        if let Some(ip) = Self::pop(&mut self.urgent, &self.targets, Waits::Urgent) {
+            return Some(ip);
+        }
+        if let Some(&(at, ip)) = self.due.first().filter(|(at, _)| *at <= now) {
+            self.due.remove(&(at, ip));
+            return Some(ip);
+        }
+        Self::pop(&mut self.first, &self.targets, Waits::First)
+    }
+
+    /// The first of `queue` that still waits in it.
+    fn pop(queue: &mut VecDeque<IpAddr>, targets: &HashMap<IpAddr, Target>, waits: Waits) -> Option<IpAddr> {
+        while let Some(ip) = queue.pop_front() {
+            if targets.get(&ip).is_some_and(|target| target.waits == waits) {
+                return Some(ip);
+            }
+        }
+        None
+    }
+
+    /// The patience with a check in the fast lane has ended: moves it to the slow
+    /// lane. `false`: that is full, the check has to be ended as cut off.
+    pub(super) fn slow_down(&mut self, ticket: Ticket) -> bool {
+        let room = self.has_slow_room();
+        match self.running.get_mut(&ticket) {
+            Some((_, lane @ Lane::Fast)) if room => {
+                *lane = Lane::Slow;
+                self.running_slow += 1;
+                true
+            }
+            Some((_, Lane::Slow)) => true,
+            _ => false,
+        }
+    }
+
+    /// A check is over; decides when the next one is.
+    pub(super) fn end(&mut self, ticket: Ticket, ending: Ending, now: Instant) {
+        let Some((ip, lane)) = self.running.remove(&ticket) else { return };
+        self.running_slow -= usize::from(lane == Lane::Slow);
+        let Some(target) = self.targets.get_mut(&ip) else { return };
+        if target.waits != Waits::Running(ticket) {
+            return;
+        }
+        let at = match ending {
+            // At least half an interval after the last one, so that the first
+            // check is not followed at once by the second.
+            Ending::Answered | Ending::Silent => {
+                next_moment(self.epoch, self.interval, target.phase, now + self.interval / 2)
+            }
+            Ending::CutOff => now,
+        };
+        if ending == Ending::Answered {
+            target.waits = Waits::Due(at);
+            self.due.insert((at, ip));
+        } else {
+            target.waits = Waits::Silent(at);
+            self.silent.insert((at, ip));
+        }
+    }
+
+    /// When [`Self::start`] is to be called again, if nothing else happens.
+    pub(super) fn next_wake(&self) -> Option<Instant> {
+        let fast =
+            (self.running.len() - self.running_slow < self.lanes.fast).then(|| self.due.first()).flatten();
+        let slow = self.has_slow_room().then(|| self.silent.first()).flatten();
+        fast.into_iter().chain(slow).map(|(at, _)| *at).min()
+    }
+
+    /// How many checks are under way.
+    pub(super) fn in_flight(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Whether another check may run in the slow lane.
+    fn has_slow_room(&self) -> bool {
+        self.running_slow < self.lanes.slow
+    }
+}
+
+/// The first moment not before `earliest` that lies at `phase` inside an interval.
+fn next_moment(epoch: Instant, interval: Duration, phase: u32, earliest: Instant) -> Instant {
+    let length = interval.as_nanos().max(1);
+    let offset = (length * u128::from(phase)) >> 32;
+    let passed = earliest.saturating_duration_since(epoch).as_nanos();
+    let rounds = (passed + length - 1).saturating_sub(offset) / length;
+    let nanos = u64::try_from(rounds * length + offset).unwrap_or(u64::MAX);
+    epoch + Duration::from_nanos(nanos)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Address number `n`.
+    fn ip(n: u32) -> IpAddr {
+        IpAddr::from(n.to_be_bytes())
+    }
+
+    /// A schedule of an interval of ten seconds, and the moment it begins.
+    fn schedule(fast: usize, slow: usize) -> (Schedule, Instant) {
+        let epoch = Instant::now();
+        (Schedule::new(Duration::from_secs(10), Lanes { fast, slow }, epoch, 12345), epoch)
+    }
+
+    #[test]
+    fn checks_are_spread_evenly_for_any_number() {
+        for count in [10_u32, 100, 1000, 3000] {
+            let (mut schedule, epoch) = schedule(usize::MAX, 1);
+            for n in 0..count {
+                schedule.add(ip(n), false);
+            }
+            // One in three leaves again: the rest must still be spread.
+            for n in (0..count).step_by(3) {
+                schedule.remove(ip(n));
+            }
+            let left = count - count.div_ceil(3);
+            let mut now = epoch;
+            let mut starts = Vec::new();
+            while now < epoch + Duration::from_secs(40) {
+                while let Some((ticket, _, _)) = schedule.start(now) {
+                    starts.push(now);
+                    schedule.end(ticket, Ending::Answered, now);
+                }
+                now = schedule.next_wake().unwrap();
+            }
+            // From the second interval on, the first checks being over.
+            starts.retain(|at| *at >= epoch + Duration::from_secs(20));
+            let window = Duration::from_millis(500);
+            let most = (0..starts.len())
+                .map(|i| starts[i..].iter().take_while(|at| **at < starts[i] + window).count())
+                .max()
+                .unwrap();
+            assert_eq!(starts.len() as u32, left * 2);
+            assert!(most as u32 <= (left / 10).max(2), "{most} of {left} within a twentieth");
+        }
+    }
+
+    #[test]
+    fn an_instance_is_checked_at_once_and_then_every_interval() {
+        let (mut schedule, epoch) = schedule(1, 1);
+        schedule.add(ip(1), false);
+        schedule.add(ip(1), false);
+        let (ticket, first, lane) = schedule.start(epoch).unwrap();
+        assert_eq!((first, lane), (ip(1), Lane::Fast));
+        assert!(schedule.start(epoch + Duration::from_secs(99)).is_none(), "one check at a time");
+        schedule.end(ticket, Ending::Answered, epoch);
+        let mut last = epoch;
+        for round in 0..5 {
+            let next = schedule.next_wake().unwrap();
+            let gap = next - last;
+            if round == 0 {
+                assert!(gap >= Duration::from_secs(5) && gap <= Duration::from_secs(15), "{gap:?}");
+            } else {
+                assert_eq!(gap, Duration::from_secs(10));
+            }
+            assert!(schedule.start(next - Duration::from_nanos(1)).is_none());
+            let (ticket, _, _) = schedule.start(next).unwrap();
+            schedule.end(ticket, Ending::Answered, next + Duration::from_secs(1));
+            last = next;
+        }
+    }
+
+    #[test]
+    fn silent_instances_fill_only_their_own_lane() {
+        let (mut schedule, mut now) = schedule(4, 8);
+        let patience = Duration::from_millis(200);
+        for n in 0..1000 {
+            schedule.add(ip(n), false);
+        }
+        schedule.add(ip(5000), false);
+        // All are silent but one, which stands behind them all.
+        let mut waited = Duration::ZERO;
+        'rounds: loop {
+            let mut started = Vec::new();
+            while let Some((ticket, ip, lane)) = schedule.start(now) {
+                started.push((ticket, ip, lane));
+            }
+            for (ticket, at, lane) in started {
+                if at == ip(5000) {
+                    break 'rounds;
+                }
+                if lane == Lane::Fast && !schedule.slow_down(ticket) {
+                    schedule.end(ticket, Ending::CutOff, now);
+                }
+            }
+            now += patience;
+            waited += patience;
+        }
+        // A thousand in rounds of four, and not a thousand times the time limit.
+        assert!(waited <= patience * 251, "{waited:?}");
+        assert_eq!(schedule.running_slow, 8);
+    }
+
+    #[test]
+    fn who_is_waited_for_goes_first() {
+        let (mut schedule, now) = schedule(1, 1);
+        for n in 0..10 {
+            schedule.add(ip(n), false);
+        }
+        schedule.add(ip(7), true);
+        schedule.add(ip(20), true);
+        let mut order = Vec::new();
+        while let Some((ticket, ip, _)) = schedule.start(now) {
+            order.push(ip);
+            schedule.end(ticket, Ending::Answered, now);
+        }
+        assert_eq!(order[..3], [ip(7), ip(20), ip(0)]);
+        assert_eq!(order.len(), 11);
+    }
+
+    #[test]
+    fn a_silent_instance_that_answers_is_back_in_the_fast_lane() {
+        let (mut schedule, now) = schedule(1, 1);
+        schedule.add(ip(1), false);
+        let (ticket, _, _) = schedule.start(now).unwrap();
+        assert!(schedule.slow_down(ticket));
+        schedule.end(ticket, Ending::Silent, now);
+        let next = schedule.next_wake().unwrap();
+        let (ticket, _, lane) = schedule.start(next).unwrap();
+        assert_eq!(lane, Lane::Slow);
+        schedule.end(ticket, Ending::Answered, next);
+        let next = schedule.next_wake().unwrap();
+        assert_eq!(schedule.start(next).unwrap().2, Lane::Fast);
+    }
+
+    #[test]
+    fn removed_while_running_and_added_again() {
+        let (mut schedule, now) = schedule(2, 1);
+        schedule.add(ip(1), false);
+        let (old, _, _) = schedule.start(now).unwrap();
+        assert_eq!(schedule.remove(ip(1)), Some(old));
+        schedule.add(ip(1), false);
+        let (new, _, _) = schedule.start(now).unwrap();
+        schedule.end(old, Ending::Silent, now);
+        assert_eq!(schedule.in_flight(), 1);
+        schedule.end(new, Ending::Answered, now);
+        assert!(schedule.next_wake().is_some() && schedule.silent.is_empty());
+        assert!(schedule.remove(ip(1)).is_none() && !schedule.holds(ip(1)) && schedule.next_wake().is_none());
+    }
+}
