@@ -8,7 +8,7 @@ use std::{
     collections::BTreeMap,
     net::SocketAddr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, LazyLock, Mutex, PoisonError,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{broadcast, watch};
 
 use super::{
-    logs::requests::{self, Request},
+    logs::requests::Request,
     metrics::labels::{rcode_label, type_label},
 };
 
@@ -146,10 +146,15 @@ impl Tap {
         }
     }
 
-    /// Tells of a request that userspace answered: to the log and to whoever looks.
+    /// Whether anybody looks.
+    #[inline]
+    pub fn is_wanted(&self) -> bool {
+        self.shared.every.load(Ordering::Relaxed) != 0
+    }
+
+    /// Shows a request that userspace answered to whoever looks.
     #[inline]
     pub fn observe(&self, request: &Request<'_>) {
-        requests::log(request);
         let every = self.shared.every.load(Ordering::Relaxed);
         if every != 0 {
             self.offer(request, every);
@@ -196,6 +201,13 @@ impl Tap {
         self.shared.every.store(every, Ordering::Relaxed);
         self.shared.wanted.send_if_modified(|wanted| std::mem::replace(wanted, every) != every);
     }
+}
+
+/// The tap of this process: requests are told of from too many places to hand
+/// it to each, as with the log.
+pub fn global() -> &'static Tap {
+    static TAP: LazyLock<Tap> = LazyLock::new(Tap::new);
+    &TAP
 }
 
 //----------- TapView --------------------------------------------------------

@@ -1,4 +1,5 @@
-//! The line per request: off unless asked for, bounded in rate when it is on.
+//! What is told of single requests: a line in the log, off unless asked for and
+//! bounded in rate when it is on, and a line for whoever looks at the tap.
 //!
 //! Asked for with `log_level: DEBUG`, or for the tag `RequestLoggerHandler`
 //! alone (configuration, or `bosh-dns-xdp log --tag RequestLoggerHandler
@@ -13,7 +14,10 @@ use std::{
 
 use crate::{
     name::Name,
-    ops::metrics::labels::{rcode_label, type_label},
+    ops::{
+        metrics::labels::{rcode_label, type_label},
+        tap,
+    },
 };
 
 /// Target of these lines, for the filter; the tag is `RequestLoggerHandler`.
@@ -45,18 +49,26 @@ pub struct Request<'a> {
     pub took: Duration,
 }
 
-/// Whether request lines are wanted at all: one load while they are not.
+/// Whether anybody wants to know of requests, by the log or by the tap: two
+/// loads while nobody does.
 #[inline]
 pub fn wanted() -> bool {
+    log_wanted() || tap::global().is_wanted()
+}
+
+/// Whether request lines are to be logged.
+#[inline]
+fn log_wanted() -> bool {
     tracing::enabled!(target: TARGET, tracing::Level::DEBUG)
 }
 
-/// Logs a request, if wanted and within the rate.
+/// Tells of a request: to the log, within the rate, and to whoever looks at the tap.
 #[inline]
 pub fn log(request: &Request<'_>) {
-    if wanted() && LIMITER.admit(now_seconds()) {
+    if log_wanted() && LIMITER.admit(now_seconds()) {
         write(request);
     }
+    tap::global().observe(request);
 }
 
 /// Changes how many lines a second are written; 0: none.
