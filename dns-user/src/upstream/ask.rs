@@ -81,14 +81,11 @@ impl<'a> Ask<'a> {
     }
 
     /// Makes an upstream's reply, whose sections are known to be whole, one for
-    /// this client: its id, its letter case, an OPT if it sent one.
+    /// this client: its id and its letter case.
     pub(crate) fn finish(&self, reply: &mut Vec<u8>, outline: &Outline) {
         reply.truncate(outline.end);
         message::set_id(reply, message::id(self.message));
         self.restore_case(reply);
-        if outline.opt.is_none() {
-            self.add_opt(reply);
-        }
     }
 
     /// Overwrites the name of the reply's question with the client's.
@@ -105,19 +102,6 @@ impl<'a> Ask<'a> {
         if let Some(size) = self.udp_size() {
             message::append_opt(reply, size);
         }
-    }
-
-    /// A reply of our own without records.
-    pub(crate) fn bare_reply(&self, authoritative: bool, recursion_available: bool, rcode: u8) -> Vec<u8> {
-        let mut reply = message::begin_reply(
-            self.message,
-            self.question.clone(),
-            authoritative,
-            recursion_available,
-            rcode,
-        );
-        self.add_opt(&mut reply);
-        reply
     }
 }
 
@@ -156,6 +140,7 @@ mod tests {
         let mut reply = b"\xff\xff\x81\x80\0\x01\0\0\0\0\0\0\x02ok\x07EXAMPLE\0\0\x01\0\x01junk".to_vec();
         let outline = Outline::of(&reply).unwrap();
         ask.finish(&mut reply, &outline);
+        ask.add_opt(&mut reply);
         assert_eq!(&reply[..24], b"\x12\x34\x81\x80\0\x01\0\0\0\0\0\x01\x02oK\x07example\0");
         assert_eq!(&reply[28..], b"\0\0\x29\x04\xd0\0\0\0\0\0\0");
     }

@@ -1,18 +1,34 @@
-//! One way to an answer: a source and what stands before it.
+//! One way to an answer: a source and, where it is switched on, its cache.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::{
     Ask,
+    cache::{Cache, Entry, Key, Lookup},
+    flight::{Flights, Landing, Part},
     forward::{Forwarded, Forwarder},
+    message,
 };
 use crate::wire::{Query, ReplyFlags, Transport, empty_reply};
 
-/// Answers queries from one source.
-#[derive(Debug)]
+/// So long a client waits for the renewal of an answer that is past its time
+/// before it gets that (RFC 8767, section 5: "client response timer", 1.8 s).
+const STALE_PATIENCE: Duration = Duration::from_millis(1800);
+
+/// Answers queries from one source. Clones share source and cache.
+#[derive(Clone, Debug)]
 pub struct Channel {
+    /// What the clones share.
+    shared: Arc<Shared>,
+}
+
+/// What all clones of a channel have in common.
+#[derive(Debug)]
+struct Shared {
     /// Where answers come from.
     source: Source,
+    /// Where they are kept.
+    cache: Option<Arc<Cache>>,
 }
 
 /// Where answers come from.
@@ -22,10 +38,18 @@ pub(crate) enum Source {
     Dns(Arc<Forwarder>),
 }
 
+/// A reply for the client, and whether it is a failure.
+struct Fetched {
+    /// The reply, whole.
+    reply: Vec<u8>,
+    /// There was no usable answer.
+    failed: bool,
+}
+
 impl Channel {
-    /// Answers from `source`.
-    pub(crate) fn new(source: Source) -> Self {
-        Self { source }
+    /// Answers from `source`, and from `cache` before.
+    pub(crate) fn new(source: Source, cache: Option<Arc<Cache>>) -> Self {
+        Self { shared: Arc::new(Shared { source, cache }) }
     }
 
     /// The whole reply to a query: the client's id and letter case, not yet cut to size.
@@ -35,7 +59,88 @@ impl Channel {
             // should the two ever differ, the client is told.
             return empty_reply(query, hickory_proto::op::ResponseCode::FormErr, ReplyFlags::ERROR);
         };
-        self.source.fetch(&ask).await.reply
+        let Some((cache, key)) =
+            self.shared.cache.as_ref().and_then(|cache| Some((cache, Cache::key(&ask)?)))
+        else {
+            let Forwarded { mut reply, outline, .. } = self.shared.source.fetch(&ask).await;
+            if outline.opt.is_none() {
+                ask.add_opt(&mut reply);
+            }
+            return reply;
+        };
+        match cache.get(&key, &ask) {
+            Lookup::Fresh(reply) => reply,
+            Lookup::Miss => self.shared.fetch_for_all(cache, &key, &ask, true).await.reply,
+            Lookup::Stale(entry) => self.renew(cache, &key, &ask, &entry).await,
+        }
+    }
+
+    /// The reply to a query that can be given without waiting: it is in the cache.
+    pub fn answer_now(&self, query: &Query<'_>, transport: Transport) -> Option<Vec<u8>> {
+        let cache = self.shared.cache.as_ref()?;
+        let ask = Ask::new(query.message, transport)?;
+        match cache.peek(&Cache::key(&ask)?, &ask) {
+            Lookup::Fresh(reply) => Some(reply),
+            Lookup::Miss | Lookup::Stale(_) => None,
+        }
+    }
+
+    /// Tries to renew an answer, and gives it as it is if that fails or takes too long.
+    async fn renew(&self, cache: &Arc<Cache>, key: &Key, ask: &Ask<'_>, entry: &Arc<Entry>) -> Vec<u8> {
+        let renewal = {
+            let (shared, cache, key) = (Arc::clone(&self.shared), Arc::clone(cache), key.clone());
+            let (message, transport) = (ask.message.to_vec(), ask.transport);
+            async move {
+                let ask = Ask::new(&message, transport)?;
+                Some(shared.fetch_for_all(&cache, &key, &ask, false).await)
+            }
+        };
+        // It goes on when this client no longer waits for it.
+        match tokio::time::timeout(STALE_PATIENCE, tokio::spawn(renewal)).await {
+            Ok(Ok(Some(Fetched { reply, failed: false }))) => reply,
+            _ => {
+                entry.renewal_failed();
+                cache.stale_reply(entry, ask)
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Asks for an answer, together with all who wait for the same.
+    /// `keep_failures`: failures that may be kept are.
+    async fn fetch_for_all(&self, cache: &Cache, key: &Key, ask: &Ask<'_>, keep_failures: bool) -> Fetched {
+        let flight = Flights::key(key, ask);
+        loop {
+            match cache.flights.join(flight.clone()) {
+                Part::Leader(leader) => {
+                    let Forwarded { mut reply, mut outline, failed, keep } = self.source.fetch(ask).await;
+                    if !failed || keep && keep_failures {
+                        cache.admit(key, ask, &mut reply, &mut outline);
+                    }
+                    if outline.opt.is_none() {
+                        ask.add_opt(&mut reply);
+                    }
+                    leader.land(&reply, failed);
+                    return Fetched { reply, failed };
+                }
+                Part::Follower(landing) => match landing.await {
+                    Ok(Landing::Reply(reply, failed)) => {
+                        let mut reply = reply.to_vec();
+                        message::set_id(&mut reply, message::id(ask.message));
+                        ask.restore_case(&mut reply);
+                        return Fetched { reply, failed };
+                    }
+                    Ok(Landing::GivenUp) => {
+                        let Forwarded { mut reply, .. } = Forwarded::bare(ask, true, message::SERVFAIL);
+                        ask.add_opt(&mut reply);
+                        return Fetched { reply, failed: true };
+                    }
+                    // Whoever asked has gone: ask anew.
+                    Err(_) => {}
+                },
+            }
+        }
     }
 }
 

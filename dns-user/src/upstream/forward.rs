@@ -37,12 +37,30 @@ pub(crate) struct RecursorSet {
 /// How a query ended.
 #[derive(Debug)]
 pub(crate) struct Forwarded {
-    /// The reply for the client: its id, its letter case, not yet cut to size.
+    /// The reply: the client's id and letter case; no OPT was added yet, and it
+    /// is not cut to size.
     pub(crate) reply: Vec<u8>,
-    /// The sections of `reply` before an OPT was added; `None` for one of our own making.
-    pub(crate) outline: Option<Outline>,
-    /// No recursor gave a usable answer: nobody answered, or only by errors.
+    /// Its sections.
+    pub(crate) outline: Outline,
+    /// There was no usable answer: nobody answered, or only by errors.
     pub(crate) failed: bool,
+    /// A failure that is kept for a while all the same.
+    pub(crate) keep: bool,
+}
+
+impl Forwarded {
+    /// A reply of our own without records: a failure.
+    pub(crate) fn bare(ask: &Ask<'_>, recursion_available: bool, rcode: u8) -> Self {
+        let reply =
+            message::begin_reply(ask.message, ask.question.clone(), false, recursion_available, rcode);
+        Self::own(reply, true)
+    }
+
+    /// A reply of our own making.
+    pub(crate) fn own(reply: Vec<u8>, failed: bool) -> Self {
+        let outline = Outline::of(&reply).unwrap_or_default();
+        Self { reply, outline, failed, keep: failed }
+    }
 }
 
 impl Forwarder {
@@ -90,17 +108,14 @@ impl Forwarder {
             }
         }
         match (self.errors, best) {
-            (RecursorErrors::Nxdomain, _) => Forwarded {
-                reply: ask.bare_reply(false, false, message::NXDOMAIN),
-                outline: None,
-                failed: true,
-            },
+            (RecursorErrors::Nxdomain, best) => {
+                let failed = best.is_none_or(|best| best.rank() == 0);
+                Forwarded { failed, keep: false, ..Forwarded::bare(ask, false, message::NXDOMAIN) }
+            }
             (RecursorErrors::Truthful, Some(failure)) => failure.finish(ask),
-            (RecursorErrors::Truthful, None) => Forwarded {
-                reply: ask.bare_reply(false, true, message::SERVFAIL),
-                outline: None,
-                failed: true,
-            },
+            (RecursorErrors::Truthful, None) => {
+                Forwarded { keep: false, ..Forwarded::bare(ask, true, message::SERVFAIL) }
+            }
         }
     }
 
@@ -161,7 +176,7 @@ impl Readable {
     fn finish(self, ask: &Ask<'_>) -> Forwarded {
         let Self { mut reply, outline } = self;
         ask.finish(&mut reply, &outline);
-        Forwarded { reply, outline: Some(outline), failed: false }
+        Forwarded { reply, outline, failed: false, keep: false }
     }
 }
 
@@ -196,6 +211,6 @@ impl Failure {
             return Forwarded { failed, ..self.0.finish(ask) };
         }
         let rcode = self.0.rcode();
-        Forwarded { reply: ask.bare_reply(false, true, rcode), outline: None, failed }
+        Forwarded { failed, keep: false, ..Forwarded::bare(ask, true, rcode) }
     }
 }

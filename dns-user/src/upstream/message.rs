@@ -183,7 +183,7 @@ pub(crate) fn expand_name(message: &[u8], mut at: usize) -> Option<SmallVec<[u8;
 }
 
 /// What one walk over a message tells.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outline {
     /// Entries in the question section.
     pub(crate) questions: u16,

@@ -3,19 +3,21 @@
 //!
 //! * [`forward`]: one recursor after the other, in the order of [`selection`].
 //! * [`recursor`], [`udp`], [`tcp`]: asking one of them.
+//! * [`channel`], [`cache`], [`flight`]: the cache before a source, one query for many clients.
 //! * [`message`], [`ask`]: looking into messages, which stay the bytes they were.
 
-#[allow(dead_code, reason = "the cache and the handlers, which come next, use the rest")]
 mod ask;
+#[allow(dead_code, reason = "metrics and handlers, which come next, use the rest")]
+mod cache;
 mod channel;
-#[allow(dead_code, reason = "as above")]
+mod flight;
 mod forward;
-#[allow(dead_code, reason = "as above")]
+#[allow(dead_code, reason = "metrics and handlers, which come next, use the rest")]
 mod give_up;
-#[allow(dead_code, reason = "as above")]
+#[allow(dead_code, reason = "metrics and handlers, which come next, use the rest")]
 mod message;
 mod random;
-#[allow(dead_code, reason = "as above")]
+#[allow(dead_code, reason = "metrics and handlers, which come next, use the rest")]
 mod recursor;
 mod resolv_conf;
 mod selection;
@@ -31,7 +33,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use self::{ask::Ask, channel::Source, forward::Forwarder, recursor::Manner, udp::Matching};
+use self::{ask::Ask, cache::Cache, channel::Source, forward::Forwarder, recursor::Manner, udp::Matching};
 pub use self::{channel::Channel, status::RecursorStatus};
 use crate::config::{Config, RecursionConfig, RecursorErrors};
 
@@ -40,10 +42,12 @@ use crate::config::{Config, RecursionConfig, RecursorErrors};
 pub struct Upstream {
     /// Asks them; `None` where recursion is switched off.
     forwarder: Option<Arc<Forwarder>>,
+    /// Keeps their answers; `None` where it is switched off.
+    cache: Option<Arc<Cache>>,
     /// Answers what is to be answered by recursors.
-    recursors: Option<Arc<Channel>>,
+    recursors: Option<Channel>,
     /// The same past the cache.
-    uncached: Option<Arc<Channel>>,
+    uncached: Option<Channel>,
 }
 
 impl Upstream {
@@ -53,7 +57,7 @@ impl Upstream {
     pub fn new(config: &Config, own: &[SocketAddr]) -> Self {
         let recursion = &config.recursion;
         if recursion.disabled {
-            return Self { forwarder: None, recursors: None, uncached: None };
+            return Self { forwarder: None, cache: None, recursors: None, uncached: None };
         }
         let follows_file = recursion.recursors.is_empty();
         let names = if follows_file { resolv_conf::read(own) } else { recursion.recursors.clone() };
@@ -63,17 +67,30 @@ impl Upstream {
         if follows_file {
             resolv_conf::follow(Arc::downgrade(&forwarder), own.to_vec(), recursion.excluded.clone());
         }
-        let uncached = Arc::new(Channel::new(Source::Dns(Arc::clone(&forwarder))));
-        Self { recursors: Some(Arc::clone(&uncached)), uncached: Some(uncached), forwarder: Some(forwarder) }
+        let cache = config.cache.enabled.then(|| Arc::new(Cache::new(&config.cache, recursion.errors)));
+        let channel = |cache| Channel::new(Source::Dns(Arc::clone(&forwarder)), cache);
+        Self {
+            recursors: Some(channel(cache.clone())),
+            uncached: Some(channel(None)),
+            cache,
+            forwarder: Some(forwarder),
+        }
+    }
+
+    /// Forgets all forwarded answers.
+    pub fn flush_cache(&self) {
+        if let Some(cache) = &self.cache {
+            cache.flush();
+        }
     }
 
     /// Answers by recursors; `None` where recursion is switched off.
-    pub fn recursors(&self) -> Option<Arc<Channel>> {
+    pub fn recursors(&self) -> Option<Channel> {
         self.recursors.clone()
     }
 
     /// As [`Self::recursors`], past the cache: for reverse names (observed).
-    pub fn uncached(&self) -> Option<Arc<Channel>> {
+    pub fn uncached(&self) -> Option<Channel> {
         self.uncached.clone()
     }
 

@@ -1,5 +1,6 @@
 //! Tests with real sockets on loopback.
 
+mod cache;
 mod forward;
 mod scripted;
 
@@ -33,7 +34,8 @@ fn forwarder(names: &[String], retries: u32, errors: RecursorErrors) -> Forwarde
 /// Forwards a query and checks that the reply is to it.
 async fn ask(forwarder: &Forwarder, query: &[u8], transport: Transport) -> Vec<u8> {
     let ask = Ask::new(query, transport).expect("a query of our own making");
-    let reply = forwarder.forward(&ask).await.reply;
+    let mut reply = forwarder.forward(&ask).await.reply;
+    ask.add_opt(&mut reply);
     assert_eq!(message::id(&reply), message::id(query), "the client's id");
     assert!(message::Flags::of(&reply).is_reply());
     reply
