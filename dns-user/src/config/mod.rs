@@ -7,7 +7,7 @@ pub mod addresses;
 pub mod duration;
 pub mod glob;
 pub(crate) mod json;
-mod parse;
+pub(crate) mod parse;
 pub(crate) mod reader;
 pub mod recursor;
 

@@ -145,7 +145,7 @@ fn internal_upcheck(root: &Reader<'_>) -> Result<Option<Name>, ConfigError> {
 }
 
 /// `log_level` and `logging`.
-fn logging(root: &Reader<'_>) -> Result<LoggingConfig, ConfigError> {
+pub(crate) fn logging(root: &Reader<'_>) -> Result<LoggingConfig, ConfigError> {
     let object = root.object("logging")?;
     let mut tags = Vec::new();
     for tag in object.objects("tags")? {
@@ -217,7 +217,7 @@ fn health(object: &Reader<'_>) -> Result<HealthConfig, ConfigError> {
 }
 
 /// The three files; or the name of the first that lacks.
-fn tls_files(object: &Reader<'_>) -> Result<Result<TlsFiles, &'static str>, ConfigError> {
+pub(crate) fn tls_files(object: &Reader<'_>) -> Result<Result<TlsFiles, &'static str>, ConfigError> {
     let certificate = path(object, "certificate_file")?;
     let private_key = path(object, "private_key_file")?;
     let ca = path(object, "ca_file")?;

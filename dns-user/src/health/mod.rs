@@ -5,11 +5,14 @@
 //! * [`Tracker`]: which names were asked last, and which instances they need.
 //! * `watcher`: carries the checks out on a thread of its own, in the order
 //!   that `schedule` (pure) decides.
+//! * [`server`]: the process that answers `GET /health`.
 
 mod check;
+mod limits;
 mod metrics;
 mod report;
 mod schedule;
+pub mod server;
 mod service;
 mod states;
 mod tracker;

@@ -6,11 +6,11 @@ use std::{
     time::Duration,
 };
 
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
     HEALTH_NAME, HealthMetrics, HealthStates, Marks, OnChange, Tracker,
+    limits::raise_file_limit,
     schedule::Lanes,
     tracker::{Limits, Order},
     watcher::Watcher,
@@ -218,14 +218,7 @@ impl Drop for HealthService {
 /// How many checks may run at once, given the limit on open files, which is
 /// raised as far as it goes: every instance keeps a connection.
 fn lanes() -> Lanes {
-    let files = match getrlimit(Resource::RLIMIT_NOFILE) {
-        Ok((soft, hard)) if soft < hard => match setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
-            Ok(()) => hard,
-            Err(_) => soft,
-        },
-        Ok((soft, _)) => soft,
-        Err(_) => 1024,
-    };
+    let files = raise_file_limit();
     let left = usize::try_from(files.saturating_sub(OTHER_FILES)).unwrap_or(usize::MAX);
     Lanes { fast: FAST_LANE, slow: (left / 4).clamp(16, SLOW_LANE) }
 }
