@@ -3,7 +3,16 @@
 //! [`Resolution`] is what both paths answer from: the userspace server and, through
 //! the publisher, the BPF program.
 
+mod answer;
+mod query;
+mod select;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+pub use answer::{instances, resolve};
+
+pub(crate) use query::{AGENT_DOMAIN, Question};
+pub(crate) use select::select;
 
 /// What is known of an instance's health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,9 +51,10 @@ impl Health for AllRunning {
 pub struct Resolution {
     /// Whether the name exists.
     pub outcome: Outcome,
-    /// IPv4 addresses after the health filter, no repeats, in no order.
+    /// IPv4 addresses after the health filter, in no order. Each row counts
+    /// once; two rows with one address give it twice (observed).
     pub v4: Vec<Ipv4Addr>,
-    /// IPv6 addresses after the health filter, no repeats, in no order.
+    /// IPv6 addresses after the health filter, as with `v4`.
     pub v6: Vec<Ipv6Addr>,
     /// What a change of which instance's health would change, and what to check.
     pub checks: Checks,
@@ -62,13 +72,14 @@ pub enum Outcome {
     Malformed,
 }
 
-/// Which instances a name's answer depends on, before the health filter.
+/// Which instances are to be checked for a name's sake, before the health filter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checks {
-    /// Addresses whose health the answer depends on; empty where no filter looks at health.
+    /// Their addresses, each once, sorted: all matches, those of `s4` too; but
+    /// none where s0 has exactly one match (so none for most instance names).
+    /// A change of health of any other instance cannot change the answer.
     pub instances: Vec<IpAddr>,
-    /// Whether asking for the name starts checks: not for instance names, and
-    /// not for s0 with exactly one match.
+    /// Whether asking for the name starts checks: there are `instances`.
     pub tracked: bool,
     /// `y1`: the first checks are to be waited for.
     pub synchronous: bool,

@@ -1,0 +1,184 @@
+//! Columns of the fleet: texts kept once each, rows as small numbers, and for
+//! every value the rows that hold it.
+
+use std::hash::BuildHasher;
+
+use foldhash::fast::FixedState;
+use hashbrown::HashTable;
+
+/// Number of a row: an instance on one network.
+pub(crate) type Row = u32;
+
+/// Number of a text in its column's [`Dictionary`].
+pub(crate) type Symbol = u32;
+
+/// In place of a [`Symbol`]: the row has no value in this column.
+pub(crate) const NO_VALUE: Symbol = Symbol::MAX;
+
+/// Texts, each kept once, numbered in the order of their first appearance.
+///
+/// All texts lie in one string; what is asked for is found by hash. The hash
+/// is not seeded: the texts come from the operator's own files.
+#[derive(Debug, Default)]
+pub(crate) struct Dictionary {
+    /// All texts, one after another.
+    text: String,
+    /// Where each text ends; it begins where the one before ends.
+    ends: Vec<u32>,
+    /// Symbols by the hash of their text.
+    table: HashTable<Symbol>,
+}
+
+impl Dictionary {
+    /// Number of `text`, which is added if it is new.
+    ///
+    /// The texts of one records file all fit: [`super::Records::parse`]
+    /// refuses files of 4 GiB.
+    pub(crate) fn intern(&mut self, text: &str) -> Symbol {
+        let Self { text: all, ends, table } = self;
+        let hash = hash(text.as_bytes());
+        if let Some(&symbol) = table.find(hash, |&symbol| slice(all, ends, symbol) == text) {
+            return symbol;
+        }
+        let symbol = ends.len() as Symbol;
+        all.push_str(text);
+        ends.push(all.len() as u32);
+        table.insert_unique(hash, symbol, |&symbol| self::hash(slice(all, ends, symbol).as_bytes()));
+        symbol
+    }
+
+    /// Number of the text that has exactly these bytes.
+    pub(crate) fn find(&self, bytes: &[u8]) -> Option<Symbol> {
+        self.table.find(hash(bytes), |&symbol| self.text(symbol).as_bytes() == bytes).copied()
+    }
+
+    /// The text with this number; empty for [`NO_VALUE`].
+    pub(crate) fn text(&self, symbol: Symbol) -> &str {
+        if symbol == NO_VALUE { "" } else { slice(&self.text, &self.ends, symbol) }
+    }
+
+    /// How many texts there are.
+    pub(crate) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// All numbers with their texts.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Symbol, &str)> {
+        (0..self.ends.len() as Symbol).map(|symbol| (symbol, self.text(symbol)))
+    }
+}
+
+/// The text with a number.
+fn slice<'a>(text: &'a str, ends: &[u32], symbol: Symbol) -> &'a str {
+    let index = symbol as usize;
+    let start = if index == 0 { 0 } else { ends[index - 1] as usize };
+    &text[start..ends[index] as usize]
+}
+
+/// Hash of a text in a [`Dictionary`].
+fn hash(bytes: &[u8]) -> u64 {
+    FixedState::default().hash_one(bytes)
+}
+
+/// One column: its texts and, by row, which of them.
+#[derive(Debug, Default)]
+pub(crate) struct Column {
+    /// The texts.
+    pub(crate) dictionary: Dictionary,
+    /// By row: the text, or [`NO_VALUE`].
+    pub(crate) values: Vec<Symbol>,
+}
+
+impl Column {
+    /// Adds the next row's value; an empty text is no value, as no label can be empty.
+    pub(crate) fn push(&mut self, text: &str) {
+        if text.is_empty() {
+            self.values.push(NO_VALUE);
+            return;
+        }
+        // Neighbours are often alike: a comparison is cheaper than a hash.
+        if let Some(&last) = self.values.last()
+            && last != NO_VALUE
+            && self.dictionary.text(last) == text
+        {
+            self.values.push(last);
+            return;
+        }
+        let symbol = self.dictionary.intern(text);
+        self.values.push(symbol);
+    }
+
+    /// The text of a row; empty if it has none.
+    pub(crate) fn text(&self, row: Row) -> &str {
+        self.dictionary.text(self.values[row as usize])
+    }
+
+    /// Which rows hold which text.
+    pub(crate) fn postings(&self) -> Postings {
+        let pairs = self.values.iter().enumerate().map(|(row, &symbol)| (symbol, row as Row));
+        Postings::new(self.dictionary.len(), pairs.filter(|&(symbol, _)| symbol != NO_VALUE))
+    }
+}
+
+/// For every symbol of a column the rows that hold it, in ascending order.
+#[derive(Debug, Default)]
+pub(crate) struct Postings {
+    /// By symbol: where its rows begin in `rows`; one more entry for the end.
+    starts: Vec<u32>,
+    /// The rows of symbol 0, then those of symbol 1...
+    rows: Vec<Row>,
+}
+
+impl Postings {
+    /// Sorts (symbol, row) pairs, which come in ascending order of rows, by symbol.
+    pub(crate) fn new(symbols: usize, pairs: impl Iterator<Item = (Symbol, Row)> + Clone) -> Self {
+        let mut starts = vec![0u32; symbols + 1];
+        for (symbol, _) in pairs.clone() {
+            starts[symbol as usize + 1] += 1;
+        }
+        for index in 1..starts.len() {
+            starts[index] += starts[index - 1];
+        }
+        let mut next = starts.clone();
+        let mut rows = vec![0; starts.last().copied().unwrap_or(0) as usize];
+        for (symbol, row) in pairs {
+            let place = &mut next[symbol as usize];
+            rows[*place as usize] = row;
+            *place += 1;
+        }
+        Self { starts, rows }
+    }
+
+    /// The rows that hold the symbol.
+    pub(crate) fn rows(&self, symbol: Symbol) -> &[Row] {
+        let index = symbol as usize;
+        &self.rows[self.starts[index] as usize..self.starts[index + 1] as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_kept_once_and_found_again() {
+        let mut dictionary = Dictionary::default();
+        let symbols: Vec<Symbol> = ["a", "bb", "a", "", "ccc"].map(|text| dictionary.intern(text)).into();
+        assert_eq!(symbols, [0, 1, 0, 2, 3]);
+        assert_eq!(dictionary.find(b"ccc"), Some(3));
+        assert_eq!(dictionary.find(b"b"), None);
+        assert_eq!(dictionary.iter().map(|(_, text)| text).collect::<Vec<_>>(), ["a", "bb", "", "ccc"]);
+    }
+
+    #[test]
+    fn postings_list_the_rows_of_each_value() {
+        let mut column = Column::default();
+        for text in ["x", "y", "", "x", "x"] {
+            column.push(text);
+        }
+        let postings = column.postings();
+        assert_eq!(postings.rows(0), [0, 3, 4]);
+        assert_eq!(postings.rows(1), [1]);
+        assert_eq!(column.text(2), "");
+    }
+}

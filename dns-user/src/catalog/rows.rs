@@ -1,0 +1,498 @@
+//! The rows of `records.json`: each cell by its column's meaning, a bad row
+//! dropped with the reason.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::net::IpAddr;
+
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use super::fleet::{FleetBuilder, NewRow};
+
+/// What a column means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Meaning {
+    /// A text that must be there: place in [`REQUIRED`].
+    Required(usize),
+    /// A text or null: place in [`OPTIONAL`].
+    Optional(usize),
+    /// `group_ids`: a list of texts.
+    Groups,
+    /// `instance_index`: a number; text and null count as 0 (observed).
+    Index,
+    /// A column that we do not know, or one that is named again further right.
+    Ignored,
+}
+
+/// Columns without which no row can be used (observed).
+const REQUIRED: [&str; 6] = ["id", "instance_group", "network", "deployment", "ip", "domain"];
+
+/// Columns that hold a text or null and may be missing (observed).
+const OPTIONAL: [&str; 5] = ["num_id", "az", "az_id", "network_id", "agent_id"];
+
+/// The column with the groups of an instance.
+const GROUPS: &str = "group_ids";
+
+/// The column with the index of an instance.
+const INDEX: &str = "instance_index";
+
+/// Most warnings that are kept of one file; the rest is only counted.
+const MAX_WARNINGS: usize = 1000;
+
+/// What `record_keys` says about the cells of a row, from left to right.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Columns {
+    /// By position.
+    meanings: Vec<Meaning>,
+    /// The first required column that is not there: then no row can be used.
+    missing: Option<&'static str>,
+    /// Whether there is an `instance_index`; without, no index matches (observed).
+    has_index: bool,
+}
+
+impl Columns {
+    /// Gives each column its meaning. Of a name that comes twice the last place
+    /// counts (observed).
+    pub(super) fn new(keys: &[String]) -> Self {
+        let meanings: Vec<Meaning> = keys
+            .iter()
+            .enumerate()
+            .map(|(position, key)| match keys[position + 1..].contains(key) {
+                true => Meaning::Ignored,
+                false => Meaning::of(key),
+            })
+            .collect();
+        let has = |meaning| meanings.contains(&meaning);
+        let missing = (0..REQUIRED.len()).find(|&place| !has(Meaning::Required(place)));
+        Self { missing: missing.map(|place| REQUIRED[place]), has_index: has(Meaning::Index), meanings }
+    }
+}
+
+impl Meaning {
+    /// What the column of this name means.
+    fn of(key: &str) -> Self {
+        let place = |names: &[&str]| names.iter().position(|name| *name == key);
+        match key {
+            GROUPS => Self::Groups,
+            INDEX => Self::Index,
+            _ => place(&REQUIRED)
+                .map(Self::Required)
+                .or_else(|| place(&OPTIONAL).map(Self::Optional))
+                .unwrap_or(Self::Ignored),
+        }
+    }
+}
+
+/// Something in a row of `records.json` that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RowWarning {
+    /// A column that every row needs is not in `record_keys`: no row is used.
+    MissingColumn {
+        /// The column's name.
+        column: &'static str,
+        /// How many rows were dropped for it.
+        rows: usize,
+    },
+    /// The row has more or fewer cells than there are columns; it is dropped.
+    WrongLength {
+        /// From 1.
+        row: usize,
+        /// Cells of the row.
+        cells: usize,
+        /// Columns of the file.
+        columns: usize,
+    },
+    /// The row's cell is not what the column holds; the row is dropped.
+    WrongType {
+        /// From 1.
+        row: usize,
+        /// The column's name.
+        column: &'static str,
+        /// What the column holds.
+        expected: &'static str,
+    },
+    /// The row's `ip` is no address. Its name exists, but no address is ever
+    /// given for it.
+    NoAddress {
+        /// From 1.
+        row: usize,
+        /// What stands there.
+        text: String,
+    },
+    /// There were more warnings than are kept.
+    More {
+        /// How many more.
+        count: usize,
+    },
+}
+
+impl fmt::Display for RowWarning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::MissingColumn { column, rows } => {
+                write!(f, "record_keys lacks the column {column}: none of the {rows} rows can be used")
+            }
+            Self::WrongLength { row, cells, columns } => {
+                write!(f, "row {row} has {cells} cells for {columns} columns and is dropped")
+            }
+            Self::WrongType { row, column, expected } => {
+                write!(f, "row {row}: {column} must be {expected}; the row is dropped")
+            }
+            Self::NoAddress { row, text } => {
+                write!(f, "row {row}: ip is {text:?}, which is no address; none is answered for this row")
+            }
+            Self::More { count } => write!(f, "and {count} rows more that cannot be used"),
+        }
+    }
+}
+
+/// Reads `record_infos`.
+#[derive(Debug, Default)]
+pub(super) struct RowsReader {
+    /// The columns.
+    columns: Columns,
+    /// The rows that can be used.
+    fleet: FleetBuilder,
+    /// What is wrong with the others.
+    warnings: Vec<RowWarning>,
+    /// Warnings that were not kept.
+    more: usize,
+    /// Rows seen.
+    seen: usize,
+}
+
+impl RowsReader {
+    /// Nothing read yet.
+    pub(super) fn new(columns: Columns) -> Self {
+        Self { columns, ..Self::default() }
+    }
+
+    /// The rows, and what was wrong with others.
+    pub(super) fn finish(self) -> (FleetBuilder, Vec<RowWarning>) {
+        let Self { columns, fleet, mut warnings, more, seen } = self;
+        if let (Some(column), true) = (columns.missing, seen > 0) {
+            return (FleetBuilder::default(), vec![RowWarning::MissingColumn { column, rows: seen }]);
+        }
+        if more > 0 {
+            warnings.push(RowWarning::More { count: more });
+        }
+        (fleet, warnings)
+    }
+
+    /// Keeps a warning, if there are not too many yet.
+    fn warn(&mut self, warning: RowWarning) {
+        if self.warnings.len() < MAX_WARNINGS {
+            self.warnings.push(warning);
+        } else {
+            self.more += 1;
+        }
+    }
+
+    /// Takes over a row that was read, or says why not.
+    fn take(&mut self, cells: usize, row: &RowCells<'_>) {
+        self.seen += 1;
+        let number = self.seen;
+        let columns = self.columns.meanings.len();
+        if self.columns.missing.is_some() {
+            return;
+        }
+        if cells != columns {
+            return self.warn(RowWarning::WrongLength { row: number, cells, columns });
+        }
+        if let Some((column, expected)) = row.wrong {
+            return self.warn(RowWarning::WrongType { row: number, column, expected });
+        }
+        let [id, instance_group, network, deployment, ip, domain] = &row.required;
+        let [num_id, az, az_id, network_id, agent_id] = &row.optional;
+        // Mapped addresses are the IPv4 addresses that they hold (observed).
+        let address = ip.parse::<IpAddr>().ok().map(|address| address.to_canonical());
+        if address.is_none() {
+            self.warn(RowWarning::NoAddress { row: number, text: ip.to_string() });
+        }
+        self.fleet.push(&NewRow {
+            id,
+            instance_group,
+            network,
+            deployment,
+            domain,
+            num_id,
+            az,
+            az_id,
+            network_id,
+            agent_id,
+            address,
+            index: self.columns.has_index.then_some(row.index),
+            groups: &row.groups,
+        });
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for RowsReader {
+    type Value = Self;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for RowsReader {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of rows")
+    }
+
+    fn visit_unit<E>(self) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<Self, A::Error> {
+        let mut cells = RowCells::default();
+        while let Some(count) =
+            list.next_element_seed(RowSeed { columns: &self.columns, cells: &mut cells })?
+        {
+            self.take(count, &cells);
+        }
+        Ok(self)
+    }
+}
+
+/// The cells of one row, sorted by meaning. Used again for every row.
+#[derive(Default)]
+struct RowCells<'de> {
+    /// As in [`REQUIRED`].
+    required: [Cow<'de, str>; REQUIRED.len()],
+    /// As in [`OPTIONAL`]; empty for null.
+    optional: [Cow<'de, str>; OPTIONAL.len()],
+    /// `group_ids`.
+    groups: Vec<Cow<'de, str>>,
+    /// `instance_index`.
+    index: i64,
+    /// The first cell that is not what its column holds: name and what it should be.
+    wrong: Option<(&'static str, &'static str)>,
+}
+
+impl<'de> RowCells<'de> {
+    /// Puts a cell where it belongs.
+    fn put(&mut self, meaning: Meaning, cell: Cell<'de>) {
+        let wrong = match (meaning, cell) {
+            (Meaning::Required(place), Cell::Text(text)) => {
+                self.required[place] = text;
+                return;
+            }
+            (Meaning::Optional(place), Cell::Text(text)) => {
+                self.optional[place] = text;
+                return;
+            }
+            (Meaning::Optional(place), Cell::Null) => {
+                self.optional[place] = Cow::Borrowed("");
+                return;
+            }
+            (Meaning::Index, Cell::Number(number)) => {
+                self.index = number;
+                return;
+            }
+            (Meaning::Index, _) => {
+                self.index = 0;
+                return;
+            }
+            (Meaning::Required(place), _) => (REQUIRED[place], "a text"),
+            (Meaning::Optional(place), _) => (OPTIONAL[place], "a text or null"),
+            (Meaning::Groups | Meaning::Ignored, _) => return,
+        };
+        self.wrong.get_or_insert(wrong);
+    }
+}
+
+/// Reads one row; gives the number of its cells.
+struct RowSeed<'a, 'de> {
+    /// The columns.
+    columns: &'a Columns,
+    /// Where the cells go.
+    cells: &'a mut RowCells<'de>,
+}
+
+impl<'de> DeserializeSeed<'de> for RowSeed<'_, 'de> {
+    type Value = usize;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<usize, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for RowSeed<'_, 'de> {
+    type Value = usize;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a row (a list)")
+    }
+
+    fn visit_unit<E>(self) -> Result<usize, E> {
+        Ok(0)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut row: A) -> Result<usize, A::Error> {
+        let Self { columns, cells } = self;
+        cells.wrong = None;
+        cells.groups.clear();
+        cells.index = 0;
+        cells.optional.fill(Cow::Borrowed(""));
+        let mut count = 0;
+        for &meaning in &columns.meanings {
+            let present = match meaning {
+                Meaning::Ignored => row.next_element::<IgnoredAny>()?.is_some(),
+                Meaning::Groups => match row.next_element_seed(GroupsSeed(&mut cells.groups))? {
+                    None => false,
+                    Some(good) => {
+                        if !good {
+                            cells.wrong.get_or_insert((GROUPS, "a list of texts"));
+                        }
+                        true
+                    }
+                },
+                _ => match row.next_element::<Cell<'de>>()? {
+                    None => false,
+                    Some(cell) => {
+                        cells.put(meaning, cell);
+                        true
+                    }
+                },
+            };
+            if !present {
+                return Ok(count);
+            }
+            count += 1;
+        }
+        while row.next_element::<IgnoredAny>()?.is_some() {
+            count += 1;
+        }
+        Ok(count)
+    }
+}
+
+/// One JSON value, as far as a row can use it.
+enum Cell<'de> {
+    /// A text.
+    Text(Cow<'de, str>),
+    /// A number, cut to a whole one.
+    Number(i64),
+    /// null.
+    Null,
+    /// Anything else.
+    Other,
+}
+
+impl<'de> Deserialize<'de> for Cell<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(CellVisitor)
+    }
+}
+
+/// Visitor of [`Cell`].
+struct CellVisitor;
+
+impl<'de> Visitor<'de> for CellVisitor {
+    type Value = Cell<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Cell<'de>, E> {
+        Ok(Cell::Text(Cow::Borrowed(text)))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Cell<'de>, E> {
+        Ok(Cell::Text(Cow::Owned(text.to_owned())))
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Cell<'de>, E> {
+        Ok(Cell::Number(i64::try_from(number).unwrap_or(i64::MAX)))
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<Cell<'de>, E> {
+        Ok(Cell::Number(number))
+    }
+
+    fn visit_f64<E>(self, number: f64) -> Result<Cell<'de>, E> {
+        // `as` cuts fractions and saturates.
+        Ok(Cell::Number(number as i64))
+    }
+
+    fn visit_unit<E>(self) -> Result<Cell<'de>, E> {
+        Ok(Cell::Null)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Cell<'de>, E> {
+        Ok(Cell::Other)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Cell<'de>, A::Error> {
+        while list.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Cell::Other)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Cell<'de>, A::Error> {
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(Cell::Other)
+    }
+}
+
+/// Reads `group_ids` into the list; says whether it was a list of texts.
+struct GroupsSeed<'a, 'de>(&'a mut Vec<Cow<'de, str>>);
+
+impl<'de> DeserializeSeed<'de> for GroupsSeed<'_, 'de> {
+    type Value = bool;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<bool, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for GroupsSeed<'_, 'de> {
+    type Value = bool;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<bool, A::Error> {
+        let mut good = true;
+        while let Some(cell) = list.next_element::<Cell<'de>>()? {
+            match cell {
+                Cell::Text(text) => self.0.push(text),
+                _ => good = false,
+            }
+        }
+        Ok(good)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<bool, A::Error> {
+        CellVisitor.visit_map(map).map(|_| false)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<bool, E> {
+        Ok(false)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<bool, E> {
+        Ok(false)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<bool, E> {
+        Ok(false)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<bool, E> {
+        Ok(false)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<bool, E> {
+        Ok(false)
+    }
+
+    fn visit_unit<E>(self) -> Result<bool, E> {
+        Ok(false)
+    }
+}
