@@ -1,3 +1,7 @@
 //! The binary `bosh-dns-xdp`.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    dns_user::cli::main(std::env::args_os())
+}

@@ -30,10 +30,12 @@ pub struct Status {
     pub records: RecordsStatus,
     /// Replies so far.
     pub replies: RepliesStatus,
-    /// The fast path, as that room tells it; null: there is none.
-    pub fast_path: Value,
-    /// Recursors with their history, as that room tells it.
-    pub recursors: Value,
+    /// The fast path; null: there is none.
+    pub fast_path: Option<FastPathView>,
+    /// Why there is none, if that was not asked for.
+    pub fast_path_off: Option<String>,
+    /// Recursors with their history, in the order in which they are asked.
+    pub recursors: Vec<Value>,
     /// The cache; null: there is none.
     pub cache: Value,
     /// Health checks; null: they are off.
@@ -44,6 +46,8 @@ pub struct Status {
     pub last_reload: BTreeMap<String, Event>,
     /// Last time that files of a kind could not be used.
     pub last_failure: BTreeMap<String, Event>,
+    /// The files that are followed, as the daemon tells it.
+    pub files: Value,
     /// The newest warnings and errors, newest last.
     pub problems: Vec<Problem>,
     /// Levels of the log.
@@ -80,6 +84,44 @@ pub struct RepliesStatus {
     pub internal: u64,
     /// Sent on to recursors.
     pub external: u64,
+}
+
+/// The fast path.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct FastPathView {
+    /// Interfaces with their hook.
+    pub interfaces: Vec<InterfaceView>,
+    /// Packets by what became of them, since the program was loaded.
+    pub outcomes: BTreeMap<String, u64>,
+    /// Names that the snapshot publishes.
+    pub published: usize,
+    /// Names that were asked for and learned.
+    pub learned: usize,
+    /// Names that do not exist, learned as such.
+    pub negative: usize,
+    /// Names of the snapshot that are not in the map; userspace answers them.
+    pub unfitting: usize,
+    /// Share of the map in use, 0 to 1.
+    pub map_fill: f64,
+    /// Share of the entries' memory in use, 0 to 1.
+    pub memory_fill: f64,
+    /// Seconds that the lease still has; null: it has run out.
+    pub lease_seconds: Option<f64>,
+    /// All that the fast path tells of itself.
+    pub detail: Value,
+}
+
+/// One interface.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct InterfaceView {
+    /// Its name.
+    pub name: String,
+    /// `native`, `generic`, `tcx`, `clsact` or `none`.
+    pub hook: String,
+    /// Why this hook.
+    pub why: String,
+    /// Replies so far.
+    pub replies: u64,
 }
 
 /// A certificate in use.

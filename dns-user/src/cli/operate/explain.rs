@@ -1,0 +1,43 @@
+//! `resolve`: why a name resolves to this.
+
+use clap::Args;
+use serde_json::Value;
+
+use super::{
+    Problem,
+    client::{Client, escaped, wait_for},
+    connection::Connection,
+    print, table,
+};
+
+/// `resolve`.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct Resolve {
+    /// Where the server is.
+    #[command(flatten)]
+    connection: Connection,
+    /// The name, with or without the final dot
+    name: String,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Resolve {
+    /// Explains it; a name that does not exist, or is malformed, is a bad answer.
+    pub(super) fn run(self) -> Result<(), Problem> {
+        let Self { connection, name, json } = self;
+        let path = format!("/resolve?name={}", escaped(&name));
+        let answer = wait_for(async { Client::new(&connection)?.get(&path).await })?.good()?;
+        let explanation: Value = answer.json()?;
+        print(&if json {
+            serde_json::to_string_pretty(&explanation).unwrap_or_default() + "\n"
+        } else {
+            table::value(&explanation, 0)
+        })?;
+        match explanation.get("rcode").and_then(Value::as_str) {
+            Some(rcode) if rcode != "NOERROR" => Err(Problem::BadAnswer(format!("{name}: {rcode}"))),
+            _ => Ok(()),
+        }
+    }
+}

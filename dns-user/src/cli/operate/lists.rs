@@ -1,0 +1,78 @@
+//! `instances` and `local-groups`.
+
+use clap::Args;
+
+use super::{
+    Problem,
+    client::{Client, escaped, wait_for},
+    connection::Connection,
+    print,
+    table::Table,
+};
+use crate::ops::api::{Group, InstanceLine};
+
+/// `instances`.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct Instances {
+    /// Where the server is.
+    #[command(flatten)]
+    connection: Connection,
+    /// Only the instances that this name stands for, after the health filter
+    #[arg(long, value_name = "NAME")]
+    address: Option<String>,
+    /// JSON lines, as the API gives them
+    #[arg(long)]
+    json: bool,
+}
+
+impl Instances {
+    /// Lists them; an unknown name is a bad answer.
+    pub(super) fn run(self) -> Result<(), Problem> {
+        let Self { connection, address, json } = self;
+        let path = match address {
+            Some(name) => format!("/instances?address={}", escaped(&name)),
+            None => "/instances".to_owned(),
+        };
+        let answer = wait_for(async { Client::new(&connection)?.get(&path).await })?.good()?;
+        if json {
+            return print(&String::from_utf8_lossy(&answer.body));
+        }
+        let mut table =
+            Table::new(&["ID", "GROUP", "NETWORK", "DEPLOYMENT", "IP", "DOMAIN", "AZ", "INDEX", "HEALTH"]);
+        for line in answer.json_lines::<InstanceLine>()? {
+            let InstanceLine { id, group, network, deployment, ip, domain, az, index, health_state } = line;
+            table.line([id, group, network, deployment, ip, domain, az, index, health_state]);
+        }
+        print(&table.text(0))
+    }
+}
+
+/// `local-groups`.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct LocalGroups {
+    /// Where the server is.
+    #[command(flatten)]
+    connection: Connection,
+    /// JSON lines, as the API gives them
+    #[arg(long)]
+    json: bool,
+}
+
+impl LocalGroups {
+    /// Lists them.
+    pub(super) fn run(self) -> Result<(), Problem> {
+        let Self { connection, json } = self;
+        let answer = wait_for(async { Client::new(&connection)?.get("/local-groups").await })?.good()?;
+        if json {
+            return print(&String::from_utf8_lossy(&answer.body));
+        }
+        let mut table = Table::new(&["JOB", "LINK", "TYPE", "GROUP", "HEALTH"]);
+        for Group { job_name, link_name, link_type, group_id, health_state } in
+            answer.json_lines::<Group>()?
+        {
+            let job_name = if job_name.is_empty() { "(this VM)".to_owned() } else { job_name };
+            table.line([job_name, link_name, link_type, group_id, health_state]);
+        }
+        print(&table.text(0))
+    }
+}

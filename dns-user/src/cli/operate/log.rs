@@ -1,0 +1,130 @@
+//! `log`, `reload`, `flush`: what changes a running server.
+
+use bytes::Bytes;
+use clap::Args;
+use serde_json::Value;
+
+use super::{
+    Problem,
+    client::{Client, wait_for},
+    connection::Connection,
+    print,
+    table::{self, Table},
+};
+use crate::ops::api::{LogChange, Reloaded};
+
+/// `log`.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct Log {
+    /// Where the server is.
+    #[command(flatten)]
+    connection: Connection,
+    /// New level: debug, info, warn, error, none; default: the tag follows the general level again
+    #[arg(long)]
+    level: Option<String>,
+    /// The tag that it is for; without one it is the general level
+    #[arg(long, requires = "level")]
+    tag: Option<String>,
+    /// Request lines a second, at most (tag RequestLoggerHandler at debug)
+    #[arg(long, value_name = "LINES")]
+    requests_per_second: Option<u32>,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Log {
+    /// Changes what is given, and shows the levels of then.
+    pub(super) fn run(self) -> Result<(), Problem> {
+        let Self { connection, level, tag, requests_per_second, json } = self;
+        let change = LogChange { level, tag, requests_per_second };
+        let shown = wait_for(async {
+            let client = Client::new(&connection)?;
+            if change != LogChange::default() {
+                let body = serde_json::to_vec(&change).unwrap_or_default();
+                client.post("/log", Bytes::from(body)).await?.good()?;
+            }
+            client.get("/log").await?.good()?.json::<Value>()
+        })?;
+        if json {
+            return print(&format!("{shown}\n"));
+        }
+        let levels = &shown["levels"];
+        let mut text = format!("level: {}\n", table::plain(&levels["level"]));
+        text.push_str(&format!("request lines a second: {}\n", table::plain(&levels["requests_per_second"])));
+        let mut tags = Table::new(&["TAG", "LEVEL", "ABOUT"]);
+        for tag in shown["tags"].as_array().into_iter().flatten() {
+            let name = table::plain(&tag["name"]);
+            let own = levels["tags"].as_object().and_then(|own| {
+                own.iter()
+                    .find(|(key, _)| key.eq_ignore_ascii_case(&name))
+                    .map(|(_, level)| table::plain(level))
+            });
+            tags.line([name, own.unwrap_or_else(|| "-".to_owned()), table::plain(&tag["about"])]);
+        }
+        text.push_str(&tags.text(0));
+        print(&text)
+    }
+}
+
+/// `reload`.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct Reload {
+    /// Where the server is.
+    #[command(flatten)]
+    connection: Connection,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Reload {
+    /// Has everything read anew; a part that could not be used is a bad answer.
+    pub(super) fn run(self) -> Result<(), Problem> {
+        let Self { connection, json } = self;
+        let answer = wait_for(async { Client::new(&connection)?.post("/reload", Bytes::new()).await })?;
+        let Ok(Reloaded { done, failed }) = answer.json::<Reloaded>() else {
+            return answer.good().map(drop);
+        };
+        if json {
+            print(&String::from_utf8_lossy(&answer.body))?;
+            print("\n")?;
+        } else {
+            print(&done.iter().map(|part| format!("ok      {part}\n")).collect::<String>())?;
+            print(&failed.iter().map(|part| format!("failed  {part}\n")).collect::<String>())?;
+        }
+        match failed.len() {
+            0 => Ok(()),
+            count => Err(Problem::BadAnswer(format!(
+                "{count} part(s) could not be used; the last good state stays"
+            ))),
+        }
+    }
+}
+
+/// `flush`.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct Flush {
+    /// Where the server is.
+    #[command(flatten)]
+    connection: Connection,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Flush {
+    /// Empties the cache.
+    pub(super) fn run(self) -> Result<(), Problem> {
+        let Self { connection, json } = self;
+        let answer =
+            wait_for(async { Client::new(&connection)?.post("/flush", Bytes::new()).await })?.good()?;
+        if json {
+            return print(&(answer.text() + "\n"));
+        }
+        match answer.json::<Value>()?.get("flushed").and_then(Value::as_u64) {
+            Some(count) => print(&format!("{count} cached answers dropped\n")),
+            None => print("there is no cache\n"),
+        }
+    }
+}

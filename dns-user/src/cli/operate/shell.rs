@@ -1,0 +1,48 @@
+//! `completions`, `man`: no server needed.
+
+use std::{io, path::PathBuf};
+
+use clap::Args;
+use clap_complete::Shell;
+
+use super::Problem;
+
+/// `completions`.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct Completions {
+    /// Which shell
+    shell: Shell,
+}
+
+impl Completions {
+    /// Prints them.
+    pub(super) fn run(self, mut command: clap::Command) -> Result<(), Problem> {
+        let name = command.get_name().to_owned();
+        let mut text = Vec::new();
+        clap_complete::generate(self.shell, &mut command, name, &mut text);
+        super::print(&String::from_utf8_lossy(&text))
+    }
+}
+
+/// `man`.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct Man {
+    /// Write a page for each command into this folder, instead of the main page to standard output
+    #[arg(long, value_name = "FOLDER")]
+    folder: Option<PathBuf>,
+}
+
+impl Man {
+    /// Prints the page, or writes all of them.
+    pub(super) fn run(self, command: clap::Command) -> Result<(), Problem> {
+        if let Some(folder) = self.folder {
+            return clap_mangen::generate_to(command, &folder)
+                .map_err(|error| Problem::BadAnswer(format!("{}: {error}", folder.display())));
+        }
+        let mut text = Vec::new();
+        clap_mangen::Man::new(command)
+            .render(&mut text)
+            .map_err(|error: io::Error| Problem::BadAnswer(error.to_string()))?;
+        super::print(&String::from_utf8_lossy(&text))
+    }
+}

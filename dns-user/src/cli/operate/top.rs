@@ -1,0 +1,207 @@
+//! `top`: what is hot, and who asks so much.
+//!
+//! Rates come from the counters of `/status`, exact for both paths. Names and
+//! clients come from the tap, sampled so that about [`LINES_PER_SECOND`] lines
+//! a second are made, however much traffic there is; nothing is counted by
+//! name while nobody looks.
+
+mod draw;
+mod model;
+
+use std::{io::IsTerminal, time::Duration};
+
+use clap::Args;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+
+use self::model::Model;
+use super::{
+    Problem,
+    client::{Client, Lines, wait_for},
+    connection::Connection,
+    print,
+    tap::{Filter, Sent},
+};
+use crate::ops::status::Status;
+
+/// Lines of the tap that are wanted a second: enough to rank names, cheap for the server.
+const LINES_PER_SECOND: f64 = 1000.0;
+
+/// `top`.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct Top {
+    /// Where the server is.
+    #[command(flatten)]
+    connection: Connection,
+    /// Which queries are counted by name and client.
+    #[command(flatten)]
+    filter: Filter,
+    /// Look for --seconds, print it once and end; also what happens without a terminal
+    #[arg(long)]
+    once: bool,
+    /// Seconds between two looks
+    #[arg(long, value_name = "S", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    seconds: u64,
+    /// Print it once as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Top {
+    /// Shows it until `q`, or once.
+    pub(super) fn run(self) -> Result<(), Problem> {
+        let once = self.once || self.json || !std::io::stdout().is_terminal();
+        wait_for(async {
+            let mut watch = Watch::begin(&self).await?;
+            if once {
+                watch.look().await?;
+                return print(&if self.json { watch.model.json() } else { watch.model.text() });
+            }
+            // Restores the terminal when it is dropped or on a panic.
+            let mut terminal = ratatui::try_init()
+                .map_err(|error| Problem::BadAnswer(format!("this is no terminal to draw on: {error}")))?;
+            let result = watch.show(&mut terminal).await;
+            ratatui::restore();
+            result
+        })
+    }
+}
+
+/// Looks again and again.
+struct Watch {
+    /// Whom to ask.
+    client: Client,
+    /// What is counted by name and client.
+    filter: Filter,
+    /// Between two looks.
+    period: Duration,
+    /// What was seen.
+    model: Model,
+    /// Live queries.
+    lines: Lines,
+    /// One query in this many is asked for.
+    every: u32,
+}
+
+impl Watch {
+    /// Takes the first look at the counters and starts the tap.
+    async fn begin(top: &Top) -> Result<Self, Problem> {
+        let client = Client::new(&top.connection)?;
+        let first = status(&client).await?;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let second = status(&client).await?;
+        let mut model = Model::new(first);
+        model.counters(second);
+        let every = sampling(model.rate());
+        let lines = client.lines(&top.filter.path(every, LINES_PER_SECOND as u32 * 4, false)).await?;
+        let period = Duration::from_secs(top.seconds);
+        Ok(Self { client, filter: top.filter.clone(), period, model, lines, every })
+    }
+
+    /// Takes lines for one period, then a look at the counters.
+    async fn look(&mut self) -> Result<(), Problem> {
+        let end = Instant::now() + self.period;
+        loop {
+            tokio::select! {
+                line = self.lines.next() => self.take(line.as_deref())?,
+                () = sleep_until(end) => break,
+            }
+        }
+        self.refresh().await
+    }
+
+    /// Counts a line of the tap.
+    fn take(&mut self, line: Option<&[u8]>) -> Result<(), Problem> {
+        let line = line.ok_or_else(|| Problem::Unreachable("the server ended the stream".to_owned()))?;
+        match serde_json::from_slice(line) {
+            Ok(Sent::Line(line)) => self.model.line(&line),
+            Ok(Sent::Suppressed { suppressed }) => self.model.suppressed(suppressed),
+            Err(error) => return Err(Problem::BadAnswer(format!("a line cannot be read: {error}"))),
+        }
+        Ok(())
+    }
+
+    /// Looks at the counters; samples anew where the traffic asks for it.
+    async fn refresh(&mut self) -> Result<(), Problem> {
+        self.model.counters(status(&self.client).await?);
+        let wanted = sampling(self.model.rate());
+        if wanted > self.every * 4 || wanted * 4 < self.every {
+            let path = self.filter.path(wanted, LINES_PER_SECOND as u32 * 4, false);
+            self.lines = self.client.lines(&path).await?;
+            self.every = wanted;
+        }
+        Ok(())
+    }
+
+    /// Draws until `q`, Escape or Ctrl-C.
+    async fn show(&mut self, terminal: &mut ratatui::DefaultTerminal) -> Result<(), Problem> {
+        let mut keys = events();
+        let mut ticks = interval(self.period);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ticks.tick().await;
+        loop {
+            terminal
+                .draw(|frame| draw::draw(frame, &self.model, self.every))
+                .map_err(|_| Problem::OutputClosed)?;
+            tokio::select! {
+                line = self.lines.next() => {
+                    self.take(line.as_deref())?;
+                    // Drawing follows the ticks, not the traffic.
+                    while let Some(line) = futures::FutureExt::now_or_never(self.lines.next()) {
+                        self.take(line.as_deref())?;
+                    }
+                    tokio::select! {
+                        () = tokio::time::sleep(Duration::from_millis(100)) => {}
+                        key = keys.recv() => if is_end(key) { return Ok(()) },
+                    }
+                }
+                _ = ticks.tick() => self.refresh().await?,
+                key = keys.recv() => if is_end(key) { return Ok(()) },
+            }
+        }
+    }
+}
+
+/// What happens at the terminal, read by a thread of its own until nobody
+/// wants it any more or the terminal is gone.
+fn events() -> mpsc::Receiver<Event> {
+    let (sender, receiver) = mpsc::channel(16);
+    std::thread::spawn(move || {
+        while !sender.is_closed() {
+            match event::poll(Duration::from_millis(200)) {
+                Ok(false) => {}
+                Ok(true) => {
+                    let Ok(event) = event::read() else { return };
+                    if sender.blocking_send(event).is_err() {
+                        return;
+                    }
+                }
+                Err(_) => return,
+            }
+        }
+    });
+    receiver
+}
+
+/// Whether the user wants to end; so does a terminal that is gone.
+fn is_end(event: Option<Event>) -> bool {
+    match event {
+        None => true,
+        Some(Event::Key(key)) if key.kind != KeyEventKind::Release => {
+            matches!(key.code, KeyCode::Char('q') | KeyCode::Esc)
+                || key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL)
+        }
+        Some(_) => false,
+    }
+}
+
+/// The state of the server now.
+async fn status(client: &Client) -> Result<Status, Problem> {
+    client.get("/status").await?.good()?.json()
+}
+
+/// One query in how many to look at, at `rate` queries a second.
+fn sampling(rate: f64) -> u32 {
+    (rate / LINES_PER_SECOND).clamp(1.0, 10_000.0) as u32
+}

@@ -1,0 +1,172 @@
+//! The screen of `top`.
+
+use ratatui::{
+    Frame,
+    layout::{Constraint, Layout, Rect},
+    style::{Color, Modifier, Style},
+    text::Line,
+    widgets::{Block, Paragraph, Row, Sparkline, Table},
+};
+use serde_json::Value;
+
+use super::{
+    super::table::{count, duration, plain},
+    model::Model,
+};
+
+/// Draws everything.
+pub(super) fn draw(frame: &mut Frame<'_>, model: &Model, every: u32) {
+    let [head, curve, middle, bottom, foot] = Layout::vertical([
+        Constraint::Length(3),
+        Constraint::Length(5),
+        Constraint::Min(6),
+        Constraint::Length(9),
+        Constraint::Length(1),
+    ])
+    .areas(frame.area());
+    heading(frame, head, model);
+    let history: Vec<u64> = model.history.iter().copied().collect();
+    let title = format!(" replies a second, newest right: {} ", count(model.rate() as u64));
+    let newest = history.len().saturating_sub(usize::from(curve.width.saturating_sub(2)));
+    frame.render_widget(
+        Sparkline::default()
+            .block(Block::bordered().title(title))
+            .data(&history[newest..])
+            .style(Style::new().fg(Color::Green)),
+        curve,
+    );
+    let [names, clients] =
+        Layout::horizontal([Constraint::Percentage(65), Constraint::Percentage(35)]).areas(middle);
+    hottest(frame, names, model);
+    busiest(frame, clients, model);
+    let [misses, interfaces, recursors] = Layout::horizontal([
+        Constraint::Percentage(28),
+        Constraint::Percentage(34),
+        Constraint::Percentage(38),
+    ])
+    .areas(bottom);
+    passed_on(frame, misses, model);
+    by_interface(frame, interfaces, model);
+    by_recursor(frame, recursors, model);
+    let sample = if every > 1 { format!("names and clients: one query in {every}; ") } else { String::new() };
+    let left_out = if model.left_out > 0 {
+        format!("{} lines left out; ", count(model.left_out))
+    } else {
+        String::new()
+    };
+    frame.render_widget(Paragraph::new(format!(" {sample}{left_out}q: quit")), foot);
+}
+
+/// Version, readiness, rates, records.
+fn heading(frame: &mut Frame<'_>, area: Rect, model: &Model) {
+    let status = &model.status;
+    let readiness = if status.ready { ("ready", Color::Green) } else { ("NOT READY", Color::Red) };
+    let bad: Vec<String> = status
+        .checks
+        .iter()
+        .filter(|check| !check.ok)
+        .map(|check| format!("{}: {}", check.name, check.detail))
+        .collect();
+    let version = status.records.version.map_or_else(|| "-".to_owned(), |version| version.to_string());
+    let lines = vec![
+        Line::styled(
+            format!(
+                " bosh-dns-xdp {} up {}: {} {}",
+                status.version,
+                duration(status.uptime_seconds),
+                readiness.0,
+                bad.join("; ")
+            ),
+            Style::new().fg(readiness.1).add_modifier(Modifier::BOLD),
+        ),
+        Line::raw(format!(
+            " fast path {}/s ({} of replies)   userspace {}/s   to recursors {}/s",
+            count(model.rates.fast as u64),
+            model.hit_ratio(),
+            count(model.rates.userspace as u64),
+            count(model.rates.external as u64)
+        )),
+        Line::raw(format!(
+            " records version {version}: {} instances, {} aliases{}",
+            count(status.records.instances as u64),
+            count(status.records.aliases as u64),
+            match &status.fast_path {
+                Some(fast) => format!(
+                    "; published {}, learned {}, map {:.0} % full, lease {}",
+                    count(fast.published as u64),
+                    count(fast.learned as u64),
+                    fast.map_fill * 100.0,
+                    fast.lease_seconds.map_or_else(|| "RUN OUT".to_owned(), duration)
+                ),
+                None => "; no fast path".to_owned(),
+            }
+        )),
+    ];
+    frame.render_widget(Paragraph::new(lines), area);
+}
+
+/// Names.
+fn hottest(frame: &mut Frame<'_>, area: Rect, model: &Model) {
+    let rows =
+        model.names().into_iter().take(usize::from(area.height)).map(|((name, query_type), asked, share)| {
+            Row::new([share, count(asked.fast), count(asked.userspace), query_type.clone(), name.clone()])
+        });
+    let widths = [7, 10, 10, 6].map(Constraint::Length).into_iter().chain([Constraint::Min(20)]);
+    let table = Table::new(rows, widths)
+        .header(Row::new(["SHARE", "FAST", "USER", "TYPE", "NAME"]).style(Modifier::BOLD))
+        .block(Block::bordered().title(" hottest names "));
+    frame.render_widget(table, area);
+}
+
+/// Clients.
+fn busiest(frame: &mut Frame<'_>, area: Rect, model: &Model) {
+    let rows = model
+        .clients()
+        .into_iter()
+        .take(usize::from(area.height))
+        .map(|(client, asked, share)| Row::new([share, count(asked.total()), client.to_string()]));
+    let table = Table::new(rows, [Constraint::Length(7), Constraint::Length(10), Constraint::Min(15)])
+        .header(Row::new(["SHARE", "QUERIES", "CLIENT"]).style(Modifier::BOLD))
+        .block(Block::bordered().title(" busiest clients "));
+    frame.render_widget(table, area);
+}
+
+/// Misses by reason.
+fn passed_on(frame: &mut Frame<'_>, area: Rect, model: &Model) {
+    let rows = model
+        .misses()
+        .into_iter()
+        .map(|(reason, rate)| Row::new([format!("{rate:.0}/s"), reason.to_owned()]));
+    let table = Table::new(rows, [Constraint::Length(9), Constraint::Min(10)])
+        .block(Block::bordered().title(" passed on by reason "));
+    frame.render_widget(table, area);
+}
+
+/// Interfaces.
+fn by_interface(frame: &mut Frame<'_>, area: Rect, model: &Model) {
+    let interfaces = model.status.fast_path.iter().flat_map(|fast| &fast.interfaces);
+    let rows = interfaces.map(|interface| {
+        let rate = model.rates.interfaces.get(&interface.name).copied().unwrap_or(0.0);
+        Row::new([interface.name.clone(), interface.hook.clone(), format!("{rate:.0}/s")])
+    });
+    let table = Table::new(rows, [Constraint::Min(10), Constraint::Length(8), Constraint::Length(10)])
+        .block(Block::bordered().title(" interfaces "));
+    frame.render_widget(table, area);
+}
+
+/// Recursors.
+fn by_recursor(frame: &mut Frame<'_>, area: Rect, model: &Model) {
+    let rows = model.status.recursors.iter().map(|recursor| {
+        let cell = |key: &str| recursor.get(key).map_or_else(|| "-".to_owned(), plain);
+        let preferred = recursor.get("preferred").and_then(Value::as_bool).unwrap_or(false);
+        let mark = if preferred { "*" } else { " " };
+        Row::new([
+            format!("{mark} {}", cell("address")),
+            format!("{} ms", cell("latency_ms")),
+            format!("{}/25 failed", cell("recent_failures")),
+        ])
+    });
+    let table = Table::new(rows, [Constraint::Min(15), Constraint::Length(12), Constraint::Length(14)])
+        .block(Block::bordered().title(" recursors "));
+    frame.render_widget(table, area);
+}

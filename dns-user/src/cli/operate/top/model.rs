@@ -1,0 +1,308 @@
+//! What `top` knows: the last two looks at the counters, and who asked for what.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    fmt::Write,
+    net::IpAddr,
+    time::Instant,
+};
+
+use serde_json::{Value, json};
+
+use super::super::table::{Table, count, duration, percent};
+use crate::ops::{
+    status::Status,
+    tap::{TapLine, TapPath},
+};
+
+/// Names and clients that are counted at most; past it the rarest half is forgotten.
+const COUNTED: usize = 10_000;
+
+/// Rates that are remembered for the curve.
+const HISTORY: usize = 120;
+
+/// Names and clients that are printed.
+const PRINTED: usize = 15;
+
+/// Everything that is shown.
+pub(super) struct Model {
+    /// The last look.
+    pub(super) status: Status,
+    /// When it was.
+    taken: Instant,
+    /// Between the last two looks.
+    pub(super) rates: Rates,
+    /// Replies a second, oldest first.
+    pub(super) history: VecDeque<u64>,
+    /// By name and type.
+    names: Counts<(String, String)>,
+    /// By client.
+    clients: Counts<IpAddr>,
+    /// Lines that the server left out.
+    pub(super) left_out: u64,
+}
+
+/// Changes a second between two looks.
+#[derive(Default)]
+pub(super) struct Rates {
+    /// Replies of the fast path.
+    pub(super) fast: f64,
+    /// Replies of userspace.
+    pub(super) userspace: f64,
+    /// Queries to recursors.
+    pub(super) external: f64,
+    /// Packets by what became of them.
+    pub(super) outcomes: BTreeMap<String, f64>,
+    /// Replies by interface.
+    pub(super) interfaces: BTreeMap<String, f64>,
+}
+
+/// How often something was asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Asked {
+    /// Answered by the interface.
+    pub(super) fast: u64,
+    /// Answered by the sockets.
+    pub(super) userspace: u64,
+}
+
+impl Asked {
+    /// By both.
+    pub(super) fn total(self) -> u64 {
+        self.fast + self.userspace
+    }
+}
+
+impl Model {
+    /// After the first look.
+    pub(super) fn new(status: Status) -> Self {
+        Self {
+            status,
+            taken: Instant::now(),
+            rates: Rates::default(),
+            history: VecDeque::new(),
+            names: Counts::default(),
+            clients: Counts::default(),
+            left_out: 0,
+        }
+    }
+
+    /// Takes another look at the counters.
+    pub(super) fn counters(&mut self, status: Status) {
+        let seconds = self.taken.elapsed().as_secs_f64().max(0.001);
+        // A server that was started anew counts from zero.
+        let rate = |new: u64, old: u64| new.saturating_sub(old) as f64 / seconds;
+        let (new, old) = (&status.replies, &self.status.replies);
+        let mut rates = Rates {
+            fast: rate(new.fast, old.fast),
+            userspace: rate(new.userspace, old.userspace),
+            external: rate(new.external, old.external),
+            ..Rates::default()
+        };
+        if let (Some(new), Some(old)) = (&status.fast_path, &self.status.fast_path) {
+            for (outcome, packets) in &new.outcomes {
+                let before = old.outcomes.get(outcome).copied().unwrap_or(0);
+                rates.outcomes.insert(outcome.clone(), rate(*packets, before));
+            }
+            for interface in &new.interfaces {
+                let before = old.interfaces.iter().find(|other| other.name == interface.name);
+                let before = before.map_or(0, |other| other.replies);
+                rates.interfaces.insert(interface.name.clone(), rate(interface.replies, before));
+            }
+        }
+        if self.history.len() == HISTORY {
+            self.history.pop_front();
+        }
+        self.history.push_back((rates.fast + rates.userspace) as u64);
+        self.rates = rates;
+        self.status = status;
+        self.taken = Instant::now();
+    }
+
+    /// Replies a second, of both paths.
+    pub(super) fn rate(&self) -> f64 {
+        self.rates.fast + self.rates.userspace
+    }
+
+    /// Counts a live query.
+    pub(super) fn line(&mut self, line: &TapLine) {
+        let weight = u64::from(line.weight);
+        let asked = match line.path {
+            TapPath::Fast => Asked { fast: weight, userspace: 0 },
+            TapPath::Userspace => Asked { fast: 0, userspace: weight },
+        };
+        self.names.add((line.name.clone(), line.query_type.clone()), asked);
+        self.clients.add(line.client.ip().to_canonical(), asked);
+    }
+
+    /// The server left out lines: what was counted stands for more.
+    pub(super) fn suppressed(&mut self, lines: u64) {
+        self.left_out += lines;
+    }
+
+    /// The hottest names with type, counts and share.
+    pub(super) fn names(&self) -> Vec<(&(String, String), Asked, String)> {
+        self.names.ranked()
+    }
+
+    /// The busiest clients.
+    pub(super) fn clients(&self) -> Vec<(&IpAddr, Asked, String)> {
+        self.clients.ranked()
+    }
+
+    /// The share of the fast path in the replies of late, in words.
+    pub(super) fn hit_ratio(&self) -> String {
+        percent(self.rates.fast as u64, (self.rates.fast + self.rates.userspace) as u64)
+    }
+
+    /// One page of text.
+    pub(super) fn text(&self) -> String {
+        let mut out = String::new();
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            out,
+            "{}/s: fast path {}/s ({}), userspace {}/s, to recursors {}/s; up {}",
+            count(self.rate() as u64),
+            count(self.rates.fast as u64),
+            self.hit_ratio(),
+            count(self.rates.userspace as u64),
+            count(self.rates.external as u64),
+            duration(self.status.uptime_seconds)
+        );
+        let mut names = Table::new(&["SHARE", "FAST", "USER", "TYPE", "NAME"]);
+        for ((name, query_type), asked, share) in self.names().into_iter().take(PRINTED) {
+            let (fast, user) = (count(asked.fast), count(asked.userspace));
+            names.line([share, fast, user, query_type.clone(), name.clone()]);
+        }
+        let mut clients = Table::new(&["SHARE", "FAST", "USER", "CLIENT"]);
+        for (client, asked, share) in self.clients().into_iter().take(PRINTED) {
+            clients.line([share, count(asked.fast), count(asked.userspace), client.to_string()]);
+        }
+        let mut outcomes = Table::new(&["PER SECOND", "PASSED ON BECAUSE"]);
+        for (outcome, rate) in self.misses() {
+            outcomes.line([format!("{rate:.0}"), outcome.to_owned()]);
+        }
+        for table in [names, clients, outcomes] {
+            if !table.is_empty() {
+                out.push('\n');
+                out.push_str(&table.text(0));
+            }
+        }
+        if self.left_out > 0 {
+            let _ = writeln!(out, "\n{} lines were left out: the counts are a sample", count(self.left_out));
+        }
+        out
+    }
+
+    /// The same as JSON.
+    pub(super) fn json(&self) -> String {
+        let names: Vec<Value> = self
+            .names()
+            .into_iter()
+            .map(|((name, query_type), asked, _)| {
+                json!({"name": name, "type": query_type, "fast": asked.fast, "userspace": asked.userspace})
+            })
+            .collect();
+        let clients: Vec<Value> = self
+            .clients()
+            .into_iter()
+            .map(|(client, asked, _)| {
+                json!({"client": client, "fast": asked.fast, "userspace": asked.userspace})
+            })
+            .collect();
+        let Rates { fast, userspace, external, outcomes, interfaces } = &self.rates;
+        let page = json!({
+            "per_second": {
+                "fast": fast, "userspace": userspace, "external": external,
+                "outcomes": outcomes, "interfaces": interfaces,
+            },
+            "names": names, "clients": clients, "left_out": self.left_out,
+        });
+        page.to_string() + "\n"
+    }
+
+    /// Why packets of late were passed on, the most frequent reason first.
+    pub(super) fn misses(&self) -> Vec<(&str, f64)> {
+        let mut misses: Vec<(&str, f64)> = self
+            .rates
+            .outcomes
+            .iter()
+            .filter(|(outcome, rate)| !outcome.starts_with("hit") && **rate > 0.0)
+            .map(|(outcome, rate)| (outcome.as_str(), *rate))
+            .collect();
+        misses.sort_by(|one, other| other.1.total_cmp(&one.1));
+        misses
+    }
+}
+
+//----------- Counts ---------------------------------------------------------
+
+/// Counts by something, bounded.
+struct Counts<K> {
+    /// The counts.
+    counts: HashMap<K, Asked>,
+    /// Of everything ever counted.
+    total: u64,
+}
+
+impl<K> Default for Counts<K> {
+    fn default() -> Self {
+        Self { counts: HashMap::new(), total: 0 }
+    }
+}
+
+impl<K: std::hash::Hash + Eq + Ord> Counts<K> {
+    /// Counts `key`. Too many keys: the rarest half is forgotten.
+    fn add(&mut self, key: K, asked: Asked) {
+        let entry = self.counts.entry(key).or_default();
+        entry.fast += asked.fast;
+        entry.userspace += asked.userspace;
+        self.total += asked.total();
+        if self.counts.len() > COUNTED {
+            let mut totals: Vec<u64> = self.counts.values().map(|asked| asked.total()).collect();
+            let (_, median, _) = totals.select_nth_unstable(COUNTED / 2);
+            let median = *median;
+            // Where most were asked for once, `> median` keeps only the others: the hot ones.
+            self.counts.retain(|_, asked| asked.total() > median);
+        }
+    }
+
+    /// Most asked for first, with the share of all.
+    fn ranked(&self) -> Vec<(&K, Asked, String)> {
+        let mut ranked: Vec<(&K, Asked)> = self.counts.iter().map(|(key, asked)| (key, *asked)).collect();
+        ranked.sort_by(|(key, asked), (other_key, other)| {
+            other.total().cmp(&asked.total()).then_with(|| key.cmp(other_key))
+        });
+        ranked.into_iter().map(|(key, asked)| (key, asked, percent(asked.total(), self.total))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hot_keys_survive_a_flood_of_rare_ones() {
+        let mut counts = Counts::default();
+        let once = Asked { fast: 1, userspace: 0 };
+        for number in 0..3 * COUNTED as u64 {
+            counts.add(number + 1_000_000, once);
+            counts.add(number % 7, once);
+        }
+        assert!(counts.counts.len() <= COUNTED);
+        let hottest: Vec<u64> = counts.ranked().iter().take(7).map(|(key, ..)| **key).collect();
+        let mut sorted = hottest.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, [0, 1, 2, 3, 4, 5, 6]);
+    }
+
+    #[test]
+    fn shares_are_of_everything() {
+        let mut counts = Counts::default();
+        counts.add("a", Asked { fast: 3, userspace: 0 });
+        counts.add("b", Asked { fast: 0, userspace: 1 });
+        let ranked = counts.ranked();
+        assert_eq!(ranked[0], (&"a", Asked { fast: 3, userspace: 0 }, "75.0 %".to_owned()));
+        assert_eq!(ranked[1].2, "25.0 %");
+    }
+}
