@@ -132,7 +132,7 @@ impl Selection<'_> {
     }
 
     /// The rows that pass the health filter.
-    fn healthy(&self, snapshot: &Snapshot, health: &dyn Health) -> Vec<Row> {
+    pub(super) fn healthy(&self, snapshot: &Snapshot, health: &dyn Health) -> Vec<Row> {
         let state = |row: Row| match snapshot.fleet().addresses[row as usize] {
             Some(address) => health.state(address, self.group),
             // Nobody can ask an instance without an address.

@@ -4,12 +4,14 @@
 //! the publisher, the BPF program.
 
 mod answer;
+mod explain;
 mod query;
 mod select;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 pub use answer::{instances, resolve};
+pub use explain::{Explanation, MatchExplanation, ResultExplanation, TargetExplanation, explain};
 
 pub(crate) use query::{AGENT_DOMAIN, Question};
 pub(crate) use select::select;
