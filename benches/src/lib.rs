@@ -3,6 +3,8 @@
 pub mod cpu;
 pub mod dnsperf;
 pub mod fleet;
+pub mod foundation;
+pub mod kxdpgun;
 pub mod lab;
 pub mod metrics;
 pub mod peers;

@@ -200,9 +200,13 @@ impl Running {
         Ok(found)
     }
 
-    /// Gives it other names and tells it to read them.
-    pub fn reload(&mut self, entries: &[Entry]) -> Result<()> {
-        self.peer.write_names(self.folder.path(), entries)?;
+    /// Writes other names, to be read at the next [`Self::signal_reload`].
+    pub fn write_names(&self, entries: &[Entry]) -> Result<()> {
+        self.peer.write_names(self.folder.path(), entries)
+    }
+
+    /// Tells it to read its names again.
+    pub fn signal_reload(&self) -> Result<()> {
         self.process.signal(Signal::SIGHUP)
     }
 

@@ -1,0 +1,66 @@
+//! What the project claims, held against the figures of this run.
+
+use bosh_dns_xdp_benches::report::{Data, Figure, Rounds};
+
+/// Sentences about the claims that do not hold; empty at best.
+pub(super) fn shortfalls(figures: &[Figure]) -> Vec<String> {
+    let mut short = Vec::new();
+    let cost = |label: &str| bar(figures, "CPU per query at", label);
+    for (ours, reflector) in [("tc", "generic"), ("generic", "generic"), ("native", "native")] {
+        let pair = (cost(&format!("ours, {ours}")), cost(&format!("bare reflector, {reflector}")));
+        at_most(&mut short, &format!("CPU per query, {ours}, over the bare reflector's"), pair, 1.25);
+    }
+    at_most(
+        &mut short,
+        "CPU per query, userspace only, over knotd's",
+        (cost("ours, userspace only"), cost("knotd")),
+        1.0,
+    );
+    let first = |label: &str| bar(figures, "From new records to the first new answer, 10000", label);
+    at_most(
+        &mut short,
+        "First new answer at 10,000 instances over knotd's",
+        (first("ours, tc"), first("knotd")),
+        1.0,
+    );
+    let harm = |label: &str| bar(figures, "Bulk TCP", label);
+    at_most(
+        &mut short,
+        "Bulk TCP without the fast path over that with it",
+        (harm("nothing attached"), harm("ours, auto")),
+        1.1,
+    );
+    if let Some(Data::Lines { series, .. }) =
+        figures.iter().find(|f| f.title.starts_with("CPU per query by size")).map(|f| &f.data)
+    {
+        for line in series {
+            let at = |size: f64| line.points.iter().find(|point| point.0 == size).map(|point| &point.1);
+            let what = format!("CPU per query at 100,000 instances over that at 1,000, {}", line.label);
+            // The cost of one and the same program varies by this much from run to run.
+            at_most(&mut short, &what, (at(100_000.0), at(1_000.0)), 1.1);
+        }
+    }
+    short
+}
+
+/// Notes it when the ratio of two figures, round by round, is above `limit` in the median.
+fn at_most(
+    short: &mut Vec<String>,
+    what: &str,
+    (value, base): (Option<&Rounds>, Option<&Rounds>),
+    limit: f64,
+) {
+    let (Some(value), Some(base)) = (value, base) else { return };
+    let ratio = value.ratio_to(base).median();
+    println!("{what}: {ratio:.2} (claimed: at most {limit})");
+    if ratio > limit {
+        short.push(format!("{what}: {ratio:.2}, claimed: at most {limit}"));
+    }
+}
+
+/// The value of a bar in the figure whose title begins so.
+fn bar<'a>(figures: &'a [Figure], title: &str, label: &str) -> Option<&'a Rounds> {
+    let figure = figures.iter().find(|figure| figure.title.starts_with(title))?;
+    let Data::Bars(bars) = &figure.data else { return None };
+    bars.iter().find(|bar| bar.label == label).map(|bar| &bar.value)
+}

@@ -1,0 +1,137 @@
+//! What a query costs in CPU, and how many go.
+
+use std::{collections::HashMap, fs};
+
+use anyhow::Result;
+use bosh_dns_xdp_benches::{
+    cpu::CpuTime,
+    dnsperf::Load,
+    foundation::Foundation,
+    kxdpgun,
+    lab::{Lab, SERVER_ADDRESS},
+    peers::Peer,
+    report::{Bar, Data, Figure, Rounds},
+};
+use tempfile::TempDir;
+
+use crate::{
+    Plan,
+    subject::{Running, Subject},
+};
+
+/// Queries per second at which costs are compared.
+pub(super) const RATE: u32 = 100_000;
+
+/// Size of the foundation.
+const INSTANCES: usize = 1_000;
+
+/// All subjects.
+fn subjects(plan: &Plan) -> Vec<Subject> {
+    let mut subjects = vec![
+        Subject::Reflector("generic"),
+        Subject::Reflector("native"),
+        Subject::Ours("tc"),
+        Subject::Ours("generic"),
+        Subject::Ours("native"),
+        Subject::Userspace,
+        Subject::Peer(Peer::KnotXdp),
+        Subject::Peer(Peer::Knot),
+        Subject::Peer(Peer::Nsd),
+        Subject::Peer(Peer::Unbound),
+        Subject::Peer(Peer::Dnsmasq),
+    ];
+    subjects.extend(plan.reference.clone().map(Subject::Reference));
+    subjects
+}
+
+/// CPU per query at one rate for all, and the highest rate.
+pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
+    let foundation = Foundation::generate(INSTANCES)?;
+    let folder = TempDir::new()?;
+    let queries = folder.path().join("queries");
+    fs::write(&queries, shared_names(&foundation))?;
+    let subjects = subjects(plan);
+    let mut costs: HashMap<String, Rounds> = HashMap::new();
+    let mut rates: HashMap<String, Rounds> = HashMap::new();
+    for _ in 0..plan.rounds {
+        for subject in &subjects {
+            let lab = Lab::split()?;
+            let running = subject.start(&lab, &foundation)?;
+            let label = subject.label();
+            // The first second fills caches and tables.
+            kxdpgun::send(&lab, &queries, RATE / 10, std::time::Duration::from_secs(1))?;
+            lab.pin_napi()?;
+            let cost = cost(&lab, &running, || {
+                kxdpgun::send(&lab, &queries, RATE, plan.duration).map(|sent| sent.replies)
+            })?;
+            let address = SERVER_ADDRESS.to_string();
+            let load = Load {
+                server: &address,
+                queries: &queries,
+                duration: plan.duration,
+                rate: None,
+                percentiles: false,
+                edns: false,
+            };
+            let rate = load.run(&lab.client_launcher())?.rate;
+            println!("{label:<28} {cost:>8.2} µs/query at {RATE}/s   {rate:>9.0}/s at most");
+            costs.entry(label.clone()).or_default().0.push(cost);
+            rates.entry(label).or_default().0.push(rate);
+        }
+    }
+    let bars = |values: &mut HashMap<String, Rounds>| {
+        let bar = |subject: &Subject| Bar {
+            label: subject.label(),
+            value: values.remove(&subject.label()).unwrap_or_default(),
+            ours: subject.is_ours(),
+        };
+        Data::Bars(subjects.iter().map(bar).collect())
+    };
+    Ok(vec![
+        Figure {
+            title: format!("CPU per query at {RATE} queries/s"),
+            about: format!(
+                "{INSTANCES} instances, group names, aliases and long forms, A, no EDNS. CPU of everything on the \
+                 server's side: its processes and the receive path of its interface (threaded NAPI on its own core), \
+                 per reply. Who cannot keep the rate is measured at what it answers."
+            ),
+            unit: "µs".to_owned(),
+            data: bars(&mut costs),
+        },
+        Figure {
+            title: "Highest rate".to_owned(),
+            about: "As many queries as dnsperf, on one core, sends and gets answered. Its own limit is that of the \
+                    bare reflector: bars of that length are not the server's limit."
+                .to_owned(),
+            unit: "queries/s".to_owned(),
+            data: bars(&mut rates),
+        },
+    ])
+}
+
+/// CPU time in microseconds that the server's side uses for one reply while `load` runs.
+pub(super) fn cost(lab: &Lab, running: &Running, load: impl FnOnce() -> Result<u64>) -> Result<f64> {
+    let used = || -> Result<CpuTime> {
+        let processes = CpuTime::of_processes(&running.processes)?;
+        Ok(CpuTime(lab.server_cpu(None)?.0 + processes.0))
+    };
+    let before = used()?;
+    let replies = load()?;
+    let spent = used()? - before;
+    Ok(spent.as_secs_f64() * 1e6 / replies.max(1) as f64)
+}
+
+/// `name A` lines of all published names but those of single instances.
+pub(super) fn shared_names(foundation: &Foundation) -> String {
+    foundation
+        .entries(usize::MAX)
+        .iter()
+        .filter(|(name, _)| is_shared(name))
+        .map(|(name, _)| format!("{name} A\n"))
+        .collect()
+}
+
+/// Whether a name is of a group, an alias or a long form.
+fn is_shared(name: &str) -> bool {
+    name.starts_with("q-s0.") || name.ends_with(".internal.")
+}

@@ -1,0 +1,136 @@
+//! `cargo xtask bench`: ours, its peers and the bare reflector side by side, in
+//! one run on one machine; writes the report.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use bosh_dns_xdp_benches::{
+    lab,
+    report::{Figure, Report},
+};
+use clap::Parser;
+use whole_system_tests::interrupt;
+
+mod claims;
+mod cost;
+mod harm;
+mod latency;
+mod reload;
+mod scaling;
+mod subject;
+
+/// Measures everything side by side and writes the report.
+#[derive(Parser)]
+#[command(name = "cargo xtask bench")]
+struct Arguments {
+    /// Fewer rounds and sizes: about three minutes.
+    #[arg(long)]
+    quick: bool,
+    /// The reference server's binary, to be measured too.
+    #[arg(long)]
+    bosh_dns: Option<PathBuf>,
+    /// Where the report goes.
+    #[arg(long, default_value = "report")]
+    output: PathBuf,
+    /// Only the parts whose name contains this.
+    #[arg(long)]
+    only: Option<String>,
+}
+
+/// How much to measure.
+struct Plan {
+    /// Rounds: each subject is measured once in each, in turn.
+    rounds: usize,
+    /// How long one measurement lasts.
+    duration: Duration,
+    /// Sizes of foundation.
+    sizes: Vec<usize>,
+    /// The reference server's binary.
+    reference: Option<PathBuf>,
+}
+
+/// A part of the bench: its name, and what it draws.
+type Part = (&'static str, fn(&Plan) -> Result<Vec<Figure>>);
+
+/// The parts in the order of the report.
+const PARTS: &[Part] = &[
+    ("cost", cost::measure),
+    ("latency", latency::measure),
+    ("scaling", scaling::measure),
+    ("reload", reload::measure),
+    ("harm", harm::measure),
+];
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match interrupt::install().and_then(|()| run(&arguments)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) if interrupt::requested() => ExitCode::from(130),
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Measures all parts and writes the report.
+fn run(arguments: &Arguments) -> Result<()> {
+    let plan = Plan {
+        rounds: if arguments.quick { 1 } else { 3 },
+        duration: Duration::from_secs(if arguments.quick { 1 } else { 2 }),
+        sizes: if arguments.quick { vec![1_000, 10_000] } else { vec![100, 1_000, 10_000, 100_000] },
+        reference: arguments.bosh_dns.clone(),
+    };
+    let mut report = Report { facts: facts(arguments), figures: Vec::new(), shortfalls: Vec::new() };
+    let started = Instant::now();
+    for (position, (name, measure)) in PARTS.iter().enumerate() {
+        if arguments.only.as_ref().is_some_and(|only| !name.contains(only.as_str())) {
+            continue;
+        }
+        let elapsed = started.elapsed().as_secs();
+        println!("\n[{}/{}] {name} ({elapsed} s so far)", position + 1, PARTS.len());
+        report.figures.extend(measure(&plan).with_context(|| (*name).to_owned())?);
+    }
+    report.shortfalls = claims::shortfalls(&report.figures);
+    write(&report, &arguments.output)
+}
+
+/// What was run, where and when.
+fn facts(arguments: &Arguments) -> Vec<(String, String)> {
+    let output = |program: &str, words: &[&str]| {
+        let output =
+            Command::new(program).args(words).output().map(|output| output.stdout).unwrap_or_default();
+        String::from_utf8_lossy(&output).trim().to_owned()
+    };
+    let command = format!("cargo xtask bench{}", if arguments.quick { " --quick" } else { "" });
+    [
+        ("date", output("date", &["--utc", "+%Y-%m-%d %H:%M UTC"])),
+        ("machine", lab::machine()),
+        ("command", command),
+        ("commit", output("git", &["rev-parse", "--short", "HEAD"])),
+        (
+            "generators",
+            "dnsperf and kxdpgun, one core; dnsperf's own limit is the reflector's rate".to_owned(),
+        ),
+    ]
+    .map(|(key, value)| (key.to_owned(), value))
+    .to_vec()
+}
+
+/// Writes the page, the tables, the numbers, and each plot.
+fn write(report: &Report, folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    fs::write(folder.join("report.html"), report.to_html()?)?;
+    fs::write(folder.join("report.md"), report.to_markdown())?;
+    fs::write(folder.join("report.json"), serde_json::to_vec_pretty(report)?)?;
+    for (number, figure) in report.figures.iter().enumerate() {
+        fs::write(folder.join(format!("figure-{:02}.svg", number + 1)), Report::plot(figure)?)?;
+    }
+    println!("\n{}\nwritten: {}", report.to_markdown(), folder.join("report.html").display());
+    Ok(())
+}

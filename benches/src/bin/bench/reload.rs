@@ -1,0 +1,139 @@
+//! From a new records.json to the first new answer, and the slowest query meanwhile.
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use bosh_dns_xdp_benches::{
+    foundation::Foundation,
+    lab::{Lab, SERVER_ADDRESS},
+    peers::{Peer, Running as RunningPeer},
+    report::{Bar, Data, Figure, Rounds},
+};
+use hickory_proto::{op::Message, rr::RecordType};
+use whole_system_tests::client;
+
+use crate::{Plan, subject::Subject};
+
+/// Reloads of each server in each round.
+const RELOADS: u8 = 5;
+
+/// What one reload showed, in milliseconds.
+struct Reload {
+    /// From the change on disk to the first new answer.
+    first: f64,
+    /// The slowest reply of all asked for one after the other until then.
+    slowest: f64,
+}
+
+/// Reload times by size for ours and for the authoritative peers.
+pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
+    let mut figures = Vec::new();
+    for size in plan.sizes.iter().copied().filter(|size| (1_000..=10_000).contains(size)) {
+        let mut bars: [Vec<Bar>; 2] = Default::default();
+        for who in [None, Some(Peer::Knot), Some(Peer::Nsd)] {
+            let reloads = match who {
+                None => reload_ours(size)?,
+                Some(peer) => reload_peer(peer, size)?,
+            };
+            let label = who.map_or("ours, tc", Peer::label);
+            let column = |pick: fn(&Reload) -> f64| Rounds(reloads.iter().map(pick).collect());
+            let values = [column(|reload| reload.first), column(|reload| reload.slowest)];
+            println!(
+                "{size:>7} instances, {label:<12} first new answer {:>7.1} ms, slowest query {:>7.2} ms",
+                values[0].median(),
+                values[1].median()
+            );
+            for (bars, value) in bars.iter_mut().zip(values) {
+                bars.push(Bar { label: label.to_owned(), value, ours: who.is_none() });
+            }
+        }
+        let [first, slowest] = bars;
+        let figure = |title: String, about: &str, bars| Figure {
+            title,
+            about: about.to_owned(),
+            unit: "ms".to_owned(),
+            data: Data::Bars(bars),
+        };
+        figures.push(figure(
+            format!("From new records to the first new answer, {size} instances"),
+            "One instance has another address. Ours: records.json is renamed into place and noticed. Peers: the zone \
+             files are in place already and SIGHUP is sent: writing and noticing them is not counted.",
+            first,
+        ));
+        figures.push(figure(
+            format!("Slowest query during that reload, {size} instances"),
+            "One client that asks for the changed name again and again.",
+            slowest,
+        ));
+    }
+    Ok(figures)
+}
+
+/// Replaces records.json of our server.
+fn reload_ours(size: usize) -> Result<Vec<Reload>> {
+    let mut foundation = Foundation::generate(size)?;
+    let lab = Lab::plain()?;
+    let running = Subject::Ours("tc").start(&lab, &foundation)?;
+    let server = running.server.as_ref().context("ours is a server")?;
+    let file = server.folder.path().join("records.json");
+    (1..=RELOADS)
+        .map(|turn| {
+            let change = foundation.recreate_one(Ipv4Addr::new(10, 255, 255, turn))?;
+            let next = file.with_extension("next");
+            fs::write(&next, &foundation.records)?;
+            watch(&lab, &change.name, change.to, || Ok(fs::rename(&next, &file)?))
+        })
+        .collect()
+}
+
+/// Replaces the zones of a peer.
+fn reload_peer(peer: Peer, size: usize) -> Result<Vec<Reload>> {
+    let mut foundation = Foundation::generate(size)?;
+    let lab = Lab::plain()?;
+    let running: RunningPeer = peer.start(&lab, &foundation.entries(usize::MAX))?;
+    (1..=RELOADS)
+        .map(|turn| {
+            let change = foundation.recreate_one(Ipv4Addr::new(10, 255, 255, turn))?;
+            running.write_names(&foundation.entries(usize::MAX))?;
+            // The serial of the zones counts tenths of seconds.
+            std::thread::sleep(Duration::from_millis(150));
+            watch(&lab, &change.name, change.to, || running.signal_reload())
+        })
+        .collect()
+}
+
+/// Carries out `change` and asks for `name` until the answer holds `wanted`.
+fn watch(
+    lab: &Lab,
+    name: &str,
+    wanted: Ipv4Addr,
+    change: impl FnOnce() -> Result<()> + Send,
+) -> Result<Reload> {
+    let query = client::query(name, RecordType::A, Some(1232))?.to_vec()?;
+    let asked = lab.client.run(|| -> Result<Reload> {
+        let socket = UdpSocket::bind("0.0.0.0:0")?;
+        socket.connect(SocketAddr::from((SERVER_ADDRESS, 53)))?;
+        socket.set_read_timeout(Some(Duration::from_secs(10)))?;
+        let mut buffer = [0; 4096];
+        let mut slowest = Duration::ZERO;
+        change()?;
+        let started = Instant::now();
+        loop {
+            let sent = Instant::now();
+            socket.send(&query)?;
+            let length = socket.recv(&mut buffer).context("no reply during the reload")?;
+            slowest = slowest.max(sent.elapsed());
+            let reply = Message::from_vec(&buffer[..length])?;
+            if client::addresses(&reply).contains(&IpAddr::V4(wanted)) {
+                let milliseconds = |duration: Duration| duration.as_secs_f64() * 1e3;
+                return Ok(Reload { first: milliseconds(started.elapsed()), slowest: milliseconds(slowest) });
+            }
+            anyhow::ensure!(started.elapsed() < Duration::from_secs(20), "{name} did not change within 20 s");
+        }
+    });
+    asked?
+}

@@ -1,0 +1,36 @@
+//! What of a foundation the demo shows.
+
+use bosh_dns_xdp_benches::foundation::Foundation;
+
+/// One line about its size.
+pub(super) fn summary(foundation: &Foundation) -> String {
+    format!(
+        "foundation: {} instances, {} aliases, {} names to publish",
+        foundation.snapshot.instances().len(),
+        foundation.snapshot.alias_count(),
+        foundation.names().count(),
+    )
+}
+
+/// A few names worth looking up, with the type.
+pub(super) fn examples(foundation: &Foundation) -> Vec<(String, &'static str)> {
+    let names: Vec<String> = foundation.names().map(|name| name.to_string()).collect();
+    let first = |wanted: &dyn Fn(&str) -> bool| names.iter().find(|name| wanted(name)).cloned();
+    let group = first(&|name| name.starts_with("q-s0.q-g"));
+    let alias = first(&|name| !name.ends_with(".bosh.") && !name.starts_with("q-"));
+    let instance = names.iter().rev().find(|name| !name.starts_with("q-")).cloned();
+    // A filter that nobody publishes beforehand: learned at the first query.
+    let learned = group.as_ref().map(|name| name.replacen("q-s0", "q-i0s0", 1));
+    let missing = group.as_ref().map(|name| name.replacen("q-s0", "q-i9999", 1));
+    [(alias, "A"), (group.clone(), "A"), (group, "AAAA"), (instance, "A"), (learned, "A"), (missing, "A")]
+        .into_iter()
+        .filter_map(|(name, record_type)| Some((name?, record_type)))
+        .collect()
+}
+
+/// Lines for dnsperf: every published name but single instances, A and AAAA.
+pub(super) fn query_lines(foundation: &Foundation) -> String {
+    let names = foundation.names().map(|name| name.to_string());
+    let shared = names.filter(|name| name.starts_with("q-s0.") || !name.ends_with(".bosh."));
+    shared.flat_map(|name| [format!("{name} A\n"), format!("{name} AAAA\n")]).collect()
+}

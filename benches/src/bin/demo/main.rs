@@ -1,0 +1,221 @@
+//! `cargo xtask demo`: the main job on real input, from end to end.
+//!
+//! Two network namespaces joined by veth; the real server in one, dig and
+//! dnsperf in the other.
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr},
+    path::PathBuf,
+    process::{Command, ExitCode, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use bosh_dns_xdp_benches::{
+    foundation::Foundation,
+    lab::{self, Lab, SERVER_ADDRESS, SERVER_CPU, SERVER_INTERFACE},
+    metrics::Metrics,
+};
+use clap::Parser;
+use hickory_proto::rr::RecordType;
+use serde_json::{Value, json};
+use whole_system_tests::{
+    client, interrupt,
+    process::{Kept, capture},
+    server::{self, Server},
+};
+
+mod foundation;
+mod load;
+
+/// Shows what bosh-dns-xdp does, on a generated foundation or on your own data.
+#[derive(Parser)]
+#[command(name = "cargo xtask demo")]
+struct Arguments {
+    /// Your own records.json instead of a generated foundation.
+    #[arg(long)]
+    records: Option<PathBuf>,
+    /// Your own alias file.
+    #[arg(long, requires = "records")]
+    aliases: Option<PathBuf>,
+    /// Instances of the generated foundation.
+    #[arg(long, default_value_t = 500)]
+    instances: usize,
+    /// Hook of the fast path: auto, native, generic or tc.
+    #[arg(long, default_value = "auto")]
+    mode: String,
+    /// Seconds of load in each measurement.
+    #[arg(long, default_value_t = 3)]
+    seconds: u64,
+}
+
+/// Where the demo's recursor listens, inside the server's namespace.
+const RECURSOR_PORT: u16 = 5353;
+
+/// A name that is not BOSH's, and what the demo's recursor says about it.
+const OUTSIDE_NAME: &str = "www.example.com";
+/// See [`OUTSIDE_NAME`].
+const OUTSIDE_ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 80);
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let shown = interrupt::install().and_then(|()| show(&arguments));
+    match shown {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) if interrupt::requested() => ExitCode::from(130),
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The whole demo.
+fn show(arguments: &Arguments) -> Result<()> {
+    let mut foundation = match &arguments.records {
+        Some(records) => Foundation::read(records, arguments.aliases.as_deref())?,
+        None => Foundation::generate(arguments.instances)?,
+    };
+    headline("Two network namespaces joined by veth, the server in one of them");
+    let lab = Lab::split()?;
+    let _recursor = start_recursor(&lab)?;
+    println!(
+        "client 169.254.0.1 ── veth ── {SERVER_ADDRESS} server ── 127.0.0.1:{RECURSOR_PORT} recursor (dnsmasq)"
+    );
+    println!("{}", foundation::summary(&foundation));
+
+    let mut running = start_server(&lab, &foundation, &json!({"mode": arguments.mode}))?;
+    for line in running.log().lines().filter(|line| line.contains(SERVER_INTERFACE)) {
+        println!("server: {line}");
+    }
+
+    headline("Look-ups with dig: who answered?");
+    println!(
+        "(The server's counters tell: bosh_dns_xdp_fast_path_packets_total{{outcome=\"hit\"}} on its metrics port.)"
+    );
+    for (name, record_type) in foundation::examples(&foundation) {
+        look_up(&lab, &name, record_type)?;
+    }
+    look_up(&lab, OUTSIDE_NAME, "A")?;
+
+    headline("An instance is recreated: a new records.json");
+    replace_records(&lab, &running, &mut foundation)?;
+
+    headline("Load with dnsperf");
+    let queries = running.folder.path().join("queries");
+    fs::write(&queries, foundation::query_lines(&foundation))?;
+    let with = load::measure(&lab, Some(&running), &queries, arguments.seconds)?;
+    running.process().stop(Duration::from_secs(10))?;
+    drop(running);
+    let running = start_server(&lab, &foundation, &json!({"mode": "off"}))?;
+    fs::write(running.folder.path().join("queries"), foundation::query_lines(&foundation))?;
+    let queries = running.folder.path().join("queries");
+    let without = load::measure(&lab, Some(&running), &queries, arguments.seconds)?;
+    load::print_table(&[("fast path", &with), ("userspace only", &without)]);
+    println!("\nEverything that was made here is gone again when this command ends.");
+    Ok(())
+}
+
+/// Starts the server in its namespace, on its CPU.
+fn start_server(lab: &Lab, foundation: &Foundation, xdp: &Value) -> Result<Server> {
+    let folder = server::folder(&foundation.records, foundation.aliases.as_deref())?;
+    let mut settings = json!({"interfaces": [SERVER_INTERFACE, "lo"]});
+    server::merge(&mut settings, xdp);
+    let extra = json!({
+        "disable_recursors": false,
+        "recursors": [format!("127.0.0.1:{RECURSOR_PORT}")],
+        "metrics": {"enabled": true},
+        "xdp": settings,
+    });
+    let server = Server::start(Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &extra)?;
+    lab::pin(server.pid(), SERVER_CPU)?;
+    lab.pin_napi()?;
+    Ok(server)
+}
+
+/// Starts dnsmasq as the recursor that names outside BOSH are forwarded to.
+fn start_recursor(lab: &Lab) -> Result<Kept> {
+    let mut command = lab.server.command("dnsmasq")?;
+    command
+        .args([
+            "--keep-in-foreground",
+            "--no-resolv",
+            "--no-hosts",
+            "--bind-interfaces",
+            "--conf-file=/dev/null",
+        ])
+        .args(["--listen-address=127.0.0.1", "--pid-file="])
+        .arg(format!("--port={RECURSOR_PORT}"))
+        .arg(format!("--address=/{OUTSIDE_NAME}/{OUTSIDE_ADDRESS}"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    Kept::spawn(&mut command)
+}
+
+/// Asks with dig, twice: a name that was not published yet is by then.
+fn look_up(lab: &Lab, name: &str, record_type: &str) -> Result<()> {
+    for _ in 0..2 {
+        let before = Metrics::read(&lab.server)?;
+        let server = format!("@{SERVER_ADDRESS}");
+        let mut dig = Command::new("ip");
+        dig.args(["netns", "exec", lab.client.name(), "dig", &server, name, record_type]);
+        let answer = capture(dig.args(["+noall", "+comments", "+answer", "+time=2", "+tries=1"]))?;
+        let hit = Metrics::read(&lab.server)?.fast_path_replies() > before.fast_path_replies();
+        let path = if hit { "the interface (BPF)" } else { "userspace" };
+        let status = answer.split("status: ").nth(1).and_then(|rest| rest.split(',').next()).unwrap_or("?");
+        let addresses: Vec<&str> = answer
+            .lines()
+            .filter(|line| !line.starts_with(';'))
+            .filter_map(|line| line.split_whitespace().nth(4))
+            .collect();
+        let shown = match addresses.len() {
+            0 => "no addresses".to_owned(),
+            1..=3 => addresses.join(" "),
+            count => format!("{} … ({count} addresses)", addresses[..2].join(" ")),
+        };
+        println!("dig {name} {record_type}\n    {status}, {shown}\n    answered by {path}");
+        if hit || name == OUTSIDE_NAME {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Gives an instance another address, replaces records.json by renaming, and asks until the answer has changed.
+fn replace_records(lab: &Lab, server: &Server, foundation: &mut Foundation) -> Result<()> {
+    let change = foundation.recreate_one(Ipv4Addr::new(10, 255, 255, 1))?;
+    println!("{} moves from {} to {}", change.name, change.from, change.to);
+    let file = server.folder.path().join("records.json");
+    let next = file.with_extension("next");
+    fs::write(&next, &foundation.records)?;
+    let query = client::query(&change.name, RecordType::A, Some(1232))?;
+    let started = Instant::now();
+    fs::rename(&next, &file)?;
+    let asked = lab.client.run(|| -> Result<(u32, Duration)> {
+        let wanted = IpAddr::V4(change.to);
+        for asked in 1.. {
+            let reply = client::ask((SERVER_ADDRESS, 53).into(), &query)?;
+            if client::addresses(&reply).contains(&wanted) {
+                return Ok((asked, started.elapsed()));
+            }
+            if started.elapsed() > Duration::from_secs(5) {
+                break;
+            }
+        }
+        anyhow::bail!("the new address was not served within 5 s")
+    })??;
+    let metrics = Metrics::read(&lab.server).context("metrics after the change")?;
+    println!(
+        "first new answer after {:.1} ms (query {} since the change); fast path replies so far: {}",
+        asked.1.as_secs_f64() * 1e3,
+        asked.0,
+        metrics.fast_path_replies(),
+    );
+    Ok(())
+}
+
+/// A line above a part of the demo.
+fn headline(text: &str) {
+    println!("\n== {text}");
+}
