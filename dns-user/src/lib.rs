@@ -11,6 +11,7 @@
 pub mod catalog;
 pub mod cli;
 pub mod config;
+pub mod daemon;
 pub mod fastpath;
 pub mod health;
 pub mod name;

@@ -16,7 +16,7 @@ pub use self::parse::Loaded;
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 /// All of `config.json`, with every default filled in.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Where to listen (`address`, `port`), UDP and TCP.
     pub listen: SocketAddr,
@@ -57,7 +57,7 @@ pub struct Config {
 }
 
 /// Everything about recursors.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecursionConfig {
     /// `disable_recursors`.
     pub disabled: bool,
@@ -94,7 +94,7 @@ pub enum RecursorErrors {
 }
 
 /// `log_level` and `logging`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoggingConfig {
     /// `log_level`.
     pub level: LogLevel,
@@ -120,7 +120,7 @@ pub enum LogLevel {
 }
 
 /// The three files of one end of mutual TLS.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
     /// `certificate_file`, PEM.
     pub certificate: PathBuf,
@@ -131,7 +131,7 @@ pub struct TlsFiles {
 }
 
 /// `api`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiConfig {
     /// Port on 127.0.0.1.
     pub port: u16,
@@ -140,7 +140,7 @@ pub struct ApiConfig {
 }
 
 /// `health`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthConfig {
     /// `enabled`.
     pub enabled: bool,
@@ -159,7 +159,7 @@ pub struct HealthConfig {
 }
 
 /// `metrics`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetricsConfig {
     /// `enabled`.
     pub enabled: bool,
@@ -168,7 +168,7 @@ pub struct MetricsConfig {
 }
 
 /// `cache`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheConfig {
     /// `enabled`.
     pub enabled: bool,
@@ -182,7 +182,7 @@ pub struct CacheConfig {
 }
 
 /// `xdp`: our own settings.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XdpConfig {
     /// `enabled`: whether there is a fast path at all.
     pub enabled: bool,

@@ -64,6 +64,8 @@ pub enum Kind {
     Aliases,
     /// Handler files.
     Handlers,
+    /// Addresses files.
+    Addresses,
     /// Certificates and keys.
     Certificates,
 }
@@ -71,7 +73,7 @@ pub enum Kind {
 impl Kind {
     /// All of them.
     pub const ALL: &'static [Self] =
-        &[Self::Config, Self::Records, Self::Aliases, Self::Handlers, Self::Certificates];
+        &[Self::Config, Self::Records, Self::Aliases, Self::Handlers, Self::Addresses, Self::Certificates];
 
     /// Label in metrics and status.
     pub const fn label(self) -> &'static str {
@@ -80,6 +82,7 @@ impl Kind {
             Self::Records => "records",
             Self::Aliases => "aliases",
             Self::Handlers => "handlers",
+            Self::Addresses => "addresses",
             Self::Certificates => "certificates",
         }
     }

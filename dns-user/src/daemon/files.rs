@@ -1,0 +1,135 @@
+//! All files that are followed, and what a look at them brings.
+
+use std::{
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
+
+use tracing::error;
+
+use super::{
+    records::CatalogFiles,
+    sources::{Followed, Sources},
+    status::Board,
+};
+use crate::{
+    catalog::Snapshot,
+    config::{ConfigError, addresses::parse_addresses},
+    ops::journal::Kind,
+};
+
+/// The files behind everything that changes while the server runs; clones share them.
+#[derive(Clone)]
+pub(super) struct Files(Arc<Mutex<Inner>>);
+
+/// What the clones share.
+struct Inner {
+    /// Where the files are.
+    sources: Sources,
+    /// Records and aliases.
+    catalog: CatalogFiles,
+    /// Addresses files.
+    addresses: Followed,
+    /// Where the state is shown.
+    board: Board,
+}
+
+/// What is new.
+#[derive(Default)]
+pub(super) struct Changes {
+    /// New records or aliases.
+    pub(super) snapshot: Option<Snapshot>,
+    /// The further listen addresses of now.
+    pub(super) addresses: Option<Vec<SocketAddr>>,
+}
+
+/// What the first reading gives.
+pub(super) struct First {
+    /// The first snapshot.
+    pub(super) snapshot: Snapshot,
+    /// Further listen addresses.
+    pub(super) addresses: Vec<SocketAddr>,
+}
+
+impl Files {
+    /// Reads everything for the first time.
+    pub(super) fn start(sources: Sources, board: &Board) -> Result<(Self, First), ConfigError> {
+        let (catalog, snapshot) = CatalogFiles::start(&sources, board)?;
+        let mut inner = Inner {
+            addresses: Followed::new(sources.addresses.clone()),
+            catalog,
+            sources,
+            board: board.clone(),
+        };
+        let addresses = inner.read_addresses(true).transpose()?.unwrap_or_default();
+        Ok((Self(Arc::new(Mutex::new(inner))), First { snapshot, addresses }))
+    }
+
+    /// Looks whether anything changed, off the async threads; with `force` everything
+    /// is read and put to use anew.
+    pub(super) async fn look(&self, force: bool) -> Changes {
+        let this = self.clone();
+        let looked = tokio::task::spawn_blocking(move || this.with(|inner| inner.look(force))).await;
+        // A panic was logged with its place; what is in use stays.
+        looked.unwrap_or_default()
+    }
+
+    /// Follows other files from now on.
+    pub(super) fn follow(&self, sources: Sources) {
+        self.with(|inner| {
+            if inner.sources != sources {
+                inner.catalog.follow(&sources);
+                inner.addresses = Followed::new(sources.addresses.clone());
+                inner.sources = sources;
+            }
+        });
+    }
+
+    /// The folders in which a change may be one of ours.
+    pub(super) fn folders(&self) -> Vec<PathBuf> {
+        self.with(|inner| inner.sources.folders())
+    }
+
+    /// Works on the files. A panic in between leaves what was read before.
+    fn with<T>(&self, work: impl FnOnce(&mut Inner) -> T) -> T {
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Inner {
+    /// Looks at all files.
+    fn look(&mut self, force: bool) -> Changes {
+        let snapshot = self.catalog.refresh(force);
+        let addresses = self.read_addresses(force).and_then(|read| {
+            read.inspect_err(|problem| error!("addresses files: {problem}; the sockets stay as they are"))
+                .ok()
+        });
+        Changes { snapshot, addresses }
+    }
+
+    /// Reads the addresses files if they may have changed.
+    fn read_addresses(&mut self, force: bool) -> Option<Result<Vec<SocketAddr>, ConfigError>> {
+        let begun = Instant::now();
+        let (contents, parsed) = self.addresses.parsed(force, |contents| {
+            let mut addresses = Vec::new();
+            for (file, bytes) in contents.readable()? {
+                for address in parse_addresses(&file, bytes)? {
+                    if !addresses.contains(&address) {
+                        addresses.push(address);
+                    }
+                }
+            }
+            Ok::<_, ConfigError>(addresses)
+        })?;
+        match &parsed {
+            Ok(addresses) => {
+                let detail = format!("{} further addresses", addresses.len());
+                self.board.loaded(Kind::Addresses, contents.paths(), Vec::new(), begun.elapsed(), &detail);
+            }
+            Err(problem) => self.board.refused(Kind::Addresses, contents.paths(), &problem.to_string()),
+        }
+        Some(parsed)
+    }
+}

@@ -1,0 +1,108 @@
+//! The running server: joins the rooms in order, keeps up with files, ends in order.
+//!
+//! * `serve`: start, the loop, signals, the end.
+//! * `files`, `records`, `sources`, `watch`: what is on disk becomes what is served.
+//! * `listeners`: the sockets, as the addresses files come and go.
+//! * `upcheck`: the server asks itself.
+//! * `failures`: what becomes of panics.
+//! * [`status`]: what all of them report.
+
+pub mod check;
+mod failures;
+mod files;
+mod listeners;
+mod privileges;
+mod records;
+mod serve;
+mod sources;
+pub mod status;
+mod upcheck;
+mod watch;
+
+use std::{io, path::Path, process::ExitCode};
+
+use tracing::error;
+
+use crate::{
+    config::{Config, ConfigError, HookMode},
+    ops::logs::{LogFormat, Logs, LogsError},
+    server::ServerError,
+};
+
+/// Exit code after a part of the server failed from within (a panic): whoever
+/// supervises it is to start it again. As `EX_SOFTWARE` of sysexits.h.
+const INTERNAL_FAILURE: u8 = 70;
+
+/// How to run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RunOptions {
+    /// How log lines look.
+    pub log_format: LogFormat,
+}
+
+/// Why the server did not start, or ended by itself.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DaemonError {
+    /// A file that has to be right is not.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Another user was asked for, in vain.
+    #[error(transparent)]
+    Privileges(#[from] privileges::PrivilegesError),
+    /// Logging does not work.
+    #[error("logging: {0}")]
+    Logs(#[from] LogsError),
+    /// The kernel gave no thread or timer.
+    #[error("cannot start: {0}")]
+    Runtime(#[from] io::Error),
+    /// Two metrics of one name: a mistake of ours.
+    #[error("metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
+    /// A port is not to be had.
+    #[error(transparent)]
+    Listen(#[from] ServerError),
+    /// The sockets were not bound within `timeout`.
+    #[error("the sockets were not bound within timeout ({0:?})")]
+    BindTimeout(std::time::Duration),
+    /// The up-check was not answered within `timeout`.
+    #[error("the server does not answer itself within timeout: {0}")]
+    NotUp(upcheck::UpcheckError),
+    /// The up-check was answered once, and is not any more.
+    #[error("the server does not answer itself any more: {0}")]
+    Hung(upcheck::UpcheckError),
+    /// A part of the server failed from within.
+    #[error("{0}")]
+    Failed(#[from] failures::Failure),
+}
+
+/// Serves until SIGTERM or SIGINT; the process's exit code.
+///
+/// 0 after an end in order, 1 for whatever an operator can put right (one clear
+/// line on standard error), 70 after a failure from within.
+pub fn run(path: &Path, options: RunOptions) -> ExitCode {
+    let problem = match start(path, options) {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(problem) => problem,
+    };
+    error!("{problem}");
+    eprintln!("bosh-dns-xdp: {problem}");
+    match problem {
+        DaemonError::Failed(_) => ExitCode::from(INTERNAL_FAILURE),
+        _ => ExitCode::FAILURE,
+    }
+}
+
+/// What has to happen before there is any thread, then the rest.
+fn start(path: &Path, options: RunOptions) -> Result<(), DaemonError> {
+    let loaded = Config::load(path)?;
+    let xdp = &loaded.config.xdp;
+    privileges::drop_to_user(xdp, xdp.enabled && xdp.mode != HookMode::Off)?;
+    let logs = Logs::init(&loaded.config.logging, options.log_format)?;
+    let failures = failures::Failures::install();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let result = runtime.block_on(serve::serve(path, loaded, &logs, failures));
+    // Blocking reads of files may still run; nothing of theirs is needed any more.
+    runtime.shutdown_background();
+    logs.flush();
+    result
+}

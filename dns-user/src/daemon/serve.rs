@@ -1,0 +1,317 @@
+//! The server from its first socket to its last reply.
+
+use std::{
+    net::SocketAddr,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    time,
+};
+use tracing::{error, info, warn};
+
+use super::{
+    DaemonError,
+    failures::{Failure, Failures},
+    files::{Changes, Files, First},
+    listeners::{self, Listeners},
+    sources::Sources,
+    status::Board,
+    upcheck::Upcheck,
+    watch::Watch,
+};
+use crate::{
+    config::{Config, Loaded},
+    ops::{
+        journal::{Journal, Kind},
+        logs::Logs,
+        metrics::{Metrics, WholeMetrics, labels},
+    },
+    resolve::AllRunning,
+    server::{Local, Router, Routes, ServerMetrics},
+};
+
+/// How often the server asks itself while it runs.
+const UPCHECK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// So many questions to itself may fail one after the other before the server
+/// ends: half a minute, during which nobody got an answer either.
+const MOST_UPCHECK_FAILURES: u32 = 6;
+
+/// Starts everything in order, serves until a signal, ends in order.
+pub(super) async fn serve(
+    path: &Path,
+    loaded: Loaded,
+    logs: &Logs,
+    mut failures: Failures,
+) -> Result<(), DaemonError> {
+    // Before anything else: a signal during the start ends us in order as well.
+    let mut signals = Signals::new()?;
+    let mut daemon = Daemon::start(path, loaded, logs).await?;
+    let result = daemon.run(&mut signals, &mut failures).await;
+    daemon.stop().await;
+    result
+}
+
+/// All parts of a running server.
+struct Daemon<'a> {
+    /// config.json.
+    path: &'a Path,
+    /// What it said at the last good reading.
+    config: Arc<Config>,
+    /// Levels can change.
+    logs: &'a Logs,
+    /// What is shown to operators.
+    board: Board,
+    /// Everything that is followed on disk.
+    files: Files,
+    /// Says when to look.
+    watch: Watch,
+    /// Names of the fleet.
+    local: Arc<Local>,
+    /// Who answers which name.
+    router: Arc<Router>,
+    /// The sockets.
+    listeners: Listeners,
+    /// What the server asks itself.
+    upcheck: Upcheck,
+}
+
+impl<'a> Daemon<'a> {
+    /// Reads the files, opens the sockets, and waits until the server answers itself.
+    async fn start(path: &'a Path, loaded: Loaded, logs: &'a Logs) -> Result<Self, DaemonError> {
+        let begun = Instant::now();
+        let Loaded { config, warnings } = loaded;
+        for warning in &warnings {
+            warn!("{warning}");
+        }
+        let whole = WholeMetrics::new()?;
+        let metrics = Metrics::new(labels::server_label(config.listen))?;
+        whole.register(metrics.registry())?;
+        let board = Board::new(Journal::new(whole));
+        board.loaded(Kind::Config, vec![path.to_owned()], warnings, begun.elapsed(), "read");
+        let (files, First { snapshot, addresses }) = Files::start(Sources::of(&config), &board)?;
+        let mut watch = Watch::new();
+        watch.set(files.folders());
+
+        let local = Arc::new(Local::new(snapshot, Arc::new(AllRunning), Arc::new(()), None));
+        let router = Arc::new(Router::new(local.clone(), routes(&config)));
+        let server_metrics = ServerMetrics::new(metrics.server().to_owned())?;
+        server_metrics.register(metrics.registry())?;
+        let options = listeners::options(config.request_timeout);
+        let mut listeners = Listeners::new(router.clone(), server_metrics, options);
+        let listen = all_addresses(config.listen, &addresses);
+        let upcheck = Upcheck::new(&listen, &config.upcheck_domains, config.internal_upcheck.as_ref());
+        time::timeout(config.timeout, listeners.start(&listen))
+            .await
+            .map_err(|_| DaemonError::BindTimeout(config.timeout))??;
+        upcheck.until_up(config.timeout.saturating_sub(begun.elapsed())).await.map_err(DaemonError::NotUp)?;
+        board.change(|state| state.listen.clone_from(&listen));
+        info!("up: serving on {}", listed(&listen));
+        Ok(Self {
+            path,
+            config: Arc::new(config),
+            logs,
+            board,
+            files,
+            watch,
+            local,
+            router,
+            listeners,
+            upcheck,
+        })
+    }
+
+    /// Serves until SIGTERM or SIGINT, or until a part fails.
+    async fn run(&mut self, signals: &mut Signals, failures: &mut Failures) -> Result<(), DaemonError> {
+        let mut asking = time::interval_at(time::Instant::now() + UPCHECK_INTERVAL, UPCHECK_INTERVAL);
+        asking.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+        let mut unanswered = 0;
+        loop {
+            tokio::select! {
+                () = self.watch.next() => self.look(false).await,
+                asked = signals.next() => match asked {
+                    Asked::End(name) => {
+                        info!("{name}: ending");
+                        return Ok(());
+                    }
+                    Asked::Reload => self.reload().await,
+                },
+                failure = failures.next() => return Err(failure.into()),
+                _ = asking.tick() => {
+                    if let Some(address) = self.listeners.ended() {
+                        let part = format!("the server on {address}");
+                        return Err(Failure { part, problem: "it ended".to_owned() }.into());
+                    }
+                    self.ask_itself(&mut unanswered).await?;
+                }
+            }
+        }
+    }
+
+    /// One question to itself; an error once too many stayed unanswered.
+    async fn ask_itself(&self, unanswered: &mut u32) -> Result<(), DaemonError> {
+        let result = self.upcheck.once().await;
+        self.board.change(|state| state.upcheck_error = result.as_ref().err().map(ToString::to_string));
+        let Err(problem) = result else {
+            if *unanswered > 0 {
+                info!("the server answers itself again");
+            }
+            *unanswered = 0;
+            return Ok(());
+        };
+        *unanswered += 1;
+        error!("the server does not answer itself ({unanswered} of {MOST_UPCHECK_FAILURES}): {problem}");
+        if *unanswered >= MOST_UPCHECK_FAILURES { Err(DaemonError::Hung(problem)) } else { Ok(()) }
+    }
+
+    /// Looks at the files and puts to use what is new.
+    async fn look(&mut self, force: bool) {
+        let Changes { snapshot, addresses } = self.files.look(force).await;
+        if let Some(snapshot) = snapshot {
+            self.local.install(Arc::new(snapshot));
+        }
+        if let Some(addresses) = addresses {
+            self.listen(&addresses).await;
+        }
+        self.watch.set(self.files.folders());
+    }
+
+    /// Listens on the configured address and these.
+    async fn listen(&mut self, further: &[SocketAddr]) {
+        let wanted = all_addresses(self.config.listen, further);
+        let served = self.listeners.set(&wanted).await;
+        self.upcheck =
+            Upcheck::new(&served, &self.config.upcheck_domains, self.config.internal_upcheck.as_ref());
+        self.board.change(|state| state.listen = served);
+    }
+
+    /// SIGHUP: reads everything again, the configuration too.
+    async fn reload(&mut self) {
+        info!("SIGHUP: reading everything again");
+        match Config::load(self.path) {
+            Ok(loaded) => self.reconfigure(loaded),
+            Err(problem) => {
+                error!("{problem}; the configuration in use stays");
+                self.board.refused(Kind::Config, vec![self.path.to_owned()], &problem.to_string());
+            }
+        }
+        self.look(true).await;
+        info!("SIGHUP: done");
+    }
+
+    /// Puts to use what of a new configuration can change while the server runs.
+    fn reconfigure(&mut self, loaded: Loaded) {
+        let begun = Instant::now();
+        let Loaded { config, mut warnings } = loaded;
+        let stays = needs_restart(&self.config, &config);
+        if !stays.is_empty() {
+            warnings.push(format!("changed, but takes effect only after a restart: {}", stays.join(", ")));
+        }
+        for warning in &warnings {
+            warn!("{warning}");
+        }
+        let config = Config {
+            listen: self.config.listen,
+            timeout: self.config.timeout,
+            request_timeout: self.config.request_timeout,
+            api: self.config.api.clone(),
+            health: self.config.health.clone(),
+            metrics: self.config.metrics,
+            jobs_dir: self.config.jobs_dir.clone(),
+            xdp: self.config.xdp.clone(),
+            ..config
+        };
+        if let Err(problem) = self.logs.apply(&config.logging) {
+            error!("{problem}");
+        }
+        self.router.install(routes(&config));
+        self.files.follow(Sources::of(&config));
+        self.config = Arc::new(config);
+        self.board.loaded(Kind::Config, vec![self.path.to_owned()], warnings, begun.elapsed(), "read");
+    }
+
+    /// Ends in order.
+    async fn stop(self) {
+        let Self { listeners, .. } = self;
+        listeners.stop().await;
+        info!("ended");
+    }
+}
+
+/// Who answers what is not local.
+fn routes(config: &Config) -> Routes {
+    Routes { upchecks: config.upcheck_domains.iter().cloned().collect(), ..Routes::default() }
+}
+
+/// Settings that differ and take effect only after a restart, by their names.
+fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
+    let parts = [
+        ("address, port", old.listen != new.listen),
+        ("timeout", old.timeout != new.timeout),
+        ("request_timeout", old.request_timeout != new.request_timeout),
+        ("api", old.api != new.api),
+        ("jobs_dir", old.jobs_dir != new.jobs_dir),
+        ("health", old.health != new.health),
+        ("metrics", old.metrics != new.metrics),
+        ("xdp", old.xdp != new.xdp),
+    ];
+    parts.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
+}
+
+/// The configured address, then the further ones, each once.
+pub(super) fn all_addresses(configured: SocketAddr, further: &[SocketAddr]) -> Vec<SocketAddr> {
+    let mut all = vec![configured];
+    for &address in further {
+        if !all.contains(&address) {
+            all.push(address);
+        }
+    }
+    all
+}
+
+/// Addresses for a message.
+fn listed(addresses: &[SocketAddr]) -> String {
+    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// The signals that mean something to us.
+struct Signals {
+    /// SIGTERM: end.
+    terminate: Signal,
+    /// SIGINT: end.
+    interrupt: Signal,
+    /// SIGHUP: read everything again.
+    hangup: Signal,
+}
+
+/// What a signal asks for.
+enum Asked {
+    /// To end; the signal's name.
+    End(&'static str),
+    /// To read everything again.
+    Reload,
+}
+
+impl Signals {
+    /// Takes them over from their default actions.
+    fn new() -> Result<Self, DaemonError> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// The next one.
+    async fn next(&mut self) -> Asked {
+        tokio::select! {
+            _ = self.terminate.recv() => Asked::End("SIGTERM"),
+            _ = self.interrupt.recv() => Asked::End("SIGINT"),
+            _ = self.hangup.recv() => Asked::Reload,
+        }
+    }
+}

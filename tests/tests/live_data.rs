@@ -1,0 +1,268 @@
+//! Files that change under a running server: what it serves, says and keeps.
+
+use std::{
+    fs,
+    net::SocketAddr,
+    path::Path,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Result, ensure};
+use hickory_proto::{op::ResponseCode, rr::RecordType};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use whole_system_tests::{
+    client,
+    namespace::Namespace,
+    process::wait_until,
+    requirements,
+    server::{Server, folder},
+};
+
+/// Where every server here listens, in a namespace of its own.
+const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 5353);
+
+/// Far more than a change may take to be served; reached only by failures.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// The name whose answers tell which records are served.
+const NAME: &str = "q-s0.q-g1.bosh.";
+
+/// records.json with the instances 10.0.`third`.1 to .`count` in group 1.
+fn records(third: u8, count: u8) -> Vec<u8> {
+    let rows: Vec<Value> = (1..=count)
+        .map(|number| {
+            json!([
+                format!("id-{number}"),
+                "web",
+                ["1"],
+                "net",
+                "dep",
+                format!("10.0.{third}.{number}"),
+                "bosh"
+            ])
+        })
+        .collect();
+    let file = json!({
+        "record_keys": ["id", "instance_group", "group_ids", "network", "deployment", "ip", "domain"],
+        "record_infos": rows,
+        "version": third,
+    });
+    file.to_string().into_bytes()
+}
+
+/// Starts a server without a fast path on three instances 10.0.1.x.
+fn start(namespace: &Namespace, extra: &Value) -> Result<Server> {
+    let mut config = json!({"xdp": {"mode": "off"}});
+    whole_system_tests::server::merge(&mut config, extra);
+    Server::start(Some(namespace), folder(&records(1, 3), None)?, ADDRESS, &config)
+}
+
+/// The third byte of the answers to [`NAME`]; an error unless all have the same.
+fn served(at: SocketAddr) -> Result<u8> {
+    let reply = client::ask(at, &client::query(NAME, RecordType::A, None)?)?;
+    let thirds: Vec<u8> = client::addresses(&reply)
+        .iter()
+        .filter_map(|address| match address {
+            std::net::IpAddr::V4(address) => Some(address.octets()[2]),
+            std::net::IpAddr::V6(_) => None,
+        })
+        .collect();
+    ensure!(!thirds.is_empty(), "no answer: {reply}");
+    ensure!(thirds.iter().all(|third| *third == thirds[0]), "answers of two files: {reply}");
+    Ok(thirds[0])
+}
+
+/// Waits until 10.0.`third`.x are served.
+fn wait_for(namespace: &Namespace, third: u8) -> Result<()> {
+    namespace
+        .run(|| wait_until("the new records", LIMIT, || served(ADDRESS).is_ok_and(|found| found == third)))?
+}
+
+/// Replaces a file as BOSH's agent does: beside it, then renamed.
+fn replace(path: &Path, contents: &[u8]) -> Result<()> {
+    let beside = path.with_extension("new");
+    fs::write(&beside, contents)?;
+    Ok(fs::rename(beside, path)?)
+}
+
+/// Waits until the log holds a text.
+fn wait_for_log(server: &Server, text: &str) -> Result<()> {
+    wait_until(&format!("{text:?} in the log"), LIMIT, || server.log().contains(text))
+        .map_err(|error| error.context(server.log()))
+}
+
+#[test]
+fn renamed_and_rewritten_records_are_served() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let namespace = Namespace::new("live")?;
+    let server = start(&namespace, &json!({}))?;
+    let file = server.folder.path().join("records.json");
+    wait_for(&namespace, 1)?;
+    replace(&file, &records(2, 3))?;
+    wait_for(&namespace, 2)?;
+    fs::write(&file, records(3, 3))?;
+    wait_for(&namespace, 3)?;
+    // A lower version is a version like any other.
+    replace(&file, &records(1, 3))?;
+    wait_for(&namespace, 1)
+}
+
+#[test]
+fn broken_records_are_reported_and_the_old_answers_stay() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let namespace = Namespace::new("broken")?;
+    let server = start(&namespace, &json!({}))?;
+    let file = server.folder.path().join("records.json");
+    replace(&file, b"{\"version\": 5,\n \"record_keys\": [\"id\"")?;
+    wait_for_log(&server, &format!("{}: line 2, column", file.display()))?;
+    wait_for_log(&server, "the records in use stay")?;
+    ensure!(namespace.run(|| served(ADDRESS))?? == 1);
+    fs::remove_file(&file)?;
+    wait_for_log(&server, "cannot be read")?;
+    ensure!(namespace.run(|| served(ADDRESS))?? == 1);
+    replace(&file, &records(4, 3))?;
+    wait_for(&namespace, 4)
+}
+
+#[test]
+fn no_answer_is_lost_or_mixed_while_records_change() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let namespace = Namespace::new("load")?;
+    let server = start(&namespace, &json!({}))?;
+    let file = server.folder.path().join("records.json");
+    let (done, asked) = (AtomicBool::new(false), AtomicU64::new(0));
+    let ask = || -> Result<()> {
+        while !done.load(Ordering::Relaxed) {
+            // Fails on a lost reply, on none, and on one out of two files.
+            let third = served(ADDRESS)?;
+            ensure!((1..=20).contains(&third));
+            asked.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    };
+    thread::scope(|scope| -> Result<()> {
+        let clients: Vec<_> = (0..3).map(|_| scope.spawn(|| namespace.run(ask)?)).collect();
+        let changing = (|| {
+            for third in 2..=20 {
+                replace(&file, &records(third, 3))?;
+                thread::sleep(Duration::from_millis(40));
+            }
+            wait_for(&namespace, 20)
+        })();
+        done.store(true, Ordering::Relaxed);
+        for client in clients {
+            client.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        }
+        changing
+    })?;
+    ensure!(asked.load(Ordering::Relaxed) > 100, "too few questions to mean anything");
+    Ok(())
+}
+
+#[test]
+fn alias_files_are_followed_and_broken_ones_do_no_harm() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let namespace = Namespace::new("alias")?;
+    let server = start(&namespace, &json!({}))?;
+    let ask = |name: &str| -> Result<(ResponseCode, usize)> {
+        let reply = namespace.run(|| client::ask(ADDRESS, &client::query(name, RecordType::A, None)?))??;
+        Ok((reply.metadata.response_code, client::addresses(&reply).len()))
+    };
+    ensure!(ask("web.alias.")?.0 == ResponseCode::Refused);
+    let file = server.folder.path().join("aliases/web.json");
+    replace(&file, br#"{"web.alias": ["*.web.net.dep.bosh"]}"#)?;
+    wait_until("the alias", LIMIT, || {
+        ask("web.alias.").is_ok_and(|found| found == (ResponseCode::NoError, 3))
+    })?;
+    replace(&file, br#"{"web.alias": "no list"}"#)?;
+    wait_for_log(&server, "the aliases in use stay")?;
+    ensure!(ask("web.alias.")? == (ResponseCode::NoError, 3));
+    fs::remove_file(&file)?;
+    wait_until("the alias to go", LIMIT, || {
+        ask("web.alias.").is_ok_and(|(rcode, _)| rcode == ResponseCode::Refused)
+    })
+}
+
+#[test]
+fn addresses_files_are_followed() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let namespace = Namespace::new("addresses")?;
+    let server = start(&namespace, &json!({}))?;
+    let further: SocketAddr = "127.0.0.7:5354".parse()?;
+    let file = server.folder.path().join("addresses/more.json");
+    replace(&file, br#"[{"address": "127.0.0.7", "port": 5354}]"#)?;
+    namespace.run(|| wait_until("the new address", LIMIT, || served(further).is_ok()))??;
+    replace(&file, b"[{}]")?;
+    wait_for_log(&server, "the sockets stay as they are")?;
+    ensure!(namespace.run(|| served(further))?.is_ok());
+    fs::remove_file(&file)?;
+    let message = client::query(NAME, RecordType::A, None)?.to_vec()?;
+    let gone = || client::ask_raw(further, &message, Duration::from_millis(200)).is_err();
+    namespace.run(|| wait_until("the address to go", LIMIT, gone))??;
+    ensure!(namespace.run(|| served(ADDRESS))?.is_ok());
+    Ok(())
+}
+
+#[test]
+fn sighup_reads_everything_again_and_says_what_must_wait() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let namespace = Namespace::new("hup")?;
+    let mut server = start(&namespace, &json!({}))?;
+    let config_file = server.folder.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&config_file)?)?;
+    let other = server.folder.path().join("other.json");
+    fs::write(&other, records(9, 2))?;
+    config["records_file"] = json!(other);
+    config["port"] = json!(5355);
+    fs::write(&config_file, config.to_string())?;
+    server.process().signal(Signal::SIGHUP)?;
+    wait_for(&namespace, 9)?;
+    wait_for_log(&server, "only after a restart: address, port")?;
+    fs::write(&config_file, b"{\"port\": ")?;
+    server.process().signal(Signal::SIGHUP)?;
+    wait_for_log(&server, "the configuration in use stays")?;
+    ensure!(namespace.run(|| served(ADDRESS))?? == 9);
+    Ok(())
+}
+
+#[test]
+fn sigterm_and_sigint_end_in_order() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let namespace = Namespace::new("end")?;
+        let mut server = start(&namespace, &json!({}))?;
+        server.process().signal(signal)?;
+        let status = server.process().wait(LIMIT)?;
+        ensure!(status.code() == Some(0), "{signal}: {status}\n{}", server.log());
+    }
+    Ok(())
+}
+
+#[test]
+fn a_server_without_a_fast_path_says_so() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let namespace = Namespace::new("plain")?;
+    let server = start(&namespace, &json!({}))?;
+    wait_for_log(&server, "no fast path: xdp.mode is off")?;
+    ensure!(namespace.run(|| served(ADDRESS))?? == 1);
+    Ok(())
+}
