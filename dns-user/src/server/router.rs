@@ -1,0 +1,200 @@
+//! Who answers a query.
+
+use std::{
+    collections::{HashMap, HashSet},
+    net::{Ipv4Addr, Ipv6Addr},
+    sync::{Arc, OnceLock},
+};
+
+use arc_swap::ArcSwap;
+use hickory_proto::op::ResponseCode;
+
+use super::{Answer, Local};
+use crate::{
+    name::Name,
+    wire::{CLASS_CH, Query, TYPE_ANY, TYPE_DS, TYPE_TXT, Transport, error_reply},
+};
+
+/// What up-check names resolve to.
+pub(super) const UPCHECK_V4: [Ipv4Addr; 1] = [Ipv4Addr::LOCALHOST];
+/// The same in IPv6.
+pub(super) const UPCHECK_V6: [Ipv6Addr; 1] = [Ipv6Addr::LOCALHOST];
+
+/// `arpa.` in wire format.
+const ARPA: &[u8] = b"\x04arpa\0";
+/// The root in wire format.
+const ROOT: &[u8] = b"\0";
+
+/// Knows who answers which name. The longest domain that ends the name wins; of
+/// equal ones, up-check names before local ones before handlers.
+pub struct Router {
+    /// Names of the fleet.
+    local: Arc<Local>,
+    /// All others.
+    routes: ArcSwap<Routes>,
+    /// What we tell about ourselves in class CH.
+    chaos: OnceLock<Arc<dyn Chaos>>,
+}
+
+/// Who answers what is not local; replaced as a whole when files change.
+#[derive(Clone, Default)]
+pub struct Routes {
+    /// Answered with 127.0.0.1 and ::1, they and everything below them.
+    pub upchecks: HashSet<Name>,
+    /// Handlers by domain. One for `arpa.` or the root counts only without recursors.
+    pub handlers: HashMap<Name, Arc<dyn Answer>>,
+    /// Answers names below `arpa.`, falls through by itself to whom
+    /// [`Routes::past_reverse`] says; `None`: nobody knows them.
+    pub reverse: Option<Arc<dyn Answer>>,
+    /// Answers everything else; `None`: recursors are off.
+    pub recursors: Option<Arc<dyn Answer>>,
+}
+
+/// Answers for class CH, such as `version.bind. TXT`.
+pub trait Chaos: Send + Sync {
+    /// The text for a name; `None`: not ours, the query goes on as any other.
+    fn text(&self, name: &Name) -> Option<String>;
+}
+
+/// Who answers one query.
+#[derive(Clone)]
+pub(super) enum Route {
+    /// 127.0.0.1 and ::1.
+    Upcheck,
+    /// The fleet.
+    Local,
+    /// This text.
+    Chaos(String),
+    /// A handler.
+    Handler(Arc<dyn Answer>),
+    /// Names below `arpa.`
+    Reverse(Arc<dyn Answer>),
+    /// Recursors.
+    Recursors(Arc<dyn Answer>),
+    /// Nobody.
+    Refused,
+}
+
+impl Router {
+    /// Routes names of `local` to it, the others as `routes` says.
+    pub fn new(local: Arc<Local>, routes: Routes) -> Self {
+        Self { local, routes: ArcSwap::from_pointee(routes), chaos: OnceLock::new() }
+    }
+
+    /// What local names are asked.
+    pub fn local(&self) -> &Arc<Local> {
+        &self.local
+    }
+
+    /// Puts other routes in force.
+    pub fn install(&self, routes: Routes) {
+        self.routes.store(Arc::new(routes));
+        // A name may have become somebody else's.
+        self.local.invalidate();
+    }
+
+    /// Who answers in class CH, once for the life of the router.
+    pub fn set_chaos(&self, chaos: Arc<dyn Chaos>) {
+        // The first one stays.
+        let _ = self.chaos.set(chaos);
+    }
+
+    /// Who answers `name`.
+    pub(super) fn route(&self, name: &Name, qtype: u16, qclass: u16) -> Route {
+        if qclass == CLASS_CH
+            && matches!(qtype, TYPE_TXT | TYPE_ANY)
+            && let Some(text) = self.chaos.get().and_then(|chaos| chaos.text(name))
+        {
+            return Route::Chaos(text);
+        }
+        let routes = self.routes.load();
+        let snapshot = self.local.snapshot.load();
+        if qtype == TYPE_DS {
+            return routes.parent_side(name, |name| snapshot.local_zone(name).is_some());
+        }
+        let local_zone = snapshot.local_zone(name);
+        routes.longest(name, local_zone.as_ref().map(|zone| zone.as_wire()))
+    }
+}
+
+impl Routes {
+    /// Who answers names below `arpa.` that the records do not know: recursors,
+    /// or without them the handler for `arpa.` or the root; else REFUSED.
+    pub fn past_reverse(
+        recursors: Option<&Arc<dyn Answer>>,
+        handlers: &HashMap<Name, Arc<dyn Answer>>,
+    ) -> Arc<dyn Answer> {
+        let next = recursors.or_else(|| handlers.get(ARPA)).or_else(|| handlers.get(ROOT));
+        next.cloned().unwrap_or_else(|| Arc::new(Refused))
+    }
+
+    /// The longest domain that ends `name` wins; `local_zone` is the longest
+    /// local one, in wire format.
+    fn longest(&self, name: &Name, local_zone: Option<&[u8]>) -> Route {
+        for suffix in name.suffixes() {
+            if let Some(route) = self.exactly(suffix, local_zone == Some(suffix)) {
+                return route;
+            }
+        }
+        self.root()
+    }
+
+    /// Type DS belongs to the parent: the root if somebody answers for it, else
+    /// the shortest domain that ends the name (observed).
+    fn parent_side(&self, name: &Name, is_local: impl Fn(&Name) -> bool) -> Route {
+        if !matches!(self.root(), Route::Refused) {
+            return self.root();
+        }
+        let mut suffixes: Vec<&[u8]> = name.suffixes().collect();
+        suffixes.reverse();
+        for suffix in suffixes {
+            // A suffix of a name is a name.
+            let local = Name::from_wire(suffix).is_ok_and(|(name, _)| is_local(&name));
+            if let Some(route) = self.exactly(suffix, local) {
+                return route;
+            }
+        }
+        Route::Refused
+    }
+
+    /// Who answers for exactly this domain.
+    fn exactly(&self, domain: &[u8], local: bool) -> Option<Route> {
+        if self.upchecks.contains(domain) {
+            return Some(Route::Upcheck);
+        }
+        if local {
+            return Some(Route::Local);
+        }
+        if domain == ARPA
+            && let Some(reverse) = &self.reverse
+        {
+            return Some(Route::Reverse(reverse.clone()));
+        }
+        if domain == ROOT {
+            return None;
+        }
+        self.handlers.get(domain).cloned().map(Route::Handler)
+    }
+
+    /// Who answers what nobody else does: recursors override a handler for the root.
+    fn root(&self) -> Route {
+        match (&self.recursors, self.handlers.get(ROOT)) {
+            (Some(recursors), _) => Route::Recursors(recursors.clone()),
+            (None, Some(handler)) => Route::Handler(handler.clone()),
+            (None, None) => Route::Refused,
+        }
+    }
+}
+
+/// REFUSED to everything.
+struct Refused;
+
+impl Answer for Refused {
+    fn answer<'a>(
+        &'a self,
+        query: &'a Query<'a>,
+        _transport: Transport,
+    ) -> futures::future::BoxFuture<'a, Vec<u8>> {
+        Box::pin(async move { error_reply(query, ResponseCode::Refused) })
+    }
+}

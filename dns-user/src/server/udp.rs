@@ -1,0 +1,312 @@
+//! The UDP workers: a thread and a socket each.
+
+use std::{
+    io,
+    os::fd::{AsRawFd, OwnedFd, RawFd},
+    panic::{self, AssertUnwindSafe},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::{runtime::Handle, sync::OwnedSemaphorePermit};
+
+use super::{
+    batch::{Batch, Control, Datagram, socket_address},
+    desk::{AtOnce, Desk, Later, observe, observe_unreadable, parse_again},
+    memo::{LowerName, Memo},
+    metrics::{By, Dropped, Stripe},
+};
+use crate::wire::{self, CLASS_CH, Parsed, Query, Shuffle, TYPE_DS, Transport};
+
+/// How often the fast path is told of a name that keeps coming up here, in
+/// milliseconds: it may have been evicted, or have had no room before.
+const LEARN_INTERVAL_MS: u64 = 1000;
+/// How long a task waits for room in the socket's send buffer, and how often.
+const SEND_RETRY: (Duration, usize) = (Duration::from_millis(1), 20);
+
+//----------- Socket ---------------------------------------------------------
+
+/// A bound socket, shared by its worker and the tasks that answer later.
+pub(super) struct Socket {
+    /// The descriptor, blocking.
+    descriptor: OwnedFd,
+    /// Whether it is bound to all addresses, so that replies must say theirs.
+    wildcard: bool,
+    /// Whether the worker is to end.
+    stopping: AtomicBool,
+}
+
+impl Socket {
+    /// Takes a bound, blocking socket.
+    pub(super) fn new(descriptor: OwnedFd, wildcard: bool) -> Self {
+        Self { descriptor, wildcard, stopping: AtomicBool::new(false) }
+    }
+
+    /// Ends the worker once it has answered what is in the queue.
+    pub(super) fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        // Wakes the worker: later `recvmmsg` calls return what is queued, and
+        // then empty datagrams from nobody.
+        // SAFETY: the descriptor is open. ENOTCONN is what an unconnected socket
+        // says although it was shut down (inet_shutdown, kernel 2.6 and later).
+        let _not_connected = unsafe { libc::shutdown(self.raw(), libc::SHUT_RD) };
+    }
+
+    /// For system calls.
+    fn raw(&self) -> RawFd {
+        self.descriptor.as_raw_fd()
+    }
+
+    /// Sends one reply without blocking.
+    fn try_send(&self, reply: &mut [u8], peer: &mut ReturnPath) -> io::Result<()> {
+        let mut slice = libc::iovec { iov_base: reply.as_mut_ptr().cast(), iov_len: reply.len() };
+        // SAFETY: all-zero bytes are a valid header.
+        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+        header.msg_name = (&raw mut peer.peer).cast();
+        header.msg_namelen = peer.address_len();
+        header.msg_iov = &raw mut slice;
+        header.msg_iovlen = 1;
+        if self.wildcard {
+            header.msg_control = peer.control.as_mut_ptr();
+            header.msg_controllen = peer.control_len;
+        }
+        // SAFETY: the header leads to buffers that live longer than the call.
+        let sent = unsafe { libc::sendmsg(self.raw(), &raw const header, libc::MSG_DONTWAIT) };
+        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Sends one reply from a task; says whether the kernel took it.
+    async fn send(&self, mut reply: Vec<u8>, mut peer: ReturnPath) -> bool {
+        let (pause, tries) = SEND_RETRY;
+        for _ in 0..tries {
+            match self.try_send(&mut reply, &mut peer) {
+                Ok(()) => return true,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(pause).await,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return false,
+            }
+        }
+        false
+    }
+}
+
+/// Where a reply goes, and from which of our addresses.
+#[derive(Clone)]
+struct ReturnPath {
+    /// The client.
+    peer: libc::sockaddr_storage,
+    /// Our address, as a control message.
+    control: Control,
+    /// Bytes of it.
+    control_len: usize,
+}
+
+impl ReturnPath {
+    /// Back to where `datagram` came from.
+    fn of(datagram: &Datagram<'_>) -> Self {
+        let mut control = *datagram.control;
+        control.forget_interface(datagram.control_len);
+        Self { peer: *datagram.peer, control, control_len: datagram.control_len }
+    }
+
+    /// Bytes of the client's address.
+    fn address_len(&self) -> libc::socklen_t {
+        let length = if i32::from(self.peer.ss_family) == libc::AF_INET {
+            size_of::<libc::sockaddr_in>()
+        } else {
+            size_of::<libc::sockaddr_in6>()
+        };
+        length as libc::socklen_t
+    }
+}
+
+//----------- Worker ---------------------------------------------------------
+
+/// Answers what comes in on one socket.
+pub(super) struct Worker {
+    /// Where queries come in and replies go out.
+    socket: Arc<Socket>,
+    /// Everything that is not particular to this worker.
+    desk: Arc<Desk>,
+    /// Where queries go that have to wait.
+    runtime: Handle,
+    /// Answers of the current generation.
+    memo: Memo,
+    /// Order of answers.
+    shuffle: Shuffle,
+    /// What this worker counts.
+    stripe: Arc<Stripe>,
+    /// Start of the worker: its ticks count from here.
+    started: Instant,
+}
+
+impl Worker {
+    /// A worker for `socket`, not yet running. Must be called inside a tokio runtime.
+    pub(super) fn new(socket: Arc<Socket>, desk: Arc<Desk>) -> Self {
+        Self {
+            socket,
+            runtime: Handle::current(),
+            memo: Memo::new(),
+            shuffle: Shuffle::default(),
+            stripe: desk.metrics.stripe(),
+            desk,
+            started: Instant::now(),
+        }
+    }
+
+    /// Answers until the socket is stopped.
+    pub(super) fn run(mut self) {
+        // A defect in how one query is answered must not end the service of all.
+        while let Err(_panic) = panic::catch_unwind(AssertUnwindSafe(|| self.serve())) {
+            tracing::error!("a UDP worker panicked and goes on; the query that did it got no reply");
+            self.memo = Memo::new();
+        }
+    }
+
+    /// As [`run`](Self::run).
+    fn serve(&mut self) {
+        let mut batch = Batch::new(self.socket.wildcard);
+        let descriptor = self.socket.raw();
+        loop {
+            let count = match batch.receive(descriptor) {
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                // Errors of earlier replies, such as a client that is gone, are
+                // not reported to unconnected sockets; what else there is may pass.
+                Err(error) => {
+                    if self.socket.stopping.load(Ordering::Acquire) {
+                        return;
+                    }
+                    tracing::warn!(%error, "cannot receive queries");
+                    std::thread::sleep(Duration::from_millis(10));
+                    continue;
+                }
+            };
+            let received = Instant::now();
+            self.memo.keep_only(self.desk.router.local().generation());
+            let tick = received.duration_since(self.started).as_millis() as u64;
+            let mut messages = 0;
+            for mut datagram in batch.datagrams(count) {
+                messages += usize::from(!datagram.query.is_empty());
+                self.answer(&mut datagram, received, tick);
+            }
+            let failed = batch.send(descriptor, count);
+            if failed > 0 {
+                self.stripe.dropped(Dropped::NotSent, failed as u64);
+            }
+            if messages == 0 && self.socket.stopping.load(Ordering::Acquire) {
+                return;
+            }
+        }
+    }
+
+    /// Answers one datagram, or sends it on its way.
+    fn answer(&mut self, datagram: &mut Datagram<'_>, received: Instant, tick: u64) {
+        let query = match wire::parse(datagram.query) {
+            Parsed::Query(query) => query,
+            Parsed::Reply(reply) => {
+                *datagram.reply = reply;
+                let client = socket_address(datagram.peer);
+                observe_unreadable(
+                    &self.stripe,
+                    client,
+                    Transport::Udp,
+                    datagram.query,
+                    datagram.reply,
+                    received.elapsed(),
+                );
+                return;
+            }
+            Parsed::Drop => {
+                self.stripe.dropped(Dropped::NoQuery, 1);
+                return;
+            }
+        };
+        let by = match self.answer_from_memo(&query, tick, datagram.reply) {
+            Some(by) => by,
+            None => match self.answer_anew(&query, tick, datagram, received) {
+                Some(by) => by,
+                None => return,
+            },
+        };
+        let client = socket_address(datagram.peer);
+        observe(&self.stripe, client, Transport::Udp, &query, datagram.reply, by, received.elapsed());
+    }
+
+    /// Answers a local name that was asked for before.
+    fn answer_from_memo(&mut self, query: &Query<'_>, tick: u64, reply: &mut Vec<u8>) -> Option<By> {
+        // Both may be routed elsewhere than the other types and classes.
+        if query.question.qtype == TYPE_DS || query.question.qclass == CLASS_CH {
+            return None;
+        }
+        let entry = self.memo.get(&LowerName::new(query.question.raw_name))?;
+        let local = self.desk.router.local();
+        local.asked(&entry.name, &entry.resolution);
+        if tick >= entry.learned + LEARN_INTERVAL_MS {
+            entry.learned = tick;
+            local.learn(&entry.name);
+        }
+        let limit = query.limit(Transport::Udp);
+        wire::local_reply(query, &entry.resolution, limit, &mut self.shuffle, reply);
+        Some(By::Local)
+    }
+
+    /// Answers a query that is not remembered; `None`: it was handed to a task.
+    fn answer_anew(
+        &mut self,
+        query: &Query<'_>,
+        tick: u64,
+        datagram: &mut Datagram<'_>,
+        received: Instant,
+    ) -> Option<By> {
+        match self.desk.answer_at_once(query, Transport::Udp, &mut self.shuffle, datagram.reply) {
+            AtOnce::Replied { by, resolution } => {
+                if let Some(resolution) = resolution
+                    && query.question.qtype != TYPE_DS
+                {
+                    self.memo.insert(query.question.name(), resolution, tick);
+                }
+                Some(by)
+            }
+            AtOnce::Later(later) => match self.desk.admit() {
+                Some(permit) => {
+                    self.hand_over(query, later, datagram, received, permit);
+                    None
+                }
+                None => {
+                    *datagram.reply = self.desk.overload_reply(query);
+                    Some(later.by())
+                }
+            },
+        }
+    }
+
+    /// Makes a task of a query that has to wait.
+    fn hand_over(
+        &self,
+        query: &Query<'_>,
+        later: Later,
+        datagram: &Datagram<'_>,
+        received: Instant,
+        permit: OwnedSemaphorePermit,
+    ) {
+        let message = query.message.to_vec();
+        let path = ReturnPath::of(datagram);
+        let (socket, desk) = (self.socket.clone(), self.desk.clone());
+        self.runtime.spawn(async move {
+            // Held until the reply is out, for an orderly end.
+            let _permit = permit;
+            let Some(query) = parse_again(&message) else { return };
+            let reply = desk.answer_later(&query, &later, Transport::Udp).await;
+            let client = socket_address(&path.peer);
+            let stripe = desk.metrics.tasks();
+            observe(stripe, client, Transport::Udp, &query, &reply, later.by(), received.elapsed());
+            if !socket.send(reply, path).await {
+                stripe.dropped(Dropped::NotSent, 1);
+            }
+        });
+    }
+}
