@@ -34,7 +34,7 @@ enum Command {
     Check(check::Check),
     /// Those that talk to a running server, or need none.
     #[command(flatten)]
-    Operate(operate::Operate),
+    Operate(Box<operate::Operate>),
 }
 
 /// Which configuration.

@@ -18,6 +18,7 @@ mod sources;
 pub mod status;
 mod upcheck;
 mod watch;
+mod wellness;
 
 use std::{io, path::Path, process::ExitCode};
 
@@ -42,7 +43,7 @@ pub struct RunOptions {
 
 /// Why the server did not start, or ended by itself.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum DaemonError {
+enum DaemonError {
     /// A file that has to be right is not.
     #[error(transparent)]
     Config(#[from] ConfigError),

@@ -179,8 +179,8 @@ fn parse_records(contents: &Contents) -> Result<ParsedRecords, ConfigError> {
 /// Parses the alias files; what was skipped as lines.
 fn parse_aliases(contents: &Contents) -> Result<(AliasFiles, Vec<String>), ConfigError> {
     let files = contents.readable()?;
-    let (aliases, warnings) = AliasFiles::parse(files.iter().map(|(name, bytes)| (name.as_str(), *bytes)))
-        .map_err(refused)?;
+    let (aliases, warnings) =
+        AliasFiles::parse(files.iter().map(|(name, bytes)| (name.as_str(), *bytes))).map_err(refused)?;
     Ok((aliases, warnings.iter().map(ToString::to_string).collect()))
 }
 

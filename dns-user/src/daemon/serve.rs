@@ -1,6 +1,7 @@
 //! The server from its first socket to its last reply.
 
 use std::{
+    future,
     net::SocketAddr,
     path::Path,
     sync::Arc,
@@ -22,13 +23,14 @@ use super::{
     status::Board,
     upcheck::Upcheck,
     watch::Watch,
+    wellness::Wellness,
 };
 use crate::{
     config::{Config, Loaded},
     ops::{
         journal::{Journal, Kind},
         logs::Logs,
-        metrics::{Metrics, WholeMetrics, labels},
+        metrics::{Metrics, WholeMetrics, http::MetricsServer, labels},
     },
     resolve::AllRunning,
     server::{Local, Router, Routes, ServerMetrics},
@@ -50,7 +52,7 @@ pub(super) async fn serve(
 ) -> Result<(), DaemonError> {
     // Before anything else: a signal during the start ends us in order as well.
     let mut signals = Signals::new()?;
-    let mut daemon = Daemon::start(path, loaded, logs).await?;
+    let mut daemon = Daemon::start(path, loaded, logs, &failures).await?;
     let result = daemon.run(&mut signals, &mut failures).await;
     daemon.stop().await;
     result
@@ -82,7 +84,12 @@ struct Daemon<'a> {
 
 impl<'a> Daemon<'a> {
     /// Reads the files, opens the sockets, and waits until the server answers itself.
-    async fn start(path: &'a Path, loaded: Loaded, logs: &'a Logs) -> Result<Self, DaemonError> {
+    async fn start(
+        path: &'a Path,
+        loaded: Loaded,
+        logs: &'a Logs,
+        failures: &Failures,
+    ) -> Result<Self, DaemonError> {
         let begun = Instant::now();
         let Loaded { config, warnings } = loaded;
         for warning in &warnings {
@@ -111,6 +118,7 @@ impl<'a> Daemon<'a> {
         upcheck.until_up(config.timeout.saturating_sub(begun.elapsed())).await.map_err(DaemonError::NotUp)?;
         board.change(|state| state.listen.clone_from(&listen));
         info!("up: serving on {}", listed(&listen));
+        expose(&config, &metrics, &board, logs, failures).await;
         Ok(Self {
             path,
             config: Arc::new(config),
@@ -239,6 +247,30 @@ impl<'a> Daemon<'a> {
         let Self { listeners, .. } = self;
         listeners.stop().await;
         info!("ended");
+    }
+}
+
+/// Opens the metrics port. A port that is not to be had leaves DNS alone.
+async fn expose(config: &Config, metrics: &Metrics, board: &Board, logs: &Logs, failures: &Failures) {
+    if !config.metrics.enabled {
+        return;
+    }
+    let (journal, logs) = (board.journal().clone(), logs.clone());
+    metrics.before_exposition(move || journal.metrics().refresh(&journal, Some(&logs)));
+    let probe = Arc::new(Wellness(board.clone()));
+    match MetricsServer::bind(config.metrics.listen, metrics.clone(), probe).await {
+        Ok(server) => failures.spawn("the metrics port", async {
+            // It ends with the process; an earlier end is a failure.
+            if let Err(problem) = server.run(future::pending()).await {
+                error!("metrics: {problem}");
+            }
+        }),
+        Err(problem) => {
+            let problem =
+                format!("metrics: cannot listen on {}: {problem}; metrics stay off", config.metrics.listen);
+            warn!("{problem}");
+            board.change(|state| state.parts_off.push(problem));
+        }
     }
 }
 

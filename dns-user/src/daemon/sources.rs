@@ -351,7 +351,7 @@ mod tests {
         fs::write(&path, "{}").unwrap();
         let source = Source::File(path.clone());
         assert!(!source.read().settled);
-        std::thread::sleep(SETTLED * 2);
+        thread::sleep(SETTLED * 2);
         let contents = source.read();
         assert!(contents.settled);
         assert_eq!(contents.files[0].1.as_ref().unwrap(), b"{}");
