@@ -4,7 +4,12 @@ use std::{net::IpAddr, sync::Arc};
 
 use futures::future::BoxFuture;
 
-use crate::{catalog::Snapshot, name::Name, resolve::Resolution};
+use crate::{
+    catalog::Snapshot,
+    health::Tracker,
+    name::Name,
+    resolve::{AllRunning, Resolution, resolve},
+};
 
 /// The fast path, as the server sees it.
 pub trait Publish: Send + Sync {
@@ -32,4 +37,19 @@ impl Publish for () {
     fn install(&self, _snapshot: Arc<Snapshot>) {}
     fn health_changed(&self, _instances: &[IpAddr]) {}
     fn learn(&self, _name: &Name) {}
+}
+
+impl Track for Tracker {
+    fn install(&self, snapshot: Arc<Snapshot>) {
+        // What a name needs checked does not depend on what is known of it.
+        self.decide_by(Arc::new(move |name| Some(resolve(&snapshot, &AllRunning, name)?.checks)));
+    }
+
+    fn asked(&self, name: &Name, resolution: &Resolution) {
+        Self::asked(self, name, resolution);
+    }
+
+    fn first_checks<'a>(&'a self, name: &'a Name, resolution: &'a Resolution) -> BoxFuture<'a, ()> {
+        Box::pin(Self::first_checks(self, name, resolution))
+    }
 }

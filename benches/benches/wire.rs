@@ -1,0 +1,105 @@
+//! What it costs to read a query and to write its reply, against hickory-proto
+//! doing the same.
+
+use std::{hint::black_box, net::Ipv4Addr};
+
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use dns_user::{
+    resolve::{Checks, Outcome, Resolution},
+    wire::{Parsed, Query, Shuffle, Transport, fit, local_reply, parse},
+};
+use hickory_proto::{
+    op::Message,
+    rr::{Name, RData, Record, rdata},
+};
+
+/// Header and question of `q-s0.q-g1.bosh`, type A, class IN, RD set.
+const PLAIN: &[u8] = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x04q-s0\x04q-g1\x04bosh\0\0\x01\0\x01";
+/// An OPT for 1232 bytes.
+const OPT: &[u8] = b"\0\0\x29\x04\xd0\0\0\0\0\0\0";
+
+/// [`PLAIN`] with [`OPT`].
+fn with_opt() -> Vec<u8> {
+    let mut message = [PLAIN, OPT].concat();
+    message[11] = 1;
+    message
+}
+
+/// The query in `message`, which is one.
+fn query(message: &[u8]) -> Query<'_> {
+    match parse(message) {
+        Parsed::Query(query) => query,
+        other => unreachable!("the messages of this bench are queries: {other:?}"),
+    }
+}
+
+/// Reading queries.
+fn reading(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("wire/parse");
+    for (label, message) in [("plain", PLAIN.to_vec()), ("edns", with_opt())] {
+        group.bench_with_input(BenchmarkId::new("ours", label), &message, |bencher, message| {
+            bencher.iter(|| parse(black_box(message)));
+        });
+        group.bench_with_input(BenchmarkId::new("hickory", label), &message, |bencher, message| {
+            bencher.iter(|| Message::from_vec(black_box(message)));
+        });
+    }
+    group.finish();
+}
+
+/// Writing replies with 1, 10 and 30 answers.
+fn writing(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("wire/reply");
+    let message = with_opt();
+    let query = query(&message);
+    for count in [1u32, 10, 30] {
+        let v4: Vec<Ipv4Addr> = (0..count).map(|number| Ipv4Addr::from_bits(0x0a00_0000 + number)).collect();
+        let resolution =
+            Resolution { outcome: Outcome::Found, v4: v4.clone(), v6: vec![], checks: Checks::default() };
+        let (mut shuffle, mut out) = (Shuffle::with_seed(1), Vec::new());
+        group.bench_with_input(BenchmarkId::new("ours", count), &resolution, |bencher, resolution| {
+            bencher.iter(|| {
+                local_reply(black_box(&query), resolution, 1232, &mut shuffle, &mut out);
+                out.len()
+            });
+        });
+        group.bench_with_input(BenchmarkId::new("hickory", count), &v4, |bencher, v4| {
+            bencher.iter(|| by_hickory(black_box(&message), v4));
+        });
+    }
+    group.finish();
+}
+
+/// What a server does that leaves everything to the library, shuffle included.
+fn by_hickory(query: &[u8], addresses: &[Ipv4Addr]) -> usize {
+    let Ok(mut reply) = Message::from_vec(query).map(Message::into_response) else { return 0 };
+    let owner = reply.queries.first().map_or_else(Name::root, |question| question.name().clone());
+    let mut addresses = addresses.to_vec();
+    fastrand::shuffle(&mut addresses);
+    for address in addresses {
+        reply.add_answer(Record::from_rdata(owner.clone(), 0, RData::A(rdata::A(address))));
+    }
+    reply.to_vec().map_or(0, |bytes| bytes.len())
+}
+
+/// Cutting a foreign reply of 100 uncompressed answers to 1232 bytes.
+fn fitting(criterion: &mut Criterion) {
+    let message = with_opt();
+    let query = query(&message);
+    let mut reply = PLAIN.to_vec();
+    reply[7] = 100;
+    for number in 0..100 {
+        reply.extend_from_slice(b"\x04q-s0\x04q-g1\x04bosh\0\0\x01\0\x01\0\0\0\x3c\0\x04\x0a\0\0");
+        reply.push(number);
+    }
+    criterion.bench_function("wire/fit/100", |bencher| {
+        bencher.iter_batched(
+            || reply.clone(),
+            |reply| fit(&query, reply, Transport::Udp),
+            criterion::BatchSize::SmallInput,
+        );
+    });
+}
+
+criterion_group!(benches, reading, writing, fitting);
+criterion_main!(benches);
