@@ -67,6 +67,17 @@ pub(crate) struct CacheCounters {
     pub(crate) stale_hits: AtomicU64,
     /// Entries that had to make room.
     pub(crate) evictions: AtomicU64,
+    /// Entries with data now. Those whose time is up may still count.
+    pub(crate) entries: AtomicU64,
+    /// The same without data.
+    pub(crate) denial_entries: AtomicU64,
+}
+
+impl CacheCounters {
+    /// The counter of entries of a kind.
+    fn entries_of(&self, denial: bool) -> &AtomicU64 {
+        if denial { &self.denial_entries } else { &self.entries }
+    }
 }
 
 /// An answer that is kept.
@@ -116,7 +127,8 @@ impl Cache {
             .max_capacity(config.max_bytes)
             .weigher(move |key, entry| entry.weight(key, least_weight))
             .expire_after(ByLifetime)
-            .eviction_listener(move |_, _, cause| {
+            .eviction_listener(move |_, entry: Arc<Entry>, cause| {
+                on_eviction.entries_of(entry.denial).fetch_sub(1, Ordering::Relaxed);
                 if cause == RemovalCause::Size {
                     on_eviction.evictions.fetch_add(1, Ordering::Relaxed);
                 }
@@ -228,6 +240,7 @@ impl Cache {
             denial: terms.denial,
             no_recheck_before_ms: AtomicU64::new(0),
         };
+        self.counters.entries_of(entry.denial).fetch_add(1, Ordering::Relaxed);
         self.store.insert(Box::from(&key[..]), Arc::new(entry));
     }
 
@@ -264,11 +277,6 @@ impl Cache {
     /// Forgets everything.
     pub(crate) fn flush(&self) {
         self.store.invalidate_all();
-    }
-
-    /// Entries now. Approximate: those whose time is up may still count.
-    pub(crate) fn entry_count(&self) -> u64 {
-        self.store.entry_count()
     }
 
     /// Bytes that count against the bound now. Approximate.

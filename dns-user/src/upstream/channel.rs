@@ -7,6 +7,8 @@ use super::{
     cache::{Cache, Entry, Key, Lookup},
     flight::{Flights, Landing, Part},
     forward::{Forwarded, Forwarder},
+    handlers::Denial,
+    http::HttpSource,
     message,
 };
 use crate::wire::{Query, ReplyFlags, Transport, empty_reply};
@@ -36,6 +38,10 @@ struct Shared {
 pub(crate) enum Source {
     /// Recursors.
     Dns(Arc<Forwarder>),
+    /// JSON over HTTP.
+    Http(Box<HttpSource>),
+    /// Nowhere.
+    Deny(Denial),
 }
 
 /// A reply for the client, and whether it is a failure.
@@ -149,6 +155,12 @@ impl Source {
     async fn fetch(&self, ask: &Ask<'_>) -> Forwarded {
         match self {
             Self::Dns(forwarder) => forwarder.forward(ask).await,
+            Self::Http(http) => http.fetch(ask).await,
+            Self::Deny(denial) => {
+                let rcode = denial.rcode();
+                let reply = message::begin_reply(ask.message, ask.question.clone(), true, true, rcode);
+                Forwarded::own(reply, false)
+            }
         }
     }
 }

@@ -43,6 +43,7 @@ impl OldestOut {
     }
 
     /// How many pieces of work were given up so far.
+    #[cfg(test)]
     pub(crate) fn given_up(&self) -> u64 {
         self.given_up.load(Ordering::Relaxed)
     }

@@ -7,8 +7,6 @@
 
 use std::ops::Range;
 
-use smallvec::SmallVec;
-
 /// Bytes of the header (RFC 1035, section 4.1.1).
 pub(crate) const HEADER_LEN: usize = 12;
 /// Type OPT (RFC 6891).
@@ -17,8 +15,6 @@ pub(crate) const TYPE_OPT: u16 = 41;
 pub(crate) const TYPE_SOA: u16 = 6;
 /// RCODE NOERROR.
 pub(crate) const NOERROR: u8 = 0;
-/// RCODE FORMERR.
-pub(crate) const FORMERR: u8 = 1;
 /// RCODE SERVFAIL.
 pub(crate) const SERVFAIL: u8 = 2;
 /// RCODE NXDOMAIN.
@@ -143,40 +139,6 @@ pub(crate) fn skip_name(message: &[u8], mut at: usize) -> Option<usize> {
             0 => return Some(at + 1),
             length @ 1..=63 => at += usize::from(length) + 1,
             192.. => return (at + 2 <= message.len()).then_some(at + 2),
-            _ => return None,
-        }
-    }
-}
-
-/// The name at `at` in wire format, pointers followed, letter case kept.
-/// `None` where it is malformed, loops or is longer than 255 bytes.
-pub(crate) fn expand_name(message: &[u8], mut at: usize) -> Option<SmallVec<[u8; 64]>> {
-    let mut name = SmallVec::new();
-    // Every pointer has to lead further to the front (RFC 1035, section 4.1.4:
-    // "a prior occurrence"), so this ends.
-    let mut before = at + 1;
-    loop {
-        match *message.get(at)? {
-            0 => {
-                name.push(0);
-                return (name.len() <= dns_common::name::MAX_NAME_LEN).then_some(name);
-            }
-            length @ 1..=63 => {
-                let end = at + usize::from(length) + 1;
-                name.extend_from_slice(message.get(at..end)?);
-                if name.len() >= dns_common::name::MAX_NAME_LEN {
-                    return None;
-                }
-                at = end;
-            }
-            192.. => {
-                let target = usize::from(u16_at(message, at)? & 0x3fff);
-                if target >= before {
-                    return None;
-                }
-                before = target;
-                at = target;
-            }
             _ => return None,
         }
     }
@@ -397,27 +359,14 @@ mod tests {
         assert!(!same_question(b"\x02ok\0\0\x01\0\x01", b"\x03oks\0\0\x01\0\x01"));
     }
 
-    #[test]
-    fn pointers_are_followed_to_the_front_only() {
-        let mut message = vec![0; 12];
-        message.extend_from_slice(b"\x01a\x01b\0\x01c\xc0\x0e\xc0\x15");
-        assert_eq!(expand_name(&message, 17).as_deref(), Some(&b"\x01c\x01b\0"[..]));
-        assert_eq!(expand_name(&message, 21), None);
-    }
-
     proptest! {
         #[test]
         fn no_bytes_make_the_walk_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             if let Some(outline) = Outline::of(&bytes) {
                 prop_assert!(outline.end <= bytes.len());
-                for (_, record) in outline.walk(&bytes) {
-                    let _ = expand_name(&bytes, record.owner);
-                }
+                prop_assert!(outline.walk(&bytes).all(|(_, record)| record.data.end <= outline.end));
             }
             let _ = question_range(&bytes);
-            for at in 0..bytes.len() {
-                let _ = expand_name(&bytes, at);
-            }
         }
     }
 }

@@ -4,22 +4,25 @@
 //! * [`forward`]: one recursor after the other, in the order of [`selection`].
 //! * [`recursor`], [`udp`], [`tcp`]: asking one of them.
 //! * [`channel`], [`cache`], [`flight`]: the cache before a source, one query for many clients.
+//! * [`handlers`], [`http`], [`json_answer`]: domains with an answerer of their own.
+//! * [`reverse`]: names of addresses.
 //! * [`message`], [`ask`]: looking into messages, which stay the bytes they were.
 
 mod ask;
-#[allow(dead_code, reason = "metrics and handlers, which come next, use the rest")]
 mod cache;
 mod channel;
 mod flight;
 mod forward;
-#[allow(dead_code, reason = "metrics and handlers, which come next, use the rest")]
 mod give_up;
-#[allow(dead_code, reason = "metrics and handlers, which come next, use the rest")]
+mod handlers;
+mod http;
+mod json_answer;
 mod message;
+pub mod metrics;
 mod random;
-#[allow(dead_code, reason = "metrics and handlers, which come next, use the rest")]
 mod recursor;
 mod resolv_conf;
+mod reverse;
 mod selection;
 mod status;
 mod tcp;
@@ -34,7 +37,12 @@ use std::{
 };
 
 use self::{ask::Ask, cache::Cache, channel::Source, forward::Forwarder, recursor::Manner, udp::Matching};
-pub use self::{channel::Channel, status::RecursorStatus};
+pub use self::{
+    channel::Channel,
+    handlers::{Denial, HandlerConfig, HandlerSource, Handlers},
+    reverse::Reverse,
+    status::RecursorStatus,
+};
 use crate::config::{Config, RecursionConfig, RecursorErrors};
 
 /// The recursors of the configuration.
@@ -82,6 +90,16 @@ impl Upstream {
         if let Some(cache) = &self.cache {
             cache.flush();
         }
+    }
+
+    /// Who asks the recursors.
+    fn forwarder(&self) -> Option<&Forwarder> {
+        self.forwarder.as_deref()
+    }
+
+    /// Keeps their answers.
+    fn cache(&self) -> Option<&Cache> {
+        self.cache.as_deref()
     }
 
     /// Answers by recursors; `None` where recursion is switched off.

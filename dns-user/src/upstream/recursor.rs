@@ -73,7 +73,16 @@ pub(crate) struct RecursorCounters {
     pub(crate) strays: Arc<AtomicU64>,
     /// Smoothed time to a reply, microseconds; 0: none yet.
     pub(crate) latency_us: AtomicU64,
+    /// Replies by the time they took: up to so many microseconds as
+    /// [`LATENCY_BOUNDS_US`] says, the last for all that took longer.
+    pub(crate) latencies: [AtomicU64; LATENCY_BOUNDS_US.len() + 1],
+    /// Sum of the times of all replies, microseconds.
+    pub(crate) latency_sum_us: AtomicU64,
 }
+
+/// Upper bounds of the histogram of latencies, microseconds.
+pub(crate) const LATENCY_BOUNDS_US: [u64; 12] =
+    [250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000, 2_500_000];
 
 impl Recursor {
     /// A recursor at `name`, which is `address:port`, `[address]:port` or `host:port`.
@@ -140,13 +149,25 @@ impl Recursor {
 
     /// Counts a try.
     fn note(&self, outcome: &Result<Vec<u8>, TryError>, took: Duration) {
-        let RecursorCounters { network_errors, error_replies, given_up, latency_us, .. } = &self.counters;
+        let RecursorCounters {
+            tries: _,
+            network_errors,
+            error_replies,
+            given_up,
+            strays: _,
+            latency_us,
+            latencies,
+            latency_sum_us,
+        } = &self.counters;
         match outcome {
             Ok(reply) => {
                 let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
                 let before = latency_us.load(Ordering::Relaxed);
                 let after = if before == 0 { took } else { before - before / 8 + took / 8 };
                 latency_us.store(after, Ordering::Relaxed);
+                let bucket = LATENCY_BOUNDS_US.partition_point(|&bound| bound < took);
+                latencies[bucket].fetch_add(1, Ordering::Relaxed);
+                latency_sum_us.fetch_add(took, Ordering::Relaxed);
                 if !matches!(message::Flags::of(reply).rcode(), message::NOERROR | message::NXDOMAIN) {
                     error_replies.fetch_add(1, Ordering::Relaxed);
                 }

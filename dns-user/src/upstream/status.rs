@@ -1,6 +1,6 @@
 //! How recursors fare, for operators.
 
-use std::sync::atomic::Ordering;
+use std::{net::SocketAddr, sync::atomic::Ordering};
 
 use super::{
     forward::Forwarder,
@@ -12,6 +12,8 @@ use super::{
 pub struct RecursorStatus {
     /// As configured, `host:port`.
     pub address: String,
+    /// The address that a host name stands for; `None`: not known (yet).
+    pub resolved: Option<SocketAddr>,
     /// Whether it is asked first.
     pub preferred: bool,
     /// Queries sent to it since the start, retries included.
@@ -43,11 +45,20 @@ pub(crate) fn of(forwarder: &Forwarder) -> Vec<RecursorStatus> {
 
 /// One recursor's.
 fn one(recursor: &Recursor, preferred: bool, recent_failures: u32) -> RecursorStatus {
-    let RecursorCounters { tries, network_errors, error_replies, given_up, strays, latency_us } =
-        &recursor.counters;
+    let RecursorCounters {
+        tries,
+        network_errors,
+        error_replies,
+        given_up,
+        strays,
+        latency_us,
+        latencies: _,
+        latency_sum_us: _,
+    } = &recursor.counters;
     let latency = latency_us.load(Ordering::Relaxed);
     RecursorStatus {
         address: recursor.name().to_owned(),
+        resolved: recursor.address(),
         preferred,
         tries: tries.load(Ordering::Relaxed),
         network_errors: network_errors.load(Ordering::Relaxed),

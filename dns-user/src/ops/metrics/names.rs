@@ -116,9 +116,15 @@ pub const CERTIFICATE_EXPIRY_SECONDS: &str = "bosh_dns_xdp_certificate_expiry_ti
 
 //----------- Ours: recursors ------------------------------------------------
 
-/// Counter: queries by `recursor`.
+/// Gauge: bytes of the entries in the cache of `zones`.
+pub const CACHE_BYTES: &str = "bosh_dns_xdp_cache_bytes";
+/// Counter: datagrams of a `recursor` that were no reply to any query; `handler`.
+pub const RECURSOR_STRAYS_TOTAL: &str = "bosh_dns_xdp_recursor_strays_total";
+/// Counter: queries by `recursor`; `handler`: the domain that it is for, empty
+/// for those of the configuration.
 pub const RECURSOR_QUERIES_TOTAL: &str = "bosh_dns_xdp_recursor_queries_total";
-/// Counter: by `recursor` and `reason` (`timeout`, `network`, `rcode`...).
+/// Counter: by `recursor`, `handler` and `reason` (`network`: timeouts and broken
+/// connections, `rcode`: errors as replies, `given_up`: too many in flight).
 pub const RECURSOR_FAILURES_TOTAL: &str = "bosh_dns_xdp_recursor_failures_total";
 /// Histogram: by `recursor`, of the queries that were answered.
 pub const RECURSOR_DURATION_SECONDS: &str = "bosh_dns_xdp_recursor_duration_seconds";

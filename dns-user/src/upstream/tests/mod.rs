@@ -2,6 +2,7 @@
 
 mod cache;
 mod forward;
+mod http;
 mod scripted;
 
 use std::time::Duration;

@@ -1,0 +1,191 @@
+//! Answers by HTTP: JSON from a server of the operator's choice.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::{Request, StatusCode, body::Bytes};
+use hyper_rustls::HttpsConnector;
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::{TokioExecutor, TokioTimer},
+};
+use url::Url;
+
+use super::{Ask, forward::Forwarded, give_up::OldestOut, json_answer, message};
+
+/// Largest document that is read, bytes.
+const MAX_DOCUMENT: usize = 4 << 20;
+/// Idle connections kept for one server.
+const MAX_IDLE: usize = 16;
+/// How long idle connections are kept.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Most requests of one handler at a time.
+const MAX_REQUESTS: usize = 512;
+
+/// Keeps connections to all servers of all handlers.
+pub(crate) type HttpClient = Client<HttpsConnector<HttpConnector>, Empty<Bytes>>;
+
+/// A client that trusts the CAs of the system.
+pub(crate) fn client() -> HttpClient {
+    let provider = || Arc::new(rustls::crypto::ring::default_provider());
+    let mut http = HttpConnector::new();
+    http.enforce_http(false);
+    http.set_nodelay(true);
+    let connector = hyper_rustls::HttpsConnectorBuilder::new();
+    let connector = match connector.with_provider_and_native_roots(provider()) {
+        Ok(connector) => connector.https_or_http().enable_http1().wrap_connector(http),
+        Err(error) => {
+            tracing::warn!(%error, "the CAs of the system cannot be read, taking those of Mozilla");
+            hyper_rustls::HttpsConnectorBuilder::new()
+                .with_provider_and_webpki_roots(provider())
+                .expect("ring supports the TLS versions that rustls takes by default")
+                .https_or_http()
+                .enable_http1()
+                .wrap_connector(http)
+        }
+    };
+    Client::builder(TokioExecutor::new())
+        .pool_timer(TokioTimer::new())
+        .pool_idle_timeout(IDLE_TIMEOUT)
+        .pool_max_idle_per_host(MAX_IDLE)
+        .build(connector)
+}
+
+/// A server that answers in JSON.
+pub(crate) struct HttpSource {
+    /// Where it is; ends with a slash.
+    url: Url,
+    /// Asks it.
+    client: HttpClient,
+    /// For one answer, connecting included.
+    timeout: Duration,
+    /// Bounds the requests under way.
+    requests: OldestOut,
+}
+
+impl fmt::Debug for HttpSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { url, client: _, timeout, requests: _ } = self;
+        f.debug_struct("HttpSource")
+            .field("url", &url.as_str())
+            .field("timeout", timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+enum HttpError {
+    /// The name makes no URL.
+    #[error("no request: {0}")]
+    Request(#[from] hyper::http::Error),
+    /// No connection, or it broke off.
+    #[error("{0}")]
+    Connection(#[from] hyper_util::client::legacy::Error),
+    /// Any status but 200.
+    #[error("status {0}")]
+    Status(StatusCode),
+    /// The document broke off or is too large.
+    #[error("{0}")]
+    Body(Box<dyn std::error::Error + Send + Sync>),
+    /// The document is no answer.
+    #[error(transparent)]
+    Answer(#[from] json_answer::JsonAnswerError),
+    /// It took too long.
+    #[error("no answer within {0:?}")]
+    TimedOut(Duration),
+    /// Too many requests, and this was the oldest.
+    #[error("given up for later requests")]
+    GivenUp,
+}
+
+impl HttpSource {
+    /// A server at `url`. `request_timeout` is what a client's query may take in all.
+    pub(crate) fn new(mut url: Url, client: HttpClient, request_timeout: Duration) -> Self {
+        if !url.path().ends_with('/') {
+            url.set_path(&format!("{}/", url.path()));
+        }
+        // A little less, so that the client gets the handler's own SERVFAIL.
+        let timeout = request_timeout - request_timeout / 10;
+        Self { url, client, timeout, requests: OldestOut::new(MAX_REQUESTS) }
+    }
+
+    /// Asks for an answer. Whatever goes wrong is SERVFAIL.
+    pub(crate) async fn fetch(&self, ask: &Ask<'_>) -> Forwarded {
+        let request = tokio::time::timeout(self.timeout, self.request(ask));
+        let outcome = match self.requests.run(request).await {
+            Some(Ok(outcome)) => outcome,
+            Some(Err(_)) => Err(HttpError::TimedOut(self.timeout)),
+            None => Err(HttpError::GivenUp),
+        };
+        match outcome {
+            Ok(reply) => Forwarded::own(reply, false),
+            Err(error) => {
+                tracing::debug!(url = %self.url, %error, "no answer by HTTP");
+                let rcode = message::SERVFAIL;
+                Forwarded::own(
+                    message::begin_reply(ask.message, ask.question.clone(), true, true, rcode),
+                    true,
+                )
+            }
+        }
+    }
+
+    /// One request.
+    async fn request(&self, ask: &Ask<'_>) -> Result<Vec<u8>, HttpError> {
+        let mut url = self.url.clone();
+        url.query_pairs_mut()
+            .append_pair("type", &ask.qtype().to_string())
+            .append_pair("name", &presentation(ask.name()));
+        let request = Request::get(url.as_str()).header("accept", "application/dns-json, application/json");
+        let response = self.client.request(request.body(Empty::new())?).await?;
+        if response.status() != StatusCode::OK {
+            return Err(HttpError::Status(response.status()));
+        }
+        let document = Limited::new(response.into_body(), MAX_DOCUMENT).collect().await;
+        let document = document.map_err(HttpError::Body)?.to_bytes();
+        Ok(json_answer::reply(ask, &document)?)
+    }
+}
+
+/// A name in presentation format with the final dot, letter case kept; special
+/// characters behind a backslash, unprintable ones as `\ddd` (as the reference
+/// writes them).
+fn presentation(name: &[u8]) -> String {
+    let mut text = String::with_capacity(name.len());
+    let mut rest = name;
+    while let Some((&length, tail)) = rest.split_first() {
+        let Some((label, tail)) = tail.split_at_checked(usize::from(length)) else { break };
+        if label.is_empty() {
+            break;
+        }
+        for &byte in label {
+            match byte {
+                b'.' | b' ' | b'\'' | b'@' | b';' | b'(' | b')' | b'"' | b'\\' => {
+                    text.push('\\');
+                    text.push(char::from(byte));
+                }
+                b'!'..=b'~' => text.push(char::from(byte)),
+                _ => text.push_str(&format!("\\{byte:03}")),
+            }
+        }
+        text.push('.');
+        rest = tail;
+    }
+    if text.is_empty() {
+        text.push('.');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_written_as_the_reference_does() {
+        assert_eq!(presentation(b"\x03a b\x07eXample\0"), "a\\ b.eXample.");
+        assert_eq!(presentation(b"\x04\xc3\xa4+.\0"), "\\195\\164+\\..");
+        assert_eq!(presentation(b"\0"), ".");
+    }
+}
