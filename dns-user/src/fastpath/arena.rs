@@ -1,0 +1,338 @@
+//! Where published names lie: an allocator of cells, and the memory itself.
+//!
+//! The allocator is pure bookkeeping. Cells that were given back stay in
+//! *quarantine* until the caller says that no program run can still be reading
+//! them; only then are they handed out again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use dns_common::entry::{CELL_SIZE, CHUNK_SIZE, Location};
+use memmap2::MmapRaw;
+
+/// Cells in a chunk. An entry never crosses from one chunk into the next.
+const CELLS_PER_CHUNK: u32 = (CHUNK_SIZE / CELL_SIZE) as u32;
+
+/// A run of cells, counted through all chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Run {
+    /// How many cells. First, so that a sorted set of runs is sorted by length.
+    length: u32,
+    /// Number of the first cell.
+    start: u32,
+}
+
+/// Hands out runs of cells, best fit first, and joins neighbours that come back.
+#[derive(Debug)]
+pub(super) struct Arena {
+    /// Free runs by length, then place: where a best fit is found.
+    by_length: BTreeSet<Run>,
+    /// The same runs, length by start: where neighbours are found.
+    by_start: BTreeMap<u32, u32>,
+    /// Given back, perhaps still being read.
+    quarantine: Vec<Run>,
+    /// Cells in all.
+    total: u32,
+    /// Cells in use, quarantine not counted.
+    used: u32,
+    /// Cells in quarantine.
+    quarantined: u32,
+}
+
+impl Arena {
+    /// An empty arena of `chunks` chunks.
+    pub(super) fn new(chunks: u32) -> Self {
+        let total =
+            chunks.checked_mul(CELLS_PER_CHUNK).expect("the loader bounds the arena far below 2^32 cells");
+        let mut arena = Self {
+            by_length: BTreeSet::new(),
+            by_start: BTreeMap::new(),
+            quarantine: Vec::new(),
+            total,
+            used: 0,
+            quarantined: 0,
+        };
+        for chunk in 0..chunks {
+            arena.insert_free(Run { start: chunk * CELLS_PER_CHUNK, length: CELLS_PER_CHUNK });
+        }
+        arena
+    }
+
+    /// Room for an entry of `size` bytes; `None`: there is none, though there
+    /// may be after [`Self::end_quarantine`].
+    pub(super) fn allocate(&mut self, size: usize) -> Option<Location> {
+        let length = cells(size);
+        let found = *self.by_length.range(Run { length, start: 0 }..).next()?;
+        self.remove_free(found);
+        if found.length > length {
+            self.insert_free(Run { start: found.start + length, length: found.length - length });
+        }
+        self.used += length;
+        Some(location(found.start))
+    }
+
+    /// Takes back what was handed out for `size` bytes, into quarantine.
+    pub(super) fn free(&mut self, location: Location, size: usize) {
+        let run = Run { start: cell(location), length: cells(size) };
+        self.used -= run.length;
+        self.quarantined += run.length;
+        self.quarantine.push(run);
+    }
+
+    /// Takes back cells that no program has ever been able to see: an entry
+    /// that was not published after all.
+    pub(super) fn free_unseen(&mut self, location: Location, size: usize) {
+        let run = Run { start: cell(location), length: cells(size) };
+        self.used -= run.length;
+        self.join_free(run);
+    }
+
+    /// Makes the cells in quarantine free again. To be called only after a
+    /// grace period that began after the last [`Self::free`].
+    pub(super) fn end_quarantine(&mut self) {
+        for run in std::mem::take(&mut self.quarantine) {
+            self.join_free(run);
+        }
+        self.quarantined = 0;
+    }
+
+    /// Bytes in all, in use, and in quarantine.
+    pub(super) fn fill(&self) -> ArenaFill {
+        let bytes = |cells: u32| cells as usize * CELL_SIZE;
+        ArenaFill { total: bytes(self.total), used: bytes(self.used), quarantined: bytes(self.quarantined) }
+    }
+
+    /// Adds a free run, joined with free neighbours in the same chunk.
+    fn join_free(&mut self, mut run: Run) {
+        let chunk = run.start / CELLS_PER_CHUNK;
+        if let Some((&start, &length)) = self.by_start.range(..run.start).next_back()
+            && start + length == run.start
+            && start / CELLS_PER_CHUNK == chunk
+        {
+            self.remove_free(Run { start, length });
+            run = Run { start, length: length + run.length };
+        }
+        let end = run.start + run.length;
+        if let Some(&length) = self.by_start.get(&end)
+            && end / CELLS_PER_CHUNK == chunk
+        {
+            self.remove_free(Run { start: end, length });
+            run.length += length;
+        }
+        self.insert_free(run);
+    }
+
+    /// Puts a run into both indexes.
+    fn insert_free(&mut self, run: Run) {
+        self.by_start.insert(run.start, run.length);
+        self.by_length.insert(run);
+    }
+
+    /// Takes a run out of both indexes.
+    fn remove_free(&mut self, run: Run) {
+        self.by_start.remove(&run.start);
+        self.by_length.remove(&run);
+    }
+}
+
+/// How full the arena is, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct ArenaFill {
+    /// Bytes in all.
+    pub total: usize,
+    /// Bytes that hold published entries.
+    pub used: usize,
+    /// Bytes that were given back and may still be being read.
+    pub quarantined: usize,
+}
+
+/// Cells that `size` bytes take up.
+fn cells(size: usize) -> u32 {
+    u32::try_from(size.div_ceil(CELL_SIZE).max(1)).expect("an entry is smaller than a chunk")
+}
+
+/// Where a cell lies.
+fn location(cell: u32) -> Location {
+    Location::new(cell / CELLS_PER_CHUNK, (cell % CELLS_PER_CHUNK) * CELL_SIZE as u32)
+}
+
+/// The number of the cell at a location.
+fn cell(location: Location) -> u32 {
+    location.chunk() * CELLS_PER_CHUNK + location.offset() / CELL_SIZE as u32
+}
+
+/// The arena's bytes, mapped from the BPF array (or from nowhere, in tests).
+///
+/// The program reads the same bytes and writes the `last_used_ns` word of an
+/// entry, so everything here goes by raw pointers, never by references.
+#[derive(Debug)]
+pub(super) struct ArenaMemory {
+    /// The mapping.
+    map: MmapRaw,
+}
+
+impl ArenaMemory {
+    /// Takes over a mapping of whole chunks.
+    pub(super) fn new(map: MmapRaw) -> Self {
+        assert!(map.len().is_multiple_of(CHUNK_SIZE), "the arena is made of whole chunks");
+        Self { map }
+    }
+
+    /// Chunks in the mapping.
+    pub(super) fn chunks(&self) -> u32 {
+        u32::try_from(self.map.len() / CHUNK_SIZE).expect("the loader bounds the arena")
+    }
+
+    /// Writes an entry's words to cells that nobody reads yet.
+    pub(super) fn write(&self, location: Location, words: &[u64]) {
+        let start =
+            self.words(location, words.len()).expect("the allocator hands out cells inside the arena");
+        for (index, &word) in words.iter().enumerate() {
+            // SAFETY: `words` has checked that all of these words lie inside the
+            // mapping; they are aligned, because cells are.
+            unsafe { start.add(index).write_volatile(word) };
+        }
+    }
+
+    /// Reads `count` words of an entry; `None`: not all inside the arena.
+    ///
+    /// While cells are being written anew the words may be of two entries: who
+    /// reads without the publisher's knowledge compares the name.
+    pub(super) fn read(&self, location: Location, count: usize) -> Option<Vec<u64>> {
+        let start = self.words(location, count)?;
+        // SAFETY: `words` has checked that all of these words lie inside the mapping.
+        Some((0..count).map(|index| unsafe { start.add(index).read_volatile() }).collect())
+    }
+
+    /// Whether the words at `location`, the first one (the mark) left out, are these.
+    pub(super) fn equals_unmarked(&self, location: Location, words: &[u64]) -> bool {
+        let Some(start) = self.words(location, words.len()) else { return false };
+        // SAFETY: `words` has checked that all of these words lie inside the mapping.
+        (1..words.len()).all(|index| unsafe { start.add(index).read_volatile() } == words[index])
+    }
+
+    /// The mark of the entry at `location`: when the program last answered from it.
+    pub(super) fn last_used_ns(&self, location: Location) -> u64 {
+        // SAFETY: `words` has checked that the word lies inside the mapping.
+        self.words(location, 1).map_or(0, |start| unsafe { start.read_volatile() })
+    }
+
+    /// Pointer to `count` words at `location`, if they all lie inside the mapping.
+    fn words(&self, location: Location, count: usize) -> Option<*mut u64> {
+        let start = location.chunk() as usize * CHUNK_SIZE + location.offset() as usize;
+        let end = start.checked_add(count.checked_mul(8)?)?;
+        if !start.is_multiple_of(8) || end > self.map.len() {
+            return None;
+        }
+        // SAFETY: `start` lies inside the mapping, as just checked.
+        Some(unsafe { self.map.as_mut_ptr().add(start) }.cast())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn entries_never_cross_chunks() {
+        let mut arena = Arena::new(2);
+        let almost = CHUNK_SIZE - CELL_SIZE;
+        let first = arena.allocate(almost).unwrap();
+        let second = arena.allocate(almost).unwrap();
+        assert_ne!(first.chunk(), second.chunk());
+        assert_eq!(arena.allocate(2 * CELL_SIZE), None, "one cell is left in each chunk");
+        assert!(arena.allocate(CELL_SIZE).is_some());
+    }
+
+    #[test]
+    fn chunks_are_not_joined_when_all_comes_back() {
+        let mut arena = Arena::new(2);
+        let runs: Vec<_> = (0..2).map(|_| arena.allocate(CHUNK_SIZE).unwrap()).collect();
+        for run in runs {
+            arena.free_unseen(run, CHUNK_SIZE);
+        }
+        assert_eq!(arena.allocate(CHUNK_SIZE + CELL_SIZE), None);
+        assert!(arena.allocate(CHUNK_SIZE).is_some() && arena.allocate(CHUNK_SIZE).is_some());
+    }
+
+    #[test]
+    fn quarantined_cells_are_not_handed_out() {
+        let mut arena = Arena::new(1);
+        let all = arena.allocate(CHUNK_SIZE).unwrap();
+        arena.free(all, CHUNK_SIZE);
+        assert_eq!(arena.allocate(1), None);
+        assert_eq!(arena.fill(), ArenaFill { total: CHUNK_SIZE, used: 0, quarantined: CHUNK_SIZE });
+        arena.end_quarantine();
+        assert_eq!(arena.allocate(CHUNK_SIZE), Some(all));
+    }
+
+    #[test]
+    fn the_best_fit_is_taken() {
+        let mut arena = Arena::new(1);
+        let runs: Vec<_> = [3, 1, 2, 1].map(|cells| arena.allocate(cells * CELL_SIZE).unwrap()).into();
+        arena.free_unseen(runs[0], 3 * CELL_SIZE);
+        arena.free_unseen(runs[2], 2 * CELL_SIZE);
+        assert_eq!(arena.allocate(2 * CELL_SIZE), Some(runs[2]), "not a part of the larger hole");
+    }
+
+    #[test]
+    fn memory_refuses_places_outside() {
+        let memory = memory(1);
+        assert_eq!(memory.read(Location::new(1, 0), 1), None);
+        assert_eq!(memory.read(Location::new(0, (CHUNK_SIZE - 8) as u32), 2), None);
+        assert_eq!(memory.read(Location::new(0, 4), 1), None, "not aligned");
+        assert_eq!(memory.last_used_ns(Location::new(7, 0)), 0);
+    }
+
+    #[test]
+    fn the_mark_is_left_out_of_comparisons() {
+        let memory = memory(1);
+        let place = Location::new(0, 64);
+        memory.write(place, &[7, 1, 2]);
+        assert!(memory.equals_unmarked(place, &[0, 1, 2]));
+        assert!(!memory.equals_unmarked(place, &[7, 1, 3]));
+        assert_eq!(memory.last_used_ns(place), 7);
+    }
+
+    /// Memory of `chunks` chunks from nowhere.
+    fn memory(chunks: usize) -> ArenaMemory {
+        ArenaMemory::new(memmap2::MmapMut::map_anon(chunks * CHUNK_SIZE).unwrap().into())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        /// Whatever comes and goes: no two live runs overlap, none of them
+        /// overlaps the quarantine, and all room comes back in the end.
+        #[test]
+        fn live_runs_never_overlap(steps in prop::collection::vec((0_u8..8, 1_usize..9000), 1..400)) {
+            let mut arena = Arena::new(2);
+            let mut live: Vec<(Location, usize)> = Vec::new();
+            let mut waiting: Vec<(Location, usize)> = Vec::new();
+            for (action, size) in steps {
+                match action {
+                    0..=4 => if let Some(place) = arena.allocate(size) { live.push((place, size)) },
+                    5..=6 if !live.is_empty() => {
+                        let (place, size) = live.swap_remove(size % live.len());
+                        arena.free(place, size);
+                        waiting.push((place, size));
+                    }
+                    7 => { arena.end_quarantine(); waiting.clear(); }
+                    _ => {}
+                }
+                let mut spans: Vec<(u32, u32)> = live.iter().chain(&waiting)
+                    .map(|&(place, size)| (cell(place), cell(place) + cells(size))).collect();
+                spans.sort_unstable();
+                prop_assert!(spans.windows(2).all(|pair| pair[0].1 <= pair[1].0));
+                let inside = spans.iter().all(|&(start, end)| {
+                    start / CELLS_PER_CHUNK == (end - 1) / CELLS_PER_CHUNK && end <= 2 * CELLS_PER_CHUNK
+                });
+                prop_assert!(inside);
+            }
+            for (place, size) in live.drain(..) { arena.free(place, size) }
+            arena.end_quarantine();
+            prop_assert_eq!(arena.fill().used, 0);
+            prop_assert!(arena.allocate(CHUNK_SIZE).is_some() && arena.allocate(CHUNK_SIZE).is_some());
+        }
+    }
+}

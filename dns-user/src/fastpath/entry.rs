@@ -1,0 +1,194 @@
+//! A resolution as the bytes that the program answers from.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use dns_common::entry::{EntryHeader, MAX_V4, MAX_V6};
+use zerocopy::IntoBytes as _;
+
+use crate::{
+    name::Name,
+    resolve::{Outcome, Resolution},
+};
+
+/// RCODE NOERROR (RFC 1035, section 4.1.1).
+const NOERROR: u8 = 0;
+/// RCODE FORMERR.
+const FORMERR: u8 = 1;
+/// RCODE NXDOMAIN.
+const NXDOMAIN: u8 = 3;
+
+/// Why a name cannot be published. It is still answered from userspace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Unfitting {
+    /// A label holds a NUL byte, which the program's search for the name's end would take for it.
+    NulByte,
+    /// More addresses than an entry holds.
+    TooManyAddresses,
+}
+
+/// An entry, ready to be written to the arena: see [`dns_common::entry`].
+#[derive(Debug, Default)]
+pub(super) struct Encoded {
+    /// The entry as words, so that it can be stored with aligned writes.
+    words: Vec<u64>,
+}
+
+impl Encoded {
+    /// Lays out the entry of `name`, with the addresses in a fixed order so
+    /// that equal answers have equal bytes. The mark is zero.
+    pub(super) fn encode(&mut self, name: &Name, resolution: &Resolution) -> Result<(), Unfitting> {
+        let Resolution { outcome, v4, v6, checks: _ } = resolution;
+        let wire = name.as_wire();
+        if name.labels().any(|label| label.contains(&0)) {
+            return Err(Unfitting::NulByte);
+        }
+        let (rcode, rcode_other) = match outcome {
+            Outcome::Found => (NOERROR, NOERROR),
+            Outcome::NoSuchName => (NXDOMAIN, NXDOMAIN),
+            Outcome::Malformed => (FORMERR, NOERROR),
+        };
+        let (mut v4, mut v6) = match outcome {
+            Outcome::Found => (v4.clone(), v6.clone()),
+            Outcome::NoSuchName | Outcome::Malformed => (Vec::new(), Vec::new()),
+        };
+        if v4.len() > MAX_V4 || v6.len() > MAX_V6 {
+            return Err(Unfitting::TooManyAddresses);
+        }
+        v4.sort_unstable();
+        v6.sort_unstable();
+        let count = |length: usize| u16::try_from(length).expect("lists and names are bounded above");
+        let header = EntryHeader {
+            last_used_ns: 0,
+            name_len: count(wire.len()),
+            v4_count: count(v4.len()),
+            v6_count: count(v6.len()),
+            rcode,
+            rcode_other,
+        };
+        self.words.clear();
+        self.words.resize(header.size().div_ceil(8), 0);
+        let bytes = self.words.as_mut_bytes();
+        bytes[..size_of::<EntryHeader>()].copy_from_slice(header.as_bytes());
+        bytes[size_of::<EntryHeader>()..][..wire.len()].copy_from_slice(wire);
+        for (slot, address) in bytes[header.v4_offset()..].chunks_exact_mut(4).zip(&v4) {
+            slot.copy_from_slice(&Ipv4Addr::octets(address));
+        }
+        for (slot, address) in bytes[header.v6_offset()..].chunks_exact_mut(16).zip(&v6) {
+            slot.copy_from_slice(&Ipv6Addr::octets(address));
+        }
+        Ok(())
+    }
+
+    /// The words, mark first.
+    pub(super) fn words(&self) -> &[u64] {
+        &self.words
+    }
+
+    /// Carries the mark of an earlier entry over.
+    pub(super) fn set_mark(&mut self, last_used_ns: u64) {
+        self.words[0] = last_used_ns;
+    }
+
+    /// Bytes that the entry takes up.
+    pub(super) fn size(&self) -> usize {
+        self.words.len() * 8
+    }
+}
+
+/// Reads a name back from the first words of an entry; `None`: not a well-formed entry.
+pub(super) fn read_name(
+    memory: &super::arena::ArenaMemory,
+    location: dns_common::entry::Location,
+) -> Option<Name> {
+    let header = read_header(memory, location)?;
+    let length = usize::from(header.name_len);
+    let words = memory.read(location, size_of::<EntryHeader>() / 8 + length.div_ceil(8))?;
+    let (name, used) = Name::from_wire(&words.as_bytes()[size_of::<EntryHeader>()..]).ok()?;
+    (used == length).then_some(name)
+}
+
+/// Reads the header of an entry; `None`: outside the arena.
+pub(super) fn read_header(
+    memory: &super::arena::ArenaMemory,
+    location: dns_common::entry::Location,
+) -> Option<EntryHeader> {
+    let words = memory.read(location, size_of::<EntryHeader>() / 8)?;
+    zerocopy::FromBytes::read_from_bytes(words.as_bytes()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use dns_common::entry::{CHUNK_SIZE, Location};
+    use zerocopy::FromBytes as _;
+
+    use super::*;
+    use crate::{fastpath::arena::ArenaMemory, resolve::Checks};
+
+    /// A resolution of these addresses.
+    fn resolution(outcome: Outcome, v4: &[[u8; 4]], v6: &[u16]) -> Resolution {
+        Resolution {
+            outcome,
+            v4: v4.iter().map(|&octets| octets.into()).collect(),
+            v6: v6.iter().map(|&last| Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last)).collect(),
+            checks: Checks::default(),
+        }
+    }
+
+    #[test]
+    fn an_entry_is_laid_out_as_documented() {
+        let name: Name = "a.bosh".parse().unwrap();
+        let mut entry = Encoded::default();
+        entry
+            .encode(&name, &resolution(Outcome::Found, &[[10, 0, 0, 2], [10, 0, 0, 1], [9, 9, 9, 9]], &[7]))
+            .unwrap();
+        let bytes = entry.words().as_bytes();
+        let header = EntryHeader::read_from_bytes(&bytes[..16]).unwrap();
+        assert_eq!((header.name_len, header.v4_count, header.v6_count), (8, 3, 1));
+        assert_eq!(&bytes[16..24], name.as_wire());
+        assert_eq!(&bytes[24..40], [9, 9, 9, 9, 10, 0, 0, 1, 10, 0, 0, 2, 0, 0, 0, 0]);
+        assert_eq!(bytes[header.v6_offset() + 15], 7);
+        assert_eq!(header.size(), entry.size());
+    }
+
+    #[test]
+    fn outcomes_become_rcodes() {
+        let name: Name = "a.bosh".parse().unwrap();
+        let mut entry = Encoded::default();
+        for (outcome, rcodes) in
+            [(Outcome::Found, (0, 0)), (Outcome::NoSuchName, (3, 3)), (Outcome::Malformed, (1, 0))]
+        {
+            entry.encode(&name, &resolution(outcome, &[[1, 2, 3, 4]], &[])).unwrap();
+            let header = EntryHeader::read_from_bytes(&entry.words().as_bytes()[..16]).unwrap();
+            assert_eq!((header.rcode, header.rcode_other), rcodes);
+            assert_eq!(header.v4_count, u16::from(outcome == Outcome::Found), "no addresses beside an error");
+        }
+    }
+
+    #[test]
+    fn what_the_program_cannot_hold_is_refused() {
+        let mut entry = Encoded::default();
+        let nul = Name::from_text("a\\000b.bosh").unwrap();
+        assert_eq!(entry.encode(&nul, &resolution(Outcome::Found, &[], &[])), Err(Unfitting::NulByte));
+        let many: Vec<[u8; 4]> = (0..=MAX_V4 as u32).map(|n| n.to_be_bytes()).collect();
+        let name: Name = "a.bosh".parse().unwrap();
+        assert_eq!(
+            entry.encode(&name, &resolution(Outcome::Found, &many, &[])),
+            Err(Unfitting::TooManyAddresses)
+        );
+        assert_eq!(entry.encode(&name, &resolution(Outcome::Found, &many[1..], &[])), Ok(()));
+    }
+
+    #[test]
+    fn names_are_read_back() {
+        let memory = ArenaMemory::new(memmap2::MmapMut::map_anon(CHUNK_SIZE).unwrap().into());
+        let place = Location::new(0, 128);
+        for text in [".", "a", "seven77.example", "q-s0.q-g1.bosh"] {
+            let name: Name = text.parse().unwrap();
+            let mut entry = Encoded::default();
+            entry.encode(&name, &resolution(Outcome::Found, &[[1, 2, 3, 4]], &[])).unwrap();
+            memory.write(place, entry.words());
+            assert_eq!(read_name(&memory, place), Some(name));
+        }
+        assert_eq!(read_name(&memory, Location::new(0, 4096)), None, "zeros are no entry");
+    }
+}

@@ -1,0 +1,222 @@
+//! Loading the BPF object: maps sized by the configuration, programs verified.
+
+use std::{
+    fs, io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+};
+
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{Map, MapError},
+    programs::{ProgramError, ProgramFd, SchedClassifier, Xdp},
+};
+use dns_common::{
+    entry::{CHUNK_SIZE, MAX_ENTRY_SIZE},
+    object,
+};
+
+use super::{
+    FastPathError, OBJECT,
+    arena::ArenaMemory,
+    maps::{ControlPage, CounterPages, map_arena},
+    table::Limits,
+};
+
+/// Bytes of arena set aside for each name: a header, a name of some 90 bytes
+/// and a dozen addresses. Names of a foundation need 130 bytes on average
+/// (observed on generated foundations); the rest is for groups of many.
+const BYTES_PER_NAME: usize = 192;
+
+/// Most bytes of arena, whatever `max_names` says. Memory that is never
+/// written to is allocated by the kernel all the same.
+const MAX_ARENA: usize = 512 << 20;
+
+/// Least bytes of arena: room for some of the largest entries even where few names are wanted.
+const MIN_ARENA: usize = 2 << 20;
+
+/// Negative names get one more place for this many useful ones, and [`MIN_NEGATIVE`] at least.
+const NEGATIVE_SHARE: usize = 16;
+
+/// Least places for negative names.
+const MIN_NEGATIVE: usize = 64;
+
+/// The loaded programs and maps.
+pub(super) struct Object {
+    /// The XDP program.
+    pub(super) xdp: ProgramFd,
+    /// The tc program.
+    pub(super) tc: ProgramFd,
+    /// `NAMES`.
+    pub(super) names: Arc<OwnedFd>,
+    /// `ARENA`, to be pinned.
+    pub(super) arena_fd: OwnedFd,
+    /// `CONTROL`, to be pinned.
+    pub(super) control_fd: OwnedFd,
+    /// `COUNTERS`, to be pinned.
+    pub(super) counters_fd: OwnedFd,
+    /// `ARENA`, mapped.
+    pub(super) arena: Arc<ArenaMemory>,
+    /// `CONTROL`, mapped.
+    pub(super) control: Arc<ControlPage>,
+    /// `COUNTERS`, mapped.
+    pub(super) counters: Arc<CounterPages>,
+    /// `TAP`; `None`: the object has none.
+    pub(super) tap: Option<Map>,
+    /// How many names fit.
+    pub(super) limits: Limits,
+}
+
+impl Object {
+    /// Loads everything. Nothing is attached, and the lease is over.
+    pub(super) fn load(max_names: u32) -> Result<Self, FastPathError> {
+        let limits = limits(max_names);
+        let chunks = chunks(max_names);
+        let cpus = possible_cpus().map_err(|error| FastPathError::io("reading the possible CPUs", error))?;
+        let names = u32::try_from(limits.useful + limits.negative).unwrap_or(u32::MAX);
+        let mut ebpf = EbpfLoader::new()
+            .map_max_entries(object::NAMES, names)
+            .map_max_entries(object::ARENA, chunks)
+            .map_max_entries(object::COUNTERS, cpus)
+            .load(OBJECT)
+            .map_err(load_error)?;
+        let xdp = load_xdp(&mut ebpf)?;
+        let tc = load_tc(&mut ebpf)?;
+        let names = take_fd(&mut ebpf, object::NAMES)?;
+        let arena_fd = take_fd(&mut ebpf, object::ARENA)?;
+        let control_fd = take_fd(&mut ebpf, object::CONTROL)?;
+        let counters_fd = take_fd(&mut ebpf, object::COUNTERS)?;
+        let mapped = |what: &str, error| FastPathError::io(&format!("mapping {what}"), error);
+        let arena = map_arena(arena_fd.as_fd()).map_err(|error| mapped(object::ARENA, error))?;
+        let control = ControlPage::map(control_fd.as_fd()).map_err(|error| mapped(object::CONTROL, error))?;
+        let counters =
+            CounterPages::map(counters_fd.as_fd()).map_err(|error| mapped(object::COUNTERS, error))?;
+        let tap = ebpf.take_map(object::TAP);
+        Ok(Self {
+            xdp,
+            tc,
+            names: Arc::new(names),
+            arena_fd,
+            control_fd,
+            counters_fd,
+            arena: Arc::new(arena),
+            control: Arc::new(control),
+            counters: Arc::new(counters),
+            tap,
+            limits,
+        })
+    }
+}
+
+/// How many names of which kind for this `max_names`.
+fn limits(max_names: u32) -> Limits {
+    let useful = max_names.max(1) as usize;
+    Limits { useful, negative: (useful / NEGATIVE_SHARE).max(MIN_NEGATIVE) }
+}
+
+/// Chunks of arena for this `max_names`.
+fn chunks(max_names: u32) -> u32 {
+    let bytes = (max_names as usize).saturating_mul(BYTES_PER_NAME).clamp(MIN_ARENA, MAX_ARENA);
+    const { assert!(MIN_ARENA > 16 * MAX_ENTRY_SIZE && CHUNK_SIZE > MAX_ENTRY_SIZE) };
+    u32::try_from(bytes.div_ceil(CHUNK_SIZE)).expect("MAX_ARENA is a few hundred chunks")
+}
+
+/// CPUs that there may ever be: the program counts at the index of its own.
+fn possible_cpus() -> io::Result<u32> {
+    let text = fs::read_to_string("/sys/devices/system/cpu/possible")?;
+    parse_cpu_list(&text).ok_or_else(|| io::Error::other(format!("not a list of CPUs: {text:?}")))
+}
+
+/// The highest CPU number of a list like `0-3,8`, plus one.
+fn parse_cpu_list(text: &str) -> Option<u32> {
+    let highest = text.trim().rsplit([',', '-']).next()?;
+    highest.parse::<u32>().ok()?.checked_add(1)
+}
+
+/// Verifies the XDP program.
+fn load_xdp(ebpf: &mut Ebpf) -> Result<ProgramFd, FastPathError> {
+    let program: &mut Xdp = ebpf
+        .program_mut(object::XDP_PROGRAM)
+        .ok_or(FastPathError::Incomplete(object::XDP_PROGRAM))?
+        .try_into()
+        .map_err(|_| FastPathError::Incomplete(object::XDP_PROGRAM))?;
+    program.load().and_then(|()| own_fd(program.fd()?)).map_err(|error| load_error(error.into()))
+}
+
+/// Verifies the tc program.
+fn load_tc(ebpf: &mut Ebpf) -> Result<ProgramFd, FastPathError> {
+    let program: &mut SchedClassifier = ebpf
+        .program_mut(object::TC_PROGRAM)
+        .ok_or(FastPathError::Incomplete(object::TC_PROGRAM))?
+        .try_into()
+        .map_err(|_| FastPathError::Incomplete(object::TC_PROGRAM))?;
+    program.load().and_then(|()| own_fd(program.fd()?)).map_err(|error| load_error(error.into()))
+}
+
+/// A descriptor of our own for a program, which outlives aya's object.
+fn own_fd(fd: &ProgramFd) -> Result<ProgramFd, ProgramError> {
+    fd.try_clone().map_err(ProgramError::IOError)
+}
+
+/// A descriptor of our own for a map.
+fn take_fd(ebpf: &mut Ebpf, name: &'static str) -> Result<OwnedFd, FastPathError> {
+    let data = match ebpf.take_map(name) {
+        Some(Map::HashMap(data) | Map::Array(data)) => data,
+        _ => return Err(FastPathError::Incomplete(name)),
+    };
+    let fd: BorrowedFd<'_> = data.fd().as_fd();
+    fd.try_clone_to_owned().map_err(|error| FastPathError::io(&format!("keeping map {name}"), error))
+}
+
+/// Tells a missing privilege from everything else that loading may meet.
+fn load_error(error: aya::EbpfError) -> FastPathError {
+    let code = match &error {
+        aya::EbpfError::MapError(MapError::CreateError { io_error, .. })
+        | aya::EbpfError::ProgramError(ProgramError::LoadError { io_error, .. }) => io_error.raw_os_error(),
+        aya::EbpfError::MapError(MapError::SyscallError(call)) => call.io_error.raw_os_error(),
+        aya::EbpfError::ProgramError(ProgramError::SyscallError(call)) => call.io_error.raw_os_error(),
+        _ => None,
+    };
+    match code {
+        Some(libc::EPERM | libc::EACCES) => FastPathError::NotPermitted(reason(&error)),
+        _ => FastPathError::Load(reason(&error)),
+    }
+}
+
+/// An error with its causes, in one line, cut where a verifier log would flood the log.
+fn reason(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text = format!("{text}: {inner}");
+        cause = inner.source();
+    }
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    // The verifier says at the end what it did not like.
+    match &lines[..] {
+        [first, .., before, last] if lines.len() > 3 => format!("{first} … {before} / {last}"),
+        lines => lines.join(" / "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_lists_are_read() {
+        assert_eq!(parse_cpu_list("0-1\n"), Some(2));
+        assert_eq!(parse_cpu_list("0\n"), Some(1));
+        assert_eq!(parse_cpu_list("0-3,8-127"), Some(128));
+        assert_eq!(parse_cpu_list(""), None);
+    }
+
+    #[test]
+    fn sizes_follow_max_names_within_bounds() {
+        assert_eq!(limits(65_536), Limits { useful: 65_536, negative: 4096 });
+        assert_eq!(limits(0), Limits { useful: 1, negative: MIN_NEGATIVE });
+        assert_eq!(chunks(65_536), 12);
+        assert_eq!(chunks(1), 2);
+        assert_eq!(chunks(u32::MAX), 512);
+    }
+}

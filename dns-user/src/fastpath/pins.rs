@@ -1,0 +1,256 @@
+//! What outlives the process: links and maps under bpffs.
+//!
+//! ```text
+//! <bpffs>/<address>-<port>-<network namespace>/
+//!     links/<ifindex>-<hook>      the attachments
+//!     maps-<layout version>/      NAMES, ARENA, CONTROL, COUNTERS of the process that serves
+//! ```
+//!
+//! Named after what they serve, so that two servers on one machine never touch
+//! each other's. Links are taken over whatever the layout of the maps behind
+//! them; maps are only ever read, and only those of our own layout.
+
+use std::{
+    fs, io,
+    net::SocketAddr,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::MetadataExt as _,
+    },
+    path::{Path, PathBuf},
+};
+
+use dns_common::{LAYOUT_VERSION, object};
+use nix::{
+    mount::{MsFlags, mount},
+    sys::statfs::{BPF_FS_MAGIC, statfs},
+};
+
+use super::{
+    entry::read_name,
+    maps::{KernelNames, map_arena},
+    sys::{self, LinkKind},
+};
+use crate::name::Name;
+
+/// The folder of one server.
+#[derive(Clone, Debug)]
+pub(super) struct Pins {
+    /// `<bpffs>/<address>-<port>-<network namespace>`.
+    folder: PathBuf,
+}
+
+/// A link that a predecessor left.
+#[derive(Debug)]
+pub(super) struct PinnedLink {
+    /// Interface.
+    pub(super) ifindex: u32,
+    /// Hook.
+    pub(super) kind: LinkKind,
+    /// The link.
+    pub(super) fd: OwnedFd,
+    /// Where it is pinned.
+    pub(super) path: PathBuf,
+}
+
+impl Pins {
+    /// The folder for a server at `endpoint`, made if need be; mounts a bpffs
+    /// where there is none.
+    pub(super) fn prepare(bpffs: &Path, endpoint: SocketAddr) -> io::Result<Self> {
+        ensure_bpffs(bpffs)?;
+        let pins = Self::at(bpffs, endpoint)?;
+        for folder in [pins.links(), pins.maps()] {
+            fs::create_dir_all(&folder).map_err(|error| in_file(&folder, error))?;
+        }
+        Ok(pins)
+    }
+
+    /// The folder for a server at `endpoint`, as it may or may not be there.
+    pub(super) fn at(bpffs: &Path, endpoint: SocketAddr) -> io::Result<Self> {
+        let namespace = fs::metadata("/proc/thread-self/ns/net")?.ino();
+        // bpffs refuses names with dots (kernel 4.4 on: reserved).
+        let address = endpoint.ip().to_string().replace('.', "_");
+        Ok(Self { folder: bpffs.join(format!("{address}-{}-{namespace}", endpoint.port())) })
+    }
+
+    /// The folder itself.
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Links that are pinned here. Those that cannot be opened are left out.
+    pub(super) fn pinned_links(&self) -> Vec<PinnedLink> {
+        let Ok(entries) = fs::read_dir(self.links()) else { return Vec::new() };
+        entries
+            .flatten()
+            .filter_map(|entry| {
+                let name = entry.file_name();
+                let (ifindex, kind) = parse_link_name(name.to_str()?)?;
+                let path = entry.path();
+                let fd = sys::open_pin(&path)
+                    .inspect_err(
+                        |error| tracing::warn!(%error, path = %path.display(), "cannot open a pinned link"),
+                    )
+                    .ok()?;
+                Some(PinnedLink { ifindex, kind, fd, path })
+            })
+            .collect()
+    }
+
+    /// Pins a link; returns where.
+    pub(super) fn pin_link(&self, link: BorrowedFd<'_>, ifindex: u32, kind: LinkKind) -> io::Result<PathBuf> {
+        let path = self.links().join(format!("{ifindex}-{}", kind_name(kind)));
+        // A leftover of an interface that is gone and had this number.
+        remove_if_there(&path)?;
+        sys::pin(link, &path).map_err(|error| in_file(&path, error))?;
+        Ok(path)
+    }
+
+    /// Pins the maps, each in one step in the place of the predecessor's.
+    pub(super) fn pin_maps(&self, maps: &[(&str, BorrowedFd<'_>)]) -> io::Result<()> {
+        for (name, map) in maps {
+            let (path, fresh) = (self.maps().join(name), self.maps().join(format!("{name}-new")));
+            remove_if_there(&fresh)?;
+            sys::pin(*map, &fresh).map_err(|error| in_file(&fresh, error))?;
+            fs::rename(&fresh, &path).map_err(|error| in_file(&path, error))?;
+        }
+        Ok(())
+    }
+
+    /// Whether the maps pinned here are (still) those of this `NAMES`.
+    pub(super) fn maps_are(&self, names: BorrowedFd<'_>) -> bool {
+        let pinned = sys::open_pin(&self.maps().join(object::NAMES)).and_then(|fd| sys::map_id(fd.as_fd()));
+        matches!((pinned, sys::map_id(names)), (Ok(pinned), Ok(own)) if pinned == own)
+    }
+
+    /// Names that the predecessor answered, at most `limit`; empty where there is none.
+    pub(super) fn earlier_names(&self, limit: usize) -> Vec<Name> {
+        let read = || -> io::Result<Vec<Name>> {
+            let names = sys::open_pin(&self.maps().join(object::NAMES))?;
+            let arena = sys::open_pin(&self.maps().join(object::ARENA))?;
+            let memory = map_arena(arena.as_fd())?;
+            let entries = KernelNames::new(names.into()).entries(limit)?;
+            Ok(entries.iter().filter_map(|&(_, location)| read_name(&memory, location)).collect())
+        };
+        match read() {
+            Ok(names) => names,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            Err(error) => {
+                tracing::warn!(%error, "the learned names of the server before cannot be read");
+                Vec::new()
+            }
+        }
+    }
+
+    /// Removes the maps' pins and all folders that are empty then.
+    pub(super) fn remove(&self) -> io::Result<()> {
+        for name in [object::NAMES, object::ARENA, object::CONTROL, object::COUNTERS] {
+            remove_if_there(&self.maps().join(name))?;
+            remove_if_there(&self.maps().join(format!("{name}-new")))?;
+        }
+        let shared = self.folder.parent().map(Path::to_path_buf);
+        // Folders in use by others (another layout, another server) stay.
+        for folder in
+            [Some(self.maps()), Some(self.links()), Some(self.folder.clone()), shared].into_iter().flatten()
+        {
+            let _ = fs::remove_dir(folder);
+        }
+        Ok(())
+    }
+
+    /// Gives everything here to a user, who must be able to pin and unpin.
+    pub(super) fn hand_over(&self, uid: u32, gid: u32) -> io::Result<()> {
+        let give = |path: &Path| {
+            std::os::unix::fs::chown(path, Some(uid), Some(gid)).map_err(|error| in_file(path, error))
+        };
+        give(&self.folder)?;
+        for folder in [self.links(), self.maps()] {
+            give(&folder)?;
+            for entry in fs::read_dir(&folder)?.flatten() {
+                give(&entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Where links are pinned.
+    fn links(&self) -> PathBuf {
+        self.folder.join("links")
+    }
+
+    /// Where maps are pinned.
+    fn maps(&self) -> PathBuf {
+        self.folder.join(format!("maps-{LAYOUT_VERSION}"))
+    }
+}
+
+/// Unpins; what is not there is unpinned already.
+pub(super) fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(in_file(path, error)),
+        _ => Ok(()),
+    }
+}
+
+/// Sees to it that `path` is a folder on a bpffs.
+fn ensure_bpffs(path: &Path) -> io::Result<()> {
+    /// Where bpffs is mounted by convention; a folder that only the kernel can make.
+    const CUSTOMARY: &str = "/sys/fs/bpf";
+    let existing = path.ancestors().find(|ancestor| ancestor.is_dir()).unwrap_or(Path::new("/"));
+    if statfs(existing)?.filesystem_type() != BPF_FS_MAGIC {
+        let place = if path.starts_with(CUSTOMARY) { Path::new(CUSTOMARY) } else { path };
+        if place == path {
+            fs::create_dir_all(path).map_err(|error| in_file(path, error))?;
+        }
+        mount(Some("bpf"), place, Some("bpf"), MsFlags::empty(), Some("mode=0755"))
+            .map_err(|error| in_file(place, io::Error::other(format!("cannot mount a bpffs: {error}"))))?;
+    }
+    fs::create_dir_all(path).map_err(|error| in_file(path, error))
+}
+
+/// Names the file in an error.
+fn in_file(path: &Path, error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+/// Name of a hook in a pin's name.
+fn kind_name(kind: LinkKind) -> &'static str {
+    match kind {
+        LinkKind::XdpNative => "native",
+        LinkKind::XdpGeneric => "generic",
+        LinkKind::Tcx => "tcx",
+    }
+}
+
+/// Reads the name of a link's pin.
+fn parse_link_name(name: &str) -> Option<(u32, LinkKind)> {
+    let (ifindex, kind) = name.split_once('-')?;
+    let kind = [LinkKind::XdpNative, LinkKind::XdpGeneric, LinkKind::Tcx]
+        .into_iter()
+        .find(|&known| kind_name(known) == kind)?;
+    Some((ifindex.parse().ok()?, kind))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_links_are_read_back() {
+        assert_eq!(parse_link_name("12-tcx"), Some((12, LinkKind::Tcx)));
+        assert_eq!(parse_link_name("1-native"), Some((1, LinkKind::XdpNative)));
+        assert_eq!(parse_link_name("x-native"), None);
+        assert_eq!(parse_link_name("1-other"), None);
+    }
+
+    #[test]
+    fn folders_have_no_dots_and_differ_by_what_is_served() {
+        let at = |text: &str| {
+            Pins::at(Path::new("/b"), text.parse().unwrap()).unwrap().folder().to_str().unwrap().to_owned()
+        };
+        assert!(at("169.254.0.2:53").starts_with("/b/169_254_0_2-53-"));
+        assert!(!at("127.0.0.1:53").contains('.'));
+        assert_ne!(at("127.0.0.1:53"), at("127.0.0.1:54"));
+        assert!(at("[fd00::1]:53").starts_with("/b/fd00::1-53-"));
+    }
+}

@@ -1,0 +1,695 @@
+//! What is published: the one table behind the `NAMES` map, and the rules for
+//! what enters, changes and leaves it. Pure but for the [`NameMap`] that it is
+//! given, so all of it is tested without a kernel.
+//!
+//! Three kinds of names share the map:
+//!
+//! * [`Kind::Published`]: the snapshot lists them. Never evicted.
+//! * [`Kind::Learned`]: asked for and resolved in userspace. Evicted by second
+//!   chance when room is needed.
+//! * [`Kind::Negative`]: asked for, and they do not exist or are malformed.
+//!   They have a small share of their own and only push out each other.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    io,
+    net::IpAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use dns_common::{entry::Location, name::hash_name};
+use hashbrown::{HashMap, HashSet};
+
+use super::{
+    Admission,
+    arena::{Arena, ArenaFill, ArenaMemory},
+    entry::{Encoded, Unfitting as EntryUnfitting},
+    learn::LearnFilter,
+};
+use crate::{
+    name::Name,
+    resolve::{Health, Outcome, Resolution},
+};
+
+/// Names that go into the map with one system call.
+const BATCH: usize = 1024;
+
+/// Evictions tried for one entry before it counts as not fitting.
+const EVICTIONS_FOR_ONE: usize = 64;
+
+/// What the names mean: a snapshot, seen by the publisher.
+pub trait Answers: Send + Sync {
+    /// The names to publish before anybody has asked for them.
+    fn published_names(&self) -> Vec<Name>;
+
+    /// What `name` means now; `None`: it is not ours to answer.
+    fn resolve(&self, health: &dyn Health, name: &Name) -> Option<Resolution>;
+}
+
+/// The `NAMES` map: key to location.
+pub(super) trait NameMap {
+    /// Sets these elements; returns the keys that could not be set, with the reason.
+    fn set(&mut self, keys: &[u64], locations: &[Location]) -> Vec<(u64, io::Error)>;
+
+    /// Removes an element; one that is not there counts as removed.
+    fn remove(&mut self, key: u64) -> io::Result<()>;
+
+    /// Makes sure that no program run still sees what was taken out of the map
+    /// `waited` ago or earlier; `false`: that cannot be said yet.
+    fn grace_period(&mut self, waited: Duration) -> bool;
+}
+
+/// How many names there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Limits {
+    /// Published and learned names together.
+    pub(super) useful: usize,
+    /// Negative names, on top of those.
+    pub(super) negative: usize,
+}
+
+/// Why a name is in the map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Listed by the snapshot.
+    Published,
+    /// Asked for, and it exists.
+    Learned,
+    /// Asked for, and it does not.
+    Negative,
+}
+
+/// Why a name that should be in the map is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unfitting {
+    /// It cannot be an entry.
+    Entry(EntryUnfitting),
+    /// Another name has the same hash.
+    Collision,
+    /// The map or the arena is full of names that may not be evicted.
+    NoRoom,
+    /// The kernel refused the element.
+    Refused,
+}
+
+/// One name in the map.
+#[derive(Debug)]
+struct Record {
+    /// The name.
+    name: Name,
+    /// Why it is there.
+    kind: Kind,
+    /// Where its entry lies.
+    location: Location,
+    /// Bytes of its entry.
+    size: usize,
+    /// Instances on whose health the answer depends.
+    instances: Box<[IpAddr]>,
+    /// Which place in its kind's queue is its own; older ones are void.
+    ticket: u64,
+    /// The mark when it was last spared from eviction.
+    spared_at_ns: u64,
+    /// Whether it waits in [`Table::pending`].
+    staged: bool,
+}
+
+/// An entry that is written, but not yet in the map.
+#[derive(Debug)]
+struct Pending {
+    /// Key in the map.
+    key: u64,
+    /// Where the new entry lies.
+    location: Location,
+    /// Bytes of the new entry.
+    size: usize,
+    /// The entry that it replaces.
+    old: Option<(Location, usize)>,
+}
+
+/// Names and sizes, for status and metrics.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct TableStatus {
+    /// Names of the snapshot that are in the map.
+    pub published: usize,
+    /// Names that were asked for, in the map.
+    pub learned: usize,
+    /// Names that do not exist or are malformed, in the map.
+    pub negative: usize,
+    /// Names of the snapshot that are not in the map, by reason; they are answered from userspace.
+    pub unfitting: UnfittingStatus,
+    /// Names that may be in the map, negative ones not counted.
+    pub max_names: usize,
+    /// Negative names that may be in the map.
+    pub max_negative: usize,
+    /// Memory of the entries.
+    pub arena: ArenaFill,
+    /// Names evicted since the start.
+    pub evicted: u64,
+    /// Elements written to the map since the start.
+    pub written: u64,
+    /// Why the fast path was switched off, if it was: the map could not be kept true.
+    pub broken: Option<String>,
+}
+
+/// Names of the snapshot that are not in the map, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct UnfittingStatus {
+    /// A label holds a NUL byte.
+    pub nul_byte: usize,
+    /// More addresses than an entry holds.
+    pub too_many_addresses: usize,
+    /// Another name has the same hash.
+    pub collision: usize,
+    /// `max_names` or the arena is exhausted.
+    pub no_room: usize,
+    /// The kernel refused the element.
+    pub refused: usize,
+}
+
+impl UnfittingStatus {
+    /// All of them.
+    pub fn total(&self) -> usize {
+        let Self { nul_byte, too_many_addresses, collision, no_room, refused } = self;
+        nul_byte + too_many_addresses + collision + no_room + refused
+    }
+}
+
+/// Everything that is published, and how to change it.
+pub(super) struct Table<M> {
+    /// The kernel's map.
+    map: M,
+    /// Where entries are written.
+    memory: Arc<ArenaMemory>,
+    /// Which cells are free.
+    arena: Arena,
+    /// When cells last went into quarantine.
+    last_free: Instant,
+    /// Seed of the keys.
+    seed: u64,
+    /// How many names.
+    limits: Limits,
+    /// What names mean now.
+    answers: Arc<dyn Answers>,
+    /// The health of the moment.
+    health: Arc<dyn Health + Send + Sync>,
+    /// What may be published.
+    admission: Arc<dyn Admission>,
+    /// Repeated learning, held back at the source.
+    filter: Arc<LearnFilter>,
+    /// All names in the map, by key.
+    records: HashMap<u64, Record>,
+    /// Which keys depend on an instance.
+    by_instance: BTreeSet<(IpAddr, u64)>,
+    /// Learned names in the order of their turn to be evicted, with tickets.
+    learned: VecDeque<(u64, u64)>,
+    /// The same of negative names.
+    negative: VecDeque<(u64, u64)>,
+    /// Keys of the snapshot's list.
+    listed: HashSet<u64>,
+    /// Those of them that are not in the map though they should be.
+    unfitting: HashMap<u64, Unfitting>,
+    /// Written entries that wait for their map update.
+    pending: Vec<Pending>,
+    /// The next ticket.
+    next_ticket: u64,
+    /// Names by kind: published, learned, negative.
+    counts: [usize; 3],
+    /// See [`TableStatus::evicted`].
+    evicted: u64,
+    /// See [`TableStatus::written`].
+    written: u64,
+    /// See [`TableStatus::broken`].
+    broken: Option<String>,
+    /// Scratch space of the encoder.
+    encoded: Encoded,
+}
+
+impl<M: NameMap> Table<M> {
+    /// An empty table over an empty map.
+    pub(super) fn new(
+        map: M,
+        memory: Arc<ArenaMemory>,
+        seed: u64,
+        limits: Limits,
+        health: Arc<dyn Health + Send + Sync>,
+        admission: Arc<dyn Admission>,
+        filter: Arc<LearnFilter>,
+    ) -> Self {
+        Self {
+            map,
+            arena: Arena::new(memory.chunks()),
+            memory,
+            last_free: Instant::now(),
+            seed,
+            limits,
+            answers: Arc::new(Nothing),
+            health,
+            admission,
+            filter,
+            records: HashMap::new(),
+            by_instance: BTreeSet::new(),
+            learned: VecDeque::new(),
+            negative: VecDeque::new(),
+            listed: HashSet::new(),
+            unfitting: HashMap::new(),
+            pending: Vec::new(),
+            next_ticket: 0,
+            counts: [0; 3],
+            evicted: 0,
+            written: 0,
+            broken: None,
+            encoded: Encoded::default(),
+        }
+    }
+
+    /// Makes the map say what `answers` says. Calls `progress` every few names.
+    pub(super) fn install(&mut self, answers: Arc<dyn Answers>, progress: &mut dyn FnMut()) {
+        let listed: Vec<(u64, Name)> =
+            answers.published_names().into_iter().map(|name| (self.key(&name), name)).collect();
+        self.answers = answers;
+        self.listed = listed.iter().map(|&(key, _)| key).collect();
+        self.unfitting.clear();
+
+        // What is there first: stale answers go, and room is made for new names.
+        let known: Vec<u64> = self.records.keys().copied().collect();
+        for (index, key) in known.into_iter().enumerate() {
+            if index % 64 == 0 {
+                progress();
+            }
+            // An earlier step may have evicted it.
+            let Some(record) = self.records.get(&key) else { continue };
+            let used = self.memory.last_used_ns(record.location) != 0;
+            if record.kind == Kind::Published && !self.listed.contains(&key) && !used {
+                self.remove(key);
+            } else {
+                let name = record.name.clone();
+                self.refresh(key, &name);
+            }
+        }
+        for (index, (key, name)) in listed.iter().enumerate() {
+            if index % 64 == 0 {
+                progress();
+            }
+            match self.records.get(key) {
+                Some(record) if record.name == *name => {}
+                Some(_) => drop(self.unfitting.insert(*key, Unfitting::Collision)),
+                None => self.publish_listed(*key, name),
+            }
+        }
+        self.flush();
+    }
+
+    /// Resolves the names again that hold these instances.
+    pub(super) fn health_changed(&mut self, instances: &[IpAddr], progress: &mut dyn FnMut()) {
+        let lowest = |ip: IpAddr| (ip, u64::MIN);
+        let keys: BTreeSet<u64> = instances
+            .iter()
+            .flat_map(|&ip| self.by_instance.range(lowest(ip)..=(ip, u64::MAX)).map(|&(_, key)| key))
+            .collect();
+        for (index, key) in keys.into_iter().enumerate() {
+            if index % 64 == 0 {
+                progress();
+            }
+            if let Some(record) = self.records.get(&key) {
+                let name = record.name.clone();
+                self.refresh(key, &name);
+            }
+        }
+        self.flush();
+    }
+
+    /// Takes in a name that was asked for in userspace. The map update waits
+    /// for [`Self::flush`].
+    pub(super) fn learn(&mut self, name: &Name) {
+        let key = self.key(name);
+        if self.records.contains_key(&key) {
+            // It is there already, or another name with the same hash is: that
+            // one stays, and the filter keeps this one quiet.
+            return;
+        }
+        self.refresh(key, name);
+        if !self.records.contains_key(&key) {
+            // Perhaps the next time it may.
+            self.filter.forget(key);
+        }
+    }
+
+    /// Takes names out that may no longer be answered by the interface.
+    pub(super) fn forget(&mut self, names: &[Name]) {
+        for name in names {
+            let key = self.key(name);
+            if self.records.get(&key).is_some_and(|record| record.name == *name) {
+                self.remove(key);
+            }
+        }
+    }
+
+    /// Brings everything that is written into the map.
+    pub(super) fn flush(&mut self) {
+        if self.pending.is_empty() {
+            return;
+        }
+        let pending = std::mem::take(&mut self.pending);
+        let keys: Vec<u64> = pending.iter().map(|entry| entry.key).collect();
+        let locations: Vec<Location> = pending.iter().map(|entry| entry.location).collect();
+        let failed: HashMap<u64, io::Error> = self.map.set(&keys, &locations).into_iter().collect();
+        self.written += (pending.len() - failed.len()) as u64;
+        for Pending { key, location, size, old } in pending {
+            if let Some(record) = self.records.get_mut(&key) {
+                record.staged = false;
+            }
+            if let Some(error) = failed.get(&key) {
+                // The map may still hold the old answer, which is no longer true.
+                tracing::warn!(%error, "the kernel refused a name; it is answered from userspace");
+                self.discard(key, location, size);
+                self.note_unfitting(key, Unfitting::Refused);
+            }
+            if let Some((location, size)) = old {
+                self.quarantine(location, size);
+            }
+        }
+    }
+
+    /// Makes quarantined cells free if that can be done now. To be called when there is nothing else to do.
+    pub(super) fn tidy(&mut self) {
+        if self.arena.fill().quarantined > 0 && self.map.grace_period(self.last_free.elapsed()) {
+            self.arena.end_quarantine();
+        }
+    }
+
+    /// Whether the map could not be kept true: nothing may be answered from it.
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken.is_some()
+    }
+
+    /// Counts for status and metrics.
+    pub(super) fn status(&self) -> TableStatus {
+        let mut unfitting = UnfittingStatus::default();
+        for reason in self.unfitting.values() {
+            *match reason {
+                Unfitting::Entry(EntryUnfitting::NulByte) => &mut unfitting.nul_byte,
+                Unfitting::Entry(EntryUnfitting::TooManyAddresses) => &mut unfitting.too_many_addresses,
+                Unfitting::Collision => &mut unfitting.collision,
+                Unfitting::NoRoom => &mut unfitting.no_room,
+                Unfitting::Refused => &mut unfitting.refused,
+            } += 1;
+        }
+        let [published, learned, negative] = self.counts;
+        TableStatus {
+            published,
+            learned,
+            negative,
+            unfitting,
+            max_names: self.limits.useful,
+            max_negative: self.limits.negative,
+            arena: self.arena.fill(),
+            evicted: self.evicted,
+            written: self.written,
+            broken: self.broken.clone(),
+        }
+    }
+
+    /// The key of a name.
+    fn key(&self, name: &Name) -> u64 {
+        hash_name(self.seed, name.as_wire())
+    }
+
+    /// Puts a name of the list into the map, unless it has nothing to say yet:
+    /// a listed name that resolves to nothing waits until somebody asks for it.
+    fn publish_listed(&mut self, key: u64, name: &Name) {
+        let Some(resolution) = self.answers.resolve(&*self.health, name) else { return };
+        if resolution.outcome == Outcome::Found && self.admission.may_publish(name, &resolution) {
+            self.put(key, name, Kind::Published, &resolution);
+        }
+    }
+
+    /// Resolves a name and makes the map say so.
+    fn refresh(&mut self, key: u64, name: &Name) {
+        let resolution = self.answers.resolve(&*self.health, name);
+        match resolution {
+            Some(resolution) if self.admission.may_publish(name, &resolution) => {
+                let kind = match resolution.outcome {
+                    Outcome::Found if self.listed.contains(&key) => Kind::Published,
+                    Outcome::Found => Kind::Learned,
+                    Outcome::NoSuchName | Outcome::Malformed => Kind::Negative,
+                };
+                self.put(key, name, kind, &resolution);
+            }
+            Some(_) | None => self.remove(key),
+        }
+    }
+
+    /// Writes the entry of a name, if it differs from what is there.
+    fn put(&mut self, key: u64, name: &Name, kind: Kind, resolution: &Resolution) {
+        if let Err(reason) = self.encoded.encode(name, resolution) {
+            self.remove(key);
+            self.note_unfitting(key, Unfitting::Entry(reason));
+            return;
+        }
+        let same = self.records.get(&key).map(|record| {
+            (record.location, self.memory.equals_unmarked(record.location, self.encoded.words()), record.size)
+        });
+        if let Some((_, true, size)) = same
+            && size == self.encoded.size()
+        {
+            self.set_instances(key, &resolution.checks.instances);
+            self.set_kind(key, kind);
+            return;
+        }
+        // The encoder's words must survive evictions, which encode nothing.
+        let Some(location) = self.room(key, kind) else {
+            self.remove(key);
+            self.note_unfitting(key, Unfitting::NoRoom);
+            return;
+        };
+        if self.records.get(&key).is_some_and(|record| record.staged) {
+            self.flush();
+        }
+        let size = self.encoded.size();
+        // The making of room may have evicted this very name.
+        let old = self.records.get(&key).map(|record| (record.location, record.size));
+        if let Some((old, _)) = old {
+            self.encoded.set_mark(self.memory.last_used_ns(old));
+        }
+        self.memory.write(location, self.encoded.words());
+        self.unfitting.remove(&key);
+        self.pending.push(Pending { key, location, size, old });
+        if let Some(record) = self.records.get_mut(&key) {
+            record.location = location;
+            record.size = size;
+            record.staged = true;
+        } else {
+            self.records.insert(
+                key,
+                Record {
+                    name: name.clone(),
+                    kind,
+                    location,
+                    size,
+                    instances: Box::new([]),
+                    ticket: 0,
+                    spared_at_ns: 0,
+                    staged: true,
+                },
+            );
+            self.counts[kind as usize] += 1;
+            self.queue(key, kind);
+        }
+        self.set_instances(key, &resolution.checks.instances);
+        self.set_kind(key, kind);
+        if self.pending.len() >= BATCH {
+            self.flush();
+        }
+    }
+
+    /// Room for the encoded entry of a name of this kind, evicting what may be evicted for it.
+    fn room(&mut self, key: u64, kind: Kind) -> Option<Location> {
+        let held = self.records.get(&key).map(|record| record.kind);
+        match kind {
+            Kind::Published | Kind::Learned if !matches!(held, Some(Kind::Published | Kind::Learned)) => {
+                while self.counts[Kind::Published as usize] + self.counts[Kind::Learned as usize]
+                    >= self.limits.useful
+                {
+                    self.evict(Kind::Learned).then_some(())?;
+                }
+            }
+            Kind::Negative if held != Some(Kind::Negative) => {
+                while self.counts[Kind::Negative as usize] >= self.limits.negative {
+                    self.evict(Kind::Negative).then_some(())?;
+                }
+            }
+            Kind::Published | Kind::Learned | Kind::Negative => {}
+        }
+        let size = self.encoded.size();
+        for _ in 0..EVICTIONS_FOR_ONE {
+            if let Some(location) = self.arena.allocate(size) {
+                return Some(location);
+            }
+            self.flush();
+            self.tidy();
+            if let Some(location) = self.arena.allocate(size) {
+                return Some(location);
+            }
+            let evicted = self.evict(Kind::Negative) || kind != Kind::Negative && self.evict(Kind::Learned);
+            evicted.then_some(())?;
+        }
+        None
+    }
+
+    /// Evicts one name of a kind by second chance: who was used since it was
+    /// last looked at is spared once. `false`: there is none.
+    fn evict(&mut self, kind: Kind) -> bool {
+        let mut spared = 0;
+        while let Some((key, ticket)) = self.queue_of(kind).pop_front() {
+            let Some(record) = self.records.get_mut(&key) else { continue };
+            if record.ticket != ticket || record.kind != kind {
+                continue;
+            }
+            let mark = self.memory.last_used_ns(record.location);
+            // After a whole round everybody has had the second chance.
+            if mark > record.spared_at_ns && spared <= self.counts[kind as usize] {
+                record.spared_at_ns = mark;
+                spared += 1;
+                self.queue_of(kind).push_back((key, ticket));
+                continue;
+            }
+            self.remove(key);
+            self.evicted += 1;
+            return true;
+        }
+        false
+    }
+
+    /// Takes a name out of the map.
+    fn remove(&mut self, key: u64) {
+        let Some(record) = self.records.get(&key) else { return };
+        if record.staged {
+            self.flush();
+        }
+        let Some(record) = self.records.get(&key) else { return };
+        let (location, size) = (record.location, record.size);
+        self.discard_record(key);
+        self.delete(key);
+        self.quarantine(location, size);
+    }
+
+    /// Drops a name whose new entry never came into the map.
+    fn discard(&mut self, key: u64, location: Location, size: usize) {
+        self.discard_record(key);
+        self.delete(key);
+        self.arena.free_unseen(location, size);
+    }
+
+    /// Removes a key from the map; a map that cannot be kept true is given up.
+    fn delete(&mut self, key: u64) {
+        if let Err(error) = self.map.remove(key) {
+            tracing::error!(%error, "a name cannot be taken out of the map: the fast path is switched off");
+            self.broken = Some(format!("a name could not be taken out of the map: {error}"));
+        }
+    }
+
+    /// Forgets a record, but for its place in the map and in the arena.
+    fn discard_record(&mut self, key: u64) {
+        self.set_instances(key, &[]);
+        if let Some(record) = self.records.remove(&key) {
+            self.counts[record.kind as usize] -= 1;
+            self.filter.forget(key);
+        }
+    }
+
+    /// Gives cells back that programs may still be reading.
+    fn quarantine(&mut self, location: Location, size: usize) {
+        self.arena.free(location, size);
+        self.last_free = Instant::now();
+    }
+
+    /// Sets which instances a name depends on, in both directions.
+    fn set_instances(&mut self, key: u64, instances: &[IpAddr]) {
+        let Some(record) = self.records.get_mut(&key) else { return };
+        if *record.instances == *instances {
+            return;
+        }
+        for &ip in &record.instances {
+            self.by_instance.remove(&(ip, key));
+        }
+        record.instances = instances.into();
+        self.by_instance.extend(instances.iter().map(|&ip| (ip, key)));
+    }
+
+    /// Moves a name to another kind, room permitting.
+    fn set_kind(&mut self, key: u64, kind: Kind) {
+        let Some(record) = self.records.get_mut(&key) else { return };
+        if record.kind == kind {
+            return;
+        }
+        self.counts[record.kind as usize] -= 1;
+        record.kind = kind;
+        self.counts[kind as usize] += 1;
+        self.queue(key, kind);
+        // An entry that stays as it is may change its kind without asking for
+        // room: negative names that exist now, the other way round.
+        let useful = self.counts[Kind::Published as usize] + self.counts[Kind::Learned as usize];
+        if useful > self.limits.useful && !self.evict(Kind::Learned)
+            || self.counts[Kind::Negative as usize] > self.limits.negative && !self.evict(Kind::Negative)
+        {
+            self.remove(key);
+        }
+    }
+
+    /// Gives a name its place at the end of its kind's queue.
+    fn queue(&mut self, key: u64, kind: Kind) {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        let Some(record) = self.records.get_mut(&key) else { return };
+        record.ticket = ticket;
+        record.spared_at_ns = self.memory.last_used_ns(record.location);
+        if kind == Kind::Published {
+            return;
+        }
+        let count = self.counts[kind as usize];
+        let records = &self.records;
+        let queue = match kind {
+            Kind::Learned => &mut self.learned,
+            Kind::Published | Kind::Negative => &mut self.negative,
+        };
+        queue.push_back((key, ticket));
+        if queue.len() > 2 * count + 64 {
+            // Places of names that left by other ways.
+            queue.retain(|(key, ticket)| records.get(key).is_some_and(|record| record.ticket == *ticket));
+        }
+    }
+
+    /// The queue of a kind that has one.
+    fn queue_of(&mut self, kind: Kind) -> &mut VecDeque<(u64, u64)> {
+        match kind {
+            Kind::Learned => &mut self.learned,
+            Kind::Published | Kind::Negative => &mut self.negative,
+        }
+    }
+
+    /// Remembers that a listed name did not get into the map. Others are only
+    /// answered from above: remembering them all would let clients fill memory.
+    fn note_unfitting(&mut self, key: u64, reason: Unfitting) {
+        if self.listed.contains(&key) {
+            self.unfitting.insert(key, reason);
+        }
+    }
+}
+
+/// Before the first snapshot: nothing is ours.
+struct Nothing;
+
+impl Answers for Nothing {
+    fn published_names(&self) -> Vec<Name> {
+        Vec::new()
+    }
+
+    fn resolve(&self, _health: &dyn Health, _name: &Name) -> Option<Resolution> {
+        None
+    }
+}
+
+#[cfg(test)]
+#[path = "table_tests.rs"]
+mod tests;

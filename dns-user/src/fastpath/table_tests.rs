@@ -1,0 +1,493 @@
+//! Tests of the table, with a map that is none.
+
+use std::{collections::BTreeMap, net::Ipv4Addr, sync::Mutex};
+
+use dns_common::entry::{CHUNK_SIZE, EntryHeader};
+
+use super::*;
+use crate::{
+    fastpath::{
+        Everything,
+        entry::{read_header, read_name},
+    },
+    resolve::{AllRunning, Checks},
+};
+
+/// A `NAMES` map in ordinary memory, which tells what was done to it.
+#[derive(Clone, Default)]
+struct FakeMap(Arc<Mutex<FakeState>>);
+
+/// Inside of [`FakeMap`].
+#[derive(Default)]
+struct FakeState {
+    /// The elements.
+    elements: BTreeMap<u64, Location>,
+    /// Elements set so far.
+    sets: usize,
+    /// Keys that are refused.
+    refused: Vec<u64>,
+    /// Whether nothing can be removed.
+    stuck: bool,
+}
+
+impl NameMap for FakeMap {
+    fn set(&mut self, keys: &[u64], locations: &[Location]) -> Vec<(u64, io::Error)> {
+        let mut state = self.0.lock().unwrap();
+        let mut failed = Vec::new();
+        for (&key, &location) in keys.iter().zip(locations) {
+            if state.refused.contains(&key) {
+                failed.push((key, io::Error::from_raw_os_error(libc::ENOMEM)));
+            } else {
+                state.elements.insert(key, location);
+                state.sets += 1;
+            }
+        }
+        failed
+    }
+
+    fn remove(&mut self, key: u64) -> io::Result<()> {
+        let mut state = self.0.lock().unwrap();
+        if state.stuck {
+            return Err(io::Error::from_raw_os_error(libc::EPERM));
+        }
+        state.elements.remove(&key);
+        Ok(())
+    }
+
+    fn grace_period(&mut self, _waited: Duration) -> bool {
+        true
+    }
+}
+
+/// Answers from a list: names, their addresses and whether they are listed.
+#[derive(Clone, Default)]
+struct Fixed {
+    /// Addresses by name; none: the name does not exist.
+    names: BTreeMap<Name, (bool, Option<Vec<Ipv4Addr>>)>,
+}
+
+impl Fixed {
+    /// With one more name.
+    fn with(mut self, text: &str, listed: bool, addresses: &[u8]) -> Self {
+        let addresses = addresses.iter().map(|&last| Ipv4Addr::new(10, 0, 0, last)).collect();
+        self.names.insert(name(text), (listed, Some(addresses)));
+        self
+    }
+
+    /// With one more name that is ours but does not exist.
+    fn without(mut self, text: &str) -> Self {
+        self.names.insert(name(text), (false, None));
+        self
+    }
+}
+
+impl Answers for Fixed {
+    fn published_names(&self) -> Vec<Name> {
+        self.names.iter().filter(|(_, (listed, _))| *listed).map(|(name, _)| name.clone()).collect()
+    }
+
+    fn resolve(&self, health: &dyn Health, name: &Name) -> Option<Resolution> {
+        let (_, addresses) = self.names.get(name)?;
+        let instances: Vec<IpAddr> = addresses.iter().flatten().map(|&ip| ip.into()).collect();
+        let v4 = addresses.iter().flatten().copied();
+        Some(Resolution {
+            outcome: if addresses.is_some() { Outcome::Found } else { Outcome::NoSuchName },
+            v4: v4
+                .filter(|&ip| health.state(ip.into(), None) == crate::resolve::HealthState::Running)
+                .collect(),
+            v6: Vec::new(),
+            checks: Checks { instances, tracked: false, synchronous: false },
+        })
+    }
+}
+
+/// Health that tests set: addresses that fail.
+#[derive(Default)]
+struct Failing(Mutex<Vec<IpAddr>>);
+
+impl Health for Failing {
+    fn state(&self, ip: IpAddr, _group: Option<&str>) -> crate::resolve::HealthState {
+        if self.0.lock().unwrap().contains(&ip) {
+            crate::resolve::HealthState::Failing
+        } else {
+            crate::resolve::HealthState::Running
+        }
+    }
+}
+
+/// A table over a fake map.
+struct Bench {
+    /// The table.
+    table: Table<FakeMap>,
+    /// Its map.
+    map: FakeMap,
+    /// Its memory.
+    memory: Arc<ArenaMemory>,
+}
+
+impl Bench {
+    /// A table with these limits, over `chunks` chunks.
+    fn new(useful: usize, negative: usize, chunks: usize) -> Self {
+        Self::with_health(useful, negative, chunks, Arc::new(AllRunning))
+    }
+
+    /// The same with a health of one's own.
+    fn with_health(
+        useful: usize,
+        negative: usize,
+        chunks: usize,
+        health: Arc<dyn Health + Send + Sync>,
+    ) -> Self {
+        let map = FakeMap::default();
+        let anonymous = memmap2::MmapMut::map_anon(chunks * CHUNK_SIZE).unwrap();
+        let memory = Arc::new(ArenaMemory::new(anonymous.into()));
+        let table = Table::new(
+            map.clone(),
+            memory.clone(),
+            7,
+            Limits { useful, negative },
+            health,
+            Arc::new(Everything),
+            Arc::new(LearnFilter::new()),
+        );
+        Self { table, map, memory }
+    }
+
+    /// Installs answers.
+    fn install(&mut self, answers: &Fixed) {
+        self.table.install(Arc::new(answers.clone()), &mut || {});
+        self.check();
+    }
+
+    /// Learns a name.
+    fn learn(&mut self, text: &str) {
+        self.table.learn(&name(text));
+        self.table.flush();
+        self.check();
+    }
+
+    /// What the program would answer for a name: the last bytes of the addresses, or the RCODE.
+    fn answer(&self, text: &str) -> Option<Result<Vec<u8>, u8>> {
+        let key = hash_name(7, name(text).as_wire());
+        let location = *self.map.0.lock().unwrap().elements.get(&key)?;
+        if read_name(&self.memory, location)? != name(text) {
+            return None;
+        }
+        let header: EntryHeader = read_header(&self.memory, location).unwrap();
+        if header.rcode != 0 {
+            return Some(Err(header.rcode));
+        }
+        let words = self.memory.read(location, header.size().div_ceil(8)).unwrap();
+        let bytes = zerocopy::IntoBytes::as_bytes(&words[..]);
+        let addresses = &bytes[header.v4_offset()..][..usize::from(header.v4_count) * 4];
+        Some(Ok(addresses.chunks(4).map(|address| address[3]).collect()))
+    }
+
+    /// As if the program had answered from this name at this moment.
+    fn mark(&self, text: &str, at_ns: u64) {
+        let key = hash_name(7, name(text).as_wire());
+        let location = self.map.0.lock().unwrap().elements[&key];
+        let size = read_header(&self.memory, location).unwrap().size().div_ceil(8);
+        let mut words = self.memory.read(location, size).unwrap();
+        words[0] = at_ns;
+        self.memory.write(location, &words);
+    }
+
+    /// What must hold at any time: the map holds exactly the records, counts
+    /// and limits are right, and no more memory is in use than the entries take up.
+    fn check(&self) {
+        let state = self.map.0.lock().unwrap();
+        let status = self.table.status();
+        assert_eq!(state.elements.len(), self.table.records.len());
+        assert_eq!(status.published + status.learned + status.negative, self.table.records.len());
+        assert!(status.published + status.learned <= status.max_names);
+        assert!(status.negative <= status.max_negative);
+        let mut used = 0;
+        for (key, record) in &self.table.records {
+            assert_eq!(state.elements[key], record.location);
+            assert!(!record.staged);
+            used += record.size.next_multiple_of(dns_common::entry::CELL_SIZE);
+            for ip in &record.instances {
+                assert!(self.table.by_instance.contains(&(*ip, *key)));
+            }
+        }
+        assert_eq!(status.arena.used, used);
+        let links: usize = self.table.records.values().map(|record| record.instances.len()).sum();
+        assert_eq!(self.table.by_instance.len(), links);
+    }
+}
+
+/// A name.
+fn name(text: &str) -> Name {
+    text.parse().unwrap()
+}
+
+#[test]
+fn listed_names_are_published_and_learned_ones_come_when_asked() {
+    let mut bench = Bench::new(10, 4, 1);
+    bench.install(&Fixed::default().with("a.bosh", true, &[1, 2]).with("b.bosh", false, &[3]));
+    assert_eq!(bench.answer("a.bosh"), Some(Ok(vec![1, 2])));
+    assert_eq!(bench.answer("b.bosh"), None);
+    bench.learn("b.bosh");
+    assert_eq!(bench.answer("b.bosh"), Some(Ok(vec![3])));
+    bench.learn("elsewhere.org");
+    assert_eq!(bench.answer("elsewhere.org"), None, "not ours");
+}
+
+#[test]
+fn only_differences_are_written() {
+    let mut bench = Bench::new(10, 4, 1);
+    let answers = Fixed::default().with("a.bosh", true, &[1, 2]).with("b.bosh", true, &[3]);
+    bench.install(&answers);
+    assert_eq!(bench.map.0.lock().unwrap().sets, 2);
+    bench.install(&answers);
+    assert_eq!(bench.map.0.lock().unwrap().sets, 2);
+    bench.mark("b.bosh", 99);
+    bench.install(&answers.with("b.bosh", true, &[4]));
+    assert_eq!(bench.map.0.lock().unwrap().sets, 3);
+    assert_eq!(bench.answer("b.bosh"), Some(Ok(vec![4])));
+    let key = hash_name(7, name("b.bosh").as_wire());
+    assert_eq!(bench.memory.last_used_ns(bench.table.records[&key].location), 99, "the mark is carried over");
+}
+
+#[test]
+fn a_published_entry_is_never_changed_in_place() {
+    let mut bench = Bench::new(10, 4, 1);
+    bench.install(&Fixed::default().with("a.bosh", true, &[1]));
+    let before = bench.table.records.values().next().unwrap().location;
+    bench.install(&Fixed::default().with("a.bosh", true, &[2]));
+    let after = bench.table.records.values().next().unwrap().location;
+    assert_ne!(before, after);
+    assert!(bench.table.status().arena.quarantined > 0, "the old cells may still be being read");
+    bench.table.tidy();
+    assert_eq!(bench.table.status().arena.quarantined, 0);
+}
+
+#[test]
+fn what_vanishes_is_answered_no_more() {
+    let mut bench = Bench::new(10, 4, 1);
+    bench.install(&Fixed::default().with("a.bosh", true, &[1]).with("b.bosh", true, &[2]));
+    bench.learn("c.bosh");
+    bench.mark("b.bosh", 5);
+    // `a` is not ours any more; `b` was in use and does not exist any more.
+    bench.install(&Fixed::default().without("b.bosh"));
+    assert_eq!(bench.answer("a.bosh"), None);
+    assert_eq!(bench.answer("b.bosh"), Some(Err(3)));
+}
+
+#[test]
+fn learned_names_survive_a_reload_if_they_still_resolve() {
+    let mut bench = Bench::new(10, 4, 1);
+    bench.install(&Fixed::default().with("a.bosh", false, &[1]).with("b.bosh", false, &[2]));
+    bench.learn("a.bosh");
+    bench.learn("b.bosh");
+    bench.install(&Fixed::default().with("a.bosh", false, &[9]));
+    assert_eq!(bench.answer("a.bosh"), Some(Ok(vec![9])));
+    assert_eq!(bench.answer("b.bosh"), None);
+}
+
+#[test]
+fn a_change_of_health_touches_only_names_of_that_instance() {
+    let health = Arc::new(Failing::default());
+    let mut bench = Bench::with_health(10, 4, 1, health.clone());
+    bench.install(&Fixed::default().with("a.bosh", true, &[1, 2]).with("b.bosh", true, &[3]));
+    let failing = IpAddr::from([10, 0, 0, 1]);
+    health.0.lock().unwrap().push(failing);
+    bench.table.health_changed(&[failing], &mut || {});
+    bench.check();
+    assert_eq!(bench.answer("a.bosh"), Some(Ok(vec![2])));
+    assert_eq!(bench.map.0.lock().unwrap().sets, 3);
+    health.0.lock().unwrap().clear();
+    bench.table.health_changed(&[failing], &mut || {});
+    assert_eq!(bench.answer("a.bosh"), Some(Ok(vec![1, 2])));
+}
+
+#[test]
+fn second_chance_evicts_the_unused_and_spares_listed_names() {
+    let mut bench = Bench::new(3, 4, 1);
+    let answers = Fixed::default()
+        .with("pinned.bosh", true, &[1])
+        .with("a.bosh", false, &[2])
+        .with("b.bosh", false, &[3])
+        .with("c.bosh", false, &[4])
+        .with("d.bosh", false, &[5]);
+    bench.install(&answers);
+    bench.learn("a.bosh");
+    bench.learn("b.bosh");
+    bench.mark("a.bosh", 100);
+    bench.learn("c.bosh");
+    assert_eq!(bench.answer("b.bosh"), None, "not used since it came");
+    assert!(bench.answer("a.bosh").is_some() && bench.answer("c.bosh").is_some());
+    bench.mark("c.bosh", 101);
+    bench.learn("d.bosh");
+    assert_eq!(bench.answer("a.bosh"), None, "its chance was used up, and nobody asked since");
+    assert!(bench.answer("pinned.bosh").is_some());
+    assert_eq!(bench.table.status().evicted, 2);
+}
+
+#[test]
+fn negative_names_push_out_only_each_other() {
+    let mut bench = Bench::new(2, 2, 1);
+    let mut answers = Fixed::default().with("a.bosh", true, &[1]).with("b.bosh", false, &[2]);
+    for n in 0..20 {
+        answers = answers.without(&format!("none{n}.bosh"));
+    }
+    bench.install(&answers);
+    bench.learn("b.bosh");
+    for n in 0..20 {
+        bench.learn(&format!("none{n}.bosh"));
+        assert_eq!(bench.answer(&format!("none{n}.bosh")), Some(Err(3)));
+    }
+    assert_eq!(bench.table.status().negative, 2);
+    assert!(bench.answer("a.bosh").is_some() && bench.answer("b.bosh").is_some());
+}
+
+#[test]
+fn a_negative_name_that_comes_to_be_moves_over() {
+    let mut bench = Bench::new(2, 2, 1);
+    bench.install(&Fixed::default().without("a.bosh"));
+    bench.learn("a.bosh");
+    assert_eq!(bench.answer("a.bosh"), Some(Err(3)));
+    bench.install(&Fixed::default().with("a.bosh", false, &[1]));
+    assert_eq!(bench.answer("a.bosh"), Some(Ok(vec![1])));
+    let status = bench.table.status();
+    assert_eq!((status.learned, status.negative), (1, 0));
+}
+
+#[test]
+fn more_listed_names_than_fit_are_counted() {
+    let mut bench = Bench::new(3, 2, 1);
+    let mut answers = Fixed::default();
+    for n in 0..5 {
+        answers = answers.with(&format!("n{n}.bosh"), true, &[n]);
+    }
+    bench.install(&answers);
+    let status = bench.table.status();
+    assert_eq!((status.published, status.unfitting.no_room), (3, 2));
+}
+
+#[test]
+fn learned_names_make_room_for_listed_ones() {
+    let mut bench = Bench::new(2, 2, 1);
+    let answers = Fixed::default().with("a.bosh", false, &[1]).with("b.bosh", false, &[2]);
+    bench.install(&answers);
+    bench.learn("a.bosh");
+    bench.learn("b.bosh");
+    bench.install(&answers.with("c.bosh", true, &[3]).with("d.bosh", true, &[4]));
+    let status = bench.table.status();
+    assert_eq!((status.published, status.learned, status.unfitting.total()), (2, 0, 0));
+}
+
+#[test]
+fn an_exhausted_arena_evicts_learned_names_and_reports_the_rest() {
+    let mut bench = Bench::new(1_000_000, 64, 1);
+    let cells = CHUNK_SIZE / dns_common::entry::CELL_SIZE;
+    let mut answers = Fixed::default();
+    let many: Vec<u8> = (0..=255).collect();
+    // 16 + 16 + 1024 bytes: 17 cells each.
+    for n in 0..cells / 17 + 10 {
+        answers = answers.with(&format!("n{n:05}.bosh"), false, &many);
+    }
+    bench.install(&answers);
+    for n in 0..cells / 17 + 10 {
+        bench.table.learn(&name(&format!("n{n:05}.bosh")));
+        bench.table.flush();
+        assert!(bench.answer(&format!("n{n:05}.bosh")).is_some());
+    }
+    bench.check();
+    assert!(bench.table.status().evicted >= 10);
+    for (_, (listed, _)) in &mut answers.names {
+        *listed = true;
+    }
+    bench.install(&answers);
+    assert!(bench.table.status().unfitting.no_room > 0);
+}
+
+#[test]
+fn names_that_cannot_be_entries_are_counted_and_left_out() {
+    let mut bench = Bench::new(10, 2, 1);
+    bench.install(&Fixed::default().with("a\\000b.bosh", true, &[1]).with("ok.bosh", true, &[2]));
+    let status = bench.table.status();
+    assert_eq!((status.published, status.unfitting.nul_byte), (1, 1));
+}
+
+#[test]
+fn a_refused_update_leaves_no_stale_answer() {
+    let mut bench = Bench::new(10, 2, 1);
+    bench.install(&Fixed::default().with("a.bosh", true, &[1]));
+    let key = hash_name(7, name("a.bosh").as_wire());
+    bench.map.0.lock().unwrap().refused.push(key);
+    bench.install(&Fixed::default().with("a.bosh", true, &[2]));
+    assert_eq!(bench.answer("a.bosh"), None);
+    assert_eq!(bench.table.status().unfitting.refused, 1);
+    assert!(!bench.table.is_broken());
+    bench.map.0.lock().unwrap().refused.clear();
+    bench.install(&Fixed::default().with("a.bosh", true, &[3]));
+    assert_eq!(bench.answer("a.bosh"), Some(Ok(vec![3])));
+}
+
+#[test]
+fn a_map_that_cannot_be_kept_true_is_given_up() {
+    let mut bench = Bench::new(10, 2, 1);
+    bench.install(&Fixed::default().with("a.bosh", true, &[1]));
+    bench.map.0.lock().unwrap().stuck = true;
+    bench.table.install(Arc::new(Fixed::default()), &mut || {});
+    assert!(bench.table.is_broken());
+}
+
+#[test]
+fn forgotten_names_come_back_when_asked_again() {
+    let mut bench = Bench::new(10, 2, 1);
+    bench.install(&Fixed::default().with("a.bosh", true, &[1]));
+    bench.table.forget(&[name("a.bosh"), name("never-there.bosh")]);
+    bench.check();
+    assert_eq!(bench.answer("a.bosh"), None);
+    bench.learn("a.bosh");
+    assert_eq!(bench.answer("a.bosh"), Some(Ok(vec![1])));
+    assert_eq!(bench.table.status().published, 1, "it is listed all the same");
+}
+
+#[test]
+fn of_two_names_with_one_hash_the_first_stays() {
+    let (one, other) = colliding_names(7);
+    assert_eq!(hash_name(7, one.as_wire()), hash_name(7, other.as_wire()));
+    let mut bench = Bench::new(10, 2, 1);
+    let mut answers = Fixed::default();
+    for name in [&one, &other] {
+        answers.names.insert(name.clone(), (true, Some(vec![Ipv4Addr::LOCALHOST])));
+    }
+    bench.install(&answers);
+    let status = bench.table.status();
+    assert_eq!((status.published, status.unfitting.collision), (1, 1));
+    bench.learn(&other.to_string());
+    bench.table.forget(std::slice::from_ref(&other));
+    bench.learn(&one.to_string());
+    assert_eq!(bench.table.status().published, 1);
+}
+
+/// Two names of sixteen bytes with the same hash under this seed: the second
+/// word makes up for the difference that the first one made.
+fn colliding_names(seed: u64) -> (Name, Name) {
+    let after_first = |word: u64| {
+        let mut hasher = dns_common::name::NameHasher::new(seed);
+        hasher.write(word);
+        hasher.finish()
+    };
+    // One label of 14 bytes, then the root: words are length + 7, then 7 + root.
+    let one = *b"\x0eabcdefghijklmn\0";
+    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
+    let (first, second) = (word(&one[..8]), word(&one[8..]));
+    let mut random = 1_u64;
+    loop {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        let mut other = [0; 16];
+        other[..8].copy_from_slice(&random.to_le_bytes());
+        other[0] = 14;
+        let bent = second ^ after_first(first) ^ after_first(word(&other[..8]));
+        other[8..].copy_from_slice(&bent.to_le_bytes());
+        let label = &other[1..15];
+        if other[15] == 0 && !label.contains(&0) && label.iter().all(|byte| !byte.is_ascii_uppercase()) {
+            return (Name::from_wire(&one).unwrap().0, Name::from_wire(&other).unwrap().0);
+        }
+    }
+}
