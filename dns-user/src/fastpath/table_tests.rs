@@ -396,7 +396,7 @@ fn an_exhausted_arena_evicts_learned_names_and_reports_the_rest() {
     }
     bench.check();
     assert!(bench.table.status().evicted >= 10);
-    for (_, (listed, _)) in &mut answers.names {
+    for (listed, _) in answers.names.values_mut() {
         *listed = true;
     }
     bench.install(&answers);
