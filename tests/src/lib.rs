@@ -3,6 +3,7 @@
 //! cases are.
 
 pub mod client;
+pub mod health;
 pub mod interrupt;
 pub mod namespace;
 pub mod process;

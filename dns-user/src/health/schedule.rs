@@ -9,10 +9,11 @@
 //! * the **fast lane** takes first checks and those of instances that answer;
 //!   a check that is not done after the caller's patience has to leave it;
 //! * the **slow lane** takes those, and from the beginning the checks of
-//!   instances that were silent last time.
+//!   instances that were silent last time. A quarter of it is kept for
+//!   instances that answered last time and are slow now.
 //!
-//! So thousands of black holes fill the slow lane and wait for one another,
-//! while an instance that answers waits for none of them.
+//! So thousands of black holes fill their part of the slow lane and wait for one
+//! another, while an instance that answers waits for none of them.
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -31,6 +32,9 @@ pub(super) struct Lanes {
     pub(super) fast: usize,
     /// In the slow lane.
     pub(super) slow: usize,
+    /// Least time between two checks that begin in the slow lane: they would end
+    /// together as they began, and begin together again.
+    pub(super) pace: Duration,
 }
 
 /// Where a check runs.
@@ -85,6 +89,10 @@ pub(super) struct Schedule {
     running: HashMap<Ticket, (IpAddr, Lane)>,
     /// How many of them are in the slow lane.
     running_slow: usize,
+    /// When the next check may begin in the slow lane.
+    next_slow: Instant,
+    /// Which end of the queues of first checks comes next.
+    newest_next: bool,
 }
 
 /// One instance.
@@ -94,6 +102,8 @@ struct Target {
     phase: u32,
     /// What it waits for.
     waits: Waits,
+    /// Whether it answered last time.
+    answered: bool,
 }
 
 /// What an instance waits for.
@@ -128,6 +138,8 @@ impl Schedule {
             silent: BTreeSet::new(),
             running: HashMap::new(),
             running_slow: 0,
+            next_slow: epoch,
+            newest_next: false,
         }
     }
 
@@ -137,7 +149,7 @@ impl Schedule {
         let waits = if urgent { Waits::Urgent } else { Waits::First };
         match self.targets.get_mut(&ip) {
             None => {
-                self.targets.insert(ip, Target { phase, waits });
+                self.targets.insert(ip, Target { phase, waits, answered: false });
                 self.next_phase = self.next_phase.wrapping_add(GOLDEN);
             }
             Some(target) if urgent && target.waits == Waits::First => target.waits = Waits::Urgent,
@@ -169,9 +181,13 @@ impl Schedule {
         let (ip, lane) = if let Some(ip) = self.next_fast(now) {
             (ip, Lane::Fast)
         } else {
-            let &(at, ip) = self.silent.first().filter(|(at, _)| *at <= now && self.has_slow_room())?;
+            let &(at, ip) = self.silent.first().filter(|_| self.has_slow_room(false))?;
+            if at.max(self.next_slow) > now {
+                return None;
+            }
             self.silent.remove(&(at, ip));
             self.running_slow += 1;
+            self.next_slow = now + self.lanes.pace;
             (ip, Lane::Slow)
         };
         let ticket = Ticket(self.next_ticket);
@@ -189,19 +205,27 @@ impl Schedule {
         if self.running.len() - self.running_slow >= self.lanes.fast {
             return None;
         }
-        if let Some(ip) = Self::pop(&mut self.urgent, &self.targets, Waits::Urgent) {
+        self.newest_next = !self.newest_next;
+        if let Some(ip) = Self::pop(&mut self.urgent, &self.targets, Waits::Urgent, !self.newest_next) {
             return Some(ip);
         }
         if let Some(&(at, ip)) = self.due.first().filter(|(at, _)| *at <= now) {
             self.due.remove(&(at, ip));
             return Some(ip);
         }
-        Self::pop(&mut self.first, &self.targets, Waits::First)
+        Self::pop(&mut self.first, &self.targets, Waits::First, !self.newest_next)
     }
 
-    /// The first of `queue` that still waits in it.
-    fn pop(queue: &mut VecDeque<IpAddr>, targets: &HashMap<IpAddr, Target>, waits: Waits) -> Option<IpAddr> {
-        while let Some(ip) = queue.pop_front() {
+    /// The first or last of `queue` that still waits in it. Taken by turns: a
+    /// small group does not wait for a big one that was there before, nor for one
+    /// that came after.
+    fn pop(
+        queue: &mut VecDeque<IpAddr>,
+        targets: &HashMap<IpAddr, Target>,
+        waits: Waits,
+        newest: bool,
+    ) -> Option<IpAddr> {
+        while let Some(ip) = if newest { queue.pop_back() } else { queue.pop_front() } {
             if targets.get(&ip).is_some_and(|target| target.waits == waits) {
                 return Some(ip);
             }
@@ -212,7 +236,8 @@ impl Schedule {
     /// The patience with a check in the fast lane has ended: moves it to the slow
     /// lane. `false`: that is full, the check has to be ended as cut off.
     pub(super) fn slow_down(&mut self, ticket: Ticket) -> bool {
-        let room = self.has_slow_room();
+        let Some((ip, _)) = self.running.get(&ticket) else { return false };
+        let room = self.has_slow_room(self.targets.get(ip).is_some_and(|target| target.answered));
         match self.running.get_mut(&ticket) {
             Some((_, lane @ Lane::Fast)) if room => {
                 *lane = Lane::Slow;
@@ -233,14 +258,15 @@ impl Schedule {
             return;
         }
         let at = match ending {
-            // At least half an interval after the last one, so that the first
-            // check is not followed at once by the second.
+            // Some time after the last one, so that the first check is not
+            // followed at once by the second.
             Ending::Answered | Ending::Silent => {
-                next_moment(self.epoch, self.interval, target.phase, now + self.interval / 2)
+                next_moment(self.epoch, self.interval, target.phase, now + self.interval / 4)
             }
             Ending::CutOff => now,
         };
-        if ending == Ending::Answered {
+        target.answered = ending == Ending::Answered;
+        if target.answered {
             target.waits = Waits::Due(at);
             self.due.insert((at, ip));
         } else {
@@ -251,10 +277,11 @@ impl Schedule {
 
     /// When [`Self::start`] is to be called again, if nothing else happens.
     pub(super) fn next_wake(&self) -> Option<Instant> {
-        let fast =
-            (self.running.len() - self.running_slow < self.lanes.fast).then(|| self.due.first()).flatten();
-        let slow = self.has_slow_room().then(|| self.silent.first()).flatten();
-        fast.into_iter().chain(slow).map(|(at, _)| *at).min()
+        let has_fast_room = self.running.len() - self.running_slow < self.lanes.fast;
+        let fast = self.due.first().filter(|_| has_fast_room).map(|(at, _)| *at);
+        let slow = self.silent.first().filter(|_| self.has_slow_room(false));
+        let slow = slow.map(|(at, _)| self.next_slow.max(*at));
+        fast.into_iter().chain(slow).min()
     }
 
     /// How many checks are under way.
@@ -262,9 +289,11 @@ impl Schedule {
         self.running.len()
     }
 
-    /// Whether another check may run in the slow lane.
-    fn has_slow_room(&self) -> bool {
-        self.running_slow < self.lanes.slow
+    /// Whether another check may run in the slow lane, of an instance that
+    /// `answered` last time or of another.
+    fn has_slow_room(&self, answered: bool) -> bool {
+        let kept = if answered { 0 } else { self.lanes.slow / 4 };
+        self.running_slow < self.lanes.slow - kept
     }
 }
 
@@ -290,7 +319,10 @@ mod tests {
     /// A schedule of an interval of ten seconds, and the moment it begins.
     fn schedule(fast: usize, slow: usize) -> (Schedule, Instant) {
         let epoch = Instant::now();
-        (Schedule::new(Duration::from_secs(10), Lanes { fast, slow }, epoch, 12345), epoch)
+        (
+            Schedule::new(Duration::from_secs(10), Lanes { fast, slow, pace: Duration::ZERO }, epoch, 12345),
+            epoch,
+        )
     }
 
     #[test]
@@ -340,7 +372,7 @@ mod tests {
             let next = schedule.next_wake().unwrap();
             let gap = next - last;
             if round == 0 {
-                assert!(gap >= Duration::from_secs(5) && gap <= Duration::from_secs(15), "{gap:?}");
+                assert!(gap >= Duration::from_millis(2500) && gap <= Duration::from_millis(12500), "{gap:?}");
             } else {
                 assert_eq!(gap, Duration::from_secs(10));
             }
@@ -377,9 +409,9 @@ mod tests {
             now += patience;
             waited += patience;
         }
-        // A thousand in rounds of four, and not a thousand times the time limit.
-        assert!(waited <= patience * 251, "{waited:?}");
-        assert_eq!(schedule.running_slow, 8);
+        // By turns from both ends, so it does not even wait for the others' patience.
+        assert!(waited <= patience, "{waited:?}");
+        assert!(schedule.running_slow <= 6);
     }
 
     #[test]
@@ -395,8 +427,24 @@ mod tests {
             order.push(ip);
             schedule.end(ticket, Ending::Answered, now);
         }
-        assert_eq!(order[..3], [ip(7), ip(20), ip(0)]);
+        assert_eq!(order[..4], [ip(7), ip(20), ip(0), ip(9)]);
         assert_eq!(order.len(), 11);
+    }
+
+    #[test]
+    fn the_slow_lane_has_room_for_who_answered_last_time() {
+        let (mut schedule, now) = schedule(100, 8);
+        schedule.add(ip(100), false);
+        let (ticket, _, _) = schedule.start(now).unwrap();
+        schedule.end(ticket, Ending::Answered, now);
+        (0..20).for_each(|n| schedule.add(ip(n), false));
+        let tickets: Vec<_> = std::iter::from_fn(|| schedule.start(now)).collect();
+        let slow = tickets.iter().filter(|(ticket, _, _)| schedule.slow_down(*ticket)).count();
+        assert_eq!((tickets.len(), slow), (20, 6));
+        let next = schedule.next_wake().unwrap();
+        let (ticket, again, _) = schedule.start(next).unwrap();
+        assert_eq!(again, ip(100));
+        assert!(schedule.slow_down(ticket));
     }
 
     #[test]
@@ -412,6 +460,31 @@ mod tests {
         schedule.end(ticket, Ending::Answered, next);
         let next = schedule.next_wake().unwrap();
         assert_eq!(schedule.start(next).unwrap().2, Lane::Fast);
+    }
+
+    #[test]
+    fn the_slow_lane_is_not_entered_by_all_at_once() {
+        let epoch = Instant::now();
+        let pace = Duration::from_millis(10);
+        let lanes = Lanes { fast: 100, slow: 100, pace };
+        let mut schedule = Schedule::new(Duration::from_secs(10), lanes, epoch, 0);
+        (0..50).for_each(|n| schedule.add(ip(n), false));
+        while let Some((ticket, _, lane)) = schedule.start(epoch) {
+            assert_eq!(lane, Lane::Fast);
+            schedule.end(ticket, Ending::CutOff, epoch);
+            if schedule.silent.len() == 50 {
+                break;
+            }
+        }
+        let mut now = epoch;
+        for round in 0..50 {
+            assert_eq!(schedule.start(now).map(|started| started.2), Some(Lane::Slow), "{round}");
+            assert!(schedule.start(now).is_none());
+            if round < 49 {
+                assert_eq!(schedule.next_wake(), Some(now + pace));
+            }
+            now += pace;
+        }
     }
 
     #[test]

@@ -20,9 +20,10 @@ use crate::{
     tls::{RotatingTls, TlsError},
 };
 
-/// Checks at once in the fast lane. One at a time is enough for 50 instances a
-/// second; this many carry the first checks of a big group.
-const FAST_LANE: usize = 64;
+/// Checks at once in the fast lane. A few are enough for 50 instances a second;
+/// this many carry the first checks of a big group, and their handshakes take
+/// less CPU time than the patience with one check.
+const FAST_LANE: usize = 128;
 
 /// Checks at once in the slow lane, if the limit on open files allows.
 const SLOW_LANE: usize = 1024;
@@ -163,7 +164,7 @@ impl HealthService {
             port,
             interval,
             timeout,
-            lanes: lanes(),
+            lanes: lanes(timeout),
             tls: self.tls.clone(),
             tracker: self.tracker.clone(),
             on_change,
@@ -217,10 +218,12 @@ impl Drop for HealthService {
 
 /// How many checks may run at once, given the limit on open files, which is
 /// raised as far as it goes: every instance keeps a connection.
-fn lanes() -> Lanes {
+fn lanes(timeout: Duration) -> Lanes {
     let files = raise_file_limit();
     let left = usize::try_from(files.saturating_sub(OTHER_FILES)).unwrap_or(usize::MAX);
-    Lanes { fast: FAST_LANE, slow: (left / 4).clamp(16, SLOW_LANE) }
+    let slow = (left / 4).clamp(16, SLOW_LANE);
+    // Twice as fast as they end when all of them are silent, so the lane is full.
+    Lanes { fast: FAST_LANE, slow, pace: timeout / 2 / slow as u32 }
 }
 
 /// Lowers the priority of the calling thread: answering comes before checking.

@@ -1,0 +1,307 @@
+//! Instances that answer health checks: real TLS servers on loopback, thousands
+//! of addresses on one socket, and the certificates that go with them.
+
+use std::{
+    collections::HashMap,
+    fs, io,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use dns_user::{
+    config::{HealthConfig, TlsFiles},
+    health::HEALTH_NAME,
+    tls::RotatingTls,
+};
+use http_body_util::Full;
+use hyper::{Response, StatusCode, body::Bytes, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+
+//----------- Certificates ---------------------------------------------------
+
+/// A CA.
+pub struct Authority {
+    /// What signs.
+    issuer: Issuer<'static, KeyPair>,
+    /// Its own certificate, PEM.
+    pub certificate: String,
+}
+
+/// A certificate and its key, PEM.
+#[derive(Clone)]
+pub struct Identity {
+    /// The certificate.
+    pub certificate: String,
+    /// The key.
+    pub key: String,
+}
+
+impl Authority {
+    /// A new CA.
+    pub fn new(name: &str) -> Result<Self> {
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let certificate = params.self_signed(&key)?.pem();
+        Ok(Self { issuer: Issuer::new(params, key), certificate })
+    }
+
+    /// A certificate for both ends, issued to a common name alone, as directors do.
+    pub fn issue(&self, common_name: &str) -> Result<Identity> {
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, common_name);
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let certificate = params.signed_by(&key, &self.issuer)?.pem();
+        Ok(Identity { certificate, key: key.serialize_pem() })
+    }
+}
+
+/// Writes the three files of one end into `folder`, each by rename, and says where.
+pub fn write_files(folder: &Path, identity: &Identity, authorities: &str) -> Result<TlsFiles> {
+    let write = |name: &str, text: &str| -> io::Result<_> {
+        let (path, new) = (folder.join(name), folder.join(format!("{name}.new")));
+        fs::write(&new, text)?;
+        fs::rename(&new, &path)?;
+        Ok(path)
+    };
+    Ok(TlsFiles {
+        certificate: write("certificate.pem", &identity.certificate)?,
+        private_key: write("key.pem", &identity.key)?,
+        ca: write("ca.pem", authorities)?,
+    })
+}
+
+/// Settings of a client that checks the instances of a [`Fleet`].
+pub fn config(fleet: &Fleet, tls: TlsFiles, check_interval: Duration) -> HealthConfig {
+    HealthConfig {
+        enabled: true,
+        port: fleet.port,
+        tls: Some(tls),
+        check_interval,
+        max_tracked_queries: 2000,
+        synchronous_check_timeout: Duration::from_secs(1),
+        tracked_query_ttl: None,
+    }
+}
+
+//----------- Fleet ----------------------------------------------------------
+
+/// What an instance does when it is asked.
+#[derive(Clone, Debug)]
+pub enum Says {
+    /// Status 200 with this body.
+    Body(String),
+    /// Takes the connection and never says a word.
+    Nothing,
+}
+
+impl Says {
+    /// `{"state": state}`.
+    pub fn state(state: &str) -> Self {
+        Self::Body(format!(r#"{{"state":"{state}"}}"#))
+    }
+}
+
+/// A check that an instance has seen.
+#[derive(Clone, Copy, Debug)]
+pub struct Hit {
+    /// Which.
+    pub ip: IpAddr,
+    /// When.
+    pub at: Instant,
+}
+
+/// All instances in 127.0.0.0/8, on one socket that only loopback reaches.
+pub struct Fleet {
+    /// Their port.
+    pub port: u16,
+    /// What they share with the tasks that serve them.
+    shared: Arc<Shared>,
+    /// Serves them; ends when dropped.
+    _runtime: tokio::runtime::Runtime,
+}
+
+/// What the tasks share.
+struct Shared {
+    /// Certificates of all instances.
+    tls: Arc<RotatingTls>,
+    /// What the instances say, and what has been seen.
+    state: Mutex<State>,
+}
+
+/// What the instances say, and what has been seen.
+#[derive(Default)]
+struct State {
+    /// What each says; the others are running.
+    says: HashMap<IpAddr, Says>,
+    /// Requests.
+    hits: Vec<Hit>,
+    /// TCP connections.
+    connections: usize,
+    /// Handshakes that failed.
+    failed_handshakes: usize,
+    /// How many requests of each instance are being answered.
+    in_flight: HashMap<IpAddr, usize>,
+    /// Whether an instance was ever asked twice at once.
+    overlapped: bool,
+}
+
+impl Fleet {
+    /// Starts the instances with certificates from `tls`.
+    ///
+    /// # Errors
+    ///
+    /// Where the socket cannot be bound to the loopback interface.
+    pub fn start(tls: &TlsFiles) -> Result<Self> {
+        let tls = RotatingTls::load("test", HEALTH_NAME, tls)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("fleet")
+            .enable_all()
+            .build()?;
+        let listener = {
+            let _inside = runtime.enter();
+            let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
+            socket.bind_device(Some(b"lo"))?;
+            socket.set_nonblocking(true)?;
+            socket.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)).into())?;
+            socket.listen(4096)?;
+            TcpListener::from_std(socket.into())?
+        };
+        let port = listener.local_addr()?.port();
+        let shared = Arc::new(Shared { tls: tls.clone(), state: Mutex::default() });
+        runtime.spawn(tls.watch(|_| {}));
+        runtime.spawn(accept(listener, shared.clone()));
+        Ok(Self { port, shared, _runtime: runtime })
+    }
+
+    /// What an instance says from now on.
+    pub fn says(&self, ip: IpAddr, says: Says) {
+        self.state().says.insert(ip, says);
+    }
+
+    /// Certificates of the instances.
+    pub fn tls(&self) -> &RotatingTls {
+        &self.shared.tls
+    }
+
+    /// All requests so far, in order.
+    pub fn hits(&self) -> Vec<Hit> {
+        self.state().hits.clone()
+    }
+
+    /// How many TCP connections there have been.
+    pub fn connections(&self) -> usize {
+        self.state().connections
+    }
+
+    /// How many handshakes failed.
+    pub fn failed_handshakes(&self) -> usize {
+        self.state().failed_handshakes
+    }
+
+    /// Whether an instance was ever asked again before it had answered.
+    pub fn overlapped(&self) -> bool {
+        self.state().overlapped
+    }
+
+    /// The state.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.state()
+    }
+}
+
+impl Shared {
+    /// The state.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes connections until the runtime ends.
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                shared.state().connections += 1;
+                tokio::spawn(serve(stream, shared.clone()));
+            }
+            // Out of files: some will be closed soon.
+            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    }
+}
+
+/// Serves one connection as the instance that it was made to.
+async fn serve(stream: TcpStream, shared: Arc<Shared>) -> Option<()> {
+    let ip = stream.local_addr().ok()?.ip();
+    if matches!(shared.state().says.get(&ip), Some(Says::Nothing)) {
+        // Until the client gives up.
+        let mut byte = [0];
+        while stream.readable().await.is_ok() {
+            match stream.try_read(&mut byte) {
+                Ok(0) => return None,
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => return None,
+            }
+        }
+        return None;
+    }
+    let _ = stream.set_nodelay(true);
+    let Ok(stream) = TlsAcceptor::from(shared.tls.server_config()).accept(stream).await else {
+        shared.state().failed_handshakes += 1;
+        return None;
+    };
+    let service = service_fn(|_| {
+        let shared = shared.clone();
+        async move {
+            let says = shared.begin(ip);
+            tokio::task::yield_now().await;
+            let response = match says {
+                Says::Body(body) => Response::new(Full::new(Bytes::from(body))),
+                Says::Nothing => {
+                    let mut response = Response::new(Full::default());
+                    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+                    response
+                }
+            };
+            shared.end(ip);
+            Ok::<_, std::convert::Infallible>(response)
+        }
+    });
+    http1::Builder::new().serve_connection(TokioIo::new(stream), service).await.ok()
+}
+
+impl Shared {
+    /// An instance begins to answer a request.
+    fn begin(&self, ip: IpAddr) -> Says {
+        let mut state = self.state();
+        state.hits.push(Hit { ip, at: Instant::now() });
+        let in_flight = state.in_flight.entry(ip).or_default();
+        *in_flight += 1;
+        if *in_flight > 1 {
+            state.overlapped = true;
+        }
+        state.says.get(&ip).cloned().unwrap_or_else(|| Says::state("running"))
+    }
+
+    /// An instance has answered.
+    fn end(&self, ip: IpAddr) {
+        *self.state().in_flight.entry(ip).or_default() -= 1;
+    }
+}
+
+/// Address number `n` of a fleet, from 127.40.0.1 on.
+pub fn instance(n: u32) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::from_bits(Ipv4Addr::new(127, 40, 0, 1).to_bits() + n))
+}

@@ -1,0 +1,255 @@
+//! Health checks against real TLS servers on loopback.
+
+use std::{
+    net::IpAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use dns_user::{
+    config::TlsFiles,
+    health::{HEALTH_NAME, HealthService, NoMarks},
+    name::Name,
+    resolve::{Checks, Health, HealthState, Outcome, Resolution},
+};
+use tempfile::TempDir;
+use whole_system_tests::{
+    health::{Authority, Fleet, Says, config, instance, write_files},
+    process::wait_until,
+};
+
+/// Longer than anything here takes on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Certificates of one CA for both ends.
+struct Pki {
+    /// The CA.
+    authority: Authority,
+    /// Folders of server and client.
+    folders: [TempDir; 2],
+    /// Their files.
+    files: [TlsFiles; 2],
+}
+
+/// A new CA with certificates for both ends.
+fn pki() -> Pki {
+    let authority = Authority::new("ca").unwrap();
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let files = folders.each_ref().map(|folder| {
+        let identity = authority.issue(HEALTH_NAME).unwrap();
+        write_files(folder.path(), &identity, &authority.certificate).unwrap()
+    });
+    Pki { authority, folders, files }
+}
+
+/// What a name of these instances resolves to, as far as the tracker looks.
+fn needs(instances: impl IntoIterator<Item = IpAddr>, synchronous: bool) -> Resolution {
+    Resolution {
+        outcome: Outcome::Found,
+        v4: Vec::new(),
+        v6: Vec::new(),
+        checks: Checks { instances: instances.into_iter().collect(), tracked: true, synchronous },
+    }
+}
+
+/// A name.
+fn name(text: &str) -> Name {
+    Name::from_text(text).unwrap()
+}
+
+/// Waits for `ready`.
+fn until(what: &str, ready: impl FnMut() -> bool) {
+    wait_until(what, LIMIT, ready).unwrap();
+}
+
+#[test]
+fn checks_of_a_thousand_instances_are_spread_one_at_a_time_over_kept_connections() {
+    const COUNT: u32 = 1000;
+    let interval = Duration::from_secs(4);
+    let pki = pki();
+    let fleet = Fleet::start(&pki.files[0]).unwrap();
+    let service = HealthService::new(&config(&fleet, pki.files[1].clone(), interval), LIMIT).unwrap();
+    service.start(Arc::new(|_| {}), Arc::new(NoMarks)).unwrap();
+    service.tracker().asked(&name("all"), &needs((0..COUNT).map(instance), false));
+    until("first checks", || service.states().counts()[0] == COUNT as usize);
+    // Every instance has found its place in the interval one and a half
+    // intervals after its first check.
+    let from = Instant::now() + interval * 3 / 2;
+    let to = from + interval;
+    std::thread::sleep(to + Duration::from_millis(500) - Instant::now());
+    let hits: Vec<_> =
+        fleet.hits().into_iter().map(|hit| hit.at).filter(|at| (from..to).contains(at)).collect();
+    let window = interval / 20;
+    let burst = (0..hits.len())
+        .map(|first| hits[first..].iter().take_while(|at| **at < hits[first] + window).count())
+        .max()
+        .unwrap();
+    println!("{} checks in an interval, at most {burst} within a twentieth", hits.len());
+    assert!(burst <= COUNT as usize / 10, "{burst} checks within a twentieth of the interval");
+    assert!((950..=1050).contains(&hits.len()), "{} checks in an interval", hits.len());
+    assert!(!fleet.overlapped());
+    assert_eq!(fleet.connections(), COUNT as usize, "connections are kept");
+}
+
+#[test]
+fn every_change_is_told_at_once_and_only_then() {
+    let pki = pki();
+    let fleet = Fleet::start(&pki.files[0]).unwrap();
+    let service =
+        HealthService::new(&config(&fleet, pki.files[1].clone(), Duration::from_millis(100)), LIMIT).unwrap();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let (states, tracker) = (service.states(), service.tracker());
+    let on_change = {
+        let (told, states) = (told.clone(), states.clone());
+        // What is told is known already.
+        move |ips: &[IpAddr]| {
+            told.lock().unwrap().extend(ips.iter().map(|ip| (*ip, states.state(*ip, None))));
+        }
+    };
+    service.start(Arc::new(on_change), Arc::new(NoMarks)).unwrap();
+    let (one, two) = (instance(0), instance(1));
+    fleet.says(two, Says::Body(r#"{"state":"running","group_state":{"7":"failing"}}"#.to_owned()));
+    tracker.asked(&name("both"), &needs([one, two], false));
+    until("first checks", || told.lock().unwrap().len() == 2);
+    assert_eq!(states.state(two, Some("7")), HealthState::Failing);
+
+    let before = fleet.hits().len();
+    until("more checks", || fleet.hits().len() > before + 6);
+    assert_eq!(told.lock().unwrap().len(), 2, "nothing has changed");
+
+    fleet.says(one, Says::state("failing"));
+    until("the change", || told.lock().unwrap().len() == 3);
+    assert_eq!(told.lock().unwrap()[2], (one, HealthState::Failing));
+
+    fleet.says(one, Says::Body("nonsense".to_owned()));
+    until("the change", || told.lock().unwrap().len() == 4);
+    assert_eq!(told.lock().unwrap()[3], (one, HealthState::Unknown));
+    service.stop();
+    let after = fleet.hits().len();
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(fleet.hits().len(), after, "no checks after the end");
+}
+
+#[test]
+fn an_instance_that_nobody_needs_is_asked_no_more() {
+    let pki = pki();
+    let fleet = Fleet::start(&pki.files[0]).unwrap();
+    let mut settings = config(&fleet, pki.files[1].clone(), Duration::from_millis(50));
+    settings.max_tracked_queries = 1;
+    let service = HealthService::new(&settings, LIMIT).unwrap();
+    service.start(Arc::new(|_| {}), Arc::new(NoMarks)).unwrap();
+    let (states, tracker) = (service.states(), service.tracker());
+    tracker.asked(&name("a"), &needs([instance(0)], false));
+    until("the first check", || states.is_checked(instance(0)));
+    tracker.asked(&name("b"), &needs([instance(1)], false));
+    assert!(!states.is_checked(instance(0)));
+    until("the first check", || states.is_checked(instance(1)));
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(!states.is_checked(instance(0)));
+    let hits = |ip| fleet.hits().iter().filter(|hit| hit.ip == ip).count();
+    let (before, other) = (hits(instance(0)), hits(instance(1)));
+    until("more checks", || hits(instance(1)) > other + 3);
+    assert_eq!(hits(instance(0)), before);
+    // And asked again, it is checked at once.
+    tracker.asked(&name("a"), &needs([instance(0)], false));
+    until("the first check", || states.is_checked(instance(0)));
+}
+
+#[test]
+fn certificates_rotate_in_three_steps_and_no_check_is_lost() {
+    const COUNT: u32 = 200;
+    let pki = pki();
+    let fleet = Fleet::start(&pki.files[0]).unwrap();
+    let interval = Duration::from_millis(500);
+    let service = HealthService::new(&config(&fleet, pki.files[1].clone(), interval), LIMIT).unwrap();
+    let lost = Arc::new(AtomicUsize::new(0));
+    let on_change = {
+        let (lost, states) = (lost.clone(), service.states());
+        move |ips: &[IpAddr]| {
+            let bad = ips.iter().filter(|ip| states.state(**ip, None) != HealthState::Running).count();
+            lost.fetch_add(bad, Ordering::Relaxed);
+        }
+    };
+    service.start(Arc::new(on_change), Arc::new(NoMarks)).unwrap();
+    service.tracker().asked(&name("all"), &needs((0..COUNT).map(instance), false));
+    until("first checks", || service.states().counts()[0] == COUNT as usize);
+
+    let new = Authority::new("ca").unwrap();
+    let old_pairs = [0, 1].map(|end| whole_system_tests::health::Identity {
+        certificate: std::fs::read_to_string(&pki.files[end].certificate).unwrap(),
+        key: std::fs::read_to_string(&pki.files[end].private_key).unwrap(),
+    });
+    let new_pairs = [new.issue(HEALTH_NAME).unwrap(), new.issue(HEALTH_NAME).unwrap()];
+    let both = format!("{}{}", pki.authority.certificate, new.certificate);
+    let steps = [(&old_pairs, &both), (&new_pairs, &both), (&new_pairs, &new.certificate)];
+    for (step, (pairs, authorities)) in steps.into_iter().enumerate() {
+        // The machines are never in step with one another.
+        for end in if step % 2 == 0 { [0, 1] } else { [1, 0] } {
+            let (before, connections) =
+                ([fleet.tls().current().generation, service.tls().current().generation], fleet.connections());
+            write_files(pki.folders[end].path(), &pairs[end], authorities).unwrap();
+            let generation = || [fleet.tls().current().generation, service.tls().current().generation][end];
+            // The files come one by one: what does not fit yet is tried again.
+            until("the new files", || {
+                let (tls, done) = if end == 0 { (fleet.tls(), 0) } else { (&**service.tls(), 1) };
+                let material = tls.current();
+                generation() > before[done]
+                    && tls.last_error().is_none()
+                    && material.authorities.len() == authorities.matches("BEGIN").count()
+            });
+            // The client makes new connections with its new certificates; each
+            // instance is checked at least once in between.
+            let hits = fleet.hits().len();
+            until("checks", || fleet.hits().len() >= hits + 2 * COUNT as usize);
+            if end == 1 {
+                assert!(fleet.connections() >= connections + COUNT as usize, "new connections");
+            }
+        }
+    }
+    assert_eq!(lost.load(Ordering::Relaxed), 0);
+    assert_eq!(fleet.failed_handshakes(), 0);
+    assert_eq!(service.states().counts(), [COUNT as usize, 0, 0, 0]);
+    assert_eq!(service.tls().current().authorities.len(), 1);
+}
+
+#[test]
+fn silent_instances_do_not_delay_the_others() {
+    const SILENT: u32 = 3000;
+    const LIVE: u32 = 50;
+    let pki = pki();
+    let fleet = Fleet::start(&pki.files[0]).unwrap();
+    (0..SILENT).for_each(|n| fleet.says(instance(n), Says::Nothing));
+    let interval = Duration::from_secs(2);
+    let timeout = Duration::from_secs(2);
+    let service = HealthService::new(&config(&fleet, pki.files[1].clone(), interval), timeout).unwrap();
+    service.start(Arc::new(|_| {}), Arc::new(NoMarks)).unwrap();
+    let (states, tracker) = (service.states(), service.tracker());
+    tracker.asked(&name("silent"), &needs((0..SILENT).map(instance), false));
+    // Behind three thousand that never answer.
+    let live = || (SILENT..SILENT + LIVE).map(instance);
+    let asked = Instant::now();
+    tracker.asked(&name("live"), &needs(live(), false));
+    until("the live ones", || live().all(|ip| states.state(ip, None) == HealthState::Running));
+    let alone = timeout * SILENT / 64;
+    println!("first checks of live instances behind {SILENT} silent ones: {:?}", asked.elapsed());
+    assert!(asked.elapsed() < alone / 3, "{:?}; one after another it would be {alone:?}", asked.elapsed());
+    // y1 goes before all others.
+    let first = instance(SILENT + LIVE);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(tracker.first_checks(&name("y1"), &needs([first], true)));
+    assert_eq!(states.state(first, None), HealthState::Running);
+    // And the live ones go on being checked in every interval.
+    std::thread::sleep(interval * 2);
+    let from = Instant::now();
+    std::thread::sleep(interval * 3);
+    let hits = fleet.hits();
+    for ip in live() {
+        let count = hits.iter().filter(|hit| hit.ip == ip && hit.at >= from).count();
+        assert!((1..=4).contains(&count), "{ip}: {count} checks in three intervals");
+    }
+    assert!(!fleet.overlapped());
+    until("the silent ones", || states.counts()[2] == SILENT as usize);
+}
