@@ -4,6 +4,7 @@
 //! Go's `flag` package; [`arguments`] makes such a call into `run --config FILE`.
 
 mod check;
+mod health;
 mod operate;
 
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
@@ -32,6 +33,8 @@ enum Command {
     Run(ConfigFile),
     /// Check configuration, records, aliases and handlers, and print what would be served
     Check(check::Check),
+    /// Answer the health checks of other machines (a process and port of its own) until SIGTERM
+    Health(health::HealthServer),
     /// Those that talk to a running server, or need none.
     #[command(flatten)]
     Operate(Box<operate::Operate>),
@@ -67,6 +70,7 @@ pub fn main(arguments_given: impl IntoIterator<Item = OsString>) -> ExitCode {
     match cli.command {
         Command::Run(ConfigFile { config }) => daemon::run(&config, daemon::RunOptions::default()),
         Command::Check(check) => check.run(),
+        Command::Health(health) => health.run(),
         Command::Operate(operate) => operate.run(Cli::command()),
     }
 }

@@ -1,0 +1,26 @@
+//! `health`: the health server, a process of its own.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::Args;
+
+use crate::{health::server, ops::logs::LogFormat};
+
+/// Which configuration, and how to log.
+#[derive(Debug, Args)]
+pub(super) struct HealthServer {
+    /// The health server's own configuration file (health_server_config.json of bosh-dns)
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// How log lines look
+    #[arg(long, value_enum, default_value_t)]
+    log_format: LogFormat,
+}
+
+impl HealthServer {
+    /// Serves until SIGTERM.
+    pub(super) fn run(self) -> ExitCode {
+        let Self { config, log_format } = self;
+        server::run(&config, log_format)
+    }
+}
