@@ -1,5 +1,7 @@
 //! Health checks against real TLS servers on loopback.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot set up its world has failed")]
+
 use std::{
     net::IpAddr,
     sync::{
