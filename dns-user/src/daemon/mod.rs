@@ -1,5 +1,6 @@
 //! The running server: joins the rooms in order, keeps up with files, ends in order.
 //!
+//! * `backend`: what the API asks.
 //! * `serve`: start, the loop, signals, the end.
 //! * `files`, `records`, `sources`, `watch`: what is on disk becomes what is served.
 //! * `listeners`: the sockets, as the addresses files come and go.
@@ -7,6 +8,7 @@
 //! * `failures`: what becomes of panics.
 //! * [`status`]: what all of them report.
 
+mod backend;
 pub mod check;
 mod failures;
 mod files;

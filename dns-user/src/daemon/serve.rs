@@ -10,12 +10,14 @@ use std::{
 
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
+    sync::{mpsc, oneshot},
     time,
 };
 use tracing::{error, info, warn};
 
 use super::{
     DaemonError,
+    backend::{self, Backend, Views},
     failures::{Failure, Failures},
     files::{Changes, Files, First},
     listeners::{self, Listeners},
@@ -28,6 +30,7 @@ use super::{
 use crate::{
     config::{Config, Loaded},
     ops::{
+        api::Reloaded,
         journal::{Journal, Kind},
         logs::Logs,
         metrics::{Metrics, WholeMetrics, http::MetricsServer, labels},
@@ -80,6 +83,8 @@ struct Daemon<'a> {
     listeners: Listeners,
     /// What the server asks itself.
     upcheck: Upcheck,
+    /// Reloads that the API's clients ask for.
+    reload_orders: mpsc::Receiver<oneshot::Sender<Reloaded>>,
 }
 
 impl<'a> Daemon<'a> {
@@ -119,6 +124,22 @@ impl<'a> Daemon<'a> {
         board.change(|state| state.listen.clone_from(&listen));
         info!("up: serving on {}", listed(&listen));
         expose(&config, &metrics, &board, logs, failures).await;
+        let (reloads, reload_orders) = mpsc::channel(4);
+        if let Some(api) = &config.api {
+            let backend = Backend {
+                board: board.clone(),
+                logs: logs.clone(),
+                metrics: metrics.clone(),
+                local: local.clone(),
+                health: Arc::new(AllRunning),
+                checks: None,
+                jobs_dir: config.jobs_dir.clone(),
+                certificates: Vec::new(),
+                reloads,
+                views: Views::default(),
+            };
+            backend::open(api, backend, failures).await;
+        }
         Ok(Self {
             path,
             config: Arc::new(config),
@@ -130,6 +151,7 @@ impl<'a> Daemon<'a> {
             router,
             listeners,
             upcheck,
+            reload_orders,
         })
     }
 
@@ -146,7 +168,12 @@ impl<'a> Daemon<'a> {
                         info!("{name}: ending");
                         return Ok(());
                     }
-                    Asked::Reload => self.reload().await,
+                    Asked::Reload => self.reload("SIGHUP").await,
+                },
+                Some(done) = self.reload_orders.recv() => {
+                    self.reload("API").await;
+                    // Whoever asked may have gone away.
+                    let _ = done.send(self.board.reloaded());
                 },
                 failure = failures.next() => return Err(failure.into()),
                 _ = asking.tick() => {
@@ -197,9 +224,9 @@ impl<'a> Daemon<'a> {
         self.board.change(|state| state.listen = served);
     }
 
-    /// SIGHUP: reads everything again, the configuration too.
-    async fn reload(&mut self) {
-        info!("SIGHUP: reading everything again");
+    /// Reads everything again, the configuration too.
+    async fn reload(&mut self, asked_by: &str) {
+        info!("{asked_by}: reading everything again");
         match Config::load(self.path) {
             Ok(loaded) => self.reconfigure(loaded),
             Err(problem) => {
@@ -208,7 +235,7 @@ impl<'a> Daemon<'a> {
             }
         }
         self.look(true).await;
-        info!("SIGHUP: done");
+        info!("{asked_by}: done");
     }
 
     /// Puts to use what of a new configuration can change while the server runs.

@@ -11,7 +11,10 @@ use std::{
 
 use serde::Serialize;
 
-use crate::ops::journal::{Journal, Kind};
+use crate::ops::{
+    api::Reloaded,
+    journal::{Journal, Kind},
+};
 
 /// Most warnings that are kept of one kind of file.
 const MOST_WARNINGS: usize = 100;
@@ -80,6 +83,22 @@ impl Board {
     /// Whether any contents of this kind are in use.
     pub fn is_in_use(&self, kind: Kind) -> bool {
         self.lock().files.get(kind.label()).is_some_and(|state| state.in_use)
+    }
+
+    /// What is in use of every kind of files and what is not, for whoever asked for a reload.
+    pub(super) fn reloaded(&self) -> Reloaded {
+        let mut reloaded = Reloaded::default();
+        let last = self.journal.reloads();
+        for (kind, state) in &self.lock().files {
+            match &state.error {
+                Some(error) => reloaded.failed.push(format!("{kind}: {error}")),
+                None => {
+                    let detail = last.get(*kind).map_or("", |event| event.detail.as_str());
+                    reloaded.done.push(format!("{kind}: {} file(s), {detail}", state.files.len()));
+                }
+            }
+        }
+        reloaded
     }
 
     /// Changes something.

@@ -1,6 +1,7 @@
 //! Health checks as one thing that the daemon starts and stops.
 
 use std::{
+    net::{IpAddr, SocketAddr},
     sync::{Arc, Mutex, PoisonError},
     thread::JoinHandle,
     time::Duration,
@@ -10,8 +11,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{
     HEALTH_NAME, HealthMetrics, HealthStates, Marks, OnChange, Tracker,
+    check::check,
     limits::raise_file_limit,
     schedule::Lanes,
+    states::InstanceHealth,
     tracker::{Limits, Order},
     watcher::Watcher,
 };
@@ -192,6 +195,20 @@ impl HealthService {
             .map_err(HealthError::Thread)?;
         *watch = Watch::Running { stop, thread };
         Ok(())
+    }
+
+    /// Asks one instance now, beside the watcher; nothing is remembered. No
+    /// usable answer: unknown.
+    pub async fn ask_once(&self, ip: IpAddr) -> InstanceHealth {
+        let address = SocketAddr::new(ip, self.settings.port);
+        let (tls, limit) = (self.tls.current(), self.settings.timeout);
+        // A check wants a thread of its own kind of tasks.
+        let asked = tokio::task::spawn_blocking(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+            let asking = async { tokio::time::timeout(limit, check(address, &tls, None)).await };
+            tokio::task::LocalSet::new().block_on(&runtime, asking).ok()?.0.ok()
+        });
+        asked.await.ok().flatten().unwrap_or_else(InstanceHealth::unknown)
     }
 
     /// Ends the watcher's thread and waits for it. What is known stays.

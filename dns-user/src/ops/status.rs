@@ -67,8 +67,6 @@ pub struct RecordsStatus {
     pub instances: usize,
     /// Domains.
     pub domains: Vec<String>,
-    /// Names that are published.
-    pub names: usize,
     /// Aliases, of files and records.
     pub aliases: usize,
 }

@@ -52,7 +52,7 @@ impl ApiBackend for One {
         serde_json::from_value(json!({
             "version": "1", "commit": "c", "pid": 1, "ready": true, "checks": [], "started": 0.0,
             "uptime_seconds": 0.0, "listen": [], "replies": {"fast": 0, "userspace": 0, "internal": 0, "external": 0},
-            "records": {"file": null, "version": 7, "age_seconds": null, "instances": 1, "domains": [], "names": 0, "aliases": 0},
+            "records": {"file": null, "version": 7, "age_seconds": null, "instances": 1, "domains": [], "aliases": 0},
             "fast_path": null, "fast_path_off": null, "files": null, "recursors": [], "cache": null, "health": null, "certificates": [],
             "last_reload": {}, "last_failure": {}, "problems": [],
             "logging": {"level": "INFO", "tags": {}, "requests_per_second": 1, "lost": 0}
