@@ -2,7 +2,7 @@
 //!
 //! The arena is an mmap-able BPF array of [`CHUNK_SIZE`]-byte chunks, handed
 //! out in cells of [`CELL_SIZE`] bytes. An entry is a run of cells inside one
-//! chunk:
+//! chunk that begins at [`MAX_ENTRY_OFFSET`] or before:
 //!
 //! ```text
 //! EntryHeader | name, zero-padded to 8 | IPv4 addresses, padded to 8 | IPv6 addresses
@@ -33,6 +33,11 @@ pub const MAX_V6: usize = 256;
 /// Most bytes that an entry takes up.
 pub const MAX_ENTRY_SIZE: usize =
     (size_of::<EntryHeader>() + (MAX_NAME_LEN + 1) + MAX_V4 * 4 + MAX_V6 * 16).next_multiple_of(CELL_SIZE);
+
+/// Furthest place of an entry in its chunk: behind it the longest entry fits,
+/// whatever the length of this one, so that one comparison satisfies the
+/// verifier for the whole entry.
+pub const MAX_ENTRY_OFFSET: usize = CHUNK_SIZE - MAX_ENTRY_SIZE;
 
 /// Place of an entry in the arena, as stored in the `NAMES` map: chunk number
 /// in the upper 32 bits, byte offset inside the chunk (a multiple of

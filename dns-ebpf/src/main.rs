@@ -1,15 +1,55 @@
-//! The BPF programs of `bosh-dns-xdp`.
+//! The BPF programs of `bosh-dns-xdp`: they answer queries for published names
+//! where the packet comes in, and let everything else go up the stack untouched.
+//!
+//! One packet core serves both hooks ([`hook::Hook`]), in small steps:
+//! [`filter`] (is it a datagram to one of our addresses?), [`question`] (is it
+//! a plain query, and for which name?), [`lookup`] (the entry of that name),
+//! [`reply`] (what fits, growing the packet, writing the reply).
 #![no_std]
 #![no_main]
+#![feature(asm_experimental_arch)]
 
-use aya_ebpf::{bindings::xdp_action, macros::xdp, programs::XdpContext};
+mod bytes;
+mod checksum;
+mod core_path;
+mod filter;
+mod hook;
+mod lookup;
+mod maps;
+mod question;
+mod reply;
+mod shuffle;
+mod tc;
+mod xdp;
 
-/// Lets every packet go up the stack.
+use aya_ebpf::{
+    bindings::xdp_action,
+    macros::{classifier, xdp},
+    programs::{TcContext, XdpContext},
+};
+
+/// Answers at the XDP hook, native and generic.
 #[xdp]
-pub fn dns_xdp(_ctx: XdpContext) -> u32 {
+pub fn dns_xdp(context: XdpContext) -> u32 {
+    let hook = xdp::Xdp::new(context);
+    if core_path::answer(&hook) { xdp_action::XDP_TX } else { xdp_action::XDP_PASS }
+}
+
+/// Answers at the ingress of tc (tcx and clsact).
+#[classifier]
+pub fn dns_tc(context: TcContext) -> i32 {
+    let hook = tc::Tc::new(context);
+    if core_path::answer(&hook) { hook.redirect() } else { tc::TC_ACT_UNSPEC }
+}
+
+/// Lets every packet go up the stack: for the client's end of a veth pair,
+/// where native `XDP_TX` needs NAPI on the peer.
+#[xdp]
+pub fn dns_pass(_context: XdpContext) -> u32 {
     xdp_action::XDP_PASS
 }
 
+/// Nothing here can panic; the compiler wants a handler all the same.
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
     loop {}

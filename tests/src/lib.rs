@@ -7,6 +7,7 @@ pub mod health;
 pub mod interrupt;
 pub mod namespace;
 pub mod process;
+pub mod program;
 pub mod requirements;
 pub mod server;
 pub mod shared;

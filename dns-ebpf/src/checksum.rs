@@ -1,0 +1,106 @@
+//! The internet checksum (RFC 1071).
+
+use crate::{
+    bytes::{load, opaque},
+    hook::Span,
+};
+
+/// A one's complement sum in the making. Order in memory is kept, so nothing
+/// has to be swapped (RFC 1071, section 2B).
+#[derive(Clone, Copy)]
+pub struct Sum(u64);
+
+impl Sum {
+    /// Of nothing.
+    #[inline(always)]
+    pub fn new() -> Self {
+        Self(0)
+    }
+
+    /// Adds eight bytes. The sum has room for 2^31 such additions.
+    #[inline(always)]
+    pub fn add(&mut self, word: u64) {
+        self.0 += (word & 0xffff_ffff) + (word >> 32);
+    }
+
+    /// Of two words, each added `times`, at most 2^16.
+    #[inline(always)]
+    pub fn repeated(first: u64, second: u64, times: usize) -> Self {
+        let mut once = Self(0);
+        once.add(first);
+        once.add(second);
+        Self(once.0 * times as u64)
+    }
+
+    /// Adds four bytes.
+    #[inline(always)]
+    pub fn add_half(&mut self, half: u32) {
+        self.0 += half as u64;
+    }
+
+    /// Adds the sum of bytes that began at an even or odd place.
+    #[inline(always)]
+    pub fn add_sum(&mut self, other: Sum, odd: bool) {
+        let folded = other.fold();
+        self.0 += if odd { folded.swap_bytes() } else { folded } as u64;
+    }
+
+    /// The sum in 16 bits.
+    #[inline(always)]
+    pub fn fold(self) -> u16 {
+        let mut sum = (self.0 & 0xffff_ffff) + (self.0 >> 32);
+        sum = (sum & 0xffff) + (sum >> 16);
+        sum = (sum & 0xffff) + (sum >> 16);
+        sum = (sum & 0xffff) + (sum >> 16);
+        sum as u16
+    }
+
+    /// The checksum as it is stored.
+    #[inline(always)]
+    pub fn finish(self) -> u16 {
+        !self.fold()
+    }
+}
+
+/// Sum of the first `len` bytes of `span`, at most `WORDS` times eight.
+#[inline(always)]
+pub fn sum_bytes<const WORDS: usize>(span: Span, len: usize) -> Option<Sum> {
+    let Span { start, end } = span;
+    let mut sum = Sum::new();
+    let full = len >> 3;
+    let mut index = 0;
+    while index < WORDS {
+        let at = start + index * 8;
+        if index >= full || at + 8 > end {
+            break;
+        }
+        // SAFETY: just compared with the end.
+        sum.add(unsafe { load(at) });
+        index = opaque(index + 1);
+    }
+    let mut at = start + opaque(len & 0x1ff8);
+    if len & 4 != 0 {
+        if at + 4 > end {
+            return None;
+        }
+        // SAFETY: just compared with the end.
+        sum.add(unsafe { load::<u32>(at) } as u64);
+        at += 4;
+    }
+    if len & 2 != 0 {
+        if at + 2 > end {
+            return None;
+        }
+        // SAFETY: just compared with the end.
+        sum.add(unsafe { load::<u16>(at) } as u64);
+        at += 2;
+    }
+    if len & 1 != 0 {
+        if at + 1 > end {
+            return None;
+        }
+        // SAFETY: just compared with the end.
+        sum.add(unsafe { load::<u8>(at) } as u64);
+    }
+    Some(sum)
+}

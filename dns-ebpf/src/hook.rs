@@ -1,0 +1,57 @@
+//! What the packet core needs of the hook that it runs at.
+
+use dns_common::counters::Outcome;
+
+use crate::reply::Plan;
+
+/// Memory from `start` to `end`.
+#[derive(Clone, Copy)]
+pub struct Span {
+    /// Address of the first byte.
+    pub start: usize,
+    /// Address after the last byte.
+    pub end: usize,
+}
+
+/// A packet at a hook. Addresses are valid until [`Hook::grow`].
+pub trait Hook {
+    /// Largest DNS message that the hook can send, in bytes.
+    const IS_TC: bool;
+
+    /// Address of the first byte that can be read directly.
+    fn data(&self) -> usize;
+
+    /// Address after the last byte that can be read directly.
+    fn data_end(&self) -> usize;
+
+    /// Bytes of the whole frame, those included that cannot be read directly.
+    fn length(&self) -> usize;
+
+    /// Interface that the packet came in by.
+    fn ifindex(&self) -> u32;
+
+    /// Makes the whole frame readable directly; false where that is not needed
+    /// or fails. Addresses taken before are void.
+    fn pull(&self) -> bool;
+
+    /// The interface's MTU if it is smaller than `packet_len` bytes of IP packet.
+    fn mtu_below(&self, packet_len: usize) -> Option<usize>;
+
+    /// Gives the frame the reply's length. The packet is untouched if that fails.
+    fn grow(&self, plan: &Plan) -> Result<(), Outcome>;
+
+    /// Makes the headers of the query ready to be turned into the reply's.
+    fn begin(&self, plan: &Plan) -> Option<()>;
+
+    /// From the first byte of the frame; holds all headers, DNS among them.
+    fn head(&self) -> Option<Span>;
+
+    /// From the first byte of the question.
+    fn question(&self, plan: &Plan) -> Option<Span>;
+
+    /// From the first byte after the question: answers and OPT go there.
+    fn answers(&self, plan: &Plan) -> Option<Span>;
+
+    /// Puts what was written into the packet, where it is not already.
+    fn finish(&self, plan: &Plan) -> Option<()>;
+}

@@ -1,0 +1,163 @@
+//! The answers, in an order drawn anew for every reply.
+//!
+//! Clients rely on the order for load balancing, and a mere rotation would send
+//! the load of a failed instance to its neighbour: so each reply is a
+//! Fisher–Yates shuffle, cut off after as many steps as answers are given. That
+//! makes the part that is given of a list too long a uniformly random one.
+
+use aya_ebpf::helpers::bpf_get_prandom_u32;
+use dns_common::entry::{MAX_V4, MAX_V6};
+
+use crate::{
+    bytes::{forget, load, opaque, store},
+    checksum::Sum,
+    hook::Span,
+    maps::Scratch,
+    reply::{A_LEN, AAAA_LEN, MAX_REPLY_LEN, Plan},
+};
+
+/// Most A records in a reply, rounded up.
+const MOST_A: usize = MAX_REPLY_LEN / A_LEN;
+/// Most AAAA records in a reply, rounded up.
+const MOST_AAAA: usize = MAX_REPLY_LEN / AAAA_LEN + 1;
+
+/// Random numbers, quick and good enough to draw an order with: the upper half
+/// of a linear congruential generator of 64 bits, seeded by the kernel.
+struct Random(u64);
+
+impl Random {
+    /// Goes on where this CPU left off.
+    #[inline(always)]
+    fn resume(scratch: *mut Scratch) -> Self {
+        // SAFETY: this CPU's own element, alone while the program runs.
+        let mut state = unsafe { (*scratch).random };
+        if state == 0 {
+            // SAFETY: the helper has no precondition.
+            state = unsafe { (bpf_get_prandom_u32() as u64) << 32 | bpf_get_prandom_u32() as u64 };
+        }
+        Self(state)
+    }
+
+    /// A number below `bound`, which is below 2^16: the bias is below 2^-16.
+    #[inline(always)]
+    fn below(&mut self, bound: usize) -> usize {
+        // Multiplier and increment of Knuth's MMIX generator.
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (((self.0 >> 32) * bound as u64) >> 32) as usize
+    }
+
+    /// Keeps the state for the next reply.
+    #[inline(always)]
+    fn save(self, scratch: *mut Scratch) {
+        // SAFETY: as in `resume`.
+        unsafe { (*scratch).random = self.0 };
+    }
+}
+
+/// Start of an A record: a pointer to the question's name, A, IN, half a TTL.
+const A_START: u64 = u64::from_ne_bytes([0xc0, 0x0c, 0, 1, 0, 1, 0, 0]);
+/// The rest of an A record up to its address: half a TTL, four bytes.
+const A_MIDDLE: u64 = u32::from_ne_bytes([0, 0, 0, 4]) as u64;
+/// As [`A_START`], for AAAA.
+const AAAA_START: u64 = u64::from_ne_bytes([0xc0, 0x0c, 0, 28, 0, 1, 0, 0]);
+/// As [`A_MIDDLE`], for AAAA.
+const AAAA_MIDDLE: u32 = u32::from_ne_bytes([0, 0, 0, 16]);
+
+/// Writes the A records of a reply and returns their sum.
+#[inline(always)]
+pub fn write_v4(scratch: *mut Scratch, plan: &Plan, answers: Span) -> Sum {
+    let Span { start: at, end } = answers;
+    // SAFETY: no access yet, just the address.
+    let drawn = unsafe { &raw mut (*scratch).addresses } as usize;
+    let mut index = 0;
+    while index < MAX_V4 / 2 {
+        if index * 2 >= plan.available {
+            break;
+        }
+        // SAFETY: inside the entry and inside the scratch list.
+        unsafe { store::<u64>(drawn + index * 8, load(plan.addresses + index * 8)) };
+        index = opaque(index + 1);
+    }
+
+    // How the loop ended told the verifier the number of addresses: forget it,
+    // or the next loop is followed once for each.
+    // SAFETY: a cell of this CPU's own element.
+    let available = unsafe { forget(&raw mut (*scratch).cells[8], plan.available, 0x7ff) };
+
+    let mut random = Random::resume(scratch);
+    let mut sum = Sum::repeated(A_START, A_MIDDLE, plan.given);
+    let mut index = 0;
+    while index < MOST_A {
+        let record = at + index * A_LEN;
+        if index >= plan.given || record + A_LEN > end {
+            break;
+        }
+        let other = opaque(index + random.below(available - index)) & (MAX_V4 - 1);
+        // SAFETY: both inside the scratch list; the record was just compared
+        // with the end.
+        unsafe {
+            let address: u32 = load(drawn + other * 4);
+            store::<u32>(drawn + other * 4, load(drawn + index * 4));
+            store(record, A_START);
+            store(record + 8, A_MIDDLE | (address as u64) << 32);
+            sum.add_half(address);
+        }
+        index = opaque(index + 1);
+    }
+    random.save(scratch);
+    sum
+}
+
+/// Writes the AAAA records of a reply and returns their sum.
+#[inline(always)]
+pub fn write_v6(scratch: *mut Scratch, plan: &Plan, answers: Span) -> Sum {
+    let Span { start: at, end } = answers;
+    // SAFETY: no access yet, just the address.
+    let drawn = unsafe { &raw mut (*scratch).addresses } as usize;
+    let mut index = 0;
+    while index < MAX_V6 {
+        if index >= plan.available {
+            break;
+        }
+        let (from, to) = (plan.addresses + index * 16, drawn + index * 16);
+        // SAFETY: inside the entry and inside the scratch list.
+        unsafe {
+            store::<u64>(to, load(from));
+            store::<u64>(to + 8, load(from + 8));
+        }
+        index = opaque(index + 1);
+    }
+
+    // How the loop ended told the verifier the number of addresses: forget it,
+    // or the next loop is followed once for each.
+    // SAFETY: a cell of this CPU's own element.
+    let available = unsafe { forget(&raw mut (*scratch).cells[8], plan.available, 0x7ff) };
+
+    let mut random = Random::resume(scratch);
+    let mut sum = Sum::repeated(AAAA_START, AAAA_MIDDLE as u64, plan.given);
+    let mut index = 0;
+    while index < MOST_AAAA {
+        let record = at + index * AAAA_LEN;
+        if index >= plan.given || record + AAAA_LEN > end {
+            break;
+        }
+        let other = opaque(index + random.below(available - index)) & (MAX_V6 - 1);
+        let (drawn_place, next) = (drawn + other * 16, drawn + index * 16);
+        // SAFETY: both inside the scratch list; the record was just compared
+        // with the end.
+        unsafe {
+            let address: [u64; 2] = [load(drawn_place), load(drawn_place + 8)];
+            store::<u64>(drawn_place, load(next));
+            store::<u64>(drawn_place + 8, load(next + 8));
+            store(record, AAAA_START);
+            store(record + 8, AAAA_MIDDLE);
+            store(record + 12, address[0]);
+            store(record + 20, address[1]);
+            sum.add(address[0]);
+            sum.add(address[1]);
+        }
+        index = opaque(index + 1);
+    }
+    random.save(scratch);
+    sum
+}

@@ -1,0 +1,160 @@
+//! The tc hook, at ingress: replies are written in scratch memory and stored
+//! into the packet by the kernel.
+//!
+//! A program that writes to packets directly makes the kernel copy the headers
+//! of every cloned packet before the program even begins, bulk TCP over `lo`
+//! for one. So this one only reads directly.
+
+use aya_ebpf::{
+    EbpfContext as _,
+    helpers::{
+        bpf_redirect, bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_pull_data, bpf_skb_store_bytes,
+    },
+    programs::TcContext,
+};
+use dns_common::counters::Outcome;
+
+use crate::{
+    bytes::opaque,
+    hook::{Hook, Span},
+    maps::{OUT_SIZE, mtu_below, scratch},
+    question::HEADER_LEN,
+    reply::Plan,
+};
+
+/// Not decided here: the next program, or the stack, gets the packet.
+pub const TC_ACT_UNSPEC: i32 = -1;
+
+/// A packet at tc.
+pub struct Tc {
+    /// The kernel's context.
+    context: TcContext,
+}
+
+impl Tc {
+    /// The packet of `context`.
+    #[inline(always)]
+    pub fn new(context: TcContext) -> Self {
+        Self { context }
+    }
+
+    /// Sends the packet out where it came in.
+    #[inline(always)]
+    pub fn redirect(&self) -> i32 {
+        // SAFETY: the helper has no precondition.
+        unsafe { bpf_redirect(self.ifindex(), 0) as i32 }
+    }
+}
+
+impl Hook for Tc {
+    const IS_TC: bool = true;
+
+    #[inline(always)]
+    fn data(&self) -> usize {
+        // Read anew each time: an address of its own to the verifier.
+        // SAFETY: the context is the kernel's own.
+        unsafe { (&raw const (*self.context.skb.skb).data).read_volatile() as usize }
+    }
+
+    #[inline(always)]
+    fn data_end(&self) -> usize {
+        // SAFETY: as in `data`.
+        unsafe { (&raw const (*self.context.skb.skb).data_end).read_volatile() as usize }
+    }
+
+    #[inline(always)]
+    fn length(&self) -> usize {
+        self.context.len() as usize
+    }
+
+    #[inline(always)]
+    fn ifindex(&self) -> u32 {
+        // SAFETY: the context is the kernel's own.
+        unsafe { (*self.context.skb.skb).ifindex }
+    }
+
+    #[inline(always)]
+    fn pull(&self) -> bool {
+        // SAFETY: the context is the kernel's own. Zero: the whole packet.
+        unsafe { bpf_skb_pull_data(self.context.skb.skb, 0) == 0 }
+    }
+
+    #[inline(always)]
+    fn mtu_below(&self, packet_len: usize) -> Option<usize> {
+        mtu_below(self.context.as_ptr(), packet_len)
+    }
+
+    #[inline(always)]
+    fn grow(&self, plan: &Plan) -> Result<(), Outcome> {
+        // SAFETY: the context is the kernel's own.
+        match unsafe { bpf_skb_change_tail(self.context.skb.skb, plan.frame_len as u32, 0) } {
+            0 => Ok(()),
+            _ => Err(Outcome::NoRoom),
+        }
+    }
+
+    #[inline(always)]
+    fn begin(&self, plan: &Plan) -> Option<()> {
+        let head = self.head()?.start;
+        let len = opaque(plan.frame.message + HEADER_LEN);
+        if len > HEAD_SIZE {
+            return None;
+        }
+        // SAFETY: `head` holds `HEAD_SIZE` bytes.
+        let loaded =
+            unsafe { bpf_skb_load_bytes(self.context.as_ptr().cast(), 0, head as *mut _, len as u32) };
+        (loaded == 0).then_some(())
+    }
+
+    #[inline(always)]
+    fn head(&self) -> Option<Span> {
+        // SAFETY: no access yet, just the address.
+        let start = unsafe { &raw mut (*scratch()?).head } as usize;
+        Some(Span { start, end: start + HEAD_SIZE })
+    }
+
+    #[inline(always)]
+    fn question(&self, plan: &Plan) -> Option<Span> {
+        Some(Span { start: self.data() + opaque(plan.frame.message + HEADER_LEN), end: self.data_end() })
+    }
+
+    #[inline(always)]
+    fn answers(&self, _plan: &Plan) -> Option<Span> {
+        // SAFETY: no access yet, just the address.
+        let start = unsafe { &raw mut (*scratch()?).out } as usize;
+        Some(Span { start, end: start + OUT_SIZE })
+    }
+
+    #[inline(always)]
+    fn finish(&self, plan: &Plan) -> Option<()> {
+        let head_len = opaque(plan.frame.message + HEADER_LEN);
+        if head_len > HEAD_SIZE {
+            return None;
+        }
+        self.store(0, self.head()?.start, head_len)?;
+        let answers_len = opaque(plan.frame_len - plan.answers_offset);
+        if answers_len == 0 {
+            return Some(());
+        }
+        if answers_len > OUT_SIZE {
+            return None;
+        }
+        self.store(plan.answers_offset, self.answers(plan)?.start, answers_len)
+    }
+}
+
+impl Tc {
+    /// Stores `len` bytes from `from` at `offset` of the packet.
+    #[inline(always)]
+    fn store(&self, offset: usize, from: usize, len: usize) -> Option<()> {
+        // SAFETY: the callers' scratch memory holds `len` bytes; the verifier
+        // sees to it.
+        let stored = unsafe {
+            bpf_skb_store_bytes(self.context.skb.skb, offset as u32, from as *const _, len as u32, 0)
+        };
+        (stored == 0).then_some(())
+    }
+}
+
+/// Bytes of [`crate::maps::Scratch::head`].
+const HEAD_SIZE: usize = 96;

@@ -1,0 +1,149 @@
+//! The XDP hook: replies are written straight into the packet.
+
+use aya_ebpf::{
+    EbpfContext as _,
+    helpers::{bpf_xdp_adjust_head, bpf_xdp_adjust_tail},
+    programs::XdpContext,
+};
+use dns_common::counters::Outcome;
+
+use crate::{
+    bytes::{load, opaque, store},
+    hook::{Hook, Span},
+    maps::mtu_below,
+    question::{HEADER_LEN, MAX_QUESTION_LEN},
+    reply::Plan,
+};
+
+/// A packet at XDP, native or generic.
+pub struct Xdp {
+    /// The kernel's context.
+    context: XdpContext,
+}
+
+impl Xdp {
+    /// The packet of `context`.
+    #[inline(always)]
+    pub fn new(context: XdpContext) -> Self {
+        Self { context }
+    }
+}
+
+impl Hook for Xdp {
+    const IS_TC: bool = false;
+
+    #[inline(always)]
+    fn data(&self) -> usize {
+        // Read anew each time: an address of its own to the verifier.
+        // SAFETY: the context is the kernel's own.
+        unsafe { (&raw const (*self.context.ctx).data).read_volatile() as usize }
+    }
+
+    #[inline(always)]
+    fn data_end(&self) -> usize {
+        // SAFETY: as in `data`.
+        unsafe { (&raw const (*self.context.ctx).data_end).read_volatile() as usize }
+    }
+
+    #[inline(always)]
+    fn length(&self) -> usize {
+        self.data_end() - self.data()
+    }
+
+    #[inline(always)]
+    fn ifindex(&self) -> u32 {
+        self.context.ingress_ifindex() as u32
+    }
+
+    #[inline(always)]
+    fn pull(&self) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn mtu_below(&self, packet_len: usize) -> Option<usize> {
+        mtu_below(self.context.as_ptr(), packet_len)
+    }
+
+    #[inline(always)]
+    fn grow(&self, plan: &Plan) -> Result<(), Outcome> {
+        let delta = plan.frame_len as i64 - self.length() as i64;
+        if delta == 0 {
+            return Ok(());
+        }
+        // SAFETY: the context is the kernel's own.
+        if unsafe { bpf_xdp_adjust_tail(self.context.ctx, delta as i32) } == 0 {
+            return Ok(());
+        }
+        // No room behind the packet: perhaps there is before it.
+        // SAFETY: as above.
+        if delta < 0 || unsafe { bpf_xdp_adjust_head(self.context.ctx, -delta as i32) } != 0 {
+            return Err(Outcome::NoRoom);
+        }
+        self.move_forward(plan, delta as usize);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn begin(&self, _plan: &Plan) -> Option<()> {
+        Some(())
+    }
+
+    #[inline(always)]
+    fn head(&self) -> Option<Span> {
+        Some(Span { start: self.data(), end: self.data_end() })
+    }
+
+    #[inline(always)]
+    fn question(&self, plan: &Plan) -> Option<Span> {
+        Some(Span { start: self.data() + opaque(plan.frame.message + HEADER_LEN), end: self.data_end() })
+    }
+
+    #[inline(always)]
+    fn answers(&self, plan: &Plan) -> Option<Span> {
+        Some(Span { start: self.data() + opaque(plan.answers_offset), end: self.data_end() })
+    }
+
+    #[inline(always)]
+    fn finish(&self, _plan: &Plan) -> Option<()> {
+        Some(())
+    }
+}
+
+impl Xdp {
+    /// Moves headers and question `by` bytes towards the new start of the frame.
+    #[inline(always)]
+    fn move_forward(&self, plan: &Plan, by: usize) {
+        let (data, end) = (self.data(), self.data_end());
+        let source = data + opaque(by & 0xfff);
+        // All words but the first end where the question ends, so that none
+        // reaches past the frame. The first two may overlap: load both, then
+        // store both.
+        let rest = plan.answers_offset & 7;
+        let (target_rest, source_rest) = (data + opaque(rest), source + opaque(rest));
+        if source + 8 > end || source_rest + 8 > end || target_rest + 8 > end || data + 8 > end {
+            return;
+        }
+        // SAFETY: all four were compared with the packet's end.
+        unsafe {
+            let (first, second) = (load::<u64>(source), load::<u64>(source_rest));
+            store(data, first);
+            store(target_rest, second);
+        }
+        let words = (plan.answers_offset >> 3) as u32;
+        let mut word = 1;
+        while word < MOVED_WORDS {
+            let (from, to) = (source_rest + word * 8, target_rest + word * 8);
+            if word as u32 >= words || from + 8 > end || to + 8 > end {
+                break;
+            }
+            // SAFETY: both were compared with the packet's end.
+            unsafe { store::<u64>(to, load::<u64>(from)) };
+            word = opaque(word + 1);
+        }
+    }
+}
+
+/// Words that hold the longest headers and question: Ethernet, a VLAN tag,
+/// IPv6, UDP and the message up to the end of the question.
+const MOVED_WORDS: usize = (14 + 4 + 40 + 8 + HEADER_LEN + MAX_QUESTION_LEN).div_ceil(8);

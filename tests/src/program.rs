@@ -1,0 +1,348 @@
+//! The BPF object, loaded for tests and benches, with a writer of entries of
+//! its own: independent of the publisher, so that a mistake there does not hide
+//! one here.
+
+use std::{
+    borrow::Cow,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::{AsFd as _, AsRawFd as _},
+    ptr::NonNull,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use aya::{
+    Ebpf, EbpfLoader, TestRun as _, TestRunOptions, VerifierLogLevel,
+    maps::{Map, MapData},
+    programs::{SchedClassifier, Xdp},
+};
+use dns_common::{
+    control::{Control, Endpoint, MAX_ENDPOINTS},
+    counters::{CpuCounters, INTERFACE_SLOTS, OUTCOME_SLOTS, Outcome},
+    entry::{CELL_SIZE, CHUNK_SIZE, EntryHeader, Location, MAX_ENTRY_OFFSET, padded},
+    name::hash_name,
+    object,
+};
+use zerocopy::{FromBytes as _, FromZeros as _, IntoBytes as _};
+
+/// Chunks of the arena that [`Program::load`] asks for.
+const CHUNKS: u32 = 4;
+
+/// What `XDP_PASS` is as a number.
+pub const XDP_PASS: u32 = 2;
+/// What `XDP_TX` is as a number.
+pub const XDP_TX: u32 = 3;
+/// What `TC_ACT_UNSPEC` is as a number.
+pub const TC_ACT_UNSPEC: u32 = u32::MAX;
+/// What `TC_ACT_REDIRECT` is as a number.
+pub const TC_ACT_REDIRECT: u32 = 7;
+
+/// The programs of the object that can be run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    /// The program for XDP.
+    Xdp,
+    /// The program for tc.
+    Tc,
+    /// The program that only passes.
+    Pass,
+    /// The bare reflector.
+    Reflector,
+}
+
+impl Hook {
+    /// Name of the program in the object.
+    pub const fn program(self) -> &'static str {
+        match self {
+            Self::Xdp => object::XDP_PROGRAM,
+            Self::Tc => object::TC_PROGRAM,
+            Self::Pass => object::PASS_PROGRAM,
+            Self::Reflector => object::REFLECTOR_PROGRAM,
+        }
+    }
+}
+
+/// The loaded object.
+pub struct Program {
+    /// Programs and maps.
+    ebpf: Ebpf,
+    /// The `ARENA` map.
+    arena: Mapping,
+    /// The `CONTROL` map.
+    control: Mapping,
+    /// The `COUNTERS` map.
+    counters: Mapping,
+    /// Bytes of the arena that are taken.
+    used: usize,
+    /// CPUs that the kernel could have.
+    cpus: usize,
+}
+
+/// What a name answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Published {
+    /// IPv4 list.
+    pub v4: Vec<Ipv4Addr>,
+    /// IPv6 list.
+    pub v6: Vec<Ipv6Addr>,
+    /// RCODE to A and AAAA.
+    pub rcode: u8,
+    /// RCODE to other types.
+    pub rcode_other: u8,
+}
+
+/// What a run of a program gave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The verdict as a number.
+    pub verdict: u32,
+    /// The packet afterwards.
+    pub packet: Vec<u8>,
+    /// Time of one run.
+    pub duration: Duration,
+}
+
+impl Program {
+    /// Loads the embedded object, or the file that `DNS_EBPF_OBJECT` names.
+    ///
+    /// Seed 7, a lease without end, no endpoints.
+    pub fn load() -> Result<Self> {
+        let object = match std::env::var_os("DNS_EBPF_OBJECT") {
+            Some(path) => Cow::from(std::fs::read(&path).with_context(|| format!("{}", path.display()))?),
+            None => Cow::from(dns_user::fastpath::OBJECT),
+        };
+        let cpus = aya::util::nr_cpus().map_err(|(file, error)| anyhow::anyhow!("{file}: {error}"))?;
+        let mut ebpf = EbpfLoader::new()
+            .map_max_entries(object::COUNTERS, cpus as u32)
+            .map_max_entries(object::ARENA, CHUNKS)
+            .verifier_log_level(match std::env::var_os("DNS_EBPF_LOG") {
+                Some(_) => VerifierLogLevel::VERBOSE,
+                None => VerifierLogLevel::STATS,
+            })
+            .load(&object)
+            .context("cannot load the object")?;
+        for hook in [Hook::Xdp, Hook::Pass, Hook::Reflector] {
+            let Some(program) = ebpf.program_mut(hook.program()) else { continue };
+            let program: &mut Xdp = program.try_into()?;
+            program.load().with_context(|| format!("cannot load {}", hook.program()))?;
+        }
+        let program: &mut SchedClassifier =
+            ebpf.program_mut(object::TC_PROGRAM).context("no tc program in the object")?.try_into()?;
+        program.load().context("cannot load dns_tc")?;
+
+        let arena = Mapping::of(&ebpf, object::ARENA, CHUNKS as usize * CHUNK_SIZE)?;
+        let control = Mapping::of(&ebpf, object::CONTROL, size_of::<Control>())?;
+        let counters = Mapping::of(&ebpf, object::COUNTERS, cpus * size_of::<CpuCounters>())?;
+        let mut program = Self { ebpf, arena, control, counters, used: 0, cpus };
+        program.set_control(|control| {
+            control.hash_seed = 7;
+            control.lease_deadline_ns = u64::MAX;
+        });
+        Ok(program)
+    }
+
+    /// Changes the control element.
+    pub fn set_control(&mut self, change: impl FnOnce(&mut Control)) {
+        let bytes = &mut self.control.bytes_mut()[..size_of::<Control>()];
+        let mut control = Control::read_from_bytes(bytes).expect("sliced to the size of Control");
+        change(&mut control);
+        bytes.copy_from_slice(control.as_bytes());
+    }
+
+    /// The control element.
+    pub fn control(&mut self) -> Control {
+        Control::read_from_bytes(&self.control.bytes_mut()[..size_of::<Control>()])
+            .expect("sliced to the size of Control")
+    }
+
+    /// Sets the addresses and ports that queries are answered for.
+    pub fn set_endpoints(&mut self, endpoints: &[SocketAddr]) {
+        assert!(endpoints.len() <= MAX_ENDPOINTS, "at most {MAX_ENDPOINTS}");
+        self.set_control(|control| {
+            control.endpoint_count = endpoints.len() as u32;
+            for (slot, endpoint) in control.endpoints.iter_mut().zip(endpoints) {
+                *slot = Endpoint::new_zeroed();
+                slot.port = endpoint.port().to_be_bytes();
+                (slot.address, slot.family) = match endpoint.ip() {
+                    IpAddr::V4(ip) => (ip.to_ipv6_mapped().octets(), 4),
+                    IpAddr::V6(ip) => (ip.octets(), 6),
+                };
+            }
+        });
+    }
+
+    /// Publishes a lower-case name in wire format.
+    pub fn publish(&mut self, name: &[u8], published: &Published) -> Result<()> {
+        let seed = self.control().hash_seed;
+        self.publish_as(hash_name(seed, name), name, published)
+    }
+
+    /// Publishes a name under a hash that is not its own.
+    pub fn publish_as(&mut self, hash: u64, name: &[u8], published: &Published) -> Result<()> {
+        let header = EntryHeader {
+            last_used_ns: 0,
+            name_len: name.len() as u16,
+            v4_count: published.v4.len() as u16,
+            v6_count: published.v6.len() as u16,
+            rcode: published.rcode,
+            rcode_other: published.rcode_other,
+        };
+        if self.used % CHUNK_SIZE > MAX_ENTRY_OFFSET {
+            self.used = self.used.next_multiple_of(CHUNK_SIZE);
+        }
+        let start = self.used;
+        let location = Location::new((start / CHUNK_SIZE) as u32, (start % CHUNK_SIZE) as u32);
+        let entry = self
+            .arena
+            .bytes_mut()
+            .get_mut(start..start + header.size())
+            .context("the test's arena is full")?;
+        entry.fill(0);
+        entry[..size_of::<EntryHeader>()].copy_from_slice(header.as_bytes());
+        entry[size_of::<EntryHeader>()..][..name.len()].copy_from_slice(name);
+        let mut at = size_of::<EntryHeader>() + padded(name.len());
+        for address in &published.v4 {
+            entry[at..at + 4].copy_from_slice(&address.octets());
+            at += 4;
+        }
+        at = at.next_multiple_of(8);
+        for address in &published.v6 {
+            entry[at..at + 16].copy_from_slice(&address.octets());
+            at += 16;
+        }
+        self.used += header.size().next_multiple_of(CELL_SIZE);
+        self.names()?.insert(hash, location.0, 0).context("cannot write to NAMES")
+    }
+
+    /// Publishes a location as it is, for entries that cannot be.
+    pub fn publish_location(&mut self, hash: u64, location: Location) -> Result<()> {
+        self.names()?.insert(hash, location.0, 0).context("cannot write to NAMES")
+    }
+
+    /// Takes a name back.
+    pub fn withdraw(&mut self, name: &[u8]) -> Result<()> {
+        let seed = self.control().hash_seed;
+        self.names()?.remove(&hash_name(seed, name)).context("cannot remove from NAMES")
+    }
+
+    /// The header of the entry of a published name.
+    pub fn entry(&mut self, name: &[u8]) -> Result<EntryHeader> {
+        let seed = self.control().hash_seed;
+        let location = Location(self.names()?.get(&hash_name(seed, name), 0).context("not published")?);
+        let start = location.chunk() as usize * CHUNK_SIZE + location.offset() as usize;
+        Ok(EntryHeader::read_from_bytes(&self.arena.bytes_mut()[start..start + size_of::<EntryHeader>()])
+            .expect("sliced to the size of EntryHeader"))
+    }
+
+    /// The `NAMES` map.
+    fn names(&mut self) -> Result<aya::maps::HashMap<&mut MapData, u64, u64>> {
+        let map = self.ebpf.map_mut(object::NAMES).context("no NAMES in the object")?;
+        Ok(map.try_into()?)
+    }
+
+    /// The maps and programs.
+    pub fn ebpf(&mut self) -> &mut Ebpf {
+        &mut self.ebpf
+    }
+
+    /// The counters, summed over all CPUs.
+    pub fn counters(&mut self) -> CpuCounters {
+        let mut sum = CpuCounters::new_zeroed();
+        for cpu in 0..self.cpus {
+            let start = cpu * size_of::<CpuCounters>();
+            let one = CpuCounters::read_from_bytes(
+                &self.counters.bytes_mut()[start..start + size_of::<CpuCounters>()],
+            )
+            .expect("sliced to the size of CpuCounters");
+            for slot in 0..OUTCOME_SLOTS {
+                sum.outcomes[slot] += one.outcomes[slot];
+            }
+            for (sums, replies) in sum.replies.iter_mut().zip(&one.replies) {
+                for (sum, replies) in sums.iter_mut().zip(replies) {
+                    *sum += replies;
+                }
+            }
+            sum.query_bytes += one.query_bytes;
+            sum.reply_bytes += one.reply_bytes;
+            for slot in 0..INTERFACE_SLOTS {
+                sum.interface_hits[slot] += one.interface_hits[slot];
+            }
+        }
+        sum
+    }
+
+    /// Runs a program once over `packet`.
+    pub fn run(&self, hook: Hook, packet: &[u8]) -> Result<Run> {
+        let mut out = vec![0; 16384];
+        let options =
+            TestRunOptions { data_in: Some(packet), data_out: Some(&mut out), ..Default::default() };
+        let result = self.test_run(hook, options)?;
+        out.truncate(result.data_size_out as usize);
+        Ok(Run { verdict: result.return_value, packet: out, duration: result.duration })
+    }
+
+    /// Runs a program with the given options.
+    pub fn test_run(&self, hook: Hook, options: TestRunOptions<'_>) -> Result<aya::TestRunResult> {
+        let program = self.ebpf.program(hook.program()).context("no such program in the object")?;
+        Ok(match hook {
+            Hook::Tc => <&SchedClassifier>::try_from(program)?.test_run(options)?,
+            _ => <&Xdp>::try_from(program)?.test_run(options)?,
+        })
+    }
+
+    /// Runs a program once and returns what it counted, besides what [`Self::run`] returns.
+    pub fn run_counted(&mut self, hook: Hook, packet: &[u8]) -> Result<(Run, Outcome)> {
+        let before = self.counters().outcomes;
+        let run = self.run(hook, packet)?;
+        let after = self.counters().outcomes;
+        let mut counted =
+            Outcome::ALL.iter().filter(|&&outcome| after[outcome as usize] != before[outcome as usize]);
+        match (counted.next(), counted.next()) {
+            (Some(&outcome), None) => Ok((run, outcome)),
+            (first, second) => bail!("one outcome should be counted, not {first:?} and {second:?}"),
+        }
+    }
+}
+
+/// A map, mapped into memory for reading and writing.
+struct Mapping {
+    /// Where.
+    address: NonNull<u8>,
+    /// Bytes.
+    len: usize,
+}
+
+// SAFETY: the mapping is plain memory that no thread owns.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    /// Maps the first `len` bytes of a map.
+    fn of(ebpf: &Ebpf, name: &str, len: usize) -> Result<Self> {
+        let Some(Map::Array(map)) = ebpf.map(name) else { bail!("no array {name} in the object") };
+        let fd = map.fd().as_fd().as_raw_fd();
+        let len = len.next_multiple_of(4096);
+        // SAFETY: a new mapping at a place of the kernel's choice.
+        let address = unsafe {
+            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0)
+        };
+        if address == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error()).with_context(|| format!("cannot map {name}"));
+        }
+        let address = NonNull::new(address.cast()).context("mapped at address zero")?;
+        Ok(Self { address, len })
+    }
+
+    /// The mapped bytes.
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: `len` bytes are mapped as long as `self` lives; programs run
+        // only inside calls of the tests, which do not hold on to the slice.
+        unsafe { std::slice::from_raw_parts_mut(self.address.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `of`, and no slice outlives `self`.
+        unsafe { libc::munmap(self.address.as_ptr().cast(), self.len) };
+    }
+}

@@ -1,0 +1,259 @@
+//! The table of packets.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use dns_common::counters::Outcome;
+use whole_system_tests::program::Published;
+
+use crate::{
+    HOOKS, check, install, load,
+    model::World,
+    packet::{A, AAAA, CLIENT, Datagram, Opt, Query, SERVER, SERVER6, name_of_length, wire},
+};
+
+/// What the fixtures are published.
+pub(crate) fn world() -> World {
+    let v4 = |count: u32| (0..count).map(|i| Ipv4Addr::from(0x0a00_0001 + i)).collect::<Vec<_>>();
+    let v6 =
+        |count: u128| (0..count).map(|i| Ipv6Addr::from((0xfd00 << 112) + 0x1_0001 + i)).collect::<Vec<_>>();
+    let mut published = std::collections::HashMap::new();
+    let mut publish = |name: Vec<u8>, entry: Published| drop(published.insert(name, entry));
+    for count in [0, 1, 2, 3, 10, 24, 60, 200, 300, 1024] {
+        publish(wire(&format!("v4-{count}.bosh")), Published { v4: v4(count), ..Default::default() });
+    }
+    for count in [1, 2, 3, 17, 60, 200, 256] {
+        publish(wire(&format!("v6-{count}.bosh")), Published { v6: v6(count), ..Default::default() });
+    }
+    publish(wire("both.bosh"), Published { v4: v4(5), v6: v6(3), ..Default::default() });
+    publish(wire("missing.bosh"), Published { rcode: 3, rcode_other: 3, ..Default::default() });
+    publish(wire("malformed.bosh"), Published { rcode: 1, rcode_other: 0, ..Default::default() });
+    publish(wire(""), Published { v4: v4(1), ..Default::default() });
+    for len in 3..=255 {
+        publish(name_of_length(len), Published { v4: v4(2), v6: v6(1), ..Default::default() });
+    }
+    World {
+        endpoints: vec![(SERVER, 53), (SERVER6, 53), (SERVER, 5353)],
+        published,
+        lease: true,
+        max_reply: None,
+    }
+}
+
+/// One row of the table.
+struct Fixture {
+    /// What it shows.
+    name: &'static str,
+    /// The packet.
+    frame: Vec<u8>,
+    /// What must be counted.
+    outcome: Outcome,
+}
+
+/// A row with a query over IPv4.
+fn query(name: &'static str, outcome: Outcome, query: Query) -> Fixture {
+    Fixture { name, frame: Datagram::v4(query.bytes()).frame(), outcome }
+}
+
+/// A row with a frame that was changed after it was made.
+fn changed(name: &'static str, outcome: Outcome, change: impl FnOnce(&mut Vec<u8>)) -> Fixture {
+    let mut frame = Datagram::v4(Query::new("v4-3.bosh", A).bytes()).frame();
+    change(&mut frame);
+    Fixture { name, frame, outcome }
+}
+
+/// The table. A row says what must be counted; the model says what the reply is.
+fn table() -> Vec<Fixture> {
+    use Outcome::*;
+    let hit = |name| Query::new(name, A);
+    let over_v6 = |query: Query| Datagram::v6(query.bytes());
+    let opt = |change: fn(&mut Opt)| {
+        let mut opt = Opt::new(1232);
+        change(&mut opt);
+        Query::new("v4-3.bosh", A).opt(opt)
+    };
+    let long_name = [name_of_length(255), wire("x")].concat();
+    vec![
+        query("one address", Hit, hit("v4-1.bosh")),
+        query("three addresses", Hit, hit("v4-3.bosh")),
+        query("ten addresses", Hit, hit("v4-10.bosh")),
+        query("24 addresses", Hit, hit("v4-24.bosh")),
+        query("no address", Hit, hit("v4-0.bosh")),
+        query("AAAA of an IPv4 name", Hit, Query::new("v4-3.bosh", AAAA)),
+        query("AAAA", Hit, Query::new("v6-3.bosh", AAAA)),
+        query("A of both", Hit, Query::new("both.bosh", A)),
+        query("AAAA of both", Hit, Query::new("both.bosh", AAAA)),
+        query("the root", Hit, hit("")),
+        query("mixed case", Hit, hit("V4-3.bOsH")),
+        query("a miss", NotPublished, hit("nobody.bosh")),
+        query("a suffix of a published name", NotPublished, hit("bosh")),
+        query("another type", Hit, Query::new("v4-3.bosh", 33)),
+        query("another type of a missing name", Hit, Query::new("missing.bosh", 16)),
+        query("another type of a malformed name", Hit, Query::new("malformed.bosh", 16)),
+        query("NXDOMAIN", Hit, hit("missing.bosh")),
+        query("NXDOMAIN with OPT", Hit, hit("missing.bosh").opt(Opt::new(1232))),
+        query("FORMERR", Hit, hit("malformed.bosh")),
+        query("ANY", BadType, Query::new("v4-3.bosh", 255)),
+        query("AXFR", BadType, Query::new("v4-3.bosh", 252)),
+        query("DS", BadType, Query::new("v4-3.bosh", 43)),
+        query("class CH", BadType, Query { qclass: 3, ..hit("v4-3.bosh") }),
+        query("class ANY", BadType, Query { qclass: 255, ..hit("v4-3.bosh") }),
+        query("RD clear", Hit, Query { flags: 0, ..hit("v4-3.bosh") }),
+        query("AD and CD", Hit, Query { flags: 0x0130, ..hit("v4-3.bosh") }),
+        query("a response", Response, Query { flags: 0x8180, ..hit("v4-3.bosh") }),
+        query("opcode NOTIFY", NotPlain, Query { flags: 0x2100, ..hit("v4-3.bosh") }),
+        query("TC set", NotPlain, Query { flags: 0x0300, ..hit("v4-3.bosh") }),
+        query("AA set", NotPlain, Query { flags: 0x0500, ..hit("v4-3.bosh") }),
+        query("Z set", NotPlain, Query { flags: 0x0140, ..hit("v4-3.bosh") }),
+        query("RCODE set", NotPlain, Query { flags: 0x0103, ..hit("v4-3.bosh") }),
+        query("no question", NotPlain, Query { counts: [0, 0, 0], ..hit("v4-3.bosh") }),
+        query("two questions", NotPlain, Query { counts: [2, 0, 0], ..hit("v4-3.bosh") }),
+        query("256 questions", NotPlain, Query { counts: [256, 0, 0], ..hit("v4-3.bosh") }),
+        query("an answer", NotPlain, Query { counts: [1, 1, 0], ..hit("v4-3.bosh") }),
+        query("an authority", NotPlain, Query { counts: [1, 0, 1], ..hit("v4-3.bosh") }),
+        query("two additional", NotPlain, Query { additional: Some(2), ..hit("v4-3.bosh") }),
+        query("an OPT that is not there", BadEdns, Query { additional: Some(1), ..hit("v4-3.bosh") }),
+        query("an OPT that is not counted", BadType, Query { additional: Some(0), ..opt(|_| {}) }),
+        query(
+            "something behind the question",
+            BadType,
+            Query { trailing: vec![1, 2, 3], ..hit("v4-3.bosh") },
+        ),
+        query("EDNS", Hit, opt(|_| {})),
+        query("EDNS with DO", Hit, opt(|opt| opt.flags = 0x8000)),
+        query("EDNS with all flags", Hit, opt(|opt| opt.flags = 0xffff)),
+        query("EDNS size 0", Hit, opt(|opt| opt.size = 0)),
+        query("EDNS size 65535", Hit, opt(|opt| opt.size = 0xffff)),
+        query("EDNS version 1", BadEdns, opt(|opt| opt.version = 1)),
+        query("extended RCODE", BadEdns, opt(|opt| opt.extended = 1)),
+        query("a cookie", Hit, opt(|opt| opt.options = vec![0, 10, 0, 8, 1, 2, 3, 4, 5, 6, 7, 8])),
+        query(
+            "400 bytes of padding",
+            Hit,
+            opt(|opt| opt.options = [&[0, 12, 1, 140][..], &[0; 396]].concat()),
+        ),
+        query("options that claim more", BadEdns, opt(|opt| opt.options_len = Some(1))),
+        query("no OPT but an A record", BadEdns, opt(|opt| opt.kind = 1)),
+        query("OPT below a name", BadEdns, opt(|opt| opt.owner = 1)),
+        query("something behind the OPT", BadEdns, Query { trailing: vec![0], ..opt(|_| {}) }),
+        query("60 addresses, 512 bytes", HitTruncated, hit("v4-60.bosh")),
+        query("60 addresses, 1232 bytes", Hit, hit("v4-60.bosh").opt(Opt::new(1232))),
+        query("60 addresses, EDNS 512", HitTruncated, hit("v4-60.bosh").opt(Opt::new(512))),
+        query("60 addresses, EDNS 100", HitTruncated, hit("v4-60.bosh").opt(Opt::new(100))),
+        query("200 addresses, 1232 bytes", HitTruncated, hit("v4-200.bosh").opt(Opt::new(1232))),
+        query("200 addresses, 4096 bytes", Hit, hit("v4-200.bosh").opt(Opt::new(4096))),
+        query("1024 addresses, 3000 bytes", HitTruncated, hit("v4-1024.bosh").opt(Opt::new(3000))),
+        query("300 addresses, 65535 bytes", NoRoom, hit("v4-300.bosh").opt(Opt::new(65535))),
+        query("60 IPv6 addresses, 512 bytes", HitTruncated, Query::new("v6-60.bosh", AAAA)),
+        query("256 IPv6 addresses, 3000", HitTruncated, Query::new("v6-256.bosh", AAAA).opt(Opt::new(3000))),
+        query("a compression pointer", NotPublished, Query { name: vec![0xc0, 12], ..hit("") }),
+        query(
+            "a pointer behind a label",
+            NotPublished,
+            Query { name: b"\x04v4-3\xc0\x0c".to_vec(), ..hit("") },
+        ),
+        query("a name of 256 bytes", BadName, Query { name: long_name, ..hit("") }),
+        query("no name at all", BadName, Query { name: vec![], ..hit("") }),
+        changed("Ethernet padding", Hit, |frame| frame.resize(frame.len() + 7, 0)),
+        changed("more padding than the reply needs", Hit, |frame| frame.resize(frame.len() + 60, 0)),
+        changed("another port", NotOurs, |frame| frame[37] = 54),
+        changed("another address", NotOurs, |frame| frame[33] = 3),
+        changed("TCP", NotOurs, |frame| frame[23] = 6),
+        changed("ARP", NotOurs, |frame| frame[12..14].copy_from_slice(&[8, 6])),
+        changed("the first fragment", Unsupported, |frame| frame[20] = 0x20),
+        changed("a later fragment", Unsupported, |frame| frame[21] = 3),
+        changed("IP options", Unsupported, |frame| frame[14] = 0x46),
+        changed("IP version 5", Unsupported, |frame| frame[14] = 0x55),
+        changed("an IP length too long", BadLength, |frame| frame[17] += 1),
+        changed("an IP length too short", BadLength, |frame| frame[17] -= 1),
+        changed("a UDP length too long", BadLength, |frame| frame[39] += 1),
+        changed("a UDP length too short", BadLength, |frame| frame[39] -= 1),
+        changed("lengths that agree past the frame", BadLength, |frame| {
+            frame[17] += 1;
+            frame[39] += 1;
+        }),
+        changed("a UDP length below its header", BadLength, |frame| {
+            frame[17] = 20 + 7;
+            frame[39] = 7;
+        }),
+        changed("two VLAN tags", Unsupported, |frame| {
+            drop(frame.splice(12..12, [0x81, 0, 0, 5, 0x81, 0, 0, 6]));
+        }),
+        changed("a service tag", Unsupported, |frame| drop(frame.splice(12..12, [0x88, 0xa8, 0, 5]))),
+        changed("no checksum", Hit, |frame| frame[40..42].fill(0)),
+        Fixture {
+            name: "a VLAN tag",
+            frame: Datagram { tags: vec![(0x8100, 0x2005)], ..Datagram::v4(hit("v4-3.bosh").bytes()) }
+                .frame(),
+            outcome: Hit,
+        },
+        Fixture {
+            name: "the second port",
+            frame: Datagram { to: (SERVER, 5353), ..Datagram::v4(hit("v4-3.bosh").bytes()) }.frame(),
+            outcome: Hit,
+        },
+        Fixture {
+            name: "a port of the other family",
+            frame: Datagram { to: (SERVER6, 5353), ..Datagram::v6(hit("v4-3.bosh").bytes()) }.frame(),
+            outcome: NotOurs,
+        },
+        Fixture {
+            name: "sent to the client",
+            frame: Datagram { to: (CLIENT, 53), ..Datagram::v4(hit("v4-3.bosh").bytes()) }.frame(),
+            outcome: NotOurs,
+        },
+        Fixture { name: "IPv6", frame: over_v6(hit("v4-3.bosh")).frame(), outcome: Hit },
+        Fixture { name: "IPv6, odd name", frame: over_v6(hit("v4-10.bosh")).frame(), outcome: Hit },
+        Fixture { name: "IPv6, AAAA", frame: over_v6(Query::new("v6-17.bosh", AAAA)).frame(), outcome: Hit },
+        Fixture {
+            name: "IPv6, EDNS",
+            frame: over_v6(hit("v4-60.bosh").opt(Opt::with_options(1232, &[0, 10, 0, 1, 7]))).frame(),
+            outcome: Hit,
+        },
+        Fixture {
+            name: "IPv6, cut",
+            frame: over_v6(Query::new("v6-60.bosh", AAAA).opt(Opt::new(600))).frame(),
+            outcome: HitTruncated,
+        },
+        Fixture { name: "IPv6, no data", frame: over_v6(hit("v6-3.bosh")).frame(), outcome: Hit },
+        Fixture {
+            name: "IPv6, a VLAN tag",
+            frame: Datagram { tags: vec![(0x8100, 7)], ..over_v6(hit("v4-10.bosh")) }.frame(),
+            outcome: Hit,
+        },
+        Fixture {
+            name: "IPv6, hop-by-hop options",
+            frame: {
+                let mut frame = over_v6(hit("v4-3.bosh")).frame();
+                frame[20] = 0;
+                frame
+            },
+            outcome: Unsupported,
+        },
+    ]
+}
+
+#[test]
+fn the_table_holds_at_every_hook() {
+    let Some((mut program, _turn)) = load() else { return };
+    let world = world();
+    install(&mut program, &world);
+    let mut failures = Vec::new();
+    for Fixture { name, frame, outcome } in table() {
+        for hook in HOOKS {
+            let counted = match program.run_counted(hook, &frame) {
+                Ok((_, counted)) => counted,
+                Err(error) => {
+                    failures.push(format!("{name} at {hook:?}: {error:#}"));
+                    continue;
+                }
+            };
+            if counted != outcome {
+                failures.push(format!("{name} at {hook:?}: counted {counted:?} instead of {outcome:?}"));
+            }
+            if let Err(problem) = check(&program, &world, hook, &frame) {
+                failures.push(format!("{name} at {hook:?}: {problem}"));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+}

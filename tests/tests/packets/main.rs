@@ -1,0 +1,73 @@
+//! The packet programs by `BPF_PROG_TEST_RUN`: the real program on packets in
+//! memory, without an interface.
+//!
+//! * [`fixtures`]: a table of packets anyone can extend.
+//! * [`model`]: the programs' behaviour in plain code, what the table and the
+//!   random packets are held against.
+
+mod fixtures;
+mod model;
+mod packet;
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::{Mutex, MutexGuard, OnceLock},
+};
+
+use whole_system_tests::{
+    program::{Hook, Program, TC_ACT_REDIRECT, TC_ACT_UNSPEC, XDP_PASS, XDP_TX},
+    requirements,
+};
+
+use crate::model::World;
+
+/// Longest frame that a run at XDP has room for in any case.
+const XDP_ROOM: usize = 3400;
+
+/// The hooks that answer.
+const HOOKS: [Hook; 2] = [Hook::Xdp, Hook::Tc];
+
+/// Loads the object anew; none where BPF is not to be had (and that is allowed).
+fn load() -> Option<(Program, MutexGuard<'static, ()>)> {
+    // One program at a time: the tests count what runs on shared CPUs.
+    static TURN: OnceLock<Mutex<()>> = OnceLock::new();
+    let turn = TURN.get_or_init(Mutex::default).lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if std::env::var_os("DNS_EBPF_OBJECT").is_none() && !requirements::bpf() {
+        return None;
+    }
+    Some((Program::load().expect("the object loads where BPF is to be had"), turn))
+}
+
+/// Tells the program what `world` says.
+fn install(program: &mut Program, world: &World) {
+    let endpoints: Vec<_> =
+        world.endpoints.iter().map(|&(ip, port): &(IpAddr, u16)| SocketAddr::new(ip, port)).collect();
+    program.set_endpoints(&endpoints);
+    program.set_control(|control| {
+        control.lease_deadline_ns = if world.lease { u64::MAX } else { 1 };
+        control.max_reply = world.max_reply.unwrap_or(0) as u32;
+    });
+    for (name, published) in &world.published {
+        program.publish(name, published).expect("the test's arena has room");
+    }
+}
+
+/// Runs a packet at a hook and holds the outcome against the model.
+fn check(program: &Program, world: &World, hook: Hook, frame: &[u8]) -> Result<bool, String> {
+    let run = program.run(hook, frame).map_err(|error| format!("{error:#}"))?;
+    let expected = model::reply(world, frame);
+    let answered = match (hook, run.verdict) {
+        (Hook::Xdp, XDP_TX) | (Hook::Tc, TC_ACT_REDIRECT) => true,
+        (Hook::Xdp, XDP_PASS) | (Hook::Tc, TC_ACT_UNSPEC) => false,
+        (_, verdict) => return Err(format!("verdict {verdict}")),
+    };
+    match (answered, expected) {
+        (false, None) if run.packet == frame => Ok(false),
+        (false, None) => Err("passed, but changed".into()),
+        (true, Some(expected)) => model::compare(&expected, &run.packet).map(|()| true),
+        (true, None) => Err(format!("answered, but should not be: {:02x?}", run.packet)),
+        // XDP has one page for a frame and what the driver keeps before and behind.
+        (false, Some(expected)) if hook == Hook::Xdp && expected.frame_len() > XDP_ROOM => Ok(false),
+        (false, Some(_)) => Err("not answered, but should be".into()),
+    }
+}

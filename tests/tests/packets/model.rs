@@ -1,0 +1,248 @@
+//! What the programs must do, written plainly from the documents: no cleverness
+//! shared with the programs.
+
+use std::{collections::HashMap, net::IpAddr};
+
+use whole_system_tests::program::Published;
+
+use crate::packet::{checksum, pseudo};
+
+/// What userspace has told the programs.
+#[derive(Clone, Debug)]
+pub(crate) struct World {
+    /// Addresses and ports of the server.
+    pub(crate) endpoints: Vec<(IpAddr, u16)>,
+    /// What is published, by lower-case name in wire format.
+    pub(crate) published: HashMap<Vec<u8>, Published>,
+    /// The lease holds.
+    pub(crate) lease: bool,
+    /// Bound on replies, in bytes of IP packet, where there is one.
+    pub(crate) max_reply: Option<usize>,
+}
+
+/// A reply that is expected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Reply {
+    /// The frame up to the end of the question; over IPv6 with a UDP checksum of zero.
+    pub(crate) start: Vec<u8>,
+    /// Records to choose from.
+    pub(crate) records: Vec<Vec<u8>>,
+    /// How many of them are given.
+    pub(crate) given: usize,
+    /// The OPT behind them.
+    pub(crate) opt: Vec<u8>,
+    /// Offset of the IP header.
+    pub(crate) ip: usize,
+    /// IPv6.
+    pub(crate) v6: bool,
+}
+
+impl Reply {
+    /// Bytes of the whole frame.
+    pub(crate) fn frame_len(&self) -> usize {
+        self.start.len() + self.given * self.records.first().map_or(0, Vec::len) + self.opt.len()
+    }
+}
+
+/// Longest message that the programs give.
+const MOST: usize = 4096;
+
+/// Two bytes at an offset, in network order.
+fn u16_at(bytes: &[u8], at: usize) -> Option<usize> {
+    Some(usize::from(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?])))
+}
+
+/// The reply to `frame`; none: it must go up untouched.
+pub(crate) fn reply(world: &World, frame: &[u8]) -> Option<Reply> {
+    let (ethertype, ip) = match u16_at(frame, 12)? {
+        0x8100 => (u16_at(frame, 16)?, 18),
+        other => (other, 14),
+    };
+    let packet = frame.get(ip..)?;
+    let (v6, from, to, udp) = match ethertype {
+        0x0800 => {
+            let header = packet.get(..20)?;
+            let plain = header[0] == 0x45 && u16_at(header, 6)? & 0x3fff == 0 && header[9] == 17;
+            if !plain {
+                return None;
+            }
+            let from: [u8; 4] = header[12..16].try_into().ok()?;
+            let to: [u8; 4] = header[16..20].try_into().ok()?;
+            (false, IpAddr::from(from), IpAddr::from(to), packet.get(20..u16_at(header, 2)?)?)
+        }
+        0x86dd => {
+            let header = packet.get(..40)?;
+            if header[0] >> 4 != 6 || header[6] != 17 {
+                return None;
+            }
+            let from: [u8; 16] = header[8..24].try_into().ok()?;
+            let to: [u8; 16] = header[24..40].try_into().ok()?;
+            (true, IpAddr::from(from), IpAddr::from(to), packet.get(40..40 + u16_at(header, 4)?)?)
+        }
+        _ => return None,
+    };
+    if udp.len() < 8 || u16_at(udp, 4)? != udp.len() {
+        return None;
+    }
+    let (from_port, to_port) = (u16_at(udp, 0)? as u16, u16_at(udp, 2)? as u16);
+    if !world.endpoints.contains(&(to, to_port)) || !world.lease {
+        return None;
+    }
+
+    let (message, limit, opt, records, rcode) = answer(world, &udp[8..])?;
+    let question_end = message.len();
+    let headers = if v6 { 48 } else { 28 };
+    let limit = world.max_reply.map_or(limit, |most| limit.min(most.saturating_sub(headers)));
+    let fixed = question_end + opt.len();
+    let record_len = records.first().map_or(0, Vec::len);
+    let mut given = records.len();
+    if fixed + given * record_len > limit {
+        if fixed > limit || limit > MOST {
+            return None;
+        }
+        given = (limit - fixed).checked_div(record_len)?;
+    }
+    let reply_len = fixed + given * record_len;
+    if reply_len > MOST {
+        return None;
+    }
+
+    let mut message = message;
+    message[2] = 0x84 | (message[2] & 0x01) | if given < records.len() { 0x02 } else { 0 };
+    message[3] = 0x80 | (message[3] & 0x10) | rcode;
+    message[4..12].copy_from_slice(&[0, 1, (given >> 8) as u8, given as u8, 0, 0, 0, !opt.is_empty() as u8]);
+
+    let mut start = [&frame[6..12], &frame[..6], &frame[12..ip]].concat();
+    let udp_len = (8 + reply_len) as u16;
+    match (from, to) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let mut header = vec![0x45, 0];
+            header.extend((20 + udp_len).to_be_bytes());
+            header.extend([0, 0, 0x40, 0, 64, 17, 0, 0]);
+            header.extend(to.octets());
+            header.extend(from.octets());
+            let sum = checksum(&[&header]);
+            header[10..12].copy_from_slice(&sum.to_be_bytes());
+            start.extend(header);
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            start.extend([0x60, 0, 0, 0]);
+            start.extend(udp_len.to_be_bytes());
+            start.extend([17, 64]);
+            start.extend(to.octets());
+            start.extend(from.octets());
+        }
+        _ => return None,
+    }
+    start.extend(to_port.to_be_bytes());
+    start.extend(from_port.to_be_bytes());
+    start.extend(udp_len.to_be_bytes());
+    start.extend([0, 0]);
+    start.extend(message);
+    Some(Reply { start, records, given, opt, ip, v6 })
+}
+
+/// Header and question of the query, the client's limit, the OPT of the reply,
+/// the records to give and the RCODE.
+#[expect(clippy::type_complexity, reason = "used once")]
+fn answer(world: &World, message: &[u8]) -> Option<(Vec<u8>, usize, Vec<u8>, Vec<Vec<u8>>, u8)> {
+    let header = message.get(..12)?;
+    // QR, opcode, AA, TC; RA, Z, RCODE.
+    if header[2] & 0xfe != 0
+        || header[3] & 0xcf != 0
+        || header[4..10] != [0, 1, 0, 0, 0, 0]
+        || message.len() > 1500
+    {
+        return None;
+    }
+    let additional = u16_at(header, 10)?;
+    if additional > 1 {
+        return None;
+    }
+
+    let mut at = 12;
+    loop {
+        let len = usize::from(*message.get(at)?);
+        at += 1 + len;
+        match len {
+            0 => break,
+            1..64 => {}
+            _ => return None,
+        }
+    }
+    if at - 12 > 255 {
+        return None;
+    }
+    let name = message[12..at].to_ascii_lowercase();
+    let qtype = u16_at(message, at)? as u16;
+    if u16_at(message, at + 2)? != 1 {
+        return None;
+    }
+    let question = message[..at + 4].to_vec();
+    let rest = &message[at + 4..];
+
+    let (limit, opt) = if additional == 1 {
+        let fixed = rest.get(..11)?;
+        if fixed[..3] != [0, 0, 41] || fixed[5] != 0 || fixed[6] != 0 || 11 + u16_at(fixed, 9)? != rest.len()
+        {
+            return None;
+        }
+        let size = [fixed[3], fixed[4]];
+        let opt = vec![0, 0, 41, size[0], size[1], 0, 0, 0, 0, 0, 0];
+        (usize::from(u16::from_be_bytes(size)).max(512), opt)
+    } else if rest.is_empty() {
+        (512, vec![])
+    } else {
+        return None;
+    };
+
+    let published = world.published.get(&name)?;
+    let record = |qtype: u8, address: &[u8]| {
+        let mut out = vec![0xc0, 12, 0, qtype, 0, 1, 0, 0, 0, 0, 0, address.len() as u8];
+        out.extend(address);
+        out
+    };
+    let (records, rcode) = match qtype {
+        1 => (published.v4.iter().map(|ip| record(1, &ip.octets())).collect(), published.rcode),
+        28 => (published.v6.iter().map(|ip| record(28, &ip.octets())).collect(), published.rcode),
+        41 | 43 | 128..=255 => return None,
+        _ => (vec![], published.rcode_other),
+    };
+    Some((question, limit, opt, records, rcode))
+}
+
+/// Holds a frame against the expected reply.
+pub(crate) fn compare(expected: &Reply, frame: &[u8]) -> Result<(), String> {
+    let Reply { start, records, given, opt, ip, v6 } = expected;
+    let record_len = records.first().map_or(0, Vec::len);
+    let len = start.len() + given * record_len + opt.len();
+    if frame.len() != len {
+        return Err(format!("{} bytes instead of {len}", frame.len()));
+    }
+    let mut frame = frame.to_vec();
+    if *v6 {
+        let udp = ip + 40;
+        let sum = [frame[udp + 6], frame[udp + 7]];
+        let address = |at: usize| IpAddr::from(<[u8; 16]>::try_from(&frame[at..at + 16]).unwrap_or_default());
+        let head = pseudo(address(ip + 8), address(ip + 24), (frame.len() - udp) as u16);
+        if sum == [0, 0] || checksum(&[&head, &frame[udp..]]) != 0 {
+            return Err(format!("bad UDP checksum {sum:02x?}"));
+        }
+        frame[udp + 6..udp + 8].fill(0);
+    }
+    if frame[..start.len()] != start[..] {
+        return Err(format!("headers or question differ:\n{:02x?}\n{start:02x?}", &frame[..start.len()]));
+    }
+    let (answers, found_opt) = frame[start.len()..].split_at(given * record_len);
+    if found_opt != opt {
+        return Err(format!("OPT {found_opt:02x?} instead of {opt:02x?}"));
+    }
+    let mut left = records.clone();
+    for found in answers.chunks(record_len.max(1)) {
+        match left.iter().position(|record| record == found) {
+            Some(place) => drop(left.swap_remove(place)),
+            None => return Err(format!("record {found:02x?} not expected, or given twice")),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,251 @@
+//! Packets written and read the plain way, byte by byte.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Type A.
+pub(crate) const A: u16 = 1;
+/// Type AAAA.
+pub(crate) const AAAA: u16 = 28;
+
+/// A DNS query as it goes into a datagram. Everything can be made wrong.
+#[derive(Clone, Debug)]
+pub(crate) struct Query {
+    /// Message id.
+    pub(crate) id: u16,
+    /// Third and fourth byte of the header.
+    pub(crate) flags: u16,
+    /// QDCOUNT, ANCOUNT, NSCOUNT; ARCOUNT follows from `opt` unless set.
+    pub(crate) counts: [u16; 3],
+    /// ARCOUNT where it is to lie.
+    pub(crate) additional: Option<u16>,
+    /// The name in wire format, or whatever stands in its place.
+    pub(crate) name: Vec<u8>,
+    /// QTYPE.
+    pub(crate) qtype: u16,
+    /// QCLASS.
+    pub(crate) qclass: u16,
+    /// OPT record.
+    pub(crate) opt: Option<Opt>,
+    /// Whatever follows the message.
+    pub(crate) trailing: Vec<u8>,
+}
+
+/// An OPT record of a query.
+#[derive(Clone, Debug)]
+pub(crate) struct Opt {
+    /// Owner name, the root if right.
+    pub(crate) owner: u8,
+    /// Type, 41 if right.
+    pub(crate) kind: u16,
+    /// UDP size.
+    pub(crate) size: u16,
+    /// Extended RCODE.
+    pub(crate) extended: u8,
+    /// EDNS version.
+    pub(crate) version: u8,
+    /// DO and the rest.
+    pub(crate) flags: u16,
+    /// Options as they lie in the message.
+    pub(crate) options: Vec<u8>,
+    /// RDLENGTH where it is to lie.
+    pub(crate) options_len: Option<u16>,
+}
+
+impl Opt {
+    /// A plain one.
+    pub(crate) fn new(size: u16) -> Self {
+        Self {
+            owner: 0,
+            kind: 41,
+            size,
+            extended: 0,
+            version: 0,
+            flags: 0,
+            options: vec![],
+            options_len: None,
+        }
+    }
+
+    /// One with options.
+    pub(crate) fn with_options(size: u16, options: &[u8]) -> Self {
+        Self { options: options.to_vec(), ..Self::new(size) }
+    }
+}
+
+impl Query {
+    /// A plain query with RD set.
+    pub(crate) fn new(name: &str, qtype: u16) -> Self {
+        Self {
+            id: 0x1234,
+            flags: 0x0100,
+            counts: [1, 0, 0],
+            additional: None,
+            name: wire(name),
+            qtype,
+            qclass: 1,
+            opt: None,
+            trailing: vec![],
+        }
+    }
+
+    /// The same with an OPT.
+    pub(crate) fn opt(self, opt: Opt) -> Self {
+        Self { opt: Some(opt), ..self }
+    }
+
+    /// The message.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        out.extend(self.id.to_be_bytes());
+        out.extend(self.flags.to_be_bytes());
+        for count in self.counts {
+            out.extend(count.to_be_bytes());
+        }
+        out.extend(self.additional.unwrap_or(self.opt.is_some() as u16).to_be_bytes());
+        out.extend(&self.name);
+        out.extend(self.qtype.to_be_bytes());
+        out.extend(self.qclass.to_be_bytes());
+        if let Some(opt) = &self.opt {
+            out.push(opt.owner);
+            out.extend(opt.kind.to_be_bytes());
+            out.extend(opt.size.to_be_bytes());
+            out.extend([opt.extended, opt.version]);
+            out.extend(opt.flags.to_be_bytes());
+            out.extend(opt.options_len.unwrap_or(opt.options.len() as u16).to_be_bytes());
+            out.extend(&opt.options);
+        }
+        out.extend(&self.trailing);
+        out
+    }
+}
+
+/// A name in wire format, letter case kept. `.` ends labels; the root is "".
+pub(crate) fn wire(name: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    for label in name.split('.').filter(|label| !label.is_empty()) {
+        out.push(label.len() as u8);
+        out.extend(label.as_bytes());
+    }
+    out.push(0);
+    out
+}
+
+/// A name of exactly `len` bytes in wire format (not 2, which no name has).
+pub(crate) fn name_of_length(len: usize) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut left = len - 1;
+    while left > 0 {
+        // A label takes at least two bytes: never leave one.
+        let take = if left > 64 { if left == 65 { 63 } else { 64 } } else { left };
+        out.push((take - 1) as u8);
+        out.extend((1..take).map(|i| b'a' + (i % 26) as u8));
+        left -= take;
+    }
+    out.push(0);
+    assert_eq!(out.len(), len);
+    out
+}
+
+/// A datagram in its frame.
+#[derive(Clone, Debug)]
+pub(crate) struct Datagram {
+    /// VLAN tags, outermost first.
+    pub(crate) tags: Vec<(u16, u16)>,
+    /// Sender.
+    pub(crate) from: (IpAddr, u16),
+    /// Receiver.
+    pub(crate) to: (IpAddr, u16),
+    /// Payload of UDP.
+    pub(crate) payload: Vec<u8>,
+    /// Bytes behind the IP packet.
+    pub(crate) padding: usize,
+}
+
+/// The client in fixtures, IPv4.
+pub(crate) const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 1, 2, 3));
+/// The server in fixtures, IPv4.
+pub(crate) const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 0, 2));
+/// The client in fixtures, IPv6.
+pub(crate) const CLIENT6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0x1234, 0, 0, 0x99));
+/// The server in fixtures, IPv6.
+pub(crate) const SERVER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0xff, 0, 0x53));
+
+impl Datagram {
+    /// A query from client to server, IPv4.
+    pub(crate) fn v4(payload: Vec<u8>) -> Self {
+        Self { tags: vec![], from: (CLIENT, 40_000), to: (SERVER, 53), payload, padding: 0 }
+    }
+
+    /// A query from client to server, IPv6.
+    pub(crate) fn v6(payload: Vec<u8>) -> Self {
+        Self { from: (CLIENT6, 40_000), to: (SERVER6, 53), ..Self::v4(payload) }
+    }
+
+    /// The frame.
+    pub(crate) fn frame(&self) -> Vec<u8> {
+        let mut out = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+        for (kind, tag) in &self.tags {
+            out.extend(kind.to_be_bytes());
+            out.extend(tag.to_be_bytes());
+        }
+        let udp_len = 8 + self.payload.len() as u16;
+        let mut udp = Vec::new();
+        udp.extend(self.from.1.to_be_bytes());
+        udp.extend(self.to.1.to_be_bytes());
+        udp.extend(udp_len.to_be_bytes());
+        udp.extend([0, 0]);
+        udp.extend(&self.payload);
+        let sum = checksum(&[&pseudo(self.from.0, self.to.0, udp_len), &udp]);
+        udp[6..8].copy_from_slice(&if sum == 0 { [0xff, 0xff] } else { sum.to_be_bytes() });
+        match (self.from.0, self.to.0) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                out.extend([0x08, 0x00]);
+                let mut ip = vec![0x45, 0x10];
+                ip.extend((20 + udp_len).to_be_bytes());
+                ip.extend([0xab, 0xcd, 0x40, 0, 63, 17, 0, 0]);
+                ip.extend(from.octets());
+                ip.extend(to.octets());
+                let sum = checksum(&[&ip]);
+                ip[10..12].copy_from_slice(&sum.to_be_bytes());
+                out.extend(ip);
+            }
+            (IpAddr::V6(from), IpAddr::V6(to)) => {
+                out.extend([0x86, 0xdd, 0x60, 0x01, 0x02, 0x03]);
+                out.extend(udp_len.to_be_bytes());
+                out.extend([17, 63]);
+                out.extend(from.octets());
+                out.extend(to.octets());
+            }
+            other => panic!("both of one family, not {other:?}"),
+        }
+        out.extend(udp);
+        out.extend(std::iter::repeat_n(0xee, self.padding));
+        out
+    }
+}
+
+/// The pseudo-header of UDP.
+pub(crate) fn pseudo(from: IpAddr, to: IpAddr, udp_len: u16) -> Vec<u8> {
+    let mut out = Vec::new();
+    for address in [from, to] {
+        match address {
+            IpAddr::V4(address) => out.extend(address.octets()),
+            IpAddr::V6(address) => out.extend(address.octets()),
+        }
+    }
+    out.extend([0, 17]);
+    out.extend(udp_len.to_be_bytes());
+    out
+}
+
+/// The internet checksum over parts of even length (the last may be odd).
+pub(crate) fn checksum(parts: &[&[u8]]) -> u16 {
+    let mut sum = 0u32;
+    for part in parts {
+        for pair in part.chunks(2) {
+            sum += u32::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+    }
+    !(sum as u16)
+}
