@@ -16,6 +16,7 @@ use crate::{
         journal::{Journal, Kind},
         metrics::WholeMetrics,
     },
+    upstream::{Denial, HandlerConfig, HandlerSource},
 };
 
 /// Everything that was found.
@@ -85,7 +86,7 @@ fn examine(path: &Path) -> Result<CheckReport, ConfigError> {
     };
     let board = Board::new(Journal::new(WholeMetrics::new().map_err(internal)?));
     let begun = Instant::now();
-    let (_files, First { snapshot, addresses }) = Files::start(Sources::of(&config), &board)?;
+    let (_files, First { snapshot, handlers, addresses }) = Files::start(Sources::of(&config), &board)?;
     board.loaded(Kind::Config, vec![path.to_owned()], Vec::new(), begun.elapsed(), "read");
 
     let mut errors = Vec::new();
@@ -115,7 +116,7 @@ fn examine(path: &Path) -> Result<CheckReport, ConfigError> {
         aliases: snapshot.alias_count(),
         published_names: snapshot.published_names().count(),
         files: state.files,
-        handlers: Vec::new(),
+        handlers: handlers.iter().map(handler_line).collect(),
         recursors: config.recursion.recursors.clone(),
         recursion: !config.recursion.disabled,
         upcheck_domains: config.upcheck_domains.iter().map(ToString::to_string).collect(),
@@ -125,6 +126,18 @@ fn examine(path: &Path) -> Result<CheckReport, ConfigError> {
         metrics: config.metrics.enabled.then_some(config.metrics.listen),
     };
     Ok(CheckReport { ok: errors.is_empty(), errors, warnings, serves: Some(serves) })
+}
+
+/// A handler in a few words.
+fn handler_line(handler: &HandlerConfig) -> String {
+    let source = match &handler.source {
+        HandlerSource::Dns(recursors) => format!("dns {}", recursors.join(" ")),
+        HandlerSource::Http(url) => format!("http {url}"),
+        HandlerSource::Deny(Denial::Nxdomain) => "deny NXDOMAIN".to_owned(),
+        HandlerSource::Deny(Denial::Refused) => "deny REFUSED".to_owned(),
+    };
+    let cached = if handler.cache { " (cached)" } else { "" };
+    format!("{} -> {source}{cached}", handler.domain)
 }
 
 /// The first file of a certificate that cannot be read.

@@ -18,6 +18,7 @@ use crate::{
     catalog::Snapshot,
     config::{ConfigError, addresses::parse_addresses},
     ops::journal::Kind,
+    upstream::{HandlerConfig, Handlers},
 };
 
 /// The files behind everything that changes while the server runs; clones share them.
@@ -30,6 +31,8 @@ struct Inner {
     sources: Sources,
     /// Records and aliases.
     catalog: CatalogFiles,
+    /// Handler files.
+    handlers: Followed,
     /// Addresses files.
     addresses: Followed,
     /// Where the state is shown.
@@ -41,6 +44,8 @@ struct Inner {
 pub(super) struct Changes {
     /// New records or aliases.
     pub(super) snapshot: Option<Snapshot>,
+    /// The handlers of now.
+    pub(super) handlers: Option<Vec<HandlerConfig>>,
     /// The further listen addresses of now.
     pub(super) addresses: Option<Vec<SocketAddr>>,
 }
@@ -49,6 +54,8 @@ pub(super) struct Changes {
 pub(super) struct First {
     /// The first snapshot.
     pub(super) snapshot: Snapshot,
+    /// Handlers.
+    pub(super) handlers: Vec<HandlerConfig>,
     /// Further listen addresses.
     pub(super) addresses: Vec<SocketAddr>,
 }
@@ -58,13 +65,15 @@ impl Files {
     pub(super) fn start(sources: Sources, board: &Board) -> Result<(Self, First), ConfigError> {
         let (catalog, snapshot) = CatalogFiles::start(&sources, board)?;
         let mut inner = Inner {
+            handlers: Followed::new(sources.handlers.clone()),
             addresses: Followed::new(sources.addresses.clone()),
             catalog,
             sources,
             board: board.clone(),
         };
+        let handlers = inner.read_handlers(true).transpose()?.unwrap_or_default();
         let addresses = inner.read_addresses(true).transpose()?.unwrap_or_default();
-        Ok((Self(Arc::new(Mutex::new(inner))), First { snapshot, addresses }))
+        Ok((Self(Arc::new(Mutex::new(inner))), First { snapshot, handlers, addresses }))
     }
 
     /// Looks whether anything changed, off the async threads; with `force` everything
@@ -81,6 +90,7 @@ impl Files {
         self.with(|inner| {
             if inner.sources != sources {
                 inner.catalog.follow(&sources);
+                inner.handlers = Followed::new(sources.handlers.clone());
                 inner.addresses = Followed::new(sources.addresses.clone());
                 inner.sources = sources;
             }
@@ -102,11 +112,31 @@ impl Inner {
     /// Looks at all files.
     fn look(&mut self, force: bool) -> Changes {
         let snapshot = self.catalog.refresh(force);
+        let handlers = self.read_handlers(force).and_then(|read| {
+            read.inspect_err(|problem| error!("handler files: {problem}; the handlers in use stay")).ok()
+        });
         let addresses = self.read_addresses(force).and_then(|read| {
             read.inspect_err(|problem| error!("addresses files: {problem}; the sockets stay as they are"))
                 .ok()
         });
-        Changes { snapshot, addresses }
+        Changes { snapshot, handlers, addresses }
+    }
+
+    /// Reads the handler files if they may have changed.
+    fn read_handlers(&mut self, force: bool) -> Option<Result<Vec<HandlerConfig>, ConfigError>> {
+        let begun = Instant::now();
+        let (contents, parsed) = self.handlers.parsed(force, |contents| {
+            let files = contents.readable()?;
+            Handlers::parse(files.iter().map(|(name, bytes)| (name.as_str(), *bytes)))
+        })?;
+        match &parsed {
+            Ok(handlers) => {
+                let detail = format!("{} handlers", handlers.len());
+                self.board.loaded(Kind::Handlers, contents.paths(), Vec::new(), begun.elapsed(), &detail);
+            }
+            Err(problem) => self.board.refused(Kind::Handlers, contents.paths(), &problem.to_string()),
+        }
+        Some(parsed)
     }
 
     /// Reads the addresses files if they may have changed.

@@ -1,13 +1,15 @@
 //! The running server: joins the rooms in order, keeps up with files, ends in order.
 //!
-//! * `backend`: what the API asks.
-//! * `serve`: start, the loop, signals, the end.
+//! * `start`, `serve`: the start in order; the loop, signals, the end.
+//! * `answers`: who answers what is not local.
 //! * `files`, `records`, `sources`, `watch`: what is on disk becomes what is served.
 //! * `listeners`: the sockets, as the addresses files come and go.
 //! * `upcheck`: the server asks itself.
+//! * `backend`: what the API shows and does.
 //! * `failures`: what becomes of panics.
 //! * [`status`]: what all of them report.
 
+mod answers;
 mod backend;
 pub mod check;
 mod failures;
@@ -17,6 +19,7 @@ mod privileges;
 mod records;
 mod serve;
 mod sources;
+mod start;
 pub mod status;
 mod upcheck;
 mod watch;
@@ -28,6 +31,7 @@ use tracing::error;
 
 use crate::{
     config::{Config, ConfigError, HookMode},
+    health::HealthError,
     ops::logs::{LogFormat, Logs, LogsError},
     server::ServerError,
 };
@@ -61,6 +65,9 @@ enum DaemonError {
     /// Two metrics of one name: a mistake of ours.
     #[error("metrics: {0}")]
     Metrics(#[from] prometheus::Error),
+    /// Health checks cannot be made.
+    #[error(transparent)]
+    Health(#[from] HealthError),
     /// A port is not to be had.
     #[error(transparent)]
     Listen(#[from] ServerError),

@@ -1,7 +1,6 @@
-//! The server from its first socket to its last reply.
+//! The server at work: the loop, signals, the end.
 
 use std::{
-    future,
     net::SocketAddr,
     path::Path,
     sync::Arc,
@@ -17,26 +16,21 @@ use tracing::{error, info, warn};
 
 use super::{
     DaemonError,
-    backend::{self, Backend, Views},
+    answers::Answers,
     failures::{Failure, Failures},
-    files::{Changes, Files, First},
-    listeners::{self, Listeners},
+    files::{Changes, Files},
+    listeners::Listeners,
     sources::Sources,
+    start::start,
     status::Board,
     upcheck::Upcheck,
     watch::Watch,
-    wellness::Wellness,
 };
 use crate::{
     config::{Config, Loaded},
-    ops::{
-        api::Reloaded,
-        journal::{Journal, Kind},
-        logs::Logs,
-        metrics::{Metrics, WholeMetrics, http::MetricsServer, labels},
-    },
-    resolve::AllRunning,
-    server::{Local, Router, Routes, ServerMetrics},
+    health::HealthService,
+    ops::{api::Reloaded, journal::Kind, logs::Logs},
+    server::Local,
 };
 
 /// How often the server asks itself while it runs.
@@ -55,106 +49,41 @@ pub(super) async fn serve(
 ) -> Result<(), DaemonError> {
     // Before anything else: a signal during the start ends us in order as well.
     let mut signals = Signals::new()?;
-    let mut daemon = Daemon::start(path, loaded, logs, &failures).await?;
+    let mut daemon = start(path, loaded, logs, &failures).await?;
     let result = daemon.run(&mut signals, &mut failures).await;
     daemon.stop().await;
     result
 }
 
 /// All parts of a running server.
-struct Daemon<'a> {
+pub(super) struct Daemon<'a> {
     /// config.json.
-    path: &'a Path,
+    pub(super) path: &'a Path,
     /// What it said at the last good reading.
-    config: Arc<Config>,
+    pub(super) config: Arc<Config>,
     /// Levels can change.
-    logs: &'a Logs,
+    pub(super) logs: &'a Logs,
     /// What is shown to operators.
-    board: Board,
+    pub(super) board: Board,
     /// Everything that is followed on disk.
-    files: Files,
+    pub(super) files: Files,
     /// Says when to look.
-    watch: Watch,
+    pub(super) watch: Watch,
     /// Names of the fleet.
-    local: Arc<Local>,
-    /// Who answers which name.
-    router: Arc<Router>,
+    pub(super) local: Arc<Local>,
+    /// Who answers which other name.
+    pub(super) answers: Answers,
     /// The sockets.
-    listeners: Listeners,
+    pub(super) listeners: Listeners,
     /// What the server asks itself.
-    upcheck: Upcheck,
-    /// Reloads that the API's clients ask for.
-    reload_orders: mpsc::Receiver<oneshot::Sender<Reloaded>>,
+    pub(super) upcheck: Upcheck,
+    /// Health checks; `None`: off.
+    pub(super) health: Option<Arc<HealthService>>,
+    /// Reloads that were asked for by the API.
+    pub(super) reload_orders: mpsc::Receiver<oneshot::Sender<Reloaded>>,
 }
 
-impl<'a> Daemon<'a> {
-    /// Reads the files, opens the sockets, and waits until the server answers itself.
-    async fn start(
-        path: &'a Path,
-        loaded: Loaded,
-        logs: &'a Logs,
-        failures: &Failures,
-    ) -> Result<Self, DaemonError> {
-        let begun = Instant::now();
-        let Loaded { config, warnings } = loaded;
-        for warning in &warnings {
-            warn!("{warning}");
-        }
-        let whole = WholeMetrics::new()?;
-        let metrics = Metrics::new(labels::server_label(config.listen))?;
-        whole.register(metrics.registry())?;
-        let board = Board::new(Journal::new(whole));
-        board.loaded(Kind::Config, vec![path.to_owned()], warnings, begun.elapsed(), "read");
-        let (files, First { snapshot, addresses }) = Files::start(Sources::of(&config), &board)?;
-        let mut watch = Watch::new();
-        watch.set(files.folders());
-
-        let local = Arc::new(Local::new(snapshot, Arc::new(AllRunning), Arc::new(()), None));
-        let router = Arc::new(Router::new(local.clone(), routes(&config)));
-        let server_metrics = ServerMetrics::new(metrics.server().to_owned())?;
-        server_metrics.register(metrics.registry())?;
-        let options = listeners::options(config.request_timeout);
-        let mut listeners = Listeners::new(router.clone(), server_metrics, options);
-        let listen = all_addresses(config.listen, &addresses);
-        let upcheck = Upcheck::new(&listen, &config.upcheck_domains, config.internal_upcheck.as_ref());
-        time::timeout(config.timeout, listeners.start(&listen))
-            .await
-            .map_err(|_| DaemonError::BindTimeout(config.timeout))??;
-        upcheck.until_up(config.timeout.saturating_sub(begun.elapsed())).await.map_err(DaemonError::NotUp)?;
-        board.change(|state| state.listen.clone_from(&listen));
-        info!("up: serving on {}", listed(&listen));
-        expose(&config, &metrics, &board, logs, failures).await;
-        let (reloads, reload_orders) = mpsc::channel(4);
-        if let Some(api) = &config.api {
-            let backend = Backend {
-                board: board.clone(),
-                logs: logs.clone(),
-                metrics: metrics.clone(),
-                local: local.clone(),
-                health: Arc::new(AllRunning),
-                checks: None,
-                jobs_dir: config.jobs_dir.clone(),
-                certificates: Vec::new(),
-                reloads,
-                views: Views::default(),
-            };
-            backend::open(api, backend, failures).await;
-        }
-        Ok(Self {
-            path,
-            config: Arc::new(config),
-            logs,
-            board,
-            files,
-            watch,
-            local,
-            router,
-            listeners,
-            upcheck,
-            reload_orders,
-        })
-    }
-
+impl Daemon<'_> {
     /// Serves until SIGTERM or SIGINT, or until a part fails.
     async fn run(&mut self, signals: &mut Signals, failures: &mut Failures) -> Result<(), DaemonError> {
         let mut asking = time::interval_at(time::Instant::now() + UPCHECK_INTERVAL, UPCHECK_INTERVAL);
@@ -172,9 +101,9 @@ impl<'a> Daemon<'a> {
                 },
                 Some(done) = self.reload_orders.recv() => {
                     self.reload("API").await;
-                    // Whoever asked may have gone away.
+                    // Whoever asked may have gone.
                     let _ = done.send(self.board.reloaded());
-                },
+                }
                 failure = failures.next() => return Err(failure.into()),
                 _ = asking.tick() => {
                     if let Some(address) = self.listeners.ended() {
@@ -205,9 +134,12 @@ impl<'a> Daemon<'a> {
 
     /// Looks at the files and puts to use what is new.
     async fn look(&mut self, force: bool) {
-        let Changes { snapshot, addresses } = self.files.look(force).await;
+        let Changes { snapshot, handlers, addresses } = self.files.look(force).await;
         if let Some(snapshot) = snapshot {
             self.local.install(Arc::new(snapshot));
+        }
+        if let Some(handlers) = handlers {
+            self.answers.set_handlers(handlers, &self.config);
         }
         if let Some(addresses) = addresses {
             self.listen(&addresses).await;
@@ -225,8 +157,8 @@ impl<'a> Daemon<'a> {
     }
 
     /// Reads everything again, the configuration too.
-    async fn reload(&mut self, asked_by: &str) {
-        info!("{asked_by}: reading everything again");
+    async fn reload(&mut self, why: &str) {
+        info!("{why}: reading everything again");
         match Config::load(self.path) {
             Ok(loaded) => self.reconfigure(loaded),
             Err(problem) => {
@@ -235,7 +167,7 @@ impl<'a> Daemon<'a> {
             }
         }
         self.look(true).await;
-        info!("{asked_by}: done");
+        info!("{why}: everything was read again");
     }
 
     /// Puts to use what of a new configuration can change while the server runs.
@@ -263,7 +195,10 @@ impl<'a> Daemon<'a> {
         if let Err(problem) = self.logs.apply(&config.logging) {
             error!("{problem}");
         }
-        self.router.install(routes(&config));
+        let listen = self.board.state().listen;
+        if let Err(problem) = self.answers.reconfigure(&self.config, &config, &listen) {
+            error!("metrics: {problem}");
+        }
         self.files.follow(Sources::of(&config));
         self.config = Arc::new(config);
         self.board.loaded(Kind::Config, vec![self.path.to_owned()], warnings, begun.elapsed(), "read");
@@ -271,39 +206,14 @@ impl<'a> Daemon<'a> {
 
     /// Ends in order.
     async fn stop(self) {
-        let Self { listeners, .. } = self;
+        let Self { listeners, health, .. } = self;
         listeners.stop().await;
+        if let Some(health) = health {
+            // Joins a thread.
+            let _ = tokio::task::spawn_blocking(move || health.stop()).await;
+        }
         info!("ended");
     }
-}
-
-/// Opens the metrics port. A port that is not to be had leaves DNS alone.
-async fn expose(config: &Config, metrics: &Metrics, board: &Board, logs: &Logs, failures: &Failures) {
-    if !config.metrics.enabled {
-        return;
-    }
-    let (journal, logs) = (board.journal().clone(), logs.clone());
-    metrics.before_exposition(move || journal.metrics().refresh(&journal, Some(&logs)));
-    let probe = Arc::new(Wellness(board.clone()));
-    match MetricsServer::bind(config.metrics.listen, metrics.clone(), probe).await {
-        Ok(server) => failures.spawn("the metrics port", async {
-            // It ends with the process; an earlier end is a failure.
-            if let Err(problem) = server.run(future::pending()).await {
-                error!("metrics: {problem}");
-            }
-        }),
-        Err(problem) => {
-            let problem =
-                format!("metrics: cannot listen on {}: {problem}; metrics stay off", config.metrics.listen);
-            warn!("{problem}");
-            board.change(|state| state.parts_off.push(problem));
-        }
-    }
-}
-
-/// Who answers what is not local.
-fn routes(config: &Config) -> Routes {
-    Routes { upchecks: config.upcheck_domains.iter().cloned().collect(), ..Routes::default() }
 }
 
 /// Settings that differ and take effect only after a restart, by their names.
@@ -330,11 +240,6 @@ pub(super) fn all_addresses(configured: SocketAddr, further: &[SocketAddr]) -> V
         }
     }
     all
-}
-
-/// Addresses for a message.
-fn listed(addresses: &[SocketAddr]) -> String {
-    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// The signals that mean something to us.

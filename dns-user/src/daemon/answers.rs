@@ -1,0 +1,154 @@
+//! Who answers what is not local: joins recursors, handlers and reverse names to
+//! the router, again whenever files or configuration change.
+
+use std::{collections::HashMap, net::SocketAddr, sync::Arc};
+
+use arc_swap::ArcSwap;
+use futures::future::BoxFuture;
+use prometheus::Registry;
+
+use crate::{
+    config::Config,
+    name::Name,
+    server::{Answer, Local, Router, Routes},
+    upstream::{Channel, HandlerConfig, Handlers, Reverse, Upstream, metrics::UpstreamMetrics},
+    wire::{Query, Transport},
+};
+
+/// Recursors, handlers and reverse names in force.
+pub(super) struct Answers {
+    /// Where they are put in force.
+    router: Arc<Router>,
+    /// Where they are counted.
+    registry: Registry,
+    /// Value of the label `server`.
+    server: String,
+    /// What is in force; shared with status and metrics.
+    pub(super) current: Arc<Current>,
+    /// What is registered of it.
+    metrics: Option<UpstreamMetrics>,
+}
+
+/// What is in force.
+pub(super) struct Current {
+    /// Recursors.
+    pub(super) upstream: ArcSwap<Upstream>,
+    /// Handlers.
+    pub(super) handlers: ArcSwap<Handlers>,
+}
+
+impl Answers {
+    /// Puts recursors and handlers in force for the first time. `own` is where we
+    /// listen ourselves. Inside a tokio runtime.
+    pub(super) fn new(
+        router: Arc<Router>,
+        config: &Config,
+        own: &[SocketAddr],
+        handlers: Vec<HandlerConfig>,
+        registry: Registry,
+        server: String,
+    ) -> prometheus::Result<Self> {
+        let current = Arc::new(Current {
+            upstream: ArcSwap::from_pointee(Upstream::new(config, own)),
+            handlers: ArcSwap::from_pointee(Handlers::new(handlers, config, &Handlers::default())),
+        });
+        let mut answers = Self { router, registry, server, current, metrics: None };
+        answers.count()?;
+        answers.install(config);
+        Ok(answers)
+    }
+
+    /// Puts other handlers in force.
+    pub(super) fn set_handlers(&self, handlers: Vec<HandlerConfig>, config: &Config) {
+        let previous = self.current.handlers.load_full();
+        self.current.handlers.store(Arc::new(Handlers::new(handlers, config, &previous)));
+        self.install(config);
+    }
+
+    /// Puts a changed configuration in force; recursors and their cache stay if
+    /// nothing changed for them.
+    pub(super) fn reconfigure(
+        &mut self,
+        old: &Config,
+        new: &Config,
+        own: &[SocketAddr],
+    ) -> prometheus::Result<()> {
+        if old.recursion != new.recursion || old.cache != new.cache {
+            self.current.upstream.store(Arc::new(Upstream::new(new, own)));
+            self.count()?;
+        }
+        self.install(new);
+        Ok(())
+    }
+
+    /// Counts what is in force.
+    fn count(&mut self) -> prometheus::Result<()> {
+        if let Some(old) = self.metrics.take() {
+            self.registry.unregister(Box::new(old))?;
+        }
+        let current = self.current.clone();
+        let handlers = move || current.handlers.load_full();
+        let metrics = UpstreamMetrics::new(self.current.upstream.load_full(), handlers, self.server.clone())?;
+        metrics.register(&self.registry)?;
+        self.metrics = Some(metrics);
+        Ok(())
+    }
+
+    /// Makes routes of what is in force.
+    fn install(&self, config: &Config) {
+        let upstream = self.current.upstream.load();
+        let handlers: HashMap<Name, Arc<dyn Answer>> = self
+            .current
+            .handlers
+            .load()
+            .channels()
+            .map(|(domain, channel)| (domain.clone(), answer(channel.clone())))
+            .collect();
+        let past = Routes::past_reverse(upstream.uncached().map(answer).as_ref(), &handlers);
+        let reverse = ReverseNames { names: reverse(self.router.local().clone()), past };
+        self.router.install(Routes {
+            upchecks: config.upcheck_domains.iter().cloned().collect(),
+            handlers,
+            reverse: Some(Arc::new(reverse)),
+            recursors: upstream.recursors().map(answer),
+        });
+    }
+}
+
+/// A channel at the router's seam.
+struct ByChannel(Channel);
+
+/// Makes an [`Answer`] of a channel.
+fn answer(channel: Channel) -> Arc<dyn Answer> {
+    Arc::new(ByChannel(channel))
+}
+
+impl Answer for ByChannel {
+    fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>> {
+        Box::pin(self.0.answer(query, transport))
+    }
+}
+
+/// Reverse names, known addresses first.
+struct ReverseNames {
+    /// Knows the records' and aliases' addresses.
+    names: Reverse,
+    /// Answers for all others.
+    past: Arc<dyn Answer>,
+}
+
+impl Answer for ReverseNames {
+    fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>> {
+        Box::pin(async move {
+            match self.names.answer(query, transport) {
+                Some(reply) => reply,
+                None => self.past.answer(query, transport).await,
+            }
+        })
+    }
+}
+
+/// Reverse names of the snapshot in force.
+fn reverse(local: Arc<Local>) -> Reverse {
+    Reverse::new(move |address| local.snapshot().reverse(address))
+}

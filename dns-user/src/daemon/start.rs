@@ -1,0 +1,202 @@
+//! The start, in order: files, fast path, sockets, up-check, and only then what
+//! operators touch, which must never keep DNS from starting.
+
+use std::{
+    future,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Instant,
+};
+
+use tokio::{sync::mpsc, time};
+use tracing::{error, info, warn};
+
+use super::{
+    DaemonError,
+    answers::Answers,
+    backend::{self, Backend, Views},
+    failures::Failures,
+    files::{Files, First},
+    listeners::{self, Listeners},
+    serve::{Daemon, all_addresses},
+    sources::Sources,
+    status::Board,
+    upcheck::Upcheck,
+    watch::Watch,
+    wellness::Wellness,
+};
+use crate::{
+    config::{Config, Loaded},
+    health::{HealthService, NoMarks},
+    ops::{
+        journal::{Journal, Kind},
+        logs::Logs,
+        metrics::{Metrics, WholeMetrics, http::MetricsServer, labels},
+    },
+    resolve::{AllRunning, Health},
+    server::{Local, Router, Routes, ServerMetrics, Track},
+};
+
+/// Reads the files, opens the sockets, waits until the server answers itself, and
+/// opens what operators touch.
+pub(super) async fn start<'a>(
+    path: &'a Path,
+    loaded: Loaded,
+    logs: &'a Logs,
+    failures: &Failures,
+) -> Result<Daemon<'a>, DaemonError> {
+    let begun = Instant::now();
+    let Loaded { config, warnings } = loaded;
+    for warning in &warnings {
+        warn!("{warning}");
+    }
+    let whole = WholeMetrics::new()?;
+    let metrics = Metrics::new(labels::server_label(config.listen))?;
+    whole.register(metrics.registry())?;
+    let board = Board::new(Journal::new(whole));
+    board.loaded(Kind::Config, vec![path.to_owned()], warnings, begun.elapsed(), "read");
+    let (files, First { snapshot, handlers, addresses }) = Files::start(Sources::of(&config), &board)?;
+    let mut watch = Watch::new();
+    watch.set(files.folders());
+    let listen = all_addresses(config.listen, &addresses);
+
+    let health = match config.health.enabled {
+        true => Some(Arc::new(HealthService::new(&config.health, config.request_timeout)?)),
+        false => None,
+    };
+    let states: Arc<dyn Health + Send + Sync> = match &health {
+        Some(health) => health.states(),
+        None => Arc::new(AllRunning),
+    };
+    let tracker = health.as_ref().map(|health| -> Arc<dyn Track> { health.tracker() });
+    let local = Arc::new(Local::new(snapshot, states.clone(), Arc::new(()), tracker));
+    let router = Arc::new(Router::new(local.clone(), Routes::default()));
+    let answers = Answers::new(
+        router.clone(),
+        &config,
+        &listen,
+        handlers,
+        metrics.registry().clone(),
+        metrics.server().to_owned(),
+    )?;
+    if let Some(health) = &health {
+        health.metrics().register(metrics.registry())?;
+        let local = local.clone();
+        health.start(Arc::new(move |instances| local.health_changed(instances)), Arc::new(NoMarks))?;
+    }
+
+    let server_metrics = ServerMetrics::new(metrics.server().to_owned())?;
+    server_metrics.register(metrics.registry())?;
+    let mut listeners = Listeners::new(router, server_metrics, listeners::options(config.request_timeout));
+    let upcheck = Upcheck::new(&listen, &config.upcheck_domains, config.internal_upcheck.as_ref());
+    come_up(&config, &listen, &mut listeners, &upcheck).await?;
+    board.change(|state| state.listen.clone_from(&listen));
+    let listed: Vec<String> = listen.iter().map(ToString::to_string).collect();
+    info!("up: serving on {}", listed.join(", "));
+
+    expose(&config, &metrics, &board, logs, failures).await;
+    let (reloads, reload_orders) = mpsc::channel(4);
+    if let Some(api) = &config.api {
+        let backend = Backend {
+            board: board.clone(),
+            logs: logs.clone(),
+            metrics,
+            local: local.clone(),
+            health: states,
+            checks: health.clone(),
+            jobs_dir: jobs_dir(&config, &board),
+            certificates: health.iter().map(|health| health.tls().clone()).collect(),
+            reloads,
+            views: views(&answers),
+        };
+        backend::open(api, backend, failures).await;
+    }
+    Ok(Daemon {
+        path,
+        config: Arc::new(config),
+        logs,
+        board,
+        files,
+        watch,
+        local,
+        answers,
+        listeners,
+        upcheck,
+        health,
+        reload_orders,
+    })
+}
+
+/// Binds the sockets and waits until the server answers itself, both within `timeout`.
+async fn come_up(
+    config: &Config,
+    listen: &[SocketAddr],
+    listeners: &mut Listeners,
+    upcheck: &Upcheck,
+) -> Result<(), DaemonError> {
+    let begun = Instant::now();
+    time::timeout(config.timeout, listeners.start(listen))
+        .await
+        .map_err(|_| DaemonError::BindTimeout(config.timeout))??;
+    let left = config.timeout.saturating_sub(begun.elapsed());
+    upcheck.until_up(left).await.map_err(DaemonError::NotUp)
+}
+
+/// Opens the metrics port.
+async fn expose(config: &Config, metrics: &Metrics, board: &Board, logs: &Logs, failures: &Failures) {
+    if !config.metrics.enabled {
+        return;
+    }
+    let (journal, logs) = (board.journal().clone(), logs.clone());
+    metrics.before_exposition(move || journal.metrics().refresh(&journal, Some(&logs)));
+    let probe = Arc::new(Wellness(board.clone()));
+    match MetricsServer::bind(config.metrics.listen, metrics.clone(), probe).await {
+        Ok(server) => failures.spawn("the metrics port", async {
+            if let Err(problem) = server.run(future::pending()).await {
+                error!("metrics: {problem}");
+            }
+        }),
+        Err(problem) => {
+            let listen = config.metrics.listen;
+            stays_off(board, format!("metrics: cannot listen on {listen}: {problem}; metrics stay off"));
+        }
+    }
+}
+
+/// The folder of the jobs, if it is there.
+fn jobs_dir(config: &Config, board: &Board) -> Option<PathBuf> {
+    match &config.jobs_dir {
+        Some(folder) if folder.is_dir() => return Some(folder.clone()),
+        Some(folder) => {
+            let folder = folder.display();
+            stays_off(board, format!("jobs_dir: {folder}: no such folder; /local-groups stays empty"));
+        }
+        None => stays_off(board, "jobs_dir is missing; /local-groups stays empty".to_owned()),
+    }
+    None
+}
+
+/// What the rooms tell of themselves.
+fn views(answers: &Answers) -> Views {
+    let (recursors, flush) = (answers.current.clone(), answers.current.clone());
+    Views {
+        recursors: Box::new(move || {
+            let upstream = recursors.upstream.load().status();
+            let all = upstream.into_iter().chain(recursors.handlers.load().status());
+            all.filter_map(|status| serde_json::to_value(status).ok()).collect()
+        }),
+        flush: Box::new(move || {
+            flush.upstream.load().flush_cache();
+            flush.handlers.load().flush_cache();
+            None
+        }),
+        ..Views::default()
+    }
+}
+
+/// Reports a part that stays off.
+fn stays_off(board: &Board, problem: String) {
+    warn!("{problem}");
+    board.change(|state| state.parts_off.push(problem));
+}
