@@ -38,6 +38,8 @@ pub(super) struct Batch {
     incoming_slices: Box<[libc::iovec; BATCH]>,
     /// One buffer for each header of `outgoing`.
     outgoing_slices: Box<[libc::iovec; BATCH]>,
+    /// How many headers of `incoming` the kernel has written to since they were prepared.
+    used: usize,
 }
 
 // SAFETY: the raw pointers in the headers lead into the boxes of the same
@@ -81,12 +83,13 @@ impl Batch {
             outgoing: Box::new([header; BATCH]),
             incoming_slices: Box::new([slice; BATCH]),
             outgoing_slices: Box::new([slice; BATCH]),
+            used: BATCH,
         }
     }
 
     /// Waits for a datagram and takes all that are there; says how many.
     pub(super) fn receive(&mut self, socket: RawFd) -> io::Result<usize> {
-        for at in 0..BATCH {
+        for at in 0..self.used {
             self.incoming_slices[at] =
                 libc::iovec { iov_base: self.queries[at].as_mut_ptr().cast(), iov_len: QUERY_SIZE };
             let header = &mut self.incoming[at].msg_hdr;
@@ -110,6 +113,8 @@ impl Batch {
                 ptr::null_mut(),
             )
         };
+        // After an error some may have been written to.
+        self.used = usize::try_from(count).unwrap_or(BATCH);
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 

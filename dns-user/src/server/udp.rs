@@ -185,13 +185,13 @@ impl Worker {
                     continue;
                 }
             };
-            let received = Instant::now();
+            let mut clock = Clock::start();
             self.memo.keep_only(self.desk.router.local().generation());
-            let tick = received.duration_since(self.started).as_millis() as u64;
+            let tick = clock.received.duration_since(self.started).as_millis() as u64;
             let mut messages = 0;
             for mut datagram in batch.datagrams(count) {
                 messages += usize::from(!datagram.query.is_empty());
-                self.answer(&mut datagram, received, tick);
+                self.answer(&mut datagram, &mut clock, tick);
             }
             let failed = batch.send(descriptor, count);
             if failed > 0 {
@@ -204,7 +204,7 @@ impl Worker {
     }
 
     /// Answers one datagram, or sends it on its way.
-    fn answer(&mut self, datagram: &mut Datagram<'_>, received: Instant, tick: u64) {
+    fn answer(&mut self, datagram: &mut Datagram<'_>, clock: &mut Clock, tick: u64) {
         let query = match wire::parse(datagram.query) {
             Parsed::Query(query) => query,
             Parsed::Reply(reply) => {
@@ -216,7 +216,7 @@ impl Worker {
                     Transport::Udp,
                     datagram.query,
                     datagram.reply,
-                    received.elapsed(),
+                    clock.elapsed(),
                 );
                 return;
             }
@@ -225,15 +225,15 @@ impl Worker {
                 return;
             }
         };
-        let by = match self.answer_from_memo(&query, tick, datagram.reply) {
-            Some(by) => by,
-            None => match self.answer_anew(&query, tick, datagram, received) {
-                Some(by) => by,
+        let (by, took) = match self.answer_from_memo(&query, tick, datagram.reply) {
+            Some(by) => (by, clock.elapsed_about()),
+            None => match self.answer_anew(&query, tick, datagram, clock.received) {
+                Some(by) => (by, clock.elapsed()),
                 None => return,
             },
         };
         let client = socket_address(datagram.peer);
-        observe(&self.stripe, client, Transport::Udp, &query, datagram.reply, by, received.elapsed());
+        observe(&self.stripe, client, Transport::Udp, &query, datagram.reply, by, took);
     }
 
     /// Answers a local name that was asked for before.
@@ -308,5 +308,31 @@ impl Worker {
                 stripe.dropped(Dropped::NotSent, 1);
             }
         });
+    }
+}
+
+/// The time that a batch takes, read seldom.
+struct Clock {
+    /// When the batch was taken from the socket.
+    received: Instant,
+    /// The last reading.
+    last: Option<Duration>,
+}
+
+impl Clock {
+    /// A batch was taken.
+    fn start() -> Self {
+        Self { received: Instant::now(), last: None }
+    }
+
+    /// Time since then.
+    fn elapsed(&mut self) -> Duration {
+        *self.last.insert(self.received.elapsed())
+    }
+
+    /// Time since then at the last reading: good enough for remembered answers,
+    /// of which a whole batch takes some microseconds.
+    fn elapsed_about(&mut self) -> Duration {
+        self.last.map_or_else(|| self.elapsed(), |last| last)
     }
 }
