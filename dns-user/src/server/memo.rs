@@ -32,8 +32,6 @@ pub(super) struct Entry {
     pub(super) name: Name,
     /// The answer.
     pub(super) resolution: Arc<Resolution>,
-    /// Tick at which the fast path was last told of the name.
-    pub(super) learned: u64,
     /// Hash of the name.
     hash: u64,
 }
@@ -101,24 +99,19 @@ impl Memo {
     #[cold]
     fn get_old(&mut self, hash: u64, name: &LowerName) -> Option<&mut Entry> {
         let at = self.old.find(hash, name.as_wire())?;
-        let Entry { name, resolution, learned, hash: _ } = self.old.entries.get(at)?;
-        self.insert(name.clone(), resolution.clone(), *learned)
+        let Entry { name, resolution, hash: _ } = self.old.entries.get(at)?;
+        self.insert(name.clone(), resolution.clone())
     }
 
     /// Remembers an answer of the current generation.
-    pub(super) fn insert(
-        &mut self,
-        name: Name,
-        resolution: Arc<Resolution>,
-        learned: u64,
-    ) -> Option<&mut Entry> {
+    pub(super) fn insert(&mut self, name: Name, resolution: Arc<Resolution>) -> Option<&mut Entry> {
         let hash = self.hasher.hash_one(name.as_wire());
         let weight = ENTRY_WEIGHT + resolution.v4.len() + 4 * resolution.v6.len();
         if self.young.weight + weight > MAX_WEIGHT {
             self.old = mem::take(&mut self.young);
         }
         self.young.weight += weight;
-        self.young.push(Entry { name, resolution, learned, hash })
+        self.young.push(Entry { name, resolution, hash })
     }
 }
 
@@ -183,7 +176,7 @@ mod tests {
         let mut memo = Memo::new();
         let (web, asked) = name("q-s0.web.bosh");
         memo.keep_only(1);
-        memo.insert(web.clone(), resolution(1), 0);
+        memo.insert(web.clone(), resolution(1));
         assert_eq!(memo.get(&asked).unwrap().name, web);
         assert!(memo.get(&name("q-s0.db.bosh").1).is_none());
         memo.keep_only(1);
@@ -196,12 +189,12 @@ mod tests {
     fn what_is_not_used_goes_first_and_the_room_is_bounded() {
         let mut memo = Memo::new();
         let (hot, hot_asked) = name("hot.bosh");
-        memo.insert(hot, resolution(1), 0);
+        memo.insert(hot, resolution(1));
         let (cold, cold_asked) = name("cold.bosh");
-        memo.insert(cold, resolution(1), 0);
+        memo.insert(cold, resolution(1));
         let large = resolution(1 << 16);
         for number in 0..200 {
-            memo.insert(name(&format!("x{number}.bosh")).0, large.clone(), 0);
+            memo.insert(name(&format!("x{number}.bosh")).0, large.clone());
             assert!(memo.get(&hot_asked).is_some());
         }
         assert!(memo.get(&cold_asked).is_none());

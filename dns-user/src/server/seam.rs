@@ -6,6 +6,7 @@ use futures::future::BoxFuture;
 
 use crate::{
     catalog::Snapshot,
+    fastpath::Publisher,
     health::Tracker,
     name::Name,
     resolve::{AllRunning, Resolution, resolve},
@@ -17,7 +18,7 @@ pub trait Publish: Send + Sync {
     fn install(&self, snapshot: Arc<Snapshot>);
     /// The health of these instances has changed.
     fn health_changed(&self, instances: &[IpAddr]);
-    /// `name` was resolved here. Cheap, never blocks.
+    /// `name` was resolved here. Called for every such query: cheap, never blocks.
     fn learn(&self, name: &Name);
 }
 
@@ -37,6 +38,20 @@ impl Publish for () {
     fn install(&self, _snapshot: Arc<Snapshot>) {}
     fn health_changed(&self, _instances: &[IpAddr]) {}
     fn learn(&self, _name: &Name) {}
+}
+
+impl Publish for Publisher {
+    fn install(&self, snapshot: Arc<Snapshot>) {
+        Self::install(self, snapshot);
+    }
+
+    fn health_changed(&self, instances: &[IpAddr]) {
+        Self::health_changed(self, instances);
+    }
+
+    fn learn(&self, name: &Name) {
+        Self::learn(self, name);
+    }
 }
 
 impl Track for Tracker {

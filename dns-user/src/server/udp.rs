@@ -21,9 +21,6 @@ use super::{
 };
 use crate::wire::{self, CLASS_CH, Parsed, Query, Shuffle, TYPE_DS, Transport};
 
-/// How often the fast path is told of a name that keeps coming up here, in
-/// milliseconds: it may have been evicted, or have had no room before.
-const LEARN_INTERVAL_MS: u64 = 1000;
 /// How long a task waits for room in the socket's send buffer, and how often.
 const SEND_RETRY: (Duration, usize) = (Duration::from_millis(1), 20);
 
@@ -139,8 +136,6 @@ pub(super) struct Worker {
     shuffle: Shuffle,
     /// What this worker counts.
     stripe: Arc<Stripe>,
-    /// Start of the worker: its ticks count from here.
-    started: Instant,
 }
 
 impl Worker {
@@ -153,7 +148,6 @@ impl Worker {
             shuffle: Shuffle::default(),
             stripe: desk.metrics.stripe(),
             desk,
-            started: Instant::now(),
         }
     }
 
@@ -187,11 +181,10 @@ impl Worker {
             };
             let mut clock = Clock::start();
             self.memo.keep_only(self.desk.router.local().generation());
-            let tick = clock.received.duration_since(self.started).as_millis() as u64;
             let mut messages = 0;
             for mut datagram in batch.datagrams(count) {
                 messages += usize::from(!datagram.query.is_empty());
-                self.answer(&mut datagram, &mut clock, tick);
+                self.answer(&mut datagram, &mut clock);
             }
             let failed = batch.send(descriptor, count);
             if failed > 0 {
@@ -204,7 +197,7 @@ impl Worker {
     }
 
     /// Answers one datagram, or sends it on its way.
-    fn answer(&mut self, datagram: &mut Datagram<'_>, clock: &mut Clock, tick: u64) {
+    fn answer(&mut self, datagram: &mut Datagram<'_>, clock: &mut Clock) {
         let query = match wire::parse(datagram.query) {
             Parsed::Query(query) => query,
             Parsed::Reply(reply) => {
@@ -225,9 +218,9 @@ impl Worker {
                 return;
             }
         };
-        let (by, took) = match self.answer_from_memo(&query, tick, datagram.reply) {
+        let (by, took) = match self.answer_from_memo(&query, datagram.reply) {
             Some(by) => (by, clock.elapsed_about()),
-            None => match self.answer_anew(&query, tick, datagram, clock.received) {
+            None => match self.answer_anew(&query, datagram, clock.received) {
                 Some(by) => (by, clock.elapsed()),
                 None => return,
             },
@@ -237,7 +230,7 @@ impl Worker {
     }
 
     /// Answers a local name that was asked for before.
-    fn answer_from_memo(&mut self, query: &Query<'_>, tick: u64, reply: &mut Vec<u8>) -> Option<By> {
+    fn answer_from_memo(&mut self, query: &Query<'_>, reply: &mut Vec<u8>) -> Option<By> {
         // Both may be routed elsewhere than the other types and classes.
         if query.question.qtype == TYPE_DS || query.question.qclass == CLASS_CH {
             return None;
@@ -245,10 +238,8 @@ impl Worker {
         let entry = self.memo.get(&LowerName::new(query.question.raw_name))?;
         let local = self.desk.router.local();
         local.asked(&entry.name, &entry.resolution);
-        if tick >= entry.learned + LEARN_INTERVAL_MS {
-            entry.learned = tick;
-            local.learn(&entry.name);
-        }
+        // It may have been evicted there since.
+        local.learn(&entry.name);
         let limit = query.limit(Transport::Udp);
         wire::local_reply(query, &entry.resolution, limit, &mut self.shuffle, reply);
         Some(By::Local)
@@ -258,7 +249,6 @@ impl Worker {
     fn answer_anew(
         &mut self,
         query: &Query<'_>,
-        tick: u64,
         datagram: &mut Datagram<'_>,
         received: Instant,
     ) -> Option<By> {
@@ -267,7 +257,7 @@ impl Worker {
                 if let Some(resolution) = resolution
                     && query.question.qtype != TYPE_DS
                 {
-                    self.memo.insert(query.question.name(), resolution, tick);
+                    self.memo.insert(query.question.name(), resolution);
                 }
                 Some(by)
             }
@@ -333,6 +323,9 @@ impl Clock {
     /// Time since then at the last reading: good enough for remembered answers,
     /// of which a whole batch takes some microseconds.
     fn elapsed_about(&mut self) -> Duration {
-        self.last.map_or_else(|| self.elapsed(), |last| last)
+        match self.last {
+            Some(last) => last,
+            None => self.elapsed(),
+        }
     }
 }
