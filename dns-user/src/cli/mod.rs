@@ -11,7 +11,7 @@ use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
-use crate::daemon;
+use crate::{daemon, ops::logs::LogFormat};
 
 /// Exit code for a call that cannot be understood, as clap and the reference have it.
 const USAGE: u8 = 2;
@@ -30,7 +30,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve DNS until SIGTERM
-    Run(ConfigFile),
+    Run(Run),
     /// Check configuration, records, aliases and handlers, and print what would be served
     Check(check::Check),
     /// Answer the health checks of other machines (a process and port of its own) until SIGTERM
@@ -38,6 +38,17 @@ enum Command {
     /// Those that talk to a running server, or need none.
     #[command(flatten)]
     Operate(Box<operate::Operate>),
+}
+
+/// `run`.
+#[derive(Debug, Args)]
+struct Run {
+    /// Which configuration.
+    #[command(flatten)]
+    config: ConfigFile,
+    /// How log lines look
+    #[arg(long, value_enum, default_value_t)]
+    log_format: LogFormat,
 }
 
 /// Which configuration.
@@ -68,7 +79,9 @@ pub fn main(arguments_given: impl IntoIterator<Item = OsString>) -> ExitCode {
         eprintln!("bosh-dns-xdp: ignored: {}", ignored.join(" "));
     }
     match cli.command {
-        Command::Run(ConfigFile { config }) => daemon::run(&config, daemon::RunOptions::default()),
+        Command::Run(Run { config: ConfigFile { config }, log_format }) => {
+            daemon::run(&config, daemon::RunOptions { log_format })
+        }
         Command::Check(check) => check.run(),
         Command::Health(health) => health.run(),
         Command::Operate(operate) => operate.run(Cli::command()),

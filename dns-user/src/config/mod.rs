@@ -52,8 +52,21 @@ pub struct Config {
     pub cache: CacheConfig,
     /// `configure_systemd_resolved`: accepted; the set-up of the host is not ours.
     pub configure_systemd_resolved: bool,
+    /// `identity`, ours: whom the server tells its version and the host's name.
+    pub identity: Identity,
     /// Our own settings.
     pub xdp: XdpConfig,
+}
+
+/// `identity`: who is told version and host name (class CH, NSID).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Identity {
+    /// Queries with EDNS, as dig sends them; plain ones get what the reference gives.
+    Edns,
+    /// All who ask.
+    Always,
+    /// Nobody.
+    Off,
 }
 
 /// Everything about recursors.

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    ApiConfig, CacheConfig, Config, ConfigError, HealthConfig, HookMode, LogLevel, LoggingConfig,
+    ApiConfig, CacheConfig, Config, ConfigError, HealthConfig, HookMode, Identity, LogLevel, LoggingConfig,
     MetricsConfig, OnStop, RecursionConfig, RecursorErrors, RecursorSelection, TlsFiles, XdpConfig,
     glob::folders, json::Json, reader::Reader, recursor::with_port,
 };
@@ -59,6 +59,12 @@ impl Config {
             metrics: metrics(&root.object("metrics")?)?,
             cache: cache(&root.object("cache")?)?,
             configure_systemd_resolved: root.boolean("configure_systemd_resolved")?.unwrap_or(false),
+            identity: root
+                .choice(
+                    "identity",
+                    &[("edns", Identity::Edns), ("always", Identity::Always), ("off", Identity::Off)],
+                )?
+                .unwrap_or(Identity::Edns),
             xdp: xdp(&root.object("xdp")?, &mut warnings)?,
         };
         if !root.has("address") {

@@ -226,6 +226,7 @@ fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
         ("jobs_dir", old.jobs_dir != new.jobs_dir),
         ("health", old.health != new.health),
         ("metrics", old.metrics != new.metrics),
+        ("identity", old.identity != new.identity),
         ("xdp", old.xdp != new.xdp),
     ];
     parts.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()

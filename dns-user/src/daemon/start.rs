@@ -30,6 +30,7 @@ use crate::{
     config::{Config, Loaded},
     health::{HealthService, NoMarks},
     ops::{
+        identity::Identity,
         journal::{Journal, Kind},
         logs::Logs,
         metrics::{Metrics, WholeMetrics, http::MetricsServer, labels},
@@ -72,6 +73,7 @@ pub(super) async fn start<'a>(
     let tracker = health.as_ref().map(|health| -> Arc<dyn Track> { health.tracker() });
     let local = Arc::new(Local::new(snapshot, states.clone(), Arc::new(()), tracker));
     let router = Arc::new(Router::new(local.clone(), Routes::default()));
+    router.set_chaos(Arc::new(Identity::of_this_host(config.identity)));
     let answers = Answers::new(
         router.clone(),
         &config,
@@ -179,17 +181,24 @@ fn jobs_dir(config: &Config, board: &Board) -> Option<PathBuf> {
 
 /// What the rooms tell of themselves.
 fn views(answers: &Answers) -> Views {
-    let (recursors, flush) = (answers.current.clone(), answers.current.clone());
+    let (recursors, flush, cache) =
+        (answers.current.clone(), answers.current.clone(), answers.current.clone());
     Views {
         recursors: Box::new(move || {
             let upstream = recursors.upstream.load().status();
             let all = upstream.into_iter().chain(recursors.handlers.load().status());
             all.filter_map(|status| serde_json::to_value(status).ok()).collect()
         }),
+        cache: Box::new(move || {
+            let status = cache.upstream.load().cache_status();
+            serde_json::to_value(status).unwrap_or_default()
+        }),
         flush: Box::new(move || {
-            flush.upstream.load().flush_cache();
+            let upstream = flush.upstream.load();
+            let before = upstream.cache_status().map(|status| status.entries);
+            upstream.flush_cache();
             flush.handlers.load().flush_cache();
-            None
+            before
         }),
         ..Views::default()
     }

@@ -4,10 +4,12 @@
 //! * [`metrics`]: every name in one place, one registry, one exposition.
 //! * [`probe`]: whether the server is well.
 //! * [`journal`]: what was read anew, what could not be used.
+//! * [`identity`]: what the server tells about itself.
 //! * [`tap`]: live queries of both paths.
 //! * [`status`], [`api`]: all of it for programs and for our own command line.
 
 pub mod api;
+pub mod identity;
 pub mod journal;
 pub mod logs;
 pub mod metrics;

@@ -79,13 +79,15 @@ impl Desk {
         out: &mut Vec<u8>,
     ) -> AtOnce {
         let name = query.question.name();
-        let route = self.router.route(&name, query.question.qtype, query.question.qclass);
+        let route =
+            self.router.route(&name, query.question.qtype, query.question.qclass, query.edns.is_some());
         let limit = query.limit(transport);
         let by = by(&route);
         match &route {
             Route::Local => match self.router.local().look(&name) {
                 Looked::Found(resolution) => {
                     local_reply(query, &resolution, limit, shuffle, out);
+                    self.router.add_options(query, transport, out);
                     return AtOnce::Replied { by, resolution: Some(resolution) };
                 }
                 // `NotLocal`: a new snapshot came in between.
@@ -98,6 +100,7 @@ impl Desk {
                 return AtOnce::Later(Later { route, name });
             }
         }
+        self.router.add_options(query, transport, out);
         AtOnce::Replied { by, resolution: None }
     }
 
@@ -132,7 +135,10 @@ impl Desk {
         };
         let _waiting = self.metrics.in_flight();
         match tokio::time::timeout(self.options.request_timeout, answer).await {
-            Ok(reply) => reply,
+            Ok(mut reply) => {
+                self.router.add_options(query, transport, &mut reply);
+                reply
+            }
             Err(_) => empty_reply(query, ResponseCode::ServFail, ReplyFlags::RECURSION),
         }
     }

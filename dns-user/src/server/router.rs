@@ -22,6 +22,10 @@ pub(super) const UPCHECK_V6: [Ipv6Addr; 1] = [Ipv6Addr::LOCALHOST];
 
 /// `arpa.` in wire format.
 const ARPA: &[u8] = b"\x04arpa\0";
+/// Bytes of a query beside its question, with an OPT that holds no options:
+/// header, OPT (RFC 6891, section 6.1.2).
+const BARE_QUERY: usize = 12 + 11;
+
 /// The root in wire format.
 const ROOT: &[u8] = b"\0";
 
@@ -50,10 +54,15 @@ pub struct Routes {
     pub recursors: Option<Arc<dyn Answer>>,
 }
 
-/// Answers for class CH, such as `version.bind. TXT`.
+/// What the server tells about itself.
 pub trait Chaos: Send + Sync {
-    /// The text for a name; `None`: not ours, the query goes on as any other.
-    fn text(&self, name: &Name) -> Option<String>;
+    /// The text for a name in class CH, such as `version.bind. TXT`; `None`: not
+    /// ours, the query goes on as any other. `has_edns`: whether it has an OPT.
+    fn text(&self, name: &Name, has_edns: bool) -> Option<String>;
+
+    /// Adds what the query's EDNS options ask for to its reply. Called for
+    /// queries with options only.
+    fn add_options(&self, _query: &Query<'_>, _transport: Transport, _reply: &mut Vec<u8>) {}
 }
 
 /// Who answers one query.
@@ -99,11 +108,22 @@ impl Router {
         let _ = self.chaos.set(chaos);
     }
 
+    /// Adds what EDNS options of the query ask for (NSID). Most have none.
+    #[inline]
+    pub(super) fn add_options(&self, query: &Query<'_>, transport: Transport, reply: &mut Vec<u8>) {
+        if query.edns.is_some()
+            && query.message.len() > query.question.wire_len() + BARE_QUERY
+            && let Some(chaos) = self.chaos.get()
+        {
+            chaos.add_options(query, transport, reply);
+        }
+    }
+
     /// Who answers `name`.
-    pub(super) fn route(&self, name: &Name, qtype: u16, qclass: u16) -> Route {
+    pub(super) fn route(&self, name: &Name, qtype: u16, qclass: u16, has_edns: bool) -> Route {
         if qclass == CLASS_CH
             && matches!(qtype, TYPE_TXT | TYPE_ANY)
-            && let Some(text) = self.chaos.get().and_then(|chaos| chaos.text(name))
+            && let Some(text) = self.chaos.get().and_then(|chaos| chaos.text(name, has_edns))
         {
             return Route::Chaos(text);
         }

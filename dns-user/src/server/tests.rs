@@ -310,7 +310,7 @@ async fn class_ch_tells_about_ourselves_and_else_means_what_in_means() {
     /// Knows one name.
     struct Version;
     impl Chaos for Version {
-        fn text(&self, name: &Name) -> Option<String> {
+        fn text(&self, name: &Name, _has_edns: bool) -> Option<String> {
             (name.to_string() == "version.bind.").then(|| "bosh-dns-xdp test".to_owned())
         }
     }

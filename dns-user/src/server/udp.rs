@@ -242,6 +242,7 @@ impl Worker {
         local.learn(&entry.name);
         let limit = query.limit(Transport::Udp);
         wire::local_reply(query, &entry.resolution, limit, &mut self.shuffle, reply);
+        self.desk.router.add_options(query, Transport::Udp, reply);
         Some(By::Local)
     }
 

@@ -269,7 +269,6 @@ impl Cache {
     }
 
     /// Does the work that moka has put off, so that counts are exact.
-    #[cfg(test)]
     pub(crate) fn settle(&self) {
         self.store.run_pending_tasks();
     }

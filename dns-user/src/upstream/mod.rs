@@ -41,7 +41,7 @@ pub use self::{
     channel::Channel,
     handlers::{Denial, HandlerConfig, HandlerSource, Handlers},
     reverse::Reverse,
-    status::RecursorStatus,
+    status::{CacheStatus, RecursorStatus},
 };
 use crate::config::{Config, RecursionConfig, RecursorErrors};
 
@@ -110,6 +110,11 @@ impl Upstream {
     /// As [`Self::recursors`], past the cache: for reverse names (observed).
     pub fn uncached(&self) -> Option<Channel> {
         self.uncached.clone()
+    }
+
+    /// How the cache fares; `None`: there is none.
+    pub fn cache_status(&self) -> Option<CacheStatus> {
+        self.cache().map(CacheStatus::of)
     }
 
     /// How each recursor fares, the preferred one first.

@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, sync::atomic::Ordering};
 
 use super::{
+    cache::Cache,
     forward::Forwarder,
     recursor::{Recursor, RecursorCounters},
 };
@@ -30,6 +31,43 @@ pub struct RecursorStatus {
     pub recent_failures: u32,
     /// Smoothed time to a reply, milliseconds; `None`: no reply yet.
     pub latency_ms: Option<f64>,
+}
+
+/// A cache as it fares.
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+pub struct CacheStatus {
+    /// Answers that are kept.
+    pub entries: u64,
+    /// Of these, those that say that a name or its data do not exist.
+    pub denials: u64,
+    /// Their size and overhead, about.
+    pub bytes: u64,
+    /// Queries that were answered from it.
+    pub hits: u64,
+    /// Queries that were not.
+    pub misses: u64,
+    /// Answers given past their end because no recursor was to be had.
+    pub served_stale: u64,
+    /// Answers dropped to make room.
+    pub evictions: u64,
+}
+
+impl CacheStatus {
+    /// That of `cache`.
+    pub(crate) fn of(cache: &Cache) -> Self {
+        cache.settle();
+        let counters = &cache.counters;
+        let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        Self {
+            entries: read(&counters.entries) + read(&counters.denial_entries),
+            denials: read(&counters.denial_entries),
+            bytes: cache.bytes(),
+            hits: read(&counters.hits) + read(&counters.denial_hits),
+            misses: read(&counters.misses),
+            served_stale: read(&counters.stale_hits),
+            evictions: read(&counters.evictions),
+        }
+    }
 }
 
 /// Those of a forwarder in the order in which they are asked.
