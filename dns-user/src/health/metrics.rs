@@ -99,6 +99,11 @@ impl HealthMetrics {
         }
     }
 
+    /// How many checks have ended, whatever their result.
+    pub fn checks(&self) -> u64 {
+        CheckResult::ALL.iter().map(|result| self.checks.with_label_values(&[result.label()]).get()).sum()
+    }
+
     /// Counts one check.
     pub(super) fn observe(&self, result: CheckResult, took: Duration) {
         self.checks.with_label_values(&[result.label()]).inc();
@@ -114,6 +119,18 @@ impl HealthMetrics {
 }
 
 impl CheckResult {
+    /// All of them.
+    const ALL: [Self; 8] = [
+        Self::Running,
+        Self::Failing,
+        Self::Other,
+        Self::Unreachable,
+        Self::Tls,
+        Self::Status,
+        Self::Malformed,
+        Self::Timeout,
+    ];
+
     /// The result of a check that got an answer.
     pub(super) fn of(state: HealthState) -> Self {
         match state {
