@@ -1,6 +1,7 @@
 //! Which names were asked last, and which instances they need checked.
 
 mod book;
+mod fast_path;
 #[cfg(test)]
 mod tests;
 
