@@ -46,8 +46,9 @@ pub(crate) struct Cache {
     store: Store<Box<[u8]>, Arc<Entry>, foldhash::fast::RandomState>,
     /// How long past their time entries may be given; `None`: never.
     pub(crate) stale: Option<Duration>,
-    /// Hits have AA set whatever the upstream said, as the reference's.
-    always_authoritative: bool,
+    /// Hits are as the reference's: AA is set whatever the upstream said, and
+    /// the class makes no difference.
+    as_reference: bool,
     /// Who waits for the same answer.
     pub(crate) flights: Flights,
     /// What became of look-ups.
@@ -137,7 +138,7 @@ impl Cache {
         Self {
             store,
             stale: config.serve_stale,
-            always_authoritative: errors == RecursorErrors::Nxdomain,
+            as_reference: errors == RecursorErrors::Nxdomain,
             flights: Flights::default(),
             counters,
         }
@@ -145,7 +146,7 @@ impl Cache {
 
     /// The key for a query; `None` where its answer is not to be kept: without
     /// RD, for this client alone, whole zones.
-    pub(crate) fn key(ask: &Ask<'_>) -> Option<Key> {
+    pub(crate) fn key(&self, ask: &Ask<'_>) -> Option<Key> {
         let flags = ask.flags();
         let cacheable = flags.recursion_desired()
             && flags.opcode() == 0
@@ -157,7 +158,8 @@ impl Cache {
         let mut key = Key::new();
         key.push(u8::from(ask.dnssec_ok()) | u8::from(flags.checking_disabled()) << 1);
         key.extend_from_slice(&ask.qtype().to_be_bytes());
-        key.extend_from_slice(&ask.qclass().to_be_bytes());
+        let class = if self.as_reference { 0 } else { ask.qclass() };
+        key.extend_from_slice(&class.to_be_bytes());
         key.extend_from_slice(ask.name());
         key[5..].make_ascii_lowercase();
         Some(key)
@@ -250,7 +252,7 @@ impl Cache {
         reply.extend_from_slice(&entry.message);
         message::set_id(&mut reply, message::id(ask.message));
         let name = ask.name();
-        reply[message::HEADER_LEN..message::HEADER_LEN + name.len()].copy_from_slice(name);
+        reply[ask.question.clone()].copy_from_slice(&ask.message[ask.question.clone()]);
         for &at in &entry.owners {
             let at = usize::from(at);
             reply[at..at + name.len()].copy_from_slice(name);
@@ -260,7 +262,7 @@ impl Cache {
             reply[at..at + 4].copy_from_slice(&ttl.to_be_bytes());
         }
         message::set_recursion_desired(&mut reply, true);
-        if self.always_authoritative {
+        if self.as_reference {
             message::set_authoritative(&mut reply, true);
         }
         hide_authentic(&mut reply, ask);

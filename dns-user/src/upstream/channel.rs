@@ -65,8 +65,7 @@ impl Channel {
             // should the two ever differ, the client is told.
             return empty_reply(query, hickory_proto::op::ResponseCode::FormErr, ReplyFlags::ERROR);
         };
-        let Some((cache, key)) =
-            self.shared.cache.as_ref().and_then(|cache| Some((cache, Cache::key(&ask)?)))
+        let Some((cache, key)) = self.shared.cache.as_ref().and_then(|cache| Some((cache, cache.key(&ask)?)))
         else {
             let Forwarded { mut reply, outline, .. } = self.shared.source.fetch(&ask).await;
             if outline.opt.is_none() {
@@ -85,7 +84,7 @@ impl Channel {
     pub fn answer_now(&self, query: &Query<'_>, transport: Transport) -> Option<Vec<u8>> {
         let cache = self.shared.cache.as_ref()?;
         let ask = Ask::new(query.message, transport)?;
-        match cache.peek(&Cache::key(&ask)?, &ask) {
+        match cache.peek(&cache.key(&ask)?, &ask) {
             Lookup::Fresh(reply) => Some(reply),
             Lookup::Miss | Lookup::Stale(_) => None,
         }

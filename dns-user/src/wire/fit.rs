@@ -98,9 +98,25 @@ impl Layout {
 }
 
 /// The message encoded anew with compressed names, at most `room` bytes, without
-/// its OPT; `None` where hickory cannot read or write it.
+/// its OPT; `None` where hickory cannot read or write it. Behind the first record
+/// that does not fit none is kept, in later sections either (observed).
 fn compress(message: &[u8], room: usize) -> Option<Vec<u8>> {
-    let message = Message::from_vec(message).ok()?;
+    let mut message = Message::from_vec(message).ok()?;
+    let mut bytes = emit(&message, room)?;
+    let kept = |bytes: &[u8], at: usize| u16_at(bytes, at).map(usize::from);
+    if kept(&bytes, 6)? < message.answers.len() {
+        message.authorities.clear();
+        message.additionals.clear();
+        bytes = emit(&message, room)?;
+    } else if kept(&bytes, 8)? < message.authorities.len() {
+        message.additionals.clear();
+        bytes = emit(&message, room)?;
+    }
+    Some(bytes)
+}
+
+/// The message without its OPT, as much of it as `room` bytes hold.
+fn emit(message: &Message, room: usize) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(room);
     let mut encoder = BinEncoder::new(&mut bytes);
     encoder.set_max_size(room.try_into().ok()?);
