@@ -6,11 +6,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dns_common::entry::{CELL_SIZE, CHUNK_SIZE, Location};
+use dns_common::entry::{CELL_SIZE, CHUNK_SIZE, Location, MAX_ENTRY_SIZE};
 use memmap2::MmapRaw;
 
 /// Cells in a chunk. An entry never crosses from one chunk into the next.
 const CELLS_PER_CHUNK: u32 = (CHUNK_SIZE / CELL_SIZE) as u32;
+
+/// Cells of a chunk that are handed out. Behind the beginning of every entry
+/// there has to be room for the longest one, whatever the length of this one:
+/// then one comparison shows the verifier that all of it lies in the chunk.
+const USABLE_CELLS: u32 = ((CHUNK_SIZE - MAX_ENTRY_SIZE) / CELL_SIZE + 1) as u32;
 
 /// A run of cells, counted through all chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,7 +47,7 @@ impl Arena {
     /// An empty arena of `chunks` chunks.
     pub(super) fn new(chunks: u32) -> Self {
         let total =
-            chunks.checked_mul(CELLS_PER_CHUNK).expect("the loader bounds the arena far below 2^32 cells");
+            chunks.checked_mul(USABLE_CELLS).expect("the loader bounds the arena far below 2^32 cells");
         let mut arena = Self {
             by_length: BTreeSet::new(),
             by_start: BTreeMap::new(),
@@ -52,7 +57,7 @@ impl Arena {
             quarantined: 0,
         };
         for chunk in 0..chunks {
-            arena.insert_free(Run { start: chunk * CELLS_PER_CHUNK, length: CELLS_PER_CHUNK });
+            arena.insert_free(Run { start: chunk * CELLS_PER_CHUNK, length: USABLE_CELLS });
         }
         arena
     }
@@ -234,10 +239,13 @@ mod tests {
 
     use super::*;
 
+    /// Bytes of a chunk that are handed out.
+    const USABLE: usize = USABLE_CELLS as usize * CELL_SIZE;
+
     #[test]
     fn entries_never_cross_chunks() {
         let mut arena = Arena::new(2);
-        let almost = CHUNK_SIZE - CELL_SIZE;
+        let almost = USABLE - CELL_SIZE;
         let first = arena.allocate(almost).unwrap();
         let second = arena.allocate(almost).unwrap();
         assert_ne!(first.chunk(), second.chunk());
@@ -246,25 +254,32 @@ mod tests {
     }
 
     #[test]
+    fn behind_every_beginning_is_room_for_the_longest_entry() {
+        let mut arena = Arena::new(1);
+        let last = std::iter::from_fn(|| arena.allocate(CELL_SIZE)).last().unwrap();
+        assert_eq!(last.offset() as usize + MAX_ENTRY_SIZE, CHUNK_SIZE);
+    }
+
+    #[test]
     fn chunks_are_not_joined_when_all_comes_back() {
         let mut arena = Arena::new(2);
-        let runs: Vec<_> = (0..2).map(|_| arena.allocate(CHUNK_SIZE).unwrap()).collect();
+        let runs: Vec<_> = (0..2).map(|_| arena.allocate(USABLE).unwrap()).collect();
         for run in runs {
-            arena.free_unseen(run, CHUNK_SIZE);
+            arena.free_unseen(run, USABLE);
         }
-        assert_eq!(arena.allocate(CHUNK_SIZE + CELL_SIZE), None);
-        assert!(arena.allocate(CHUNK_SIZE).is_some() && arena.allocate(CHUNK_SIZE).is_some());
+        assert_eq!(arena.allocate(USABLE + CELL_SIZE), None);
+        assert!(arena.allocate(USABLE).is_some() && arena.allocate(USABLE).is_some());
     }
 
     #[test]
     fn quarantined_cells_are_not_handed_out() {
         let mut arena = Arena::new(1);
-        let all = arena.allocate(CHUNK_SIZE).unwrap();
-        arena.free(all, CHUNK_SIZE);
+        let all = arena.allocate(USABLE).unwrap();
+        arena.free(all, USABLE);
         assert_eq!(arena.allocate(1), None);
-        assert_eq!(arena.fill(), ArenaFill { total: CHUNK_SIZE, used: 0, quarantined: CHUNK_SIZE });
+        assert_eq!(arena.fill(), ArenaFill { total: USABLE, used: 0, quarantined: USABLE });
         arena.end_quarantine();
-        assert_eq!(arena.allocate(CHUNK_SIZE), Some(all));
+        assert_eq!(arena.allocate(USABLE), Some(all));
     }
 
     #[test]
@@ -332,7 +347,7 @@ mod tests {
             for (place, size) in live.drain(..) { arena.free(place, size) }
             arena.end_quarantine();
             prop_assert_eq!(arena.fill().used, 0);
-            prop_assert!(arena.allocate(CHUNK_SIZE).is_some() && arena.allocate(CHUNK_SIZE).is_some());
+            prop_assert!(arena.allocate(USABLE).is_some() && arena.allocate(USABLE).is_some());
         }
     }
 }

@@ -1,0 +1,279 @@
+//! What is answered, at every hook and over every kind of link.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
+
+use anyhow::{Context, Result};
+use dns_common::counters::Outcome;
+use dns_user::{
+    catalog::{AliasFiles, Records, Snapshot},
+    config::HookMode,
+    fastpath::{Answers, FastPath, Hook},
+    resolve::{self, AllRunning},
+};
+use hickory_proto::{op::ResponseCode, rr::RecordType};
+use whole_system_tests::{
+    client,
+    namespace::{End, Namespace, join},
+    requirements, shared,
+};
+
+use crate::lab::{self, Bpffs, List, PATIENCE, Pair, SHORT, ask, config, start, v4, v6, wait};
+
+/// Numbers of addresses that are tried: the last one needs more than a query's 512 bytes.
+const COUNTS: [u16; 4] = [1, 10, 24, 60];
+
+/// A name for each of [`COUNTS`].
+fn counted() -> List {
+    COUNTS.into_iter().fold(List::default(), |list, count| list.counted(&format!("n{count}.bosh"), count))
+}
+
+/// The hook of an interface; `None`: not served.
+fn hook_of(fast_path: &FastPath, interface: &str) -> Option<Hook> {
+    let status = fast_path.status();
+    status.interfaces.interfaces.iter().find(|found| found.name == interface).and_then(|found| found.hook)
+}
+
+/// Asks for all of [`COUNTS`] over both families. With `all`, every query must be
+/// answered; without, those whose reply finds no room may go up.
+fn ask_counts(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath, all: bool) -> Result<()> {
+    for &server in servers {
+        for (count, record_type) in
+            COUNTS.into_iter().flat_map(|count| [(count, RecordType::A), (count, RecordType::AAAA)])
+        {
+            let name = format!("N{count}.bOsh.");
+            let no_room = fast_path.counters().outcome(Outcome::NoRoom);
+            let patience = if all { PATIENCE } else { SHORT };
+            let reply = ask(from, server, &name, record_type, Some(4096), patience)?;
+            match reply {
+                // Sixty IPv6 addresses are more than an Ethernet frame holds.
+                Some(reply) if reply.metadata.truncation => {
+                    assert_eq!((count, record_type), (60, RecordType::AAAA), "cut to the MTU");
+                }
+                Some(reply) => {
+                    assert_eq!(client::addresses(&reply).len(), usize::from(count), "{name} {record_type}");
+                    assert_eq!(reply.queries[0].name().to_string(), name, "the letter case is kept");
+                }
+                None => {
+                    assert!(!all, "no reply to {name} {record_type} from {server}");
+                    assert!(fast_path.counters().outcome(Outcome::NoRoom) > no_room);
+                }
+            }
+        }
+        // What does not fit into 512 bytes is cut, and says so.
+        let cut = ask(from, server, "n60.bosh.", RecordType::A, None, PATIENCE)?;
+        if let Some(cut) = cut {
+            assert!(cut.metadata.truncation && cut.to_vec()?.len() <= 512);
+            assert!(client::addresses(&cut).len() > 20, "a part of the answers all the same");
+        } else {
+            assert!(!all);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn auto_answers_everything_over_veth_without_help_from_the_client() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let (pair, bpffs) = (Pair::new("auto")?, Bpffs::new()?);
+    let fast_path = start(&pair.server, &config(HookMode::Auto, &bpffs), &[v4(), v6()], counted())?;
+    assert_eq!(hook_of(&fast_path, "srv"), Some(Hook::Tcx));
+    assert_eq!(hook_of(&fast_path, "lo"), Some(Hook::Tcx));
+    ask_counts(&pair.client, &[v4(), v6()], &fast_path, true)
+}
+
+#[test]
+fn auto_answers_everything_over_lo() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let (alone, bpffs) = (Namespace::new("lo")?, Bpffs::new()?);
+    alone.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
+    let servers = [v4(), "[::1]:53".parse()?];
+    let fast_path = start(&alone, &config(HookMode::Auto, &bpffs), &servers, counted())?;
+    ask_counts(&alone, &servers, &fast_path, true)
+}
+
+#[test]
+fn generic_answers_what_finds_room() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let (pair, bpffs) = (Pair::new("generic")?, Bpffs::new()?);
+    let fast_path = start(&pair.server, &config(HookMode::Generic, &bpffs), &[v4(), v6()], counted())?;
+    assert_eq!(hook_of(&fast_path, "srv"), Some(Hook::Generic));
+    for server in [v4(), v6()] {
+        for name in ["n1.bosh.", "n10.bosh."] {
+            let reply = ask(&pair.client, server, name, RecordType::A, Some(1232), PATIENCE)?;
+            assert!(reply.is_some_and(|reply| !client::addresses(&reply).is_empty()), "{name} from {server}");
+        }
+    }
+    ask_counts(&pair.client, &[v4(), v6()], &fast_path, false)
+}
+
+#[test]
+fn native_answers_where_the_client_has_napi() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let (pair, bpffs) = (Pair::new("native")?, Bpffs::new()?);
+    let fast_path = start(&pair.server, &config(HookMode::Native, &bpffs), &[v4()], counted())?;
+    assert_eq!(hook_of(&fast_path, "srv"), Some(Hook::Native));
+    assert_eq!(hook_of(&fast_path, "lo"), Some(Hook::Tcx), "lo has no native XDP");
+    let _pass = lab::pass_program(&pair.client, "cli", aya::programs::XdpMode::Driver)?;
+    let reply = ask(&pair.client, v4(), "n1.bosh.", RecordType::A, None, PATIENCE)?.context("no reply")?;
+    assert_eq!(client::addresses(&reply).len(), 1);
+    ask_counts(&pair.client, &[v4()], &fast_path, false)
+}
+
+#[test]
+fn containers_behind_a_bridge_are_answered() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let (host, bpffs) = (Namespace::new("host")?, Bpffs::new()?);
+    host.ip(&["link", "add", "br0", "type", "bridge"])?;
+    host.ip(&["addr", "add", "10.9.0.1/24", "dev", "br0"])?;
+    host.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
+    host.ip(&["link", "set", "br0", "up"])?;
+    let mut containers = Vec::new();
+    for number in 0..3 {
+        let container = Namespace::new(&format!("box{number}"))?;
+        let (outside, address) = (format!("v{number}"), format!("10.9.0.{}/24", number + 10));
+        join(
+            End { namespace: &host, interface: &outside, addresses: &[] },
+            End { namespace: &container, interface: "eth0", addresses: &[&address] },
+        )?;
+        host.ip(&["link", "set", &outside, "master", "br0"])?;
+        container.ip(&["route", "add", "default", "via", "10.9.0.1"])?;
+        containers.push(container);
+    }
+    let mut on_bridge = config(HookMode::Auto, &bpffs);
+    for interfaces in [None, Some(vec!["lo".to_owned(), "br0".to_owned()])] {
+        on_bridge.interfaces = interfaces;
+        let fast_path = start(&host, &on_bridge, &[v4()], counted())?;
+        for container in &containers {
+            ask_counts(container, &[v4()], &fast_path, true)?;
+        }
+        let expected = if on_bridge.interfaces.is_none() { ["v0", "v2"] } else { ["br0", "br0"] };
+        for interface in expected {
+            assert!(hook_of(&fast_path, interface).is_some(), "{:?}", fast_path.status().interfaces);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn other_types_unknown_names_and_learning() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let (pair, bpffs) = (Pair::new("learn")?, Bpffs::new()?);
+    let answers = List::default()
+        .with("a.bosh", [IpAddr::from([10, 0, 0, 1])])
+        .unlisted("later.bosh", [10, 0, 0, 2].into())
+        .without("none.bosh");
+    let fast_path = start(&pair.server, &config(HookMode::Auto, &bpffs), &[v4()], answers)?;
+    let asked = |name: &str, record_type| ask(&pair.client, v4(), name, record_type, None, SHORT);
+
+    let empty = asked("a.bosh.", RecordType::AAAA)?.context("no reply to AAAA")?;
+    assert_eq!((lab::code(&empty), empty.answers.len()), (ResponseCode::NoError, 0));
+    let empty = asked("a.bosh.", RecordType::TXT)?.context("no reply to TXT")?;
+    assert_eq!((lab::code(&empty), empty.answers.len()), (ResponseCode::NoError, 0));
+    assert!(asked("a.bosh.", RecordType::ANY)?.is_none(), "ANY goes up");
+
+    let publisher = fast_path.publisher();
+    for name in ["later.bosh", "none.bosh"] {
+        assert!(asked(&format!("{name}."), RecordType::A)?.is_none(), "{name} was not asked for yet");
+        publisher.learn(&lab::name_of(name));
+    }
+    wait(publisher.flushed());
+    assert_eq!(client::addresses(&asked("later.bosh.", RecordType::A)?.context("no reply")?).len(), 1);
+    let nothing = asked("none.bosh.", RecordType::SRV)?.context("no reply")?;
+    assert_eq!(lab::code(&nothing), ResponseCode::NXDomain);
+    let status = fast_path.status().names;
+    assert_eq!((status.published, status.learned, status.negative), (1, 1, 1));
+
+    assert!(publisher.last_used_ns(&lab::name_of("later.bosh")).is_some_and(|mark| mark > 0));
+    assert_eq!(publisher.last_used_ns(&lab::name_of("never.bosh")), None);
+    publisher.forget(&[lab::name_of("later.bosh")]);
+    wait(publisher.flushed());
+    assert!(asked("later.bosh.", RecordType::A)?.is_none());
+    let counters = fast_path.counters();
+    assert_eq!(counters.hits(), 4);
+    assert_eq!(counters.interface(pair.server.interface_index("srv")?), 4);
+    Ok(())
+}
+
+#[test]
+fn wildcard_listeners_answer_on_addresses_that_come_later() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let (pair, bpffs) = (Pair::new("any")?, Bpffs::new()?);
+    let any = SocketAddr::from(([0, 0, 0, 0], 53));
+    let fast_path = start(&pair.server, &config(HookMode::Auto, &bpffs), &[any], counted())?;
+    assert!(lab::addresses(&pair.client, v4(), "n1.bosh", PATIENCE)?.is_some());
+    pair.client.ip(&["route", "add", "10.7.0.1/32", "dev", "cli"])?;
+    pair.server.ip(&["addr", "add", "10.7.0.1/32", "dev", "srv"])?;
+    let later = SocketAddr::from(([10, 7, 0, 1], 53));
+    whole_system_tests::process::wait_until("the new address", PATIENCE, || {
+        lab::addresses(&pair.client, later, "n1.bosh", SHORT).is_ok_and(|found| found.is_some())
+    })?;
+    pair.server.ip(&["addr", "del", "10.7.0.1/32", "dev", "srv"])?;
+    whole_system_tests::process::wait_until("the end of the address", PATIENCE, || {
+        !fast_path.status().interfaces.endpoints.contains(&later)
+    })
+}
+
+#[test]
+fn every_published_name_of_a_real_foundation_is_answered_as_resolve_says() -> Result<()> {
+    let Some(prodlike) = shared::prodlike() else { return Ok(()) };
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let (records, _) = Records::parse(&std::fs::read(prodlike.join("records.json"))?)?;
+    let aliases = std::fs::read(prodlike.join("aliases.json"))?;
+    let (aliases, _) = AliasFiles::parse([("aliases.json", &aliases[..])])?;
+    let (snapshot, _) = Snapshot::build(records, &aliases);
+    let (pair, bpffs) = (Pair::new("prod")?, Bpffs::new()?);
+    let mut large = config(HookMode::Auto, &bpffs);
+    large.max_names = 65_536;
+    let names: Vec<_> = Answers::published_names(&snapshot);
+    let expected: Vec<_> = names.iter().map(|name| resolve::resolve(&snapshot, &AllRunning, name)).collect();
+    let fast_path = start(&pair.server, &large, &[v4()], snapshot)?;
+    let status = fast_path.status().names;
+    println!("{status:?}");
+    assert_eq!(status.unfitting.total(), 0);
+    let mut answered = 0;
+    pair.client.run(|| -> Result<()> {
+        for (name, expected) in names.iter().zip(&expected) {
+            let Some(expected) = expected.as_ref().filter(|found| found.outcome == resolve::Outcome::Found)
+            else {
+                continue;
+            };
+            for (record_type, addresses) in [
+                (RecordType::A, expected.v4.iter().map(|&ip| ip.into()).collect::<BTreeSet<IpAddr>>()),
+                (RecordType::AAAA, expected.v6.iter().map(|&ip| ip.into()).collect()),
+            ] {
+                let query = client::query(&name.to_string(), record_type, Some(4096))?;
+                let reply = client::ask(v4(), &query).with_context(|| name.to_string())?;
+                let found: BTreeSet<IpAddr> = client::addresses(&reply).into_iter().collect();
+                if reply.metadata.truncation {
+                    assert!(found.is_subset(&addresses), "{name} {record_type}");
+                } else {
+                    assert_eq!(found, addresses, "{name} {record_type}");
+                }
+                answered += 1;
+            }
+        }
+        Ok(())
+    })??;
+    assert_eq!(fast_path.counters().hits(), answered, "all of them by the interface");
+    assert!(answered > 100);
+    Ok(())
+}

@@ -1,0 +1,243 @@
+//! Starting, stopping, dying, taking over; interfaces that come and go; the lease.
+
+use std::{
+    net::IpAddr,
+    process::Command,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use aya::programs::{SchedClassifier, TcAttachType};
+use dns_user::{
+    config::{HookMode, OnStop},
+    fastpath::detach_all,
+};
+use whole_system_tests::{
+    namespace::{End, Namespace, join},
+    process::{capture, wait_until},
+    requirements,
+};
+
+use crate::lab::{Bpffs, List, PATIENCE, Pair, SHORT, addresses, config, name_of, start, v4, wait};
+
+/// One name with one address.
+fn one(last: u8) -> List {
+    List::default().with("a.bosh", [IpAddr::from([10, 0, 0, last])])
+}
+
+/// Programs attached to the interfaces of a namespace, XDP's and tcx's (which
+/// Debian 12's bpftool does not show).
+fn attached(namespace: &Namespace) -> Result<Vec<String>> {
+    let links = capture(Command::new("ip").args(["-n", namespace.name(), "-o", "link", "show"]))?;
+    let mut found: Vec<String> =
+        links.lines().filter(|line| line.contains("prog/xdp")).map(str::to_owned).collect();
+    for line in links.lines() {
+        let name = line.split([':', '@']).nth(1).context("ip shows number and name")?.trim().to_owned();
+        let (_, programs) = namespace.run(|| SchedClassifier::query_tcx(&name, TcAttachType::Ingress))??;
+        found.extend(
+            programs.iter().map(|program| format!("{name}: {}", program.name_as_str().unwrap_or("?"))),
+        );
+    }
+    Ok(found)
+}
+
+/// Nothing attached.
+const NOTHING: [&str; 0] = [];
+
+#[test]
+fn stopping_leaves_nothing_behind() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let pair = Pair::new("stop")?;
+    for mode in [HookMode::Auto, HookMode::Generic, HookMode::Native] {
+        let bpffs = Bpffs::new()?;
+        let fast_path = start(&pair.server, &config(mode, &bpffs), &[v4()], one(1))?;
+        assert!(!bpffs.pinned().is_empty());
+        if mode != HookMode::Native {
+            assert!(addresses(&pair.client, v4(), "a.bosh", PATIENCE)?.is_some());
+        }
+        fast_path.stop();
+        assert_eq!(attached(&pair.server)?, NOTHING, "{mode:?}");
+        assert_eq!(bpffs.pinned(), Vec::<std::path::PathBuf>::new(), "{mode:?}");
+        assert_eq!(addresses(&pair.client, v4(), "a.bosh", SHORT)?, None);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_silent_runtime_lets_the_lease_run_out() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let (pair, bpffs) = (Pair::new("lease")?, Bpffs::new()?);
+    let mut short = config(HookMode::Auto, &bpffs);
+    short.lease = Duration::from_secs(1);
+    let fast_path = start(&pair.server, &short, &[v4()], one(1))?;
+    thread::sleep(Duration::from_millis(1500));
+    assert!(addresses(&pair.client, v4(), "a.bosh", PATIENCE)?.is_some(), "the publisher renews");
+    fast_path.heartbeat();
+    thread::sleep(Duration::from_millis(1500));
+    assert_eq!(addresses(&pair.client, v4(), "a.bosh", SHORT)?, None, "no further heartbeat came");
+    fast_path.heartbeat();
+    wait_until("answers after a heartbeat", PATIENCE, || {
+        addresses(&pair.client, v4(), "a.bosh", SHORT).is_ok_and(|found| found.is_some())
+    })
+}
+
+#[test]
+fn a_kept_fast_path_answers_until_its_lease_ends_and_is_taken_over() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let pair = Pair::new("keep")?;
+    for mode in [HookMode::Auto, HookMode::Generic] {
+        let bpffs = Bpffs::new()?;
+        let mut keep = config(mode, &bpffs);
+        keep.on_stop = OnStop::Keep;
+        keep.lease = Duration::from_secs(60);
+        let answers = one(1).unlisted("learned.bosh", [10, 0, 0, 9].into());
+        let fast_path = start(&pair.server, &keep, &[v4()], answers.clone())?;
+        fast_path.publisher().learn(&name_of("learned.bosh"));
+        wait(fast_path.publisher().flushed());
+        fast_path.stop();
+        assert_eq!(addresses(&pair.client, v4(), "a.bosh", PATIENCE)?, Some(vec![[10, 0, 0, 1].into()]));
+
+        // Asked without a pause while another takes over: not one query is lost, and no answer is wrong.
+        let (done, asked) = (AtomicBool::new(false), AtomicU64::new(0));
+        let lost = thread::scope(|scope| -> Result<u64> {
+            let client = scope.spawn(|| -> Result<u64> {
+                let mut lost = 0;
+                while !done.load(Ordering::Relaxed) {
+                    match addresses(&pair.client, v4(), "a.bosh", SHORT)? {
+                        Some(found) => {
+                            let known = [1, 2].map(|last| vec![IpAddr::from([10, 0, 0, last])]);
+                            assert!(known.contains(&found), "{found:?}");
+                        }
+                        None => lost += 1,
+                    }
+                    asked.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok(lost)
+            });
+            let answers = one(2).unlisted("learned.bosh", [10, 0, 0, 9].into());
+            keep.on_stop = OnStop::Detach;
+            let successor = start(&pair.server, &keep, &[v4()], answers);
+            let checked = successor.and_then(|successor| {
+                let before = asked.load(Ordering::Relaxed);
+                wait_until("more queries", PATIENCE, || asked.load(Ordering::Relaxed) > before + 20)?;
+                let learned = addresses(&pair.client, v4(), "learned.bosh", PATIENCE)?;
+                assert_eq!(learned, Some(vec![[10, 0, 0, 9].into()]), "learned names are taken over");
+                let now = addresses(&pair.client, v4(), "a.bosh", PATIENCE)?;
+                assert_eq!(now, Some(vec![[10, 0, 0, 2].into()]));
+                Ok(successor)
+            });
+            done.store(true, Ordering::Relaxed);
+            let lost = client.join().expect("the client does not panic")?;
+            checked?.stop();
+            Ok(lost)
+        })?;
+        assert_eq!(lost, 0, "{mode:?}: of {} queries", asked.load(Ordering::Relaxed));
+        assert_eq!(attached(&pair.server)?, NOTHING, "{mode:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn detach_removes_what_a_dead_server_left() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let (pair, bpffs) = (Pair::new("detach")?, Bpffs::new()?);
+    let mut keep = config(HookMode::Auto, &bpffs);
+    keep.on_stop = OnStop::Keep;
+    start(&pair.server, &keep, &[v4()], one(1))?.stop();
+    assert_eq!(attached(&pair.server)?, ["lo: dns_tc", "srv: dns_tc"]);
+    let detached = pair.server.run(|| detach_all(&keep, &[v4()]))??;
+    assert_eq!(detached.links, 2, "srv and lo");
+    assert_eq!(attached(&pair.server)?, NOTHING);
+    assert_eq!(bpffs.pinned(), Vec::<std::path::PathBuf>::new());
+    let again = pair.server.run(|| detach_all(&keep, &[v4()]))??;
+    assert_eq!((again.links, again.filters), (0, 0), "nothing is left to detach");
+    Ok(())
+}
+
+#[test]
+fn an_old_server_leaves_alone_what_a_new_one_took_over() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let (pair, bpffs) = (Pair::new("swap")?, Bpffs::new()?);
+    let old = start(&pair.server, &config(HookMode::Auto, &bpffs), &[v4()], one(1))?;
+    let new = start(&pair.server, &config(HookMode::Auto, &bpffs), &[v4()], one(2))?;
+    old.stop();
+    assert_eq!(addresses(&pair.client, v4(), "a.bosh", PATIENCE)?, Some(vec![[10, 0, 0, 2].into()]));
+    assert!(!bpffs.pinned().is_empty());
+    new.stop();
+    assert_eq!(attached(&pair.server)?, NOTHING);
+    assert_eq!(bpffs.pinned(), Vec::<std::path::PathBuf>::new());
+    Ok(())
+}
+
+#[test]
+fn interfaces_are_served_within_a_second_of_their_appearance() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let (host, bpffs) = (Namespace::new("come")?, Bpffs::new()?);
+    host.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
+    let mut globbed = config(HookMode::Auto, &bpffs);
+    globbed.interfaces = Some(vec!["lo".to_owned(), "w-*".to_owned()]);
+    let fast_path = start(&host, &globbed, &[v4()], one(1))?;
+    let served = |name: &str| {
+        let status = fast_path.status().interfaces;
+        status.interfaces.iter().any(|interface| interface.name == name && interface.hook.is_some())
+    };
+    assert!(served("lo"));
+    for round in 0..3 {
+        let container = Namespace::new("box")?;
+        join(
+            End { namespace: &host, interface: "w-one", addresses: &["10.9.0.1/24"] },
+            End { namespace: &container, interface: "eth0", addresses: &["10.9.0.2/24"] },
+        )?;
+        container.ip(&["route", "add", "default", "via", "10.9.0.1"])?;
+        wait_until("the interface to be served", Duration::from_secs(1), || served("w-one"))?;
+        assert!(addresses(&container, v4(), "a.bosh", PATIENCE)?.is_some(), "round {round}");
+        host.ip(&["link", "set", "w-one", "down"])?;
+        host.ip(&["link", "set", "w-one", "name", "other"])?;
+        wait_until("a renamed interface to be left", Duration::from_secs(1), || {
+            !served("other") && !served("w-one")
+        })?;
+        host.ip(&["link", "set", "other", "name", "w-two"])?;
+        wait_until("a renamed interface to be served", Duration::from_secs(1), || served("w-two"))?;
+        host.ip(&["link", "del", "w-two"])?;
+        wait_until("a deleted interface to be forgotten", Duration::from_secs(1), || !served("w-two"))?;
+    }
+    let pins = bpffs.pinned().iter().filter(|path| path.to_string_lossy().contains("/links/")).count();
+    assert_eq!(pins, 1, "only that of lo is left");
+    Ok(())
+}
+
+#[test]
+fn hundreds_of_veths_share_one_program() -> Result<()> {
+    const COUNT: usize = 200;
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let (host, bpffs) = (Namespace::new("many")?, Bpffs::new()?);
+    let fast_path = start(&host, &config(HookMode::Auto, &bpffs), &[v4()], one(1))?;
+    let script: String =
+        (0..COUNT / 2).map(|n| format!("link add x{n} type veth peer name y{n}\n")).collect();
+    let batch = tempfile::NamedTempFile::new()?;
+    std::fs::write(batch.path(), script)?;
+    host.ip(&["-batch", batch.path().to_str().context("a plain path")?])?;
+    wait_until("all of them to be served", Duration::from_secs(10), || {
+        let status = fast_path.status().interfaces;
+        status.interfaces.iter().filter(|interface| interface.hook.is_some()).count() == COUNT + 1
+    })?;
+    fast_path.stop();
+    assert_eq!(attached(&host)?, NOTHING);
+    Ok(())
+}

@@ -1,0 +1,265 @@
+//! What the tests of the fast path share: answers from a list, a bpffs of
+//! their own, a fast path in a namespace, and clients.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use dns_user::{
+    config::{HookMode, OnStop, XdpConfig},
+    fastpath::{Answers, Everything, FastPath},
+    name::Name,
+    resolve::{AllRunning, Checks, Health, Outcome, Resolution},
+};
+use hickory_proto::{
+    op::{Message, ResponseCode},
+    rr::RecordType,
+};
+use nix::mount::{MntFlags, umount2};
+use whole_system_tests::{
+    client,
+    namespace::{End, Namespace, join},
+};
+
+/// How long a client waits where a reply is expected.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long a client waits where none is expected.
+pub(crate) const SHORT: Duration = Duration::from_millis(150);
+
+/// Answers from a list.
+#[derive(Clone, Default)]
+pub(crate) struct List {
+    /// Addresses by name; `None`: the name is ours but does not exist.
+    names: BTreeMap<Name, Option<Vec<IpAddr>>>,
+    /// Names that are published only when they have been learned.
+    unlisted: Vec<Name>,
+}
+
+impl List {
+    /// With a name that has these addresses.
+    pub(crate) fn with(mut self, name: &str, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
+        self.names.insert(name_of(name), Some(addresses.into_iter().collect()));
+        self
+    }
+
+    /// With a name of `count` IPv4 addresses and as many IPv6 ones.
+    pub(crate) fn counted(self, name: &str, count: u16) -> Self {
+        let v4 = (0..count).map(|n| IpAddr::V4(Ipv4Addr::from(0x0a00_0000 + u32::from(n))));
+        let v6 = (0..count).map(|n| IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, n)));
+        self.with(name, v4.chain(v6))
+    }
+
+    /// With a name that has one address and is not listed: it has to be learned.
+    pub(crate) fn unlisted(mut self, name: &str, address: IpAddr) -> Self {
+        self.unlisted.push(name_of(name));
+        self.with(name, [address])
+    }
+
+    /// With a name that is ours and does not exist.
+    pub(crate) fn without(mut self, name: &str) -> Self {
+        self.unlisted.push(name_of(name));
+        self.names.insert(name_of(name), None);
+        self
+    }
+}
+
+impl Answers for List {
+    fn published_names(&self) -> Vec<Name> {
+        self.names.keys().filter(|name| !self.unlisted.contains(name)).cloned().collect()
+    }
+
+    fn resolve(&self, _health: &dyn Health, name: &Name) -> Option<Resolution> {
+        let addresses = self.names.get(name)?;
+        let outcome = if addresses.is_some() { Outcome::Found } else { Outcome::NoSuchName };
+        let (mut v4, mut v6) = (Vec::new(), Vec::new());
+        for address in addresses.iter().flatten() {
+            match address {
+                IpAddr::V4(address) => v4.push(*address),
+                IpAddr::V6(address) => v6.push(*address),
+            }
+        }
+        Some(Resolution { outcome, v4, v6, checks: Checks::default() })
+    }
+}
+
+/// A name.
+pub(crate) fn name_of(text: &str) -> Name {
+    text.parse().expect("tests write well-formed names")
+}
+
+/// A folder that gets a bpffs, unmounted at the end.
+pub(crate) struct Bpffs {
+    /// The folder around it.
+    folder: tempfile::TempDir,
+}
+
+impl Bpffs {
+    /// A new one; the fast path mounts it.
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Self { folder: tempfile::TempDir::with_prefix("bdx-bpf-")? })
+    }
+
+    /// Where pins go.
+    pub(crate) fn path(&self) -> PathBuf {
+        self.folder.path().join("bpf")
+    }
+
+    /// Files that are pinned, at whatever depth.
+    pub(crate) fn pinned(&self) -> Vec<PathBuf> {
+        // The kernel itself puts `maps.debug` and `progs.debug` there.
+        files_below(&self.path()).into_iter().filter(|path| path.extension().is_none()).collect()
+    }
+}
+
+impl Drop for Bpffs {
+    fn drop(&mut self) {
+        // Nothing is mounted where no fast path got that far.
+        let _ = umount2(&self.path(), MntFlags::MNT_DETACH);
+    }
+}
+
+/// Files below a folder.
+fn files_below(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    entries
+        .flatten()
+        .flat_map(|entry| if entry.path().is_dir() { files_below(&entry.path()) } else { vec![entry.path()] })
+        .collect()
+}
+
+/// A configuration for tests: everything default but `mode` and the pins.
+pub(crate) fn config(mode: HookMode, bpffs: &Bpffs) -> XdpConfig {
+    XdpConfig {
+        enabled: true,
+        interfaces: None,
+        mode,
+        max_names: 1000,
+        lease: Duration::from_secs(10),
+        bpffs: bpffs.path(),
+        on_stop: OnStop::Detach,
+        user: None,
+    }
+}
+
+/// Starts a fast path in a namespace and waits until it answers.
+pub(crate) fn start(
+    namespace: &Namespace,
+    config: &XdpConfig,
+    endpoints: &[SocketAddr],
+    answers: impl Answers + 'static,
+) -> Result<FastPath> {
+    let fast_path = namespace
+        .run(|| FastPath::start(config, endpoints, Arc::new(AllRunning), Arc::new(Everything)))?
+        .context("the fast path does not start")?;
+    fast_path.publisher().install(Arc::new(answers));
+    wait(async {
+        fast_path.publisher().flushed().await;
+        fast_path.ready().await;
+    });
+    Ok(fast_path)
+}
+
+/// Waits for something of the fast path.
+pub(crate) fn wait<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime can be made")
+        .block_on(future)
+}
+
+/// Asks from inside a namespace; `None`: no reply came in time.
+pub(crate) fn ask(
+    from: &Namespace,
+    server: SocketAddr,
+    name: &str,
+    record_type: RecordType,
+    edns: Option<u16>,
+    patience: Duration,
+) -> Result<Option<Message>> {
+    let query = client::query(name, record_type, edns)?;
+    let bytes = query.to_vec()?;
+    match from.run(|| client::ask_raw(server, &bytes, patience))? {
+        Ok(reply) => {
+            let reply = Message::from_vec(&reply)?;
+            ensure!(reply.metadata.id == query.metadata.id, "a reply to another query");
+            Ok(Some(reply))
+        }
+        Err(error)
+            if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionRefused) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Asks for A and returns the addresses; `None`: no reply came in time.
+pub(crate) fn addresses(
+    from: &Namespace,
+    server: SocketAddr,
+    name: &str,
+    patience: Duration,
+) -> Result<Option<Vec<IpAddr>>> {
+    let reply = ask(from, server, name, RecordType::A, Some(1232), patience)?;
+    Ok(reply.map(|reply| client::addresses(&reply)))
+}
+
+/// The RCODE of a reply.
+pub(crate) fn code(reply: &Message) -> ResponseCode {
+    reply.metadata.response_code
+}
+
+/// A server and a client, joined by veth.
+pub(crate) struct Pair {
+    /// The server's namespace: interface `srv`, 169.254.0.2 and fd00::2.
+    pub(crate) server: Namespace,
+    /// The client's namespace: interface `cli`, 169.254.0.1 and fd00::1.
+    pub(crate) client: Namespace,
+}
+
+impl Pair {
+    /// Makes both.
+    pub(crate) fn new(label: &str) -> Result<Self> {
+        let server = Namespace::new(&format!("{label}-s"))?;
+        let client = Namespace::new(&format!("{label}-c"))?;
+        join(
+            End { namespace: &server, interface: "srv", addresses: &["169.254.0.2/24", "fd00::2/64"] },
+            End { namespace: &client, interface: "cli", addresses: &["169.254.0.1/24", "fd00::1/64"] },
+        )?;
+        Ok(Self { server, client })
+    }
+}
+
+/// The server's IPv4 endpoint.
+pub(crate) fn v4() -> SocketAddr {
+    SocketAddr::from(([169, 254, 0, 2], 53))
+}
+
+/// The server's IPv6 endpoint.
+pub(crate) fn v6() -> SocketAddr {
+    SocketAddr::from(([0xfd00, 0, 0, 0, 0, 0, 0, 2], 53))
+}
+
+/// The program that only passes, on an interface of a namespace; detached when dropped.
+pub(crate) fn pass_program(
+    namespace: &Namespace,
+    interface: &str,
+    mode: aya::programs::XdpMode,
+) -> Result<aya::Ebpf> {
+    let mut object = aya::EbpfLoader::new().load(dns_user::fastpath::OBJECT)?;
+    let program: &mut aya::programs::Xdp = object
+        .program_mut(dns_common::object::PASS_PROGRAM)
+        .context("the object has no passing program")?
+        .try_into()?;
+    program.load()?;
+    namespace.run(|| program.attach(interface, mode).map(drop))??;
+    Ok(object)
+}

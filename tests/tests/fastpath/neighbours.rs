@@ -1,0 +1,82 @@
+//! Others on the same interfaces: foreign programs, and a second server.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, Result};
+use dns_user::{config::HookMode, fastpath::Hook};
+use whole_system_tests::requirements;
+
+use crate::lab::{Bpffs, List, PATIENCE, Pair, SHORT, addresses, config, pass_program, start, v4};
+
+/// One name with one address.
+fn one(name: &str, last: u8) -> List {
+    List::default().with(name, [IpAddr::from([10, 0, 0, last])])
+}
+
+#[test]
+fn a_foreign_xdp_program_is_left_alone_and_named() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    for (mode, theirs) in [
+        (HookMode::Generic, aya::programs::XdpMode::Skb),
+        (HookMode::Native, aya::programs::XdpMode::Driver),
+        (HookMode::Auto, aya::programs::XdpMode::Driver),
+    ] {
+        let (pair, bpffs) = (Pair::new("alien")?, Bpffs::new()?);
+        let foreign = pass_program(&pair.server, "srv", theirs)?;
+        let id = xdp_program(&pair)?.context("the foreign program is not there")?;
+        let fast_path = start(&pair.server, &config(mode, &bpffs), &[v4()], one("a.bosh", 1))?;
+        let status = fast_path.status().interfaces;
+        let srv = status.interfaces.iter().find(|found| found.name == "srv").context("srv is not there")?;
+        assert_eq!(srv.hook, Some(Hook::Tcx), "{mode:?}: {}", srv.why);
+        if mode != HookMode::Auto {
+            assert!(srv.why.contains("dns_pass") && srv.why.contains(&format!("id {id}")), "{}", srv.why);
+        }
+        assert!(addresses(&pair.client, v4(), "a.bosh", PATIENCE)?.is_some());
+        assert_eq!(xdp_program(&pair)?, Some(id));
+        fast_path.stop();
+        assert_eq!(xdp_program(&pair)?, Some(id), "{mode:?}: still there after us");
+        drop(foreign);
+    }
+    Ok(())
+}
+
+#[test]
+fn two_servers_share_an_interface() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let (first, second) = (v4(), SocketAddr::from(([169, 254, 0, 2], 5353)));
+    for mode in [HookMode::Auto, HookMode::Generic] {
+        let (pair, bpffs) = (Pair::new("two")?, Bpffs::new()?);
+        let config = config(mode, &bpffs);
+        let one_server = start(&pair.server, &config, &[first], one("a.bosh", 1))?;
+        let other_server = start(&pair.server, &config, &[second], one("a.bosh", 2))?;
+        let asked = |server, patience| addresses(&pair.client, server, "a.bosh", patience);
+        assert_eq!(asked(first, PATIENCE)?, Some(vec![[10, 0, 0, 1].into()]), "{mode:?}");
+        assert_eq!(asked(second, PATIENCE)?, Some(vec![[10, 0, 0, 2].into()]), "{mode:?}");
+        one_server.stop();
+        assert_eq!(asked(first, SHORT)?, None);
+        assert_eq!(asked(second, PATIENCE)?, Some(vec![[10, 0, 0, 2].into()]), "{mode:?}");
+        other_server.stop();
+        assert_eq!(asked(second, SHORT)?, None);
+    }
+    Ok(())
+}
+
+/// Id of the XDP program on the server's end.
+fn xdp_program(pair: &Pair) -> Result<Option<u32>> {
+    let shown = whole_system_tests::process::capture(std::process::Command::new("ip").args([
+        "-n",
+        pair.server.name(),
+        "link",
+        "show",
+        "srv",
+    ]))?;
+    let mut words = shown.split_whitespace().skip_while(|word| *word != "prog/xdp");
+    Ok(match (words.next(), words.next(), words.next()) {
+        (Some(_), Some("id"), Some(id)) => Some(id.parse()?),
+        _ => None,
+    })
+}
