@@ -12,6 +12,7 @@
 mod address;
 mod client;
 mod connection;
+mod detach;
 mod explain;
 mod lists;
 mod log;
@@ -54,6 +55,8 @@ pub(super) enum Operate {
     Reload(log::Reload),
     /// Show or change levels of the log
     Log(log::Log),
+    /// Take the fast path off all interfaces, also after a server that is dead
+    Detach(detach::Detach),
     /// Print completions for a shell
     Completions(shell::Completions),
     /// Print the manual page
@@ -88,6 +91,7 @@ impl Operate {
             Self::Flush(flush) => flush.run(),
             Self::Reload(reload) => reload.run(),
             Self::Log(log) => log.run(),
+            Self::Detach(detach) => detach.run(),
             Self::Completions(completions) => completions.run(command),
             Self::Man(man) => man.run(command),
         };

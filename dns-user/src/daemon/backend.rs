@@ -176,6 +176,7 @@ impl ApiBackend for Backend {
         let mut value = serde_json::to_value(&explanation).unwrap_or_default();
         value["answered_by"] = answered_by.into();
         value["rcode"] = rcode.into();
+        value["text"] = explanation.to_string().into();
         Ok(value)
     }
 

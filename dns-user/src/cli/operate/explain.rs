@@ -7,7 +7,7 @@ use super::{
     Problem,
     client::{Client, escaped, wait_for},
     connection::Connection,
-    print, table,
+    print,
 };
 
 /// `resolve`.
@@ -33,7 +33,9 @@ impl Resolve {
         print(&if json {
             serde_json::to_string_pretty(&explanation).unwrap_or_default() + "\n"
         } else {
-            table::value(&explanation, 0)
+            let [text, answered_by] =
+                ["text", "answered_by"].map(|key| explanation[key].as_str().unwrap_or_default());
+            format!("{}\nanswered by: {answered_by}\n", text.trim_end())
         })?;
         match explanation.get("rcode").and_then(Value::as_str) {
             Some(rcode) if rcode != "NOERROR" => Err(Problem::BadAnswer(format!("{name}: {rcode}"))),

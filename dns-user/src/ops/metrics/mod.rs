@@ -6,6 +6,7 @@
 //! speak of all replies.
 
 pub mod fast_path;
+mod fast_path_families;
 pub mod http;
 pub mod labels;
 pub mod names;
@@ -17,6 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use prometheus::{Registry, TextEncoder, proto::MetricFamily};
 
 pub use fast_path::FastReplies;
+pub use fast_path_families::FastPathFamilies;
 pub use whole::WholeMetrics;
 
 //----------- Metrics --------------------------------------------------------

@@ -94,8 +94,10 @@ pub const FAST_PATH_LEASE_SECONDS: &str = "bosh_dns_xdp_fast_path_lease_seconds"
 pub const FAST_PATH_UP: &str = "bosh_dns_xdp_fast_path_up";
 /// Counter: learned entries that had to make room.
 pub const FAST_PATH_EVICTIONS_TOTAL: &str = "bosh_dns_xdp_fast_path_evictions_total";
-/// Histogram: from a new snapshot to the last changed entry in the map.
-pub const FAST_PATH_PUBLISH_DURATION_SECONDS: &str = "bosh_dns_xdp_fast_path_publish_duration_seconds";
+/// Counter: elements written to the map.
+pub const FAST_PATH_WRITES_TOTAL: &str = "bosh_dns_xdp_fast_path_writes_total";
+/// Gauge: names of the snapshot that are not in the map.
+pub const FAST_PATH_UNFITTING_NAMES: &str = "bosh_dns_xdp_fast_path_unfitting_names";
 
 //----------- Ours: health ---------------------------------------------------
 
