@@ -84,6 +84,12 @@ impl Aliases {
         exact.or_else(|| self.below.get_key_value(wire).map(|(name, _)| name))
     }
 
+    /// Whether the name is an alias or falls under an alias `_.x`.
+    pub(super) fn covers(&self, name: &Name) -> bool {
+        let parent = name.suffixes().nth(1);
+        self.exact.contains_key(name) || parent.is_some_and(|parent| self.below.contains_key(parent))
+    }
+
     /// Targets of the alias of this very name.
     pub(crate) fn exact(&self, name: &Name) -> Option<&[Target]> {
         self.exact.get(name).map(Vec::as_slice)
@@ -126,6 +132,9 @@ struct Builder<'a> {
     warnings: Vec<AliasWarning>,
 }
 
+/// Values of placeholder_type that put something in place of `_`.
+const PLACEHOLDERS: [&str; 5] = ["uuid", "index", "availability_zone", "az", "network"];
+
 /// The source in warnings about aliases of the records.
 const RECORDS: &str = "records.json";
 
@@ -164,7 +173,13 @@ impl Builder<'_> {
     /// Adds what one definition of an alias of the records means.
     fn add_definition(&mut self, alias: &str, definition: &AliasDefinition) {
         let AliasDefinition { placeholder_type, .. } = definition;
-        let Some(base) = self.base(alias, definition, "") else { return };
+        let Some(base) = self.base(alias, definition, "") else {
+            if !PLACEHOLDERS.contains(&placeholder_type.as_str()) {
+                // The alias is ours all the same: it must not be asked for upstream.
+                self.add(alias, None, None);
+            }
+            return;
+        };
         let narrow: fn(&Fleet, Row) -> Option<(String, Narrowing)> = match placeholder_type.as_str() {
             "uuid" => return self.add_instances(alias, definition, base),
             "index" => |fleet, row| {
@@ -179,12 +194,12 @@ impl Builder<'_> {
                 let network = fleet.place_of(row).network;
                 Some((fleet.networks.text(network).to_owned(), Narrowing::Network(network)))
             },
-            _ => return self.add(alias, None, Target::Name(base)),
+            _ => return self.add(alias, None, Some(Target::Name(base))),
         };
         let number = self.share(base);
         for row in self.members(definition) {
             if let Some((text, by)) = narrow(self.fleet, row) {
-                self.add(alias, Some(&text), Target::Narrowed { base: number, by });
+                self.add(alias, Some(&text), Some(Target::Narrowed { base: number, by }));
             }
         }
     }
@@ -207,7 +222,7 @@ impl Builder<'_> {
             } else {
                 self.base(alias, definition, number).map(Target::Name)
             };
-            if let Some(target) = target {
+            if target.is_some() {
                 self.add(alias, Some(fleet.id.text(row)), target);
             }
         }
@@ -248,10 +263,6 @@ impl Builder<'_> {
             },
         };
         self.warn(RECORDS, alias, format!("it means {text:?}, which is skipped: {problem}"));
-        // The alias is ours all the same: it must not be asked for upstream.
-        if let Ok(name) = Name::from_text(alias) {
-            self.aliases.exact.entry(name).or_default();
-        }
         None
     }
 
@@ -264,32 +275,38 @@ impl Builder<'_> {
         (bases.len() - 1) as u32
     }
 
-    /// Adds a target to an alias of the records, with a text in place of its first `_`.
-    fn add(&mut self, alias: &str, placeholder: Option<&str>, target: Target) {
+    /// Adds a target to an alias of the records, with a text in place of its
+    /// first `_`; without a target the alias at least exists.
+    fn add(&mut self, alias: &str, placeholder: Option<&str>, target: Option<Target>) {
         let replaced = placeholder.map(|text| alias.replacen('_', text, 1));
-        let name = match Name::from_text(replaced.as_deref().unwrap_or(alias)) {
+        let text = replaced.as_deref().unwrap_or(alias);
+        let name = match Name::from_text(text) {
             Ok(name) => name,
             Err(error) => {
                 return self.warn(
                     RECORDS,
                     alias,
-                    match replaced {
-                        None => format!("it is no domain name and is skipped: {error}"),
-                        Some(text) => format!("{text:?} is no domain name and is skipped: {error}"),
-                    },
+                    format!("{text:?} is no domain name and is skipped: {error}"),
                 );
             }
         };
+        // Only what stands for any label is an alias `_.x`, not an instance of that id.
         let is_below = placeholder.is_none() && name.labels().next() == Some(b"_");
-        match (is_below, name.parent(), target) {
-            (true, Some(parent), Target::Name(target)) => {
+        match name.parent() {
+            Some(parent) if is_below => {
                 if !self.files.below.contains_key(&parent) {
-                    push_once(self.aliases.below.entry(parent).or_default(), FileTarget::Name(target));
+                    let targets = self.aliases.below.entry(parent).or_default();
+                    if let Some(Target::Name(target)) = target {
+                        push_once(targets, FileTarget::Name(target));
+                    }
                 }
             }
-            (_, _, target) => {
+            _ => {
                 if !self.files.exact.contains_key(&name) {
-                    push_once(self.aliases.exact.entry(name).or_default(), target);
+                    let targets = self.aliases.exact.entry(name).or_default();
+                    if let Some(target) = target {
+                        push_once(targets, target);
+                    }
                 }
             }
         }

@@ -2,18 +2,20 @@
 
 use super::Snapshot;
 use super::alias_files::{FileTarget, prepend};
-use super::columns::{NO_VALUE, Row};
+use super::columns::{NO_VALUE, Row, Symbol};
+use super::fleet::Fleet;
 use crate::name::Name;
 use crate::resolve::{Question, select};
 
 /// All of them, none twice, the most useful first.
 pub(super) fn names(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
-    aliases(snapshot)
-        .chain(aliases_below(snapshot))
-        .chain(groups(snapshot))
+    let others = groups(snapshot)
         .chain(places(snapshot))
         .chain(long_instances(snapshot))
-        .chain(short_instances(snapshot))
+        .chain(short_instances(snapshot));
+    // An alias hides what else has its name.
+    let others = others.filter(|name| !snapshot.aliases.covers(name));
+    aliases(snapshot).chain(aliases_below(snapshot)).chain(others)
 }
 
 /// Aliases of one name, those of placeholders included.
@@ -84,15 +86,27 @@ fn short_instances(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
         let row = rows.iter().copied().find(|&row| fleet.groups_of(row).contains(&group));
         let names = row.map_or([None, None], |row| {
             let number = format!("q-m{}s0", fleet.num_id.text(row));
+            let number = plain(&number).filter(|_| is_first_with_number(fleet, row, group));
+            let id = plain(fleet.id.dictionary.text(id)).filter(|id| !id.starts_with(b"q-"));
             let group = format!("q-g{}", fleet.groups.text(group));
             let domain = fleet.domain_names.name(fleet.place_of(row).domain);
-            let id = plain(fleet.id.dictionary.text(id)).filter(|id| !id.starts_with(b"q-"));
-            let joined = |label: Option<&[u8]>| joined([label?, plain(&group)?], domain?);
-            let has_number = fleet.num_id.values[row as usize] != NO_VALUE;
-            [joined(plain(&number).filter(|_| has_number)), joined(id)]
+            [number, id].map(|label| joined([label?, plain(&group)?], domain?))
         });
         names.into_iter().flatten()
     })
+}
+
+/// Whether the row has a number and no row before it has the same in that
+/// group and domain: numbers are unique in the field, but nothing holds files to it.
+fn is_first_with_number(fleet: &Fleet, row: Row, group: Symbol) -> bool {
+    let number = fleet.num_id.values[row as usize];
+    if number == NO_VALUE {
+        return false;
+    }
+    let domain = fleet.place_of(row).domain;
+    let alike =
+        |&&other: &&Row| fleet.place_of(other).domain == domain && fleet.groups_of(other).contains(&group);
+    fleet.by_num_id.rows(number).iter().find(alike) == Some(&row)
 }
 
 /// For each instance id its distinct values.
@@ -113,9 +127,12 @@ fn distinct<'a>(
 fn long(snapshot: &Snapshot, first: &[u8], place: usize) -> Option<Name> {
     let fleet = &snapshot.fleet;
     let place = fleet.places[place];
+    // Read as the id of a group as well, so that mostly nothing matches.
+    let instance_group =
+        plain(fleet.instance_groups.text(place.instance_group)).filter(|name| !name.starts_with(b"q-g"))?;
     let labels = [
         first,
-        plain(fleet.instance_groups.text(place.instance_group))?,
+        instance_group,
         plain(fleet.networks.text(place.network))?,
         plain(fleet.deployments.text(place.deployment))?,
     ];
