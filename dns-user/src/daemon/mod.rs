@@ -1,7 +1,7 @@
 //! The running server: joins the rooms in order, keeps up with files, ends in order.
 //!
 //! * `start`, `serve`: the start in order; the loop, signals, the end.
-//! * `answers`: who answers what is not local.
+//! * `answers`, `fast_path`: join upstream and the interfaces to the server.
 //! * `files`, `records`, `sources`, `watch`: what is on disk becomes what is served.
 //! * `listeners`: the sockets, as the addresses files come and go.
 //! * `upcheck`: the server asks itself.
@@ -13,6 +13,7 @@ mod answers;
 mod backend;
 pub mod check;
 mod failures;
+mod fast_path;
 mod files;
 mod listeners;
 mod privileges;

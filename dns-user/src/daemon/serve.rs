@@ -28,6 +28,7 @@ use super::{
 };
 use crate::{
     config::{Config, Loaded},
+    fastpath::FastPath,
     health::HealthService,
     ops::{api::Reloaded, journal::Kind, logs::Logs},
     server::Local,
@@ -79,6 +80,8 @@ pub(super) struct Daemon<'a> {
     pub(super) upcheck: Upcheck,
     /// Health checks; `None`: off.
     pub(super) health: Option<Arc<HealthService>>,
+    /// The fast path; `None`: there is none.
+    pub(super) fast_path: Option<Arc<FastPath>>,
     /// Reloads that were asked for by the API.
     pub(super) reload_orders: mpsc::Receiver<oneshot::Sender<Reloaded>>,
 }
@@ -153,6 +156,9 @@ impl Daemon<'_> {
         let served = self.listeners.set(&wanted).await;
         self.upcheck =
             Upcheck::new(&served, &self.config.upcheck_domains, self.config.internal_upcheck.as_ref());
+        if let Some(fast_path) = &self.fast_path {
+            fast_path.set_endpoints(&served);
+        }
         self.board.change(|state| state.listen = served);
     }
 
@@ -206,7 +212,14 @@ impl Daemon<'_> {
 
     /// Ends in order.
     async fn stop(self) {
-        let Self { listeners, health, .. } = self;
+        let Self { listeners, health, fast_path, .. } = self;
+        // First, so that what interfaces answer no more finds the sockets open.
+        if let Some(fast_path) = fast_path {
+            // Waits for the kernel and joins threads.
+            // Someone who just looks at it for a moment drops it last, which stops it as well.
+            let stop = move || Arc::into_inner(fast_path).map(FastPath::stop);
+            let _ = tokio::task::spawn_blocking(stop).await;
+        }
         listeners.stop().await;
         if let Some(health) = health {
             // Joins a thread.

@@ -17,6 +17,7 @@ use super::{
     answers::Answers,
     backend::{self, Backend, Views},
     failures::Failures,
+    fast_path,
     files::{Files, First},
     listeners::{self, Listeners},
     serve::{Daemon, all_addresses},
@@ -28,7 +29,8 @@ use super::{
 };
 use crate::{
     config::{Config, Loaded},
-    health::{HealthService, NoMarks},
+    fastpath::{FastPath, Publisher},
+    health::HealthService,
     ops::{
         identity::Identity,
         journal::{Journal, Kind},
@@ -71,7 +73,10 @@ pub(super) async fn start<'a>(
         None => Arc::new(AllRunning),
     };
     let tracker = health.as_ref().map(|health| -> Arc<dyn Track> { health.tracker() });
-    let local = Arc::new(Local::new(snapshot, states.clone(), Arc::new(()), tracker));
+    let fast_path = fast_path::start(&config.xdp, &listen, states.clone(), health.as_deref(), &board);
+    let publisher = fast_path.as_ref().map_or_else(Publisher::off, |fast_path| fast_path.publisher());
+    let local = Arc::new(Local::new(snapshot, states.clone(), Arc::new(publisher.clone()), tracker));
+    publisher.install(local.snapshot());
     let router = Arc::new(Router::new(local.clone(), Routes::default()));
     router.set_chaos(Arc::new(Identity::of_this_host(config.identity)));
     let answers = Answers::new(
@@ -85,7 +90,7 @@ pub(super) async fn start<'a>(
     if let Some(health) = &health {
         health.metrics().register(metrics.registry())?;
         let local = local.clone();
-        health.start(Arc::new(move |instances| local.health_changed(instances)), Arc::new(NoMarks))?;
+        health.start(Arc::new(move |instances| local.health_changed(instances)), Arc::new(publisher))?;
     }
 
     let server_metrics = ServerMetrics::new(metrics.server().to_owned())?;
@@ -93,6 +98,11 @@ pub(super) async fn start<'a>(
     let mut listeners = Listeners::new(router, server_metrics, listeners::options(config.request_timeout));
     let upcheck = Upcheck::new(&listen, &config.upcheck_domains, config.internal_upcheck.as_ref());
     come_up(&config, &listen, &mut listeners, &upcheck).await?;
+    if let Some(fast_path) = &fast_path {
+        failures.spawn("the heartbeat of the fast path", fast_path::keep_alive(fast_path));
+        fast_path::feed_tap(fast_path);
+        fast_path::count(fast_path, &metrics);
+    }
     board.change(|state| state.listen.clone_from(&listen));
     let listed: Vec<String> = listen.iter().map(ToString::to_string).collect();
     info!("up: serving on {}", listed.join(", "));
@@ -110,7 +120,7 @@ pub(super) async fn start<'a>(
             jobs_dir: jobs_dir(&config, &board),
             certificates: health.iter().map(|health| health.tls().clone()).collect(),
             reloads,
-            views: views(&answers),
+            views: views(&answers, fast_path.as_ref()),
         };
         backend::open(api, backend, failures).await;
     }
@@ -126,6 +136,7 @@ pub(super) async fn start<'a>(
         listeners,
         upcheck,
         health,
+        fast_path,
         reload_orders,
     })
 }
@@ -180,10 +191,17 @@ fn jobs_dir(config: &Config, board: &Board) -> Option<PathBuf> {
 }
 
 /// What the rooms tell of themselves.
-fn views(answers: &Answers) -> Views {
+fn views(answers: &Answers, fast_path: Option<&Arc<FastPath>>) -> Views {
     let (recursors, flush, cache) =
         (answers.current.clone(), answers.current.clone(), answers.current.clone());
+    let publisher = fast_path.map_or_else(Publisher::off, |fast_path| fast_path.publisher());
+    let fast_path = fast_path.map(Arc::downgrade);
     Views {
+        fast_path: Box::new(move || {
+            let fast_path = fast_path.as_ref()?.upgrade()?;
+            Some(fast_path::view(&fast_path))
+        }),
+        is_published: Box::new(move |name| publisher.last_used_ns(name).is_some()),
         recursors: Box::new(move || {
             let upstream = recursors.upstream.load().status();
             let all = upstream.into_iter().chain(recursors.handlers.load().status());
@@ -200,7 +218,6 @@ fn views(answers: &Answers) -> Views {
             flush.handlers.load().flush_cache();
             before
         }),
-        ..Views::default()
     }
 }
 

@@ -10,6 +10,7 @@
 
 use std::{
     collections::BTreeMap,
+    io::{Read as _, Write as _},
     net::{IpAddr, SocketAddr},
     os::{fd::AsFd as _, unix::net::UnixStream},
     sync::{Arc, Mutex, PoisonError},
@@ -136,6 +137,8 @@ pub(super) struct Interfaces {
     wake: UnixStream,
     /// What to do at the end.
     end: Arc<Mutex<Option<OnStop>>>,
+    /// Other addresses to serve, until the thread has taken them.
+    listen: Arc<Mutex<Option<Vec<SocketAddr>>>>,
     /// What it last saw.
     status: Arc<Mutex<InterfacesStatus>>,
     /// Becomes true when the first round is done.
@@ -149,6 +152,7 @@ impl Interfaces {
     pub(super) fn start(setting: Setting) -> std::io::Result<Self> {
         let (wake, woken) = UnixStream::pair()?;
         let end = Arc::new(Mutex::new(None));
+        let listen = Arc::new(Mutex::new(None));
         let status = Arc::new(Mutex::new(InterfacesStatus::default()));
         let (is_ready, ready) = watch::channel(false);
         let news = Socket::news()?;
@@ -163,11 +167,18 @@ impl Interfaces {
         };
         // The addresses are known before anything can be answered.
         follower.follow_addresses();
-        let worker_end = end.clone();
+        let (worker_end, worker_listen) = (end.clone(), listen.clone());
         let thread = thread::Builder::new().name("interfaces".into()).spawn(move || {
-            follower.run(&news, &woken, &worker_end, &is_ready);
+            follower.run(&news, &woken, &worker_end, &worker_listen, &is_ready);
         })?;
-        Ok(Self { wake, end, status, ready, thread })
+        Ok(Self { wake, end, listen, status, ready, thread })
+    }
+
+    /// Serves exactly these addresses from now on.
+    pub(super) fn set_listen(&self, listen: &[SocketAddr]) {
+        *self.listen.lock().unwrap_or_else(PoisonError::into_inner) = Some(listen.to_vec());
+        // The thread has ended, or its buffer holds other wake-ups already.
+        let _ = (&self.wake).write(&[0]);
     }
 
     /// What was last seen.
@@ -182,7 +193,7 @@ impl Interfaces {
 
     /// Ends the thread, detaching or not.
     pub(super) fn stop(self, on_stop: OnStop) {
-        let Self { wake, end, status: _, ready: _, thread } = self;
+        let Self { wake, end, listen: _, status: _, ready: _, thread } = self;
         *end.lock().unwrap_or_else(PoisonError::into_inner) = Some(on_stop);
         // Closing one end wakes the thread that polls the other.
         drop(wake);
@@ -215,6 +226,7 @@ impl Follower {
         news: &Socket,
         woken: &UnixStream,
         end: &Mutex<Option<OnStop>>,
+        listen: &Mutex<Option<Vec<SocketAddr>>>,
         ready: &watch::Sender<bool>,
     ) {
         let mut last_round = Instant::now();
@@ -241,6 +253,16 @@ impl Follower {
             // An interrupted wait is a wait that was shorter.
             let _ = poll(&mut fds, timeout);
             if fds[1].any().unwrap_or(false) {
+                if let Some(listen) = listen.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                    self.setting.listen = listen;
+                    self.follow_addresses();
+                }
+                // Bytes are wake-ups; the end of the stream is the end.
+                let mut wake_ups = [0; 16];
+                let mut stream = woken;
+                if stream.read(&mut wake_ups).is_ok_and(|count| count > 0) {
+                    continue;
+                }
                 let on_stop = end.lock().unwrap_or_else(PoisonError::into_inner).take();
                 return self.finish(on_stop.unwrap_or(OnStop::Detach));
             }

@@ -325,6 +325,14 @@ impl FastPath {
         self.pins.as_ref().map_or(Ok(()), |pins| pins.hand_over(uid, gid))
     }
 
+    /// Answers for exactly these addresses from now on, as addresses files come
+    /// and go. The interfaces stay those that were chosen at the start.
+    pub fn set_endpoints(&self, endpoints: &[SocketAddr]) {
+        if let Some(interfaces) = &self.interfaces {
+            interfaces.set_listen(endpoints);
+        }
+    }
+
     /// Detaches everything, or leaves it to a successor, per `xdp.on_stop`.
     pub fn stop(mut self) {
         self.stop_once();
