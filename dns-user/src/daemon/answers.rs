@@ -8,7 +8,7 @@ use futures::future::BoxFuture;
 use prometheus::Registry;
 
 use crate::{
-    config::Config,
+    config::{Config, RecursorErrors},
     name::Name,
     server::{Answer, Local, Router, Routes},
     upstream::{Channel, HandlerConfig, Handlers, Reverse, Upstream, metrics::UpstreamMetrics},
@@ -111,6 +111,7 @@ impl Answers {
             handlers,
             reverse: Some(Arc::new(reverse)),
             recursors: upstream.recursors().map(answer),
+            handlers_stay_away: config.recursion.errors == RecursorErrors::Nxdomain,
         });
     }
 }

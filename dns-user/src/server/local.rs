@@ -1,6 +1,7 @@
 //! Names of the fleet: the snapshot of the moment and what goes with asking it.
 
 use std::{
+    collections::HashSet,
     net::IpAddr,
     sync::{
         Arc,
@@ -27,6 +28,8 @@ pub struct Local {
     publisher: Arc<dyn Publish>,
     /// The health tracker; `None`: health checks are off.
     tracker: Option<Arc<dyn Track>>,
+    /// Domains of all records that were ever in force.
+    domains: ArcSwap<HashSet<Name>>,
     /// Goes up whenever a resolution may come out differently than before.
     generation: AtomicU64,
 }
@@ -51,6 +54,7 @@ impl Local {
         tracker: Option<Arc<dyn Track>>,
     ) -> Self {
         Self {
+            domains: ArcSwap::from_pointee(snapshot.domains().cloned().collect()),
             snapshot: ArcSwap::from_pointee(snapshot),
             health,
             publisher,
@@ -66,6 +70,11 @@ impl Local {
 
     /// Puts a new snapshot in force and tells fast path and tracker.
     pub fn install(&self, snapshot: Arc<Snapshot>) {
+        self.domains.rcu(|domains| {
+            let mut domains = HashSet::clone(domains);
+            domains.extend(snapshot.domains().cloned());
+            domains
+        });
         self.snapshot.store(snapshot.clone());
         self.invalidate();
         self.publisher.install(snapshot.clone());
@@ -115,6 +124,11 @@ impl Local {
     /// The answer for `name` without side effects; `None`: not a local name.
     pub fn peek(&self, name: &Name) -> Option<Resolution> {
         resolve(&self.snapshot.load(), &*self.health, name)
+    }
+
+    /// Whether `domain` (wire format) is or was one of the records.
+    pub(super) fn had_domain(&self, domain: &[u8]) -> bool {
+        self.domains.load().contains(domain)
     }
 
     /// Tells the tracker of another query for a name whose answer is remembered.

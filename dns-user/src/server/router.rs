@@ -52,6 +52,9 @@ pub struct Routes {
     pub reverse: Option<Arc<dyn Answer>>,
     /// Answers everything else; `None`: recursors are off.
     pub recursors: Option<Arc<dyn Answer>>,
+    /// The reference's way with a handler whose domain was also one of the
+    /// records: it does not come back when the records lose the domain (observed).
+    pub handlers_stay_away: bool,
 }
 
 /// What the server tells about itself.
@@ -130,10 +133,10 @@ impl Router {
         let routes = self.routes.load();
         let snapshot = self.local.snapshot.load();
         if qtype == TYPE_DS {
-            return routes.parent_side(name, |name| snapshot.local_zone(name).is_some());
+            return routes.parent_side(name, &self.local, |name| snapshot.local_zone(name).is_some());
         }
         let local_zone = snapshot.local_zone(name);
-        routes.longest(name, local_zone.as_ref().map(|zone| zone.as_wire()))
+        routes.longest(name, &self.local, local_zone.as_ref().map(|zone| zone.as_wire()))
     }
 }
 
@@ -150,9 +153,9 @@ impl Routes {
 
     /// The longest domain that ends `name` wins; `local_zone` is the longest
     /// local one, in wire format.
-    fn longest(&self, name: &Name, local_zone: Option<&[u8]>) -> Route {
+    fn longest(&self, name: &Name, local: &Local, local_zone: Option<&[u8]>) -> Route {
         for suffix in name.suffixes() {
-            if let Some(route) = self.exactly(suffix, local_zone == Some(suffix)) {
+            if let Some(route) = self.exactly(suffix, local, local_zone == Some(suffix)) {
                 return route;
             }
         }
@@ -161,7 +164,7 @@ impl Routes {
 
     /// Type DS belongs to the parent: the root if somebody answers for it, else
     /// the shortest domain that ends the name (observed).
-    fn parent_side(&self, name: &Name, is_local: impl Fn(&Name) -> bool) -> Route {
+    fn parent_side(&self, name: &Name, local: &Local, is_local: impl Fn(&Name) -> bool) -> Route {
         if !matches!(self.root(), Route::Refused) {
             return self.root();
         }
@@ -169,8 +172,8 @@ impl Routes {
         suffixes.reverse();
         for suffix in suffixes {
             // A suffix of a name is a name.
-            let local = Name::from_wire(suffix).is_ok_and(|(name, _)| is_local(&name));
-            if let Some(route) = self.exactly(suffix, local) {
+            let is_local = Name::from_wire(suffix).is_ok_and(|(name, _)| is_local(&name));
+            if let Some(route) = self.exactly(suffix, local, is_local) {
                 return route;
             }
         }
@@ -178,11 +181,11 @@ impl Routes {
     }
 
     /// Who answers for exactly this domain.
-    fn exactly(&self, domain: &[u8], local: bool) -> Option<Route> {
+    fn exactly(&self, domain: &[u8], local: &Local, is_local: bool) -> Option<Route> {
         if self.upchecks.contains(domain) {
             return Some(Route::Upcheck);
         }
-        if local {
+        if is_local {
             return Some(Route::Local);
         }
         if domain == ARPA
@@ -190,7 +193,7 @@ impl Routes {
         {
             return Some(Route::Reverse(reverse.clone()));
         }
-        if domain == ROOT {
+        if domain == ROOT || self.handlers_stay_away && local.had_domain(domain) {
             return None;
         }
         self.handlers.get(domain).cloned().map(Route::Handler)

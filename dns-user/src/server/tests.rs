@@ -293,6 +293,11 @@ async fn the_longest_domain_wins_and_ds_goes_to_the_parent() {
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::NoError);
     server.router.local().install(Arc::new(Snapshot::empty()));
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::YXDomain);
+
+    // Or it does not, as with the reference.
+    let few = HashMap::from([(Name::from_text("bosh").unwrap(), denied)]);
+    server.router.install(Routes { handlers: few, handlers_stay_away: true, ..upcheck_only() });
+    assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::Refused);
     server.stop().await;
 }
 

@@ -1,7 +1,7 @@
 //! Replies made elsewhere, cut to what the client and its transport take.
 
 use hickory_proto::{
-    op::{Message, emit_message_parts},
+    op::{HeaderCounts, Message, emit_message_parts},
     serialize::binary::BinEncoder,
 };
 
@@ -98,29 +98,34 @@ impl Layout {
 }
 
 /// The message encoded anew with compressed names, at most `room` bytes, without
-/// its OPT; `None` where hickory cannot read or write it. Behind the first record
-/// that does not fit none is kept, in later sections either (observed).
+/// its OPT; `None` where hickory cannot read or write it. Behind a record that
+/// does not fit nothing is kept, smaller ones in later sections neither (observed).
 fn compress(message: &[u8], room: usize) -> Option<Vec<u8>> {
     let mut message = Message::from_vec(message).ok()?;
-    let mut bytes = emit(&message, room)?;
-    let kept = |bytes: &[u8], at: usize| u16_at(bytes, at).map(usize::from);
-    if kept(&bytes, 6)? < message.answers.len() {
-        message.authorities.clear();
-        message.additionals.clear();
-        bytes = emit(&message, room)?;
-    } else if kept(&bytes, 8)? < message.authorities.len() {
-        message.additionals.clear();
-        bytes = emit(&message, room)?;
+    loop {
+        let (bytes, kept) = encode(&message, room)?;
+        if usize::from(kept.answers) < message.answers.len()
+            && !(message.authorities.is_empty() && message.additionals.is_empty())
+        {
+            message.authorities.clear();
+            message.additionals.clear();
+        } else if usize::from(kept.authorities) < message.authorities.len() && !message.additionals.is_empty()
+        {
+            message.additionals.clear();
+        } else {
+            return Some(bytes);
+        }
+        // TC stays set if what is left fits now.
+        message.metadata.truncation = true;
     }
-    Some(bytes)
 }
 
-/// The message without its OPT, as much of it as `room` bytes hold.
-fn emit(message: &Message, room: usize) -> Option<Vec<u8>> {
+/// As much of the message as fits into `room`, section by section, and what that is.
+fn encode(message: &Message, room: usize) -> Option<(Vec<u8>, HeaderCounts)> {
     let mut bytes = Vec::with_capacity(room);
     let mut encoder = BinEncoder::new(&mut bytes);
     encoder.set_max_size(room.try_into().ok()?);
-    emit_message_parts(
+    let header = emit_message_parts(
         &message.metadata,
         &mut message.queries.iter(),
         &mut message.answers.iter(),
@@ -133,7 +138,7 @@ fn emit(message: &Message, room: usize) -> Option<Vec<u8>> {
     .ok()?;
     // What was begun of a record that did not fit.
     encoder.trim();
-    Some(bytes)
+    Some((bytes, header.counts))
 }
 
 /// The first records that fit, as they are: pointers lead backwards, and so to

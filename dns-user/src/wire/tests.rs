@@ -483,5 +483,8 @@ proptest! {
             prop_assert_eq!(&read.authorities, &reply.authorities);
             prop_assert_eq!(&read.additionals, &reply.additionals);
         }
+        // Nothing is kept behind what was left out.
+        prop_assert!(read.answers.len() == reply.answers.len() || read.authorities.is_empty());
+        prop_assert!(read.authorities.len() == reply.authorities.len() || read.additionals.is_empty());
     }
 }
