@@ -86,6 +86,9 @@ pub struct RecursionConfig {
     pub max_retries: u32,
     /// `recursor_errors`, ours: what a client gets when all failed.
     pub errors: RecursorErrors,
+    /// `recursor_0x20`, ours: random letter case in questions, which replies have
+    /// to repeat: forging them becomes harder still.
+    pub randomise_case: bool,
 }
 
 /// In which order recursors are asked.

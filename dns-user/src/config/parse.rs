@@ -113,6 +113,7 @@ fn recursion(root: &Reader<'_>) -> Result<RecursionConfig, ConfigError> {
                 &[("truthful", RecursorErrors::Truthful), ("nxdomain", RecursorErrors::Nxdomain)],
             )?
             .unwrap_or(RecursorErrors::Truthful),
+        randomise_case: root.boolean("recursor_0x20")?.unwrap_or(false),
     })
 }
 

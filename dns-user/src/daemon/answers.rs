@@ -128,6 +128,10 @@ impl Answer for ByChannel {
     fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>> {
         Box::pin(self.0.answer(query, transport))
     }
+
+    fn answer_at_once(&self, query: &Query<'_>, transport: Transport, out: &mut Vec<u8>) -> bool {
+        self.0.answer_at_once(query, transport, out)
+    }
 }
 
 /// Reverse names, known addresses first.
@@ -145,6 +149,13 @@ impl Answer for ReverseNames {
                 Some(reply) => reply,
                 None => self.past.answer(query, transport).await,
             }
+        })
+    }
+
+    fn answer_at_once(&self, query: &Query<'_>, transport: Transport, out: &mut Vec<u8>) -> bool {
+        self.names.answer(query, transport).is_some_and(|reply| {
+            out.extend_from_slice(&reply);
+            true
         })
     }
 }

@@ -96,8 +96,12 @@ impl Desk {
             Route::Upcheck => address_reply(query, &UPCHECK_V4, &UPCHECK_V6, limit, shuffle, out),
             Route::Chaos(text) => *out = chaos_reply(query, text, transport),
             Route::Refused => *out = error_reply(query, ResponseCode::Refused),
-            Route::Handler(_) | Route::Reverse(_) | Route::Recursors(_) => {
-                return AtOnce::Later(Later { route, name });
+            Route::Handler(answer) | Route::Reverse(answer) | Route::Recursors(answer) => {
+                out.clear();
+                if !answer.answer_at_once(query, transport, out) {
+                    return AtOnce::Later(Later { route, name });
+                }
+                *out = fit(query, std::mem::take(out), transport);
             }
         }
         self.router.add_options(query, transport, out);

@@ -48,6 +48,12 @@ pub trait Answer: Send + Sync {
     /// A whole reply: the client's id, its question with the letter case kept.
     /// It may be larger than the client takes; whoever sends it cuts it.
     fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>>;
+
+    /// Writes the same into `out`, which is empty, if nobody has to be waited
+    /// for, and says whether it did. Has to be cheap: other queries wait meanwhile.
+    fn answer_at_once(&self, _query: &Query<'_>, _transport: Transport, _out: &mut Vec<u8>) -> bool {
+        false
+    }
 }
 
 //----------- Options --------------------------------------------------------
@@ -73,7 +79,7 @@ impl Default for Options {
         Self {
             request_timeout: Duration::from_secs(5),
             workers: None,
-            max_in_flight: 4096,
+            max_in_flight: 16_384,
             max_tcp_connections: 1024,
             tcp_idle_timeout: Duration::from_secs(8),
         }

@@ -167,23 +167,13 @@ impl Cache {
 
     /// Looks up an answer, and counts what is not here as a miss.
     pub(crate) fn get(&self, key: &Key, ask: &Ask<'_>) -> Lookup {
-        let found = self.peek(key, ask);
-        if !matches!(found, Lookup::Fresh(_)) {
-            self.counters.misses.fetch_add(1, Ordering::Relaxed);
+        let mut reply = Vec::new();
+        if self.write_fresh(key, ask, &mut reply) {
+            return Lookup::Fresh(reply);
         }
-        found
-    }
-
-    /// As [`Self::get`], for those who come again with a miss.
-    pub(crate) fn peek(&self, key: &Key, ask: &Ask<'_>) -> Lookup {
+        self.counters.misses.fetch_add(1, Ordering::Relaxed);
         let Some(entry) = self.store.get(&key[..]) else { return Lookup::Miss };
         let age = entry.since.elapsed();
-        if age < entry.lifetime {
-            let count = if entry.denial { &self.counters.denial_hits } else { &self.counters.hits };
-            count.fetch_add(1, Ordering::Relaxed);
-            let passed = u32::try_from(age.as_secs()).unwrap_or(u32::MAX);
-            return Lookup::Fresh(self.reply(&entry, ask, entry.ttl.saturating_sub(passed)));
-        }
         if age >= entry.lifetime + entry.stale {
             return Lookup::Miss;
         }
@@ -193,10 +183,27 @@ impl Cache {
         Lookup::Stale(entry)
     }
 
+    /// Writes an answer that is still good into `reply`, and says whether there
+    /// is one. What is not found is not counted: whoever asks comes again.
+    pub(crate) fn write_fresh(&self, key: &Key, ask: &Ask<'_>, reply: &mut Vec<u8>) -> bool {
+        let Some(entry) = self.store.get(&key[..]) else { return false };
+        let age = entry.since.elapsed();
+        if age >= entry.lifetime {
+            return false;
+        }
+        let count = if entry.denial { &self.counters.denial_hits } else { &self.counters.hits };
+        count.fetch_add(1, Ordering::Relaxed);
+        let passed = u32::try_from(age.as_secs()).unwrap_or(u32::MAX);
+        self.write(&entry, ask, entry.ttl.saturating_sub(passed), reply);
+        true
+    }
+
     /// The answer past its time: renewing it was in vain.
     pub(crate) fn stale_reply(&self, entry: &Entry, ask: &Ask<'_>) -> Vec<u8> {
         self.counters.stale_hits.fetch_add(1, Ordering::Relaxed);
-        self.reply(entry, ask, STALE_TTL)
+        let mut reply = Vec::new();
+        self.write(entry, ask, STALE_TTL, &mut reply);
+        reply
     }
 
     /// Takes an upstream's answer: gives it the form that clients get from a
@@ -246,11 +253,12 @@ impl Cache {
         self.store.insert(Box::from(&key[..]), Arc::new(entry));
     }
 
-    /// A reply to this client from an entry.
-    fn reply(&self, entry: &Entry, ask: &Ask<'_>, ttl: u32) -> Vec<u8> {
-        let mut reply = Vec::with_capacity(entry.message.len() + OPT_LEN);
+    /// Writes a reply to this client from an entry.
+    fn write(&self, entry: &Entry, ask: &Ask<'_>, ttl: u32, reply: &mut Vec<u8>) {
+        reply.clear();
+        reply.reserve(entry.message.len() + OPT_LEN);
         reply.extend_from_slice(&entry.message);
-        message::set_id(&mut reply, message::id(ask.message));
+        message::set_id(reply, message::id(ask.message));
         let name = ask.name();
         reply[ask.question.clone()].copy_from_slice(&ask.message[ask.question.clone()]);
         for &at in &entry.owners {
@@ -261,13 +269,12 @@ impl Cache {
             let at = usize::from(at);
             reply[at..at + 4].copy_from_slice(&ttl.to_be_bytes());
         }
-        message::set_recursion_desired(&mut reply, true);
+        message::set_recursion_desired(reply, true);
         if self.as_reference {
-            message::set_authoritative(&mut reply, true);
+            message::set_authoritative(reply, true);
         }
-        hide_authentic(&mut reply, ask);
-        ask.add_opt(&mut reply);
-        reply
+        hide_authentic(reply, ask);
+        ask.add_opt(reply);
     }
 
     /// Does the work that moka has put off, so that counts are exact.

@@ -80,14 +80,12 @@ impl Channel {
         }
     }
 
-    /// The reply to a query that can be given without waiting: it is in the cache.
-    pub fn answer_now(&self, query: &Query<'_>, transport: Transport) -> Option<Vec<u8>> {
-        let cache = self.shared.cache.as_ref()?;
-        let ask = Ask::new(query.message, transport)?;
-        match cache.peek(&cache.key(&ask)?, &ask) {
-            Lookup::Fresh(reply) => Some(reply),
-            Lookup::Miss | Lookup::Stale(_) => None,
-        }
+    /// Writes the reply to a query into `out` if it is in the cache, and says
+    /// whether it did; what is not will be asked for with [`Self::answer`].
+    pub fn answer_at_once(&self, query: &Query<'_>, transport: Transport, out: &mut Vec<u8>) -> bool {
+        let Some(cache) = &self.shared.cache else { return false };
+        let Some(ask) = Ask::new(query.message, transport) else { return false };
+        cache.key(&ask).is_some_and(|key| cache.write_fresh(&key, &ask, out))
     }
 
     /// Tries to renew an answer, and gives it as it is if that fails or takes too long.

@@ -16,7 +16,7 @@ use crate::wire::Transport;
 
 /// Most clients that wait for the queries of others; one more, and the oldest of
 /// those that wait for the same answer is told that it failed.
-const MAX_FOLLOWERS: usize = 16_384;
+const MAX_FOLLOWERS: usize = 4096;
 
 /// The upstream queries under way, and who else waits for them.
 #[derive(Debug, Default)]

@@ -132,7 +132,7 @@ fn manner(recursion: &RecursionConfig) -> Manner {
             RecursorErrors::Truthful => Matching::Strict,
             RecursorErrors::Nxdomain => Matching::Lenient,
         },
-        randomise_case: false,
+        randomise_case: recursion.randomise_case,
     }
 }
 

@@ -19,7 +19,7 @@ use super::{
 use crate::wire::Transport;
 
 /// Most queries in flight by UDP to one recursor.
-const IN_FLIGHT: usize = 8192;
+const IN_FLIGHT: usize = 4096;
 
 /// How all recursors of a list are asked.
 #[derive(Clone, Copy, Debug)]

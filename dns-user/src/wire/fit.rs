@@ -21,7 +21,7 @@ use super::{
 /// A reply that cannot be read is passed on while it fits; else SERVFAIL.
 pub fn fit(query: &Query<'_>, mut reply: Vec<u8>, transport: Transport) -> Vec<u8> {
     let limit = query.limit(transport);
-    if query.edns.is_none() && reply.len() <= limit {
+    if reply.len() <= limit && query.edns.is_none_or(|edns| ends_with_opt(&reply, edns.udp_size)) {
         return reply;
     }
     let Some(layout) = Layout::read(&reply) else {
@@ -50,6 +50,13 @@ pub fn fit(query: &Query<'_>, mut reply: Vec<u8>, transport: Transport) -> Vec<u
         add_to_count(&mut cut, ADDITIONAL_COUNT_AT, 1);
     }
     cut
+}
+
+/// Whether the last record is an OPT as we write them ourselves. (Data of another
+/// record that looks like one would cost the client an OPT, nothing else.)
+fn ends_with_opt(reply: &[u8], udp_size: u16) -> bool {
+    u16_at(reply, ADDITIONAL_COUNT_AT).is_some_and(|count| count > 0)
+        && reply.ends_with(&opt_record(udp_size, 0))
 }
 
 /// Where ARCOUNT stands in the header.
