@@ -26,7 +26,7 @@ use std::{
     io,
     net::SocketAddr,
     os::fd::AsFd as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -320,11 +320,6 @@ impl FastPath {
         Some(Tap::new(map, self.control.clone()))
     }
 
-    /// Lets another user keep pinning and unpinning, before privileges are dropped.
-    pub fn hand_pins_over(&self, uid: u32, gid: u32) -> io::Result<()> {
-        self.pins.as_ref().map_or(Ok(()), |pins| pins.hand_over(uid, gid))
-    }
-
     /// Answers for exactly these addresses from now on, as addresses files come
     /// and go. The interfaces stay those that were chosen at the start.
     pub fn set_endpoints(&self, endpoints: &[SocketAddr]) {
@@ -360,6 +355,14 @@ impl Drop for FastPath {
     fn drop(&mut self) {
         self.stop_once();
     }
+}
+
+/// Makes the folder of pins, on a bpffs that is mounted if need be, and gives
+/// it and all that is in it to a user: to be called before privileges are
+/// dropped, because mounting needs CAP_SYS_ADMIN.
+pub fn prepare_pins(bpffs: &Path, owner: Option<(u32, u32)>) -> io::Result<()> {
+    pins::ensure_bpffs(bpffs)?;
+    owner.map_or(Ok(()), |(uid, gid)| pins::hand_over(bpffs, uid, gid))
 }
 
 /// What [`detach_all`] found and took away.

@@ -158,21 +158,6 @@ impl Pins {
         Ok(())
     }
 
-    /// Gives everything here to a user, who must be able to pin and unpin.
-    pub(super) fn hand_over(&self, uid: u32, gid: u32) -> io::Result<()> {
-        let give = |path: &Path| {
-            std::os::unix::fs::chown(path, Some(uid), Some(gid)).map_err(|error| in_file(path, error))
-        };
-        give(&self.folder)?;
-        for folder in [self.links(), self.maps()] {
-            give(&folder)?;
-            for entry in fs::read_dir(&folder)?.flatten() {
-                give(&entry.path())?;
-            }
-        }
-        Ok(())
-    }
-
     /// Where links are pinned.
     fn links(&self) -> PathBuf {
         self.folder.join("links")
@@ -193,7 +178,7 @@ pub(super) fn remove_if_there(path: &Path) -> io::Result<()> {
 }
 
 /// Sees to it that `path` is a folder on a bpffs.
-fn ensure_bpffs(path: &Path) -> io::Result<()> {
+pub(super) fn ensure_bpffs(path: &Path) -> io::Result<()> {
     /// Where bpffs is mounted by convention; a folder that only the kernel can make.
     const CUSTOMARY: &str = "/sys/fs/bpf";
     let existing = path.ancestors().find(|ancestor| ancestor.is_dir()).unwrap_or(Path::new("/"));
@@ -206,6 +191,18 @@ fn ensure_bpffs(path: &Path) -> io::Result<()> {
             .map_err(|error| in_file(place, io::Error::other(format!("cannot mount a bpffs: {error}"))))?;
     }
     fs::create_dir_all(path).map_err(|error| in_file(path, error))
+}
+
+/// Gives a folder on bpffs and everything below it to a user, who then may
+/// open, pin and unpin there.
+pub(super) fn hand_over(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
+    std::os::unix::fs::lchown(path, Some(uid), Some(gid)).map_err(|error| in_file(path, error))?;
+    if path.is_dir() {
+        for entry in fs::read_dir(path).map_err(|error| in_file(path, error))?.flatten() {
+            hand_over(&entry.path(), uid, gid)?;
+        }
+    }
+    Ok(())
 }
 
 /// Names the file in an error.

@@ -10,7 +10,7 @@ use std::{
 };
 
 use crossbeam::channel::{Receiver, Sender, TryRecvError, bounded, select_biased, unbounded};
-use dns_common::name::hash_name;
+use dns_common::{entry::EntryHeader, name::hash_name};
 use tokio::sync::{oneshot, watch};
 
 use super::{
@@ -105,17 +105,25 @@ impl Publisher {
         }
     }
 
+    /// Whether the interface answers for this name now.
+    pub fn is_published(&self, name: &Name) -> bool {
+        self.header(name).is_some()
+    }
+
     /// When the program last answered for this name: ns of
     /// `CLOCK_MONOTONIC_COARSE`. `None`: not published, or never used.
     pub fn last_used_ns(&self, name: &Name) -> Option<u64> {
+        self.header(name).map(|header| header.last_used_ns).filter(|&mark| mark != 0)
+    }
+
+    /// The header of the entry of this name.
+    fn header(&self, name: &Name) -> Option<EntryHeader> {
         let handle = self.inner.as_ref()?;
         let location = handle.names.get(hash_name(handle.seed, name.as_wire()))?;
         let header = read_header(&handle.memory, location)?;
-        // A colliding name, or cells that were just given to another.
-        if read_name(&handle.memory, location)? != *name {
-            return None;
-        }
-        (header.last_used_ns != 0).then_some(header.last_used_ns)
+        // The name is another one if hashes collide, or if these cells were
+        // given to another entry just now.
+        (read_name(&handle.memory, location)? == *name).then_some(header)
     }
 
     /// Resolves when all earlier calls have taken effect in the map.

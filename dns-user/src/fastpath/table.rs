@@ -170,8 +170,19 @@ pub struct UnfittingStatus {
 impl UnfittingStatus {
     /// All of them.
     pub fn total(&self) -> usize {
-        let Self { nul_byte, too_many_addresses, collision, no_room, refused } = self;
-        nul_byte + too_many_addresses + collision + no_room + refused
+        self.by_reason().iter().map(|(_, count)| count).sum()
+    }
+
+    /// Each with its label in metrics.
+    pub fn by_reason(&self) -> [(&'static str, usize); 5] {
+        let &Self { nul_byte, too_many_addresses, collision, no_room, refused } = self;
+        [
+            ("nul_byte", nul_byte),
+            ("too_many_addresses", too_many_addresses),
+            ("collision", collision),
+            ("no_room", no_room),
+            ("refused", refused),
+        ]
     }
 }
 
