@@ -8,7 +8,7 @@ use std::path::Path;
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::unistd::{self, Uid, User};
 
-use crate::config::XdpConfig;
+use crate::{config::XdpConfig, fastpath};
 
 /// Why privileges could not be dropped.
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +48,7 @@ pub(super) fn drop_to_user(config: &XdpConfig, fast_path: bool) -> Result<(), Pr
     let failed =
         |what| move |reason: nix::Error| PrivilegesError::Failed { what, reason: reason.to_string() };
     if fast_path {
-        hand_over(&config.bpffs, &user)?;
+        hand_over(&config.bpffs, &user);
     }
     // Permitted capabilities survive the change of user, effective ones do not.
     nix::sys::prctl::set_keepcaps(true).map_err(failed("keeping capabilities"))?;
@@ -84,14 +84,11 @@ fn keep_only(needed: &CapsHashSet) -> Result<(), PrivilegesError> {
     caps::set(None, CapSet::Inheritable, &CapsHashSet::new()).map_err(failed)
 }
 
-/// Makes the folder for pins while we still may, and gives it to the user.
-fn hand_over(folder: &Path, user: &User) -> Result<(), PrivilegesError> {
-    // Where there is no bpffs the fast path says so itself; nothing to hand over then.
-    if std::fs::create_dir_all(folder).is_err() {
-        return Ok(());
+/// Makes the folder for pins while we still may (mounting a bpffs needs
+/// CAP_SYS_ADMIN), and gives it and what a server before left there to the user.
+fn hand_over(folder: &Path, user: &User) {
+    // Without pins there is a fast path all the same; it says so itself.
+    if let Err(problem) = fastpath::prepare_pins(folder, Some((user.uid.as_raw(), user.gid.as_raw()))) {
+        tracing::warn!("xdp.bpffs cannot be given to {:?}: {problem}", user.name);
     }
-    unistd::chown(folder, Some(user.uid), Some(user.gid)).map_err(|reason| PrivilegesError::Failed {
-        what: "handing over the folder of pins",
-        reason: reason.to_string(),
-    })
 }

@@ -201,7 +201,7 @@ fn views(answers: &Answers, fast_path: Option<&Arc<FastPath>>) -> Views {
             let fast_path = fast_path.as_ref()?.upgrade()?;
             Some(fast_path::view(&fast_path))
         }),
-        is_published: Box::new(move |name| publisher.last_used_ns(name).is_some()),
+        is_published: Box::new(move |name| publisher.is_published(name)),
         recursors: Box::new(move || {
             let upstream = recursors.upstream.load().status();
             let all = upstream.into_iter().chain(recursors.handlers.load().status());
