@@ -24,8 +24,10 @@ pub struct Control {
     pub tap_every: u32,
     /// How many of `endpoints` count, at most [`MAX_ENDPOINTS`].
     pub endpoint_count: u32,
-    /// Explicit padding, zero.
-    pub padding: u32,
+    /// 1: marks of use are exact (`bpf_ktime_get_ns`), because their order
+    /// decides which name falls out of health tracking; 0: they have the
+    /// resolution of a tick, which costs less.
+    pub exact_marks: u32,
     /// Where the server listens.
     pub endpoints: [Endpoint; MAX_ENDPOINTS],
 }

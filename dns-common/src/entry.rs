@@ -72,7 +72,8 @@ pub struct EntryHeader {
     /// When the program last answered from this entry: nanoseconds of
     /// `CLOCK_MONOTONIC_COARSE` (`bpf_ktime_get_coarse_ns`, kernel 5.11), 0 for
     /// never. Written by the program, at most once a tick, so that a hot entry
-    /// does not dirty its cache line at every query.
+    /// does not dirty its cache line at every query; at every query and exact
+    /// (`CLOCK_MONOTONIC`) where [`crate::control::Control::exact_marks`] says so.
     pub last_used_ns: u64,
     /// Bytes of the name that follows, root label included: 1..=255.
     pub name_len: u16,

@@ -1,6 +1,6 @@
 //! From a frame to a reply, or to the reason why it goes up.
 
-use aya_ebpf::helpers::generated::bpf_ktime_get_coarse_ns;
+use aya_ebpf::helpers::generated::{bpf_ktime_get_coarse_ns, bpf_ktime_get_ns};
 use dns_common::{counters::Outcome, entry::EntryHeader};
 
 use crate::{
@@ -50,10 +50,12 @@ fn try_answer<H: Hook>(hook: &H) -> Result<maps::Answered, Outcome> {
     let plan = reply::plan(hook, control, frame, question, &entry)?.forget(scratch);
     hook.grow(&plan)?;
     reply::write(hook, scratch, &plan)?;
-    if entry.header.last_used_ns != now {
+    // SAFETY: the helper has no precondition.
+    let mark = if control.exact_marks == 0 { now } else { unsafe { bpf_ktime_get_ns() } };
+    if entry.header.last_used_ns != mark {
         // SAFETY: the entry is readable and writable, `last_used_ns` its first
         // field.
-        unsafe { store(entry.address + core::mem::offset_of!(EntryHeader, last_used_ns), now) };
+        unsafe { store(entry.address + core::mem::offset_of!(EntryHeader, last_used_ns), mark) };
     }
     Ok(plan.answered(hook.ifindex()))
 }

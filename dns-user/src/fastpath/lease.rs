@@ -34,6 +34,11 @@ impl Lease {
         Self { control, length_ns, heartbeat_ns: Arc::default() }
     }
 
+    /// The page that the deadline stands on, for whoever has more to say there.
+    pub(super) fn page(&self) -> Arc<ControlPage> {
+        self.control.clone()
+    }
+
     /// How often to renew: often enough for two renewals to be missed.
     pub(super) fn interval(&self) -> Duration {
         Duration::from_nanos((self.length_ns / 4).max(1_000_000))

@@ -165,6 +165,11 @@ impl ControlPage {
         self.half(std::mem::offset_of!(Control, tap_every)).store(every, Ordering::Relaxed);
     }
 
+    /// Sets whether marks of use are exact.
+    pub(super) fn set_exact_marks(&self, exact: bool) {
+        self.half(std::mem::offset_of!(Control, exact_marks)).store(u32::from(exact), Ordering::Relaxed);
+    }
+
     /// Sets where the server listens; of more than [`MAX_ENDPOINTS`] the first
     /// ones count. Slots that stay the same are not touched.
     pub(super) fn set_endpoints(&self, endpoints: &[Endpoint]) {

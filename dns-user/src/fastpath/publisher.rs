@@ -18,7 +18,7 @@ use super::{
     entry::{read_header, read_name},
     learn::LearnFilter,
     lease::Lease,
-    maps::KernelNames,
+    maps::{ControlPage, KernelNames},
     table::{Answers, NameMap, Table, TableStatus},
 };
 use crate::name::Name;
@@ -51,6 +51,8 @@ struct Handle {
     names: KernelNames,
     /// The entries, for reading marks.
     memory: Arc<ArenaMemory>,
+    /// Where the program is told how to mark.
+    page: Arc<ControlPage>,
 }
 
 /// What the publisher is told.
@@ -126,6 +128,14 @@ impl Publisher {
         (read_name(&handle.memory, location)? == *name).then_some(header)
     }
 
+    /// Whether marks are to be exact, for a caller that needs their order within
+    /// one tick of the clock. Takes effect at once; costs the program a clock read.
+    pub fn mark_exactly(&self, exact: bool) {
+        if let Some(handle) = &self.inner {
+            handle.page.set_exact_marks(exact);
+        }
+    }
+
     /// Resolves when all earlier calls have taken effect in the map.
     pub async fn flushed(&self) {
         let (done, wait) = oneshot::channel();
@@ -188,6 +198,7 @@ impl PublisherThread {
     ) -> io::Result<Self> {
         let (control, control_events) = unbounded();
         let (learn, learn_events) = bounded(LEARN_QUEUE);
+        let page = lease.page();
         let status = Arc::new(Mutex::new(table.status()));
         let (installed, installs) = watch::channel(0);
         let worker = Worker {
@@ -200,7 +211,7 @@ impl PublisherThread {
             earlier,
         };
         let thread = thread::Builder::new().name("publisher".into()).spawn(move || worker.run())?;
-        let handle = Handle { control, learn, filter, seed, names, memory };
+        let handle = Handle { control, learn, filter, seed, names, memory, page };
         Ok(Self {
             publisher: Publisher { inner: Some(Arc::new(handle)) },
             shared: Shared { status, installs },

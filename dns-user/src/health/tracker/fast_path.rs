@@ -21,4 +21,8 @@ impl Marks for Publisher {
     fn forget(&self, names: &[Name]) {
         Self::forget(self, names);
     }
+
+    fn order_counts(&self, counts: bool) {
+        self.mark_exactly(counts);
+    }
 }

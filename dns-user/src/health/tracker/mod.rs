@@ -32,6 +32,8 @@ pub trait Marks: Send + Sync {
     fn last_used_ns(&self, name: &Name) -> Option<u64>;
     /// The names are no longer tracked.
     fn forget(&self, names: &[Name]);
+    /// Whether the order of uses decides now which name falls out.
+    fn order_counts(&self, counts: bool);
 }
 
 /// There is no fast path.
@@ -44,6 +46,8 @@ impl Marks for NoMarks {
     }
 
     fn forget(&self, _names: &[Name]) {}
+
+    fn order_counts(&self, _counts: bool) {}
 }
 
 /// Bounds of the tracker.
@@ -238,6 +242,9 @@ impl Tracker {
             names.len()
         };
         self.order(Order::Began(tracked));
+        if let Some(marks) = self.marks.get() {
+            marks.order_counts(count >= self.limits.names);
+        }
         for _ in self.limits.names..count {
             let last_use = |tracked: &Tracked| self.last_use(tracked);
             if let Some(oldest) = book.pop_oldest(last_use) {

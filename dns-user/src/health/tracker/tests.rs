@@ -65,6 +65,8 @@ impl Marks for OneMark {
     }
 
     fn forget(&self, _names: &[Name]) {}
+
+    fn order_counts(&self, _counts: bool) {}
 }
 
 #[test]

@@ -1,0 +1,263 @@
+//! Health checks of a whole server: states that flip under load, with the fast
+//! path in front, and thousands of instances that never answer.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot set up its world has failed")]
+
+use std::{
+    collections::BTreeSet,
+    io::{Read, Write},
+    net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use dns_user::{config::TlsFiles, health::HEALTH_NAME};
+use hickory_proto::{op::Message, rr::RecordType};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use whole_system_tests::{
+    client,
+    health::{Authority, Fleet, Says, instance, write_files},
+    namespace::Namespace,
+    process::wait_until,
+    requirements, server,
+};
+
+/// Longer than anything here takes on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Where the server listens, in a namespace of its own.
+const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 53);
+
+/// Where its metrics are.
+const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 53088);
+
+/// Certificates of both ends: their folders, and the files.
+fn certificates() -> ([TempDir; 2], [TlsFiles; 2]) {
+    let authority = Authority::new("ca").unwrap();
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let files = folders.each_ref().map(|folder| {
+        let identity = authority.issue(HEALTH_NAME).unwrap();
+        write_files(folder.path(), &identity, &authority.certificate).unwrap()
+    });
+    (folders, files)
+}
+
+/// records.json of groups of these sizes; addresses count on from one to the next.
+fn records(groups: &[u32]) -> Vec<u8> {
+    let mut rows = Vec::new();
+    for (group, size) in groups.iter().enumerate() {
+        for _ in 0..*size {
+            let number = rows.len() as u32;
+            rows.push(json!([
+                format!("i{number}"),
+                "web",
+                [(group + 1).to_string()],
+                "net",
+                "dep",
+                instance(number),
+                "bosh",
+                number
+            ]));
+        }
+    }
+    let keys =
+        ["id", "instance_group", "group_ids", "network", "deployment", "ip", "domain", "instance_index"];
+    serde_json::to_vec(&json!({"record_keys": keys, "record_infos": rows, "version": 1})).unwrap()
+}
+
+/// What is laid over the server's configuration.
+fn settings(fleet: &Fleet, tls: &TlsFiles, interval: &str, fast_path: bool) -> Value {
+    json!({
+        "health": {
+            "enabled": true,
+            "port": fleet.port,
+            "certificate_file": tls.certificate,
+            "private_key_file": tls.private_key,
+            "ca_file": tls.ca,
+            "check_interval": interval,
+        },
+        "metrics": {"enabled": true, "address": METRICS.ip(), "port": METRICS.port()},
+        "xdp": {"enabled": fast_path, "interfaces": ["lo"]},
+    })
+}
+
+/// A query of type A.
+fn query(name: &str) -> Message {
+    client::query(name, RecordType::A, Some(1232)).unwrap()
+}
+
+/// The addresses that a name has, over TCP: never from the fast path.
+fn ask_userspace(name: &str) -> BTreeSet<IpAddr> {
+    client::addresses(&client::ask_tcp(ADDRESS, &query(name)).unwrap()).into_iter().collect()
+}
+
+/// One value of the metrics: the first line that begins so.
+fn metric(begins: &str) -> f64 {
+    let mut stream = TcpStream::connect(METRICS).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: m\r\nConnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let line = text.lines().find(|line| line.starts_with(begins));
+    line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0.0)
+}
+
+/// A reply under load: when its query was sent, and the addresses in it.
+struct Reply {
+    /// When its query was sent.
+    sent: Instant,
+    /// The addresses in it.
+    addresses: BTreeSet<IpAddr>,
+}
+
+/// Asks over UDP, one query after the other, until told to stop.
+fn load(name: &str, stop: &AtomicBool, replies: &Mutex<Vec<Reply>>) {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    socket.connect(ADDRESS).unwrap();
+    let message = query(name).to_vec().unwrap();
+    let mut buffer = [0; 4096];
+    while !stop.load(Ordering::Relaxed) {
+        let sent = Instant::now();
+        socket.send(&message).unwrap();
+        let length = socket.recv(&mut buffer).unwrap();
+        let reply = Message::from_vec(&buffer[..length]).unwrap();
+        let addresses = client::addresses(&reply).into_iter().collect();
+        replies.lock().unwrap().push(Reply { sent, addresses });
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+#[test]
+fn a_flip_is_in_the_fast_path_as_soon_as_it_is_known() {
+    const NAME: &str = "q-s3.q-g1.bosh.";
+    if !requirements::namespaces() || !requirements::bpf() {
+        return;
+    }
+    let namespace = Namespace::new("flip").unwrap();
+    let (_folders, files) = certificates();
+    namespace
+        .run(|| {
+            let fleet = Fleet::start(&files[0]).unwrap();
+            let folder = server::folder(&records(&[10, 10]), None).unwrap();
+            let extra = settings(&fleet, &files[1], "300ms", true);
+            let _server = server::Server::start(None, folder, ADDRESS, &extra).unwrap();
+            let all: BTreeSet<_> = (0..10).map(instance).collect();
+            ask_userspace(NAME);
+            wait_until("first checks", LIMIT, || ask_userspace(NAME) == all).unwrap();
+            wait_until("the fast path", LIMIT, || {
+                client::ask(ADDRESS, &query(NAME)).unwrap();
+                metric("bosh_dns_xdp_replies_total{path=\"fast\"") > 0.0
+            })
+            .unwrap();
+
+            let (stop, replies) = (AtomicBool::new(false), Mutex::new(Vec::new()));
+            let fast_before = metric("bosh_dns_xdp_replies_total{path=\"fast\"");
+            let mut flips = Vec::new();
+            std::thread::scope(|scope| {
+                scope.spawn(|| load(NAME, &stop, &replies));
+                scope.spawn(|| load(NAME, &stop, &replies));
+                for flip in 0..10 {
+                    let (ip, healthy) = (instance(flip / 2), flip % 2 == 1);
+                    fleet.says(ip, Says::state(if healthy { "running" } else { "failing" }));
+                    wait_until("the flip", LIMIT, || ask_userspace(NAME).contains(&ip) == healthy).unwrap();
+                    flips.push((Instant::now(), ip, healthy));
+                    // Long enough for stale replies to show.
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+                stop.store(true, Ordering::Relaxed);
+            });
+            let replies = replies.into_inner().unwrap();
+            let fast = metric("bosh_dns_xdp_replies_total{path=\"fast\"") - fast_before;
+            println!("{} replies, {fast} of them by the fast path, {} flips", replies.len(), flips.len());
+            assert!(fast >= replies.len() as f64 * 0.8, "the fast path did not answer");
+
+            // The last reply sent after a flip was known that does not know it yet.
+            let mut latest = Duration::ZERO;
+            for (index, (known, ip, healthy)) in flips.iter().enumerate() {
+                let until = flips.get(index + 1).map(|next| next.0 - Duration::from_millis(20));
+                let stale = replies
+                    .iter()
+                    .filter(|reply| reply.sent > *known && until.is_none_or(|until| reply.sent < until))
+                    .filter(|reply| reply.addresses.contains(ip) != *healthy)
+                    .map(|reply| reply.sent - *known)
+                    .max();
+                latest = latest.max(stale.unwrap_or_default());
+            }
+            println!("stale replies at most {latest:?} after a flip was known");
+            assert!(latest < Duration::from_millis(50), "a stale reply {latest:?} after the flip was known");
+        })
+        .unwrap();
+}
+
+/// Round-trip times of queries over UDP, sorted.
+fn round_trips(name: &str, count: usize) -> Vec<Duration> {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    socket.connect(ADDRESS).unwrap();
+    let message = query(name).to_vec().unwrap();
+    let mut buffer = [0; 4096];
+    let mut times: Vec<_> = (0..count)
+        .map(|_| {
+            let sent = Instant::now();
+            socket.send(&message).unwrap();
+            socket.recv(&mut buffer).unwrap();
+            let took = sent.elapsed();
+            std::thread::sleep(Duration::from_millis(1));
+            took
+        })
+        .collect();
+    times.sort_unstable();
+    times
+}
+
+#[test]
+fn three_thousand_silent_instances_do_not_slow_local_queries() {
+    const LIVE: &str = "q-s0.q-g1.bosh.";
+    const SILENT: u32 = 3000;
+    if !requirements::namespaces() {
+        return;
+    }
+    let namespace = Namespace::new("silent").unwrap();
+    let (_folders, files) = certificates();
+    namespace
+        .run(|| {
+            let fleet = Fleet::start(&files[0]).unwrap();
+            (10..10 + SILENT).for_each(|n| fleet.says(instance(n), Says::Nothing));
+            let folder = server::folder(&records(&[10, SILENT]), None).unwrap();
+            // In userspace, where a query could meet the checker at all.
+            let extra = settings(&fleet, &files[1], "2s", false);
+            let _server = server::Server::start(None, folder, ADDRESS, &extra).unwrap();
+            let live: BTreeSet<_> = (0..10).map(instance).collect();
+            ask_userspace("q-s3.q-g1.bosh.");
+            wait_until("first checks", LIMIT, || ask_userspace("q-s3.q-g1.bosh.") == live).unwrap();
+
+            let usual = round_trips(LIVE, 3000);
+            ask_userspace("q-s4.q-g2.bosh.");
+            let stop = AtomicBool::new(false);
+            let busy = std::thread::scope(|scope| {
+                // y1 waits for them, up to its limit, and nobody waits for it.
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        ask_userspace("q-s0y1.q-g2.bosh.");
+                    }
+                });
+                let busy = round_trips(LIVE, 3000);
+                stop.store(true, Ordering::Relaxed);
+                busy
+            });
+            assert!(metric("bosh_dns_xdp_health_checks_in_flight") > 100.0, "nothing hangs");
+            let at = |times: &[Duration], share: usize| times[times.len() * share / 100];
+            for share in [50, 95] {
+                let (usual, busy) = (at(&usual, share), at(&busy, share));
+                println!("p{share}: usually {usual:?}, with {SILENT} silent instances {busy:?}");
+                assert!(busy < usual * 4 + Duration::from_millis(2), "p{share}: {usual:?} became {busy:?}");
+            }
+            println!("slowest: usually {:?}, then {:?}", usual[usual.len() - 1], busy[busy.len() - 1]);
+            assert_eq!(ask_userspace("q-s3.q-g1.bosh."), live);
+        })
+        .unwrap();
+}
