@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Result;
 use nix::{
-    sys::signal::{SigSet, Signal, kill},
+    sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, kill, sigaction},
     unistd::Pid,
 };
 
@@ -19,18 +19,19 @@ static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 /// Makes SIGINT and SIGTERM end this program's children instead of itself.
 ///
 /// Whatever waits for them then fails, the failure travels up, and on its way
-/// every guard (namespaces, processes, folders) cleans up. To be called before
-/// any other thread is started. Should that take too long, the program is ended.
+/// every guard (namespaces, processes, folders) cleans up. Should that take too
+/// long, the program is ended. The signals are handled rather than blocked:
+/// children would inherit the blocking, but not the handling.
 pub fn install() -> Result<()> {
-    let mut signals = SigSet::empty();
-    signals.add(Signal::SIGINT);
-    signals.add(Signal::SIGTERM);
-    signals.thread_block()?;
-    thread::spawn(move || {
-        if signals.wait().is_err() {
-            return;
+    let action = SigAction::new(SigHandler::Handler(note), SaFlags::SA_RESTART, SigSet::empty());
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        // SAFETY: the handler only stores to an atomic.
+        unsafe { sigaction(signal, &action)? };
+    }
+    thread::spawn(|| {
+        while !requested() {
+            thread::sleep(Duration::from_millis(50));
         }
-        INTERRUPTED.store(true, Ordering::Relaxed);
         eprintln!("\ninterrupted: cleaning up");
         for _ in 0..100 {
             for child in children() {
@@ -42,6 +43,11 @@ pub fn install() -> Result<()> {
         std::process::exit(130);
     });
     Ok(())
+}
+
+/// Notes that the program was asked to end.
+extern "C" fn note(_signal: libc::c_int) {
+    INTERRUPTED.store(true, Ordering::Relaxed);
 }
 
 /// Whether the program was asked to end.

@@ -87,7 +87,7 @@ fn show(arguments: &Arguments) -> Result<()> {
 
     let mut running = start_server(&lab, &foundation, &json!({"mode": arguments.mode}))?;
     for line in running.log().lines().filter(|line| line.contains(SERVER_INTERFACE)) {
-        println!("server: {line}");
+        println!("server's log: {line}");
     }
 
     headline("Look-ups with dig: who answered?");
