@@ -46,4 +46,6 @@ pub mod object {
     /// The bare reflector: swaps addresses and answers NOERROR with no look-up.
     /// The yardstick of the benches, never attached by the server.
     pub const REFLECTOR_PROGRAM: &str = "dns_reflector";
+    /// The same at tc.
+    pub const TC_REFLECTOR_PROGRAM: &str = "dns_tc_reflector";
 }

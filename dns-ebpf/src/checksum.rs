@@ -2,6 +2,7 @@
 
 use crate::{
     bytes::{load, opaque},
+    filter::UDP,
     hook::Span,
 };
 
@@ -36,6 +37,12 @@ impl Sum {
     #[inline(always)]
     pub fn add_half(&mut self, half: u32) {
         self.0 += half as u64;
+    }
+
+    /// Adds length and protocol of UDP's pseudo-header.
+    #[inline(always)]
+    pub fn add_pseudo_tail(&mut self, udp_len: usize) {
+        self.0 += (udp_len as u16).to_be() as u64 + u16::from_ne_bytes([0, UDP]) as u64;
     }
 
     /// Adds the sum of bytes that began at an even or odd place.

@@ -9,7 +9,7 @@ use crate::{
     hook::Hook,
     lookup,
     maps::{self, CONTROL},
-    question, reply,
+    partial, question, reply,
 };
 
 /// Answers the frame, if it is a query for a published name. False: the frame
@@ -40,14 +40,20 @@ fn try_answer<H: Hook>(hook: &H) -> Result<maps::Answered, Outcome> {
     if now >= control.lease_deadline_ns {
         return Err(Outcome::LeaseExpired);
     }
+    filter::pull_message(hook, &frame)?;
     let mut question = question::parse(hook, scratch, &frame)?;
     // SAFETY: this CPU's own element, alone while the program runs.
     let words = unsafe { &mut (*scratch).words };
-    let hash = question::read_name(hook, &frame, question.name_len, control.hash_seed, words)?;
+    let (hash, name_sum) = question::read_name(hook, &frame, question.name_len, control.hash_seed, words)?;
     question.forget(scratch);
     let entry = lookup::lookup(hash, question.name_len, words)?;
     question.forget(scratch);
     let plan = reply::plan(hook, control, frame, question, &entry)?.forget(scratch);
+    let plan = if H::IS_TC {
+        plan.with_partial(partial::is_partial(hook, &frame, &question, name_sum)?, scratch)
+    } else {
+        plan
+    };
     hook.grow(&plan)?;
     reply::write(hook, scratch, &plan)?;
     // SAFETY: the helper has no precondition.

@@ -26,7 +26,7 @@ pub const IPV6_LEN: usize = 40;
 pub const UDP_LEN: usize = 8;
 
 /// Protocol number of UDP.
-const UDP: u8 = 17;
+pub const UDP: u8 = 17;
 /// EtherTypes as they lie in memory.
 const IPV4: u16 = 0x0800u16.to_be();
 /// See [`IPV4`].
@@ -70,10 +70,7 @@ impl Frame {
 /// Finds the datagram in the frame, if it is for us.
 #[inline(always)]
 pub fn filter<H: Hook>(hook: &H, control: &Control) -> Result<Frame, Outcome> {
-    let (data, end) = (hook.data(), hook.data_end());
-    if data + ETHERNET_LEN + IPV4_LEN + UDP_LEN > end {
-        return Err(Outcome::NotOurs);
-    }
+    let data = hook.reach(ETHERNET_LEN + IPV4_LEN + UDP_LEN).ok_or(Outcome::NotOurs)?;
     // SAFETY: inside the 42 bytes just compared with the end.
     let ethertype: u16 = unsafe { load(data + 12) };
     match ethertype {
@@ -94,11 +91,8 @@ pub fn filter<H: Hook>(hook: &H, control: &Control) -> Result<Frame, Outcome> {
 /// The datagram in an IPv4 packet (RFC 791) that begins at `ip`.
 #[inline(always)]
 fn ipv4<H: Hook>(hook: &H, control: &Control, ip: usize) -> Result<Frame, Outcome> {
-    let (data, end) = (hook.data(), hook.data_end());
     let udp = ip + IPV4_LEN;
-    if data + udp + UDP_LEN > end {
-        return Err(Outcome::NotOurs);
-    }
+    let data = hook.reach(udp + UDP_LEN).ok_or(Outcome::NotOurs)?;
     // SAFETY (all loads): inside the bytes just compared with the end.
     if unsafe { load::<u8>(data + ip + 9) } != UDP {
         return Err(Outcome::NotOurs);
@@ -130,11 +124,8 @@ fn ipv4<H: Hook>(hook: &H, control: &Control, ip: usize) -> Result<Frame, Outcom
 /// The datagram in an IPv6 packet (RFC 8200) that begins at `ip`.
 #[inline(always)]
 fn ipv6<H: Hook>(hook: &H, control: &Control, ip: usize) -> Result<Frame, Outcome> {
-    let (data, end) = (hook.data(), hook.data_end());
     let udp = ip + IPV6_LEN;
-    if data + udp + UDP_LEN > end {
-        return Err(Outcome::NotOurs);
-    }
+    let data = hook.reach(udp + UDP_LEN).ok_or(Outcome::NotOurs)?;
     // SAFETY (all loads): inside the bytes just compared with the end.
     match unsafe { load::<u8>(data + ip + 6) } {
         UDP => {}
@@ -156,6 +147,19 @@ fn ipv6<H: Hook>(hook: &H, control: &Control, ip: usize) -> Result<Frame, Outcom
         return Err(Outcome::BadLength);
     }
     Ok(Frame { tagged: ip != ETHERNET_LEN, v6: true, message: udp + UDP_LEN, message_len: udp_len - UDP_LEN })
+}
+
+/// Makes the whole message readable, where part of it is not yet.
+#[inline(always)]
+pub fn pull_message<H: Hook>(hook: &H, frame: &Frame) -> Result<(), Outcome> {
+    let len = frame.message + frame.message_len;
+    if !H::IS_TC || len <= hook.data_end().wrapping_sub(hook.data()) {
+        return Ok(());
+    }
+    if len > hook.length() || !hook.pull(len) {
+        return Err(Outcome::BadLength);
+    }
+    Ok(())
 }
 
 /// Whether the server listens on this IPv4 address and port (network order).

@@ -15,7 +15,7 @@ pub struct Span {
 
 /// A packet at a hook. Addresses are valid until [`Hook::grow`].
 pub trait Hook {
-    /// Largest DNS message that the hook can send, in bytes.
+    /// tc: packets may be only partly readable, and their checksums unfinished.
     const IS_TC: bool;
 
     /// Address of the first byte that can be read directly.
@@ -30,9 +30,23 @@ pub trait Hook {
     /// Interface that the packet came in by.
     fn ifindex(&self) -> u32;
 
-    /// Makes the whole frame readable directly; false where that is not needed
-    /// or fails. Addresses taken before are void.
-    fn pull(&self) -> bool;
+    /// Makes the first `len` bytes readable directly; false where that fails.
+    /// Addresses taken before are void.
+    fn pull(&self, len: usize) -> bool;
+
+    /// Address of the first byte, if `len` bytes can be read directly.
+    #[inline(always)]
+    fn reach(&self, len: usize) -> Option<usize> {
+        let data = self.data();
+        if data + len <= self.data_end() {
+            return Some(data);
+        }
+        if !Self::IS_TC || self.length() < len || !self.pull(len) {
+            return None;
+        }
+        let data = self.data();
+        (data + len <= self.data_end()).then_some(data)
+    }
 
     /// The interface's MTU if it is smaller than `packet_len` bytes of IP packet.
     fn mtu_below(&self, packet_len: usize) -> Option<usize>;

@@ -16,7 +16,9 @@ mod filter;
 mod hook;
 mod lookup;
 mod maps;
+mod partial;
 mod question;
+mod reflector;
 mod reply;
 mod shuffle;
 mod tc;
@@ -24,6 +26,7 @@ mod xdp;
 
 use aya_ebpf::{
     bindings::xdp_action,
+    helpers::bpf_redirect,
     macros::{classifier, xdp},
     programs::{TcContext, XdpContext},
 };
@@ -47,6 +50,25 @@ pub fn dns_tc(context: TcContext) -> i32 {
 #[xdp]
 pub fn dns_pass(_context: XdpContext) -> u32 {
     xdp_action::XDP_PASS
+}
+
+/// The bare reflector at XDP, see [`reflector`].
+#[xdp]
+pub fn dns_reflector(context: XdpContext) -> u32 {
+    match reflector::reflect(&context) {
+        Some(()) => xdp_action::XDP_TX,
+        None => xdp_action::XDP_PASS,
+    }
+}
+
+/// The bare reflector at tc.
+#[classifier]
+pub fn dns_tc_reflector(context: TcContext) -> i32 {
+    match reflector::reflect_tc(&context) {
+        // SAFETY: the context is the kernel's own; the helper has no precondition.
+        Some(()) => unsafe { bpf_redirect((*context.skb.skb).ifindex, 0) as i32 },
+        None => tc::TC_ACT_UNSPEC,
+    }
 }
 
 /// Nothing here can panic; the compiler wants a handler all the same.

@@ -14,6 +14,7 @@ use dns_common::{
 
 use crate::{
     bytes::{forget, load, opaque},
+    checksum::Sum,
     filter::Frame,
     hook::Hook,
     maps::Scratch,
@@ -195,7 +196,8 @@ fn scan(message: usize, end: usize) -> Result<usize, Outcome> {
     Err(Outcome::BadName)
 }
 
-/// Reads the name: keeps its lower-cased words and returns their hash.
+/// Reads the name: keeps its lower-cased words, and returns their hash and, at
+/// tc, the sum of the name as it was sent.
 #[inline(always)]
 pub fn read_name<H: Hook>(
     hook: &H,
@@ -203,8 +205,9 @@ pub fn read_name<H: Hook>(
     name_len: usize,
     seed: u64,
     words: &mut Words,
-) -> Result<u64, Outcome> {
+) -> Result<(u64, Sum), Outcome> {
     let (data, end) = (hook.data(), hook.data_end());
+    let mut sum = Sum::new();
     let name = data + frame.message + HEADER_LEN;
     let full = name_len >> 3;
     let rest = name_len & 7;
@@ -219,7 +222,11 @@ pub fn read_name<H: Hook>(
             return Err(Outcome::BadLength);
         }
         // SAFETY: just compared with the end.
-        let word = lower8(unsafe { load(at) });
+        let sent = unsafe { load(at) };
+        if H::IS_TC {
+            sum.add(sent);
+        }
+        let word = lower8(sent);
         words[index & (MAX_NAME_WORDS - 1)] = word;
         hasher.write(word);
         index = opaque(index + 1);
@@ -232,9 +239,13 @@ pub fn read_name<H: Hook>(
             return Err(Outcome::BadLength);
         }
         // SAFETY: just compared with the end.
-        let word = lower8(unsafe { load::<u64>(at) } >> (64 - 8 * rest as u64));
+        let sent = unsafe { load::<u64>(at) } >> (64 - 8 * rest as u64);
+        if H::IS_TC {
+            sum.add(sent);
+        }
+        let word = lower8(sent);
         words[index & (MAX_NAME_WORDS - 1)] = word;
         hasher.write(word);
     }
-    Ok(hasher.finish())
+    Ok((hasher.finish(), sum))
 }

@@ -9,7 +9,7 @@ use dns_common::{
 use crate::{
     bytes::{forget, load, opaque, store},
     checksum::{self, Sum},
-    filter::{Frame, IPV4_LEN, IPV6_LEN, UDP_LEN},
+    filter::{Frame, IPV4_LEN, IPV6_LEN, UDP, UDP_LEN},
     hook::{Hook, Span},
     lookup::Entry,
     maps::{Answered, Scratch},
@@ -45,6 +45,8 @@ pub struct Plan {
     pub given: usize,
     /// 1 if more addresses are available than given.
     pub truncated: usize,
+    /// The checksum is to be left unfinished, as the query's was.
+    pub partial: bool,
     /// Offset of the end of the question in the frame.
     pub answers_offset: usize,
     /// Bytes of DNS message in the reply.
@@ -109,6 +111,7 @@ pub fn plan<H: Hook>(
         available,
         given,
         truncated: (given != available) as usize,
+        partial: false,
         answers_offset: frame.message + question_end,
         reply_len,
         frame_len: frame.message + reply_len,
@@ -128,6 +131,15 @@ impl Plan {
             self.truncated = forget(cells.add(7), self.truncated, 1);
             self.frame_len = self.frame.message + self.reply_len;
         }
+        self
+    }
+
+    /// The same with the state of the query's checksum.
+    #[inline(always)]
+    pub fn with_partial(mut self, partial: bool, scratch: *mut Scratch) -> Self {
+        // SAFETY: a cell of this CPU's own element.
+        self.frame = self.frame.forget(scratch);
+        self.partial = unsafe { forget(&raw mut (*scratch).cells[9], partial as usize, 1) } != 0;
         self
     }
 
@@ -225,53 +237,52 @@ fn write_headers_at<H: Hook, const V6: bool, const IP: usize>(
 
     let udp_len = UDP_LEN + plan.reply_len;
     if V6 {
-        write_ipv6(hook, plan, answers, start, IP, udp_len)
-    } else {
-        Some(write_ipv4(start + IP, udp_len))
+        return write_ipv6(hook, plan, answers, start + IP, udp_len);
     }
+    write_ipv4(plan, start + IP, udp_len);
+    Some(())
 }
 
 /// Writes the headers of IPv4 and UDP at `ip`; the UDP checksum is left out
 /// (RFC 768: zero).
 #[inline(always)]
-fn write_ipv4(ip: usize, udp_len: usize) {
+fn write_ipv4(plan: &Plan, ip: usize, udp_len: usize) {
     let udp = ip + IPV4_LEN;
     let total_len = (IPV4_LEN + udp_len) as u64;
-    // SAFETY: inside the headers that `write_headers` compared with the end.
+    // SAFETY: inside the headers that `write_headers_at` compared with the end.
     unsafe {
         let (client, server): (u32, u32) = (load(ip + 12), load(ip + 16));
         // Identification 0 and DF, as Linux sends its own datagrams; TTL 64.
         let start = u64::from_be(0x4500_0000_0000_4000 | total_len << 32);
-        let mut sum = Sum::new();
+        let mut addresses = Sum::new();
+        addresses.add_half(client);
+        addresses.add_half(server);
+        let mut sum = addresses;
         sum.add(start);
-        sum.add(u32::from_ne_bytes([64, 17, 0, 0]) as u64);
-        sum.add(client as u64);
-        sum.add(server as u64);
+        sum.add_half(u32::from_ne_bytes([64, UDP, 0, 0]));
         store(ip, start);
-        store(ip + 8, u16::from_ne_bytes([64, 17]));
+        store(ip + 8, u16::from_ne_bytes([64, UDP]));
         store(ip + 10, sum.finish());
         store(ip + 12, server);
         store(ip + 16, client);
         swap_ports(udp, udp_len);
-        store(udp + 6, 0u16);
+        let checksum = if plan.partial {
+            addresses.add_pseudo_tail(udp_len);
+            addresses.fold()
+        } else {
+            0
+        };
+        store(udp + 6, checksum);
     }
 }
 
 /// Writes the headers of IPv6 and UDP at `ip`, the checksum over the whole
 /// datagram with them (RFC 8200, section 8.1: it may not be left out).
 #[inline(always)]
-fn write_ipv6<H: Hook>(
-    hook: &H,
-    plan: &Plan,
-    answers: Sum,
-    start: usize,
-    ip: usize,
-    udp_len: usize,
-) -> Option<()> {
-    let ip = start + ip;
+fn write_ipv6<H: Hook>(hook: &H, plan: &Plan, answers: Sum, ip: usize, udp_len: usize) -> Option<()> {
     let udp = ip + IPV6_LEN;
     let mut sum = Sum::new();
-    // SAFETY: inside the headers that `write_headers` compared with the end.
+    // SAFETY: inside the headers that `write_headers_at` compared with the end.
     unsafe {
         let client: [u64; 2] = [load(ip + 8), load(ip + 16)];
         let server: [u64; 2] = [load(ip + 24), load(ip + 32)];
@@ -279,7 +290,7 @@ fn write_ipv6<H: Hook>(
         sum.add(client[1]);
         sum.add(server[0]);
         sum.add(server[1]);
-        sum.add((udp_len as u16).to_be() as u64 + u16::from_ne_bytes([0, 17]) as u64);
+        sum.add_pseudo_tail(udp_len);
         // Version 6, hop limit 64.
         store(ip, u64::from_be(0x6000_0000_0000_1140 | (udp_len as u64) << 16));
         store(ip + 8, server[0]);
@@ -287,10 +298,14 @@ fn write_ipv6<H: Hook>(
         store(ip + 24, client[0]);
         store(ip + 32, client[1]);
         swap_ports(udp, udp_len);
+        if plan.partial {
+            store(udp + 6, sum.fold());
+            return Some(());
+        }
         store(udp + 6, 0u16);
         sum.add(load(udp));
         sum.add(load(udp + 8));
-        sum.add(load::<u32>(udp + 16) as u64);
+        sum.add_half(load(udp + 16));
     }
     let question_len = plan.question.name_len + TYPE_CLASS_LEN;
     let question = checksum::sum_bytes::<QUESTION_WORDS>(hook.question(plan)?, question_len)?;

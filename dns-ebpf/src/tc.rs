@@ -74,9 +74,9 @@ impl Hook for Tc {
     }
 
     #[inline(always)]
-    fn pull(&self) -> bool {
-        // SAFETY: the context is the kernel's own. Zero: the whole packet.
-        unsafe { bpf_skb_pull_data(self.context.skb.skb, 0) == 0 }
+    fn pull(&self, len: usize) -> bool {
+        // SAFETY: the context is the kernel's own.
+        unsafe { bpf_skb_pull_data(self.context.skb.skb, len as u32) == 0 }
     }
 
     #[inline(always)]

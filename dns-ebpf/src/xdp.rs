@@ -56,7 +56,7 @@ impl Hook for Xdp {
     }
 
     #[inline(always)]
-    fn pull(&self) -> bool {
+    fn pull(&self, _len: usize) -> bool {
         false
     }
 

@@ -46,8 +46,10 @@ pub enum Hook {
     Tc,
     /// The program that only passes.
     Pass,
-    /// The bare reflector.
+    /// The bare reflector at XDP.
     Reflector,
+    /// The bare reflector at tc.
+    TcReflector,
 }
 
 impl Hook {
@@ -58,6 +60,7 @@ impl Hook {
             Self::Tc => object::TC_PROGRAM,
             Self::Pass => object::PASS_PROGRAM,
             Self::Reflector => object::REFLECTOR_PROGRAM,
+            Self::TcReflector => object::TC_REFLECTOR_PROGRAM,
         }
     }
 }
@@ -122,13 +125,15 @@ impl Program {
             .load(&object)
             .context("cannot load the object")?;
         for hook in [Hook::Xdp, Hook::Pass, Hook::Reflector] {
-            let Some(program) = ebpf.program_mut(hook.program()) else { continue };
-            let program: &mut Xdp = program.try_into()?;
+            let program: &mut Xdp =
+                ebpf.program_mut(hook.program()).context("a program is missing in the object")?.try_into()?;
             program.load().with_context(|| format!("cannot load {}", hook.program()))?;
         }
-        let program: &mut SchedClassifier =
-            ebpf.program_mut(object::TC_PROGRAM).context("no tc program in the object")?.try_into()?;
-        program.load().context("cannot load dns_tc")?;
+        for hook in [Hook::Tc, Hook::TcReflector] {
+            let program: &mut SchedClassifier =
+                ebpf.program_mut(hook.program()).context("a program is missing in the object")?.try_into()?;
+            program.load().with_context(|| format!("cannot load {}", hook.program()))?;
+        }
 
         let arena = Mapping::of(&ebpf, object::ARENA, CHUNKS as usize * CHUNK_SIZE)?;
         let control = Mapping::of(&ebpf, object::CONTROL, size_of::<Control>())?;
@@ -285,7 +290,7 @@ impl Program {
     pub fn test_run(&self, hook: Hook, options: TestRunOptions<'_>) -> Result<aya::TestRunResult> {
         let program = self.ebpf.program(hook.program()).context("no such program in the object")?;
         Ok(match hook {
-            Hook::Tc => <&SchedClassifier>::try_from(program)?.test_run(options)?,
+            Hook::Tc | Hook::TcReflector => <&SchedClassifier>::try_from(program)?.test_run(options)?,
             _ => <&Xdp>::try_from(program)?.test_run(options)?,
         })
     }

@@ -8,7 +8,9 @@ use whole_system_tests::program::Published;
 use crate::{
     HOOKS, check, install, load,
     model::World,
-    packet::{A, AAAA, CLIENT, Datagram, Opt, Query, SERVER, SERVER6, name_of_length, wire},
+    packet::{
+        A, AAAA, CLIENT, Datagram, Opt, Query, SERVER, SERVER6, checksum, name_of_length, pseudo, wire,
+    },
 };
 
 /// What the fixtures are published.
@@ -59,6 +61,15 @@ fn changed(name: &'static str, outcome: Outcome, change: impl FnOnce(&mut Vec<u8
     let mut frame = Datagram::v4(Query::new("v4-3.bosh", A).bytes()).frame();
     change(&mut frame);
     Fixture { name, frame, outcome }
+}
+
+/// The frame as a local sender leaves it, with the checksum to be finished by the device.
+fn unfinished(datagram: Datagram) -> Vec<u8> {
+    let mut frame = datagram.frame();
+    let sum = !checksum(&[&pseudo(datagram.from.0, datagram.to.0, 8 + datagram.payload.len() as u16)]);
+    let at = frame.len() - datagram.payload.len() - 2;
+    frame[at..at + 2].copy_from_slice(&sum.to_be_bytes());
+    frame
 }
 
 /// The table. A row says what must be counted; the model says what the reply is.
@@ -200,6 +211,16 @@ fn table() -> Vec<Fixture> {
             name: "sent to the client",
             frame: Datagram { to: (CLIENT, 53), ..Datagram::v4(hit("v4-3.bosh").bytes()) }.frame(),
             outcome: NotOurs,
+        },
+        Fixture {
+            name: "an unfinished checksum",
+            frame: unfinished(Datagram::v4(hit("v4-3.bosh").bytes())),
+            outcome: Hit,
+        },
+        Fixture {
+            name: "IPv6, an unfinished checksum",
+            frame: unfinished(over_v6(hit("v4-3.bosh"))),
+            outcome: Hit,
         },
         Fixture { name: "IPv6", frame: over_v6(hit("v4-3.bosh")).frame(), outcome: Hit },
         Fixture { name: "IPv6, odd name", frame: over_v6(hit("v4-10.bosh")).frame(), outcome: Hit },

@@ -2,12 +2,18 @@
 //! memory, without an interface.
 //!
 //! * [`fixtures`]: a table of packets anyone can extend.
+//! * [`random`]: random and mutated packets, and every length of names and frames.
+//! * [`shuffle`]: the order of answers, statistically.
+//! * [`object`]: what the object asks of the kernel.
 //! * [`model`]: the programs' behaviour in plain code, what the table and the
 //!   random packets are held against.
 
 mod fixtures;
 mod model;
+mod object;
 mod packet;
+mod random;
+mod shuffle;
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -54,8 +60,13 @@ fn install(program: &mut Program, world: &World) {
 
 /// Runs a packet at a hook and holds the outcome against the model.
 fn check(program: &Program, world: &World, hook: Hook, frame: &[u8]) -> Result<bool, String> {
-    let run = program.run(hook, frame).map_err(|error| format!("{error:#}"))?;
-    let expected = model::reply(world, frame);
+    let run = match program.run(hook, frame) {
+        Ok(run) => run,
+        // The kernel makes no packet for tc out of less than an IP header.
+        Err(_) if hook == Hook::Tc && frame.len() < 14 + 40 => return Ok(false),
+        Err(error) => return Err(format!("{error:#}")),
+    };
+    let expected = model::reply(world, hook, frame);
     let answered = match (hook, run.verdict) {
         (Hook::Xdp, XDP_TX) | (Hook::Tc, TC_ACT_REDIRECT) => true,
         (Hook::Xdp, XDP_PASS) | (Hook::Tc, TC_ACT_UNSPEC) => false,

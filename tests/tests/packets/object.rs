@@ -1,0 +1,127 @@
+//! What the object asks of the kernel.
+
+use std::collections::BTreeMap;
+
+use whole_system_tests::program::{Hook, Program};
+
+use crate::{
+    fixtures::world,
+    install, load,
+    packet::{A, Datagram, Query, wire},
+};
+
+/// The last helper of Linux 5.15, `bpf_task_pt_regs`
+/// (include/uapi/linux/bpf.h of that version).
+const LAST_OF_5_15: i32 = 175;
+
+/// The machine of BPF in ELF headers.
+const EM_BPF: u16 = 247;
+
+#[test]
+fn no_helper_is_newer_than_linux_5_15() {
+    let mut helpers: BTreeMap<i32, usize> = BTreeMap::new();
+    for code in code_sections(dns_user::fastpath::OBJECT) {
+        for instruction in code.chunks_exact(8) {
+            // BPF_JMP | BPF_CALL with source register 0: a helper by its number.
+            if instruction[0] == 0x85 && instruction[1] >> 4 == 0 {
+                let id = i32::from_le_bytes([instruction[4], instruction[5], instruction[6], instruction[7]]);
+                *helpers.entry(id).or_default() += 1;
+            }
+        }
+    }
+    println!("helpers and how often they are called: {helpers:?}");
+    assert!(helpers.contains_key(&1), "bpf_map_lookup_elem must be among them, or the search is wrong");
+    for id in helpers.keys() {
+        assert!((1..=LAST_OF_5_15).contains(id), "helper {id} is not in Linux 5.15");
+    }
+}
+
+/// The sections of an ELF64 file that hold instructions.
+fn code_sections(elf: &[u8]) -> Vec<&[u8]> {
+    let u16_at = |at: usize| u16::from_le_bytes([elf[at], elf[at + 1]]);
+    let u64_at = |at: usize| u64::from_le_bytes(elf[at..at + 8].try_into().expect("eight bytes were sliced"));
+    assert_eq!(&elf[..4], b"\x7fELF");
+    assert_eq!(u16_at(18), EM_BPF);
+    let (table, entry_len, count) = (u64_at(40) as usize, u16_at(58) as usize, u16_at(60) as usize);
+    let mut sections = Vec::new();
+    for index in 0..count {
+        let header = table + index * entry_len;
+        // SHF_EXECINSTR
+        if u64_at(header + 8) & 4 != 0 {
+            let (offset, len) = (u64_at(header + 24) as usize, u64_at(header + 32) as usize);
+            sections.push(&elf[offset..offset + len]);
+        }
+    }
+    sections
+}
+
+#[test]
+fn the_verifier_has_room_left() {
+    let Some((mut program, _turn)) = load() else { return };
+    for (name, program) in program.ebpf().programs() {
+        let info = program.info().expect("a loaded program has information");
+        // The kernel tells since 5.16.
+        let Some(verified) = info.verified_instruction_count() else { continue };
+        println!(
+            "{name}: {verified} instructions looked at by the verifier, {:?} bytes",
+            info.size_translated()
+        );
+        assert!(verified < 600_000, "{name}: {verified} of 1,000,000 instructions");
+    }
+}
+
+#[test]
+fn an_answer_stamps_its_entry() {
+    let Some((mut program, _turn)) = load() else { return };
+    install(&mut program, &world());
+    let name = wire("v4-3.bosh");
+    let stamp = |program: &mut Program| program.entry(&name).expect("published").last_used_ns;
+    assert_eq!(stamp(&mut program), 0);
+    let query = Datagram::v4(Query::new("v4-3.bosh", A).bytes()).frame();
+    for hook in [Hook::Xdp, Hook::Tc] {
+        let before = stamp(&mut program);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        program.run(hook, &query).expect("the program runs");
+        assert!(stamp(&mut program) > before, "{hook:?}");
+    }
+    // Asked for but not answered: not stamped.
+    let other = program.entry(&wire("v4-10.bosh")).expect("published").last_used_ns;
+    assert_eq!(other, 0);
+}
+
+#[test]
+fn replies_are_counted_by_type_and_code() {
+    let Some((mut program, _turn)) = load() else { return };
+    install(&mut program, &world());
+    let before = program.counters();
+    for (name, qtype) in [("v4-3.bosh", 1), ("v4-3.bosh", 28), ("v4-3.bosh", 33), ("missing.bosh", 1)] {
+        let query = Datagram::v4(Query::new(name, qtype).bytes()).frame();
+        program.run(Hook::Xdp, &query).expect("the program runs");
+    }
+    let after = program.counters();
+    let more = |kind: usize, rcode: usize| after.replies[kind][rcode] - before.replies[kind][rcode];
+    assert_eq!((more(0, 0), more(1, 0), more(2, 0), more(0, 3)), (1, 1, 1, 1));
+    // Headers, questions, and three A records.
+    let questions = 3 * (12 + 11 + 4) + (12 + 14 + 4);
+    assert_eq!(after.query_bytes - before.query_bytes, questions);
+    assert_eq!(after.reply_bytes - before.reply_bytes, questions + 3 * 16);
+    assert_eq!(after.interface_hits.iter().sum::<u64>() - before.interface_hits.iter().sum::<u64>(), 4);
+}
+
+#[test]
+fn an_entry_of_another_name_is_not_used() {
+    let Some((mut program, _turn)) = load() else { return };
+    let world = world();
+    install(&mut program, &world);
+    let seed = program.control().hash_seed;
+    let query = Datagram::v4(Query::new("other.bosh", A).bytes()).frame();
+    let hash = dns_common::name::hash_name(seed, &wire("other.bosh"));
+    for stored in ["v4-10.bosh", "athar.bosh", "other.bosi"] {
+        program.publish_as(hash, &wire(stored), &world.published[&wire("v4-3.bosh")]).expect("there is room");
+        for hook in [Hook::Xdp, Hook::Tc] {
+            let (run, counted) = program.run_counted(hook, &query).expect("the program runs");
+            assert_eq!(run.packet, query);
+            assert_eq!(counted, dns_common::counters::Outcome::Collision, "{stored} at {hook:?}");
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! The order of answers: each order must be as likely as any other.
+
+use std::collections::HashMap;
+
+use whole_system_tests::program::Hook;
+
+use crate::{
+    fixtures::world,
+    install, load,
+    packet::{A, AAAA, Datagram, Opt, Query},
+};
+
+/// Replies that are looked at.
+const REPLIES: usize = 20_000;
+
+/// Chi-square of counts against an even spread, as multiples of its own
+/// standard deviation from its mean (both known from the degrees of freedom).
+fn unevenness(counts: &[usize]) -> f64 {
+    let total: usize = counts.iter().sum();
+    let even = total as f64 / counts.len() as f64;
+    let chi_square: f64 = counts.iter().map(|&count| (count as f64 - even).powi(2) / even).sum();
+    let freedom = counts.len() as f64 - 1.0;
+    (chi_square - freedom) / (2.0 * freedom).sqrt()
+}
+
+/// The answers of many replies, each as the last byte of its address, less one.
+fn orders(name: &str, qtype: u16, opt: Option<Opt>) -> Option<Vec<Vec<usize>>> {
+    let (mut program, _turn) = load()?;
+    install(&mut program, &world());
+    let query = Datagram::v4(Query { opt: opt.clone(), ..Query::new(name, qtype) }.bytes()).frame();
+    let record_len = if qtype == A { 16 } else { 28 };
+    let question_end = query.len() - opt.as_ref().map_or(0, |_| 11);
+    let replies = (0..REPLIES).map(|_| {
+        let reply = program.run(Hook::Xdp, &query).expect("the program runs").packet;
+        let answers = &reply[question_end..reply.len() - opt.as_ref().map_or(0, |_| 11)];
+        answers.chunks(record_len).map(|record| usize::from(record[record_len - 1]) - 1).collect()
+    });
+    Some(replies.collect())
+}
+
+/// Six standard deviations: by chance about once in a hundred million runs
+/// (chi-square's tail is somewhat heavier than the normal one).
+const BOUND: f64 = 6.0;
+
+#[test]
+fn each_address_is_equally_often_first_and_each_pair_equally_often_adjacent() {
+    for (name, qtype, count) in [("v4-3.bosh", A, 3), ("v4-10.bosh", A, 10), ("v6-3.bosh", AAAA, 3)] {
+        let Some(orders) = orders(name, qtype, None) else { return };
+        let mut at_place = vec![vec![0; count]; count];
+        let mut pairs: HashMap<(usize, usize), usize> = HashMap::new();
+        for order in &orders {
+            for (place, &address) in order.iter().enumerate() {
+                at_place[place][address] += 1;
+            }
+            for pair in order.windows(2) {
+                *pairs.entry((pair[0], pair[1])).or_default() += 1;
+            }
+        }
+        for (place, counts) in at_place.iter().enumerate() {
+            assert!(unevenness(counts) < BOUND, "{name}, place {place}: {counts:?}");
+        }
+        assert_eq!(pairs.len(), count * (count - 1), "{name}: every ordered pair occurs");
+        let counts: Vec<_> = pairs.values().copied().collect();
+        assert!(unevenness(&counts) < BOUND, "{name}, adjacent pairs: {pairs:?}");
+    }
+}
+
+#[test]
+fn all_orders_of_three_are_equally_likely() {
+    let Some(orders) = orders("v4-3.bosh", A, None) else { return };
+    let mut counts: HashMap<Vec<usize>, usize> = HashMap::new();
+    for order in orders {
+        *counts.entry(order).or_default() += 1;
+    }
+    assert_eq!(counts.len(), 6, "{counts:?}");
+    assert!(unevenness(&counts.values().copied().collect::<Vec<_>>()) < BOUND, "{counts:?}");
+}
+
+#[test]
+fn a_cut_reply_holds_each_address_equally_often() {
+    let Some(orders) = orders("v4-60.bosh", A, Some(Opt::new(512))) else { return };
+    let mut counts = vec![0; 60];
+    for order in &orders {
+        assert!(order.len() < 60, "cut");
+        for &address in order {
+            counts[address] += 1;
+        }
+    }
+    assert!(unevenness(&counts) < BOUND, "{counts:?}");
+}
+
+#[test]
+fn one_reply_tells_nothing_of_the_next() {
+    let Some(orders) = orders("v4-3.bosh", A, None) else { return };
+    // Which address is first, and which was first in the reply before.
+    let mut counts = [0; 9];
+    for pair in orders.windows(2) {
+        counts[pair[0][0] * 3 + pair[1][0]] += 1;
+    }
+    assert!(unevenness(&counts) < BOUND, "{counts:?}");
+}
