@@ -1,40 +1,80 @@
 //! From a frame to a reply, or to the reason why it goes up.
 
 use aya_ebpf::helpers::generated::{bpf_ktime_get_coarse_ns, bpf_ktime_get_ns};
-use dns_common::{counters::Outcome, entry::EntryHeader};
+use dns_common::{control::Control, counters::Outcome, entry::EntryHeader};
 
 use crate::{
     bytes::store,
-    filter,
+    filter::{self, Frame},
     hook::Hook,
     lookup,
-    maps::{self, CONTROL},
+    maps::{self, CONTROL, Scratch},
     partial, question, reply,
+    tap::{self, Seen},
 };
 
 /// Answers the frame, if it is a query for a published name. False: the frame
 /// is untouched and goes up.
 #[inline(always)]
 pub fn answer<H: Hook>(hook: &H) -> bool {
-    match try_answer(hook) {
-        Ok(answered) => {
-            maps::count_reply(&answered);
-            true
-        }
+    let Query { control, scratch, frame } = match find(hook) {
+        Ok(query) => query,
         Err(outcome) => {
             maps::count(outcome);
-            false
+            return false;
         }
+    };
+    let answer = try_answer(hook, control, scratch, frame);
+    let seen = match &answer {
+        Ok(answered) => {
+            maps::count_reply(answered);
+            Seen {
+                outcome: answered.outcome as u8,
+                answered: true,
+                rcode: answered.rcode,
+                answers: answered.answers,
+            }
+        }
+        Err(outcome) => {
+            maps::count(*outcome);
+            Seen { outcome: *outcome as u8, answered: false, rcode: 0, answers: 0 }
+        }
+    };
+    if control.tap_every != 0 && tap::is_due(scratch, control) {
+        // A full ring loses events, which is all that can be done about it.
+        let _ = tap::send(hook, scratch, &frame, &seen);
     }
+    answer.is_ok()
 }
 
-/// The steps, in order.
+/// A datagram for us, and what is needed to answer it.
+struct Query {
+    /// The control element.
+    control: &'static Control,
+    /// This CPU's scratch room.
+    scratch: *mut Scratch,
+    /// Where things lie in the frame.
+    frame: Frame,
+}
+
+/// Finds the datagram in the frame, if it is for us.
 #[inline(always)]
-fn try_answer<H: Hook>(hook: &H) -> Result<maps::Answered, Outcome> {
+fn find<H: Hook>(hook: &H) -> Result<Query, Outcome> {
     // SAFETY: userspace may write it meanwhile, which tears nothing that counts.
     let control = unsafe { &*CONTROL.get_ptr(0).ok_or(Outcome::NotOurs)? };
-    let scratch = maps::scratch().ok_or(Outcome::NotPublished)?;
+    let scratch = maps::scratch().ok_or(Outcome::NotOurs)?;
     let frame = filter::filter(hook, control)?.forget(scratch);
+    Ok(Query { control, scratch, frame })
+}
+
+/// The steps from a datagram for us to its reply, in order.
+#[inline(always)]
+fn try_answer<H: Hook>(
+    hook: &H,
+    control: &Control,
+    scratch: *mut Scratch,
+    frame: Frame,
+) -> Result<maps::Answered, Outcome> {
     // SAFETY: the helper has no precondition.
     let now = unsafe { bpf_ktime_get_coarse_ns() };
     if now >= control.lease_deadline_ns {
@@ -55,6 +95,7 @@ fn try_answer<H: Hook>(hook: &H) -> Result<maps::Answered, Outcome> {
         plan
     };
     hook.grow(&plan)?;
+    let plan = plan.forget(scratch);
     reply::write(hook, scratch, &plan)?;
     // SAFETY: the helper has no precondition.
     let mark = if control.exact_marks == 0 { now } else { unsafe { bpf_ktime_get_ns() } };

@@ -21,6 +21,7 @@ mod question;
 mod reflector;
 mod reply;
 mod shuffle;
+mod tap;
 mod tc;
 mod xdp;
 

@@ -47,6 +47,10 @@ pub const OUT_SIZE: usize = 8192;
 pub struct Scratch {
     /// State of the random numbers; 0 before the first use.
     pub random: u64,
+    /// Queries since the last one that went to the tap.
+    pub tap_turn: u32,
+    /// Explicit padding.
+    pub padding: u32,
     /// See [`crate::bytes::forget`].
     pub cells: [usize; 10],
     /// The question's name, lower-cased; see [`crate::question::read_name`].
@@ -94,6 +98,8 @@ pub struct Answered {
     pub query_len: usize,
     /// Bytes of DNS message in the reply.
     pub reply_len: usize,
+    /// Answers in the reply.
+    pub answers: u16,
     /// Where it came in.
     pub ifindex: u32,
 }
@@ -101,7 +107,7 @@ pub struct Answered {
 /// Counts a reply.
 #[inline(always)]
 pub fn count_reply(reply: &Answered) {
-    let Answered { outcome, kind, rcode, query_len, reply_len, ifindex } = *reply;
+    let Answered { outcome, kind, rcode, query_len, reply_len, answers: _, ifindex } = *reply;
     let Some(counters) = counters() else { return };
     // SAFETY: this CPU's own element, alone while the program runs. The
     // indexes are cut to the slots that there are.

@@ -185,15 +185,20 @@ fn scan(message: usize, end: usize) -> Result<usize, Outcome> {
         // SAFETY: just compared with the end.
         let zeros = zero_byte(unsafe { load(at) });
         if zeros != 0 {
-            // The lowest bit is 0x80 of byte k: 1 << 8k moves k's own digit of
-            // the multiplier to the top.
-            let lowest = (zeros & zeros.wrapping_neg()) >> 7;
-            let byte = lowest.wrapping_mul(0x0001_0203_0405_0607) >> 56;
-            return Ok((opaque(word * 8) & 0xff) + byte as usize + 1);
+            return Ok((opaque(word * 8) & 0xff) + first_zero(zeros) + 1);
         }
         word = opaque(word + 1);
     }
     Err(Outcome::BadName)
+}
+
+/// Place of the first zero byte, from what [`zero_byte`] says (not zero).
+#[inline(always)]
+pub fn first_zero(zeros: u64) -> usize {
+    // The lowest bit is 0x80 of byte k: 1 << 8k moves k's own digit of the
+    // multiplier to the top.
+    let lowest = (zeros & zeros.wrapping_neg()) >> 7;
+    (lowest.wrapping_mul(0x0001_0203_0405_0607) >> 56) as usize
 }
 
 /// Reads the name: keeps its lower-cased words, and returns their hash and, at

@@ -152,6 +152,7 @@ impl Plan {
             rcode: self.rcode,
             query_len: self.frame.message_len,
             reply_len: self.reply_len,
+            answers: self.given as u16,
             ifindex,
         }
     }

@@ -125,3 +125,44 @@ fn an_entry_of_another_name_is_not_used() {
         }
     }
 }
+
+#[test]
+fn the_tap_shows_queries_and_replies() {
+    use dns_common::{counters::Outcome, tap::TapEvent};
+    use zerocopy::FromBytes as _;
+
+    let Some((mut program, _turn)) = load() else { return };
+    install(&mut program, &world());
+    program.set_control(|control| control.tap_every = 1);
+    let hit = Datagram::v4(Query::new("V4-3.bosh", A).bytes()).frame();
+    let miss = Datagram::v6(Query::new("Nobody.bosh", 33).bytes()).frame();
+    for hook in [Hook::Xdp, Hook::Tc] {
+        program.run(hook, &hit).expect("the program runs");
+        program.run(hook, &miss).expect("the program runs");
+    }
+    program.set_control(|control| control.tap_every = 3);
+    for _ in 0..9 {
+        program.run(Hook::Xdp, &hit).expect("the program runs");
+    }
+
+    let mut events = Vec::new();
+    let map = program.ebpf().map_mut(dns_common::object::TAP).expect("in the object");
+    let mut ring = aya::maps::RingBuf::try_from(map).expect("a ring buffer");
+    while let Some(item) = ring.next() {
+        events.push(TapEvent::read_from_bytes(&item).expect("an event"));
+    }
+    // Two runs at two hooks, and a third of nine (the runs may be on more than one CPU).
+    assert!((4 + 2..=4 + 3).contains(&events.len()), "{} events", events.len());
+    for pair in events[..4].chunks(2) {
+        let [hit, miss] = pair else { panic!("pairs of events") };
+        assert_eq!((hit.outcome, hit.rcode, hit.answers), (Outcome::Hit as u8, 0, 3));
+        assert_eq!(&hit.client, b"\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\x01\x02\x03");
+        assert_eq!((hit.client_port, hit.query_type), (40_000, 1));
+        assert_eq!(&hit.name[..hit.name_len as usize], wire("V4-3.bosh"));
+        assert!(hit.time_ns > 0 && hit.ifindex > 0, "{hit:?}");
+        assert_eq!((miss.outcome, miss.answers), (Outcome::NotPublished as u8, 0));
+        assert_eq!((miss.client_port, miss.query_type), (40_000, 33));
+        assert_eq!(&miss.name[..miss.name_len as usize], wire("Nobody.bosh"));
+        assert_eq!(std::net::IpAddr::from(miss.client), crate::packet::CLIENT6);
+    }
+}

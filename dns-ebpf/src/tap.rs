@@ -1,0 +1,184 @@
+//! The tap: one query in so many, as an event for userspace, because tcpdump
+//! does not see what XDP answers. Nothing of it runs while the tap is off.
+
+use aya_ebpf::helpers::bpf_ktime_get_ns;
+use dns_common::{
+    control::Control,
+    name::zero_byte,
+    tap::{TAP_NAME_LEN, TapEvent},
+};
+
+use crate::{
+    bytes::{forget, load, opaque, store},
+    filter::{Frame, IPV4_LEN, IPV6_LEN},
+    hook::Hook,
+    maps::{Scratch, TAP},
+    question::{HEADER_LEN, first_zero},
+};
+
+/// What became of the query.
+pub struct Seen {
+    /// [`dns_common::counters::Outcome`] as a number.
+    pub outcome: u8,
+    /// It was answered: the packet is the reply now.
+    pub answered: bool,
+    /// RCODE of the reply.
+    pub rcode: u8,
+    /// Answers in the reply.
+    pub answers: u16,
+}
+
+/// Whether this query's turn has come.
+#[inline(always)]
+pub fn is_due(scratch: *mut Scratch, control: &Control) -> bool {
+    // SAFETY: this CPU's own element, alone while the program runs.
+    unsafe {
+        (*scratch).tap_turn += 1;
+        if (*scratch).tap_turn < control.tap_every {
+            return false;
+        }
+        (*scratch).tap_turn = 0;
+    }
+    true
+}
+
+/// Sends the event; none if the ring is full or nobody reads it.
+#[inline(always)]
+pub fn send<H: Hook>(hook: &H, scratch: *mut Scratch, frame: &Frame, seen: &Seen) -> Option<()> {
+    let mut slot = TAP.reserve::<TapEvent>(0)?;
+    let event = slot.as_mut_ptr();
+    // SAFETY: the slot is an event's memory; each field is written before the
+    // slot is submitted, whatever the packet.
+    let filled = unsafe {
+        (*event).time_ns = bpf_ktime_get_ns();
+        (*event).ifindex = hook.ifindex();
+        (*event).outcome = seen.outcome;
+        (*event).rcode = seen.rcode;
+        (*event).answers = seen.answers;
+        (*event).padding = 0;
+        (*event).client_port = 0;
+        (*event).query_type = 0;
+        (*event).name_len = 0;
+        fill_client(hook, frame, seen.answered, event).and_then(|()| fill_name(hook, scratch, frame, event))
+    };
+    match filled {
+        Some(()) => slot.submit(0),
+        None => slot.discard(0),
+    }
+    filled
+}
+
+/// Client's address and port: the sender of a query, the receiver of a reply.
+///
+/// # Safety
+/// `event` can be written.
+#[inline(always)]
+unsafe fn fill_client<H: Hook>(hook: &H, frame: &Frame, answered: bool, event: *mut TapEvent) -> Option<()> {
+    let (data, end) = (hook.data(), hook.data_end());
+    let ip = data + opaque(14 + ((frame.tagged as usize) << 2));
+    // SAFETY: no access yet, just the address.
+    let client = unsafe { &raw mut (*event).client } as usize;
+    let udp = if frame.v6 {
+        if ip + IPV6_LEN + 4 > end {
+            return None;
+        }
+        // SAFETY: just compared with the end; sixteen bytes of the event.
+        unsafe {
+            let (from, to): ([u64; 2], [u64; 2]) =
+                ([load(ip + 8), load(ip + 16)], [load(ip + 24), load(ip + 32)]);
+            store(client, if answered { to[0] } else { from[0] });
+            store(client + 8, if answered { to[1] } else { from[1] });
+        }
+        ip + IPV6_LEN
+    } else {
+        if ip + IPV4_LEN + 4 > end {
+            return None;
+        }
+        // SAFETY: as above. `::ffff:a.b.c.d`.
+        unsafe {
+            let (from, to): (u32, u32) = (load(ip + 12), load(ip + 16));
+            store(client, 0u64);
+            store(client + 8, u32::from_ne_bytes([0, 0, 0xff, 0xff]));
+            store(client + 12, if answered { to } else { from });
+        }
+        ip + IPV4_LEN
+    };
+    // SAFETY: the ports were compared with the end.
+    unsafe {
+        let (from, to): (u16, u16) = (load(udp), load(udp + 2));
+        (*event).client_port = u16::from_be(if answered { to } else { from });
+    }
+    Some(())
+}
+
+/// The question's name as it was sent and its type, as far as there is one.
+///
+/// # Safety
+/// `event` can be written.
+#[inline(always)]
+unsafe fn fill_name<H: Hook>(
+    hook: &H,
+    scratch: *mut Scratch,
+    frame: &Frame,
+    event: *mut TapEvent,
+) -> Option<()> {
+    let (data, end) = (hook.data(), hook.data_end());
+    let name = data + opaque(frame.message + HEADER_LEN);
+    // SAFETY: no access yet, just the address.
+    let to = unsafe { &raw mut (*event).name } as usize;
+    let mut word = 0;
+    let mut ended = 0;
+    while word < TAP_NAME_LEN / 8 {
+        let at = name + word * 8;
+        if at + 8 > end {
+            ended = last_bytes(at, end, to + word * 8, word * 8);
+            break;
+        }
+        // SAFETY: just compared with the end; inside the name. What follows the
+        // name is of no account: `name_len` says what counts.
+        let bytes = unsafe { load::<u64>(at) };
+        unsafe { store(to + word * 8, bytes) };
+        let zeros = zero_byte(bytes);
+        if zeros != 0 {
+            ended = word * 8 + first_zero(zeros) + 1;
+            break;
+        }
+        word = opaque(word + 1);
+    }
+    // SAFETY: a cell of this CPU's own element.
+    let ended = unsafe { forget(&raw mut (*scratch).cells[0], ended, 0x1ff) };
+    if ended == 0 {
+        return Some(());
+    }
+    let after = hook.data() + opaque(frame.message + HEADER_LEN + ended);
+    if after + 2 > hook.data_end() {
+        return Some(());
+    }
+    // SAFETY: just compared with the end.
+    unsafe {
+        (*event).name_len = ended as u16;
+        (*event).query_type = u16::from_be(load(after));
+    }
+    Some(())
+}
+
+/// The last bytes of a name that ends less than eight bytes before the frame
+/// does; returns the name's length, `before` bytes of which came before, or 0.
+#[inline(always)]
+fn last_bytes(from: usize, end: usize, to: usize, before: usize) -> usize {
+    let mut index = 0;
+    while index < 7 {
+        if from + index + 1 > end {
+            return 0;
+        }
+        // SAFETY: just compared with the end; a word of the event is there.
+        let byte: u8 = unsafe { load(from + index) };
+        // SAFETY: as above.
+        unsafe { store(to + index, byte) };
+        index += 1;
+        if byte == 0 {
+            return before + index;
+        }
+    }
+    0
+}
