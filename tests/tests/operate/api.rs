@@ -1,0 +1,71 @@
+//! The API, with curl.
+
+use std::{fs, time::Duration};
+
+use anyhow::Result;
+use serde_json::{Value, json};
+use whole_system_tests::{process::wait_until, requirements};
+
+use super::running::{Running, write_certificates};
+
+#[test]
+fn curl_with_a_client_certificate_gets_what_the_reference_gives() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let running = Running::start("api", &json!({}))?;
+    let certificates = running.folder().join("certificates");
+    let lines = |text: &str| -> Result<Vec<Value>> {
+        Ok(text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
+    };
+    let (body, status) = running.curl_api("/instances?address=WEB.Alias", &certificates, &[])?;
+    assert_eq!(status, 200);
+    let instances = lines(&body)?;
+    assert_eq!(instances.len(), 3);
+    assert_eq!(
+        instances[0],
+        json!({
+            "id": "a", "group": "web", "network": "net", "deployment": "dep", "ip": "10.0.0.1",
+            "domain": "bosh.", "az": "z1", "index": "0", "health_state": "running",
+        })
+    );
+    let (body, status) = running.curl_api("/local-groups", &certificates, &["-X", "POST"])?;
+    assert_eq!(status, 200);
+    assert_eq!(lines(&body)?[1]["job_name"], "web");
+    for (path, expected) in [
+        ("/instances?address=nosuch.web.net.dep.bosh", 422),
+        ("/instances?address=q-x.q-g1.bosh", 422),
+        ("/instances?address=a..b", 422),
+        ("/nothing", 404),
+    ] {
+        assert_eq!(running.curl_api(path, &certificates, &[])?.1, expected, "{path}");
+    }
+    Ok(())
+}
+
+#[test]
+fn strangers_are_refused_and_new_certificates_count_without_a_restart() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let running = Running::start("apitls", &json!({}))?;
+    let certificates = running.folder().join("certificates");
+    let strangers = running.folder().join("strangers");
+    fs::create_dir(&strangers)?;
+    write_certificates(&strangers)?;
+    // The stranger trusts the server, but shows a certificate of another CA.
+    fs::copy(certificates.join("ca.crt"), strangers.join("ca.crt"))?;
+    assert!(running.curl_api("/instances", &strangers, &[]).is_err());
+
+    let old = running.folder().join("old");
+    fs::create_dir(&old)?;
+    for name in ["ca.crt", "client.crt", "client.key"] {
+        fs::copy(certificates.join(name), old.join(name))?;
+    }
+    write_certificates(&certificates)?;
+    wait_until("new certificates", Duration::from_secs(20), || {
+        running.curl_api("/instances", &certificates, &[]).is_ok()
+    })?;
+    assert!(running.curl_api("/instances", &old, &[]).is_err());
+    Ok(())
+}

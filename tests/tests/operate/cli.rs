@@ -1,0 +1,185 @@
+//! Every command against a running server.
+
+use std::{fs, process::Command, thread, time::Duration};
+
+use anyhow::Result;
+use serde_json::{Value, json};
+use whole_system_tests::{process::wait_until, requirements, server};
+
+use super::running::Running;
+
+/// Standard output as JSON.
+fn parsed(output: &str) -> Value {
+    serde_json::from_str(output).unwrap_or_else(|error| panic!("{error}: {output}"))
+}
+
+#[test]
+fn commands_tell_people_programs_and_scripts() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let recursion =
+        json!({"disable_recursors": false, "recursors": ["127.0.0.1:1"], "cache": {"enabled": true}});
+    let running = Running::start("cli", &recursion)?;
+
+    let (code, text, _) = running.cli(&["status"])?;
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains(": ready") && text.contains("version 7"), "{text}");
+    let status = parsed(&running.cli(&["status", "--json"])?.1);
+    assert_eq!((&status["ready"], &status["records"]["instances"]), (&json!(true), &json!(4)));
+    assert_eq!(status["certificates"][0]["purpose"], "api");
+
+    let (code, text, _) = running.cli(&["instances"])?;
+    assert_eq!((code, text.lines().count()), (0, 5), "{text}");
+    let (code, text, _) = running.cli(&["instances", "--json", "--address", "q-a1s0.q-g1.bosh"])?;
+    assert_eq!((code, text.lines().count()), (0, 2), "{text}");
+    let (code, _, problem) = running.cli(&["instances", "--address", "nosuch.q-g1.bosh"])?;
+    assert_eq!(code, 1);
+    assert!(problem.contains("no instance matches"), "{problem}");
+
+    let (code, text, _) = running.cli(&["local-groups"])?;
+    assert!(code == 0 && text.contains("web"), "{text}");
+
+    let (code, text, _) = running.cli(&["resolve", "web.alias"])?;
+    assert_eq!(code, 0);
+    for part in ["web.alias", "web", "10.0.0.1", "answered by"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    assert_eq!(running.cli(&["resolve", "nosuch.web.net.dep.bosh"])?.0, 1);
+    let explained = parsed(&running.cli(&["resolve", "--json", "q-s0.q-g2.bosh"])?.1);
+    assert_eq!(explained["result"]["addresses"], json!(["10.0.0.4"]));
+
+    let (code, text, _) = running.cli(&["address", "--group", "1", "--az", "z2", "--status", "healthy"])?;
+    assert_eq!((code, text.as_str()), (0, "q-a2s3.q-g1.bosh\n"));
+    let (_, text, _) = running.cli(&["instances", "--json", "--address", text.trim()])?;
+    assert_eq!(parsed(text.trim())["id"], "b");
+
+    assert_eq!(parsed(&running.cli(&["flush", "--json"])?.1), json!({"flushed": 0}));
+    Ok(())
+}
+
+#[test]
+fn a_reload_tells_what_could_not_be_used() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let running = Running::start("reload", &json!({}))?;
+    assert_eq!(running.cli(&["reload"])?.0, 0);
+    fs::write(running.folder().join("records.json"), "{ broken")?;
+    let (code, text, problem) = running.cli(&["reload"])?;
+    assert_eq!(code, 1, "{text}{problem}");
+    assert!(text.contains("failed  records") && problem.contains("last good state"), "{text}{problem}");
+    let (code, text, _) = running.cli(&["status"])?;
+    assert_eq!(code, 1);
+    assert!(text.contains("NOT READY") && text.contains("FAIL  records"), "{text}");
+    assert_eq!(running.cli(&["instances"])?.1.lines().count(), 5);
+    Ok(())
+}
+
+#[test]
+fn levels_change_at_run_time_and_request_lines_are_bounded() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let running = Running::start("log", &json!({}))?;
+    let lines = || {
+        running.server.log().lines().filter(|line| line.contains("[RequestLoggerHandler] request")).count()
+    };
+    running.ask("q-s0.q-g1.bosh.", 3)?;
+    let change = ["log", "--tag", "RequestLoggerHandler", "--level", "debug", "--requests-per-second", "5"];
+    assert_eq!(running.cli(&change)?.0, 0);
+    assert_eq!(lines(), 0);
+    running.ask("q-s0.q-g1.bosh.", 200)?;
+    wait_until("a line that tells of the suppressed ones", Duration::from_secs(10), || {
+        running.server.log().contains("suppressed")
+    })?;
+    // 200 queries take a second or two, with five lines each.
+    assert!((5..150).contains(&lines()), "{} lines", lines());
+    assert!(running.server.log().contains("name=q-s0.q-g1.bosh. type=A rcode=NOERROR"));
+    let levels = parsed(&running.cli(&["log", "--json"])?.1);
+    assert_eq!(levels["levels"]["tags"]["RequestLoggerHandler"], "DEBUG");
+    assert_eq!(running.cli(&["log", "--tag", "RequestLoggerHandler", "--level", "default"])?.0, 0);
+    let (code, _, problem) = running.cli(&["log", "--tag", "nonsense", "--level", "debug"])?;
+    assert!(code == 1 && problem.contains("ForwardHandler"), "{problem}");
+    Ok(())
+}
+
+#[test]
+fn the_tap_shows_live_queries() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let running = Running::start("tap", &json!({}))?;
+    let (code, text, problem) = thread::scope(|scope| {
+        let tap = scope
+            .spawn(|| running.cli(&["tap", "--json", "--name", "q-g2", "--count", "3", "--seconds", "20"]));
+        while !tap.is_finished() {
+            running.ask("q-s0.q-g1.bosh.", 1)?;
+            running.ask("q-s0.q-g2.bosh.", 1)?;
+            thread::sleep(Duration::from_millis(20));
+        }
+        tap.join().expect("the commands do not panic")
+    })?;
+    assert_eq!((code, text.lines().count()), (0, 3), "{text}{problem}");
+    for line in text.lines().map(parsed) {
+        assert_eq!((&line["name"], &line["path"]), (&json!("q-s0.q-g2.bosh."), &json!("userspace")));
+    }
+    let (code, text, problem) = thread::scope(|scope| {
+        let top = scope.spawn(|| running.cli(&["top", "--json", "--seconds", "2"]));
+        while !top.is_finished() {
+            running.ask("q-s0.q-g1.bosh.", 4)?;
+            running.ask("q-s0.q-g2.bosh.", 1)?;
+            thread::sleep(Duration::from_millis(20));
+        }
+        top.join().expect("the commands do not panic")
+    })?;
+    assert_eq!(code, 0, "{problem}");
+    let page = parsed(&text);
+    assert_eq!(page["names"][0]["name"], "q-s0.q-g1.bosh.", "{page}");
+    assert_eq!(page["clients"][0]["client"], "127.0.0.1");
+    assert!(page["per_second"]["userspace"].as_f64() > Some(0.0), "{page}");
+    Ok(())
+}
+
+#[test]
+fn the_reference_s_environment_is_enough_and_a_missing_server_is_told() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let running = Running::start("env", &json!({}))?;
+    let certificates = running.folder().join("certificates");
+    let mut command = running.namespace.command(server::program()?)?;
+    command
+        .args(["instances", "--json"])
+        .env("DNS_API_ADDRESS", format!("https://127.0.0.1:{}", super::running::API_PORT))
+        .env("DNS_API_TLS_CA_CERT_PATH", certificates.join("ca.crt"))
+        .env("DNS_API_TLS_CERTIFICATE_PATH", certificates.join("client.crt"))
+        .env("DNS_API_TLS_PRIVATE_KEY_PATH", certificates.join("client.key"));
+    let output = command.output()?;
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(String::from_utf8(output.stdout)?.lines().count(), 4);
+    let (code, _, problem) = running.cli(&["status", "--api", "127.0.0.1:1"])?;
+    assert_eq!(code, 3, "{problem}");
+    Ok(())
+}
+
+#[test]
+fn completions_and_manual_come_from_the_commands() -> Result<()> {
+    let program = server::program()?;
+    for (arguments, part) in [
+        (&["completions", "bash"][..], "local-groups"),
+        (&["completions", "zsh"], "local-groups"),
+        (&["man"], ".TH"),
+        (&["--help"], "resolve"),
+    ] {
+        let output = Command::new(&program).args(arguments).output()?;
+        assert!(output.status.success());
+        assert!(String::from_utf8(output.stdout)?.contains(part), "{arguments:?}");
+    }
+    let pages = tempfile::tempdir()?;
+    let written = Command::new(&program).args(["man", "--folder"]).arg(pages.path()).status()?;
+    assert!(written.success());
+    assert!(pages.path().join("bosh-dns-xdp-status.1").exists());
+    assert_eq!(Command::new(&program).arg("nonsense").output()?.status.code(), Some(2));
+    Ok(())
+}

@@ -1,0 +1,158 @@
+//! The metrics, with Prometheus and promtool.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use whole_system_tests::{
+    process::{Kept, run, wait_until},
+    requirements,
+};
+
+use super::running::{METRICS_PORT, Running};
+
+/// Port of Prometheus in the namespace.
+const PROMETHEUS_PORT: u16 = 9090;
+
+/// The folder of dashboards and rules.
+fn deploy() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy")
+}
+
+/// Whether Prometheus is installed.
+fn has_prometheus() -> bool {
+    let found = Command::new("promtool").arg("--version").output().map(drop);
+    requirements::met("Prometheus and promtool", found)
+}
+
+/// All expressions of the dashboard.
+fn dashboard_expressions() -> Result<Vec<String>> {
+    let dashboard: Value = serde_json::from_slice(&fs::read(deploy().join("grafana/bosh-dns-xdp.json"))?)?;
+    let panels = dashboard["panels"].as_array().context("the dashboard has panels")?;
+    let targets = panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten();
+    Ok(targets.filter_map(|target| target["expr"].as_str()).map(str::to_owned).collect())
+}
+
+#[test]
+fn rules_are_sound_and_fire_when_they_should() -> Result<()> {
+    if !has_prometheus() {
+        return Ok(());
+    }
+    let rules = deploy().join("prometheus");
+    run(Command::new("promtool").args(["check", "rules", "rules.yml"]).current_dir(&rules))?;
+    run(Command::new("promtool").args(["test", "rules", "rules_test.yml"]).current_dir(&rules))?;
+    run(Command::new("promtool").args(["check", "config", "prometheus.yml"]).current_dir(&rules))
+}
+
+#[test]
+fn dashboard_and_rules_use_only_metrics_that_exist() -> Result<()> {
+    let names = include_str!("../../../dns-user/src/ops/metrics/names.rs");
+    let known: BTreeSet<&str> = names.split('"').filter(|text| text.contains('_')).collect();
+    let rules = fs::read_to_string(deploy().join("prometheus/rules.yml"))?;
+    let expressions = dashboard_expressions()?;
+    ensure!(expressions.len() > 30, "the dashboard has lost its panels");
+    for text in expressions.iter().chain([&rules]) {
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        for word in
+            words.filter(|word| ["bosh_dns_xdp_", "boshdns_", "coredns_"].iter().any(|p| word.starts_with(p)))
+        {
+            let family =
+                ["_bucket", "_sum", "_count"].iter().find_map(|end| word.strip_suffix(end)).unwrap_or(word);
+            assert!(known.contains(word) || known.contains(family), "{word} is no metric of ours: {text}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn prometheus_scrapes_what_the_server_counts() -> Result<()> {
+    if !requirements::namespaces() || !has_prometheus() {
+        return Ok(());
+    }
+    let recursion =
+        json!({"disable_recursors": false, "recursors": ["127.0.0.1:1"], "cache": {"enabled": true}});
+    let running = Running::start("prom", &recursion)?;
+    let folder = running.folder().to_owned();
+    fs::copy(deploy().join("prometheus/rules.yml"), folder.join("rules.yml"))?;
+    let config = format!(
+        "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: [rules.yml]\nscrape_configs:\n\
+         - job_name: bosh-dns-xdp\n  static_configs: [{{targets: ['127.0.0.1:{METRICS_PORT}']}}]\n"
+    );
+    fs::write(folder.join("prometheus.yml"), config)?;
+    let mut command = running.namespace.command("prometheus")?;
+    command
+        .args(["--config.file=prometheus.yml", "--storage.tsdb.path=tsdb"])
+        .arg(format!("--web.listen-address=127.0.0.1:{PROMETHEUS_PORT}"))
+        .current_dir(&folder)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let mut prometheus = Kept::spawn(&mut command)?;
+
+    let exposition = running.curl(&[&format!("http://127.0.0.1:{METRICS_PORT}/metrics")])?;
+    fs::write(folder.join("metrics.txt"), &exposition)?;
+    // promtool also has opinions on CoreDNS's own names; only parsing is at stake here.
+    let checked = Command::new("sh")
+        .args(["-c", "promtool check metrics < metrics.txt"])
+        .current_dir(&folder)
+        .output()?;
+    let opinions = String::from_utf8_lossy(&checked.stderr).into_owned();
+    assert!(!opinions.contains("error while linting") && !opinions.contains("parsing"), "{opinions}");
+    let ours: Vec<&str> = opinions.lines().filter(|line| line.starts_with("bosh_dns_xdp_")).collect();
+    assert!(ours.is_empty(), "{ours:?}");
+
+    let url = format!("http://127.0.0.1:{PROMETHEUS_PORT}/api/v1/query");
+    let query = |expression: &str| -> Result<Value> {
+        let text = running.curl(&["--data-urlencode", &format!("query={expression}"), &url])?;
+        Ok(serde_json::from_str(&text)?)
+    };
+    let number = |expression: &str| -> Option<f64> {
+        query(expression).ok()?["data"]["result"][0]["value"][1].as_str()?.parse().ok()
+    };
+    wait_until("Prometheus to scrape", Duration::from_secs(60), || {
+        number("up{job=\"bosh-dns-xdp\"}") == Some(1.0)
+    })?;
+    running.ask("q-s0.q-g1.bosh.", 11)?;
+    running.ask("nosuch.web.net.dep.bosh.", 2)?;
+    wait_until("the counters", Duration::from_secs(30), || {
+        number("boshdns_requests_internal_total") == Some(13.0)
+    })?;
+    let nxdomain = "sum(coredns_dns_responses_total{rcode=\"NXDOMAIN\"})";
+    assert_eq!(number(nxdomain), Some(2.0), "{}", query("coredns_dns_responses_total")?);
+    assert_eq!(number("bosh_dns_xdp_records_version"), Some(7.0));
+    assert_eq!(number("bosh_dns_xdp_records_instances"), Some(4.0));
+    assert_eq!(number("count(coredns_cache_entries)"), Some(2.0));
+    for expression in dashboard_expressions()? {
+        let plain = expression
+            .replace("$__rate_interval", "1m")
+            .replace("instance=~\"$instance\"", "instance=~\".+\"");
+        let answer = query(&plain)?;
+        assert_eq!(answer["status"], "success", "{plain}: {answer}");
+    }
+    prometheus.stop(Duration::from_secs(10))?;
+    Ok(())
+}
+
+#[test]
+fn probes_tell_life_from_readiness() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let running = Running::start("probe", &json!({}))?;
+    let status = |path: &str| {
+        let url = format!("http://127.0.0.1:{METRICS_PORT}{path}");
+        running.curl(&["-o", "/dev/null", "-w", "%{http_code}", &url])
+    };
+    assert_eq!((status("/healthz")?.as_str(), status("/readyz")?.as_str()), ("200", "200"));
+    fs::write(running.folder().join("records.json"), "{ broken")?;
+    wait_until("the broken file to be noticed", Duration::from_secs(20), || {
+        status("/readyz").is_ok_and(|status| status == "503")
+    })?;
+    assert_eq!(status("/healthz")?, "200");
+    Ok(())
+}
