@@ -14,7 +14,7 @@ use crate::{
     health::HealthService,
     name::Name,
     ops::{
-        metrics::{FastReplies, Metrics},
+        metrics::{FastPathFamilies, FastReplies, Metrics},
         status::{FastPathView, InterfaceView},
         tap::{self, TapLine, TapPath, seconds_since_1970, type_text},
     },
@@ -89,13 +89,16 @@ pub(super) fn feed_tap(fast_path: &Arc<FastPath>) {
     }));
 }
 
-/// Counts the replies of the interfaces with all others.
-pub(super) fn count(fast_path: &Arc<FastPath>, metrics: &Metrics) {
+/// Counts the replies of the interfaces with all others, and registers the
+/// families of the fast path itself.
+pub(super) fn count(fast_path: &Arc<FastPath>, metrics: &Metrics) -> prometheus::Result<()> {
+    metrics.registry().register(Box::new(FastPathFamilies::new(Arc::downgrade(fast_path))?))?;
     let fast_path = Arc::downgrade(fast_path);
     metrics.count_fast_path(move || {
         let replies = fast_path.upgrade().map(|fast_path| fast_path.counters().replies());
         FastReplies { replies: replies.unwrap_or_default() }
     });
+    Ok(())
 }
 
 /// What `status` and `top` show.

@@ -101,7 +101,7 @@ pub(super) async fn start<'a>(
     if let Some(fast_path) = &fast_path {
         failures.spawn("the heartbeat of the fast path", fast_path::keep_alive(fast_path));
         fast_path::feed_tap(fast_path);
-        fast_path::count(fast_path, &metrics);
+        fast_path::count(fast_path, &metrics)?;
     }
     board.change(|state| state.listen.clone_from(&listen));
     let listed: Vec<String> = listen.iter().map(ToString::to_string).collect();
