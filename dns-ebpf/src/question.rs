@@ -152,9 +152,29 @@ fn with_opt(message: usize, end: usize, message_len: usize) -> Result<(usize, u6
     }
     // SAFETY: just compared with the end.
     match unsafe { opt(at) } {
-        Some((opt, options_len)) if FIXED + name_len + options_len == message_len => Ok((name_len, opt)),
+        Some((opt, options_len)) if FIXED + name_len + options_len == message_len => {
+            one_option(at + OPT_LEN, end, options_len)?;
+            Ok((name_len, opt))
+        }
         _ => Err(Outcome::BadEdns),
     }
+}
+
+/// Whether there is exactly one option at `at`, whole, and none that asks for
+/// something: a malformed one is FORMERR, and NSID (3, RFC 5001) has an answer.
+/// Both are given by userspace.
+#[inline(always)]
+fn one_option(at: usize, end: usize, options_len: usize) -> Result<(), Outcome> {
+    const NSID: u16 = u16::from_ne_bytes([0, 3]);
+    if at + 4 > end {
+        return Err(Outcome::BadEdns);
+    }
+    // SAFETY: just compared with the end.
+    let (code, len): (u16, u16) = unsafe { (load(at), load(at + 2)) };
+    if code == NSID || u16::from_be(len) as usize + 4 != options_len {
+        return Err(Outcome::BadEdns);
+    }
+    Ok(())
 }
 
 /// Start of the OPT at `at` with its flags cleared, and the length of its

@@ -198,6 +198,11 @@ fn answer(world: &World, message: &[u8]) -> Option<(Vec<u8>, usize, Vec<u8>, Vec
         {
             return None;
         }
+        // One option at most, whole, and not NSID.
+        let options = &rest[11..];
+        if !options.is_empty() && (u16_at(options, 0)? == 3 || 4 + u16_at(options, 2)? != options.len()) {
+            return None;
+        }
         let size = [fixed[3], fixed[4]];
         let opt = vec![0, 0, 41, size[0], size[1], 0, 0, 0, 0, 0, 0];
         (usize::from(u16::from_be_bytes(size)).max(512), opt)
