@@ -343,7 +343,8 @@ impl FastPath {
         }
         if self.on_stop == OnStop::Detach
             && let Some(pins) = self.pins.take()
-            && pins.maps_are(self.names.as_fd())
+            // Those of a predecessor, if this server ended before it took over.
+            && (pins.maps_are(self.names.as_fd()) || pins.pinned_links().is_empty())
             && let Err(error) = pins.remove()
         {
             tracing::warn!(%error, "cannot remove the pinned maps");
