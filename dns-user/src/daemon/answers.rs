@@ -1,7 +1,12 @@
 //! Who answers what is not local: joins recursors, handlers and reverse names to
 //! the router, again whenever files or configuration change.
 
-use std::{collections::HashMap, net::SocketAddr, sync::Arc};
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use arc_swap::ArcSwap;
 use futures::future::BoxFuture;
@@ -27,7 +32,15 @@ pub(super) struct Answers {
     pub(super) current: Arc<Current>,
     /// What is registered of it.
     metrics: Option<UpstreamMetrics>,
+    /// Handlers' domains that are, or were until a moment ago, domains of the
+    /// records; and since when they are not.
+    retired: HashMap<Name, Option<Instant>>,
 }
+
+/// So long after the records have lost a domain its handler comes back. Just after
+/// the change its names go to the recursors, as with the reference (observed),
+/// where the handler is gone for good.
+const HANDLER_RETURN: Duration = Duration::from_secs(30);
 
 /// What is in force.
 pub(super) struct Current {
@@ -52,16 +65,47 @@ impl Answers {
             upstream: ArcSwap::from_pointee(Upstream::new(config, own)),
             handlers: ArcSwap::from_pointee(Handlers::new(handlers, config, &Handlers::default())),
         });
-        let mut answers = Self { router, registry, server, current, metrics: None };
+        let mut answers = Self { router, registry, server, current, metrics: None, retired: HashMap::new() };
         answers.count()?;
+        answers.retire();
         answers.install(config);
         Ok(answers)
     }
 
+    /// Takes handlers back whose domain the records have, and brings others back.
+    /// To be called when records have changed, and now and then.
+    pub(super) fn follow_records(&mut self, config: &Config) {
+        if self.retire() {
+            self.install(config);
+        }
+    }
+
+    /// Notes which handlers' domains the records have; whether that changes a route.
+    fn retire(&mut self) -> bool {
+        let snapshot = self.router.local().snapshot();
+        let handlers = self.current.handlers.load();
+        let mut changed = false;
+        for domain in
+            snapshot.domains().filter(|domain| handlers.channels().any(|(handler, _)| handler == *domain))
+        {
+            changed |= self.retired.insert(domain.clone(), None).is_none();
+        }
+        let before = self.retired.len();
+        self.retired.retain(|domain, gone| {
+            if snapshot.domains().any(|present| present == domain) {
+                return true;
+            }
+            gone.get_or_insert_with(Instant::now).elapsed() < HANDLER_RETURN
+        });
+        changed || self.retired.len() != before
+    }
+
     /// Puts other handlers in force.
-    pub(super) fn set_handlers(&self, handlers: Vec<HandlerConfig>, config: &Config) {
+    pub(super) fn set_handlers(&mut self, handlers: Vec<HandlerConfig>, config: &Config) {
         let previous = self.current.handlers.load_full();
         self.current.handlers.store(Arc::new(Handlers::new(handlers, config, &previous)));
+        self.retired.clear();
+        self.retire();
         self.install(config);
     }
 
@@ -102,6 +146,7 @@ impl Answers {
             .handlers
             .load()
             .channels()
+            .filter(|(domain, _)| !self.retired.contains_key(*domain))
             .map(|(domain, channel)| (domain.clone(), answer(channel.clone())))
             .collect();
         let past = Routes::past_reverse(upstream.uncached().map(answer).as_ref(), &handlers);

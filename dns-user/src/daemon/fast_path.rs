@@ -1,17 +1,25 @@
 //! Joins the fast path to the other rooms: what is published, what may be, what
 //! operators see of it.
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, OnceLock, Weak},
+};
 
 use dns_common::tap::TapEvent;
-use tokio::time;
+use tokio::{
+    task::{JoinError, JoinHandle},
+    time,
+};
 use tracing::{info, warn};
 
 use super::status::Board;
 use crate::{
+    catalog::Snapshot,
     config::{HookMode, XdpConfig},
-    fastpath::{Admission, Everything, FastPath, FastPathError, FastPathStatus, TapItem},
-    health::HealthService,
+    fastpath::{Admission, Everything, FastPath, FastPathError, FastPathStatus, Publisher, TapItem},
+    health::{HealthService, Marks},
     name::Name,
     ops::{
         metrics::{FastPathFamilies, FastReplies, Metrics},
@@ -19,35 +27,126 @@ use crate::{
         tap::{self, TapLine, TapPath, seconds_since_1970, type_text},
     },
     resolve::Health,
+    server::Publish,
 };
 
-/// Loads the programs; or says plainly why everything is answered from userspace.
-pub(super) fn start(
+/// The fast path as the other rooms hold it: empty until the programs are loaded,
+/// which takes the kernel's verifier seconds on a small machine. DNS does not wait.
+#[derive(Clone, Default)]
+pub(super) struct Slot(Arc<SlotInner>);
+
+/// What the clones share.
+#[derive(Default)]
+struct SlotInner {
+    /// Says what is to be answered.
+    publisher: OnceLock<Publisher>,
+    /// The fast path itself; whoever stops it has to be its only holder.
+    fast_path: OnceLock<Weak<FastPath>>,
+}
+
+/// Programs that are being loaded.
+pub(super) type Loading = JoinHandle<Result<FastPath, FastPathError>>;
+
+impl Slot {
+    /// Fills the slot.
+    pub(super) fn fill(&self, fast_path: &Arc<FastPath>) {
+        // The daemon's loop does so once.
+        let _ = self.0.publisher.set(fast_path.publisher());
+        let _ = self.0.fast_path.set(Arc::downgrade(fast_path));
+    }
+
+    /// The fast path of now.
+    fn get(&self) -> Option<Arc<FastPath>> {
+        self.0.fast_path.get()?.upgrade()
+    }
+
+    /// What `status` and `top` show.
+    pub(super) fn view(&self) -> Option<FastPathView> {
+        self.get().map(|fast_path| view(&fast_path))
+    }
+
+    /// Whether interfaces answer a name now.
+    pub(super) fn is_published(&self, name: &Name) -> bool {
+        self.0.publisher.get().is_some_and(|publisher| publisher.is_published(name))
+    }
+}
+
+impl Publish for Slot {
+    fn install(&self, snapshot: Arc<Snapshot>) {
+        if let Some(publisher) = self.0.publisher.get() {
+            publisher.install(snapshot);
+        }
+    }
+
+    fn health_changed(&self, instances: &[IpAddr]) {
+        if let Some(publisher) = self.0.publisher.get() {
+            publisher.health_changed(instances);
+        }
+    }
+
+    fn learn(&self, name: &Name) {
+        if let Some(publisher) = self.0.publisher.get() {
+            publisher.learn(name);
+        }
+    }
+}
+
+impl Marks for Slot {
+    fn last_used_ns(&self, name: &Name) -> Option<u64> {
+        self.0.publisher.get()?.last_used_ns(name)
+    }
+
+    fn forget(&self, names: &[Name]) {
+        if let Some(publisher) = self.0.publisher.get() {
+            publisher.forget(names);
+        }
+    }
+}
+
+/// Begins to load the programs, off the async threads; `None`, and a line that
+/// says so, where none are wanted.
+pub(super) fn load(
     config: &XdpConfig,
     listen: &[SocketAddr],
     states: Arc<dyn Health + Send + Sync>,
     health: Option<&HealthService>,
     board: &Board,
-) -> Option<Arc<FastPath>> {
+) -> Option<Loading> {
+    let off = match (config.enabled, config.mode) {
+        (false, _) => Some("xdp.enabled is false"),
+        (true, HookMode::Off) => Some("xdp.mode is off"),
+        (true, _) => None,
+    };
+    if let Some(reason) = off {
+        info!("no fast path: {reason}; every query is answered from userspace");
+        board.change(|state| state.fast_path_off = Some(reason.to_owned()));
+        return None;
+    }
+    board.change(|state| state.fast_path_off = Some("its programs are being loaded".to_owned()));
     let admission: Arc<dyn Admission> = match health {
         Some(health) => health.tracker(),
         None => Arc::new(Everything),
     };
-    let problem = match FastPath::start(config, listen, states, admission) {
-        Ok(fast_path) => return Some(Arc::new(fast_path)),
-        Err(problem) => problem,
+    let (config, listen) = (config.clone(), listen.to_vec());
+    Some(tokio::task::spawn_blocking(move || FastPath::start(&config, &listen, states, admission)))
+}
+
+/// Takes what came of loading; or says plainly why everything is answered from userspace.
+pub(super) fn loaded(
+    result: Result<Result<FastPath, FastPathError>, JoinError>,
+    board: &Board,
+) -> Option<Arc<FastPath>> {
+    let problem = match result {
+        Ok(Ok(fast_path)) => {
+            board.change(|state| state.fast_path_off = None);
+            return Some(Arc::new(fast_path));
+        }
+        Ok(Err(problem)) => problem.to_string(),
+        // The panic was logged with its place.
+        Err(problem) => problem.to_string(),
     };
-    let reason = match (&problem, config.enabled, config.mode) {
-        (FastPathError::Off, false, _) => "xdp.enabled is false".to_owned(),
-        (FastPathError::Off, true, HookMode::Off) => "xdp.mode is off".to_owned(),
-        _ => problem.to_string(),
-    };
-    let message = format!("no fast path: {reason}; every query is answered from userspace");
-    match problem {
-        FastPathError::Off => info!("{message}"),
-        _ => warn!("{message}"),
-    }
-    board.change(|state| state.fast_path_off = Some(reason));
+    warn!("no fast path: {problem}; every query is answered from userspace");
+    board.change(|state| state.fast_path_off = Some(problem));
     None
 }
 
@@ -89,20 +188,22 @@ pub(super) fn feed_tap(fast_path: &Arc<FastPath>) {
     }));
 }
 
-/// Counts the replies of the interfaces with all others, and registers the
-/// families of the fast path itself.
-pub(super) fn count(fast_path: &Arc<FastPath>, metrics: &Metrics) -> prometheus::Result<()> {
-    metrics.registry().register(Box::new(FastPathFamilies::new(Arc::downgrade(fast_path))?))?;
+/// Counts the replies of the interfaces with all others, and what is theirs alone.
+pub(super) fn count(fast_path: &Arc<FastPath>, metrics: &Metrics) {
     let fast_path = Arc::downgrade(fast_path);
+    let families = FastPathFamilies::new(fast_path.clone())
+        .and_then(|families| metrics.registry().register(Box::new(families)));
+    if let Err(problem) = families {
+        warn!("metrics of the fast path: {problem}");
+    }
     metrics.count_fast_path(move || {
         let replies = fast_path.upgrade().map(|fast_path| fast_path.counters().replies());
         FastReplies { replies: replies.unwrap_or_default() }
     });
-    Ok(())
 }
 
-/// What `status` and `top` show.
-pub(super) fn view(fast_path: &FastPath) -> FastPathView {
+/// The fast path for operators.
+fn view(fast_path: &FastPath) -> FastPathView {
     let status = fast_path.status();
     let counters = fast_path.counters();
     let detail = serde_json::to_value(&status).unwrap_or_default();

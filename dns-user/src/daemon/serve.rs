@@ -10,6 +10,7 @@ use std::{
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::{mpsc, oneshot},
+    task::JoinError,
     time,
 };
 use tracing::{error, info, warn};
@@ -18,6 +19,7 @@ use super::{
     DaemonError,
     answers::Answers,
     failures::{Failure, Failures},
+    fast_path::{self, Loading, Slot},
     files::{Changes, Files},
     listeners::Listeners,
     sources::Sources,
@@ -28,10 +30,10 @@ use super::{
 };
 use crate::{
     config::{Config, Loaded},
-    fastpath::FastPath,
+    fastpath::{FastPath, FastPathError},
     health::HealthService,
-    ops::{api::Reloaded, journal::Kind, logs::Logs},
-    server::Local,
+    ops::{api::Reloaded, journal::Kind, logs::Logs, metrics::Metrics},
+    server::{Local, Publish},
 };
 
 /// How often the server asks itself while it runs.
@@ -80,8 +82,14 @@ pub(super) struct Daemon<'a> {
     pub(super) upcheck: Upcheck,
     /// Health checks; `None`: off.
     pub(super) health: Option<Arc<HealthService>>,
-    /// The fast path; `None`: there is none.
+    /// The fast path as other rooms hold it.
+    pub(super) slot: Slot,
+    /// Its programs while they are being loaded.
+    pub(super) loading: Option<Loading>,
+    /// The fast path; `None`: there is none, or not yet.
     pub(super) fast_path: Option<Arc<FastPath>>,
+    /// All counters.
+    pub(super) metrics: Metrics,
     /// Reloads that were asked for by the API.
     pub(super) reload_orders: mpsc::Receiver<oneshot::Sender<Reloaded>>,
 }
@@ -107,6 +115,7 @@ impl Daemon<'_> {
                     // Whoever asked may have gone.
                     let _ = done.send(self.board.reloaded());
                 }
+                result = finished(&mut self.loading) => self.take_fast_path(result, failures),
                 failure = failures.next() => return Err(failure.into()),
                 _ = asking.tick() => {
                     if let Some(address) = self.listeners.ended() {
@@ -117,6 +126,24 @@ impl Daemon<'_> {
                 }
             }
         }
+    }
+
+    /// The programs are loaded, or cannot be: from now on interfaces answer what
+    /// is published. Here, where snapshots are installed as well, so that none is missed.
+    fn take_fast_path(
+        &mut self,
+        result: Result<Result<FastPath, FastPathError>, JoinError>,
+        failures: &Failures,
+    ) {
+        self.loading = None;
+        let Some(fast_path) = fast_path::loaded(result, &self.board) else { return };
+        self.slot.fill(&fast_path);
+        self.slot.install(self.local.snapshot());
+        fast_path.set_endpoints(&self.board.state().listen);
+        failures.spawn("the heartbeat of the fast path", fast_path::keep_alive(&fast_path));
+        fast_path::feed_tap(&fast_path);
+        fast_path::count(&fast_path, &self.metrics);
+        self.fast_path = Some(fast_path);
     }
 
     /// One question to itself; an error once too many stayed unanswered.
@@ -141,6 +168,7 @@ impl Daemon<'_> {
         if let Some(snapshot) = snapshot {
             self.local.install(Arc::new(snapshot));
         }
+        self.answers.follow_records(&self.config);
         if let Some(handlers) = handlers {
             self.answers.set_handlers(handlers, &self.config);
         }
@@ -212,7 +240,11 @@ impl Daemon<'_> {
 
     /// Ends in order.
     async fn stop(self) {
-        let Self { listeners, health, fast_path, .. } = self;
+        let Self { listeners, health, mut fast_path, loading, board, .. } = self;
+        if let Some(loading) = loading {
+            // What is loaded has to be taken away again.
+            fast_path = fast_path::loaded(loading.await, &board);
+        }
         // First, so that what interfaces answer no more finds the sockets open.
         if let Some(fast_path) = fast_path {
             // Waits for the kernel and joins threads.
@@ -226,6 +258,14 @@ impl Daemon<'_> {
             let _ = tokio::task::spawn_blocking(move || health.stop()).await;
         }
         info!("ended");
+    }
+}
+
+/// What came of loading the programs; never, if none are being loaded.
+async fn finished(loading: &mut Option<Loading>) -> Result<Result<FastPath, FastPathError>, JoinError> {
+    match loading {
+        Some(loading) => loading.await,
+        None => std::future::pending().await,
     }
 }
 

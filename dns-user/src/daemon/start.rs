@@ -1,5 +1,5 @@
-//! The start, in order: files, fast path, sockets, up-check, and only then what
-//! operators touch, which must never keep DNS from starting.
+//! The start, in order: files, sockets, up-check, and only then the fast path and
+//! what operators touch, which must never keep DNS from starting.
 
 use std::{
     future,
@@ -17,7 +17,7 @@ use super::{
     answers::Answers,
     backend::{self, Backend, Views},
     failures::Failures,
-    fast_path,
+    fast_path::{self, Slot},
     files::{Files, First},
     listeners::{self, Listeners},
     serve::{Daemon, all_addresses},
@@ -29,7 +29,6 @@ use super::{
 };
 use crate::{
     config::{Config, Loaded},
-    fastpath::{FastPath, Publisher},
     health::HealthService,
     ops::{
         identity::Identity,
@@ -73,10 +72,8 @@ pub(super) async fn start<'a>(
         None => Arc::new(AllRunning),
     };
     let tracker = health.as_ref().map(|health| -> Arc<dyn Track> { health.tracker() });
-    let fast_path = fast_path::start(&config.xdp, &listen, states.clone(), health.as_deref(), &board);
-    let publisher = fast_path.as_ref().map_or_else(Publisher::off, |fast_path| fast_path.publisher());
-    let local = Arc::new(Local::new(snapshot, states.clone(), Arc::new(publisher.clone()), tracker));
-    publisher.install(local.snapshot());
+    let slot = Slot::default();
+    let local = Arc::new(Local::new(snapshot, states.clone(), Arc::new(slot.clone()), tracker));
     let router = Arc::new(Router::new(local.clone(), Routes::default()));
     router.set_chaos(Arc::new(Identity::of_this_host(config.identity)));
     let answers = Answers::new(
@@ -90,7 +87,7 @@ pub(super) async fn start<'a>(
     if let Some(health) = &health {
         health.metrics().register(metrics.registry())?;
         let local = local.clone();
-        health.start(Arc::new(move |instances| local.health_changed(instances)), Arc::new(publisher))?;
+        health.start(Arc::new(move |instances| local.health_changed(instances)), Arc::new(slot.clone()))?;
     }
 
     let server_metrics = ServerMetrics::new(metrics.server().to_owned())?;
@@ -98,11 +95,7 @@ pub(super) async fn start<'a>(
     let mut listeners = Listeners::new(router, server_metrics, listeners::options(config.request_timeout));
     let upcheck = Upcheck::new(&listen, &config.upcheck_domains, config.internal_upcheck.as_ref());
     come_up(&config, &listen, &mut listeners, &upcheck).await?;
-    if let Some(fast_path) = &fast_path {
-        failures.spawn("the heartbeat of the fast path", fast_path::keep_alive(fast_path));
-        fast_path::feed_tap(fast_path);
-        fast_path::count(fast_path, &metrics)?;
-    }
+    let loading = fast_path::load(&config.xdp, &listen, states.clone(), health.as_deref(), &board);
     board.change(|state| state.listen.clone_from(&listen));
     let listed: Vec<String> = listen.iter().map(ToString::to_string).collect();
     info!("up: serving on {}", listed.join(", "));
@@ -113,14 +106,14 @@ pub(super) async fn start<'a>(
         let backend = Backend {
             board: board.clone(),
             logs: logs.clone(),
-            metrics,
+            metrics: metrics.clone(),
             local: local.clone(),
             health: states,
             checks: health.clone(),
             jobs_dir: jobs_dir(&config, &board),
             certificates: health.iter().map(|health| health.tls().clone()).collect(),
             reloads,
-            views: views(&answers, fast_path.as_ref()),
+            views: views(&answers, slot.clone()),
         };
         backend::open(api, backend, failures).await;
     }
@@ -136,7 +129,10 @@ pub(super) async fn start<'a>(
         listeners,
         upcheck,
         health,
-        fast_path,
+        slot,
+        loading,
+        fast_path: None,
+        metrics,
         reload_orders,
     })
 }
@@ -191,17 +187,13 @@ fn jobs_dir(config: &Config, board: &Board) -> Option<PathBuf> {
 }
 
 /// What the rooms tell of themselves.
-fn views(answers: &Answers, fast_path: Option<&Arc<FastPath>>) -> Views {
+fn views(answers: &Answers, slot: Slot) -> Views {
     let (recursors, flush, cache) =
         (answers.current.clone(), answers.current.clone(), answers.current.clone());
-    let publisher = fast_path.map_or_else(Publisher::off, |fast_path| fast_path.publisher());
-    let fast_path = fast_path.map(Arc::downgrade);
+    let published = slot.clone();
     Views {
-        fast_path: Box::new(move || {
-            let fast_path = fast_path.as_ref()?.upgrade()?;
-            Some(fast_path::view(&fast_path))
-        }),
-        is_published: Box::new(move |name| publisher.is_published(name)),
+        fast_path: Box::new(move || slot.view()),
+        is_published: Box::new(move |name| published.is_published(name)),
         recursors: Box::new(move || {
             let upstream = recursors.upstream.load().status();
             let all = upstream.into_iter().chain(recursors.handlers.load().status());
