@@ -4,7 +4,10 @@
 use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, OnceLock, Weak},
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use dns_common::tap::TapEvent;
@@ -42,6 +45,8 @@ struct SlotInner {
     publisher: OnceLock<Publisher>,
     /// The fast path itself; whoever stops it has to be its only holder.
     fast_path: OnceLock<Weak<FastPath>>,
+    /// What the tracker said last, for a publisher that comes later.
+    order_counts: AtomicBool,
 }
 
 /// Programs that are being loaded.
@@ -52,6 +57,7 @@ impl Slot {
     pub(super) fn fill(&self, fast_path: &Arc<FastPath>) {
         // The daemon's loop does so once.
         let _ = self.0.publisher.set(fast_path.publisher());
+        Marks::order_counts(&fast_path.publisher(), self.0.order_counts.load(Ordering::SeqCst));
         let _ = self.0.fast_path.set(Arc::downgrade(fast_path));
     }
 
@@ -99,6 +105,14 @@ impl Marks for Slot {
     fn forget(&self, names: &[Name]) {
         if let Some(publisher) = self.0.publisher.get() {
             publisher.forget(names);
+        }
+    }
+
+    fn order_counts(&self, counts: bool) {
+        // Kept first: a publisher that comes at this moment is told by one of the two.
+        self.0.order_counts.store(counts, Ordering::SeqCst);
+        if let Some(publisher) = self.0.publisher.get() {
+            Marks::order_counts(publisher, counts);
         }
     }
 }
