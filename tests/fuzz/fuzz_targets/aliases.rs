@@ -1,0 +1,21 @@
+//! Two alias files: read, put together with records, and every alias resolved.
+#![no_main]
+
+use dns_user::catalog::{AliasFiles, Records, Snapshot};
+use dns_user::resolve::{AllRunning, resolve};
+use libfuzzer_sys::fuzz_target;
+
+/// Something for the aliases to point to.
+const RECORDS: &str = include_str!("../corpus/records/small.json");
+
+fuzz_target!(|bytes: &[u8]| {
+    // A zero byte is no JSON: it parts the two files.
+    let middle = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+    let (first, second) = (&bytes[..middle], bytes.get(middle + 1..).unwrap_or(b"{}"));
+    let Ok((files, _)) = AliasFiles::parse([("a.json", first), ("b.json", second)]) else { return };
+    let (records, _) = Records::parse(RECORDS.as_bytes()).expect("the records of the corpus are good");
+    let (snapshot, _) = Snapshot::build(records, &files);
+    for name in snapshot.published_names().take(200) {
+        assert!(resolve(&snapshot, &AllRunning, &name).is_some(), "{name} is published but not ours");
+    }
+});

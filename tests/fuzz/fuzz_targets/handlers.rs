@@ -1,0 +1,11 @@
+//! A handlers file.
+#![no_main]
+
+use dns_user::upstream::Handlers;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Err(error) = Handlers::parse([("handlers.json", bytes)]) {
+        assert!(!error.to_string().is_empty());
+    }
+});

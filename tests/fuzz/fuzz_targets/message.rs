@@ -1,0 +1,28 @@
+//! A message from a client, and one from a recursor cut to what the client takes.
+#![no_main]
+
+use dns_user::resolve::{Checks, Outcome, Resolution};
+use dns_user::wire::{self, Parsed, Shuffle, Transport};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    // The first byte says where the recursor's message begins.
+    let Some((&length, rest)) = bytes.split_first() else { return };
+    let (message, foreign) = rest.split_at(rest.len().min(usize::from(length)));
+    let Parsed::Query(query) = wire::parse(message) else { return };
+    let resolution = Resolution {
+        outcome: Outcome::Found,
+        v4: (0..40).map(|number| [10, 0, 0, number].into()).collect(),
+        v6: vec![[0xfd00, 0, 0, 0, 0, 0, 0, 1].into()],
+        checks: Checks::default(),
+    };
+    let mut reply = Vec::new();
+    for transport in [Transport::Udp, Transport::Tcp] {
+        let limit = query.limit(transport);
+        wire::local_reply(&query, &resolution, limit, &mut Shuffle::with_seed(1), &mut reply);
+        assert!(reply.len() <= limit && reply[..2] == message[..2], "{} bytes of {limit}", reply.len());
+        reply.clear();
+        let fitted = wire::fit(&query, foreign.to_vec(), transport);
+        assert!(fitted.len() <= limit, "{} bytes of {limit}", fitted.len());
+    }
+});

@@ -1,0 +1,24 @@
+//! A records file: read, indexed, its names listed and resolved.
+#![no_main]
+
+use dns_user::catalog::{AliasFiles, Records, Snapshot};
+use dns_user::resolve::{AllRunning, explain, resolve};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok((records, warnings)) = Records::parse(bytes) else { return };
+    for warning in warnings {
+        assert!(!warning.to_string().is_empty());
+    }
+    let (snapshot, _) = Snapshot::build(records, &AliasFiles::default());
+    for instance in snapshot.instances() {
+        let _ = instance.group_ids().count();
+        if let Some(ip) = instance.ip {
+            let _ = snapshot.reverse(ip);
+        }
+    }
+    for name in snapshot.published_names().take(100) {
+        assert!(resolve(&snapshot, &AllRunning, &name).is_some(), "{name} is published but not ours");
+        let _ = explain(&snapshot, &AllRunning, &name).to_string();
+    }
+});
