@@ -1,6 +1,6 @@
 //! `cargo xtask test`: everything there is, cheapest first.
 
-use std::process::Command;
+use std::{ffi::OsStr, process::Command};
 
 use anyhow::Result;
 
@@ -8,6 +8,9 @@ use crate::process::{capture, cargo, root, run as run_command};
 
 /// Version of cargo-nextest to install where there is none.
 const NEXTEST_VERSION: &str = "0.9.143";
+
+/// Version of cargo-fuzz to install where there is none.
+const FUZZ_VERSION: &str = "0.13.2";
 
 /// Seconds that each fuzz target runs for: a smoke test, not a campaign.
 const FUZZ_SECONDS: u32 = 5;
@@ -43,24 +46,39 @@ fn ensure_nextest() -> Result<()> {
     cargo(["install", "--quiet", "--locked", "cargo-nextest", "--version", NEXTEST_VERSION])
 }
 
-/// Runs each fuzz target for a short, bounded time from its corpus.
+/// Runs each fuzz target for a short, bounded time from its corpus. What is found
+/// on the way stays in `tests/fuzz/target`, beside the committed corpus.
+///
+/// cargo-fuzz needs nightly for its sanitizers, but not rust-src.
 fn fuzz_smoke() -> Result<()> {
     let folder = root().join("tests/fuzz");
     let Ok(targets) = std::fs::read_dir(folder.join("fuzz_targets")) else {
         return Ok(());
     };
     step("fuzz smoke");
+    let tools = root().join(".toolchain");
+    if !tools.join("bin/cargo-fuzz").exists() {
+        println!("installing cargo-fuzz {FUZZ_VERSION}");
+        let version = ["install", "--quiet", "--locked", "cargo-fuzz", "--version", FUZZ_VERSION, "--root"];
+        cargo(version.map(OsStr::new).into_iter().chain([tools.as_os_str()]))?;
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::join_paths([tools.join("bin")].into_iter().chain(std::env::split_paths(&path)))?;
     let mut targets: Vec<_> = targets.collect::<Result<_, _>>()?;
     targets.sort_by_key(std::fs::DirEntry::file_name);
     for target in targets {
-        let path = target.path();
-        let Some(name) = path.file_stem() else { continue };
+        let target = target.path();
+        let Some(name) = target.file_stem() else { continue };
         println!("{} ({FUZZ_SECONDS} s)", name.display());
+        let found = folder.join("target/corpus").join(name);
+        std::fs::create_dir_all(&found)?;
         run_command(
             Command::new("cargo")
-                .args(["fuzz", "run"])
+                .args(["+nightly", "fuzz", "run", "--fuzz-dir", "."])
                 .arg(name)
+                .args([found, folder.join("corpus").join(name)])
                 .args(["--", &format!("-max_total_time={FUZZ_SECONDS}")])
+                .env("PATH", &path)
                 .current_dir(&folder),
         )?;
     }
