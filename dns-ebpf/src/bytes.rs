@@ -42,6 +42,13 @@ pub unsafe fn forget(cell: *mut usize, value: usize, mask: usize) -> usize {
     }
 }
 
+/// `value & mask`, done even where the compiler knows that it changes nothing:
+/// the verifier may have lost what the compiler knows.
+#[inline(always)]
+pub fn masked(value: usize, mask: usize) -> usize {
+    opaque(opaque(value) & mask)
+}
+
 /// The same value, but the compiler can no longer see where it came from.
 ///
 /// Keeps the compiler from rewriting a bounds-checked address or counter into

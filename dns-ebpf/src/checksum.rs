@@ -1,7 +1,7 @@
 //! The internet checksum (RFC 1071).
 
 use crate::{
-    bytes::{load, opaque},
+    bytes::{load, masked, opaque},
     filter::UDP,
     hook::Span,
 };
@@ -85,7 +85,7 @@ pub fn sum_bytes<const WORDS: usize>(span: Span, len: usize) -> Option<Sum> {
         sum.add(unsafe { load(at) });
         index = opaque(index + 1);
     }
-    let mut at = start + opaque(len & 0x1ff8);
+    let mut at = start + masked(len, 0x1ff8);
     if len & 4 != 0 {
         if at + 4 > end {
             return None;

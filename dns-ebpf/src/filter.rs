@@ -9,7 +9,7 @@ use dns_common::{
 };
 
 use crate::{
-    bytes::{forget, load},
+    bytes::{forget, load, masked},
     hook::Hook,
     maps::Scratch,
 };
@@ -152,8 +152,9 @@ fn ipv6<H: Hook>(hook: &H, control: &Control, ip: usize) -> Result<Frame, Outcom
 /// Makes the whole message readable, where part of it is not yet.
 #[inline(always)]
 pub fn pull_message<H: Hook>(hook: &H, frame: &Frame) -> Result<(), Outcome> {
-    let len = frame.message + frame.message_len;
-    if !H::IS_TC || len <= hook.data_end().wrapping_sub(hook.data()) {
+    // Masked for verifiers (Linux 6.1) that cannot tell it is not negative.
+    let len = masked(frame.message + frame.message_len, 0xffff);
+    if !H::IS_TC || hook.data() + len <= hook.data_end() {
         return Ok(());
     }
     if len > hook.length() || !hook.pull(len) {

@@ -13,7 +13,7 @@ use dns_common::{
 };
 
 use crate::{
-    bytes::{forget, load, opaque},
+    bytes::{forget, load, masked, opaque},
     checksum::Sum,
     filter::Frame,
     hook::Hook,
@@ -86,7 +86,7 @@ pub fn parse<H: Hook>(hook: &H, scratch: *mut Scratch, frame: &Frame) -> Result<
     {
         return Err(Outcome::NotPlain);
     }
-    if message + opaque(frame.message_len & 0x7ff) > end {
+    if message + masked(frame.message_len, 0x7ff) > end {
         return Err(Outcome::BadLength);
     }
 
@@ -136,7 +136,7 @@ fn with_opt(message: usize, end: usize, message_len: usize) -> Result<(usize, u6
         return Err(Outcome::BadEdns);
     }
     // Without options, as most are, the OPT is the last eleven bytes.
-    let at = message + opaque((message_len - OPT_LEN) & 0x7ff);
+    let at = message + masked(message_len - OPT_LEN, 0x7ff);
     if at + OPT_LEN > end {
         return Err(Outcome::BadLength);
     }

@@ -7,7 +7,7 @@ use dns_common::{
 };
 
 use crate::{
-    bytes::{forget, load, opaque, store},
+    bytes::{forget, load, masked, opaque, store},
     checksum::{self, Sum},
     filter::{Frame, IPV4_LEN, IPV6_LEN, UDP, UDP_LEN},
     hook::{Hook, Span},
@@ -176,7 +176,7 @@ fn write_parts<H: Hook>(hook: &H, scratch: *mut Scratch, plan: &Plan) -> Option<
     };
     if plan.question.opt != 0 {
         let answers = hook.answers(plan)?;
-        let opt = answers.start + opaque(plan.frame_len.wrapping_sub(plan.answers_offset + OPT_LEN) & 0x1fff);
+        let opt = answers.start + masked(plan.frame_len.wrapping_sub(plan.answers_offset + OPT_LEN), 0x1fff);
         if opt + OPT_LEN > answers.end {
             return None;
         }

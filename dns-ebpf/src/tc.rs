@@ -15,7 +15,7 @@ use aya_ebpf::{
 use dns_common::counters::Outcome;
 
 use crate::{
-    bytes::opaque,
+    bytes::{masked, opaque},
     hook::{Hook, Span},
     maps::{OUT_SIZE, mtu_below, scratch},
     question::HEADER_LEN,
@@ -132,13 +132,12 @@ impl Hook for Tc {
             return None;
         }
         self.store(0, self.head()?.start, head_len)?;
-        let answers_len = opaque(plan.frame_len - plan.answers_offset);
+        let answers_len = plan.frame_len - plan.answers_offset;
         if answers_len == 0 {
             return Some(());
         }
-        if answers_len > OUT_SIZE {
-            return None;
-        }
+        // Older verifiers (Linux 6.1) lose that it is not zero.
+        let answers_len = masked(answers_len - 1, OUT_SIZE - 1) + 1;
         self.store(plan.answers_offset, self.answers(plan)?.start, answers_len)
     }
 }

@@ -8,7 +8,7 @@ use aya_ebpf::{
 use dns_common::counters::Outcome;
 
 use crate::{
-    bytes::{load, opaque, store},
+    bytes::{load, masked, opaque, store},
     hook::{Hook, Span},
     maps::mtu_below,
     question::{HEADER_LEN, MAX_QUESTION_LEN},
@@ -115,7 +115,7 @@ impl Xdp {
     #[inline(always)]
     fn move_forward(&self, plan: &Plan, by: usize) {
         let (data, end) = (self.data(), self.data_end());
-        let source = data + opaque(by & 0xfff);
+        let source = data + masked(by, 0xfff);
         // All words but the first end where the question ends, so that none
         // reaches past the frame. The first two may overlap: load both, then
         // store both.
