@@ -156,3 +156,39 @@ fn probes_tell_life_from_readiness() -> Result<()> {
     assert_eq!(status("/healthz")?, "200");
     Ok(())
 }
+
+#[test]
+fn replies_of_the_interface_are_counted_and_seen() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let running = Running::start("fast", &json!({"xdp": {"mode": "auto", "interfaces": ["lo"]}}))?;
+    let metric = |name: &str| -> Option<f64> {
+        let text = running.curl(&[&format!("http://127.0.0.1:{METRICS_PORT}/metrics")]).ok()?;
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
+        value.parse().ok()
+    };
+    wait_until("the programs", Duration::from_secs(20), || metric("bosh_dns_xdp_fast_path_up") == Some(1.0))?;
+    let before = metric("boshdns_requests_internal_total").context("there is a total")?;
+    running.ask("q-s0.q-g1.bosh.", 9)?;
+    assert_eq!(metric("boshdns_requests_internal_total"), Some(before + 9.0));
+    assert_eq!(metric("bosh_dns_xdp_fast_path_interface_replies_total{interface=\"lo\"}"), Some(9.0));
+    assert_eq!(metric("bosh_dns_xdp_replies_total{path=\"fast\"}"), Some(9.0));
+    let (code, text, _) = running.cli(&["resolve", "q-s0.q-g1.bosh"])?;
+    assert!(code == 0 && text.contains("answered by: the interface"), "{text}");
+    let (code, text, problem) = std::thread::scope(|scope| {
+        let tap = scope
+            .spawn(|| running.cli(&["tap", "--json", "--path", "fast", "--count", "2", "--seconds", "20"]));
+        while !tap.is_finished() {
+            running.ask("q-s0.q-g1.bosh.", 1)?;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        tap.join().expect("the commands do not panic")
+    })?;
+    assert_eq!((code, text.lines().count()), (0, 2), "{text}{problem}");
+    let line: Value = serde_json::from_str(text.lines().next().context("two lines")?)?;
+    assert_eq!((&line["interface"], &line["outcome"]), (&json!("lo"), &json!("hit")));
+    let status: Value = serde_json::from_str(&running.cli(&["status", "--json"])?.1)?;
+    assert_eq!(status["fast_path"]["interfaces"][0]["name"], "lo");
+    Ok(())
+}

@@ -221,13 +221,17 @@ impl Model {
         page.to_string() + "\n"
     }
 
-    /// Why packets of late were passed on, the most frequent reason first.
+    /// Why queries of late were passed on, the most frequent reason first.
+    /// Packets that are no queries to us do not count.
     pub(super) fn misses(&self) -> Vec<(&str, f64)> {
         let mut misses: Vec<(&str, f64)> = self
             .rates
             .outcomes
             .iter()
-            .filter(|(outcome, rate)| !outcome.starts_with("hit") && **rate > 0.0)
+            .filter(|(outcome, rate)| {
+                let is_query = !matches!(outcome.as_str(), "hit" | "hit_truncated" | "not_ours" | "response");
+                is_query && **rate > 0.0
+            })
             .map(|(outcome, rate)| (outcome.as_str(), *rate))
             .collect();
         misses.sort_by(|one, other| other.1.total_cmp(&one.1));

@@ -1,0 +1,50 @@
+//! What telling of requests costs: nobody wants to know, the log does (bounded
+//! in rate), the tap does.
+
+use std::{hint::black_box, time::Duration};
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use dns_user::{
+    config::{LogLevel, LoggingConfig},
+    name::Name,
+    ops::{
+        logs::{
+            LogFormat, Logs,
+            requests::{self, Request},
+        },
+        tap,
+    },
+};
+
+/// One request, told of again and again.
+fn telling(criterion: &mut Criterion) {
+    let config = LoggingConfig { level: LogLevel::Info, rfc3339: true, tags: Vec::new() };
+    let logs = Logs::init(&config, LogFormat::Text).expect("the bench sets up logging once");
+    let name = Name::from_text("q-s0.q-g1.bosh").expect("the name is well-formed");
+    let request = Request {
+        name: &name,
+        query_type: 1,
+        rcode: 0,
+        answers: 8,
+        bytes: 160,
+        client: ([10, 0, 0, 1], 5353).into(),
+        transport: "udp",
+        answered_by: "local",
+        took: Duration::from_micros(3),
+    };
+    let tell = || {
+        if requests::wanted() {
+            requests::log(black_box(&request));
+        }
+    };
+    criterion.bench_function("request told: nobody wants to know", |bencher| bencher.iter(tell));
+    logs.set(Some("RequestLoggerHandler"), LogLevel::Debug).expect("the log runs");
+    criterion.bench_function("request told: to the log, bounded", |bencher| bencher.iter(tell));
+    logs.unset("RequestLoggerHandler").expect("the log runs");
+    let view = tap::global().look(100);
+    criterion.bench_function("request told: to the tap, one in 100", |bencher| bencher.iter(tell));
+    drop(view);
+}
+
+criterion_group!(benches, telling);
+criterion_main!(benches);
