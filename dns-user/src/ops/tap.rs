@@ -309,7 +309,7 @@ mod tests {
         async fn weights(view: &mut TapView) -> u64 {
             let mut sum = 0;
             // All lines are there already: the time only ends the wait for one more.
-            let patience = std::time::Duration::from_millis(200);
+            let patience = Duration::from_millis(200);
             while let Ok(Some(TapItem::Line(line))) = tokio::time::timeout(patience, view.next()).await {
                 sum += u64::from(line.weight);
             }
