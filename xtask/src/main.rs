@@ -34,11 +34,13 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Run every check there is: format, lints, unit tests, packet fixtures, whole-system tests, fuzz smoke.
+    /// Run every check there is: format, lints, unit tests, packet fixtures, whole-system tests.
     Test {
         /// Only tests whose name contains one of these; leaves out the checks that are not tests.
         filters: Vec<String>,
     },
+    /// Run each fuzz target for a few seconds from its corpus.
+    Fuzz,
     /// Measure everything side by side and write the report.
     Bench {
         /// Further arguments of the bench: `--help` lists them.
@@ -63,6 +65,10 @@ fn main() -> Result<()> {
             packages::ensure(packages::TEST)?;
             toolchain::ensure()?;
             test::run(&filters)
+        }
+        Command::Fuzz => {
+            toolchain::ensure()?;
+            test::fuzz_smoke()
         }
         Command::Bench { arguments } => {
             packages::ensure(packages::BENCH)?;
