@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use dns_user::ops::metrics::names;
-use whole_system_tests::namespace::Namespace;
+use whole_system_tests::{namespace::Namespace, process::wait_until};
 
 /// Default port of the metrics.
 const PORT: u16 = 53088;
@@ -40,6 +40,17 @@ impl Metrics {
     pub fn userspace_replies(&self) -> u64 {
         self.sum(names::REPLIES_TOTAL, "path=\"userspace\"")
     }
+}
+
+/// Waits until the fast path of the server in `namespace` is attached and has entries: it is
+/// loaded in the background, so that DNS does not wait for the verifier.
+pub fn wait_for_fast_path(namespace: &Namespace) -> Result<()> {
+    wait_until("the fast path", Duration::from_secs(20), || {
+        let up = |metrics: &Metrics| {
+            metrics.sum(names::FAST_PATH_UP, "") > 0 && metrics.sum(names::FAST_PATH_ENTRIES, "") > 0
+        };
+        Metrics::read(namespace).is_ok_and(|metrics| up(&metrics))
+    })
 }
 
 /// GET /metrics on loopback.

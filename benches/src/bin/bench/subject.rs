@@ -10,6 +10,7 @@ use aya::{
 use bosh_dns_xdp_benches::{
     foundation::Foundation,
     lab::{self, CLIENT_INTERFACE, Lab, SERVER_ADDRESS, SERVER_CPU, SERVER_INTERFACE},
+    metrics::wait_for_fast_path,
     peers::{Peer, Running as RunningPeer},
 };
 use dns_common::object::{PASS_PROGRAM, REFLECTOR_PROGRAM};
@@ -92,6 +93,9 @@ fn start_ours(lab: &Lab, foundation: &Foundation, mode: &str) -> Result<Running>
         "metrics": {"enabled": true},
     });
     let server = Server::start(Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &extra)?;
+    if mode != "off" {
+        wait_for_fast_path(&lab.server)?;
+    }
     lab::pin(server.pid(), SERVER_CPU)?;
     // Native XDP_TX on veth needs NAPI, and so a program, on the peer, too.
     let peer: Box<dyn std::any::Any> = if mode == "native" {

@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use bosh_dns_xdp_benches::{
     foundation::Foundation,
     lab::{self, Lab, SERVER_ADDRESS, SERVER_CPU, SERVER_INTERFACE},
-    metrics::Metrics,
+    metrics::{Metrics, wait_for_fast_path},
 };
 use clap::Parser;
 use hickory_proto::rr::RecordType;
@@ -129,6 +129,9 @@ fn start_server(lab: &Lab, foundation: &Foundation, xdp: &Value) -> Result<Serve
         "xdp": settings,
     });
     let server = Server::start(Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &extra)?;
+    if xdp["mode"] != "off" {
+        wait_for_fast_path(&lab.server)?;
+    }
     lab::pin(server.pid(), SERVER_CPU)?;
     lab.pin_napi()?;
     Ok(server)
