@@ -3,6 +3,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
+use anyhow::Result;
 use bosh_dns_xdp_benches::{
     foundation::Foundation,
     metrics::{Metrics, wait_for_fast_path},
@@ -22,34 +23,33 @@ const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCAL
 
 #[test]
 fn both_paths_agree_on_a_generated_foundation() {
-    both_paths_agree(&Foundation::generate(500).unwrap());
+    both_paths_agree(&Foundation::generate(500).unwrap()).unwrap();
 }
 
 #[test]
 fn both_paths_agree_on_a_real_foundation() {
     let Some(folder) = shared::prodlike() else { return };
     let aliases = folder.join("aliases.json");
-    both_paths_agree(&Foundation::read(&folder.join("records.json"), Some(&aliases)).unwrap());
+    both_paths_agree(&Foundation::read(&folder.join("records.json"), Some(&aliases)).unwrap()).unwrap();
 }
 
 /// Asks both paths for A and AAAA of every published name and compares what they say.
-fn both_paths_agree(foundation: &Foundation) {
+fn both_paths_agree(foundation: &Foundation) -> Result<()> {
     if !requirements::namespaces() || !requirements::bpf() {
-        return;
+        return Ok(());
     }
-    let namespace = Namespace::new("agree").unwrap();
-    let folder = server::folder(&foundation.records, foundation.aliases.as_deref()).unwrap();
+    let namespace = Namespace::new("agree")?;
+    let folder = server::folder(&foundation.records, foundation.aliases.as_deref())?;
     let extra = json!({"metrics": {"enabled": true}, "xdp": {"interfaces": ["lo"]}});
-    let _server = Server::start(Some(&namespace), folder, ADDRESS, &extra).unwrap();
-    wait_for_fast_path(&namespace).unwrap();
-    let before = Metrics::read(&namespace).unwrap();
-    let asked = namespace.run(|| {
+    let _server = Server::start(Some(&namespace), folder, ADDRESS, &extra)?;
+    wait_for_fast_path(&namespace)?;
+    let before = Metrics::read(&namespace)?;
+    let asked = namespace.run(|| -> Result<u64> {
         let mut asked = 0;
         for name in foundation.names() {
             for record_type in [RecordType::A, RecordType::AAAA] {
-                let query = client::query(&name.to_string(), record_type, Some(4096)).unwrap();
-                let [fast, slow] =
-                    [client::ask(ADDRESS, &query), client::ask_tcp(ADDRESS, &query)].map(Result::unwrap);
+                let query = client::query(&name.to_string(), record_type, Some(4096))?;
+                let (fast, slow) = (client::ask(ADDRESS, &query)?, client::ask_tcp(ADDRESS, &query)?);
                 assert_eq!(fast.metadata.response_code, slow.metadata.response_code, "{name} {record_type}");
                 let [fast_addresses, slow_addresses] = [&fast, &slow].map(client::addresses);
                 if fast.metadata.truncation {
@@ -64,14 +64,14 @@ fn both_paths_agree(foundation: &Foundation) {
                 asked += 1;
             }
         }
-        asked
-    });
-    let asked = asked.unwrap();
-    let by_interface = Metrics::read(&namespace).unwrap().fast_path_replies() - before.fast_path_replies();
+        Ok(asked)
+    })??;
+    let by_interface = Metrics::read(&namespace)?.fast_path_replies() - before.fast_path_replies();
     println!("{asked} queries by UDP, {by_interface} of them answered by the interface");
     // A reply of more than a page goes up; nothing else does.
     assert!(
         by_interface * 100 >= asked * 99,
         "only {by_interface} of {asked} were answered by the interface"
     );
+    Ok(())
 }
