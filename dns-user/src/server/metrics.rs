@@ -17,11 +17,14 @@ use std::{
 use prometheus::{
     Registry,
     core::{Collector, Desc},
-    proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType},
+    proto::{Bucket, Counter, Gauge, Histogram, Metric, MetricFamily, MetricType},
 };
 
 use crate::{
-    ops::metrics::{labels, names},
+    ops::metrics::{
+        labels::{self, labelled},
+        names,
+    },
     wire::Transport,
 };
 
@@ -580,19 +583,6 @@ fn with_histogram(labels: &[(&str, &str)], histogram: Histogram) -> Metric {
     let mut metric = labelled(labels);
     metric.set_histogram(histogram);
     metric
-}
-
-/// A metric without a value, its labels in order of their names.
-fn labelled(labels: &[(&str, &str)]) -> Metric {
-    let mut labels = labels.to_vec();
-    labels.sort_unstable();
-    let pairs = labels.into_iter().map(|(name, value)| {
-        let mut pair = LabelPair::default();
-        pair.set_name(name.to_owned());
-        pair.set_value(value.to_owned());
-        pair
-    });
-    Metric::from_label(pairs.collect())
 }
 
 #[cfg(test)]

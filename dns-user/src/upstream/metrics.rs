@@ -9,7 +9,7 @@ use std::sync::{
 use prometheus::{
     Registry,
     core::{Collector, Desc},
-    proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType},
+    proto::{Bucket, Counter, Gauge, Histogram, Metric, MetricFamily, MetricType},
 };
 
 use super::{
@@ -18,7 +18,7 @@ use super::{
     forward::Forwarder,
     recursor::{LATENCY_BOUNDS_US, RecursorCounters},
 };
-use crate::ops::metrics::names;
+use crate::ops::metrics::{labels::labelled, names};
 
 /// The families of this room.
 #[derive(Clone)]
@@ -177,7 +177,7 @@ impl Families {
         histogram.set_bucket(buckets);
         histogram.set_sample_count(count);
         histogram.set_sample_sum(seconds(sum_us.load(Relaxed)));
-        let mut metric = metric(labels);
+        let mut metric = labelled(labels);
         metric.set_histogram(histogram);
         let help = "Time to the replies of recursors.";
         self.push(names::RECURSOR_DURATION_SECONDS, help, MetricType::HISTOGRAM, metric);
@@ -187,7 +187,7 @@ impl Families {
     fn counter(&mut self, name: &str, help: &str, labels: &[(&str, &str)], count: &AtomicU64) {
         let mut counter = Counter::default();
         counter.set_value(count.load(Relaxed) as f64);
-        let mut metric = metric(labels);
+        let mut metric = labelled(labels);
         metric.set_counter(counter);
         self.push(name, help, MetricType::COUNTER, metric);
     }
@@ -196,7 +196,7 @@ impl Families {
     fn gauge(&mut self, name: &str, help: &str, labels: &[(&str, &str)], value: f64) {
         let mut gauge = Gauge::default();
         gauge.set_value(value);
-        let mut metric = metric(labels);
+        let mut metric = labelled(labels);
         metric.set_gauge(gauge);
         self.push(name, help, MetricType::GAUGE, metric);
     }
@@ -219,19 +219,6 @@ impl Families {
 /// Microseconds as seconds.
 fn seconds(microseconds: u64) -> f64 {
     microseconds as f64 / 1e6
-}
-
-/// A metric with labels, which are sorted as the registry wants them.
-fn metric(labels: &[(&str, &str)]) -> Metric {
-    let mut labels = labels.to_vec();
-    labels.sort_unstable();
-    let pairs = labels.into_iter().map(|(name, value)| {
-        let mut pair = LabelPair::default();
-        pair.set_name(name.to_owned());
-        pair.set_value(value.to_owned());
-        pair
-    });
-    Metric::from_label(pairs.collect())
 }
 
 #[cfg(test)]

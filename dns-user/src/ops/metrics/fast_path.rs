@@ -1,6 +1,6 @@
 //! Adds the replies of the fast path to the families that speak of all replies.
 
-use prometheus::proto::{Counter, LabelPair, Metric, MetricFamily, MetricType};
+use prometheus::proto::{Counter, MetricFamily, MetricType};
 
 use super::{labels, names};
 
@@ -68,8 +68,7 @@ fn add(families: &mut Vec<MetricFamily>, name: &str, help: &str, labels: &[(&str
             metric.set_counter(counter(before + count as f64));
         }
         None => {
-            let mut metric =
-                Metric::from_label(labels.iter().map(|(name, value)| label(name, value)).collect());
+            let mut metric = labels::labelled(&labels);
             metric.set_counter(counter(count as f64));
             metrics.push(metric);
         }
@@ -81,12 +80,4 @@ fn counter(value: f64) -> Counter {
     let mut counter = Counter::default();
     counter.set_value(value);
     counter
-}
-
-/// A label and its value.
-fn label(name: &str, value: &str) -> LabelPair {
-    let mut pair = LabelPair::default();
-    pair.set_name(name.to_owned());
-    pair.set_value(value.to_owned());
-    pair
 }

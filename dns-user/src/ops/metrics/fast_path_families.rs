@@ -5,10 +5,13 @@ use std::sync::Weak;
 use dns_common::counters::Outcome;
 use prometheus::{
     core::{Collector, Desc},
-    proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType},
+    proto::{Counter, Gauge, Metric, MetricFamily, MetricType},
 };
 
-use super::{labels::rcode_label, names};
+use super::{
+    labels::{labelled, rcode_label},
+    names,
+};
 use crate::fastpath::{FastPath, FastPathStatus};
 
 /// Collects them. Does not keep the fast path alive.
@@ -119,7 +122,7 @@ fn families(fast_path: &FastPath) -> Vec<MetricFamily> {
     ]
 }
 
-/// Labels, sorted by name, and a value.
+/// Labels and a value.
 type Labelled<T> = (Vec<(&'static str, String)>, T);
 
 /// A family of counters.
@@ -149,7 +152,8 @@ fn family<T>(
     set: impl Fn(&mut Metric, T),
 ) -> MetricFamily {
     let metrics = values.into_iter().map(|(labels, value)| {
-        let mut metric = Metric::from_label(labels.iter().map(|(name, value)| pair(name, value)).collect());
+        let labels: Vec<(&str, &str)> = labels.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let mut metric = labelled(&labels);
         set(&mut metric, value);
         metric
     });
@@ -159,12 +163,4 @@ fn family<T>(
     family.set_field_type(kind);
     family.set_metric(metrics.collect());
     family
-}
-
-/// A label and its value.
-fn pair(name: &str, value: &str) -> LabelPair {
-    let mut pair = LabelPair::default();
-    pair.set_name(name.to_owned());
-    pair.set_value(value.to_owned());
-    pair
 }
