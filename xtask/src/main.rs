@@ -6,6 +6,7 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+mod fuzz;
 mod packages;
 mod process;
 mod test;
@@ -34,13 +35,19 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Run every check there is: format, lints, unit tests, packet fixtures, whole-system tests.
+    /// Run every check there is: format, lints, fuzz targets, unit tests, packet fixtures, whole-system tests.
     Test {
         /// Only tests whose name contains one of these; leaves out the checks that are not tests.
         filters: Vec<String>,
     },
-    /// Run each fuzz target for a few seconds from its corpus.
-    Fuzz,
+    /// Run the fuzz targets from their corpora.
+    Fuzz {
+        /// Only targets whose name contains one of these.
+        filters: Vec<String>,
+        /// How long each runs.
+        #[arg(long, default_value_t = 60)]
+        seconds: u32,
+    },
     /// Measure everything side by side and write the report.
     Bench {
         /// Further arguments of the bench: `--help` lists them.
@@ -66,9 +73,9 @@ fn main() -> Result<()> {
             toolchain::ensure()?;
             test::run(&filters)
         }
-        Command::Fuzz => {
+        Command::Fuzz { filters, seconds } => {
             toolchain::ensure()?;
-            test::fuzz_smoke()
+            fuzz::run(&filters, seconds)
         }
         Command::Bench { arguments } => {
             packages::ensure(packages::BENCH)?;

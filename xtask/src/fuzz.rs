@@ -1,0 +1,124 @@
+//! `cargo xtask fuzz`: the targets of `tests/fuzz`, each for a bounded time.
+//!
+//! They are built by the stable compiler into the workspace's own target folder
+//! (`tests/fuzz/rustc.sh` says how): only our own crates are compiled again.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Child, Command},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::process::{root, run as run_command};
+
+/// Seconds that each target runs for as part of all tests: a smoke test, not a campaign.
+pub(crate) const SMOKE_SECONDS: u32 = 6;
+
+/// Most memory of one run, in MiB: a small input that takes more is a finding.
+const MEMORY_LIMIT: u32 = 1024;
+
+/// Seconds after which one input counts as a hang.
+const INPUT_TIMEOUT: u32 = 10;
+
+/// Runs the targets whose names contain one of `filters` (all, if there is none)
+/// from their corpora, as many at a time as there are cores.
+///
+/// Inputs that reach new code go to `target/fuzz/<target>`, which a later run
+/// begins with; the committed corpus stays as it is. Inputs that make a target
+/// fail are kept beside them, and named in the error.
+pub(crate) fn run(filters: &[String], seconds: u32) -> Result<()> {
+    let folder = root().canonicalize()?.join("tests/fuzz");
+    run_command(
+        Command::new("cargo")
+            .args(["build", "--package", "bosh-dns-xdp-fuzz"])
+            .env("RUSTC_WORKSPACE_WRAPPER", folder.join("rustc.sh"))
+            .current_dir(root()),
+    )?;
+    let mut waiting = targets(&folder)?;
+    waiting.retain(|target| filters.is_empty() || filters.iter().any(|filter| target.contains(filter)));
+    println!("{} for {seconds} s each", waiting.join(", "));
+    waiting.reverse();
+    let cores = thread::available_parallelism()?.get();
+    let mut running: Vec<Run> = Vec::new();
+    let mut failures = Vec::new();
+    while !(waiting.is_empty() && running.is_empty()) {
+        if running.len() < cores
+            && let Some(target) = waiting.pop()
+        {
+            running.push(Run::start(&folder, target, seconds)?);
+            continue;
+        }
+        thread::sleep(Duration::from_millis(50));
+        let mut unfinished = Vec::new();
+        for mut run in running {
+            match run.child.try_wait()? {
+                None => unfinished.push(run),
+                Some(status) if status.success() => {}
+                Some(_) => failures.push(run.failure()),
+            }
+        }
+        running = unfinished;
+    }
+    if !failures.is_empty() {
+        bail!("{}", failures.join("\n"));
+    }
+    Ok(())
+}
+
+/// The names of all targets, in order.
+fn targets(folder: &Path) -> Result<Vec<String>> {
+    let mut targets = Vec::new();
+    for file in fs::read_dir(folder.join("fuzz_targets"))? {
+        let file = file?.path();
+        targets.extend(file.file_stem().map(|name| name.to_string_lossy().into_owned()));
+    }
+    targets.sort();
+    Ok(targets)
+}
+
+/// One target at work.
+struct Run {
+    /// Its name.
+    target: String,
+    /// The process.
+    child: Child,
+    /// What it printed.
+    log: PathBuf,
+}
+
+impl Run {
+    /// Starts a target from the committed corpus and what earlier runs found.
+    fn start(folder: &Path, target: String, seconds: u32) -> Result<Self> {
+        let built = root().canonicalize()?.join("target");
+        let found = built.join("fuzz").join(&target);
+        fs::create_dir_all(&found).with_context(|| found.display().to_string())?;
+        let log = found.with_extension("log");
+        let output = File::create(&log).with_context(|| log.display().to_string())?;
+        let child = Command::new(built.join("debug").join(&target))
+            .args([&found, &folder.join("corpus").join(&target)])
+            .arg(format!("-max_total_time={seconds}"))
+            .arg(format!("-timeout={INPUT_TIMEOUT}"))
+            .arg(format!("-rss_limit_mb={MEMORY_LIMIT}"))
+            .arg(format!("-artifact_prefix={}-", found.display()))
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .spawn()
+            .with_context(|| format!("cannot run the fuzz target {target}"))?;
+        Ok(Self { target, child, log })
+    }
+
+    /// What made the target fail, from what it printed: the panic and where the input is.
+    fn failure(self) -> String {
+        let Self { target, child: _, log } = self;
+        let text = fs::read_to_string(&log).unwrap_or_default();
+        let telling = |line: &&str| {
+            ["panicked at", "ERROR: libFuzzer", "Test unit written to"].iter().any(|part| line.contains(part))
+        };
+        let lines: Vec<&str> = text.lines().filter(telling).collect();
+        format!("fuzz target {target} failed: {} (all of it: {})", lines.join("; "), log.display())
+    }
+}
