@@ -6,6 +6,5 @@ pub mod fleet;
 pub mod foundation;
 pub mod kxdpgun;
 pub mod lab;
-pub mod metrics;
 pub mod peers;
 pub mod report;

@@ -4,14 +4,12 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use anyhow::Result;
-use bosh_dns_xdp_benches::{
-    foundation::Foundation,
-    metrics::{Metrics, wait_for_fast_path},
-};
+use bosh_dns_xdp_benches::foundation::Foundation;
 use hickory_proto::rr::RecordType;
 use serde_json::json;
 use whole_system_tests::{
     client,
+    metrics::{Metrics, wait_for_fast_path},
     namespace::Namespace,
     requirements,
     server::{self, Server},

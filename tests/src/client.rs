@@ -49,15 +49,20 @@ pub fn ask_raw(server: SocketAddr, message: &[u8], patience: Duration) -> io::Re
 
 /// Asks by TCP on a fresh connection.
 pub fn ask_tcp(server: SocketAddr, message: &Message) -> Result<Message> {
+    let bytes = ask_tcp_raw(server, &message.to_vec()?)?;
+    Message::from_vec(&bytes).context("the reply cannot be read")
+}
+
+/// Asks by TCP with raw bytes; returns the reply's bytes.
+pub fn ask_tcp_raw(server: SocketAddr, message: &[u8]) -> Result<Vec<u8>> {
     let mut stream = TcpStream::connect_timeout(&server, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
-    let bytes = message.to_vec()?;
-    stream.write_all(&[&u16::try_from(bytes.len())?.to_be_bytes()[..], &bytes].concat())?;
+    stream.write_all(&[&u16::try_from(message.len())?.to_be_bytes()[..], message].concat())?;
     let mut length = [0; 2];
     stream.read_exact(&mut length)?;
     let mut reply = vec![0; usize::from(u16::from_be_bytes(length))];
     stream.read_exact(&mut reply)?;
-    Message::from_vec(&reply).context("the reply cannot be read")
+    Ok(reply)
 }
 
 /// The addresses among a reply's answers, sorted.

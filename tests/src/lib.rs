@@ -5,6 +5,7 @@
 pub mod client;
 pub mod health;
 pub mod interrupt;
+pub mod metrics;
 pub mod namespace;
 pub mod process;
 pub mod program;

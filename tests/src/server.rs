@@ -106,11 +106,23 @@ impl Server {
         address: SocketAddr,
         extra: &Value,
     ) -> Result<Self> {
+        Self::start_prepared(namespace, folder, address, extra, |_| {})
+    }
+
+    /// As [`Self::start`]; `prepare` changes the command before it is run: its environment,
+    /// what it sees of the file system.
+    pub fn start_prepared(
+        namespace: Option<&Namespace>,
+        folder: TempDir,
+        address: SocketAddr,
+        extra: &Value,
+        prepare: impl FnOnce(&mut Command),
+    ) -> Result<Self> {
         let mut config = config(folder.path(), address);
         merge(&mut config, extra);
         let config_file = folder.path().join("config.json");
         fs::write(&config_file, serde_json::to_vec_pretty(&config)?)?;
-        let process = spawn(namespace, folder.path())?;
+        let process = spawn(namespace, folder.path(), prepare)?;
         let in_namespace = namespace.map(|namespace| namespace.name().to_owned());
         let mut server = Self { process, address, folder, in_namespace };
         server.wait_until_ready(namespace)?;
@@ -119,7 +131,7 @@ impl Server {
 
     /// Starts the program again on the same folder, after it has ended.
     pub fn restart(&mut self, namespace: Option<&Namespace>) -> Result<()> {
-        self.process = spawn(namespace, self.folder.path())?;
+        self.process = spawn(namespace, self.folder.path(), |_| {})?;
         self.wait_until_ready(namespace)
     }
 
@@ -165,12 +177,13 @@ impl Server {
 }
 
 /// Runs the program in `namespace` on the configuration in `folder`, its output appended to `folder/log`.
-fn spawn(namespace: Option<&Namespace>, folder: &Path) -> Result<Kept> {
+fn spawn(namespace: Option<&Namespace>, folder: &Path, prepare: impl FnOnce(&mut Command)) -> Result<Kept> {
     let log = fs::OpenOptions::new().create(true).append(true).open(folder.join("log"))?;
     let mut command = match namespace {
         Some(namespace) => namespace.command(program()?)?,
         None => Command::new(program()?),
     };
     command.arg("--config").arg(folder.join("config.json"));
+    prepare(&mut command);
     Kept::spawn(command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log))
 }

@@ -3,7 +3,6 @@
 use std::{
     fs,
     net::{IpAddr, SocketAddr},
-    path::Path,
     sync::Weak,
     time::Duration,
 };
@@ -16,23 +15,20 @@ const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// comes and goes (systemd, DHCP clients), which a watch would lose.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The nameservers that are not us: `address:port`.
+/// The nameservers that are not us: `address:port`. A file that cannot be read names none.
 pub(crate) fn read(own: &[SocketAddr]) -> Vec<String> {
-    read_file(Path::new(RESOLV_CONF), own)
-}
-
-/// As [`read`], from a file of one's choice. One that cannot be read names none.
-fn read_file(path: &Path, own: &[SocketAddr]) -> Vec<String> {
-    match fs::read(path) {
+    match fs::read(RESOLV_CONF) {
         Ok(bytes) => parse(&String::from_utf8_lossy(&bytes), own),
         Err(error) => {
-            tracing::warn!(file = %path.display(), %error, "no nameservers: the file cannot be read");
+            tracing::warn!(file = RESOLV_CONF, %error, "the file cannot be read");
             Vec::new()
         }
     }
 }
 
-/// Keeps a forwarder's list up to date as long as it lives.
+/// Keeps a forwarder's list up to date as long as it lives. A file that names
+/// nobody changes nothing: it may be about to be written, and recursors that may
+/// be gone are better than none.
 pub(crate) fn follow(forwarder: Weak<Forwarder>, own: Vec<SocketAddr>, excluded: Vec<String>) {
     tokio::spawn(async move {
         let stamp = || fs::metadata(RESOLV_CONF).and_then(|data| Ok((data.modified()?, data.len()))).ok();
@@ -47,7 +43,9 @@ pub(crate) fn follow(forwarder: Weak<Forwarder>, own: Vec<SocketAddr>, excluded:
             }
             seen = now;
             let new = without_excluded(read(&own), &excluded);
-            if new != names {
+            if new.is_empty() {
+                tracing::warn!(file = RESOLV_CONF, "no nameservers there: the recursors in use stay");
+            } else if new != names {
                 tracing::info!(recursors = ?new, "recursors of /etc/resolv.conf have changed");
                 forwarder.replace(&new);
                 names = new;
@@ -102,10 +100,5 @@ mod tests {
                     nameserver nonsense\nnameserver 10.0.0.2\nnameserver fe80::1%7\n";
         let own = ["169.254.0.2:53".parse().unwrap()];
         assert_eq!(parse(text, &own), ["10.0.0.2:53", "10.0.0.3:53", "[fd00::1]:53", "[fe80::1%7]:53"]);
-    }
-
-    #[test]
-    fn a_missing_file_names_none() {
-        assert!(read_file(Path::new("/nonexistent/resolv.conf"), &[]).is_empty());
     }
 }

@@ -10,7 +10,6 @@ use aya::{
 use bosh_dns_xdp_benches::{
     foundation::Foundation,
     lab::{self, CLIENT_INTERFACE, Lab, SERVER_ADDRESS, SERVER_CPU, SERVER_INTERFACE},
-    metrics::wait_for_fast_path,
     peers::{Peer, Running as RunningPeer},
 };
 use dns_common::object::{PASS_PROGRAM, REFLECTOR_PROGRAM};
@@ -20,6 +19,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use whole_system_tests::{
     client,
+    metrics::wait_for_fast_path,
     process::{Kept, wait_until},
     server::{self, Server},
 };

@@ -6,9 +6,8 @@ use anyhow::Result;
 use bosh_dns_xdp_benches::{
     dnsperf::Load,
     lab::{Lab, SERVER_ADDRESS},
-    metrics::Metrics,
 };
-use whole_system_tests::server::Server;
+use whole_system_tests::{metrics::Metrics, server::Server};
 
 /// Queries per second at which latency and CPU are compared: what both can serve.
 const RATE: u32 = 20_000;

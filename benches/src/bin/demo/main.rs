@@ -15,13 +15,13 @@ use anyhow::{Context, Result};
 use bosh_dns_xdp_benches::{
     foundation::Foundation,
     lab::{self, Lab, SERVER_ADDRESS, SERVER_CPU, SERVER_INTERFACE},
-    metrics::{Metrics, wait_for_fast_path},
 };
 use clap::Parser;
 use hickory_proto::rr::RecordType;
 use serde_json::{Value, json};
 use whole_system_tests::{
     client, interrupt,
+    metrics::{Metrics, wait_for_fast_path},
     process::{Kept, capture},
     server::{self, Server},
 };

@@ -8,7 +8,8 @@ use std::{
 
 use anyhow::{Context, Result};
 use dns_user::ops::metrics::names;
-use whole_system_tests::{namespace::Namespace, process::wait_until};
+
+use crate::{namespace::Namespace, process::wait_until};
 
 /// Default port of the metrics.
 const PORT: u16 = 53088;

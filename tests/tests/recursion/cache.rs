@@ -1,0 +1,185 @@
+//! The cache between clients and recursors.
+
+use std::{
+    net::{Ipv4Addr, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use hickory_proto::{
+    op::{Message, ResponseCode},
+    rr::RecordType,
+};
+use serde_json::json;
+use whole_system_tests::{client, process::wait_until};
+
+use super::{
+    lab::{Lab, OURS, loopback, namespace},
+    scripted::Scripted,
+};
+
+/// What the recursor answers.
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+
+/// The TTL of the first record of a reply.
+fn ttl(reply: &Message) -> Option<u32> {
+    reply.answers.first().or(reply.authorities.first()).map(|record| record.ttl)
+}
+
+#[test]
+fn many_clients_share_one_query() -> Result<()> {
+    const CLIENTS: u64 = 50;
+    let Some(namespace) = namespace("share")? else { return Ok(()) };
+    let open = Arc::new(AtomicBool::new(false));
+    let gate = Arc::clone(&open);
+    let recursor = Scripted::start(&namespace, loopback(10), move |asked| {
+        while !gate.load(Ordering::Relaxed) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        vec![asked.answer(ADDRESS, 300).into()]
+    })?;
+    let settings = json!({"recursor_timeout": "4s", "cache": {"enabled": true}});
+    let lab = Lab::start(&namespace, &[loopback(10)], &settings)?;
+    let clients = namespace.run(|| -> Result<Vec<(UdpSocket, Message)>> {
+        (0..CLIENTS)
+            .map(|number| {
+                // Each in a letter case of its own.
+                let name = if number % 2 == 0 { "Shared.test." } else { "shared.TEST." };
+                let query = client::query(name, RecordType::A, None)?;
+                let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+                socket.connect(OURS)?;
+                socket.set_read_timeout(Some(Duration::from_secs(5)))?;
+                socket.send(&query.to_vec()?)?;
+                Ok((socket, query))
+            })
+            .collect()
+    })??;
+    // All have looked into the cache in vain and wait.
+    wait_until("all clients to wait", Duration::from_secs(3), || {
+        lab.metric("coredns_cache_misses_total", "").is_ok_and(|misses| misses == CLIENTS)
+    })?;
+    open.store(true, Ordering::Relaxed);
+    for (socket, query) in clients {
+        let mut buffer = [0; 512];
+        let length = socket.recv(&mut buffer)?;
+        let reply = Message::from_vec(&buffer[..length])?;
+        ensure!(client::addresses(&reply) == [ADDRESS], "{reply}");
+        ensure!(reply.metadata.id == query.metadata.id, "{reply}");
+        ensure!(reply.queries[0].name().to_string() == query.queries[0].name().to_string(), "{reply}");
+    }
+    ensure!(recursor.count() == 1, "{} queries for {CLIENTS} clients", recursor.count());
+    Ok(())
+}
+
+#[test]
+fn ttls_count_down_and_denials_are_kept_by_their_soa() -> Result<()> {
+    let Some(namespace) = namespace("ttl")? else { return Ok(()) };
+    let recursor = Scripted::start(&namespace, loopback(10), |asked| {
+        let name = asked.name();
+        vec![match name.split('.').next() {
+            Some("answer") => asked.answer(ADDRESS, 300).into(),
+            // The smaller of TTL and minimum counts (RFC 2308, section 5).
+            Some("nowhere") => asked.deny(ResponseCode::NXDomain, 900, 60).into(),
+            Some("brief") => asked.deny(ResponseCode::NXDomain, 900, 5).into(),
+            Some("nodata") => asked.deny(ResponseCode::NoError, 60, 900).into(),
+            _ => asked.reply(ResponseCode::NXDomain).into(),
+        }]
+    })?;
+    let lab = Lab::start(&namespace, &[loopback(10)], &json!({"cache": {"enabled": true}}))?;
+    let start = Instant::now();
+    let kept = [
+        ("answer.test.", ResponseCode::NoError, 300),
+        ("nowhere.test.", ResponseCode::NXDomain, 60),
+        ("brief.test.", ResponseCode::NXDomain, 5),
+        ("nodata.test.", ResponseCode::NoError, 60),
+    ];
+    for (name, rcode, full) in kept {
+        let reply = lab.ask_for(name, RecordType::A)?;
+        ensure!(reply.metadata.response_code == rcode && ttl(&reply) == Some(full), "{reply}");
+    }
+    // Without SOA nothing says for how long.
+    for _ in 0..2 {
+        ensure!(lab.ask_for("bare.test.", RecordType::A)?.metadata.response_code == ResponseCode::NXDomain);
+    }
+    ensure!(recursor.count() == kept.len() + 2, "{} queries", recursor.count());
+
+    thread::sleep(Duration::from_millis(2100).saturating_sub(start.elapsed()));
+    for (name, rcode, full) in kept {
+        let reply = lab.ask_for(name, RecordType::A)?;
+        let passed = u32::try_from(start.elapsed().as_secs())?;
+        let left = ttl(&reply).unwrap_or_default();
+        ensure!(reply.metadata.response_code == rcode, "{reply}");
+        ensure!(
+            (full.saturating_sub(passed)..full - 1).contains(&left),
+            "{left} s left after {passed}: {reply}"
+        );
+    }
+    ensure!(recursor.count() == kept.len() + 2, "{} queries", recursor.count());
+
+    thread::sleep(Duration::from_millis(5500).saturating_sub(start.elapsed()));
+    lab.ask_for("brief.test.", RecordType::A)?;
+    ensure!(recursor.count() == kept.len() + 3, "a denial outlived its SOA's minimum");
+    Ok(())
+}
+
+#[test]
+fn do_cd_type_and_class_are_kept_apart() -> Result<()> {
+    let Some(namespace) = namespace("apart")? else { return Ok(()) };
+    let recursor = Scripted::answering(&namespace, loopback(10), ADDRESS)?;
+    let lab = Lab::start(&namespace, &[loopback(10)], &json!({"cache": {"enabled": true}}))?;
+    let plain = client::query("apart.test.", RecordType::A, Some(1232))?;
+    let mut dnssec = plain.clone();
+    if let Some(edns) = &mut dnssec.edns {
+        edns.set_dnssec_ok(true);
+    }
+    let mut unchecked = plain.clone();
+    unchecked.metadata.checking_disabled = true;
+    let mut other_type = plain.clone();
+    other_type.queries[0].set_query_type(RecordType::AAAA);
+    let mut other_class = plain.clone();
+    other_class.queries[0].set_query_class(hickory_proto::rr::DNSClass::HS);
+    let queries = [plain, dnssec, unchecked, other_type, other_class];
+    for round in 0..3 {
+        for query in &queries {
+            let reply = lab.ask(query)?;
+            ensure!(reply.queries == query.queries, "round {round}: {reply}");
+            ensure!(reply.metadata.checking_disabled == query.metadata.checking_disabled, "{reply}");
+        }
+    }
+    ensure!(recursor.count() == queries.len(), "{} queries", recursor.count());
+    // Who wants no recursion wants no cache.
+    let mut iterative = queries[0].clone();
+    iterative.metadata.recursion_desired = false;
+    lab.ask(&iterative)?;
+    ensure!(recursor.count() == queries.len() + 1, "RD clear was answered from the cache");
+    Ok(())
+}
+
+#[test]
+fn stale_answers_are_better_than_none() -> Result<()> {
+    let Some(namespace) = namespace("stale")? else { return Ok(()) };
+    let brief = Scripted::start(&namespace, loopback(10), |asked| vec![asked.answer(ADDRESS, 5).into()])?;
+    let settings = json!({"cache": {"enabled": true, "serve_stale": "1h"}, "recursor_timeout": "200ms"});
+    let lab = Lab::start(&namespace, &[loopback(10)], &settings)?;
+    ensure!(client::addresses(&lab.ask_for("www.test.", RecordType::A)?) == [ADDRESS]);
+    let asked_at = Instant::now();
+    drop(brief);
+    // The recursor hangs from now on.
+    let silent = Scripted::silent(&namespace, loopback(10))?;
+    thread::sleep(Duration::from_millis(5200).saturating_sub(asked_at.elapsed()));
+    for _ in 0..3 {
+        let reply = lab.ask_for("www.test.", RecordType::A)?;
+        ensure!(client::addresses(&reply) == [ADDRESS] && ttl(&reply) == Some(30), "{reply}");
+    }
+    ensure!(silent.count() == 1, "after a vain try there is a pause, not {} tries", silent.count());
+    // What was never known cannot be stale.
+    let reply = lab.ask_for("other.test.", RecordType::A)?;
+    ensure!(reply.metadata.response_code == ResponseCode::ServFail, "{reply}");
+    ensure!(lab.metric("coredns_cache_served_stale_total", "")? == 3);
+    Ok(())
+}

@@ -1,0 +1,101 @@
+//! The server and its recursors in one network namespace.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    process::Command,
+};
+
+use anyhow::Result;
+use hickory_proto::{op::Message, rr::RecordType};
+use serde_json::{Value, json};
+use whole_system_tests::{
+    client,
+    metrics::Metrics,
+    namespace::Namespace,
+    requirements,
+    server::{self, Server},
+};
+
+/// Where the server listens.
+pub(crate) const OURS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 53);
+
+/// One instance, which also has a reverse name.
+pub(crate) const RECORDS: &str = r#"{
+    "record_keys": ["id", "instance_group", "group_ids", "network", "deployment", "ip", "domain"],
+    "record_infos": [["a", "web", ["1"], "net", "dep", "10.0.0.1", "bosh"]],
+    "records": [["10.0.0.1", "a.web.net.dep.bosh"]],
+    "version": 1
+}"#;
+
+/// The name of the instance in [`RECORDS`].
+pub(crate) const LOCAL_NAME: &str = "q-s0.q-g1.bosh.";
+
+/// A namespace for a test, unless none can be made here.
+pub(crate) fn namespace(label: &str) -> Result<Option<Namespace>> {
+    requirements::namespaces().then(|| Namespace::new(label)).transpose()
+}
+
+/// Loopback address number `last` for a recursor, on port 53.
+pub(crate) fn loopback(last: u8) -> SocketAddr {
+    (Ipv4Addr::new(127, 0, 0, last), 53).into()
+}
+
+/// The server in its namespace.
+#[derive(Debug)]
+pub(crate) struct Lab<'a> {
+    /// The server.
+    pub(crate) server: Server,
+    /// Where it runs.
+    pub(crate) namespace: &'a Namespace,
+}
+
+impl<'a> Lab<'a> {
+    /// Starts the server on [`OURS`] with these recursors; `extra` is laid over its configuration.
+    pub(crate) fn start(namespace: &'a Namespace, recursors: &[SocketAddr], extra: &Value) -> Result<Self> {
+        Self::start_prepared(namespace, recursors, extra, |_| {})
+    }
+
+    /// As [`Self::start`], with a changed command.
+    pub(crate) fn start_prepared(
+        namespace: &'a Namespace,
+        recursors: &[SocketAddr],
+        extra: &Value,
+        prepare: impl FnOnce(&mut Command),
+    ) -> Result<Self> {
+        let mut config = json!({
+            "xdp": {"mode": "off"},
+            "disable_recursors": false,
+            "recursors": recursors,
+            "metrics": {"enabled": true},
+        });
+        server::merge(&mut config, extra);
+        let address = config.get("address").and_then(Value::as_str).map(str::parse).transpose()?;
+        let address = SocketAddr::new(address.unwrap_or(OURS.ip()), OURS.port());
+        let folder = server::folder(RECORDS.as_bytes(), None)?;
+        if let Some(handlers) = config.as_object_mut().and_then(|config| config.remove("handlers")) {
+            std::fs::write(folder.path().join("handlers/handlers.json"), handlers.to_string())?;
+        }
+        let server = Server::start_prepared(Some(namespace), folder, address, &config, prepare)?;
+        Ok(Self { server, namespace })
+    }
+
+    /// Asks by UDP.
+    pub(crate) fn ask(&self, message: &Message) -> Result<Message> {
+        self.namespace.run(|| client::ask(self.server.address, message))?
+    }
+
+    /// Asks by TCP.
+    pub(crate) fn ask_tcp(&self, message: &Message) -> Result<Message> {
+        self.namespace.run(|| client::ask_tcp(self.server.address, message))?
+    }
+
+    /// Asks for a name by UDP without EDNS.
+    pub(crate) fn ask_for(&self, name: &str, record_type: RecordType) -> Result<Message> {
+        self.ask(&client::query(name, record_type, None)?)
+    }
+
+    /// The sum of all samples of a metric whose labels hold `label`.
+    pub(crate) fn metric(&self, family: &str, label: &str) -> Result<u64> {
+        Ok(Metrics::read(self.namespace)?.sum(family, label))
+    }
+}

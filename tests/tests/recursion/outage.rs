@@ -1,0 +1,168 @@
+//! Recursors that stop and start again under load.
+
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Result, ensure};
+use hickory_proto::{
+    op::{Message, ResponseCode},
+    rr::RecordType,
+};
+use nix::sys::signal::Signal;
+use serde_json::json;
+use whole_system_tests::{client, process::wait_until};
+
+use super::{
+    lab::{Lab, loopback, namespace},
+    servers::{Recursor, Zones, installed, kill},
+};
+
+/// Clients that ask all the time.
+const CLIENTS: usize = 3;
+/// Far more than any change of preference may take; reached only by failures.
+const LIMIT: Duration = Duration::from_secs(15);
+
+/// What the clients have seen.
+#[derive(Default)]
+struct Seen {
+    /// Right answers.
+    right: AtomicU64,
+    /// SERVFAIL.
+    failed: AtomicU64,
+    /// Anything else, and silence.
+    wrong: Mutex<Vec<String>>,
+    /// The clients are to end.
+    done: AtomicBool,
+}
+
+impl Seen {
+    /// Asks for one name after the other, each once, until told to end.
+    fn ask(&self, lab: &Lab<'_>, client: usize) -> Result<()> {
+        for number in 0.. {
+            if self.done.load(Ordering::Relaxed) {
+                break;
+            }
+            let name = format!("n{number}.c{client}.wild.test.");
+            let query = client::query(&name, RecordType::A, None)?;
+            match client::ask(lab.server.address, &query) {
+                Ok(reply) if is_right(&query, &reply) => self.right.fetch_add(1, Ordering::Relaxed),
+                Ok(reply) if reply.metadata.response_code == ResponseCode::ServFail => {
+                    self.failed.fetch_add(1, Ordering::Relaxed)
+                }
+                Ok(reply) => return self.note(format!("{name}: {reply}")),
+                Err(error) => return self.note(format!("{name}: {error:#}")),
+            };
+        }
+        Ok(())
+    }
+
+    /// How often there was SERVFAIL.
+    fn failed(&self) -> u64 {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    /// Notes what should not be.
+    fn note(&self, wrong: String) -> Result<()> {
+        self.wrong.lock().unwrap_or_else(PoisonError::into_inner).push(wrong);
+        Ok(())
+    }
+
+    /// Fails if anything was wrong so far.
+    fn check(&self) -> Result<()> {
+        let wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
+        ensure!(wrong.is_empty(), "wrong answers: {wrong:?}");
+        Ok(())
+    }
+
+    /// Waits for `count` further right answers.
+    fn wait_for(&self, what: &str, count: u64) -> Result<()> {
+        let wanted = self.right.load(Ordering::Relaxed) + count;
+        wait_until(what, LIMIT, || self.right.load(Ordering::Relaxed) >= wanted || self.check().is_err())?;
+        self.check()
+    }
+}
+
+/// Whether a reply is the one answer to a query.
+fn is_right(query: &Message, reply: &Message) -> bool {
+    reply.metadata.response_code == ResponseCode::NoError
+        && reply.queries == query.queries
+        && client::addresses(reply) == ["192.0.2.8".parse::<std::net::IpAddr>().expect("an address")]
+}
+
+/// Runs `phases` while clients ask all the time; fails if any answer is wrong.
+fn under_load(lab: &Lab<'_>, phases: impl FnOnce(&Seen) -> Result<()>) -> Result<()> {
+    let seen = Seen::default();
+    thread::scope(|scope| {
+        let ask = |client| lab.namespace.run(|| seen.ask(lab, client))?;
+        let clients: Vec<_> = (0..CLIENTS).map(|client| scope.spawn(move || ask(client))).collect();
+        let result = phases(&seen);
+        seen.done.store(true, Ordering::Relaxed);
+        for client in clients {
+            client.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        }
+        seen.check().and(result)
+    })
+}
+
+#[test]
+fn hanging_recursors_lose_their_preference_and_get_it_back() -> Result<()> {
+    let Some(namespace) = namespace("hang")?.filter(|_| installed()) else { return Ok(()) };
+    let zones = Zones::new()?;
+    let named = zones.named(&namespace, loopback(10))?;
+    let unbound = zones.unbound(&namespace, loopback(11), named.address)?;
+    let recursors = [named.address, unbound.address];
+    let settings = json!({"recursor_selection": "smart", "recursor_timeout": "200ms"});
+    let lab = Lab::start(&namespace, &recursors, &settings)?;
+    let is_preferred = |recursor: &Recursor| {
+        let label = format!("recursor=\"{}\"", recursor.address);
+        lab.metric("bosh_dns_xdp_recursor_preferred", &label).is_ok_and(|preferred| preferred == 1)
+    };
+    under_load(&lab, |seen| {
+        seen.wait_for("answers of healthy recursors", 200)?;
+        let (first, second) = if is_preferred(&named) { (&named, &unbound) } else { (&unbound, &named) };
+        for (hung, other) in [(first, second), (second, first)] {
+            ensure!(is_preferred(hung), "without trouble the preference stays");
+            hung.process.signal(Signal::SIGSTOP)?;
+            wait_until("the other recursor to be preferred", LIMIT, || is_preferred(other))?;
+            seen.wait_for("answers of the other recursor", 200)?;
+            hung.process.signal(Signal::SIGCONT)?;
+        }
+        ensure!(seen.failed() == 0, "SERVFAIL although one recursor was left");
+        Ok(())
+    })
+}
+
+#[test]
+fn killed_recursors_are_used_again_once_they_are_back() -> Result<()> {
+    let Some(namespace) = namespace("kill")?.filter(|_| installed()) else { return Ok(()) };
+    let zones = Zones::new()?;
+    let named = zones.named(&namespace, loopback(10))?;
+    let unbound = zones.unbound(&namespace, loopback(11), named.address)?;
+    let address = named.address;
+    let settings = json!({"recursor_selection": "serial", "recursor_timeout": "200ms"});
+    let lab = Lab::start(&namespace, &[address, unbound.address], &settings)?;
+    let tries = || lab.metric("bosh_dns_xdp_recursor_queries_total", &format!("recursor=\"{address}\""));
+    under_load(&lab, |seen| {
+        seen.wait_for("answers of healthy recursors", 200)?;
+        kill(named)?;
+        seen.wait_for("answers of the recursor that is left", 200)?;
+        ensure!(seen.failed() == 0, "SERVFAIL although one recursor was left");
+        kill(unbound)?;
+        wait_until("SERVFAIL while there is none", LIMIT, || seen.failed() > 50)?;
+        let _named = zones.named(&namespace, address)?;
+        seen.wait_for("answers of the recursor that is back", 200)?;
+        // All is well again: not one further failure.
+        let failed = seen.failed();
+        let before = tries()?;
+        seen.wait_for("answers of the recursor that is back", 200)?;
+        ensure!(seen.failed() == failed, "SERVFAIL although the recursor is back");
+        ensure!(tries()? >= before + 200, "the answers came from elsewhere");
+        Ok(())
+    })
+}

@@ -1,0 +1,181 @@
+//! Answers of real servers come through unharmed.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result, ensure};
+use hickory_proto::{
+    op::Message,
+    rr::{Record, RecordType},
+    serialize::binary::{BinEncodable, BinEncoder},
+};
+use serde_json::json;
+use whole_system_tests::{client, namespace::Namespace};
+
+use super::{
+    lab::{Lab, loopback, namespace},
+    servers::{Recursor, Zones, installed},
+};
+
+/// Bytes of the id, which is each query's own.
+const ID: usize = 2;
+
+/// Both servers and a namespace; `None` where they cannot be had.
+fn servers(label: &str) -> Result<Option<(Recursor, Recursor, Zones, Namespace)>> {
+    let Some(namespace) = namespace(label)?.filter(|_| installed()) else { return Ok(None) };
+    let zones = Zones::new()?;
+    let named = zones.named(&namespace, loopback(10))?;
+    let unbound = zones.unbound(&namespace, loopback(11), named.address)?;
+    Ok(Some((named, unbound, zones, namespace)))
+}
+
+/// A query with an OPT of `size`, DO and CD as told.
+fn query(name: &str, record_type: RecordType, size: u16, dnssec: bool, unchecked: bool) -> Result<Message> {
+    let mut query = client::query(name, record_type, Some(size))?;
+    if let Some(edns) = &mut query.edns {
+        edns.set_dnssec_ok(dnssec);
+    }
+    query.metadata.checking_disabled = unchecked;
+    Ok(query)
+}
+
+/// Asks `server` in the namespace with raw bytes.
+fn ask(namespace: &Namespace, server: SocketAddr, query: &Message, by_tcp: bool) -> Result<Vec<u8>> {
+    let bytes = query.to_vec()?;
+    namespace.run(|| {
+        if by_tcp {
+            client::ask_tcp_raw(server, &bytes)
+        } else {
+            Ok(client::ask_raw(server, &bytes, std::time::Duration::from_secs(5))?)
+        }
+    })?
+}
+
+/// The records of a reply by section, their TTLs left out and in a fixed order:
+/// a recursor counts TTLs down and turns the records of a set around.
+fn sections(reply: &[u8]) -> Result<Vec<Vec<Vec<u8>>>> {
+    let reply = Message::from_vec(reply)?;
+    let bytes = |record: &Record| -> Result<Vec<u8>> {
+        let mut record = record.clone();
+        record.ttl = 0;
+        let mut bytes = Vec::new();
+        record.emit(&mut BinEncoder::new(&mut bytes))?;
+        Ok(bytes)
+    };
+    [&reply.answers, &reply.authorities, &reply.additionals]
+        .into_iter()
+        .map(|section| {
+            let mut records = section.iter().map(bytes).collect::<Result<Vec<_>>>()?;
+            records.sort();
+            Ok(records)
+        })
+        .collect()
+}
+
+/// How many records of the type a reply's answer section holds.
+fn answers(reply: &[u8], record_type: RecordType) -> Result<usize> {
+    let reply = Message::from_vec(reply)?;
+    Ok(reply.answers.iter().filter(|record| record.record_type() == record_type).count())
+}
+
+#[test]
+fn signed_answers_pass_through_unharmed() -> Result<()> {
+    let Some((named, unbound, _zones, namespace)) = servers("signed")? else { return Ok(()) };
+    let questions = [
+        ("www.signed.test.", RecordType::A),
+        ("alias.signed.test.", RecordType::AAAA),
+        ("nowhere.signed.test.", RecordType::A),
+        ("www.signed.test.", RecordType::MX),
+        ("signed.test.", RecordType::DNSKEY),
+        ("signed.test.", RecordType::MX),
+        ("_sip._tcp.signed.test.", RecordType::SRV),
+        ("odd.signed.test.", RecordType::Unknown(65280)),
+    ];
+    for recursor in [&named, &unbound] {
+        let lab = Lab::start(&namespace, &[recursor.address], &json!({}))?;
+        for (name, record_type) in questions {
+            for (dnssec, unchecked, by_tcp) in
+                [(true, false, false), (true, true, true), (false, false, false), (false, true, true)]
+            {
+                let query = query(name, record_type, 4096, dnssec, unchecked)?;
+                let what =
+                    format!("{name} {record_type} from {}, DO {dnssec}, TCP {by_tcp}", recursor.address);
+                // What unbound adds to its first answer it may leave out of later ones.
+                ask(&namespace, recursor.address, &query, by_tcp)?;
+                let direct = ask(&namespace, recursor.address, &query, by_tcp)?;
+                let through = ask(&namespace, lab.server.address, &query, by_tcp)?;
+                ensure!(
+                    through[..12] == direct[..12],
+                    "{what}: {:?}, not {:?}",
+                    &through[..12],
+                    &direct[..12]
+                );
+                ensure!(sections(&through)? == sections(&direct)?, "{what}: other records");
+                if recursor.address == named.address && record_type != RecordType::DNSKEY {
+                    // An authority's TTLs stand still, and these sets have one record each.
+                    ensure!(through == direct, "{what}: other bytes");
+                }
+                let signed = sections(&through)?.concat().len();
+                ensure!(!dnssec || signed > 1, "{what}: nothing is signed");
+            }
+        }
+        let query = query("www.signed.test.", RecordType::A, 1232, true, false)?;
+        let reply = lab.ask(&query)?;
+        ensure!(answers(&reply.to_vec()?, RecordType::RRSIG)? == 1, "no signature: {reply}");
+        ensure!(
+            reply.metadata.authentic_data == (recursor.address == unbound.address),
+            "AD is the recursor's: {reply}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn the_cache_keeps_signed_and_plain_answers_apart() -> Result<()> {
+    let Some((_named, unbound, _zones, namespace)) = servers("signedcache")? else { return Ok(()) };
+    let lab = Lab::start(&namespace, &[unbound.address], &json!({"cache": {"enabled": true}}))?;
+    let signed = query("www.signed.test.", RecordType::A, 1232, true, false)?;
+    let plain = query("www.signed.test.", RecordType::A, 1232, false, false)?;
+    let first = ask(&namespace, lab.server.address, &signed, false)?;
+    for (query, signatures) in [(&plain, 0), (&signed, 1), (&plain, 0), (&signed, 1)] {
+        let reply = ask(&namespace, lab.server.address, query, false)?;
+        ensure!(answers(&reply, RecordType::RRSIG)? == signatures, "{}", Message::from_vec(&reply)?);
+        ensure!(answers(&reply, RecordType::A)? == 1, "{}", Message::from_vec(&reply)?);
+        if signatures == 1 {
+            ensure!(sections(&reply)? == sections(&first)?, "a hit differs from the first answer");
+            ensure!(Message::from_vec(&reply)?.metadata.authentic_data, "AD is lost in the cache");
+        }
+    }
+    ensure!(lab.metric("coredns_cache_hits_total", "type=\"success\"")? == 3);
+    ensure!(lab.metric("coredns_cache_misses_total", "")? == 2);
+    Ok(())
+}
+
+#[test]
+fn large_answers_come_whole_or_marked_as_cut() -> Result<()> {
+    let Some((named, unbound, _zones, namespace)) = servers("large")? else { return Ok(()) };
+    for recursor in [&named, &unbound] {
+        let lab = Lab::start(&namespace, &[recursor.address], &json!({}))?;
+        let ask = |query: &Message, by_tcp| ask(&namespace, lab.server.address, query, by_tcp);
+        for dnssec in [false, true] {
+            let huge = query("huge.signed.test.", RecordType::TXT, 1232, dnssec, false)?;
+            let whole = ask(&huge, true)?;
+            ensure!(answers(&whole, RecordType::TXT)? == 60 && whole.len() > 14_000, "{} bytes", whole.len());
+            let large = query("large.signed.test.", RecordType::TXT, 4096, dnssec, false)?;
+            let whole = ask(&large, false)?;
+            ensure!(answers(&whole, RecordType::TXT)? == 10 && whole.len() > 2_400, "{} bytes", whole.len());
+            ensure!(whole[ID] & 2 == 0, "TC on a whole answer");
+            for size in [512, 1232] {
+                let large = query("large.signed.test.", RecordType::TXT, size, dnssec, false)?;
+                let cut = ask(&large, false)?;
+                ensure!(cut.len() <= usize::from(size), "{} bytes for {size}", cut.len());
+                ensure!(cut[ID] & 2 != 0, "no TC on a cut answer");
+                Message::from_vec(&cut).context("a cut answer cannot be read")?;
+                ensure!(answers(&ask(&large, true)?, RecordType::TXT)? == 10, "by TCP it is whole");
+            }
+        }
+        let plain = client::query("large.signed.test.", RecordType::TXT, None)?;
+        let cut = ask(&plain, false)?;
+        ensure!(cut.len() <= 512 && cut[ID] & 2 != 0, "{} bytes without EDNS", cut.len());
+    }
+    Ok(())
+}

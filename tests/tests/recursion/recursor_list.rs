@@ -1,0 +1,173 @@
+//! Which recursors are asked: those of /etc/resolv.conf as it changes, by IPv4 and
+//! IPv6, without the excluded ones and ourselves.
+
+use std::{
+    fs, io,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Result, ensure};
+use hickory_proto::{op::ResponseCode, rr::RecordType};
+use nix::{
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, unshare},
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use whole_system_tests::{client, namespace::Namespace, process::wait_until};
+
+use super::{
+    lab::{Lab, namespace},
+    scripted::Scripted,
+};
+
+/// Far more than a change may take to be noticed; reached only by failures.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Addresses of the namespace besides loopback's, which resolv.conf may not name.
+const ADDRESSES: [&str; 5] = ["10.9.0.1", "10.9.0.2", "10.9.0.3", "10.9.0.9", "fd09::1"];
+
+/// Number `n` of [`ADDRESSES`], on port 53.
+fn address(n: usize) -> SocketAddr {
+    SocketAddr::new(ADDRESSES[n].parse::<IpAddr>().expect("an address"), 53)
+}
+
+/// What a recursor at number `n` of [`ADDRESSES`] answers.
+fn answer(n: usize) -> Ipv4Addr {
+    Ipv4Addr::new(192, 0, 2, n as u8)
+}
+
+/// A namespace with all addresses.
+fn addressed(label: &str) -> Result<Option<Namespace>> {
+    let Some(namespace) = namespace(label)? else { return Ok(None) };
+    for address in ADDRESSES {
+        let prefix = if address.contains(':') { 128 } else { 32 };
+        namespace.ip(&["addr", "add", &format!("{address}/{prefix}"), "dev", "lo"])?;
+    }
+    Ok(Some(namespace))
+}
+
+/// A folder that a server sees as /etc.
+struct Etc(TempDir);
+
+impl Etc {
+    /// With a resolv.conf.
+    fn new(text: &str) -> Result<Self> {
+        let etc = Self(TempDir::with_prefix("bdx-etc-")?);
+        fs::write(etc.resolv_conf(), text)?;
+        Ok(etc)
+    }
+
+    /// The file.
+    fn resolv_conf(&self) -> PathBuf {
+        self.0.path().join("resolv.conf")
+    }
+
+    /// Replaces the file by a new one, as resolvconf and DHCP clients do.
+    fn replace(&self, text: &str) -> Result<()> {
+        let new = self.0.path().join("resolv.conf.new");
+        fs::write(&new, text)?;
+        Ok(fs::rename(new, self.resolv_conf())?)
+    }
+
+    /// Starts a server without configured recursors that sees it.
+    fn server<'a>(&self, namespace: &'a Namespace, extra: &Value) -> Result<Lab<'a>> {
+        let mut settings = json!({"address": ADDRESSES[3]});
+        whole_system_tests::server::merge(&mut settings, extra);
+        let etc = self.0.path().to_owned();
+        Lab::start_prepared(namespace, &[], &settings, |command| {
+            // SAFETY: plain system calls, allowed between fork and exec.
+            unsafe { command.pre_exec(move || show_as_etc(&etc)) };
+        })
+    }
+}
+
+/// Gives this process a mount namespace in which `folder` is /etc.
+fn show_as_etc(folder: &Path) -> io::Result<()> {
+    unshare(CloneFlags::CLONE_NEWNS)?;
+    let none = None::<&str>;
+    // Nothing of what follows may reach the other mount namespaces.
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
+    Ok(mount(Some(folder), "/etc", none, MsFlags::MS_BIND, none)?)
+}
+
+/// Waits until answers come from the recursor at number `n`.
+fn wait_for(lab: &Lab<'_>, n: usize) -> Result<()> {
+    let answered = || {
+        let reply = lab.ask_for("www.test.", RecordType::A);
+        reply.is_ok_and(|reply| client::addresses(&reply) == [answer(n)])
+    };
+    wait_until(&format!("answers of {}", ADDRESSES[n]), LIMIT, answered)
+        .map_err(|error| error.context(lab.server.log()))
+}
+
+#[test]
+fn resolv_conf_is_followed() -> Result<()> {
+    let Some(namespace) = addressed("resolv")? else { return Ok(()) };
+    let recursors = [0, 1, 2, 4].map(|n| Scripted::answering(&namespace, address(n), answer(n)));
+    let [first, excluded, third, sixth] = recursors;
+    let (first, excluded, third, sixth) = (first?, excluded?, third?, sixth?);
+    // Ourselves, by our address and by loopback; one that is excluded; one that is not.
+    let etc = Etc::new(
+        "search test\nnameserver 10.9.0.9\nnameserver 127.0.0.53\nnameserver 10.9.0.2\nnameserver 10.9.0.1\n",
+    )?;
+    let lab = etc.server(&namespace, &json!({"excluded_recursors": ["10.9.0.2"]}))?;
+    wait_for(&lab, 0)?;
+    etc.replace("nameserver 10.9.0.2\nnameserver fd09::1\n")?;
+    wait_for(&lab, 4)?;
+    fs::write(etc.resolv_conf(), "nameserver 10.9.0.3\n")?;
+    wait_for(&lab, 2)?;
+
+    // What names nobody changes nothing: such files are about to be written.
+    let asked = third.count();
+    fs::remove_file(etc.resolv_conf())?;
+    wait_until("the missing file to be noticed", LIMIT, || {
+        lab.server.log().contains("recursors in use stay")
+    })?;
+    let reply = lab.ask_for("www.test.", RecordType::A)?;
+    ensure!(client::addresses(&reply) == [answer(2)], "{reply}");
+    ensure!(third.count() > asked);
+    etc.replace("nameserver 10.9.0.1\n")?;
+    wait_for(&lab, 0)?;
+
+    ensure!(excluded.count() == 0, "the excluded recursor was asked");
+    let asked = first.asked().len() + third.asked().len() + sixth.asked().len();
+    ensure!(asked < 1000, "{asked} queries: we have asked ourselves");
+    Ok(())
+}
+
+#[test]
+fn exclusions_hold_for_configured_recursors_and_ipv6_is_as_good() -> Result<()> {
+    let Some(namespace) = addressed("exclude")? else { return Ok(()) };
+    let excluded = Scripted::answering(&namespace, address(0), answer(0))?;
+    let sixth = Scripted::answering(&namespace, address(4), answer(4))?;
+    let settings = json!({
+        "recursors": ["10.9.0.1:53", "[fd09::1]:53"],
+        "excluded_recursors": ["10.9.0.1"],
+    });
+    let lab = Lab::start(&namespace, &[], &settings)?;
+    for by_tcp in [false, true] {
+        let query = client::query("www.test.", RecordType::A, None)?;
+        let reply = if by_tcp { lab.ask_tcp(&query)? } else { lab.ask(&query)? };
+        ensure!(client::addresses(&reply) == [answer(4)], "{reply}");
+    }
+    let by_tcp: Vec<bool> = sixth.asked().iter().map(|asked| asked.by_tcp).collect();
+    ensure!(by_tcp == [false, true], "as the client asked, so the recursor is asked: {by_tcp:?}");
+    ensure!(excluded.count() == 0, "the excluded recursor was asked");
+    Ok(())
+}
+
+#[test]
+fn without_any_recursor_the_answer_is_servfail() -> Result<()> {
+    let Some(namespace) = addressed("nobody")? else { return Ok(()) };
+    let etc = Etc::new("# none\n")?;
+    let lab = etc.server(&namespace, &json!({}))?;
+    let reply = lab.ask_for("www.test.", RecordType::A)?;
+    ensure!(reply.metadata.response_code == ResponseCode::ServFail, "{reply}");
+    let _late = Scripted::answering(&namespace, address(0), answer(0))?;
+    etc.replace("nameserver 10.9.0.1\n")?;
+    wait_for(&lab, 0)
+}

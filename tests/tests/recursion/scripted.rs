@@ -1,0 +1,244 @@
+//! A recursor that does as it is told.
+
+use std::{
+    collections::HashMap,
+    io::{self, Read, Write},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use hickory_proto::{
+    op::{Edns, Message, MessageType, ResponseCode},
+    rr::{
+        Name, RData, Record,
+        rdata::{A, SOA},
+    },
+};
+use whole_system_tests::namespace::Namespace;
+
+/// How long a thread waits before it looks whether it is to end.
+const NAP: Duration = Duration::from_millis(20);
+
+/// A recursor on UDP and TCP until it is dropped.
+pub(crate) struct Scripted {
+    /// What its threads share.
+    shared: Arc<Shared>,
+    /// Its threads.
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What the threads of a recursor share.
+struct Shared {
+    /// What it does with every query.
+    script: Box<Script>,
+    /// What it was asked.
+    asked: Mutex<Vec<Asked>>,
+    /// Whether it is to end.
+    ended: AtomicBool,
+}
+
+/// What a recursor does with a query.
+type Script = dyn Fn(&Asked) -> Vec<Say> + Send + Sync;
+
+/// A query that a recursor was sent.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    /// The message.
+    pub(crate) bytes: Vec<u8>,
+    /// The same, read.
+    pub(crate) message: Message,
+    /// Who sent it.
+    pub(crate) from: SocketAddr,
+    /// Whether it came by TCP.
+    pub(crate) by_tcp: bool,
+}
+
+/// Something to be sent.
+#[derive(Clone, Debug)]
+pub(crate) struct Say {
+    /// The message.
+    pub(crate) bytes: Vec<u8>,
+    /// Where it comes from, if not from whom was asked; for UDP.
+    pub(crate) from: Option<SocketAddr>,
+}
+
+impl From<Message> for Say {
+    fn from(message: Message) -> Self {
+        let bytes = message.to_vec().expect("scripts make messages that can be written");
+        Self { bytes, from: None }
+    }
+}
+
+impl Asked {
+    /// The name asked for, in the letter case of the query.
+    pub(crate) fn name(&self) -> String {
+        self.message.queries.first().map(|query| query.name().to_string()).unwrap_or_default()
+    }
+
+    /// A reply without records; with an OPT where the query had one.
+    pub(crate) fn reply(&self, rcode: ResponseCode) -> Message {
+        let mut reply = self.message.clone();
+        reply.metadata.message_type = MessageType::Response;
+        reply.metadata.recursion_available = true;
+        reply.metadata.response_code = rcode;
+        reply.edns = self.message.edns.as_ref().map(|asked| {
+            let mut edns = Edns::new();
+            edns.set_max_payload(1400).set_dnssec_ok(asked.flags().dnssec_ok);
+            edns
+        });
+        reply
+    }
+
+    /// NOERROR with one address.
+    pub(crate) fn answer(&self, address: Ipv4Addr, ttl: u32) -> Message {
+        let mut reply = self.reply(ResponseCode::NoError);
+        if let Some(query) = self.message.queries.first() {
+            reply.add_answer(Record::from_rdata(query.name().clone(), ttl, RData::A(A(address))));
+        }
+        reply
+    }
+
+    /// NXDOMAIN, or NOERROR without data, with an SOA.
+    pub(crate) fn deny(&self, rcode: ResponseCode, soa_ttl: u32, minimum: u32) -> Message {
+        let mut reply = self.reply(rcode);
+        let name = |text| Name::from_ascii(text).expect("a name of our own making");
+        let soa = SOA::new(name("ns.test."), name("admin.test."), 7, 3600, 600, 86_400, minimum);
+        reply.add_authority(Record::from_rdata(name("test."), soa_ttl, RData::SOA(soa)));
+        reply
+    }
+}
+
+impl Scripted {
+    /// Starts a recursor in `namespace`. A script that returns nothing keeps silent;
+    /// one that waits lets all later queries by UDP wait as well.
+    pub(crate) fn start(
+        namespace: &Namespace,
+        address: SocketAddr,
+        script: impl Fn(&Asked) -> Vec<Say> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let shared = Arc::new(Shared {
+            script: Box::new(script),
+            asked: Mutex::default(),
+            ended: AtomicBool::new(false),
+        });
+        let sockets = namespace.run(|| -> io::Result<_> {
+            let udp = socket2::Socket::from(UdpSocket::bind(address)?);
+            let _ = udp.set_recv_buffer_size(4 << 20);
+            Ok((UdpSocket::from(udp), TcpListener::bind(address)?))
+        })?;
+        let (udp, tcp) = sockets.with_context(|| format!("a recursor at {address}"))?;
+        udp.set_read_timeout(Some(NAP))?;
+        tcp.set_nonblocking(true)?;
+        // They inherit the namespace, where forged replies have to come from.
+        let threads = namespace.run(|| {
+            let (one, other) = (Arc::clone(&shared), Arc::clone(&shared));
+            vec![thread::spawn(move || one.serve_udp(&udp)), thread::spawn(move || other.serve_tcp(&tcp))]
+        })?;
+        Ok(Self { shared, threads })
+    }
+
+    /// One that answers every name with `address`, TTL 300.
+    pub(crate) fn answering(namespace: &Namespace, at: SocketAddr, address: Ipv4Addr) -> Result<Self> {
+        Self::start(namespace, at, move |asked| vec![asked.answer(address, 300).into()])
+    }
+
+    /// One that never answers.
+    pub(crate) fn silent(namespace: &Namespace, at: SocketAddr) -> Result<Self> {
+        Self::start(namespace, at, |_| Vec::new())
+    }
+
+    /// What it was asked so far.
+    pub(crate) fn asked(&self) -> Vec<Asked> {
+        self.shared.asked().clone()
+    }
+
+    /// How many queries it was sent so far.
+    pub(crate) fn count(&self) -> usize {
+        self.shared.asked().len()
+    }
+}
+
+impl Drop for Scripted {
+    fn drop(&mut self) {
+        self.shared.ended.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            // A script that panicked has told so by the missing reply.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// What was asked.
+    fn asked(&self) -> MutexGuard<'_, Vec<Asked>> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether to go on.
+    fn goes_on(&self) -> bool {
+        !self.ended.load(Ordering::Relaxed)
+    }
+
+    /// What to say to a query; nothing to what is none.
+    fn consider(&self, bytes: &[u8], from: SocketAddr, by_tcp: bool) -> Vec<Say> {
+        let Ok(message) = Message::from_vec(bytes) else { return Vec::new() };
+        let asked = Asked { bytes: bytes.to_vec(), message, from, by_tcp };
+        self.asked().push(asked.clone());
+        (self.script)(&asked)
+    }
+
+    /// Answers datagrams.
+    fn serve_udp(&self, socket: &UdpSocket) {
+        let mut buffer = vec![0; 65_535];
+        let mut elsewhere: HashMap<SocketAddr, UdpSocket> = HashMap::new();
+        while self.goes_on() {
+            let Ok((length, client)) = socket.recv_from(&mut buffer) else { continue };
+            for Say { bytes, from } in self.consider(&buffer[..length], client, false) {
+                let sender = match from {
+                    None => socket,
+                    Some(address) => elsewhere.entry(address).or_insert_with(|| {
+                        UdpSocket::bind(address).expect("a free address of the test's namespace")
+                    }),
+                };
+                let _ = sender.send_to(&bytes, client);
+            }
+        }
+    }
+
+    /// Answers connections, one after the other. No reply: the connection is closed.
+    fn serve_tcp(&self, listener: &TcpListener) {
+        while self.goes_on() {
+            match listener.accept() {
+                Ok((stream, client)) => drop(self.converse(stream, client)),
+                Err(_) => thread::sleep(Duration::from_millis(2)),
+            }
+        }
+    }
+
+    /// Answers the queries of one connection.
+    fn converse(&self, mut stream: TcpStream, client: SocketAddr) -> io::Result<()> {
+        stream.set_nonblocking(false)?;
+        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+        while self.goes_on() {
+            let mut length = [0; 2];
+            stream.read_exact(&mut length)?;
+            let mut query = vec![0; usize::from(u16::from_be_bytes(length))];
+            stream.read_exact(&mut query)?;
+            let says = self.consider(&query, client, true);
+            if says.is_empty() {
+                return Ok(());
+            }
+            for Say { bytes, .. } in says {
+                let length = u16::try_from(bytes.len()).map_err(io::Error::other)?;
+                stream.write_all(&[&length.to_be_bytes()[..], &bytes].concat())?;
+            }
+        }
+        Ok(())
+    }
+}

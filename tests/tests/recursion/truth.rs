@@ -1,0 +1,174 @@
+//! What a client gets when recursors fail: the truth, or what the reference says.
+
+use std::net::Ipv4Addr;
+
+use anyhow::{Result, ensure};
+use hickory_proto::{
+    op::{Message, ResponseCode},
+    rr::RecordType,
+};
+use serde_json::json;
+use whole_system_tests::{client, namespace::Namespace};
+
+use super::{
+    lab::{Lab, loopback, namespace},
+    scripted::{Asked, Say, Scripted},
+};
+
+/// What the two recursors do, by the labels of a name, and the truth about it.
+const TRUTHS: &[(&str, &str, ResponseCode)] = &[
+    // The second one helps out.
+    ("servfail", "noerror", ResponseCode::NoError),
+    ("silence", "noerror", ResponseCode::NoError),
+    ("nxdomain", "noerror", ResponseCode::NoError),
+    ("garbage", "noerror", ResponseCode::NoError),
+    // Nobody answers.
+    ("silence", "silence", ResponseCode::ServFail),
+    ("garbage", "silence", ResponseCode::ServFail),
+    ("stub", "stub", ResponseCode::ServFail),
+    ("wrongid", "wrongid", ResponseCode::ServFail),
+    // The last RCODE.
+    ("servfail", "servfail", ResponseCode::ServFail),
+    ("refused", "servfail", ResponseCode::ServFail),
+    ("servfail", "refused", ResponseCode::Refused),
+    ("refused", "silence", ResponseCode::Refused),
+    ("silence", "refused", ResponseCode::Refused),
+    ("notimp", "notimp", ResponseCode::NotImp),
+    ("formerr", "formerr", ResponseCode::FormErr),
+    ("bare", "bare", ResponseCode::Refused),
+    // That a name does not exist tells more than that somebody failed.
+    ("nxdomain", "servfail", ResponseCode::NXDomain),
+    ("refused", "nxdomain", ResponseCode::NXDomain),
+    ("nxdomain", "silence", ResponseCode::NXDomain),
+    ("nxdomain", "nxdomain", ResponseCode::NXDomain),
+];
+
+/// Does what the label at `position` of a name says.
+fn obey(asked: &Asked, position: usize) -> Vec<Say> {
+    let name = asked.name();
+    let rcode = match name.split('.').nth(position) {
+        Some("noerror") => return vec![asked.answer(Ipv4Addr::new(192, 0, 2, 1), 300).into()],
+        Some("nxdomain") => return vec![asked.deny(ResponseCode::NXDomain, 900, 120).into()],
+        Some("silence") => return Vec::new(),
+        // A count of records that are not there.
+        Some("garbage") => {
+            let mut say = Say::from(asked.reply(ResponseCode::NoError));
+            say.bytes[7] = 9;
+            return vec![say];
+        }
+        // Less than a header.
+        Some("stub") => return vec![Say { bytes: asked.bytes[..5].to_vec(), from: None }],
+        Some("wrongid") => {
+            let mut reply = asked.answer(Ipv4Addr::new(192, 0, 2, 66), 300);
+            reply.metadata.id ^= 1;
+            return vec![reply.into()];
+        }
+        // Without its question.
+        Some("bare") => {
+            let mut reply = asked.reply(ResponseCode::Refused);
+            reply.queries.clear();
+            return vec![reply.into()];
+        }
+        Some("refused") => ResponseCode::Refused,
+        Some("notimp") => ResponseCode::NotImp,
+        Some("formerr") => ResponseCode::FormErr,
+        _ => ResponseCode::ServFail,
+    };
+    vec![asked.reply(rcode).into()]
+}
+
+/// Two obedient recursors and a server that asks them in turn.
+fn start<'a>(namespace: &'a Namespace, errors: &str) -> Result<(Lab<'a>, [Scripted; 2])> {
+    let recursors = [
+        Scripted::start(namespace, loopback(10), |asked| obey(asked, 0))?,
+        Scripted::start(namespace, loopback(11), |asked| obey(asked, 1))?,
+    ];
+    let settings = json!({"recursor_timeout": "150ms", "recursor_errors": errors});
+    let lab = Lab::start(namespace, &[loopback(10), loopback(11)], &settings)?;
+    Ok((lab, recursors))
+}
+
+/// Whether a reply is about the query alone.
+fn belongs(query: &Message, reply: &Message) -> bool {
+    reply.metadata.id == query.metadata.id && reply.queries == query.queries
+}
+
+#[test]
+fn the_truth_is_told_by_default() -> Result<()> {
+    let Some(namespace) = namespace("truth")? else { return Ok(()) };
+    let (lab, recursors) = start(&namespace, "truthful")?;
+    for &(first, second, truth) in TRUTHS {
+        let before = recursors.each_ref().map(Scripted::count);
+        let query = client::query(&format!("{first}.{second}.test."), RecordType::A, None)?;
+        let reply = lab.ask(&query)?;
+        ensure!(belongs(&query, &reply), "{first}, {second}: {reply}");
+        ensure!(reply.metadata.response_code == truth, "{first}, {second}, not {truth}: {reply}");
+        let answered = !client::addresses(&reply).is_empty();
+        ensure!(answered == (truth == ResponseCode::NoError), "{first}, {second}: {reply}");
+        let has_soa = reply.authorities.iter().any(|record| record.record_type() == RecordType::SOA);
+        ensure!(has_soa == (truth == ResponseCode::NXDomain), "{first}, {second}: {reply}");
+        for (number, recursor) in recursors.iter().enumerate() {
+            ensure!(recursor.count() == before[number] + 1, "{first}, {second}: each is asked once");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn with_nxdomain_configured_every_failure_is_one() -> Result<()> {
+    let Some(namespace) = namespace("nxdomain")? else { return Ok(()) };
+    let (lab, _recursors) = start(&namespace, "nxdomain")?;
+    for &(first, second, truth) in TRUTHS {
+        let reply = lab.ask_for(&format!("{first}.{second}.test."), RecordType::A)?;
+        let expected = if truth == ResponseCode::NoError { truth } else { ResponseCode::NXDomain };
+        ensure!(reply.metadata.response_code == expected, "{first}, {second}, not {expected}: {reply}");
+        ensure!(expected == ResponseCode::NoError || reply.authorities.is_empty(), "an SOA: {reply}");
+    }
+    Ok(())
+}
+
+#[test]
+fn closed_ports_are_noticed_at_once() -> Result<()> {
+    let Some(namespace) = namespace("closed")? else { return Ok(()) };
+    // Should ICMP be overlooked, the client would lose patience first.
+    let settings = json!({"recursor_timeout": "1m", "request_timeout": "2m"});
+    let lab = Lab::start(&namespace, &[loopback(10), loopback(11)], &settings)?;
+    for message in [
+        client::query("closed.test.", RecordType::A, None)?,
+        client::query("closed.test.", RecordType::A, Some(1232))?,
+    ] {
+        for reply in [lab.ask(&message)?, lab.ask_tcp(&message)?] {
+            ensure!(reply.metadata.response_code == ResponseCode::ServFail, "{reply}");
+            ensure!(reply.edns.is_some() == message.edns.is_some(), "{reply}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn without_recursors_queries_are_refused() -> Result<()> {
+    let Some(namespace) = namespace("none")? else { return Ok(()) };
+    let lab = Lab::start(&namespace, &[], &json!({"disable_recursors": true}))?;
+    let reply = lab.ask_for("www.test.", RecordType::A)?;
+    ensure!(reply.metadata.response_code == ResponseCode::Refused, "{reply}");
+    Ok(())
+}
+
+#[test]
+fn failures_by_tcp_are_told_as_truly() -> Result<()> {
+    let Some(namespace) = namespace("tcptruth")? else { return Ok(()) };
+    let (lab, _recursors) = start(&namespace, "truthful")?;
+    for (first, second, truth) in [
+        ("servfail", "noerror", ResponseCode::NoError),
+        ("silence", "noerror", ResponseCode::NoError),
+        ("silence", "silence", ResponseCode::ServFail),
+        ("wrongid", "refused", ResponseCode::Refused),
+        ("nxdomain", "servfail", ResponseCode::NXDomain),
+    ] {
+        let query = client::query(&format!("{first}.{second}.test."), RecordType::A, None)?;
+        let reply = lab.ask_tcp(&query)?;
+        ensure!(belongs(&query, &reply), "{first}, {second}: {reply}");
+        ensure!(reply.metadata.response_code == truth, "{first}, {second}, not {truth}: {reply}");
+    }
+    Ok(())
+}

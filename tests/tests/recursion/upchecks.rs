@@ -1,0 +1,60 @@
+//! Up-check names, and the server's questions to itself.
+
+use std::net::IpAddr;
+
+use anyhow::{Context, Result, ensure};
+use hickory_proto::{op::ResponseCode, rr::RecordType};
+use serde_json::json;
+use whole_system_tests::client;
+
+use super::{
+    lab::{Lab, OURS, loopback, namespace},
+    scripted::Scripted,
+};
+
+#[test]
+fn upcheck_names_are_ours_whatever_else_there_is() -> Result<()> {
+    let Some(namespace) = namespace("upcheck")? else { return Ok(()) };
+    let recursor = Scripted::answering(&namespace, loopback(10), [192, 0, 2, 1].into())?;
+    let settings = json!({
+        "upcheck_domains": ["upcheck.bosh-dns.", "Health.Test"],
+        "handlers": [{"domain": "health.test", "source": {"type": "deny"}, "cache": {"enabled": false}}],
+    });
+    let lab = Lab::start(&namespace, &[loopback(10)], &settings)?;
+    let (v4, v6): (IpAddr, IpAddr) = ("127.0.0.1".parse()?, "::1".parse()?);
+    for name in ["upcheck.bosh-dns.", "health.test.", "HEALTH.test."] {
+        for (record_type, expected) in
+            [(RecordType::A, vec![v4]), (RecordType::AAAA, vec![v6]), (RecordType::TXT, vec![])]
+        {
+            let reply = lab.ask_for(name, record_type)?;
+            ensure!(reply.metadata.response_code == ResponseCode::NoError, "{reply}");
+            ensure!(client::addresses(&reply) == expected, "{reply}");
+        }
+    }
+    ensure!(recursor.count() == 0, "an up-check was forwarded");
+    Ok(())
+}
+
+#[test]
+fn a_server_that_cannot_answer_itself_ends() -> Result<()> {
+    let Some(namespace) = namespace("ends")? else { return Ok(()) };
+    // A name that does not exist: its question to itself brings no address.
+    let settings = json!({
+        "timeout": "1s",
+        "internal_upcheck_domain": {"enabled": true, "dns_query": "nowhere.q-g9.bosh."},
+    });
+    // The server does answer other questions before it gives up, and may be met alive.
+    let started = Lab::start(&namespace, &[], &settings);
+    let log = match started {
+        Ok(mut lab) => {
+            let status = lab.server.process().wait(std::time::Duration::from_secs(10))?;
+            ensure!(status.code() == Some(1), "{status}");
+            lab.server.log()
+        }
+        Err(error) => format!("{error:#}"),
+    };
+    ensure!(log.contains("nowhere.q-g9.bosh."), "the reason is not in the log: {log}");
+    let silent =
+        namespace.run(|| client::ask(OURS, &client::query("upcheck.bosh-dns.", RecordType::A, None)?))?;
+    silent.err().map(drop).context("it still answers")
+}
