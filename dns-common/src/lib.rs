@@ -5,6 +5,7 @@
 //! * [`entry`]: how a published name and its addresses lie in the arena.
 //! * [`control`]: what userspace tells the program: lease, seed, endpoints, tap.
 //! * [`counters`]: what the program tells userspace: one slot per CPU.
+//! * [`reset`]: for the bench of the programs alone.
 //! * [`tap`]: the sampled events that show what tcpdump cannot see.
 #![no_std]
 
@@ -12,6 +13,7 @@ pub mod control;
 pub mod counters;
 pub mod entry;
 pub mod name;
+pub mod reset;
 pub mod tap;
 
 /// Version of everything in this crate that lies in a map.

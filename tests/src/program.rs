@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, bail};
 use aya::{
     Ebpf, EbpfLoader, TestRun as _, TestRunOptions, VerifierLogLevel,
     maps::{Map, MapData},
-    programs::{SchedClassifier, Xdp},
+    programs::{ProgramFd, SchedClassifier, Xdp},
 };
 use dns_common::{
     control::{Control, Endpoint, MAX_ENDPOINTS},
@@ -274,6 +274,12 @@ impl Program {
             }
         }
         sum
+    }
+
+    /// The file descriptor of a program, for the bench that runs it by a tail call.
+    pub fn fd(&self, hook: Hook) -> Result<&ProgramFd> {
+        let program = self.ebpf.program(hook.program()).context("no such program in the object")?;
+        Ok(program.fd()?)
     }
 
     /// Runs a program once over `packet`.

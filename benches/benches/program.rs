@@ -1,0 +1,286 @@
+//! What the BPF programs cost per packet, by `BPF_PROG_TEST_RUN`: beside the
+//! bare reflector, in the same run.
+//!
+//! A round makes the packet anew and runs the program on it. What the reset
+//! costs is measured alone and taken off. Rounds of all rows take turns, and
+//! the median counts: what else the machine does meanwhile hits all alike.
+
+use std::{net::Ipv4Addr, net::SocketAddr, path::Path};
+
+use anyhow::{Context as _, Result, ensure};
+use aya::{
+    Ebpf, TestRun as _, TestRunOptions,
+    maps::{Array, MapData, ProgramArray},
+    programs::{ProgramFd, SchedClassifier, Xdp},
+};
+use dns_common::{
+    counters::Outcome,
+    reset::{HEAD_LEN, Original},
+};
+use whole_system_tests::{
+    program::{Hook, Program, Published},
+    requirements,
+};
+use zerocopy::FromBytes;
+
+/// Runs of one measurement.
+const REPEAT: u32 = 50_000;
+/// Measurements of each row.
+const ROUNDS: usize = 15;
+/// Names that are published beside those asked for, as in a fleet of 1,000 instances.
+const OTHER_NAMES: u32 = 1_300;
+/// Where queries go.
+const SERVER: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 2);
+/// Where they come from.
+const CLIENT: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 1);
+
+fn main() -> Result<()> {
+    if !requirements::bpf() {
+        return Ok(());
+    }
+    stay_on_one_cpu()?;
+    let mut program = Program::load()?;
+    program.set_endpoints(&[SocketAddr::from((SERVER, 53))]);
+    for number in 0..OTHER_NAMES {
+        let name = wire(&format!("other-{number}.q-g0.bosh"));
+        program.publish(&name, &addresses(8))?;
+    }
+    let mut reset = Reset::load()?;
+    for (label, measured, reflector) in
+        [("xdp", Hook::Xdp, Hook::Reflector), ("tc", Hook::Tc, Hook::TcReflector)]
+    {
+        let mut rows = rows(measured, reflector);
+        for row in &rows {
+            if let Expected::Counted(Outcome::Hit) = row.expected {
+                program.publish(&row.name, &addresses(row.answers))?;
+            }
+        }
+        for _ in 0..ROUNDS {
+            for row in &mut rows {
+                row.measure(&mut program, &mut reset)?;
+            }
+        }
+        print(label, &rows);
+    }
+    Ok(())
+}
+
+/// Keeps this thread, and with it the runs, where it is now.
+fn stay_on_one_cpu() -> Result<()> {
+    // SAFETY: no precondition.
+    let cpu = usize::try_from(unsafe { libc::sched_getcpu() }).context("no number of this CPU")?;
+    let mut set = nix::sched::CpuSet::new();
+    set.set(cpu)?;
+    nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set).context("cannot stay on one CPU")
+}
+
+/// One program with one packet.
+struct Row {
+    /// What it is.
+    label: String,
+    /// The program, or none: the reset alone.
+    subject: Option<Hook>,
+    /// The hook of the reset.
+    at: Hook,
+    /// The name asked for.
+    name: Vec<u8>,
+    /// Addresses that the name has.
+    answers: u32,
+    /// What each run must come to.
+    expected: Expected,
+    /// Time of one run in each round so far, ns.
+    times: Vec<u128>,
+}
+
+/// What a run comes to.
+#[derive(Clone, Copy)]
+enum Expected {
+    /// The program counts nothing.
+    Nothing,
+    /// The program counts this.
+    Counted(Outcome),
+}
+
+/// All rows of a hook: the reset alone, the reflector, misses and hits.
+fn rows(at: Hook, reflector: Hook) -> Vec<Row> {
+    let row = |label: String, subject, name_len, answers, expected| Row {
+        label,
+        subject,
+        at,
+        name: name_of(name_len, answers),
+        answers,
+        expected,
+        times: Vec::new(),
+    };
+    let mut rows = vec![
+        row("reset alone".into(), None, 14, 0, Expected::Nothing),
+        row("reflector".into(), Some(reflector), 14, 0, Expected::Nothing),
+    ];
+    for name_len in [14, 40, 90] {
+        let label = format!("miss, name of {name_len} bytes");
+        rows.push(row(label, Some(at), name_len, 0, Expected::Counted(Outcome::NotPublished)));
+    }
+    for answers in [1, 3, 10, 24] {
+        for name_len in [14, 40, 90] {
+            let label = format!("{answers} answers, name of {name_len} bytes");
+            rows.push(row(label, Some(at), name_len, answers, Expected::Counted(Outcome::Hit)));
+        }
+    }
+    rows
+}
+
+impl Row {
+    /// Measures a round, and sees that each run came to what it should.
+    fn measure(&mut self, program: &mut Program, reset: &mut Reset) -> Result<()> {
+        let packet = query(&self.name);
+        let subject = self.subject.map(|hook| program.fd(hook)).transpose()?;
+        reset.prepare(self.at, subject, &packet)?;
+        let before = program.counters().outcomes;
+        let time = reset.run(self.at, &packet)?;
+        let after = program.counters().outcomes;
+        for &outcome in Outcome::ALL {
+            let counted = after[outcome as usize] - before[outcome as usize];
+            let expected = match self.expected {
+                Expected::Counted(expected) if expected == outcome => u64::from(REPEAT),
+                _ => 0,
+            };
+            ensure!(counted == expected, "{}: {counted} times {outcome:?}, not {expected}", self.label);
+        }
+        self.times.push(time);
+        Ok(())
+    }
+
+    /// Median of the rounds, ns.
+    fn median(&self) -> f64 {
+        let mut times = self.times.clone();
+        times.sort_unstable();
+        times[times.len() / 2] as f64
+    }
+}
+
+/// Prints the rows of a hook; the first is the reset, the second the reflector.
+fn print(label: &str, rows: &[Row]) {
+    let [reset, reflector, ..] = rows else { return };
+    let reflected = reflector.median() - reset.median();
+    println!("\n{label:<31}  with reset   without   over the reflector   reflector = 1, with reset");
+    for row in rows {
+        let (whole, alone) = (row.median(), row.median() - reset.median());
+        println!(
+            "{:<31} {whole:>8.0} ns {alone:>6.0} ns {:>17.0} ns {:>12.2}",
+            row.label,
+            alone - reflected,
+            whole / reflector.median(),
+        );
+    }
+}
+
+/// The programs that make the packet anew (`dns-ebpf/src/bin/reset.rs`).
+struct Reset {
+    /// Programs and maps.
+    ebpf: Ebpf,
+}
+
+impl Reset {
+    /// Loads the object, which is built together with that of the server.
+    fn load() -> Result<Self> {
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../dns-ebpf/target/bpfel-unknown-none/release/reset");
+        let mut ebpf = Ebpf::load_file(&path).with_context(|| path.display().to_string())?;
+        for (_, program) in ebpf.programs_mut() {
+            match program {
+                aya::programs::Program::Xdp(program) => program.load()?,
+                aya::programs::Program::SchedClassifier(program) => program.load()?,
+                other => anyhow::bail!("a program of type {:?}", other.prog_type()),
+            }
+        }
+        Ok(Self { ebpf })
+    }
+
+    /// Sets the packet, and the program that runs on it (none: the reset alone).
+    fn prepare(&mut self, at: Hook, subject: Option<&ProgramFd>, packet: &[u8]) -> Result<()> {
+        let head = packet.get(..HEAD_LEN).context("a packet shorter than its headers")?;
+        let original = Original {
+            len: packet.len() as u32,
+            padding: 0,
+            head: FromBytes::read_from_bytes(head).expect("sliced to the size of the head"),
+        };
+        let words: [u64; size_of::<Original>() / 8] = zerocopy::transmute!(original);
+        let mut map: Array<&mut MapData, [u64; size_of::<Original>() / 8]> =
+            self.ebpf.map_mut("ORIGINAL").context("no map ORIGINAL")?.try_into()?;
+        map.set(0, words, 0)?;
+        let name = if at == Hook::Xdp { "SUBJECT_XDP" } else { "SUBJECT_TC" };
+        let mut subjects: ProgramArray<&mut MapData> =
+            self.ebpf.map_mut(name).context("no map of subjects")?.try_into()?;
+        match subject {
+            Some(subject) => subjects.set(0, subject, 0)?,
+            None => subjects.clear_index(&0).or_else(|error| match error {
+                aya::maps::MapError::SyscallError(ref call)
+                    if call.io_error.kind() == std::io::ErrorKind::NotFound =>
+                {
+                    Ok(())
+                }
+                error => Err(error),
+            })?,
+        }
+        Ok(())
+    }
+
+    /// Time of one run of many over `packet`, ns.
+    fn run(&self, at: Hook, packet: &[u8]) -> Result<u128> {
+        let options = TestRunOptions { data_in: Some(packet), repeat: REPEAT, ..Default::default() };
+        let program = |name| self.ebpf.program(name).context("a program is missing in the object");
+        let result = if at == Hook::Xdp {
+            <&Xdp>::try_from(program("reset_xdp")?)?.test_run(options)?
+        } else {
+            <&SchedClassifier>::try_from(program("reset_tc")?)?.test_run(options)?
+        };
+        Ok(result.duration.as_nanos())
+    }
+}
+
+/// `count` IPv4 addresses.
+fn addresses(count: u32) -> Published {
+    Published {
+        v4: (0..count).map(|number| Ipv4Addr::from(0x0a00_0001 + number)).collect(),
+        ..Default::default()
+    }
+}
+
+/// A name of `len` bytes in wire format, its own for each number of answers.
+fn name_of(len: usize, answers: u32) -> Vec<u8> {
+    const END: &str = "bosh";
+    let mut left = len - END.len() - 2;
+    let mut text = String::new();
+    while left > 0 {
+        let label = left.min(21) - 1;
+        left -= label + 1;
+        text += &format!("{answers:a>label$}.");
+    }
+    let name = wire(&(text + END));
+    assert_eq!(name.len(), len, "lengths are chosen so that no label is empty");
+    name
+}
+
+/// A name in wire format.
+fn wire(name: &str) -> Vec<u8> {
+    let labels = name.split('.').flat_map(|label| std::iter::once(label.len() as u8).chain(label.bytes()));
+    labels.chain([0]).collect()
+}
+
+/// The frame of a query of type A for `name`, over IPv4.
+fn query(name: &[u8]) -> Vec<u8> {
+    let message = [&[0x12, 0x34, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0], name, &[0, 1, 0, 1]].concat();
+    let udp_len = 8 + message.len() as u16;
+    let [total, total_low] = (20 + udp_len).to_be_bytes();
+    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
+    frame.extend([0x45, 0, total, total_low, 0, 0, 0x40, 0, 64, 17, 0, 0]);
+    frame.extend(CLIENT.octets());
+    frame.extend(SERVER.octets());
+    frame.extend(40_000u16.to_be_bytes());
+    frame.extend(53u16.to_be_bytes());
+    frame.extend(udp_len.to_be_bytes());
+    // No checksum.
+    frame.extend([0, 0]);
+    frame.extend(message);
+    frame
+}
