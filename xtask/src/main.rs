@@ -60,8 +60,7 @@ fn main() -> Result<()> {
     match Arguments::parse().command {
         Command::Build { debug } => {
             toolchain::ensure()?;
-            let profile: &[&str] = if debug { &[] } else { &["--release"] };
-            process::cargo(["build", "--package", "dns-user"].iter().chain(profile))
+            if debug { process::cargo(["build", "--package", "dns-user"]) } else { release(&[]) }
         }
         Command::Demo { arguments } => {
             packages::ensure(packages::DEMO)?;
@@ -87,7 +86,17 @@ fn main() -> Result<()> {
 
 /// Builds the server and runs a program of the `benches` package.
 fn run_from_benches(program: &str, arguments: &[String]) -> Result<()> {
-    process::cargo(["build", "--release", "--package", "dns-user"])?;
-    let run = ["run", "--quiet", "--release", "--package", "bosh-dns-xdp-benches", "--bin", program, "--"];
-    process::cargo(run.into_iter().chain(arguments.iter().map(String::as_str)))
+    release(&["--bin", program])?;
+    let program = process::root().join("target/release").join(program);
+    process::run(std::process::Command::new(program).args(arguments).current_dir(process::root()))
+}
+
+/// Builds the server as operators run it, and what else is named.
+///
+/// The packages are the same for every command: which features a dependency is
+/// built with depends on them, and other features mean building it again.
+fn release(more: &[&str]) -> Result<()> {
+    let packages = ["build", "--release", "--package", "dns-user", "--package", "bosh-dns-xdp-benches"];
+    let server = ["--bin", "bosh-dns-xdp", "--bin", "bosh-dns-xdp-health"];
+    process::cargo(packages.iter().chain(&server).chain(more))
 }

@@ -24,7 +24,7 @@ pub(crate) fn run(filters: &[String]) -> Result<()> {
         fuzz::run(&[], fuzz::SMOKE_SECONDS)?;
     }
     step("build");
-    cargo(["build", "--release", "--package", "dns-user"])?;
+    crate::release(&[])?;
     step("tests");
     ensure_nextest()?;
     // The server as operators run it: the debug build is too slow to be timed.

@@ -10,7 +10,7 @@ use std::{
 use futures::{FutureExt, future::BoxFuture};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
-use tracing::{error, warn};
+use tracing::error;
 
 use super::{
     failures::Failures,
@@ -245,24 +245,22 @@ impl Backend {
     }
 }
 
-/// Opens the API. Certificates that cannot be used, or a port that is not to be
-/// had, leave DNS alone: that part stays off.
-pub(super) async fn open(api: &ApiConfig, mut backend: Backend, failures: &Failures) {
+/// The API's certificates. Without usable ones the API stays off, and DNS is left alone.
+pub(super) fn certificates(api: &ApiConfig, board: &Board) -> Option<Arc<RotatingTls>> {
+    RotatingTls::load("api", API_NAME, &api.tls)
+        .map_err(|problem| board.stays_off(format!("api: {problem}; the API stays off")))
+        .ok()
+}
+
+/// Opens the API. If the port is not to be had it stays off, and DNS is left alone.
+pub(super) async fn open(port: u16, tls: Arc<RotatingTls>, backend: Backend, failures: &Failures) {
     let board = backend.board.clone();
-    let stays_off = |problem: String| {
-        let problem = format!("api: {problem}; the API stays off");
-        warn!("{problem}");
-        board.change(|state| state.parts_off.push(problem));
-    };
-    let tls = match RotatingTls::load("api", API_NAME, &api.tls) {
-        Ok(tls) => tls,
-        Err(problem) => return stays_off(problem.to_string()),
-    };
-    backend.certificates.push(tls.clone());
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, api.port));
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let server = match ApiServer::bind(address, tls.clone(), Arc::new(backend)).await {
         Ok(server) => server,
-        Err(problem) => return stays_off(format!("cannot listen on {address}: {problem}")),
+        Err(problem) => {
+            return board.stays_off(format!("api: cannot listen on {address}: {problem}; the API stays off"));
+        }
     };
     failures.spawn("the watch on the API's certificates", tls.watch(|_| ()));
     failures.spawn("the API", async {

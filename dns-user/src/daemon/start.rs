@@ -34,7 +34,9 @@ use crate::{
         identity::Identity,
         journal::{Journal, Kind},
         logs::Logs,
-        metrics::{Metrics, WholeMetrics, http::MetricsServer, labels},
+        metrics::{
+            Metrics, WholeMetrics, certificates::show as show_certificates, http::MetricsServer, labels,
+        },
     },
     resolve::{AllRunning, Health},
     server::{Local, Router, Routes, ServerMetrics, Track},
@@ -102,7 +104,11 @@ pub(super) async fn start<'a>(
 
     expose(&config, &metrics, &board, logs, failures).await;
     let (reloads, reload_orders) = mpsc::channel(4);
-    if let Some(api) = &config.api {
+    let mut certificates: Vec<_> = health.iter().map(|health| health.tls().clone()).collect();
+    let api_tls = config.api.as_ref().and_then(|api| backend::certificates(api, &board));
+    certificates.extend(api_tls.clone());
+    show_certificates(&metrics, certificates.clone())?;
+    if let (Some(api), Some(tls)) = (&config.api, api_tls) {
         let backend = Backend {
             board: board.clone(),
             logs: logs.clone(),
@@ -111,11 +117,11 @@ pub(super) async fn start<'a>(
             health: states,
             checks: health.clone(),
             jobs_dir: jobs_dir(&config, &board),
-            certificates: health.iter().map(|health| health.tls().clone()).collect(),
+            certificates,
             reloads,
             views: views(&answers, slot.clone()),
         };
-        backend::open(api, backend, failures).await;
+        backend::open(api.port, tls, backend, failures).await;
     }
     Ok(Daemon {
         path,
@@ -168,7 +174,7 @@ async fn expose(config: &Config, metrics: &Metrics, board: &Board, logs: &Logs, 
         }),
         Err(problem) => {
             let listen = config.metrics.listen;
-            stays_off(board, format!("metrics: cannot listen on {listen}: {problem}; metrics stay off"));
+            board.stays_off(format!("metrics: cannot listen on {listen}: {problem}; metrics stay off"));
         }
     }
 }
@@ -179,9 +185,9 @@ fn jobs_dir(config: &Config, board: &Board) -> Option<PathBuf> {
         Some(folder) if folder.is_dir() => return Some(folder.clone()),
         Some(folder) => {
             let folder = folder.display();
-            stays_off(board, format!("jobs_dir: {folder}: no such folder; /local-groups stays empty"));
+            board.stays_off(format!("jobs_dir: {folder}: no such folder; /local-groups stays empty"));
         }
-        None => stays_off(board, "jobs_dir is missing; /local-groups stays empty".to_owned()),
+        None => board.stays_off("jobs_dir is missing; /local-groups stays empty".to_owned()),
     }
     None
 }
@@ -211,10 +217,4 @@ fn views(answers: &Answers, slot: Slot) -> Views {
             before
         }),
     }
-}
-
-/// Reports a part that stays off.
-fn stays_off(board: &Board, problem: String) {
-    warn!("{problem}");
-    board.change(|state| state.parts_off.push(problem));
 }

@@ -10,6 +10,7 @@ use std::{
 };
 
 use serde::Serialize;
+use tracing::warn;
 
 use crate::ops::{
     api::Reloaded,
@@ -73,6 +74,12 @@ impl Board {
     /// The state of now.
     pub fn state(&self) -> State {
         self.lock().clone()
+    }
+
+    /// Reports a part that stays off.
+    pub(super) fn stays_off(&self, problem: String) {
+        warn!("{problem}");
+        self.change(|state| state.parts_off.push(problem));
     }
 
     /// Why the newest files of this kind are not in use; `None`: they are.

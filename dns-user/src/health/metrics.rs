@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use prometheus::{Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
 use super::{check::CheckError, states::HealthStates};
-use crate::{ops::metrics::names, resolve::HealthState, tls::TlsMaterial};
+use crate::{ops::metrics::names, resolve::HealthState};
 
 /// Counters of the watcher; cheap to clone.
 #[derive(Clone, Debug)]
@@ -20,8 +20,6 @@ pub struct HealthMetrics {
     pub(super) tracked_names: IntGauge,
     /// Instances by state.
     instances: IntGaugeVec,
-    /// Ends of certificates.
-    expiry: IntGaugeVec,
 }
 
 /// How a check ended.
@@ -64,39 +62,17 @@ impl HealthMetrics {
                 Opts::new(names::HEALTH_INSTANCES, "Checked instances, by state."),
                 &["state"],
             )?,
-            expiry: IntGaugeVec::new(
-                Opts::new(
-                    names::CERTIFICATE_EXPIRY_SECONDS,
-                    "End of certificates in use, seconds since 1970.",
-                ),
-                &["use", "part"],
-            )?,
         })
     }
 
-    /// Adds all families to a registry. That of certificates is left out where
-    /// somebody else has registered one of its name already.
+    /// Adds all families to a registry.
     pub fn register(&self, registry: &Registry) -> prometheus::Result<()> {
-        let Self { checks, seconds, in_flight, tracked_names, instances, expiry } = self;
+        let Self { checks, seconds, in_flight, tracked_names, instances } = self;
         registry.register(Box::new(checks.clone()))?;
         registry.register(Box::new(seconds.clone()))?;
         registry.register(Box::new(in_flight.clone()))?;
         registry.register(Box::new(tracked_names.clone()))?;
-        registry.register(Box::new(instances.clone()))?;
-        registry.register(Box::new(expiry.clone()))
-    }
-
-    /// Notes when certificates end. `purpose` is the label `use`: `health_client`,
-    /// `health_server`, `api`.
-    pub fn certificates(&self, purpose: &str, material: &TlsMaterial) {
-        let end = |moment: std::time::SystemTime| {
-            let since = moment.duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default();
-            i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
-        };
-        self.expiry.with_label_values(&[purpose, "certificate"]).set(end(material.certificate.not_after));
-        if let Some(first) = material.authorities_not_after() {
-            self.expiry.with_label_values(&[purpose, "authority"]).set(end(first));
-        }
+        registry.register(Box::new(instances.clone()))
     }
 
     /// How many checks have ended, whatever their result.

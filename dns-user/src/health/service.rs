@@ -115,7 +115,6 @@ impl HealthService {
         };
         let (tracker, orders) = Tracker::new(limits, states.clone());
         let metrics = HealthMetrics::new()?;
-        metrics.certificates(tls.purpose(), &tls.current());
         Ok(Self {
             states,
             tracker: Arc::new(tracker),
@@ -186,10 +185,7 @@ impl HealthService {
             .spawn(move || {
                 lower_priority();
                 let local = tokio::task::LocalSet::new();
-                local.spawn_local(tls.watch(move |tls| {
-                    metrics.certificates(tls.purpose(), &tls.current());
-                    metrics.count_instances(&states);
-                }));
+                local.spawn_local(tls.watch(move |_| metrics.count_instances(&states)));
                 local.block_on(&runtime, watcher.run(orders, stopped));
             })
             .map_err(HealthError::Thread)?;

@@ -127,6 +127,10 @@ fn prometheus_scrapes_what_the_server_counts() -> Result<()> {
     assert_eq!(number("bosh_dns_xdp_records_version"), Some(7.0));
     assert_eq!(number("bosh_dns_xdp_records_instances"), Some(4.0));
     assert_eq!(number("count(coredns_cache_entries)"), Some(2.0));
+    let left =
+        "bosh_dns_xdp_certificate_expiry_timestamp_seconds{use=\"api\", part=\"certificate\"} - time()";
+    assert!(number(left).is_some_and(|seconds| seconds > 0.0), "{}", query(left)?);
+    assert_eq!(number("bosh_dns_xdp_certificate_load_failures_total{use=\"api\"}"), Some(0.0));
     for expression in dashboard_expressions()? {
         let plain = expression
             .replace("$__rate_interval", "1m")

@@ -5,6 +5,7 @@
 //! read from the BPF maps when somebody scrapes and added to the families that
 //! speak of all replies.
 
+pub mod certificates;
 pub mod fast_path;
 mod fast_path_families;
 pub mod http;

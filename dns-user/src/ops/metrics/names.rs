@@ -112,9 +112,14 @@ pub const HEALTH_TRACKED_NAMES: &str = "bosh_dns_xdp_health_tracked_names";
 pub const HEALTH_INSTANCES: &str = "bosh_dns_xdp_health_instances";
 /// Gauge: checks under way.
 pub const HEALTH_CHECKS_IN_FLIGHT: &str = "bosh_dns_xdp_health_checks_in_flight";
-/// Gauge: end of a certificate, seconds since 1970: `use` (`api`, `health_client`,
-/// `health_server`), `part` (`certificate`, or `authority`: the first CA to end).
+
+//----------- Ours: certificates ---------------------------------------------
+
+/// Gauge: end of a certificate, seconds since 1970: `use` (`api`, `health_client`),
+/// `part` (`certificate`, or `authority`: the first CA to end).
 pub const CERTIFICATE_EXPIRY_SECONDS: &str = "bosh_dns_xdp_certificate_expiry_timestamp_seconds";
+/// Counter: attempts to load changed files that failed, by `use`.
+pub const CERTIFICATE_LOAD_FAILURES_TOTAL: &str = "bosh_dns_xdp_certificate_load_failures_total";
 
 //----------- Ours: recursors ------------------------------------------------
 
