@@ -103,17 +103,6 @@ impl Fleet {
         &self.rows
     }
 
-    /// The same foundation after one instance was recreated: a new address, a higher
-    /// version. Returns the instance's row number and its former address.
-    pub fn recreate_one(&mut self, random: &mut Rng) -> (usize, Ipv4Addr) {
-        let chosen = random.usize(..self.rows.len());
-        let former = self.rows[chosen].ip;
-        self.version += 1;
-        // Beyond all addresses given so far, and different at every call.
-        self.rows[chosen].ip = address(self.rows.len() + usize::try_from(self.version).unwrap_or_default());
-        (chosen, former)
-    }
-
     /// records.json.
     pub fn records_json(&self) -> Vec<u8> {
         let rows: Vec<Value> = self.rows.iter().map(Row::to_json).collect();
@@ -208,16 +197,6 @@ mod tests {
         assert_eq!(fleet.rows().len(), 1_000);
         assert_eq!(fleet.records_json(), Fleet::generate(1_000, 7).records_json());
         assert_eq!(fleet.rows()[0].id.len(), 36);
-    }
-
-    #[test]
-    fn recreating_changes_one_address() {
-        let mut fleet = Fleet::generate(50, 7);
-        let before = fleet.clone();
-        let (row, former) = fleet.recreate_one(&mut Rng::with_seed(1));
-        assert_eq!(before.rows()[row].ip, former);
-        let changed = fleet.rows().iter().zip(before.rows()).filter(|(now, then)| now.ip != then.ip).count();
-        assert_eq!((changed, fleet.version), (1, 2));
     }
 
     #[test]

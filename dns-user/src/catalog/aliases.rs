@@ -192,7 +192,7 @@ impl Builder<'_> {
             },
             "network" => |fleet, row| {
                 let network = fleet.place_of(row).network;
-                Some((fleet.networks.text(network).to_owned(), Narrowing::Network(network)))
+                Some((fleet.places.networks.text(network).to_owned(), Narrowing::Network(network)))
             },
             _ => return self.add(alias, None, Some(Target::Name(base))),
         };

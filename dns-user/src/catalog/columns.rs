@@ -2,6 +2,7 @@
 //! every value the rows that hold it.
 
 use std::hash::BuildHasher;
+use std::sync::OnceLock;
 
 use foldhash::fast::FixedState;
 use hashbrown::HashTable;
@@ -27,6 +28,10 @@ pub(crate) struct Dictionary {
     ends: Vec<u32>,
     /// Symbols by the hash of their text.
     table: HashTable<Symbol>,
+    /// Symbols in the order of their texts, from the first time that it is asked for.
+    forwards: OnceLock<Box<[Symbol]>>,
+    /// Symbols in the order of their texts read from right to left, likewise.
+    backwards: OnceLock<Box<[Symbol]>>,
 }
 
 impl Dictionary {
@@ -35,7 +40,7 @@ impl Dictionary {
     /// The texts of one records file all fit: [`super::Records::parse`]
     /// refuses files of 4 GiB.
     pub(crate) fn intern(&mut self, text: &str) -> Symbol {
-        let Self { text: all, ends, table } = self;
+        let Self { text: all, ends, table, forwards, backwards } = self;
         let hash = hash(text.as_bytes());
         if let Some(&symbol) = table.find(hash, |&symbol| slice(all, ends, symbol) == text) {
             return symbol;
@@ -44,6 +49,8 @@ impl Dictionary {
         all.push_str(text);
         ends.push(all.len() as u32);
         table.insert_unique(hash, symbol, |&symbol| self::hash(slice(all, ends, symbol).as_bytes()));
+        // What was in order no longer is.
+        (*forwards, *backwards) = Default::default();
         symbol
     }
 
@@ -55,6 +62,32 @@ impl Dictionary {
     /// The text with this number; empty for [`NO_VALUE`].
     pub(crate) fn text(&self, symbol: Symbol) -> &str {
         if symbol == NO_VALUE { "" } else { slice(&self.text, &self.ends, symbol) }
+    }
+
+    /// Numbers of the texts that begin with these bytes.
+    pub(crate) fn starting_with(&self, prefix: &[u8]) -> &[Symbol] {
+        let text = |symbol: &Symbol| self.text(*symbol).as_bytes();
+        let sorted = self.forwards.get_or_init(|| {
+            let mut symbols: Box<[Symbol]> = (0..self.ends.len() as Symbol).collect();
+            symbols.sort_unstable_by(|one, other| text(one).cmp(text(other)));
+            symbols
+        });
+        let first = sorted.partition_point(|symbol| text(symbol) < prefix);
+        let rest = &sorted[first..];
+        &rest[..rest.partition_point(|symbol| text(symbol).starts_with(prefix))]
+    }
+
+    /// Numbers of the texts that end in these bytes.
+    pub(crate) fn ending_with(&self, suffix: &[u8]) -> &[Symbol] {
+        let text = |symbol: &Symbol| self.text(*symbol).as_bytes();
+        let sorted = self.backwards.get_or_init(|| {
+            let mut symbols: Box<[Symbol]> = (0..self.ends.len() as Symbol).collect();
+            symbols.sort_unstable_by(|one, other| text(one).iter().rev().cmp(text(other).iter().rev()));
+            symbols
+        });
+        let first = sorted.partition_point(|symbol| text(symbol).iter().rev().lt(suffix.iter().rev()));
+        let rest = &sorted[first..];
+        &rest[..rest.partition_point(|symbol| text(symbol).ends_with(suffix))]
     }
 
     /// How many texts there are.
@@ -168,6 +201,26 @@ mod tests {
         assert_eq!(dictionary.find(b"ccc"), Some(3));
         assert_eq!(dictionary.find(b"b"), None);
         assert_eq!(dictionary.iter().map(|(_, text)| text).collect::<Vec<_>>(), ["a", "bb", "", "ccc"]);
+    }
+
+    #[test]
+    fn texts_are_found_by_either_end() {
+        let mut dictionary = Dictionary::default();
+        for text in ["router-1", "db", "router", "tcp-router", "rout", "routes"] {
+            dictionary.intern(text);
+        }
+        let sorted = |symbols: &[Symbol]| {
+            let mut symbols = symbols.to_vec();
+            symbols.sort_unstable();
+            symbols
+        };
+        assert_eq!(sorted(dictionary.starting_with(b"router")), [0, 2]);
+        assert_eq!(sorted(dictionary.ending_with(b"router")), [2, 3]);
+        assert_eq!(dictionary.starting_with(b"x"), [0; 0]);
+        assert_eq!(dictionary.ending_with(b"\xff"), [0; 0]);
+        assert_eq!(dictionary.starting_with(b"").len(), 6);
+        dictionary.intern("routing");
+        assert_eq!(sorted(dictionary.starting_with(b"rout")), [0, 2, 4, 5, 6]);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 use super::columns::{Column, Dictionary, NO_VALUE, Postings, Row, Symbol};
 use super::domains::Domains;
+use super::places::{Place, PlaceNumber, Places, PlacesBuilder};
 
 /// An instance on one network: a row of `records.json`.
 ///
@@ -48,19 +49,6 @@ impl<'a> Instance<'a> {
         let fleet = self.fleet;
         fleet.groups_of(self.row).iter().map(|&group| fleet.groups.text(group))
     }
-}
-
-/// A place in the fleet, as the long form of a name has it. Many rows share one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Place {
-    /// In [`Fleet::instance_groups`].
-    pub(crate) instance_group: Symbol,
-    /// In [`Fleet::networks`].
-    pub(crate) network: Symbol,
-    /// In [`Fleet::deployments`].
-    pub(crate) deployment: Symbol,
-    /// In [`Fleet::domains`].
-    pub(crate) domain: Symbol,
 }
 
 /// Texts of a row to be added.
@@ -110,22 +98,14 @@ pub(super) struct FleetBuilder {
     network_id: Column,
     /// Ids of agents.
     agent_id: Column,
-    /// Names of instance groups.
-    instance_groups: Dictionary,
-    /// Names of networks.
-    networks: Dictionary,
-    /// Names of deployments.
-    deployments: Dictionary,
     /// Domains as the file has them, with a final dot.
     domains: Dictionary,
-    /// Texts of the row before, and its place: neighbours are often alike.
-    last: Option<([String; 4], u32)>,
     /// Distinct places.
-    places: Vec<Place>,
-    /// Number of each place.
-    place_numbers: HashMap<Place, u32, foldhash::fast::FixedState>,
+    places: PlacesBuilder,
+    /// Texts of the row before, and its place: neighbours are often alike.
+    last: Option<([String; 4], PlaceNumber)>,
     /// By row: its place.
-    place: Vec<u32>,
+    place: Vec<PlaceNumber>,
     /// By row: its address.
     addresses: Vec<Option<IpAddr>>,
     /// By row: its index.
@@ -163,7 +143,7 @@ impl FleetBuilder {
     }
 
     /// Number of the row's place.
-    fn place(&mut self, row: &NewRow<'_>) -> u32 {
+    fn place(&mut self, row: &NewRow<'_>) -> PlaceNumber {
         let texts = [row.instance_group, row.network, row.deployment, row.domain];
         if let Some((last, place)) = &self.last
             && last.iter().zip(texts).all(|(last, text)| last == text)
@@ -174,16 +154,7 @@ impl FleetBuilder {
             true => self.domains.intern(row.domain),
             false => self.domains.intern(&format!("{}.", row.domain)),
         };
-        let place = Place {
-            instance_group: self.instance_groups.intern(row.instance_group),
-            network: self.networks.intern(row.network),
-            deployment: self.deployments.intern(row.deployment),
-            domain,
-        };
-        let number = *self.place_numbers.entry(place).or_insert_with(|| {
-            self.places.push(place);
-            (self.places.len() - 1) as u32
-        });
+        let number = self.places.number(row.instance_group, row.network, row.deployment, domain);
         self.last = Some((texts.map(str::to_owned), number));
         number
     }
@@ -197,13 +168,9 @@ impl FleetBuilder {
             az_id,
             network_id,
             agent_id,
-            instance_groups,
-            networks,
-            deployments,
             domains,
-            last: _,
             places,
-            place_numbers: _,
+            last: _,
             place,
             addresses,
             indexes,
@@ -214,8 +181,9 @@ impl FleetBuilder {
         let rows = |values: &[u32]| -> Vec<(u32, Row)> {
             values.iter().enumerate().map(|(row, &value)| (value, row as Row)).collect()
         };
+        let places = places.build();
         let by_place = Postings::new(places.len(), rows(&place).into_iter());
-        let domain_of: Vec<u32> = place.iter().map(|&place| places[place as usize].domain).collect();
+        let domain_of: Vec<Symbol> = place.iter().map(|&place| places.get(place).domain).collect();
         let by_domain = Postings::new(domains.len(), rows(&domain_of).into_iter());
         let mut index_numbers: HashMap<i64, Symbol, foldhash::fast::FixedState> = HashMap::default();
         let index_of: Vec<Symbol> = indexes
@@ -237,10 +205,6 @@ impl FleetBuilder {
             start = end as usize;
         }
         let by_group = Postings::new(groups.len(), row_groups.into_iter());
-        let mut places_of_group = vec![Vec::new(); instance_groups.len()];
-        for (number, place) in places.iter().enumerate() {
-            places_of_group[place.instance_group as usize].push(number as u32);
-        }
         Fleet {
             by_id: id.postings(),
             by_num_id: num_id.postings(),
@@ -252,7 +216,6 @@ impl FleetBuilder {
             by_domain,
             by_index,
             by_group,
-            places_of_group,
             domain_names: Domains::new(&domains),
             id,
             num_id,
@@ -260,9 +223,6 @@ impl FleetBuilder {
             az_id,
             network_id,
             agent_id,
-            instance_groups,
-            networks,
-            deployments,
             domains,
             places,
             place,
@@ -291,12 +251,6 @@ pub(crate) struct Fleet {
     pub(crate) network_id: Column,
     /// Ids of agents.
     pub(crate) agent_id: Column,
-    /// Names of instance groups.
-    pub(crate) instance_groups: Dictionary,
-    /// Names of networks.
-    pub(crate) networks: Dictionary,
-    /// Names of deployments.
-    pub(crate) deployments: Dictionary,
     /// Domains as the file has them, with a final dot.
     pub(crate) domains: Dictionary,
     /// The same domains as names, to find the one that a name ends in.
@@ -304,11 +258,9 @@ pub(crate) struct Fleet {
     /// Ids of the groups.
     pub(crate) groups: Dictionary,
     /// Distinct places.
-    pub(crate) places: Vec<Place>,
-    /// By instance group: its places.
-    pub(crate) places_of_group: Vec<Vec<u32>>,
+    pub(crate) places: Places,
     /// By row: its place.
-    pub(crate) place: Vec<u32>,
+    pub(crate) place: Vec<PlaceNumber>,
     /// By row: its address, if its text is one.
     pub(crate) addresses: Vec<Option<IpAddr>>,
     /// By row: its index, if the file has that column.
@@ -353,12 +305,12 @@ impl Fleet {
         Instance {
             id: self.id.text(row),
             num_id: self.num_id.text(row),
-            instance_group: self.instance_groups.text(place.instance_group),
+            instance_group: self.places.instance_groups.text(place.instance_group),
             az: self.az.text(row),
             az_id: self.az_id.text(row),
-            network: self.networks.text(place.network),
+            network: self.places.networks.text(place.network),
             network_id: self.network_id.text(row),
-            deployment: self.deployments.text(place.deployment),
+            deployment: self.places.deployments.text(place.deployment),
             ip: self.addresses[row as usize],
             domain: self.domains.text(place.domain),
             agent_id: self.agent_id.text(row),
@@ -370,7 +322,7 @@ impl Fleet {
 
     /// Where a row belongs.
     pub(crate) fn place_of(&self, row: Row) -> Place {
-        self.places[self.place[row as usize] as usize]
+        self.places.get(self.place[row as usize])
     }
 
     /// The groups of a row.

@@ -7,6 +7,7 @@ mod columns;
 mod domains;
 mod fleet;
 mod json;
+mod places;
 mod publish;
 mod records;
 mod reverse;

@@ -4,6 +4,7 @@ use super::Snapshot;
 use super::alias_files::{FileTarget, prepend};
 use super::columns::{NO_VALUE, Row, Symbol};
 use super::fleet::Fleet;
+use super::places::PlaceNumber;
 use crate::name::Name;
 use crate::resolve::{Question, select};
 
@@ -66,7 +67,7 @@ fn groups(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
 
 /// `q-s0.<instance-group>.<network>.<deployment>.<domain>`.
 fn places(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
-    (0..snapshot.fleet.places.len()).filter_map(move |place| long(snapshot, b"q-s0", place))
+    (0..snapshot.fleet.places.len() as PlaceNumber).filter_map(move |place| long(snapshot, b"q-s0", place))
 }
 
 /// `<id>.<instance-group>.<network>.<deployment>.<domain>`.
@@ -74,7 +75,7 @@ fn long_instances(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
     let fleet = &snapshot.fleet;
     distinct(snapshot, move |row| vec![fleet.place[row as usize]]).filter_map(move |(id, place)| {
         let label = plain(fleet.id.dictionary.text(id)).filter(|label| !label.starts_with(b"q-"))?;
-        long(snapshot, label, place as usize)
+        long(snapshot, label, place)
     })
 }
 
@@ -124,17 +125,17 @@ fn distinct<'a>(
 }
 
 /// A long form with this first label.
-fn long(snapshot: &Snapshot, first: &[u8], place: usize) -> Option<Name> {
+fn long(snapshot: &Snapshot, first: &[u8], place: PlaceNumber) -> Option<Name> {
     let fleet = &snapshot.fleet;
-    let place = fleet.places[place];
+    let place = fleet.places.get(place);
     // Read as the id of a group as well, so that mostly nothing matches.
-    let instance_group =
-        plain(fleet.instance_groups.text(place.instance_group)).filter(|name| !name.starts_with(b"q-g"))?;
+    let instance_group = plain(fleet.places.instance_groups.text(place.instance_group))
+        .filter(|name| !name.starts_with(b"q-g"))?;
     let labels = [
         first,
         instance_group,
-        plain(fleet.networks.text(place.network))?,
-        plain(fleet.deployments.text(place.deployment))?,
+        plain(fleet.places.networks.text(place.network))?,
+        plain(fleet.places.deployments.text(place.deployment))?,
     ];
     joined(labels, fleet.domain_names.name(place.domain)?)
 }

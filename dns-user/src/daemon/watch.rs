@@ -1,14 +1,17 @@
 //! Notices that watched folders changed: inotify through `notify`, and a look once
 //! a second for what inotify misses (overlay file systems, folders that appear).
 
-use std::{collections::HashSet, path::PathBuf, time::Duration};
+use std::{collections::HashSet, path::PathBuf, sync::Arc, time::Duration};
 
-use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
-use tokio::{sync::mpsc, time};
+use notify::{
+    EventKind, RecommendedWatcher, RecursiveMode, Watcher,
+    event::{AccessKind, AccessMode, ModifyKind},
+};
+use tokio::{sync::Notify, time};
 use tracing::{debug, warn};
 
-/// How long nothing more must happen before a change is looked at: writers that
-/// rewrite a file in place are given the time to finish.
+/// How long nothing more must happen before a change of unknown extent is looked
+/// at. A file that was closed by its writer or renamed is whole: it is not waited for.
 const QUIET: Duration = Duration::from_millis(25);
 
 /// The longest that [`QUIET`] is waited for, in folders where there is always something.
@@ -21,8 +24,8 @@ const INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct Watch {
     /// The kernel's side; `None`: there is none, once a second has to do.
     watcher: Option<RecommendedWatcher>,
-    /// Wakes [`Watch::next`]. One place: it says that there was something, not what.
-    events: mpsc::Receiver<()>,
+    /// What wakes [`Watch::next`].
+    events: Arc<Events>,
     /// What is being watched.
     folders: HashSet<PathBuf>,
 }
@@ -30,20 +33,9 @@ pub(super) struct Watch {
 impl Watch {
     /// Watches nothing yet.
     pub(super) fn new() -> Self {
-        let (sender, events) = mpsc::channel(1);
-        let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // Reading a file is an event as well, and none of interest.
-            if event.is_ok_and(|event| {
-                matches!(
-                    event.kind,
-                    EventKind::Access(notify::event::AccessKind::Open(_) | notify::event::AccessKind::Read)
-                )
-            }) {
-                return;
-            }
-            // Full: the wake-up is already on its way.
-            let _ = sender.try_send(());
-        });
+        let events = Arc::new(Events::default());
+        let told = events.clone();
+        let watcher = notify::recommended_watcher(move |event| told.take(event));
         let watcher = watcher
             .inspect_err(|error| warn!("no inotify ({error}): files are looked at once a second"))
             .ok();
@@ -76,14 +68,44 @@ impl Watch {
         if self.watcher.is_none() {
             return time::sleep(INTERVAL).await;
         }
-        if time::timeout(INTERVAL, self.events.recv()).await.is_err() {
-            return;
+        let Events { whole, something } = &*self.events;
+        tokio::select! {
+            () = whole.notified() => return,
+            () = something.notified() => {}
+            () = time::sleep(INTERVAL) => return,
         }
         let end = time::Instant::now() + LONGEST;
         while time::Instant::now() < end {
-            if time::timeout(QUIET, self.events.recv()).await.is_err() {
-                return;
+            tokio::select! {
+                () = whole.notified() => return,
+                () = something.notified() => {}
+                () = time::sleep(QUIET) => return,
             }
+        }
+    }
+}
+
+/// Events of the kernel: that there were some, not which. Each wakes once, also
+/// when it comes before anybody waits.
+#[derive(Default)]
+struct Events {
+    /// A file was closed by its writer, or got another name.
+    whole: Notify,
+    /// Anything else but that somebody reads.
+    something: Notify,
+}
+
+impl Events {
+    /// Takes an event in.
+    fn take(&self, event: notify::Result<notify::Event>) {
+        match event.map(|event| event.kind) {
+            Ok(EventKind::Access(AccessKind::Open(_) | AccessKind::Read)) => {}
+            Ok(
+                EventKind::Access(AccessKind::Close(AccessMode::Write))
+                | EventKind::Modify(ModifyKind::Name(_)),
+            ) => self.whole.notify_one(),
+            // An error may stand for lost events.
+            Ok(_) | Err(_) => self.something.notify_one(),
         }
     }
 }
@@ -99,8 +121,7 @@ mod tests {
         watch.set(vec![folder.path().to_owned()]);
         std::fs::write(folder.path().join("a"), "1").unwrap();
         std::fs::rename(folder.path().join("a"), folder.path().join("b")).unwrap();
-        // The channel holds the wake-up: no second has to pass.
-        time::timeout(Duration::from_secs(30), watch.events.recv()).await.unwrap().unwrap();
+        time::timeout(Duration::from_secs(30), watch.events.whole.notified()).await.unwrap();
         watch.set(vec![]);
         assert!(watch.folders.is_empty());
     }

@@ -137,7 +137,7 @@ fn explain_target(snapshot: &Snapshot, health: &dyn Health, target: &Target) -> 
             Narrowing::Number(number) => format!("num_id {}", fleet.num_id.dictionary.text(number)),
             Narrowing::Index(index) => format!("index {index}"),
             Narrowing::Zone(zone) => format!("availability zone {}", fleet.az.dictionary.text(zone)),
-            Narrowing::Network(network) => format!("network {}", fleet.networks.text(network)),
+            Narrowing::Network(network) => format!("network {}", fleet.places.networks.text(network)),
         });
     }
     let selection = select(fleet, &question, narrowing);

@@ -13,7 +13,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub use answer::{instances, resolve};
 pub use explain::{Explanation, MatchExplanation, ResultExplanation, TargetExplanation, explain};
 
-pub(crate) use query::{AGENT_DOMAIN, Question};
+pub(crate) use query::{AGENT_DOMAIN, Pattern, Question};
 pub(crate) use select::select;
 
 /// What is known of an instance's health.

@@ -3,7 +3,7 @@
 
 use smallvec::SmallVec;
 
-use super::query::{Criteria, Filter, Pattern, Question, Strategy};
+use super::query::{Criteria, Filter, Question, Strategy};
 use crate::catalog::{Fleet, Narrowing, Postings, Row, Symbol};
 
 /// The rows that a name asks for, before the health filter.
@@ -65,7 +65,7 @@ struct Bound<'f> {
     /// The group.
     group: Option<Symbol>,
     /// Numbers of places, in ascending order.
-    places: Option<Vec<u32>>,
+    places: Option<Symbols>,
     /// Numbers of availability zones; none: all.
     az_ids: Symbols,
     /// Numbers of instances; none: all.
@@ -93,7 +93,7 @@ impl<'f> Bound<'f> {
             domain,
             id: look_up(id, |id| fleet.id.dictionary.find(id))?,
             group: look_up(group, |group| fleet.groups.find(group))?,
-            places: place.map(|patterns| places(fleet, domain, patterns)),
+            places: place.as_ref().map(|patterns| fleet.places.find(domain, patterns)),
             az_ids: alternatives(az_ids, |text| fleet.az_id.dictionary.find(text))?,
             num_ids: alternatives(num_ids, |text| fleet.num_id.dictionary.find(text))?,
             network_ids: alternatives(network_ids, |text| fleet.network_id.dictionary.find(text))?,
@@ -211,23 +211,4 @@ fn index(text: &[u8]) -> Option<i64> {
         return None;
     }
     std::str::from_utf8(text).ok()?.parse().ok()
-}
-
-/// The places whose names fit, in ascending order. Walks distinct places, not rows.
-fn places(fleet: &Fleet, domain: Symbol, patterns: [Pattern<'_>; 3]) -> Vec<u32> {
-    let [instance_group, network, deployment] = patterns;
-    let fits = |&number: &u32| {
-        let place = fleet.places[number as usize];
-        place.domain == domain
-            && instance_group.fits(fleet.instance_groups.text(place.instance_group).as_bytes())
-            && network.fits(fleet.networks.text(place.network).as_bytes())
-            && deployment.fits(fleet.deployments.text(place.deployment).as_bytes())
-    };
-    match instance_group {
-        Pattern::Exact(name) => match fleet.instance_groups.find(name) {
-            Some(group) => fleet.places_of_group[group as usize].iter().copied().filter(fits).collect(),
-            None => Vec::new(),
-        },
-        _ => (0..fleet.places.len() as u32).filter(fits).collect(),
-    }
 }
