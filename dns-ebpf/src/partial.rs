@@ -10,11 +10,11 @@
 use dns_common::counters::Outcome;
 
 use crate::{
-    bytes::{load, opaque},
-    checksum::Sum,
+    bytes::{load, masked, opaque},
+    checksum::{self, Sum},
     filter::{Frame, IPV4_LEN, IPV6_LEN, UDP_LEN},
-    hook::Hook,
-    question::{HEADER_LEN, OPT_LEN, Question, TYPE_CLASS_LEN},
+    hook::{Hook, Span},
+    question::{HEADER_LEN, MAX_QUERY_LEN, Question, TYPE_CLASS_LEN},
 };
 
 /// Whether the query's checksum is unfinished. `name`: sum of the name as sent.
@@ -60,25 +60,19 @@ pub fn is_partial<H: Hook>(hook: &H, frame: &Frame, question: &Question, name: S
     if after_name + TYPE_CLASS_LEN > end {
         return Err(Outcome::BadLength);
     }
-    let mut rest = Sum::new();
-    // SAFETY: just compared with the end.
-    rest.add_half(unsafe { load(after_name) });
-    if question.opt != 0 {
-        if frame.message_len != HEADER_LEN + question.name_len + TYPE_CLASS_LEN + OPT_LEN {
-            // Options are not summed: only local resolvers' tools send them, and
-            // the chance is taken.
-            return Ok(true);
-        }
-        if after_name + TYPE_CLASS_LEN + OPT_LEN > end {
-            return Err(Outcome::BadLength);
-        }
-        // SAFETY: just compared with the end. The last three bytes: half the
-        // flags, and no options.
-        unsafe {
-            rest.add(load(after_name + TYPE_CLASS_LEN));
-            rest.add_half(load::<u8>(after_name + TYPE_CLASS_LEN + 8) as u32);
-        }
-    }
+    let rest = if question.opt == 0 {
+        let mut rest = Sum::new();
+        // SAFETY: just compared with the end.
+        rest.add_half(unsafe { load(after_name) });
+        rest
+    } else {
+        let rest_len = frame.message_len.wrapping_sub(HEADER_LEN + question.name_len);
+        checksum::sum_bytes::<REST_WORDS>(Span { start: after_name, end }, masked(rest_len, 0x7ff))
+            .ok_or(Outcome::BadLength)?
+    };
     sum.add_sum(rest, question.name_len & 1 != 0);
     if sum.fold() == 0xffff { Err(Outcome::Unsupported) } else { Ok(true) }
 }
+
+/// Words of the longest message behind its question's name.
+const REST_WORDS: usize = (MAX_QUERY_LEN - HEADER_LEN).div_ceil(8);

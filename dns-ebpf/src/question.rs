@@ -30,7 +30,7 @@ pub const MAX_QUESTION_LEN: usize = MAX_NAME_LEN + TYPE_CLASS_LEN;
 pub const OPT_LEN: usize = 11;
 /// Longest query that is looked at; only a great many EDNS options make a
 /// longer one.
-const MAX_QUERY_LEN: usize = 1500;
+pub const MAX_QUERY_LEN: usize = 1500;
 
 /// Flags that a plain query may have in the third byte: RD.
 const PLAIN_THIRD: u64 = 0x01;

@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use dns_common::counters::Outcome;
-use whole_system_tests::program::Published;
+use whole_system_tests::program::{Hook, Published};
 
 use crate::{
     HOOKS, check, install, load,
@@ -281,4 +281,31 @@ fn the_table_holds_at_every_hook() {
         }
     }
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn a_finished_checksum_that_looks_unfinished_goes_up() {
+    let Some((mut program, _turn)) = load() else { return };
+    let world = world();
+    install(&mut program, &world);
+    let cookie = Opt::with_options(1232, &[0, 10, 0, 8, 1, 2, 3, 4, 5, 6, 7, 8]);
+    let odd = Opt::with_options(1232, &[0, 10, 0, 3, 1, 2, 3]);
+    for opt in [None, Some(Opt::new(1232)), Some(cookie), Some(odd)] {
+        for over in [Datagram::v4, Datagram::v6] {
+            let with_id = |id| over(Query { id, opt: opt.clone(), ..Query::new("v4-10.bosh", A) }.bytes());
+            // Of all ids one makes the sum of the pseudo-header the right checksum.
+            let looks_unfinished = |datagram: &Datagram| {
+                let frame = unfinished(datagram.clone());
+                let udp = &frame[frame.len() - datagram.payload.len() - 8..];
+                checksum(&[&pseudo(datagram.from.0, datagram.to.0, udp.len() as u16), udp]) == 0
+            };
+            let datagram = (0..=u16::MAX).map(with_id).find(looks_unfinished).expect("one id in 65,536");
+            let frame = unfinished(datagram);
+            for (hook, outcome) in [(Hook::Xdp, Outcome::Hit), (Hook::Tc, Outcome::Unsupported)] {
+                let (_, counted) = program.run_counted(hook, &frame).expect("the program runs");
+                assert_eq!(counted, outcome, "{opt:?} at {hook:?}");
+                check(&program, &world, hook, &frame).expect("as the model says");
+            }
+        }
+    }
 }

@@ -112,8 +112,7 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
     // tc alone can see unfinished checksums.
     let unfinished = !checksum(&[&pseudo(from, to, udp.len() as u16)]);
     let partial = hook == Hook::Tc && u16_at(udp, 6)? == usize::from(unfinished);
-    let has_options = !opt.is_empty() && udp.len() > 8 + question_end + 11;
-    if partial && !has_options && checksum(&[&pseudo(from, to, udp.len() as u16), udp]) == 0 {
+    if partial && checksum(&[&pseudo(from, to, udp.len() as u16), udp]) == 0 {
         return None;
     }
 
