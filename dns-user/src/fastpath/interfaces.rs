@@ -426,16 +426,23 @@ impl Follower {
     }
 }
 
-/// Makes wildcards into the local addresses of their family; the order says
-/// who is served first where there are too many.
+/// Makes wildcards into the local addresses that their sockets take queries for;
+/// the order says who is served first where there are too many.
+///
+/// A wildcard of IPv6 takes IPv4 as well, unless that has a socket of its own on
+/// the port (`server/sockets.rs`, as in the reference).
 fn expand(listen: &[SocketAddr], local: &[IpAddr]) -> Vec<SocketAddr> {
     let mut all: Vec<SocketAddr> = Vec::new();
     for endpoint in listen {
         let addresses: Vec<IpAddr> = match endpoint.ip() {
             ip if !ip.is_unspecified() => vec![ip],
             ip => {
-                let mut addresses: Vec<IpAddr> =
-                    local.iter().copied().filter(|address| address.is_ipv4() == ip.is_ipv4()).collect();
+                let has_v4 = listen.iter().any(|other| other.is_ipv4() && other.port() == endpoint.port());
+                let takes = |address: &IpAddr| match address {
+                    IpAddr::V4(_) => ip.is_ipv4() || !has_v4,
+                    IpAddr::V6(_) => ip.is_ipv6(),
+                };
+                let mut addresses: Vec<IpAddr> = local.iter().copied().filter(takes).collect();
                 addresses.sort_by_key(|address| (!address.is_loopback(), *address));
                 addresses
             }
@@ -500,12 +507,16 @@ mod tests {
     }
 
     #[test]
-    fn wildcards_become_local_addresses_of_their_family() {
+    fn wildcards_become_the_local_addresses_that_they_take() {
         let local: Vec<IpAddr> =
             ["10.0.0.1", "::1", "127.0.0.1", "10.0.0.1"].map(|ip| ip.parse().unwrap()).into();
         let listen = |text: &str| text.parse::<SocketAddr>().unwrap();
         assert_eq!(expand(&[listen("0.0.0.0:53")], &local), [listen("127.0.0.1:53"), listen("10.0.0.1:53")]);
-        assert_eq!(expand(&[listen("[::]:53")], &local), [listen("[::1]:53")]);
+        let both = ["127.0.0.1:53", "[::1]:53", "10.0.0.1:53"].map(listen);
+        assert_eq!(expand(&[listen("[::]:53")], &local), both, "IPv6's takes IPv4 too");
+        assert_eq!(expand(&[listen("[::]:53"), listen("10.0.0.1:54")], &local)[..3], both);
+        let own_v4 = expand(&[listen("[::]:53"), listen("10.0.0.1:53")], &local);
+        assert_eq!(own_v4, [listen("[::1]:53"), listen("10.0.0.1:53")], "IPv4 has a socket of its own");
         assert_eq!(expand(&[listen("10.0.0.1:53"), listen("0.0.0.0:53")], &local).len(), 2, "no repeats");
     }
 
