@@ -1,0 +1,267 @@
+//! The real server with its fast path: killed, stopped, asked by the C library,
+//! run as another user.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::IpAddr,
+    path::PathBuf,
+    process::Command,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use whole_system_tests::{
+    metrics::{Metrics, wait_for_fast_path},
+    namespace::Namespace,
+    process::{capture, wait_until},
+    requirements,
+    server::{self, Server},
+};
+
+use crate::lab::{Bpffs, PATIENCE, Pair, SHORT, addresses, v4};
+
+/// A name that stands in the records.
+const NAME: &str = "q-s0.q-g1.bosh.";
+
+/// Two instances of one group.
+const RECORDS: &str = r#"{
+    "record_keys": ["id", "num_id", "instance_group", "group_ids", "az", "az_id", "network", "network_id",
+        "deployment", "ip", "domain", "agent_id", "instance_index"],
+    "record_infos": [
+        ["a", "1", "web", ["1"], "z1", "1", "net", "1", "dep", "10.0.0.1", "bosh", "agent-a", 0],
+        ["b", "2", "web", ["1"], "z2", "2", "net", "1", "dep", "10.0.0.2", "bosh", "agent-b", 1]
+    ],
+    "version": 1
+}"#;
+
+/// What [`NAME`] has.
+fn published() -> Vec<IpAddr> {
+    vec![[10, 0, 0, 1].into(), [10, 0, 0, 2].into()]
+}
+
+/// A server on a veth, with pins of its own.
+struct Running {
+    /// Ended first.
+    server: Server,
+    /// Its pins, gone before the namespaces.
+    _bpffs: Bpffs,
+    /// Where it and its clients live.
+    pair: Pair,
+}
+
+impl Running {
+    /// Starts it; `xdp` is laid over that part of its configuration.
+    fn start(label: &str, xdp: Value) -> Result<Self> {
+        let (pair, bpffs) = (Pair::new(label)?, Bpffs::new()?);
+        let mut settings = json!({
+            "metrics": {"enabled": true},
+            "xdp": {"mode": "auto", "bpffs": bpffs.path()},
+        });
+        server::merge(&mut settings, &json!({"xdp": xdp}));
+        let folder = server::folder(RECORDS.as_bytes(), None)?;
+        // The server's own user reads there.
+        fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+        let server = Server::start(Some(&pair.server), folder, v4(), &settings)?;
+        wait_for_fast_path(&pair.server).with_context(|| server.log())?;
+        Ok(Self { server, _bpffs: bpffs, pair })
+    }
+
+    /// Asks once from the other end; `None`: no reply.
+    fn ask(&self, patience: Duration) -> Result<Option<Vec<IpAddr>>> {
+        addresses(&self.pair.client, v4(), NAME, patience)
+    }
+
+    /// Replies that the program has given.
+    fn fast_path_replies(&self) -> Result<u64> {
+        Ok(Metrics::read(&self.pair.server)?.fast_path_replies())
+    }
+}
+
+/// Asks without a pause until told to stop, each query again and again until it
+/// is answered, as resolvers do; returns how often one had to be repeated.
+fn ask_on(client: &Namespace, done: &AtomicBool, answered: &AtomicU64) -> Result<u64> {
+    let mut repeated = 0;
+    while !done.load(Ordering::Relaxed) {
+        let begun = Instant::now();
+        loop {
+            if let Some(found) = addresses(client, v4(), NAME, SHORT)? {
+                ensure!(found == published(), "a wrong answer: {found:?}");
+                break;
+            }
+            ensure!(begun.elapsed() < Duration::from_secs(20), "never answered");
+            repeated += 1;
+        }
+        answered.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(repeated)
+}
+
+#[test]
+fn killed_and_restarted_under_load_every_query_is_answered_and_none_wrong() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let mut running = Running::start("kill", json!({"lease": "30s"}))?;
+    let (done, answered) = (AtomicBool::new(false), AtomicU64::new(0));
+    let Running { server, pair, .. } = &mut running;
+    let more = |what: &str| {
+        let before = answered.load(Ordering::Relaxed);
+        wait_until(what, Duration::from_secs(10), || answered.load(Ordering::Relaxed) > before + 100)
+    };
+    let repeated = thread::scope(|scope| {
+        let client = scope.spawn(|| ask_on(&pair.client, &done, &answered));
+        let mut rounds = || -> Result<()> {
+            for round in 0..3 {
+                more("answers of a living server")?;
+                server.process().signal(Signal::SIGKILL)?;
+                server.process().wait(Duration::from_secs(5))?;
+                more("answers of the dead server's programs")?;
+                server.restart(Some(&pair.server))?;
+                wait_for_fast_path(&pair.server).with_context(|| format!("round {round}"))?;
+            }
+            more("answers of the last server")
+        };
+        let outcome = rounds();
+        done.store(true, Ordering::Relaxed);
+        let repeated = client.join().expect("the client does not panic")?;
+        outcome.map(|()| repeated)
+    })?;
+    println!("{repeated} of {} queries had to be repeated", answered.load(Ordering::Relaxed));
+    Ok(())
+}
+
+#[test]
+fn a_server_that_hangs_is_silent_after_its_lease_and_right_again_afterwards() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let mut running = Running::start("hang", json!({"lease": "2s"}))?;
+    ensure!(running.ask(PATIENCE)? == Some(published()));
+    running.server.process().signal(Signal::SIGSTOP)?;
+    ensure!(running.ask(SHORT)? == Some(published()), "within the lease the program answers");
+    wait_until("the lease to end", Duration::from_secs(5), || matches!(running.ask(SHORT), Ok(None)))?;
+    for _ in 0..5 {
+        ensure!(running.ask(SHORT)?.is_none(), "the lease is over");
+    }
+    running.server.process().signal(Signal::SIGCONT)?;
+    wait_until(
+        "answers from userspace",
+        Duration::from_secs(5),
+        || matches!(running.ask(SHORT), Ok(Some(found)) if found == published()),
+    )?;
+    let before = running.fast_path_replies()?;
+    wait_until("answers of the program", Duration::from_secs(5), || {
+        let right = matches!(running.ask(SHORT), Ok(Some(found)) if found == published());
+        right && running.fast_path_replies().is_ok_and(|replies| replies > before)
+    })
+}
+
+/// What the C library finds in a namespace instead of `/etc/resolv.conf`.
+struct ResolvConf(PathBuf);
+
+impl ResolvConf {
+    /// Names one server for programs run by `ip netns exec`.
+    fn new(namespace: &Namespace, server: IpAddr) -> Result<Self> {
+        let folder = PathBuf::from("/etc/netns").join(namespace.name());
+        fs::create_dir_all(&folder)?;
+        let file = Self(folder);
+        fs::write(
+            file.0.join("resolv.conf"),
+            format!("nameserver {server}\noptions timeout:2 attempts:3\n"),
+        )?;
+        Ok(file)
+    }
+}
+
+impl Drop for ResolvConf {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.0) {
+            eprintln!("{}: {error}", self.0.display());
+        }
+    }
+}
+
+#[test]
+fn the_c_librarys_resolver_is_answered_by_the_program() -> Result<()> {
+    const PROGRAM: &str = "import socket, sys
+for _ in range(10):
+    found = socket.getaddrinfo(sys.argv[1], 80, type=socket.SOCK_STREAM)
+    print(*sorted(entry[4][0] for entry in found))";
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let running = Running::start("libc", json!({}))?;
+    let _file = ResolvConf::new(&running.pair.client, v4().ip())?;
+    let before = running.fast_path_replies()?;
+    let mut python = running.pair.client.with_own_sysfs("python3");
+    let said = capture(python.args(["-c", PROGRAM, NAME.trim_end_matches('.')]))?;
+    let lines: BTreeSet<&str> = said.lines().collect();
+    assert_eq!((said.lines().count(), lines), (10, BTreeSet::from(["10.0.0.1 10.0.0.2"])));
+    // A and AAAA each time.
+    assert_eq!(running.fast_path_replies()? - before, 20);
+    Ok(())
+}
+
+/// A line of `/proc/PID/status` without its name.
+fn process_status(pid: u32, name: &str) -> Result<String> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    Ok(line.with_context(|| format!("no {name} in /proc/{pid}/status"))?.trim().to_owned())
+}
+
+#[test]
+fn as_another_user_it_keeps_four_capabilities_and_follows_interfaces() -> Result<()> {
+    /// CAP_NET_BIND_SERVICE, CAP_NET_ADMIN, CAP_PERFMON, CAP_BPF (docs/capabilities.md).
+    const KEPT: u64 = 1 << 10 | 1 << 12 | 1 << 38 | 1 << 39;
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let running = Running::start("user", json!({"user": "nobody"}))?;
+    let pid = running.server.pid();
+    let users = process_status(pid, "Uid")?;
+    ensure!(users.split_whitespace().all(|user| user == "65534"), "users {users}");
+    for set in ["CapEff", "CapPrm"] {
+        let held = u64::from_str_radix(&process_status(pid, set)?, 16)?;
+        ensure!(held == KEPT, "{set}: {held:#x}, not {KEPT:#x}");
+    }
+    let before = running.fast_path_replies()?;
+    ensure!(running.ask(PATIENCE)? == Some(published()));
+    ensure!(running.fast_path_replies()? > before, "not answered by the program");
+    // Interfaces that come later are served all the same.
+    running.pair.server.ip(&["link", "add", "late", "type", "veth", "peer", "name", "etal"])?;
+    wait_until("the late interface to be served", Duration::from_secs(5), || {
+        let family = dns_user::ops::metrics::names::FAST_PATH_INTERFACE_INFO;
+        Metrics::read(&running.pair.server)
+            .is_ok_and(|metrics| metrics.sum(family, "interface=\"late\"") == 1)
+    })
+}
+
+#[test]
+fn detach_takes_off_what_a_killed_server_left() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let mut running = Running::start("gone", json!({"lease": "60s"}))?;
+    running.server.process().signal(Signal::SIGKILL)?;
+    running.server.process().wait(Duration::from_secs(5))?;
+    ensure!(running.ask(SHORT)? == Some(published()), "the programs stay");
+    let folder = running.server.folder.path().to_owned();
+    let detach = || -> Result<Value> {
+        let mut command: Command = running.pair.server.command(server::program()?)?;
+        let said = capture(command.args(["detach", "--json", "--config"]).arg(folder.join("config.json")))?;
+        Ok(serde_json::from_str(&said)?)
+    };
+    // lo and srv.
+    assert_eq!(detach()?["links"], 2);
+    ensure!(running.ask(SHORT)?.is_none(), "nothing answers any more");
+    assert_eq!(detach()?["links"], 0);
+    running.server.restart(Some(&running.pair.server))?;
+    wait_for_fast_path(&running.pair.server)?;
+    ensure!(running.ask(PATIENCE)? == Some(published()));
+    Ok(())
+}
