@@ -3,6 +3,7 @@
 pub mod cpu;
 pub mod dnsperf;
 pub mod fleet;
+pub mod forwarders;
 pub mod foundation;
 pub mod kxdpgun;
 pub mod lab;

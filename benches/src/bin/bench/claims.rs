@@ -16,6 +16,17 @@ pub(super) fn shortfalls(figures: &[Figure]) -> Vec<String> {
         (cost("ours, userspace only"), cost("knotd")),
         1.0,
     );
+    for kind in ["cached", "uncached"] {
+        let cost = |label: &str| {
+            let forwarding = |figure: &&Figure| {
+                figure.title.starts_with("CPU per forwarded query")
+                    && figure.title.ends_with(&format!(", {kind}"))
+            };
+            bar_of(figures.iter().find(forwarding)?, label)
+        };
+        let what = format!("CPU per forwarded query, {kind}, over unbound's");
+        at_most(&mut short, &what, (cost("ours"), cost("unbound")), 1.0);
+    }
     let first = |label: &str| bar(figures, "From new records to the first new answer, 10000", label);
     at_most(
         &mut short,
@@ -60,7 +71,11 @@ fn at_most(
 
 /// The value of a bar in the figure whose title begins so.
 fn bar<'a>(figures: &'a [Figure], title: &str, label: &str) -> Option<&'a Rounds> {
-    let figure = figures.iter().find(|figure| figure.title.starts_with(title))?;
+    bar_of(figures.iter().find(|figure| figure.title.starts_with(title))?, label)
+}
+
+/// The value of a bar.
+fn bar_of<'a>(figure: &'a Figure, label: &str) -> Option<&'a Rounds> {
     let Data::Bars(bars) = &figure.data else { return None };
     bars.iter().find(|bar| bar.label == label).map(|bar| &bar.value)
 }

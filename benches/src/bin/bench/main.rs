@@ -18,6 +18,7 @@ use whole_system_tests::interrupt;
 
 mod claims;
 mod cost;
+mod forwarding;
 mod harm;
 mod latency;
 mod reload;
@@ -61,6 +62,7 @@ type Part = (&'static str, fn(&Plan) -> Result<Vec<Figure>>);
 const PARTS: &[Part] = &[
     ("cost", cost::measure),
     ("latency", latency::measure),
+    ("forwarding", forwarding::measure),
     ("scaling", scaling::measure),
     ("reload", reload::measure),
     ("harm", harm::measure),

@@ -1,0 +1,178 @@
+//! Servers that forward to one and the same authority, each set up for one core.
+
+use std::{fs, net::SocketAddr, path::Path, process::Stdio, time::Duration};
+
+use anyhow::{Context, Result};
+use hickory_proto::rr::RecordType;
+use serde_json::json;
+use tempfile::TempDir;
+use whole_system_tests::{
+    client,
+    process::{Kept, wait_until},
+    server::{self, Server},
+};
+
+use crate::lab::{self, CLIENT_CPU, Lab, SERVER_ADDRESS, SERVER_CPU};
+
+/// The zone in which every name has one address.
+pub const ZONE: &str = "forwarded.test";
+
+/// Where the authority listens: in the server's namespace, on its loopback.
+const AUTHORITY: &str = "127.0.0.1";
+/// Its port.
+const AUTHORITY_PORT: u16 = 5300;
+
+/// A server that forwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Forwarder {
+    /// Ours.
+    Ours {
+        /// Whether answers are kept.
+        cache: bool,
+    },
+    /// NLnet Labs Unbound with a forward zone for everything.
+    Unbound,
+    /// dnsmasq.
+    Dnsmasq,
+}
+
+/// A forwarder and its authority; they end when dropped.
+#[derive(Debug)]
+pub struct Running {
+    /// Process id of the forwarder.
+    pub pid: u32,
+    /// Ended before its files go.
+    _forwarder: Box<dyn std::fmt::Debug>,
+    /// Answers the forwarder.
+    _authority: Kept,
+    /// Files of both.
+    _folder: TempDir,
+}
+
+impl Forwarder {
+    /// Its name in reports.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Ours { cache: true } => "ours",
+            Self::Ours { cache: false } => "ours, cache off",
+            Self::Unbound => "unbound",
+            Self::Dnsmasq => "dnsmasq",
+        }
+    }
+
+    /// Starts it and its authority, and waits for the first answer. The authority
+    /// runs on the client's CPU, so that the forwarder has its own for itself.
+    pub fn start(self, lab: &Lab) -> Result<Running> {
+        let folder = TempDir::with_prefix("bdx-forward-")?;
+        let authority = start_authority(lab, folder.path())?;
+        let (forwarder, pid): (Box<dyn std::fmt::Debug>, u32) = match self {
+            Self::Ours { cache } => {
+                let server = start_ours(lab, cache)?;
+                let pid = server.pid();
+                (Box::new(server), pid)
+            }
+            Self::Unbound | Self::Dnsmasq => {
+                let process = self.start_peer(lab, folder.path())?;
+                let pid = process.pid();
+                (Box::new(process), pid)
+            }
+        };
+        let name = format!("first.{ZONE}.");
+        wait_for_answer(lab, (SERVER_ADDRESS, 53).into(), &name, false)
+            .with_context(|| format!("{}: {}", self.label(), log(folder.path())))?;
+        lab::pin(pid, SERVER_CPU)?;
+        Ok(Running { pid, _forwarder: forwarder, _authority: authority, _folder: folder })
+    }
+
+    /// Starts one of the others.
+    fn start_peer(self, lab: &Lab, folder: &Path) -> Result<Kept> {
+        let file = folder.join("forwarder.conf");
+        let shown = file.display();
+        let (program, arguments, text) = match self {
+            Self::Unbound => (
+                "unbound",
+                vec!["-d".to_owned(), "-c".to_owned(), shown.to_string()],
+                format!(
+                    "server:\n  interface: {SERVER_ADDRESS}\n  access-control: 0.0.0.0/0 allow\n  do-daemonize: no\n\
+                     \x20 username: \"\"\n  chroot: \"\"\n  pidfile: \"\"\n  use-syslog: no\n  logfile: \"\"\n\
+                     \x20 verbosity: 0\n  num-threads: 1\n  module-config: \"iterator\"\n  do-not-query-localhost: no\n\
+                     \x20 local-zone: \"test.\" nodefault\n  msg-cache-size: 64m\n  rrset-cache-size: 128m\n\
+                     \x20 outgoing-range: 8192\n  num-queries-per-thread: 4096\n  so-rcvbuf: 1m\n\
+                     forward-zone:\n  name: \".\"\n  forward-addr: {AUTHORITY}@{AUTHORITY_PORT}\n\
+                     remote-control:\n  control-enable: no\n"
+                ),
+            ),
+            _ => (
+                "dnsmasq",
+                vec![format!("--conf-file={shown}")],
+                format!(
+                    "keep-in-foreground\nno-resolv\nno-hosts\nbind-interfaces\nlisten-address={SERVER_ADDRESS}\n\
+                     pid-file=\nuser=root\nserver={AUTHORITY}#{AUTHORITY_PORT}\ncache-size=10000\n\
+                     dns-forward-max=4096\n"
+                ),
+            ),
+        };
+        fs::write(&file, text)?;
+        let log = fs::OpenOptions::new().create(true).append(true).open(folder.join("log"))?;
+        let mut command = lab.server.command(program)?;
+        command.args(arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        Kept::spawn(&mut command)
+    }
+}
+
+/// Our own server, without a fast path: nothing here is local.
+fn start_ours(lab: &Lab, cache: bool) -> Result<Server> {
+    let extra = json!({
+        "log_level": "WARN",
+        "xdp": {"mode": "off"},
+        "disable_recursors": false,
+        "recursors": [format!("{AUTHORITY}:{AUTHORITY_PORT}")],
+        "recursor_timeout": "2s",
+        // As large as unbound's two caches together.
+        "cache": {"enabled": cache, "max_entries": 1_000_000, "max_bytes": 192 << 20},
+    });
+    Server::start(Some(&lab.server), server::folder(b"{}", None)?, (SERVER_ADDRESS, 53).into(), &extra)
+}
+
+/// NSD with a zone in which every name exists, on the client's CPU.
+fn start_authority(lab: &Lab, folder: &Path) -> Result<Kept> {
+    let here = folder.display();
+    let zone = format!(
+        "$ORIGIN {ZONE}.\n$TTL 3600\n@ IN SOA ns admin 1 3600 600 86400 60\n@ IN NS ns\nns IN A {AUTHORITY}\n\
+         * IN A 192.0.2.1\n"
+    );
+    fs::write(folder.join("zone"), zone)?;
+    let text = format!(
+        "server:\n  ip-address: {AUTHORITY}\n  port: {AUTHORITY_PORT}\n  server-count: 1\n  username: \"\"\n\
+         \x20 chroot: \"\"\n  zonesdir: \"{here}\"\n  database: \"\"\n  pidfile: \"{here}/nsd.pid\"\n  xfrdir: \"{here}\"\n\
+         \x20 zonelistfile: \"{here}/zonelist\"\n  xfrdfile: \"{here}/xfrd\"\n  rrl-ratelimit: 0\n  minimal-responses: yes\n\
+         remote-control:\n  control-enable: no\nzone:\n  name: \"{ZONE}\"\n  zonefile: \"{here}/zone\"\n"
+    );
+    let file = folder.join("nsd.conf");
+    fs::write(&file, text)?;
+    let log_file = fs::OpenOptions::new().create(true).append(true).open(folder.join("log"))?;
+    let cpu = CLIENT_CPU.to_string();
+    let mut command = lab.server.command("taskset")?;
+    command.args(["-c", &cpu, "nsd", "-d", "-c"]).arg(&file);
+    let process = Kept::spawn(command.stdin(Stdio::null()).stdout(log_file.try_clone()?).stderr(log_file))?;
+    let address = format!("{AUTHORITY}:{AUTHORITY_PORT}").parse()?;
+    wait_for_answer(lab, address, &format!("first.{ZONE}."), true).with_context(|| log(folder))?;
+    Ok(process)
+}
+
+/// Waits until `name` has an address at `server`, asked from its own side or from the client's.
+fn wait_for_answer(lab: &Lab, server: SocketAddr, name: &str, from_inside: bool) -> Result<()> {
+    let query = client::query(name, RecordType::A, None)?.to_vec()?;
+    let answered = || {
+        let reply = client::ask_raw(server, &query, Duration::from_millis(200)).ok()?;
+        let reply = hickory_proto::op::Message::from_vec(&reply).ok()?;
+        Some(!client::addresses(&reply).is_empty())
+    };
+    let namespace = if from_inside { &lab.server } else { &lab.client };
+    wait_until(name, Duration::from_secs(15), || namespace.run(answered).ok().flatten() == Some(true))
+}
+
+/// What the servers said.
+fn log(folder: &Path) -> String {
+    fs::read_to_string(folder.join("log")).unwrap_or_default()
+}
