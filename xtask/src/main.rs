@@ -7,6 +7,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 mod fuzz;
+mod kernel;
 mod packages;
 mod process;
 mod test;
@@ -70,6 +71,7 @@ fn main() -> Result<()> {
         Command::Test { filters } => {
             packages::ensure(packages::TEST)?;
             toolchain::ensure()?;
+            kernel::ensure()?;
             test::run(&filters)
         }
         Command::Fuzz { filters, seconds } => {

@@ -5,12 +5,14 @@
 //! * [`random`]: random and mutated packets, and every length of names and frames.
 //! * [`shuffle`]: the order of answers, statistically.
 //! * [`object`]: what the object asks of the kernel.
+//! * [`other_kernel`]: all of that on an older kernel, in a virtual machine.
 //! * [`model`]: the programs' behaviour in plain code, what the table and the
 //!   random packets are held against.
 
 mod fixtures;
 mod model;
 mod object;
+mod other_kernel;
 mod packet;
 mod random;
 mod shuffle;
