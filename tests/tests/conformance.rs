@@ -1,5 +1,6 @@
-//! Replays the recorded behaviour of the reference server, with the fast path off
-//! and with it on the loopback of a namespace.
+//! Replays the recorded behaviour of the reference server: with the fast path off
+//! and with it on the loopback of a namespace, as faithful as can be and, for the
+//! names of the fleet, as configured by default.
 //!
 //! `BOSH_DNS_XDP_SCENARIOS="03 12a"` runs only the scenarios that begin so.
 
@@ -19,6 +20,13 @@ use whole_system_tests::{namespace::Namespace, requirements, server, shared};
 /// scenario's time is deliberate waiting.
 const SIDE_BY_SIDE: usize = 6;
 
+/// Scenarios about the names of the fleet, messages, files and the start: here the
+/// default configuration has to answer as recorded, too.
+const OF_THE_FLEET: &[&str] = &["01", "02", "03", "04", "05", "11", "12", "14", "15"];
+
+/// What makes the server as faithful as can be, in recursion too.
+const FAITHFUL: &str = "nxdomain";
+
 /// The longest scenarios, in order: they go first.
 const LONGEST: &[&str] = &["14_startup", "12a_hot_update"];
 
@@ -27,7 +35,7 @@ fn userspace_alone_answers_as_recorded() -> Result<()> {
     if !requirements::namespaces() {
         return Ok(());
     }
-    replay("off", &json!({"xdp": {"mode": "off"}}))
+    replay("off", &json!({"xdp": {"mode": "off"}, "recursor_errors": FAITHFUL}), &[])
 }
 
 #[test]
@@ -35,15 +43,23 @@ fn the_fast_path_in_generic_mode_answers_as_recorded() -> Result<()> {
     if !requirements::namespaces() || !requirements::bpf() {
         return Ok(());
     }
-    replay("generic", &json!({"xdp": {"mode": "generic"}}))
+    replay("generic", &json!({"xdp": {"mode": "generic"}, "recursor_errors": FAITHFUL}), &[])
 }
 
-/// Replays all scenarios with `extra` laid over their configurations.
-fn replay(label: &str, extra: &Value) -> Result<()> {
+#[test]
+fn the_default_configuration_answers_as_recorded_for_the_fleet() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    // On a loopback this means the tc hook.
+    replay("auto", &json!({"xdp": {"mode": "auto"}}), OF_THE_FLEET)
+}
+
+/// Replays the scenarios that begin with one of `only` (all, if there is none) with
+/// `extra` laid over their configurations.
+fn replay(label: &str, extra: &Value, only: &[&str]) -> Result<()> {
     let Some(conformance) = shared::conformance() else { return Ok(()) };
-    let mut extra = extra.clone();
-    server::merge(&mut extra, &json!({"recursor_errors": "nxdomain"}));
-    let queue = Mutex::new(scenarios(&conformance)?);
+    let queue = Mutex::new(scenarios(&conformance, only)?);
     let work = |number: usize| -> Result<Counts> {
         let label = format!("{label}{number}");
         let namespace = Namespace::new(&label)?;
@@ -72,7 +88,7 @@ fn replay(label: &str, extra: &Value) -> Result<()> {
 }
 
 /// The scenarios to run, the longest first.
-fn scenarios(conformance: &Path) -> Result<VecDeque<String>> {
+fn scenarios(conformance: &Path, only: &[&str]) -> Result<VecDeque<String>> {
     let wanted = std::env::var("BOSH_DNS_XDP_SCENARIOS").unwrap_or_default();
     let wanted: Vec<&str> = wanted.split_whitespace().collect();
     let folder = conformance.join("scenarios");
@@ -80,8 +96,9 @@ fn scenarios(conformance: &Path) -> Result<VecDeque<String>> {
     for entry in fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        let is_wanted = wanted.is_empty() || wanted.iter().any(|prefix| name.starts_with(prefix));
-        if is_wanted && entry.path().join("scenario.json").exists() {
+        let is_among =
+            |prefixes: &[&str]| prefixes.is_empty() || prefixes.iter().any(|prefix| name.starts_with(prefix));
+        if is_among(&wanted) && is_among(only) && entry.path().join("scenario.json").exists() {
             names.push(name);
         }
     }

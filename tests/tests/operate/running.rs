@@ -1,6 +1,12 @@
 //! A server with API and metrics in a namespace of its own.
 
-use std::{fs, net::SocketAddr, path::Path, process::Output};
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr, TcpStream},
+    path::Path,
+    process::Output,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 use hickory_proto::rr::RecordType;
@@ -11,6 +17,7 @@ use serde_json::{Value, json};
 use whole_system_tests::{
     client,
     namespace::Namespace,
+    process::wait_until,
     server::{self, Server},
 };
 
@@ -42,7 +49,9 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts it; `extra` is laid over its configuration.
+    /// Starts it and waits until it can be operated; `extra` is laid over its configuration.
+    ///
+    /// DNS answers first, the API is opened a moment later.
     pub(crate) fn start(label: &str, extra: &Value) -> Result<Self> {
         let namespace = Namespace::new(label)?;
         let folder = server::folder(RECORDS.as_bytes(), Some(br#"{"web.alias": ["*.web.net.dep.bosh"]}"#))?;
@@ -64,6 +73,8 @@ impl Running {
         });
         server::merge(&mut settings, extra);
         let server = Server::start(Some(&namespace), folder, ([127, 0, 0, 1], 53).into(), &settings)?;
+        let open = || TcpStream::connect((Ipv4Addr::LOCALHOST, API_PORT)).is_ok();
+        wait_until("the API", Duration::from_secs(15), || namespace.run(open).unwrap_or(false))?;
         Ok(Self { server, namespace })
     }
 
