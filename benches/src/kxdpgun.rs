@@ -38,11 +38,13 @@ pub fn send(lab: &Lab, queries: &Path, rate: u32, duration: Duration) -> Result<
         .arg(SERVER_ADDRESS.to_string())
         .output()
         .context("cannot run kxdpgun")?;
+    // It leaves its program behind.
+    lab.client.ip(&["link", "set", "dev", CLIENT_INTERFACE, "xdp", "off"])?;
     let report = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() {
         bail!("kxdpgun failed: {} {}", report.trim(), String::from_utf8_lossy(&output.stderr).trim());
     }
-    parse(&report)
+    parse(&report).with_context(|| String::from_utf8_lossy(&output.stderr).trim().to_owned())
 }
 
 /// Reads `total queries:` and `total replies:`.

@@ -9,7 +9,7 @@ use nix::{
 };
 use whole_system_tests::{
     namespace::{End, Namespace, join},
-    process::run,
+    process::{capture, run},
 };
 
 use crate::cpu::{CpuTime, napi_threads};
@@ -22,6 +22,9 @@ pub const CLIENT_CPU: usize = 1;
 
 /// Where the server listens, as on every BOSH VM.
 pub const SERVER_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 2);
+
+/// Where the load comes from.
+const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 1);
 
 /// Interface on the server's side. Short: a NAPI thread's name holds 15 bytes.
 pub const SERVER_INTERFACE: &str = "bdxs";
@@ -50,7 +53,9 @@ impl Lab {
             End { namespace: &server, interface: SERVER_INTERFACE, addresses: &["169.254.0.2/24"] },
             End { namespace: &client, interface: CLIENT_INTERFACE, addresses: &["169.254.0.1/24"] },
         )?;
-        Ok(Self { server, client, split: false })
+        let lab = Self { server, client, split: false };
+        lab.introduce()?;
+        Ok(lab)
     }
 
     /// veth with threaded NAPI: all work of a side is done on its own CPU, in a
@@ -68,6 +73,23 @@ impl Lab {
         }
         lab.pin_napi()?;
         Ok(lab)
+    }
+
+    /// Tells each side the other's hardware address, for good: kxdpgun gives up when
+    /// the kernel has not asked for it yet.
+    fn introduce(&self) -> Result<()> {
+        let [server, client] = self.ends();
+        for ((near, interface), (far, other), address) in
+            [(client, server, SERVER_ADDRESS), (server, client, CLIENT_ADDRESS)]
+        {
+            let file = format!("/sys/class/net/{other}/address");
+            let hardware = capture(far.with_own_sysfs("cat").arg(file))?;
+            run(near
+                .command("ip")?
+                .args(["neigh", "replace", &address.to_string(), "lladdr", hardware.trim()])
+                .args(["dev", interface, "nud", "permanent"]))?;
+        }
+        Ok(())
     }
 
     /// Puts each side's NAPI threads on its CPU. To be called again after a program

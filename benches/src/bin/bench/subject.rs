@@ -69,6 +69,14 @@ impl Subject {
         matches!(self, Self::Ours(_) | Self::Userspace)
     }
 
+    /// A program on the client's end, without which native XDP_TX on the server's
+    /// end goes nowhere: the veth driver wants one on both. kxdpgun brings its own,
+    /// and does not tolerate another; whoever sends by sockets has to attach this.
+    pub(super) fn client_program(&self, lab: &Lab) -> Result<Option<Ebpf>> {
+        let native = matches!(self, Self::Ours("native") | Self::Reflector("native"));
+        native.then(|| attach(lab, Side::Client, PASS_PROGRAM, XdpMode::Driver)).transpose()
+    }
+
     /// Starts it in the lab, on the server's CPU, and waits for its first answer.
     pub(super) fn start(&self, lab: &Lab, foundation: &Foundation) -> Result<Running> {
         let running = match self {
@@ -97,13 +105,7 @@ fn start_ours(lab: &Lab, foundation: &Foundation, mode: &str) -> Result<Running>
         wait_for_fast_path(&lab.server)?;
     }
     lab::pin(server.pid(), SERVER_CPU)?;
-    // Native XDP_TX on veth needs NAPI, and so a program, on the peer, too.
-    let peer: Box<dyn std::any::Any> = if mode == "native" {
-        Box::new(attach(lab, Side::Client, PASS_PROGRAM, XdpMode::Driver)?)
-    } else {
-        Box::new(())
-    };
-    Ok(Running { processes: vec![server.pid()], server: Some(server), _kept: peer })
+    Ok(Running { processes: vec![server.pid()], server: Some(server), _kept: Box::new(()) })
 }
 
 /// A peer.
@@ -131,9 +133,7 @@ fn start_reference(program: &PathBuf, lab: &Lab, foundation: &Foundation) -> Res
 fn start_reflector(lab: &Lab, mode: &str) -> Result<Running> {
     let hook = if mode == "native" { XdpMode::Driver } else { XdpMode::Skb };
     let reflector = attach(lab, Side::Server, REFLECTOR_PROGRAM, hook)?;
-    let peer =
-        (mode == "native").then(|| attach(lab, Side::Client, PASS_PROGRAM, XdpMode::Driver)).transpose()?;
-    Ok(Running { processes: Vec::new(), server: None, _kept: Box::new((reflector, peer)) })
+    Ok(Running { processes: Vec::new(), server: None, _kept: Box::new(reflector) })
 }
 
 /// An end of the lab's veth.
