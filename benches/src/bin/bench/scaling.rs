@@ -55,7 +55,7 @@ fn by_size(plan: &Plan) -> Result<Vec<Figure>> {
                 rounds[1].0.push(resident_memory(running.processes[0])? as f64 / f64::from(1 << 20));
             }
             println!(
-                "{size:>7} instances, {:<22} {:>6.2} µs/query  {:>6.1} MiB  {:>6.0} ms to the first answer",
+                "{size:>7} instances, {:<22} {:>6.2} µs/query  {:>6.1} MiB  {:>6.0} ms to start",
                 subject.label(),
                 rounds[0].median(),
                 rounds[1].median(),
@@ -82,8 +82,9 @@ fn by_size(plan: &Plan) -> Result<Vec<Figure>> {
         ),
         figure("Resident memory of the process by size", "Mapped BPF maps included.", "MiB", memory),
         figure(
-            "From start to the first answer by size",
-            "Process start, records read, entries published.",
+            "Start-up by size",
+            "From the start of the process to its first answer; with the fast path, until the programs are loaded and \
+             the entries published (userspace answers meanwhile).",
             "ms",
             starts,
         ),
