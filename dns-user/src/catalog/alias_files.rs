@@ -176,7 +176,9 @@ impl AliasFiles {
         Ok(())
     }
 
-    /// Puts in place of targets that are aliases what those point to.
+    /// Puts in place of targets that are aliases what those point to. Aliases
+    /// `_.x` are neither reduced nor followed: a target that falls under one is
+    /// looked up as any other name is (observed of targets of aliases `_.x`).
     fn reduce(&mut self) -> Result<(), AliasError> {
         let mut reduced: HashMap<Name, Vec<FileTarget>> = HashMap::new();
         for alias in self.exact.keys() {
@@ -190,7 +192,7 @@ impl AliasFiles {
         Ok(())
     }
 
-    /// The targets of an alias, reduced. `path` is how we came here.
+    /// The targets of an alias that is in `exact`, reduced. `path` is how we came here.
     fn reduce_one(
         &self,
         alias: &Name,
@@ -209,13 +211,13 @@ impl AliasFiles {
             return Err(AliasError::TooMuch(path.swap_remove(0)));
         }
         let mut targets = Vec::new();
-        for target in self.targets(alias).unwrap_or_default() {
+        for target in &self.exact[alias].targets {
             match target {
-                FileTarget::Name(name) if self.targets(&name).is_some() => {
-                    self.reduce_one(&name, path, reduced)?;
-                    targets.extend(reduced[&name].iter().cloned());
+                FileTarget::Name(name) if self.exact.contains_key(name) => {
+                    self.reduce_one(name, path, reduced)?;
+                    targets.extend(reduced[name].iter().cloned());
                 }
-                other => targets.push(other),
+                other => targets.push(other.clone()),
             }
             if targets.len() > MAX_TARGETS {
                 return Err(AliasError::TooMuch(path.swap_remove(0)));
@@ -224,16 +226,6 @@ impl AliasFiles {
         path.pop();
         reduced.insert(alias.clone(), targets);
         Ok(())
-    }
-
-    /// What the name points to, as an alias of its own or by an alias `_.x`.
-    fn targets(&self, name: &Name) -> Option<Vec<FileTarget>> {
-        if let Some(alias) = self.exact.get(name) {
-            return Some(alias.targets.clone());
-        }
-        let label = name.labels().next()?;
-        let alias = self.below.get(&name.parent()?)?;
-        Some(alias.targets.iter().filter_map(|target| target.with_label(label)).collect())
     }
 }
 

@@ -167,6 +167,7 @@ impl<'p> Candidates<'p> {
     fn of(names: &Dictionary, postings: &'p Postings, pattern: &Pattern<'_>) -> Option<Self> {
         let symbols = match *pattern {
             Pattern::Any => return None,
+            Pattern::Nothing => SmallVec::new(),
             Pattern::Exact(name) => names.find(name).into_iter().collect(),
             Pattern::Prefix(prefix) => names.starting_with(prefix).into(),
             Pattern::Suffix(suffix) => names.ending_with(suffix).into(),

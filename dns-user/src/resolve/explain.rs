@@ -224,6 +224,7 @@ impl TargetExplanation {
             Pattern::Exact(text) => self.say(what, &[text]),
             Pattern::Prefix(text) => self.say(&format!("{what} beginning with"), &[text]),
             Pattern::Suffix(text) => self.say(&format!("{what} ending in"), &[text]),
+            Pattern::Nothing => self.criteria.push(format!("{what} with a star inside, which fits none")),
         }
     }
 }

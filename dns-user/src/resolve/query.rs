@@ -80,8 +80,10 @@ pub(crate) enum Pattern<'n> {
     Prefix(&'n [u8]),
     /// `*x`: ends in x.
     Suffix(&'n [u8]),
-    /// Anything else, taken literally, stars too.
+    /// Without a star: exactly this.
     Exact(&'n [u8]),
+    /// A star elsewhere, as in `x*y`: fits no text at all (observed).
+    Nothing,
 }
 
 /// Why a name below a domain asks for nothing: FORMERR.
@@ -117,7 +119,8 @@ impl<'n> Question<'n> {
             // The domain is not cut off where nothing stands between it and the
             // first label, nor is the root ever: its labels count, and the
             // root as an empty one (observed: `bosh` is asked for the instance
-            // of that id, `x.bosh` is malformed).
+            // of that id, `x.bosh` is malformed, and with the root as a domain
+            // `x.web.net` is the long form without a deployment).
             _ => rest.iter().copied().chain([&b""[..]]).collect(),
         };
         Criteria::read(first, &middle).map(|criteria| Self::Within(domain, criteria))
@@ -188,12 +191,14 @@ impl Strategy {
 }
 
 impl<'n> Pattern<'n> {
-    /// Reads a label.
+    /// Reads a label. The empty one, which stands for the root behind a domain
+    /// that was not cut off, demands nothing, as in the short form.
     fn read(label: &'n [u8]) -> Self {
         match label {
-            b"*" => Self::Any,
+            b"*" | b"" => Self::Any,
             [b'*', suffix @ ..] => Self::Suffix(suffix),
             [prefix @ .., b'*'] => Self::Prefix(prefix),
+            _ if label.contains(&b'*') => Self::Nothing,
             _ => Self::Exact(label),
         }
     }
@@ -205,6 +210,7 @@ impl<'n> Pattern<'n> {
             Self::Prefix(prefix) => text.starts_with(prefix),
             Self::Suffix(suffix) => text.ends_with(suffix),
             Self::Exact(exact) => text == exact,
+            Self::Nothing => false,
         }
     }
 }
@@ -236,6 +242,7 @@ mod tests {
         assert!(Pattern::read(b"foo*").fits(b"foo"));
         assert!(Pattern::read(b"*foo").fits(b"barfoo"));
         assert!(!Pattern::read(b"m*r").fits(b"monitor"));
+        assert!(!Pattern::read(b"m*r").fits(b"m*r"));
         assert!(!Pattern::read(b"*oo*").fits(b"foo"));
     }
 
