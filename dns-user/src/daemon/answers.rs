@@ -125,6 +125,11 @@ impl Answers {
         Ok(())
     }
 
+    /// We listen elsewhere from now on.
+    pub(super) fn listens_on(&self, own: &[SocketAddr]) {
+        self.current.upstream.load().listens_on(own);
+    }
+
     /// Counts what is in force.
     fn count(&mut self) -> prometheus::Result<()> {
         if let Some(old) = self.metrics.take() {

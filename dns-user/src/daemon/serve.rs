@@ -181,6 +181,7 @@ impl Daemon<'_> {
     /// Listens on the configured address and these.
     async fn listen(&mut self, further: &[SocketAddr]) {
         let wanted = all_addresses(self.config.listen, further);
+        self.answers.listens_on(&wanted);
         let served = self.listeners.set(&wanted).await;
         self.upcheck =
             Upcheck::new(&served, &self.config.upcheck_domains, self.config.internal_upcheck.as_ref());

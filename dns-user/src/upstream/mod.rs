@@ -2,7 +2,7 @@
 //! reverse names.
 //!
 //! * [`forward`]: one recursor after the other, in the order of [`selection`].
-//! * [`recursor`], [`udp`], [`tcp`]: asking one of them.
+//! * [`recursor`], [`udp`], [`inbox`], [`tcp`]: asking one of them.
 //! * [`channel`], [`cache`], [`flight`]: the cache before a source, one query for many clients.
 //! * [`handlers`], [`http`], [`json_answer`]: domains with an answerer of their own.
 //! * [`reverse`]: names of addresses.
@@ -16,6 +16,7 @@ mod forward;
 mod give_up;
 mod handlers;
 mod http;
+mod inbox;
 mod json_answer;
 mod message;
 pub mod metrics;
@@ -36,7 +37,12 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use self::{ask::Ask, cache::Cache, channel::Source, forward::Forwarder, recursor::Manner, udp::Matching};
+use arc_swap::ArcSwap;
+
+use self::{
+    ask::Ask, cache::Cache, channel::Source, forward::Forwarder, recursor::Manner, resolv_conf::Nameservers,
+    udp::Matching,
+};
 pub use self::{
     channel::Channel,
     handlers::{Denial, HandlerConfig, HandlerSource, Handlers},
@@ -56,6 +62,8 @@ pub struct Upstream {
     recursors: Option<Channel>,
     /// The same past the cache.
     uncached: Option<Channel>,
+    /// Where we listen ourselves.
+    own: Arc<ArcSwap<Vec<SocketAddr>>>,
 }
 
 impl Upstream {
@@ -64,17 +72,21 @@ impl Upstream {
     /// called inside a tokio runtime.
     pub fn new(config: &Config, own: &[SocketAddr]) -> Self {
         let recursion = &config.recursion;
+        let own = Arc::new(ArcSwap::from_pointee(own.to_vec()));
         if recursion.disabled {
-            return Self { forwarder: None, cache: None, recursors: None, uncached: None };
+            return Self { forwarder: None, cache: None, recursors: None, uncached: None, own };
         }
-        let follows_file = recursion.recursors.is_empty();
-        let names = if follows_file { resolv_conf::read(own) } else { recursion.recursors.clone() };
-        let names = without_excluded(names, &recursion.excluded);
-        let forwarder =
-            Arc::new(Forwarder::new(&names, manner(recursion), recursion.selection, recursion.errors));
-        if follows_file {
-            resolv_conf::follow(Arc::downgrade(&forwarder), own.to_vec(), recursion.excluded.clone());
-        }
+        let new = |names: &[String]| {
+            Arc::new(Forwarder::new(names, manner(recursion), recursion.selection, recursion.errors))
+        };
+        let forwarder = if recursion.recursors.is_empty() {
+            let nameservers = Nameservers::new(own.clone(), recursion.excluded.clone());
+            let forwarder = new(nameservers.names());
+            tokio::spawn(nameservers.follow(Arc::downgrade(&forwarder)));
+            forwarder
+        } else {
+            new(&without_excluded(recursion.recursors.clone(), &recursion.excluded))
+        };
         let cache = config.cache.enabled.then(|| Arc::new(Cache::new(&config.cache, recursion.errors)));
         let channel = |cache| Channel::new(Source::Dns(Arc::clone(&forwarder)), cache);
         Self {
@@ -82,7 +94,13 @@ impl Upstream {
             uncached: Some(channel(None)),
             cache,
             forwarder: Some(forwarder),
+            own,
         }
+    }
+
+    /// We listen elsewhere from now on: nobody who is to be asked may be ourselves.
+    pub fn listens_on(&self, own: &[SocketAddr]) {
+        self.own.store(Arc::new(own.to_vec()));
     }
 
     /// Forgets all forwarded answers.
@@ -136,9 +154,14 @@ fn manner(recursion: &RecursionConfig) -> Manner {
     }
 }
 
-/// Removes the recursors that are not to be used.
+/// Removes the recursors that are not to be used. Addresses are compared as
+/// addresses, however they are written.
 fn without_excluded(mut names: Vec<String>, excluded: &[String]) -> Vec<String> {
-    names.retain(|name| !excluded.contains(name));
+    let address = |name: &String| name.parse::<SocketAddr>().ok();
+    let same = |one: &String, other: &String| {
+        one == other || address(one).is_some_and(|one| address(other) == Some(one))
+    };
+    names.retain(|name| !excluded.iter().any(|excluded| same(name, excluded)));
     names
 }
 

@@ -171,3 +171,16 @@ fn without_any_recursor_the_answer_is_servfail() -> Result<()> {
     etc.replace("nameserver 10.9.0.1\n")?;
     wait_for(&lab, 0)
 }
+
+#[test]
+fn behind_a_wildcard_we_do_not_ask_ourselves() -> Result<()> {
+    let Some(namespace) = addressed("wildcard")? else { return Ok(()) };
+    // Our own address, as on every BOSH VM, although the configuration does not name it.
+    let etc = Etc::new("nameserver 10.9.0.9\nnameserver fd09::1\n")?;
+    let lab = etc.server(&namespace, &json!({"address": "0.0.0.0"}))?;
+    let reply = lab.ask_for("www.test.", RecordType::A)?;
+    ensure!(reply.metadata.response_code == ResponseCode::ServFail, "{reply}");
+    let queries = lab.metric("boshdns_requests_external_total", "")?;
+    ensure!(queries == 1, "one query became {queries}");
+    Ok(())
+}
