@@ -7,7 +7,7 @@ use arc_swap::ArcSwap;
 use super::{
     Ask, TryError,
     message::{self, Flags, Outline},
-    recursor::{Manner, Recursor},
+    recursor::{Manner, Recursor, Worth},
     selection::Selection,
 };
 use crate::config::{RecursorErrors, RecursorSelection};
@@ -93,7 +93,11 @@ impl Forwarder {
         let mut query = ask.message.to_vec();
         let mut best: Option<Failure> = None;
         for index in set.selection.order() {
-            let outcome = set.recursors[index].ask(ask, &mut query).await;
+            let recursor = &set.recursors[index];
+            if best.is_some() && !self.is_worth_waiting(recursor, ask) {
+                continue;
+            }
+            let outcome = recursor.ask(ask, &mut query).await;
             let outcome = outcome.and_then(Readable::new);
             set.selection.record(index, self.counts_as_failure(&outcome));
             match outcome {
@@ -115,6 +119,30 @@ impl Forwarder {
             (RecursorErrors::Truthful, Some(failure)) => failure.finish(ask),
             (RecursorErrors::Truthful, None) => {
                 Forwarded { keep: false, ..Forwarded::bare(ask, true, message::SERVFAIL) }
+            }
+        }
+    }
+
+    /// Whether a client who has an answer already, if not NOERROR, should wait for
+    /// this recursor: not for one that is silent, or every name that does not exist
+    /// would take a timeout. The reference waits.
+    fn is_worth_waiting(&self, recursor: &Arc<Recursor>, ask: &Ask<'_>) -> bool {
+        if self.errors == RecursorErrors::Nxdomain {
+            return true;
+        }
+        match recursor.worth() {
+            Worth::Waiting => true,
+            Worth::Nothing => false,
+            Worth::Probing => {
+                let (recursor, message) = (Arc::clone(recursor), ask.message.to_vec());
+                let transport = ask.transport;
+                tokio::spawn(async move {
+                    if let Some(ask) = Ask::new(&message, transport) {
+                        // It is the recursor who learns from this.
+                        let _ = recursor.ask(&ask, &mut message.clone()).await;
+                    }
+                });
+                false
             }
         }
     }

@@ -4,7 +4,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -20,6 +20,10 @@ use crate::wire::Transport;
 
 /// Most queries in flight by UDP to one recursor.
 const IN_FLIGHT: usize = 4096;
+/// So many tries in a row without any answer, and a recursor counts as silent.
+const SILENT_TRIES: u32 = 5;
+/// How often a silent recursor is asked although nobody waits for it.
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How all recursors of a list are asked.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +49,30 @@ pub(crate) struct Recursor {
     sockets: ArcSwapOption<Sockets>,
     /// What became of the tries.
     pub(crate) counters: RecursorCounters,
+    /// Whether it has fallen silent.
+    silence: Silence,
+}
+
+/// What tells a silent recursor from one that answers.
+#[derive(Debug)]
+struct Silence {
+    /// Tries without any answer since the last one with.
+    tries: AtomicU32,
+    /// When this began to be counted.
+    since: Instant,
+    /// When it was last asked without anybody waiting, milliseconds after `since`.
+    probed_ms: AtomicU64,
+}
+
+/// Whether a recursor is worth the time of a client who has an answer already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Worth {
+    /// It has answered of late.
+    Waiting,
+    /// It is silent, and should be asked now to see whether it still is.
+    Probing,
+    /// It is silent, and was asked a moment ago.
+    Nothing,
 }
 
 /// The sockets for one address.
@@ -89,7 +117,9 @@ impl Recursor {
     pub(crate) fn new(name: &str, manner: Manner) -> Self {
         let counters = RecursorCounters::default();
         let sockets = name.parse().ok().map(|address| Arc::new(Sockets::new(address, manner, &counters)));
-        Self { name: name.to_owned(), manner, sockets: ArcSwapOption::new(sockets), counters }
+        let silence =
+            Silence { tries: AtomicU32::new(0), since: Instant::now(), probed_ms: AtomicU64::new(0) };
+        Self { name: name.to_owned(), manner, sockets: ArcSwapOption::new(sockets), counters, silence }
     }
 
     /// As configured.
@@ -147,8 +177,32 @@ impl Recursor {
         outcome
     }
 
+    /// Whether it is worth the time of a client who has an answer already. Of those
+    /// who ask while it is silent, one in every second is told to probe.
+    pub(crate) fn worth(&self) -> Worth {
+        let Silence { tries, since, probed_ms } = &self.silence;
+        if tries.load(Ordering::Relaxed) < SILENT_TRIES {
+            return Worth::Waiting;
+        }
+        let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let now = milliseconds(since.elapsed());
+        let probed = probed_ms.load(Ordering::Relaxed);
+        let is_due = now.saturating_sub(probed) >= milliseconds(PROBE_INTERVAL);
+        let mine =
+            is_due && probed_ms.compare_exchange(probed, now, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if mine { Worth::Probing } else { Worth::Nothing }
+    }
+
     /// Counts a try.
     fn note(&self, outcome: &Result<Vec<u8>, TryError>, took: Duration) {
+        match outcome {
+            Err(TryError::TimedOut) => _ = self.silence.tries.fetch_add(1, Ordering::Relaxed),
+            // It had no time to answer.
+            Err(TryError::GivenUp) => {}
+            // Written only where it changes something: all threads read it.
+            _ if self.silence.tries.load(Ordering::Relaxed) == 0 => {}
+            _ => self.silence.tries.store(0, Ordering::Relaxed),
+        }
         let RecursorCounters {
             tries: _,
             network_errors,

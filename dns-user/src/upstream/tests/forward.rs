@@ -128,6 +128,50 @@ async fn network_errors_are_retried_and_others_are_not() {
 }
 
 #[tokio::test]
+async fn who_has_an_answer_does_not_wait_for_a_silent_recursor() {
+    let answers = Arc::new(AtomicUsize::new(0));
+    let other = {
+        let answers = Arc::clone(&answers);
+        Scripted::start(move |query| match answers.load(Ordering::Relaxed) {
+            0 => vec![],
+            _ => vec![answer(query, &[[192, 0, 2, 1]])],
+        })
+        .await
+    };
+    let denying = Scripted::start(|query| vec![nxdomain(query)]).await;
+    let names = [denying.name(), other.name()];
+    let truthful = forwarder(&names, 0, RecursorErrors::Truthful);
+    let question = query(NAME, 1);
+    for _ in 0..5 {
+        assert_eq!(rcode(&ask(&truthful, &question, Transport::Udp).await), message::NXDOMAIN);
+    }
+    assert_eq!(other.counts().0, 5, "it may be worth waiting for");
+    let begun = std::time::Instant::now();
+    for _ in 0..20 {
+        assert_eq!(rcode(&ask(&truthful, &question, Transport::Udp).await), message::NXDOMAIN);
+    }
+    assert!(begun.elapsed() < 10 * TIMEOUT, "20 answers took {:?}", begun.elapsed());
+    // Nobody has an answer: then it is asked, silent as it is.
+    let alone = forwarder(&names[1..], 0, RecursorErrors::Truthful);
+    for _ in 0..6 {
+        assert_eq!(rcode(&ask(&alone, &question, Transport::Udp).await), message::SERVFAIL);
+    }
+    // It is asked behind the clients' backs, and so comes back.
+    answers.store(1, Ordering::Relaxed);
+    while rcode(&ask(&truthful, &question, Transport::Udp).await) != message::NOERROR {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+
+    // The reference waits.
+    answers.store(0, Ordering::Relaxed);
+    let (before, reference) = (other.counts().0, forwarder(&names, 0, RecursorErrors::Nxdomain));
+    for _ in 0..7 {
+        ask(&reference, &question, Transport::Udp).await;
+    }
+    assert_eq!(other.counts().0, before + 7);
+}
+
+#[tokio::test]
 async fn a_closed_connection_is_not_retried() {
     let closing = Scripted::start(|_| vec![]).await;
     let forwarder = forwarder(&[closing.name()], 3, RecursorErrors::Truthful);
