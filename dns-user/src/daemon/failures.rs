@@ -2,15 +2,18 @@
 //!
 //! There should be none. One that happens all the same is logged with its place.
 //! On a thread of tokio it loses the one task: a request, which the client asks
-//! again, or a part of the server, whose end `serve` notices. On any other thread
-//! (UDP workers, the publisher) a part of the server is gone for good: the server
-//! ends with exit code 70, in order, so that its supervisor starts a whole one.
-//! Half a server that looks alive would be worse.
+//! again, or a part of the server, whose end `serve` notices. So it does where a
+//! UDP worker begins a request. On any other thread (UDP workers, the publisher) a
+//! part of the server is gone for good: the server ends with exit code 70, in
+//! order, so that its supervisor starts a whole one. Half a server that looks alive
+//! would be worse.
 
 use std::{any::Any, panic, thread};
 
 use tokio::sync::mpsc;
 use tracing::error;
+
+use crate::server::beginning;
 
 /// A part of the server failed from within.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -41,7 +44,7 @@ impl Failures {
             let place = panic.location().map(ToString::to_string).unwrap_or_default();
             let problem = format!("{} at {place}", text(panic.payload()));
             error!("panic in {name}: {problem}");
-            if !name.starts_with("tokio-") {
+            if !name.starts_with("tokio-") && !beginning() {
                 // Nobody is there to receive it after the end.
                 let _ = from_hook.send(Failure { part: name.to_owned(), problem });
             }

@@ -5,10 +5,12 @@
 //! * [`Router`]: who answers a query; [`Answer`] is what such a one implements.
 //!
 //! A UDP worker is a thread of its own with its own sockets. It answers local
-//! names on the spot; whatever has to wait for somebody else becomes a task on
-//! tokio's workers, so that a stalled upstream never delays a local answer.
+//! names on the spot; whatever has to wait for somebody else is begun there and
+//! becomes a task on tokio's workers, so that a stalled upstream never delays a
+//! local answer.
 
 mod batch;
+mod begun;
 mod desk;
 mod local;
 mod memo;
@@ -33,6 +35,7 @@ use std::{
 use futures::future::BoxFuture;
 use tokio::{sync::watch, task::JoinSet};
 
+pub(crate) use begun::beginning;
 pub use local::{Local, Looked};
 pub use metrics::ServerMetrics;
 pub use router::{Chaos, Router, Routes};

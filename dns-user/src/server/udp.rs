@@ -15,6 +15,7 @@ use tokio::{runtime::Handle, sync::OwnedSemaphorePermit};
 
 use super::{
     batch::{Batch, Control, Datagram, socket_address},
+    begun::begin,
     desk::{AtOnce, Desk, Later, observe, observe_unreadable, parse_again},
     memo::{LowerName, Memo},
     metrics::{By, Dropped, Stripe},
@@ -275,7 +276,7 @@ impl Worker {
         }
     }
 
-    /// Makes a task of a query that has to wait.
+    /// Begins what a query needs that has to wait; the rest is done by a task.
     fn hand_over(
         &self,
         query: &Query<'_>,
@@ -287,7 +288,7 @@ impl Worker {
         let message = query.message.to_vec();
         let path = ReturnPath::of(datagram);
         let (socket, desk) = (self.socket.clone(), self.desk.clone());
-        self.runtime.spawn(async move {
+        begin(&self.runtime, async move {
             // Held until the reply is out, for an orderly end.
             let _permit = permit;
             let Some(query) = parse_again(&message) else { return };

@@ -167,12 +167,13 @@ impl Cache {
 
     /// Looks up an answer, and counts what is not here as a miss.
     pub(crate) fn get(&self, key: &Key, ask: &Ask<'_>) -> Lookup {
+        let entry = self.store.get(&key[..]);
         let mut reply = Vec::new();
-        if self.write_fresh(key, ask, &mut reply) {
+        if entry.as_ref().is_some_and(|entry| self.write_if_fresh(entry, ask, &mut reply)) {
             return Lookup::Fresh(reply);
         }
         self.counters.misses.fetch_add(1, Ordering::Relaxed);
-        let Some(entry) = self.store.get(&key[..]) else { return Lookup::Miss };
+        let Some(entry) = entry else { return Lookup::Miss };
         let age = entry.since.elapsed();
         if age >= entry.lifetime + entry.stale {
             return Lookup::Miss;
@@ -186,7 +187,11 @@ impl Cache {
     /// Writes an answer that is still good into `reply`, and says whether there
     /// is one. What is not found is not counted: whoever asks comes again.
     pub(crate) fn write_fresh(&self, key: &Key, ask: &Ask<'_>, reply: &mut Vec<u8>) -> bool {
-        let Some(entry) = self.store.get(&key[..]) else { return false };
+        self.store.get(&key[..]).is_some_and(|entry| self.write_if_fresh(&entry, ask, reply))
+    }
+
+    /// Writes an answer into `reply` if it is still good; says whether it is.
+    fn write_if_fresh(&self, entry: &Entry, ask: &Ask<'_>, reply: &mut Vec<u8>) -> bool {
         let age = entry.since.elapsed();
         if age >= entry.lifetime {
             return false;
@@ -194,7 +199,7 @@ impl Cache {
         let count = if entry.denial { &self.counters.denial_hits } else { &self.counters.hits };
         count.fetch_add(1, Ordering::Relaxed);
         let passed = u32::try_from(age.as_secs()).unwrap_or(u32::MAX);
-        self.write(&entry, ask, entry.ttl.saturating_sub(passed), reply);
+        self.write(entry, ask, entry.ttl.saturating_sub(passed), reply);
         true
     }
 

@@ -8,6 +8,7 @@ use std::{
     collections::{HashMap, VecDeque},
     io,
     net::SocketAddr,
+    os::fd::AsRawFd,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
@@ -18,7 +19,7 @@ use std::{
 use smallvec::SmallVec;
 use tokio::{io::Interest, net::UdpSocket, sync::oneshot};
 
-use super::{TryError, lock, message, random};
+use super::{TryError, inbox, lock, message, random};
 
 /// Sockets, and so ports, in use for one recursor at a time.
 const SOCKETS: usize = 8;
@@ -28,8 +29,6 @@ const LIFETIME: Duration = Duration::from_secs(10);
 const MAX_USES: u32 = 8192;
 /// Longest sleep of a socket's task, so that an unused socket is closed in time.
 const MAX_NAP: Duration = Duration::from_secs(5);
-/// The largest UDP datagram.
-const MAX_DATAGRAM: usize = 65_535;
 /// Kernel buffer for replies that we have not read yet, bytes. The kernel grants
 /// at most `net.core.rmem_max`.
 const RECEIVE_BUFFER: usize = 1 << 20;
@@ -221,7 +220,6 @@ impl Socket {
 
     /// Hands out replies and ends waits until the socket has served its time.
     async fn serve(self: Arc<Self>, matching: Matching, timeout: Duration, strays: Arc<AtomicU64>) {
-        let mut buffer = vec![0; MAX_DATAGRAM];
         let nap = tokio::time::sleep(timeout.min(MAX_NAP));
         tokio::pin!(nap);
         loop {
@@ -231,7 +229,7 @@ impl Socket {
                     if ready.is_error() {
                         self.take_errors();
                     }
-                    self.receive(&mut buffer, matching, &strays);
+                    self.receive(matching, &strays);
                 }
                 () = &mut nap => {
                     let now = Instant::now();
@@ -262,22 +260,21 @@ impl Socket {
     }
 
     /// Takes what the socket holds.
-    fn receive(&self, buffer: &mut [u8], matching: Matching, strays: &AtomicU64) {
-        loop {
-            match self.io.try_recv(buffer) {
-                Ok(length) => {
-                    if !lock(&self.pending).deliver(&buffer[..length], matching) {
-                        strays.fetch_add(1, Ordering::Relaxed);
-                    }
+    fn receive(&self, matching: Matching, strays: &AtomicU64) {
+        let take = || -> io::Result<()> {
+            let error = inbox::take_all(self.io.as_raw_fd(), |datagram| {
+                if !lock(&self.pending).deliver(datagram, matching) {
+                    strays.fetch_add(1, Ordering::Relaxed);
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // As in `take_errors`.
-                Err(error) => {
-                    let error = TryError::from(error);
-                    lock(&self.pending).fail_all(error);
-                    return;
-                }
-            }
+            });
+            Err(error)
+        };
+        // `WouldBlock` tells the runtime to wait for more; all else is as in
+        // `take_errors`.
+        if let Err(error) = self.io.try_io(Interest::READABLE, take)
+            && error.kind() != io::ErrorKind::WouldBlock
+        {
+            lock(&self.pending).fail_all(error.into());
         }
     }
 }
