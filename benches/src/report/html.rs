@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use anyhow::Result;
 
-use super::{Data, Figure, Report, number, plot};
+use super::{Claim, Data, Figure, Report, number, plot};
 
 /// Look of the page; light and dark.
 const STYLE: &str = "
@@ -14,7 +14,7 @@ h1 { margin-bottom: 0 } h2 { margin-top: 3rem }
 svg { width: 100%; height: auto; background: #fff; border-radius: 6px }
 table { border-collapse: collapse; margin: 1rem 0 } td, th { padding: .2rem .8rem; text-align: right }
 td:first-child, th:first-child { text-align: left } tr { border-bottom: 1px solid #8884 }
-.short { border-left: 4px solid #c40; padding-left: 1rem } details { margin: .5rem 0 }
+.short { color: #c40; font-weight: bold } details { margin: .5rem 0 }
 ";
 
 /// The whole page.
@@ -27,9 +27,7 @@ pub(super) fn page(report: &Report) -> Result<String> {
         write!(page, "<tr><td>{}</td><td>{}</td></tr>", escape(key), escape(value))?;
     }
     page.push_str("</table>");
-    for shortfall in &report.shortfalls {
-        write!(page, "<p class=\"short\">Falls short: {}</p>", escape(shortfall))?;
-    }
+    page.push_str(&claims(&report.claims)?);
     for figure in &report.figures {
         write!(page, "<h2>{}</h2><p>{}</p>", escape(&figure.title), escape(&figure.about))?;
         page.push_str(&plot::draw(figure)?);
@@ -37,6 +35,28 @@ pub(super) fn page(report: &Report) -> Result<String> {
     }
     page.push_str("</html>\n");
     Ok(page)
+}
+
+/// The claims and what came of them.
+fn claims(claims: &[Claim]) -> Result<String> {
+    let mut text = String::from(
+        "<table><tr><th>what is claimed, a ratio within this run</th><th>median</th><th>lowest</th>\
+         <th>highest</th><th>at most</th><th></th></tr>",
+    );
+    for claim in claims {
+        let (low, high) = claim.ratio.spread();
+        let cells = [claim.ratio.median(), low, high, claim.at_most]
+            .map(|value| format!("<td>{}</td>", number(value)));
+        let (class, verdict) = if claim.holds() { ("", "holds") } else { ("short", "falls short") };
+        write!(
+            text,
+            "<tr class=\"{class}\"><td>{}</td>{}<td>{verdict}</td></tr>",
+            escape(&claim.text),
+            cells.concat()
+        )?;
+    }
+    text.push_str("</table>");
+    Ok(text)
 }
 
 /// The numbers behind a plot.

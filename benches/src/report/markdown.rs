@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Data, Figure, Report, Rounds, number};
+use super::{Claim, Data, Figure, Report, Rounds, number};
 
 /// All facts and figures.
 pub(super) fn tables(report: &Report) -> String {
@@ -11,11 +11,24 @@ pub(super) fn tables(report: &Report) -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "- {key}: {value}");
     }
-    for shortfall in &report.shortfalls {
-        let _ = writeln!(text, "- **falls short**: {shortfall}");
-    }
+    let _ = writeln!(text, "\n{}", claims(&report.claims));
     for figure in &report.figures {
         let _ = writeln!(text, "\n## {}\n\n{}\n\n{}", figure.title, figure.about, table(figure));
+    }
+    text
+}
+
+/// The claims and what came of them.
+pub(super) fn claims(claims: &[Claim]) -> String {
+    let mut text = String::from(
+        "| what is claimed, a ratio within this run | median | lowest–highest | at most | holds |\n\
+         |---|---:|---:|---:|---|\n",
+    );
+    for claim in claims {
+        let (median, limit) = (number(claim.ratio.median()), number(claim.at_most));
+        let verdict = if claim.holds() { "yes" } else { "**no**" };
+        let _ =
+            writeln!(text, "| {} | {median} | {} | {limit} | {verdict} |", claim.text, spread(&claim.ratio));
     }
     text
 }

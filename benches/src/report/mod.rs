@@ -1,5 +1,7 @@
 //! The report: what was measured, as figures that can be drawn, read and parsed.
 
+use std::fmt;
+
 use serde::Serialize;
 
 mod html;
@@ -13,8 +15,43 @@ pub struct Report {
     pub facts: Vec<(String, String)>,
     /// The figures, in the order in which a reader wants them.
     pub figures: Vec<Figure>,
-    /// What did not come out as claimed, or could not be measured; empty at best.
-    pub shortfalls: Vec<String>,
+    /// What the project claims, held against the figures.
+    pub claims: Vec<Claim>,
+}
+
+/// A claim about a ratio between two figures of the same run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Claim {
+    /// What is compared with what.
+    pub text: String,
+    /// The ratio, round by round; what is claimed is its median.
+    pub ratio: Rounds,
+    /// The most that is claimed.
+    pub at_most: f64,
+}
+
+impl Claim {
+    /// Whether it came out as claimed.
+    pub fn holds(&self) -> bool {
+        self.ratio.median() <= self.at_most
+    }
+}
+
+/// For terminals.
+impl fmt::Display for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = if self.holds() { "holds" } else { "falls short" };
+        let (low, high) = self.ratio.spread();
+        write!(
+            f,
+            "{verdict}: {}: {} ({}–{}), claimed: at most {}",
+            self.text,
+            number(self.ratio.median()),
+            number(low),
+            number(high),
+            number(self.at_most)
+        )
+    }
 }
 
 /// One plot with its table.
@@ -168,18 +205,22 @@ mod tests {
         let points = vec![(100.0, Rounds(vec![1.0])), (1000.0, Rounds(vec![2.0]))];
         let lines =
             Data::Lines { x: "instances".into(), series: vec![Series { label: "ours".into(), points }] };
+        let claim = |text: &str, ratio| Claim { text: text.into(), ratio: Rounds(vec![ratio]), at_most: 1.0 };
         let report = Report {
             facts: vec![("machine".into(), "this".into())],
             figures: vec![figure(bars), figure(lines)],
-            shortfalls: vec!["none & nothing".into()],
+            claims: vec![claim("ours & theirs", 0.5), claim("ours", 2.0)],
         };
         let page = report.to_html().unwrap();
         assert_eq!(page.matches("<svg").count(), 2);
-        assert!(page.contains("Cost &lt;1&gt;") && page.contains("none &amp; nothing"));
+        assert!(page.contains("Cost &lt;1&gt;") && page.contains("ours &amp; theirs"));
         assert!(
             !page.contains("http://")
                 || page.matches("http://").count() == page.matches("http://www.w3.org").count()
         );
-        assert!(report.to_markdown().contains("| ours | 1.50 | 1.00–2.00 |"));
+        let text = report.to_markdown();
+        assert!(text.contains("| ours | 1.50 | 1.00–2.00 |"));
+        assert!(text.contains("| ours & theirs | 0.50 | 0.50–0.50 | 1.00 | yes |"));
+        assert!(text.contains("| ours | 2.00 | 2.00–2.00 | 1.00 | **no** |"));
     }
 }

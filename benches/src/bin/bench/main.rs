@@ -88,7 +88,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         sizes: if arguments.quick { vec![1_000, 10_000] } else { vec![100, 1_000, 10_000, 100_000] },
         reference: arguments.bosh_dns.clone(),
     };
-    let mut report = Report { facts: facts(arguments), figures: Vec::new(), shortfalls: Vec::new() };
+    let mut report = Report { facts: facts(arguments), figures: Vec::new(), claims: Vec::new() };
     let started = Instant::now();
     for (position, (name, measure)) in PARTS.iter().enumerate() {
         if arguments.only.as_ref().is_some_and(|only| !name.contains(only.as_str())) {
@@ -98,7 +98,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         println!("\n[{}/{}] {name} ({elapsed} s so far)", position + 1, PARTS.len());
         report.figures.extend(measure(&plan).with_context(|| (*name).to_owned())?);
     }
-    report.shortfalls = claims::shortfalls(&report.figures);
+    report.claims = claims::all(&report.figures);
     write(&report, &arguments.output)
 }
 
