@@ -1,9 +1,10 @@
 //! What it costs to read a query and to write its reply, against hickory-proto
-//! doing the same.
+//! doing the same, and to hash a name as program and publisher do.
 
 use std::{hint::black_box, net::Ipv4Addr};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use dns_common::name::hash_name;
 use dns_user::{
     resolve::{Checks, Outcome, Resolution},
     wire::{Parsed, Query, Shuffle, Transport, fit, local_reply, parse},
@@ -101,5 +102,17 @@ fn fitting(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, reading, writing, fitting);
+/// Hashing names of 14, 40 and 90 bytes.
+fn hashing(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("name/hash");
+    for len in [14, 40, 90] {
+        let name = vec![b'a'; len];
+        group.bench_with_input(BenchmarkId::from_parameter(len), &name, |bencher, name| {
+            bencher.iter(|| hash_name(black_box(1), black_box(name)));
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, hashing, reading, writing, fitting);
 criterion_main!(benches);

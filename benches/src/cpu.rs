@@ -5,7 +5,7 @@
 //! receive softirq, and the BPF program in it, runs in a kernel thread of its
 //! own, `napi/<interface>-<id>`, whose time can be read the same way.
 
-use std::{fs, io, ops::Sub, path::Path, time::Duration};
+use std::{collections::BTreeMap, fs, io, ops::Sub, path::Path, time::Duration};
 
 /// CPU time that something has used since it began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,4 +67,22 @@ pub fn resident_memory(pid: u32) -> io::Result<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kibibytes = line.and_then(|text| text.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
     kibibytes.map(|size| size * 1024).ok_or_else(|| io::Error::other("no VmRSS"))
+}
+
+/// Memory in bytes that the kernel holds for the BPF maps of which a process has
+/// descriptors (`memlock` in `/proc/<pid>/fdinfo`), each map once.
+pub fn map_memory(pid: u32) -> io::Result<u64> {
+    let mut maps = BTreeMap::new();
+    for descriptor in fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
+        // A descriptor may be closed between the listing and the reading.
+        let Ok(text) = fs::read_to_string(descriptor?.path()) else { continue };
+        let field = |name: &str| {
+            let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            value.and_then(|value| value.trim().parse::<u64>().ok())
+        };
+        if let (Some(id), Some(bytes)) = (field("map_id"), field("memlock")) {
+            maps.insert(id, bytes);
+        }
+    }
+    Ok(maps.values().sum())
 }

@@ -2,6 +2,7 @@
 //! namespaces, the server as a process, DNS clients, and where the recorded
 //! cases are.
 
+pub mod bpffs;
 pub mod client;
 pub mod health;
 pub mod interrupt;

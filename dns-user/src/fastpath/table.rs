@@ -11,6 +11,7 @@
 //!   They have a small share of their own and only push out each other.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeSet, VecDeque},
     io,
     net::IpAddr,
@@ -34,6 +35,9 @@ use crate::{
 
 /// Names that go into the map with one system call.
 const BATCH: usize = 1024;
+
+/// Names that a new snapshot is asked for first, because they were used last.
+const HOTTEST: usize = 1024;
 
 /// Evictions tried for one entry before it counts as not fitting.
 const EVICTIONS_FOR_ONE: usize = 64;
@@ -276,9 +280,12 @@ impl<M: NameMap> Table<M> {
 
     /// Makes the map say what `answers` says. Calls `progress` every few names.
     pub(super) fn install(&mut self, answers: Arc<dyn Answers>, progress: &mut dyn FnMut()) {
-        let listed: Vec<(u64, Name)> =
-            answers.published_names().into_iter().map(|name| (self.key(&name), name)).collect();
         self.answers = answers;
+        // Most queries are for a few names: those do not wait for all the others.
+        self.refresh_all(&self.hottest(), progress);
+
+        let listed: Vec<(u64, Name)> =
+            self.answers.published_names().into_iter().map(|name| (self.key(&name), name)).collect();
         self.listed = listed.iter().map(|&(key, _)| key).collect();
         self.unfitting.clear();
 
@@ -318,7 +325,25 @@ impl<M: NameMap> Table<M> {
             .iter()
             .flat_map(|&ip| self.by_instance.range(lowest(ip)..=(ip, u64::MAX)).map(|&(_, key)| key))
             .collect();
-        for (index, key) in keys.into_iter().enumerate() {
+        self.refresh_all(&keys.into_iter().collect::<Vec<_>>(), progress);
+    }
+
+    /// Keys of the names that were used last, the last one first.
+    fn hottest(&self) -> Vec<u64> {
+        let marks =
+            self.records.iter().map(|(&key, record)| (self.memory.last_used_ns(record.location), key));
+        let mut used: Vec<(u64, u64)> = marks.filter(|&(mark, _)| mark != 0).collect();
+        if used.len() > HOTTEST {
+            used.select_nth_unstable_by_key(HOTTEST, |&(mark, _)| Reverse(mark));
+            used.truncate(HOTTEST);
+        }
+        used.sort_unstable_by_key(|&(mark, _)| Reverse(mark));
+        used.into_iter().map(|(_, key)| key).collect()
+    }
+
+    /// Resolves these names again, as far as they are still there, and brings them into the map.
+    fn refresh_all(&mut self, keys: &[u64], progress: &mut dyn FnMut()) {
+        for (index, &key) in keys.iter().enumerate() {
             if index % 64 == 0 {
                 progress();
             }

@@ -22,8 +22,8 @@ struct FakeMap(Arc<Mutex<FakeState>>);
 struct FakeState {
     /// The elements.
     elements: BTreeMap<u64, Location>,
-    /// Elements set so far.
-    sets: usize,
+    /// Keys of the elements set so far, in order.
+    sets: Vec<u64>,
     /// Keys that are refused.
     refused: Vec<u64>,
     /// Whether nothing can be removed.
@@ -39,7 +39,7 @@ impl NameMap for FakeMap {
                 failed.push((key, io::Error::from_raw_os_error(libc::ENOMEM)));
             } else {
                 state.elements.insert(key, location);
-                state.sets += 1;
+                state.sets.push(key);
             }
         }
         failed
@@ -239,15 +239,31 @@ fn only_differences_are_written() {
     let mut bench = Bench::new(10, 4, 1);
     let answers = Fixed::default().with("a.bosh", true, &[1, 2]).with("b.bosh", true, &[3]);
     bench.install(&answers);
-    assert_eq!(bench.map.0.lock().unwrap().sets, 2);
+    assert_eq!(bench.map.0.lock().unwrap().sets.len(), 2);
     bench.install(&answers);
-    assert_eq!(bench.map.0.lock().unwrap().sets, 2);
+    assert_eq!(bench.map.0.lock().unwrap().sets.len(), 2);
     bench.mark("b.bosh", 99);
     bench.install(&answers.with("b.bosh", true, &[4]));
-    assert_eq!(bench.map.0.lock().unwrap().sets, 3);
+    assert_eq!(bench.map.0.lock().unwrap().sets.len(), 3);
     assert_eq!(bench.answer("b.bosh"), Some(Ok(vec![4])));
     let key = hash_name(7, name("b.bosh").as_wire());
     assert_eq!(bench.memory.last_used_ns(bench.table.records[&key].location), 99, "the mark is carried over");
+}
+
+#[test]
+fn names_used_last_are_the_first_to_change() {
+    let names = ["a.bosh", "b.bosh", "c.bosh", "d.bosh", "e.bosh"];
+    let all = |address| names.iter().fold(Fixed::default(), |all, name| all.with(name, true, &[address]));
+    let mut bench = Bench::new(10, 4, 1);
+    bench.install(&all(1));
+    bench.mark("d.bosh", 100);
+    bench.mark("b.bosh", 101);
+    bench.map.0.lock().unwrap().sets.clear();
+    bench.install(&all(2));
+    let key = |text| hash_name(7, name(text).as_wire());
+    let sets = bench.map.0.lock().unwrap().sets.clone();
+    assert_eq!(sets.len(), names.len());
+    assert_eq!(sets[..2], [key("b.bosh"), key("d.bosh")]);
 }
 
 #[test]
@@ -296,7 +312,7 @@ fn a_change_of_health_touches_only_names_of_that_instance() {
     bench.table.health_changed(&[failing], &mut || {});
     bench.check();
     assert_eq!(bench.answer("a.bosh"), Some(Ok(vec![2])));
-    assert_eq!(bench.map.0.lock().unwrap().sets, 3);
+    assert_eq!(bench.map.0.lock().unwrap().sets.len(), 3);
     health.0.lock().unwrap().clear();
     bench.table.health_changed(&[failing], &mut || {});
     assert_eq!(bench.answer("a.bosh"), Some(Ok(vec![1, 2])));

@@ -1,11 +1,10 @@
-//! What the tests of the fast path share: answers from a list, a bpffs of
-//! their own, a fast path in a namespace, and clients.
+//! What the tests of the fast path share: answers from a list, a fast path in a
+//! namespace, and clients.
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
@@ -21,7 +20,7 @@ use hickory_proto::{
     op::{Message, ResponseCode},
     rr::RecordType,
 };
-use nix::mount::{MntFlags, umount2};
+pub(crate) use whole_system_tests::bpffs::Bpffs;
 use whole_system_tests::{
     client,
     namespace::{End, Namespace, join},
@@ -92,46 +91,6 @@ impl Answers for List {
 /// A name.
 pub(crate) fn name_of(text: &str) -> Name {
     text.parse().expect("tests write well-formed names")
-}
-
-/// A folder that gets a bpffs, unmounted at the end.
-pub(crate) struct Bpffs {
-    /// The folder around it.
-    folder: tempfile::TempDir,
-}
-
-impl Bpffs {
-    /// A new one; the fast path mounts it.
-    pub(crate) fn new() -> Result<Self> {
-        Ok(Self { folder: tempfile::TempDir::with_prefix("bdx-bpf-")? })
-    }
-
-    /// Where pins go.
-    pub(crate) fn path(&self) -> PathBuf {
-        self.folder.path().join("bpf")
-    }
-
-    /// Files that are pinned, at whatever depth.
-    pub(crate) fn pinned(&self) -> Vec<PathBuf> {
-        // The kernel itself puts `maps.debug` and `progs.debug` there.
-        files_below(&self.path()).into_iter().filter(|path| path.extension().is_none()).collect()
-    }
-}
-
-impl Drop for Bpffs {
-    fn drop(&mut self) {
-        // Nothing is mounted where no fast path got that far.
-        let _ = umount2(&self.path(), MntFlags::MNT_DETACH);
-    }
-}
-
-/// Files below a folder.
-fn files_below(folder: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
-    entries
-        .flatten()
-        .flat_map(|entry| if entry.path().is_dir() { files_below(&entry.path()) } else { vec![entry.path()] })
-        .collect()
 }
 
 /// A configuration for tests: everything default but `mode` and the pins.

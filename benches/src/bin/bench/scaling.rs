@@ -5,7 +5,7 @@ use std::{fs, time::Instant};
 
 use anyhow::Result;
 use bosh_dns_xdp_benches::{
-    cpu::resident_memory,
+    cpu::{map_memory, resident_memory},
     foundation::Foundation,
     kxdpgun,
     lab::Lab,
@@ -37,6 +37,7 @@ fn by_size(plan: &Plan) -> Result<Vec<Figure>> {
     let mut costs = subjects.each_ref().map(line);
     let mut memory = subjects.each_ref().map(line);
     let mut starts = subjects.each_ref().map(line);
+    let mut maps = line(&subjects[0]);
     for &size in &plan.sizes {
         let foundation = Foundation::generate(size)?;
         let folder = TempDir::new()?;
@@ -44,7 +45,7 @@ fn by_size(plan: &Plan) -> Result<Vec<Figure>> {
         // Group sizes do not grow with the foundation, so the answers are alike.
         fs::write(&queries, shared_names(&foundation))?;
         for (position, subject) in subjects.iter().enumerate() {
-            let mut rounds: [Rounds; 3] = Default::default();
+            let mut rounds: [Rounds; 4] = Default::default();
             for _ in 0..plan.rounds {
                 let lab = Lab::split()?;
                 let started = Instant::now();
@@ -52,41 +53,54 @@ fn by_size(plan: &Plan) -> Result<Vec<Figure>> {
                 rounds[2].0.push(started.elapsed().as_secs_f64() * 1e3);
                 let load = || kxdpgun::send(&lab, &queries, RATE, plan.duration).map(|sent| sent.replies);
                 rounds[0].0.push(cost(&lab, &running, load)?);
-                rounds[1].0.push(resident_memory(running.processes[0])? as f64 / f64::from(1 << 20));
+                let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+                rounds[1].0.push(mebibytes(resident_memory(running.processes[0])?));
+                rounds[3].0.push(mebibytes(map_memory(running.processes[0])?));
             }
             println!(
-                "{size:>7} instances, {:<22} {:>6.2} µs/query  {:>6.1} MiB  {:>6.0} ms to start",
+                "{size:>7} instances, {:<22} {:>6.2} µs/query  {:>6.1} MiB  {:>5.1} MiB of maps  {:>6.0} ms to start",
                 subject.label(),
                 rounds[0].median(),
                 rounds[1].median(),
+                rounds[3].median(),
                 rounds[2].median(),
             );
-            let [cost_rounds, memory_rounds, start_rounds] = rounds;
+            let [cost_rounds, memory_rounds, start_rounds, map_rounds] = rounds;
             costs[position].points.push((size as f64, cost_rounds));
             memory[position].points.push((size as f64, memory_rounds));
             starts[position].points.push((size as f64, start_rounds));
+            if position == 0 {
+                maps.points.push((size as f64, map_rounds));
+            }
         }
     }
-    let figure = |title: &str, about: &str, unit: &str, series: [Series; 2]| Figure {
+    let figure = |title: &str, about: &str, unit: &str, series: Vec<Series>| Figure {
         title: title.to_owned(),
         about: about.to_owned(),
         unit: unit.to_owned(),
-        data: Data::Lines { x: "instances".to_owned(), series: series.into() },
+        data: Data::Lines { x: "instances".to_owned(), series },
     };
     Ok(vec![
         figure(
             &format!("CPU per query by size, {RATE} queries/s"),
             "Group sizes do not grow with the foundation, so the answers are alike.",
             "µs",
-            costs,
+            costs.into(),
         ),
-        figure("Resident memory of the process by size", "Mapped BPF maps included.", "MiB", memory),
+        figure("Resident memory of the process by size", "Mapped BPF maps included.", "MiB", memory.into()),
+        figure(
+            "Memory of the BPF maps by size",
+            "What the kernel accounts to them (memlock). They are made for max_names at the start, so that no fleet that \
+             grows needs memory that is not there.",
+            "MiB",
+            vec![maps],
+        ),
         figure(
             "Start-up by size",
             "From the start of the process to its first answer; with the fast path, until the programs are loaded and \
              the entries published (userspace answers meanwhile).",
             "ms",
-            starts,
+            starts.into(),
         ),
     ])
 }
