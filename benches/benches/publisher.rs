@@ -23,7 +23,7 @@ use dns_user::{
 use tokio::runtime::{Builder, Runtime};
 use whole_system_tests::{bpffs::Bpffs, namespace::Namespace, requirements};
 
-/// Sizes of foundation whose names all fit into the default map.
+/// Sizes of foundation: one whose names fit into the default map with ease, and one that fills it.
 const SIZES: [usize; 2] = [1_000, 10_000];
 
 fn main() -> Result<()> {

@@ -82,8 +82,8 @@ impl Admission for Everything {
 }
 
 impl Answers for Snapshot {
-    fn published_names(&self) -> Vec<Name> {
-        self.published_names().collect()
+    fn published_names(&self) -> Box<dyn Iterator<Item = Name> + '_> {
+        Box::new(self.published_names())
     }
 
     fn resolve(&self, health: &dyn Health, name: &Name) -> Option<Resolution> {

@@ -35,6 +35,9 @@ const MAX_ARENA: usize = 512 << 20;
 /// Least bytes of arena: room for some of the largest entries even where few names are wanted.
 const MIN_ARENA: usize = 2 << 20;
 
+/// One of this many useful names may only be a learned one.
+const LEARNED_SHARE: usize = 4;
+
 /// Negative names get one more place for this many useful ones, and [`MIN_NEGATIVE`] at least.
 const NEGATIVE_SHARE: usize = 16;
 
@@ -111,7 +114,11 @@ impl Object {
 /// How many names of which kind for this `max_names`.
 fn limits(max_names: u32) -> Limits {
     let useful = max_names.max(1) as usize;
-    Limits { useful, negative: (useful / NEGATIVE_SHARE).max(MIN_NEGATIVE) }
+    Limits {
+        useful,
+        listed: useful - useful / LEARNED_SHARE,
+        negative: (useful / NEGATIVE_SHARE).max(MIN_NEGATIVE),
+    }
 }
 
 /// Chunks of arena for this `max_names`.
@@ -213,8 +220,8 @@ mod tests {
 
     #[test]
     fn sizes_follow_max_names_within_bounds() {
-        assert_eq!(limits(65_536), Limits { useful: 65_536, negative: 4096 });
-        assert_eq!(limits(0), Limits { useful: 1, negative: MIN_NEGATIVE });
+        assert_eq!(limits(65_536), Limits { useful: 65_536, listed: 49_152, negative: 4096 });
+        assert_eq!(limits(0), Limits { useful: 1, listed: 1, negative: MIN_NEGATIVE });
         assert_eq!(chunks(65_536), 12);
         assert_eq!(chunks(1), 2);
         assert_eq!(chunks(u32::MAX), 512);

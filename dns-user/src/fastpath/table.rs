@@ -44,8 +44,8 @@ const EVICTIONS_FOR_ONE: usize = 64;
 
 /// What the names mean: a snapshot, seen by the publisher.
 pub trait Answers: Send + Sync {
-    /// The names to publish before anybody has asked for them.
-    fn published_names(&self) -> Vec<Name>;
+    /// The names to publish before anybody has asked for them, the most useful first.
+    fn published_names(&self) -> Box<dyn Iterator<Item = Name> + '_>;
 
     /// What `name` means now; `None`: it is not ours to answer.
     fn resolve(&self, health: &dyn Health, name: &Name) -> Option<Resolution>;
@@ -69,6 +69,10 @@ pub(super) trait NameMap {
 pub(super) struct Limits {
     /// Published and learned names together.
     pub(super) useful: usize,
+    /// Those of them that the snapshot may list. The rest of its list is learned
+    /// like any other name: in a huge fleet nobody asks for most of it, and what
+    /// is asked for must find room.
+    pub(super) listed: usize,
     /// Negative names, on top of those.
     pub(super) negative: usize,
 }
@@ -165,7 +169,7 @@ pub struct UnfittingStatus {
     pub too_many_addresses: usize,
     /// Another name has the same hash.
     pub collision: usize,
-    /// `max_names` or the arena is exhausted.
+    /// `max_names` or the arena is exhausted: they are answered by the interface once asked for.
     pub no_room: usize,
     /// The kernel refused the element.
     pub refused: usize,
@@ -220,8 +224,10 @@ pub(super) struct Table<M> {
     learned: VecDeque<(u64, u64)>,
     /// The same of negative names.
     negative: VecDeque<(u64, u64)>,
-    /// Keys of the snapshot's list.
+    /// Keys of the snapshot's list, as far as it is published.
     listed: HashSet<u64>,
+    /// How many names the list has beyond those.
+    beyond: usize,
     /// Those of them that are not in the map though they should be.
     unfitting: HashMap<u64, Unfitting>,
     /// Written entries that wait for their map update.
@@ -267,6 +273,7 @@ impl<M: NameMap> Table<M> {
             learned: VecDeque::new(),
             negative: VecDeque::new(),
             listed: HashSet::new(),
+            beyond: 0,
             unfitting: HashMap::new(),
             pending: Vec::new(),
             next_ticket: 0,
@@ -284,8 +291,11 @@ impl<M: NameMap> Table<M> {
         // Most queries are for a few names: those do not wait for all the others.
         self.refresh_all(&self.hottest(), progress);
 
+        let answers = self.answers.clone();
+        let mut names = answers.published_names();
         let listed: Vec<(u64, Name)> =
-            self.answers.published_names().into_iter().map(|name| (self.key(&name), name)).collect();
+            names.by_ref().take(self.limits.listed).map(|name| (self.key(&name), name)).collect();
+        self.beyond = names.count();
         self.listed = listed.iter().map(|&(key, _)| key).collect();
         self.unfitting.clear();
 
@@ -421,7 +431,7 @@ impl<M: NameMap> Table<M> {
 
     /// Counts for status and metrics.
     pub(super) fn status(&self) -> TableStatus {
-        let mut unfitting = UnfittingStatus::default();
+        let mut unfitting = UnfittingStatus { no_room: self.beyond, ..Default::default() };
         for reason in self.unfitting.values() {
             *match reason {
                 Unfitting::Entry(EntryUnfitting::NulByte) => &mut unfitting.nul_byte,
@@ -717,8 +727,8 @@ impl<M: NameMap> Table<M> {
 struct Nothing;
 
 impl Answers for Nothing {
-    fn published_names(&self) -> Vec<Name> {
-        Vec::new()
+    fn published_names(&self) -> Box<dyn Iterator<Item = Name> + '_> {
+        Box::new(std::iter::empty())
     }
 
     fn resolve(&self, _health: &dyn Health, _name: &Name) -> Option<Resolution> {

@@ -82,8 +82,8 @@ impl Fixed {
 }
 
 impl Answers for Fixed {
-    fn published_names(&self) -> Vec<Name> {
-        self.names.iter().filter(|(_, (listed, _))| *listed).map(|(name, _)| name.clone()).collect()
+    fn published_names(&self) -> Box<dyn Iterator<Item = Name> + '_> {
+        Box::new(self.names.iter().filter(|(_, (listed, _))| *listed).map(|(name, _)| name.clone()))
     }
 
     fn resolve(&self, health: &dyn Health, name: &Name) -> Option<Resolution> {
@@ -145,7 +145,7 @@ impl Bench {
             map.clone(),
             memory.clone(),
             7,
-            Limits { useful, negative },
+            Limits { useful, listed: useful, negative },
             health,
             Arc::new(Everything),
             Arc::new(LearnFilter::new()),
@@ -380,6 +380,25 @@ fn more_listed_names_than_fit_are_counted() {
     bench.install(&answers);
     let status = bench.table.status();
     assert_eq!((status.published, status.unfitting.no_room), (3, 2));
+}
+
+#[test]
+fn a_list_too_long_leaves_room_for_what_is_asked_for() {
+    let mut bench = Bench::new(4, 2, 1);
+    bench.table.limits.listed = 3;
+    let mut answers = Fixed::default();
+    for n in 0..6 {
+        answers = answers.with(&format!("n{n}.bosh"), true, &[n]);
+    }
+    bench.install(&answers);
+    let status = bench.table.status();
+    assert_eq!((status.published, status.unfitting.no_room), (3, 3));
+    for n in 3..6 {
+        bench.learn(&format!("n{n}.bosh"));
+        assert_eq!(bench.answer(&format!("n{n}.bosh")), Some(Ok(vec![n])));
+    }
+    let status = bench.table.status();
+    assert_eq!((status.published, status.learned, status.evicted), (3, 1, 2));
 }
 
 #[test]

@@ -243,7 +243,7 @@ fn every_published_name_of_a_real_foundation_is_answered_as_resolve_says() -> Re
     let (pair, bpffs) = (Pair::new("prod")?, Bpffs::new()?);
     let mut large = config(HookMode::Auto, &bpffs);
     large.max_names = 65_536;
-    let names: Vec<_> = Answers::published_names(&snapshot);
+    let names: Vec<_> = Answers::published_names(&snapshot).collect();
     let expected: Vec<_> = names.iter().map(|name| resolve::resolve(&snapshot, &AllRunning, name)).collect();
     let fast_path = start(&pair.server, &large, &[v4()], snapshot)?;
     let status = fast_path.status().names;

@@ -70,8 +70,8 @@ impl List {
 }
 
 impl Answers for List {
-    fn published_names(&self) -> Vec<Name> {
-        self.names.keys().filter(|name| !self.unlisted.contains(name)).cloned().collect()
+    fn published_names(&self) -> Box<dyn Iterator<Item = Name> + '_> {
+        Box::new(self.names.keys().filter(|name| !self.unlisted.contains(name)).cloned())
     }
 
     fn resolve(&self, _health: &dyn Health, name: &Name) -> Option<Resolution> {

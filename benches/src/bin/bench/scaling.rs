@@ -22,6 +22,10 @@ use crate::{
 /// Queries per second: what userspace alone serves with ease, too.
 const RATE: u32 = 50_000;
 
+/// Names that are asked for in a foundation of any size: clients use what they
+/// use, however many others there are.
+const NAMES: usize = 1_000;
+
 /// CPU, memory and start-up by size; CPU by form and by hit ratio.
 pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     let mut figures = by_size(plan)?;
@@ -42,8 +46,7 @@ fn by_size(plan: &Plan) -> Result<Vec<Figure>> {
         let foundation = Foundation::generate(size)?;
         let folder = TempDir::new()?;
         let queries = folder.path().join("queries");
-        // Group sizes do not grow with the foundation, so the answers are alike.
-        fs::write(&queries, shared_names(&foundation))?;
+        fs::write(&queries, evenly(&shared_names(&foundation), NAMES))?;
         for (position, subject) in subjects.iter().enumerate() {
             let mut rounds: [Rounds; 4] = Default::default();
             for _ in 0..plan.rounds {
@@ -83,7 +86,8 @@ fn by_size(plan: &Plan) -> Result<Vec<Figure>> {
     Ok(vec![
         figure(
             &format!("CPU per query by size, {RATE} queries/s"),
-            "Group sizes do not grow with the foundation, so the answers are alike.",
+            "As many names in each, spread over the whole foundation; group sizes do not grow with it, so the answers \
+             are alike.",
             "µs",
             costs.into(),
         ),
@@ -107,6 +111,13 @@ fn by_size(plan: &Plan) -> Result<Vec<Figure>> {
 
 /// A form of name: how it is written, and which names are of it.
 type Form = (&'static str, fn(&str) -> bool);
+
+/// At most `count` of these lines, evenly spread.
+fn evenly(lines: &str, count: usize) -> String {
+    let lines: Vec<&str> = lines.lines().collect();
+    let step = lines.len().div_ceil(count).max(1);
+    lines.iter().step_by(step).map(|line| format!("{line}\n")).collect()
+}
 
 /// CPU per query by form of the name.
 fn by_form(plan: &Plan) -> Result<Figure> {
