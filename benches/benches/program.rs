@@ -46,10 +46,14 @@ fn main() -> Result<()> {
         program.publish(&name, &addresses(8))?;
     }
     let mut reset = Reset::load()?;
+    // `cargo bench --bench program -- TEXT`: only rows with this in their label.
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     for (label, measured, reflector) in
         [("xdp", Hook::Xdp, Hook::Reflector), ("tc", Hook::Tc, Hook::TcReflector)]
     {
         let mut rows = rows(measured, reflector);
+        let is_yardstick = |row: &Row| row.subject != Some(measured);
+        rows.retain(|row| is_yardstick(row) || is_wanted(&wanted, &format!("{label}: {}", row.label)));
         for row in &rows {
             if let Expected::Counted(Outcome::Hit) = row.expected {
                 program.publish(&row.name, &addresses(row.answers))?;
@@ -63,6 +67,11 @@ fn main() -> Result<()> {
         print(label, &rows);
     }
     Ok(())
+}
+
+/// Whether one of the texts is in the label, or there are none.
+fn is_wanted(wanted: &[String], label: &str) -> bool {
+    wanted.is_empty() || wanted.iter().any(|text| label.contains(text))
 }
 
 /// Keeps this thread, and with it the runs, where it is now.

@@ -2,11 +2,12 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use aya::TestRunOptions;
 use dns_common::counters::Outcome;
-use whole_system_tests::program::{Hook, Published};
+use whole_system_tests::program::{Hook, Published, XDP_PASS};
 
 use crate::{
-    HOOKS, check, install, load,
+    HOOKS, XDP_ROOM, XDP_TAIL, check, install, load,
     model::World,
     packet::{
         A, AAAA, CLIENT, Datagram, Opt, Query, SERVER, SERVER6, checksum, name_of_length, pseudo, wire,
@@ -308,4 +309,79 @@ fn a_finished_checksum_that_looks_unfinished_goes_up() {
             }
         }
     }
+}
+
+/// Addresses of a name whose reply ends where the buffer of a run at XDP ends, or
+/// behind that.
+const LONG_LIST: u32 = 214;
+
+#[test]
+fn long_replies_find_room_before_the_packet_or_at_both_ends() {
+    let Some((mut program, _turn)) = load() else { return };
+    let mut world = world();
+    let list = Published {
+        v4: (0..LONG_LIST).map(|i| Ipv4Addr::from(0x0a00_0001 + i)).collect(),
+        ..Default::default()
+    };
+    for len in (1..=255).filter(|&len| len != 2) {
+        world.published.insert(name_of_length(len), list.clone());
+    }
+    install(&mut program, &world);
+    let (mut answered, mut without_room) = (0, 0);
+    for len in (1..=255).filter(|&len| len != 2) {
+        let query = Query { name: name_of_length(len), ..Query::new("", A) }.opt(Opt::new(4096));
+        for datagram in [Datagram::v4(query.bytes()), Datagram::v6(query.bytes())] {
+            let tagged = Datagram { tags: vec![(0x8100, 5)], ..datagram.clone() };
+            for datagram in [datagram, tagged] {
+                let grows_by = 16 * LONG_LIST as usize;
+                // Without padding the head alone is not enough, with so much of it it is.
+                for padding in [0, grows_by - 200] {
+                    if datagram.frame().len() + padding > XDP_TAIL {
+                        continue; // More than such a run takes in.
+                    }
+                    let frame = Datagram { padding, ..datagram.clone() }.frame();
+                    let reply_len = frame.len() - padding + grows_by;
+                    let (_, counted) = program.run_counted(Hook::Xdp, &frame).expect("the program runs");
+                    let what = format!("a reply of {reply_len} bytes to {}", frame.len());
+                    let outcome = if reply_len <= XDP_ROOM { Outcome::Hit } else { Outcome::NoRoom };
+                    assert_eq!(counted, outcome, "{what}");
+                    let held = check(&program, &world, Hook::Xdp, &frame);
+                    assert_eq!(held, Ok(reply_len <= XDP_ROOM), "{what}");
+                    answered += u32::from(reply_len > XDP_TAIL && reply_len <= XDP_ROOM);
+                    without_room += u32::from(reply_len > XDP_ROOM);
+                }
+            }
+        }
+    }
+    assert!(answered > 1000 && without_room > 50, "{answered} beyond the tail, {without_room} beyond both");
+}
+
+#[test]
+fn a_packet_that_found_room_at_one_end_only_goes_up_untouched() {
+    /// Bytes that a driver left before the packet: the kernel moves them with its start.
+    const METADATA: usize = 32;
+    let Some((mut program, _turn)) = load() else { return };
+    let mut world = world();
+    let name = name_of_length(40);
+    let list = (0..LONG_LIST).map(|i| Ipv4Addr::from(0x0a00_0001 + i)).collect();
+    world.published.insert(name.clone(), Published { v4: list, ..Default::default() });
+    install(&mut program, &world);
+    let query = Query { name, ..Query::new("", A) }.opt(Opt::new(4096));
+    let input = [vec![0x5a; METADATA], Datagram::v4(query.bytes()).frame()].concat();
+    // `struct xdp_md`: data, data_end, data_meta, two numbers of the receiver, one of the sender.
+    let context = [METADATA as u32, input.len() as u32, 0, 0, 0, 0].map(u32::to_ne_bytes).concat();
+    let mut output = vec![0; 8192];
+    let before = program.counters().outcomes;
+    let options = TestRunOptions {
+        data_in: Some(&input),
+        data_out: Some(&mut output),
+        ctx_in: Some(&context),
+        ..Default::default()
+    };
+    let run = program.test_run(Hook::Xdp, options).expect("the program runs");
+    output.truncate(run.data_size_out as usize);
+    assert_eq!(run.return_value, XDP_PASS);
+    assert_eq!(output, input);
+    let after = program.counters().outcomes;
+    assert_eq!(after[Outcome::NoRoom as usize] - before[Outcome::NoRoom as usize], 1);
 }
