@@ -1,6 +1,6 @@
 //! What a query costs in CPU, and how many go.
 
-use std::{collections::HashMap, fs};
+use std::{collections::HashMap, fmt, fs, ops::Sub};
 
 use anyhow::Result;
 use bosh_dns_xdp_benches::{
@@ -12,7 +12,10 @@ use bosh_dns_xdp_benches::{
     peers::Peer,
     report::{Bar, Data, Figure, Rounds},
 };
+use dns_common::counters::Outcome;
+use dns_user::ops::metrics::names;
 use tempfile::TempDir;
+use whole_system_tests::metrics::Metrics;
 
 use crate::{
     Plan,
@@ -41,6 +44,7 @@ fn subjects(plan: &Plan) -> Vec<Subject> {
         Subject::Peer(Peer::Dnsmasq),
     ];
     subjects.extend(plan.reference.clone().map(Subject::Reference));
+    subjects.retain(|subject| plan.wants(&subject.label()));
     subjects
 }
 
@@ -53,6 +57,7 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     let subjects = subjects(plan);
     let mut costs: HashMap<String, Rounds> = HashMap::new();
     let mut rates: HashMap<String, Rounds> = HashMap::new();
+    let mut shares: HashMap<String, Rounds> = HashMap::new();
     for _ in 0..plan.rounds {
         for subject in &subjects {
             let lab = Lab::split()?;
@@ -61,9 +66,11 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             // The first second fills caches and tables.
             kxdpgun::send(&lab, &queries, RATE / 10, std::time::Duration::from_secs(1))?;
             lab.pin_napi()?;
+            let before = Counted::read(&lab, subject)?;
             let cost = cost(&lab, &running, || {
                 kxdpgun::send(&lab, &queries, RATE, plan.duration).map(|sent| sent.replies)
             })?;
+            let counted = Counted::read(&lab, subject)? - before;
             let address = SERVER_ADDRESS.to_string();
             let load = Load {
                 server: &address,
@@ -76,18 +83,20 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             let _client_program = subject.client_program(&lab)?;
             lab.pin_napi()?;
             let rate = load.run(&lab.client_launcher())?.rate;
-            println!("{label:<28} {cost:>8.2} µs/query at {RATE}/s   {rate:>9.0}/s at most");
+            println!("{label:<28} {cost:>8.2} µs/query at {RATE}/s   {rate:>9.0}/s at most   {counted}");
+            if let Some(share) = counted.share() {
+                shares.entry(label.clone()).or_default().0.push(share);
+            }
             costs.entry(label.clone()).or_default().0.push(cost);
             rates.entry(label).or_default().0.push(rate);
         }
     }
     let bars = |values: &mut HashMap<String, Rounds>| {
-        let bar = |subject: &Subject| Bar {
-            label: subject.label(),
-            value: values.remove(&subject.label()).unwrap_or_default(),
-            ours: subject.is_ours(),
+        let bar = |subject: &Subject| {
+            let (label, ours) = (subject.label(), subject.is_ours());
+            values.remove(&label).map(|value| Bar { label, value, ours })
         };
-        Data::Bars(subjects.iter().map(bar).collect())
+        Data::Bars(subjects.iter().filter_map(bar).collect())
     };
     Ok(vec![
         Figure {
@@ -101,6 +110,14 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             data: bars(&mut costs),
         },
         Figure {
+            title: "Replies given by the interface".to_owned(),
+            about: "Of the replies behind the figure above, those that never saw a socket. The rest is the one query \
+                    in a hundred of type ANY, and replies for which XDP found no room around the packet."
+                .to_owned(),
+            unit: "%".to_owned(),
+            data: bars(&mut shares),
+        },
+        Figure {
             title: "Highest rate".to_owned(),
             about: "As many queries as dnsperf, on one core, sends and gets answered. Its own limit is that of the \
                     bare reflector: bars of that length are not the server's limit."
@@ -109,6 +126,59 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             data: bars(&mut rates),
         },
     ])
+}
+
+/// What our server has counted; zeros for all others.
+#[derive(Clone, Copy, Default)]
+struct Counted {
+    /// Replies of the program.
+    fast: u64,
+    /// Replies of userspace.
+    userspace: u64,
+    /// Packets that the program could not make longer.
+    no_room: u64,
+}
+
+impl Counted {
+    /// So far.
+    fn read(lab: &Lab, subject: &Subject) -> Result<Self> {
+        if !subject.is_ours() {
+            return Ok(Self::default());
+        }
+        let metrics = Metrics::read(&lab.server)?;
+        let no_room = format!("outcome=\"{}\"", Outcome::NoRoom.label());
+        Ok(Self {
+            fast: metrics.fast_path_replies(),
+            userspace: metrics.userspace_replies(),
+            no_room: metrics.sum(names::FAST_PATH_PACKETS_TOTAL, &no_room),
+        })
+    }
+
+    /// Percentage of the replies that the program gave; none without replies.
+    fn share(self) -> Option<f64> {
+        let all = self.fast + self.userspace;
+        (all > 0).then(|| self.fast as f64 * 100.0 / all as f64)
+    }
+}
+
+impl Sub for Counted {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        let Self { fast, userspace, no_room } = self;
+        Self {
+            fast: fast - earlier.fast,
+            userspace: userspace - earlier.userspace,
+            no_room: no_room - earlier.no_room,
+        }
+    }
+}
+
+impl fmt::Display for Counted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(share) = self.share() else { return Ok(()) };
+        write!(f, "{share:.1} % by the interface, no room {} times", self.no_room)
+    }
 }
 
 /// CPU time in microseconds that the server's side uses for one reply while `load` runs.

@@ -41,6 +41,9 @@ struct Arguments {
     /// Only the parts whose name contains this.
     #[arg(long)]
     only: Option<String>,
+    /// In the first part only what has this in its label; may be repeated.
+    #[arg(long, value_name = "TEXT")]
+    subject: Vec<String>,
 }
 
 /// How much to measure.
@@ -53,6 +56,15 @@ struct Plan {
     sizes: Vec<usize>,
     /// The reference server's binary.
     reference: Option<PathBuf>,
+    /// Texts of which one must be in a subject's label, if there are any.
+    wanted: Vec<String>,
+}
+
+impl Plan {
+    /// Whether the subject of this label is measured.
+    fn wants(&self, label: &str) -> bool {
+        self.wanted.is_empty() || self.wanted.iter().any(|text| label.contains(text))
+    }
 }
 
 /// A part of the bench: its name, and what it draws.
@@ -87,6 +99,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         duration: Duration::from_secs(if arguments.quick { 1 } else { 2 }),
         sizes: if arguments.quick { vec![1_000, 10_000] } else { vec![100, 1_000, 10_000, 100_000] },
         reference: arguments.bosh_dns.clone(),
+        wanted: arguments.subject.clone(),
     };
     let mut report = Report { facts: facts(arguments), figures: Vec::new(), claims: Vec::new() };
     let started = Instant::now();
