@@ -9,7 +9,7 @@ use crate::{
     hook::Hook,
     lookup,
     maps::{self, CONTROL, Scratch},
-    partial, question, reply,
+    messages, partial, question, reply,
     tap::{self, Seen},
 };
 
@@ -37,14 +37,21 @@ pub fn answer<H: Hook>(hook: &H) -> bool {
         }
         Err(outcome) => {
             maps::count(*outcome);
+            if let Outcome::Collision = outcome {
+                messages::note_collision(scratch);
+            }
             Seen { outcome: *outcome as u8, answered: false, rcode: 0, answers: 0 }
         }
     };
     if control.tap_every != 0 && tap::is_due(scratch, control) {
         // A full ring loses events, which is all that can be done about it.
-        let _ = tap::send(hook, scratch, &frame, &seen);
+        let _ = tap::send(hook, scratch, &frame, &seen.forget(scratch));
     }
-    answer.is_ok()
+    let answered = answer.is_ok();
+    if !answered {
+        messages::tell(scratch);
+    }
+    answered
 }
 
 /// A datagram for us, and what is needed to answer it.

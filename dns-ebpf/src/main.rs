@@ -16,6 +16,7 @@ mod filter;
 mod hook;
 mod lookup;
 mod maps;
+mod messages;
 mod partial;
 mod question;
 mod reflector;

@@ -62,6 +62,10 @@ pub struct Scratch {
     /// Answers that tc stores back into the packet.
     /// The two words more satisfy the verifier where an OPT could begin last.
     pub out: [u64; OUT_SIZE / 8 + 2],
+    /// Collisions that the log has not been told of, see [`crate::messages`].
+    pub collisions: u64,
+    /// When it was told last, of `CLOCK_MONOTONIC`.
+    pub told_ns: u64,
 }
 
 /// This CPU's scratch room.

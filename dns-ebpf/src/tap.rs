@@ -28,6 +28,24 @@ pub struct Seen {
     pub answers: u16,
 }
 
+impl Seen {
+    /// Makes one path of all that queries may come to, see [`forget`].
+    #[inline(always)]
+    pub fn forget(self, scratch: *mut Scratch) -> Self {
+        let Self { outcome, answered, rcode, answers } = self;
+        // SAFETY: cells of this CPU's own element.
+        unsafe {
+            let cells = &raw mut (*scratch).cells as *mut usize;
+            Self {
+                outcome: forget(cells, outcome as usize, 0xff) as u8,
+                answered: forget(cells.add(1), answered as usize, 1) != 0,
+                rcode: forget(cells.add(2), rcode as usize, 0xff) as u8,
+                answers: forget(cells.add(3), answers as usize, 0xffff) as u16,
+            }
+        }
+    }
+}
+
 /// Whether this query's turn has come.
 #[inline(always)]
 pub fn is_due(scratch: *mut Scratch, control: &Control) -> bool {

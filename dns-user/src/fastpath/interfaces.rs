@@ -12,7 +12,7 @@ use std::{
     collections::BTreeMap,
     io::{Read as _, Write as _},
     net::{IpAddr, SocketAddr},
-    os::{fd::AsFd as _, unix::net::UnixStream},
+    os::{fd::AsFd, unix::net::UnixStream},
     sync::{Arc, Mutex, PoisonError},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -25,6 +25,7 @@ use tokio::sync::watch;
 use super::{
     hooks::{self, Attachment, Hook, Programs, Standing},
     maps::ControlPage,
+    messages::Messages,
     netlink::{Link, Socket},
     pins::{PinnedLink, Pins},
 };
@@ -129,6 +130,9 @@ pub(super) struct Setting {
     pub(super) installs: watch::Receiver<u64>,
     /// Maps to pin when the takeover is complete.
     pub(super) on_taken_over: Box<dyn FnOnce() + Send>,
+    /// Messages of the programs, read here because this thread sleeps until
+    /// something comes anyway.
+    pub(super) messages: Option<Messages>,
 }
 
 /// The thread that follows the interfaces.
@@ -247,12 +251,18 @@ impl Follower {
                 }
             }
             let wait = if first { FILL_ROUND } else { ROUND };
-            let mut fds =
-                [PollFd::new(news.as_fd(), PollFlags::POLLIN), PollFd::new(woken.as_fd(), PollFlags::POLLIN)];
+            let messages = self.setting.messages.as_ref().map(AsFd::as_fd);
+            let fds = [Some(news.as_fd()), Some(woken.as_fd()), messages];
+            let mut fds: Vec<_> =
+                fds.into_iter().flatten().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
             let timeout = PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX);
             // An interrupted wait is a wait that was shorter.
             let _ = poll(&mut fds, timeout);
-            if fds[1].any().unwrap_or(false) {
+            let woken_up = fds[1].any().unwrap_or(false);
+            if let Some(messages) = &mut self.setting.messages {
+                messages.hand_on();
+            }
+            if woken_up {
                 if let Some(listen) = listen.lock().unwrap_or_else(PoisonError::into_inner).take() {
                     self.setting.listen = listen;
                     self.follow_addresses();

@@ -13,6 +13,7 @@ mod interfaces;
 mod learn;
 mod lease;
 mod maps;
+mod messages;
 mod netlink;
 mod object;
 mod pins;
@@ -199,6 +200,7 @@ impl FastPath {
             control,
             counters,
             tap,
+            messages,
             limits,
         } = object;
         let seed = random_seed();
@@ -254,6 +256,7 @@ impl FastPath {
             predecessor,
             installs: publisher.shared.installs(),
             on_taken_over: Box::new(pin_maps),
+            messages,
         })
         .map_err(|error| FastPathError::io("following the interfaces", error))?;
         Ok(Self {

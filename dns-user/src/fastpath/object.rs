@@ -20,6 +20,7 @@ use super::{
     FastPathError, OBJECT,
     arena::ArenaMemory,
     maps::{ControlPage, CounterPages, map_arena},
+    messages::{self, Messages},
     table::Limits,
 };
 
@@ -66,6 +67,8 @@ pub(super) struct Object {
     pub(super) counters: Arc<CounterPages>,
     /// `TAP`; `None`: the object has none.
     pub(super) tap: Option<Map>,
+    /// Messages of the programs; `None`: the object has no map for them.
+    pub(super) messages: Option<Messages>,
     /// How many names fit.
     pub(super) limits: Limits,
 }
@@ -81,6 +84,8 @@ impl Object {
             .map_max_entries(object::NAMES, names)
             .map_max_entries(object::ARENA, chunks)
             .map_max_entries(object::COUNTERS, cpus)
+            .map_max_entries(messages::MAP, messages::BUFFER_SIZE)
+            .override_global(aya_log::LEVEL, &messages::LEVEL, true)
             .load(OBJECT)
             .map_err(load_error)?;
         let xdp = load_xdp(&mut ebpf)?;
@@ -95,6 +100,7 @@ impl Object {
         let counters =
             CounterPages::map(counters_fd.as_fd()).map_err(|error| mapped(object::COUNTERS, error))?;
         let tap = ebpf.take_map(object::TAP);
+        let messages = Messages::of(&mut ebpf);
         Ok(Self {
             xdp,
             tc,
@@ -106,6 +112,7 @@ impl Object {
             control: Arc::new(control),
             counters: Arc::new(counters),
             tap,
+            messages,
             limits,
         })
     }

@@ -1,0 +1,47 @@
+//! Messages for the log, by aya-log: what should never happen often, and nobody
+//! would look for among the counters. Counters and the tap tell of everything else.
+//!
+//! The level is a constant to the verifier (`AYA_LOG_LEVEL`, set by userspace
+//! before it loads the object): of a message above it no instruction is left.
+
+use aya_ebpf::helpers::generated::bpf_ktime_get_coarse_ns;
+use aya_log_ebpf::warn;
+
+use crate::maps::Scratch;
+
+/// Nanoseconds between two messages of a CPU at least.
+const PAUSE: u64 = 1_000_000_000;
+
+/// Two names have the same hash: the one that is published is answered here, the
+/// other one by userspace.
+#[inline(always)]
+pub fn note_collision(scratch: *mut Scratch) {
+    // SAFETY: this CPU's own element, alone while the program runs.
+    unsafe { (*scratch).collisions += 1 };
+}
+
+/// Writes what was noted. To be called last, where nothing is left that the
+/// verifier tells paths apart by: it follows all of this for each of them.
+#[inline(always)]
+pub fn tell(scratch: *mut Scratch) {
+    // SAFETY: as in `note_collision`.
+    if unsafe { (*scratch).collisions } != 0 {
+        tell_of_collisions(scratch);
+    }
+}
+
+/// A function of its own, and not inlined: what it needs of registers and stack
+/// is not taken from the way of a packet.
+#[inline(never)]
+fn tell_of_collisions(scratch: *mut Scratch) {
+    // SAFETY: as in `note_collision`; the helper has no precondition.
+    let collisions = unsafe {
+        let now = bpf_ktime_get_coarse_ns();
+        if now - (*scratch).told_ns < PAUSE {
+            return;
+        }
+        (*scratch).told_ns = now;
+        core::mem::take(&mut (*scratch).collisions)
+    };
+    warn!((), "{} queries for a name with the hash of a published one: answered by userspace", collisions);
+}
