@@ -13,6 +13,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use aya::maps::{Array, HashMap, Map, MapData};
+use dns_common::{control::Control, name::hash_name, object};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use whole_system_tests::{
@@ -22,8 +24,9 @@ use whole_system_tests::{
     requirements,
     server::{self, Server},
 };
+use zerocopy::FromBytes as _;
 
-use crate::lab::{Bpffs, PATIENCE, Pair, SHORT, addresses, v4};
+use crate::lab::{Bpffs, PATIENCE, Pair, SHORT, addresses, name_of, v4};
 
 /// A name that stands in the records.
 const NAME: &str = "q-s0.q-g1.bosh.";
@@ -49,7 +52,7 @@ struct Running {
     /// Ended first.
     server: Server,
     /// Its pins, gone before the namespaces.
-    _bpffs: Bpffs,
+    bpffs: Bpffs,
     /// Where it and its clients live.
     pair: Pair,
 }
@@ -68,12 +71,20 @@ impl Running {
         fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
         let server = Server::start(Some(&pair.server), folder, v4(), &settings)?;
         wait_for_fast_path(&pair.server).with_context(|| server.log())?;
-        Ok(Self { server, _bpffs: bpffs, pair })
+        Ok(Self { server, bpffs, pair })
     }
 
     /// Asks once from the other end; `None`: no reply.
     fn ask(&self, patience: Duration) -> Result<Option<Vec<IpAddr>>> {
         addresses(&self.pair.client, v4(), NAME, patience)
+    }
+
+    /// What `bosh-dns-xdp detach` says.
+    fn detach(&self) -> Result<Value> {
+        let mut command: Command = self.pair.server.command(server::program()?)?;
+        let config = self.server.folder.path().join("config.json");
+        let said = capture(command.args(["detach", "--json", "--config"]).arg(config))?;
+        Ok(serde_json::from_str(&said)?)
     }
 
     /// Replies that the program has given.
@@ -242,6 +253,26 @@ fn as_another_user_it_keeps_four_capabilities_and_follows_interfaces() -> Result
 }
 
 #[test]
+fn a_living_server_attaches_again_what_detach_took_off() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let running = Running::start("again", json!({"lease": "60s"}))?;
+    assert_eq!(running.detach()?["links"], 2);
+    let before = running.fast_path_replies()?;
+    ensure!(running.ask(PATIENCE)? == Some(published()), "userspace answers meanwhile");
+    wait_until("answers of the program", Duration::from_secs(15), || {
+        let right = matches!(running.ask(SHORT), Ok(Some(found)) if found == published());
+        right && running.fast_path_replies().is_ok_and(|replies| replies > before)
+    })?;
+    let links = |running: &Running| {
+        let pinned = running.bpffs.pinned();
+        pinned.iter().filter(|path| path.to_string_lossy().contains("/links/")).count()
+    };
+    wait_until("the links to be pinned again", PATIENCE, || links(&running) == 2)
+}
+
+#[test]
 fn detach_takes_off_what_a_killed_server_left() -> Result<()> {
     if !requirements::namespaces() || !requirements::bpf() {
         return Ok(());
@@ -250,18 +281,40 @@ fn detach_takes_off_what_a_killed_server_left() -> Result<()> {
     running.server.process().signal(Signal::SIGKILL)?;
     running.server.process().wait(Duration::from_secs(5))?;
     ensure!(running.ask(SHORT)? == Some(published()), "the programs stay");
-    let folder = running.server.folder.path().to_owned();
-    let detach = || -> Result<Value> {
-        let mut command: Command = running.pair.server.command(server::program()?)?;
-        let said = capture(command.args(["detach", "--json", "--config"]).arg(folder.join("config.json")))?;
-        Ok(serde_json::from_str(&said)?)
-    };
     // lo and srv.
-    assert_eq!(detach()?["links"], 2);
+    assert_eq!(running.detach()?["links"], 2);
     ensure!(running.ask(SHORT)?.is_none(), "nothing answers any more");
-    assert_eq!(detach()?["links"], 0);
+    assert_eq!(running.detach()?["links"], 0);
     running.server.restart(Some(&running.pair.server))?;
     wait_for_fast_path(&running.pair.server)?;
     ensure!(running.ask(PATIENCE)? == Some(published()));
+    Ok(())
+}
+
+#[test]
+fn a_collision_is_told_in_the_log() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let running = Running::start("collide", json!({}))?;
+    let pinned = |name: &str| -> Result<MapData> {
+        let path = running.bpffs.pinned().into_iter().find(|path| path.ends_with(name));
+        Ok(MapData::from_pin(path.with_context(|| format!("{name} is not pinned"))?)?)
+    };
+    let control: Array<_, [u8; size_of::<Control>()]> = Map::Array(pinned(object::CONTROL)?).try_into()?;
+    let seed = Control::read_from_bytes(&control.get(&0, 0)?).expect("as long as it is").hash_seed;
+    let mut names: HashMap<_, u64, u64> = Map::HashMap(pinned(object::NAMES)?).try_into()?;
+    let hash = |name: &str| hash_name(seed, name_of(name).as_wire());
+    // Another name finds the entry of the published one, as if both had the same hash.
+    let place = names.get(&hash(NAME), 0)?;
+    names.insert(hash("q-s0.q-g9.bosh."), place, 0)?;
+    for name in ["q-s0.q-g9.bosh.", NAME] {
+        let found = addresses(&running.pair.client, v4(), name, PATIENCE)?;
+        let expected = if name == NAME { published() } else { Vec::new() };
+        ensure!(found == Some(expected), "{name}: {found:?}");
+    }
+    let told = || running.server.log().lines().filter(|line| line.contains("[ebpf]")).count();
+    wait_until("the message", PATIENCE, || told() > 0)?;
+    ensure!(told() == 1, "{}", running.server.log());
     Ok(())
 }
