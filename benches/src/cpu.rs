@@ -5,7 +5,16 @@
 //! receive softirq, and the BPF program in it, runs in a kernel thread of its
 //! own, `napi/<interface>-<id>`, whose time can be read the same way.
 
-use std::{collections::BTreeMap, fs, io, ops::Sub, path::Path, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    ops::Sub,
+    os::fd::{AsFd as _, AsRawFd as _},
+    path::Path,
+    time::Duration,
+};
+
+use aya::{maps::MapInfo, programs::loaded_programs};
 
 /// CPU time that something has used since it began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -69,20 +78,32 @@ pub fn resident_memory(pid: u32) -> io::Result<u64> {
     kibibytes.map(|size| size * 1024).ok_or_else(|| io::Error::other("no VmRSS"))
 }
 
-/// Memory in bytes that the kernel holds for the BPF maps of which a process has
-/// descriptors (`memlock` in `/proc/<pid>/fdinfo`), each map once.
+/// Memory in bytes that the kernel holds (`memlock`) for the BPF maps that a
+/// process has descriptors of, or that its programs use. Each map counts once.
 pub fn map_memory(pid: u32) -> io::Result<u64> {
-    let mut maps = BTreeMap::new();
+    let (mut maps, mut programs) = (BTreeSet::new(), BTreeSet::new());
     for descriptor in fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
         // A descriptor may be closed between the listing and the reading.
         let Ok(text) = fs::read_to_string(descriptor?.path()) else { continue };
-        let field = |name: &str| {
-            let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-            value.and_then(|value| value.trim().parse::<u64>().ok())
-        };
-        if let (Some(id), Some(bytes)) = (field("map_id"), field("memlock")) {
-            maps.insert(id, bytes);
-        }
+        maps.extend(field(&text, "map_id").and_then(|id| u32::try_from(id).ok()));
+        programs.extend(field(&text, "prog_id").and_then(|id| u32::try_from(id).ok()));
     }
-    Ok(maps.values().sum())
+    for program in loaded_programs().filter_map(Result::ok).filter(|program| programs.contains(&program.id()))
+    {
+        maps.extend(program.map_ids().map_err(io::Error::other)?.into_iter().flatten());
+    }
+    maps.into_iter().map(memory_of_map).sum()
+}
+
+/// `memlock` of the map with this id.
+fn memory_of_map(id: u32) -> io::Result<u64> {
+    let map = MapInfo::from_id(id).and_then(|info| info.fd()).map_err(io::Error::other)?;
+    let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", map.as_fd().as_raw_fd()))?;
+    field(&text, "memlock").ok_or_else(|| io::Error::other("no memlock"))
+}
+
+/// A number in the text of a `fdinfo` file.
+fn field(fdinfo: &str, name: &str) -> Option<u64> {
+    let value = fdinfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    value?.trim().parse().ok()
 }
