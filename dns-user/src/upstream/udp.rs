@@ -7,7 +7,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     io,
-    net::SocketAddr,
+    net::{SocketAddr, UdpSocket},
     os::fd::AsRawFd,
     sync::{
         Arc, Mutex,
@@ -17,7 +17,10 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use tokio::{io::Interest, net::UdpSocket, sync::oneshot};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::oneshot,
+};
 
 use super::{TryError, inbox, lock, message, random};
 
@@ -27,6 +30,10 @@ const SOCKETS: usize = 8;
 const LIFETIME: Duration = Duration::from_secs(10);
 /// ...or has sent so many: then its port changes.
 const MAX_USES: u32 = 8192;
+/// How long a query waits for room in the send buffer, and how often.
+const SEND_PAUSE: Duration = Duration::from_millis(1);
+/// See [`SEND_PAUSE`].
+const SEND_TRIES: usize = 50;
 /// Longest sleep of a socket's task, so that an unused socket is closed in time.
 const MAX_NAP: Duration = Duration::from_secs(5);
 /// Kernel buffer for replies that we have not read yet, bytes. The kernel grants
@@ -121,8 +128,9 @@ type Outcome = Result<Vec<u8>, TryError>;
 /// One connected socket.
 #[derive(Debug)]
 struct Socket {
-    /// The socket itself.
-    io: UdpSocket,
+    /// The socket itself. The runtime is told of replies and errors only: it would
+    /// wake up a thread for every datagram that has left the send buffer, too.
+    io: AsyncFd<UdpSocket>,
     /// When it was opened.
     born: Instant,
     /// Who waits for what.
@@ -170,7 +178,11 @@ impl Socket {
         let socket = socket2::Socket::new(domain, socket2::Type::DGRAM.nonblocking(), None)?;
         let _ = socket.set_recv_buffer_size(RECEIVE_BUFFER);
         socket.connect(&address.into())?;
-        Ok(Self { io: UdpSocket::from_std(socket.into())?, born: Instant::now(), pending: Mutex::default() })
+        let interest = Interest::READABLE | Interest::ERROR;
+        // SAFETY: the socket owns its descriptor, always gives the same one and keeps
+        // it open until it is dropped, which happens inside the `AsyncFd`.
+        let io = unsafe { AsyncFd::register_with_interest(socket.into(), interest) }?;
+        Ok(Self { io, born: Instant::now(), pending: Mutex::default() })
     }
 
     /// Enters a query under a free random id; gives it back when this socket
@@ -204,18 +216,19 @@ impl Socket {
     async fn send(&self, query: &[u8]) -> Result<(), TryError> {
         // An error may belong to an earlier query (a closed port, reported by
         // ICMP): it is cleared by being reported, so once more tells.
-        for _ in 0..2 {
-            match self.io.try_send(query) {
+        let mut errors = 0;
+        for _ in 0..SEND_TRIES {
+            match self.io.get_ref().send(query) {
                 Ok(_) => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if self.io.send(query).await.is_ok() {
-                        return Ok(());
-                    }
+                    tokio::time::sleep(SEND_PAUSE).await;
                 }
-                Err(_) => {}
+                Err(error) if errors == 2 => return Err(error.into()),
+                Err(_) => errors += 1,
             }
         }
-        self.io.try_send(query).map(drop).map_err(TryError::from)
+        // So long without room in the send buffer: nothing leaves this machine.
+        Err(TryError::Refused)
     }
 
     /// Hands out replies and ends waits until the socket has served its time.
@@ -225,11 +238,13 @@ impl Socket {
         loop {
             tokio::select! {
                 ready = self.io.ready(Interest::READABLE | Interest::ERROR) => {
-                    let Ok(ready) = ready else { break };
-                    if ready.is_error() {
+                    let Ok(mut ready) = ready else { break };
+                    if ready.ready().is_error() {
                         self.take_errors();
                     }
-                    self.receive(matching, &strays);
+                    // An error of `receive` has been dealt with, but for `WouldBlock`,
+                    // which tells the runtime to wait for more.
+                    let _ = ready.try_io(|_| self.receive(matching, &strays));
                 }
                 () = &mut nap => {
                     let now = Instant::now();
@@ -253,29 +268,24 @@ impl Socket {
     /// Takes what ICMP told: the port is closed, or there is no way there. So it
     /// is for all that wait.
     fn take_errors(&self) {
-        let next = || self.io.take_error()?.ok_or_else(|| io::ErrorKind::WouldBlock.into());
-        while let Ok(error) = self.io.try_io(Interest::ERROR, next) {
+        while let Ok(Some(error)) = self.io.get_ref().take_error() {
             lock(&self.pending).fail_all(error.into());
         }
     }
 
-    /// Takes what the socket holds.
-    fn receive(&self, matching: Matching, strays: &AtomicU64) {
-        let take = || -> io::Result<()> {
-            let error = inbox::take_all(self.io.as_raw_fd(), |datagram| {
-                if !lock(&self.pending).deliver(datagram, matching) {
-                    strays.fetch_add(1, Ordering::Relaxed);
-                }
-            });
-            Err(error)
-        };
-        // `WouldBlock` tells the runtime to wait for more; all else is as in
-        // `take_errors`.
-        if let Err(error) = self.io.try_io(Interest::READABLE, take)
-            && error.kind() != io::ErrorKind::WouldBlock
-        {
-            lock(&self.pending).fail_all(error.into());
+    /// Takes what the socket holds; the error that this ends with.
+    fn receive(&self, matching: Matching, strays: &AtomicU64) -> io::Result<()> {
+        let error = inbox::take_all(self.io.as_raw_fd(), |datagram| {
+            if !lock(&self.pending).deliver(datagram, matching) {
+                strays.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        if error.kind() == io::ErrorKind::WouldBlock {
+            return Err(error);
         }
+        // As in `take_errors`.
+        lock(&self.pending).fail_all(error.into());
+        Ok(())
     }
 }
 
