@@ -15,7 +15,7 @@ use prometheus::Registry;
 use crate::{
     config::{Config, RecursorErrors},
     name::Name,
-    server::{Answer, Local, Router, Routes},
+    server::{Answer, ByDomain, Local, Router, Routes},
     upstream::{Channel, HandlerConfig, Handlers, Reverse, Upstream, metrics::UpstreamMetrics},
     wire::{Query, Transport},
 };
@@ -146,7 +146,7 @@ impl Answers {
     /// Makes routes of what is in force.
     fn install(&self, config: &Config) {
         let upstream = self.current.upstream.load();
-        let handlers: HashMap<Name, Arc<dyn Answer>> = self
+        let handlers: ByDomain = self
             .current
             .handlers
             .load()

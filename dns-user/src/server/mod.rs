@@ -38,7 +38,7 @@ use tokio::{sync::watch, task::JoinSet};
 pub(crate) use begun::beginning;
 pub use local::{Local, Looked};
 pub use metrics::ServerMetrics;
-pub use router::{Chaos, Router, Routes};
+pub use router::{ByDomain, Chaos, Router, Routes};
 pub use seam::{Publish, Track};
 
 use crate::wire::{Query, Transport};

@@ -40,13 +40,16 @@ pub struct Router {
     chaos: OnceLock<Arc<dyn Chaos>>,
 }
 
+/// Who answers for domains.
+pub type ByDomain = HashMap<Name, Arc<dyn Answer>, foldhash::fast::RandomState>;
+
 /// Who answers what is not local; replaced as a whole when files change.
 #[derive(Clone, Default)]
 pub struct Routes {
     /// Answered with 127.0.0.1 and ::1, they and everything below them.
-    pub upchecks: HashSet<Name>,
+    pub upchecks: HashSet<Name, foldhash::fast::RandomState>,
     /// Handlers by domain. One for `arpa.` or the root counts only without recursors.
-    pub handlers: HashMap<Name, Arc<dyn Answer>>,
+    pub handlers: ByDomain,
     /// Answers names below `arpa.`, falls through by itself to whom
     /// [`Routes::past_reverse`] says; `None`: nobody knows them.
     pub reverse: Option<Arc<dyn Answer>>,
@@ -143,10 +146,7 @@ impl Router {
 impl Routes {
     /// Who answers names below `arpa.` that the records do not know: recursors,
     /// or without them the handler for `arpa.` or the root; else REFUSED.
-    pub fn past_reverse(
-        recursors: Option<&Arc<dyn Answer>>,
-        handlers: &HashMap<Name, Arc<dyn Answer>>,
-    ) -> Arc<dyn Answer> {
+    pub fn past_reverse(recursors: Option<&Arc<dyn Answer>>, handlers: &ByDomain) -> Arc<dyn Answer> {
         let next = recursors.or_else(|| handlers.get(ARPA)).or_else(|| handlers.get(ROOT));
         next.cloned().unwrap_or_else(|| Arc::new(Refused))
     }

@@ -1,7 +1,6 @@
 //! The server with real sockets on loopback.
 
 use std::{
-    collections::{HashMap, HashSet},
     net::{IpAddr, Ipv4Addr, SocketAddr},
     num::NonZeroUsize,
     sync::{
@@ -63,7 +62,10 @@ fn local(snapshot: Snapshot) -> Arc<Local> {
 
 /// `upcheck.bosh-dns.` and nobody else.
 fn upcheck_only() -> Routes {
-    Routes { upchecks: HashSet::from([Name::from_text("upcheck.bosh-dns").unwrap()]), ..Routes::default() }
+    Routes {
+        upchecks: [Name::from_text("upcheck.bosh-dns").unwrap()].into_iter().collect(),
+        ..Routes::default()
+    }
 }
 
 /// A server that runs until it is stopped.
@@ -252,7 +254,7 @@ async fn the_longest_domain_wins_and_ds_goes_to_the_parent() {
     let handlers = ["sub.bosh", "bosh", "corp", "arpa", "."]
         .map(|domain| (Name::from_text(domain).unwrap(), denied.clone()));
     let with_recursors = Routes {
-        handlers: HashMap::from(handlers.clone()),
+        handlers: handlers.clone().into_iter().collect(),
         reverse: Some(recursors.clone()),
         recursors: Some(recursors.clone()),
         ..upcheck_only()
@@ -274,13 +276,13 @@ async fn the_longest_domain_wins_and_ds_goes_to_the_parent() {
     assert_eq!(recursors.asked.load(Ordering::SeqCst), before + 2);
 
     // Without recursors the handler for the root counts, and DS goes there.
-    server.router.install(Routes { handlers: HashMap::from(handlers.clone()), ..upcheck_only() });
+    server.router.install(Routes { handlers: handlers.clone().into_iter().collect(), ..upcheck_only() });
     assert_eq!(rcode("xcorp", TYPE_A).await, ResponseCode::YXDomain);
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_DS).await, ResponseCode::YXDomain);
     assert_eq!(rcode("1.in-addr.arpa", TYPE_A).await, ResponseCode::YXDomain);
 
     // Without that one too, DS goes to the shortest domain.
-    let mut few = HashMap::from(handlers);
+    let mut few: ByDomain = handlers.into_iter().collect();
     few.remove(&Name::root());
     server.router.install(Routes { handlers: few, ..upcheck_only() });
     assert_eq!(rcode("xcorp", TYPE_A).await, ResponseCode::Refused);
@@ -295,7 +297,7 @@ async fn the_longest_domain_wins_and_ds_goes_to_the_parent() {
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::YXDomain);
 
     // Or it does not, as with the reference.
-    let few = HashMap::from([(Name::from_text("bosh").unwrap(), denied)]);
+    let few = ByDomain::from_iter([(Name::from_text("bosh").unwrap(), denied)]);
     server.router.install(Routes { handlers: few, handlers_stay_away: true, ..upcheck_only() });
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::Refused);
     server.stop().await;

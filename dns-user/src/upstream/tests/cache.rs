@@ -314,11 +314,29 @@ async fn the_bounds_hold_and_flushing_forgets() {
     assert!(cache.bytes() <= config.max_bytes);
     assert!(cache.counters.evictions.load(Ordering::Relaxed) >= 900);
 
-    ask(&channel, &query(NAME, 1)).await;
+    // Asked so often that the thread has it at hand.
+    for _ in 0..40 {
+        ask(&channel, &query(NAME, 1)).await;
+    }
     let before = recursor.counts().0;
     cache.flush();
     ask(&channel, &query(NAME, 1)).await;
     assert_eq!(recursor.counts().0, before + 1);
+}
+
+#[tokio::test]
+async fn what_a_thread_has_at_hand_belongs_to_one_cache_and_ends_with_its_time() {
+    let recursors = [with_ttls(&[5]).await, with_ttls(&[5]).await];
+    let [(one, _), (other, _)] =
+        recursors.each_ref().map(|recursor| channel(recursor, RecursorErrors::Truthful, &CONFIG));
+    for _ in 0..40 {
+        ask(&one, &query(NAME, 1)).await;
+        ask(&other, &query(NAME, 1)).await;
+    }
+    assert_eq!(recursors.each_ref().map(|recursor| recursor.counts().0), [1, 1]);
+    tokio::time::sleep(Duration::from_millis(5100)).await;
+    ask(&one, &query(NAME, 1)).await;
+    assert_eq!(recursors.each_ref().map(|recursor| recursor.counts().0), [2, 1]);
 }
 
 #[tokio::test]
