@@ -26,9 +26,14 @@ fn build_object() -> Result<(), String> {
     let out_dir = PathBuf::from(env::var_os("OUT_DIR").ok_or("not run by cargo")?);
     let root = crate_dir.join("..");
     let toolchain = root.join(".toolchain/env");
-    for input in
-        ["dns-ebpf/src", "dns-ebpf/Cargo.toml", "dns-ebpf/Cargo.lock", "dns-common/src", ".toolchain/env"]
-    {
+    for input in [
+        "dns-ebpf/src",
+        "dns-ebpf/.cargo",
+        "dns-ebpf/Cargo.toml",
+        "dns-ebpf/Cargo.lock",
+        "dns-common/src",
+        ".toolchain/env",
+    ] {
         println!("cargo::rerun-if-changed={}", root.join(input).display());
     }
 

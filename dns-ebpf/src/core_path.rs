@@ -1,10 +1,11 @@
 //! From a frame to a reply, or to the reason why it goes up.
 
-use aya_ebpf::helpers::generated::{bpf_ktime_get_coarse_ns, bpf_ktime_get_ns};
+use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use dns_common::{control::Control, counters::Outcome, entry::EntryHeader};
 
 use crate::{
     bytes::store,
+    clock,
     filter::{self, Frame},
     hook::Hook,
     lookup,
@@ -82,8 +83,7 @@ fn try_answer<H: Hook>(
     scratch: *mut Scratch,
     frame: Frame,
 ) -> Result<maps::Answered, Outcome> {
-    // SAFETY: the helper has no precondition.
-    let now = unsafe { bpf_ktime_get_coarse_ns() };
+    let now = clock::now(scratch);
     if now >= control.lease_deadline_ns {
         return Err(Outcome::LeaseExpired);
     }

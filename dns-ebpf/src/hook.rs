@@ -54,8 +54,9 @@ pub trait Hook {
     /// Gives the frame the reply's length. The packet is untouched if that fails.
     fn grow(&self, plan: &Plan) -> Result<(), Outcome>;
 
-    /// Makes the headers of the query ready to be turned into the reply's.
-    fn begin(&self, plan: &Plan) -> Option<()>;
+    /// Makes the first `len` bytes, the headers of the query, ready to be turned
+    /// into the reply's. `len` is a constant and not beyond the question.
+    fn begin(&self, len: usize) -> Option<()>;
 
     /// From the first byte of the frame; holds all headers, DNS among them.
     fn head(&self) -> Option<Span>;

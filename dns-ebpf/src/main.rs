@@ -11,6 +11,7 @@
 
 mod bytes;
 mod checksum;
+mod clock;
 mod core_path;
 mod filter;
 mod hook;

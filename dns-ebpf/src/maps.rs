@@ -47,6 +47,10 @@ pub const OUT_SIZE: usize = 8192;
 pub struct Scratch {
     /// State of the random numbers; 0 before the first use.
     pub random: u64,
+    /// Number of the tick that `now_ns` is of.
+    pub tick: u64,
+    /// `CLOCK_MONOTONIC_COARSE` in ns, see [`crate::clock`].
+    pub now_ns: u64,
     /// Queries since the last one that went to the tap.
     pub tap_turn: u32,
     /// Explicit padding.

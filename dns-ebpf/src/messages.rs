@@ -4,10 +4,9 @@
 //! The level is a constant to the verifier (`AYA_LOG_LEVEL`, set by userspace
 //! before it loads the object): of a message above it no instruction is left.
 
-use aya_ebpf::helpers::generated::bpf_ktime_get_coarse_ns;
 use aya_log_ebpf::warn;
 
-use crate::maps::Scratch;
+use crate::{clock, maps::Scratch};
 
 /// Nanoseconds between two messages of a CPU at least.
 const PAUSE: u64 = 1_000_000_000;
@@ -34,9 +33,9 @@ pub fn tell(scratch: *mut Scratch) {
 /// is not taken from the way of a packet.
 #[inline(never)]
 fn tell_of_collisions(scratch: *mut Scratch) {
-    // SAFETY: as in `note_collision`; the helper has no precondition.
+    let now = clock::now(scratch);
+    // SAFETY: as in `note_collision`.
     let collisions = unsafe {
-        let now = bpf_ktime_get_coarse_ns();
         if now - (*scratch).told_ns < PAUSE {
             return;
         }

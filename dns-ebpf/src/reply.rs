@@ -168,7 +168,6 @@ pub fn write<H: Hook>(hook: &H, scratch: *mut Scratch, plan: &Plan) -> Result<()
 /// The parts, back to front.
 #[inline(always)]
 fn write_parts<H: Hook>(hook: &H, scratch: *mut Scratch, plan: &Plan) -> Option<()> {
-    hook.begin(plan)?;
     let mut sum = match plan.question.kind {
         QueryKind::A => shuffle::write_v4(scratch, plan, hook.answers(plan)?),
         QueryKind::Aaaa => shuffle::write_v6(scratch, plan, hook.answers(plan)?),
@@ -212,8 +211,10 @@ fn write_headers_at<H: Hook, const V6: bool, const IP: usize>(
     answers: Sum,
 ) -> Option<()> {
     let question = &plan.question;
+    let headers = IP + if V6 { IPV6_LEN } else { IPV4_LEN } + UDP_LEN;
+    hook.begin(headers + HEADER_LEN)?;
     let Span { start, end } = hook.head()?;
-    let message = start + IP + if V6 { IPV6_LEN } else { IPV4_LEN } + UDP_LEN;
+    let message = start + headers;
     if message + HEADER_LEN > end {
         return None;
     }

@@ -7,15 +7,13 @@
 
 use aya_ebpf::{
     EbpfContext as _,
-    helpers::{
-        bpf_redirect, bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_pull_data, bpf_skb_store_bytes,
-    },
+    helpers::{bpf_redirect, bpf_skb_change_tail, bpf_skb_pull_data, bpf_skb_store_bytes},
     programs::TcContext,
 };
 use dns_common::counters::Outcome;
 
 use crate::{
-    bytes::{masked, opaque},
+    bytes::{load, masked, opaque, store},
     hook::{Hook, Span},
     maps::{OUT_SIZE, mtu_below, scratch},
     question::HEADER_LEN,
@@ -94,16 +92,21 @@ impl Hook for Tc {
     }
 
     #[inline(always)]
-    fn begin(&self, plan: &Plan) -> Option<()> {
-        let head = self.head()?.start;
-        let len = opaque(plan.frame.message + HEADER_LEN);
-        if len > HEAD_SIZE {
+    fn begin(&self, len: usize) -> Option<()> {
+        let (data, end) = (self.data(), self.data_end());
+        let head = self.head()?;
+        if data + len > end || head.start + len > head.end {
             return None;
         }
-        // SAFETY: `head` holds `HEAD_SIZE` bytes.
-        let loaded =
-            unsafe { bpf_skb_load_bytes(self.context.as_ptr().cast(), 0, head as *mut _, len as u32) };
-        (loaded == 0).then_some(())
+        let mut word = 0;
+        while word * 8 < len {
+            // The last one overlaps the one before.
+            let at = if word * 8 + 8 <= len { word * 8 } else { len - 8 };
+            // SAFETY: both just compared with their ends.
+            unsafe { store::<u64>(head.start + at, load(data + at)) };
+            word += 1;
+        }
+        Some(())
     }
 
     #[inline(always)]

@@ -91,7 +91,7 @@ impl Hook for Xdp {
     }
 
     #[inline(always)]
-    fn begin(&self, _plan: &Plan) -> Option<()> {
+    fn begin(&self, _len: usize) -> Option<()> {
         Some(())
     }
 
