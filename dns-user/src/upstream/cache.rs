@@ -17,7 +17,6 @@ use smallvec::SmallVec;
 use super::{
     Ask,
     flight::Flights,
-    front::Front,
     message::{self, Flags, Outline},
 };
 use crate::config::{CacheConfig, RecursorErrors};
@@ -54,8 +53,6 @@ pub(crate) struct Cache {
     pub(crate) flights: Flights,
     /// What became of look-ups.
     pub(crate) counters: Arc<CacheCounters>,
-    /// What threads keep at hand of it.
-    front: Front,
 }
 
 /// What became of look-ups since the start.
@@ -144,7 +141,6 @@ impl Cache {
             as_reference: errors == RecursorErrors::Nxdomain,
             flights: Flights::default(),
             counters,
-            front: Front::new(),
         }
     }
 
@@ -171,7 +167,7 @@ impl Cache {
 
     /// Looks up an answer, and counts what is not here as a miss.
     pub(crate) fn get(&self, key: &Key, ask: &Ask<'_>) -> Lookup {
-        let entry = self.find(key);
+        let entry = self.store.get(&key[..]);
         let mut reply = Vec::new();
         if entry.as_ref().is_some_and(|entry| self.write_if_fresh(entry, ask, &mut reply)) {
             return Lookup::Fresh(reply);
@@ -191,12 +187,7 @@ impl Cache {
     /// Writes an answer that is still good into `reply`, and says whether there
     /// is one. What is not found is not counted: whoever asks comes again.
     pub(crate) fn write_fresh(&self, key: &Key, ask: &Ask<'_>, reply: &mut Vec<u8>) -> bool {
-        self.find(key).is_some_and(|entry| self.write_if_fresh(&entry, ask, reply))
-    }
-
-    /// The entry for a key, good or past its time.
-    fn find(&self, key: &Key) -> Option<Arc<Entry>> {
-        self.front.find(key, || self.store.get(&key[..]))
+        self.store.get(&key[..]).is_some_and(|entry| self.write_if_fresh(&entry, ask, reply))
     }
 
     /// Writes an answer into `reply` if it is still good; says whether it is.
@@ -299,8 +290,6 @@ impl Cache {
     /// Forgets everything.
     pub(crate) fn flush(&self) {
         self.store.invalidate_all();
-        // Afterwards: what a thread takes from the store in between is void as well.
-        self.front.empty();
     }
 
     /// Bytes that count against the bound now. Approximate.
@@ -310,16 +299,6 @@ impl Cache {
 }
 
 impl Entry {
-    /// Whether its time is not over.
-    pub(super) fn is_good(&self) -> bool {
-        self.since.elapsed() < self.lifetime
-    }
-
-    /// Bytes of the message.
-    pub(super) fn bytes(&self) -> usize {
-        self.message.len()
-    }
-
     /// What it counts against the bound, bytes, and at least so much.
     fn weight(&self, key: &[u8], least: u64) -> u32 {
         let bytes = (key.len() + self.message.len() + ENTRY_OVERHEAD) as u64;

@@ -3,7 +3,7 @@
 //!
 //! * [`forward`]: one recursor after the other, in the order of [`selection`].
 //! * [`recursor`], [`udp`], [`inbox`], [`tcp`]: asking one of them.
-//! * [`channel`], [`cache`], [`front`], [`flight`]: the cache before a source, one query for many clients.
+//! * [`channel`], [`cache`], [`flight`]: the cache before a source, one query for many clients.
 //! * [`handlers`], [`http`], [`json_answer`]: domains with an answerer of their own.
 //! * [`reverse`]: names of addresses.
 //! * [`message`], [`ask`]: looking into messages, which stay the bytes they were.
@@ -13,7 +13,6 @@ mod cache;
 mod channel;
 mod flight;
 mod forward;
-mod front;
 mod give_up;
 mod handlers;
 mod http;

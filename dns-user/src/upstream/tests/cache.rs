@@ -314,7 +314,7 @@ async fn the_bounds_hold_and_flushing_forgets() {
     assert!(cache.bytes() <= config.max_bytes);
     assert!(cache.counters.evictions.load(Ordering::Relaxed) >= 900);
 
-    // Asked so often that the thread has it at hand.
+    // Hot, too.
     for _ in 0..40 {
         ask(&channel, &query(NAME, 1)).await;
     }
@@ -325,7 +325,7 @@ async fn the_bounds_hold_and_flushing_forgets() {
 }
 
 #[tokio::test]
-async fn what_a_thread_has_at_hand_belongs_to_one_cache_and_ends_with_its_time() {
+async fn hot_answers_belong_to_one_cache_and_end_with_their_time() {
     let recursors = [with_ttls(&[5]).await, with_ttls(&[5]).await];
     let [(one, _), (other, _)] =
         recursors.each_ref().map(|recursor| channel(recursor, RecursorErrors::Truthful, &CONFIG));
