@@ -180,7 +180,11 @@ fn behind_a_wildcard_we_do_not_ask_ourselves() -> Result<()> {
     let lab = etc.server(&namespace, &json!({"address": "0.0.0.0"}))?;
     let reply = lab.ask_for("www.test.", RecordType::A)?;
     ensure!(reply.metadata.response_code == ResponseCode::ServFail, "{reply}");
-    let queries = lab.metric("boshdns_requests_external_total", "")?;
-    ensure!(queries == 1, "one query became {queries}");
+    let external = || lab.metric("boshdns_requests_external_total", "");
+    // The metrics may come a moment after the first answers.
+    wait_until("the query to be counted", LIMIT, || external().is_ok_and(|queries| queries > 0))?;
+    // A client on a busy machine may ask again; a loop would be thousands.
+    let queries = external()?;
+    ensure!(queries < 10, "one query became {queries}");
     Ok(())
 }
