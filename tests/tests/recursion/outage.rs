@@ -145,7 +145,8 @@ fn killed_recursors_are_used_again_once_they_are_back() -> Result<()> {
     let named = zones.named(&namespace, loopback(10))?;
     let unbound = zones.unbound(&namespace, loopback(11), named.address)?;
     let address = named.address;
-    let settings = json!({"recursor_selection": "serial", "recursor_timeout": "200ms"});
+    // Long enough for a busy machine: that a port is closed is noticed without it.
+    let settings = json!({"recursor_selection": "serial", "recursor_timeout": "1s"});
     let lab = Lab::start(&namespace, &[address, unbound.address], &settings)?;
     let tries = || lab.metric("bosh_dns_xdp_recursor_queries_total", &format!("recursor=\"{address}\""));
     under_load(&lab, |seen| {
