@@ -6,7 +6,9 @@ use bosh_dns_xdp_benches::report::{Claim, Data, Figure, Rounds};
 pub(super) fn all(figures: &[Figure]) -> Vec<Claim> {
     let mut claims = Vec::new();
     let cost = |label: &str| bar(figures, "CPU per query at", label);
-    for (ours, reflector) in [("tc", "generic"), ("generic", "generic"), ("native", "native")] {
+    for (ours, reflector) in
+        [("tc", "generic"), ("tc, 1 % to userspace", "generic"), ("generic", "generic"), ("native", "native")]
+    {
         let pair = (cost(&format!("ours, {ours}")), cost(&format!("bare reflector, {reflector}")));
         at_most(&mut claims, &format!("CPU per query, {ours}, over the bare reflector's"), pair, 1.25);
     }
