@@ -142,15 +142,14 @@ impl Peer {
                 ("nsd", vec!["-d".into(), "-c".into(), shown(&file)], text)
             }
             Self::Knot | Self::KnotXdp => {
-                let listen = if self == Self::KnotXdp {
-                    format!("    listen-xdp: [ {} ]\n", lab::SERVER_INTERFACE)
+                let xdp = if self == Self::KnotXdp {
+                    format!("xdp:\n    listen: [ {} ]\n    route-check: off\n", lab::SERVER_INTERFACE)
                 } else {
                     String::new()
                 };
-                let xdp = if self == Self::KnotXdp { "xdp:\n    route-check: off\n" } else { "" };
                 let mut text = format!(
                     "server:\n    rundir: \"{here}\"\n    listen: [ {SERVER_ADDRESS}@53 ]\n    udp-workers: 1\n\
-                     \x20   tcp-workers: 1\n    background-workers: 1\n    answer-rotation: on\n{listen}{xdp}\
+                     \x20   tcp-workers: 1\n    background-workers: 1\n    answer-rotation: on\n{xdp}\
                      database:\n    storage: \"{here}\"\ntemplate:\n  - id: default\n    storage: \"{here}\"\n\
                      \x20   zonefile-load: whole\n    journal-content: none\nzone:\n"
                 );
