@@ -216,10 +216,12 @@ impl World {
         all
     }
 
-    /// A target of a file with aliases of files replaced by theirs.
+    /// A target of a file with aliases of files replaced by theirs; aliases
+    /// `_.x` are not among those, whatever the target looks like.
     fn flatten(&self, target: &str, below: bool, flat: &mut Vec<String>) {
         let target = target.to_lowercase();
-        let exact = self.files.iter().find(|(alias, _)| alias.to_lowercase() == target);
+        let exact =
+            self.files.iter().find(|(alias, _)| alias.to_lowercase() == target && !target.starts_with("_."));
         match exact {
             Some((_, targets)) if !below => {
                 targets.iter().for_each(|target| self.flatten(target, false, flat))
