@@ -13,6 +13,7 @@ pub mod cli;
 pub mod config;
 pub mod daemon;
 pub mod fastpath;
+mod file_stamp;
 pub mod health;
 pub mod name;
 pub mod ops;

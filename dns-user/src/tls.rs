@@ -23,7 +23,7 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig, server::WebPkiClientVeri
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 
 pub use self::certificate::{CertificateFacts, common_name};
-use crate::config::TlsFiles;
+use crate::{config::TlsFiles, file_stamp::FileStamp};
 
 /// How often the files are looked at. A rotation by the agent or by an operator
 /// is never more urgent than this.
@@ -68,27 +68,18 @@ pub struct TlsMaterial {
     pub authorities: Vec<CertificateFacts>,
 }
 
+/// The files as they are on disk; `None`: not there.
+type FileStamps = [Option<FileStamp>; 3];
+
 /// The last attempt to load, and the last warning.
 #[derive(Debug)]
 struct Attempt {
     /// The files as they were just before it.
-    seen: [FileStamp; 3],
+    seen: FileStamps,
     /// Why it failed, if it did.
     error: Option<String>,
     /// When an end that is near was warned about.
     warned: Option<SystemTime>,
-}
-
-/// What changes about a file when its content does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-struct FileStamp {
-    /// Device and inode; a rename puts another inode there.
-    identity: (u64, u64),
-    /// Size in bytes.
-    size: u64,
-    /// Modification and status change, seconds and nanoseconds: an in-place
-    /// rewrite moves both, and a modification time set by hand moves the latter.
-    times: [i64; 4],
 }
 
 /// Why certificates could not be used.
@@ -371,24 +362,9 @@ fn read_certificates(path: &Path, wanted: &'static str) -> Result<Vec<Certificat
     Ok(certificates)
 }
 
-/// The stamps of the three files; a file that is not there has the default one.
-fn stamps(files: &TlsFiles) -> [FileStamp; 3] {
-    [&files.certificate, &files.private_key, &files.ca].map(|path| FileStamp::of(path))
-}
-
-impl FileStamp {
-    /// The stamp of the file at `path` now.
-    fn of(path: &Path) -> Self {
-        use std::os::unix::fs::MetadataExt;
-        std::fs::metadata(path).map_or_else(
-            |_| Self::default(),
-            |data| Self {
-                identity: (data.dev(), data.ino()),
-                size: data.size(),
-                times: [data.mtime(), data.mtime_nsec(), data.ctime(), data.ctime_nsec()],
-            },
-        )
-    }
+/// The stamps of the three files.
+fn stamps(files: &TlsFiles) -> FileStamps {
+    [&files.certificate, &files.private_key, &files.ca].map(FileStamp::of)
 }
 
 #[cfg(test)]

@@ -5,15 +5,17 @@ use std::{
     fs,
     hash::{BuildHasher, Hash, Hasher},
     io,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     thread,
     time::{Duration, SystemTime},
 };
 
-use crate::config::{
-    Config, ConfigError,
-    glob::{folders, glob},
+use crate::{
+    config::{
+        Config, ConfigError,
+        glob::{folders, glob},
+    },
+    file_stamp::FileStamp,
 };
 
 /// A file written less than this before it was read may change again without its
@@ -87,7 +89,7 @@ impl Source {
 
     /// The files with what tells one version of them from the next.
     pub(super) fn stamps(&self) -> Stamps {
-        Stamps(self.paths().into_iter().map(|path| (Stamp::of(&path), path)).collect())
+        Stamps(self.paths().into_iter().map(|path| (FileStamp::of(&path), path)).collect())
     }
 
     /// Reads everything.
@@ -98,7 +100,7 @@ impl Source {
         let stamps = self.stamps();
         let files = stamps.0.iter().map(|(_, path)| (path.clone(), fs::read(path))).collect();
         let now = SystemTime::now();
-        let settled = stamps.0.iter().all(|(stamp, _)| stamp.is_none_or(|stamp| stamp.is_older(now)));
+        let settled = stamps.0.iter().all(|(stamp, _)| stamp.is_none_or(|stamp| is_older(stamp, now)));
         Contents { stamps, files, settled }
     }
 
@@ -120,7 +122,7 @@ impl Source {
 
 /// The files of a source and their versions.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub(super) struct Stamps(Vec<(Option<Stamp>, PathBuf)>);
+pub(super) struct Stamps(Vec<(Option<FileStamp>, PathBuf)>);
 
 /// What was read from a source.
 pub(super) struct Contents {
@@ -233,43 +235,17 @@ impl Followed {
     }
 }
 
-/// What tells one version of a file from the next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
-    /// Device and inode: another file after a rename.
-    file: (u64, u64),
-    /// Bytes.
-    size: u64,
-    /// Time of the last write: seconds, nanoseconds.
-    modified: (i64, i64),
-    /// Time of the last change of the inode.
-    changed: (i64, i64),
-}
-
-impl Stamp {
-    /// That of the file behind `path`; `None` if there is none.
-    fn of(path: &Path) -> Option<Self> {
-        let data = fs::metadata(path).ok()?;
-        Some(Self {
-            file: (data.dev(), data.ino()),
-            size: data.size(),
-            modified: (data.mtime(), data.mtime_nsec()),
-            changed: (data.ctime(), data.ctime_nsec()),
+/// Whether the last change of a file lies long enough before `now`.
+fn is_older(stamp: FileStamp, now: SystemTime) -> bool {
+    let (seconds, nanoseconds) = stamp.changed;
+    let changed = u64::try_from(seconds)
+        .ok()
+        .and_then(|seconds| {
+            Duration::from_secs(seconds).checked_add(Duration::from_nanos(nanoseconds.unsigned_abs()))
         })
-    }
-
-    /// Whether the last change lies long enough before `now`.
-    fn is_older(self, now: SystemTime) -> bool {
-        let (seconds, nanoseconds) = self.changed;
-        let changed = u64::try_from(seconds)
-            .ok()
-            .and_then(|seconds| {
-                Duration::from_secs(seconds).checked_add(Duration::from_nanos(nanoseconds.unsigned_abs()))
-            })
-            .and_then(|since_epoch| SystemTime::UNIX_EPOCH.checked_add(since_epoch));
-        // A change in the future says nothing; it counts as old, or it would be read for ever.
-        changed.is_none_or(|changed| now.duration_since(changed).is_ok_and(|age| age >= SETTLED))
-    }
+        .and_then(|since_epoch| SystemTime::UNIX_EPOCH.checked_add(since_epoch));
+    // A change in the future says nothing; it counts as old, or it would be read for ever.
+    changed.is_none_or(|changed| now.duration_since(changed).is_ok_and(|age| age >= SETTLED))
 }
 
 /// The folder that holds a path.

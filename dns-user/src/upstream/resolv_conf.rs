@@ -3,7 +3,6 @@
 use std::{
     fs,
     net::{IpAddr, SocketAddr},
-    os::unix::fs::MetadataExt,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -11,6 +10,7 @@ use std::{
 use arc_swap::ArcSwap;
 
 use super::{forward::Forwarder, without_excluded};
+use crate::file_stamp::FileStamp;
 
 /// The system's list of nameservers.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
@@ -25,14 +25,10 @@ pub(super) struct Nameservers {
     /// Recursors that are not to be used, `host:port`.
     excluded: Vec<String>,
     /// The version of the file, and of `own`, that `names` are from.
-    seen: (Option<Stamp>, Arc<Vec<SocketAddr>>),
+    seen: (Option<FileStamp>, Arc<Vec<SocketAddr>>),
     /// `address:port`.
     names: Vec<String>,
 }
-
-/// What tells one version of the file from the next: inode, time of the last
-/// write and of the last change (seconds, nanoseconds), bytes.
-type Stamp = (u64, (i64, i64), (i64, i64), u64);
 
 impl Nameservers {
     /// Reads the file. One that cannot be read names nobody.
@@ -75,12 +71,8 @@ impl Nameservers {
     }
 
     /// The version of everything that decides which nameservers are asked.
-    fn version(&self) -> (Option<Stamp>, Arc<Vec<SocketAddr>>) {
-        let stamp = fs::metadata(RESOLV_CONF).ok().map(|data| {
-            let written = (data.mtime(), data.mtime_nsec());
-            (data.ino(), written, (data.ctime(), data.ctime_nsec()), data.len())
-        });
-        (stamp, self.own.load_full())
+    fn version(&self) -> (Option<FileStamp>, Arc<Vec<SocketAddr>>) {
+        (FileStamp::of(RESOLV_CONF), self.own.load_full())
     }
 
     /// Reads the file.

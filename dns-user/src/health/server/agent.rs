@@ -3,12 +3,11 @@
 use std::{
     fs,
     io::Read,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
 };
 
-use crate::config::json::Json;
+use crate::{config::json::Json, file_stamp::FileStamp};
 
 /// Most bytes of the file that are read.
 const MAX_FILE: u64 = 1 << 20;
@@ -18,13 +17,9 @@ const MAX_FILE: u64 = 1 << 20;
 pub(super) struct AgentFile {
     /// Where it is.
     path: PathBuf,
-    /// What it was like when it was read last, and what it said.
-    last: Mutex<(Stamp, bool)>,
+    /// What it was like when it was read last (`None`: not there), and what it said.
+    last: Mutex<(Option<FileStamp>, bool)>,
 }
-
-/// What changes when the file does: inode, size, modification and status change
-/// (seconds, nanoseconds); `None`: there is no file.
-type Stamp = Option<(u64, u64, [i64; 4])>;
 
 impl AgentFile {
     /// The file at `path`, which need not be there.
@@ -35,7 +30,7 @@ impl AgentFile {
     /// Whether the agent says that all is well; no file, or one that cannot be
     /// read as such, is not (observed).
     pub(super) fn is_running(&self) -> bool {
-        let stamp = stamp(&self.path);
+        let stamp = FileStamp::of(&self.path);
         // Nothing in a locked section leaves the value half changed.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if last.0 != stamp {
@@ -43,13 +38,6 @@ impl AgentFile {
         }
         last.1
     }
-}
-
-/// The stamp of the file at `path`.
-fn stamp(path: &Path) -> Stamp {
-    let data = fs::metadata(path).ok()?;
-    let times = [data.mtime(), data.mtime_nsec(), data.ctime(), data.ctime_nsec()];
-    Some((data.ino(), data.size(), times))
 }
 
 /// The bytes of the file at `path`.
