@@ -1,6 +1,7 @@
 //! Debian packages that the commands need.
 
 use std::{
+    ffi::OsStr,
     fs,
     os::unix::fs::PermissionsExt,
     path::Path,
@@ -94,6 +95,38 @@ pub(crate) fn candidate(package: &str) -> Result<Option<String>> {
     let policy = capture(Command::new("apt-cache").args(["policy", package]))?;
     let version = policy.lines().find_map(|line| line.trim().strip_prefix("Candidate: "));
     Ok(version.filter(|version| *version != "(none)").map(str::to_owned))
+}
+
+/// Downloads packages (`name` or `name=version`) into `folder`, which is made anew.
+pub(crate) fn download(names: &[impl AsRef<OsStr>], folder: &Path) -> Result<()> {
+    make_anew(folder)?;
+    let get = || capture(Command::new("apt-get").args(["download", "-qq"]).args(names).current_dir(folder));
+    if get().is_err() {
+        // The lists are older than the mirror.
+        apt(&["update", "-qq"])?;
+        get()?;
+    }
+    Ok(())
+}
+
+/// Unpacks the packages in `downloads`, which goes, into `folder`: they are not
+/// installed. `folder` is there only if that went to its end.
+pub(crate) fn unpack(downloads: &Path, folder: &Path) -> Result<()> {
+    let part = folder.with_extension("part");
+    make_anew(&part)?;
+    for package in fs::read_dir(downloads)? {
+        run(Command::new("dpkg").arg("-x").arg(package?.path()).arg(&part))?;
+    }
+    fs::rename(&part, folder).with_context(|| folder.display().to_string())?;
+    Ok(fs::remove_dir_all(downloads)?)
+}
+
+/// Makes an empty folder: what an interrupted run left in it is of no use.
+fn make_anew(folder: &Path) -> Result<()> {
+    if folder.exists() {
+        fs::remove_dir_all(folder)?;
+    }
+    fs::create_dir_all(folder).with_context(|| folder.display().to_string())
 }
 
 /// Keeps freshly installed DNS servers from being started as services while it lives.

@@ -18,7 +18,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{
     packages,
-    process::{capture, on_path, root, run},
+    process::{on_path, root, run},
 };
 
 /// Debian packages of rustc and of `core` for the host (proc macros) and for BPF.
@@ -103,47 +103,21 @@ fn install_debian(folder: &Path) -> Result<String> {
     ))
 }
 
-/// Downloads and unpacks [`RUSTC_PACKAGES`] into `folder/sysroot`.
+/// Downloads and unpacks [`RUSTC_PACKAGES`] at the pinned version into
+/// `folder/sysroot`; if Debian no longer has that one, says so and takes what it has.
 fn unpack_rustc(folder: &Path) -> Result<()> {
-    let downloads = folder.join("debs");
-    // Half a download or half an unpacked tree of an interrupted run is of no use.
-    let unpacked = folder.join("sysroot.part");
-    for leftover in [&downloads, &unpacked] {
-        if leftover.exists() {
-            fs::remove_dir_all(leftover)?;
-        }
-        fs::create_dir_all(leftover)?;
-    }
     if packages::candidate(RUSTC_PACKAGES[0])?.is_none() {
         packages::apt(&["update", "-qq"])?;
     }
     println!("  downloading {} {RUSTC_VERSION}", RUSTC_PACKAGES.join(", "));
-    download(&downloads)?;
-    for package in fs::read_dir(&downloads)? {
-        run(Command::new("dpkg").arg("-x").arg(package?.path()).arg(&unpacked))?;
-    }
-    fs::rename(&unpacked, folder.join("sysroot"))?;
-    fs::remove_dir_all(&downloads)?;
-    Ok(())
-}
-
-/// Downloads [`RUSTC_PACKAGES`] at the pinned version into `folder`; if Debian no
-/// longer has that one, says so and takes what it has.
-fn download(folder: &Path) -> Result<()> {
+    let downloads = folder.join("debs");
     let pinned: Vec<String> = RUSTC_PACKAGES.iter().map(|name| format!("{name}={RUSTC_VERSION}")).collect();
-    let get = |names: &[String]| {
-        capture(Command::new("apt-get").args(["download", "-qq"]).args(names).current_dir(folder))
-    };
-    if get(&pinned).is_ok() {
-        return Ok(());
+    if packages::download(&pinned, &downloads).is_err() {
+        println!("  version {RUSTC_VERSION} is no longer there; taking the newest");
+        packages::download(RUSTC_PACKAGES, &downloads)
+            .context("cannot download Debian's rustc for the BPF target")?;
     }
-    packages::apt(&["update", "-qq"])?;
-    if get(&pinned).is_ok() {
-        return Ok(());
-    }
-    println!("  version {RUSTC_VERSION} is no longer there; taking the newest");
-    let newest: Vec<String> = RUSTC_PACKAGES.iter().map(|name| (*name).to_owned()).collect();
-    get(&newest).map(drop).context("cannot download Debian's rustc for the BPF target")
+    packages::unpack(&downloads, &folder.join("sysroot"))
 }
 
 /// Builds bpf-linker into `folder/linker`.
