@@ -1,6 +1,7 @@
 //! Columns of the fleet: texts kept once each, rows as small numbers, and for
 //! every value the rows that hold it.
 
+use std::cmp::Ordering;
 use std::hash::BuildHasher;
 use std::sync::OnceLock;
 
@@ -66,28 +67,36 @@ impl Dictionary {
 
     /// Numbers of the texts that begin with these bytes.
     pub(crate) fn starting_with(&self, prefix: &[u8]) -> &[Symbol] {
-        let text = |symbol: &Symbol| self.text(*symbol).as_bytes();
-        let sorted = self.forwards.get_or_init(|| {
-            let mut symbols: Box<[Symbol]> = (0..self.ends.len() as Symbol).collect();
-            symbols.sort_unstable_by(|one, other| text(one).cmp(text(other)));
-            symbols
-        });
-        let first = sorted.partition_point(|symbol| text(symbol) < prefix);
-        let rest = &sorted[first..];
-        &rest[..rest.partition_point(|symbol| text(symbol).starts_with(prefix))]
+        let sorted = self.forwards.get_or_init(|| self.sorted(|one, other| one.cmp(other)));
+        self.run(sorted, |text| text < prefix, |text| text.starts_with(prefix))
     }
 
     /// Numbers of the texts that end in these bytes.
     pub(crate) fn ending_with(&self, suffix: &[u8]) -> &[Symbol] {
-        let text = |symbol: &Symbol| self.text(*symbol).as_bytes();
-        let sorted = self.backwards.get_or_init(|| {
-            let mut symbols: Box<[Symbol]> = (0..self.ends.len() as Symbol).collect();
-            symbols.sort_unstable_by(|one, other| text(one).iter().rev().cmp(text(other).iter().rev()));
-            symbols
-        });
-        let first = sorted.partition_point(|symbol| text(symbol).iter().rev().lt(suffix.iter().rev()));
-        let rest = &sorted[first..];
-        &rest[..rest.partition_point(|symbol| text(symbol).ends_with(suffix))]
+        let sorted =
+            self.backwards.get_or_init(|| self.sorted(|one, other| one.iter().rev().cmp(other.iter().rev())));
+        let is_before = |text: &[u8]| text.iter().rev().lt(suffix.iter().rev());
+        self.run(sorted, is_before, |text| text.ends_with(suffix))
+    }
+
+    /// All numbers, in this order of their texts.
+    fn sorted(&self, order: impl Fn(&[u8], &[u8]) -> Ordering) -> Box<[Symbol]> {
+        let text = |symbol: Symbol| self.text(symbol).as_bytes();
+        let mut symbols: Box<[Symbol]> = (0..self.ends.len() as Symbol).collect();
+        symbols.sort_unstable_by(|&one, &other| order(text(one), text(other)));
+        symbols
+    }
+
+    /// Of sorted numbers those whose texts fit: they follow all that are before them.
+    fn run<'s>(
+        &self,
+        sorted: &'s [Symbol],
+        is_before: impl Fn(&[u8]) -> bool,
+        fits: impl Fn(&[u8]) -> bool,
+    ) -> &'s [Symbol] {
+        let text = |symbol: Symbol| self.text(symbol).as_bytes();
+        let rest = &sorted[sorted.partition_point(|&symbol| is_before(text(symbol)))..];
+        &rest[..rest.partition_point(|&symbol| fits(text(symbol)))]
     }
 
     /// How many texts there are.

@@ -99,10 +99,10 @@ impl Pins {
 
     /// Pins a link; returns where.
     pub(super) fn pin_link(&self, link: BorrowedFd<'_>, ifindex: u32, kind: LinkKind) -> io::Result<PathBuf> {
-        let path = self.links().join(format!("{ifindex}-{}", kind_name(kind)));
-        // `detach` takes the folder away, under a living server, too.
         let links = self.links();
+        // `detach` takes the folder away, under a living server, too.
         fs::create_dir_all(&links).map_err(|error| in_file(&links, error))?;
+        let path = links.join(format!("{ifindex}-{}", kind_name(kind)));
         // A leftover of an interface that is gone and had this number.
         remove_if_there(&path)?;
         sys::pin(link, &path).map_err(|error| in_file(&path, error))?;

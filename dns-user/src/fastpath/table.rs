@@ -287,11 +287,10 @@ impl<M: NameMap> Table<M> {
 
     /// Makes the map say what `answers` says. Calls `progress` every few names.
     pub(super) fn install(&mut self, answers: Arc<dyn Answers>, progress: &mut dyn FnMut()) {
-        self.answers = answers;
+        self.answers = answers.clone();
         // Most queries are for a few names: those do not wait for all the others.
-        self.refresh_all(&self.hottest(), progress);
+        self.refresh_all(self.hottest(), progress);
 
-        let answers = self.answers.clone();
         let mut names = answers.published_names();
         let listed: Vec<(u64, Name)> =
             names.by_ref().take(self.limits.listed).map(|name| (self.key(&name), name)).collect();
@@ -335,7 +334,7 @@ impl<M: NameMap> Table<M> {
             .iter()
             .flat_map(|&ip| self.by_instance.range(lowest(ip)..=(ip, u64::MAX)).map(|&(_, key)| key))
             .collect();
-        self.refresh_all(&keys.into_iter().collect::<Vec<_>>(), progress);
+        self.refresh_all(keys, progress);
     }
 
     /// Keys of the names that were used last, the last one first.
@@ -352,8 +351,8 @@ impl<M: NameMap> Table<M> {
     }
 
     /// Resolves these names again, as far as they are still there, and brings them into the map.
-    fn refresh_all(&mut self, keys: &[u64], progress: &mut dyn FnMut()) {
-        for (index, &key) in keys.iter().enumerate() {
+    fn refresh_all(&mut self, keys: impl IntoIterator<Item = u64>, progress: &mut dyn FnMut()) {
+        for (index, key) in keys.into_iter().enumerate() {
             if index % 64 == 0 {
                 progress();
             }
