@@ -13,6 +13,7 @@ use aya::{
     maps::{Array, MapData, ProgramArray},
     programs::{ProgramFd, SchedClassifier, Xdp},
 };
+use bosh_dns_xdp_benches::{is_wanted, lab};
 use dns_common::{
     counters::Outcome,
     reset::{HEAD_LEN, Original},
@@ -69,18 +70,11 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Whether one of the texts is in the label, or there are none.
-fn is_wanted(wanted: &[String], label: &str) -> bool {
-    wanted.is_empty() || wanted.iter().any(|text| label.contains(text))
-}
-
 /// Keeps this thread, and with it the runs, where it is now.
 fn stay_on_one_cpu() -> Result<()> {
     // SAFETY: no precondition.
     let cpu = usize::try_from(unsafe { libc::sched_getcpu() }).context("no number of this CPU")?;
-    let mut set = nix::sched::CpuSet::new();
-    set.set(cpu)?;
-    nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set).context("cannot stay on one CPU")
+    lab::stay_on(cpu).context("cannot stay on one CPU")
 }
 
 /// One program with one packet.

@@ -16,12 +16,16 @@ use bosh_dns_xdp_benches::foundation::Foundation;
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
 use dns_user::{
     catalog::Snapshot,
-    config::{HookMode, OnStop, XdpConfig},
+    config::{HookMode, XdpConfig},
     fastpath::{Everything, FastPath, Publisher},
     resolve::AllRunning,
 };
 use tokio::runtime::{Builder, Runtime};
-use whole_system_tests::{bpffs::Bpffs, namespace::Namespace, requirements};
+use whole_system_tests::{
+    bpffs::{Bpffs, config},
+    namespace::Namespace,
+    requirements,
+};
 
 /// Sizes of foundation: one whose names fit into the default map with ease, and one that fills it.
 const SIZES: [usize; 2] = [1_000, 10_000];
@@ -100,16 +104,7 @@ impl Running {
     /// Loads the programs; nothing is published yet.
     fn start(namespace: &Namespace) -> Result<Self> {
         let bpffs = Bpffs::new()?;
-        let config = XdpConfig {
-            enabled: true,
-            interfaces: None,
-            mode: HookMode::Tc,
-            max_names: 65_536,
-            lease: Duration::from_secs(10),
-            bpffs: bpffs.path(),
-            on_stop: OnStop::Detach,
-            user: None,
-        };
+        let config = XdpConfig { max_names: 65_536, ..config(HookMode::Tc, &bpffs) };
         let endpoints = [SocketAddr::from((Ipv4Addr::LOCALHOST, 53))];
         let start = || FastPath::start(&config, &endpoints, Arc::new(AllRunning), Arc::new(Everything));
         let fast_path = namespace.run(start)?.context("starting the fast path")?;

@@ -11,10 +11,6 @@ use std::{
 
 use anyhow::{Context, Result};
 use hickory_proto::rr::RecordType;
-use nix::{
-    sched::{CpuSet, sched_setaffinity},
-    unistd::Pid,
-};
 use serde_json::json;
 use tempfile::TempDir;
 use whole_system_tests::{
@@ -142,20 +138,13 @@ fn start_ours(lab: &Lab, cache: bool) -> Result<Server> {
         // As large as unbound's two caches together.
         "cache": {"enabled": cache, "max_entries": 1_000_000, "max_bytes": 192 << 20},
     });
+    // The others are told in their configurations to use one thread.
     let on_one_cpu = |command: &mut Command| {
         // SAFETY: one system call, allowed between fork and exec.
-        unsafe { command.pre_exec(|| Ok(stay_on(SERVER_CPU)?)) };
+        unsafe { command.pre_exec(|| Ok(lab::stay_on(SERVER_CPU)?)) };
     };
     let folder = server::folder(b"{}", None)?;
     Server::start_prepared(Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &extra, on_one_cpu)
-}
-
-/// Keeps this process on a CPU, so that it starts as many threads as it would on a
-/// machine with one: the others are told so in their configurations.
-fn stay_on(cpu: usize) -> nix::Result<()> {
-    let mut cpus = CpuSet::new();
-    cpus.set(cpu)?;
-    sched_setaffinity(Pid::this(), &cpus)
 }
 
 /// NSD with a zone in which every name exists, on the client's CPU.

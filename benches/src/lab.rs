@@ -127,13 +127,25 @@ impl Lab {
 
 /// Puts all threads of a process on one CPU, and so those that they will make.
 pub fn pin(process: u32, cpu: usize) -> Result<()> {
-    let mut set = CpuSet::new();
-    set.set(cpu.min(last_cpu()))?;
+    let cpu = cpu.min(last_cpu());
     for task in fs::read_dir(format!("/proc/{process}/task"))? {
         let id = task?.file_name().to_string_lossy().parse()?;
-        sched_setaffinity(Pid::from_raw(id), &set).context("cannot pin a thread")?;
+        pin_thread(Pid::from_raw(id), cpu).context("cannot pin a thread")?;
     }
     Ok(())
+}
+
+/// Puts the calling thread, and those that it will start, on a CPU. One that counts
+/// CPUs before it starts threads starts as many as on a machine with one.
+pub fn stay_on(cpu: usize) -> nix::Result<()> {
+    pin_thread(Pid::from_raw(0), cpu)
+}
+
+/// Puts a thread (0: the calling one) on a CPU.
+fn pin_thread(id: Pid, cpu: usize) -> nix::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu)?;
+    sched_setaffinity(id, &set)
 }
 
 /// The highest CPU number.

@@ -9,3 +9,8 @@ pub mod kxdpgun;
 pub mod lab;
 pub mod peers;
 pub mod report;
+
+/// Whether one of the texts is in the label, or there are none.
+pub fn is_wanted(texts: &[String], label: &str) -> bool {
+    texts.is_empty() || texts.iter().any(|text| label.contains(text))
+}

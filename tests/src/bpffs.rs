@@ -1,10 +1,13 @@
-//! A bpffs of a test's own, so that its pins meet nobody else's.
+//! A bpffs of a test's own, so that its pins meet nobody else's, and a fast path's
+//! configuration that names it.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
+use dns_user::config::{HookMode, OnStop, XdpConfig};
 use nix::mount::{MntFlags, umount2};
 
 /// A folder that gets a bpffs, unmounted at the end.
@@ -35,6 +38,21 @@ impl Drop for Bpffs {
     fn drop(&mut self) {
         // Nothing is mounted where no fast path got that far.
         let _ = umount2(&self.path(), MntFlags::MNT_DETACH);
+    }
+}
+
+/// A configuration of the fast path: everything default but `mode`, the pins, and a
+/// small map.
+pub fn config(mode: HookMode, bpffs: &Bpffs) -> XdpConfig {
+    XdpConfig {
+        enabled: true,
+        interfaces: None,
+        mode,
+        max_names: 1000,
+        lease: Duration::from_secs(10),
+        bpffs: bpffs.path(),
+        on_stop: OnStop::Detach,
+        user: None,
     }
 }
 

@@ -42,6 +42,11 @@ impl Metrics {
         self.sum(names::REPLIES_TOTAL, "path=\"fast\"")
     }
 
+    /// Whether the fast path is attached and has entries.
+    pub fn is_fast_path_up(&self) -> bool {
+        self.sum(names::FAST_PATH_UP, "") > 0 && self.sum(names::FAST_PATH_ENTRIES, "") > 0
+    }
+
     /// Replies that userspace gave.
     pub fn userspace_replies(&self) -> u64 {
         self.sum(names::REPLIES_TOTAL, "path=\"userspace\"")
@@ -52,10 +57,7 @@ impl Metrics {
 /// loaded in the background, so that DNS does not wait for the verifier.
 pub fn wait_for_fast_path(namespace: &Namespace) -> Result<()> {
     wait_until("the fast path", Duration::from_secs(20), || {
-        let up = |metrics: &Metrics| {
-            metrics.sum(names::FAST_PATH_UP, "") > 0 && metrics.sum(names::FAST_PATH_ENTRIES, "") > 0
-        };
-        Metrics::read(namespace).is_ok_and(|metrics| up(&metrics))
+        Metrics::read(namespace).is_ok_and(|metrics| metrics.is_fast_path_up())
     })
 }
 

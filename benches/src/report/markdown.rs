@@ -19,7 +19,7 @@ pub(super) fn tables(report: &Report) -> String {
 }
 
 /// The claims and what came of them.
-pub(super) fn claims(claims: &[Claim]) -> String {
+fn claims(claims: &[Claim]) -> String {
     let mut text = String::from(
         "| what is claimed, a ratio within this run | median | lowest–highest | at most | holds |\n\
          |---|---:|---:|---:|---|\n",

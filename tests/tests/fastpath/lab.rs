@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use dns_user::{
-    config::{HookMode, OnStop, XdpConfig},
+    config::XdpConfig,
     fastpath::{Answers, Everything, FastPath},
     name::Name,
     resolve::{AllRunning, Checks, Health, Outcome, Resolution},
@@ -20,7 +20,7 @@ use hickory_proto::{
     op::{Message, ResponseCode},
     rr::RecordType,
 };
-pub(crate) use whole_system_tests::bpffs::Bpffs;
+pub(crate) use whole_system_tests::bpffs::{Bpffs, config};
 use whole_system_tests::{
     client,
     namespace::{End, Namespace, join},
@@ -91,20 +91,6 @@ impl Answers for List {
 /// A name.
 pub(crate) fn name_of(text: &str) -> Name {
     text.parse().expect("tests write well-formed names")
-}
-
-/// A configuration for tests: everything default but `mode` and the pins.
-pub(crate) fn config(mode: HookMode, bpffs: &Bpffs) -> XdpConfig {
-    XdpConfig {
-        enabled: true,
-        interfaces: None,
-        mode,
-        max_names: 1000,
-        lease: Duration::from_secs(10),
-        bpffs: bpffs.path(),
-        on_stop: OnStop::Detach,
-        user: None,
-    }
 }
 
 /// Starts a fast path in a namespace and waits until it answers.

@@ -1,13 +1,13 @@
 //! What a query costs in CPU, and how many go.
 
-use std::{collections::HashMap, fmt, fs, ops::Sub};
+use std::{collections::HashMap, fmt, fs, ops::Sub, path::Path, time::Duration};
 
 use anyhow::Result;
 use bosh_dns_xdp_benches::{
     cpu::CpuTime,
     dnsperf::Load,
     foundation::Foundation,
-    kxdpgun,
+    is_wanted, kxdpgun,
     lab::{Lab, SERVER_ADDRESS},
     peers::Peer,
     report::{Bar, Data, Figure, Rounds},
@@ -47,7 +47,7 @@ fn subjects(plan: &Plan) -> Vec<Subject> {
         Subject::Peer(Peer::Dnsmasq),
     ];
     subjects.extend(plan.reference.clone().map(Subject::Reference));
-    subjects.retain(|subject| plan.wants(&subject.label()));
+    subjects.retain(|subject| is_wanted(&plan.wanted, &subject.label()));
     subjects
 }
 
@@ -67,18 +67,12 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             let lab = Lab::split()?;
             let running = subject.start(&lab, &foundation)?;
             let label = subject.label();
-            // The first second fills caches and tables.
-            kxdpgun::send(&lab, &queries, RATE / 10, std::time::Duration::from_secs(1))?;
-            lab.pin_napi()?;
+            warm_up(&lab, &queries, RATE)?;
             let before = Counted::read(&lab, subject)?;
-            let cost = cost(&lab, &running, || {
-                kxdpgun::send(&lab, &queries, RATE, plan.duration).map(|sent| sent.replies)
-            })?;
+            let cost = cost(&lab, &running, &queries, RATE, plan.duration)?;
             let counted = Counted::read(&lab, subject)? - before;
             if *subject == WITH_MISSES.0 {
-                let cost = self::cost(&lab, &running, || {
-                    kxdpgun::send(&lab, &mixed, RATE, plan.duration).map(|sent| sent.replies)
-                })?;
+                let cost = self::cost(&lab, &running, &mixed, RATE, plan.duration)?;
                 println!("{:<28} {cost:>8.2} µs/query at {RATE}/s", WITH_MISSES.1);
                 costs.entry(WITH_MISSES.1.to_owned()).or_default().0.push(cost);
             }
@@ -191,14 +185,27 @@ impl fmt::Display for Counted {
     }
 }
 
-/// CPU time in microseconds that the server's side uses for one reply while `load` runs.
-pub(super) fn cost(lab: &Lab, running: &Running, load: impl FnOnce() -> Result<u64>) -> Result<f64> {
+/// Asks at a tenth of a rate for a second: fills caches and tables, and what has no
+/// room in the list of a huge foundation is learned.
+pub(super) fn warm_up(lab: &Lab, queries: &Path, rate: u32) -> Result<()> {
+    kxdpgun::send(lab, queries, rate / 10, Duration::from_secs(1))?;
+    lab.pin_napi()
+}
+
+/// CPU time in microseconds that the server's side uses for one reply at this rate.
+pub(super) fn cost(
+    lab: &Lab,
+    running: &Running,
+    queries: &Path,
+    rate: u32,
+    duration: Duration,
+) -> Result<f64> {
     let used = || -> Result<CpuTime> {
         let processes = CpuTime::of_processes(&running.processes)?;
         Ok(CpuTime(lab.server_cpu(None)?.0 + processes.0))
     };
     let before = used()?;
-    let replies = load()?;
+    let replies = kxdpgun::send(lab, queries, rate, duration)?.replies;
     let spent = used()? - before;
     Ok(spent.as_secs_f64() * 1e6 / replies.max(1) as f64)
 }

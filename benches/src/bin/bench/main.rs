@@ -60,13 +60,6 @@ struct Plan {
     wanted: Vec<String>,
 }
 
-impl Plan {
-    /// Whether the subject of this label is measured.
-    fn wants(&self, label: &str) -> bool {
-        self.wanted.is_empty() || self.wanted.iter().any(|text| label.contains(text))
-    }
-}
-
 /// A part of the bench: its name, and what it draws.
 type Part = (&'static str, fn(&Plan) -> Result<Vec<Figure>>);
 

@@ -1,16 +1,12 @@
 //! What changes with the size of the foundation, the form of the names and the
 //! share of hits.
 
-use std::{
-    fs,
-    time::{Duration, Instant},
-};
+use std::{fs, time::Instant};
 
 use anyhow::Result;
 use bosh_dns_xdp_benches::{
     cpu::{map_memory, resident_memory},
     foundation::Foundation,
-    kxdpgun,
     lab::Lab,
     report::{Bar, Data, Figure, Rounds, Series},
 };
@@ -18,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::{
     Plan,
-    cost::{cost, shared_names},
+    cost::{cost, shared_names, warm_up},
     subject::Subject,
 };
 
@@ -57,11 +53,8 @@ fn by_size(plan: &Plan) -> Result<Vec<Figure>> {
                 let started = Instant::now();
                 let running = subject.start(&lab, &foundation)?;
                 rounds[2].0.push(started.elapsed().as_secs_f64() * 1e3);
-                // What a huge foundation's list has no room for is learned first.
-                kxdpgun::send(&lab, &queries, RATE / 10, Duration::from_secs(1))?;
-                lab.pin_napi()?;
-                let load = || kxdpgun::send(&lab, &queries, RATE, plan.duration).map(|sent| sent.replies);
-                rounds[0].0.push(cost(&lab, &running, load)?);
+                warm_up(&lab, &queries, RATE)?;
+                rounds[0].0.push(cost(&lab, &running, &queries, RATE, plan.duration)?);
                 let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
                 rounds[1].0.push(mebibytes(resident_memory(running.processes[0])?));
                 rounds[3].0.push(mebibytes(map_memory(running.processes[0])?));
@@ -115,15 +108,15 @@ fn by_size(plan: &Plan) -> Result<Vec<Figure>> {
     ])
 }
 
-/// A form of name: how it is written, and which names are of it.
-type Form = (&'static str, fn(&str) -> bool);
-
 /// At most `count` of these lines, evenly spread.
 fn evenly(lines: &str, count: usize) -> String {
     let lines: Vec<&str> = lines.lines().collect();
     let step = lines.len().div_ceil(count).max(1);
     lines.iter().step_by(step).map(|line| format!("{line}\n")).collect()
 }
+
+/// A form of name: how it is written, and which names are of it.
+type Form = (&'static str, fn(&str) -> bool);
 
 /// CPU per query by form of the name.
 fn by_form(plan: &Plan) -> Result<Figure> {
@@ -192,5 +185,5 @@ fn cost_of(plan: &Plan, foundation: &Foundation, lines: &str) -> Result<f64> {
     fs::write(&queries, lines)?;
     let lab = Lab::split()?;
     let running = Subject::Ours("tc").start(&lab, foundation)?;
-    cost(&lab, &running, || kxdpgun::send(&lab, &queries, RATE, plan.duration).map(|sent| sent.replies))
+    cost(&lab, &running, &queries, RATE, plan.duration)
 }
