@@ -1,6 +1,7 @@
 //! What userspace tells the program, in one mmap-able element: written with
 //! plain stores, no system call.
 
+use crate::counters::INTERFACE_SLOTS;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Most addresses and ports that the server listens on with the fast path.
@@ -30,7 +31,24 @@ pub struct Control {
     pub exact_marks: u32,
     /// Where the server listens.
     pub endpoints: [Endpoint; MAX_ENDPOINTS],
+    /// Where XDP may hand packets on to the tc program behind it: bit `ifindex %
+    /// INTERFACE_SLOTS` is set while that program is attached to every interface
+    /// of that slot that XDP serves.
+    pub second_stages: [u64; INTERFACE_SLOTS / 64],
 }
+
+impl Control {
+    /// Word and bit of an interface in [`Self::second_stages`].
+    #[inline(always)]
+    pub const fn second_stage(ifindex: u32) -> (usize, u64) {
+        (ifindex as usize / 64 % (INTERFACE_SLOTS / 64), 1 << (ifindex % 64))
+    }
+}
+
+/// First word of the metadata that XDP puts before a packet which it hands on to
+/// the tc program behind it. Only a hint: that program looks at the packet itself
+/// as if nobody had before, so nothing is gained by a mark of somebody else's.
+pub const HANDED_ON_MARK: u64 = u64::from_ne_bytes(*b"bosh-dns");
 
 /// An address and port that the server listens on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -55,6 +55,9 @@ outcomes! {
     LeaseExpired = 12, "lease_expired";
     /// The packet could not be grown to hold the reply.
     NoRoom = 13, "no_room";
+    /// The same at XDP, and left to the tc program behind it, which can always
+    /// grow a packet: what becomes of the query is counted there, once more.
+    HandedOn = 14, "handed_on";
 }
 
 /// Slots for [`Outcome`], a power of two with room to grow.

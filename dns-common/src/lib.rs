@@ -42,6 +42,8 @@ pub mod object {
     pub const XDP_PROGRAM: &str = "dns_xdp";
     /// The tc program (tcx and clsact), at ingress.
     pub const TC_PROGRAM: &str = "dns_tc";
+    /// The tc program behind XDP: answers what found no room there.
+    pub const TC_SECOND_PROGRAM: &str = "dns_tc_second";
     /// An XDP program that only passes: for the client's end of a veth pair,
     /// where native `XDP_TX` needs NAPI on the peer.
     pub const PASS_PROGRAM: &str = "dns_pass";

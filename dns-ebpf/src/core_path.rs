@@ -38,6 +38,10 @@ pub fn answer<H: Hook>(hook: &H) -> bool {
         }
         Err(outcome) => {
             maps::count(*outcome);
+            if let Outcome::HandedOn = outcome {
+                // The tap sees what the second stage makes of it.
+                return false;
+            }
             if let Outcome::Collision = outcome {
                 messages::note_collision(scratch);
             }
@@ -101,7 +105,9 @@ fn try_answer<H: Hook>(
     } else {
         plan
     };
-    hook.grow(&plan)?;
+    if !hook.grow(&plan) {
+        return Err(hook.without_room(control));
+    }
     let plan = plan.forget(scratch);
     reply::write(hook, scratch, &plan)?;
     // SAFETY: the helper has no precondition.

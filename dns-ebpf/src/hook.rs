@@ -1,6 +1,6 @@
 //! What the packet core needs of the hook that it runs at.
 
-use dns_common::counters::Outcome;
+use dns_common::{control::Control, counters::Outcome};
 
 use crate::reply::Plan;
 
@@ -52,7 +52,13 @@ pub trait Hook {
     fn mtu_below(&self, packet_len: usize) -> Option<usize>;
 
     /// Gives the frame the reply's length. The packet is untouched if that fails.
-    fn grow(&self, plan: &Plan) -> Result<(), Outcome>;
+    fn grow(&self, plan: &Plan) -> bool;
+
+    /// What becomes of a packet that could not be grown.
+    #[inline(always)]
+    fn without_room(&self, _control: &Control) -> Outcome {
+        Outcome::NoRoom
+    }
 
     /// Makes the first `len` bytes, the headers of the query, ready to be turned
     /// into the reply's. `len` is a constant and not beyond the question.

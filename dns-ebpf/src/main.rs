@@ -48,6 +48,14 @@ pub fn dns_tc(context: TcContext) -> i32 {
     if core_path::answer(&hook) { hook.redirect() } else { tc::TC_ACT_UNSPEC }
 }
 
+/// Answers what XDP found no room for, at the ingress of tc behind it; all other
+/// packets go by.
+#[classifier]
+pub fn dns_tc_second(context: TcContext) -> i32 {
+    let hook = tc::Tc::new(context);
+    if hook.is_handed_on() && core_path::answer(&hook) { hook.redirect() } else { tc::TC_ACT_UNSPEC }
+}
+
 /// Lets every packet go up the stack: for the client's end of a veth pair,
 /// where native `XDP_TX` needs NAPI on the peer.
 #[xdp]

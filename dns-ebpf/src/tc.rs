@@ -10,7 +10,7 @@ use aya_ebpf::{
     helpers::{bpf_redirect, bpf_skb_change_tail, bpf_skb_pull_data, bpf_skb_store_bytes},
     programs::TcContext,
 };
-use dns_common::counters::Outcome;
+use dns_common::control::HANDED_ON_MARK;
 
 use crate::{
     bytes::{load, masked, opaque, store},
@@ -41,6 +41,19 @@ impl Tc {
     pub fn redirect(&self) -> i32 {
         // SAFETY: the helper has no precondition.
         unsafe { bpf_redirect(self.ifindex(), 0) as i32 }
+    }
+
+    /// Whether XDP handed the packet on, see [`crate::xdp::Xdp`].
+    ///
+    /// Where the kernel does not drop the mark with the buffer that was too short
+    /// (6.18 does, observed), it leaves with the reply. Only another second stage
+    /// looks for it, and to that a reply is no query.
+    #[inline(always)]
+    pub fn is_handed_on(&self) -> bool {
+        // SAFETY: the context is the kernel's own.
+        let mark = unsafe { (&raw const (*self.context.skb.skb).data_meta).read_volatile() as usize };
+        // SAFETY: just compared with the metadata's end.
+        mark + size_of::<u64>() <= self.data() && unsafe { load::<u64>(mark) } == HANDED_ON_MARK
     }
 }
 
@@ -83,12 +96,9 @@ impl Hook for Tc {
     }
 
     #[inline(always)]
-    fn grow(&self, plan: &Plan) -> Result<(), Outcome> {
+    fn grow(&self, plan: &Plan) -> bool {
         // SAFETY: the context is the kernel's own.
-        match unsafe { bpf_skb_change_tail(self.context.skb.skb, plan.frame_len as u32, 0) } {
-            0 => Ok(()),
-            _ => Err(Outcome::NoRoom),
-        }
+        unsafe { bpf_skb_change_tail(self.context.skb.skb, plan.frame_len as u32, 0) == 0 }
     }
 
     #[inline(always)]

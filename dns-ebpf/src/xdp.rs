@@ -1,11 +1,18 @@
 //! The XDP hook: replies are written straight into the packet.
+//!
+//! A packet that cannot be made long enough is handed on to the tc program behind
+//! this one, where there is one: the metadata before the packet (kernel 4.15) tells
+//! that program which ones are its.
 
 use aya_ebpf::{
     EbpfContext as _,
-    helpers::{bpf_xdp_adjust_head, bpf_xdp_adjust_tail},
+    helpers::{bpf_xdp_adjust_head, bpf_xdp_adjust_meta, bpf_xdp_adjust_tail},
     programs::XdpContext,
 };
-use dns_common::counters::Outcome;
+use dns_common::{
+    control::{Control, HANDED_ON_MARK},
+    counters::Outcome,
+};
 
 use crate::{
     bytes::{load, masked, opaque, store},
@@ -68,26 +75,36 @@ impl Hook for Xdp {
     /// Behind the packet if there is room for all, before it if that is enough,
     /// otherwise at both ends.
     #[inline(always)]
-    fn grow(&self, plan: &Plan) -> Result<(), Outcome> {
+    fn grow(&self, plan: &Plan) -> bool {
         let more = plan.frame_len as i32 - self.length() as i32;
         if more == 0 || self.adjust_tail(more) {
-            return Ok(());
+            return true;
         }
         if more < 0 {
-            return Err(Outcome::NoRoom);
+            return false;
         }
         let before = if more < HEAD_ROOM { more } else { HEAD_ROOM };
         let behind = more - before;
         if behind != 0 && !self.adjust_tail(behind) {
-            return Err(Outcome::NoRoom);
+            return false;
         }
         if !self.adjust_head(before) {
             // Taking back what was just given does not fail.
             self.adjust_tail(-behind);
-            return Err(Outcome::NoRoom);
+            return false;
         }
         self.move_forward(plan, before as usize);
-        Ok(())
+        true
+    }
+
+    #[inline(always)]
+    fn without_room(&self, control: &Control) -> Outcome {
+        let (word, bit) = Control::second_stage(self.ifindex());
+        if control.second_stages[word] & bit != 0 && self.mark() {
+            Outcome::HandedOn
+        } else {
+            Outcome::NoRoom
+        }
     }
 
     #[inline(always)]
@@ -130,6 +147,25 @@ impl Xdp {
     fn adjust_head(&self, more: i32) -> bool {
         // SAFETY: as above.
         unsafe { bpf_xdp_adjust_head(self.context.ctx, -more) == 0 }
+    }
+
+    /// Puts the mark of packets that are handed on before the packet; false: the
+    /// driver keeps no metadata, or there is no room for more of it.
+    #[inline(always)]
+    fn mark(&self) -> bool {
+        const LEN: usize = size_of::<u64>();
+        // SAFETY: the context is the kernel's own.
+        if unsafe { bpf_xdp_adjust_meta(self.context.ctx, -(LEN as i32)) } != 0 {
+            return false;
+        }
+        // SAFETY: as above.
+        let mark = unsafe { (&raw const (*self.context.ctx).data_meta).read_volatile() as usize };
+        if mark + LEN > self.data() {
+            return false;
+        }
+        // SAFETY: just compared with the metadata's end.
+        unsafe { store(mark, HANDED_ON_MARK) };
+        true
     }
 
     /// Moves headers and question `by` bytes towards the new start of the frame.

@@ -44,6 +44,8 @@ pub enum Hook {
     Xdp,
     /// The program for tc.
     Tc,
+    /// The program for tc behind XDP.
+    TcSecond,
     /// The program that only passes.
     Pass,
     /// The bare reflector at XDP.
@@ -58,6 +60,7 @@ impl Hook {
         match self {
             Self::Xdp => object::XDP_PROGRAM,
             Self::Tc => object::TC_PROGRAM,
+            Self::TcSecond => object::TC_SECOND_PROGRAM,
             Self::Pass => object::PASS_PROGRAM,
             Self::Reflector => object::REFLECTOR_PROGRAM,
             Self::TcReflector => object::TC_REFLECTOR_PROGRAM,
@@ -129,7 +132,7 @@ impl Program {
                 ebpf.program_mut(hook.program()).context("a program is missing in the object")?.try_into()?;
             program.load().with_context(|| format!("cannot load {}", hook.program()))?;
         }
-        for hook in [Hook::Tc, Hook::TcReflector] {
+        for hook in [Hook::Tc, Hook::TcSecond, Hook::TcReflector] {
             let program: &mut SchedClassifier =
                 ebpf.program_mut(hook.program()).context("a program is missing in the object")?.try_into()?;
             program.load().with_context(|| format!("cannot load {}", hook.program()))?;
@@ -296,7 +299,9 @@ impl Program {
     pub fn test_run(&self, hook: Hook, options: TestRunOptions<'_>) -> Result<aya::TestRunResult> {
         let program = self.ebpf.program(hook.program()).context("no such program in the object")?;
         Ok(match hook {
-            Hook::Tc | Hook::TcReflector => <&SchedClassifier>::try_from(program)?.test_run(options)?,
+            Hook::Tc | Hook::TcSecond | Hook::TcReflector => {
+                <&SchedClassifier>::try_from(program)?.test_run(options)?
+            }
             _ => <&Xdp>::try_from(program)?.test_run(options)?,
         })
     }

@@ -1,18 +1,11 @@
-//! Which hook serves an interface, and how the program gets there.
+//! Which hooks serve an interface.
 
-use std::{
-    fmt, io,
-    os::fd::{AsFd, OwnedFd},
-    path::PathBuf,
-};
-
-use aya::programs::ProgramFd;
-use dns_common::object;
+use std::fmt;
 
 use super::{
     netlink::{Link, Socket},
-    pins::{PinnedLink, Pins, remove_if_there},
-    sys::{self, LinkKind},
+    places::{Means, Place, Programs, Stage, Standing},
+    sys::LinkKind,
 };
 use crate::config::HookMode;
 
@@ -42,12 +35,12 @@ impl Hook {
     }
 
     /// Whether it is one of XDP's.
-    const fn is_xdp(self) -> bool {
+    pub(super) const fn is_xdp(self) -> bool {
         matches!(self, Self::Native | Self::Generic)
     }
 
     /// The link that attaches to it; clsact has none.
-    const fn link_kind(self) -> Option<LinkKind> {
+    pub(super) const fn link_kind(self) -> Option<LinkKind> {
         match self {
             Self::Native => Some(LinkKind::XdpNative),
             Self::Generic => Some(LinkKind::XdpGeneric),
@@ -110,78 +103,35 @@ pub(super) fn plan(mode: HookMode, link: &Link) -> Result<Plan, String> {
     })
 }
 
-/// The programs to attach.
-pub(super) struct Programs {
-    /// For XDP's hooks.
-    pub(super) xdp: ProgramFd,
-    /// For tc's.
-    pub(super) tc: ProgramFd,
-    /// Priority of our filters where clsact is used: two servers have two of them.
-    pub(super) priority: u16,
-}
-
-impl Programs {
-    /// The program for a hook.
-    fn at(&self, hook: Hook) -> &ProgramFd {
-        if hook.is_xdp() { &self.xdp } else { &self.tc }
-    }
-
-    /// Whether the kernel's number is that of one of ours.
-    fn are(&self, id: u32) -> bool {
-        [&self.xdp, &self.tc]
-            .into_iter()
-            .any(|program| sys::program_info(program.as_fd()).is_ok_and(|info| info.id == id))
-    }
-}
-
-/// A program on an interface.
+/// An interface that is served.
 #[derive(Debug)]
 pub(super) struct Attachment {
     /// Interface.
-    pub(super) ifindex: u32,
-    /// Where.
-    pub(super) hook: Hook,
+    ifindex: u32,
+    /// The program that answers.
+    first: Place,
     /// Why there.
-    pub(super) why: String,
-    /// The link; `None` at clsact.
-    link: Option<OwnedFd>,
-    /// Where the link is pinned.
-    pin: Option<PathBuf>,
-}
-
-/// How an attachment fares.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
-    /// Our program is there.
-    Ours,
-    /// A successor has put its program there.
-    TakenOver,
-    /// Somebody detached it, or the interface is gone.
-    Gone,
+    why: String,
+    /// The program behind it at tc; `None`: `first` is at tc itself, or it cannot be had.
+    second: Option<Place>,
+    /// Why `second` could not be had when it was last tried.
+    refusal: Option<String>,
 }
 
 impl Attachment {
     /// Attaches to the best hook of the plan that takes the program, in the
-    /// place of what a predecessor left there.
-    pub(super) fn make(
-        plan: Plan,
-        link: &Link,
-        programs: &Programs,
-        pins: Option<&Pins>,
-        predecessor: &mut Vec<PinnedLink>,
-        netlink: &mut Socket,
-    ) -> Result<Self, String> {
+    /// place of what a predecessor left there. [`Self::complete`] is next.
+    pub(super) fn make(plan: Plan, link: &Link, means: &mut Means<'_>) -> Result<Self, String> {
         let Plan { hooks, why, wanted_first } = plan;
         let mut refusals: Vec<String> = Vec::new();
         for (index, &hook) in hooks.iter().enumerate() {
-            let (link_fd, pin) = match attach(hook, link, programs, predecessor, netlink) {
-                Ok(attached) => attached,
+            let first = match Place::take(hook, Stage::First, link, means) {
+                Ok(place) => place,
                 Err(reason) => {
                     refusals.push(reason);
                     continue;
                 }
             };
-            let pin = pin.or_else(|| pin_new(pins, link_fd.as_ref(), link, hook));
             let why = if refusals.is_empty() { why } else { format!("{why}; but {}", refusals.join("; ")) };
             // Between tcx and clsact the kernel's age decides; nobody need act on it.
             if index > 0 && hooks[0].is_xdp() {
@@ -191,140 +141,97 @@ impl Attachment {
                     tracing::info!(interface = %link.name, %hook, why, "the better hook is not to be had");
                 }
             }
-            return Ok(Self { ifindex: link.ifindex, hook, why, link: link_fd, pin });
+            return Ok(Self { ifindex: link.ifindex, first, why, second: None, refusal: None });
         }
         Err(refusals.join("; "))
     }
 
-    /// Whether our program is still there.
-    pub(super) fn standing(&self, programs: &Programs, netlink: &mut Socket) -> Standing {
-        let program = match &self.link {
-            Some(link) => match sys::link_info(link.as_fd()) {
-                Ok(info) if info.ifindex == self.ifindex => Some(info.program_id),
-                _ => None,
-            },
-            None => netlink.filter(self.ifindex, programs.priority).ok().flatten().map(|(id, _)| id),
-        };
-        match program {
-            Some(id) if programs.are(id) => Standing::Ours,
-            Some(_) => Standing::TakenOver,
-            None => Standing::Gone,
+    /// Attaches the second stage where XDP answers and has none behind it yet.
+    ///
+    /// After the first one: until then what a predecessor left at tc answers.
+    pub(super) fn complete(&mut self, link: &Link, means: &mut Means<'_>) {
+        if !self.is_xdp() || self.second.is_some() {
+            return;
+        }
+        let mut refusals: Vec<String> = Vec::new();
+        for hook in [Hook::Tcx, Hook::Clsact] {
+            match Place::take(hook, Stage::Second, link, means) {
+                Ok(place) => {
+                    tracing::debug!(interface = %link.name, %hook, "answering behind XDP what finds no room there");
+                    (self.second, self.refusal) = (Some(place), None);
+                    return;
+                }
+                Err(reason) => refusals.push(reason),
+            }
+        }
+        let why = refusals.join("; ");
+        // Tried again and again, but said once.
+        if self.refusal.as_ref() != Some(&why) {
+            tracing::warn!(interface = %link.name, why, "no program behind XDP: replies that find no room there are given from userspace");
+        }
+        self.refusal = Some(why);
+    }
+
+    /// The hook that answers.
+    pub(super) fn hook(&self) -> Hook {
+        self.first.hook
+    }
+
+    /// The hook behind it that answers what finds no room.
+    pub(super) fn second_hook(&self) -> Option<Hook> {
+        self.second.as_ref().map(|place| place.hook)
+    }
+
+    /// Whether XDP answers.
+    pub(super) fn is_xdp(&self) -> bool {
+        self.first.hook.is_xdp()
+    }
+
+    /// Why these hooks.
+    pub(super) fn why(&self) -> String {
+        let why = &self.why;
+        match (&self.second, &self.refusal) {
+            (Some(second), _) => format!("{why}; behind it {} for replies without room", second.hook),
+            (None, Some(refusal)) => format!("{why}; nothing behind it for replies without room: {refusal}"),
+            (None, None) => why.clone(),
         }
     }
 
-    /// Takes the program off the interface, unless a successor's is there by now.
+    /// Whether our programs are still there. A second stage that is gone is
+    /// forgotten: [`Self::complete`] brings it back.
+    pub(super) fn look_after(&mut self, programs: &Programs, netlink: &mut Socket) -> Standing {
+        let second = self.second.as_ref().map(|place| place.standing(self.ifindex, programs, netlink));
+        match second {
+            Some(Standing::TakenOver) => return Standing::TakenOver,
+            Some(Standing::Gone) => self.second = None,
+            Some(Standing::Ours) | None => {}
+        }
+        self.first.standing(self.ifindex, programs, netlink)
+    }
+
+    /// Takes off what is behind a first program that is gone, so that both can be
+    /// attached anew. The pin of what is gone stays: another server may have pinned
+    /// its own there, and ours is put in its place otherwise.
+    pub(super) fn give_up(self, programs: &Programs, netlink: &mut Socket) {
+        if let Some(second) = self.second {
+            second.leave(self.ifindex, programs, netlink);
+        }
+    }
+
+    /// Takes the programs off the interface, unless a successor's are there by now.
     pub(super) fn detach(self, programs: &Programs, netlink: &mut Socket) {
-        let standing = self.standing(programs, netlink);
-        let Self { ifindex, hook: _, why: _, link, pin } = self;
-        if standing == Standing::TakenOver {
-            return;
-        }
-        if let Some(pin) = &pin
-            && let Err(error) = remove_if_there(pin)
-        {
-            tracing::warn!(%error, "cannot unpin a link");
-        }
-        let result = match &link {
-            // Whoever else holds the link: it is off the interface now.
-            Some(link) => sys::link_detach(link.as_fd()),
-            None if standing == Standing::Ours => netlink.remove_filter(ifindex, programs.priority),
-            None => Ok(()),
-        };
-        if let Err(error) = result
-            && standing == Standing::Ours
-        {
-            tracing::warn!(%error, ifindex, "cannot detach a program");
+        let Self { ifindex, first, why: _, second, refusal: _ } = self;
+        // XDP first: it leaves to the second what it cannot answer.
+        first.leave(ifindex, programs, netlink);
+        if let Some(second) = second {
+            second.leave(ifindex, programs, netlink);
         }
     }
 
     /// Whether it outlives the process.
     pub(super) fn is_kept(&self) -> bool {
-        self.pin.is_some() || self.link.is_none()
+        self.first.is_kept() && self.second.as_ref().is_none_or(Place::is_kept)
     }
-}
-
-/// Takes down what a predecessor left on an interface that is not served any more.
-pub(super) fn drop_predecessor(link: PinnedLink) {
-    let PinnedLink { fd, path, .. } = link;
-    if let Err(error) = remove_if_there(&path) {
-        tracing::warn!(%error, "cannot unpin a link of the server before");
-    }
-    // An error means that it is detached already.
-    let _ = sys::link_detach(fd.as_fd());
-}
-
-/// Attaches to one hook; an error says why it cannot be had. With a link that
-/// was taken over comes its pin.
-fn attach(
-    hook: Hook,
-    link: &Link,
-    programs: &Programs,
-    predecessor: &mut Vec<PinnedLink>,
-    netlink: &mut Socket,
-) -> Result<(Option<OwnedFd>, Option<PathBuf>), String> {
-    let program = programs.at(hook).as_fd();
-    let Some(kind) = hook.link_kind() else {
-        let set = |netlink: &mut Socket| {
-            netlink.add_clsact(link.ifindex)?;
-            netlink.set_filter(link.ifindex, programs.priority, program, object::TC_PROGRAM)
-        };
-        return set(netlink).map(|()| (None, None)).map_err(|error| format!("clsact: {error}"));
-    };
-    // The predecessor's own link on this hook: one step, no packet meets none or both.
-    if let Some(place) = predecessor.iter().position(|left| left.ifindex == link.ifindex && left.kind == kind)
-    {
-        let left = predecessor.swap_remove(place);
-        let alive = sys::link_info(left.fd.as_fd()).is_ok_and(|info| info.ifindex == link.ifindex);
-        if alive && sys::link_update(left.fd.as_fd(), program).is_ok() {
-            return Ok((Some(left.fd), Some(left.path)));
-        }
-        drop_predecessor(left);
-    }
-    if hook.is_xdp() {
-        // An interface takes one kind of XDP: the predecessor's other one has to go first.
-        while let Some(place) =
-            predecessor.iter().position(|left| left.ifindex == link.ifindex && left.kind != LinkKind::Tcx)
-        {
-            drop_predecessor(predecessor.swap_remove(place));
-        }
-    }
-    match sys::link_create(program, link.ifindex, kind) {
-        Ok(fd) => Ok((Some(fd), None)),
-        Err(error) => Err(explain(hook, link, &error)),
-    }
-}
-
-/// Why a link could not be made, in words.
-fn explain(hook: Hook, link: &Link, error: &io::Error) -> String {
-    match error.raw_os_error() {
-        Some(libc::EBUSY | libc::EEXIST) if hook.is_xdp() => match link.xdp_program {
-            Some(id) => format!("{hook}: {} is there", whose(id)),
-            None => format!("{hook}: another XDP program is there"),
-        },
-        Some(libc::EOPNOTSUPP) if hook == Hook::Native => format!("{hook}: the driver has no XDP"),
-        Some(libc::EINVAL) if hook == Hook::Tcx => format!("{hook}: needs kernel 6.6"),
-        Some(libc::EINVAL | libc::ERANGE | libc::E2BIG) if hook == Hook::Native => {
-            format!("{hook}: the driver refuses (MTU, LRO or queues): {error}")
-        }
-        _ => format!("{hook}: {error}"),
-    }
-}
-
-/// Whose XDP program that is, as far as the kernel tells us.
-fn whose(id: u32) -> String {
-    match sys::program_by_id(id).and_then(|program| sys::program_info(program.as_fd())) {
-        Ok(info) => format!("XDP program \"{}\" (id {id}, loaded by uid {})", info.name, info.uid),
-        // Only CAP_SYS_ADMIN may ask for programs by id.
-        Err(_) => format!("the XDP program with id {id}"),
-    }
-}
-
-/// Pins a new link; without a pin it ends with the process.
-fn pin_new(pins: Option<&Pins>, fd: Option<&OwnedFd>, link: &Link, hook: Hook) -> Option<PathBuf> {
-    let (pins, fd, kind) = (pins?, fd?, hook.link_kind()?);
-    pins.pin_link(fd.as_fd(), link.ifindex, kind)
-        .inspect_err(|error| tracing::warn!(%error, interface = %link.name, "cannot pin a link: it ends with this process"))
-        .ok()
 }
 
 #[cfg(test)]

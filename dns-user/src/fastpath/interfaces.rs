@@ -18,16 +18,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dns_common::control::{Endpoint, MAX_ENDPOINTS};
+use dns_common::{
+    control::{Control, Endpoint, MAX_ENDPOINTS},
+    counters::INTERFACE_SLOTS,
+};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::sync::watch;
 
 use super::{
-    hooks::{self, Attachment, Hook, Programs, Standing},
+    hooks::{self, Attachment, Hook},
     maps::ControlPage,
     messages::Messages,
     netlink::{Link, Socket},
     pins::{PinnedLink, Pins},
+    places::{self, Means, Programs, Standing},
 };
 use crate::config::{HookMode, OnStop};
 
@@ -49,6 +53,9 @@ pub struct InterfaceStatus {
     pub ifindex: u32,
     /// The hook that serves it; null: none does, its queries are answered from userspace.
     pub hook: Option<Hook>,
+    /// The hook behind XDP where replies are given that find no room there; null:
+    /// there is none, or `hook` is no XDP.
+    pub second: Option<Hook>,
     /// Why that one, or why none.
     pub why: String,
 }
@@ -313,7 +320,11 @@ impl Follower {
             if !self.attached.contains_key(&ifindex) {
                 self.attach(link);
             }
+            if let Some(attachment) = self.attached.get_mut(&ifindex) {
+                attachment.complete(link, &mut means(&mut self.setting, &mut self.netlink));
+            }
         }
+        self.setting.control.set_second_stages(second_stages(&self.attached));
         self.publish_status(&wanted);
     }
 
@@ -322,13 +333,11 @@ impl Follower {
         if self.refused.get(&link.ifindex).is_some_and(|(then, _)| then == link) {
             return;
         }
-        let Setting { mode, programs, pins, predecessor, .. } = &mut self.setting;
-        let made = hooks::plan(*mode, link).and_then(|plan| {
-            Attachment::make(plan, link, programs, pins.as_ref(), predecessor, &mut self.netlink)
-        });
+        let made = hooks::plan(self.setting.mode, link)
+            .and_then(|plan| Attachment::make(plan, link, &mut means(&mut self.setting, &mut self.netlink)));
         match made {
             Ok(attachment) => {
-                tracing::info!(interface = %link.name, hook = %attachment.hook, why = attachment.why, "answering");
+                tracing::info!(interface = %link.name, hook = %attachment.hook(), why = attachment.why(), "answering");
                 self.refused.remove(&link.ifindex);
                 self.attached.insert(link.ifindex, attachment);
             }
@@ -344,20 +353,25 @@ impl Follower {
     fn look_after(&mut self) {
         self.refused.clear();
         let Self { setting, netlink, attached, taken_over, .. } = self;
-        attached.retain(|_, attachment| match attachment.standing(&setting.programs, netlink) {
-            Standing::Ours => true,
-            Standing::Gone => false,
-            Standing::TakenOver => {
-                *taken_over = true;
-                true
+        let mut gone = Vec::new();
+        for (&ifindex, attachment) in attached.iter_mut() {
+            match attachment.look_after(&setting.programs, netlink) {
+                Standing::Ours => {}
+                Standing::Gone => gone.push(ifindex),
+                Standing::TakenOver => *taken_over = true,
             }
-        });
+        }
+        for ifindex in gone {
+            if let Some(attachment) = attached.remove(&ifindex) {
+                attachment.give_up(&setting.programs, netlink);
+            }
+        }
     }
 
     /// After the first round: what the predecessor served and we do not goes.
     fn complete_takeover(&mut self) {
         for left in std::mem::take(&mut self.setting.predecessor) {
-            hooks::drop_predecessor(left);
+            places::drop_predecessor(left);
         }
         std::mem::replace(&mut self.setting.on_taken_over, Box::new(|| {}))();
     }
@@ -400,9 +414,10 @@ impl Follower {
                 InterfaceStatus {
                     name: link.name.clone(),
                     ifindex,
-                    hook: attachment.map(|attachment| attachment.hook),
+                    hook: attachment.map(Attachment::hook),
+                    second: attachment.and_then(Attachment::second_hook),
                     why: attachment
-                        .map(|attachment| attachment.why.clone())
+                        .map(Attachment::why)
                         .or_else(|| self.refused.get(&ifindex).map(|(_, why)| why.clone()))
                         .unwrap_or_default(),
                 }
@@ -426,7 +441,7 @@ impl Follower {
             }
             OnStop::Detach => {
                 for link in left {
-                    hooks::drop_predecessor(link);
+                    places::drop_predecessor(link);
                 }
                 for (_, attachment) in std::mem::take(&mut self.attached) {
                     attachment.detach(&self.setting.programs, &mut self.netlink);
@@ -434,6 +449,23 @@ impl Follower {
             }
         }
     }
+}
+
+/// What attaching works with.
+fn means<'a>(setting: &'a mut Setting, netlink: &'a mut Socket) -> Means<'a> {
+    let Setting { programs, pins, predecessor, .. } = setting;
+    Means { programs, pins: pins.as_ref(), predecessor, netlink }
+}
+
+/// Where XDP may hand packets on, as [`Control::second_stages`] has it.
+fn second_stages(attached: &BTreeMap<u32, Attachment>) -> [u64; INTERFACE_SLOTS / 64] {
+    let (mut with, mut without) = ([0; INTERFACE_SLOTS / 64], [0; INTERFACE_SLOTS / 64]);
+    for (&ifindex, attachment) in attached.iter().filter(|(_, attachment)| attachment.is_xdp()) {
+        let (word, bit) = Control::second_stage(ifindex);
+        let slots = if attachment.second_hook().is_some() { &mut with } else { &mut without };
+        slots[word] |= bit;
+    }
+    std::array::from_fn(|word| with[word] & !without[word])
 }
 
 /// Makes wildcards into the local addresses that their sockets take queries for;

@@ -13,7 +13,7 @@ use std::{
 
 use dns_common::{
     control::{Control, Endpoint, MAX_ENDPOINTS},
-    counters::CpuCounters,
+    counters::{CpuCounters, INTERFACE_SLOTS},
     entry::{CHUNK_SIZE, Location},
 };
 use memmap2::{MmapOptions, MmapRaw};
@@ -195,6 +195,14 @@ impl ControlPage {
         }
         fence(Ordering::SeqCst);
         count.store(u32::try_from(endpoints.len()).expect("at most MAX_ENDPOINTS"), Ordering::Release);
+    }
+
+    /// Sets where XDP may hand packets on, see [`Control::second_stages`].
+    pub(super) fn set_second_stages(&self, slots: [u64; INTERFACE_SLOTS / 64]) {
+        for (index, slots) in slots.into_iter().enumerate() {
+            let offset = std::mem::offset_of!(Control, second_stages) + index * size_of::<u64>();
+            self.word(offset).store(slots, Ordering::Relaxed);
+        }
     }
 }
 

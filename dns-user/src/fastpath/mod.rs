@@ -17,6 +17,7 @@ mod messages;
 mod netlink;
 mod object;
 mod pins;
+mod places;
 mod publisher;
 mod sys;
 mod table;
@@ -45,7 +46,6 @@ pub use self::{
     tap::{Tap, TapItem},
 };
 use self::{
-    hooks::Programs,
     interfaces::{Interfaces, Selection, Setting},
     learn::LearnFilter,
     lease::Lease,
@@ -53,6 +53,7 @@ use self::{
     netlink::Socket,
     object::Object,
     pins::Pins,
+    places::Programs,
     publisher::PublisherThread,
     table::Table,
 };
@@ -192,6 +193,7 @@ impl FastPath {
         let Object {
             xdp,
             tc,
+            tc_second,
             names,
             arena_fd,
             control_fd,
@@ -249,7 +251,7 @@ impl FastPath {
         let interfaces = Interfaces::start(Setting {
             selection: Selection::new(config.interfaces.as_deref(), endpoints),
             mode: config.mode,
-            programs: Programs { xdp, tc, priority: filter_priority(main) },
+            programs: Programs { xdp, tc, tc_second, priority: filter_priority(main) },
             pins: pins.clone(),
             listen: endpoints.to_vec(),
             control: control.clone(),
@@ -387,7 +389,7 @@ pub fn detach_all(config: &XdpConfig, endpoints: &[SocketAddr]) -> Result<Detach
     let pins = Pins::at(&config.bpffs, main).map_err(|error| FastPathError::io("finding the pins", error))?;
     let mut detached = Detached { folder: pins.folder().to_path_buf(), ..Detached::default() };
     for link in pins.pinned_links() {
-        hooks::drop_predecessor(link);
+        places::drop_predecessor(link);
         detached.links += 1;
     }
     pins.remove().map_err(|error| FastPathError::io("removing the pins", error))?;
@@ -396,7 +398,7 @@ pub fn detach_all(config: &XdpConfig, endpoints: &[SocketAddr]) -> Result<Detach
     let priority = filter_priority(main);
     for link in links {
         let ours = netlink.filter(link.ifindex, priority).ok().flatten();
-        if ours.is_some_and(|(_, name)| name == names::TC_PROGRAM) {
+        if ours.is_some_and(|(_, name)| [names::TC_PROGRAM, names::TC_SECOND_PROGRAM].contains(&&*name)) {
             netlink.remove_filter(link.ifindex, priority).map_err(|error| {
                 FastPathError::io(&format!("removing the filter of {}", link.name), error)
             })?;

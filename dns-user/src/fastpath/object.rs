@@ -51,6 +51,8 @@ pub(super) struct Object {
     pub(super) xdp: ProgramFd,
     /// The tc program.
     pub(super) tc: ProgramFd,
+    /// The tc program behind XDP.
+    pub(super) tc_second: ProgramFd,
     /// `NAMES`.
     pub(super) names: Arc<OwnedFd>,
     /// `ARENA`, to be pinned.
@@ -89,7 +91,8 @@ impl Object {
             .load(OBJECT)
             .map_err(load_error)?;
         let xdp = load_xdp(&mut ebpf)?;
-        let tc = load_tc(&mut ebpf)?;
+        let tc = load_tc(&mut ebpf, object::TC_PROGRAM)?;
+        let tc_second = load_tc(&mut ebpf, object::TC_SECOND_PROGRAM)?;
         let names = take_fd(&mut ebpf, object::NAMES)?;
         let arena_fd = take_fd(&mut ebpf, object::ARENA)?;
         let control_fd = take_fd(&mut ebpf, object::CONTROL)?;
@@ -104,6 +107,7 @@ impl Object {
         Ok(Self {
             xdp,
             tc,
+            tc_second,
             names: Arc::new(names),
             arena_fd,
             control_fd,
@@ -157,13 +161,13 @@ fn load_xdp(ebpf: &mut Ebpf) -> Result<ProgramFd, FastPathError> {
     program.load().and_then(|()| own_fd(program.fd()?)).map_err(|error| load_error(error.into()))
 }
 
-/// Verifies the tc program.
-fn load_tc(ebpf: &mut Ebpf) -> Result<ProgramFd, FastPathError> {
+/// Verifies a tc program.
+fn load_tc(ebpf: &mut Ebpf, name: &'static str) -> Result<ProgramFd, FastPathError> {
     let program: &mut SchedClassifier = ebpf
-        .program_mut(object::TC_PROGRAM)
-        .ok_or(FastPathError::Incomplete(object::TC_PROGRAM))?
+        .program_mut(name)
+        .ok_or(FastPathError::Incomplete(name))?
         .try_into()
-        .map_err(|_| FastPathError::Incomplete(object::TC_PROGRAM))?;
+        .map_err(|_| FastPathError::Incomplete(name))?;
     program.load().and_then(|()| own_fd(program.fd()?)).map_err(|error| load_error(error.into()))
 }
 

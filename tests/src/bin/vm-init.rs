@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use dns_user::ops::metrics::names;
 use hickory_proto::rr::RecordType;
 use nix::mount::{MsFlags, mount};
-use serde_json::json;
+use serde_json::{Value, json};
 use whole_system_tests::{
     client,
     metrics::Metrics,
@@ -30,17 +30,8 @@ const ALL_WELL: &str = "vm-init: all is well";
 /// Queries to the server.
 const QUERIES: u64 = 20;
 
-/// Three instances of one group.
-const RECORDS: &str = r#"{
-    "record_keys": ["id", "num_id", "instance_group", "group_ids", "az", "az_id", "network", "network_id",
-        "deployment", "ip", "domain", "agent_id", "instance_index"],
-    "record_infos": [
-        ["a", "1", "web", ["1"], "z1", "1", "net", "1", "dep", "10.0.0.1", "bosh", "agent-a", 0],
-        ["b", "2", "web", ["1"], "z2", "2", "net", "1", "dep", "10.0.0.2", "bosh", "agent-b", 1],
-        ["c", "3", "web", ["1"], "z1", "1", "net", "1", "dep", "10.0.0.3", "bosh", "agent-c", 2]
-    ],
-    "version": 1
-}"#;
+/// Instances of the one group.
+const INSTANCES: usize = 60;
 
 fn main() {
     if std::process::id() != 1 {
@@ -97,37 +88,61 @@ fn fixtures() -> Result<()> {
     Ok(())
 }
 
-/// The server answers over `lo` from the kernel, by the hook that this kernel has.
+/// The server answers over `lo` from the kernel, by the hooks that this kernel has:
+/// clsact, alone and behind XDP.
 fn real_server() -> Result<()> {
-    let folder = server::folder(RECORDS.as_bytes(), None)?;
-    let settings = json!({
-        "metrics": {"enabled": true},
-        "xdp": {"mode": "auto", "interfaces": ["lo"]},
-    });
     let address: SocketAddr = ([127, 0, 0, 1], 53).into();
-    let mut server = Server::start(None, folder, address, &settings)?;
-    let outcome = answers_of_the_interface(address);
-    let stopped = server.process().stop(Duration::from_secs(20));
-    if let Err(problem) = outcome.and(stopped) {
-        bail!("{problem:#}; the server's log:\n{}", server.log());
+    for (mode, hook, handed_on) in [("auto", "clsact", 0), ("generic", "generic", QUERIES)] {
+        let folder = server::folder(&records(), None)?;
+        let settings = json!({
+            "metrics": {"enabled": true},
+            "xdp": {"mode": mode, "interfaces": ["lo"]},
+        });
+        let mut server = Server::start(None, folder, address, &settings)?;
+        let outcome = answers_of_the_interface(address, hook, handed_on);
+        let stopped = server.process().stop(Duration::from_secs(20));
+        if let Err(problem) = outcome.and(stopped) {
+            bail!("{mode}: {problem:#}; the server's log:\n{}", server.log());
+        }
     }
     Ok(())
 }
 
+/// One group; a reply with all of it finds no room at XDP.
+fn records() -> Vec<u8> {
+    let rows: Vec<Value> = (0..INSTANCES)
+        .map(|index| {
+            let (id, address) = (index.to_string(), format!("10.0.0.{index}"));
+            json!([id, id, "web", ["1"], "z1", "1", "net", "1", "dep", address, "bosh", id, index])
+        })
+        .collect();
+    json!({
+        "record_keys": ["id", "num_id", "instance_group", "group_ids", "az", "az_id", "network", "network_id",
+            "deployment", "ip", "domain", "agent_id", "instance_index"],
+        "record_infos": rows,
+        "version": 1,
+    })
+    .to_string()
+    .into_bytes()
+}
+
 /// Asks the server, and looks at what it counted.
-fn answers_of_the_interface(address: SocketAddr) -> Result<()> {
+fn answers_of_the_interface(address: SocketAddr, hook: &str, handed_on: u64) -> Result<()> {
     let count = |family: &str, label: &str| Ok::<_, anyhow::Error>(Metrics::here()?.sum(family, label));
     wait_until("the fast path", Duration::from_secs(120), || {
         Metrics::here().is_ok_and(|metrics| metrics.is_fast_path_up())
     })?;
-    let clsact = count(names::FAST_PATH_INTERFACE_INFO, "hook=\"clsact\",interface=\"lo\"")?;
-    ensure!(clsact == 1, "lo must be served by clsact before Linux 6.6");
-    let query = client::query("q-s0.q-g1.bosh.", RecordType::A, None)?;
+    let serving = format!("hook=\"{hook}\",interface=\"lo\"");
+    let serves = count(names::FAST_PATH_INTERFACE_INFO, &serving)?;
+    ensure!(serves == 1, "lo must be served by {hook}: before Linux 6.6 there is no tcx");
+    let query = client::query("q-s0.q-g1.bosh.", RecordType::A, Some(4096))?;
     for _ in 0..QUERIES {
         let reply = client::ask(address, &query)?;
-        ensure!(client::addresses(&reply).len() == 3, "not three addresses: {reply}");
+        ensure!(client::addresses(&reply).len() == INSTANCES, "not {INSTANCES} addresses: {reply}");
     }
     let replies = count(names::FAST_PATH_INTERFACE_REPLIES_TOTAL, "interface=\"lo\"")?;
     ensure!(replies == QUERIES, "{replies} replies of the interface, not {QUERIES}");
+    let packets = count(names::FAST_PATH_PACKETS_TOTAL, "outcome=\"handed_on\"")?;
+    ensure!(packets == handed_on, "{packets} were handed on by XDP, not {handed_on}");
     Ok(())
 }

@@ -2,45 +2,27 @@
 
 use std::{
     net::IpAddr,
-    process::Command,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
-use aya::programs::{SchedClassifier, TcAttachType};
 use dns_user::{
     config::{HookMode, OnStop},
     fastpath::detach_all,
 };
 use whole_system_tests::{
     namespace::{End, Namespace, join},
-    process::{capture, wait_until},
+    process::wait_until,
     requirements,
 };
 
-use crate::lab::{Bpffs, List, PATIENCE, Pair, SHORT, addresses, config, name_of, start, v4, wait};
+use crate::lab::{Bpffs, List, PATIENCE, Pair, SHORT, addresses, attached, config, name_of, start, v4, wait};
 
 /// One name with one address.
 fn one(last: u8) -> List {
     List::default().with("a.bosh", [IpAddr::from([10, 0, 0, last])])
-}
-
-/// Programs attached to the interfaces of a namespace, XDP's and tcx's (which
-/// Debian 12's bpftool does not show).
-fn attached(namespace: &Namespace) -> Result<Vec<String>> {
-    let links = capture(Command::new("ip").args(["-n", namespace.name(), "-o", "link", "show"]))?;
-    let mut found: Vec<String> =
-        links.lines().filter(|line| line.contains("prog/xdp")).map(str::to_owned).collect();
-    for line in links.lines() {
-        let name = line.split([':', '@']).nth(1).context("ip shows number and name")?.trim().to_owned();
-        let (_, programs) = namespace.run(|| SchedClassifier::query_tcx(&name, TcAttachType::Ingress))??;
-        found.extend(
-            programs.iter().map(|program| format!("{name}: {}", program.name_as_str().unwrap_or("?"))),
-        );
-    }
-    Ok(found)
 }
 
 /// Nothing attached.

@@ -5,11 +5,13 @@ use std::{
     collections::BTreeMap,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    process::Command,
     sync::Arc,
     time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
+use aya::programs::{SchedClassifier, TcAttachType};
 use dns_user::{
     config::XdpConfig,
     fastpath::{Answers, Everything, FastPath},
@@ -24,6 +26,7 @@ pub(crate) use whole_system_tests::bpffs::{Bpffs, config};
 use whole_system_tests::{
     client,
     namespace::{End, Namespace, join},
+    process::capture,
 };
 
 /// How long a client waits where a reply is expected.
@@ -207,4 +210,20 @@ pub(crate) fn pass_program(
     program.load()?;
     namespace.run(|| program.attach(interface, mode).map(drop))??;
     Ok(object)
+}
+
+/// Programs attached to the interfaces of a namespace, XDP's and tcx's (which
+/// Debian 12's bpftool does not show).
+pub(crate) fn attached(namespace: &Namespace) -> Result<Vec<String>> {
+    let links = capture(Command::new("ip").args(["-n", namespace.name(), "-o", "link", "show"]))?;
+    let mut found: Vec<String> =
+        links.lines().filter(|line| line.contains("prog/xdp")).map(str::to_owned).collect();
+    for line in links.lines() {
+        let name = line.split([':', '@']).nth(1).context("ip shows number and name")?.trim().to_owned();
+        let (_, programs) = namespace.run(|| SchedClassifier::query_tcx(&name, TcAttachType::Ingress))??;
+        found.extend(
+            programs.iter().map(|program| format!("{name}: {}", program.name_as_str().unwrap_or("?"))),
+        );
+    }
+    Ok(found)
 }

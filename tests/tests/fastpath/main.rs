@@ -7,3 +7,4 @@ mod coming_and_going;
 mod lab;
 mod neighbours;
 mod real_server;
+mod second_stage;

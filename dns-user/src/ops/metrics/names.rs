@@ -72,7 +72,8 @@ pub const RELOAD_DURATION_SECONDS: &str = "bosh_dns_xdp_reload_duration_seconds"
 
 //----------- Ours: fast path ------------------------------------------------
 
-/// Counter: packets by `outcome` (`hit`, `hit_truncated`, or why they went up).
+/// Counter: packets by `outcome` (`hit`, `hit_truncated`, or why they went up). Those
+/// with `handed_on` count once more, by what the tc program behind XDP made of them.
 pub const FAST_PATH_PACKETS_TOTAL: &str = "bosh_dns_xdp_fast_path_packets_total";
 /// Counter: replies by `type` and `rcode`.
 pub const FAST_PATH_REPLIES_TOTAL: &str = "bosh_dns_xdp_fast_path_replies_total";
