@@ -3,7 +3,14 @@
 //! Runs of the program in memory cannot show it: packets of `BPF_PROG_TEST_RUN`
 //! have no metadata at tc. So it meets real packets only.
 
-use std::{collections::BTreeSet, process::Command, sync::Mutex, time::Duration};
+use std::{
+    collections::BTreeSet,
+    io,
+    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    process::Command,
+    sync::Mutex,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 use aya::programs::{SchedClassifier, TcAttachType, XdpMode};
@@ -204,6 +211,104 @@ fn a_reply_passes_the_second_stage_of_somebody_else() -> Result<()> {
         println!("{mode:?}: {marked} of 3 replies kept their mark");
         assert_eq!(after.iter().sum::<u64>() - before.iter().sum::<u64>(), marked);
     }
+    Ok(())
+}
+
+/// As many programs as tcx takes on the interface of this number (63 on Linux 6.18,
+/// observed), all of which pass every packet; gone when dropped.
+fn fill_tcx(ifindex: u32) -> io::Result<Vec<OwnedFd>> {
+    /// More than it takes.
+    const MORE: usize = 100;
+    /// `BPF_PROG_LOAD`, `BPF_LINK_CREATE`.
+    const LOAD: libc::c_long = 5;
+    /// See [`LOAD`].
+    const CREATE: libc::c_long = 28;
+    // `BPF_PROG_TYPE_SCHED_CLS`, `BPF_TCX_INGRESS`.
+    let (kind, place) = (3, 46);
+    let call = |command: libc::c_long, attributes: [u64; 16]| {
+        // SAFETY: the attributes outlive the call, and so do instructions and license.
+        let fd =
+            unsafe { libc::syscall(libc::SYS_bpf, command, &raw const attributes, size_of_val(&attributes)) };
+        let fd = i32::try_from(fd).map_err(io::Error::other)?;
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: made for us just now.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    };
+    // r0 = -1 (TC_ACT_UNSPEC); exit.
+    let instructions: [u64; 2] = [0xffff_ffff_0000_00b7, 0x95];
+    let mut links = Vec::new();
+    for _ in 0..MORE {
+        let mut load = [0; 16];
+        load[0] = kind | (instructions.len() as u64) << 32;
+        load[1] = instructions.as_ptr() as u64;
+        load[2] = c"GPL".as_ptr() as u64;
+        let program = call(LOAD, load)?;
+        let mut create = [0; 16];
+        create[0] = program.as_raw_fd() as u64 | u64::from(ifindex) << 32;
+        create[1] = place;
+        match call(CREATE, create) {
+            Ok(link) => links.push(link),
+            Err(error) if error.raw_os_error() == Some(libc::ERANGE) => return Ok(links),
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::other("there was room for all of them"))
+}
+
+#[test]
+fn where_tcx_is_full_clsact_is_taken_and_where_that_is_taken_xdp_goes_on_alone() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let (pair, bpffs) = (Pair::new("full")?, Bpffs::new()?);
+    let srv = pair.server.interface_index("srv")?;
+    let foreign = pair.server.run(|| fill_tcx(srv))??;
+    let before = attached(&pair.server)?;
+    assert_eq!(before.len(), foreign.len());
+
+    let generic = config(HookMode::Generic, &bpffs);
+    let fast_path = start(&pair.server, &generic, &[v4()], lists())?;
+    assert_eq!(hooks(&fast_path), (Some(Hook::Generic), Some(Hook::Clsact)));
+    assert!(is_answered(&pair, SHORT_LIST, PATIENCE)? && is_answered(&pair, LONG_LIST, PATIENCE)?);
+    assert_eq!(fast_path.counters().outcome(Outcome::HandedOn), 1);
+    fast_path.stop();
+    let filters = || -> Result<String> {
+        let mut tc = Command::new("tc");
+        capture(tc.args(["-n", pair.server.name(), "filter", "show", "dev", "srv", "ingress"]))
+    };
+    assert_eq!(filters()?, "");
+
+    // A filter of another kind with the priority that ours would have.
+    let main = v4().to_string();
+    let priority = 0xb000 | (dns_common::name::hash_name(0, main.as_bytes()) % 0x1000);
+    capture(
+        Command::new("tc").args(["-n", pair.server.name(), "filter", "add", "dev", "srv", "ingress"]).args([
+            "prio",
+            &priority.to_string(),
+            "protocol",
+            "all",
+            "u32",
+            "match",
+            "u32",
+            "0",
+            "0",
+        ]),
+    )?;
+    let theirs = filters()?;
+    let fast_path = start(&pair.server, &generic, &[v4()], lists())?;
+    assert_eq!(hooks(&fast_path), (Some(Hook::Generic), None));
+    let status = fast_path.status().interfaces;
+    let why = status.interfaces.iter().find(|found| found.name == "srv").map(|found| found.why.clone());
+    let why = why.unwrap_or_default();
+    assert!(why.contains("nothing behind it") && why.contains("tcx:") && why.contains("clsact:"), "{why}");
+    assert!(is_answered(&pair, SHORT_LIST, PATIENCE)?);
+    assert!(!is_answered(&pair, LONG_LIST, SHORT)?, "it goes up, where nobody is here");
+    let counters = fast_path.counters();
+    assert_eq!((counters.outcome(Outcome::HandedOn), counters.outcome(Outcome::NoRoom)), (0, 1));
+    fast_path.stop();
+    assert_eq!((attached(&pair.server)?, filters()?), (before, theirs), "what others have there stays");
     Ok(())
 }
 
