@@ -2,14 +2,14 @@
 //!
 //! The arena is an mmap-able BPF array of [`CHUNK_SIZE`]-byte chunks, handed
 //! out in cells of [`CELL_SIZE`] bytes. An entry is a run of cells inside one
-//! chunk that begins at [`MAX_ENTRY_OFFSET`] or before:
+//! chunk:
 //!
 //! ```text
 //! EntryHeader | name, zero-padded to 8 | IPv4 addresses, padded to 8 | IPv6 addresses
 //! ```
 //!
-//! An entry never changes once its location stands in the `NAMES` map, its
-//! `last_used_ns` alone excepted. A changed answer is a new entry at a new
+//! An entry never changes once its location stands in the index ([`crate::index`]),
+//! its `last_used_ns` alone excepted. A changed answer is a new entry at a new
 //! place; the old cells are used again only after an RCU grace period, when no
 //! program run that began before the change can still be reading them. So a
 //! reply is always made from one consistent entry.
@@ -21,8 +21,14 @@ use crate::name::MAX_NAME_LEN;
 /// Bytes in a cell, the unit of allocation: a cache line.
 pub const CELL_SIZE: usize = 64;
 
-/// Bytes in a chunk, one element of the arena's array: 1 MiB.
-pub const CHUNK_SIZE: usize = 1 << 20;
+/// Cells of a chunk where entries lie: 1 MiB of them.
+pub const CHUNK_CELLS: u32 = 1 << 14;
+
+/// Bytes in a chunk, one element of the arena's array. The last ones are never
+/// used: wherever an entry begins, the longest one fits behind it, which needs
+/// no comparison to satisfy the verifier. Twice the longest one, because Linux
+/// 6.1's verifier adds up lengths to more than they can be together.
+pub const CHUNK_SIZE: usize = CHUNK_CELLS as usize * CELL_SIZE + 2 * MAX_ENTRY_SIZE;
 
 /// Most IPv4 addresses that an entry holds. A name with more is not published.
 pub const MAX_V4: usize = 1024;
@@ -34,34 +40,23 @@ pub const MAX_V6: usize = 256;
 pub const MAX_ENTRY_SIZE: usize =
     (size_of::<EntryHeader>() + (MAX_NAME_LEN + 1) + MAX_V4 * 4 + MAX_V6 * 16).next_multiple_of(CELL_SIZE);
 
-/// Furthest place of an entry in its chunk: behind it the longest entry fits,
-/// whatever the length of this one, so that one comparison satisfies the
-/// verifier for the whole entry.
-pub const MAX_ENTRY_OFFSET: usize = CHUNK_SIZE - MAX_ENTRY_SIZE;
-
-/// Place of an entry in the arena, as stored in the `NAMES` map: chunk number
-/// in the upper 32 bits, byte offset inside the chunk (a multiple of
-/// [`CELL_SIZE`]) in the lower 32.
+/// Place of an entry in the arena: the number of its first cell, counted
+/// through all chunks. Below `u32::MAX`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
-pub struct Location(pub u64);
+pub struct Location(pub u32);
 
 impl Location {
-    /// The location of the cell at `offset` bytes into `chunk`.
-    pub const fn new(chunk: u32, offset: u32) -> Self {
-        Self((chunk as u64) << 32 | offset as u64)
-    }
-
     /// Number of the chunk: index into the arena's array.
     #[inline(always)]
     pub const fn chunk(self) -> u32 {
-        (self.0 >> 32) as u32
+        self.0 / CHUNK_CELLS
     }
 
     /// Bytes from the start of the chunk.
     #[inline(always)]
     pub const fn offset(self) -> u32 {
-        self.0 as u32
+        self.0 % CHUNK_CELLS * CELL_SIZE as u32
     }
 }
 
@@ -75,6 +70,8 @@ pub struct EntryHeader {
     /// does not dirty its cache line at every query; at every query and exact
     /// (`CLOCK_MONOTONIC`) where [`crate::control::Control::exact_marks`] says so.
     pub last_used_ns: u64,
+    /// [`crate::name::hash_name`] of the name that follows.
+    pub hash: u64,
     /// Bytes of the name that follows, root label included: 1..=255.
     pub name_len: u16,
     /// IPv4 addresses, at most [`MAX_V4`].

@@ -3,6 +3,7 @@
 //!
 //! * [`name`]: lower-casing and hashing of wire-format names.
 //! * [`entry`]: how a published name and its addresses lie in the arena.
+//! * [`index`]: the hash table by which the program finds it.
 //! * [`control`]: what userspace tells the program: lease, seed, endpoints, tap.
 //! * [`counters`]: what the program tells userspace: one slot per CPU.
 //! * [`reset`]: for the bench of the programs alone.
@@ -12,6 +13,7 @@
 pub mod control;
 pub mod counters;
 pub mod entry;
+pub mod index;
 pub mod name;
 pub mod reset;
 pub mod tap;
@@ -19,13 +21,13 @@ pub mod tap;
 /// Version of everything in this crate that lies in a map.
 ///
 /// Part of the pin path: a process never adopts maps of another layout.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 
 /// Names of the maps and programs inside the object, used by the loader and by
 /// whoever looks with `bpftool`.
 pub mod object {
-    /// `BPF_MAP_TYPE_HASH`: name hash (`u64`) to location in the arena (`u64`,
-    /// see [`crate::entry::Location`]).
+    /// `BPF_MAP_TYPE_ARRAY`, mmap-able, of [`crate::index::Pair`]s: the hash
+    /// table from names to entries, see [`crate::index`].
     pub const NAMES: &str = "NAMES";
     /// `BPF_MAP_TYPE_ARRAY`, mmap-able, of [`crate::entry::CHUNK_SIZE`]-byte
     /// chunks that hold the entries.

@@ -2,14 +2,15 @@
 
 use dns_common::{
     counters::Outcome,
-    entry::{EntryHeader, Location, MAX_ENTRY_OFFSET},
+    entry::{CELL_SIZE, CHUNK_CELLS, EntryHeader, Location},
+    index::{self, Bucket, Root, WORD_SLOTS},
     name::MAX_NAME_WORDS,
 };
 
 use crate::{
-    bytes::{load, opaque},
+    bytes::{load, masked, opaque},
     maps::{ARENA, NAMES},
-    question::Words,
+    question::{Words, first_zero},
 };
 
 /// A published entry whose name is the question's.
@@ -24,16 +25,8 @@ pub struct Entry {
 /// Finds the entry by the name's hash and compares the whole name.
 #[inline(always)]
 pub fn lookup(hash: u64, name_len: usize, words: &Words) -> Result<Entry, Outcome> {
-    let location = NAMES.get_ptr(hash).ok_or(Outcome::NotPublished)?;
-    // SAFETY: map values are readable; eight bytes are read at once.
-    let location = Location(unsafe { *location });
-    let chunk = ARENA.get_ptr(location.chunk()).ok_or(Outcome::NotPublished)? as usize;
-    let offset = opaque(location.offset() as usize);
-    if offset > MAX_ENTRY_OFFSET {
-        return Err(Outcome::NotPublished);
-    }
-    let address = chunk + offset;
-    // SAFETY: an entry of the largest size fits behind `MAX_ENTRY_OFFSET`.
+    let address = find(hash).ok_or(Outcome::NotPublished)?;
+    // SAFETY: an entry of the largest size fits where `find` found it.
     let header = unsafe { load::<EntryHeader>(address) };
     if header.name_len as usize != name_len {
         return Err(Outcome::Collision);
@@ -53,3 +46,53 @@ pub fn lookup(hash: u64, name_len: usize, words: &Words) -> Result<Entry, Outcom
     }
     Ok(Entry { address, header })
 }
+
+/// Address of the entry whose name has this hash.
+#[inline(always)]
+fn find(hash: u64) -> Option<usize> {
+    let root = NAMES.get_ptr(0)? as *const Root;
+    // SAFETY: map elements are readable, and the root is as long as any of them.
+    let pairs = unsafe { (&raw const (*root).pairs).read_volatile() } as u32;
+    let pair = NAMES.get_ptr(index::element(hash, pairs))? as usize;
+    let tag = index::tag(hash);
+    let preferred = index::preferred_bucket(hash);
+    // Two buckets of two words of tags.
+    let mut turn = 0;
+    while turn < 4 {
+        let bucket = pair + masked((preferred ^ turn >> 1) * size_of::<Bucket>(), size_of::<Bucket>());
+        let word = opaque(turn) & 1;
+        // SAFETY: the masked offsets stay inside the pair.
+        let tags = unsafe { load::<u64>(bucket + word * 8) };
+        let mut slots = index::slots_with(tags, tag);
+        let mut tries = 0;
+        while slots != 0 && tries < WORD_SLOTS {
+            // The second word has tags in its lower half only.
+            let slot = opaque(first_zero(slots)) & (7 >> word);
+            // SAFETY: as above; userspace may write meanwhile, each cell in one piece.
+            let cell = unsafe { load::<u32>(bucket + CELLS + (word * WORD_SLOTS + slot) * 4) };
+            if let Some(address) = entry_at(Location(cell), hash) {
+                return Some(address);
+            }
+            slots &= slots.wrapping_sub(1);
+            tries = opaque(tries + 1);
+        }
+        turn = opaque(turn + 1);
+    }
+    None
+}
+
+/// Bytes from the start of a bucket to its cells.
+const CELLS: usize = core::mem::offset_of!(Bucket, cells);
+
+/// Address of the entry at this place, if it says that its name has this hash.
+#[inline(always)]
+fn entry_at(location: Location, hash: u64) -> Option<usize> {
+    let chunk = ARENA.get_ptr(location.chunk())? as usize;
+    let address = chunk + masked(location.offset() as usize, MAX_OFFSET);
+    // SAFETY: an entry of the largest size fits behind every offset.
+    let found = unsafe { load::<u64>(address + core::mem::offset_of!(EntryHeader, hash)) };
+    (found == hash).then_some(address)
+}
+
+/// Largest offset in a chunk, and a mask for all of them.
+const MAX_OFFSET: usize = (CHUNK_CELLS as usize - 1) * CELL_SIZE;

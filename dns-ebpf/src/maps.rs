@@ -5,18 +5,19 @@ use aya_ebpf::{
     cty::c_void,
     helpers::{bpf_get_smp_processor_id, generated::bpf_check_mtu},
     macros::map,
-    maps::{Array, HashMap, PerCpuArray, RingBuf},
+    maps::{Array, PerCpuArray, RingBuf},
 };
 use dns_common::{
     control::Control,
     counters::{CpuCounters, INTERFACE_SLOTS, OUTCOME_SLOTS, Outcome, QueryKind, RCODE_SLOTS},
     entry::{CHUNK_SIZE, MAX_V4},
+    index::Pair,
     name::MAX_NAME_WORDS,
 };
 
-/// Name hash to [`dns_common::entry::Location`]; the loader sets the size.
+/// Where each name's entry lies, see [`dns_common::index`]; the loader sets the size.
 #[map]
-pub static NAMES: HashMap<u64, u64> = HashMap::with_max_entries(65_536, 0);
+pub static NAMES: Array<Pair> = Array::with_max_entries(2, BPF_F_MMAPABLE);
 
 /// Chunks that hold the entries; the loader sets how many.
 #[map]

@@ -5,8 +5,6 @@
 use std::{
     borrow::Cow,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    os::fd::{AsFd as _, AsRawFd as _},
-    ptr::NonNull,
     time::Duration,
 };
 
@@ -19,14 +17,22 @@ use aya::{
 use dns_common::{
     control::{Control, Endpoint, MAX_ENDPOINTS},
     counters::{CpuCounters, INTERFACE_SLOTS, OUTCOME_SLOTS, Outcome},
-    entry::{CELL_SIZE, CHUNK_SIZE, EntryHeader, Location, MAX_ENTRY_OFFSET, padded},
+    entry::{CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, EntryHeader, Location, padded},
     name::hash_name,
     object,
 };
 use zerocopy::{FromBytes as _, FromZeros as _, IntoBytes as _};
 
+use crate::{
+    mapping::{Mapping, header_at, offset_in_arena},
+    names::Names,
+};
+
 /// Chunks of the arena that [`Program::load`] asks for.
 const CHUNKS: u32 = 4;
+
+/// Elements of the index that [`Program::load`] asks for: a table of 6,144 slots.
+const ELEMENTS: u32 = 512;
 
 /// What `XDP_PASS` is as a number.
 pub const XDP_PASS: u32 = 2;
@@ -78,8 +84,8 @@ pub struct Program {
     control: Mapping,
     /// The `COUNTERS` map.
     counters: Mapping,
-    /// Bytes of the arena that are taken.
-    used: usize,
+    /// Cells of the arena that are taken.
+    used: u32,
     /// CPUs that the kernel could have.
     cpus: usize,
 }
@@ -121,6 +127,7 @@ impl Program {
         let mut ebpf = EbpfLoader::new()
             .map_max_entries(object::COUNTERS, cpus as u32)
             .map_max_entries(object::ARENA, CHUNKS)
+            .map_max_entries(object::NAMES, ELEMENTS)
             .verifier_log_level(match std::env::var_os("DNS_EBPF_LOG") {
                 Some(_) => VerifierLogLevel::VERBOSE,
                 None => VerifierLogLevel::STATS,
@@ -138,9 +145,9 @@ impl Program {
             program.load().with_context(|| format!("cannot load {}", hook.program()))?;
         }
 
-        let arena = Mapping::of(&ebpf, object::ARENA, CHUNKS as usize * CHUNK_SIZE)?;
-        let control = Mapping::of(&ebpf, object::CONTROL, size_of::<Control>())?;
-        let counters = Mapping::of(&ebpf, object::COUNTERS, cpus * size_of::<CpuCounters>())?;
+        let arena = Mapping::of(array(&ebpf, object::ARENA)?, CHUNKS as usize * CHUNK_SIZE)?;
+        let control = Mapping::of(array(&ebpf, object::CONTROL)?, size_of::<Control>())?;
+        let counters = Mapping::of(array(&ebpf, object::COUNTERS)?, cpus * size_of::<CpuCounters>())?;
         let mut program = Self { ebpf, arena, control, counters, used: 0, cpus };
         program.set_control(|control| {
             control.hash_seed = 7;
@@ -189,17 +196,19 @@ impl Program {
     pub fn publish_as(&mut self, hash: u64, name: &[u8], published: &Published) -> Result<()> {
         let header = EntryHeader {
             last_used_ns: 0,
+            hash,
             name_len: name.len() as u16,
             v4_count: published.v4.len() as u16,
             v6_count: published.v6.len() as u16,
             rcode: published.rcode,
             rcode_other: published.rcode_other,
         };
-        if self.used % CHUNK_SIZE > MAX_ENTRY_OFFSET {
-            self.used = self.used.next_multiple_of(CHUNK_SIZE);
+        let cells = header.size().div_ceil(CELL_SIZE) as u32;
+        if self.used % CHUNK_CELLS + cells > CHUNK_CELLS {
+            self.used = self.used.next_multiple_of(CHUNK_CELLS);
         }
-        let start = self.used;
-        let location = Location::new((start / CHUNK_SIZE) as u32, (start % CHUNK_SIZE) as u32);
+        let location = Location(self.used);
+        let start = offset_in_arena(location);
         let entry = self
             .arena
             .bytes_mut()
@@ -218,34 +227,27 @@ impl Program {
             entry[at..at + 16].copy_from_slice(&address.octets());
             at += 16;
         }
-        self.used += header.size().next_multiple_of(CELL_SIZE);
-        self.names()?.insert(hash, location.0, 0).context("cannot write to NAMES")
-    }
-
-    /// Publishes a location as it is, for entries that cannot be.
-    pub fn publish_location(&mut self, hash: u64, location: Location) -> Result<()> {
-        self.names()?.insert(hash, location.0, 0).context("cannot write to NAMES")
-    }
-
-    /// Takes a name back.
-    pub fn withdraw(&mut self, name: &[u8]) -> Result<()> {
-        let seed = self.control().hash_seed;
-        self.names()?.remove(&hash_name(seed, name)).context("cannot remove from NAMES")
+        self.used += cells;
+        let old = self.find(hash)?;
+        self.names()?.set(hash, location, old)
     }
 
     /// The header of the entry of a published name.
     pub fn entry(&mut self, name: &[u8]) -> Result<EntryHeader> {
         let seed = self.control().hash_seed;
-        let location = Location(self.names()?.get(&hash_name(seed, name), 0).context("not published")?);
-        let start = location.chunk() as usize * CHUNK_SIZE + location.offset() as usize;
-        Ok(EntryHeader::read_from_bytes(&self.arena.bytes_mut()[start..start + size_of::<EntryHeader>()])
-            .expect("sliced to the size of EntryHeader"))
+        let location = self.find(hash_name(seed, name))?.context("not published")?;
+        Ok(header_at(&mut self.arena, location))
+    }
+
+    /// Where the entry of the name with this hash lies.
+    fn find(&mut self, hash: u64) -> Result<Option<Location>> {
+        let locations = self.names()?.get(hash)?;
+        Ok(locations.into_iter().find(|&location| header_at(&mut self.arena, location).hash == hash))
     }
 
     /// The `NAMES` map.
-    fn names(&mut self) -> Result<aya::maps::HashMap<&mut MapData, u64, u64>> {
-        let map = self.ebpf.map_mut(object::NAMES).context("no NAMES in the object")?;
-        Ok(map.try_into()?)
+    fn names(&mut self) -> Result<Names<&mut MapData>> {
+        Names::of(self.ebpf.map_mut(object::NAMES).context("no NAMES in the object")?)
     }
 
     /// The maps and programs.
@@ -320,45 +322,10 @@ impl Program {
     }
 }
 
-/// A map, mapped into memory for reading and writing.
-struct Mapping {
-    /// Where.
-    address: NonNull<u8>,
-    /// Bytes.
-    len: usize,
-}
-
-// SAFETY: the mapping is plain memory that no thread owns.
-unsafe impl Send for Mapping {}
-
-impl Mapping {
-    /// Maps the first `len` bytes of a map.
-    fn of(ebpf: &Ebpf, name: &str, len: usize) -> Result<Self> {
-        let Some(Map::Array(map)) = ebpf.map(name) else { bail!("no array {name} in the object") };
-        let fd = map.fd().as_fd().as_raw_fd();
-        let len = len.next_multiple_of(4096);
-        // SAFETY: a new mapping at a place of the kernel's choice.
-        let address = unsafe {
-            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd, 0)
-        };
-        if address == libc::MAP_FAILED {
-            return Err(std::io::Error::last_os_error()).with_context(|| format!("cannot map {name}"));
-        }
-        let address = NonNull::new(address.cast()).context("mapped at address zero")?;
-        Ok(Self { address, len })
-    }
-
-    /// The mapped bytes.
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: `len` bytes are mapped as long as `self` lives; programs run
-        // only inside calls of the tests, which do not hold on to the slice.
-        unsafe { std::slice::from_raw_parts_mut(self.address.as_ptr(), self.len) }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `of`, and no slice outlives `self`.
-        unsafe { libc::munmap(self.address.as_ptr().cast(), self.len) };
+/// An array of the object.
+fn array<'a>(ebpf: &'a Ebpf, name: &str) -> Result<&'a MapData> {
+    match ebpf.map(name) {
+        Some(Map::Array(map)) => Ok(map),
+        _ => bail!("no array {name} in the object"),
     }
 }

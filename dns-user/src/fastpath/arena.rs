@@ -6,16 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dns_common::entry::{CELL_SIZE, CHUNK_SIZE, Location, MAX_ENTRY_SIZE};
+use dns_common::entry::{CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, Location};
 use memmap2::MmapRaw;
-
-/// Cells in a chunk. An entry never crosses from one chunk into the next.
-const CELLS_PER_CHUNK: u32 = (CHUNK_SIZE / CELL_SIZE) as u32;
-
-/// Cells of a chunk that are handed out. Behind the beginning of every entry
-/// there has to be room for the longest one, whatever the length of this one:
-/// then one comparison shows the verifier that all of it lies in the chunk.
-const USABLE_CELLS: u32 = ((CHUNK_SIZE - MAX_ENTRY_SIZE) / CELL_SIZE + 1) as u32;
 
 /// A run of cells, counted through all chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,6 +19,7 @@ struct Run {
 }
 
 /// Hands out runs of cells, best fit first, and joins neighbours that come back.
+/// An entry never crosses from one chunk into the next.
 #[derive(Debug)]
 pub(super) struct Arena {
     /// Free runs by length, then place: where a best fit is found.
@@ -47,7 +40,7 @@ impl Arena {
     /// An empty arena of `chunks` chunks.
     pub(super) fn new(chunks: u32) -> Self {
         let total =
-            chunks.checked_mul(USABLE_CELLS).expect("the loader bounds the arena far below 2^32 cells");
+            chunks.checked_mul(CHUNK_CELLS).expect("the loader bounds the arena far below 2^32 cells");
         let mut arena = Self {
             by_length: BTreeSet::new(),
             by_start: BTreeMap::new(),
@@ -57,7 +50,7 @@ impl Arena {
             quarantined: 0,
         };
         for chunk in 0..chunks {
-            arena.insert_free(Run { start: chunk * CELLS_PER_CHUNK, length: USABLE_CELLS });
+            arena.insert_free(Run { start: chunk * CHUNK_CELLS, length: CHUNK_CELLS });
         }
         arena
     }
@@ -72,12 +65,12 @@ impl Arena {
             self.insert_free(Run { start: found.start + length, length: found.length - length });
         }
         self.used += length;
-        Some(location(found.start))
+        Some(Location(found.start))
     }
 
     /// Takes back what was handed out for `size` bytes, into quarantine.
     pub(super) fn free(&mut self, location: Location, size: usize) {
-        let run = Run { start: cell(location), length: cells(size) };
+        let run = Run { start: location.0, length: cells(size) };
         self.used -= run.length;
         self.quarantined += run.length;
         self.quarantine.push(run);
@@ -86,7 +79,7 @@ impl Arena {
     /// Takes back cells that no program has ever been able to see: an entry
     /// that was not published after all.
     pub(super) fn free_unseen(&mut self, location: Location, size: usize) {
-        let run = Run { start: cell(location), length: cells(size) };
+        let run = Run { start: location.0, length: cells(size) };
         self.used -= run.length;
         self.join_free(run);
     }
@@ -108,17 +101,17 @@ impl Arena {
 
     /// Adds a free run, joined with free neighbours in the same chunk.
     fn join_free(&mut self, mut run: Run) {
-        let chunk = run.start / CELLS_PER_CHUNK;
+        let chunk = run.start / CHUNK_CELLS;
         if let Some((&start, &length)) = self.by_start.range(..run.start).next_back()
             && start + length == run.start
-            && start / CELLS_PER_CHUNK == chunk
+            && start / CHUNK_CELLS == chunk
         {
             self.remove_free(Run { start, length });
             run = Run { start, length: length + run.length };
         }
         let end = run.start + run.length;
         if let Some(&length) = self.by_start.get(&end)
-            && end / CELLS_PER_CHUNK == chunk
+            && end / CHUNK_CELLS == chunk
         {
             self.remove_free(Run { start: end, length });
             run.length += length;
@@ -153,16 +146,6 @@ pub struct ArenaFill {
 /// Cells that `size` bytes take up.
 fn cells(size: usize) -> u32 {
     u32::try_from(size.div_ceil(CELL_SIZE).max(1)).expect("an entry is smaller than a chunk")
-}
-
-/// Where a cell lies.
-fn location(cell: u32) -> Location {
-    Location::new(cell / CELLS_PER_CHUNK, (cell % CELLS_PER_CHUNK) * CELL_SIZE as u32)
-}
-
-/// The number of the cell at a location.
-fn cell(location: Location) -> u32 {
-    location.chunk() * CELLS_PER_CHUNK + location.offset() / CELL_SIZE as u32
 }
 
 /// The arena's bytes, mapped from the BPF array (or from nowhere, in tests).
@@ -225,22 +208,23 @@ impl ArenaMemory {
     fn words(&self, location: Location, count: usize) -> Option<*mut u64> {
         let start = location.chunk() as usize * CHUNK_SIZE + location.offset() as usize;
         let end = start.checked_add(count.checked_mul(8)?)?;
-        if !start.is_multiple_of(8) || end > self.map.len() {
+        if end > self.map.len() {
             return None;
         }
-        // SAFETY: `start` lies inside the mapping, as just checked.
+        // SAFETY: `start` lies inside the mapping, as just checked; cells are aligned.
         Some(unsafe { self.map.as_mut_ptr().add(start) }.cast())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use dns_common::entry::MAX_ENTRY_SIZE;
     use proptest::prelude::*;
 
     use super::*;
 
     /// Bytes of a chunk that are handed out.
-    const USABLE: usize = USABLE_CELLS as usize * CELL_SIZE;
+    const USABLE: usize = CHUNK_CELLS as usize * CELL_SIZE;
 
     #[test]
     fn entries_never_cross_chunks() {
@@ -257,7 +241,7 @@ mod tests {
     fn behind_every_beginning_is_room_for_the_longest_entry() {
         let mut arena = Arena::new(1);
         let last = std::iter::from_fn(|| arena.allocate(CELL_SIZE)).last().unwrap();
-        assert_eq!(last.offset() as usize + MAX_ENTRY_SIZE, CHUNK_SIZE);
+        assert!(last.offset() as usize + MAX_ENTRY_SIZE <= CHUNK_SIZE);
     }
 
     #[test]
@@ -294,16 +278,15 @@ mod tests {
     #[test]
     fn memory_refuses_places_outside() {
         let memory = memory(1);
-        assert_eq!(memory.read(Location::new(1, 0), 1), None);
-        assert_eq!(memory.read(Location::new(0, (CHUNK_SIZE - 8) as u32), 2), None);
-        assert_eq!(memory.read(Location::new(0, 4), 1), None, "not aligned");
-        assert_eq!(memory.last_used_ns(Location::new(7, 0)), 0);
+        assert_eq!(memory.read(Location(CHUNK_CELLS), 1), None);
+        assert_eq!(memory.read(Location(CHUNK_CELLS - 1), (CELL_SIZE + 2 * MAX_ENTRY_SIZE) / 8 + 1), None);
+        assert_eq!(memory.last_used_ns(Location(7 * CHUNK_CELLS)), 0);
     }
 
     #[test]
     fn the_mark_is_left_out_of_comparisons() {
         let memory = memory(1);
-        let place = Location::new(0, 64);
+        let place = Location(1);
         memory.write(place, &[7, 1, 2]);
         assert!(memory.equals_unmarked(place, &[0, 1, 2]));
         assert!(!memory.equals_unmarked(place, &[7, 1, 3]));
@@ -336,11 +319,11 @@ mod tests {
                     _ => {}
                 }
                 let mut spans: Vec<(u32, u32)> = live.iter().chain(&waiting)
-                    .map(|&(place, size)| (cell(place), cell(place) + cells(size))).collect();
+                    .map(|&(place, size)| (place.0, place.0 + cells(size))).collect();
                 spans.sort_unstable();
                 prop_assert!(spans.windows(2).all(|pair| pair[0].1 <= pair[1].0));
                 let inside = spans.iter().all(|&(start, end)| {
-                    start / CELLS_PER_CHUNK == (end - 1) / CELLS_PER_CHUNK && end <= 2 * CELLS_PER_CHUNK
+                    start / CHUNK_CELLS == (end - 1) / CHUNK_CELLS && end <= 2 * CHUNK_CELLS
                 });
                 prop_assert!(inside);
             }

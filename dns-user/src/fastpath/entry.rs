@@ -34,9 +34,14 @@ pub(super) struct Encoded {
 }
 
 impl Encoded {
-    /// Lays out the entry of `name`, with the addresses in a fixed order so
+    /// Lays out the entry of `name`, which has this hash, with the addresses in a fixed order so
     /// that equal answers have equal bytes. The mark is zero.
-    pub(super) fn encode(&mut self, name: &Name, resolution: &Resolution) -> Result<(), Unfitting> {
+    pub(super) fn encode(
+        &mut self,
+        hash: u64,
+        name: &Name,
+        resolution: &Resolution,
+    ) -> Result<(), Unfitting> {
         let Resolution { outcome, v4, v6, checks: _ } = resolution;
         let wire = name.as_wire();
         if name.labels().any(|label| label.contains(&0)) {
@@ -59,6 +64,7 @@ impl Encoded {
         let count = |length: usize| u16::try_from(length).expect("lists and names are bounded above");
         let header = EntryHeader {
             last_used_ns: 0,
+            hash,
             name_len: count(wire.len()),
             v4_count: count(v4.len()),
             v6_count: count(v6.len()),
@@ -139,13 +145,17 @@ mod tests {
         let name: Name = "a.bosh".parse().unwrap();
         let mut entry = Encoded::default();
         entry
-            .encode(&name, &resolution(Outcome::Found, &[[10, 0, 0, 2], [10, 0, 0, 1], [9, 9, 9, 9]], &[7]))
+            .encode(
+                7,
+                &name,
+                &resolution(Outcome::Found, &[[10, 0, 0, 2], [10, 0, 0, 1], [9, 9, 9, 9]], &[7]),
+            )
             .unwrap();
         let bytes = entry.words().as_bytes();
-        let header = EntryHeader::read_from_bytes(&bytes[..16]).unwrap();
-        assert_eq!((header.name_len, header.v4_count, header.v6_count), (8, 3, 1));
-        assert_eq!(&bytes[16..24], name.as_wire());
-        assert_eq!(&bytes[24..40], [9, 9, 9, 9, 10, 0, 0, 1, 10, 0, 0, 2, 0, 0, 0, 0]);
+        let header = EntryHeader::read_from_bytes(&bytes[..24]).unwrap();
+        assert_eq!((header.hash, header.name_len, header.v4_count, header.v6_count), (7, 8, 3, 1));
+        assert_eq!(&bytes[24..32], name.as_wire());
+        assert_eq!(&bytes[32..48], [9, 9, 9, 9, 10, 0, 0, 1, 10, 0, 0, 2, 0, 0, 0, 0]);
         assert_eq!(bytes[header.v6_offset() + 15], 7);
         assert_eq!(header.size(), entry.size());
     }
@@ -157,8 +167,8 @@ mod tests {
         for (outcome, rcodes) in
             [(Outcome::Found, (0, 0)), (Outcome::NoSuchName, (3, 3)), (Outcome::Malformed, (1, 0))]
         {
-            entry.encode(&name, &resolution(outcome, &[[1, 2, 3, 4]], &[])).unwrap();
-            let header = EntryHeader::read_from_bytes(&entry.words().as_bytes()[..16]).unwrap();
+            entry.encode(7, &name, &resolution(outcome, &[[1, 2, 3, 4]], &[])).unwrap();
+            let header = EntryHeader::read_from_bytes(&entry.words().as_bytes()[..24]).unwrap();
             assert_eq!((header.rcode, header.rcode_other), rcodes);
             assert_eq!(header.v4_count, u16::from(outcome == Outcome::Found), "no addresses beside an error");
         }
@@ -168,27 +178,27 @@ mod tests {
     fn what_the_program_cannot_hold_is_refused() {
         let mut entry = Encoded::default();
         let nul = Name::from_text("a\\000b.bosh").unwrap();
-        assert_eq!(entry.encode(&nul, &resolution(Outcome::Found, &[], &[])), Err(Unfitting::NulByte));
+        assert_eq!(entry.encode(7, &nul, &resolution(Outcome::Found, &[], &[])), Err(Unfitting::NulByte));
         let many: Vec<[u8; 4]> = (0..=MAX_V4 as u32).map(|n| n.to_be_bytes()).collect();
         let name: Name = "a.bosh".parse().unwrap();
         assert_eq!(
-            entry.encode(&name, &resolution(Outcome::Found, &many, &[])),
+            entry.encode(7, &name, &resolution(Outcome::Found, &many, &[])),
             Err(Unfitting::TooManyAddresses)
         );
-        assert_eq!(entry.encode(&name, &resolution(Outcome::Found, &many[1..], &[])), Ok(()));
+        assert_eq!(entry.encode(7, &name, &resolution(Outcome::Found, &many[1..], &[])), Ok(()));
     }
 
     #[test]
     fn names_are_read_back() {
         let memory = ArenaMemory::new(memmap2::MmapMut::map_anon(CHUNK_SIZE).unwrap().into());
-        let place = Location::new(0, 128);
+        let place = Location(2);
         for text in [".", "a", "seven77.example", "q-s0.q-g1.bosh"] {
             let name: Name = text.parse().unwrap();
             let mut entry = Encoded::default();
-            entry.encode(&name, &resolution(Outcome::Found, &[[1, 2, 3, 4]], &[])).unwrap();
+            entry.encode(7, &name, &resolution(Outcome::Found, &[[1, 2, 3, 4]], &[])).unwrap();
             memory.write(place, entry.words());
             assert_eq!(read_name(&memory, place), Some(name));
         }
-        assert_eq!(read_name(&memory, Location::new(0, 4096)), None, "zeros are no entry");
+        assert_eq!(read_name(&memory, Location(64)), None, "zeros are no entry");
     }
 }

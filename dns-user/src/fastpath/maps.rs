@@ -1,31 +1,23 @@
-//! The kernel's maps as userspace sees them: `NAMES` by system calls, the
-//! others as mapped memory.
+//! The kernel's maps as userspace sees them: mapped memory, all of them.
 
 use std::{
     io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::BorrowedFd,
     sync::{
         Arc,
         atomic::{AtomicU32, AtomicU64, Ordering, fence},
     },
-    time::Duration,
 };
 
 use dns_common::{
     control::{Control, Endpoint, MAX_ENDPOINTS},
     counters::{CpuCounters, INTERFACE_SLOTS},
-    entry::{CHUNK_SIZE, Location},
+    entry::CHUNK_SIZE,
+    index::Pair,
 };
 use memmap2::{MmapOptions, MmapRaw};
 
-use super::{arena::ArenaMemory, sys, table::NameMap};
-
-/// How long cells stay in quarantine where the kernel refuses membarrier. A
-/// program run takes microseconds; this is a wide margin, not a proof.
-const GRACE_WITHOUT_MEMBARRIER: Duration = Duration::from_secs(2);
-
-/// Fewer elements than this are set one by one.
-const SMALLEST_BATCH: usize = 8;
+use super::{arena::ArenaMemory, index::IndexMemory, sys};
 
 /// Maps `length` bytes of an mmap-able BPF array.
 fn map_shared(map: BorrowedFd<'_>, length: usize) -> io::Result<MmapRaw> {
@@ -44,71 +36,15 @@ pub(super) fn map_arena(map: BorrowedFd<'_>) -> io::Result<ArenaMemory> {
     Ok(ArenaMemory::new(map_shared(map, chunks as usize * CHUNK_SIZE)?))
 }
 
-/// The `NAMES` map by its descriptor.
-#[derive(Clone, Debug)]
-pub(super) struct KernelNames {
-    /// The map.
-    fd: Arc<OwnedFd>,
-    /// Whether the kernel takes batches, as far as we know.
-    batches: bool,
-}
-
-impl KernelNames {
-    /// Wraps the map.
-    pub(super) fn new(fd: Arc<OwnedFd>) -> Self {
-        Self { fd, batches: true }
+/// Maps the index of these entries: all elements of `NAMES`.
+pub(super) fn map_index(map: BorrowedFd<'_>, entries: Arc<ArenaMemory>) -> io::Result<IndexMemory> {
+    let (value_size, elements) = sys::map_shape(map)?;
+    if value_size as usize != size_of::<Pair>() {
+        return Err(io::Error::other(format!(
+            "an index with elements of {value_size} bytes: another layout"
+        )));
     }
-
-    /// Where the entry of a key lies; `None`: no such key, or the kernel does not say.
-    pub(super) fn get(&self, key: u64) -> Option<Location> {
-        sys::map_lookup(self.fd.as_fd(), key).ok().flatten().map(Location)
-    }
-
-    /// All keys and locations, at most `limit`; for a map that nobody changes.
-    pub(super) fn entries(&self, limit: usize) -> io::Result<Vec<(u64, Location)>> {
-        let mut entries = Vec::new();
-        let mut key = None;
-        while entries.len() < limit
-            && let Some(next) = sys::map_next_key(self.fd.as_fd(), key)?
-        {
-            if let Some(location) = self.get(next) {
-                entries.push((next, location));
-            }
-            key = Some(next);
-        }
-        Ok(entries)
-    }
-}
-
-impl NameMap for KernelNames {
-    fn set(&mut self, keys: &[u64], locations: &[Location]) -> Vec<(u64, io::Error)> {
-        let values: Vec<u64> = locations.iter().map(|location| location.0).collect();
-        let mut done = 0;
-        if self.batches && keys.len() >= SMALLEST_BATCH {
-            let (set, result) = sys::map_update_batch(self.fd.as_fd(), keys, &values);
-            done = set;
-            if set == 0 && result.is_err() {
-                // A kernel before 5.6, or a sandbox that knows only the old commands.
-                self.batches = false;
-            }
-        }
-        // What a batch left over meets its own error here, one by one.
-        keys[done..]
-            .iter()
-            .zip(&values[done..])
-            .filter_map(|(&key, &value)| {
-                sys::map_update(self.fd.as_fd(), key, value).err().map(|error| (key, error))
-            })
-            .collect()
-    }
-
-    fn remove(&mut self, key: u64) -> io::Result<()> {
-        sys::map_delete(self.fd.as_fd(), key).map(drop)
-    }
-
-    fn grace_period(&mut self, waited: Duration) -> bool {
-        sys::rcu_grace_period().is_ok() || waited >= GRACE_WITHOUT_MEMBARRIER
-    }
+    Ok(IndexMemory::new(map_shared(map, elements as usize * size_of::<Pair>())?, entries))
 }
 
 /// The `CONTROL` map, mapped: what userspace tells the program.

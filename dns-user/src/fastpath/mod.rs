@@ -9,6 +9,7 @@ mod arena;
 mod counters;
 mod entry;
 mod hooks;
+mod index;
 mod interfaces;
 mod learn;
 mod lease;
@@ -46,10 +47,11 @@ pub use self::{
     tap::{Tap, TapItem},
 };
 use self::{
+    index::Index,
     interfaces::{Interfaces, Selection, Setting},
     learn::LearnFilter,
     lease::Lease,
-    maps::{ControlPage, CounterPages, KernelNames},
+    maps::{ControlPage, CounterPages},
     netlink::Socket,
     object::Object,
     pins::Pins,
@@ -170,7 +172,7 @@ pub struct FastPath {
     /// Pins.
     pins: Option<Pins>,
     /// `NAMES`, to tell our pins from a successor's.
-    names: Arc<std::os::fd::OwnedFd>,
+    names_fd: Arc<std::os::fd::OwnedFd>,
     /// What to do at the end.
     on_stop: OnStop,
 }
@@ -194,10 +196,11 @@ impl FastPath {
             xdp,
             tc,
             tc_second,
-            names,
+            names_fd,
             arena_fd,
             control_fd,
             counters_fd,
+            index,
             arena,
             control,
             counters,
@@ -226,19 +229,24 @@ impl FastPath {
 
         let lease = Lease::new(control.clone(), config.lease);
         let filter = Arc::new(LearnFilter::new());
-        let kernel_names = KernelNames::new(names.clone());
-        let table =
-            Table::new(kernel_names.clone(), arena.clone(), seed, limits, health, admission, filter.clone());
-        let publisher =
-            PublisherThread::start(kernel_names, arena, seed, filter, table, lease.clone(), earlier)
-                .map_err(|error| FastPathError::io("starting the publisher", error))?;
+        let table = Table::new(
+            Index::new(index.clone()),
+            arena.clone(),
+            seed,
+            limits,
+            health,
+            admission,
+            filter.clone(),
+        );
+        let publisher = PublisherThread::start(index, arena, seed, filter, table, lease.clone(), earlier)
+            .map_err(|error| FastPathError::io("starting the publisher", error))?;
 
         let pin_maps = {
-            let (pins, names) = (pins.clone(), names.clone());
+            let (pins, names_fd) = (pins.clone(), names_fd.clone());
             move || {
                 let Some(pins) = pins else { return };
                 let maps = [
-                    (names::NAMES, names.as_fd()),
+                    (names::NAMES, names_fd.as_fd()),
                     (names::ARENA, arena_fd.as_fd()),
                     (names::CONTROL, control_fd.as_fd()),
                     (names::COUNTERS, counters_fd.as_fd()),
@@ -269,7 +277,7 @@ impl FastPath {
             tap: Mutex::new(tap),
             counters,
             pins,
-            names,
+            names_fd,
             on_stop: config.on_stop,
         })
     }
@@ -349,7 +357,7 @@ impl FastPath {
         if self.on_stop == OnStop::Detach
             && let Some(pins) = self.pins.take()
             // Those of a predecessor, if this server ended before it took over.
-            && (pins.maps_are(self.names.as_fd()) || pins.pinned_links().is_empty())
+            && (pins.maps_are(self.names_fd.as_fd()) || pins.pinned_links().is_empty())
             && let Err(error) = pins.remove()
         {
             tracing::warn!(%error, "cannot remove the pinned maps");

@@ -12,14 +12,15 @@ use aya::{
     programs::{ProgramError, ProgramFd, SchedClassifier, Xdp},
 };
 use dns_common::{
-    entry::{CHUNK_SIZE, MAX_ENTRY_SIZE},
+    entry::{CHUNK_CELLS, CHUNK_SIZE, MAX_ENTRY_SIZE},
     object,
 };
 
 use super::{
     FastPathError, OBJECT,
     arena::ArenaMemory,
-    maps::{ControlPage, CounterPages, map_arena},
+    index::{self, IndexMemory},
+    maps::{ControlPage, CounterPages, map_arena, map_index},
     messages::{self, Messages},
     table::Limits,
 };
@@ -53,14 +54,16 @@ pub(super) struct Object {
     pub(super) tc: ProgramFd,
     /// The tc program behind XDP.
     pub(super) tc_second: ProgramFd,
-    /// `NAMES`.
-    pub(super) names: Arc<OwnedFd>,
+    /// `NAMES`, to be pinned.
+    pub(super) names_fd: Arc<OwnedFd>,
     /// `ARENA`, to be pinned.
     pub(super) arena_fd: OwnedFd,
     /// `CONTROL`, to be pinned.
     pub(super) control_fd: OwnedFd,
     /// `COUNTERS`, to be pinned.
     pub(super) counters_fd: OwnedFd,
+    /// `NAMES`, mapped.
+    pub(super) index: Arc<IndexMemory>,
     /// `ARENA`, mapped.
     pub(super) arena: Arc<ArenaMemory>,
     /// `CONTROL`, mapped.
@@ -82,8 +85,10 @@ impl Object {
         let chunks = chunks(max_names);
         let cpus = possible_cpus().map_err(|error| FastPathError::io("reading the possible CPUs", error))?;
         let names = u32::try_from(limits.useful + limits.negative).unwrap_or(u32::MAX);
+        // There cannot be more entries than cells.
+        let elements = index::elements(names.min(chunks * CHUNK_CELLS));
         let mut ebpf = EbpfLoader::new()
-            .map_max_entries(object::NAMES, names)
+            .map_max_entries(object::NAMES, elements)
             .map_max_entries(object::ARENA, chunks)
             .map_max_entries(object::COUNTERS, cpus)
             .map_max_entries(messages::MAP, messages::BUFFER_SIZE)
@@ -93,12 +98,15 @@ impl Object {
         let xdp = load_xdp(&mut ebpf)?;
         let tc = load_tc(&mut ebpf, object::TC_PROGRAM)?;
         let tc_second = load_tc(&mut ebpf, object::TC_SECOND_PROGRAM)?;
-        let names = take_fd(&mut ebpf, object::NAMES)?;
+        let names_fd = take_fd(&mut ebpf, object::NAMES)?;
         let arena_fd = take_fd(&mut ebpf, object::ARENA)?;
         let control_fd = take_fd(&mut ebpf, object::CONTROL)?;
         let counters_fd = take_fd(&mut ebpf, object::COUNTERS)?;
         let mapped = |what: &str, error| FastPathError::io(&format!("mapping {what}"), error);
         let arena = map_arena(arena_fd.as_fd()).map_err(|error| mapped(object::ARENA, error))?;
+        let arena = Arc::new(arena);
+        let index =
+            map_index(names_fd.as_fd(), arena.clone()).map_err(|error| mapped(object::NAMES, error))?;
         let control = ControlPage::map(control_fd.as_fd()).map_err(|error| mapped(object::CONTROL, error))?;
         let counters =
             CounterPages::map(counters_fd.as_fd()).map_err(|error| mapped(object::COUNTERS, error))?;
@@ -108,11 +116,12 @@ impl Object {
             xdp,
             tc,
             tc_second,
-            names: Arc::new(names),
+            names_fd: Arc::new(names_fd),
             arena_fd,
             control_fd,
             counters_fd,
-            arena: Arc::new(arena),
+            index: Arc::new(index),
+            arena,
             control: Arc::new(control),
             counters: Arc::new(counters),
             tap,
@@ -179,7 +188,7 @@ fn own_fd(fd: &ProgramFd) -> Result<ProgramFd, ProgramError> {
 /// A descriptor of our own for a map.
 fn take_fd(ebpf: &mut Ebpf, name: &'static str) -> Result<OwnedFd, FastPathError> {
     let data = match ebpf.take_map(name) {
-        Some(Map::HashMap(data) | Map::Array(data)) => data,
+        Some(Map::Array(data)) => data,
         _ => return Err(FastPathError::Incomplete(name)),
     };
     let fd: BorrowedFd<'_> = data.fd().as_fd();
@@ -235,6 +244,6 @@ mod tests {
         assert_eq!(limits(0), Limits { useful: 1, listed: 1, negative: MIN_NEGATIVE });
         assert_eq!(chunks(65_536), 12);
         assert_eq!(chunks(1), 2);
-        assert_eq!(chunks(u32::MAX), 512);
+        assert_eq!(chunks(u32::MAX), 504);
     }
 }

@@ -18,6 +18,7 @@ use std::{
         unix::fs::MetadataExt as _,
     },
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use dns_common::{LAYOUT_VERSION, object};
@@ -28,7 +29,7 @@ use nix::{
 
 use super::{
     entry::read_name,
-    maps::{KernelNames, map_arena},
+    maps::{map_arena, map_index},
     sys::{self, LinkKind},
 };
 use crate::name::Name;
@@ -131,9 +132,9 @@ impl Pins {
         let read = || -> io::Result<Vec<Name>> {
             let names = sys::open_pin(&self.maps().join(object::NAMES))?;
             let arena = sys::open_pin(&self.maps().join(object::ARENA))?;
-            let memory = map_arena(arena.as_fd())?;
-            let entries = KernelNames::new(names.into()).entries(limit)?;
-            Ok(entries.iter().filter_map(|&(_, location)| read_name(&memory, location)).collect())
+            let memory = Arc::new(map_arena(arena.as_fd())?);
+            let index = map_index(names.as_fd(), memory.clone())?;
+            Ok(index.locations().take(limit).filter_map(|location| read_name(&memory, location)).collect())
         };
         match read() {
             Ok(names) => names,

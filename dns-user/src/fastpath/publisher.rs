@@ -16,10 +16,11 @@ use tokio::sync::{oneshot, watch};
 use super::{
     arena::ArenaMemory,
     entry::{read_header, read_name},
+    index::IndexMemory,
     learn::LearnFilter,
     lease::Lease,
-    maps::{ControlPage, KernelNames},
-    table::{Answers, NameMap, Table, TableStatus},
+    maps::ControlPage,
+    table::{Answers, Table, TableStatus},
 };
 use crate::name::Name;
 
@@ -47,8 +48,8 @@ struct Handle {
     filter: Arc<LearnFilter>,
     /// Seed of the keys.
     seed: u64,
-    /// The map, for reading marks.
-    names: KernelNames,
+    /// The index, for reading marks.
+    index: Arc<IndexMemory>,
     /// The entries, for reading marks.
     memory: Arc<ArenaMemory>,
     /// Where the program is told how to mark.
@@ -121,7 +122,7 @@ impl Publisher {
     /// The header of the entry of this name.
     fn header(&self, name: &Name) -> Option<EntryHeader> {
         let handle = self.inner.as_ref()?;
-        let location = handle.names.get(hash_name(handle.seed, name.as_wire()))?;
+        let location = handle.index.get(hash_name(handle.seed, name.as_wire()))?;
         let header = read_header(&handle.memory, location)?;
         // The name is another one if hashes collide, or if these cells were
         // given to another entry just now.
@@ -188,11 +189,11 @@ impl PublisherThread {
     /// Starts the thread. `earlier` are names that a predecessor had learned:
     /// they are learned as soon as there is a snapshot to resolve them by.
     pub(super) fn start(
-        names: KernelNames,
+        index: Arc<IndexMemory>,
         memory: Arc<ArenaMemory>,
         seed: u64,
         filter: Arc<LearnFilter>,
-        table: Table<KernelNames>,
+        table: Table,
         lease: Lease,
         earlier: Vec<Name>,
     ) -> io::Result<Self> {
@@ -211,7 +212,7 @@ impl PublisherThread {
             earlier,
         };
         let thread = thread::Builder::new().name("publisher".into()).spawn(move || worker.run())?;
-        let handle = Handle { control, learn, filter, seed, names, memory, page };
+        let handle = Handle { control, learn, filter, seed, index, memory, page };
         Ok(Self {
             publisher: Publisher { inner: Some(Arc::new(handle)) },
             shared: Shared { status, installs },
@@ -231,9 +232,9 @@ impl PublisherThread {
 }
 
 /// The state of the thread.
-struct Worker<M> {
+struct Worker {
     /// What is published.
-    table: Table<M>,
+    table: Table,
     /// What keeps the program answering.
     lease: Lease,
     /// Events that must not be lost.
@@ -248,7 +249,7 @@ struct Worker<M> {
     earlier: Vec<Name>,
 }
 
-impl<M: NameMap> Worker<M> {
+impl Worker {
     /// Works until told to stop, or until all handles are gone.
     fn run(mut self) {
         let interval = self.lease.interval();
@@ -256,7 +257,7 @@ impl<M: NameMap> Worker<M> {
         loop {
             // Before the first snapshot there is nothing to lease.
             if *self.installed.borrow() > 0 && renewed.is_none_or(|at| at.elapsed() >= interval) {
-                self.renew();
+                self.lease.renew();
                 renewed = Some(Instant::now());
             }
             let wait = interval.min(IDLE);
@@ -303,7 +304,6 @@ impl<M: NameMap> Worker<M> {
                 for name in std::mem::take(&mut self.earlier) {
                     table.learn(&name);
                 }
-                table.flush();
                 let status = table.status();
                 tracing::info!(
                     published = status.published,
@@ -315,7 +315,7 @@ impl<M: NameMap> Worker<M> {
                 if status.unfitting.total() > 0 {
                     tracing::warn!(unfitting = ?status.unfitting, "names that the interface cannot answer are answered from above");
                 }
-                self.renew();
+                self.lease.renew();
                 self.installed.send_modify(|count| *count += 1);
             }
             Event::HealthChanged(instances) => table.health_changed(&instances, &mut progress),
@@ -338,16 +338,6 @@ impl<M: NameMap> Worker<M> {
                 Ok(name) => self.table.learn(&name),
                 Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
             }
-        }
-        self.table.flush();
-    }
-
-    /// Renews the lease, unless the map cannot be trusted.
-    fn renew(&self) {
-        if self.table.is_broken() {
-            self.lease.end();
-        } else {
-            self.lease.renew();
         }
     }
 

@@ -1,6 +1,6 @@
 //! The system calls that aya does not wrap, or wraps with a fallback that is
 //! in the way here: links by interface index (aya falls back to netlink
-//! attachments, which cannot be pinned), link updates, batches, pins.
+//! attachments, which cannot be pinned), link updates, pins.
 //!
 //! Layouts are those of `union bpf_attr` in the kernel's `linux/bpf.h`; a
 //! kernel takes a longer attribute than it knows as long as the rest is zero.
@@ -15,14 +15,6 @@ use std::{
     path::Path,
 };
 
-/// `BPF_MAP_LOOKUP_ELEM`.
-const MAP_LOOKUP: libc::c_long = 1;
-/// `BPF_MAP_UPDATE_ELEM`.
-const MAP_UPDATE: libc::c_long = 2;
-/// `BPF_MAP_DELETE_ELEM`.
-const MAP_DELETE: libc::c_long = 3;
-/// `BPF_MAP_GET_NEXT_KEY`.
-const MAP_NEXT_KEY: libc::c_long = 4;
 /// `BPF_OBJ_PIN`.
 const OBJ_PIN: libc::c_long = 6;
 /// `BPF_OBJ_GET`.
@@ -31,8 +23,6 @@ const OBJ_GET: libc::c_long = 7;
 const PROG_BY_ID: libc::c_long = 13;
 /// `BPF_OBJ_GET_INFO_BY_FD`.
 const OBJ_INFO: libc::c_long = 15;
-/// `BPF_MAP_UPDATE_BATCH`, kernel 5.6.
-const MAP_UPDATE_BATCH: libc::c_long = 26;
 /// `BPF_LINK_CREATE`, kernel 5.7; for XDP 5.9, for tcx 6.6.
 const LINK_CREATE: libc::c_long = 28;
 /// `BPF_LINK_UPDATE`, kernel 5.7.
@@ -77,14 +67,6 @@ impl Attributes {
         self.u64(offset, pointer as u64)
     }
 
-    /// The 32-bit field at `offset`, after the call.
-    fn read_u32(&self, offset: usize) -> u32 {
-        let high = (offset.is_multiple_of(8)) == cfg!(target_endian = "big");
-        let word = self.0[offset / 8];
-        // Truncation is the point: one half of the word.
-        if high { (word >> 32) as u32 } else { word as u32 }
-    }
-
     /// Calls `bpf(command)`; pointers inside must be valid for what the command does with them.
     fn call(&mut self, command: libc::c_long) -> io::Result<libc::c_long> {
         // SAFETY: the attribute block outlives the call and its size is passed
@@ -99,62 +81,6 @@ impl Attributes {
         let fd = i32::try_from(fd).map_err(io::Error::other)?;
         // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-    }
-}
-
-/// Sets one element of a map with 8-byte keys and values.
-pub(super) fn map_update(map: BorrowedFd<'_>, key: u64, value: u64) -> io::Result<()> {
-    Attributes::default().fd(0, map).pointer(8, &key).pointer(16, &value).call(MAP_UPDATE).map(drop)
-}
-
-/// Removes one element; `Ok(false)`: it was not there.
-pub(super) fn map_delete(map: BorrowedFd<'_>, key: u64) -> io::Result<bool> {
-    present(Attributes::default().fd(0, map).pointer(8, &key).call(MAP_DELETE)).map(|found| found.is_some())
-}
-
-/// Reads one element; `None`: it is not there.
-pub(super) fn map_lookup(map: BorrowedFd<'_>, key: u64) -> io::Result<Option<u64>> {
-    let mut value = 0_u64;
-    let call = Attributes::default().fd(0, map).pointer(8, &key).pointer(16, &raw mut value).call(MAP_LOOKUP);
-    Ok(present(call)?.map(|_| value))
-}
-
-/// The key after `key`, or the first one; `None` at the end.
-pub(super) fn map_next_key(map: BorrowedFd<'_>, key: Option<u64>) -> io::Result<Option<u64>> {
-    let mut next = 0_u64;
-    let mut attributes = Attributes::default().fd(0, map).pointer(16, &raw mut next);
-    if let Some(key) = &key {
-        attributes = attributes.pointer(8, key);
-    }
-    Ok(present(attributes.call(MAP_NEXT_KEY))?.map(|_| next))
-}
-
-/// Sets many elements with one call; says how many were set, and why it stopped short.
-pub(super) fn map_update_batch(map: BorrowedFd<'_>, keys: &[u64], values: &[u64]) -> (usize, io::Result<()>) {
-    assert_eq!(keys.len(), values.len(), "every key has its value");
-    let count = u32::try_from(keys.len()).expect("a batch is far below 2^32");
-    let mut attributes = Attributes::default()
-        .pointer(16, keys.as_ptr())
-        .pointer(24, values.as_ptr())
-        .u32(32, count)
-        .fd(36, map);
-    let result = attributes.call(MAP_UPDATE_BATCH);
-    match result {
-        Ok(_) => (keys.len(), Ok(())),
-        // A kernel that does not know the command leaves `count` as it was.
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) && attributes.read_u32(32) == count => {
-            (0, Err(error))
-        }
-        Err(error) => ((attributes.read_u32(32) as usize).min(keys.len()), Err(error)),
-    }
-}
-
-/// Turns ENOENT into `None`.
-fn present(result: io::Result<libc::c_long>) -> io::Result<Option<()>> {
-    match result {
-        Ok(_) => Ok(Some(())),
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
-        Err(error) => Err(error),
     }
 }
 
@@ -311,7 +237,7 @@ mod tests {
         assert_eq!(&bytes[4..8], &2_u32.to_ne_bytes());
         assert_eq!(&bytes[8..16], &3_u64.to_ne_bytes());
         assert_eq!(&bytes[36..40], &4_u32.to_ne_bytes());
-        assert_eq!((attributes.read_u32(4), attributes.read_u32(36)), (2, 4));
+        assert_eq!(&bytes[4..8], &2_u32.to_ne_bytes());
     }
 
     #[test]

@@ -1,8 +1,7 @@
-//! What is published: the one table behind the `NAMES` map, and the rules for
-//! what enters, changes and leaves it. Pure but for the [`NameMap`] that it is
-//! given, so all of it is tested without a kernel.
+//! What is published, and the rules for what enters, changes and leaves it. All
+//! it needs of the kernel is memory, so all of it is tested without a program.
 //!
-//! Three kinds of names share the map:
+//! Three kinds of names share the index:
 //!
 //! * [`Kind::Published`]: the snapshot lists them. Never evicted.
 //! * [`Kind::Learned`]: asked for and resolved in userspace. Evicted by second
@@ -13,7 +12,6 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeSet, VecDeque},
-    io,
     net::IpAddr,
     sync::Arc,
     time::{Duration, Instant},
@@ -26,15 +24,18 @@ use super::{
     Admission,
     arena::{Arena, ArenaFill, ArenaMemory},
     entry::{Encoded, Unfitting as EntryUnfitting},
+    index::Index,
     learn::LearnFilter,
+    sys,
 };
 use crate::{
     name::Name,
     resolve::{Health, Outcome, Resolution},
 };
 
-/// Names that go into the map with one system call.
-const BATCH: usize = 1024;
+/// How long cells stay in quarantine where the kernel refuses membarrier. A
+/// program run takes microseconds; this is a wide margin, not a proof.
+const GRACE_WITHOUT_MEMBARRIER: Duration = Duration::from_secs(2);
 
 /// Names that a new snapshot is asked for first, because they were used last.
 const HOTTEST: usize = 1024;
@@ -49,19 +50,6 @@ pub trait Answers: Send + Sync {
 
     /// What `name` means now; `None`: it is not ours to answer.
     fn resolve(&self, health: &dyn Health, name: &Name) -> Option<Resolution>;
-}
-
-/// The `NAMES` map: key to location.
-pub(super) trait NameMap {
-    /// Sets these elements; returns the keys that could not be set, with the reason.
-    fn set(&mut self, keys: &[u64], locations: &[Location]) -> Vec<(u64, io::Error)>;
-
-    /// Removes an element; one that is not there counts as removed.
-    fn remove(&mut self, key: u64) -> io::Result<()>;
-
-    /// Makes sure that no program run still sees what was taken out of the map
-    /// `waited` ago or earlier; `false`: that cannot be said yet.
-    fn grace_period(&mut self, waited: Duration) -> bool;
 }
 
 /// How many names there may be.
@@ -95,10 +83,8 @@ enum Unfitting {
     Entry(EntryUnfitting),
     /// Another name has the same hash.
     Collision,
-    /// The map or the arena is full of names that may not be evicted.
+    /// The index or the arena is full of names that may not be evicted.
     NoRoom,
-    /// The kernel refused the element.
-    Refused,
 }
 
 /// One name in the map.
@@ -118,21 +104,6 @@ struct Record {
     ticket: u64,
     /// The mark when it was last spared from eviction.
     spared_at_ns: u64,
-    /// Whether it waits in [`Table::pending`].
-    staged: bool,
-}
-
-/// An entry that is written, but not yet in the map.
-#[derive(Debug)]
-struct Pending {
-    /// Key in the map.
-    key: u64,
-    /// Where the new entry lies.
-    location: Location,
-    /// Bytes of the new entry.
-    size: usize,
-    /// The entry that it replaces.
-    old: Option<(Location, usize)>,
 }
 
 /// Names and sizes, for status and metrics.
@@ -154,10 +125,8 @@ pub struct TableStatus {
     pub arena: ArenaFill,
     /// Names evicted since the start.
     pub evicted: u64,
-    /// Elements written to the map since the start.
+    /// Entries written since the start.
     pub written: u64,
-    /// Why the fast path was switched off, if it was: the map could not be kept true.
-    pub broken: Option<String>,
 }
 
 /// Names of the snapshot that are not in the map, by reason.
@@ -171,8 +140,6 @@ pub struct UnfittingStatus {
     pub collision: usize,
     /// `max_names` or the arena is exhausted: they are answered by the interface once asked for.
     pub no_room: usize,
-    /// The kernel refused the element.
-    pub refused: usize,
 }
 
 impl UnfittingStatus {
@@ -182,22 +149,21 @@ impl UnfittingStatus {
     }
 
     /// Each with its label in metrics.
-    pub fn by_reason(&self) -> [(&'static str, usize); 5] {
-        let &Self { nul_byte, too_many_addresses, collision, no_room, refused } = self;
+    pub fn by_reason(&self) -> [(&'static str, usize); 4] {
+        let &Self { nul_byte, too_many_addresses, collision, no_room } = self;
         [
             ("nul_byte", nul_byte),
             ("too_many_addresses", too_many_addresses),
             ("collision", collision),
             ("no_room", no_room),
-            ("refused", refused),
         ]
     }
 }
 
 /// Everything that is published, and how to change it.
-pub(super) struct Table<M> {
-    /// The kernel's map.
-    map: M,
+pub(super) struct Table {
+    /// Where the program finds entries.
+    index: Index,
     /// Where entries are written.
     memory: Arc<ArenaMemory>,
     /// Which cells are free.
@@ -230,8 +196,6 @@ pub(super) struct Table<M> {
     beyond: usize,
     /// Those of them that are not in the map though they should be.
     unfitting: HashMap<u64, Unfitting>,
-    /// Written entries that wait for their map update.
-    pending: Vec<Pending>,
     /// The next ticket.
     next_ticket: u64,
     /// Names by kind: published, learned, negative.
@@ -240,16 +204,14 @@ pub(super) struct Table<M> {
     evicted: u64,
     /// See [`TableStatus::written`].
     written: u64,
-    /// See [`TableStatus::broken`].
-    broken: Option<String>,
     /// Scratch space of the encoder.
     encoded: Encoded,
 }
 
-impl<M: NameMap> Table<M> {
-    /// An empty table over an empty map.
+impl Table {
+    /// An empty table over an empty index.
     pub(super) fn new(
-        map: M,
+        index: Index,
         memory: Arc<ArenaMemory>,
         seed: u64,
         limits: Limits,
@@ -258,7 +220,7 @@ impl<M: NameMap> Table<M> {
         filter: Arc<LearnFilter>,
     ) -> Self {
         Self {
-            map,
+            index,
             arena: Arena::new(memory.chunks()),
             memory,
             last_free: Instant::now(),
@@ -275,12 +237,10 @@ impl<M: NameMap> Table<M> {
             listed: HashSet::new(),
             beyond: 0,
             unfitting: HashMap::new(),
-            pending: Vec::new(),
             next_ticket: 0,
             counts: [0; 3],
             evicted: 0,
             written: 0,
-            broken: None,
             encoded: Encoded::default(),
         }
     }
@@ -324,7 +284,6 @@ impl<M: NameMap> Table<M> {
                 None => self.publish_listed(*key, name),
             }
         }
-        self.flush();
     }
 
     /// Resolves the names again that hold these instances.
@@ -361,11 +320,9 @@ impl<M: NameMap> Table<M> {
                 self.refresh(key, &name);
             }
         }
-        self.flush();
     }
 
-    /// Takes in a name that was asked for in userspace. The map update waits
-    /// for [`Self::flush`].
+    /// Takes in a name that was asked for in userspace.
     pub(super) fn learn(&mut self, name: &Name) {
         let key = self.key(name);
         if self.records.contains_key(&key) {
@@ -390,42 +347,14 @@ impl<M: NameMap> Table<M> {
         }
     }
 
-    /// Brings everything that is written into the map.
-    pub(super) fn flush(&mut self) {
-        if self.pending.is_empty() {
-            return;
-        }
-        let pending = std::mem::take(&mut self.pending);
-        let keys: Vec<u64> = pending.iter().map(|entry| entry.key).collect();
-        let locations: Vec<Location> = pending.iter().map(|entry| entry.location).collect();
-        let failed: HashMap<u64, io::Error> = self.map.set(&keys, &locations).into_iter().collect();
-        self.written += (pending.len() - failed.len()) as u64;
-        for Pending { key, location, size, old } in pending {
-            if let Some(record) = self.records.get_mut(&key) {
-                record.staged = false;
-            }
-            if let Some(error) = failed.get(&key) {
-                // The map may still hold the old answer, which is no longer true.
-                tracing::warn!(%error, "the kernel refused a name; it is answered from userspace");
-                self.discard(key, location, size);
-                self.note_unfitting(key, Unfitting::Refused);
-            }
-            if let Some((location, size)) = old {
-                self.quarantine(location, size);
-            }
-        }
-    }
-
     /// Makes quarantined cells free if that can be done now. To be called when there is nothing else to do.
     pub(super) fn tidy(&mut self) {
-        if self.arena.fill().quarantined > 0 && self.map.grace_period(self.last_free.elapsed()) {
+        if self.arena.fill().quarantined == 0 {
+            return;
+        }
+        if sys::rcu_grace_period().is_ok() || self.last_free.elapsed() >= GRACE_WITHOUT_MEMBARRIER {
             self.arena.end_quarantine();
         }
-    }
-
-    /// Whether the map could not be kept true: nothing may be answered from it.
-    pub(super) fn is_broken(&self) -> bool {
-        self.broken.is_some()
     }
 
     /// Counts for status and metrics.
@@ -437,7 +366,6 @@ impl<M: NameMap> Table<M> {
                 Unfitting::Entry(EntryUnfitting::TooManyAddresses) => &mut unfitting.too_many_addresses,
                 Unfitting::Collision => &mut unfitting.collision,
                 Unfitting::NoRoom => &mut unfitting.no_room,
-                Unfitting::Refused => &mut unfitting.refused,
             } += 1;
         }
         let [published, learned, negative] = self.counts;
@@ -451,7 +379,6 @@ impl<M: NameMap> Table<M> {
             arena: self.arena.fill(),
             evicted: self.evicted,
             written: self.written,
-            broken: self.broken.clone(),
         }
     }
 
@@ -487,7 +414,7 @@ impl<M: NameMap> Table<M> {
 
     /// Writes the entry of a name, if it differs from what is there.
     fn put(&mut self, key: u64, name: &Name, kind: Kind, resolution: &Resolution) {
-        if let Err(reason) = self.encoded.encode(name, resolution) {
+        if let Err(reason) = self.encoded.encode(key, name, resolution) {
             self.remove(key);
             self.note_unfitting(key, Unfitting::Entry(reason));
             return;
@@ -508,9 +435,6 @@ impl<M: NameMap> Table<M> {
             self.note_unfitting(key, Unfitting::NoRoom);
             return;
         };
-        if self.records.get(&key).is_some_and(|record| record.staged) {
-            self.flush();
-        }
         let size = self.encoded.size();
         // The making of room may have evicted this very name.
         let old = self.records.get(&key).map(|record| (record.location, record.size));
@@ -518,34 +442,29 @@ impl<M: NameMap> Table<M> {
             self.encoded.set_mark(self.memory.last_used_ns(old));
         }
         self.memory.write(location, self.encoded.words());
+        if self.index.set(key, location, old.map(|(location, _)| location)).is_err() {
+            self.arena.free_unseen(location, size);
+            self.note_unfitting(key, Unfitting::NoRoom);
+            return;
+        }
+        self.written += 1;
         self.unfitting.remove(&key);
-        self.pending.push(Pending { key, location, size, old });
+        if let Some((location, size)) = old {
+            self.quarantine(location, size);
+        }
         if let Some(record) = self.records.get_mut(&key) {
             record.location = location;
             record.size = size;
-            record.staged = true;
         } else {
-            self.records.insert(
-                key,
-                Record {
-                    name: name.clone(),
-                    kind,
-                    location,
-                    size,
-                    instances: Box::new([]),
-                    ticket: 0,
-                    spared_at_ns: 0,
-                    staged: true,
-                },
-            );
+            let name = name.clone();
+            let instances = Box::new([]);
+            self.records
+                .insert(key, Record { name, kind, location, size, instances, ticket: 0, spared_at_ns: 0 });
             self.counts[kind as usize] += 1;
             self.queue(key, kind);
         }
         self.set_instances(key, &resolution.checks.instances);
         self.set_kind(key, kind);
-        if self.pending.len() >= BATCH {
-            self.flush();
-        }
     }
 
     /// Room for the encoded entry of a name of this kind, evicting what may be evicted for it.
@@ -571,7 +490,6 @@ impl<M: NameMap> Table<M> {
             if let Some(location) = self.arena.allocate(size) {
                 return Some(location);
             }
-            self.flush();
             self.tidy();
             if let Some(location) = self.arena.allocate(size) {
                 return Some(location);
@@ -606,41 +524,14 @@ impl<M: NameMap> Table<M> {
         false
     }
 
-    /// Takes a name out of the map.
+    /// Takes a name out of the index.
     fn remove(&mut self, key: u64) {
-        let Some(record) = self.records.get(&key) else { return };
-        if record.staged {
-            self.flush();
-        }
-        let Some(record) = self.records.get(&key) else { return };
-        let (location, size) = (record.location, record.size);
-        self.discard_record(key);
-        self.delete(key);
-        self.quarantine(location, size);
-    }
-
-    /// Drops a name whose new entry never came into the map.
-    fn discard(&mut self, key: u64, location: Location, size: usize) {
-        self.discard_record(key);
-        self.delete(key);
-        self.arena.free_unseen(location, size);
-    }
-
-    /// Removes a key from the map; a map that cannot be kept true is given up.
-    fn delete(&mut self, key: u64) {
-        if let Err(error) = self.map.remove(key) {
-            tracing::error!(%error, "a name cannot be taken out of the map: the fast path is switched off");
-            self.broken = Some(format!("a name could not be taken out of the map: {error}"));
-        }
-    }
-
-    /// Forgets a record, but for its place in the map and in the arena.
-    fn discard_record(&mut self, key: u64) {
         self.set_instances(key, &[]);
-        if let Some(record) = self.records.remove(&key) {
-            self.counts[record.kind as usize] -= 1;
-            self.filter.forget(key);
-        }
+        let Some(record) = self.records.remove(&key) else { return };
+        self.index.remove(key, record.location);
+        self.counts[record.kind as usize] -= 1;
+        self.filter.forget(key);
+        self.quarantine(record.location, record.size);
     }
 
     /// Gives cells back that programs may still be reading.

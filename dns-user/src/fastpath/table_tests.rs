@@ -1,63 +1,21 @@
-//! Tests of the table, with a map that is none.
+//! Tests of the table, with an index and an arena in ordinary memory.
 
 use std::{collections::BTreeMap, net::Ipv4Addr, sync::Mutex};
 
-use dns_common::entry::{CHUNK_SIZE, EntryHeader};
+use dns_common::{
+    entry::{CHUNK_CELLS, CHUNK_SIZE, EntryHeader},
+    index::Pair,
+};
 
 use super::*;
 use crate::{
     fastpath::{
         Everything,
         entry::{read_header, read_name},
+        index::{self, IndexMemory},
     },
     resolve::{AllRunning, Checks},
 };
-
-/// A `NAMES` map in ordinary memory, which tells what was done to it.
-#[derive(Clone, Default)]
-struct FakeMap(Arc<Mutex<FakeState>>);
-
-/// Inside of [`FakeMap`].
-#[derive(Default)]
-struct FakeState {
-    /// The elements.
-    elements: BTreeMap<u64, Location>,
-    /// Keys of the elements set so far, in order.
-    sets: Vec<u64>,
-    /// Keys that are refused.
-    refused: Vec<u64>,
-    /// Whether nothing can be removed.
-    stuck: bool,
-}
-
-impl NameMap for FakeMap {
-    fn set(&mut self, keys: &[u64], locations: &[Location]) -> Vec<(u64, io::Error)> {
-        let mut state = self.0.lock().unwrap();
-        let mut failed = Vec::new();
-        for (&key, &location) in keys.iter().zip(locations) {
-            if state.refused.contains(&key) {
-                failed.push((key, io::Error::from_raw_os_error(libc::ENOMEM)));
-            } else {
-                state.elements.insert(key, location);
-                state.sets.push(key);
-            }
-        }
-        failed
-    }
-
-    fn remove(&mut self, key: u64) -> io::Result<()> {
-        let mut state = self.0.lock().unwrap();
-        if state.stuck {
-            return Err(io::Error::from_raw_os_error(libc::EPERM));
-        }
-        state.elements.remove(&key);
-        Ok(())
-    }
-
-    fn grace_period(&mut self, _waited: Duration) -> bool {
-        true
-    }
-}
 
 /// Answers from a list: names, their addresses and whether they are listed.
 #[derive(Clone, Default)]
@@ -118,9 +76,9 @@ impl Health for Failing {
 /// A table over a fake map.
 struct Bench {
     /// The table.
-    table: Table<FakeMap>,
-    /// Its map.
-    map: FakeMap,
+    table: Table,
+    /// Its index.
+    index: Arc<IndexMemory>,
     /// Its memory.
     memory: Arc<ArenaMemory>,
 }
@@ -138,11 +96,12 @@ impl Bench {
         chunks: usize,
         health: Arc<dyn Health + Send + Sync>,
     ) -> Self {
-        let map = FakeMap::default();
-        let anonymous = memmap2::MmapMut::map_anon(chunks * CHUNK_SIZE).unwrap();
-        let memory = Arc::new(ArenaMemory::new(anonymous.into()));
+        let anonymous = |length: usize| memmap2::MmapMut::map_anon(length).unwrap().into();
+        let memory = Arc::new(ArenaMemory::new(anonymous(chunks * CHUNK_SIZE)));
+        let elements = index::elements(u32::try_from(chunks).unwrap() * CHUNK_CELLS) as usize;
+        let index = Arc::new(IndexMemory::new(anonymous(elements * size_of::<Pair>()), memory.clone()));
         let table = Table::new(
-            map.clone(),
+            Index::new(index.clone()),
             memory.clone(),
             7,
             Limits { useful, listed: useful, negative },
@@ -150,7 +109,7 @@ impl Bench {
             Arc::new(Everything),
             Arc::new(LearnFilter::new()),
         );
-        Self { table, map, memory }
+        Self { table, index, memory }
     }
 
     /// Installs answers.
@@ -162,14 +121,13 @@ impl Bench {
     /// Learns a name.
     fn learn(&mut self, text: &str) {
         self.table.learn(&name(text));
-        self.table.flush();
         self.check();
     }
 
     /// What the program would answer for a name: the last bytes of the addresses, or the RCODE.
     fn answer(&self, text: &str) -> Option<Result<Vec<u8>, u8>> {
         let key = hash_name(7, name(text).as_wire());
-        let location = *self.map.0.lock().unwrap().elements.get(&key)?;
+        let location = self.index.get(key)?;
         if read_name(&self.memory, location)? != name(text) {
             return None;
         }
@@ -186,26 +144,24 @@ impl Bench {
     /// As if the program had answered from this name at this moment.
     fn mark(&self, text: &str, at_ns: u64) {
         let key = hash_name(7, name(text).as_wire());
-        let location = self.map.0.lock().unwrap().elements[&key];
+        let location = self.index.get(key).unwrap();
         let size = read_header(&self.memory, location).unwrap().size().div_ceil(8);
         let mut words = self.memory.read(location, size).unwrap();
         words[0] = at_ns;
         self.memory.write(location, &words);
     }
 
-    /// What must hold at any time: the map holds exactly the records, counts
+    /// What must hold at any time: the index holds exactly the records, counts
     /// and limits are right, and no more memory is in use than the entries take up.
     fn check(&self) {
-        let state = self.map.0.lock().unwrap();
         let status = self.table.status();
-        assert_eq!(state.elements.len(), self.table.records.len());
+        assert_eq!(self.index.locations().count(), self.table.records.len());
         assert_eq!(status.published + status.learned + status.negative, self.table.records.len());
         assert!(status.published + status.learned <= status.max_names);
         assert!(status.negative <= status.max_negative);
         let mut used = 0;
         for (key, record) in &self.table.records {
-            assert_eq!(state.elements[key], record.location);
-            assert!(!record.staged);
+            assert_eq!(self.index.get(*key), Some(record.location));
             used += record.size.next_multiple_of(dns_common::entry::CELL_SIZE);
             for ip in &record.instances {
                 assert!(self.table.by_instance.contains(&(*ip, *key)));
@@ -239,12 +195,12 @@ fn only_differences_are_written() {
     let mut bench = Bench::new(10, 4, 1);
     let answers = Fixed::default().with("a.bosh", true, &[1, 2]).with("b.bosh", true, &[3]);
     bench.install(&answers);
-    assert_eq!(bench.map.0.lock().unwrap().sets.len(), 2);
+    assert_eq!(bench.table.status().written, 2);
     bench.install(&answers);
-    assert_eq!(bench.map.0.lock().unwrap().sets.len(), 2);
+    assert_eq!(bench.table.status().written, 2);
     bench.mark("b.bosh", 99);
     bench.install(&answers.with("b.bosh", true, &[4]));
-    assert_eq!(bench.map.0.lock().unwrap().sets.len(), 3);
+    assert_eq!(bench.table.status().written, 3);
     assert_eq!(bench.answer("b.bosh"), Some(Ok(vec![4])));
     let key = hash_name(7, name("b.bosh").as_wire());
     assert_eq!(bench.memory.last_used_ns(bench.table.records[&key].location), 99, "the mark is carried over");
@@ -258,12 +214,12 @@ fn names_used_last_are_the_first_to_change() {
     bench.install(&all(1));
     bench.mark("d.bosh", 100);
     bench.mark("b.bosh", 101);
-    bench.map.0.lock().unwrap().sets.clear();
     bench.install(&all(2));
-    let key = |text| hash_name(7, name(text).as_wire());
-    let sets = bench.map.0.lock().unwrap().sets.clone();
-    assert_eq!(sets.len(), names.len());
-    assert_eq!(sets[..2], [key("b.bosh"), key("d.bosh")]);
+    // What is written first lies first.
+    let place = |text: &str| bench.index.get(hash_name(7, name(text).as_wire())).unwrap().0;
+    let mut order = names;
+    order.sort_by_key(|text| place(text));
+    assert_eq!(order[..2], ["b.bosh", "d.bosh"]);
 }
 
 #[test]
@@ -312,7 +268,7 @@ fn a_change_of_health_touches_only_names_of_that_instance() {
     bench.table.health_changed(&[failing], &mut || {});
     bench.check();
     assert_eq!(bench.answer("a.bosh"), Some(Ok(vec![2])));
-    assert_eq!(bench.map.0.lock().unwrap().sets.len(), 3);
+    assert_eq!(bench.table.status().written, 3);
     health.0.lock().unwrap().clear();
     bench.table.health_changed(&[failing], &mut || {});
     assert_eq!(bench.answer("a.bosh"), Some(Ok(vec![1, 2])));
@@ -426,7 +382,6 @@ fn an_exhausted_arena_evicts_learned_names_and_reports_the_rest() {
     bench.install(&answers);
     for n in 0..cells / 17 + 10 {
         bench.table.learn(&name(&format!("n{n:05}.bosh")));
-        bench.table.flush();
         assert!(bench.answer(&format!("n{n:05}.bosh")).is_some());
     }
     bench.check();
@@ -444,30 +399,6 @@ fn names_that_cannot_be_entries_are_counted_and_left_out() {
     bench.install(&Fixed::default().with("a\\000b.bosh", true, &[1]).with("ok.bosh", true, &[2]));
     let status = bench.table.status();
     assert_eq!((status.published, status.unfitting.nul_byte), (1, 1));
-}
-
-#[test]
-fn a_refused_update_leaves_no_stale_answer() {
-    let mut bench = Bench::new(10, 2, 1);
-    bench.install(&Fixed::default().with("a.bosh", true, &[1]));
-    let key = hash_name(7, name("a.bosh").as_wire());
-    bench.map.0.lock().unwrap().refused.push(key);
-    bench.install(&Fixed::default().with("a.bosh", true, &[2]));
-    assert_eq!(bench.answer("a.bosh"), None);
-    assert_eq!(bench.table.status().unfitting.refused, 1);
-    assert!(!bench.table.is_broken());
-    bench.map.0.lock().unwrap().refused.clear();
-    bench.install(&Fixed::default().with("a.bosh", true, &[3]));
-    assert_eq!(bench.answer("a.bosh"), Some(Ok(vec![3])));
-}
-
-#[test]
-fn a_map_that_cannot_be_kept_true_is_given_up() {
-    let mut bench = Bench::new(10, 2, 1);
-    bench.install(&Fixed::default().with("a.bosh", true, &[1]));
-    bench.map.0.lock().unwrap().stuck = true;
-    bench.table.install(Arc::new(Fixed::default()), &mut || {});
-    assert!(bench.table.is_broken());
 }
 
 #[test]

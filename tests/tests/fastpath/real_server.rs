@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeSet,
     fs,
+    mem::offset_of,
     net::IpAddr,
     path::PathBuf,
     process::Command,
@@ -13,12 +14,19 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use aya::maps::{Array, HashMap, Map, MapData};
-use dns_common::{control::Control, name::hash_name, object};
+use aya::maps::{Array, Map, MapData};
+use dns_common::{
+    control::Control,
+    entry::{CHUNK_SIZE, EntryHeader},
+    name::hash_name,
+    object,
+};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use whole_system_tests::{
+    mapping::{Mapping, header_at, offset_in_arena},
     metrics::{Metrics, wait_for_fast_path},
+    names::Names,
     namespace::Namespace,
     process::{capture, wait_until},
     requirements,
@@ -303,11 +311,17 @@ fn a_collision_is_told_in_the_log() -> Result<()> {
     };
     let control: Array<_, [u8; size_of::<Control>()]> = Map::Array(pinned(object::CONTROL)?).try_into()?;
     let seed = Control::read_from_bytes(&control.get(&0, 0)?).expect("as long as it is").hash_seed;
-    let mut names: HashMap<_, u64, u64> = Map::HashMap(pinned(object::NAMES)?).try_into()?;
+    let mut names = Names::from_pin(pinned(object::NAMES)?)?;
     let hash = |name: &str| hash_name(seed, name_of(name).as_wire());
-    // Another name finds the entry of the published one, as if both had the same hash.
-    let place = names.get(&hash(NAME), 0)?;
-    names.insert(hash("q-s0.q-g9.bosh."), place, 0)?;
+    // Another name finds the entry of the published one, as if that had its hash.
+    let mut arena = Mapping::of(&pinned(object::ARENA)?, CHUNK_SIZE)?;
+    let places = names.get(hash(NAME))?;
+    let mut places = places.into_iter();
+    let found = places.find(|&place| header_at(&mut arena, place).hash == hash(NAME));
+    let place = found.context("not published")?;
+    names.set(hash("q-s0.q-g9.bosh."), place, None)?;
+    let start = offset_in_arena(place) + offset_of!(EntryHeader, hash);
+    arena.bytes_mut()[start..start + 8].copy_from_slice(&hash("q-s0.q-g9.bosh.").to_ne_bytes());
     for name in ["q-s0.q-g9.bosh.", NAME] {
         let found = addresses(&running.pair.client, v4(), name, PATIENCE)?;
         let expected = if name == NAME { published() } else { Vec::new() };

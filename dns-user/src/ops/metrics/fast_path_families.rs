@@ -52,7 +52,7 @@ fn families(fast_path: &FastPath) -> Vec<MetricFamily> {
     let (bytes_in, bytes_out) = counters.bytes();
     let attached = interfaces.interfaces.iter().filter(|interface| interface.hook.is_some()).count();
     let ratio = |part: usize, whole: usize| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
-    let up = attached > 0 && lease.remaining_ms > 0 && table.broken.is_none();
+    let up = attached > 0 && lease.remaining_ms > 0;
     vec![
         gauges(names::FAST_PATH_UP, "1 while some interface answers.", [(vec![], f64::from(up))]),
         counts(

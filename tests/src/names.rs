@@ -1,0 +1,86 @@
+//! The `NAMES` map by system calls: a writer and reader of its own for tests,
+//! independent of the publisher's.
+
+use std::borrow::{Borrow, BorrowMut};
+
+use anyhow::{Context as _, Result};
+use aya::maps::{Array, Map, MapData};
+use dns_common::{
+    entry::Location,
+    index::{self, BUCKET_SLOTS, Bucket, Pair, WORD_SLOTS},
+};
+
+/// Words of an element.
+const WORDS: usize = size_of::<Pair>() / 8;
+
+/// The map, open.
+pub struct Names<T>(Array<T, [u64; WORDS]>);
+
+impl Names<MapData> {
+    /// Of a map that was pinned.
+    pub fn from_pin(map: MapData) -> Result<Self> {
+        Ok(Self(Map::Array(map).try_into()?))
+    }
+}
+
+impl<'a> Names<&'a mut MapData> {
+    /// Of a loaded object; a map that is empty becomes a table as large as there is room for.
+    pub fn of(map: &'a mut Map) -> Result<Self> {
+        let mut names = Self(map.try_into()?);
+        if names.pairs()? == 0 {
+            let mut root = [0; WORDS];
+            root[0] = u64::from(names.0.len() / 2);
+            names.0.set(0, root, 0).context("cannot write to NAMES")?;
+        }
+        Ok(names)
+    }
+}
+
+impl<T: Borrow<MapData>> Names<T> {
+    /// The cells that may hold the entry of the name of this hash.
+    pub fn get(&self, hash: u64) -> Result<Vec<Location>> {
+        let Pair(buckets) = self.pair(hash)?;
+        let cells = buckets.iter().flat_map(|bucket| {
+            let cell = |slot: usize| Location(bucket.cells[slot]);
+            (0..BUCKET_SLOTS).filter(|&slot| tag(bucket, slot) == index::tag(hash)).map(cell)
+        });
+        Ok(cells.collect())
+    }
+
+    /// Pairs in use.
+    fn pairs(&self) -> Result<u32> {
+        Ok(u32::try_from(self.0.get(&0, 0)?[0])?)
+    }
+
+    /// The pair where this hash may stand.
+    fn pair(&self, hash: u64) -> Result<Pair> {
+        Ok(zerocopy::transmute!(self.0.get(&index::element(hash, self.pairs()?), 0)?))
+    }
+}
+
+impl<T: BorrowMut<MapData>> Names<T> {
+    /// Makes the name of this hash lie at `location`, in the place of `old` if there is one.
+    pub fn set(&mut self, hash: u64, location: Location, old: Option<Location>) -> Result<()> {
+        let mut pair = self.pair(hash)?;
+        let preferred = index::preferred_bucket(hash);
+        let taken = |&(bucket, slot): &(usize, usize)| {
+            let bucket: &Bucket = &pair.0[bucket];
+            tag(bucket, slot) == index::tag(hash) && old == Some(Location(bucket.cells[slot]))
+        };
+        let free = |&(bucket, slot): &(usize, usize)| bucket == preferred && tag(&pair.0[bucket], slot) == 0;
+        let slots = || (0..2).flat_map(|bucket| (0..BUCKET_SLOTS).map(move |slot| (bucket, slot)));
+        let place = slots().find(taken).or_else(|| slots().find(free));
+        let (bucket, slot) = place.context("no room in NAMES")?;
+        let bucket = &mut pair.0[bucket];
+        bucket.cells[slot] = location.0;
+        bucket.tags[slot / WORD_SLOTS] |= u64::from(index::tag(hash)) << (8 * (slot % WORD_SLOTS));
+        let element = index::element(hash, self.pairs()?);
+        let words: [u64; WORDS] = zerocopy::transmute!(pair);
+        self.0.set(element, words, 0).context("cannot write to NAMES")
+    }
+}
+
+/// The tag of a slot.
+fn tag(bucket: &Bucket, slot: usize) -> u8 {
+    bucket.tags[slot / WORD_SLOTS].to_le_bytes()[slot % WORD_SLOTS]
+}
