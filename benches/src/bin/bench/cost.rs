@@ -115,8 +115,8 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
         },
         Figure {
             title: "Replies given by the interface".to_owned(),
-            about: "Of the replies behind the figure above, those that never saw a socket. The rest went up, in \
-                    XDP's modes mostly because there was no room around the packet."
+            about: "Of the replies behind the figure above, those that never saw a socket. In XDP's modes some are \
+                    given by the program at tc behind it, because there was no room around the packet."
                 .to_owned(),
             unit: "%".to_owned(),
             data: bars(&mut shares),
@@ -139,8 +139,8 @@ struct Counted {
     fast: u64,
     /// Replies of userspace.
     userspace: u64,
-    /// Packets that the program could not make longer.
-    no_room: u64,
+    /// Those of them that a second program gave, because there was no room at XDP.
+    second: u64,
 }
 
 impl Counted {
@@ -150,11 +150,11 @@ impl Counted {
             return Ok(Self::default());
         }
         let metrics = Metrics::read(&lab.server)?;
-        let no_room = format!("outcome=\"{}\"", Outcome::NoRoom.label());
+        let handed_on = format!("outcome=\"{}\"", Outcome::HandedOn.label());
         Ok(Self {
             fast: metrics.fast_path_replies(),
             userspace: metrics.userspace_replies(),
-            no_room: metrics.sum(names::FAST_PATH_PACKETS_TOTAL, &no_room),
+            second: metrics.sum(names::FAST_PATH_PACKETS_TOTAL, &handed_on),
         })
     }
 
@@ -169,11 +169,11 @@ impl Sub for Counted {
     type Output = Self;
 
     fn sub(self, earlier: Self) -> Self {
-        let Self { fast, userspace, no_room } = self;
+        let Self { fast, userspace, second } = self;
         Self {
             fast: fast - earlier.fast,
             userspace: userspace - earlier.userspace,
-            no_room: no_room - earlier.no_room,
+            second: second - earlier.second,
         }
     }
 }
@@ -181,7 +181,7 @@ impl Sub for Counted {
 impl fmt::Display for Counted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(share) = self.share() else { return Ok(()) };
-        write!(f, "{share:.1} % by the interface, no room {} times", self.no_room)
+        write!(f, "{share:.1} % by the interface, {} of them at tc behind XDP", self.second)
     }
 }
 
