@@ -89,8 +89,14 @@ fn main() -> Result<()> {
 /// Builds the server and runs a program of the `benches` package.
 fn run_from_benches(program: &str, arguments: &[String]) -> Result<()> {
     release(&["--bin", program])?;
-    let program = process::root().join("target/release").join(program);
-    process::run(std::process::Command::new(program).args(arguments).current_dir(process::root()))
+    let folder = process::root().canonicalize()?.join("target/release");
+    process::run(
+        std::process::Command::new(folder.join(program))
+            .args(arguments)
+            // The debug build that tests leave behind may be newer.
+            .env("BOSH_DNS_XDP", folder.join("bosh-dns-xdp"))
+            .current_dir(process::root()),
+    )
 }
 
 /// Builds the server as operators run it, and what else is named.
