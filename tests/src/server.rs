@@ -96,6 +96,26 @@ pub fn folder(records: &[u8], aliases: Option<&[u8]>) -> Result<TempDir> {
     Ok(folder)
 }
 
+/// Records of groups of so many instances each: the names `q-s0.q-g<size>.bosh`.
+pub fn records_of_groups(sizes: &[u16]) -> Vec<u8> {
+    let instances = sizes.iter().flat_map(|&size| (0..size).map(move |index| (size, index)));
+    let rows: Vec<Value> = instances
+        .map(|(size, index)| {
+            let id = format!("{size}-{index}");
+            let (address, group) = (format!("10.0.{size}.{index}"), size.to_string());
+            json!([id, id, group, [group], "z1", "1", "net", "1", "dep", address, "bosh", id, index])
+        })
+        .collect();
+    json!({
+        "record_keys": ["id", "num_id", "instance_group", "group_ids", "az", "az_id", "network", "network_id",
+            "deployment", "ip", "domain", "agent_id", "instance_index"],
+        "record_infos": rows,
+        "version": 1,
+    })
+    .to_string()
+    .into_bytes()
+}
+
 impl Server {
     /// Starts a server on `address` with the files of `folder` and waits until it answers.
     ///

@@ -89,14 +89,16 @@ fn main() -> Result<()> {
 /// Builds the server and runs a program of the `benches` package.
 fn run_from_benches(program: &str, arguments: &[String]) -> Result<()> {
     release(&["--bin", program])?;
-    let folder = process::root().canonicalize()?.join("target/release");
-    process::run(
-        std::process::Command::new(folder.join(program))
-            .args(arguments)
-            // The debug build that tests leave behind may be newer.
-            .env("BOSH_DNS_XDP", folder.join("bosh-dns-xdp"))
-            .current_dir(process::root()),
-    )
+    let program = process::root().join("target/release").join(program);
+    let mut command = std::process::Command::new(program);
+    process::run(name_server(&mut command)?.args(arguments).current_dir(process::root()))
+}
+
+/// Tells a command to take the server as operators run it: the debug build, which
+/// may be newer, is too slow to be timed.
+fn name_server(command: &mut std::process::Command) -> Result<&mut std::process::Command> {
+    let server = process::root().canonicalize()?.join("target/release/bosh-dns-xdp");
+    Ok(command.env("BOSH_DNS_XDP", server))
 }
 
 /// Builds the server as operators run it, and what else is named.

@@ -27,13 +27,10 @@ pub(crate) fn run(filters: &[String]) -> Result<()> {
     crate::release(&[])?;
     step("tests");
     ensure_nextest()?;
-    // The server as operators run it: the debug build is too slow to be timed.
-    let server = root().canonicalize()?.join("target/release/bosh-dns-xdp");
     run_command(
-        Command::new("cargo")
+        crate::name_server(&mut Command::new("cargo"))?
             .args(["nextest", "run", "--workspace"])
             .args(filters)
-            .env("BOSH_DNS_XDP", server)
             .current_dir(root()),
     )
 }

@@ -24,6 +24,9 @@ pub enum Hook {
 }
 
 impl Hook {
+    /// Those of tc, the better one first.
+    const TC: [Self; 2] = [Self::Tcx, Self::Clsact];
+
     /// Label in metrics and status.
     pub const fn label(self) -> &'static str {
         match self {
@@ -77,14 +80,13 @@ pub(super) fn plan(mode: HookMode, link: &Link) -> Result<Plan, String> {
         return Err("its packets have no Ethernet header".into());
     }
     let plan = |hooks: &[Hook], why: String, wanted_first| Plan { hooks: hooks.into(), why, wanted_first };
-    let tc = [Hook::Tcx, Hook::Clsact];
     Ok(match mode {
         HookMode::Off => return Err("mode is off".into()),
-        HookMode::Tc => plan(&tc, "mode is tc".into(), false),
+        HookMode::Tc => plan(&Hook::TC, "mode is tc".into(), false),
         HookMode::Native => plan(&[Hook::Native, Hook::Tcx, Hook::Clsact], "mode is native".into(), true),
         HookMode::Generic => plan(&[Hook::Generic, Hook::Tcx, Hook::Clsact], "mode is generic".into(), true),
         HookMode::Auto if link.layer == LOOPBACK => {
-            plan(&tc, "auto: XDP would slow down bulk traffic on the loopback".into(), false)
+            plan(&Hook::TC, "auto: XDP would slow down bulk traffic on the loopback".into(), false)
         }
         HookMode::Auto => match &link.kind {
             None => plan(
@@ -93,12 +95,12 @@ pub(super) fn plan(mode: HookMode, link: &Link) -> Result<Plan, String> {
                 false,
             ),
             Some(kind) if kind == "veth" => plan(
-                &tc,
+                &Hook::TC,
                 "auto: native XDP on a veth needs help from the container's end, generic slows down bulk traffic"
                     .into(),
                 false,
             ),
-            Some(kind) => plan(&tc, format!("auto: a {kind} has no XDP of its own"), false),
+            Some(kind) => plan(&Hook::TC, format!("auto: a {kind} has no XDP of its own"), false),
         },
     })
 }
@@ -154,7 +156,7 @@ impl Attachment {
             return;
         }
         let mut refusals: Vec<String> = Vec::new();
-        for hook in [Hook::Tcx, Hook::Clsact] {
+        for hook in Hook::TC {
             match Place::take(hook, Stage::Second, link, means) {
                 Ok(place) => {
                     tracing::debug!(interface = %link.name, %hook, "answering behind XDP what finds no room there");

@@ -237,7 +237,6 @@ mod tests {
         assert_eq!(&bytes[4..8], &2_u32.to_ne_bytes());
         assert_eq!(&bytes[8..16], &3_u64.to_ne_bytes());
         assert_eq!(&bytes[36..40], &4_u32.to_ne_bytes());
-        assert_eq!(&bytes[4..8], &2_u32.to_ne_bytes());
     }
 
     #[test]

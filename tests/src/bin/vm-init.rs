@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use dns_user::ops::metrics::names;
 use hickory_proto::rr::RecordType;
 use nix::mount::{MsFlags, mount};
-use serde_json::{Value, json};
+use serde_json::json;
 use whole_system_tests::{
     client,
     metrics::Metrics,
@@ -30,8 +30,8 @@ const ALL_WELL: &str = "vm-init: all is well";
 /// Queries to the server.
 const QUERIES: u64 = 20;
 
-/// Instances of the one group.
-const INSTANCES: usize = 60;
+/// Instances of the one group; a reply with all of them finds no room at XDP.
+const INSTANCES: u16 = 60;
 
 fn main() {
     if std::process::id() != 1 {
@@ -93,7 +93,7 @@ fn fixtures() -> Result<()> {
 fn real_server() -> Result<()> {
     let address: SocketAddr = ([127, 0, 0, 1], 53).into();
     for (mode, hook, handed_on) in [("auto", "clsact", 0), ("generic", "generic", QUERIES)] {
-        let folder = server::folder(&records(), None)?;
+        let folder = server::folder(&server::records_of_groups(&[INSTANCES]), None)?;
         let settings = json!({
             "metrics": {"enabled": true},
             "xdp": {"mode": mode, "interfaces": ["lo"]},
@@ -108,24 +108,6 @@ fn real_server() -> Result<()> {
     Ok(())
 }
 
-/// One group; a reply with all of it finds no room at XDP.
-fn records() -> Vec<u8> {
-    let rows: Vec<Value> = (0..INSTANCES)
-        .map(|index| {
-            let (id, address) = (index.to_string(), format!("10.0.0.{index}"));
-            json!([id, id, "web", ["1"], "z1", "1", "net", "1", "dep", address, "bosh", id, index])
-        })
-        .collect();
-    json!({
-        "record_keys": ["id", "num_id", "instance_group", "group_ids", "az", "az_id", "network", "network_id",
-            "deployment", "ip", "domain", "agent_id", "instance_index"],
-        "record_infos": rows,
-        "version": 1,
-    })
-    .to_string()
-    .into_bytes()
-}
-
 /// Asks the server, and looks at what it counted.
 fn answers_of_the_interface(address: SocketAddr, hook: &str, handed_on: u64) -> Result<()> {
     let count = |family: &str, label: &str| Ok::<_, anyhow::Error>(Metrics::here()?.sum(family, label));
@@ -135,10 +117,13 @@ fn answers_of_the_interface(address: SocketAddr, hook: &str, handed_on: u64) -> 
     let serving = format!("hook=\"{hook}\",interface=\"lo\"");
     let serves = count(names::FAST_PATH_INTERFACE_INFO, &serving)?;
     ensure!(serves == 1, "lo must be served by {hook}: before Linux 6.6 there is no tcx");
-    let query = client::query("q-s0.q-g1.bosh.", RecordType::A, Some(4096))?;
+    let query = client::query(&format!("q-s0.q-g{INSTANCES}.bosh."), RecordType::A, Some(4096))?;
     for _ in 0..QUERIES {
         let reply = client::ask(address, &query)?;
-        ensure!(client::addresses(&reply).len() == INSTANCES, "not {INSTANCES} addresses: {reply}");
+        ensure!(
+            client::addresses(&reply).len() == usize::from(INSTANCES),
+            "not {INSTANCES} addresses: {reply}"
+        );
     }
     let replies = count(names::FAST_PATH_INTERFACE_REPLIES_TOTAL, "interface=\"lo\"")?;
     ensure!(replies == QUERIES, "{replies} replies of the interface, not {QUERIES}");

@@ -317,33 +317,14 @@ fn group(count: u16) -> String {
     format!("q-s0.q-g{count}.bosh.")
 }
 
-/// Groups of 2, 24 and 60 instances.
-fn records() -> Vec<u8> {
-    let instances = [2_u16, 24, 60].into_iter().flat_map(|count| (0..count).map(move |index| (count, index)));
-    let rows: Vec<Value> = instances
-        .map(|(count, index)| {
-            let id = format!("{count}-{index}");
-            let (address, group) = (format!("10.0.{count}.{index}"), count.to_string());
-            json!([id, id, group, [group], "z1", "1", "net", "1", "dep", address, "bosh", id, index])
-        })
-        .collect();
-    json!({
-        "record_keys": ["id", "num_id", "instance_group", "group_ids", "az", "az_id", "network", "network_id",
-            "deployment", "ip", "domain", "agent_id", "instance_index"],
-        "record_infos": rows,
-        "version": 1,
-    })
-    .to_string()
-    .into_bytes()
-}
-
 /// The whole server in this mode.
 fn whole_server(pair: &Pair, bpffs: &Bpffs, mode: &str) -> Result<Server> {
     let settings = json!({
         "metrics": {"enabled": true},
         "xdp": {"mode": mode, "bpffs": bpffs.path(), "lease": "60s"},
     });
-    let server = Server::start(Some(&pair.server), server::folder(&records(), None)?, v4(), &settings)?;
+    let records = server::records_of_groups(&[2, 24, 60]);
+    let server = Server::start(Some(&pair.server), server::folder(&records, None)?, v4(), &settings)?;
     wait_for_fast_path(&pair.server).with_context(|| server.log())?;
     Ok(server)
 }
