@@ -8,11 +8,13 @@
 //! EntryHeader | name, zero-padded to 8 | IPv4 addresses, padded to 8 | IPv6 addresses
 //! ```
 //!
-//! An entry never changes once its location stands in the index ([`crate::index`]),
-//! its `last_used_ns` alone excepted. A changed answer is a new entry at a new
-//! place; the old cells are used again only after an RCU grace period, when no
-//! program run that began before the change can still be reading them. So a
-//! reply is always made from one consistent entry.
+//! An entry lives while its header holds the hash of its name: the hash is written
+//! after all the rest, and taken away when the entry is no longer to be answered
+//! from. Between the two nothing changes but its `last_used_ns`. A changed answer is
+//! a new entry at a new place; the old cells are used again only after an RCU grace
+//! period, when no program run that began before the change can still be reading
+//! them. So a reply is always made from one consistent entry, however the program
+//! came to it: by the index ([`crate::index`]) or because it was there before.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -40,8 +42,11 @@ pub const MAX_V6: usize = 256;
 pub const MAX_ENTRY_SIZE: usize =
     (size_of::<EntryHeader>() + (MAX_NAME_LEN + 1) + MAX_V4 * 4 + MAX_V6 * 16).next_multiple_of(CELL_SIZE);
 
+/// Most cells that an arena may have, in all chunks: half a GiB.
+pub const MAX_CELLS: u32 = 1 << 23;
+
 /// Place of an entry in the arena: the number of its first cell, counted
-/// through all chunks. Below `u32::MAX`.
+/// through all chunks. Below [`MAX_CELLS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct Location(pub u32);
@@ -70,7 +75,8 @@ pub struct EntryHeader {
     /// does not dirty its cache line at every query; at every query and exact
     /// (`CLOCK_MONOTONIC`) where [`crate::control::Control::exact_marks`] says so.
     pub last_used_ns: u64,
-    /// [`crate::name::hash_name`] of the name that follows.
+    /// [`crate::name::hash_name`] of the name that follows, or [`buried`] while
+    /// this is no entry that may be answered from.
     pub hash: u64,
     /// Bytes of the name that follows, root label included: 1..=255.
     pub name_len: u16,
@@ -84,6 +90,12 @@ pub struct EntryHeader {
     /// RCODE of replies to queries of other types (never ANY, which goes up):
     /// NOERROR (0) or NXDOMAIN (3).
     pub rcode_other: u8,
+}
+
+/// What the header of a dead entry holds in the place of its hash: never that hash.
+#[inline(always)]
+pub const fn buried(hash: u64) -> u64 {
+    !hash
 }
 
 /// Bytes that a list or name of `len` bytes takes up in an entry.

@@ -4,6 +4,7 @@
 //! * [`name`]: lower-casing and hashing of wire-format names.
 //! * [`entry`]: how a published name and its addresses lie in the arena.
 //! * [`index`]: the hash table by which the program finds it.
+//! * [`hint`]: where a CPU found it last.
 //! * [`control`]: what userspace tells the program: lease, seed, endpoints, tap.
 //! * [`counters`]: what the program tells userspace: one slot per CPU.
 //! * [`reset`]: for the bench of the programs alone.
@@ -13,6 +14,7 @@
 pub mod control;
 pub mod counters;
 pub mod entry;
+pub mod hint;
 pub mod index;
 pub mod name;
 pub mod reset;
@@ -46,6 +48,10 @@ pub mod object {
     pub const TC_PROGRAM: &str = "dns_tc";
     /// The tc program behind XDP: answers what found no room there.
     pub const TC_SECOND_PROGRAM: &str = "dns_tc_second";
+    /// The tc program that answers what one of these two found to be for us.
+    pub const TC_ANSWER_PROGRAM: &str = "dns_tc_answer";
+    /// `BPF_MAP_TYPE_PROG_ARRAY` by which they call it.
+    pub const TC_ANSWER: &str = "TC_ANSWER";
     /// An XDP program that only passes: for the client's end of a veth pair,
     /// where native `XDP_TX` needs NAPI on the peer.
     pub const PASS_PROGRAM: &str = "dns_pass";

@@ -9,7 +9,7 @@ use crate::{
     filter::{self, Frame},
     hook::Hook,
     lookup,
-    maps::{self, CONTROL, Scratch},
+    maps::{self, Scratch},
     messages, partial, question, reply,
     tap::{self, Seen},
 };
@@ -18,13 +18,37 @@ use crate::{
 /// is untouched and goes up.
 #[inline(always)]
 pub fn answer<H: Hook>(hook: &H) -> bool {
-    let Query { control, scratch, frame } = match find(hook) {
-        Ok(query) => query,
+    is_for_us(hook) && answer_found(hook)
+}
+
+/// Whether the frame is a datagram for us. If so, [`answer_found`] knows where
+/// things lie in it, in this program or in the one that is called next.
+#[inline(always)]
+pub fn is_for_us<H: Hook>(hook: &H) -> bool {
+    match find(hook) {
+        Ok(()) => true,
         Err(outcome) => {
             maps::count(outcome);
-            return false;
+            false
         }
-    };
+    }
+}
+
+/// Finds the datagram in the frame, if it is for us.
+#[inline(always)]
+fn find<H: Hook>(hook: &H) -> Result<(), Outcome> {
+    let control = maps::control().ok_or(Outcome::NotOurs)?;
+    let scratch = maps::scratch().ok_or(Outcome::NotOurs)?;
+    filter::filter(hook, control)?.keep(scratch);
+    Ok(())
+}
+
+/// Answers the datagram that [`is_for_us`] found, if it is a query for a
+/// published name.
+#[inline(always)]
+pub fn answer_found<H: Hook>(hook: &H) -> bool {
+    let (Some(control), Some(scratch)) = (maps::control(), maps::scratch()) else { return false };
+    let frame = Frame::kept(scratch);
     let answer = try_answer(hook, control, scratch, frame);
     let seen = match &answer {
         Ok(answered) => {
@@ -59,26 +83,6 @@ pub fn answer<H: Hook>(hook: &H) -> bool {
     answered
 }
 
-/// A datagram for us, and what is needed to answer it.
-struct Query {
-    /// The control element.
-    control: &'static Control,
-    /// This CPU's scratch room.
-    scratch: *mut Scratch,
-    /// Where things lie in the frame.
-    frame: Frame,
-}
-
-/// Finds the datagram in the frame, if it is for us.
-#[inline(always)]
-fn find<H: Hook>(hook: &H) -> Result<Query, Outcome> {
-    // SAFETY: userspace may write it meanwhile, which tears nothing that counts.
-    let control = unsafe { &*CONTROL.get_ptr(0).ok_or(Outcome::NotOurs)? };
-    let scratch = maps::scratch().ok_or(Outcome::NotOurs)?;
-    let frame = filter::filter(hook, control)?.forget(scratch);
-    Ok(Query { control, scratch, frame })
-}
-
 /// The steps from a datagram for us to its reply, in order.
 #[inline(always)]
 fn try_answer<H: Hook>(
@@ -97,8 +101,9 @@ fn try_answer<H: Hook>(
     let words = unsafe { &mut (*scratch).words };
     let (hash, name_sum) = question::read_name(hook, &frame, question.name_len, control.hash_seed, words)?;
     question.forget(scratch);
-    let entry = lookup::lookup(hash, question.name_len, words)?;
+    let entry = lookup::lookup(scratch, hash, question.name_len, words)?;
     question.forget(scratch);
+    let frame = frame.forget(scratch);
     let plan = reply::plan(hook, control, frame, question, &entry)?.forget(scratch);
     let plan = if H::IS_TC {
         plan.with_partial(partial::is_partial(hook, &frame, &question, name_sum)?, scratch)

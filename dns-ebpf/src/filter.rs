@@ -9,7 +9,7 @@ use dns_common::{
 };
 
 use crate::{
-    bytes::{forget, load, masked},
+    bytes::{load, masked, opaque},
     hook::Hook,
     maps::Scratch,
 };
@@ -50,18 +50,38 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Makes one path of the four kinds of frames, see [`forget`].
+    /// Makes one path of the four kinds of frames, see [`crate::bytes::forget`].
     #[inline(always)]
     pub fn forget(self, scratch: *mut Scratch) -> Self {
+        self.keep(scratch);
+        Self::kept(scratch)
+    }
+
+    /// Leaves it where [`Self::kept`] finds it, in the program that is called next too.
+    #[inline(always)]
+    pub fn keep(self, scratch: *mut Scratch) {
         let Self { tagged, v6, message, message_len } = self;
-        // SAFETY: cells of this CPU's own element.
+        // SAFETY: this CPU's own element.
         unsafe {
-            let cells = &raw mut (*scratch).cells as *mut usize;
+            let kept = &raw mut (*scratch).frame as *mut usize;
+            kept.write_volatile(tagged as usize);
+            kept.add(1).write_volatile(v6 as usize);
+            kept.add(2).write_volatile(message);
+            kept.add(3).write_volatile(message_len);
+        }
+    }
+
+    /// The frame that was kept last.
+    #[inline(always)]
+    pub fn kept(scratch: *mut Scratch) -> Self {
+        // SAFETY: this CPU's own element.
+        unsafe {
+            let kept = &raw const (*scratch).frame as *const usize;
             Self {
-                tagged: forget(cells, tagged as usize, 1) != 0,
-                v6: forget(cells.add(1), v6 as usize, 1) != 0,
-                message: forget(cells.add(2), message, 0x7f),
-                message_len,
+                tagged: opaque(kept.read_volatile()) & 1 != 0,
+                v6: opaque(kept.add(1).read_volatile()) & 1 != 0,
+                message: opaque(kept.add(2).read_volatile()) & 0x7f,
+                message_len: opaque(kept.add(3).read_volatile()) & 0xffff,
             }
         }
     }

@@ -2,9 +2,9 @@
 
 use dns_common::{control::Control, counters::Outcome};
 
-use crate::reply::Plan;
+use crate::{bytes::opaque, reply::Plan};
 
-/// Memory from `start` to `end`.
+/// Part of a packet, from `start` to `end`.
 #[derive(Clone, Copy)]
 pub struct Span {
     /// Address of the first byte.
@@ -51,7 +51,8 @@ pub trait Hook {
     /// The interface's MTU if it is smaller than `packet_len` bytes of IP packet.
     fn mtu_below(&self, packet_len: usize) -> Option<usize>;
 
-    /// Gives the frame the reply's length. The packet is untouched if that fails.
+    /// Gives the frame the reply's length, all of it writable. The packet is
+    /// untouched if that fails.
     fn grow(&self, plan: &Plan) -> bool;
 
     /// What becomes of a packet that could not be grown.
@@ -60,19 +61,9 @@ pub trait Hook {
         Outcome::NoRoom
     }
 
-    /// Makes the first `len` bytes, the headers of the query, ready to be turned
-    /// into the reply's. `len` is a constant and not beyond the question.
-    fn begin(&self, len: usize) -> Option<()>;
-
-    /// From the first byte of the frame; holds all headers, DNS among them.
-    fn head(&self) -> Option<Span>;
-
-    /// From the first byte of the question.
-    fn question(&self, plan: &Plan) -> Option<Span>;
-
-    /// From the first byte after the question: answers and OPT go there.
-    fn answers(&self, plan: &Plan) -> Option<Span>;
-
-    /// Puts what was written into the packet, where it is not already.
-    fn finish(&self, plan: &Plan) -> Option<()>;
+    /// From `offset` in the frame to the end of what can be read and written directly.
+    #[inline(always)]
+    fn span(&self, offset: usize) -> Span {
+        Span { start: self.data() + opaque(offset), end: self.data_end() }
+    }
 }

@@ -1,15 +1,19 @@
 //! The entry of a name.
+//!
+//! Each CPU remembers where it found the entries that were asked for last
+//! ([`dns_common::hint`]); the index knows all of them ([`dns_common::index`]).
 
 use dns_common::{
     counters::Outcome,
     entry::{CELL_SIZE, CHUNK_CELLS, EntryHeader, Location},
+    hint::Hint,
     index::{self, Bucket, Root, WORD_SLOTS},
     name::MAX_NAME_WORDS,
 };
 
 use crate::{
     bytes::{load, masked, opaque},
-    maps::{ARENA, NAMES},
+    maps::{ARENA, NAMES, Scratch},
     question::{Words, first_zero},
 };
 
@@ -24,8 +28,8 @@ pub struct Entry {
 
 /// Finds the entry by the name's hash and compares the whole name.
 #[inline(always)]
-pub fn lookup(hash: u64, name_len: usize, words: &Words) -> Result<Entry, Outcome> {
-    let address = find(hash).ok_or(Outcome::NotPublished)?;
+pub fn lookup(scratch: *mut Scratch, hash: u64, name_len: usize, words: &Words) -> Result<Entry, Outcome> {
+    let address = find(scratch, hash).ok_or(Outcome::NotPublished)?;
     // SAFETY: an entry of the largest size fits where `find` found it.
     let header = unsafe { load::<EntryHeader>(address) };
     if header.name_len as usize != name_len {
@@ -49,7 +53,20 @@ pub fn lookup(hash: u64, name_len: usize, words: &Words) -> Result<Entry, Outcom
 
 /// Address of the entry whose name has this hash.
 #[inline(always)]
-fn find(hash: u64) -> Option<usize> {
+fn find(scratch: *mut Scratch, hash: u64) -> Option<usize> {
+    // SAFETY: this CPU's own element, alone while the program runs.
+    let hint = unsafe { &mut (*scratch).hints[Hint::place(hash)] };
+    if let Some(address) = hint.location(hash).and_then(|location| entry_at(location, hash)) {
+        return Some(address);
+    }
+    let (location, address) = find_in_index(hash)?;
+    *hint = Hint::new(hash, location);
+    Some(address)
+}
+
+/// Place and address of the entry whose name has this hash, as the index says.
+#[inline(always)]
+fn find_in_index(hash: u64) -> Option<(Location, usize)> {
     let root = NAMES.get_ptr(0)? as *const Root;
     // SAFETY: map elements are readable, and the root is as long as any of them.
     let pairs = unsafe { (&raw const (*root).pairs).read_volatile() } as u32;
@@ -71,7 +88,7 @@ fn find(hash: u64) -> Option<usize> {
             // SAFETY: as above; userspace may write meanwhile, each cell in one piece.
             let cell = unsafe { load::<u32>(bucket + CELLS + (word * WORD_SLOTS + slot) * 4) };
             if let Some(address) = entry_at(Location(cell), hash) {
-                return Some(address);
+                return Some((Location(cell), address));
             }
             slots &= slots.wrapping_sub(1);
             tries = opaque(tries + 1);
@@ -91,7 +108,9 @@ fn entry_at(location: Location, hash: u64) -> Option<usize> {
     let address = chunk + masked(location.offset() as usize, MAX_OFFSET);
     // SAFETY: an entry of the largest size fits behind every offset.
     let found = unsafe { load::<u64>(address + core::mem::offset_of!(EntryHeader, hash)) };
-    (found == hash).then_some(address)
+    // Nothing is added. But the address depends on the hash that was read, so that a
+    // machine which reorders loads reads nothing else of the entry before it.
+    (found == hash).then(|| address + masked(found as usize, 0))
 }
 
 /// Largest offset in a chunk, and a mask for all of them.

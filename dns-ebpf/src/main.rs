@@ -33,6 +33,7 @@ use aya_ebpf::{
     macros::{classifier, xdp},
     programs::{TcContext, XdpContext},
 };
+use dns_common::counters::Outcome;
 
 /// Answers at the XDP hook, native and generic.
 #[xdp]
@@ -41,11 +42,15 @@ pub fn dns_xdp(context: XdpContext) -> u32 {
     if core_path::answer(&hook) { xdp_action::XDP_TX } else { xdp_action::XDP_PASS }
 }
 
-/// Answers at the ingress of tc (tcx and clsact).
+/// Answers at the ingress of tc (tcx and clsact), by [`dns_tc_answer`].
 #[classifier]
 pub fn dns_tc(context: TcContext) -> i32 {
     let hook = tc::Tc::new(context);
-    if core_path::answer(&hook) { hook.redirect() } else { tc::TC_ACT_UNSPEC }
+    if core_path::is_for_us(&hook) {
+        hook.go_on();
+        maps::count(Outcome::LeaseExpired);
+    }
+    tc::TC_ACT_UNSPEC
 }
 
 /// Answers what XDP found no room for, at the ingress of tc behind it; all other
@@ -53,7 +58,18 @@ pub fn dns_tc(context: TcContext) -> i32 {
 #[classifier]
 pub fn dns_tc_second(context: TcContext) -> i32 {
     let hook = tc::Tc::new(context);
-    if hook.is_handed_on() && core_path::answer(&hook) { hook.redirect() } else { tc::TC_ACT_UNSPEC }
+    if hook.is_handed_on() && core_path::is_for_us(&hook) {
+        hook.go_on();
+        maps::count(Outcome::LeaseExpired);
+    }
+    tc::TC_ACT_UNSPEC
+}
+
+/// Answers what either of the two has found to be for us; never attached itself.
+#[classifier]
+pub fn dns_tc_answer(context: TcContext) -> i32 {
+    let hook = tc::Tc::new(context);
+    if core_path::answer_found(&hook) { hook.redirect() } else { tc::TC_ACT_UNSPEC }
 }
 
 /// Lets every packet go up the stack: for the client's end of a veth pair,

@@ -5,12 +5,13 @@ use aya_ebpf::{
     cty::c_void,
     helpers::{bpf_get_smp_processor_id, generated::bpf_check_mtu},
     macros::map,
-    maps::{Array, PerCpuArray, RingBuf},
+    maps::{Array, PerCpuArray, ProgramArray, RingBuf},
 };
 use dns_common::{
     control::Control,
     counters::{CpuCounters, INTERFACE_SLOTS, OUTCOME_SLOTS, Outcome, QueryKind, RCODE_SLOTS},
     entry::{CHUNK_SIZE, MAX_V4},
+    hint::{HINTS, Hint},
     index::Pair,
     name::MAX_NAME_WORDS,
 };
@@ -31,6 +32,10 @@ pub static CONTROL: Array<Control> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 #[map]
 pub static COUNTERS: Array<CpuCounters> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 
+/// In its only place [`crate::dns_tc_answer`], put there by the loader.
+#[map]
+pub static TC_ANSWER: ProgramArray = ProgramArray::with_max_entries(1, 0);
+
 /// Sampled queries.
 #[map]
 pub static TAP: RingBuf = RingBuf::with_byte_size(1 << 18, 0);
@@ -39,9 +44,6 @@ pub static TAP: RingBuf = RingBuf::with_byte_size(1 << 18, 0);
 /// so nothing else uses it meanwhile.
 #[map]
 pub static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
-
-/// Bytes of [`Scratch::out`]: a power of two above the longest list of answers.
-pub const OUT_SIZE: usize = 8192;
 
 /// Element of [`SCRATCH`].
 #[repr(C, align(8))]
@@ -56,21 +58,29 @@ pub struct Scratch {
     pub tap_turn: u32,
     /// Explicit padding.
     pub padding: u32,
+    /// See [`crate::filter::Frame::keep`].
+    pub frame: [usize; 4],
     /// See [`crate::bytes::forget`].
     pub cells: [usize; 10],
     /// The question's name, lower-cased; see [`crate::question::read_name`].
     pub words: [u64; MAX_NAME_WORDS],
-    /// Headers of a reply that tc stores back into the packet.
+    /// Where entries were found last.
+    pub hints: [Hint; HINTS],
+    /// Headers of what [`crate::reflector`] stores back into the packet.
     pub head: [u64; 12],
     /// Addresses that are being shuffled.
     pub addresses: [u32; MAX_V4],
-    /// Answers that tc stores back into the packet.
-    /// The two words more satisfy the verifier where an OPT could begin last.
-    pub out: [u64; OUT_SIZE / 8 + 2],
     /// Collisions that the log has not been told of, see [`crate::messages`].
     pub collisions: u64,
     /// When it was told last, of `CLOCK_MONOTONIC`.
     pub told_ns: u64,
+}
+
+/// What userspace tells.
+#[inline(always)]
+pub fn control() -> Option<&'static Control> {
+    // SAFETY: userspace may write it meanwhile, which tears nothing that counts.
+    CONTROL.get_ptr(0).map(|control| unsafe { &*control })
 }
 
 /// This CPU's scratch room.

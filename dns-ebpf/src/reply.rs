@@ -45,8 +45,10 @@ pub struct Plan {
     pub given: usize,
     /// 1 if more addresses are available than given.
     pub truncated: usize,
-    /// The checksum is to be left unfinished, as the query's was.
-    pub partial: bool,
+    /// All ones in 16 bits if the checksum is to be left unfinished, as the
+    /// query's was; else 0. A mask, so that IPv4 needs no branch, and the verifier
+    /// does not follow what comes then once more.
+    pub partial: usize,
     /// Offset of the end of the question in the frame.
     pub answers_offset: usize,
     /// Bytes of DNS message in the reply.
@@ -113,7 +115,7 @@ pub fn plan<H: Hook>(
         available,
         given,
         truncated: (given != available) as usize,
-        partial: false,
+        partial: 0,
         answers_offset: frame.message + question_end,
         reply_len,
         frame_len: frame.message + reply_len,
@@ -141,7 +143,8 @@ impl Plan {
     pub fn with_partial(mut self, partial: bool, scratch: *mut Scratch) -> Self {
         // SAFETY: a cell of this CPU's own element.
         self.frame = self.frame.forget(scratch);
-        self.partial = unsafe { forget(&raw mut (*scratch).cells[9], partial as usize, 1) } != 0;
+        let mask = if partial { 0xffff } else { 0 };
+        self.partial = unsafe { forget(&raw mut (*scratch).cells[9], mask, 0xffff) };
         self
     }
 
@@ -171,14 +174,13 @@ pub fn write<H: Hook>(hook: &H, scratch: *mut Scratch, plan: &Plan) -> Result<()
 #[inline(always)]
 fn write_parts<H: Hook>(hook: &H, scratch: *mut Scratch, plan: &Plan) -> Option<()> {
     let mut sum = match plan.question.kind {
-        QueryKind::A => shuffle::write_v4(scratch, plan, hook.answers(plan)?),
-        QueryKind::Aaaa => shuffle::write_v6(scratch, plan, hook.answers(plan)?),
+        QueryKind::A => shuffle::write_v4(scratch, plan, hook.span(plan.answers_offset)),
+        QueryKind::Aaaa => shuffle::write_v6(scratch, plan, hook.span(plan.answers_offset)),
         QueryKind::Other => Sum::new(),
     };
     if plan.question.opt != 0 {
-        let answers = hook.answers(plan)?;
-        let opt = answers.start + masked(plan.frame_len.wrapping_sub(plan.answers_offset + OPT_LEN), 0x1fff);
-        if opt + OPT_LEN > answers.end {
+        let Span { start: opt, end } = hook.span(masked(plan.frame_len.wrapping_sub(OPT_LEN), 0x1fff));
+        if opt + OPT_LEN > end {
             return None;
         }
         // SAFETY: just compared with the end.
@@ -188,8 +190,7 @@ fn write_parts<H: Hook>(hook: &H, scratch: *mut Scratch, plan: &Plan) -> Option<
         }
         sum.add(plan.question.opt);
     }
-    write_headers(hook, plan, sum)?;
-    hook.finish(plan)
+    write_headers(hook, plan, sum)
 }
 
 /// Writes the headers of Ethernet, IP, UDP and DNS over those of the query.
@@ -214,8 +215,7 @@ fn write_headers_at<H: Hook, const V6: bool, const IP: usize>(
 ) -> Option<()> {
     let question = &plan.question;
     let headers = IP + if V6 { IPV6_LEN } else { IPV4_LEN } + UDP_LEN;
-    hook.begin(headers + HEADER_LEN)?;
-    let Span { start, end } = hook.head()?;
+    let (start, end) = (hook.data(), hook.data_end());
     let message = start + headers;
     if message + HEADER_LEN > end {
         return None;
@@ -270,13 +270,8 @@ fn write_ipv4(plan: &Plan, ip: usize, udp_len: usize) {
         store(ip + 12, server);
         store(ip + 16, client);
         swap_ports(udp, udp_len);
-        let checksum = if plan.partial {
-            addresses.add_pseudo_tail(udp_len);
-            addresses.fold()
-        } else {
-            0
-        };
-        store(udp + 6, checksum);
+        addresses.add_pseudo_tail(udp_len);
+        store(udp + 6, addresses.fold() & plan.partial as u16);
     }
 }
 
@@ -302,7 +297,7 @@ fn write_ipv6<H: Hook>(hook: &H, plan: &Plan, answers: Sum, ip: usize, udp_len: 
         store(ip + 24, client[0]);
         store(ip + 32, client[1]);
         swap_ports(udp, udp_len);
-        if plan.partial {
+        if plan.partial != 0 {
             store(udp + 6, sum.fold());
             return Some(());
         }
@@ -312,7 +307,8 @@ fn write_ipv6<H: Hook>(hook: &H, plan: &Plan, answers: Sum, ip: usize, udp_len: 
         sum.add_half(load(udp + 16));
     }
     let question_len = plan.question.name_len + TYPE_CLASS_LEN;
-    let question = checksum::sum_bytes::<QUESTION_WORDS>(hook.question(plan)?, question_len)?;
+    let question =
+        checksum::sum_bytes::<QUESTION_WORDS>(hook.span(plan.frame.message + HEADER_LEN), question_len)?;
     sum.add_sum(question, false);
     sum.add_sum(answers, question_len & 1 != 0);
     let sum = sum.finish();

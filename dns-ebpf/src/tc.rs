@@ -1,22 +1,22 @@
-//! The tc hook, at ingress: replies are written in scratch memory and stored
-//! into the packet by the kernel.
+//! The tc hook, at ingress, in two steps: replies are written straight into the
+//! packet, by a program of their own.
 //!
 //! A program that writes to packets directly makes the kernel copy the headers
 //! of every cloned packet before the program even begins, bulk TCP over `lo`
-//! for one. So this one only reads directly.
+//! for one. So the program that is attached only reads, and only for a datagram
+//! that is for us it goes on to the one that writes, by a tail call.
 
 use aya_ebpf::{
     EbpfContext as _,
-    helpers::{bpf_redirect, bpf_skb_change_tail, bpf_skb_pull_data, bpf_skb_store_bytes},
+    helpers::{bpf_redirect, bpf_skb_change_tail, bpf_skb_pull_data},
     programs::TcContext,
 };
 use dns_common::control::HANDED_ON_MARK;
 
 use crate::{
-    bytes::{load, masked, opaque, store},
-    hook::{Hook, Span},
-    maps::{OUT_SIZE, mtu_below, scratch},
-    question::HEADER_LEN,
+    bytes::load,
+    hook::Hook,
+    maps::{TC_ANSWER, mtu_below},
     reply::Plan,
 };
 
@@ -34,6 +34,14 @@ impl Tc {
     #[inline(always)]
     pub fn new(context: TcContext) -> Self {
         Self { context }
+    }
+
+    /// Goes on to the program that answers; comes back only where there is none:
+    /// the server is gone, and its descriptors with it.
+    #[inline(always)]
+    pub fn go_on(&self) {
+        // SAFETY: nothing is left to drop.
+        let _ = unsafe { TC_ANSWER.tail_call(&self.context, 0) };
     }
 
     /// Sends the packet out where it came in.
@@ -98,75 +106,9 @@ impl Hook for Tc {
     #[inline(always)]
     fn grow(&self, plan: &Plan) -> bool {
         // SAFETY: the context is the kernel's own.
-        unsafe { bpf_skb_change_tail(self.context.skb.skb, plan.frame_len as u32, 0) == 0 }
-    }
-
-    #[inline(always)]
-    fn begin(&self, len: usize) -> Option<()> {
-        let (data, end) = (self.data(), self.data_end());
-        let head = self.head()?;
-        if data + len > end || head.start + len > head.end {
-            return None;
+        if unsafe { bpf_skb_change_tail(self.context.skb.skb, plan.frame_len as u32, 0) } != 0 {
+            return false;
         }
-        let mut word = 0;
-        while word * 8 < len {
-            // The last one overlaps the one before.
-            let at = if word * 8 + 8 <= len { word * 8 } else { len - 8 };
-            // SAFETY: both just compared with their ends.
-            unsafe { store::<u64>(head.start + at, load(data + at)) };
-            word += 1;
-        }
-        Some(())
-    }
-
-    #[inline(always)]
-    fn head(&self) -> Option<Span> {
-        // SAFETY: no access yet, just the address.
-        let start = unsafe { &raw mut (*scratch()?).head } as usize;
-        Some(Span { start, end: start + HEAD_SIZE })
-    }
-
-    #[inline(always)]
-    fn question(&self, plan: &Plan) -> Option<Span> {
-        Some(Span { start: self.data() + opaque(plan.frame.message + HEADER_LEN), end: self.data_end() })
-    }
-
-    #[inline(always)]
-    fn answers(&self, _plan: &Plan) -> Option<Span> {
-        // SAFETY: no access yet, just the address.
-        let start = unsafe { &raw mut (*scratch()?).out } as usize;
-        Some(Span { start, end: start + OUT_SIZE })
-    }
-
-    #[inline(always)]
-    fn finish(&self, plan: &Plan) -> Option<()> {
-        let head_len = opaque(plan.frame.message + HEADER_LEN);
-        if head_len > HEAD_SIZE {
-            return None;
-        }
-        self.store(0, self.head()?.start, head_len)?;
-        let answers_len = plan.frame_len - plan.answers_offset;
-        if answers_len == 0 {
-            return Some(());
-        }
-        // Older verifiers (Linux 6.1) lose that it is not zero.
-        let answers_len = masked(answers_len - 1, OUT_SIZE - 1) + 1;
-        self.store(plan.answers_offset, self.answers(plan)?.start, answers_len)
+        true
     }
 }
-
-impl Tc {
-    /// Stores `len` bytes from `from` at `offset` of the packet.
-    #[inline(always)]
-    fn store(&self, offset: usize, from: usize, len: usize) -> Option<()> {
-        // SAFETY: the callers' scratch memory holds `len` bytes; the verifier
-        // sees to it.
-        let stored = unsafe {
-            bpf_skb_store_bytes(self.context.skb.skb, offset as u32, from as *const _, len as u32, 0)
-        };
-        (stored == 0).then_some(())
-    }
-}
-
-/// Bytes of [`crate::maps::Scratch::head`].
-const HEAD_SIZE: usize = 96;

@@ -16,7 +16,7 @@ use dns_common::{
 
 use crate::{
     bytes::{load, masked, opaque, store},
-    hook::{Hook, Span},
+    hook::Hook,
     maps::mtu_below,
     question::{HEADER_LEN, MAX_QUESTION_LEN},
     reply::Plan,
@@ -105,31 +105,6 @@ impl Hook for Xdp {
         } else {
             Outcome::NoRoom
         }
-    }
-
-    #[inline(always)]
-    fn begin(&self, _len: usize) -> Option<()> {
-        Some(())
-    }
-
-    #[inline(always)]
-    fn head(&self) -> Option<Span> {
-        Some(Span { start: self.data(), end: self.data_end() })
-    }
-
-    #[inline(always)]
-    fn question(&self, plan: &Plan) -> Option<Span> {
-        Some(Span { start: self.data() + opaque(plan.frame.message + HEADER_LEN), end: self.data_end() })
-    }
-
-    #[inline(always)]
-    fn answers(&self, plan: &Plan) -> Option<Span> {
-        Some(Span { start: self.data() + opaque(plan.answers_offset), end: self.data_end() })
-    }
-
-    #[inline(always)]
-    fn finish(&self, _plan: &Plan) -> Option<()> {
-        Some(())
     }
 }
 

@@ -11,13 +11,13 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use aya::{
     Ebpf, EbpfLoader, TestRun as _, TestRunOptions, VerifierLogLevel,
-    maps::{Map, MapData},
+    maps::{Map, MapData, ProgramArray},
     programs::{ProgramFd, SchedClassifier, Xdp},
 };
 use dns_common::{
     control::{Control, Endpoint, MAX_ENDPOINTS},
     counters::{CpuCounters, INTERFACE_SLOTS, OUTCOME_SLOTS, Outcome},
-    entry::{CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, EntryHeader, Location, padded},
+    entry::{CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, EntryHeader, Location, buried, padded},
     name::hash_name,
     object,
 };
@@ -139,11 +139,17 @@ impl Program {
                 ebpf.program_mut(hook.program()).context("a program is missing in the object")?.try_into()?;
             program.load().with_context(|| format!("cannot load {}", hook.program()))?;
         }
-        for hook in [Hook::Tc, Hook::TcSecond, Hook::TcReflector] {
+        let tc = [Hook::Tc, Hook::TcSecond, Hook::TcReflector].map(Hook::program);
+        for name in tc.into_iter().chain([object::TC_ANSWER_PROGRAM]) {
             let program: &mut SchedClassifier =
-                ebpf.program_mut(hook.program()).context("a program is missing in the object")?.try_into()?;
-            program.load().with_context(|| format!("cannot load {}", hook.program()))?;
+                ebpf.program_mut(name).context("a program is missing in the object")?.try_into()?;
+            program.load().with_context(|| format!("cannot load {name}"))?;
         }
+        let answer = ebpf.program(object::TC_ANSWER_PROGRAM).context("just loaded")?.fd()?.try_clone()?;
+        let callers = ebpf.map_mut(object::TC_ANSWER).context("no TC_ANSWER in the object")?;
+        ProgramArray::try_from(callers)?
+            .set(0, &answer, 0)
+            .context("cannot call the program that answers")?;
 
         let arena = Mapping::of(array(&ebpf, object::ARENA)?, CHUNKS as usize * CHUNK_SIZE)?;
         let control = Mapping::of(array(&ebpf, object::CONTROL)?, size_of::<Control>())?;
@@ -229,7 +235,26 @@ impl Program {
         }
         self.used += cells;
         let old = self.find(hash)?;
-        self.names()?.set(hash, location, old)
+        self.names()?.set(hash, location, old)?;
+        if let Some(old) = old {
+            self.bury_at(old);
+        }
+        Ok(())
+    }
+
+    /// Ends the life of a published name's entry; the index still leads there.
+    pub fn bury(&mut self, name: &[u8]) -> Result<()> {
+        let seed = self.control().hash_seed;
+        let location = self.find(hash_name(seed, name))?.context("not published")?;
+        self.bury_at(location);
+        Ok(())
+    }
+
+    /// Ends the life of the entry at this place.
+    fn bury_at(&mut self, location: Location) {
+        let hash = header_at(&mut self.arena, location).hash;
+        let at = offset_in_arena(location) + std::mem::offset_of!(EntryHeader, hash);
+        self.arena.bytes_mut()[at..at + 8].copy_from_slice(&buried(hash).to_ne_bytes());
     }
 
     /// The header of the entry of a published name.

@@ -4,9 +4,12 @@
 //! *quarantine* until the caller says that no program run can still be reading
 //! them; only then are they handed out again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::atomic::{AtomicU64, Ordering, fence},
+};
 
-use dns_common::entry::{CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, Location};
+use dns_common::entry::{CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, EntryHeader, Location, buried};
 use memmap2::MmapRaw;
 
 /// A run of cells, counted through all chunks.
@@ -76,14 +79,6 @@ impl Arena {
         self.quarantine.push(run);
     }
 
-    /// Takes back cells that no program has ever been able to see: an entry
-    /// that was not published after all.
-    pub(super) fn free_unseen(&mut self, location: Location, size: usize) {
-        let run = Run { start: location.0, length: cells(size) };
-        self.used -= run.length;
-        self.join_free(run);
-    }
-
     /// Makes the cells in quarantine free again. To be called only after a
     /// grace period that began after the last [`Self::free`].
     pub(super) fn end_quarantine(&mut self) {
@@ -148,6 +143,9 @@ fn cells(size: usize) -> u32 {
     u32::try_from(size.div_ceil(CELL_SIZE).max(1)).expect("an entry is smaller than a chunk")
 }
 
+/// Number of the word of an entry that holds its hash.
+const HASH_WORD: usize = std::mem::offset_of!(EntryHeader, hash) / 8;
+
 /// The arena's bytes, mapped from the BPF array (or from nowhere, in tests).
 ///
 /// The program reads the same bytes and writes the `last_used_ns` word of an
@@ -170,15 +168,36 @@ impl ArenaMemory {
         u32::try_from(self.map.len() / CHUNK_SIZE).expect("the loader bounds the arena")
     }
 
-    /// Writes an entry's words to cells that nobody reads yet.
+    /// Writes an entry's words to free cells, its hash last. Programs may look there
+    /// meanwhile, because an entry of the same name lay there before: they see a
+    /// dead one until all is written.
     pub(super) fn write(&self, location: Location, words: &[u64]) {
         let start =
             self.words(location, words.len()).expect("the allocator hands out cells inside the arena");
-        for (index, &word) in words.iter().enumerate() {
+        let (hash, lives) = (words[HASH_WORD], self.hash(location));
+        lives.store(buried(hash), Ordering::Relaxed);
+        fence(Ordering::Release);
+        for (index, &word) in words.iter().enumerate().filter(|&(index, _)| index != HASH_WORD) {
             // SAFETY: `words` has checked that all of these words lie inside the
             // mapping; they are aligned, because cells are.
             unsafe { start.add(index).write_volatile(word) };
         }
+        lives.store(hash, Ordering::Release);
+    }
+
+    /// Ends the life of an entry: nothing that begins from now on answers from it.
+    pub(super) fn bury(&self, location: Location) {
+        let lives = self.hash(location);
+        lives.store(buried(lives.load(Ordering::Relaxed)), Ordering::Release);
+    }
+
+    /// The word that tells whether an entry lives.
+    fn hash(&self, location: Location) -> &AtomicU64 {
+        let start =
+            self.words(location, HASH_WORD + 1).expect("the allocator hands out cells inside the arena");
+        // SAFETY: inside the mapping, which lives as long as `self`, and aligned;
+        // only this module writes there.
+        unsafe { AtomicU64::from_ptr(start.add(HASH_WORD)) }
     }
 
     /// Reads `count` words of an entry; `None`: not all inside the arena.
@@ -249,8 +268,9 @@ mod tests {
         let mut arena = Arena::new(2);
         let runs: Vec<_> = (0..2).map(|_| arena.allocate(USABLE).unwrap()).collect();
         for run in runs {
-            arena.free_unseen(run, USABLE);
+            arena.free(run, USABLE);
         }
+        arena.end_quarantine();
         assert_eq!(arena.allocate(USABLE + CELL_SIZE), None);
         assert!(arena.allocate(USABLE).is_some() && arena.allocate(USABLE).is_some());
     }
@@ -270,8 +290,9 @@ mod tests {
     fn the_best_fit_is_taken() {
         let mut arena = Arena::new(1);
         let runs: Vec<_> = [3, 1, 2, 1].map(|cells| arena.allocate(cells * CELL_SIZE).unwrap()).into();
-        arena.free_unseen(runs[0], 3 * CELL_SIZE);
-        arena.free_unseen(runs[2], 2 * CELL_SIZE);
+        arena.free(runs[0], 3 * CELL_SIZE);
+        arena.free(runs[2], 2 * CELL_SIZE);
+        arena.end_quarantine();
         assert_eq!(arena.allocate(2 * CELL_SIZE), Some(runs[2]), "not a part of the larger hole");
     }
 
@@ -291,6 +312,18 @@ mod tests {
         assert!(memory.equals_unmarked(place, &[0, 1, 2]));
         assert!(!memory.equals_unmarked(place, &[7, 1, 3]));
         assert_eq!(memory.last_used_ns(place), 7);
+    }
+
+    #[test]
+    fn a_buried_entry_has_no_hash_of_its_own() {
+        let memory = memory(1);
+        let place = Location(1);
+        memory.write(place, &[0, 5, 2]);
+        assert_eq!(memory.read(place, 3), Some(vec![0, 5, 2]));
+        memory.bury(place);
+        assert_eq!(memory.read(place, 3), Some(vec![0, buried(5), 2]));
+        memory.write(place, &[0, 5, 3]);
+        assert_eq!(memory.read(place, 3), Some(vec![0, 5, 3]), "the cells live again");
     }
 
     /// Memory of `chunks` chunks from nowhere.

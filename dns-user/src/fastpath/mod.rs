@@ -173,6 +173,8 @@ pub struct FastPath {
     pins: Option<Pins>,
     /// `NAMES`, to tell our pins from a successor's.
     names_fd: Arc<std::os::fd::OwnedFd>,
+    /// `TC_ANSWER`, which must stay open.
+    _tc_answer_fd: Arc<std::os::fd::OwnedFd>,
     /// What to do at the end.
     on_stop: OnStop,
 }
@@ -196,6 +198,7 @@ impl FastPath {
             xdp,
             tc,
             tc_second,
+            tc_answer_fd,
             names_fd,
             arena_fd,
             control_fd,
@@ -242,17 +245,18 @@ impl FastPath {
             .map_err(|error| FastPathError::io("starting the publisher", error))?;
 
         let pin_maps = {
-            let (pins, names_fd) = (pins.clone(), names_fd.clone());
+            let (pins, names_fd, tc_answer_fd) = (pins.clone(), names_fd.clone(), tc_answer_fd.clone());
             move || {
                 let Some(pins) = pins else { return };
                 let maps = [
+                    (names::TC_ANSWER, tc_answer_fd.as_fd()),
                     (names::NAMES, names_fd.as_fd()),
                     (names::ARENA, arena_fd.as_fd()),
                     (names::CONTROL, control_fd.as_fd()),
                     (names::COUNTERS, counters_fd.as_fd()),
                 ];
                 if let Err(error) = pins.pin_maps(&maps) {
-                    tracing::warn!(%error, "cannot pin the maps: a successor will not know the learned names");
+                    tracing::warn!(%error, "cannot pin the maps: what is kept at the stop answers nothing at tc, and a successor will not know the learned names");
                 }
             }
         };
@@ -278,6 +282,7 @@ impl FastPath {
             counters,
             pins,
             names_fd,
+            _tc_answer_fd: tc_answer_fd,
             on_stop: config.on_stop,
         })
     }

@@ -8,11 +8,11 @@ use std::{
 
 use aya::{
     Ebpf, EbpfLoader,
-    maps::{Map, MapError},
+    maps::{Map, MapError, ProgramArray},
     programs::{ProgramError, ProgramFd, SchedClassifier, Xdp},
 };
 use dns_common::{
-    entry::{CHUNK_CELLS, CHUNK_SIZE, MAX_ENTRY_SIZE},
+    entry::{CHUNK_CELLS, CHUNK_SIZE, MAX_CELLS, MAX_ENTRY_SIZE},
     object,
 };
 
@@ -54,6 +54,9 @@ pub(super) struct Object {
     pub(super) tc: ProgramFd,
     /// The tc program behind XDP.
     pub(super) tc_second: ProgramFd,
+    /// `TC_ANSWER`, to be pinned. The kernel empties it with its last descriptor
+    /// or pin, and the tc programs answer nothing any more.
+    pub(super) tc_answer_fd: Arc<OwnedFd>,
     /// `NAMES`, to be pinned.
     pub(super) names_fd: Arc<OwnedFd>,
     /// `ARENA`, to be pinned.
@@ -98,6 +101,8 @@ impl Object {
         let xdp = load_xdp(&mut ebpf)?;
         let tc = load_tc(&mut ebpf, object::TC_PROGRAM)?;
         let tc_second = load_tc(&mut ebpf, object::TC_SECOND_PROGRAM)?;
+        let tc_answer = load_tc(&mut ebpf, object::TC_ANSWER_PROGRAM)?;
+        let tc_answer_fd = take_caller_of(&mut ebpf, &tc_answer)?;
         let names_fd = take_fd(&mut ebpf, object::NAMES)?;
         let arena_fd = take_fd(&mut ebpf, object::ARENA)?;
         let control_fd = take_fd(&mut ebpf, object::CONTROL)?;
@@ -116,6 +121,7 @@ impl Object {
             xdp,
             tc,
             tc_second,
+            tc_answer_fd: Arc::new(tc_answer_fd),
             names_fd: Arc::new(names_fd),
             arena_fd,
             control_fd,
@@ -144,6 +150,7 @@ fn limits(max_names: u32) -> Limits {
 /// Chunks of arena for this `max_names`.
 fn chunks(max_names: u32) -> u32 {
     let bytes = (max_names as usize).saturating_mul(BYTES_PER_NAME).clamp(MIN_ARENA, MAX_ARENA);
+    const { assert!(MAX_ARENA / CHUNK_SIZE * CHUNK_CELLS as usize + CHUNK_CELLS as usize <= MAX_CELLS as usize) };
     const { assert!(MIN_ARENA > 16 * MAX_ENTRY_SIZE && CHUNK_SIZE > MAX_ENTRY_SIZE) };
     u32::try_from(bytes.div_ceil(CHUNK_SIZE)).expect("MAX_ARENA is a few hundred chunks")
 }
@@ -185,13 +192,29 @@ fn own_fd(fd: &ProgramFd) -> Result<ProgramFd, ProgramError> {
     fd.try_clone().map_err(ProgramError::IOError)
 }
 
+/// Puts the program where the tc programs find it; a descriptor of our own for that map.
+fn take_caller_of(ebpf: &mut Ebpf, program: &ProgramFd) -> Result<OwnedFd, FastPathError> {
+    let name = object::TC_ANSWER;
+    let Some(Map::ProgramArray(data)) = ebpf.take_map(name) else {
+        return Err(FastPathError::Incomplete(name));
+    };
+    let fd = own_map_fd(data.fd().as_fd(), name)?;
+    ProgramArray::try_from(Map::ProgramArray(data))
+        .and_then(|mut programs| programs.set(0, program, 0))
+        .map_err(|error| load_error(error.into()))?;
+    Ok(fd)
+}
+
 /// A descriptor of our own for a map.
 fn take_fd(ebpf: &mut Ebpf, name: &'static str) -> Result<OwnedFd, FastPathError> {
-    let data = match ebpf.take_map(name) {
-        Some(Map::Array(data)) => data,
-        _ => return Err(FastPathError::Incomplete(name)),
-    };
-    let fd: BorrowedFd<'_> = data.fd().as_fd();
+    match ebpf.take_map(name) {
+        Some(Map::Array(data)) => own_map_fd(data.fd().as_fd(), name),
+        _ => Err(FastPathError::Incomplete(name)),
+    }
+}
+
+/// A descriptor of our own for a map, which outlives aya's object.
+fn own_map_fd(fd: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, FastPathError> {
     fd.try_clone_to_owned().map_err(|error| FastPathError::io(&format!("keeping map {name}"), error))
 }
 

@@ -3,7 +3,7 @@
 //! ```text
 //! <bpffs>/<address>-<port>-<network namespace>/
 //!     links/<ifindex>-<hook>      the attachments
-//!     maps-<layout version>/      NAMES, ARENA, CONTROL, COUNTERS of the process that serves
+//!     maps-<layout version>/      TC_ANSWER, NAMES, ARENA, CONTROL, COUNTERS of the process that serves
 //! ```
 //!
 //! Named after what they serve, so that two servers on one machine never touch
@@ -148,7 +148,7 @@ impl Pins {
 
     /// Removes the maps' pins and all folders that are empty then.
     pub(super) fn remove(&self) -> io::Result<()> {
-        for name in [object::NAMES, object::ARENA, object::CONTROL, object::COUNTERS] {
+        for name in [object::TC_ANSWER, object::NAMES, object::ARENA, object::CONTROL, object::COUNTERS] {
             remove_if_there(&self.maps().join(name))?;
             remove_if_there(&self.maps().join(format!("{name}-new")))?;
         }

@@ -443,7 +443,7 @@ impl Table {
         }
         self.memory.write(location, self.encoded.words());
         if self.index.set(key, location, old.map(|(location, _)| location)).is_err() {
-            self.arena.free_unseen(location, size);
+            self.quarantine(location, size);
             self.note_unfitting(key, Unfitting::NoRoom);
             return;
         }
@@ -534,8 +534,9 @@ impl Table {
         self.quarantine(record.location, record.size);
     }
 
-    /// Gives cells back that programs may still be reading.
+    /// Gives cells back that programs may still be reading, but none that begins now.
     fn quarantine(&mut self, location: Location, size: usize) {
+        self.memory.bury(location);
         self.arena.free(location, size);
         self.last_free = Instant::now();
     }

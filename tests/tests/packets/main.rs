@@ -3,6 +3,7 @@
 //!
 //! * [`fixtures`]: a table of packets anyone can extend.
 //! * [`random`]: random and mutated packets, and every length of names and frames.
+//! * [`hints`]: entries that a CPU remembers.
 //! * [`shuffle`]: the order of answers, statistically.
 //! * [`object`]: what the object asks of the kernel.
 //! * [`other_kernel`]: all of that on an older kernel, in a virtual machine.
@@ -10,6 +11,7 @@
 //!   random packets are held against.
 
 mod fixtures;
+mod hints;
 mod model;
 mod object;
 mod other_kernel;

@@ -1,0 +1,87 @@
+//! Entries that a CPU remembers: the program answers from them only while they live.
+
+use std::collections::HashMap;
+
+use dns_common::{counters::Outcome, hint::Hint, name::hash_name};
+use nix::{
+    sched::{CpuSet, sched_getcpu, sched_setaffinity},
+    unistd::Pid,
+};
+use whole_system_tests::program::{Program, Published};
+
+use crate::{
+    HOOKS,
+    fixtures::world,
+    install, load,
+    packet::{A, Datagram, Query, wire},
+};
+
+/// Keeps this thread, and the runs with it, on one CPU: each has hints of its own.
+fn stay_on_one_cpu() {
+    let mut cpus = CpuSet::new();
+    cpus.set(sched_getcpu().expect("this thread runs on a CPU")).expect("a set has room for all CPUs");
+    sched_setaffinity(Pid::from_raw(0), &cpus).expect("a CPU that is in use may be used");
+}
+
+/// A name's entry: the one address that ends in this byte.
+fn address(last: u8) -> Published {
+    Published { v4: vec![[10, 0, 0, last].into()], ..Published::default() }
+}
+
+/// The last bytes of the replies to a query at each hook; none: it went up.
+fn answers(program: &mut Program, name: &str) -> [Option<u8>; HOOKS.len()] {
+    let query = Datagram::v4(Query::new(name, A).bytes()).frame();
+    HOOKS.map(|hook| match program.run_counted(hook, &query).expect("the program runs") {
+        (run, Outcome::Hit) => run.packet.last().copied(),
+        (run, outcome) => {
+            assert_eq!((run.packet, outcome), (query.clone(), Outcome::NotPublished), "{hook:?}");
+            None
+        }
+    })
+}
+
+#[test]
+fn a_remembered_entry_is_answered_from_only_while_it_lives() {
+    let Some((mut program, _turn)) = load() else { return };
+    stay_on_one_cpu();
+    install(&mut program, &world());
+    let name = wire("changing.bosh");
+    for last in 1..=3 {
+        program.publish(&name, &address(last)).expect("there is room");
+        for _ in 0..2 {
+            assert_eq!(answers(&mut program, "changing.bosh"), [Some(last); 2]);
+        }
+    }
+    program.bury(&name).expect("it is published");
+    assert_eq!(answers(&mut program, "changing.bosh"), [None; 2], "neither by the hint nor by the index");
+}
+
+#[test]
+fn names_that_share_a_hint_are_all_answered() {
+    let Some((mut program, _turn)) = load() else { return };
+    stay_on_one_cpu();
+    install(&mut program, &world());
+    let seed = program.control().hash_seed;
+    let hash = |number: u32| hash_name(seed, &wire(&format!("n{number}.bosh")));
+    let somewhere = dns_common::entry::Location(0);
+
+    // The first two names with hints in one place, and the first two that follow each other's.
+    let (mut by_place, mut by_hint) = (HashMap::new(), HashMap::new());
+    let share_a_place = (0..)
+        .find_map(|number| by_place.insert(Hint::place(hash(number)), number).map(|other| [other, number]));
+    let follow_each_other = (0..).find_map(|number| {
+        let hint = (Hint::place(hash(number)), Hint::new(hash(number), somewhere));
+        by_hint.insert(hint, number).map(|other| [other, number])
+    });
+    for numbers in [share_a_place, follow_each_other].map(|found| found.expect("there are enough names")) {
+        let names = numbers.map(|number| format!("n{number}.bosh"));
+        for (name, last) in names.iter().zip([7, 8]) {
+            program.publish(&wire(name), &address(last)).expect("there is room");
+        }
+        for _ in 0..3 {
+            for (name, last) in names.iter().zip([7, 8]) {
+                assert_eq!(answers(&mut program, name), [Some(last); 2], "{names:?}");
+            }
+        }
+    }
+}
