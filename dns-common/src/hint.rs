@@ -2,48 +2,56 @@
 //!
 //! Two cache lines lead to an answer, one of the index and the first one of the
 //! entry, and where many names are asked in turn both come from far away, one after
-//! the other. A hint leads to the entry itself; all hints of a CPU fit in its second
+//! the other. A hint leads to the entry itself; all hints of a CPU stay in its second
 //! cache. Nobody keeps them true: an entry tells by its hash whether it lives
 //! ([`crate::entry`]), and where it does not, the index is asked.
 
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
 use crate::entry::{Location, MAX_CELLS};
 
-/// Hints of one CPU: 16 KiB of them. A power of two.
-pub const HINTS: usize = 4096;
+/// Places of a CPU: 8 KiB. A power of two.
+pub const HINT_PLACES: usize = 1024;
 
-/// A [`Location`] and, above it, some bits of the hash of the name that has its entry
-/// there, so that most other names do not follow it. All zeros: any hint like others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// The two names that were found last of those whose hash leads to one place.
+///
+/// Each half is a [`Location`] and, above it, some bits of the hash, so that most
+/// other names do not follow it. All zeros: hints like others, and most likely false.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
-pub struct Hint(u32);
+pub struct Hints(u64);
 
-impl Hint {
-    /// The entry of the name with this hash lies there.
-    #[inline(always)]
-    pub const fn new(hash: u64, location: Location) -> Self {
-        Self(location.0 & (MAX_CELLS - 1) | Self::tag(hash))
-    }
-
-    /// Which of the [`HINTS`] is that of this hash.
+impl Hints {
+    /// Which of the [`HINT_PLACES`] is that of this hash.
     #[inline(always)]
     pub const fn place(hash: u64) -> usize {
-        hash as usize & (HINTS - 1)
+        hash as usize & (HINT_PLACES - 1)
     }
 
     /// Where the entry of the name with this hash may lie.
     #[inline(always)]
     pub fn location(self, hash: u64) -> Option<Location> {
-        ((self.0 ^ Self::tag(hash)) < MAX_CELLS).then_some(Location(self.0 & (MAX_CELLS - 1)))
+        let (last, earlier) = (self.0 as u32 ^ tag(hash), (self.0 >> 32) as u32 ^ tag(hash));
+        // Where the tags are equal, the location is left.
+        let found = if last < MAX_CELLS { last } else { earlier };
+        (found < MAX_CELLS).then_some(Location(found))
     }
 
-    /// Bits of the hash that have no part in [`Self::place`], where no location has any.
+    /// The same with one more: the entry of the name with this hash lies there.
     #[inline(always)]
-    const fn tag(hash: u64) -> u32 {
-        (hash >> 32) as u32 & !(MAX_CELLS - 1)
+    pub const fn with(self, hash: u64, location: Location) -> Self {
+        let hint = location.0 & (MAX_CELLS - 1) | tag(hash);
+        Self(self.0 << 32 | hint as u64)
     }
 }
 
-const _: () = assert!(HINTS.is_power_of_two() && HINTS as u64 <= 1 << 32 && MAX_CELLS.is_power_of_two());
+/// Bits of the hash that have no part in [`Hints::place`], where no location has any.
+#[inline(always)]
+const fn tag(hash: u64) -> u32 {
+    (hash >> 32) as u32 & !(MAX_CELLS - 1)
+}
+
+const _: () = assert!(HINT_PLACES.is_power_of_two() && MAX_CELLS.is_power_of_two());
 
 #[cfg(test)]
 mod tests {
@@ -52,14 +60,24 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_hint_leads_its_own_name_to_the_entry(hash: u64, location in 0..MAX_CELLS) {
-            prop_assert_eq!(Hint::new(hash, Location(location)).location(hash), Some(Location(location)));
+        fn the_last_two_names_of_a_place_are_remembered(
+            hashes: [u64; 3],
+            locations in prop::array::uniform3(0..MAX_CELLS),
+        ) {
+            let pairs = || hashes.into_iter().zip(locations.map(Location));
+            let hints = pairs().fold(Hints(0), |hints, (hash, location)| hints.with(hash, location));
+            let last_of = |hash| pairs().filter(|&(other, _)| tag(other) == tag(hash)).next_back();
+            for (hash, location) in pairs().skip(1) {
+                // Of two with one tag the later one is.
+                let expected = last_of(hash).map_or(location, |(_, location)| location);
+                prop_assert_eq!(hints.location(hash), Some(expected));
+            }
         }
 
         #[test]
-        fn most_other_names_do_not_follow_it(hash: u64, other: u64, location in 0..MAX_CELLS) {
-            let followed = Hint::new(hash, Location(location)).location(other).is_some();
-            prop_assert_eq!(followed, Hint::tag(hash) == Hint::tag(other));
+        fn most_other_names_follow_no_hint(hash: u64, other: u64, location in 0..MAX_CELLS) {
+            let hints = Hints(0).with(hash, Location(location)).with(hash, Location(location));
+            prop_assert_eq!(hints.location(other).is_some(), tag(hash) == tag(other));
         }
     }
 }

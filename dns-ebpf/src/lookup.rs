@@ -6,7 +6,7 @@
 use dns_common::{
     counters::Outcome,
     entry::{CELL_SIZE, CHUNK_CELLS, EntryHeader, Location},
-    hint::Hint,
+    hint::Hints,
     index::{self, Bucket, Root, WORD_SLOTS},
     name::MAX_NAME_WORDS,
 };
@@ -55,12 +55,12 @@ pub fn lookup(scratch: *mut Scratch, hash: u64, name_len: usize, words: &Words) 
 #[inline(always)]
 fn find(scratch: *mut Scratch, hash: u64) -> Option<usize> {
     // SAFETY: this CPU's own element, alone while the program runs.
-    let hint = unsafe { &mut (*scratch).hints[Hint::place(hash)] };
-    if let Some(address) = hint.location(hash).and_then(|location| entry_at(location, hash)) {
+    let hints = unsafe { &mut (*scratch).hints[Hints::place(hash)] };
+    if let Some(address) = hints.location(hash).and_then(|location| entry_at(location, hash)) {
         return Some(address);
     }
     let (location, address) = find_in_index(hash)?;
-    *hint = Hint::new(hash, location);
+    *hints = hints.with(hash, location);
     Some(address)
 }
 

@@ -11,7 +11,7 @@ use dns_common::{
     control::Control,
     counters::{CpuCounters, INTERFACE_SLOTS, OUTCOME_SLOTS, Outcome, QueryKind, RCODE_SLOTS},
     entry::{CHUNK_SIZE, MAX_V4},
-    hint::{HINTS, Hint},
+    hint::{HINT_PLACES, Hints},
     index::Pair,
     name::MAX_NAME_WORDS,
 };
@@ -65,9 +65,7 @@ pub struct Scratch {
     /// The question's name, lower-cased; see [`crate::question::read_name`].
     pub words: [u64; MAX_NAME_WORDS],
     /// Where entries were found last.
-    pub hints: [Hint; HINTS],
-    /// Headers of what [`crate::reflector`] stores back into the packet.
-    pub head: [u64; 12],
+    pub hints: [Hints; HINT_PLACES],
     /// Addresses that are being shuffled.
     pub addresses: [u32; MAX_V4],
     /// Collisions that the log has not been told of, see [`crate::messages`].

@@ -1,15 +1,9 @@
 //! The yardstick of the benches: sends every IPv4 datagram to port 53 back as
 //! an empty reply, with no look-up. What a packet costs besides the answering.
 
-use aya_ebpf::{
-    helpers::bpf_skb_store_bytes,
-    programs::{TcContext, XdpContext},
-};
+use aya_ebpf::programs::{TcContext, XdpContext};
 
-use crate::{
-    bytes::{load, store},
-    maps::scratch,
-};
+use crate::bytes::{load, store};
 
 /// Bytes of Ethernet, IPv4, UDP and the first four of DNS.
 const HEAD_LEN: usize = 14 + 20 + 8 + 4;
@@ -21,29 +15,20 @@ pub fn reflect(context: &XdpContext) -> Option<()> {
     if data + HEAD_LEN > end || !is_query(data) {
         return None;
     }
-    turn(data, data);
+    turn(data);
     Some(())
 }
 
-/// The same at tc, where packets are not written to directly.
+/// The same at tc. It writes to the packet directly, as the program that answers
+/// there does; nothing else than queries meets it.
 #[inline(always)]
 pub fn reflect_tc(context: &TcContext) -> Option<()> {
     let (data, end) = (context.data(), context.data_end());
     if data + HEAD_LEN > end || !is_query(data) {
         return None;
     }
-    // SAFETY: no access yet, just the address.
-    let start = unsafe { &raw mut (*scratch()?).head } as usize;
-    let mut at = 0;
-    while at < HEAD_LEN - 6 {
-        // SAFETY: inside the head compared with the end, and inside the scratch head.
-        unsafe { store::<u64>(start + at, load(data + at)) };
-        at += 8;
-    }
-    turn(data, start);
-    // SAFETY: the context is the kernel's own, the scratch head holds the bytes.
-    let stored = unsafe { bpf_skb_store_bytes(context.skb.skb, 0, start as *const _, HEAD_LEN as u32, 0) };
-    (stored == 0).then_some(())
+    turn(data);
+    Some(())
 }
 
 /// Whether it is an IPv4 datagram to port 53.
@@ -58,25 +43,23 @@ fn is_query(data: usize) -> bool {
     }
 }
 
-/// Writes the head at `from`, turned round, to `to`.
+/// Turns the head at `at` round.
 #[inline(always)]
-fn turn(from: usize, to: usize) {
-    // SAFETY: inside the heads that the callers have.
+fn turn(at: usize) {
+    // SAFETY: inside the heads that the callers have compared with the end.
     unsafe {
-        let (receiver, receiver_end): (u32, u16) = (load(from), load(from + 4));
-        let (sender, sender_end): (u32, u16) = (load(from + 6), load(from + 10));
-        store(to, sender);
-        store(to + 4, sender_end);
-        store(to + 6, receiver);
-        store(to + 10, receiver_end);
-        let (client, server): (u32, u32) = (load(from + 26), load(from + 30));
-        store(to + 26, server);
-        store(to + 30, client);
-        store(to + 34, load::<u32>(from + 34).rotate_left(16));
-        store(to + 38, load::<u16>(from + 38));
-        store(to + 40, 0u16);
+        let (receiver, receiver_end): (u32, u16) = (load(at), load(at + 4));
+        let (sender, sender_end): (u32, u16) = (load(at + 6), load(at + 10));
+        store(at, sender);
+        store(at + 4, sender_end);
+        store(at + 6, receiver);
+        store(at + 10, receiver_end);
+        let (client, server): (u32, u32) = (load(at + 26), load(at + 30));
+        store(at + 26, server);
+        store(at + 30, client);
+        store(at + 34, load::<u32>(at + 34).rotate_left(16));
+        store(at + 40, 0u16);
         // QR, AA and RD; RA.
-        store(to + 42, load::<u16>(from + 42));
-        store(to + 44, u16::from_ne_bytes([0x85, 0x80]));
+        store(at + 44, u16::from_ne_bytes([0x85, 0x80]));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use dns_common::{counters::Outcome, hint::Hint, name::hash_name};
+use dns_common::{counters::Outcome, entry::Location, hint::Hints, name::hash_name};
 use nix::{
     sched::{CpuSet, sched_getcpu, sched_setaffinity},
     unistd::Pid,
@@ -57,29 +57,32 @@ fn a_remembered_entry_is_answered_from_only_while_it_lives() {
 }
 
 #[test]
-fn names_that_share_a_hint_are_all_answered() {
+fn names_that_share_hints_are_all_answered() {
     let Some((mut program, _turn)) = load() else { return };
     stay_on_one_cpu();
     install(&mut program, &world());
     let seed = program.control().hash_seed;
     let hash = |number: u32| hash_name(seed, &wire(&format!("n{number}.bosh")));
-    let somewhere = dns_common::entry::Location(0);
 
-    // The first two names with hints in one place, and the first two that follow each other's.
-    let (mut by_place, mut by_hint) = (HashMap::new(), HashMap::new());
-    let share_a_place = (0..)
-        .find_map(|number| by_place.insert(Hint::place(hash(number)), number).map(|other| [other, number]));
-    let follow_each_other = (0..).find_map(|number| {
-        let hint = (Hint::place(hash(number)), Hint::new(hash(number), somewhere));
-        by_hint.insert(hint, number).map(|other| [other, number])
+    // Three names for the two hints of one place, and two that follow each other's.
+    let (mut by_place, mut by_hint) = (HashMap::<_, Vec<u32>>::new(), HashMap::new());
+    let crowded = (0..).find_map(|number| {
+        let sharing = by_place.entry(Hints::place(hash(number))).or_default();
+        sharing.push(number);
+        (sharing.len() == 3).then(|| sharing.clone())
     });
-    for numbers in [share_a_place, follow_each_other].map(|found| found.expect("there are enough names")) {
-        let names = numbers.map(|number| format!("n{number}.bosh"));
-        for (name, last) in names.iter().zip([7, 8]) {
+    let follow_each_other = (0..).find_map(|number| {
+        let nothing: Hints = zerocopy::transmute!(0_u64);
+        let hints = (Hints::place(hash(number)), nothing.with(hash(number), Location(0)));
+        by_hint.insert(hints, number).map(|other| vec![other, number])
+    });
+    for numbers in [crowded, follow_each_other].map(|found| found.expect("there are enough names")) {
+        let names: Vec<String> = numbers.iter().map(|number| format!("n{number}.bosh")).collect();
+        for (name, last) in names.iter().zip(7..) {
             program.publish(&wire(name), &address(last)).expect("there is room");
         }
         for _ in 0..3 {
-            for (name, last) in names.iter().zip([7, 8]) {
+            for (name, last) in names.iter().zip(7..) {
                 assert_eq!(answers(&mut program, name), [Some(last); 2], "{names:?}");
             }
         }
