@@ -66,7 +66,7 @@ mod tests {
         ) {
             let pairs = || hashes.into_iter().zip(locations.map(Location));
             let hints = pairs().fold(Hints(0), |hints, (hash, location)| hints.with(hash, location));
-            let last_of = |hash| pairs().filter(|&(other, _)| tag(other) == tag(hash)).next_back();
+            let last_of = |hash| pairs().rfind(|&(other, _)| tag(other) == tag(hash));
             for (hash, location) in pairs().skip(1) {
                 // Of two with one tag the later one is.
                 let expected = last_of(hash).map_or(location, |(_, location)| location);
