@@ -14,19 +14,38 @@ use crate::{
     tap::{self, Seen},
 };
 
+/// What the steps work with.
+pub struct Means {
+    /// What userspace tells.
+    control: &'static Control,
+    /// This CPU's scratch room.
+    scratch: *mut Scratch,
+}
+
+impl Means {
+    /// Those of this run; they are always there.
+    #[inline(always)]
+    pub fn get() -> Option<Self> {
+        Some(Self { control: maps::control()?, scratch: maps::scratch()? })
+    }
+}
+
 /// Answers the frame, if it is a query for a published name. False: the frame
 /// is untouched and goes up.
 #[inline(always)]
-pub fn answer<H: Hook>(hook: &H) -> bool {
-    is_for_us(hook) && answer_found(hook)
+pub fn answer<H: Hook>(hook: &H, means: &Means) -> bool {
+    is_for_us(hook, means) && answer_found(hook, means)
 }
 
 /// Whether the frame is a datagram for us. If so, [`answer_found`] knows where
 /// things lie in it, in this program or in the one that is called next.
 #[inline(always)]
-pub fn is_for_us<H: Hook>(hook: &H) -> bool {
-    match find(hook) {
-        Ok(()) => true,
+pub fn is_for_us<H: Hook>(hook: &H, means: &Means) -> bool {
+    match filter::filter(hook, means.control) {
+        Ok(frame) => {
+            frame.keep(means.scratch);
+            true
+        }
         Err(outcome) => {
             maps::count(outcome);
             false
@@ -34,20 +53,11 @@ pub fn is_for_us<H: Hook>(hook: &H) -> bool {
     }
 }
 
-/// Finds the datagram in the frame, if it is for us.
-#[inline(always)]
-fn find<H: Hook>(hook: &H) -> Result<(), Outcome> {
-    let control = maps::control().ok_or(Outcome::NotOurs)?;
-    let scratch = maps::scratch().ok_or(Outcome::NotOurs)?;
-    filter::filter(hook, control)?.keep(scratch);
-    Ok(())
-}
-
 /// Answers the datagram that [`is_for_us`] found, if it is a query for a
 /// published name.
 #[inline(always)]
-pub fn answer_found<H: Hook>(hook: &H) -> bool {
-    let (Some(control), Some(scratch)) = (maps::control(), maps::scratch()) else { return false };
+pub fn answer_found<H: Hook>(hook: &H, means: &Means) -> bool {
+    let &Means { control, scratch } = means;
     let frame = Frame::kept(scratch);
     let answer = try_answer(hook, control, scratch, frame);
     let seen = match &answer {

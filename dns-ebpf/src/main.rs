@@ -35,41 +35,49 @@ use aya_ebpf::{
 };
 use dns_common::counters::Outcome;
 
+use crate::{
+    core_path::Means,
+    tc::{TC_ACT_UNSPEC, Tc},
+    xdp::Xdp,
+};
+
 /// Answers at the XDP hook, native and generic.
 #[xdp]
 pub fn dns_xdp(context: XdpContext) -> u32 {
-    let hook = xdp::Xdp::new(context);
-    if core_path::answer(&hook) { xdp_action::XDP_TX } else { xdp_action::XDP_PASS }
+    let hook = Xdp::new(context);
+    let answered = Means::get().is_some_and(|means| core_path::answer(&hook, &means));
+    if answered { xdp_action::XDP_TX } else { xdp_action::XDP_PASS }
 }
 
 /// Answers at the ingress of tc (tcx and clsact), by [`dns_tc_answer`].
 #[classifier]
 pub fn dns_tc(context: TcContext) -> i32 {
-    let hook = tc::Tc::new(context);
-    if core_path::is_for_us(&hook) {
+    let hook = Tc::new(context);
+    if Means::get().is_some_and(|means| core_path::is_for_us(&hook, &means)) {
         hook.go_on();
         maps::count(Outcome::LeaseExpired);
     }
-    tc::TC_ACT_UNSPEC
+    TC_ACT_UNSPEC
 }
 
 /// Answers what XDP found no room for, at the ingress of tc behind it; all other
 /// packets go by.
 #[classifier]
 pub fn dns_tc_second(context: TcContext) -> i32 {
-    let hook = tc::Tc::new(context);
-    if hook.is_handed_on() && core_path::is_for_us(&hook) {
+    let hook = Tc::new(context);
+    if hook.is_handed_on() && Means::get().is_some_and(|means| core_path::is_for_us(&hook, &means)) {
         hook.go_on();
         maps::count(Outcome::LeaseExpired);
     }
-    tc::TC_ACT_UNSPEC
+    TC_ACT_UNSPEC
 }
 
 /// Answers what either of the two has found to be for us; never attached itself.
 #[classifier]
 pub fn dns_tc_answer(context: TcContext) -> i32 {
-    let hook = tc::Tc::new(context);
-    if core_path::answer_found(&hook) { hook.redirect() } else { tc::TC_ACT_UNSPEC }
+    let hook = Tc::new(context);
+    let answered = Means::get().is_some_and(|means| core_path::answer_found(&hook, &means));
+    if answered { hook.redirect() } else { TC_ACT_UNSPEC }
 }
 
 /// Lets every packet go up the stack: for the client's end of a veth pair,
@@ -94,7 +102,7 @@ pub fn dns_tc_reflector(context: TcContext) -> i32 {
     match reflector::reflect_tc(&context) {
         // SAFETY: the context is the kernel's own; the helper has no precondition.
         Some(()) => unsafe { bpf_redirect((*context.skb.skb).ifindex, 0) as i32 },
-        None => tc::TC_ACT_UNSPEC,
+        None => TC_ACT_UNSPEC,
     }
 }
 
