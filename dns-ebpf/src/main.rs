@@ -33,7 +33,6 @@ use aya_ebpf::{
     macros::{classifier, xdp},
     programs::{TcContext, XdpContext},
 };
-use dns_common::counters::Outcome;
 
 use crate::{
     core_path::Means,
@@ -52,11 +51,7 @@ pub fn dns_xdp(context: XdpContext) -> u32 {
 /// Answers at the ingress of tc (tcx and clsact), by [`dns_tc_answer`].
 #[classifier]
 pub fn dns_tc(context: TcContext) -> i32 {
-    let hook = Tc::new(context);
-    if Means::get().is_some_and(|means| core_path::is_for_us(&hook, &means)) {
-        hook.go_on();
-        maps::count(Outcome::LeaseExpired);
-    }
+    Tc::new(context).go_on_if_for_us();
     TC_ACT_UNSPEC
 }
 
@@ -65,9 +60,8 @@ pub fn dns_tc(context: TcContext) -> i32 {
 #[classifier]
 pub fn dns_tc_second(context: TcContext) -> i32 {
     let hook = Tc::new(context);
-    if hook.is_handed_on() && Means::get().is_some_and(|means| core_path::is_for_us(&hook, &means)) {
-        hook.go_on();
-        maps::count(Outcome::LeaseExpired);
+    if hook.is_handed_on() {
+        hook.go_on_if_for_us();
     }
     TC_ACT_UNSPEC
 }
@@ -90,7 +84,7 @@ pub fn dns_pass(_context: XdpContext) -> u32 {
 /// The bare reflector at XDP, see [`reflector`].
 #[xdp]
 pub fn dns_reflector(context: XdpContext) -> u32 {
-    match reflector::reflect(&context) {
+    match reflector::reflect(context.data(), context.data_end()) {
         Some(()) => xdp_action::XDP_TX,
         None => xdp_action::XDP_PASS,
     }
@@ -99,7 +93,7 @@ pub fn dns_reflector(context: XdpContext) -> u32 {
 /// The bare reflector at tc.
 #[classifier]
 pub fn dns_tc_reflector(context: TcContext) -> i32 {
-    match reflector::reflect_tc(&context) {
+    match reflector::reflect(context.data(), context.data_end()) {
         // SAFETY: the context is the kernel's own; the helper has no precondition.
         Some(()) => unsafe { bpf_redirect((*context.skb.skb).ifindex, 0) as i32 },
         None => TC_ACT_UNSPEC,

@@ -1,29 +1,15 @@
 //! The yardstick of the benches: sends every IPv4 datagram to port 53 back as
 //! an empty reply, with no look-up. What a packet costs besides the answering.
 
-use aya_ebpf::programs::{TcContext, XdpContext};
-
 use crate::bytes::{load, store};
 
 /// Bytes of Ethernet, IPv4, UDP and the first four of DNS.
 const HEAD_LEN: usize = 14 + 20 + 8 + 4;
 
-/// Turns the packet round in place.
+/// Turns the packet from `data` to `end` round in place, at tc as at XDP: nothing
+/// else than queries meets it, so that it may write to packets there, too.
 #[inline(always)]
-pub fn reflect(context: &XdpContext) -> Option<()> {
-    let (data, end) = (context.data(), context.data_end());
-    if data + HEAD_LEN > end || !is_query(data) {
-        return None;
-    }
-    turn(data);
-    Some(())
-}
-
-/// The same at tc. It writes to the packet directly, as the program that answers
-/// there does; nothing else than queries meets it.
-#[inline(always)]
-pub fn reflect_tc(context: &TcContext) -> Option<()> {
-    let (data, end) = (context.data(), context.data_end());
+pub fn reflect(data: usize, end: usize) -> Option<()> {
     if data + HEAD_LEN > end || !is_query(data) {
         return None;
     }
@@ -34,7 +20,7 @@ pub fn reflect_tc(context: &TcContext) -> Option<()> {
 /// Whether it is an IPv4 datagram to port 53.
 #[inline(always)]
 fn is_query(data: usize) -> bool {
-    // SAFETY: inside the head that the callers compared with the end.
+    // SAFETY: inside the head that the caller compared with the end.
     unsafe {
         load::<u16>(data + 12) == 0x0800u16.to_be()
             && load::<u8>(data + 14) == 0x45
@@ -46,7 +32,7 @@ fn is_query(data: usize) -> bool {
 /// Turns the head at `at` round.
 #[inline(always)]
 fn turn(at: usize) {
-    // SAFETY: inside the heads that the callers have compared with the end.
+    // SAFETY: inside the head that the caller compared with the end.
     unsafe {
         let (receiver, receiver_end): (u32, u16) = (load(at), load(at + 4));
         let (sender, sender_end): (u32, u16) = (load(at + 6), load(at + 10));

@@ -11,12 +11,13 @@ use aya_ebpf::{
     helpers::{bpf_redirect, bpf_skb_change_tail, bpf_skb_pull_data},
     programs::TcContext,
 };
-use dns_common::control::HANDED_ON_MARK;
+use dns_common::{control::HANDED_ON_MARK, counters::Outcome};
 
 use crate::{
     bytes::load,
+    core_path::{self, Means},
     hook::Hook,
-    maps::{TC_ANSWER, mtu_below},
+    maps::{self, TC_ANSWER, mtu_below},
     reply::Plan,
 };
 
@@ -36,12 +37,16 @@ impl Tc {
         Self { context }
     }
 
-    /// Goes on to the program that answers; comes back only where there is none:
-    /// the server is gone, and its descriptors with it.
+    /// Goes on to the program that answers, if the packet is a datagram for us.
+    /// Comes back if it is none, or if there is no such program: the server is gone,
+    /// and its descriptors with it.
     #[inline(always)]
-    pub fn go_on(&self) {
-        // SAFETY: nothing is left to drop.
-        let _ = unsafe { TC_ANSWER.tail_call(&self.context, 0) };
+    pub fn go_on_if_for_us(&self) {
+        if Means::get().is_some_and(|means| core_path::is_for_us(self, &means)) {
+            // SAFETY: nothing is left to drop.
+            let _ = unsafe { TC_ANSWER.tail_call(&self.context, 0) };
+            maps::count(Outcome::LeaseExpired);
+        }
     }
 
     /// Sends the packet out where it came in.
