@@ -1,6 +1,6 @@
 //! Load by dnsperf.
 
-use std::{collections::HashMap, path::Path, process::Command, time::Duration};
+use std::{collections::HashMap, net::Ipv4Addr, path::Path, process::Command, time::Duration};
 
 use anyhow::{Context, Result, bail};
 
@@ -8,11 +8,13 @@ use anyhow::{Context, Result, bail};
 #[derive(Clone, Debug)]
 pub struct Load<'a> {
     /// Address to ask, port 53.
-    pub server: &'a str,
+    pub server: Ipv4Addr,
     /// File of `name type` lines.
     pub queries: &'a Path,
     /// How long to go on.
     pub duration: Duration,
+    /// How often to go through the file, if that is over sooner.
+    pub runs: Option<usize>,
     /// Queries per second; `None`: as many as go.
     pub rate: Option<u32>,
     /// Whether to keep each query's latency, for percentiles: costs the
@@ -56,10 +58,13 @@ impl Load<'_> {
     /// Runs dnsperf; `launcher` is put before it (a namespace, a CPU to pin to).
     pub fn run(&self, launcher: &[String]) -> Result<Seen> {
         let mut words: Vec<String> = launcher.to_vec();
-        words.extend(["dnsperf", "-s", self.server, "-d"].map(str::to_owned));
-        words.push(self.queries.display().to_string());
+        words.extend(["dnsperf", "-s"].map(str::to_owned));
+        words.extend([self.server.to_string(), "-d".to_owned(), self.queries.display().to_string()]);
         words.extend(["-l", &self.duration.as_secs().max(1).to_string()].map(str::to_owned));
         words.extend(["-c", "8", "-T", "1", "-q", "200", "-t", "2"].map(str::to_owned));
+        if let Some(runs) = self.runs {
+            words.extend(["-n".to_owned(), runs.to_string()]);
+        }
         if let Some(rate) = self.rate {
             words.extend(["-Q".to_owned(), rate.to_string()]);
         }

@@ -76,10 +76,10 @@ fn table(figure: &Figure) -> Result<String> {
                 row(&bar.label, &bar.value)?;
             }
         }
-        Data::Lines { x, series } => {
-            for line in series {
-                for (at, rounds) in &line.points {
-                    row(&format!("{}, {x} {}", line.label, number(*at)), rounds)?;
+        Data::Sweep(sweep) => {
+            for line in &sweep.series {
+                for (place, rounds) in sweep.places.iter().zip(&line.values) {
+                    row(&format!("{}, {} {place}", line.label, sweep.axis), rounds)?;
                 }
             }
         }

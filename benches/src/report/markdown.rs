@@ -49,27 +49,28 @@ pub(super) fn table(figure: &Figure) -> String {
             }
             text
         }
-        Data::Lines { x, series } => {
-            let columns: Vec<f64> = series
-                .first()
-                .map_or_else(Vec::new, |line| line.points.iter().map(|point| point.0).collect());
-            let head: String = columns.iter().map(|&value| format!(" {} |", number(value))).collect();
-            let mut text =
-                format!("| {} by {x} |{head}\n|---|{}\n", figure.unit, "---:|".repeat(columns.len()));
-            for line in series {
-                let value_at = |column: &f64| line.points.iter().find(|point| point.0 == *column);
-                let cells: String = columns
-                    .iter()
-                    .map(|column| {
-                        value_at(column)
-                            .map_or(" – |".to_owned(), |p| format!(" {} |", number(p.1.median())))
-                    })
-                    .collect();
+        Data::Sweep(sweep) => {
+            let head: String = sweep.places.iter().map(|place| format!(" {} |", escape(place))).collect();
+            let rule = "---:|".repeat(sweep.places.len());
+            let mut text = format!("| {} by {} |{head}\n|---|{rule}\n", figure.unit, sweep.axis);
+            for line in &sweep.series {
+                let cells: String = line.values.iter().map(|rounds| format!(" {} |", cell(rounds))).collect();
                 let _ = writeln!(text, "| {} |{cells}", line.label);
             }
             text
         }
     }
+}
+
+/// `median (lowest–highest)`; the median alone where one round was measured.
+fn cell(rounds: &Rounds) -> String {
+    let median = number(rounds.median());
+    if rounds.0.len() < 2 { median } else { format!("{median} ({})", spread(rounds)) }
+}
+
+/// Text in which nothing is taken for HTML.
+fn escape(text: &str) -> String {
+    text.replace('<', "&lt;")
 }
 
 /// `lowest–highest`.

@@ -73,13 +73,47 @@ pub struct Figure {
 pub enum Data {
     /// One value for each subject.
     Bars(Vec<Bar>),
-    /// Values along an axis, drawn with a logarithmic x.
-    Lines {
-        /// What the axis means.
-        x: String,
-        /// One line for each subject.
-        series: Vec<Series>,
-    },
+    /// Several values of each subject.
+    Sweep(Sweep),
+}
+
+/// What changes from place to place on an axis.
+#[derive(Clone, Debug, Serialize)]
+pub struct Sweep {
+    /// What the axis means.
+    pub axis: String,
+    /// Its places, from left to right, at equal distances: decades are a logarithmic axis.
+    pub places: Vec<String>,
+    /// Whether they have an order, so that lines lead from one to the next.
+    pub ordered: bool,
+    /// One for each subject.
+    pub series: Vec<Series>,
+}
+
+impl Sweep {
+    /// One with nothing measured.
+    pub fn new(axis: &str, places: Vec<String>, ordered: bool) -> Self {
+        Self { axis: axis.to_owned(), places, ordered, series: Vec::new() }
+    }
+
+    /// Adds what one round measured of a subject at the place with this number.
+    pub fn push(&mut self, label: &str, ours: bool, place: usize, value: f64) {
+        let known = self.series.iter().position(|line| line.label == label);
+        let row = known.unwrap_or_else(|| {
+            let values = vec![Rounds::default(); self.places.len()];
+            self.series.push(Series { label: label.to_owned(), values, ours });
+            self.series.len() - 1
+        });
+        if let Some(rounds) = self.series[row].values.get_mut(place) {
+            rounds.0.push(value);
+        }
+    }
+
+    /// What was measured of a subject at a place.
+    pub fn value(&self, label: &str, place: &str) -> Option<&Rounds> {
+        let at = self.places.iter().position(|name| name == place)?;
+        self.series.iter().find(|line| line.label == label)?.values.get(at)
+    }
 }
 
 /// One bar.
@@ -93,13 +127,15 @@ pub struct Bar {
     pub ours: bool,
 }
 
-/// One line.
+/// One subject's values.
 #[derive(Clone, Debug, Serialize)]
 pub struct Series {
     /// The subject.
     pub label: String,
-    /// Points from left to right.
-    pub points: Vec<(f64, Rounds)>,
+    /// One for each place; empty where nothing was measured.
+    pub values: Vec<Rounds>,
+    /// Whether it is ours: drawn stronger.
+    pub ours: bool,
 }
 
 /// A figure measured in several rounds.
@@ -149,7 +185,7 @@ impl Report {
 }
 
 /// A number with three significant digits, thousands separated.
-pub(crate) fn number(value: f64) -> String {
+pub fn number(value: f64) -> String {
     if !value.is_finite() {
         return "–".to_owned();
     }
@@ -202,17 +238,25 @@ mod tests {
             Bar { label: "ours".into(), value: Rounds(vec![1.0, 2.0]), ours: true },
             Bar { label: "peer".into(), value: Rounds(vec![4.0]), ours: false },
         ]);
-        let points = vec![(100.0, Rounds(vec![1.0])), (1000.0, Rounds(vec![2.0]))];
-        let lines =
-            Data::Lines { x: "instances".into(), series: vec![Series { label: "ours".into(), points }] };
+        let sweep = |ordered| {
+            let mut sweep = Sweep::new("instances", vec!["100".into(), "1,000".into()], ordered);
+            for (label, place, value) in
+                [("ours", 0, 1.0), ("ours", 0, 2.0), ("ours", 1, 2.0), ("peer", 1, 4.0)]
+            {
+                sweep.push(label, label == "ours", place, value);
+            }
+            assert_eq!(sweep.value("ours", "100").unwrap().0, [1.0, 2.0]);
+            assert!(sweep.value("ours", "10").is_none());
+            Data::Sweep(sweep)
+        };
         let claim = |text: &str, ratio| Claim { text: text.into(), ratio: Rounds(vec![ratio]), at_most: 1.0 };
         let report = Report {
             facts: vec![("machine".into(), "this".into())],
-            figures: vec![figure(bars), figure(lines)],
+            figures: vec![figure(bars), figure(sweep(true)), figure(sweep(false))],
             claims: vec![claim("ours & theirs", 0.5), claim("ours", 2.0)],
         };
         let page = report.to_html().unwrap();
-        assert_eq!(page.matches("<svg").count(), 2);
+        assert_eq!(page.matches("<svg").count(), 3);
         assert!(page.contains("Cost &lt;1&gt;") && page.contains("ours &amp; theirs"));
         assert!(
             !page.contains("http://")
@@ -220,6 +264,9 @@ mod tests {
         );
         let text = report.to_markdown();
         assert!(text.contains("| ours | 1.50 | 1.00–2.00 |"));
+        assert!(text.contains("| µs by instances | 100 | 1,000 |"));
+        assert!(text.contains("| ours | 1.50 (1.00–2.00) | 2.00 |"));
+        assert!(text.contains("| peer | – | 4.00 |"));
         assert!(text.contains("| ours & theirs | 0.50 | 0.50–0.50 | 1.00 | yes |"));
         assert!(text.contains("| ours | 2.00 | 2.00–2.00 | 1.00 | **no** |"));
     }

@@ -6,30 +6,41 @@ use plotters::{
     style::text_anchor::{HPos, Pos, VPos},
 };
 
-use super::{Bar, Data, Figure, Series, number};
+use super::{Bar, Data, Figure, Sweep, number};
 
 /// Width of every plot in SVG units.
 const WIDTH: u32 = 960;
 
-/// Colours of lines; the first is ours.
-const COLOURS: [RGBColor; 6] = [
-    RGBColor(0, 122, 135),
-    RGBColor(214, 98, 18),
-    RGBColor(110, 84, 160),
-    RGBColor(60, 130, 60),
-    RGBColor(180, 50, 90),
-    RGBColor(100, 100, 100),
-];
+/// Colour of the bars of ours.
+const OURS: RGBColor = RGBColor(0, 122, 135);
 
 /// Colour of the bars of others.
 const OTHERS: RGBColor = RGBColor(165, 172, 178);
+
+/// Colours of the lines of ours: cold ones.
+const OUR_LINES: [RGBColor; 5] = [
+    RGBColor(0, 122, 135),
+    RGBColor(50, 90, 190),
+    RGBColor(60, 160, 70),
+    RGBColor(125, 80, 190),
+    RGBColor(90, 185, 215),
+];
+
+/// Colours of the lines of others: warm and grey ones.
+const OTHER_LINES: [RGBColor; 5] = [
+    RGBColor(90, 90, 90),
+    RGBColor(214, 98, 18),
+    RGBColor(190, 40, 75),
+    RGBColor(215, 165, 20),
+    RGBColor(140, 85, 45),
+];
 
 /// Draws a figure.
 pub(super) fn draw(figure: &Figure) -> Result<String> {
     let mut svg = String::new();
     match &figure.data {
         Data::Bars(bars) => draw_bars(&mut svg, bars, &figure.unit),
-        Data::Lines { x, series } => draw_lines(&mut svg, x, series, &figure.unit),
+        Data::Sweep(sweep) => draw_sweep(&mut svg, sweep, &figure.unit),
     }
     .map_err(|error| anyhow!("cannot draw {:?}: {error}", figure.title))?;
     Ok(svg)
@@ -52,7 +63,7 @@ fn draw_bars(svg: &mut String, bars: &[Bar], unit: &str) -> Drawn {
         let median = bar.value.median();
         area.draw(&Text::new(bar.label.clone(), (250, middle), right.clone()))?;
         if median.is_finite() {
-            let colour = if bar.ours { COLOURS[0] } else { OTHERS };
+            let colour = if bar.ours { OURS } else { OTHERS };
             area.draw(&Rectangle::new([(260, middle - 13), (scale(median), middle + 13)], colour.filled()))?;
             let (low, high) = bar.value.spread();
             area.draw(&PathElement::new(
@@ -69,35 +80,66 @@ fn draw_bars(svg: &mut String, bars: &[Bar], unit: &str) -> Drawn {
     Ok(())
 }
 
-/// One line a subject over a logarithmic x.
-fn draw_lines(svg: &mut String, x: &str, series: &[Series], unit: &str) -> Drawn {
-    let area = SVGBackend::with_string(svg, (WIDTH, 420)).into_drawing_area();
-    let points = || series.iter().flat_map(|line| &line.points);
-    let largest = points().map(|(_, rounds)| rounds.spread().1).fold(f64::MIN_POSITIVE, f64::max);
-    let from = points().map(|point| point.0).fold(f64::INFINITY, f64::min).max(0.1);
-    let to = points().map(|point| point.0).fold(from * 1.01, f64::max);
-    let mut chart = ChartBuilder::on(&area)
+/// A line a subject where the places have an order, else a bar a subject at each place;
+/// the spread as a thin line, the legend beside it.
+fn draw_sweep(svg: &mut String, sweep: &Sweep, unit: &str) -> Drawn {
+    let area = SVGBackend::with_string(svg, (WIDTH, 440)).into_drawing_area();
+    let (plot, legend) = area.split_horizontally(WIDTH - 220);
+    let values = || sweep.series.iter().flat_map(|line| &line.values).filter(|rounds| !rounds.0.is_empty());
+    let largest = values().map(|rounds| rounds.spread().1).fold(f64::MIN_POSITIVE, f64::max);
+    let last = sweep.places.len().saturating_sub(1) as f64;
+    let margin = if sweep.ordered { 0.2 } else { 0.5 };
+    let mut chart = ChartBuilder::on(&plot)
         .margin(20)
         .x_label_area_size(45)
         .y_label_area_size(80)
-        .build_cartesian_2d((from..to).log_scale(), 0.0..largest * 1.1)?;
-    chart
-        .configure_mesh()
-        .x_desc(x)
-        .y_desc(unit)
-        .x_label_formatter(&|value| number(*value))
-        .y_label_formatter(&|value| number(*value))
-        .light_line_style(WHITE)
-        .draw()?;
-    for (line, colour) in series.iter().zip(COLOURS.iter().cycle()) {
-        let medians: Vec<(f64, f64)> =
-            line.points.iter().map(|(at, rounds)| (*at, rounds.median())).collect();
-        chart
-            .draw_series(LineSeries::new(medians.iter().copied(), colour.stroke_width(2)).point_size(4))?
-            .label(line.label.clone())
-            .legend(|(x, y)| PathElement::new([(x, y), (x + 20, y)], colour.stroke_width(3)));
+        .build_cartesian_2d(-margin..last + margin, 0.0..largest * 1.05)?;
+    let place = |at: &f64| {
+        let near = at.round();
+        // A negative number becomes 0: the axis begins left of the first place.
+        let name = ((at - near).abs() < 0.01).then(|| sweep.places.get(near as usize)).flatten();
+        name.cloned().unwrap_or_default()
+    };
+    let mut mesh = chart.configure_mesh();
+    mesh.x_desc(&sweep.axis).y_desc(unit).x_labels(sweep.places.len()).x_label_formatter(&place);
+    mesh.y_label_formatter(&|value| number(*value)).light_line_style(WHITE).disable_x_mesh();
+    mesh.label_style(("sans-serif", 14)).axis_desc_style(("sans-serif", 15)).draw()?;
+    let width = 0.8 / sweep.series.len().max(1) as f64;
+    let text = ("sans-serif", 15).into_font().color(&BLACK).pos(Pos::new(HPos::Left, VPos::Center));
+    let (mut our_colours, mut other_colours) = (OUR_LINES.iter().cycle(), OTHER_LINES.iter().cycle());
+    for (row, line) in sweep.series.iter().enumerate() {
+        let colours = if line.ours { &mut our_colours } else { &mut other_colours };
+        let colour = *colours.next().unwrap_or(&OURS);
+        let measured =
+            line.values.iter().enumerate().filter(|(_, rounds)| !rounds.0.is_empty()).map(|(at, rounds)| {
+                // Bars stand side by side; lines a little apart, so that their spreads can be told apart.
+                let step = if sweep.ordered { 0.012 } else { width };
+                let shift = (row as f64 - (sweep.series.len() as f64 - 1.0) / 2.0) * step;
+                (at as f64 + shift, rounds)
+            });
+        let middle = 40 + 26 * row as i32;
+        if sweep.ordered {
+            let points: Vec<(f64, f64)> =
+                measured.clone().map(|(at, rounds)| (at, rounds.median())).collect();
+            let stroke = colour.stroke_width(if line.ours { 3 } else { 2 });
+            chart.draw_series(LineSeries::new(points.iter().copied(), stroke))?;
+            chart.draw_series(points.iter().map(|&point| Circle::new(point, 4, colour.filled())))?;
+            legend.draw(&PathElement::new([(0, middle), (26, middle)], stroke))?;
+            legend.draw(&Circle::new((13, middle), 4, colour.filled()))?;
+        } else {
+            let half = width * 0.46;
+            chart.draw_series(measured.clone().map(|(at, rounds)| {
+                Rectangle::new([(at - half, 0.0), (at + half, rounds.median())], colour.filled())
+            }))?;
+            legend.draw(&Rectangle::new([(6, middle - 8), (22, middle + 8)], colour.filled()))?;
+        }
+        let thin = if sweep.ordered { colour } else { BLACK }.stroke_width(1);
+        chart.draw_series(measured.map(|(at, rounds)| {
+            let (low, high) = rounds.spread();
+            PathElement::new([(at, low), (at, high)], thin)
+        }))?;
+        legend.draw(&Text::new(line.label.clone(), (34, middle), text.clone()))?;
     }
-    chart.configure_series_labels().background_style(WHITE.mix(0.8)).border_style(BLACK.mix(0.3)).draw()?;
     drop(chart);
     area.present()?;
     Ok(())

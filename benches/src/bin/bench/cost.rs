@@ -1,29 +1,28 @@
 //! What a query costs in CPU, and how many go.
 
-use std::{collections::HashMap, fmt, fs, ops::Sub, path::Path, time::Duration};
+use std::{collections::HashMap, fmt, ops::Sub};
 
 use anyhow::Result;
 use bosh_dns_xdp_benches::{
-    cpu::CpuTime,
-    dnsperf::Load,
     foundation::Foundation,
-    is_wanted, kxdpgun,
-    lab::{Lab, SERVER_ADDRESS},
+    is_wanted,
+    lab::Lab,
     peers::Peer,
     report::{Bar, Data, Figure, Rounds},
 };
 use dns_common::counters::Outcome;
 use dns_user::ops::metrics::names;
-use tempfile::TempDir;
 use whole_system_tests::metrics::Metrics;
 
 use crate::{
     Plan,
-    subject::{Running, Subject},
+    cell::Cell,
+    queries::{self, Queries},
+    subject::Subject,
 };
 
 /// Queries per second at which costs are compared.
-pub(super) const RATE: u32 = 100_000;
+const RATE: u32 = 100_000;
 
 /// Size of the foundation.
 const INSTANCES: usize = 1_000;
@@ -54,40 +53,26 @@ fn subjects(plan: &Plan) -> Vec<Subject> {
 /// CPU per query at one rate for all, and the highest rate.
 pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     let foundation = Foundation::generate(INSTANCES)?;
-    let folder = TempDir::new()?;
-    let [queries, mixed] = ["queries", "mixed"].map(|name| folder.path().join(name));
-    fs::write(&queries, shared_names(&foundation))?;
-    fs::write(&mixed, with_misses(&shared_names(&foundation)))?;
+    let lines = queries::for_names(&foundation, queries::is_shared);
+    let [queries, mixed] = [Queries::write(&lines)?, Queries::write(&queries::with_hits(&lines, 99))?];
     let subjects = subjects(plan);
     let mut costs: HashMap<String, Rounds> = HashMap::new();
     let mut rates: HashMap<String, Rounds> = HashMap::new();
     let mut shares: HashMap<String, Rounds> = HashMap::new();
     for _ in 0..plan.rounds {
         for subject in &subjects {
-            let lab = Lab::split()?;
-            let running = subject.start(&lab, &foundation)?;
+            let cell = Cell::start(Lab::split()?, subject, &foundation)?;
             let label = subject.label();
-            warm_up(&lab, &queries, RATE)?;
-            let before = Counted::read(&lab, subject)?;
-            let cost = cost(&lab, &running, &queries, RATE, plan.duration)?;
-            let counted = Counted::read(&lab, subject)? - before;
+            cell.asker()?.warm_up(&queries)?;
+            let before = Counted::read(&cell.lab, subject)?;
+            let cost = cell.cost_in_flood(&queries, RATE, plan.duration)?;
+            let counted = Counted::read(&cell.lab, subject)? - before;
             if *subject == WITH_MISSES.0 {
-                let cost = self::cost(&lab, &running, &mixed, RATE, plan.duration)?;
+                let cost = cell.cost_in_flood(&mixed, RATE, plan.duration)?;
                 println!("{:<28} {cost:>8.2} µs/query at {RATE}/s", WITH_MISSES.1);
                 costs.entry(WITH_MISSES.1.to_owned()).or_default().0.push(cost);
             }
-            let address = SERVER_ADDRESS.to_string();
-            let load = Load {
-                server: &address,
-                queries: &queries,
-                duration: plan.duration,
-                rate: None,
-                percentiles: false,
-                edns: false,
-            };
-            let _client_program = subject.client_program(&lab)?;
-            lab.pin_napi()?;
-            let rate = load.run(&lab.client_launcher())?.rate;
+            let rate = cell.asker()?.highest_rate(&queries, plan.duration)?;
             println!("{label:<28} {cost:>8.2} µs/query at {RATE}/s   {rate:>9.0}/s at most   {counted}");
             if let Some(share) = counted.share() {
                 shares.entry(label.clone()).or_default().0.push(share);
@@ -183,57 +168,4 @@ impl fmt::Display for Counted {
         let Some(share) = self.share() else { return Ok(()) };
         write!(f, "{share:.1} % by the interface, {} of them at tc behind XDP", self.second)
     }
-}
-
-/// Asks at a tenth of a rate for a second: fills caches and tables, and what has no
-/// room in the list of a huge foundation is learned.
-pub(super) fn warm_up(lab: &Lab, queries: &Path, rate: u32) -> Result<()> {
-    kxdpgun::send(lab, queries, rate / 10, Duration::from_secs(1))?;
-    lab.pin_napi()
-}
-
-/// CPU time in microseconds that the server's side uses for one reply at this rate.
-pub(super) fn cost(
-    lab: &Lab,
-    running: &Running,
-    queries: &Path,
-    rate: u32,
-    duration: Duration,
-) -> Result<f64> {
-    let used = || -> Result<CpuTime> {
-        let processes = CpuTime::of_processes(&running.processes)?;
-        Ok(CpuTime(lab.server_cpu(None)?.0 + processes.0))
-    };
-    let before = used()?;
-    let replies = kxdpgun::send(lab, queries, rate, duration)?.replies;
-    let spent = used()? - before;
-    Ok(spent.as_secs_f64() * 1e6 / replies.max(1) as f64)
-}
-
-/// `name A` lines of all published names but those of single instances.
-pub(super) fn shared_names(foundation: &Foundation) -> String {
-    foundation
-        .entries(usize::MAX)
-        .iter()
-        .filter(|(name, _)| is_shared(name))
-        .map(|(name, _)| format!("{name} A\n"))
-        .collect()
-}
-
-/// These lines, and one in a hundred that always goes up to userspace: type ANY.
-fn with_misses(lines: &str) -> String {
-    let lines: Vec<&str> = lines.lines().collect();
-    lines
-        .chunks(99)
-        .flat_map(|hits| {
-            let miss =
-                hits.last().and_then(|line| line.strip_suffix(" A")).map(|name| format!("{name} ANY\n"));
-            hits.iter().map(|line| format!("{line}\n")).chain(miss)
-        })
-        .collect()
-}
-
-/// Whether a name is of a group, an alias or a long form.
-fn is_shared(name: &str) -> bool {
-    name.starts_with("q-s0.") || name.ends_with(".internal.")
 }

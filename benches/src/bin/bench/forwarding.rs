@@ -228,7 +228,6 @@ fn measure_one(
 
 /// Runs dnsperf.
 fn load(lab: &Lab, queries: &Path, duration: Duration, rate: Option<u32>, percentiles: bool) -> Result<Seen> {
-    let server = SERVER_ADDRESS.to_string();
-    let load = Load { server: &server, queries, duration, rate, percentiles, edns: false };
+    let load = Load { server: SERVER_ADDRESS, queries, duration, runs: None, rate, percentiles, edns: false };
     load.run(&lab.client_launcher())
 }

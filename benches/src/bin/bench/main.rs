@@ -16,14 +16,17 @@ use bosh_dns_xdp_benches::{
 use clap::Parser;
 use whole_system_tests::interrupt;
 
+mod cell;
 mod claims;
 mod cost;
 mod forwarding;
 mod harm;
 mod latency;
+mod queries;
 mod reload;
 mod scaling;
 mod subject;
+mod sweep;
 
 /// Measures everything side by side and writes the report.
 #[derive(Parser)]
@@ -52,12 +55,25 @@ struct Plan {
     rounds: usize,
     /// How long one measurement lasts.
     duration: Duration,
+    /// Rounds where much is measured along an axis.
+    sweep_rounds: usize,
+    /// How long one measurement lasts there.
+    sweep_duration: Duration,
+    /// Whether it has to be over soon.
+    quick: bool,
     /// Sizes of foundation.
     sizes: Vec<usize>,
     /// The reference server's binary.
     reference: Option<PathBuf>,
     /// Texts of which one must be in a subject's label, if there are any.
     wanted: Vec<String>,
+}
+
+impl Plan {
+    /// The few, if it has to be over soon; else the many.
+    fn pick<T: Clone>(&self, few: &[T], many: &[T]) -> Vec<T> {
+        if self.quick { few } else { many }.to_vec()
+    }
 }
 
 /// A part of the bench: its name, and what it draws.
@@ -90,6 +106,9 @@ fn run(arguments: &Arguments) -> Result<()> {
     let plan = Plan {
         rounds: if arguments.quick { 1 } else { 3 },
         duration: Duration::from_secs(if arguments.quick { 1 } else { 2 }),
+        sweep_rounds: if arguments.quick { 1 } else { 2 },
+        sweep_duration: Duration::from_secs(1),
+        quick: arguments.quick,
         sizes: if arguments.quick { vec![1_000, 10_000] } else { vec![100, 1_000, 10_000, 100_000] },
         reference: arguments.bosh_dns.clone(),
         wanted: arguments.subject.clone(),

@@ -1,189 +1,211 @@
 //! What changes with the size of the foundation, the form of the names and the
 //! share of hits.
 
-use std::{fs, time::Instant};
+use std::time::Instant;
 
 use anyhow::Result;
 use bosh_dns_xdp_benches::{
     cpu::{map_memory, resident_memory},
     foundation::Foundation,
     lab::Lab,
-    report::{Bar, Data, Figure, Rounds, Series},
+    peers::Peer,
+    report::{self, Data, Figure, number},
 };
-use tempfile::TempDir;
 
 use crate::{
     Plan,
-    cost::{cost, shared_names, warm_up},
+    cell::Cell,
+    queries::{self, FORMS, Queries},
     subject::Subject,
+    sweep::Sweep,
 };
-
-/// Queries per second: what userspace alone serves with ease, too.
-const RATE: u32 = 50_000;
 
 /// Names that are asked for in a foundation of any size: clients use what they
 /// use, however many others there are.
 const NAMES: usize = 1_000;
 
-/// CPU, memory and start-up by size; CPU by form and by hit ratio.
+/// What everything is held against; to it all queries are alike, but for their length.
+const REFLECTOR: Subject = Subject::Reflector("generic");
+
+/// Ours with the fast path, by each mode.
+const MODES: [Subject; 3] = [Subject::Ours("tc"), Subject::Ours("generic"), Subject::Ours("native")];
+
+/// CPU, rates, latencies by size, by form and by hit ratio; memory and start-up by size.
 pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     let mut figures = by_size(plan)?;
-    figures.push(by_form(plan)?);
-    figures.push(by_hit_ratio(plan)?);
+    let foundation = Foundation::generate(1_000)?;
+    figures.extend(by_form(plan, &foundation)?);
+    figures.extend(by_hits(plan, &foundation)?);
     Ok(figures)
 }
 
-/// CPU per query, memory and start-up time by size of the foundation.
+/// Everything by size of the foundation.
+///
+/// In each round the sizes of one subject follow each other: they are what is compared first.
 fn by_size(plan: &Plan) -> Result<Vec<Figure>> {
-    let subjects = [Subject::Ours("tc"), Subject::Userspace];
-    let line = |subject: &Subject| Series { label: subject.label(), points: Vec::new() };
-    let mut costs = subjects.each_ref().map(line);
-    let mut memory = subjects.each_ref().map(line);
-    let mut starts = subjects.each_ref().map(line);
-    let mut maps = line(&subjects[0]);
+    let few = [Subject::Ours("tc"), Subject::Userspace, Subject::Peer(Peer::Knot)];
+    let many = [
+        Subject::Ours("tc"),
+        Subject::Ours("generic"),
+        Subject::Ours("native"),
+        Subject::Userspace,
+        Subject::Peer(Peer::KnotXdp),
+        Subject::Peer(Peer::Knot),
+        Subject::Peer(Peer::Nsd),
+        Subject::Peer(Peer::Unbound),
+    ];
+    let subjects = plan.pick(&few, &many);
+    let mut towns = Vec::new();
     for &size in &plan.sizes {
         let foundation = Foundation::generate(size)?;
-        let folder = TempDir::new()?;
-        let queries = folder.path().join("queries");
-        fs::write(&queries, evenly(&shared_names(&foundation), NAMES))?;
-        for (position, subject) in subjects.iter().enumerate() {
-            let mut rounds: [Rounds; 4] = Default::default();
-            for _ in 0..plan.rounds {
+        let shared = queries::for_names(&foundation, queries::is_shared);
+        towns.push((foundation, Queries::write(&queries::evenly(&shared, NAMES))?));
+    }
+    let places: Vec<String> = plan.sizes.iter().map(|&size| number(size as f64)).collect();
+    let mut sweep = Sweep::new("instances", &places, true);
+    let mut own = OwnFigures::new(&places);
+    for _ in 0..plan.sweep_rounds {
+        for subject in &subjects {
+            for (place, (foundation, queries)) in towns.iter().enumerate() {
                 let lab = Lab::split()?;
                 let started = Instant::now();
-                let running = subject.start(&lab, &foundation)?;
-                rounds[2].0.push(started.elapsed().as_secs_f64() * 1e3);
-                warm_up(&lab, &queries, RATE)?;
-                rounds[0].0.push(cost(&lab, &running, &queries, RATE, plan.duration)?);
-                let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-                rounds[1].0.push(mebibytes(resident_memory(running.processes[0])?));
-                rounds[3].0.push(mebibytes(map_memory(running.processes[0])?));
-            }
-            println!(
-                "{size:>7} instances, {:<22} {:>6.2} µs/query  {:>6.1} MiB  {:>5.1} MiB of maps  {:>6.0} ms to start",
-                subject.label(),
-                rounds[0].median(),
-                rounds[1].median(),
-                rounds[3].median(),
-                rounds[2].median(),
-            );
-            let [cost_rounds, memory_rounds, start_rounds, map_rounds] = rounds;
-            costs[position].points.push((size as f64, cost_rounds));
-            memory[position].points.push((size as f64, memory_rounds));
-            starts[position].points.push((size as f64, start_rounds));
-            if position == 0 {
-                maps.points.push((size as f64, map_rounds));
+                let cell = Cell::start(lab, subject, foundation)?;
+                let start = started.elapsed().as_secs_f64() * 1e3;
+                sweep.measure(plan, subject, &cell.asker()?, place..place + 1, queries)?;
+                own.add(subject, &cell, place, start)?;
             }
         }
-    }
-    let figure = |title: &str, about: &str, unit: &str, series: Vec<Series>| Figure {
-        title: title.to_owned(),
-        about: about.to_owned(),
-        unit: unit.to_owned(),
-        data: Data::Lines { x: "instances".to_owned(), series },
-    };
-    Ok(vec![
-        figure(
-            &format!("CPU per query by size, {RATE} queries/s"),
-            "As many names in each, spread over the whole foundation; group sizes do not grow with it, so the answers \
-             are alike.",
-            "µs",
-            costs.into(),
-        ),
-        figure("Resident memory of the process by size", "Mapped BPF maps included.", "MiB", memory.into()),
-        figure(
-            "Memory of the BPF maps by size",
-            "What the kernel accounts to them (memlock). They are made for max_names at the start, so that no fleet that \
-             grows needs memory that is not there.",
-            "MiB",
-            vec![maps],
-        ),
-        figure(
-            "Start-up by size",
-            "From the start of the process to its first answer; with the fast path, until the programs are loaded and \
-             the entries published (userspace answers meanwhile).",
-            "ms",
-            starts.into(),
-        ),
-    ])
-}
-
-/// At most `count` of these lines, evenly spread.
-fn evenly(lines: &str, count: usize) -> String {
-    let lines: Vec<&str> = lines.lines().collect();
-    let step = lines.len().div_ceil(count).max(1);
-    lines.iter().step_by(step).map(|line| format!("{line}\n")).collect()
-}
-
-/// A form of name: how it is written, and which names are of it.
-type Form = (&'static str, fn(&str) -> bool);
-
-/// CPU per query by form of the name.
-fn by_form(plan: &Plan) -> Result<Figure> {
-    let foundation = Foundation::generate(1_000)?;
-    let entries = foundation.entries(usize::MAX);
-    let forms: [Form; 4] = [
-        ("q-s0.q-g<id>.bosh", |name| name.starts_with("q-s0.q-g")),
-        ("alias", |name| name.ends_with(".internal.")),
-        ("q-s0.<group>.<network>.<deployment>.bosh", |name| {
-            name.starts_with("q-s0.") && !name.starts_with("q-s0.q-g")
-        }),
-        ("<instance id>...", |name| !name.starts_with("q-") && name.ends_with(".bosh.")),
-    ];
-    let mut bars = Vec::new();
-    for (label, belongs) in forms {
-        let lines: String =
-            entries.iter().filter(|(name, _)| belongs(name)).map(|(name, _)| format!("{name} A\n")).collect();
-        let mut rounds = Rounds::default();
-        for _ in 0..plan.rounds {
-            rounds.0.push(cost_of(plan, &foundation, &lines)?);
+        if let Some((foundation, queries)) = towns.first() {
+            let cell = Cell::start(Lab::split()?, &REFLECTOR, foundation)?;
+            sweep.measure(plan, &REFLECTOR, &cell.asker()?, 0..places.len(), queries)?;
         }
-        println!("{label:<44} {:>6.2} µs/query", rounds.median());
-        bars.push(Bar { label: label.to_owned(), value: rounds, ours: true });
     }
-    Ok(Figure {
-        title: format!("CPU per query by form of the name, {RATE} queries/s"),
-        about: "1,000 instances, fast path by tc.".to_owned(),
-        unit: "µs".to_owned(),
-        data: Data::Bars(bars),
-    })
+    let mut figures = sweep.figures(
+        "size",
+        "As many names in each, spread over the whole foundation; group sizes do not grow with it, so the answers are \
+         alike. In the split lab: each side of the veth has a core for its packets. The bare reflector, which knows no \
+         names, is measured once a round.",
+    );
+    figures.extend(own.figures());
+    Ok(figures)
 }
 
-/// CPU per query by share of hits.
-fn by_hit_ratio(plan: &Plan) -> Result<Figure> {
-    let foundation = Foundation::generate(1_000)?;
-    let names: Vec<String> = foundation.entries(1_000).into_iter().map(|(name, _)| name).collect();
-    let mut points = Vec::new();
-    for percent in [0, 50, 90, 99, 100] {
-        // Type ANY always goes up, and is answered from the same names.
-        let lines: String = (0..100)
-            .flat_map(|turn| names.iter().skip(turn).step_by(100))
-            .enumerate()
-            .map(|(position, name)| {
-                format!("{name} {}\n", if position % 100 < percent { "A" } else { "ANY" })
-            })
-            .collect();
-        let mut rounds = Rounds::default();
-        for _ in 0..plan.rounds {
-            rounds.0.push(cost_of(plan, &foundation, &lines)?);
+/// Memory and start-up by size: of ours only.
+struct OwnFigures {
+    /// Resident memory, MiB.
+    memory: report::Sweep,
+    /// Memory of the BPF maps, MiB.
+    maps: report::Sweep,
+    /// Time to the first answer, ms.
+    starts: report::Sweep,
+}
+
+impl OwnFigures {
+    /// Nothing measured yet.
+    fn new(places: &[String]) -> Self {
+        let new = || report::Sweep::new("instances", places.to_vec(), true);
+        Self { memory: new(), maps: new(), starts: new() }
+    }
+
+    /// Adds what a warm server shows, if it is one whose figures are drawn.
+    fn add(&mut self, subject: &Subject, cell: &Cell<'_>, place: usize, start: f64) -> Result<()> {
+        let (&[process], Subject::Ours("tc") | Subject::Userspace) = (&cell.running.processes[..], subject)
+        else {
+            return Ok(());
+        };
+        let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let memory = mebibytes(resident_memory(process)?);
+        let label = subject.label();
+        self.memory.push(&label, true, place, memory);
+        self.starts.push(&label, true, place, start);
+        if *subject != Subject::Userspace {
+            self.maps.push(&label, true, place, mebibytes(map_memory(process)?));
         }
-        println!("{percent:>3} % hits {:>6.2} µs/query", rounds.median());
-        points.push((percent.max(1) as f64, rounds));
+        println!("{:<26} {memory:.1} MiB, {start:.0} ms to start", "");
+        Ok(())
     }
-    Ok(Figure {
-        title: format!("CPU per query by share of hits, {RATE} queries/s"),
-        about: "1,000 instances, fast path by tc; the rest (type ANY) is answered by userspace. 0 % is drawn at 1.".to_owned(),
-        unit: "µs".to_owned(),
-        data: Data::Lines { x: "% hits".to_owned(), series: vec![Series { label: "ours, tc".to_owned(), points }] },
-    })
+
+    /// As figures.
+    fn figures(self) -> Vec<Figure> {
+        let figure = |title: &str, about: &str, unit: &str, data| Figure {
+            title: title.to_owned(),
+            about: about.to_owned(),
+            unit: unit.to_owned(),
+            data: Data::Sweep(data),
+        };
+        vec![
+            figure("Resident memory of the process by size", "Mapped BPF maps included.", "MiB", self.memory),
+            figure(
+                "Memory of the BPF maps by size",
+                "What the kernel accounts to them (memlock). They are made for max_names at the start, so that no fleet \
+                 that grows needs memory that is not there.",
+                "MiB",
+                self.maps,
+            ),
+            figure(
+                "Start-up by size",
+                "From the start of the process to its first answer; with the fast path, until the programs are loaded \
+                 and the entries published (userspace answers meanwhile).",
+                "ms",
+                self.starts,
+            ),
+        ]
+    }
 }
 
-/// CPU per query of ours by tc on these query lines.
-fn cost_of(plan: &Plan, foundation: &Foundation, lines: &str) -> Result<f64> {
-    let folder = TempDir::new()?;
-    let queries = folder.path().join("queries");
-    fs::write(&queries, lines)?;
-    let lab = Lab::split()?;
-    let running = Subject::Ours("tc").start(&lab, foundation)?;
-    cost(&lab, &running, &queries, RATE, plan.duration)
+/// Everything by form of the name.
+fn by_form(plan: &Plan, foundation: &Foundation) -> Result<Vec<Figure>> {
+    let many = [Subject::Ours("tc"), Subject::Userspace, Subject::Peer(Peer::Knot), REFLECTOR];
+    let subjects = plan.pick(&many[..1], &many);
+    let files: Vec<Queries> = FORMS
+        .iter()
+        .map(|(_, is_of_it)| Queries::write(&queries::for_names(foundation, is_of_it)))
+        .collect::<Result<_>>()?;
+    let places = FORMS.map(|(form, _)| form.to_owned());
+    let mut sweep = Sweep::new("form of the name", &places, false);
+    for _ in 0..plan.sweep_rounds {
+        for subject in &subjects {
+            let cell = Cell::start(Lab::split()?, subject, foundation)?;
+            let asker = cell.asker()?;
+            for (place, queries) in files.iter().enumerate() {
+                sweep.measure(plan, subject, &asker, place..place + 1, queries)?;
+            }
+        }
+    }
+    Ok(sweep.figures(
+        "form of the name",
+        "1,000 instances; one server after the other, asked for each form in turn, in the split lab.",
+    ))
+}
+
+/// Everything by share of hits.
+fn by_hits(plan: &Plan, foundation: &Foundation) -> Result<Vec<Figure>> {
+    let shares = plan.pick(&[0, 99, 100], &[0, 50, 90, 99, 100]);
+    let subjects = plan.pick(&MODES[..1], &MODES);
+    // They do not know of hits: the same queries to all of them, without the odd ones.
+    let others = plan.pick(&[], &[Subject::Userspace, Subject::Peer(Peer::Knot)]);
+    let names = queries::for_names(foundation, |_| true);
+    let write = |&percent: &usize| Queries::write(&queries::with_hits(&names, percent));
+    let files: Vec<Queries> = shares.iter().map(write).collect::<Result<_>>()?;
+    let plain = Queries::write(&queries::with_hits(&names, 100))?;
+    let places: Vec<String> = shares.iter().map(|percent| format!("{percent} %")).collect();
+    let mut sweep = Sweep::new("share of hits", &places, true);
+    for _ in 0..plan.sweep_rounds {
+        for subject in &subjects {
+            let cell = Cell::start(Lab::split()?, subject, foundation)?;
+            let asker = cell.asker()?;
+            for (place, queries) in files.iter().enumerate() {
+                sweep.measure(plan, subject, &asker, place..place + 1, queries)?;
+            }
+        }
+        for subject in &others {
+            let cell = Cell::start(Lab::split()?, subject, foundation)?;
+            sweep.measure(plan, subject, &cell.asker()?, 0..places.len(), &plain)?;
+        }
+    }
+    Ok(sweep.figures(
+        "share of hits",
+        "1,000 instances, in the split lab. The rest are queries of type ANY, which the fast path leaves to userspace. \
+         Without a fast path nothing is a hit: userspace only and knotd are measured once a round, without such queries.",
+    ))
 }

@@ -24,9 +24,6 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
-/// Most names that a peer is told.
-const PEER_NAMES: usize = 20_000;
-
 /// Something to measure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
@@ -110,7 +107,7 @@ fn start_ours(lab: &Lab, foundation: &Foundation, mode: &str) -> Result<Running>
 
 /// A peer.
 fn start_peer(peer: Peer, lab: &Lab, foundation: &Foundation) -> Result<Running> {
-    let running: RunningPeer = peer.start(lab, &foundation.entries(PEER_NAMES))?;
+    let running: RunningPeer = peer.start(lab, &foundation.entries(usize::MAX))?;
     Ok(Running { processes: running.processes()?, server: None, _kept: Box::new(running) })
 }
 

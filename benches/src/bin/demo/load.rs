@@ -33,12 +33,12 @@ pub(super) struct Figures {
 
 /// Measures the running server.
 pub(super) fn measure(lab: &Lab, server: Option<&Server>, queries: &Path, seconds: u64) -> Result<Figures> {
-    let address = SERVER_ADDRESS.to_string();
     let launcher = lab.client_launcher();
     let mut load = Load {
-        server: &address,
+        server: SERVER_ADDRESS,
         queries,
         duration: Duration::from_secs(seconds),
+        runs: None,
         rate: None,
         percentiles: false,
         edns: false,

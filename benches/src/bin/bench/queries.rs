@@ -1,0 +1,72 @@
+//! What is asked for.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context, Result};
+use bosh_dns_xdp_benches::foundation::Foundation;
+use tempfile::TempDir;
+
+/// A file of queries as the generators read it: `name type` lines.
+pub(super) struct Queries {
+    /// The file.
+    pub(super) path: PathBuf,
+    /// How many lines it has.
+    pub(super) count: usize,
+    /// Removes the file when dropped.
+    _folder: TempDir,
+}
+
+impl Queries {
+    /// Writes these lines.
+    pub(super) fn write(lines: &[String]) -> Result<Self> {
+        let folder = TempDir::with_prefix("bdx-queries-")?;
+        let path = folder.path().join("queries");
+        fs::write(&path, lines.concat()).with_context(|| path.display().to_string())?;
+        Ok(Self { path, count: lines.len(), _folder: folder })
+    }
+
+    /// How often to go through the file to ask at least `count` queries.
+    pub(super) fn runs_for(&self, count: usize) -> usize {
+        count.div_ceil(self.count.max(1)).max(1)
+    }
+}
+
+/// A form of name: how it is written, and which names are of it.
+pub(super) type Form = (&'static str, fn(&str) -> bool);
+
+/// The forms of names that applications ask for.
+pub(super) const FORMS: [Form; 4] = [
+    ("q-s0.q-g<id>.bosh", |name| name.starts_with("q-s0.q-g")),
+    ("alias", |name| name.ends_with(".internal.")),
+    ("q-s0.<group>.<network>...", |name| name.starts_with("q-s0.") && !name.starts_with("q-s0.q-g")),
+    ("<instance id>...", |name| !name.starts_with("q-") && name.ends_with(".bosh.")),
+];
+
+/// Queries of type A for all published names that are as wanted.
+pub(super) fn for_names(foundation: &Foundation, wanted: impl Fn(&str) -> bool) -> Vec<String> {
+    let entries = foundation.entries(usize::MAX).into_iter();
+    entries.filter(|(name, _)| wanted(name)).map(|(name, _)| format!("{name} A\n")).collect()
+}
+
+/// Whether a name is of a group, an alias or a long form: not of a single instance.
+pub(super) fn is_shared(name: &str) -> bool {
+    name.starts_with("q-s0.") || name.ends_with(".internal.")
+}
+
+/// At most `count` of these lines, evenly spread.
+pub(super) fn evenly(lines: &[String], count: usize) -> Vec<String> {
+    lines.iter().step_by(lines.len().div_ceil(count).max(1)).cloned().collect()
+}
+
+/// Whole hundreds of these lines, `percent` of each hundred as they are. The others become
+/// queries of type ANY, which the fast path always leaves to userspace, for the same names.
+pub(super) fn with_hits(lines: &[String], percent: usize) -> Vec<String> {
+    // Names that are alike stand together: a hundred takes from all over the lines.
+    let mixed = (0..100).flat_map(|turn| lines.iter().skip(turn).step_by(100));
+    let whole = mixed.take(lines.len() / 100 * 100).enumerate();
+    let asked = whole.map(|(position, line)| match line.strip_suffix(" A\n") {
+        Some(name) if position % 100 >= percent => format!("{name} ANY\n"),
+        _ => line.clone(),
+    });
+    asked.collect()
+}

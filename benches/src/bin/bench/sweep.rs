@@ -1,0 +1,86 @@
+//! The same figures of each subject at each place of an axis.
+
+use std::{array, ops::Range};
+
+use anyhow::Result;
+use bosh_dns_xdp_benches::report::{self, Data, Figure, number};
+
+use crate::{
+    Plan,
+    cell::{Asker, LATENCY_RATE, PERCENTILES},
+    queries::Queries,
+    subject::Subject,
+};
+
+/// Queries per second at which costs are compared: what all but the slowest keep.
+const COST_RATE: u32 = 50_000;
+
+/// Figures at each place: cost, highest rate, and the latencies.
+const FIGURES: usize = 2 + PERCENTILES.len();
+
+/// What was measured so far: costs, highest rates, latencies.
+pub(super) struct Sweep([report::Sweep; FIGURES]);
+
+impl Sweep {
+    /// One with nothing measured; `ordered` if the places have an order.
+    pub(super) fn new(axis: &str, places: &[String], ordered: bool) -> Self {
+        Self(array::from_fn(|_| report::Sweep::new(axis, places.to_vec(), ordered)))
+    }
+
+    /// Measures a subject for one place, or for several between which it makes no difference.
+    pub(super) fn measure(
+        &mut self,
+        plan: &Plan,
+        subject: &Subject,
+        asker: &Asker<'_>,
+        places: Range<usize>,
+        queries: &Queries,
+    ) -> Result<()> {
+        asker.warm_up(queries)?;
+        let cost = asker.cost(queries, COST_RATE, plan.sweep_duration)?;
+        let rate = asker.highest_rate(queries, plan.sweep_duration)?;
+        let [median, tail, far] = asker.latencies(queries, plan.sweep_duration)?;
+        let label = subject.label();
+        let named = self.0[0].places.get(places.clone()).unwrap_or_default();
+        println!(
+            "{label:<26} {:<28} {cost:>6.2} µs/query  {:>7}/s at most  p50 {median:>5.0} µs  p99 {tail:>6.0} µs",
+            named.join(", "),
+            number(rate),
+        );
+        for place in places {
+            for (figure, value) in self.0.iter_mut().zip([cost, rate, median, tail, far]) {
+                figure.push(&label, subject.is_ours(), place, value);
+            }
+        }
+        Ok(())
+    }
+
+    /// The figures; `by` says what the axis is, `about` how it was measured.
+    pub(super) fn figures(self, by: &str, about: &str) -> Vec<Figure> {
+        let latencies = PERCENTILES
+            .map(|(name, _)| (format!("Latency by {by} at {LATENCY_RATE} queries/s: {name}"), "µs", ""));
+        let heads = [
+            (
+                format!("CPU per query by {by}, {COST_RATE} queries/s"),
+                "µs",
+                " CPU of everything on the server's side, load by dnsperf: who does not keep the rate is measured at \
+                 what it answers.",
+            ),
+            (
+                format!("Highest rate by {by}"),
+                "queries/s",
+                " dnsperf's own limit is that of the bare reflector.",
+            ),
+        ];
+        let heads = heads.into_iter().chain(latencies);
+        heads
+            .zip(self.0)
+            .map(|((title, unit, more), data)| Figure {
+                title,
+                about: format!("{about}{more}"),
+                unit: unit.to_owned(),
+                data: Data::Sweep(data),
+            })
+            .collect()
+    }
+}
