@@ -13,8 +13,6 @@ pub struct Load<'a> {
     pub queries: &'a Path,
     /// How long to go on.
     pub duration: Duration,
-    /// How often to go through the file, if that is over sooner.
-    pub runs: Option<usize>,
     /// Queries per second; `None`: as many as go.
     pub rate: Option<u32>,
     /// Whether to keep each query's latency, for percentiles: costs the
@@ -60,11 +58,8 @@ impl Load<'_> {
         let mut words: Vec<String> = launcher.to_vec();
         words.extend(["dnsperf", "-s"].map(str::to_owned));
         words.extend([self.server.to_string(), "-d".to_owned(), self.queries.display().to_string()]);
-        words.extend(["-l", &self.duration.as_secs().max(1).to_string()].map(str::to_owned));
+        words.extend(["-l", &self.duration.as_secs_f64().to_string()].map(str::to_owned));
         words.extend(["-c", "8", "-T", "1", "-q", "200", "-t", "2"].map(str::to_owned));
-        if let Some(runs) = self.runs {
-            words.extend(["-n".to_owned(), runs.to_string()]);
-        }
         if let Some(rate) = self.rate {
             words.extend(["-Q".to_owned(), rate.to_string()]);
         }

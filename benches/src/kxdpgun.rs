@@ -19,20 +19,12 @@ pub struct Sent {
 /// Sends the queries of a file (`name type` lines) at `rate` per second.
 ///
 /// It brings an XDP program of its own to the client's end, in native mode: so
-/// native `XDP_TX` works at the server's end, too.
+/// native `XDP_TX` works at the server's end, too. Before and after it sends, it waits for
+/// a second each.
 pub fn send(lab: &Lab, queries: &Path, rate: u32, duration: Duration) -> Result<Sent> {
     let output = Command::new("ip")
         .args(["netns", "exec", lab.client.name(), "kxdpgun"])
-        .args([
-            "-t",
-            &duration.as_secs().max(1).to_string(),
-            "-Q",
-            &rate.to_string(),
-            "-b",
-            "10",
-            "-F",
-            "1s1",
-        ])
+        .args(["-t", &duration.as_secs_f64().to_string(), "-Q", &rate.to_string(), "-b", "10", "-F", "1s1"])
         .args(["-I", CLIENT_INTERFACE, "-i"])
         .arg(queries)
         .arg(SERVER_ADDRESS.to_string())

@@ -24,14 +24,14 @@ pub(super) const LATENCY_RATE: u32 = 20_000;
 /// Shares of queries whose latency is told.
 pub(super) const PERCENTILES: [(&str, f64); 3] = [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)];
 
-/// Queries that fill caches and tables: half a second at the rate at which latencies are
-/// compared. In that time, what has no room in the list of a huge foundation is learned.
-const WARM_UP: usize = LATENCY_RATE as usize / 2;
+/// How long is asked at that rate before anything is measured: some thousands of queries fill
+/// caches and tables, and what has no room in the list of a huge foundation is learned.
+const WARM_UP: Duration = Duration::from_millis(300);
 
 /// A subject that answers in a lab.
 pub(super) struct Cell<'a> {
     /// Who.
-    subject: &'a Subject,
+    pub(super) subject: &'a Subject,
     /// Its processes; they end before the lab goes.
     pub(super) running: Running,
     /// Where it runs.
@@ -53,7 +53,7 @@ impl<'a> Cell<'a> {
         Ok(Self { subject, running, lab })
     }
 
-    /// To be dropped before the cell is flooded: kxdpgun wants the interface for itself.
+    /// To be dropped before a cost is measured: kxdpgun wants the interface for itself.
     pub(super) fn asker(&self) -> Result<Asker<'_>> {
         let program = self.subject.client_program(&self.lab)?;
         self.lab.pin_napi()?;
@@ -61,20 +61,14 @@ impl<'a> Cell<'a> {
     }
 
     /// CPU time in microseconds that the server's side uses for one reply, when queries
-    /// come at this rate whether it keeps up or not: by kxdpgun.
-    pub(super) fn cost_in_flood(&self, queries: &Queries, rate: u32, duration: Duration) -> Result<f64> {
-        self.cost(|| Ok(kxdpgun::send(&self.lab, &queries.path, rate, duration)?.replies))
-    }
-
-    /// CPU time in microseconds that the server's side uses for each of the replies that
-    /// `load` returns the number of.
-    fn cost(&self, load: impl FnOnce() -> Result<u64>) -> Result<f64> {
+    /// come at this rate whether it keeps up or not.
+    pub(super) fn cost(&self, queries: &Queries, rate: u32, duration: Duration) -> Result<f64> {
         let used = || -> Result<CpuTime> {
             let processes = CpuTime::of_processes(&self.running.processes)?;
             Ok(CpuTime(self.lab.server_cpu(None)?.0 + processes.0))
         };
         let before = used()?;
-        let replies = load()?;
+        let replies = kxdpgun::send(&self.lab, &queries.path, rate, duration)?.replies;
         let spent = used()? - before;
         Ok(spent.as_secs_f64() * 1e6 / replies.max(1) as f64)
     }
@@ -83,15 +77,8 @@ impl<'a> Cell<'a> {
 impl Asker<'_> {
     /// Asks until all caches and tables are filled.
     pub(super) fn warm_up(&self, queries: &Queries) -> Result<()> {
-        let runs = Some(queries.runs_for(WARM_UP));
-        self.run(Load { rate: Some(LATENCY_RATE), runs, ..load(queries, Duration::from_secs(2)) })?;
+        self.run(Load { rate: Some(LATENCY_RATE), ..load(queries, WARM_UP) })?;
         Ok(())
-    }
-
-    /// CPU time in microseconds that the server's side uses for one reply at this rate;
-    /// who cannot keep it is asked as often as it answers.
-    pub(super) fn cost(&self, queries: &Queries, rate: u32, duration: Duration) -> Result<f64> {
-        self.cell.cost(|| Ok(self.run(Load { rate: Some(rate), ..load(queries, duration) })?.completed))
     }
 
     /// As many replies per second as dnsperf gets.
@@ -115,13 +102,5 @@ impl Asker<'_> {
 /// As many of these queries as go.
 fn load(queries: &Queries, duration: Duration) -> Load<'_> {
     let path = &queries.path;
-    Load {
-        server: SERVER_ADDRESS,
-        queries: path,
-        duration,
-        runs: None,
-        rate: None,
-        percentiles: false,
-        edns: false,
-    }
+    Load { server: SERVER_ADDRESS, queries: path, duration, rate: None, percentiles: false, edns: false }
 }

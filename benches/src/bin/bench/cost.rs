@@ -63,16 +63,19 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
         for subject in &subjects {
             let cell = Cell::start(Lab::split()?, subject, &foundation)?;
             let label = subject.label();
-            cell.asker()?.warm_up(&queries)?;
+            let rate = {
+                let asker = cell.asker()?;
+                asker.warm_up(&queries)?;
+                asker.highest_rate(&queries, plan.duration)?
+            };
             let before = Counted::read(&cell.lab, subject)?;
-            let cost = cell.cost_in_flood(&queries, RATE, plan.duration)?;
+            let cost = cell.cost(&queries, RATE, plan.duration)?;
             let counted = Counted::read(&cell.lab, subject)? - before;
             if *subject == WITH_MISSES.0 {
-                let cost = cell.cost_in_flood(&mixed, RATE, plan.duration)?;
+                let cost = cell.cost(&mixed, RATE, plan.duration)?;
                 println!("{:<28} {cost:>8.2} µs/query at {RATE}/s", WITH_MISSES.1);
                 costs.entry(WITH_MISSES.1.to_owned()).or_default().0.push(cost);
             }
-            let rate = cell.asker()?.highest_rate(&queries, plan.duration)?;
             println!("{label:<28} {cost:>8.2} µs/query at {RATE}/s   {rate:>9.0}/s at most   {counted}");
             if let Some(share) = counted.share() {
                 shares.entry(label.clone()).or_default().0.push(share);

@@ -34,6 +34,9 @@ const KNOWN_NAMES: usize = 1_000;
 /// Queries per second at which latencies are compared: what all of them serve.
 const LATENCY_RATE: u32 = 2_000;
 
+/// How long is asked at that rate before: long enough for [`KNOWN_NAMES`].
+const WARM_UP: Duration = Duration::from_millis(600);
+
 /// Most queries per second that a run without repeated names can send.
 const MAX_RATE: usize = 150_000;
 
@@ -198,7 +201,7 @@ fn measure_one(
         load(&lab, &queries.for_load(kind, name), plan.duration, rate, percentiles)
     };
     // The names that are to be known; the threads that are started by the first load.
-    load(&lab, &queries.path("known"), Duration::from_secs(1), Some(LATENCY_RATE), false)?;
+    load(&lab, &queries.path("known"), WARM_UP, Some(LATENCY_RATE), false)?;
     let before = CpuTime::of_process(running.pid)?;
     let seen = ask("cost", Some(kind.cost_rate()), false)?;
     let spent = CpuTime::of_process(running.pid)? - before;
@@ -228,6 +231,6 @@ fn measure_one(
 
 /// Runs dnsperf.
 fn load(lab: &Lab, queries: &Path, duration: Duration, rate: Option<u32>, percentiles: bool) -> Result<Seen> {
-    let load = Load { server: SERVER_ADDRESS, queries, duration, runs: None, rate, percentiles, edns: false };
+    let load = Load { server: SERVER_ADDRESS, queries, duration, rate, percentiles, edns: false };
     load.run(&lab.client_launcher())
 }

@@ -52,7 +52,7 @@ fn throughput(lab: &Lab, plan: &Plan) -> Result<f64> {
         sockets.is_ok_and(|sockets| String::from_utf8_lossy(&sockets.stdout).contains(PORT))
     };
     wait_until("iperf3", std::time::Duration::from_secs(5), listens)?;
-    let seconds = plan.duration.as_secs().to_string();
+    let seconds = plan.duration.as_secs().max(1).to_string();
     let mut client = lab.client.command("iperf3")?;
     client.args(["--client", &SERVER_ADDRESS.to_string(), "--port", PORT, "--time", &seconds, "--json"]);
     let report: Value = serde_json::from_str(&capture(&mut client)?)?;

@@ -10,8 +10,6 @@ use tempfile::TempDir;
 pub(super) struct Queries {
     /// The file.
     pub(super) path: PathBuf,
-    /// How many lines it has.
-    pub(super) count: usize,
     /// Removes the file when dropped.
     _folder: TempDir,
 }
@@ -22,12 +20,7 @@ impl Queries {
         let folder = TempDir::with_prefix("bdx-queries-")?;
         let path = folder.path().join("queries");
         fs::write(&path, lines.concat()).with_context(|| path.display().to_string())?;
-        Ok(Self { path, count: lines.len(), _folder: folder })
-    }
-
-    /// How often to go through the file to ask at least `count` queries.
-    pub(super) fn runs_for(&self, count: usize) -> usize {
-        count.div_ceil(self.count.max(1)).max(1)
+        Ok(Self { path, _folder: folder })
     }
 }
 

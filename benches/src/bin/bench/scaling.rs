@@ -24,7 +24,7 @@ use crate::{
 /// use, however many others there are.
 const NAMES: usize = 1_000;
 
-/// What everything is held against; to it all queries are alike, but for their length.
+/// What everything is held against.
 const REFLECTOR: Subject = Subject::Reflector("generic");
 
 /// Ours with the fast path, by each mode.
@@ -49,7 +49,6 @@ fn by_size(plan: &Plan) -> Result<Vec<Figure>> {
         Subject::Ours("generic"),
         Subject::Ours("native"),
         Subject::Userspace,
-        Subject::Peer(Peer::KnotXdp),
         Subject::Peer(Peer::Knot),
         Subject::Peer(Peer::Nsd),
         Subject::Peer(Peer::Unbound),
@@ -71,13 +70,13 @@ fn by_size(plan: &Plan) -> Result<Vec<Figure>> {
                 let started = Instant::now();
                 let cell = Cell::start(lab, subject, foundation)?;
                 let start = started.elapsed().as_secs_f64() * 1e3;
-                sweep.measure(plan, subject, &cell.asker()?, place..place + 1, queries)?;
-                own.add(subject, &cell, place, start)?;
+                sweep.measure(plan, &cell, place..place + 1, queries)?;
+                own.add(&cell, place, start)?;
             }
         }
         if let Some((foundation, queries)) = towns.first() {
             let cell = Cell::start(Lab::split()?, &REFLECTOR, foundation)?;
-            sweep.measure(plan, &REFLECTOR, &cell.asker()?, 0..places.len(), queries)?;
+            sweep.measure(plan, &cell, 0..places.len(), queries)?;
         }
     }
     let mut figures = sweep.figures(
@@ -108,9 +107,9 @@ impl OwnFigures {
     }
 
     /// Adds what a warm server shows, if it is one whose figures are drawn.
-    fn add(&mut self, subject: &Subject, cell: &Cell<'_>, place: usize, start: f64) -> Result<()> {
-        let (&[process], Subject::Ours("tc") | Subject::Userspace) = (&cell.running.processes[..], subject)
-        else {
+    fn add(&mut self, cell: &Cell<'_>, place: usize, start: f64) -> Result<()> {
+        let (subject, processes) = (cell.subject, &cell.running.processes[..]);
+        let (&[process], Subject::Ours("tc") | Subject::Userspace) = (processes, subject) else {
             return Ok(());
         };
         let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
@@ -166,9 +165,10 @@ fn by_form(plan: &Plan, foundation: &Foundation) -> Result<Vec<Figure>> {
     for _ in 0..plan.sweep_rounds {
         for subject in &subjects {
             let cell = Cell::start(Lab::split()?, subject, foundation)?;
-            let asker = cell.asker()?;
-            for (place, queries) in files.iter().enumerate() {
-                sweep.measure(plan, subject, &asker, place..place + 1, queries)?;
+            // To the reflector all queries are alike, but for some bytes.
+            let once = usize::from(*subject == REFLECTOR) * (files.len() - 1);
+            for (place, queries) in files.iter().enumerate().skip(once) {
+                sweep.measure(plan, &cell, place - once..place + 1, queries)?;
             }
         }
     }
@@ -193,14 +193,13 @@ fn by_hits(plan: &Plan, foundation: &Foundation) -> Result<Vec<Figure>> {
     for _ in 0..plan.sweep_rounds {
         for subject in &subjects {
             let cell = Cell::start(Lab::split()?, subject, foundation)?;
-            let asker = cell.asker()?;
             for (place, queries) in files.iter().enumerate() {
-                sweep.measure(plan, subject, &asker, place..place + 1, queries)?;
+                sweep.measure(plan, &cell, place..place + 1, queries)?;
             }
         }
         for subject in &others {
             let cell = Cell::start(Lab::split()?, subject, foundation)?;
-            sweep.measure(plan, subject, &cell.asker()?, 0..places.len(), &plain)?;
+            sweep.measure(plan, &cell, 0..places.len(), &plain)?;
         }
     }
     Ok(sweep.figures(

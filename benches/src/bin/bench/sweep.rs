@@ -7,9 +7,8 @@ use bosh_dns_xdp_benches::report::{self, Data, Figure, number};
 
 use crate::{
     Plan,
-    cell::{Asker, LATENCY_RATE, PERCENTILES},
+    cell::{Cell, LATENCY_RATE, PERCENTILES},
     queries::Queries,
-    subject::Subject,
 };
 
 /// Queries per second at which costs are compared: what all but the slowest keep.
@@ -31,16 +30,17 @@ impl Sweep {
     pub(super) fn measure(
         &mut self,
         plan: &Plan,
-        subject: &Subject,
-        asker: &Asker<'_>,
+        cell: &Cell<'_>,
         places: Range<usize>,
         queries: &Queries,
     ) -> Result<()> {
+        let asker = cell.asker()?;
         asker.warm_up(queries)?;
-        let cost = asker.cost(queries, COST_RATE, plan.sweep_duration)?;
-        let rate = asker.highest_rate(queries, plan.sweep_duration)?;
         let [median, tail, far] = asker.latencies(queries, plan.sweep_duration)?;
-        let label = subject.label();
+        let rate = asker.highest_rate(queries, plan.sweep_duration)?;
+        drop(asker);
+        let cost = cell.cost(queries, COST_RATE, plan.sweep_duration)?;
+        let label = cell.subject.label();
         let named = self.0[0].places.get(places.clone()).unwrap_or_default();
         println!(
             "{label:<26} {:<28} {cost:>6.2} µs/query  {:>7}/s at most  p50 {median:>5.0} µs  p99 {tail:>6.0} µs",
@@ -49,7 +49,7 @@ impl Sweep {
         );
         for place in places {
             for (figure, value) in self.0.iter_mut().zip([cost, rate, median, tail, far]) {
-                figure.push(&label, subject.is_ours(), place, value);
+                figure.push(&label, cell.subject.is_ours(), place, value);
             }
         }
         Ok(())
@@ -63,8 +63,7 @@ impl Sweep {
             (
                 format!("CPU per query by {by}, {COST_RATE} queries/s"),
                 "µs",
-                " CPU of everything on the server's side, load by dnsperf: who does not keep the rate is measured at \
-                 what it answers.",
+                " CPU of everything on the server's side, who does not keep the rate is measured at what it answers.",
             ),
             (
                 format!("Highest rate by {by}"),

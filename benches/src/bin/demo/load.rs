@@ -38,7 +38,7 @@ pub(super) fn measure(lab: &Lab, server: Option<&Server>, queries: &Path, second
         server: SERVER_ADDRESS,
         queries,
         duration: Duration::from_secs(seconds),
-        runs: None,
+
         rate: None,
         percentiles: false,
         edns: false,
