@@ -165,10 +165,13 @@ fn by_form(plan: &Plan, foundation: &Foundation) -> Result<Vec<Figure>> {
     for _ in 0..plan.sweep_rounds {
         for subject in &subjects {
             let cell = Cell::start(Lab::split()?, subject, foundation)?;
-            // To the reflector all queries are alike, but for some bytes.
-            let once = usize::from(*subject == REFLECTOR) * (files.len() - 1);
-            for (place, queries) in files.iter().enumerate().skip(once) {
-                sweep.measure(plan, &cell, place - once..place + 1, queries)?;
+            if let (Subject::Reflector(_), Some(any)) = (subject, files.first()) {
+                // To it all queries are alike, but for some bytes.
+                sweep.measure(plan, &cell, 0..places.len(), any)?;
+                continue;
+            }
+            for (place, queries) in files.iter().enumerate() {
+                sweep.measure(plan, &cell, place..place + 1, queries)?;
             }
         }
     }
