@@ -43,8 +43,8 @@ fn subjects(plan: &Plan) -> Vec<Subject> {
         Subject::Peer(Peer::Knot),
         Subject::Peer(Peer::Nsd),
         Subject::Peer(Peer::Unbound),
-        Subject::Peer(Peer::Dnsmasq),
     ];
+    subjects.extend(plan.pick(&[], &[Subject::Peer(Peer::Dnsmasq)]));
     subjects.extend(plan.reference.clone().map(Subject::Reference));
     subjects.retain(|subject| is_wanted(&plan.wanted, &subject.label()));
     subjects

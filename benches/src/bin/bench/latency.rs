@@ -29,8 +29,8 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
         Subject::Peer(Peer::Knot),
         Subject::Peer(Peer::Nsd),
         Subject::Peer(Peer::Unbound),
-        Subject::Peer(Peer::Dnsmasq),
     ];
+    subjects.extend(plan.pick(&[], &[Subject::Peer(Peer::Dnsmasq)]));
     subjects.extend(plan.reference.clone().map(Subject::Reference));
     let mut values: HashMap<(String, &'static str), Rounds> = HashMap::new();
     for _ in 0..plan.rounds {
