@@ -105,7 +105,7 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<()> {
     let plan = Plan {
         rounds: if arguments.quick { 1 } else { 3 },
-        duration: Duration::from_millis(if arguments.quick { 500 } else { 1_200 }),
+        duration: Duration::from_millis(if arguments.quick { 500 } else { 1_000 }),
         sweep_rounds: if arguments.quick { 1 } else { 2 },
         sweep_duration: Duration::from_millis(500),
         quick: arguments.quick,

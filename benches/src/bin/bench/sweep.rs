@@ -35,9 +35,9 @@ impl Sweep {
         queries: &Queries,
     ) -> Result<()> {
         let asker = cell.asker()?;
-        asker.warm_up(queries)?;
-        let [median, tail, far] = asker.latencies(queries, plan.sweep_duration)?;
+        // The highest rate first: within its first hundredths of a second everything is warm.
         let rate = asker.highest_rate(queries, plan.sweep_duration)?;
+        let [median, tail, far] = asker.latencies(queries, plan.sweep_duration)?;
         drop(asker);
         let cost = cell.cost(queries, COST_RATE, plan.sweep_duration)?;
         let label = cell.subject.label();
