@@ -46,9 +46,10 @@ pub(super) fn is_shared(name: &str) -> bool {
     name.starts_with("q-s0.") || name.ends_with(".internal.")
 }
 
-/// At most `count` of these lines, evenly spread.
+/// `count` of these lines, evenly spread; all if there are no more.
 pub(super) fn evenly(lines: &[String], count: usize) -> Vec<String> {
-    lines.iter().step_by(lines.len().div_ceil(count).max(1)).cloned().collect()
+    let count = count.min(lines.len());
+    (0..count).filter_map(|number| lines.get(number * lines.len() / count)).cloned().collect()
 }
 
 /// Whole hundreds of these lines, `percent` of each hundred as they are. The others become
