@@ -4,7 +4,7 @@ use std::{fs, net::Ipv4Addr, process::Command};
 
 use anyhow::{Context, Result};
 use nix::{
-    sched::{CpuSet, sched_setaffinity},
+    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
     unistd::Pid,
 };
 use whole_system_tests::{
@@ -139,6 +139,16 @@ pub fn pin(process: u32, cpu: usize) -> Result<()> {
 /// CPUs before it starts threads starts as many as on a machine with one.
 pub fn stay_on(cpu: usize) -> nix::Result<()> {
     pin_thread(Pid::from_raw(0), cpu)
+}
+
+/// Does something with the calling thread on a CPU, and lets it go again: what is
+/// started by it stays there.
+pub fn on_cpu<T>(cpu: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let before = sched_getaffinity(Pid::from_raw(0)).context("cannot read the CPUs of a thread")?;
+    stay_on(cpu.min(last_cpu())).context("cannot pin a thread")?;
+    let done = work();
+    sched_setaffinity(Pid::from_raw(0), &before).context("cannot let a thread go")?;
+    done
 }
 
 /// Puts a thread (0: the calling one) on a CPU.

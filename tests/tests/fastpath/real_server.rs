@@ -163,7 +163,9 @@ fn a_server_that_hangs_is_silent_after_its_lease_and_right_again_afterwards() ->
     ensure!(running.ask(PATIENCE)? == Some(published()));
     running.server.process().signal(Signal::SIGSTOP)?;
     ensure!(running.ask(SHORT)? == Some(published()), "within the lease the program answers");
-    wait_until("the lease to end", Duration::from_secs(5), || matches!(running.ask(SHORT), Ok(None)))?;
+    // One query without an answer may be a slow one.
+    let silent = || (0..3).all(|_| matches!(running.ask(SHORT), Ok(None)));
+    wait_until("the lease to end", Duration::from_secs(10), silent)?;
     for _ in 0..5 {
         ensure!(running.ask(SHORT)?.is_none(), "the lease is over");
     }

@@ -97,11 +97,13 @@ fn start_ours(lab: &Lab, foundation: &Foundation, mode: &str) -> Result<Running>
         "xdp": {"mode": mode, "interfaces": [SERVER_INTERFACE]},
         "metrics": {"enabled": true},
     });
-    let server = Server::start(Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &extra)?;
+    // One worker for one CPU, as the peers are told to have.
+    let server = lab::on_cpu(SERVER_CPU, || {
+        Server::start(Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &extra)
+    })?;
     if mode != "off" {
         wait_for_fast_path(&lab.server)?;
     }
-    lab::pin(server.pid(), SERVER_CPU)?;
     Ok(Running { processes: vec![server.pid()], server: Some(server), _kept: Box::new(()) })
 }
 

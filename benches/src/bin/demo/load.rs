@@ -38,7 +38,6 @@ pub(super) fn measure(lab: &Lab, server: Option<&Server>, queries: &Path, second
         server: SERVER_ADDRESS,
         queries,
         duration: Duration::from_secs(seconds),
-
         rate: None,
         percentiles: false,
         edns: false,
