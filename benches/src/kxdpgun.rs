@@ -3,7 +3,9 @@
 
 use std::{path::Path, process::Command, time::Duration};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+
+use whole_system_tests::interrupt;
 
 use crate::lab::{CLIENT_INTERFACE, Lab, SERVER_ADDRESS};
 
@@ -30,6 +32,8 @@ pub fn send(lab: &Lab, queries: &Path, rate: u32, duration: Duration) -> Result<
         .arg(SERVER_ADDRESS.to_string())
         .output()
         .context("cannot run kxdpgun")?;
+    // It ends in good order when it is told to, and says how far it came.
+    ensure!(!interrupt::requested(), "interrupted");
     // It leaves its program behind.
     lab.client.ip(&["link", "set", "dev", CLIENT_INTERFACE, "xdp", "off"])?;
     let report = String::from_utf8_lossy(&output.stdout);
