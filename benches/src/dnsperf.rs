@@ -2,7 +2,8 @@
 
 use std::{collections::HashMap, net::Ipv4Addr, path::Path, process::Command, time::Duration};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
+use whole_system_tests::process::capture;
 
 /// How hard to ask.
 #[derive(Clone, Debug)]
@@ -69,11 +70,7 @@ impl Load<'_> {
         if self.edns {
             words.push("-e".to_owned());
         }
-        let output = Command::new(&words[0]).args(&words[1..]).output().context("cannot run dnsperf")?;
-        if !output.status.success() {
-            bail!("dnsperf failed: {}", String::from_utf8_lossy(&output.stderr).trim());
-        }
-        parse(&String::from_utf8_lossy(&output.stdout))
+        parse(&capture(Command::new(&words[0]).args(&words[1..]))?)
     }
 }
 

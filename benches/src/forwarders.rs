@@ -1,13 +1,6 @@
 //! Servers that forward to one and the same authority, each set up for one core.
 
-use std::{
-    fs,
-    net::SocketAddr,
-    os::unix::process::CommandExt,
-    path::Path,
-    process::{Command, Stdio},
-    time::Duration,
-};
+use std::{fs, net::SocketAddr, path::Path, process::Stdio, time::Duration};
 
 use anyhow::{Context, Result};
 use hickory_proto::rr::RecordType;
@@ -138,13 +131,9 @@ fn start_ours(lab: &Lab, cache: bool) -> Result<Server> {
         // As large as unbound's two caches together.
         "cache": {"enabled": cache, "max_entries": 1_000_000, "max_bytes": 192 << 20},
     });
-    // The others are told in their configurations to use one thread.
-    let on_one_cpu = |command: &mut Command| {
-        // SAFETY: one system call, allowed between fork and exec.
-        unsafe { command.pre_exec(|| Ok(lab::stay_on(SERVER_CPU)?)) };
-    };
     let folder = server::folder(b"{}", None)?;
-    Server::start_prepared(Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &extra, on_one_cpu)
+    // One worker for one CPU: the others are told in their configurations to use one thread.
+    lab::on_cpu(SERVER_CPU, || Server::start(Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &extra))
 }
 
 /// NSD with a zone in which every name exists, on the client's CPU.

@@ -1,11 +1,10 @@
 //! Open-loop load by kxdpgun: the only generator here that keeps a rate of
 //! 100,000 queries per second from one core.
 
-use std::{path::Path, process::Command, time::Duration};
+use std::{path::Path, time::Duration};
 
-use anyhow::{Context, Result, bail, ensure};
-
-use whole_system_tests::interrupt;
+use anyhow::{Context, Result};
+use whole_system_tests::process::capture;
 
 use crate::lab::{CLIENT_INTERFACE, Lab, SERVER_ADDRESS};
 
@@ -24,23 +23,16 @@ pub struct Sent {
 /// native `XDP_TX` works at the server's end, too. Before and after it sends, it waits for
 /// a second each.
 pub fn send(lab: &Lab, queries: &Path, rate: u32, duration: Duration) -> Result<Sent> {
-    let output = Command::new("ip")
-        .args(["netns", "exec", lab.client.name(), "kxdpgun"])
+    let mut command = lab.client.with_own_sysfs("kxdpgun");
+    command
         .args(["-t", &duration.as_secs_f64().to_string(), "-Q", &rate.to_string(), "-b", "10", "-F", "1s1"])
         .args(["-I", CLIENT_INTERFACE, "-i"])
         .arg(queries)
-        .arg(SERVER_ADDRESS.to_string())
-        .output()
-        .context("cannot run kxdpgun")?;
-    // It ends in good order when it is told to, and says how far it came.
-    ensure!(!interrupt::requested(), "interrupted");
+        .arg(SERVER_ADDRESS.to_string());
+    let report = capture(&mut command)?;
     // It leaves its program behind.
     lab.client.ip(&["link", "set", "dev", CLIENT_INTERFACE, "xdp", "off"])?;
-    let report = String::from_utf8_lossy(&output.stdout);
-    if !output.status.success() {
-        bail!("kxdpgun failed: {} {}", report.trim(), String::from_utf8_lossy(&output.stderr).trim());
-    }
-    parse(&report).with_context(|| String::from_utf8_lossy(&output.stderr).trim().to_owned())
+    parse(&report)
 }
 
 /// Reads `total queries:` and `total replies:`.

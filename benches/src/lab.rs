@@ -106,11 +106,10 @@ impl Lab {
         Ok(())
     }
 
-    /// CPU time that the server's side has used: its process and its NAPI threads.
-    pub fn server_cpu(&self, server_process: Option<u32>) -> Result<CpuTime> {
-        let mut processes = if self.split { napi_threads(SERVER_INTERFACE)? } else { Vec::new() };
-        processes.extend(server_process);
-        Ok(CpuTime::of_processes(&processes)?)
+    /// CPU time that the server's side has used: its processes and its NAPI threads.
+    pub fn server_cpu(&self, processes: &[u32]) -> Result<CpuTime> {
+        let threads = if self.split { napi_threads(SERVER_INTERFACE)? } else { Vec::new() };
+        Ok(CpuTime::of_processes(&[processes, &threads].concat())?)
     }
 
     /// Words to put before a command that makes load: in the client's namespace, on its CPU.
@@ -135,17 +134,17 @@ pub fn pin(process: u32, cpu: usize) -> Result<()> {
     Ok(())
 }
 
-/// Puts the calling thread, and those that it will start, on a CPU. One that counts
-/// CPUs before it starts threads starts as many as on a machine with one.
-pub fn stay_on(cpu: usize) -> nix::Result<()> {
-    pin_thread(Pid::from_raw(0), cpu)
+/// Puts the calling thread, and those that it will start, on a CPU.
+pub fn stay_on(cpu: usize) -> Result<()> {
+    pin_thread(Pid::from_raw(0), cpu.min(last_cpu())).context("cannot pin a thread")
 }
 
-/// Does something with the calling thread on a CPU, and lets it go again: what is
-/// started by it stays there.
+/// Does something with the calling thread on a CPU, and lets it go again. What is started
+/// by it stays there; a server that counts CPUs before it starts threads starts as many as
+/// on a machine with one.
 pub fn on_cpu<T>(cpu: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let before = sched_getaffinity(Pid::from_raw(0)).context("cannot read the CPUs of a thread")?;
-    stay_on(cpu.min(last_cpu())).context("cannot pin a thread")?;
+    stay_on(cpu)?;
     let done = work();
     sched_setaffinity(Pid::from_raw(0), &before).context("cannot let a thread go")?;
     done

@@ -6,11 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+
+use crate::interrupt;
 
 /// Runs a command to its end; fails with what it said unless it succeeds.
 pub fn run(command: &mut Command) -> Result<()> {
@@ -18,9 +20,13 @@ pub fn run(command: &mut Command) -> Result<()> {
 }
 
 /// Runs a command to its end and returns what it printed; fails with what it said unless it succeeds.
+///
+/// Fails as well if it ran while this program was asked to end: some that are told to end
+/// (kxdpgun, dnsperf) report how far they came and call that a success.
 pub fn capture(command: &mut Command) -> Result<String> {
     let Output { status, stdout, stderr } =
         command.output().with_context(|| format!("cannot run {command:?}"))?;
+    ensure!(!interrupt::requested(), "interrupted");
     if !status.success() {
         bail!("{command:?} failed ({status}): {}", String::from_utf8_lossy(&stderr).trim());
     }

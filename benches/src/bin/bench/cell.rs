@@ -6,7 +6,6 @@ use std::time::Duration;
 use anyhow::Result;
 use aya::Ebpf;
 use bosh_dns_xdp_benches::{
-    cpu::CpuTime,
     dnsperf::{Load, Seen},
     foundation::Foundation,
     kxdpgun,
@@ -67,10 +66,7 @@ impl<'a> Cell<'a> {
     /// CPU time in microseconds that the server's side uses for one reply, when queries
     /// come at this rate whether it keeps up or not.
     pub(super) fn cost(&self, queries: &Queries, rate: u32, duration: Duration) -> Result<f64> {
-        let used = || -> Result<CpuTime> {
-            let processes = CpuTime::of_processes(&self.running.processes)?;
-            Ok(CpuTime(self.lab.server_cpu(None)?.0 + processes.0))
-        };
+        let used = || self.lab.server_cpu(&self.running.processes);
         let duration = duration.max(SHORTEST_FOR_COST);
         let before = used()?;
         let replies = kxdpgun::send(&self.lab, &queries.path, rate, duration)?.replies;

@@ -32,7 +32,7 @@ pub(super) struct Figures {
 }
 
 /// Measures the running server.
-pub(super) fn measure(lab: &Lab, server: Option<&Server>, queries: &Path, seconds: u64) -> Result<Figures> {
+pub(super) fn measure(lab: &Lab, server: &Server, queries: &Path, seconds: u64) -> Result<Figures> {
     let launcher = lab.client_launcher();
     let mut load = Load {
         server: SERVER_ADDRESS,
@@ -45,9 +45,9 @@ pub(super) fn measure(lab: &Lab, server: Option<&Server>, queries: &Path, second
     let before = Metrics::read(&lab.server)?;
     let hard = load.run(&launcher)?;
     load.rate = Some(RATE);
-    let cpu_before = lab.server_cpu(server.map(Server::pid))?;
+    let cpu_before = lab.server_cpu(&[server.pid()])?;
     let steady = load.run(&launcher)?;
-    let cpu = lab.server_cpu(server.map(Server::pid))? - cpu_before;
+    let cpu = lab.server_cpu(&[server.pid()])? - cpu_before;
     load.percentiles = true;
     let timed = load.run(&launcher)?;
     let after = Metrics::read(&lab.server)?;

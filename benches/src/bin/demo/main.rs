@@ -105,13 +105,13 @@ fn show(arguments: &Arguments) -> Result<()> {
     headline("Load with dnsperf");
     let queries = running.folder.path().join("queries");
     fs::write(&queries, foundation::query_lines(&foundation))?;
-    let with = load::measure(&lab, Some(&running), &queries, arguments.seconds)?;
+    let with = load::measure(&lab, &running, &queries, arguments.seconds)?;
     running.process().stop(Duration::from_secs(10))?;
     drop(running);
     let running = start_server(&lab, &foundation, &json!({"mode": "off"}))?;
     fs::write(running.folder.path().join("queries"), foundation::query_lines(&foundation))?;
     let queries = running.folder.path().join("queries");
-    let without = load::measure(&lab, Some(&running), &queries, arguments.seconds)?;
+    let without = load::measure(&lab, &running, &queries, arguments.seconds)?;
     load::print_table(&[("fast path", &with), ("userspace only", &without)]);
     println!("\nEverything that was made here is gone again when this command ends.");
     Ok(())
