@@ -103,6 +103,8 @@ fn main() -> ExitCode {
 
 /// Measures all parts and writes the report.
 fn run(arguments: &Arguments) -> Result<()> {
+    // First, so that nothing is measured for a folder that cannot be made.
+    fs::create_dir_all(&arguments.output).with_context(|| arguments.output.display().to_string())?;
     let plan = Plan {
         rounds: if arguments.quick { 1 } else { 3 },
         duration: Duration::from_millis(if arguments.quick { 500 } else { 1_000 }),
@@ -152,7 +154,6 @@ fn facts(arguments: &Arguments) -> Vec<(String, String)> {
 
 /// Writes the page, the tables, the numbers, and each plot.
 fn write(report: &Report, folder: &Path) -> Result<()> {
-    fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     fs::write(folder.join("report.html"), report.to_html()?)?;
     fs::write(folder.join("report.md"), report.to_markdown())?;
     fs::write(folder.join("report.json"), serde_json::to_vec_pretty(report)?)?;
