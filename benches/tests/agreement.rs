@@ -1,16 +1,21 @@
 //! The interface and userspace give the same answers: every published name is
 //! asked of both. UDP is answered by the BPF program, TCP always by userspace.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    time::Duration,
+};
 
 use anyhow::Result;
 use bosh_dns_xdp_benches::foundation::Foundation;
+use dns_user::{name::Name, ops::metrics::names::FAST_PATH_WRITES_TOTAL};
 use hickory_proto::rr::RecordType;
 use serde_json::json;
 use whole_system_tests::{
     client,
     metrics::{Metrics, wait_for_fast_path},
     namespace::Namespace,
+    process::wait_until,
     requirements,
     server::{self, Server},
     shared,
@@ -31,36 +36,53 @@ fn both_paths_agree_on_a_real_foundation() {
     both_paths_agree(&Foundation::read(&folder.join("records.json"), Some(&aliases)).unwrap()).unwrap();
 }
 
-/// Asks both paths for A and AAAA of every published name and compares what they say.
-fn both_paths_agree(foundation: &Foundation) -> Result<()> {
+/// A few names from all over a large foundation are asked for again and again: their entries
+/// lie scattered, so they are moved next to each other, and nobody notices.
+#[test]
+fn both_paths_agree_while_entries_in_use_are_moved() -> Result<()> {
+    let foundation = Foundation::generate(5_000)?;
+    let Some((namespace, _server)) = start(&foundation)? else { return Ok(()) };
+    let names: Vec<Name> = foundation.names().collect();
+    let asked_for = || names.iter().step_by(names.len() / 100);
+    let written = || -> Result<u64> { Ok(Metrics::read(&namespace)?.sum(FAST_PATH_WRITES_TOTAL, "")) };
+    let (before, written_before) = (Metrics::read(&namespace)?, written()?);
+    let mut asked = 0;
+    wait_until("the entries to be moved", Duration::from_secs(30), || {
+        let compared = namespace.run(|| asked_for().try_for_each(compare));
+        compared.expect("a namespace").expect("two replies");
+        asked += asked_for().count() as u64 * 2;
+        // Fewer would not be moved, and the first round may have been under way.
+        written().is_ok_and(|written| written > written_before + 64)
+    })?;
+    namespace.run(|| asked_for().try_for_each(compare))??;
+    asked += asked_for().count() as u64 * 2;
+    let by_interface = Metrics::read(&namespace)?.fast_path_replies() - before.fast_path_replies();
+    assert_eq!(by_interface, asked, "the interface answers all of them, all the while");
+    Ok(())
+}
+
+/// A server with this foundation in a namespace of its own; none where there can be none.
+fn start(foundation: &Foundation) -> Result<Option<(Namespace, Server)>> {
     if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
+        return Ok(None);
     }
     let namespace = Namespace::new("agree")?;
     let folder = server::folder(&foundation.records, foundation.aliases.as_deref())?;
     let extra = json!({"metrics": {"enabled": true}, "xdp": {"interfaces": ["lo"]}});
-    let _server = Server::start(Some(&namespace), folder, ADDRESS, &extra)?;
+    let server = Server::start(Some(&namespace), folder, ADDRESS, &extra)?;
     wait_for_fast_path(&namespace)?;
+    Ok(Some((namespace, server)))
+}
+
+/// Asks both paths for A and AAAA of every published name and compares what they say.
+fn both_paths_agree(foundation: &Foundation) -> Result<()> {
+    let Some((namespace, _server)) = start(foundation)? else { return Ok(()) };
     let before = Metrics::read(&namespace)?;
     let asked = namespace.run(|| -> Result<u64> {
         let mut asked = 0;
         for name in foundation.names() {
-            for record_type in [RecordType::A, RecordType::AAAA] {
-                let query = client::query(&name.to_string(), record_type, Some(4096))?;
-                let (fast, slow) = (client::ask(ADDRESS, &query)?, client::ask_tcp(ADDRESS, &query)?);
-                assert_eq!(fast.metadata.response_code, slow.metadata.response_code, "{name} {record_type}");
-                let [fast_addresses, slow_addresses] = [&fast, &slow].map(client::addresses);
-                if fast.metadata.truncation {
-                    assert!(!fast_addresses.is_empty(), "{name} {record_type}: cut down to nothing");
-                    assert!(
-                        fast_addresses.iter().all(|address| slow_addresses.contains(address)),
-                        "{name} {record_type}: {fast_addresses:?} are not all among {slow_addresses:?}"
-                    );
-                } else {
-                    assert_eq!(fast_addresses, slow_addresses, "{name} {record_type}");
-                }
-                asked += 1;
-            }
+            compare(&name)?;
+            asked += 2;
         }
         Ok(asked)
     })??;
@@ -71,5 +93,25 @@ fn both_paths_agree(foundation: &Foundation) -> Result<()> {
         by_interface * 100 >= asked * 99,
         "only {by_interface} of {asked} were answered by the interface"
     );
+    Ok(())
+}
+
+/// Asks both paths for A and AAAA of a name: they say the same.
+fn compare(name: &Name) -> Result<()> {
+    for record_type in [RecordType::A, RecordType::AAAA] {
+        let query = client::query(&name.to_string(), record_type, Some(4096))?;
+        let (fast, slow) = (client::ask(ADDRESS, &query)?, client::ask_tcp(ADDRESS, &query)?);
+        assert_eq!(fast.metadata.response_code, slow.metadata.response_code, "{name} {record_type}");
+        let [fast_addresses, slow_addresses] = [&fast, &slow].map(client::addresses);
+        if fast.metadata.truncation {
+            assert!(!fast_addresses.is_empty(), "{name} {record_type}: cut down to nothing");
+            assert!(
+                fast_addresses.iter().all(|address| slow_addresses.contains(address)),
+                "{name} {record_type}: {fast_addresses:?} are not all among {slow_addresses:?}"
+            );
+        } else {
+            assert_eq!(fast_addresses, slow_addresses, "{name} {record_type}");
+        }
+    }
     Ok(())
 }

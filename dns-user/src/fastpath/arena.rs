@@ -139,7 +139,7 @@ pub struct ArenaFill {
 }
 
 /// Cells that `size` bytes take up.
-fn cells(size: usize) -> u32 {
+pub(super) fn cells(size: usize) -> u32 {
     u32::try_from(size.div_ceil(CELL_SIZE).max(1)).expect("an entry is smaller than a chunk")
 }
 

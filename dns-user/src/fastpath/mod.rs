@@ -8,6 +8,7 @@
 mod arena;
 mod counters;
 mod entry;
+mod gather;
 mod hooks;
 mod index;
 mod interfaces;

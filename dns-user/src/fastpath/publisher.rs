@@ -16,6 +16,7 @@ use tokio::sync::{oneshot, watch};
 use super::{
     arena::ArenaMemory,
     entry::{read_header, read_name},
+    gather::Pace,
     index::IndexMemory,
     learn::LearnFilter,
     lease::Lease,
@@ -210,6 +211,7 @@ impl PublisherThread {
             status: status.clone(),
             installed,
             earlier,
+            gathering: Pace::new(Instant::now()),
         };
         let thread = thread::Builder::new().name("publisher".into()).spawn(move || worker.run())?;
         let handle = Handle { control, learn, filter, seed, index, memory, page };
@@ -247,6 +249,8 @@ struct Worker {
     installed: watch::Sender<u64>,
     /// Names that a predecessor had learned.
     earlier: Vec<Name>,
+    /// When to look for entries that lie scattered.
+    gathering: Pace,
 }
 
 impl Worker {
@@ -259,6 +263,10 @@ impl Worker {
             if *self.installed.borrow() > 0 && renewed.is_none_or(|at| at.elapsed() >= interval) {
                 self.lease.renew();
                 renewed = Some(Instant::now());
+            }
+            if self.gathering.is_due(Instant::now()) {
+                let moved = self.table.gather();
+                tracing::debug!(moved, "entries in use were looked at");
             }
             let wait = interval.min(IDLE);
             select_biased! {
@@ -316,6 +324,7 @@ impl Worker {
                     tracing::warn!(unfitting = ?status.unfitting, "names that the interface cannot answer are answered from above");
                 }
                 self.lease.renew();
+                self.gathering = Pace::new(Instant::now());
                 self.installed.send_modify(|count| *count += 1);
             }
             Event::HealthChanged(instances) => table.health_changed(&instances, &mut progress),

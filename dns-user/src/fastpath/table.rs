@@ -17,13 +17,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dns_common::{entry::Location, name::hash_name};
+use dns_common::{
+    entry::{CELL_SIZE, Location},
+    name::hash_name,
+};
 use hashbrown::{HashMap, HashSet};
 
 use super::{
     Admission,
-    arena::{Arena, ArenaFill, ArenaMemory},
+    arena::{Arena, ArenaFill, ArenaMemory, cells},
     entry::{Encoded, Unfitting as EntryUnfitting},
+    gather::{self, Placed},
     index::Index,
     learn::LearnFilter,
     sys,
@@ -200,6 +204,8 @@ pub(super) struct Table {
     next_ticket: u64,
     /// Names by kind: published, learned, negative.
     counts: [usize; 3],
+    /// The newest mark when [`Self::gather`] looked last.
+    newest_mark_ns: u64,
     /// See [`TableStatus::evicted`].
     evicted: u64,
     /// See [`TableStatus::written`].
@@ -239,6 +245,7 @@ impl Table {
             unfitting: HashMap::new(),
             next_ticket: 0,
             counts: [0; 3],
+            newest_mark_ns: 0,
             evicted: 0,
             written: 0,
             encoded: Encoded::default(),
@@ -354,6 +361,49 @@ impl Table {
         }
         if sys::rcu_grace_period().is_ok() || self.last_free.elapsed() >= GRACE_WITHOUT_MEMBARRIER {
             self.arena.end_quarantine();
+        }
+    }
+
+    /// Moves the entries that were used since the last call next to each other, if they
+    /// lie scattered and there is room for them in one place. Tells how many it moved.
+    pub(super) fn gather(&mut self) -> usize {
+        let since = self.newest_mark_ns;
+        let mut used = Vec::new();
+        for (&key, &Record { location, size, .. }) in &self.records {
+            let mark = self.memory.last_used_ns(location);
+            self.newest_mark_ns = self.newest_mark_ns.max(mark);
+            if mark > since {
+                used.push(Placed { key, location, size });
+            }
+        }
+        let scattered = gather::scattered(used);
+        let filled: u32 = scattered.iter().map(|entry| cells(entry.size)).sum();
+        if filled == 0 {
+            return 0;
+        }
+        let Some(Location(mut next)) = self.arena.allocate(filled as usize * CELL_SIZE) else { return 0 };
+        for &Placed { key, location: old, size } in &scattered {
+            let new = Location(next);
+            next += cells(size);
+            self.relocate(key, old, new, size);
+        }
+        scattered.len()
+    }
+
+    /// Moves the entry of a name to cells that were allocated for it. The answer stays the
+    /// same all the while: until the index leads to the new one, the old one lives. Should
+    /// the program answer from it once more meanwhile, that mark is lost.
+    fn relocate(&mut self, key: u64, old: Location, new: Location, size: usize) {
+        let words = self.memory.read(old, size.div_ceil(8)).expect("entries lie inside the arena");
+        self.memory.write(new, &words);
+        if self.index.set(key, new, Some(old)).is_err() {
+            self.quarantine(new, size);
+            return;
+        }
+        self.written += 1;
+        self.quarantine(old, size);
+        if let Some(record) = self.records.get_mut(&key) {
+            record.location = new;
         }
     }
 

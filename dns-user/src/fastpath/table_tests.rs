@@ -275,6 +275,52 @@ fn a_change_of_health_touches_only_names_of_that_instance() {
 }
 
 #[test]
+fn names_in_use_are_gathered_with_their_answers_and_marks() {
+    let mut bench = Bench::new(20_000, 4, 2);
+    let text = |number: u32| format!("n{number}.bosh");
+    let answers = (0..8_000).fold(Fixed::default(), |answers, number| {
+        answers.with(&text(number), true, &[(number % 250) as u8, 251])
+    });
+    bench.install(&answers);
+    let used = || (0..8_000).step_by(80).map(text);
+    let pages = |bench: &Bench| {
+        let place = |text: String| bench.index.get(hash_name(7, name(&text).as_wire())).unwrap();
+        used().map(|text| place(text).0 / 64).collect::<std::collections::HashSet<_>>().len()
+    };
+    assert_eq!(bench.table.gather(), 0, "nothing is in use");
+    used().for_each(|text| bench.mark(&text, 99));
+    let before: Vec<_> = used().map(|text| bench.answer(&text)).collect();
+    assert!(pages(&bench) > 64);
+    assert_eq!(bench.table.gather(), 100);
+    bench.check();
+    assert!(pages(&bench) <= 3, "{}", pages(&bench));
+    let after: Vec<_> = used().map(|text| bench.answer(&text)).collect();
+    assert_eq!(before, after);
+    for text in used() {
+        let key = hash_name(7, name(&text).as_wire());
+        assert_eq!(bench.memory.last_used_ns(bench.table.records[&key].location), 99, "{text}");
+    }
+    used().for_each(|text| bench.mark(&text, 100));
+    assert_eq!(bench.table.gather(), 0, "they lie close together now");
+    used().for_each(|text| bench.mark(&text, 100));
+    assert_eq!(bench.table.gather(), 0, "none was used since");
+}
+
+#[test]
+fn without_room_in_one_place_nothing_is_moved() {
+    let mut bench = Bench::new(40_000, 4, 1);
+    let text = |number: u32| format!("n{number}.bosh");
+    let answers =
+        (0..20_000).fold(Fixed::default(), |answers, number| answers.with(&text(number), true, &[1]));
+    bench.install(&answers);
+    let used: Vec<String> = (0..16_000).step_by(100).map(text).collect();
+    used.iter().for_each(|text| bench.mark(text, 99));
+    assert_eq!(bench.table.gather(), 0);
+    bench.check();
+    assert!(used.iter().all(|text| bench.answer(text) == Some(Ok(vec![1]))));
+}
+
+#[test]
 fn second_chance_evicts_the_unused_and_spares_listed_names() {
     let mut bench = Bench::new(3, 4, 1);
     let answers = Fixed::default()

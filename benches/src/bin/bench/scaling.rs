@@ -20,9 +20,9 @@ use crate::{
     sweep::Sweep,
 };
 
-/// Names that are asked for in a foundation of any size: clients use what they
-/// use, however many others there are.
-const NAMES: usize = 1_000;
+/// Names that are asked for in a foundation of any size: clients use what they use,
+/// however many others there are. As many as a foundation of 1,000 instances has.
+const NAMES: usize = 500;
 
 /// What everything is held against.
 const REFLECTOR: Subject = Subject::Reflector("generic");
