@@ -32,7 +32,7 @@ mod sweep;
 #[derive(Parser)]
 #[command(name = "cargo xtask bench")]
 struct Arguments {
-    /// Fewer rounds, sizes and peers: three minutes, not seventeen.
+    /// Fewer rounds, sizes and peers: three minutes, not eighteen.
     #[arg(long)]
     quick: bool,
     /// The reference server's binary, to be measured too.

@@ -154,7 +154,14 @@ impl OwnFigures {
 
 /// Everything by form of the name.
 fn by_form(plan: &Plan, foundation: &Foundation) -> Result<Vec<Figure>> {
-    let many = [Subject::Ours("tc"), Subject::Userspace, Subject::Peer(Peer::Knot), REFLECTOR];
+    let many = [
+        Subject::Ours("tc"),
+        Subject::Userspace,
+        Subject::Peer(Peer::Knot),
+        Subject::Peer(Peer::Nsd),
+        Subject::Peer(Peer::Unbound),
+        REFLECTOR,
+    ];
     let subjects = plan.pick(&many[..1], &many);
     let files: Vec<Queries> = FORMS
         .iter()
