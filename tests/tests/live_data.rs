@@ -217,6 +217,21 @@ fn addresses_files_are_followed() -> Result<()> {
 }
 
 #[test]
+fn wildcards_of_both_families_are_listened_on_side_by_side() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let namespace = Namespace::new("wildcards")?;
+    let server = start(&namespace, &json!({"address": "0.0.0.0"}))?;
+    let file = server.folder.path().join("addresses/v6.json");
+    replace(&file, br#"[{"address": "::", "port": 5353}]"#)?;
+    let by_v6: SocketAddr = "[::1]:5353".parse()?;
+    namespace.run(|| wait_until("IPv6", LIMIT, || served(by_v6).is_ok()))??;
+    ensure!(namespace.run(|| served(ADDRESS))?? == namespace.run(|| served(by_v6))??);
+    Ok(())
+}
+
+#[test]
 fn sighup_reads_everything_again_and_says_what_must_wait() -> Result<()> {
     if !requirements::namespaces() {
         return Ok(());

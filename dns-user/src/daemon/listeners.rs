@@ -37,7 +37,7 @@ impl Listeners {
     /// Listens on all of these, or fails.
     pub(super) async fn start(&mut self, addresses: &[SocketAddr]) -> Result<(), ServerError> {
         for &address in addresses {
-            self.listen(address).await?;
+            self.listen(address, addresses).await?;
         }
         Ok(())
     }
@@ -56,7 +56,7 @@ impl Listeners {
             }
         }
         for &address in addresses {
-            if let Err(problem) = self.listen(address).await {
+            if let Err(problem) = self.listen(address, addresses).await {
                 error!("{problem}");
             }
         }
@@ -85,13 +85,14 @@ impl Listeners {
         self.running.iter().find(|(_, running)| running.task.is_finished()).map(|(&address, _)| address)
     }
 
-    /// Listens on one more address; nothing to do if we do already.
-    async fn listen(&mut self, address: SocketAddr) -> Result<(), ServerError> {
+    /// Listens on one more address of `all`; nothing to do if we do already.
+    async fn listen(&mut self, address: SocketAddr, all: &[SocketAddr]) -> Result<(), ServerError> {
         if self.running.contains_key(&address) {
             return Ok(());
         }
-        let server =
-            Server::bind(&[address], self.router.clone(), self.metrics.clone(), self.options).await?;
+        let ipv4_apart = all.iter().any(|other| other.is_ipv4() && other.port() == address.port());
+        let options = Options { ipv4_apart, ..self.options };
+        let server = Server::bind(&[address], self.router.clone(), self.metrics.clone(), options).await?;
         info!("listening on {address}, UDP and TCP");
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(server.run(async {

@@ -148,9 +148,9 @@ impl Pins {
 
     /// Removes the maps' pins and all folders that are empty then.
     pub(super) fn remove(&self) -> io::Result<()> {
-        for name in [object::TC_ANSWER, object::NAMES, object::ARENA, object::CONTROL, object::COUNTERS] {
-            remove_if_there(&self.maps().join(name))?;
-            remove_if_there(&self.maps().join(format!("{name}-new")))?;
+        // Where there is no folder, nothing is pinned.
+        for map in fs::read_dir(self.maps()).into_iter().flatten().flatten() {
+            remove_if_there(&map.path())?;
         }
         let shared = self.folder.parent().map(Path::to_path_buf);
         // Folders in use by others (another layout, another server) stay.

@@ -162,7 +162,7 @@ impl Bench {
         let mut used = 0;
         for (key, record) in &self.table.records {
             assert_eq!(self.index.get(*key), Some(record.location));
-            used += record.size.next_multiple_of(dns_common::entry::CELL_SIZE);
+            used += record.size.next_multiple_of(CELL_SIZE);
             for ip in &record.instances {
                 assert!(self.table.by_instance.contains(&(*ip, *key)));
             }
@@ -418,7 +418,7 @@ fn learned_names_make_room_for_listed_ones() {
 #[test]
 fn an_exhausted_arena_evicts_learned_names_and_reports_the_rest() {
     let mut bench = Bench::new(1_000_000, 64, 1);
-    let cells = CHUNK_SIZE / dns_common::entry::CELL_SIZE;
+    let cells = CHUNK_SIZE / CELL_SIZE;
     let mut answers = Fixed::default();
     let many: Vec<u8> = (0..=255).collect();
     // 16 + 16 + 1024 bytes: 17 cells each.

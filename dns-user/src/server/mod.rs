@@ -75,6 +75,8 @@ pub struct Options {
     pub max_tcp_connections: usize,
     /// How long a TCP connection may stay without a complete query.
     pub tcp_idle_timeout: Duration,
+    /// Whether IPv4 has sockets of its own: then a wildcard of IPv6 takes IPv6 only, not both.
+    pub ipv4_apart: bool,
 }
 
 impl Default for Options {
@@ -85,6 +87,7 @@ impl Default for Options {
             max_in_flight: 16_384,
             max_tcp_connections: 1024,
             tcp_idle_timeout: Duration::from_secs(8),
+            ipv4_apart: false,
         }
     }
 }
@@ -132,7 +135,7 @@ impl Server {
             .min(MAX_WORKERS);
         let endpoints = listen
             .iter()
-            .map(|&address| Endpoint::bind(address, listen, workers))
+            .map(|&address| Endpoint::bind(address, options.ipv4_apart, workers))
             .collect::<Result<_, _>>()?;
         Ok(Self { endpoints, desk: Arc::new(Desk::new(router, metrics, options)) })
     }

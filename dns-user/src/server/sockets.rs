@@ -32,10 +32,8 @@ pub(super) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Binds `address`, one of `all` that are listened on.
-    pub(super) fn bind(address: SocketAddr, all: &[SocketAddr], workers: usize) -> Result<Self, ServerError> {
-        // A wildcard of IPv6 takes IPv4 as well, unless that has a socket of its own.
-        let only_v6 = all.iter().any(|other| other.is_ipv4() && other.port() == address.port());
+    /// Binds `address`; `only_v6`: one of IPv6 leaves IPv4 to others.
+    pub(super) fn bind(address: SocketAddr, only_v6: bool, workers: usize) -> Result<Self, ServerError> {
         let tries = if address.port() == 0 { FREE_PORT_TRIES } else { 1 };
         let mut tries_left = tries;
         loop {
