@@ -267,6 +267,7 @@ impl Worker {
             if self.gathering.is_due(Instant::now()) {
                 let moved = self.table.gather();
                 tracing::debug!(moved, "entries in use were looked at");
+                self.publish_status();
             }
             let wait = interval.min(IDLE);
             select_biased! {
