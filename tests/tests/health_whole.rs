@@ -5,8 +5,7 @@
 
 use std::{
     collections::BTreeSet,
-    io::{Read, Write},
-    net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
+    net::{IpAddr, SocketAddr, UdpSocket},
     sync::{
         Mutex,
         atomic::{AtomicBool, Ordering},
@@ -14,13 +13,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dns_user::{config::TlsFiles, health::HEALTH_NAME};
+use dns_user::{config::TlsFiles, health::HEALTH_NAME, ops::metrics::names::HEALTH_CHECKS_IN_FLIGHT};
 use hickory_proto::{op::Message, rr::RecordType};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use whole_system_tests::{
     client,
     health::{Authority, Fleet, Says, instance, write_files},
+    metrics::Metrics,
     namespace::Namespace,
     process::wait_until,
     requirements, server,
@@ -31,9 +31,6 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// Where the server listens, in a namespace of its own.
 const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 53);
-
-/// Where its metrics are.
-const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 53088);
 
 /// Certificates of both ends: their folders, and the files.
 fn certificates() -> ([TempDir; 2], [TlsFiles; 2]) {
@@ -80,7 +77,7 @@ fn settings(fleet: &Fleet, tls: &TlsFiles, interval: &str, fast_path: bool) -> V
             "ca_file": tls.ca,
             "check_interval": interval,
         },
-        "metrics": {"enabled": true, "address": METRICS.ip(), "port": METRICS.port()},
+        "metrics": {"enabled": true},
         "xdp": {"enabled": fast_path, "interfaces": ["lo"]},
     })
 }
@@ -93,16 +90,6 @@ fn query(name: &str) -> Message {
 /// The addresses that a name has, over TCP: never from the fast path.
 fn ask_userspace(name: &str) -> BTreeSet<IpAddr> {
     client::addresses(&client::ask_tcp(ADDRESS, &query(name)).unwrap()).into_iter().collect()
-}
-
-/// One value of the metrics: the first line that begins so.
-fn metric(begins: &str) -> f64 {
-    let mut stream = TcpStream::connect(METRICS).unwrap();
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: m\r\nConnection: close\r\n\r\n").unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    let line = text.lines().find(|line| line.starts_with(begins));
-    line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0.0)
 }
 
 /// A reply under load: when its query was sent, and the addresses in it.
@@ -150,12 +137,13 @@ fn a_flip_is_in_the_fast_path_as_soon_as_it_is_known() {
             wait_until("first checks", LIMIT, || ask_userspace(NAME) == all).unwrap();
             wait_until("the fast path", LIMIT, || {
                 client::ask(ADDRESS, &query(NAME)).unwrap();
-                metric("bosh_dns_xdp_replies_total{path=\"fast\"") > 0.0
+                // The metrics may come up after the first answer.
+                Metrics::here().is_ok_and(|metrics| metrics.fast_path_replies() > 0)
             })
             .unwrap();
 
             let (stop, replies) = (AtomicBool::new(false), Mutex::new(Vec::new()));
-            let fast_before = metric("bosh_dns_xdp_replies_total{path=\"fast\"");
+            let fast_before = Metrics::here().unwrap().fast_path_replies();
             let mut flips = Vec::new();
             std::thread::scope(|scope| {
                 scope.spawn(|| load(NAME, &stop, &replies));
@@ -171,9 +159,9 @@ fn a_flip_is_in_the_fast_path_as_soon_as_it_is_known() {
                 stop.store(true, Ordering::Relaxed);
             });
             let replies = replies.into_inner().unwrap();
-            let fast = metric("bosh_dns_xdp_replies_total{path=\"fast\"") - fast_before;
+            let fast = Metrics::here().unwrap().fast_path_replies() - fast_before;
             println!("{} replies, {fast} of them by the fast path, {} flips", replies.len(), flips.len());
-            assert!(fast >= replies.len() as f64 * 0.8, "the fast path did not answer");
+            assert!(fast * 10 >= replies.len() as u64 * 8, "the fast path did not answer");
 
             // The last reply sent after a flip was known that does not know it yet.
             let mut latest = Vec::new();
@@ -254,7 +242,7 @@ fn three_thousand_silent_instances_do_not_slow_local_queries() {
                 stop.store(true, Ordering::Relaxed);
                 busy
             });
-            assert!(metric("bosh_dns_xdp_health_checks_in_flight") > 100.0, "nothing hangs");
+            assert!(Metrics::here().unwrap().sum(HEALTH_CHECKS_IN_FLIGHT, "") > 100, "nothing hangs");
             let at = |times: &[Duration], share: usize| times[times.len() * share / 100];
             for share in [50, 95] {
                 let (usual, busy) = (at(&usual, share), at(&busy, share));
