@@ -18,10 +18,10 @@ static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// Makes SIGINT and SIGTERM end this program's children instead of itself.
 ///
-/// Whatever waits for them then fails ([`crate::process::capture`] sees to it), the failure travels up, and on its way
-/// every guard (namespaces, processes, folders) cleans up. Should that take too
-/// long, the program is ended. The signals are handled rather than blocked:
-/// children would inherit the blocking, but not the handling.
+/// Whatever waits for them then fails ([`crate::process::capture`] sees to it), the
+/// failure travels up, and on its way every guard (namespaces, processes, folders)
+/// cleans up. Should that take too long, the program is ended. The signals are handled
+/// rather than blocked: children would inherit the blocking, but not the handling.
 pub fn install() -> Result<()> {
     let action = SigAction::new(SigHandler::Handler(note), SaFlags::SA_RESTART, SigSet::empty());
     for signal in [Signal::SIGINT, Signal::SIGTERM] {

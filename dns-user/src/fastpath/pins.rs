@@ -148,9 +148,16 @@ impl Pins {
 
     /// Removes the maps' pins and all folders that are empty then.
     pub(super) fn remove(&self) -> io::Result<()> {
-        // Where there is no folder, nothing is pinned.
-        for map in fs::read_dir(self.maps()).into_iter().flatten().flatten() {
-            remove_if_there(&map.path())?;
+        let maps = self.maps();
+        match fs::read_dir(&maps) {
+            Ok(pinned) => {
+                for map in pinned {
+                    remove_if_there(&map.map_err(|error| in_file(&maps, error))?.path())?;
+                }
+            }
+            // Nothing is pinned.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(in_file(&maps, error)),
         }
         let shared = self.folder.parent().map(Path::to_path_buf);
         // Folders in use by others (another layout, another server) stay.

@@ -28,7 +28,7 @@ use super::{
     arena::{Arena, ArenaFill, ArenaMemory, cells},
     entry::{Encoded, Unfitting as EntryUnfitting},
     gather::{self, Placed},
-    index::Index,
+    index::{Full, Index},
     learn::LearnFilter,
     sys,
 };
@@ -396,13 +396,9 @@ impl Table {
     fn relocate(&mut self, key: u64, old: Location, new: Location, size: usize) {
         let words = self.memory.read(old, size.div_ceil(8)).expect("entries lie inside the arena");
         self.memory.write(new, &words);
-        if self.index.set(key, new, Some(old)).is_err() {
-            self.quarantine(new, size);
-            return;
-        }
-        self.written += 1;
-        self.quarantine(old, size);
-        if let Some(record) = self.records.get_mut(&key) {
+        if self.lead_to(key, (new, size), Some((old, size))).is_ok()
+            && let Some(record) = self.records.get_mut(&key)
+        {
             record.location = new;
         }
     }
@@ -492,16 +488,11 @@ impl Table {
             self.encoded.set_mark(self.memory.last_used_ns(old));
         }
         self.memory.write(location, self.encoded.words());
-        if self.index.set(key, location, old.map(|(location, _)| location)).is_err() {
-            self.quarantine(location, size);
+        if self.lead_to(key, (location, size), old).is_err() {
             self.note_unfitting(key, Unfitting::NoRoom);
             return;
         }
-        self.written += 1;
         self.unfitting.remove(&key);
-        if let Some((location, size)) = old {
-            self.quarantine(location, size);
-        }
         if let Some(record) = self.records.get_mut(&key) {
             record.location = location;
             record.size = size;
@@ -515,6 +506,25 @@ impl Table {
         }
         self.set_instances(key, &resolution.checks.instances);
         self.set_kind(key, kind);
+    }
+
+    /// Makes the index lead to the entry that was written to `new` (place and bytes), and gives
+    /// back the cells of the old one. Where the index is full, those of the new one go back.
+    fn lead_to(
+        &mut self,
+        key: u64,
+        new: (Location, usize),
+        old: Option<(Location, usize)>,
+    ) -> Result<(), Full> {
+        if let Err(full) = self.index.set(key, new.0, old.map(|(location, _)| location)) {
+            self.quarantine(new.0, new.1);
+            return Err(full);
+        }
+        self.written += 1;
+        if let Some((location, size)) = old {
+            self.quarantine(location, size);
+        }
+        Ok(())
     }
 
     /// Room for the encoded entry of a name of this kind, evicting what may be evicted for it.

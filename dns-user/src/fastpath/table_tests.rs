@@ -124,10 +124,14 @@ impl Bench {
         self.check();
     }
 
+    /// Where the index says that the entry of a name lies.
+    fn place(&self, text: &str) -> Option<Location> {
+        self.index.get(hash_name(7, name(text).as_wire()))
+    }
+
     /// What the program would answer for a name: the last bytes of the addresses, or the RCODE.
     fn answer(&self, text: &str) -> Option<Result<Vec<u8>, u8>> {
-        let key = hash_name(7, name(text).as_wire());
-        let location = self.index.get(key)?;
+        let location = self.place(text)?;
         if read_name(&self.memory, location)? != name(text) {
             return None;
         }
@@ -143,8 +147,7 @@ impl Bench {
 
     /// As if the program had answered from this name at this moment.
     fn mark(&self, text: &str, at_ns: u64) {
-        let key = hash_name(7, name(text).as_wire());
-        let location = self.index.get(key).unwrap();
+        let location = self.place(text).unwrap();
         let size = read_header(&self.memory, location).unwrap().size().div_ceil(8);
         let mut words = self.memory.read(location, size).unwrap();
         words[0] = at_ns;
@@ -284,8 +287,7 @@ fn names_in_use_are_gathered_with_their_answers_and_marks() {
     bench.install(&answers);
     let used = || (0..8_000).step_by(80).map(text);
     let pages = |bench: &Bench| {
-        let place = |text: String| bench.index.get(hash_name(7, name(&text).as_wire())).unwrap();
-        used().map(|text| place(text).0 / 64).collect::<std::collections::HashSet<_>>().len()
+        used().map(|text| bench.place(&text).unwrap().0 / 64).collect::<std::collections::HashSet<_>>().len()
     };
     assert_eq!(bench.table.gather(), 0, "nothing is in use");
     used().for_each(|text| bench.mark(&text, 99));
@@ -297,8 +299,7 @@ fn names_in_use_are_gathered_with_their_answers_and_marks() {
     let after: Vec<_> = used().map(|text| bench.answer(&text)).collect();
     assert_eq!(before, after);
     for text in used() {
-        let key = hash_name(7, name(&text).as_wire());
-        assert_eq!(bench.memory.last_used_ns(bench.table.records[&key].location), 99, "{text}");
+        assert_eq!(bench.memory.last_used_ns(bench.place(&text).unwrap()), 99, "{text}");
     }
     used().for_each(|text| bench.mark(&text, 100));
     assert_eq!(bench.table.gather(), 0, "they lie close together now");
