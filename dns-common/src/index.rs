@@ -9,7 +9,9 @@
 //!
 //! A name stands in one of the slots of the pair that its hash selects, in the
 //! bucket that its hash prefers if there was room, and never moves inside a
-//! table. A slot is a tag, one byte of the hash, and the cell where the entry
+//! table. Each bucket knows how many of those that prefer it had to go to the
+//! other one: mostly none, and then whatever is not in it is not there at all. A
+//! slot is a tag, one byte of the hash, and the cell where the entry
 //! begins. One comparison finds all equal tags of eight slots; whether it is the
 //! right entry, the hash in its header tells. So nobody is misled who reads a
 //! slot while it changes.
@@ -20,6 +22,8 @@
 //! This table is as small as its content allows, and needs no system call.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::name::{HIGHS, ONES, first_zero};
 
 /// Slots in a bucket.
 pub const BUCKET_SLOTS: usize = 12;
@@ -32,7 +36,8 @@ pub const WORD_SLOTS: usize = 8;
 #[repr(C, align(64))]
 pub struct Bucket {
     /// Tags, the first slot's in the lowest byte; 0: the slot is free. Slots 8
-    /// to 11 have theirs in the second word, whose upper half stays zero.
+    /// to 11 have theirs in the second word, whose upper half counts the names
+    /// that prefer this bucket and stand in the other one ([`strays`]).
     pub tags: [u64; 2],
     /// For each slot the cell where its entry begins ([`crate::entry::Location`]).
     pub cells: [u32; BUCKET_SLOTS],
@@ -67,22 +72,60 @@ pub const fn preferred_bucket(hash: u64) -> usize {
     (hash >> 55) as usize & 1
 }
 
+/// How many names stand in the other bucket because the one with this second word was
+/// full.
+#[inline(always)]
+pub const fn strays(second_word: u64) -> u32 {
+    (second_word >> STRAYS_SHIFT) as u32
+}
+
+/// The second word of a bucket with one more of them.
+#[inline(always)]
+pub const fn with_stray(second_word: u64) -> u64 {
+    second_word + (1 << STRAYS_SHIFT)
+}
+
+/// The second word of a bucket with one less of them; there is one.
+#[inline(always)]
+pub const fn without_stray(second_word: u64) -> u64 {
+    second_word - (1 << STRAYS_SHIFT)
+}
+
+/// Where in its word the count of [`strays`] begins.
+const STRAYS_SHIFT: usize = 32;
+
 /// The tag of a name with this hash, never 0.
 #[inline(always)]
 pub const fn tag(hash: u64) -> u8 {
     (1 + (((hash >> 56) * 255) >> 8)) as u8
 }
 
-/// The slots among these eight that have this tag (0: that are free): the
-/// highest bit of each one's byte.
+/// The slots of a bucket that have this tag, a bit for each: bit `8n + 7` for slot `n`
+/// of the first eight, `8n + 6` for slot `8 + n`.
 #[inline(always)]
-pub const fn slots_with(tags: u64, tag: u8) -> u64 {
-    const LOW_BITS: u64 = 0x7f7f_7f7f_7f7f_7f7f;
-    const ONES: u64 = 0x0101_0101_0101_0101;
-    let different = tags ^ ONES.wrapping_mul(tag as u64);
+pub const fn slots_with(tags: [u64; 2], tag: u8) -> u64 {
+    let wanted = ONES.wrapping_mul(tag as u64);
+    zero_bytes(tags[0] ^ wanted) | zero_bytes(tags[1] ^ wanted) >> 1 & SECOND_SLOTS
+}
+
+/// The first slot of those that [`slots_with`] found; there is one. Below [`BUCKET_SLOTS`].
+#[inline(always)]
+pub const fn first_slot(slots: u64) -> usize {
+    let lowest = slots & slots.wrapping_neg();
+    let second = lowest & SECOND_SLOTS;
+    let byte = first_zero(lowest + second);
+    if second != 0 { byte + WORD_SLOTS } else { byte }
+}
+
+/// The bits of the slots whose tags are in the second word.
+const SECOND_SLOTS: u64 = 0x4040_4040;
+
+/// The highest bit of each byte that is zero.
+#[inline(always)]
+const fn zero_bytes(word: u64) -> u64 {
     // A byte's highest bit is set unless the whole byte is zero; nothing is
     // carried from one byte into the next.
-    !(((different & LOW_BITS) + LOW_BITS) | different | LOW_BITS)
+    !(((word & !HIGHS) + !HIGHS) | word | !HIGHS)
 }
 
 #[cfg(test)]
@@ -107,11 +150,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn equal_tags_are_found_and_no_others(tags: [u8; 8], wanted: u8, place in 0_usize..8) {
+        fn equal_tags_are_found_and_no_others(tags: [u8; 12], strays: u32, wanted: u8, place in 0_usize..12) {
             let mut tags = tags;
             tags[place] = wanted;
-            let found = slots_with(u64::from_le_bytes(tags), wanted).to_le_bytes();
-            prop_assert_eq!(found, tags.map(|tag| if tag == wanted { 0x80 } else { 0 }));
+            let word = |bytes: &[u8]| u64::from_le_bytes(core::array::from_fn(|at| bytes.get(at).copied().unwrap_or(0)));
+            let second = word(&tags[8..]) | u64::from(strays) << 32;
+            let mut slots = slots_with([word(&tags[..8]), second], wanted);
+            let mut found = [false; BUCKET_SLOTS];
+            while slots != 0 {
+                found[first_slot(slots)] = true;
+                slots &= slots - 1;
+            }
+            prop_assert_eq!(found, tags.map(|tag| tag == wanted));
         }
     }
 }

@@ -23,7 +23,12 @@ pub mod tap;
 /// Version of everything in this crate that lies in a map.
 ///
 /// Part of the pin path: a process never adopts maps of another layout.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
+
+/// Room before a packet that the XDP program for drivers makes use of, in bytes: what
+/// drivers keep there for XDP (256 bytes, `XDP_PACKET_HEADROOM`) less what the kernel
+/// keeps of it for itself (`struct xdp_frame`: 40 bytes since Linux 5.18, 32 before).
+pub const XDP_HEAD_ROOM: usize = 256 - 40;
 
 /// Names of the maps and programs inside the object, used by the loader and by
 /// whoever looks with `bpftool`.
@@ -42,8 +47,10 @@ pub mod object {
     /// `BPF_MAP_TYPE_RINGBUF` of [`crate::tap::TapEvent`].
     pub const TAP: &str = "TAP";
 
-    /// The XDP program (native and generic).
+    /// The XDP program for drivers (native mode).
     pub const XDP_PROGRAM: &str = "dns_xdp";
+    /// The XDP program for generic mode, where the kernel has made an skb already.
+    pub const XDP_GENERIC_PROGRAM: &str = "dns_xdp_generic";
     /// The tc program (tcx and clsact), at ingress.
     pub const TC_PROGRAM: &str = "dns_tc";
     /// The tc program behind XDP: answers what found no room there.

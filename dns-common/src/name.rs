@@ -8,9 +8,9 @@ pub const MAX_NAME_LEN: usize = 255;
 pub const MAX_NAME_WORDS: usize = MAX_NAME_LEN.div_ceil(8);
 
 /// A byte with only its lowest bit set, eight times.
-const ONES: u64 = 0x0101_0101_0101_0101;
+pub(crate) const ONES: u64 = 0x0101_0101_0101_0101;
 /// A byte with only its highest bit set, eight times.
-const HIGHS: u64 = 0x8080_8080_8080_8080;
+pub(crate) const HIGHS: u64 = 0x8080_8080_8080_8080;
 
 /// Lower-cases the ASCII letters among eight bytes of a wire-format name.
 ///
@@ -30,6 +30,16 @@ pub const fn lower8(word: u64) -> u64 {
 #[inline(always)]
 pub const fn zero_byte(word: u64) -> u64 {
     word.wrapping_sub(ONES) & !word & HIGHS
+}
+
+/// Place of the byte whose 0x80 bit is the lowest one set in `marks` (not zero, and
+/// all others of such bits as well), as in what [`zero_byte`] says.
+#[inline(always)]
+pub const fn first_zero(marks: u64) -> usize {
+    // The lowest bit is 0x80 of byte k: 1 << 8k moves k's own digit of the
+    // multiplier to the top.
+    let lowest = (marks & marks.wrapping_neg()) >> 7;
+    (lowest.wrapping_mul(0x0001_0203_0405_0607) >> 56) as usize
 }
 
 /// Hash of a name, fed with its lower-cased words of eight bytes in little

@@ -115,7 +115,7 @@ fn try_answer<H: Hook>(
     question.forget(scratch);
     let frame = frame.forget(scratch);
     let plan = reply::plan(hook, control, frame, question, &entry)?.forget(scratch);
-    let plan = if H::IS_TC {
+    let plan = if H::HAS_SKB {
         plan.with_partial(partial::is_partial(hook, &frame, &question, name_sum)?, scratch)
     } else {
         plan

@@ -15,8 +15,12 @@ pub struct Span {
 
 /// A packet at a hook. Addresses are valid until [`Hook::grow`].
 pub trait Hook {
-    /// tc: packets may be only partly readable, and their checksums unfinished.
+    /// tc: packets may be only partly readable.
     const IS_TC: bool;
+
+    /// There is an skb behind the packet, which says of the checksum whether it is
+    /// finished, and goes on saying so when the packet has become the reply.
+    const HAS_SKB: bool;
 
     /// Address of the first byte that can be read directly.
     fn data(&self) -> usize;

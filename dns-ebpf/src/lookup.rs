@@ -7,14 +7,14 @@ use dns_common::{
     counters::Outcome,
     entry::{CELL_SIZE, CHUNK_CELLS, EntryHeader, Location},
     hint::Hints,
-    index::{self, Bucket, Root, WORD_SLOTS},
+    index::{self, BUCKET_SLOTS, Bucket, Root},
     name::MAX_NAME_WORDS,
 };
 
 use crate::{
     bytes::{load, masked, opaque},
     maps::{ARENA, NAMES, Scratch},
-    question::{Words, first_zero},
+    question::Words,
 };
 
 /// A published entry whose name is the question's.
@@ -73,25 +73,28 @@ fn find_in_index(hash: u64) -> Option<(Location, usize)> {
     let pair = NAMES.get_ptr(index::element(hash, pairs))? as usize;
     let tag = index::tag(hash);
     let preferred = index::preferred_bucket(hash);
-    // Two buckets of two words of tags.
     let mut turn = 0;
-    while turn < 4 {
-        let bucket = pair + masked((preferred ^ turn >> 1) * size_of::<Bucket>(), size_of::<Bucket>());
-        let word = opaque(turn) & 1;
-        // SAFETY: the masked offsets stay inside the pair.
-        let tags = unsafe { load::<u64>(bucket + word * 8) };
+    while turn < 2 {
+        let bucket = pair + masked((preferred ^ turn) * size_of::<Bucket>(), size_of::<Bucket>());
+        // SAFETY: the masked offset stays inside the pair.
+        let tags = unsafe { load::<[u64; 2]>(bucket) };
         let mut slots = index::slots_with(tags, tag);
         let mut tries = 0;
-        while slots != 0 && tries < WORD_SLOTS {
-            // The second word has tags in its lower half only.
-            let slot = opaque(first_zero(slots)) & (7 >> word);
+        while slots != 0 && tries < BUCKET_SLOTS {
+            let slot = opaque(index::first_slot(slots));
+            if slot >= BUCKET_SLOTS {
+                return None;
+            }
             // SAFETY: as above; userspace may write meanwhile, each cell in one piece.
-            let cell = unsafe { load::<u32>(bucket + CELLS + (word * WORD_SLOTS + slot) * 4) };
+            let cell = unsafe { load::<u32>(bucket + CELLS + slot * 4) };
             if let Some(address) = entry_at(Location(cell), hash) {
                 return Some((Location(cell), address));
             }
             slots &= slots.wrapping_sub(1);
             tries = opaque(tries + 1);
+        }
+        if index::strays(tags[1]) == 0 {
+            return None;
         }
         turn = opaque(turn + 1);
     }

@@ -37,14 +37,25 @@ use aya_ebpf::{
 use crate::{
     core_path::Means,
     tc::{TC_ACT_UNSPEC, Tc},
-    xdp::Xdp,
+    xdp::{Generic, Native, Xdp},
 };
 
-/// Answers at the XDP hook, native and generic.
+/// Answers at XDP in the driver.
 #[xdp]
 pub fn dns_xdp(context: XdpContext) -> u32 {
-    let hook = Xdp::new(context);
-    let answered = Means::get().is_some_and(|means| core_path::answer(&hook, &means));
+    answer_at_xdp(&Native::new(context))
+}
+
+/// Answers at XDP in generic mode.
+#[xdp]
+pub fn dns_xdp_generic(context: XdpContext) -> u32 {
+    answer_at_xdp(&Generic::new(context))
+}
+
+/// Answers at XDP.
+#[inline(always)]
+fn answer_at_xdp<const NATIVE: bool>(hook: &Xdp<NATIVE>) -> u32 {
+    let answered = Means::get().is_some_and(|means| core_path::answer(hook, &means));
     if answered { xdp_action::XDP_TX } else { xdp_action::XDP_PASS }
 }
 

@@ -9,7 +9,7 @@
 
 use dns_common::{
     counters::{Outcome, QueryKind},
-    name::{MAX_NAME_LEN, MAX_NAME_WORDS, NameHasher, lower8, zero_byte},
+    name::{MAX_NAME_LEN, MAX_NAME_WORDS, NameHasher, first_zero, lower8, zero_byte},
 };
 
 use crate::{
@@ -212,17 +212,8 @@ fn scan(message: usize, end: usize) -> Result<usize, Outcome> {
     Err(Outcome::BadName)
 }
 
-/// Place of the first zero byte, from what [`zero_byte`] says (not zero).
-#[inline(always)]
-pub fn first_zero(zeros: u64) -> usize {
-    // The lowest bit is 0x80 of byte k: 1 << 8k moves k's own digit of the
-    // multiplier to the top.
-    let lowest = (zeros & zeros.wrapping_neg()) >> 7;
-    (lowest.wrapping_mul(0x0001_0203_0405_0607) >> 56) as usize
-}
-
-/// Reads the name: keeps its lower-cased words, and returns their hash and, at
-/// tc, the sum of the name as it was sent.
+/// Reads the name: keeps its lower-cased words, and returns their hash and, where
+/// [`Hook::HAS_SKB`], the sum of the name as it was sent.
 #[inline(always)]
 pub fn read_name<H: Hook>(
     hook: &H,
@@ -248,7 +239,7 @@ pub fn read_name<H: Hook>(
         }
         // SAFETY: just compared with the end.
         let sent = unsafe { load(at) };
-        if H::IS_TC {
+        if H::HAS_SKB {
             sum.add(sent);
         }
         let word = lower8(sent);
@@ -265,7 +256,7 @@ pub fn read_name<H: Hook>(
         }
         // SAFETY: just compared with the end.
         let sent = unsafe { load::<u64>(at) } >> (64 - 8 * rest as u64);
-        if H::IS_TC {
+        if H::HAS_SKB {
             sum.add(sent);
         }
         let word = lower8(sent);

@@ -4,7 +4,7 @@
 use aya_ebpf::helpers::bpf_ktime_get_ns;
 use dns_common::{
     control::Control,
-    name::zero_byte,
+    name::{first_zero, zero_byte},
     tap::{TAP_NAME_LEN, TapEvent},
 };
 
@@ -13,7 +13,7 @@ use crate::{
     filter::{Frame, IPV4_LEN, IPV6_LEN},
     hook::Hook,
     maps::{Scratch, TAP},
-    question::{HEADER_LEN, first_zero},
+    question::HEADER_LEN,
 };
 
 /// What became of the query.

@@ -1,5 +1,12 @@
 //! The XDP hook: replies are written straight into the packet.
 //!
+//! In the driver ([`Native`]) nobody else knows of the packet yet, so it grows where
+//! that costs least: at its start. In generic mode there is an skb already, and that
+//! says where in the packet a checksum is to be finished by whatever device sends the
+//! reply on. The place does not move with the packet's start, and the checksum of the
+//! wrong bytes would be written over an answer. So the packet grows at its end there,
+//! and at its start only where the checksum is finished (observed on 6.18).
+//!
 //! A packet that cannot be made long enough is handed on to the tc program behind
 //! this one, where there is one: the metadata before the packet (kernel 4.15) tells
 //! that program which ones are its.
@@ -10,6 +17,7 @@ use aya_ebpf::{
     programs::XdpContext,
 };
 use dns_common::{
+    XDP_HEAD_ROOM,
     control::{Control, HANDED_ON_MARK},
     counters::Outcome,
 };
@@ -22,13 +30,19 @@ use crate::{
     reply::Plan,
 };
 
-/// A packet at XDP, native or generic.
-pub struct Xdp {
+/// A packet at XDP, in the driver or (`!NATIVE`) in generic mode.
+pub struct Xdp<const NATIVE: bool> {
     /// The kernel's context.
     context: XdpContext,
 }
 
-impl Xdp {
+/// A packet at XDP in the driver.
+pub type Native = Xdp<true>;
+
+/// A packet at XDP in generic mode.
+pub type Generic = Xdp<false>;
+
+impl<const NATIVE: bool> Xdp<NATIVE> {
     /// The packet of `context`.
     #[inline(always)]
     pub fn new(context: XdpContext) -> Self {
@@ -36,8 +50,9 @@ impl Xdp {
     }
 }
 
-impl Hook for Xdp {
+impl<const NATIVE: bool> Hook for Xdp<NATIVE> {
     const IS_TC: bool = false;
+    const HAS_SKB: bool = !NATIVE;
 
     #[inline(always)]
     fn data(&self) -> usize {
@@ -72,29 +87,38 @@ impl Hook for Xdp {
         mtu_below(self.context.as_ptr(), packet_len)
     }
 
-    /// Behind the packet if there is room for all, before it if that is enough,
-    /// otherwise at both ends.
+    /// Before the packet as far as there is room, the rest behind it: what is added
+    /// behind it the kernel fills with zeros, which costs more than to move the
+    /// question (measured). In generic mode behind it alone if there is room for all.
     #[inline(always)]
     fn grow(&self, plan: &Plan) -> bool {
         let more = plan.frame_len as i32 - self.length() as i32;
-        if more == 0 || self.adjust_tail(more) {
+        if more == 0 {
             return true;
         }
-        if more < 0 {
-            return false;
+        if !NATIVE || more < 0 {
+            if self.adjust_tail(more) {
+                return true;
+            }
+            if more < 0 || plan.partial != 0 {
+                return false;
+            }
         }
         let before = if more < HEAD_ROOM { more } else { HEAD_ROOM };
         let behind = more - before;
         if behind != 0 && !self.adjust_tail(behind) {
             return false;
         }
-        if !self.adjust_head(before) {
-            // Taking back what was just given does not fail.
-            self.adjust_tail(-behind);
-            return false;
+        if self.adjust_head(before) {
+            self.move_forward(plan, before as usize);
+            return true;
         }
-        self.move_forward(plan, before as usize);
-        true
+        if NATIVE && self.adjust_tail(before) {
+            return true;
+        }
+        // Taking back what was just given does not fail.
+        self.adjust_tail(-behind);
+        false
     }
 
     #[inline(always)]
@@ -108,7 +132,7 @@ impl Hook for Xdp {
     }
 }
 
-impl Xdp {
+impl<const NATIVE: bool> Xdp<NATIVE> {
     /// Gives the packet `more` bytes at its end, or takes them away; false:
     /// there is no room, and nothing has changed.
     #[inline(always)]
@@ -148,25 +172,29 @@ impl Xdp {
     fn move_forward(&self, plan: &Plan, by: usize) {
         let (data, end) = (self.data(), self.data_end());
         let source = data + masked(by, 0xfff);
-        // All words but the first end where the question ends, so that none
-        // reaches past the frame. The first two may overlap: load both, then
-        // store both.
-        let rest = plan.answers_offset & 7;
-        let (target_rest, source_rest) = (data + opaque(rest), source + opaque(rest));
-        if source + 8 > end || source_rest + 8 > end || target_rest + 8 > end || data + 8 > end {
+        // What lies behind the first bytes in words that end where the question ends, so
+        // that none reaches past the frame. The first of them may begin among the first
+        // bytes: it is loaded before they are moved.
+        let words = opaque(plan.answers_offset - (FIRST_BYTES - 7)) >> 3 & 0x3f;
+        let rest = masked(plan.answers_offset.wrapping_sub(words * 8), 0xff);
+        let (from, to) = (source + rest, data + rest);
+        if source + FIRST_BYTES > end || data + FIRST_BYTES > end || from + 8 > end || to + 8 > end {
             return;
         }
-        // SAFETY: all four were compared with the packet's end.
+        // SAFETY: all were compared with the packet's end.
         unsafe {
-            let (first, second) = (load::<u64>(source), load::<u64>(source_rest));
-            store(data, first);
-            store(target_rest, second);
+            let word = load::<u64>(from);
+            let mut at = 0;
+            while at < FIRST_BYTES {
+                store(data + at, load::<u64>(source + at));
+                at += 8;
+            }
+            store(to, word);
         }
-        let words = (plan.answers_offset >> 3) as u32;
         let mut word = 1;
         while word < MOVED_WORDS {
-            let (from, to) = (source_rest + word * 8, target_rest + word * 8);
-            if word as u32 >= words || from + 8 > end || to + 8 > end {
+            let (from, to) = (from + word * 8, to + word * 8);
+            if word >= words || from + 8 > end || to + 8 > end {
                 break;
             }
             // SAFETY: both were compared with the packet's end.
@@ -176,13 +204,14 @@ impl Xdp {
     }
 }
 
-/// Room before a packet: what drivers keep there for XDP (256 bytes,
-/// `XDP_PACKET_HEADROOM`) less what the kernel keeps of it for itself (`struct
-/// xdp_frame`: 40 bytes since Linux 5.18, 32 before). Behind the packet there is
-/// whatever its buffer has left: on a veth 304 to 384 bytes in generic mode, less
-/// than 64 in native mode (observed on 6.18).
-const HEAD_ROOM: i32 = 256 - 40;
+/// Room before a packet. Behind it there is whatever its buffer has left: on a veth
+/// 304 to 384 bytes in generic mode, less than 64 in native mode (observed on 6.18).
+const HEAD_ROOM: i32 = XDP_HEAD_ROOM as i32;
 
-/// Words that hold the longest headers and question: Ethernet, a VLAN tag,
-/// IPv6, UDP and the message up to the end of the question.
-const MOVED_WORDS: usize = (14 + 4 + 40 + 8 + HEADER_LEN + MAX_QUESTION_LEN).div_ceil(8);
+/// Bytes that are moved without a look at how long headers and question are: shorter
+/// than headers alone can be, in whole words.
+const FIRST_BYTES: usize = 40;
+
+/// Words that hold the rest of the longest headers and question: Ethernet, a VLAN
+/// tag, IPv6, UDP and the message up to the end of the question.
+const MOVED_WORDS: usize = (14 + 4 + 40 + 8 + HEADER_LEN + MAX_QUESTION_LEN - FIRST_BYTES).div_ceil(8);

@@ -67,10 +67,17 @@ impl<T: BorrowMut<MapData>> Names<T> {
             let bucket: &Bucket = &pair.0[bucket];
             tag(bucket, slot) == index::tag(hash) && old == Some(Location(bucket.cells[slot]))
         };
-        let free = |&(bucket, slot): &(usize, usize)| bucket == preferred && tag(&pair.0[bucket], slot) == 0;
-        let slots = || (0..2).flat_map(|bucket| (0..BUCKET_SLOTS).map(move |slot| (bucket, slot)));
-        let place = slots().find(taken).or_else(|| slots().find(free));
+        let free = |&(bucket, slot): &(usize, usize)| tag(&pair.0[bucket], slot) == 0;
+        let slots = || {
+            let buckets = [preferred, 1 - preferred].into_iter();
+            buckets.flat_map(|bucket| (0..BUCKET_SLOTS).map(move |slot| (bucket, slot)))
+        };
+        let there = slots().find(taken);
+        let place = there.or_else(|| slots().find(free));
         let (bucket, slot) = place.context("no room in NAMES")?;
+        if there.is_none() && bucket != preferred {
+            pair.0[preferred].tags[1] += 1 << 32;
+        }
         let bucket = &mut pair.0[bucket];
         bucket.cells[slot] = location.0;
         bucket.tags[slot / WORD_SLOTS] |= u64::from(index::tag(hash)) << (8 * (slot % WORD_SLOTS));

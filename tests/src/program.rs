@@ -32,7 +32,7 @@ use crate::{
 const CHUNKS: u32 = 4;
 
 /// Elements of the index that [`Program::load`] asks for: a table of 6,144 slots.
-const ELEMENTS: u32 = 512;
+pub const ELEMENTS: u32 = 512;
 
 /// What `XDP_PASS` is as a number.
 pub const XDP_PASS: u32 = 2;
@@ -46,8 +46,10 @@ pub const TC_ACT_REDIRECT: u32 = 7;
 /// The programs of the object that can be run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
-    /// The program for XDP.
+    /// The program for XDP in the driver.
     Xdp,
+    /// The program for XDP in generic mode.
+    XdpGeneric,
     /// The program for tc.
     Tc,
     /// The program for tc behind XDP.
@@ -61,10 +63,16 @@ pub enum Hook {
 }
 
 impl Hook {
+    /// Whether it runs at XDP.
+    pub const fn is_xdp(self) -> bool {
+        !matches!(self, Self::Tc | Self::TcSecond | Self::TcReflector)
+    }
+
     /// Name of the program in the object.
     pub const fn program(self) -> &'static str {
         match self {
             Self::Xdp => object::XDP_PROGRAM,
+            Self::XdpGeneric => object::XDP_GENERIC_PROGRAM,
             Self::Tc => object::TC_PROGRAM,
             Self::TcSecond => object::TC_SECOND_PROGRAM,
             Self::Pass => object::PASS_PROGRAM,
@@ -134,7 +142,7 @@ impl Program {
             })
             .load(&object)
             .context("cannot load the object")?;
-        for hook in [Hook::Xdp, Hook::Pass, Hook::Reflector] {
+        for hook in [Hook::Xdp, Hook::XdpGeneric, Hook::Pass, Hook::Reflector] {
             let program: &mut Xdp =
                 ebpf.program_mut(hook.program()).context("a program is missing in the object")?.try_into()?;
             program.load().with_context(|| format!("cannot load {}", hook.program()))?;
@@ -325,11 +333,10 @@ impl Program {
     /// Runs a program with the given options.
     pub fn test_run(&self, hook: Hook, options: TestRunOptions<'_>) -> Result<aya::TestRunResult> {
         let program = self.ebpf.program(hook.program()).context("no such program in the object")?;
-        Ok(match hook {
-            Hook::Tc | Hook::TcSecond | Hook::TcReflector => {
-                <&SchedClassifier>::try_from(program)?.test_run(options)?
-            }
-            _ => <&Xdp>::try_from(program)?.test_run(options)?,
+        Ok(if hook.is_xdp() {
+            <&Xdp>::try_from(program)?.test_run(options)?
+        } else {
+            <&SchedClassifier>::try_from(program)?.test_run(options)?
         })
     }
 

@@ -9,12 +9,12 @@
 
 use aya_ebpf::{
     bindings::xdp_action,
-    helpers::{bpf_skb_change_tail, bpf_skb_store_bytes, bpf_xdp_adjust_tail},
+    helpers::{bpf_skb_change_tail, bpf_skb_store_bytes, bpf_xdp_adjust_head, bpf_xdp_adjust_tail},
     macros::{classifier, map, xdp},
     maps::{Array, ProgramArray},
     programs::{TcContext, XdpContext},
 };
-use dns_common::reset::{HEAD_LEN, Original};
+use dns_common::reset::{HEAD_LEN, MAX_LEN, Original};
 
 /// The packet as it was.
 #[map]
@@ -48,28 +48,67 @@ pub fn reset_tc(context: TcContext) -> i32 {
     -1
 }
 
-/// Gives the packet its old length and headers.
+/// Offset of the question's name.
+const NAME: usize = 14 + 20 + 8 + 12;
+
+/// Copies one value: as a loop over bytes the whole would become a call.
+///
+/// # Safety
+/// The verifier has seen that it can be read at `from` and written at `to`.
+#[inline(always)]
+unsafe fn copy<T: Copy>(to: usize, from: usize) {
+    // BPF takes any alignment.
+    // SAFETY: the caller's promise.
+    unsafe { (to as *mut T).write_volatile((from as *const T).read_volatile()) }
+}
+
+/// Gives the packet its old place and content.
 #[inline(always)]
 fn renew_xdp(context: &XdpContext) -> Option<()> {
     let original = ORIGINAL.get_ptr(0)?;
     // SAFETY: the element is there as long as the program; userspace writes it
     // only between runs.
     let original = unsafe { &*original };
-    let too_long = (context.data_end() - context.data()) as i32 - original.len as i32;
+    // In 64 bits: the verifier takes no arithmetic on addresses in fewer.
+    let length = core::hint::black_box(context.data_end() - context.data());
+    let too_long = length as i32 - original.len as i32;
+    let head_room = original.head_room as i32;
+    let before = if too_long < head_room { too_long } else { head_room };
     // SAFETY: the context is the kernel's own.
-    if unsafe { bpf_xdp_adjust_tail(context.ctx, -too_long) } != 0 {
+    let renewed = unsafe {
+        bpf_xdp_adjust_head(context.ctx, before) == 0
+            && bpf_xdp_adjust_tail(context.ctx, before - too_long) == 0
+    };
+    if !renewed {
         return None;
     }
-    let data = context.data();
-    if data + HEAD_LEN > context.data_end() {
+    let (data, end) = (context.data(), context.data_end());
+    if data + NAME > end {
         return None;
     }
-    let mut word = 0;
-    while word < HEAD_LEN / 8 {
-        // Word by word: a copy of the whole becomes a call that copies bytes.
-        // SAFETY: just compared with the end.
-        unsafe { (data as *mut u64).add(word).write_volatile(original.head[word]) };
-        word += 1;
+    let bytes = &raw const original.bytes as usize;
+    // Cut into words as the programs read them: where a load takes from two stores just
+    // before it, it waits for both, and no packet that came in has just been stored.
+    // SAFETY (all): in the packet as compared with its end, and in the element.
+    unsafe {
+        copy::<u16>(data, bytes);
+        let mut at = 2;
+        while at < NAME - 4 {
+            copy::<u64>(data + at, bytes + at);
+            at += 8;
+        }
+        copy::<u32>(data + at, bytes + at);
+        at = NAME;
+        while at + 8 <= MAX_LEN && data + at + 8 <= end {
+            copy::<u64>(data + at, bytes + at);
+            at += 8;
+        }
+        // The rest of less than a word, with what lies before it.
+        let last = (original.len as usize).wrapping_sub(8) & 0xff;
+        if last > MAX_LEN - 8 || data + last + 8 > end {
+            return None;
+        }
+        copy::<u64>(data + last, bytes + last);
     }
     Some(())
 }
@@ -84,7 +123,7 @@ fn renew_tc(context: &TcContext) -> Option<()> {
         if bpf_skb_change_tail(skb, (*original).len, 0) != 0 {
             return None;
         }
-        let head = &raw const (*original).head;
+        let head = &raw const (*original).bytes;
         (bpf_skb_store_bytes(skb, 0, head.cast(), HEAD_LEN as u32, 0) == 0).then_some(())
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use dns_common::object;
+
 use super::{
     netlink::{Link, Socket},
     places::{Means, Place, Programs, Stage, Standing},
@@ -56,6 +58,15 @@ impl Hook {
 impl fmt::Display for Hook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.label())
+    }
+}
+
+/// Name of the XDP program for the hooks of this mode. They are two, and no mode tries
+/// both hooks: what suits a driver's packets would spoil those of skbs.
+pub(super) const fn xdp_program(mode: HookMode) -> &'static str {
+    match mode {
+        HookMode::Generic => object::XDP_GENERIC_PROGRAM,
+        HookMode::Auto | HookMode::Native | HookMode::Tc | HookMode::Off => object::XDP_PROGRAM,
     }
 }
 

@@ -63,7 +63,7 @@ impl Index {
     /// Takes the name of this hash, whose entry lies at `location`, out.
     pub(super) fn remove(&mut self, hash: u64, location: Location) {
         if let Some(place) = self.memory.place(hash, location) {
-            self.memory.set_tag(place, 0);
+            self.memory.give_back(place, hash);
         }
     }
 }
@@ -99,10 +99,18 @@ impl IndexMemory {
 
     /// Where the entry of the name with this hash lies.
     pub(super) fn get(&self, hash: u64) -> Option<Location> {
-        places(hash, self.pairs())
+        self.reachable(hash)
             .filter(|&place| self.tag(place) == index::tag(hash))
             .map(|place| self.location(place))
             .find(|&location| self.hash_at(location) == Some(hash))
+    }
+
+    /// The slots where this hash may stand, as the program sees it: those of the
+    /// other bucket only if some name had to go there.
+    fn reachable(&self, hash: u64) -> impl Iterator<Item = Place> {
+        let pairs = self.pairs();
+        let strays = index::strays(self.strays_from(first_bucket(hash, pairs), hash).load(Ordering::Acquire));
+        places(hash, pairs).take(if strays == 0 { BUCKET_SLOTS } else { 2 * BUCKET_SLOTS })
     }
 
     /// Where all entries lie.
@@ -131,8 +139,33 @@ impl IndexMemory {
 
     /// Gives a free slot to a name.
     fn take(&self, place: Place, hash: u64, location: Location) {
+        if let Some(word) = self.strays_of(place, hash) {
+            // Before the tag: who finds none looks no further.
+            word.store(index::with_stray(word.load(Ordering::Relaxed)), Ordering::Release);
+        }
         self.cell(place).store(location.0, Ordering::Release);
         self.set_tag(place, index::tag(hash));
+    }
+
+    /// Makes the slot of a name free.
+    fn give_back(&self, place: Place, hash: u64) {
+        self.set_tag(place, 0);
+        if let Some(word) = self.strays_of(place, hash) {
+            word.store(index::without_stray(word.load(Ordering::Relaxed)), Ordering::Release);
+        }
+    }
+
+    /// The word that counts the name of this hash in this slot, if it is not in the
+    /// bucket that it prefers.
+    fn strays_of(&self, place: Place, hash: u64) -> Option<&AtomicU64> {
+        let first = place.bucket & !1;
+        (place.bucket != first + index::preferred_bucket(hash)).then(|| self.strays_from(first, hash))
+    }
+
+    /// The word that counts the names that are not in the bucket that this hash
+    /// prefers, though they prefer it, too. `first`: the first bucket of the pair.
+    fn strays_from(&self, first: usize, hash: u64) -> &AtomicU64 {
+        self.tags(Place { bucket: first + index::preferred_bucket(hash), slot: WORD_SLOTS })
     }
 
     /// Fills a table of twice the size and changes over to it.
@@ -218,11 +251,16 @@ impl IndexMemory {
 
 /// The slots where this hash may stand in a table of so many pairs, the best first.
 fn places(hash: u64, pairs: u32) -> impl Iterator<Item = Place> {
-    let first = 2 * index::element(hash, pairs) as usize;
+    let first = first_bucket(hash, pairs);
     let preferred = index::preferred_bucket(hash);
     (0..2).flat_map(move |turn| {
         (0..BUCKET_SLOTS).map(move |slot| Place { bucket: first + (preferred ^ turn), slot })
     })
+}
+
+/// The first bucket of the pair where this hash may stand in a table of so many pairs.
+fn first_bucket(hash: u64, pairs: u32) -> usize {
+    2 * index::element(hash, pairs) as usize
 }
 
 #[cfg(test)]
@@ -258,6 +296,25 @@ mod tests {
             let header = EntryHeader { hash, ..EntryHeader::new_zeroed() };
             self.entries.write(new, &zerocopy::transmute!(header) as &[u64; size_of::<EntryHeader>() / 8]);
             self.index.set(hash, new, old)
+        }
+
+        /// Names that are not in the bucket that they prefer, as the buckets count them.
+        fn strays(&self) -> usize {
+            let memory = &self.index.memory;
+            let first = 2 * memory.pairs() as usize;
+            let second_words =
+                (first..2 * first).map(|bucket| memory.tags(Place { bucket, slot: WORD_SLOTS }));
+            second_words.map(|word| index::strays(word.load(Ordering::Relaxed)) as usize).sum()
+        }
+
+        /// The same as the entries tell.
+        fn names_in_the_other_bucket(&self) -> usize {
+            let memory = &self.index.memory;
+            let places = memory.taken(memory.pairs());
+            let hashed = places.map(|place| (place, memory.hash_at(memory.location(place))));
+            hashed
+                .filter(|(place, hash)| hash.is_some_and(|hash| memory.strays_of(*place, hash).is_some()))
+                .count()
         }
     }
 
@@ -340,6 +397,7 @@ mod tests {
                 prop_assert_eq!(bench.index.memory.get(hash(number)), model.get(&number).copied());
             }
             prop_assert_eq!(bench.index.memory.locations().count(), model.len());
+            prop_assert_eq!(bench.strays(), bench.names_in_the_other_bucket());
         }
     }
 }

@@ -194,7 +194,7 @@ impl FastPath {
             return Err(FastPathError::Off);
         }
         let main = *endpoints.first().ok_or(FastPathError::NoEndpoints)?;
-        let object = Object::load(config.max_names)?;
+        let object = Object::load(config.max_names, hooks::xdp_program(config.mode))?;
         let Object {
             xdp,
             tc,

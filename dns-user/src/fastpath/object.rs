@@ -48,7 +48,7 @@ const MIN_NEGATIVE: usize = 64;
 
 /// The loaded programs and maps.
 pub(super) struct Object {
-    /// The XDP program.
+    /// The XDP program that was asked for.
     pub(super) xdp: ProgramFd,
     /// The tc program.
     pub(super) tc: ProgramFd,
@@ -82,8 +82,9 @@ pub(super) struct Object {
 }
 
 impl Object {
-    /// Loads everything. Nothing is attached, and the lease is over.
-    pub(super) fn load(max_names: u32) -> Result<Self, FastPathError> {
+    /// Loads everything, of the two XDP programs the one of this name. Nothing is
+    /// attached, and the lease is over.
+    pub(super) fn load(max_names: u32, xdp_program: &'static str) -> Result<Self, FastPathError> {
         let limits = limits(max_names);
         let chunks = chunks(max_names);
         let cpus = possible_cpus().map_err(|error| FastPathError::io("reading the possible CPUs", error))?;
@@ -98,7 +99,7 @@ impl Object {
             .override_global(aya_log::LEVEL, &messages::LEVEL, true)
             .load(OBJECT)
             .map_err(load_error)?;
-        let xdp = load_xdp(&mut ebpf)?;
+        let xdp = load_xdp(&mut ebpf, xdp_program)?;
         let tc = load_tc(&mut ebpf, object::TC_PROGRAM)?;
         let tc_second = load_tc(&mut ebpf, object::TC_SECOND_PROGRAM)?;
         let tc_answer = load_tc(&mut ebpf, object::TC_ANSWER_PROGRAM)?;
@@ -167,13 +168,13 @@ fn parse_cpu_list(text: &str) -> Option<u32> {
     highest.parse::<u32>().ok()?.checked_add(1)
 }
 
-/// Verifies the XDP program.
-fn load_xdp(ebpf: &mut Ebpf) -> Result<ProgramFd, FastPathError> {
+/// Verifies an XDP program.
+fn load_xdp(ebpf: &mut Ebpf, name: &'static str) -> Result<ProgramFd, FastPathError> {
     let program: &mut Xdp = ebpf
-        .program_mut(object::XDP_PROGRAM)
-        .ok_or(FastPathError::Incomplete(object::XDP_PROGRAM))?
+        .program_mut(name)
+        .ok_or(FastPathError::Incomplete(name))?
         .try_into()
-        .map_err(|_| FastPathError::Incomplete(object::XDP_PROGRAM))?;
+        .map_err(|_| FastPathError::Incomplete(name))?;
     program.load().and_then(|()| own_fd(program.fd()?)).map_err(|error| load_error(error.into()))
 }
 

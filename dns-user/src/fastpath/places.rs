@@ -19,7 +19,7 @@ use super::{
 
 /// The programs to attach.
 pub(super) struct Programs {
-    /// For XDP's hooks.
+    /// For XDP's hooks: of the mode's own kind, see [`super::hooks::xdp_program`].
     pub(super) xdp: ProgramFd,
     /// For tc's.
     pub(super) tc: ProgramFd,
@@ -43,8 +43,11 @@ impl Programs {
     fn at(&self, hook: Hook, stage: Stage) -> (&ProgramFd, &'static str) {
         match stage {
             Stage::Second => (&self.tc_second, object::TC_SECOND_PROGRAM),
-            Stage::First if hook.is_xdp() => (&self.xdp, object::XDP_PROGRAM),
-            Stage::First => (&self.tc, object::TC_PROGRAM),
+            Stage::First => match hook {
+                Hook::Native => (&self.xdp, object::XDP_PROGRAM),
+                Hook::Generic => (&self.xdp, object::XDP_GENERIC_PROGRAM),
+                Hook::Tcx | Hook::Clsact => (&self.tc, object::TC_PROGRAM),
+            },
         }
     }
 

@@ -2,7 +2,7 @@
 //! namespace, and clients.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     process::Command,
@@ -53,9 +53,7 @@ impl List {
 
     /// With a name of `count` IPv4 addresses and as many IPv6 ones.
     pub(crate) fn counted(self, name: &str, count: u16) -> Self {
-        let v4 = (0..count).map(|n| IpAddr::V4(Ipv4Addr::from(0x0a00_0000 + u32::from(n))));
-        let v6 = (0..count).map(|n| IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, n)));
-        self.with(name, v4.chain(v6))
+        self.with(name, (0..count).map(v4_of).chain((0..count).map(v6_of)))
     }
 
     /// With a name that has one address and is not listed: it has to be learned.
@@ -158,6 +156,30 @@ pub(crate) fn addresses(
 ) -> Result<Option<Vec<IpAddr>>> {
     let reply = ask(from, server, name, RecordType::A, Some(1232), patience)?;
     Ok(reply.map(|reply| client::addresses(&reply)))
+}
+
+/// Looks whether the addresses of a reply are those of a name that [`List::counted`]
+/// gave `count` of them, none twice.
+pub(crate) fn see_own_addresses(reply: &Message, count: u16) -> Result<()> {
+    let mut seen = BTreeSet::new();
+    for address in client::addresses(reply) {
+        let own = (0..count).any(|number| address == v4_of(number) || address == v6_of(number));
+        ensure!(
+            own && seen.insert(address),
+            "{address} is no address of a name with {count}, or there twice"
+        );
+    }
+    Ok(())
+}
+
+/// An address of a name of [`List::counted`].
+fn v4_of(number: u16) -> IpAddr {
+    Ipv4Addr::from(0x0a00_0000 + u32::from(number)).into()
+}
+
+/// See [`v4_of`].
+fn v6_of(number: u16) -> IpAddr {
+    Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number).into()
 }
 
 /// The RCODE of a reply.

@@ -313,10 +313,35 @@ fn a_finished_checksum_that_looks_unfinished_goes_up() {
             };
             let datagram = (0..=u16::MAX).map(with_id).find(looks_unfinished).expect("one id in 65,536");
             let frame = unfinished(datagram);
-            for (hook, outcome) in [(Hook::Xdp, Outcome::Hit), (Hook::Tc, Outcome::Unsupported)] {
+            for (hook, outcome) in [
+                (Hook::Xdp, Outcome::Hit),
+                (Hook::XdpGeneric, Outcome::Unsupported),
+                (Hook::Tc, Outcome::Unsupported),
+            ] {
                 let (_, counted) = program.run_counted(hook, &frame).expect("the program runs");
                 assert_eq!(counted, outcome, "{opt:?} at {hook:?}");
                 check(&program, &world, hook, &frame).expect("as the model says");
+            }
+        }
+    }
+}
+
+#[test]
+fn where_an_unfinished_checksum_is_to_be_finished_stays_where_it_is() {
+    let Some((mut program, _turn)) = load() else { return };
+    for (name_len, grows_past_the_tail) in [(3, false), (150, true)] {
+        let query = long_query(&mut program, name_len);
+        for datagram in [Datagram::v4(query.clone()), Datagram::v6(query)] {
+            let grown = datagram.frame().len() + 16 * LONG_LIST as usize;
+            assert_eq!(grown > XDP_TAIL, grows_past_the_tail, "the name's length no longer fits the test");
+            let frame = unfinished(datagram);
+            // In generic mode the kernel knows the place from the start of the buffer,
+            // and a packet that grows at its start would be changed elsewhere.
+            let generic = if grows_past_the_tail { Outcome::NoRoom } else { Outcome::Hit };
+            for (hook, outcome) in [(Hook::Xdp, Outcome::Hit), (Hook::XdpGeneric, generic)] {
+                let (run, counted) = program.run_counted(hook, &frame).expect("the program runs");
+                assert_eq!(counted, outcome, "{grown} bytes at {hook:?}");
+                assert!(outcome == Outcome::Hit || run.packet == frame, "{grown} bytes: changed at {hook:?}");
             }
         }
     }
@@ -352,12 +377,14 @@ fn long_replies_find_room_before_the_packet_or_at_both_ends() {
                     }
                     let frame = Datagram { padding, ..datagram.clone() }.frame();
                     let reply_len = frame.len() - padding + grows_by;
-                    let (_, counted) = program.run_counted(Hook::Xdp, &frame).expect("the program runs");
                     let what = format!("a reply of {reply_len} bytes to {}", frame.len());
                     let outcome = if reply_len <= XDP_ROOM { Outcome::Hit } else { Outcome::NoRoom };
-                    assert_eq!(counted, outcome, "{what}");
-                    let held = check(&program, &world, Hook::Xdp, &frame);
-                    assert_eq!(held, Ok(reply_len <= XDP_ROOM), "{what}");
+                    for hook in [Hook::Xdp, Hook::XdpGeneric] {
+                        let (_, counted) = program.run_counted(hook, &frame).expect("the program runs");
+                        assert_eq!(counted, outcome, "{what} at {hook:?}");
+                        let held = check(&program, &world, hook, &frame);
+                        assert_eq!(held, Ok(reply_len <= XDP_ROOM), "{what} at {hook:?}");
+                    }
                     answered += u32::from(reply_len > XDP_TAIL && reply_len <= XDP_ROOM);
                     without_room += u32::from(reply_len > XDP_ROOM);
                 }

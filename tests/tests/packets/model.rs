@@ -109,9 +109,9 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
         return None;
     }
 
-    // tc alone can see unfinished checksums.
+    // In the driver there is nobody yet who would finish a checksum.
     let unfinished = !checksum(&[&pseudo(from, to, udp.len() as u16)]);
-    let partial = hook == Hook::Tc && u16_at(udp, 6)? == usize::from(unfinished);
+    let partial = hook != Hook::Xdp && u16_at(udp, 6)? == usize::from(unfinished);
     if partial && checksum(&[&pseudo(from, to, udp.len() as u16), udp]) == 0 {
         return None;
     }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use whole_system_tests::program::{Hook, Program};
 
 use crate::{
+    HOOKS,
     fixtures::world,
     install, load,
     packet::{A, Datagram, Query, wire},
@@ -78,7 +79,7 @@ fn an_answer_stamps_its_entry() {
     let stamp = |program: &mut Program| program.entry(&name).expect("published").last_used_ns;
     assert_eq!(stamp(&mut program), 0);
     let query = Datagram::v4(Query::new("v4-3.bosh", A).bytes()).frame();
-    for hook in [Hook::Xdp, Hook::Tc] {
+    for hook in HOOKS {
         let before = stamp(&mut program);
         std::thread::sleep(std::time::Duration::from_millis(20));
         program.run(hook, &query).expect("the program runs");
@@ -118,7 +119,7 @@ fn an_entry_of_another_name_is_not_used() {
     let hash = dns_common::name::hash_name(seed, &wire("other.bosh"));
     for stored in ["v4-10.bosh", "athar.bosh", "other.bosi"] {
         program.publish_as(hash, &wire(stored), &world.published[&wire("v4-3.bosh")]).expect("there is room");
-        for hook in [Hook::Xdp, Hook::Tc] {
+        for hook in HOOKS {
             let (run, counted) = program.run_counted(hook, &query).expect("the program runs");
             assert_eq!(run.packet, query);
             assert_eq!(counted, dns_common::counters::Outcome::Collision, "{stored} at {hook:?}");
@@ -136,7 +137,7 @@ fn the_tap_shows_queries_and_replies() {
     program.set_control(|control| control.tap_every = 1);
     let hit = Datagram::v4(Query::new("V4-3.bosh", A).bytes()).frame();
     let miss = Datagram::v6(Query::new("Nobody.bosh", 33).bytes()).frame();
-    for hook in [Hook::Xdp, Hook::Tc] {
+    for hook in HOOKS {
         program.run(hook, &hit).expect("the program runs");
         program.run(hook, &miss).expect("the program runs");
     }
@@ -151,9 +152,10 @@ fn the_tap_shows_queries_and_replies() {
     while let Some(item) = ring.next() {
         events.push(TapEvent::read_from_bytes(&item).expect("an event"));
     }
-    // Two runs at two hooks, and a third of nine (the runs may be on more than one CPU).
-    assert!((4 + 2..=4 + 3).contains(&events.len()), "{} events", events.len());
-    for pair in events[..4].chunks(2) {
+    // Two runs at each hook, and a third of nine (the runs may be on more than one CPU).
+    let all = 2 * HOOKS.len();
+    assert!((all + 2..=all + 3).contains(&events.len()), "{} events", events.len());
+    for pair in events[..all].chunks(2) {
         let [hit, miss] = pair else { panic!("pairs of events") };
         assert_eq!((hit.outcome, hit.rcode, hit.answers), (Outcome::Hit as u8, 0, 3));
         assert_eq!(&hit.client, b"\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\x01\x02\x03");

@@ -1,18 +1,26 @@
-//! Entries that a CPU remembers: the program answers from them only while they live.
+//! How entries are found: those that a CPU remembers, from which the program answers
+//! only while they live, and all others by the index.
 
 use std::collections::HashMap;
 
-use dns_common::{counters::Outcome, entry::Location, hint::Hints, name::hash_name};
+use dns_common::{
+    counters::Outcome,
+    entry::Location,
+    hint::Hints,
+    index::{self, BUCKET_SLOTS},
+    name::hash_name,
+};
 use nix::{
     sched::{CpuSet, sched_getcpu, sched_setaffinity},
     unistd::Pid,
 };
-use whole_system_tests::program::{Program, Published};
+use whole_system_tests::program::{ELEMENTS, Hook, Program, Published};
 
 use crate::{
     HOOKS,
     fixtures::world,
     install, load,
+    model::World,
     packet::{A, Datagram, Query, wire},
 };
 
@@ -30,14 +38,19 @@ fn address(last: u8) -> Published {
 
 /// The last bytes of the replies to a query at each hook; none: it went up.
 fn answers(program: &mut Program, name: &str) -> [Option<u8>; HOOKS.len()] {
+    HOOKS.map(|hook| answer(program, hook, name))
+}
+
+/// The last byte of the reply to a query; none: it went up.
+fn answer(program: &mut Program, hook: Hook, name: &str) -> Option<u8> {
     let query = Datagram::v4(Query::new(name, A).bytes()).frame();
-    HOOKS.map(|hook| match program.run_counted(hook, &query).expect("the program runs") {
+    match program.run_counted(hook, &query).expect("the program runs") {
         (run, Outcome::Hit) => run.packet.last().copied(),
         (run, outcome) => {
-            assert_eq!((run.packet, outcome), (query.clone(), Outcome::NotPublished), "{hook:?}");
+            assert_eq!((run.packet, outcome), (query, Outcome::NotPublished), "{hook:?}");
             None
         }
-    })
+    }
 }
 
 #[test]
@@ -49,11 +62,15 @@ fn a_remembered_entry_is_answered_from_only_while_it_lives() {
     for last in 1..=3 {
         program.publish(&name, &address(last)).expect("there is room");
         for _ in 0..2 {
-            assert_eq!(answers(&mut program, "changing.bosh"), [Some(last); 2]);
+            assert_eq!(answers(&mut program, "changing.bosh"), [Some(last); HOOKS.len()]);
         }
     }
     program.bury(&name).expect("it is published");
-    assert_eq!(answers(&mut program, "changing.bosh"), [None; 2], "neither by the hint nor by the index");
+    assert_eq!(
+        answers(&mut program, "changing.bosh"),
+        [None; HOOKS.len()],
+        "neither by the hint nor by the index"
+    );
 }
 
 #[test]
@@ -83,8 +100,38 @@ fn names_that_share_hints_are_all_answered() {
         }
         for _ in 0..3 {
             for (name, last) in names.iter().zip(7..) {
-                assert_eq!(answers(&mut program, name), [Some(last); 2], "{names:?}");
+                assert_eq!(answers(&mut program, name), [Some(last); HOOKS.len()], "{names:?}");
             }
         }
+    }
+}
+
+#[test]
+fn names_that_had_to_go_to_the_other_bucket_are_found() {
+    let Some((mut program, _turn)) = load() else { return };
+    stay_on_one_cpu();
+    install(&mut program, &World { published: HashMap::new(), ..world() });
+    let seed = program.control().hash_seed;
+    // Three more names than the bucket holds that they prefer, the last one not published.
+    let mut by_bucket = HashMap::<_, Vec<String>>::new();
+    let crowded = (0..).find_map(|number| {
+        let name = format!("n{number}.bosh");
+        let hash = hash_name(seed, &wire(&name));
+        let bucket = (index::element(hash, ELEMENTS / 2), index::preferred_bucket(hash));
+        let sharing = by_bucket.entry(bucket).or_default();
+        sharing.push(name);
+        (sharing.len() == BUCKET_SLOTS + 3).then(|| sharing.clone())
+    });
+    let mut names = crowded.expect("there are enough names");
+    let absent = names.pop().expect("just collected");
+    for hook in HOOKS {
+        for (name, last) in names.iter().zip(1..) {
+            // Anew for each hook, so that no hint leads there.
+            program.publish(&wire(name), &address(last)).expect("there is room");
+        }
+        for (name, last) in names.iter().zip(1..) {
+            assert_eq!(answer(&mut program, hook, name), Some(last), "{name} at {hook:?}");
+        }
+        assert_eq!(answer(&mut program, hook, &absent), None, "{absent} at {hook:?}");
     }
 }
