@@ -34,7 +34,7 @@ pub struct Seen {
     pub rate: f64,
     /// Mean latency.
     pub mean: Duration,
-    /// Latencies of single queries, sorted; empty unless asked for.
+    /// Latencies of single queries in the order of their replies; empty unless asked for.
     pub latencies: Vec<Duration>,
     /// Replies by RCODE.
     pub rcodes: HashMap<String, u64>,
@@ -48,9 +48,16 @@ impl Seen {
 
     /// The latency that `share` (0 to 1) of the queries stayed within.
     pub fn percentile(&self, share: f64) -> Option<Duration> {
-        let last = self.latencies.len().checked_sub(1)?;
-        Some(self.latencies[(last as f64 * share).round() as usize])
+        percentile(&self.latencies, share)
     }
+}
+
+/// The latency that `share` (0 to 1) of these stayed within.
+pub fn percentile(latencies: &[Duration], share: f64) -> Option<Duration> {
+    let last = latencies.len().checked_sub(1)?;
+    let mut latencies = latencies.to_vec();
+    let (_, found, _) = latencies.select_nth_unstable((last as f64 * share).round() as usize);
+    Some(*found)
 }
 
 impl Load<'_> {
@@ -97,7 +104,6 @@ fn parse(report: &str) -> Result<Seen> {
     if seen.sent == 0 {
         bail!("dnsperf sent nothing: {report}");
     }
-    seen.latencies.sort_unstable();
     Ok(seen)
 }
 

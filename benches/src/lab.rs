@@ -112,6 +112,13 @@ impl Lab {
         Ok(CpuTime::of_processes(&[processes, &threads].concat())?)
     }
 
+    /// Packets that have reached the client's interface: replies, where nothing else is
+    /// sent to it.
+    pub fn replies(&self) -> Result<u64> {
+        let text = self.client.run(|| fs::read_to_string("/proc/thread-self/net/dev"))??;
+        received(&text, CLIENT_INTERFACE).context("no counters of the client's interface")
+    }
+
     /// Words to put before a command that makes load: in the client's namespace, on its CPU.
     pub fn client_launcher(&self) -> Vec<String> {
         let cpu = CLIENT_CPU.min(last_cpu()).to_string();
@@ -122,6 +129,12 @@ impl Lab {
     fn ends(&self) -> [(&Namespace, &'static str); 2] {
         [(&self.server, SERVER_INTERFACE), (&self.client, CLIENT_INTERFACE)]
     }
+}
+
+/// The second number of an interface in `/proc/net/dev`: packets received.
+fn received(text: &str, interface: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.trim().strip_prefix(interface)?.strip_prefix(':'))?;
+    line.split_whitespace().nth(1)?.parse().ok()
 }
 
 /// Puts all threads of a process on one CPU, and so those that they will make.
@@ -173,4 +186,18 @@ pub fn machine() -> String {
     let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     let cpu = cpu.map_or("unknown CPU", |(_, name)| name.trim());
     format!("{kernel}, {cpu}, {} cores", last_cpu() + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_counters_of_an_interface_are_read() {
+        let text = "Inter-|   Receive                    |  Transmit\n face |bytes    packets errs\n                    bdxc: 81346     905    0    0    0     0          0         0    81346     905\n                    bdxc2:    70       1    0    0    0     0          0         0        0       0\n";
+        assert_eq!(
+            (received(text, "bdxc"), received(text, "bdxc2"), received(text, "bdx")),
+            (Some(905), Some(1), None)
+        );
+    }
 }

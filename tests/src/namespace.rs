@@ -13,7 +13,11 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use nix::sched::{CloneFlags, setns};
+use nix::{
+    errno::Errno,
+    mount::{MntFlags, umount2},
+    sched::{CloneFlags, setns},
+};
 
 use crate::process::run;
 
@@ -35,8 +39,9 @@ impl Namespace {
         SWEEP.call_once(sweep);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("{PREFIX}{}-{number}-{label}", std::process::id());
-        run(Command::new("ip").args(["netns", "add", &name]))?;
+        // Removed again even where making it is cut short.
         let namespace = Self { name };
+        run(Command::new("ip").args(["netns", "add", namespace.name()]))?;
         namespace.ip(&["link", "set", "lo", "up"])?;
         Ok(namespace)
     }
@@ -99,9 +104,24 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        if let Err(error) = run(Command::new("ip").args(["netns", "del", &self.name])) {
-            eprintln!("{error:#}");
+        if let Err(error) = remove(&self.name) {
+            eprintln!("cannot remove the namespace {}: {error}", self.name);
         }
+    }
+}
+
+/// As `ip netns del`, but by ourselves: children are told to end when this program is,
+/// and that one has to come to its end.
+fn remove(name: &str) -> io::Result<()> {
+    let path = format!("/run/netns/{name}");
+    match umount2(path.as_str(), MntFlags::MNT_DETACH) {
+        // Not mounted (yet), or not there at all.
+        Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
+        Err(error) => return Err(error.into()),
+    }
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -149,8 +169,8 @@ fn sweep() {
         let maker = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<i32>().ok());
         let Some(maker) = maker else { continue };
         let gone = nix::sys::signal::kill(nix::unistd::Pid::from_raw(maker), None) == Err(nix::Error::ESRCH);
-        if gone && let Err(error) = run(Command::new("ip").args(["netns", "del", &name])) {
-            eprintln!("{error:#}");
+        if gone && let Err(error) = remove(&name) {
+            eprintln!("cannot remove the namespace {name}: {error}");
         }
     }
 }

@@ -97,10 +97,12 @@ impl Drop for Kept {
     }
 }
 
-/// Asks `ready` again and again until it says so; fails after `limit`.
+/// Asks `ready` again and again until it says so; fails after `limit`, and when this
+/// program is asked to end: whom it waits for has been told to end then, too.
 pub fn wait_until(what: &str, limit: Duration, mut ready: impl FnMut() -> bool) -> Result<()> {
     let deadline = Instant::now() + limit;
     while !ready() {
+        ensure!(!interrupt::requested(), "interrupted");
         if Instant::now() > deadline {
             bail!("waited {limit:?} in vain for {what}");
         }

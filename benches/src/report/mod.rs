@@ -24,7 +24,7 @@ pub struct Report {
 pub struct Claim {
     /// What is compared with what.
     pub text: String,
-    /// The ratio, round by round; what is claimed is its median.
+    /// The ratio, time by time; what is claimed is its median.
     pub ratio: Rounds,
     /// The most that is claimed.
     pub at_most: f64,
@@ -138,7 +138,7 @@ pub struct Series {
     pub ours: bool,
 }
 
-/// A figure measured in several rounds.
+/// A figure measured several times: in several rounds, and in slices of each.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Rounds(pub Vec<f64>);
 
@@ -160,8 +160,8 @@ impl Rounds {
         (fold(f64::min, f64::INFINITY), fold(f64::max, f64::NEG_INFINITY))
     }
 
-    /// This figure as a multiple of another one, round by round: what drifts with
-    /// the machine's speed drifts in both.
+    /// This figure as a multiple of another one, measured as often: what drifts with
+    /// the machine's speed from round to round drifts in both.
     pub fn ratio_to(&self, other: &Self) -> Self {
         Self(self.0.iter().zip(&other.0).map(|(own, theirs)| own / theirs).collect())
     }

@@ -1,16 +1,22 @@
 //! A subject that runs in a lab, and what is measured of it: one measurement after the
 //! other, so that a server is started once for all of them.
 
-use std::time::Duration;
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use aya::Ebpf;
 use bosh_dns_xdp_benches::{
-    dnsperf::{Load, Seen},
+    cpu::CpuTime,
+    dnsperf::{Load, Seen, percentile},
     foundation::Foundation,
     kxdpgun,
     lab::{Lab, SERVER_ADDRESS},
+    report::Rounds,
 };
+use whole_system_tests::{interrupt, process::wait_until};
 
 use crate::{
     queries::Queries,
@@ -20,16 +26,26 @@ use crate::{
 /// Queries per second at which latencies are compared: what every subject can serve.
 pub(super) const LATENCY_RATE: u32 = 20_000;
 
-/// Shortest load under which a cost is measured. Observed: in half a second the figures are
-/// up to a fifth off those of longer loads; from one second on they stay alike.
-const SHORTEST_FOR_COST: Duration = Duration::from_secs(1);
-
 /// Shares of queries whose latency is told.
 pub(super) const PERCENTILES: [(&str, f64); 3] = [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)];
 
 /// How long is asked at that rate before anything is measured: some thousands of queries fill
 /// caches and tables, and what has no room in the list of a huge foundation is learned.
 const WARM_UP: Duration = Duration::from_millis(300);
+
+/// What a load is measured in: a machine that is shared with others is disturbed for
+/// shorter or longer than that, and the spread of the slices shows it.
+const SLICE: Duration = Duration::from_millis(125);
+
+/// How long a load goes on before the first slice. Observed: with its beginning in them,
+/// figures of half a second are up to a fifth off those of longer loads.
+const LEAD: Duration = Duration::from_millis(250);
+
+/// How long it goes on after the last one.
+const TRAIL: Duration = Duration::from_millis(50);
+
+/// In how many parts the latencies of a load are told.
+const LATENCY_PARTS: usize = 4;
 
 /// A subject that answers in a lab.
 pub(super) struct Cell<'a> {
@@ -64,15 +80,78 @@ impl<'a> Cell<'a> {
     }
 
     /// CPU time in microseconds that the server's side uses for one reply, when queries
-    /// come at this rate whether it keeps up or not.
-    pub(super) fn cost(&self, queries: &Queries, rate: u32, duration: Duration) -> Result<f64> {
-        let used = || self.lab.server_cpu(&self.running.processes);
-        let duration = duration.max(SHORTEST_FOR_COST);
-        let before = used()?;
-        let replies = kxdpgun::send(&self.lab, &queries.path, rate, duration)?.replies;
-        let spent = used()? - before;
-        Ok(spent.as_secs_f64() * 1e6 / replies.max(1) as f64)
+    /// come at this rate whether it keeps up or not; slice by slice.
+    pub(super) fn cost(&self, queries: &Queries, rate: u32, duration: Duration) -> Result<Rounds> {
+        let lab = &self.lab;
+        let load = || kxdpgun::send(lab, &queries.path, rate, LEAD + duration + TRAIL);
+        let slices = self.in_slices(duration, load)?;
+        let cost = |slice: &Slice| slice.cpu.as_secs_f64() * 1e6 / slice.replies.max(1) as f64;
+        Ok(Rounds(slices.iter().map(cost).collect()))
     }
+
+    /// What happens in the slices of this duration, under a load that begins [`LEAD`]
+    /// before and ends [`TRAIL`] after it.
+    fn in_slices(&self, duration: Duration, load: impl FnOnce() -> Result<()> + Send) -> Result<Vec<Slice>> {
+        let before = self.lab.replies()?;
+        thread::scope(|scope| {
+            let load = scope.spawn(load);
+            let slices = self.slices(before, duration);
+            // What went wrong with the load is why there were no slices.
+            load.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            slices
+        })
+    }
+
+    /// Reads slices, from [`LEAD`] after the first replies on.
+    fn slices(&self, before: u64, duration: Duration) -> Result<Vec<Slice>> {
+        /// How long a generator may take to begin.
+        const BEGIN: Duration = Duration::from_secs(5);
+        /// More packets than a new interface gets by itself.
+        const BEGUN: u64 = 100;
+        let begun = || self.lab.replies().is_ok_and(|replies| replies > before + BEGUN);
+        wait_until("the first replies", BEGIN, begun)?;
+        thread::sleep(LEAD);
+        let mut slices = Vec::new();
+        let mut last = self.read()?;
+        for _ in 0..duration.div_duration_f64(SLICE).round() as u32 {
+            thread::sleep(SLICE);
+            ensure!(!interrupt::requested(), "interrupted");
+            let now = self.read()?;
+            slices.push(Slice {
+                time: now.time - last.time,
+                cpu: now.cpu - last.cpu,
+                replies: now.replies - last.replies,
+            });
+            last = now;
+        }
+        Ok(slices)
+    }
+
+    /// What there is up to now.
+    fn read(&self) -> Result<Reading> {
+        let cpu = self.lab.server_cpu(&self.running.processes)?;
+        Ok(Reading { time: Instant::now(), cpu, replies: self.lab.replies()? })
+    }
+}
+
+/// What there was up to a moment.
+struct Reading {
+    /// The moment.
+    time: Instant,
+    /// CPU time of the server's side.
+    cpu: CpuTime,
+    /// Replies that reached the client.
+    replies: u64,
+}
+
+/// What happened between two readings.
+struct Slice {
+    /// How long it was.
+    time: Duration,
+    /// CPU time of the server's side.
+    cpu: Duration,
+    /// Replies that reached the client.
+    replies: u64,
 }
 
 impl Asker<'_> {
@@ -82,16 +161,22 @@ impl Asker<'_> {
         Ok(())
     }
 
-    /// As many replies per second as dnsperf gets.
-    pub(super) fn highest_rate(&self, queries: &Queries, duration: Duration) -> Result<f64> {
-        Ok(self.run(load(queries, duration))?.rate)
+    /// As many replies per second as dnsperf gets, slice by slice.
+    pub(super) fn highest_rate(&self, queries: &Queries, duration: Duration) -> Result<Rounds> {
+        let launcher = self.cell.lab.client_launcher();
+        let load = load(queries, LEAD + duration + TRAIL);
+        let slices = self.cell.in_slices(duration, || load.run(&launcher).map(drop))?;
+        let rate = |slice: &Slice| slice.replies as f64 / slice.time.as_secs_f64();
+        Ok(Rounds(slices.iter().map(rate).collect()))
     }
 
-    /// Latencies in microseconds, one for each of [`PERCENTILES`].
-    pub(super) fn latencies(&self, queries: &Queries, duration: Duration) -> Result<[f64; 3]> {
+    /// Latencies in microseconds for each of [`PERCENTILES`], part by part.
+    pub(super) fn latencies(&self, queries: &Queries, duration: Duration) -> Result<[Rounds; 3]> {
         let timed = Load { rate: Some(LATENCY_RATE), percentiles: true, ..load(queries, duration) };
         let seen = self.run(timed)?;
-        Ok(PERCENTILES.map(|(_, share)| seen.percentile(share).unwrap_or_default().as_secs_f64() * 1e6))
+        let parts = || seen.latencies.chunks(seen.latencies.len().div_ceil(LATENCY_PARTS).max(1));
+        let within = |part, share| percentile(part, share).unwrap_or_default().as_secs_f64() * 1e6;
+        Ok(PERCENTILES.map(|(_, share)| Rounds(parts().map(|part| within(part, share)).collect())))
     }
 
     /// Runs dnsperf.

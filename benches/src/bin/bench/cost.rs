@@ -75,15 +75,19 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             let counted = Counted::read(&cell.lab, subject)? - before;
             if *subject == WITH_MISSES.0 {
                 let cost = cell.cost(&mixed, RATE, duration)?;
-                println!("{:<28} {cost:>8.2} µs/query at {RATE}/s", WITH_MISSES.1);
-                costs.entry(WITH_MISSES.1.to_owned()).or_default().0.push(cost);
+                println!("{:<28} {:>8.2} µs/query at {RATE}/s", WITH_MISSES.1, cost.median());
+                costs.entry(WITH_MISSES.1.to_owned()).or_default().0.extend(cost.0);
             }
-            println!("{label:<28} {cost:>8.2} µs/query at {RATE}/s   {rate:>9.0}/s at most   {counted}");
+            println!(
+                "{label:<28} {:>8.2} µs/query at {RATE}/s   {:>9.0}/s at most   {counted}",
+                cost.median(),
+                rate.median()
+            );
             if let Some(share) = counted.share() {
                 shares.entry(label.clone()).or_default().0.push(share);
             }
-            costs.entry(label.clone()).or_default().0.push(cost);
-            rates.entry(label).or_default().0.push(rate);
+            costs.entry(label.clone()).or_default().0.extend(cost.0);
+            rates.entry(label).or_default().0.extend(rate.0);
         }
     }
     let bars = |values: &mut HashMap<String, Rounds>| {

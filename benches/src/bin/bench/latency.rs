@@ -39,9 +39,9 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             let asker = cell.asker()?;
             asker.warm_up(&queries)?;
             let mut line = format!("{:<28}", subject.label());
-            for ((name, _), value) in PERCENTILES.iter().zip(asker.latencies(&queries, plan.duration)?) {
-                line.push_str(&format!(" {name} {value:>8.0} µs"));
-                values.entry((subject.label(), name)).or_default().0.push(value);
+            for ((name, _), parts) in PERCENTILES.iter().zip(asker.latencies(&queries, plan.duration)?) {
+                line.push_str(&format!(" {name} {:>8.0} µs", parts.median()));
+                values.entry((subject.label(), name)).or_default().0.extend(parts.0);
             }
             println!("{line}");
         }

@@ -32,7 +32,7 @@ mod sweep;
 #[derive(Parser)]
 #[command(name = "cargo xtask bench")]
 struct Arguments {
-    /// Fewer rounds, sizes and peers: three minutes, not eighteen.
+    /// Fewer rounds, sizes and peers: three minutes, not twenty.
     #[arg(long)]
     quick: bool,
     /// The reference server's binary, to be measured too.
@@ -143,6 +143,11 @@ fn facts(arguments: &Arguments) -> Vec<(String, String)> {
         ("machine", lab::machine()),
         ("command", command),
         ("commit", output("git", &["rev-parse", "--short", "HEAD"])),
+        (
+            "values",
+            "medians, and the lowest and the highest, of all slices (125 ms) of a load in all rounds, or of all rounds"
+                .to_owned(),
+        ),
         (
             "generators",
             "dnsperf and kxdpgun, one core; dnsperf's own limit is the reflector's rate".to_owned(),

@@ -2,11 +2,12 @@
 
 use std::{
     fs,
+    io::ErrorKind,
     net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use bosh_dns_xdp_benches::{
     foundation::Foundation,
     lab::{Lab, SERVER_ADDRESS},
@@ -14,7 +15,7 @@ use bosh_dns_xdp_benches::{
     report::{Bar, Data, Figure, Rounds},
 };
 use hickory_proto::{op::Message, rr::RecordType};
-use whole_system_tests::client;
+use whole_system_tests::{client, process::wait_until};
 
 use crate::{Plan, subject::Subject};
 
@@ -117,7 +118,7 @@ fn watch(
     let asked = lab.client.run(|| -> Result<Reload> {
         let socket = UdpSocket::bind("0.0.0.0:0")?;
         socket.connect(SocketAddr::from((SERVER_ADDRESS, 53)))?;
-        socket.set_read_timeout(Some(Duration::from_secs(10)))?;
+        socket.set_read_timeout(Some(Duration::from_millis(100)))?;
         let mut buffer = [0; 4096];
         let mut slowest = Duration::ZERO;
         change()?;
@@ -125,15 +126,25 @@ fn watch(
         loop {
             let sent = Instant::now();
             socket.send(&query)?;
-            let length = socket.recv(&mut buffer).context("no reply during the reload")?;
+            let length = receive(&socket, &mut buffer)?;
             slowest = slowest.max(sent.elapsed());
             let reply = Message::from_vec(&buffer[..length])?;
             if client::addresses(&reply).contains(&IpAddr::V4(wanted)) {
                 let milliseconds = |duration: Duration| duration.as_secs_f64() * 1e3;
                 return Ok(Reload { first: milliseconds(started.elapsed()), slowest: milliseconds(slowest) });
             }
-            anyhow::ensure!(started.elapsed() < Duration::from_secs(20), "{name} did not change within 20 s");
+            ensure!(started.elapsed() < Duration::from_secs(20), "{name} did not change within 20 s");
         }
     });
     asked?
+}
+
+/// Waits for a reply.
+fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> Result<usize> {
+    let mut received = Err(ErrorKind::WouldBlock.into());
+    wait_until("a reply during the reload", Duration::from_secs(10), || {
+        received = socket.recv(buffer);
+        !matches!(&received, Err(error) if error.kind() == ErrorKind::WouldBlock)
+    })?;
+    received.context("no reply during the reload")
 }

@@ -3,7 +3,7 @@
 use std::{array, ops::Range};
 
 use anyhow::Result;
-use bosh_dns_xdp_benches::report::{self, Data, Figure, number};
+use bosh_dns_xdp_benches::report::{self, Data, Figure, Rounds, number};
 
 use crate::{
     Plan,
@@ -39,17 +39,21 @@ impl Sweep {
         let rate = asker.highest_rate(queries, plan.sweep_duration)?;
         let [median, tail, far] = asker.latencies(queries, plan.sweep_duration)?;
         drop(asker);
-        let cost = cell.cost(queries, COST_RATE, plan.sweep_duration)?;
+        let cost = cell.cost(queries, COST_RATE, plan.sweep_duration * 3 / 2)?;
         let label = cell.subject.label();
         let named = self.0[0].places.get(places.clone()).unwrap_or_default();
+        let values = [cost, rate, median, tail, far];
+        let [cost, rate, median, tail, _] = values.each_ref().map(Rounds::median);
         println!(
             "{label:<26} {:<28} {cost:>6.2} µs/query  {:>7}/s at most  p50 {median:>5.0} µs  p99 {tail:>6.0} µs",
             named.join(", "),
             number(rate),
         );
         for place in places {
-            for (figure, value) in self.0.iter_mut().zip([cost, rate, median, tail, far]) {
-                figure.push(&label, cell.subject.is_ours(), place, value);
+            for (figure, values) in self.0.iter_mut().zip(&values) {
+                for &value in &values.0 {
+                    figure.push(&label, cell.subject.is_ours(), place, value);
+                }
             }
         }
         Ok(())
