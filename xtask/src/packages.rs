@@ -20,6 +20,7 @@ pub(crate) const TEST: &[&str] = &[
     "bind9",
     "bind9-dnsutils",
     "bind9-utils",
+    "bpftool",
     "cpio",
     "curl",
     "dnsmasq-base",

@@ -93,7 +93,7 @@ fn a_kept_fast_path_answers_until_its_lease_ends_and_is_taken_over() -> Result<(
             let client = scope.spawn(|| -> Result<u64> {
                 let mut lost = 0;
                 while !done.load(Ordering::Relaxed) {
-                    match addresses(&pair.client, v4(), "a.bosh", SHORT)? {
+                    match addresses(&pair.client, v4(), "a.bosh", PATIENCE)? {
                         Some(found) => {
                             let known = [1, 2].map(|last| vec![IpAddr::from([10, 0, 0, last])]);
                             assert!(known.contains(&found), "{found:?}");
