@@ -44,8 +44,10 @@ fn answer(n: usize) -> Ipv4Addr {
 fn addressed(label: &str) -> Result<Option<Namespace>> {
     let Some(namespace) = namespace(label)? else { return Ok(None) };
     for address in ADDRESSES {
-        let prefix = if address.contains(':') { 128 } else { 32 };
-        namespace.ip(&["addr", "add", &format!("{address}/{prefix}"), "dev", "lo"])?;
+        // Without nodad an IPv6 address can be used a moment later only, on lo too.
+        let (prefix, more) = if address.contains(':') { (128, &["nodad"][..]) } else { (32, &[][..]) };
+        let address = format!("{address}/{prefix}");
+        namespace.ip(&[&["addr", "add", &address, "dev", "lo"], more].concat())?;
     }
     Ok(Some(namespace))
 }

@@ -88,11 +88,9 @@ impl Watch {
     /// Takes the first look at the counters and starts the tap.
     async fn begin(top: &Top) -> Result<Self, Problem> {
         let client = Client::new(&top.connection)?;
-        let first = status(&client).await?;
+        let mut model = Model::new(status(&client).await?);
         tokio::time::sleep(Duration::from_millis(200)).await;
-        let second = status(&client).await?;
-        let mut model = Model::new(first);
-        model.counters(second);
+        model.counters(status(&client).await?);
         let every = sampling(model.rate());
         let lines = client.lines(&top.filter.path(every, LINES_PER_SECOND as u32 * 4, false)).await?;
         let period = Duration::from_secs(top.seconds);
