@@ -184,7 +184,7 @@ impl Server {
         };
         let answered = || client::ask_raw(address, &message, Duration::from_millis(200)).is_ok();
         let mut ended = None;
-        let waited = wait_until("the server's first answer", Duration::from_secs(15), || {
+        let waited = wait_until("the server's first answer", Duration::from_secs(60), || {
             ended = self.process.ended().ok().flatten();
             ended.is_some() || namespace.map_or_else(answered, |inside| inside.run(answered).unwrap_or(false))
         });

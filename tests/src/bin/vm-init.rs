@@ -111,7 +111,7 @@ fn real_server() -> Result<()> {
 /// Asks the server, and looks at what it counted.
 fn answers_of_the_interface(address: SocketAddr, hook: &str, handed_on: u64) -> Result<()> {
     let count = |family: &str, label: &str| Ok::<_, anyhow::Error>(Metrics::here()?.sum(family, label));
-    wait_until("the fast path", Duration::from_secs(120), || {
+    wait_until("the fast path", Duration::from_secs(300), || {
         Metrics::here().is_ok_and(|metrics| metrics.is_fast_path_up())
     })?;
     let serving = format!("hook=\"{hook}\",interface=\"lo\"");

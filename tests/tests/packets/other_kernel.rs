@@ -21,9 +21,9 @@ use whole_system_tests::{
 /// Modules that the server's way onto an interface needs, in order of loading.
 const MODULES: [&str; 2] = ["net/sched/sch_ingress.ko", "net/sched/cls_bpf.ko"];
 
-/// How long the machine may take, in all. It is emulated: about a minute where
-/// nothing else runs, several times that on a busy machine.
-const LIMIT: Duration = Duration::from_secs(500);
+/// How long the machine may take, in all. It is emulated: two and a half to five
+/// minutes where nothing else runs, several times that on a busy machine.
+const LIMIT: Duration = Duration::from_secs(1000);
 
 #[test]
 fn other_kernel_loads_and_answers() -> Result<()> {
