@@ -154,7 +154,7 @@ mod tests {
             let mut tags = tags;
             tags[place] = wanted;
             let word = |bytes: &[u8]| u64::from_le_bytes(core::array::from_fn(|at| bytes.get(at).copied().unwrap_or(0)));
-            let second = word(&tags[8..]) | u64::from(strays) << 32;
+            let second = word(&tags[8..]) | u64::from(strays) << STRAYS_SHIFT;
             let mut slots = slots_with([word(&tags[..8]), second], wanted);
             let mut found = [false; BUCKET_SLOTS];
             while slots != 0 {

@@ -76,7 +76,8 @@ impl<T: BorrowMut<MapData>> Names<T> {
         let place = there.or_else(|| slots().find(free));
         let (bucket, slot) = place.context("no room in NAMES")?;
         if there.is_none() && bucket != preferred {
-            pair.0[preferred].tags[1] += 1 << 32;
+            let word = &mut pair.0[preferred].tags[1];
+            *word = index::with_stray(*word);
         }
         let bucket = &mut pair.0[bucket];
         bucket.cells[slot] = location.0;

@@ -64,8 +64,8 @@ fn the_default_configuration_answers_as_recorded_for_the_fleet() -> Result<()> {
 /// failed beside others is replayed once more with nothing beside it, and that counts.
 fn replay(label: &str, extra: &Value, only: &[&str]) -> Result<()> {
     let Some(conformance) = shared::conformance() else { return Ok(()) };
-    let replay = |namespace: &Namespace, scenario: &str| {
-        let pins = Pins::new(&format!("{}-{scenario}", namespace.name()));
+    let replay_one = |namespace: &Namespace, scenario: &str| {
+        let pins = Pins::new(namespace, scenario);
         let mut config = extra.clone();
         server::merge(&mut config, &json!({"xdp": {"bpffs": pins.0}}));
         run(namespace, &conformance, scenario, &config)
@@ -78,7 +78,7 @@ fn replay(label: &str, extra: &Value, only: &[&str]) -> Result<()> {
         loop {
             let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
             let Some(scenario) = next else { return Ok(total) };
-            let counts = replay(&namespace, &scenario)?;
+            let counts = replay_one(&namespace, &scenario)?;
             if counts.failed == 0 {
                 total.add(counts);
             } else {
@@ -95,10 +95,9 @@ fn replay(label: &str, extra: &Value, only: &[&str]) -> Result<()> {
         total.add(result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
     }
     let again = again.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let namespace = Namespace::new(label)?;
     for scenario in again {
         println!("{scenario} failed beside others; once more with nothing beside it:");
-        total.add(replay(&namespace, &scenario)?);
+        total.add(replay_one(&Namespace::new(label)?, &scenario)?);
     }
     println!("{label}: {} passed, {} failed, {} skipped", total.passed, total.failed, total.skipped);
     ensure!(total.failed == 0, "{label}: {} recorded cases failed", total.failed);
@@ -188,8 +187,8 @@ struct Pins(PathBuf);
 
 impl Pins {
     /// Names a folder that does not exist yet.
-    fn new(label: &str) -> Self {
-        Self(PathBuf::from(format!("/sys/fs/bpf/bdx-{}-{label}", std::process::id())))
+    fn new(namespace: &Namespace, scenario: &str) -> Self {
+        Self(PathBuf::from(format!("/sys/fs/bpf/{}-{scenario}", namespace.name())))
     }
 }
 

@@ -38,16 +38,23 @@ pub(super) enum Stage {
     Second,
 }
 
+impl Stage {
+    /// The name of its program at tc, which filters of clsact show.
+    const fn tc_program(self) -> &'static str {
+        match self {
+            Self::First => object::TC_PROGRAM,
+            Self::Second => object::TC_SECOND_PROGRAM,
+        }
+    }
+}
+
 impl Programs {
-    /// The program for a hook, and its name.
-    fn at(&self, hook: Hook, stage: Stage) -> (&ProgramFd, &'static str) {
+    /// The program for a hook.
+    fn at(&self, hook: Hook, stage: Stage) -> &ProgramFd {
         match stage {
-            Stage::Second => (&self.tc_second, object::TC_SECOND_PROGRAM),
-            Stage::First => match hook {
-                Hook::Native => (&self.xdp, object::XDP_PROGRAM),
-                Hook::Generic => (&self.xdp, object::XDP_GENERIC_PROGRAM),
-                Hook::Tcx | Hook::Clsact => (&self.tc, object::TC_PROGRAM),
-            },
+            Stage::Second => &self.tc_second,
+            Stage::First if hook.is_xdp() => &self.xdp,
+            Stage::First => &self.tc,
         }
     }
 
@@ -172,12 +179,11 @@ fn attach(
     means: &mut Means<'_>,
 ) -> Result<(Option<OwnedFd>, Option<PathBuf>), String> {
     let Means { programs, pins: _, predecessor, netlink } = means;
-    let (program, name) = programs.at(hook, stage);
-    let program = program.as_fd();
+    let program = programs.at(hook, stage).as_fd();
     let Some(kind) = hook.link_kind() else {
         let set = |netlink: &mut Socket| {
             netlink.add_clsact(link.ifindex)?;
-            netlink.set_filter(link.ifindex, programs.priority, program, name)
+            netlink.set_filter(link.ifindex, programs.priority, program, stage.tc_program())
         };
         return set(netlink).map(|()| (None, None)).map_err(|error| format!("clsact: {error}"));
     };
