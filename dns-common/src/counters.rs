@@ -33,7 +33,8 @@ outcomes! {
     HitTruncated = 1, "hit_truncated";
     /// Not for us: no UDP, or none of our addresses and ports. Not a query.
     NotOurs = 2, "not_ours";
-    /// A fragment, IP options, IPv6 extension headers, more than one VLAN tag.
+    /// A fragment, IP options, IPv6 extension headers, more than one VLAN tag; at generic
+    /// XDP without a program behind it, a checksum that may be finished or not.
     Unsupported = 3, "unsupported_header";
     /// IP, UDP and packet lengths disagree, or the message is cut short.
     BadLength = 4, "bad_length";
@@ -55,8 +56,9 @@ outcomes! {
     LeaseExpired = 12, "lease_expired";
     /// The packet could not be grown to hold the reply.
     NoRoom = 13, "no_room";
-    /// The same at XDP, and left to the tc program behind it, which can always
-    /// grow a packet: what becomes of the query is counted there, once more.
+    /// XDP found no room, or could not tell whether the checksum is finished, and left
+    /// the query to the tc program behind it, which can do both: what becomes of it is
+    /// counted there, once more.
     HandedOn = 14, "handed_on";
 }
 

@@ -116,12 +116,16 @@ fn try_answer<H: Hook>(
     let frame = frame.forget(scratch);
     let plan = reply::plan(hook, control, frame, question, &entry)?.forget(scratch);
     let plan = if H::HAS_SKB {
-        plan.with_partial(partial::is_partial(hook, &frame, &question, name_sum)?, scratch)
+        let partial = match partial::is_partial(hook, &frame, &question, name_sum)? {
+            Some(partial) => partial,
+            None => return Err(handed_on_or(Outcome::Unsupported, hook, control)),
+        };
+        plan.with_partial(partial, scratch)
     } else {
         plan
     };
     if !hook.grow(&plan) {
-        return Err(hook.without_room(control));
+        return Err(handed_on_or(Outcome::NoRoom, hook, control));
     }
     let plan = plan.forget(scratch);
     reply::write(hook, scratch, &plan)?;
@@ -133,4 +137,10 @@ fn try_answer<H: Hook>(
         unsafe { store(entry.address + core::mem::offset_of!(EntryHeader, last_used_ns), mark) };
     }
     Ok(plan.answered(hook.ifindex()))
+}
+
+/// What becomes of a query that cannot be answered at this hook for this reason.
+#[inline(always)]
+fn handed_on_or<H: Hook>(reason: Outcome, hook: &H, control: &Control) -> Outcome {
+    if hook.hand_on(control) { Outcome::HandedOn } else { reason }
 }

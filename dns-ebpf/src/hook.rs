@@ -1,6 +1,6 @@
 //! What the packet core needs of the hook that it runs at.
 
-use dns_common::{control::Control, counters::Outcome};
+use dns_common::control::Control;
 
 use crate::{bytes::opaque, reply::Plan};
 
@@ -59,10 +59,19 @@ pub trait Hook {
     /// untouched if that fails.
     fn grow(&self, plan: &Plan) -> bool;
 
-    /// What becomes of a packet that could not be grown.
+    /// Whether the checksum whose field is at `offset` is unfinished, as the kernel
+    /// knows; none: it does not tell here. The packet is left as it is, addresses
+    /// taken before are void.
     #[inline(always)]
-    fn without_room(&self, _control: &Control) -> Outcome {
-        Outcome::NoRoom
+    fn is_unfinished(&self, _offset: usize) -> Option<bool> {
+        None
+    }
+
+    /// Leaves a packet that cannot be answered here to the program behind this one;
+    /// false: there is none.
+    #[inline(always)]
+    fn hand_on(&self, _control: &Control) -> bool {
+        false
     }
 
     /// From `offset` in the frame to the end of what can be read and written directly.

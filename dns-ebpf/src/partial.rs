@@ -4,8 +4,8 @@
 //! field holds the sum of the pseudo-header alone, and whoever sends the packet
 //! on adds the rest, our reply's too. A program cannot see that state, but it
 //! can see the field: a sum of the pseudo-header alone is no valid checksum,
-//! save by a chance of one in 65,536. Where that chance has come, the query
-//! goes up.
+//! save by a chance of one in 65,536. Where that chance has come, tc asks the kernel;
+//! at XDP, where there is nobody to ask, the query is handed on to tc or goes up.
 
 use dns_common::counters::Outcome;
 
@@ -17,9 +17,15 @@ use crate::{
     question::{HEADER_LEN, MAX_QUERY_LEN, Question, TYPE_CLASS_LEN},
 };
 
-/// Whether the query's checksum is unfinished. `name`: sum of the name as sent.
+/// Whether the query's checksum is unfinished; none: that cannot be known here. `name`:
+/// sum of the name as sent. Addresses taken before are void.
 #[inline(always)]
-pub fn is_partial<H: Hook>(hook: &H, frame: &Frame, question: &Question, name: Sum) -> Result<bool, Outcome> {
+pub fn is_partial<H: Hook>(
+    hook: &H,
+    frame: &Frame,
+    question: &Question,
+    name: Sum,
+) -> Result<Option<bool>, Outcome> {
     let (data, end) = (hook.data(), hook.data_end());
     let ip = data + opaque(14 + ((frame.tagged as usize) << 2));
     let mut sum = Sum::new();
@@ -47,9 +53,9 @@ pub fn is_partial<H: Hook>(hook: &H, frame: &Frame, question: &Question, name: S
     };
     sum.add_pseudo_tail(UDP_LEN + frame.message_len);
     // SAFETY: the UDP header was compared with the end, whatever the family.
-    let (ports_and_length, field): (u64, u16) = unsafe { (load(udp), load(udp + 6)) };
+    let (ports_and_length, field): (u64, u16) = unsafe { (load(udp), load(udp + UDP_SUM)) };
     if field != sum.fold() {
-        return Ok(false);
+        return Ok(Some(false));
     }
 
     sum.add(ports_and_length);
@@ -71,8 +77,14 @@ pub fn is_partial<H: Hook>(hook: &H, frame: &Frame, question: &Question, name: S
             .ok_or(Outcome::BadLength)?
     };
     sum.add_sum(rest, question.name_len & 1 != 0);
-    if sum.fold() == 0xffff { Err(Outcome::Unsupported) } else { Ok(true) }
+    if sum.fold() == 0xffff {
+        return Ok(hook.is_unfinished(frame.message - UDP_LEN + UDP_SUM));
+    }
+    Ok(Some(true))
 }
+
+/// Offset of the checksum in a UDP header.
+const UDP_SUM: usize = 6;
 
 /// Words of the longest message behind its question's name.
 const REST_WORDS: usize = (MAX_QUERY_LEN - HEADER_LEN).div_ceil(8);

@@ -7,9 +7,10 @@
 //! wrong bytes would be written over an answer. So the packet grows at its end there,
 //! and at its start only where the checksum is finished (observed on 6.18).
 //!
-//! A packet that cannot be made long enough is handed on to the tc program behind
-//! this one, where there is one: the metadata before the packet (kernel 4.15) tells
-//! that program which ones are its.
+//! A packet that cannot be made long enough, or of whose checksum only tc can tell
+//! whether it is finished, is handed on to the tc program behind this one, where there
+//! is one: the metadata before the packet (kernel 4.15) tells that program which ones
+//! are its.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -19,7 +20,6 @@ use aya_ebpf::{
 use dns_common::{
     XDP_HEAD_ROOM,
     control::{Control, HANDED_ON_MARK},
-    counters::Outcome,
 };
 
 use crate::{
@@ -122,13 +122,9 @@ impl<const NATIVE: bool> Hook for Xdp<NATIVE> {
     }
 
     #[inline(always)]
-    fn without_room(&self, control: &Control) -> Outcome {
+    fn hand_on(&self, control: &Control) -> bool {
         let (word, bit) = Control::second_stage(self.ifindex());
-        if control.second_stages[word] & bit != 0 && self.mark() {
-            Outcome::HandedOn
-        } else {
-            Outcome::NoRoom
-        }
+        control.second_stages[word] & bit != 0 && self.mark()
     }
 }
 

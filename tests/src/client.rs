@@ -36,11 +36,20 @@ pub fn ask(server: SocketAddr, message: &Message) -> Result<Message> {
 
 /// Asks by UDP with raw bytes; returns the reply's bytes.
 pub fn ask_raw(server: SocketAddr, message: &[u8], patience: Duration) -> io::Result<Vec<u8>> {
+    ask_raw_from(server, |_| message.to_vec(), patience)
+}
+
+/// The same with a message that depends on the address and port that it leaves from.
+pub fn ask_raw_from(
+    server: SocketAddr,
+    message: impl FnOnce(SocketAddr) -> Vec<u8>,
+    patience: Duration,
+) -> io::Result<Vec<u8>> {
     let any: SocketAddr = if server.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
     let socket = UdpSocket::bind(any)?;
     socket.connect(server)?;
     socket.set_read_timeout(Some(patience))?;
-    socket.send(message)?;
+    socket.send(&message(socket.local_addr()?))?;
     let mut buffer = vec![0; 65_535];
     let length = socket.recv(&mut buffer)?;
     buffer.truncate(length);

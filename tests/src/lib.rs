@@ -3,6 +3,7 @@
 //! cases are.
 
 pub mod bpffs;
+pub mod checksum;
 pub mod client;
 pub mod health;
 pub mod interrupt;
