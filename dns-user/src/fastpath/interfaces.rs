@@ -30,7 +30,7 @@ use super::{
     maps::ControlPage,
     messages::Messages,
     netlink::{Link, Socket},
-    pins::{PinnedLink, Pins},
+    pins::{KeptMaps, PinnedLink, Pins},
     places::{self, Means, Programs, Standing},
 };
 use crate::config::{HookMode, OnStop};
@@ -135,8 +135,8 @@ pub(super) struct Setting {
     pub(super) predecessor: Vec<PinnedLink>,
     /// Becomes 1 when the map is filled: only then are programs attached.
     pub(super) installs: watch::Receiver<u64>,
-    /// Maps to pin when the takeover is complete.
-    pub(super) on_taken_over: Box<dyn FnOnce() + Send>,
+    /// What the programs need when this process is gone.
+    pub(super) kept_maps: Arc<KeptMaps>,
     /// Messages of the programs, read here because this thread sleeps until
     /// something comes anyway.
     pub(super) messages: Option<Messages>,
@@ -174,6 +174,7 @@ impl Interfaces {
             attached: BTreeMap::new(),
             refused: BTreeMap::new(),
             status: status.clone(),
+            complete: false,
             taken_over: false,
         };
         // The addresses are known before anything can be answered.
@@ -226,6 +227,8 @@ struct Follower {
     refused: BTreeMap<u32, (Link, String)>,
     /// For others to read.
     status: Arc<Mutex<InterfacesStatus>>,
+    /// Whether all that a predecessor left is ours, or gone.
+    complete: bool,
     /// Whether a successor has taken over.
     taken_over: bool,
 }
@@ -252,7 +255,6 @@ impl Follower {
                 self.reconcile();
                 if first {
                     first = false;
-                    self.complete_takeover();
                     ready.send_replace(true);
                     tracing::debug!(milliseconds = begun.elapsed().as_millis(), "attached");
                 }
@@ -316,8 +318,13 @@ impl Follower {
             }
         }
         self.refused.retain(|ifindex, _| wanted.contains_key(ifindex));
+        if !self.complete {
+            self.setting.kept_maps.prepare();
+        }
+        let mut came = false;
         for (&ifindex, &link) in &wanted {
             if !self.attached.contains_key(&ifindex) {
+                came = true;
                 self.attach(link);
             }
             if let Some(attachment) = self.attached.get_mut(&ifindex) {
@@ -325,6 +332,12 @@ impl Follower {
             }
         }
         self.setting.control.set_second_stages(second_stages(&self.attached));
+        if !self.complete {
+            self.complete_takeover();
+        } else if came {
+            self.setting.kept_maps.pin_if_gone();
+        }
+        // Who sees that interfaces answer may rely on their going on when we are killed.
         self.publish_status(&wanted);
     }
 
@@ -373,7 +386,8 @@ impl Follower {
         for left in std::mem::take(&mut self.setting.predecessor) {
             places::drop_predecessor(left);
         }
-        std::mem::replace(&mut self.setting.on_taken_over, Box::new(|| {}))();
+        self.setting.kept_maps.take_over();
+        self.complete = true;
     }
 
     /// Tells the program where the server listens.

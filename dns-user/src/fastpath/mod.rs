@@ -29,7 +29,6 @@ use std::{
     hash::{BuildHasher as _, Hasher as _},
     io,
     net::SocketAddr,
-    os::fd::AsFd as _,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -55,7 +54,7 @@ use self::{
     maps::{ControlPage, CounterPages},
     netlink::Socket,
     object::Object,
-    pins::Pins,
+    pins::{KeptMaps, Pins},
     places::Programs,
     publisher::PublisherThread,
     table::Table,
@@ -172,10 +171,8 @@ pub struct FastPath {
     counters: Arc<CounterPages>,
     /// Pins.
     pins: Option<Pins>,
-    /// `NAMES`, to tell our pins from a successor's.
-    names_fd: Arc<std::os::fd::OwnedFd>,
-    /// `TC_ANSWER`, which must stay open.
-    _tc_answer_fd: Arc<std::os::fd::OwnedFd>,
+    /// The maps that the programs need, open as long as this is.
+    kept_maps: Arc<KeptMaps>,
     /// What to do at the end.
     on_stop: OnStop,
 }
@@ -195,23 +192,8 @@ impl FastPath {
         }
         let main = *endpoints.first().ok_or(FastPathError::NoEndpoints)?;
         let object = Object::load(config.max_names, hooks::xdp_program(config.mode))?;
-        let Object {
-            xdp,
-            tc,
-            tc_second,
-            tc_answer_fd,
-            names_fd,
-            arena_fd,
-            control_fd,
-            counters_fd,
-            index,
-            arena,
-            control,
-            counters,
-            tap,
-            messages,
-            limits,
-        } = object;
+        let Object { xdp, tc, tc_second, kept_maps, index, arena, control, counters, tap, messages, limits } =
+            object;
         let seed = random_seed();
         control.set_hash_seed(seed);
 
@@ -245,22 +227,7 @@ impl FastPath {
         let publisher = PublisherThread::start(index, arena, seed, filter, table, lease.clone(), earlier)
             .map_err(|error| FastPathError::io("starting the publisher", error))?;
 
-        let pin_maps = {
-            let (pins, names_fd, tc_answer_fd) = (pins.clone(), names_fd.clone(), tc_answer_fd.clone());
-            move || {
-                let Some(pins) = pins else { return };
-                let maps = [
-                    (names::TC_ANSWER, tc_answer_fd.as_fd()),
-                    (names::NAMES, names_fd.as_fd()),
-                    (names::ARENA, arena_fd.as_fd()),
-                    (names::CONTROL, control_fd.as_fd()),
-                    (names::COUNTERS, counters_fd.as_fd()),
-                ];
-                if let Err(error) = pins.pin_maps(&maps) {
-                    tracing::warn!(%error, "cannot pin the maps: what is kept at the stop answers nothing at tc, and a successor will not know the learned names");
-                }
-            }
-        };
+        let kept_maps = Arc::new(KeptMaps { pins: pins.clone(), maps: kept_maps });
         let interfaces = Interfaces::start(Setting {
             selection: Selection::new(config.interfaces.as_deref(), endpoints),
             mode: config.mode,
@@ -270,7 +237,7 @@ impl FastPath {
             control: control.clone(),
             predecessor,
             installs: publisher.shared.installs(),
-            on_taken_over: Box::new(pin_maps),
+            kept_maps: kept_maps.clone(),
             messages,
         })
         .map_err(|error| FastPathError::io("following the interfaces", error))?;
@@ -282,8 +249,7 @@ impl FastPath {
             tap: Mutex::new(tap),
             counters,
             pins,
-            names_fd,
-            _tc_answer_fd: tc_answer_fd,
+            kept_maps,
             on_stop: config.on_stop,
         })
     }
@@ -363,7 +329,7 @@ impl FastPath {
         if self.on_stop == OnStop::Detach
             && let Some(pins) = self.pins.take()
             // Those of a predecessor, if this server ended before it took over.
-            && (pins.maps_are(self.names_fd.as_fd()) || pins.pinned_links().is_empty())
+            && (self.kept_maps.are_pinned() || pins.pinned_links().is_empty())
             && let Err(error) = pins.remove()
         {
             tracing::warn!(%error, "cannot remove the pinned maps");

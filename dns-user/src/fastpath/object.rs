@@ -54,17 +54,9 @@ pub(super) struct Object {
     pub(super) tc: ProgramFd,
     /// The tc program behind XDP.
     pub(super) tc_second: ProgramFd,
-    /// `TC_ANSWER`, to be pinned. The kernel empties it with its last descriptor
-    /// or pin, and the tc programs answer nothing any more.
-    pub(super) tc_answer_fd: Arc<OwnedFd>,
-    /// `NAMES`, to be pinned.
-    pub(super) names_fd: Arc<OwnedFd>,
-    /// `ARENA`, to be pinned.
-    pub(super) arena_fd: OwnedFd,
-    /// `CONTROL`, to be pinned.
-    pub(super) control_fd: OwnedFd,
-    /// `COUNTERS`, to be pinned.
-    pub(super) counters_fd: OwnedFd,
+    /// The maps to keep by name. `TC_ANSWER` is one of them: the kernel empties it with
+    /// its last descriptor or pin, and the tc programs answer nothing any more.
+    pub(super) kept_maps: [(&'static str, OwnedFd); 5],
     /// `NAMES`, mapped.
     pub(super) index: Arc<IndexMemory>,
     /// `ARENA`, mapped.
@@ -122,11 +114,13 @@ impl Object {
             xdp,
             tc,
             tc_second,
-            tc_answer_fd: Arc::new(tc_answer_fd),
-            names_fd: Arc::new(names_fd),
-            arena_fd,
-            control_fd,
-            counters_fd,
+            kept_maps: [
+                (object::TC_ANSWER, tc_answer_fd),
+                (object::NAMES, names_fd),
+                (object::ARENA, arena_fd),
+                (object::CONTROL, control_fd),
+                (object::COUNTERS, counters_fd),
+            ],
             index: Arc::new(index),
             arena,
             control: Arc::new(control),

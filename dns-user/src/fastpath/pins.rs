@@ -3,7 +3,8 @@
 //! ```text
 //! <bpffs>/<address>-<port>-<network namespace>/
 //!     links/<ifindex>-<hook>      the attachments
-//!     maps-<layout version>/      TC_ANSWER, NAMES, ARENA, CONTROL, COUNTERS of the process that serves
+//!     maps-<layout version>/      TC_ANSWER, NAMES, ARENA, CONTROL, COUNTERS of the process that serves;
+//!                                 `-new` behind the name: of one that is about to
 //! ```
 //!
 //! Named after what they serve, so that two servers on one machine never touch
@@ -110,28 +111,34 @@ impl Pins {
         Ok(path)
     }
 
-    /// Pins the maps, each in one step in the place of the predecessor's.
-    pub(super) fn pin_maps(&self, maps: &[(&str, BorrowedFd<'_>)]) -> io::Result<()> {
+    /// Pins maps beside those of a predecessor, whose programs need theirs until they
+    /// are replaced.
+    fn pin_beside(&self, maps: &[(&str, OwnedFd)]) -> io::Result<()> {
+        let folder = self.maps();
+        // See `pin_link`.
+        fs::create_dir_all(&folder).map_err(|error| in_file(&folder, error))?;
         for (name, map) in maps {
-            let (path, fresh) = (self.maps().join(name), self.maps().join(format!("{name}-new")));
+            let fresh = self.fresh_map(name);
             remove_if_there(&fresh)?;
-            sys::pin(*map, &fresh).map_err(|error| in_file(&fresh, error))?;
-            fs::rename(&fresh, &path).map_err(|error| in_file(&path, error))?;
+            sys::pin(map.as_fd(), &fresh).map_err(|error| in_file(&fresh, error))?;
         }
         Ok(())
     }
 
-    /// Whether the maps pinned here are (still) those of this `NAMES`.
-    pub(super) fn maps_are(&self, names: BorrowedFd<'_>) -> bool {
-        let pinned = sys::open_pin(&self.maps().join(object::NAMES)).and_then(|fd| sys::map_id(fd.as_fd()));
-        matches!((pinned, sys::map_id(names)), (Ok(pinned), Ok(own)) if pinned == own)
+    /// Puts them in the predecessor's place, each in one step.
+    fn put_in_place(&self, maps: &[(&str, OwnedFd)]) -> io::Result<()> {
+        for (name, _) in maps {
+            let path = self.map(name);
+            fs::rename(self.fresh_map(name), &path).map_err(|error| in_file(&path, error))?;
+        }
+        Ok(())
     }
 
     /// Names that the predecessor answered, at most `limit`; empty where there is none.
     pub(super) fn earlier_names(&self, limit: usize) -> Vec<Name> {
         let read = || -> io::Result<Vec<Name>> {
-            let names = sys::open_pin(&self.maps().join(object::NAMES))?;
-            let arena = sys::open_pin(&self.maps().join(object::ARENA))?;
+            let names = sys::open_pin(&self.map(object::NAMES))?;
+            let arena = sys::open_pin(&self.map(object::ARENA))?;
             let memory = Arc::new(map_arena(arena.as_fd())?);
             let index = map_index(names.as_fd(), memory.clone())?;
             Ok(index.locations().take(limit).filter_map(|location| read_name(&memory, location)).collect())
@@ -177,6 +184,66 @@ impl Pins {
     /// Where maps are pinned.
     fn maps(&self) -> PathBuf {
         self.folder.join(format!("maps-{LAYOUT_VERSION}"))
+    }
+
+    /// Where the map of this name is pinned.
+    fn map(&self, name: &str) -> PathBuf {
+        self.maps().join(name)
+    }
+
+    /// Where the map of this name is pinned before it takes its place.
+    fn fresh_map(&self, name: &str) -> PathBuf {
+        self.maps().join(format!("{name}-new"))
+    }
+}
+
+/// The maps of this process, which its programs need as long as they are attached:
+/// pinned, they outlive it.
+pub(super) struct KeptMaps {
+    /// Where to pin; `None`: nowhere.
+    pub(super) pins: Option<Pins>,
+    /// By name.
+    pub(super) maps: [(&'static str, OwnedFd); 5],
+}
+
+impl KeptMaps {
+    /// To be called before the programs are attached: should the process be killed while
+    /// they are, those that are there go on answering.
+    pub(super) fn prepare(&self) {
+        self.with_pins(|pins| pins.pin_beside(&self.maps));
+    }
+
+    /// To be called when no program of a predecessor is attached any more.
+    pub(super) fn take_over(&self) {
+        self.with_pins(|pins| pins.put_in_place(&self.maps));
+    }
+
+    /// Whether they are (still) the ones that are pinned, and not a predecessor's or a
+    /// successor's.
+    pub(super) fn are_pinned(&self) -> bool {
+        let own = |name: &str, map: &OwnedFd| -> io::Result<bool> {
+            let Some(pins) = &self.pins else { return Ok(false) };
+            Ok(sys::map_id(sys::open_pin(&pins.map(name))?.as_fd())? == sys::map_id(map.as_fd())?)
+        };
+        self.maps.iter().all(|(name, map)| own(name, map).unwrap_or(false))
+    }
+
+    /// Pins them again if somebody took all pins away (`detach`, under a living server).
+    pub(super) fn pin_if_gone(&self) {
+        self.with_pins(|pins| {
+            if pins.map(object::NAMES).exists() {
+                return Ok(());
+            }
+            pins.pin_beside(&self.maps)?;
+            pins.put_in_place(&self.maps)
+        });
+    }
+
+    /// Does something that may fail, which costs what is kept and nothing else.
+    fn with_pins(&self, work: impl FnOnce(&Pins) -> io::Result<()>) {
+        if let Some(Err(error)) = self.pins.as_ref().map(work) {
+            tracing::warn!(%error, "cannot pin the maps: what is kept at the stop answers nothing at tc, and a successor will not know the learned names");
+        }
     }
 }
 

@@ -257,7 +257,7 @@ fn other_types_unknown_names_and_learning() -> Result<()> {
         .unlisted("later.bosh", [10, 0, 0, 2].into())
         .without("none.bosh");
     let fast_path = start(&pair.server, &config(HookMode::Auto, &bpffs), &[v4()], answers)?;
-    let asked = |name: &str, record_type| ask(&pair.client, v4(), name, record_type, None, SHORT);
+    let asked = |name: &str, record_type| ask(&pair.client, v4(), name, record_type, None, PATIENCE);
 
     let empty = asked("a.bosh.", RecordType::AAAA)?.context("no reply to AAAA")?;
     assert_eq!((lab::code(&empty), empty.answers.len()), (ResponseCode::NoError, 0));
