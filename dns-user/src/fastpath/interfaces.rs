@@ -321,10 +321,14 @@ impl Follower {
         if !self.complete {
             self.setting.kept_maps.prepare();
         }
-        let mut came = false;
+        let came = wanted.keys().any(|ifindex| !self.attached.contains_key(ifindex));
+        if came {
+            // A predecessor's program waits behind XDP until ours does; where nobody waits,
+            // what is handed on goes up all the same.
+            self.setting.control.set_second_stages([u64::MAX; INTERFACE_SLOTS / 64]);
+        }
         for (&ifindex, &link) in &wanted {
             if !self.attached.contains_key(&ifindex) {
-                came = true;
                 self.attach(link);
             }
             if let Some(attachment) = self.attached.get_mut(&ifindex) {

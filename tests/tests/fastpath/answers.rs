@@ -13,12 +13,8 @@ use dns_user::{
     fastpath::{Answers, FastPath, Hook},
     resolve::{self, AllRunning},
 };
-use hickory_proto::{
-    op::{Message, ResponseCode},
-    rr::RecordType,
-};
+use hickory_proto::{op::ResponseCode, rr::RecordType};
 use whole_system_tests::{
-    checksum::{checksum, pseudo},
     client,
     namespace::{End, Namespace, join},
     process::run,
@@ -223,27 +219,11 @@ fn replies_stay_right_where_a_device_on_their_way_finishes_checksums() -> Result
 fn ask_unclear(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) -> Result<()> {
     let before = fast_path.counters().hits();
     for &server in servers {
-        let query = client::query("n10.bosh.", RecordType::A, Some(4096))?.to_vec()?;
-        let unclear = |client| unclear(query, client, server);
-        let reply = from.run(|| client::ask_raw_from(server, unclear, PATIENCE))?.context("no reply")?;
-        lab::see_own_addresses(&Message::from_vec(&reply)?, 10)?;
+        let reply = lab::ask_unclear(from, server, "n10.bosh.", RecordType::A, PATIENCE)?;
+        lab::see_own_addresses(&reply.context("no reply")?, 10)?;
     }
     assert_eq!(fast_path.counters().hits() - before, servers.len() as u64);
     Ok(())
-}
-
-/// The query with the one id in 65,536 that makes the sum of its pseudo-header, which is
-/// what an unfinished checksum is, the finished checksum, too.
-fn unclear(mut query: Vec<u8>, client: SocketAddr, server: SocketAddr) -> Vec<u8> {
-    let udp_len = 8 + u16::try_from(query.len()).expect("a short query");
-    let pseudo = pseudo(client.ip(), server.ip(), udp_len);
-    let unfinished = !checksum(&[&pseudo]);
-    let udp = [client.port(), server.port(), udp_len, unfinished].map(u16::to_be_bytes).concat();
-    query[..2].fill(0);
-    let id = checksum(&[&pseudo, &udp, &query]);
-    query[..2].copy_from_slice(&id.to_be_bytes());
-    assert_eq!(checksum(&[&pseudo, &udp, &query]), 0);
-    query
 }
 
 #[test]

@@ -24,6 +24,7 @@ use hickory_proto::{
 };
 pub(crate) use whole_system_tests::bpffs::{Bpffs, config};
 use whole_system_tests::{
+    checksum::{checksum, pseudo},
     client,
     namespace::{End, Namespace, join},
     process::capture,
@@ -132,12 +133,43 @@ pub(crate) fn ask(
 ) -> Result<Option<Message>> {
     let query = client::query(name, record_type, edns)?;
     let bytes = query.to_vec()?;
-    match from.run(|| client::ask_raw(server, &bytes, patience))? {
-        Ok(reply) => {
-            let reply = Message::from_vec(&reply)?;
-            ensure!(reply.metadata.id == query.metadata.id, "a reply to another query");
-            Ok(Some(reply))
-        }
+    let reply = read(from.run(|| client::ask_raw(server, &bytes, patience))?)?;
+    if let Some(reply) = &reply {
+        ensure!(reply.metadata.id == query.metadata.id, "a reply to another query");
+    }
+    Ok(reply)
+}
+
+/// The same with a query of which the checksum's field does not tell whether it is finished.
+pub(crate) fn ask_unclear(
+    from: &Namespace,
+    server: SocketAddr,
+    name: &str,
+    record_type: RecordType,
+    patience: Duration,
+) -> Result<Option<Message>> {
+    let query = client::query(name, record_type, Some(4096))?.to_vec()?;
+    read(from.run(|| client::ask_raw_from(server, |client| unclear(query, client, server), patience))?)
+}
+
+/// The query with the one id in 65,536 that makes the sum of its pseudo-header, which is
+/// what an unfinished checksum is, the finished checksum, too.
+fn unclear(mut query: Vec<u8>, client: SocketAddr, server: SocketAddr) -> Vec<u8> {
+    let udp_len = 8 + u16::try_from(query.len()).expect("a short query");
+    let pseudo = pseudo(client.ip(), server.ip(), udp_len);
+    let unfinished = !checksum(&[&pseudo]);
+    let udp = [client.port(), server.port(), udp_len, unfinished].map(u16::to_be_bytes).concat();
+    query[..2].fill(0);
+    let id = checksum(&[&pseudo, &udp, &query]);
+    query[..2].copy_from_slice(&id.to_be_bytes());
+    assert_eq!(checksum(&[&pseudo, &udp, &query]), 0);
+    query
+}
+
+/// Reads a reply; `None`: none came in time.
+fn read(reply: io::Result<Vec<u8>>) -> Result<Option<Message>> {
+    match reply {
+        Ok(reply) => Ok(Some(Message::from_vec(&reply)?)),
         Err(error)
             if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionRefused) =>
         {
