@@ -33,7 +33,7 @@ pub struct Control {
     pub endpoints: [Endpoint; MAX_ENDPOINTS],
     /// Where XDP may hand packets on to the tc program behind it: bit `ifindex %
     /// INTERFACE_SLOTS` is set while that program is attached to every interface
-    /// of that slot that XDP serves.
+    /// of that slot that XDP serves, all bits while programs are being attached.
     pub second_stages: [u64; INTERFACE_SLOTS / 64],
 }
 
