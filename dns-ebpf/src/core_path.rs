@@ -116,9 +116,8 @@ fn try_answer<H: Hook>(
     let frame = frame.forget(scratch);
     let plan = reply::plan(hook, control, frame, question, &entry)?.forget(scratch);
     let plan = if H::HAS_SKB {
-        let partial = match partial::is_partial(hook, &frame, &question, name_sum)? {
-            Some(partial) => partial,
-            None => return Err(handed_on_or(Outcome::Unsupported, hook, control)),
+        let Some(partial) = partial::is_partial(hook, &frame, &question, name_sum)? else {
+            return Err(handed_on_or(Outcome::Unsupported, hook, control));
         };
         plan.with_partial(partial, scratch)
     } else {

@@ -24,6 +24,8 @@ pub const IPV4_LEN: usize = 20;
 pub const IPV6_LEN: usize = 40;
 /// Bytes of a UDP header.
 pub const UDP_LEN: usize = 8;
+/// Offset of the checksum in it.
+pub const UDP_SUM: usize = 6;
 
 /// Protocol number of UDP.
 pub const UDP: u8 = 17;

@@ -12,7 +12,7 @@ use dns_common::counters::Outcome;
 use crate::{
     bytes::{load, masked, opaque},
     checksum::{self, Sum},
-    filter::{Frame, IPV4_LEN, IPV6_LEN, UDP_LEN},
+    filter::{Frame, IPV4_LEN, IPV6_LEN, UDP_LEN, UDP_SUM},
     hook::{Hook, Span},
     question::{HEADER_LEN, MAX_QUERY_LEN, Question, TYPE_CLASS_LEN},
 };
@@ -82,9 +82,6 @@ pub fn is_partial<H: Hook>(
     }
     Ok(Some(true))
 }
-
-/// Offset of the checksum in a UDP header.
-const UDP_SUM: usize = 6;
 
 /// Words of the longest message behind its question's name.
 const REST_WORDS: usize = (MAX_QUERY_LEN - HEADER_LEN).div_ceil(8);

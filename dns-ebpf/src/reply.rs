@@ -9,7 +9,7 @@ use dns_common::{
 use crate::{
     bytes::{forget, load, masked, opaque, store},
     checksum::{self, Sum},
-    filter::{Frame, IPV4_LEN, IPV6_LEN, UDP, UDP_LEN},
+    filter::{Frame, IPV4_LEN, IPV6_LEN, UDP, UDP_LEN, UDP_SUM},
     hook::{Hook, Span},
     lookup::Entry,
     maps::{Answered, Scratch},
@@ -271,7 +271,7 @@ fn write_ipv4(plan: &Plan, ip: usize, udp_len: usize) {
         store(ip + 16, client);
         swap_ports(udp, udp_len);
         addresses.add_pseudo_tail(udp_len);
-        store(udp + 6, addresses.fold() & plan.partial as u16);
+        store(udp + UDP_SUM, addresses.fold() & plan.partial as u16);
     }
 }
 
@@ -298,10 +298,10 @@ fn write_ipv6<H: Hook>(hook: &H, plan: &Plan, answers: Sum, ip: usize, udp_len: 
         store(ip + 32, client[1]);
         swap_ports(udp, udp_len);
         if plan.partial != 0 {
-            store(udp + 6, sum.fold());
+            store(udp + UDP_SUM, sum.fold());
             return Some(());
         }
-        store(udp + 6, 0u16);
+        store(udp + UDP_SUM, 0u16);
         sum.add(load(udp));
         sum.add(load(udp + 8));
         sum.add_half(load(udp + 16));
@@ -313,7 +313,7 @@ fn write_ipv6<H: Hook>(hook: &H, plan: &Plan, answers: Sum, ip: usize, udp_len: 
     sum.add_sum(answers, question_len & 1 != 0);
     let sum = sum.finish();
     // SAFETY: as above. Zero would mean that there is no checksum.
-    unsafe { store(udp + 6, if sum == 0 { 0xffff } else { sum }) };
+    unsafe { store(udp + UDP_SUM, if sum == 0 { 0xffff } else { sum }) };
     Some(())
 }
 

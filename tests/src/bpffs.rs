@@ -32,6 +32,11 @@ impl Bpffs {
         // The kernel itself puts `maps.debug` and `progs.debug` there.
         files_below(&self.path()).into_iter().filter(|path| path.extension().is_none()).collect()
     }
+
+    /// Links that are pinned.
+    pub fn links(&self) -> Vec<PathBuf> {
+        self.pinned().into_iter().filter(|path| path.to_string_lossy().contains("/links/")).collect()
+    }
 }
 
 impl Drop for Bpffs {

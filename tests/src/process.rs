@@ -80,6 +80,12 @@ impl Kept {
         self.wait(limit)
     }
 
+    /// Ends it without asking (SIGKILL) and waits.
+    pub fn kill(&mut self, limit: Duration) -> Result<ExitStatus> {
+        self.signal(Signal::SIGKILL)?;
+        self.wait(limit)
+    }
+
     /// The process for `kill`.
     fn target(&self) -> Pid {
         Pid::from_raw(self.0.id().cast_signed())

@@ -321,8 +321,8 @@ impl Follower {
         if !self.complete {
             self.setting.kept_maps.prepare();
         }
-        let came = wanted.keys().any(|ifindex| !self.attached.contains_key(ifindex));
-        if came {
+        let before = self.attached.len();
+        if before < wanted.len() {
             // A predecessor's program waits behind XDP until ours does; where nobody waits,
             // what is handed on goes up all the same.
             self.setting.control.set_second_stages([u64::MAX; INTERFACE_SLOTS / 64]);
@@ -338,7 +338,7 @@ impl Follower {
         self.setting.control.set_second_stages(second_stages(&self.attached));
         if !self.complete {
             self.complete_takeover();
-        } else if came {
+        } else if before < self.attached.len() {
             self.setting.kept_maps.pin_if_gone();
         }
         // Who sees that interfaces answer may rely on their going on when we are killed.

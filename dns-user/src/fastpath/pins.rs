@@ -221,8 +221,8 @@ impl KeptMaps {
     /// Whether they are (still) the ones that are pinned, and not a predecessor's or a
     /// successor's.
     pub(super) fn are_pinned(&self) -> bool {
+        let Some(pins) = &self.pins else { return false };
         let own = |name: &str, map: &OwnedFd| -> io::Result<bool> {
-            let Some(pins) = &self.pins else { return Ok(false) };
             Ok(sys::map_id(sys::open_pin(&pins.map(name))?.as_fd())? == sys::map_id(map.as_fd())?)
         };
         self.maps.iter().all(|(name, map)| own(name, map).unwrap_or(false))

@@ -137,8 +137,7 @@ fn killed_and_restarted_under_load_every_query_is_answered_and_none_wrong() -> R
         let mut rounds = || -> Result<()> {
             for round in 0..3 {
                 more("answers of a living server")?;
-                server.process().signal(Signal::SIGKILL)?;
-                server.process().wait(Duration::from_secs(5))?;
+                server.process().kill(Duration::from_secs(5))?;
                 more("answers of the dead server's programs")?;
                 server.restart(Some(&pair.server))?;
                 wait_for_fast_path(&pair.server).with_context(|| format!("round {round}"))?;
@@ -275,14 +274,9 @@ fn a_living_server_attaches_again_what_detach_took_off() -> Result<()> {
         let right = matches!(running.ask(SHORT), Ok(Some(found)) if found == published());
         right && running.fast_path_replies().is_ok_and(|replies| replies > before)
     })?;
-    let links = |running: &Running| {
-        let pinned = running.bpffs.pinned();
-        pinned.iter().filter(|path| path.to_string_lossy().contains("/links/")).count()
-    };
-    wait_until("the links to be pinned again", PATIENCE, || links(&running) == 2)?;
+    wait_until("the links to be pinned again", PATIENCE, || running.bpffs.links().len() == 2)?;
     wait_until("the maps to be pinned again", PATIENCE, || running.bpffs.pinned().len() == 2 + 5)?;
-    running.server.process().signal(Signal::SIGKILL)?;
-    running.server.process().wait(Duration::from_secs(5))?;
+    running.server.process().kill(Duration::from_secs(5))?;
     ensure!(running.ask(PATIENCE)? == Some(published()), "what is attached again outlives the server, too");
     Ok(())
 }
@@ -293,8 +287,7 @@ fn detach_takes_off_what_a_killed_server_left() -> Result<()> {
         return Ok(());
     }
     let mut running = Running::start("gone", json!({"lease": "60s"}))?;
-    running.server.process().signal(Signal::SIGKILL)?;
-    running.server.process().wait(Duration::from_secs(5))?;
+    running.server.process().kill(Duration::from_secs(5))?;
     ensure!(running.ask(PATIENCE)? == Some(published()), "the programs stay");
     // lo and srv.
     assert_eq!(running.detach()?["links"], 2);

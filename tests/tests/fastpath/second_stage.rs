@@ -21,7 +21,6 @@ use dns_user::{
     ops::metrics::names,
 };
 use hickory_proto::rr::RecordType;
-use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use whole_system_tests::{
@@ -391,8 +390,7 @@ fn both_stages_outlive_a_killed_server_and_are_taken_over_or_detached() -> Resul
         let before = links()?;
         ensure!(before.len() == 2, "{before:?}");
 
-        server.process().signal(Signal::SIGKILL)?;
-        server.process().wait(Duration::from_secs(5))?;
+        server.process().kill(Duration::from_secs(5))?;
         ask_groups(&pair).context("answers of the dead server's programs")?;
         server.restart(Some(&pair.server))?;
         wait_for_fast_path(&pair.server)?;
@@ -404,8 +402,7 @@ fn both_stages_outlive_a_killed_server_and_are_taken_over_or_detached() -> Resul
         );
         ensure!(links()? == before, "{mode}: other links than before: {:?}, {before:?}", links()?);
 
-        server.process().signal(Signal::SIGKILL)?;
-        server.process().wait(Duration::from_secs(5))?;
+        server.process().kill(Duration::from_secs(5))?;
         let mut command: Command = pair.server.command(server::program()?)?;
         let said = capture(
             command.args(["detach", "--json", "--config"]).arg(server.folder.path().join("config.json")),

@@ -185,6 +185,5 @@ fn trust_anchor(folder: &Path) -> Result<String> {
 
 /// Waits for the end of a server that was killed.
 pub(crate) fn kill(mut recursor: Recursor) -> Result<()> {
-    recursor.process.signal(nix::sys::signal::Signal::SIGKILL)?;
-    recursor.process.wait(START).map(drop)
+    recursor.process.kill(START).map(drop)
 }
