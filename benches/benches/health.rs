@@ -16,12 +16,12 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use bosh_dns_xdp_benches::cpu::{CpuTime, resident_memory};
-use dns_user::{
+use dns_core::{
     config::{HealthConfig, TlsFiles},
-    health::{HEALTH_NAME, HealthService, NoMarks},
     name::Name,
-    resolve::{Checks, Outcome, Resolution},
+    resolve::{Checks, Existence, Resolution},
 };
+use dns_resolver::health::{HEALTH_NAME, HealthService, NoFastPath};
 use whole_system_tests::health::{Authority, Fleet, instance, write_files};
 
 /// How many instances.
@@ -110,7 +110,7 @@ fn service(fleet: &OtherProcess, files: &TlsFiles, check_interval: Duration) -> 
         tracked_query_ttl: None,
     };
     let service = HealthService::new(&config, Duration::from_secs(5))?;
-    service.start(Arc::new(|_: &[IpAddr]| {}), Arc::new(NoMarks))?;
+    service.start(Arc::new(|_: &[IpAddr]| {}), Arc::new(NoFastPath))?;
     Ok(service)
 }
 
@@ -123,7 +123,7 @@ fn name() -> Result<Name> {
 fn all() -> Resolution {
     let instances = (0..COUNT).map(instance).collect();
     let checks = Checks { instances, tracked: true, synchronous: false };
-    Resolution { outcome: Outcome::Found, v4: Vec::new(), v6: Vec::new(), checks }
+    Resolution { existence: Existence::Found, v4: Vec::new(), v6: Vec::new(), checks }
 }
 
 /// The process of the instances; ends with this.

@@ -4,16 +4,16 @@
 use std::{hint::black_box, time::Duration};
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use dns_user::{
+use dns_core::{
     config::{LogLevel, LoggingConfig},
     name::Name,
-    ops::{
-        logs::{
-            LogFormat, Logs,
-            requests::{self, Request},
-        },
-        tap,
+};
+use dns_resolver::ops::{
+    logs::{
+        LogFormat, Logs,
+        requests::{self, Request},
     },
+    tap,
 };
 
 /// One request, told of again and again.

@@ -23,6 +23,7 @@ use dns_common::{
 use whole_system_tests::{
     program::{Hook, Program, Published},
     requirements,
+    yardstick::{self, Yardstick},
 };
 
 /// Runs of one measurement: about a millisecond, which often goes undisturbed.
@@ -52,13 +53,14 @@ fn main() -> Result<()> {
     let mut reset = Reset::load()?;
     // `cargo bench --bench program -- TEXT`: only rows with this in their label.
     let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
-    for (label, measured, reflector) in [
-        ("xdp", Hook::Xdp, Hook::Reflector),
-        ("generic", Hook::XdpGeneric, Hook::Reflector),
-        ("tc", Hook::Tc, Hook::TcReflector),
+    for (label, measured, hook) in [
+        ("xdp", Hook::Xdp, yardstick::Hook::Native),
+        ("generic", Hook::XdpGeneric, yardstick::Hook::Generic),
+        ("tc", Hook::Tc, yardstick::Hook::Tc),
     ] {
-        let mut rows = rows(measured, reflector);
-        let is_yardstick = |row: &Row| row.subject != Some(measured);
+        let reflector = Reflector::load(hook)?;
+        let mut rows = rows(measured, program.fd(measured)?, reflector.fd()?)?;
+        let is_yardstick = |row: &Row| matches!(row.expected, Expected::Nothing);
         rows.retain(|row| is_yardstick(row) || is_wanted(&wanted, &format!("{label}: {}", row.label)));
         for row in &rows {
             if let Expected::Counted(Outcome::Hit) = row.expected {
@@ -87,7 +89,7 @@ struct Row {
     /// What it is.
     label: String,
     /// The program, or none: the reset alone.
-    subject: Option<Hook>,
+    subject: Option<ProgramFd>,
     /// The hook of the reset.
     at: Hook,
     /// Bytes of the name asked for.
@@ -110,32 +112,27 @@ enum Expected {
 }
 
 /// All rows of a hook: the reflector, the reset alone, misses and hits.
-fn rows(at: Hook, reflector: Hook) -> Vec<Row> {
-    let row = |label: String, subject, name_len, answers, expected| Row {
-        label,
-        subject,
-        at,
-        name_len,
-        answers,
-        expected,
-        times: Vec::new(),
+fn rows(at: Hook, measured: &ProgramFd, reflector: &ProgramFd) -> Result<Vec<Row>> {
+    let row = |label: String, subject: Option<&ProgramFd>, name_len, answers, expected| -> Result<Row> {
+        let subject = subject.map(ProgramFd::try_clone).transpose()?;
+        Ok(Row { label, subject, at, name_len, answers, expected, times: Vec::new() })
     };
-    let mut rows = vec![row("reflector".into(), Some(reflector), 14, 0, Expected::Nothing)];
+    let mut rows = vec![row("reflector".into(), Some(reflector), 14, 0, Expected::Nothing)?];
     for name_len in NAME_LENGTHS {
         let label = format!("reset alone, name of {name_len} bytes");
-        rows.push(row(label, None, name_len, 0, Expected::Nothing));
+        rows.push(row(label, None, name_len, 0, Expected::Nothing)?);
     }
     for name_len in NAME_LENGTHS {
         let label = format!("miss, name of {name_len} bytes");
-        rows.push(row(label, Some(at), name_len, 0, Expected::Counted(Outcome::NotPublished)));
+        rows.push(row(label, Some(measured), name_len, 0, Expected::Counted(Outcome::NotPublished))?);
     }
     for answers in [1, 3, 10, 24] {
         for name_len in NAME_LENGTHS {
             let label = format!("{answers} answers, name of {name_len} bytes");
-            rows.push(row(label, Some(at), name_len, answers, Expected::Counted(Outcome::Hit)));
+            rows.push(row(label, Some(measured), name_len, answers, Expected::Counted(Outcome::Hit))?);
         }
     }
-    rows
+    Ok(rows)
 }
 
 impl Row {
@@ -152,8 +149,7 @@ impl Row {
     /// Measures a round, and sees that each run came to what it should.
     fn measure(&mut self, round: usize, program: &mut Program, reset: &mut Reset) -> Result<()> {
         let packet = query(&self.name(round));
-        let subject = self.subject.map(|hook| program.fd(hook)).transpose()?;
-        reset.prepare(self.at, subject, &packet)?;
+        reset.prepare(self.at, self.subject.as_ref(), &packet)?;
         let before = program.counters().outcomes;
         let time = reset.run(self.at, &packet)?;
         let after = program.counters().outcomes;
@@ -203,6 +199,27 @@ fn print(label: &str, rows: &[Row]) {
             alone - reflected,
             whole / reflector.shortest(),
         );
+    }
+}
+
+/// The bare reflector of a hook.
+struct Reflector {
+    /// The object, which keeps the program.
+    object: Ebpf,
+    /// The program's name in it.
+    name: &'static str,
+}
+
+impl Reflector {
+    /// Loads it.
+    fn load(hook: yardstick::Hook) -> Result<Self> {
+        let (object, name) = Yardstick::Reflector.load(hook)?;
+        Ok(Self { object, name })
+    }
+
+    /// The program.
+    fn fd(&self) -> Result<&ProgramFd> {
+        Ok(self.object.program(self.name).context("loaded by this name")?.fd()?)
     }
 }
 
@@ -306,7 +323,7 @@ fn query(name: &[u8]) -> Vec<u8> {
     let message = [&[0x12, 0x34, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0], name, &[0, 1, 0, 1]].concat();
     let udp_len = 8 + message.len() as u16;
     let [total, total_low] = (20 + udp_len).to_be_bytes();
-    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
+    let mut frame = vec![0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 2, 8, 0];
     frame.extend([0x45, 0, total, total_low, 0, 0, 0x40, 0, 64, 17, 0, 0]);
     frame.extend(CLIENT.octets());
     frame.extend(SERVER.octets());

@@ -14,12 +14,12 @@ use std::{
 use anyhow::{Context as _, Result};
 use bosh_dns_xdp_benches::foundation::Foundation;
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
-use dns_user::{
+use dns_core::{
     catalog::Snapshot,
     config::{HookMode, XdpConfig},
-    fastpath::{Everything, FastPath, Publisher},
     resolve::AllRunning,
 };
+use dns_resolver::fastpath::{Everything, FastPath, Publisher};
 use tokio::runtime::{Builder, Runtime};
 use whole_system_tests::{
     bpffs::{Bpffs, config},
@@ -55,7 +55,7 @@ fn measure(criterion: &mut Criterion, size: usize) -> Result<()> {
 
     let mut group = criterion.benchmark_group("publisher");
     group.sampling_mode(SamplingMode::Flat).sample_size(10);
-    group.throughput(Throughput::Elements(before.published_names().count() as u64));
+    group.throughput(Throughput::Elements(dns_core::listing::published_names(&before).count() as u64));
     group.bench_function(BenchmarkId::new("first_fill", size), |bencher| {
         bencher.iter_custom(|rounds| {
             let fill = || -> Result<Duration> {

@@ -9,9 +9,10 @@ use std::hint::black_box;
 
 use bosh_dns_xdp_benches::fleet::{Fleet, Row};
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
-use dns_user::catalog::{AliasFiles, Records, Snapshot};
-use dns_user::name::Name;
-use dns_user::resolve::{AllRunning, Outcome, resolve};
+use dns_core::catalog::{AliasFiles, Records, Snapshot};
+use dns_core::listing::published_names;
+use dns_core::name::Name;
+use dns_core::resolve::{AllRunning, Existence, resolve};
 
 /// Instances in the fleets.
 const SIZES: [usize; 3] = [1_000, 10_000, 100_000];
@@ -88,7 +89,7 @@ fn lookups(criterion: &mut Criterion) {
             let (label, text, addresses) = bench.names().swap_remove(kind);
             let name = Name::from_text(&text).expect("the name is good");
             let resolution = resolve(&bench.snapshot, &AllRunning, &name).expect("the name is ours");
-            assert_eq!(resolution.outcome == Outcome::Found, !label.starts_with("missing"), "{text}");
+            assert_eq!(resolution.existence == Existence::Found, !label.starts_with("missing"), "{text}");
             assert!(addresses.is_none_or(|count| resolution.v4.len() == count), "{text}: {resolution:?}");
             group.bench_function(BenchmarkId::new(label, size), |bencher| {
                 bencher.iter(|| resolve(black_box(&bench.snapshot), &AllRunning, black_box(&name)));
@@ -125,13 +126,13 @@ fn publishing(criterion: &mut Criterion) {
     group.sampling_mode(SamplingMode::Flat).sample_size(10);
     for size in SIZES {
         let bench = Bench::new(size);
-        group.throughput(Throughput::Elements(bench.snapshot.published_names().count() as u64));
+        group.throughput(Throughput::Elements(published_names(&bench.snapshot).count() as u64));
         group.bench_function(BenchmarkId::new("names", size), |bencher| {
-            bencher.iter(|| bench.snapshot.published_names().count());
+            bencher.iter(|| published_names(&bench.snapshot).count());
         });
         group.bench_function(BenchmarkId::new("resolve_all", size), |bencher| {
             bencher.iter(|| {
-                let names = bench.snapshot.published_names();
+                let names = published_names(&bench.snapshot);
                 names.filter_map(|name| resolve(&bench.snapshot, &AllRunning, &name)).count()
             });
         });

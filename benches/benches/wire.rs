@@ -5,8 +5,8 @@ use std::{hint::black_box, net::Ipv4Addr};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use dns_common::name::hash_name;
-use dns_user::{
-    resolve::{Checks, Outcome, Resolution},
+use dns_core::{
+    resolve::{Checks, Existence, Resolution},
     wire::{Parsed, Query, Shuffle, Transport, fit, local_reply, parse},
 };
 use hickory_proto::{
@@ -56,7 +56,7 @@ fn writing(criterion: &mut Criterion) {
     for count in [1u32, 10, 30] {
         let v4: Vec<Ipv4Addr> = (0..count).map(|number| Ipv4Addr::from_bits(0x0a00_0000 + number)).collect();
         let resolution =
-            Resolution { outcome: Outcome::Found, v4: v4.clone(), v6: vec![], checks: Checks::default() };
+            Resolution { existence: Existence::Found, v4: v4.clone(), v6: vec![], checks: Checks::default() };
         let (mut shuffle, mut out) = (Shuffle::with_seed(1), Vec::new());
         group.bench_with_input(BenchmarkId::new("ours", count), &resolution, |bencher, resolution| {
             bencher.iter(|| {

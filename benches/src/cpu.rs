@@ -70,6 +70,12 @@ pub fn napi_threads(interface: &str) -> io::Result<Vec<u32>> {
     Ok(found)
 }
 
+/// How often a thread has gone to sleep by itself (`voluntary_ctxt_switches`).
+pub fn sleeps(thread: u32) -> io::Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{thread}/status"))?;
+    field(&status, "voluntary_ctxt_switches").ok_or_else(|| io::Error::other("no count of context switches"))
+}
+
 /// Resident memory of a process in bytes (`VmRSS`).
 pub fn resident_memory(pid: u32) -> io::Result<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
@@ -102,8 +108,8 @@ fn memory_of_map(id: u32) -> io::Result<u64> {
     field(&text, "memlock").ok_or_else(|| io::Error::other("no memlock"))
 }
 
-/// A number in the text of a `fdinfo` file.
-fn field(fdinfo: &str, name: &str) -> Option<u64> {
-    let value = fdinfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+/// A number in the text of a `fdinfo` or `status` file.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     value?.trim().parse().ok()
 }

@@ -4,7 +4,7 @@
 use std::{fs, net::Ipv4Addr, path::Path};
 
 use anyhow::{Context, Result};
-use dns_user::{
+use dns_core::{
     catalog::{AliasFiles, Records, Snapshot},
     name::Name,
     resolve::{AllRunning, resolve},
@@ -22,7 +22,12 @@ pub struct Foundation {
     pub aliases: Option<Vec<u8>>,
     /// What they mean.
     pub snapshot: Snapshot,
+    /// `max_names` of the server that serves it; three quarters are for names that it lists.
+    pub max_names: u32,
 }
+
+/// `max_names` where nobody says otherwise.
+const DEFAULT_MAX_NAMES: u32 = 65_536;
 
 /// An instance that got another address.
 #[derive(Clone, Debug)]
@@ -54,12 +59,12 @@ impl Foundation {
         let files = aliases.iter().map(|aliases| ("aliases.json", &aliases[..]));
         let (alias_files, _) = AliasFiles::parse(files).context("aliases")?;
         let (snapshot, _) = Snapshot::build(parsed, &alias_files);
-        Ok(Self { records, aliases, snapshot })
+        Ok(Self { records, aliases, snapshot, max_names: DEFAULT_MAX_NAMES })
     }
 
     /// The names that are published, in the order of their use.
     pub fn names(&self) -> impl Iterator<Item = Name> {
-        self.snapshot.published_names()
+        dns_core::listing::published_names(&self.snapshot)
     }
 
     /// Names with IPv4 addresses, for servers that want to be told: at most `limit`.
@@ -87,7 +92,8 @@ impl Foundation {
         if let Some(version) = records["version"].as_u64() {
             records["version"] = (version + 1).into();
         }
-        *self = Self::parse(serde_json::to_vec(&records)?, self.aliases.take())?;
+        let changed = Self::parse(serde_json::to_vec(&records)?, self.aliases.take())?;
+        *self = Self { max_names: self.max_names, ..changed };
         Ok(Change { name, from, to })
     }
 }

@@ -1,6 +1,6 @@
 //! The laboratory: a client's and a server's network namespace, joined by veth.
 
-use std::{fs, net::Ipv4Addr, process::Command};
+use std::{fs, io, net::Ipv4Addr, process::Command};
 
 use anyhow::{Context, Result};
 use nix::{
@@ -12,7 +12,7 @@ use whole_system_tests::{
     process::{capture, run},
 };
 
-use crate::cpu::{CpuTime, napi_threads};
+use crate::cpu::{CpuTime, napi_threads, sleeps};
 
 /// CPU of everything on the server's side.
 pub const SERVER_CPU: usize = 0;
@@ -117,6 +117,18 @@ impl Lab {
     pub fn replies(&self) -> Result<u64> {
         let text = self.client.run(|| fs::read_to_string("/proc/thread-self/net/dev"))??;
         received(&text, CLIENT_INTERFACE).context("no counters of the client's interface")
+    }
+
+    /// Packets that the server's interface took in: queries, where nothing else is sent to it.
+    pub fn arrivals(&self) -> Result<u64> {
+        let text = self.server.run(|| fs::read_to_string("/proc/thread-self/net/dev"))??;
+        received(&text, SERVER_INTERFACE).context("no counters of the server's interface")
+    }
+
+    /// How often the server's NAPI threads have gone to sleep; none where they are no threads.
+    pub fn sleeps(&self) -> Result<u64> {
+        let threads = if self.split { napi_threads(SERVER_INTERFACE)? } else { Vec::new() };
+        Ok(threads.into_iter().map(sleeps).sum::<io::Result<u64>>()?)
     }
 
     /// Words to put before a command that makes load: in the client's namespace, on its CPU.

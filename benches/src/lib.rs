@@ -2,13 +2,15 @@
 
 pub mod cpu;
 pub mod dnsperf;
-pub mod fleet;
 pub mod forwarders;
 pub mod foundation;
 pub mod kxdpgun;
 pub mod lab;
 pub mod peers;
+pub mod reference;
 pub mod report;
+
+pub use whole_system_tests::{fleet, yardstick};
 
 /// Whether one of the texts is in the label, or there are none.
 pub fn is_wanted(texts: &[String], label: &str) -> bool {

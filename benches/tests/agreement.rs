@@ -7,8 +7,9 @@ use std::{
 };
 
 use anyhow::Result;
-use bosh_dns_xdp_benches::foundation::Foundation;
-use dns_user::{name::Name, ops::metrics::names::FAST_PATH_WRITES_TOTAL};
+use bosh_dns_xdp_benches::{fleet::Fleet, foundation::Foundation};
+use dns_core::name::Name;
+use dns_resolver::ops::metrics::names::FAST_PATH_WRITES_TOTAL;
 use hickory_proto::{op::Message, rr::RecordType};
 use serde_json::json;
 use whole_system_tests::{
@@ -18,7 +19,6 @@ use whole_system_tests::{
     process::wait_until,
     requirements,
     server::{self, Server},
-    shared,
 };
 
 /// Where the server listens, in a namespace of its own.
@@ -30,10 +30,10 @@ fn both_paths_agree_on_a_generated_foundation() {
 }
 
 #[test]
-fn both_paths_agree_on_a_real_foundation() {
-    let Some(folder) = shared::prodlike() else { return };
-    let aliases = folder.join("aliases.json");
-    both_paths_agree(&Foundation::read(&folder.join("records.json"), Some(&aliases)).unwrap()).unwrap();
+fn both_paths_agree_on_aliases_of_many_deployments() {
+    let fleet = Fleet::generate(900, 7);
+    let foundation = Foundation::parse(fleet.records_json(), Some(fleet.cell_aliases_json())).unwrap();
+    both_paths_agree(&foundation).unwrap();
 }
 
 /// A few names from all over a large foundation are asked for again and again: their entries

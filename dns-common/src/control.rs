@@ -17,27 +17,68 @@ pub struct Control {
     pub lease_deadline_ns: u64,
     /// Seed of [`crate::name::NameHasher`]. Fixed for the life of the maps.
     pub hash_seed: u64,
-    /// Largest reply that the program gives, in bytes of IP packet; beyond the
-    /// client's own limit this bounds what one hook may send. 0: no bound but
-    /// the interface's.
+    /// Largest reply that the program gives, in bytes of DNS message: a longer one is
+    /// left to userspace, which knows whom it may go to. 0: no bound but the client's
+    /// and the interface's.
     pub max_reply: u32,
     /// One query in this many is sent to the tap; 0: tap off, 1: all.
     pub tap_every: u32,
     /// How many of `endpoints` count, at most [`MAX_ENDPOINTS`].
     pub endpoint_count: u32,
-    /// 1: marks of use are exact (`bpf_ktime_get_ns`), because their order
+    /// 1: last-used times are exact (`bpf_ktime_get_ns`), because their order
     /// decides which name falls out of health tracking; 0: they have the
     /// resolution of a tick, which costs less.
-    pub exact_marks: u32,
+    pub exact_last_used: u32,
     /// Where the server listens.
     pub endpoints: [Endpoint; MAX_ENDPOINTS],
     /// Where XDP may hand packets on to the tc program behind it: bit `ifindex %
     /// INTERFACE_SLOTS` is set while that program is attached to every interface
     /// of that slot that XDP serves, all bits while programs are being attached.
     pub second_stages: [u64; INTERFACE_SLOTS / 64],
+    /// VLANs whose frames are answered: bit `id` of 4096.
+    pub vlans: [u64; VLAN_WORDS],
+    /// The interfaces that XDP serves, each at its [`Self::interface`].
+    pub interfaces: [Interface; INTERFACES],
+}
+
+/// Words of [`Control::vlans`], a power of two.
+pub const VLAN_WORDS: usize = 4096 / 64;
+
+/// Slots of [`Control::interfaces`], a power of two.
+pub const INTERFACES: usize = 1024;
+
+/// Number of `lo` in every network namespace (`LOOPBACK_IFINDEX`, kernel 2.6.39).
+pub const LOOPBACK_IFINDEX: u32 = 1;
+
+/// To whom the frames that come in by an interface may be addressed: at XDP nobody has
+/// looked yet, and of a bridge's port the kernel knows it only behind tc.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C, align(8))]
+pub struct Interface {
+    /// Its address, and two bytes of zero.
+    pub address: [u8; 8],
+    /// That of the bridge or bond which it is a part of, if it is; else its own.
+    pub master: [u8; 8],
+    /// Its number; any other one here: what comes in by it goes up.
+    pub ifindex: u32,
+    /// Explicit padding, zero.
+    pub padding: u32,
 }
 
 impl Control {
+    /// Place of an interface among [`Self::interfaces`].
+    #[inline(always)]
+    pub const fn interface(ifindex: u32) -> usize {
+        ifindex as usize % INTERFACES
+    }
+
+    /// Word and bit of a VLAN in [`Self::vlans`], by the tag in host order: its priority
+    /// does not matter.
+    #[inline(always)]
+    pub const fn vlan(tag: u16) -> (usize, u64) {
+        (tag as usize / 64 % VLAN_WORDS, 1 << (tag % 64))
+    }
+
     /// Word and bit of an interface in [`Self::second_stages`].
     #[inline(always)]
     pub const fn second_stage(ifindex: u32) -> (usize, u64) {
@@ -46,24 +87,21 @@ impl Control {
 }
 
 /// First word of the metadata that XDP puts before a packet which it hands on to
-/// the tc program behind it. Only a hint: that program looks at the packet itself
-/// as if nobody had before, so nothing is gained by a mark of somebody else's.
-pub const HANDED_ON_MARK: u64 = u64::from_ne_bytes(*b"bosh-dns");
+/// the tc program behind it. Advice only: that program looks at the packet itself
+/// as if nobody had before, so nothing is gained by a tag of somebody else's.
+pub const HAND_OFF_TAG: u64 = u64::from_ne_bytes(*b"bosh-dns");
 
 /// An address and port that the server listens on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(8))]
 pub struct Endpoint {
-    /// Network order. IPv4 as `::ffff:a.b.c.d`; all zeros with `wildcard`.
+    /// Network order. IPv4 as `::ffff:a.b.c.d`. Never a wildcard: the program cannot know
+    /// which addresses are local, so userspace lists them one by one.
     pub address: [u8; 16],
     /// Network order.
     pub port: [u8; 2],
     /// 4 or 6.
     pub family: u8,
-    /// 1: any address of the family that is local to this machine. The program
-    /// cannot know which are, so userspace lists them one by one instead and
-    /// this stays 0; kept so that a reader of the map sees it was considered.
-    pub wildcard: u8,
     /// Explicit padding, zero.
-    pub padding: [u8; 4],
+    pub padding: [u8; 5],
 }

@@ -80,6 +80,9 @@ pub enum QueryKind {
     Other = 2,
 }
 
+/// Slots for [`QueryKind`], a power of two.
+pub const KIND_SLOTS: usize = 4;
+
 /// RCODEs that the program can give: slots in [`CpuCounters::replies`].
 pub const RCODE_SLOTS: usize = 4;
 
@@ -90,7 +93,7 @@ pub struct CpuCounters {
     /// Packets by [`Outcome`].
     pub outcomes: [u64; OUTCOME_SLOTS],
     /// Replies by [`QueryKind`] (0..3) and RCODE (0..4).
-    pub replies: [[u64; RCODE_SLOTS]; 4],
+    pub replies: [[u64; RCODE_SLOTS]; KIND_SLOTS],
     /// Bytes of DNS message in queries that were answered.
     pub query_bytes: u64,
     /// Bytes of DNS message in replies.

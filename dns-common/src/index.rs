@@ -37,7 +37,7 @@ pub const WORD_SLOTS: usize = 8;
 pub struct Bucket {
     /// Tags, the first slot's in the lowest byte; 0: the slot is free. Slots 8
     /// to 11 have theirs in the second word, whose upper half counts the names
-    /// that prefer this bucket and stand in the other one ([`strays`]).
+    /// that prefer this bucket and stand in the other one ([`overflows`]).
     pub tags: [u64; 2],
     /// For each slot the cell where its entry begins ([`crate::entry::Location`]).
     pub cells: [u32; BUCKET_SLOTS],
@@ -75,24 +75,24 @@ pub const fn preferred_bucket(hash: u64) -> usize {
 /// How many names stand in the other bucket because the one with this second word was
 /// full.
 #[inline(always)]
-pub const fn strays(second_word: u64) -> u32 {
-    (second_word >> STRAYS_SHIFT) as u32
+pub const fn overflows(second_word: u64) -> u32 {
+    (second_word >> OVERFLOW_SHIFT) as u32
 }
 
 /// The second word of a bucket with one more of them.
 #[inline(always)]
-pub const fn with_stray(second_word: u64) -> u64 {
-    second_word + (1 << STRAYS_SHIFT)
+pub const fn with_overflow(second_word: u64) -> u64 {
+    second_word + (1 << OVERFLOW_SHIFT)
 }
 
 /// The second word of a bucket with one less of them; there is one.
 #[inline(always)]
-pub const fn without_stray(second_word: u64) -> u64 {
-    second_word - (1 << STRAYS_SHIFT)
+pub const fn without_overflow(second_word: u64) -> u64 {
+    second_word - (1 << OVERFLOW_SHIFT)
 }
 
-/// Where in its word the count of [`strays`] begins.
-const STRAYS_SHIFT: usize = 32;
+/// Where in its word the count of [`overflows`] begins.
+const OVERFLOW_SHIFT: usize = 32;
 
 /// The tag of a name with this hash, never 0.
 #[inline(always)]
@@ -150,11 +150,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn equal_tags_are_found_and_no_others(tags: [u8; 12], strays: u32, wanted: u8, place in 0_usize..12) {
+        fn equal_tags_are_found_and_no_others(tags: [u8; 12], overflows: u32, wanted: u8, place in 0_usize..12) {
             let mut tags = tags;
             tags[place] = wanted;
             let word = |bytes: &[u8]| u64::from_le_bytes(core::array::from_fn(|at| bytes.get(at).copied().unwrap_or(0)));
-            let second = word(&tags[8..]) | u64::from(strays) << STRAYS_SHIFT;
+            let second = word(&tags[8..]) | u64::from(overflows) << OVERFLOW_SHIFT;
             let mut slots = slots_with([word(&tags[..8]), second], wanted);
             let mut found = [false; BUCKET_SLOTS];
             while slots != 0 {

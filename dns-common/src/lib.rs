@@ -2,9 +2,9 @@
 //! definition of every byte that crosses the border, compiled for both sides.
 //!
 //! * [`name`]: lower-casing and hashing of wire-format names.
-//! * [`entry`]: how a published name and its addresses lie in the arena.
+//! * [`entry`]: how a published name and its addresses lie in the store.
 //! * [`index`]: the hash table by which the program finds it.
-//! * [`hint`]: where a CPU found it last.
+//! * [`lookup_cache`]: where a CPU found it last.
 //! * [`control`]: what userspace tells the program: lease, seed, endpoints, tap.
 //! * [`counters`]: what the program tells userspace: one slot per CPU.
 //! * [`reset`]: for the bench of the programs alone.
@@ -14,8 +14,8 @@
 pub mod control;
 pub mod counters;
 pub mod entry;
-pub mod hint;
 pub mod index;
+pub mod lookup_cache;
 pub mod name;
 pub mod reset;
 pub mod tap;
@@ -23,7 +23,7 @@ pub mod tap;
 /// Version of everything in this crate that lies in a map.
 ///
 /// Part of the pin path: a process never adopts maps of another layout.
-pub const LAYOUT_VERSION: u32 = 3;
+pub const LAYOUT_VERSION: u32 = 5;
 
 /// Room before a packet that the XDP program for drivers makes use of, in bytes: what
 /// drivers keep there for XDP (256 bytes, `XDP_PACKET_HEADROOM`) less what the kernel
@@ -38,7 +38,7 @@ pub mod object {
     pub const NAMES: &str = "NAMES";
     /// `BPF_MAP_TYPE_ARRAY`, mmap-able, of [`crate::entry::CHUNK_SIZE`]-byte
     /// chunks that hold the entries.
-    pub const ARENA: &str = "ARENA";
+    pub const ENTRIES: &str = "ENTRIES";
     /// `BPF_MAP_TYPE_ARRAY`, mmap-able, one [`crate::control::Control`].
     pub const CONTROL: &str = "CONTROL";
     /// `BPF_MAP_TYPE_ARRAY`, mmap-able, one [`crate::counters::CpuCounters`]
@@ -59,12 +59,4 @@ pub mod object {
     pub const TC_ANSWER_PROGRAM: &str = "dns_tc_answer";
     /// `BPF_MAP_TYPE_PROG_ARRAY` by which they call it.
     pub const TC_ANSWER: &str = "TC_ANSWER";
-    /// An XDP program that only passes: for the client's end of a veth pair,
-    /// where native `XDP_TX` needs NAPI on the peer.
-    pub const PASS_PROGRAM: &str = "dns_pass";
-    /// The bare reflector: swaps addresses and answers NOERROR with no look-up.
-    /// The yardstick of the benches, never attached by the server.
-    pub const REFLECTOR_PROGRAM: &str = "dns_reflector";
-    /// The same at tc.
-    pub const TC_REFLECTOR_PROGRAM: &str = "dns_tc_reflector";
 }

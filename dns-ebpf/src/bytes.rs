@@ -25,21 +25,40 @@ pub unsafe fn store<T: Copy>(address: usize, value: T) {
     unsafe { *(address as *mut T) = value }
 }
 
-/// The same value, but the verifier no longer knows it: it went through memory
-/// that the verifier keeps no account of. What is learned about `mask` stays.
+/// A zero that the verifier does not know to be one.
 ///
-/// Where paths with different constants meet, the verifier would follow the
-/// rest of the program once for each of them.
-///
-/// # Safety
-/// `cell` can be read and written, and is not on the stack.
-#[inline(always)]
-pub unsafe fn forget(cell: *mut usize, value: usize, mask: usize) -> usize {
-    // SAFETY: the caller's promise.
-    unsafe {
-        cell.write_volatile(value);
-        opaque(cell.read_volatile()) & mask
+/// Where paths with different constants meet, the verifier would follow the rest of
+/// the program once for each of them: its instructions are the product of all choices
+/// that it remembers, and the kernel takes a million (100,000 are the aim here). So
+/// each choice is made once, and what came of it is laundered.
+#[derive(Clone, Copy)]
+pub struct Zero(usize);
+
+impl Zero {
+    /// The zero that lies in a map.
+    ///
+    /// # Safety
+    /// `cell` can be read, holds zero, and is in a map's memory: of that the verifier
+    /// keeps no account.
+    #[inline(always)]
+    pub unsafe fn read(cell: *const usize) -> Self {
+        // SAFETY: the caller's promise.
+        Self(unsafe { cell.read_volatile() })
     }
+
+    /// The same value, but the verifier knows nothing of it except that it is within
+    /// `mask`.
+    #[inline(always)]
+    pub fn launder(self, value: usize, mask: usize) -> usize {
+        opaque(opaque(value) ^ self.0) & mask
+    }
+}
+
+/// Whether `value & mask` is not zero; the branch teaches the verifier nothing about
+/// `value` (and about registers that it knows to be equal).
+#[inline(always)]
+pub fn has(value: usize, mask: usize) -> bool {
+    masked(value, mask) != 0
 }
 
 /// `value & mask`, done even where the compiler knows that it changes nothing:
@@ -58,4 +77,13 @@ pub fn opaque(mut value: usize) -> usize {
     // SAFETY: no instruction at all.
     unsafe { asm!("/* {0} */", inout(reg) value, options(nomem, nostack, preserves_flags)) }
     value
+}
+
+/// Part of a packet, from `start` to `end`.
+#[derive(Clone, Copy)]
+pub struct Span {
+    /// Address of the first byte.
+    pub start: usize,
+    /// Address after the last byte.
+    pub end: usize,
 }

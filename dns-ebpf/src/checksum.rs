@@ -1,9 +1,8 @@
 //! The internet checksum (RFC 1071).
 
 use crate::{
-    bytes::{load, masked, opaque},
-    filter::UDP,
-    hook::Span,
+    bytes::{Span, load, masked, opaque},
+    headers::UDP,
 };
 
 /// A one's complement sum in the making. Order in memory is kept, so nothing

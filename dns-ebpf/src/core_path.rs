@@ -4,13 +4,13 @@ use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use dns_common::{control::Control, counters::Outcome, entry::EntryHeader};
 
 use crate::{
-    bytes::store,
-    clock,
-    filter::{self, Frame},
+    bytes::{Zero, store},
+    clock, filter,
+    frame::Frame,
     hook::Hook,
     lookup,
     maps::{self, Scratch},
-    messages, partial, question, reply,
+    messages, parse, partial, reply,
     tap::{self, Seen},
 };
 
@@ -19,14 +19,19 @@ pub struct Means {
     /// What userspace tells.
     control: &'static Control,
     /// This CPU's scratch room.
-    scratch: *mut Scratch,
+    pub scratch: *mut Scratch,
+    /// For laundering.
+    zero: Zero,
 }
 
 impl Means {
     /// Those of this run; they are always there.
     #[inline(always)]
     pub fn get() -> Option<Self> {
-        Some(Self { control: maps::control()?, scratch: maps::scratch()? })
+        let (control, scratch) = (maps::control()?, maps::scratch()?);
+        // SAFETY: this CPU's own element, in which nobody writes that field.
+        let zero = unsafe { Zero::read(&raw const (*scratch).zero) };
+        Some(Self { control, scratch, zero })
     }
 }
 
@@ -34,32 +39,26 @@ impl Means {
 /// is untouched and goes up.
 #[inline(always)]
 pub fn answer<H: Hook>(hook: &H, means: &Means) -> bool {
-    is_for_us(hook, means) && answer_found(hook, means)
+    datagram(hook, means).is_some_and(|frame| answer_datagram(hook, means, frame))
 }
 
-/// Whether the frame is a datagram for us. If so, [`answer_found`] knows where
-/// things lie in it, in this program or in the one that is called next.
+/// Where things lie in the frame, if it is a datagram for us.
 #[inline(always)]
-pub fn is_for_us<H: Hook>(hook: &H, means: &Means) -> bool {
+pub fn datagram<H: Hook>(hook: &H, means: &Means) -> Option<Frame> {
     match filter::filter(hook, means.control) {
-        Ok(frame) => {
-            frame.keep(means.scratch);
-            true
-        }
+        Ok(frame) => Some(frame.launder(means.zero)),
         Err(outcome) => {
             maps::count(outcome);
-            false
+            None
         }
     }
 }
 
-/// Answers the datagram that [`is_for_us`] found, if it is a query for a
-/// published name.
+/// Answers a datagram for us, if it is a query for a published name.
 #[inline(always)]
-pub fn answer_found<H: Hook>(hook: &H, means: &Means) -> bool {
-    let &Means { control, scratch } = means;
-    let frame = Frame::kept(scratch);
-    let answer = try_answer(hook, control, scratch, frame);
+pub fn answer_datagram<H: Hook>(hook: &H, means: &Means, frame: Frame) -> bool {
+    let &Means { control, scratch, zero } = means;
+    let answer = try_answer(hook, means, frame);
     let seen = match &answer {
         Ok(answered) => {
             maps::count_reply(answered);
@@ -84,7 +83,7 @@ pub fn answer_found<H: Hook>(hook: &H, means: &Means) -> bool {
     };
     if control.tap_every != 0 && tap::is_due(scratch, control) {
         // A full ring loses events, which is all that can be done about it.
-        let _ = tap::send(hook, scratch, &frame, &seen.forget(scratch));
+        let _ = tap::send(hook, zero, &frame, &seen.launder(zero));
     }
     let answered = answer.is_ok();
     if !answered {
@@ -95,45 +94,38 @@ pub fn answer_found<H: Hook>(hook: &H, means: &Means) -> bool {
 
 /// The steps from a datagram for us to its reply, in order.
 #[inline(always)]
-fn try_answer<H: Hook>(
-    hook: &H,
-    control: &Control,
-    scratch: *mut Scratch,
-    frame: Frame,
-) -> Result<maps::Answered, Outcome> {
+fn try_answer<H: Hook>(hook: &H, means: &Means, frame: Frame) -> Result<maps::Answered, Outcome> {
+    let &Means { control, scratch, zero } = means;
     let now = clock::now(scratch);
     if now >= control.lease_deadline_ns {
         return Err(Outcome::LeaseExpired);
     }
     filter::pull_message(hook, &frame)?;
-    let mut question = question::parse(hook, scratch, &frame)?;
+    let question = parse::parse(hook, zero, &frame)?;
     // SAFETY: this CPU's own element, alone while the program runs.
     let words = unsafe { &mut (*scratch).words };
-    let (hash, name_sum) = question::read_name(hook, &frame, question.name_len, control.hash_seed, words)?;
-    question.forget(scratch);
+    let (hash, name_sum) = parse::read_name(hook, &frame, question.name_len, control.hash_seed, words)?;
+    let question = question.launder(zero);
     let entry = lookup::lookup(scratch, hash, question.name_len, words)?;
-    question.forget(scratch);
-    let frame = frame.forget(scratch);
-    let plan = reply::plan(hook, control, frame, question, &entry)?.forget(scratch);
+    let plan = reply::plan(hook, control, frame, question, &entry)?.launder(zero);
     let plan = if H::HAS_SKB {
-        let Some(partial) = partial::is_partial(hook, &frame, &question, name_sum)? else {
+        let Some(partial) = partial::is_partial(hook, &plan.frame, &plan.question, name_sum)? else {
             return Err(handed_on_or(Outcome::Unsupported, hook, control));
         };
-        plan.with_partial(partial, scratch)
+        plan.with_partial(partial, zero)
     } else {
         plan
     };
     if !hook.grow(&plan) {
         return Err(handed_on_or(Outcome::NoRoom, hook, control));
     }
-    let plan = plan.forget(scratch);
-    reply::write(hook, scratch, &plan)?;
+    reply::write(hook, scratch, zero, &plan)?;
     // SAFETY: the helper has no precondition.
-    let mark = if control.exact_marks == 0 { now } else { unsafe { bpf_ktime_get_ns() } };
-    if entry.header.last_used_ns != mark {
+    let last_used = if control.exact_last_used == 0 { now } else { unsafe { bpf_ktime_get_ns() } };
+    if entry.header.last_used_ns != last_used {
         // SAFETY: the entry is readable and writable, `last_used_ns` its first
         // field.
-        unsafe { store(entry.address + core::mem::offset_of!(EntryHeader, last_used_ns), mark) };
+        unsafe { store(entry.address + core::mem::offset_of!(EntryHeader, last_used_ns), last_used) };
     }
     Ok(plan.answered(hook.ifindex()))
 }

@@ -9,26 +9,12 @@ use dns_common::{
 };
 
 use crate::{
-    bytes::{load, masked, opaque},
+    bytes::{load, masked},
+    frame::Frame,
+    headers::{ETHERNET_LEN, IPV4_LEN, IPV6_LEN, UDP, UDP_LEN, VLAN_TAG_LEN},
     hook::Hook,
-    maps::Scratch,
 };
 
-/// Bytes of an Ethernet header.
-const ETHERNET_LEN: usize = 14;
-/// Bytes of one 802.1Q tag.
-const TAG_LEN: usize = 4;
-/// Bytes of an IPv4 header without options.
-pub const IPV4_LEN: usize = 20;
-/// Bytes of an IPv6 header.
-pub const IPV6_LEN: usize = 40;
-/// Bytes of a UDP header.
-pub const UDP_LEN: usize = 8;
-/// Offset of the checksum in it.
-pub const UDP_SUM: usize = 6;
-
-/// Protocol number of UDP.
-pub const UDP: u8 = 17;
 /// EtherTypes as they lie in memory.
 const IPV4: u16 = 0x0800u16.to_be();
 /// See [`IPV4`].
@@ -37,57 +23,6 @@ const IPV6: u16 = 0x86ddu16.to_be();
 const TAGGED: u16 = 0x8100u16.to_be();
 /// 802.1ad.
 const SERVICE_TAGGED: u16 = 0x88a8u16.to_be();
-
-/// Where things lie in a frame that is a datagram for us.
-#[derive(Clone, Copy)]
-pub struct Frame {
-    /// There is a VLAN tag before the IP header.
-    pub tagged: bool,
-    /// IPv6 instead of IPv4.
-    pub v6: bool,
-    /// Offset of the DNS message.
-    pub message: usize,
-    /// Bytes of DNS message.
-    pub message_len: usize,
-}
-
-impl Frame {
-    /// Makes one path of the four kinds of frames, see [`crate::bytes::forget`].
-    #[inline(always)]
-    pub fn forget(self, scratch: *mut Scratch) -> Self {
-        self.keep(scratch);
-        Self::kept(scratch)
-    }
-
-    /// Leaves it where [`Self::kept`] finds it, in the program that is called next too.
-    #[inline(always)]
-    pub fn keep(self, scratch: *mut Scratch) {
-        let Self { tagged, v6, message, message_len } = self;
-        // SAFETY: this CPU's own element.
-        unsafe {
-            let kept = &raw mut (*scratch).frame as *mut usize;
-            kept.write_volatile(tagged as usize);
-            kept.add(1).write_volatile(v6 as usize);
-            kept.add(2).write_volatile(message);
-            kept.add(3).write_volatile(message_len);
-        }
-    }
-
-    /// The frame that was kept last.
-    #[inline(always)]
-    pub fn kept(scratch: *mut Scratch) -> Self {
-        // SAFETY: this CPU's own element.
-        unsafe {
-            let kept = &raw const (*scratch).frame as *const usize;
-            Self {
-                tagged: opaque(kept.read_volatile()) & 1 != 0,
-                v6: opaque(kept.add(1).read_volatile()) & 1 != 0,
-                message: opaque(kept.add(2).read_volatile()) & 0x7f,
-                message_len: opaque(kept.add(3).read_volatile()) & 0xffff,
-            }
-        }
-    }
-}
 
 /// Finds the datagram in the frame, if it is for us.
 #[inline(always)]
@@ -98,11 +33,15 @@ pub fn filter<H: Hook>(hook: &H, control: &Control) -> Result<Frame, Outcome> {
     match ethertype {
         IPV4 => ipv4(hook, control, ETHERNET_LEN),
         IPV6 => ipv6(hook, control, ETHERNET_LEN),
-        // SAFETY: as above.
+        TAGGED if hook.stripped_tag().is_some() => Err(Outcome::Unsupported),
+        // SAFETY (both loads): as above.
         TAGGED => match unsafe { load::<u16>(data + ETHERNET_LEN + 2) } {
-            IPV4 => ipv4(hook, control, ETHERNET_LEN + TAG_LEN),
-            IPV6 => ipv6(hook, control, ETHERNET_LEN + TAG_LEN),
             TAGGED | SERVICE_TAGGED => Err(Outcome::Unsupported),
+            _ if !is_our_vlan(control, u16::from_be(unsafe { load(data + ETHERNET_LEN) })) => {
+                Err(Outcome::NotOurs)
+            }
+            IPV4 => ipv4(hook, control, ETHERNET_LEN + VLAN_TAG_LEN),
+            IPV6 => ipv6(hook, control, ETHERNET_LEN + VLAN_TAG_LEN),
             _ => Err(Outcome::NotOurs),
         },
         SERVICE_TAGGED => Err(Outcome::Unsupported),
@@ -127,7 +66,8 @@ fn ipv4<H: Hook>(hook: &H, control: &Control, ip: usize) -> Result<Frame, Outcom
     }
     let port: u16 = unsafe { load(data + udp + 2) };
     let address: u32 = unsafe { load(data + ip + 16) };
-    if !is_ours_v4(control, port, address) {
+    let to_loopback = address.to_ne_bytes()[0] == 127;
+    if !is_ours_v4(control, port, address) || !is_meant_for_us(hook, control, data, to_loopback) {
         return Err(Outcome::NotOurs);
     }
     let total_len = u16::from_be(unsafe { load(data + ip + 2) }) as usize;
@@ -136,8 +76,8 @@ fn ipv4<H: Hook>(hook: &H, control: &Control, ip: usize) -> Result<Frame, Outcom
         return Err(Outcome::BadLength);
     }
     Ok(Frame {
-        tagged: ip != ETHERNET_LEN,
-        v6: false,
+        tagged: (ip != ETHERNET_LEN) as usize,
+        v6: 0,
         message: udp + UDP_LEN,
         message_len: udp_len - UDP_LEN,
     })
@@ -160,7 +100,8 @@ fn ipv6<H: Hook>(hook: &H, control: &Control, ip: usize) -> Result<Frame, Outcom
     }
     let port: u16 = unsafe { load(data + udp + 2) };
     let address: [u64; 2] = unsafe { [load(data + ip + 24), load(data + ip + 32)] };
-    if !is_ours_v6(control, port, address) {
+    let to_loopback = address == [0, 1u64.to_be()];
+    if !is_ours_v6(control, port, address) || !is_meant_for_us(hook, control, data, to_loopback) {
         return Err(Outcome::NotOurs);
     }
     let payload_len = u16::from_be(unsafe { load(data + ip + 4) }) as usize;
@@ -168,7 +109,46 @@ fn ipv6<H: Hook>(hook: &H, control: &Control, ip: usize) -> Result<Frame, Outcom
     if payload_len != udp_len || udp_len < UDP_LEN {
         return Err(Outcome::BadLength);
     }
-    Ok(Frame { tagged: ip != ETHERNET_LEN, v6: true, message: udp + UDP_LEN, message_len: udp_len - UDP_LEN })
+    Ok(Frame {
+        tagged: (ip != ETHERNET_LEN) as usize,
+        v6: 1,
+        message: udp + UDP_LEN,
+        message_len: udp_len - UDP_LEN,
+    })
+}
+
+/// Whether the kernel would have taken the frame, whose start is at `data`, for one of
+/// this machine's: that of one of its addresses, in no VLAN or in one that is served.
+#[inline(always)]
+fn is_meant_for_us<H: Hook>(hook: &H, control: &Control, data: usize, to_loopback: bool) -> bool {
+    hook.stripped_tag().is_none_or(|tag| is_our_vlan(control, tag))
+        && hook.is_meant_for_us(control, data, to_loopback)
+}
+
+/// Whether the frame whose start is at `data` is addressed to the interface, or to the bridge
+/// that it is a part of. One to many is not: its address is no sender for a reply.
+#[inline(always)]
+pub fn is_to_interface(control: &Control, ifindex: u32, data: usize) -> bool {
+    const ADDRESS: u64 = u64::from_ne_bytes([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0]);
+    let interface = &control.interfaces[Control::interface(ifindex)];
+    // SAFETY: an Ethernet header lies at `data`; both addresses are eight bytes, aligned to
+    // them by their struct.
+    let (to, own, master): (u64, u64, u64) = unsafe {
+        let at = |address: &[u8; 8]| load(&raw const *address as usize);
+        (load(data), at(&interface.address), at(&interface.master))
+    };
+    // One if not zero: so the verifier follows one branch, not three.
+    let differs = |number: u64| (number | number.wrapping_neg()) >> 63;
+    let to = to & ADDRESS;
+    let to_another = differs(to ^ own) & differs(to ^ master);
+    to_another | differs((interface.ifindex ^ ifindex) as u64) == 0
+}
+
+/// Whether frames with this VLAN tag are answered.
+#[inline(always)]
+fn is_our_vlan(control: &Control, tag: u16) -> bool {
+    let (word, bit) = Control::vlan(tag);
+    control.vlans[word] & bit != 0
 }
 
 /// Makes the whole message readable, where part of it is not yet.

@@ -2,16 +2,10 @@
 
 use dns_common::control::Control;
 
-use crate::{bytes::opaque, reply::Plan};
-
-/// Part of a packet, from `start` to `end`.
-#[derive(Clone, Copy)]
-pub struct Span {
-    /// Address of the first byte.
-    pub start: usize,
-    /// Address after the last byte.
-    pub end: usize,
-}
+use crate::{
+    bytes::{Span, opaque},
+    plan::Plan,
+};
 
 /// A packet at a hook. Addresses are valid until [`Hook::grow`].
 pub trait Hook {
@@ -50,6 +44,16 @@ pub trait Hook {
         }
         let data = self.data();
         (data + len <= self.data_end()).then_some(data)
+    }
+
+    /// Whether the frame is meant for this machine, as far as the layers below IP go: its
+    /// receiver's address is at `data`. To a loopback address only `lo` leads.
+    fn is_meant_for_us(&self, control: &Control, data: usize, to_loopback: bool) -> bool;
+
+    /// The VLAN tag that the kernel took off the frame.
+    #[inline(always)]
+    fn stripped_tag(&self) -> Option<u16> {
+        None
     }
 
     /// The interface's MTU if it is smaller than `packet_len` bytes of IP packet.

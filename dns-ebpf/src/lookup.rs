@@ -1,19 +1,19 @@
 //! The entry of a name.
 //!
 //! Each CPU remembers where it found the entries that were asked for last
-//! ([`dns_common::hint`]); the index knows all of them ([`dns_common::index`]).
+//! ([`dns_common::lookup_cache`]); the index knows all of them ([`dns_common::index`]).
 
 use dns_common::{
     counters::Outcome,
     entry::{CELL_SIZE, CHUNK_CELLS, EntryHeader, Location},
-    hint::Hints,
     index::{self, BUCKET_SLOTS, Bucket, Root},
+    lookup_cache::CachedLocations,
     name::MAX_NAME_WORDS,
 };
 
 use crate::{
     bytes::{load, masked, opaque},
-    maps::{ARENA, NAMES, Scratch},
+    maps::{ENTRIES, NAMES, Scratch},
     question::Words,
 };
 
@@ -55,12 +55,12 @@ pub fn lookup(scratch: *mut Scratch, hash: u64, name_len: usize, words: &Words) 
 #[inline(always)]
 fn find(scratch: *mut Scratch, hash: u64) -> Option<usize> {
     // SAFETY: this CPU's own element, alone while the program runs.
-    let hints = unsafe { &mut (*scratch).hints[Hints::place(hash)] };
-    if let Some(address) = hints.location(hash).and_then(|location| entry_at(location, hash)) {
+    let cached = unsafe { &mut (*scratch).lookup_cache[CachedLocations::slot(hash)] };
+    if let Some(address) = cached.location(hash).and_then(|location| entry_at(location, hash)) {
         return Some(address);
     }
     let (location, address) = find_in_index(hash)?;
-    *hints = hints.with(hash, location);
+    *cached = cached.with(hash, location);
     Some(address)
 }
 
@@ -93,7 +93,7 @@ fn find_in_index(hash: u64) -> Option<(Location, usize)> {
             slots &= slots.wrapping_sub(1);
             tries = opaque(tries + 1);
         }
-        if index::strays(tags[1]) == 0 {
+        if index::overflows(tags[1]) == 0 {
             return None;
         }
         turn = opaque(turn + 1);
@@ -107,7 +107,7 @@ const CELLS: usize = core::mem::offset_of!(Bucket, cells);
 /// Address of the entry at this place, if it says that its name has this hash.
 #[inline(always)]
 fn entry_at(location: Location, hash: u64) -> Option<usize> {
-    let chunk = ARENA.get_ptr(location.chunk())? as usize;
+    let chunk = ENTRIES.get_ptr(location.chunk())? as usize;
     let address = chunk + masked(location.offset() as usize, MAX_OFFSET);
     // SAFETY: an entry of the largest size fits behind every offset.
     let found = unsafe { load::<u64>(address + core::mem::offset_of!(EntryHeader, hash)) };

@@ -1,10 +1,12 @@
 //! The BPF programs of `bosh-dns-xdp`: they answer queries for published names
 //! where the packet comes in, and let everything else go up the stack untouched.
 //!
-//! One packet core serves both hooks ([`hook::Hook`]), in small steps:
-//! [`filter`] (is it a datagram to one of our addresses?), [`question`] (is it
+//! One packet core ([`core_path`]) serves both hooks ([`hook::Hook`]), in small steps:
+//! [`filter`] (is it a datagram to one of our addresses?), [`parse`] (is it
 //! a plain query, and for which name?), [`lookup`] (the entry of that name),
-//! [`reply`] (what fits, growing the packet, writing the reply).
+//! [`reply`] (what fits, growing the packet, writing the reply). Each step hands a
+//! plain value to the next: [`frame::Frame`], [`question::Question`],
+//! [`lookup::Entry`], [`plan::Plan`].
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
@@ -14,13 +16,16 @@ mod checksum;
 mod clock;
 mod core_path;
 mod filter;
+mod frame;
+mod headers;
 mod hook;
 mod lookup;
 mod maps;
 mod messages;
+mod parse;
 mod partial;
+mod plan;
 mod question;
-mod reflector;
 mod reply;
 mod shuffle;
 mod tap;
@@ -29,13 +34,13 @@ mod xdp;
 
 use aya_ebpf::{
     bindings::xdp_action,
-    helpers::bpf_redirect,
     macros::{classifier, xdp},
     programs::{TcContext, XdpContext},
 };
 
 use crate::{
     core_path::Means,
+    frame::Frame,
     tc::{TC_ACT_UNSPEC, Tc},
     xdp::{Generic, Native, Xdp},
 };
@@ -81,34 +86,9 @@ pub fn dns_tc_second(context: TcContext) -> i32 {
 #[classifier]
 pub fn dns_tc_answer(context: TcContext) -> i32 {
     let hook = Tc::new(context);
-    let answered = Means::get().is_some_and(|means| core_path::answer_found(&hook, &means));
+    let answered = Means::get()
+        .is_some_and(|means| core_path::answer_datagram(&hook, &means, Frame::kept(means.scratch)));
     if answered { hook.redirect() } else { TC_ACT_UNSPEC }
-}
-
-/// Lets every packet go up the stack: for the client's end of a veth pair,
-/// where native `XDP_TX` needs NAPI on the peer.
-#[xdp]
-pub fn dns_pass(_context: XdpContext) -> u32 {
-    xdp_action::XDP_PASS
-}
-
-/// The bare reflector at XDP, see [`reflector`].
-#[xdp]
-pub fn dns_reflector(context: XdpContext) -> u32 {
-    match reflector::reflect(context.data(), context.data_end()) {
-        Some(()) => xdp_action::XDP_TX,
-        None => xdp_action::XDP_PASS,
-    }
-}
-
-/// The bare reflector at tc.
-#[classifier]
-pub fn dns_tc_reflector(context: TcContext) -> i32 {
-    match reflector::reflect(context.data(), context.data_end()) {
-        // SAFETY: the context is the kernel's own; the helper has no precondition.
-        Some(()) => unsafe { bpf_redirect((*context.skb.skb).ifindex, 0) as i32 },
-        None => TC_ACT_UNSPEC,
-    }
 }
 
 /// Nothing here can panic; the compiler wants a handler all the same.

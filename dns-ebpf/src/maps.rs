@@ -9,10 +9,10 @@ use aya_ebpf::{
 };
 use dns_common::{
     control::Control,
-    counters::{CpuCounters, INTERFACE_SLOTS, OUTCOME_SLOTS, Outcome, QueryKind, RCODE_SLOTS},
+    counters::{CpuCounters, INTERFACE_SLOTS, KIND_SLOTS, OUTCOME_SLOTS, Outcome, RCODE_SLOTS},
     entry::{CHUNK_SIZE, MAX_V4},
-    hint::{HINT_PLACES, Hints},
     index::Pair,
+    lookup_cache::{CachedLocations, LOOKUP_CACHE_SLOTS},
     name::MAX_NAME_WORDS,
 };
 
@@ -22,7 +22,7 @@ pub static NAMES: Array<Pair> = Array::with_max_entries(2, BPF_F_MMAPABLE);
 
 /// Chunks that hold the entries; the loader sets how many.
 #[map]
-pub static ARENA: Array<[u64; CHUNK_SIZE / 8]> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+pub static ENTRIES: Array<[u64; CHUNK_SIZE / 8]> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 
 /// Lease, seed, endpoints, tap.
 #[map]
@@ -58,14 +58,14 @@ pub struct Scratch {
     pub tap_turn: u32,
     /// Explicit padding.
     pub padding: u32,
-    /// See [`crate::filter::Frame::keep`].
+    /// Always zero, see [`crate::bytes::Zero`].
+    pub zero: usize,
+    /// See [`crate::frame::Frame::keep`].
     pub frame: [usize; 4],
-    /// See [`crate::bytes::forget`].
-    pub cells: [usize; 10],
-    /// The question's name, lower-cased; see [`crate::question::read_name`].
+    /// The question's name, lower-cased; see [`crate::parse::read_name`].
     pub words: [u64; MAX_NAME_WORDS],
     /// Where entries were found last.
-    pub hints: [Hints; HINT_PLACES],
+    pub lookup_cache: [CachedLocations; LOOKUP_CACHE_SLOTS],
     /// Addresses that are being shuffled.
     pub addresses: [u32; MAX_V4],
     /// Collisions that the log has not been told of, see [`crate::messages`].
@@ -107,8 +107,8 @@ pub fn count(outcome: Outcome) {
 pub struct Answered {
     /// Complete or cut.
     pub outcome: Outcome,
-    /// Type asked for.
-    pub kind: QueryKind,
+    /// Type asked for: a [`QueryKind`] as a number.
+    pub kind: usize,
     /// RCODE of the reply.
     pub rcode: u8,
     /// Bytes of DNS message in the query.
@@ -130,7 +130,7 @@ pub fn count_reply(reply: &Answered) {
     // indexes are cut to the slots that there are.
     unsafe {
         (*counters).outcomes[outcome as usize % OUTCOME_SLOTS] += 1;
-        (*counters).replies[kind as usize][rcode as usize % RCODE_SLOTS] += 1;
+        (*counters).replies[kind % KIND_SLOTS][rcode as usize % RCODE_SLOTS] += 1;
         (*counters).query_bytes += query_len as u64;
         (*counters).reply_bytes += reply_len as u64;
         (*counters).interface_hits[ifindex as usize % INTERFACE_SLOTS] += 1;

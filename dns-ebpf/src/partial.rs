@@ -10,11 +10,12 @@
 use dns_common::counters::Outcome;
 
 use crate::{
-    bytes::{load, masked, opaque},
+    bytes::{Span, load, masked, opaque},
     checksum::{self, Sum},
-    filter::{Frame, IPV4_LEN, IPV6_LEN, UDP_LEN, UDP_SUM},
-    hook::{Hook, Span},
-    question::{HEADER_LEN, MAX_QUERY_LEN, Question, TYPE_CLASS_LEN},
+    frame::Frame,
+    headers::{HEADER_LEN, IPV4_LEN, IPV6_LEN, MAX_QUERY_LEN, TYPE_CLASS_LEN, UDP_LEN, UDP_SUM},
+    hook::Hook,
+    question::Question,
 };
 
 /// Whether the query's checksum is unfinished; none: that cannot be known here. `name`:
@@ -27,9 +28,9 @@ pub fn is_partial<H: Hook>(
     name: Sum,
 ) -> Result<Option<bool>, Outcome> {
     let (data, end) = (hook.data(), hook.data_end());
-    let ip = data + opaque(14 + ((frame.tagged as usize) << 2));
+    let ip = data + frame.ip();
     let mut sum = Sum::new();
-    let udp = if frame.v6 {
+    let udp = if frame.is_v6() {
         if ip + IPV6_LEN + UDP_LEN > end {
             return Err(Outcome::BadLength);
         }
@@ -60,13 +61,13 @@ pub fn is_partial<H: Hook>(
 
     sum.add(ports_and_length);
     sum.add(question.header);
-    sum.add_half(u32::from_ne_bytes([0, 0, 0, (question.opt != 0) as u8]));
+    sum.add_half(u32::from_ne_bytes([0, 0, 0, question.has_opt() as u8]));
     sum.add_sum(name, false);
     let after_name = hook.data() + opaque(frame.message + HEADER_LEN + question.name_len);
     if after_name + TYPE_CLASS_LEN > end {
         return Err(Outcome::BadLength);
     }
-    let rest = if question.opt == 0 {
+    let rest = if !question.has_opt() {
         let mut rest = Sum::new();
         // SAFETY: just compared with the end.
         rest.add_half(unsafe { load(after_name) });

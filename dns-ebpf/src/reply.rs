@@ -3,59 +3,35 @@
 use dns_common::{
     control::Control,
     counters::{Outcome, QueryKind},
-    entry::{EntryHeader, MAX_V4, MAX_V6, padded},
+    entry::{EntryHeader, MAX_V4, MAX_V6, RULED, Rules, padded},
 };
 
 use crate::{
-    bytes::{forget, load, masked, opaque, store},
+    bytes::{Span, Zero, has, load, masked, opaque, store},
     checksum::{self, Sum},
-    filter::{Frame, IPV4_LEN, IPV6_LEN, UDP, UDP_LEN, UDP_SUM},
-    hook::{Hook, Span},
+    frame::Frame,
+    headers::{
+        A_LEN, AAAA_LEN, HEADER_LEN, IPV4_LEN, IPV6_LEN, MAX_QUESTION_LEN, MAX_REPLY_LEN, OPT_LEN,
+        TYPE_CLASS_LEN, UDP, UDP_LEN, UDP_SUM,
+    },
+    hook::Hook,
     lookup::Entry,
-    maps::{Answered, Scratch},
-    question::{HEADER_LEN, OPT_LEN, Question, TYPE_CLASS_LEN},
+    maps::Scratch,
+    plan::Plan,
+    question::Question,
     shuffle,
 };
 
-/// Bytes of an A record whose owner is a pointer to the question's name.
-pub const A_LEN: usize = 16;
-/// Bytes of an AAAA record of the same kind.
-pub const AAAA_LEN: usize = 28;
-/// Longest message that is given here, in bytes. A client that takes more, and
-/// a name that has more, meet in userspace.
-pub const MAX_REPLY_LEN: usize = 4096;
+/// [`QueryKind::A`] and [`QueryKind::Aaaa`] as numbers.
+const A: usize = QueryKind::A as usize;
+/// See [`A`].
+const AAAA: usize = QueryKind::Aaaa as usize;
 /// IP packets up to this length need no look at the interface's MTU: every
 /// host must take them (RFC 791, section 3.1).
 const SAFE_PACKET_LEN: usize = 576;
 
-/// Everything about a reply, decided before anything is written.
-#[derive(Clone, Copy)]
-pub struct Plan {
-    /// Where things lie in the frame.
-    pub frame: Frame,
-    /// What was asked.
-    pub question: Question,
-    /// RCODE of the reply.
-    pub rcode: u8,
-    /// Address of the first address of the entry's list.
-    pub addresses: usize,
-    /// Addresses in the list.
-    pub available: usize,
-    /// Addresses that are given.
-    pub given: usize,
-    /// 1 if more addresses are available than given.
-    pub truncated: usize,
-    /// All ones in 16 bits if the checksum is to be left unfinished, as the
-    /// query's was; else 0. A mask, so that IPv4 needs no branch, and the verifier
-    /// does not follow what comes then once more.
-    pub partial: usize,
-    /// Offset of the end of the question in the frame.
-    pub answers_offset: usize,
-    /// Bytes of DNS message in the reply.
-    pub reply_len: usize,
-    /// Bytes of the whole frame of the reply.
-    pub frame_len: usize,
-}
+/// What a client takes that says nothing else (RFC 1035, section 2.3.4).
+const PLAIN_LIMIT: usize = 512;
 
 /// Decides what is answered from `entry`.
 #[inline(always)]
@@ -73,48 +49,65 @@ pub fn plan<H: Hook>(
     }
     // For verifiers (Linux 6.1) that do not see the bound in all copies of the number.
     let v4_count = masked(v4_count, 0x7ff);
-    // As `EntryHeader::v4_offset` and `v6_offset`, from bounded numbers.
-    let v4_offset = size_of::<EntryHeader>() + padded(question.name_len);
-    let (rcode, offset, available, record_len) = match question.kind {
-        QueryKind::A => (header.rcode, v4_offset, v4_count, A_LEN),
-        QueryKind::Aaaa => (header.rcode, v4_offset + padded(v4_count * 4), v6_count, AAAA_LEN),
-        QueryKind::Other => (header.rcode_other, v4_offset, 0, A_LEN),
+    // As `EntryHeader::v4_offset` and `v6_offset`, from bounded numbers. Without a branch: of
+    // an entry that has no rules, what lies in their place counts as zero, which limits nothing.
+    let ruled = opaque(header.rcode_other as usize / RULED as usize).wrapping_neg();
+    let rules_offset = masked(size_of::<EntryHeader>() + padded(question.name_len), 0x1ff);
+    // SAFETY: an entry of the largest size fits at this address.
+    let rules = Rules(unsafe { load::<u64>(entry.address + rules_offset) } & ruled as u64);
+    let v4_offset = rules_offset + masked(ruled, size_of::<Rules>());
+    let (rcode, list, available, record_len) = match question.kind() {
+        A => (header.rcode, v4_offset, v4_count, A_LEN),
+        AAAA => (header.rcode, v4_offset + padded(v4_count * 4), v6_count, AAAA_LEN),
+        _ => (header.rcode_other, v4_offset, 0, A_LEN),
     };
-    let opt_len = if question.opt != 0 { OPT_LEN } else { 0 };
     let question_end = HEADER_LEN + question.name_len + TYPE_CLASS_LEN;
-    let fixed = question_end + opt_len;
-    let headers = if frame.v6 { IPV6_LEN } else { IPV4_LEN } + UDP_LEN;
+    let fixed = question_end + question.opt_len();
+    let headers = frame.headers_len();
 
-    let mut limit = question.limit;
-    if control.max_reply != 0 && (control.max_reply as usize) < limit + headers {
-        limit = (control.max_reply as usize).wrapping_sub(headers);
+    // To what asks for more than addresses more is said, above.
+    if has(ruled, 1) && (available == 0 || frame.message_len != fixed) {
+        return Err(Outcome::NotPublished);
     }
-    let mut reply_len = fixed + available * record_len;
-    let wanted = if reply_len < limit { reply_len } else { limit };
-    if wanted + headers > SAFE_PACKET_LEN
-        && let Some(mtu) = hook.mtu_below(wanted + headers)
+    let all = at_most(available, rules.most());
+    let is_plain = (question.limit == PLAIN_LIMIT) as usize;
+    let wanted = at_most(all, rules.plain(question.kind() == AAAA) & is_plain.wrapping_neg());
+    let clients = question.limit - masked(ruled, Rules::SPARE);
+    let mut limit = clients;
+    let mut reply_len = fixed + wanted * record_len;
+    let expected = if reply_len < limit { reply_len } else { limit };
+    if expected + headers > SAFE_PACKET_LEN
+        && let Some(mtu) = hook.mtu_below(expected + headers)
     {
         limit = mtu.wrapping_sub(headers);
     }
-    let mut given = available;
+    let mut given = wanted;
     if reply_len > limit {
-        if fixed > limit || limit > MAX_REPLY_LEN {
+        // Where the client may not be told, nothing is left out for our own sake.
+        if fixed > limit || limit > MAX_REPLY_LEN || has(ruled & (clients ^ limit), 0xffff) {
             return Err(Outcome::NoRoom);
         }
         given = (limit - fixed) / record_len;
         reply_len = fixed + given * record_len;
     }
-    if reply_len > MAX_REPLY_LEN {
+    let max_reply = match control.max_reply as usize {
+        0 => MAX_REPLY_LEN,
+        max_reply => max_reply,
+    };
+    if reply_len > MAX_REPLY_LEN || reply_len > max_reply {
         return Err(Outcome::NoRoom);
     }
     Ok(Plan {
         frame,
         question,
         rcode,
-        addresses: entry.address + opaque(offset),
+        entry: entry.address,
+        list,
         available,
         given,
-        truncated: (given != available) as usize,
+        truncated: (given != all) as usize & !rules.never_truncates(),
+        ttl: rules.ttl().to_be() as usize,
+        no_recursion: rules.no_recursion(),
         partial: 0,
         answers_offset: frame.message + question_end,
         reply_len,
@@ -122,63 +115,28 @@ pub fn plan<H: Hook>(
     })
 }
 
-impl Plan {
-    /// Makes one path of the many ways to a plan, see [`forget`].
-    #[inline(always)]
-    pub fn forget(mut self, scratch: *mut Scratch) -> Self {
-        // SAFETY: cells of this CPU's own element.
-        unsafe {
-            let cells = &raw mut (*scratch).cells as *mut usize;
-            self.given = forget(cells.add(4), self.given, 0x7ff);
-            self.available = forget(cells.add(5), self.available, 0x7ff);
-            self.reply_len = forget(cells.add(6), self.reply_len, 0x1fff);
-            self.truncated = forget(cells.add(7), self.truncated, 1);
-            self.frame_len = self.frame.message + self.reply_len;
-        }
-        self
-    }
-
-    /// The same with the state of the query's checksum.
-    #[inline(always)]
-    pub fn with_partial(mut self, partial: bool, scratch: *mut Scratch) -> Self {
-        // SAFETY: a cell of this CPU's own element.
-        self.frame = self.frame.forget(scratch);
-        let mask = if partial { 0xffff } else { 0 };
-        self.partial = unsafe { forget(&raw mut (*scratch).cells[9], mask, 0xffff) };
-        self
-    }
-
-    /// What to count.
-    #[inline(always)]
-    pub fn answered(&self, ifindex: u32) -> Answered {
-        Answered {
-            outcome: if self.truncated != 0 { Outcome::HitTruncated } else { Outcome::Hit },
-            kind: self.question.kind,
-            rcode: self.rcode,
-            query_len: self.frame.message_len,
-            reply_len: self.reply_len,
-            answers: self.given as u16,
-            ifindex,
-        }
-    }
+/// The smaller one; a limit of 0 is none.
+#[inline(always)]
+fn at_most(count: usize, limit: usize) -> usize {
+    if limit.wrapping_sub(1) < count { limit } else { count }
 }
 
 /// Writes the reply into the packet, which has its length already. Fails only
 /// where the verifier wants a check that cannot fail.
 #[inline(always)]
-pub fn write<H: Hook>(hook: &H, scratch: *mut Scratch, plan: &Plan) -> Result<(), Outcome> {
-    write_parts(hook, scratch, plan).ok_or(Outcome::NoRoom)
+pub fn write<H: Hook>(hook: &H, scratch: *mut Scratch, zero: Zero, plan: &Plan) -> Result<(), Outcome> {
+    write_parts(hook, scratch, zero, plan).ok_or(Outcome::NoRoom)
 }
 
 /// The parts, back to front.
 #[inline(always)]
-fn write_parts<H: Hook>(hook: &H, scratch: *mut Scratch, plan: &Plan) -> Option<()> {
-    let mut sum = match plan.question.kind {
-        QueryKind::A => shuffle::write_v4(scratch, plan, hook.span(plan.answers_offset)),
-        QueryKind::Aaaa => shuffle::write_v6(scratch, plan, hook.span(plan.answers_offset)),
-        QueryKind::Other => Sum::new(),
+fn write_parts<H: Hook>(hook: &H, scratch: *mut Scratch, zero: Zero, plan: &Plan) -> Option<()> {
+    let mut sum = match plan.question.kind() {
+        A => shuffle::write_v4(scratch, zero, plan, hook.span(plan.answers_offset)),
+        AAAA => shuffle::write_v6(scratch, zero, plan, hook.span(plan.answers_offset)),
+        _ => Sum::new(),
     };
-    if plan.question.opt != 0 {
+    if plan.question.has_opt() {
         let Span { start: opt, end } = hook.span(masked(plan.frame_len.wrapping_sub(OPT_LEN), 0x1fff));
         if opt + OPT_LEN > end {
             return None;
@@ -198,7 +156,7 @@ fn write_parts<H: Hook>(hook: &H, scratch: *mut Scratch, plan: &Plan) -> Option<
 #[inline(always)]
 fn write_headers<H: Hook>(hook: &H, plan: &Plan, answers: Sum) -> Option<()> {
     // Branches by constants, so that every offset is one to the verifier.
-    match (plan.frame.v6, plan.frame.tagged) {
+    match (plan.frame.is_v6(), plan.frame.is_tagged()) {
         (false, false) => write_headers_at::<H, false, 14>(hook, plan, answers),
         (false, true) => write_headers_at::<H, false, 18>(hook, plan, answers),
         (true, false) => write_headers_at::<H, true, 14>(hook, plan, answers),
@@ -222,13 +180,13 @@ fn write_headers_at<H: Hook, const V6: bool, const IP: usize>(
     }
     let id = question.header & 0xffff;
     let third = question.header >> 16 & 0x01 | 0x84 | (plan.truncated as u64) << 1;
-    let fourth = question.header >> 24 & 0x10 | 0x80 | plan.rcode as u64;
+    let fourth = question.header >> 24 & 0x10 | 0x80 >> (plan.no_recursion << 3) | plan.rcode as u64;
     let given = (plan.given as u16).to_be() as u64;
     // SAFETY (all loads and stores here): the frame was just compared with the
     // end up to the end of the DNS header.
     unsafe {
         store(message, id | third << 16 | fourth << 24 | (1u16.to_be() as u64) << 32 | given << 48);
-        let additional: [u8; 4] = [0, 0, 0, (question.opt != 0) as u8];
+        let additional: [u8; 4] = [0, 0, 0, question.has_opt() as u8];
         store(message + 8, u32::from_ne_bytes(additional));
 
         let (to, to_end): (u32, u16) = (load(start), load(start + 4));
@@ -297,7 +255,7 @@ fn write_ipv6<H: Hook>(hook: &H, plan: &Plan, answers: Sum, ip: usize, udp_len: 
         store(ip + 24, client[0]);
         store(ip + 32, client[1]);
         swap_ports(udp, udp_len);
-        if plan.partial != 0 {
+        if plan.is_partial() {
             store(udp + UDP_SUM, sum.fold());
             return Some(());
         }
@@ -318,7 +276,7 @@ fn write_ipv6<H: Hook>(hook: &H, plan: &Plan, answers: Sum, ip: usize, udp_len: 
 }
 
 /// Words of the longest question.
-const QUESTION_WORDS: usize = crate::question::MAX_QUESTION_LEN.div_ceil(8);
+const QUESTION_WORDS: usize = MAX_QUESTION_LEN.div_ceil(8);
 
 /// Swaps the ports of the UDP header at `udp` and sets its length.
 ///

@@ -9,11 +9,11 @@ use aya_ebpf::helpers::bpf_get_prandom_u32;
 use dns_common::entry::{MAX_V4, MAX_V6};
 
 use crate::{
-    bytes::{forget, load, opaque, store},
+    bytes::{Span, Zero, load, opaque, store},
     checksum::Sum,
-    hook::Span,
+    headers::{A_LEN, AAAA_LEN, MAX_REPLY_LEN},
     maps::Scratch,
-    reply::{A_LEN, AAAA_LEN, MAX_REPLY_LEN, Plan},
+    plan::Plan,
 };
 
 /// Most A records in a reply, rounded up.
@@ -54,9 +54,9 @@ impl Random {
     }
 }
 
-/// Start of an A record: a pointer to the question's name, A, IN, half a TTL.
+/// Start of an A record: a pointer to the question's name, A, IN, room for half a TTL.
 const A_START: u64 = u64::from_ne_bytes([0xc0, 0x0c, 0, 1, 0, 1, 0, 0]);
-/// The rest of an A record up to its address: half a TTL, four bytes.
+/// The rest of an A record up to its address: room for half a TTL, four bytes.
 const A_MIDDLE: u64 = u32::from_ne_bytes([0, 0, 0, 4]) as u64;
 /// As [`A_START`], for AAAA.
 const AAAA_START: u64 = u64::from_ne_bytes([0xc0, 0x0c, 0, 28, 0, 1, 0, 0]);
@@ -65,27 +65,28 @@ const AAAA_MIDDLE: u32 = u32::from_ne_bytes([0, 0, 0, 16]);
 
 /// Writes the A records of a reply and returns their sum.
 #[inline(always)]
-pub fn write_v4(scratch: *mut Scratch, plan: &Plan, answers: Span) -> Sum {
+pub fn write_v4(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -> Sum {
     let Span { start: at, end } = answers;
     // SAFETY: no access yet, just the address.
     let drawn = unsafe { &raw mut (*scratch).addresses } as usize;
+    let addresses = plan.addresses();
     let mut index = 0;
     while index < MAX_V4 / 2 {
         if index * 2 >= plan.available {
             break;
         }
         // SAFETY: inside the entry and inside the scratch list.
-        unsafe { store::<u64>(drawn + index * 8, load(plan.addresses + index * 8)) };
+        unsafe { store::<u64>(drawn + index * 8, load(addresses + index * 8)) };
         index = opaque(index + 1);
     }
 
-    // How the loop ended told the verifier the number of addresses: forget it,
+    // How the loop ended told the verifier the number of addresses: launder it,
     // or the next loop is followed once for each.
-    // SAFETY: a cell of this CPU's own element.
-    let available = unsafe { forget(&raw mut (*scratch).cells[8], plan.available, 0x7ff) };
+    let available = zero.launder(plan.available, 0x7ff);
 
     let mut random = Random::resume(scratch);
-    let mut sum = Sum::repeated(A_START, A_MIDDLE, plan.given);
+    let (first, middle) = (A_START | (plan.ttl as u64) << 48, A_MIDDLE | plan.ttl as u64 >> 16);
+    let mut sum = Sum::repeated(first, middle, plan.given);
     let mut index = 0;
     while index < MOST_A {
         let record = at + index * A_LEN;
@@ -98,8 +99,8 @@ pub fn write_v4(scratch: *mut Scratch, plan: &Plan, answers: Span) -> Sum {
         unsafe {
             let address: u32 = load(drawn + other * 4);
             store::<u32>(drawn + other * 4, load(drawn + index * 4));
-            store(record, A_START);
-            store(record + 8, A_MIDDLE | (address as u64) << 32);
+            store(record, first);
+            store(record + 8, middle | (address as u64) << 32);
             sum.add_half(address);
         }
         index = opaque(index + 1);
@@ -110,16 +111,17 @@ pub fn write_v4(scratch: *mut Scratch, plan: &Plan, answers: Span) -> Sum {
 
 /// Writes the AAAA records of a reply and returns their sum.
 #[inline(always)]
-pub fn write_v6(scratch: *mut Scratch, plan: &Plan, answers: Span) -> Sum {
+pub fn write_v6(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -> Sum {
     let Span { start: at, end } = answers;
     // SAFETY: no access yet, just the address.
     let drawn = unsafe { &raw mut (*scratch).addresses } as usize;
+    let addresses = plan.addresses();
     let mut index = 0;
     while index < MAX_V6 {
         if index >= plan.available {
             break;
         }
-        let (from, to) = (plan.addresses + index * 16, drawn + index * 16);
+        let (from, to) = (addresses + index * 16, drawn + index * 16);
         // SAFETY: inside the entry and inside the scratch list.
         unsafe {
             store::<u64>(to, load(from));
@@ -128,13 +130,13 @@ pub fn write_v6(scratch: *mut Scratch, plan: &Plan, answers: Span) -> Sum {
         index = opaque(index + 1);
     }
 
-    // How the loop ended told the verifier the number of addresses: forget it,
+    // How the loop ended told the verifier the number of addresses: launder it,
     // or the next loop is followed once for each.
-    // SAFETY: a cell of this CPU's own element.
-    let available = unsafe { forget(&raw mut (*scratch).cells[8], plan.available, 0x7ff) };
+    let available = zero.launder(plan.available, 0x7ff);
 
     let mut random = Random::resume(scratch);
-    let mut sum = Sum::repeated(AAAA_START, AAAA_MIDDLE as u64, plan.given);
+    let (first, middle) = (AAAA_START | (plan.ttl as u64) << 48, AAAA_MIDDLE | (plan.ttl as u32) >> 16);
+    let mut sum = Sum::repeated(first, middle as u64, plan.given);
     let mut index = 0;
     while index < MOST_AAAA {
         let record = at + index * AAAA_LEN;
@@ -149,8 +151,8 @@ pub fn write_v6(scratch: *mut Scratch, plan: &Plan, answers: Span) -> Sum {
             let address: [u64; 2] = [load(drawn_place), load(drawn_place + 8)];
             store::<u64>(drawn_place, load(next));
             store::<u64>(drawn_place + 8, load(next + 8));
-            store(record, AAAA_START);
-            store(record + 8, AAAA_MIDDLE);
+            store(record, first);
+            store(record + 8, middle);
             store(record + 12, address[0]);
             store(record + 20, address[1]);
             sum.add(address[0]);

@@ -9,11 +9,11 @@ use dns_common::{
 };
 
 use crate::{
-    bytes::{forget, load, opaque, store},
-    filter::{Frame, IPV4_LEN, IPV6_LEN},
+    bytes::{Zero, load, opaque, store},
+    frame::Frame,
+    headers::{HEADER_LEN, IPV4_LEN, IPV6_LEN},
     hook::Hook,
     maps::{Scratch, TAP},
-    question::HEADER_LEN,
 };
 
 /// What became of the query.
@@ -29,19 +29,15 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Makes one path of all that queries may come to, see [`forget`].
+    /// Makes one path of all that queries may come to, see [`Zero`].
     #[inline(always)]
-    pub fn forget(self, scratch: *mut Scratch) -> Self {
+    pub fn launder(self, zero: Zero) -> Self {
         let Self { outcome, answered, rcode, answers } = self;
-        // SAFETY: cells of this CPU's own element.
-        unsafe {
-            let cells = &raw mut (*scratch).cells as *mut usize;
-            Self {
-                outcome: forget(cells, outcome as usize, 0xff) as u8,
-                answered: forget(cells.add(1), answered as usize, 1) != 0,
-                rcode: forget(cells.add(2), rcode as usize, 0xff) as u8,
-                answers: forget(cells.add(3), answers as usize, 0xffff) as u16,
-            }
+        Self {
+            outcome: zero.launder(outcome as usize, 0xff) as u8,
+            answered: zero.launder(answered as usize, 1) != 0,
+            rcode: zero.launder(rcode as usize, 0xff) as u8,
+            answers: zero.launder(answers as usize, 0xffff) as u16,
         }
     }
 }
@@ -62,7 +58,7 @@ pub fn is_due(scratch: *mut Scratch, control: &Control) -> bool {
 
 /// Sends the event; none if the ring is full or nobody reads it.
 #[inline(always)]
-pub fn send<H: Hook>(hook: &H, scratch: *mut Scratch, frame: &Frame, seen: &Seen) -> Option<()> {
+pub fn send<H: Hook>(hook: &H, zero: Zero, frame: &Frame, seen: &Seen) -> Option<()> {
     let mut slot = TAP.reserve::<TapEvent>(0)?;
     let event = slot.as_mut_ptr();
     // SAFETY: the slot is an event's memory; each field is written before the
@@ -77,7 +73,7 @@ pub fn send<H: Hook>(hook: &H, scratch: *mut Scratch, frame: &Frame, seen: &Seen
         (*event).client_port = 0;
         (*event).query_type = 0;
         (*event).name_len = 0;
-        fill_client(hook, frame, seen.answered, event).and_then(|()| fill_name(hook, scratch, frame, event))
+        fill_client(hook, frame, seen.answered, event).and_then(|()| fill_name(hook, zero, frame, event))
     };
     match filled {
         Some(()) => slot.submit(0),
@@ -93,10 +89,10 @@ pub fn send<H: Hook>(hook: &H, scratch: *mut Scratch, frame: &Frame, seen: &Seen
 #[inline(always)]
 unsafe fn fill_client<H: Hook>(hook: &H, frame: &Frame, answered: bool, event: *mut TapEvent) -> Option<()> {
     let (data, end) = (hook.data(), hook.data_end());
-    let ip = data + opaque(14 + ((frame.tagged as usize) << 2));
+    let ip = data + frame.ip();
     // SAFETY: no access yet, just the address.
     let client = unsafe { &raw mut (*event).client } as usize;
-    let udp = if frame.v6 {
+    let udp = if frame.is_v6() {
         if ip + IPV6_LEN + 4 > end {
             return None;
         }
@@ -134,12 +130,7 @@ unsafe fn fill_client<H: Hook>(hook: &H, frame: &Frame, answered: bool, event: *
 /// # Safety
 /// `event` can be written.
 #[inline(always)]
-unsafe fn fill_name<H: Hook>(
-    hook: &H,
-    scratch: *mut Scratch,
-    frame: &Frame,
-    event: *mut TapEvent,
-) -> Option<()> {
+unsafe fn fill_name<H: Hook>(hook: &H, zero: Zero, frame: &Frame, event: *mut TapEvent) -> Option<()> {
     let (data, end) = (hook.data(), hook.data_end());
     let name = data + opaque(frame.message + HEADER_LEN);
     // SAFETY: no access yet, just the address.
@@ -163,8 +154,7 @@ unsafe fn fill_name<H: Hook>(
         }
         word = opaque(word + 1);
     }
-    // SAFETY: a cell of this CPU's own element.
-    let ended = unsafe { forget(&raw mut (*scratch).cells[0], ended, 0x1ff) };
+    let ended = zero.launder(ended, 0x1ff);
     if ended == 0 {
         return Some(());
     }

@@ -11,18 +11,25 @@ use aya_ebpf::{
     helpers::{bpf_l4_csum_replace, bpf_redirect, bpf_skb_change_tail, bpf_skb_pull_data},
     programs::TcContext,
 };
-use dns_common::{control::HANDED_ON_MARK, counters::Outcome};
+use dns_common::{
+    control::{Control, HAND_OFF_TAG, LOOPBACK_IFINDEX},
+    counters::Outcome,
+};
 
 use crate::{
     bytes::{load, masked, store},
     core_path::{self, Means},
+    filter,
     hook::Hook,
     maps::{self, TC_ANSWER, mtu_below},
-    reply::Plan,
+    plan::Plan,
 };
 
 /// Not decided here: the next program, or the stack, gets the packet.
 pub const TC_ACT_UNSPEC: i32 = -1;
+
+/// Kind of packets to the interface's own address (`linux/if_packet.h`).
+const PACKET_HOST: u32 = 0;
 
 /// A packet at tc.
 pub struct Tc {
@@ -42,7 +49,9 @@ impl Tc {
     /// and its descriptors with it.
     #[inline(always)]
     pub fn go_on_if_for_us(&self) {
-        if Means::get().is_some_and(|means| core_path::is_for_us(self, &means)) {
+        let Some(means) = Means::get() else { return };
+        if let Some(frame) = core_path::datagram(self, &means) {
+            frame.keep(means.scratch);
             // SAFETY: nothing is left to drop.
             let _ = unsafe { TC_ANSWER.tail_call(&self.context, 0) };
             maps::count(Outcome::LeaseExpired);
@@ -58,15 +67,15 @@ impl Tc {
 
     /// Whether XDP handed the packet on, see [`crate::xdp::Xdp`].
     ///
-    /// Where the kernel does not drop the mark with the buffer that was too short
+    /// Where the kernel does not drop the tag with the buffer that was too short
     /// (6.18 does, observed), it leaves with the reply. Only another second stage
     /// looks for it, and to that a reply is no query.
     #[inline(always)]
     pub fn is_handed_on(&self) -> bool {
         // SAFETY: the context is the kernel's own.
-        let mark = unsafe { (&raw const (*self.context.skb.skb).data_meta).read_volatile() as usize };
+        let tag = unsafe { (&raw const (*self.context.skb.skb).data_meta).read_volatile() as usize };
         // SAFETY: just compared with the metadata's end.
-        mark + size_of::<u64>() <= self.data() && unsafe { load::<u64>(mark) } == HANDED_ON_MARK
+        tag + size_of::<u64>() <= self.data() && unsafe { load::<u64>(tag) } == HAND_OFF_TAG
     }
 }
 
@@ -102,6 +111,25 @@ impl Hook for Tc {
     fn pull(&self, len: usize) -> bool {
         // SAFETY: the context is the kernel's own.
         unsafe { bpf_skb_pull_data(self.context.skb.skb, len as u32) == 0 }
+    }
+
+    /// The kernel has compared the receiver with the interface's address
+    /// (`eth_type_trans`); that of a bridge is looked at here.
+    #[inline(always)]
+    fn is_meant_for_us(&self, control: &Control, data: usize, to_loopback: bool) -> bool {
+        // SAFETY: the context is the kernel's own.
+        let kind = unsafe { (*self.context.skb.skb).pkt_type };
+        let ifindex = self.ifindex();
+        (kind == PACKET_HOST || filter::is_to_interface(control, ifindex, data))
+            && (!to_loopback || ifindex == LOOPBACK_IFINDEX)
+    }
+
+    /// The kernel takes the tag off before tc (`skb_vlan_untag`), or the device did.
+    #[inline(always)]
+    fn stripped_tag(&self) -> Option<u16> {
+        // SAFETY (both): the context is the kernel's own.
+        let is_there = unsafe { (*self.context.skb.skb).vlan_present } != 0;
+        is_there.then(|| unsafe { (*self.context.skb.skb).vlan_tci } as u16)
     }
 
     #[inline(always)]

@@ -19,15 +19,16 @@ use aya_ebpf::{
 };
 use dns_common::{
     XDP_HEAD_ROOM,
-    control::{Control, HANDED_ON_MARK},
+    control::{Control, HAND_OFF_TAG, LOOPBACK_IFINDEX},
 };
 
 use crate::{
     bytes::{load, masked, opaque, store},
+    filter,
+    headers::{ETHERNET_LEN, HEADER_LEN, IPV6_LEN, MAX_QUESTION_LEN, UDP_LEN, VLAN_TAG_LEN},
     hook::Hook,
     maps::mtu_below,
-    question::{HEADER_LEN, MAX_QUESTION_LEN},
-    reply::Plan,
+    plan::Plan,
 };
 
 /// A packet at XDP, in the driver or (`!NATIVE`) in generic mode.
@@ -83,6 +84,12 @@ impl<const NATIVE: bool> Hook for Xdp<NATIVE> {
     }
 
     #[inline(always)]
+    fn is_meant_for_us(&self, control: &Control, data: usize, to_loopback: bool) -> bool {
+        let ifindex = self.ifindex();
+        filter::is_to_interface(control, ifindex, data) && (!to_loopback || ifindex == LOOPBACK_IFINDEX)
+    }
+
+    #[inline(always)]
     fn mtu_below(&self, packet_len: usize) -> Option<usize> {
         mtu_below(self.context.as_ptr(), packet_len)
     }
@@ -100,7 +107,7 @@ impl<const NATIVE: bool> Hook for Xdp<NATIVE> {
             if self.adjust_tail(more) {
                 return true;
             }
-            if more < 0 || plan.partial != 0 {
+            if more < 0 || plan.is_partial() {
                 return false;
             }
         }
@@ -124,7 +131,7 @@ impl<const NATIVE: bool> Hook for Xdp<NATIVE> {
     #[inline(always)]
     fn hand_on(&self, control: &Control) -> bool {
         let (word, bit) = Control::second_stage(self.ifindex());
-        control.second_stages[word] & bit != 0 && self.mark()
+        control.second_stages[word] & bit != 0 && self.write_tag()
     }
 }
 
@@ -144,22 +151,22 @@ impl<const NATIVE: bool> Xdp<NATIVE> {
         unsafe { bpf_xdp_adjust_head(self.context.ctx, -more) == 0 }
     }
 
-    /// Puts the mark of packets that are handed on before the packet; false: the
+    /// Puts the tag of packets that are handed on before the packet; false: the
     /// driver keeps no metadata, or there is no room for more of it.
     #[inline(always)]
-    fn mark(&self) -> bool {
+    fn write_tag(&self) -> bool {
         const LEN: usize = size_of::<u64>();
         // SAFETY: the context is the kernel's own.
         if unsafe { bpf_xdp_adjust_meta(self.context.ctx, -(LEN as i32)) } != 0 {
             return false;
         }
         // SAFETY: as above.
-        let mark = unsafe { (&raw const (*self.context.ctx).data_meta).read_volatile() as usize };
-        if mark + LEN > self.data() {
+        let tag = unsafe { (&raw const (*self.context.ctx).data_meta).read_volatile() as usize };
+        if tag + LEN > self.data() {
             return false;
         }
         // SAFETY: just compared with the metadata's end.
-        unsafe { store(mark, HANDED_ON_MARK) };
+        unsafe { store(tag, HAND_OFF_TAG) };
         true
     }
 
@@ -210,4 +217,6 @@ const FIRST_BYTES: usize = 40;
 
 /// Words that hold the rest of the longest headers and question: Ethernet, a VLAN
 /// tag, IPv6, UDP and the message up to the end of the question.
-const MOVED_WORDS: usize = (14 + 4 + 40 + 8 + HEADER_LEN + MAX_QUESTION_LEN - FIRST_BYTES).div_ceil(8);
+const MOVED_WORDS: usize = (ETHERNET_LEN + VLAN_TAG_LEN + IPV6_LEN + UDP_LEN + HEADER_LEN + MAX_QUESTION_LEN
+    - FIRST_BYTES)
+    .div_ceil(8);

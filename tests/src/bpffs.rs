@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use dns_user::config::{HookMode, OnStop, XdpConfig};
+use dns_core::config::{HookMode, OnStop, XdpConfig};
 use nix::mount::{MntFlags, umount2};
 
 /// A folder that gets a bpffs, unmounted at the end.
@@ -51,6 +51,8 @@ impl Drop for Bpffs {
 pub fn config(mode: HookMode, bpffs: &Bpffs) -> XdpConfig {
     XdpConfig {
         enabled: true,
+        vlans: Vec::new(),
+        respect_filters: Vec::new(),
         interfaces: None,
         mode,
         max_names: 1000,
@@ -58,6 +60,7 @@ pub fn config(mode: HookMode, bpffs: &Bpffs) -> XdpConfig {
         bpffs: bpffs.path(),
         on_stop: OnStop::Detach,
         user: None,
+        attach_socket: None,
     }
 }
 

@@ -11,11 +11,8 @@ use std::{
 };
 
 use anyhow::Result;
-use dns_user::{
-    config::{HealthConfig, TlsFiles},
-    health::HEALTH_NAME,
-    tls::RotatingTls,
-};
+use dns_core::config::{HealthConfig, TlsFiles};
+use dns_resolver::{health::HEALTH_NAME, tls::RotatingTls};
 use http_body_util::Full;
 use hyper::{Response, StatusCode, body::Bytes, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;

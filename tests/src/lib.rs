@@ -1,10 +1,14 @@
 //! What the whole-system tests, the demo and the benches share: network
-//! namespaces, the server as a process, DNS clients, and where the recorded
-//! cases are.
+//! namespaces, the server as a process, DNS clients, generated foundations, and the
+//! replay of recorded cases.
 
 pub mod bpffs;
 pub mod checksum;
 pub mod client;
+pub mod confined;
+pub mod conformance;
+pub mod debian;
+pub mod fleet;
 pub mod health;
 pub mod interrupt;
 pub mod mapping;
@@ -14,5 +18,7 @@ pub mod namespace;
 pub mod process;
 pub mod program;
 pub mod requirements;
+pub mod resolv_conf;
 pub mod server;
-pub mod shared;
+pub mod thread;
+pub mod yardstick;

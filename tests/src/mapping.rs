@@ -52,14 +52,14 @@ impl Drop for Mapping {
     }
 }
 
-/// The header of the entry at a place of the mapped arena.
-pub fn header_at(arena: &mut Mapping, location: Location) -> EntryHeader {
+/// The header of the entry at a place of the mapped store.
+pub fn header_at(entries: &mut Mapping, location: Location) -> EntryHeader {
     let start = offset_in_arena(location);
-    EntryHeader::read_from_bytes(&arena.bytes_mut()[start..start + size_of::<EntryHeader>()])
+    EntryHeader::read_from_bytes(&entries.bytes_mut()[start..start + size_of::<EntryHeader>()])
         .expect("sliced to the size of EntryHeader")
 }
 
-/// Bytes from the start of the arena to this place.
+/// Bytes from the start of the store to this place.
 pub fn offset_in_arena(location: Location) -> usize {
     location.chunk() as usize * CHUNK_SIZE + location.offset() as usize
 }

@@ -77,7 +77,7 @@ impl<T: BorrowMut<MapData>> Names<T> {
         let (bucket, slot) = place.context("no room in NAMES")?;
         if there.is_none() && bucket != preferred {
             let word = &mut pair.0[preferred].tags[1];
-            *word = index::with_stray(*word);
+            *word = index::with_overflow(*word);
         }
         let bucket = &mut pair.0[bucket];
         bucket.cells[slot] = location.0;

@@ -92,6 +92,12 @@ impl Kept {
     }
 }
 
+impl From<Child> for Kept {
+    fn from(child: Child) -> Self {
+        Self(child)
+    }
+}
+
 impl Drop for Kept {
     /// Asks it to end, and kills it if it does not.
     fn drop(&mut self) {

@@ -15,9 +15,9 @@ use aya::{
     programs::{ProgramFd, SchedClassifier, Xdp},
 };
 use dns_common::{
-    control::{Control, Endpoint, MAX_ENDPOINTS},
+    control::{Control, Endpoint, LOOPBACK_IFINDEX, MAX_ENDPOINTS},
     counters::{CpuCounters, INTERFACE_SLOTS, OUTCOME_SLOTS, Outcome},
-    entry::{CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, EntryHeader, Location, buried, padded},
+    entry::{CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, EntryHeader, Location, RULED, Rules, tombstone},
     name::hash_name,
     object,
 };
@@ -28,7 +28,7 @@ use crate::{
     names::Names,
 };
 
-/// Chunks of the arena that [`Program::load`] asks for.
+/// Chunks of the store that [`Program::load`] asks for.
 const CHUNKS: u32 = 4;
 
 /// Elements of the index that [`Program::load`] asks for: a table of 6,144 slots.
@@ -54,18 +54,12 @@ pub enum Hook {
     Tc,
     /// The program for tc behind XDP.
     TcSecond,
-    /// The program that only passes.
-    Pass,
-    /// The bare reflector at XDP.
-    Reflector,
-    /// The bare reflector at tc.
-    TcReflector,
 }
 
 impl Hook {
     /// Whether it runs at XDP.
     pub const fn is_xdp(self) -> bool {
-        !matches!(self, Self::Tc | Self::TcSecond | Self::TcReflector)
+        !matches!(self, Self::Tc | Self::TcSecond)
     }
 
     /// Name of the program in the object.
@@ -75,9 +69,6 @@ impl Hook {
             Self::XdpGeneric => object::XDP_GENERIC_PROGRAM,
             Self::Tc => object::TC_PROGRAM,
             Self::TcSecond => object::TC_SECOND_PROGRAM,
-            Self::Pass => object::PASS_PROGRAM,
-            Self::Reflector => object::REFLECTOR_PROGRAM,
-            Self::TcReflector => object::TC_REFLECTOR_PROGRAM,
         }
     }
 }
@@ -86,13 +77,13 @@ impl Hook {
 pub struct Program {
     /// Programs and maps.
     ebpf: Ebpf,
-    /// The `ARENA` map.
-    arena: Mapping,
+    /// The `ENTRIES` map.
+    entries: Mapping,
     /// The `CONTROL` map.
     control: Mapping,
     /// The `COUNTERS` map.
     counters: Mapping,
-    /// Cells of the arena that are taken.
+    /// Cells of the store that are taken.
     used: u32,
     /// CPUs that the kernel could have.
     cpus: usize,
@@ -109,6 +100,8 @@ pub struct Published {
     pub rcode: u8,
     /// RCODE to other types.
     pub rcode_other: u8,
+    /// How the addresses are given, if not as the fleet's.
+    pub rules: Option<Rules>,
 }
 
 /// What a run of a program gave.
@@ -125,16 +118,17 @@ pub struct Run {
 impl Program {
     /// Loads the embedded object, or the file that `DNS_EBPF_OBJECT` names.
     ///
-    /// Seed 7, a lease without end, no endpoints.
+    /// Seed 7, a lease without end, no endpoints; frames to the address zero, that of `lo`,
+    /// are for us.
     pub fn load() -> Result<Self> {
         let object = match std::env::var_os("DNS_EBPF_OBJECT") {
             Some(path) => Cow::from(std::fs::read(&path).with_context(|| format!("{}", path.display()))?),
-            None => Cow::from(dns_user::fastpath::OBJECT),
+            None => Cow::from(dns_resolver::fastpath::OBJECT),
         };
         let cpus = aya::util::nr_cpus().map_err(|(file, error)| anyhow::anyhow!("{file}: {error}"))?;
         let mut ebpf = EbpfLoader::new()
             .map_max_entries(object::COUNTERS, cpus as u32)
-            .map_max_entries(object::ARENA, CHUNKS)
+            .map_max_entries(object::ENTRIES, CHUNKS)
             .map_max_entries(object::NAMES, ELEMENTS)
             .verifier_log_level(match std::env::var_os("DNS_EBPF_LOG") {
                 Some(_) => VerifierLogLevel::VERBOSE,
@@ -142,13 +136,12 @@ impl Program {
             })
             .load(&object)
             .context("cannot load the object")?;
-        for hook in [Hook::Xdp, Hook::XdpGeneric, Hook::Pass, Hook::Reflector] {
+        for hook in [Hook::Xdp, Hook::XdpGeneric] {
             let program: &mut Xdp =
                 ebpf.program_mut(hook.program()).context("a program is missing in the object")?.try_into()?;
             program.load().with_context(|| format!("cannot load {}", hook.program()))?;
         }
-        let tc = [Hook::Tc, Hook::TcSecond, Hook::TcReflector].map(Hook::program);
-        for name in tc.into_iter().chain([object::TC_ANSWER_PROGRAM]) {
+        for name in [object::TC_PROGRAM, object::TC_SECOND_PROGRAM, object::TC_ANSWER_PROGRAM] {
             let program: &mut SchedClassifier =
                 ebpf.program_mut(name).context("a program is missing in the object")?.try_into()?;
             program.load().with_context(|| format!("cannot load {name}"))?;
@@ -159,13 +152,15 @@ impl Program {
             .set(0, &answer, 0)
             .context("cannot call the program that answers")?;
 
-        let arena = Mapping::of(array(&ebpf, object::ARENA)?, CHUNKS as usize * CHUNK_SIZE)?;
+        let entries = Mapping::of(array(&ebpf, object::ENTRIES)?, CHUNKS as usize * CHUNK_SIZE)?;
         let control = Mapping::of(array(&ebpf, object::CONTROL)?, size_of::<Control>())?;
         let counters = Mapping::of(array(&ebpf, object::COUNTERS)?, cpus * size_of::<CpuCounters>())?;
-        let mut program = Self { ebpf, arena, control, counters, used: 0, cpus };
+        let mut program = Self { ebpf, entries, control, counters, used: 0, cpus };
         program.set_control(|control| {
             control.hash_seed = 7;
             control.lease_deadline_ns = u64::MAX;
+            // Runs are on `lo`, whose address is zero.
+            control.interfaces[Control::interface(LOOPBACK_IFINDEX)].ifindex = LOOPBACK_IFINDEX;
         });
         Ok(program)
     }
@@ -215,7 +210,7 @@ impl Program {
             v4_count: published.v4.len() as u16,
             v6_count: published.v6.len() as u16,
             rcode: published.rcode,
-            rcode_other: published.rcode_other,
+            rcode_other: published.rcode_other | if published.rules.is_some() { RULED } else { 0 },
         };
         let cells = header.size().div_ceil(CELL_SIZE) as u32;
         if self.used % CHUNK_CELLS + cells > CHUNK_CELLS {
@@ -224,14 +219,18 @@ impl Program {
         let location = Location(self.used);
         let start = offset_in_arena(location);
         let entry = self
-            .arena
+            .entries
             .bytes_mut()
             .get_mut(start..start + header.size())
-            .context("the test's arena is full")?;
+            .context("the test's store is full")?;
         entry.fill(0);
         entry[..size_of::<EntryHeader>()].copy_from_slice(header.as_bytes());
         entry[size_of::<EntryHeader>()..][..name.len()].copy_from_slice(name);
-        let mut at = size_of::<EntryHeader>() + padded(name.len());
+        let mut at = header.rules_offset();
+        if let Some(rules) = published.rules {
+            entry[at..at + size_of_val(&rules)].copy_from_slice(rules.as_bytes());
+            at += size_of_val(&rules);
+        }
         for address in &published.v4 {
             entry[at..at + 4].copy_from_slice(&address.octets());
             at += 4;
@@ -251,7 +250,7 @@ impl Program {
     }
 
     /// Ends the life of a published name's entry; the index still leads there.
-    pub fn bury(&mut self, name: &[u8]) -> Result<()> {
+    pub fn write_tombstone(&mut self, name: &[u8]) -> Result<()> {
         let seed = self.control().hash_seed;
         let location = self.find(hash_name(seed, name))?.context("not published")?;
         self.bury_at(location);
@@ -260,22 +259,22 @@ impl Program {
 
     /// Ends the life of the entry at this place.
     fn bury_at(&mut self, location: Location) {
-        let hash = header_at(&mut self.arena, location).hash;
+        let hash = header_at(&mut self.entries, location).hash;
         let at = offset_in_arena(location) + std::mem::offset_of!(EntryHeader, hash);
-        self.arena.bytes_mut()[at..at + 8].copy_from_slice(&buried(hash).to_ne_bytes());
+        self.entries.bytes_mut()[at..at + 8].copy_from_slice(&tombstone(hash).to_ne_bytes());
     }
 
     /// The header of the entry of a published name.
     pub fn entry(&mut self, name: &[u8]) -> Result<EntryHeader> {
         let seed = self.control().hash_seed;
         let location = self.find(hash_name(seed, name))?.context("not published")?;
-        Ok(header_at(&mut self.arena, location))
+        Ok(header_at(&mut self.entries, location))
     }
 
     /// Where the entry of the name with this hash lies.
     fn find(&mut self, hash: u64) -> Result<Option<Location>> {
         let locations = self.names()?.get(hash)?;
-        Ok(locations.into_iter().find(|&location| header_at(&mut self.arena, location).hash == hash))
+        Ok(locations.into_iter().find(|&location| header_at(&mut self.entries, location).hash == hash))
     }
 
     /// The `NAMES` map.

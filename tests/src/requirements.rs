@@ -1,34 +1,30 @@
-//! What a test needs of the machine. Without it the test says that it is
-//! skipped; in CI (variable `CI` set) that is a failure.
+//! What a test needs of the machine. Nothing is skipped silently: where something is
+//! missing the test fails, unless `cargo xtask test` runs it, which lists at its end
+//! what was not run, and why. In CI (variable `CI` set) it fails there, too.
 
-use std::fmt::Display;
+use std::{fmt::Display, fs::File, io::Write as _, thread};
 
-/// Whether a test can go on: namespaces can be made. Says why not.
+use crate::yardstick::{Hook, Yardstick};
+
+/// Names the file to which a test that cannot be run adds a line: `name: reason`.
+pub const NOT_RUN_VARIABLE: &str = "BOSH_DNS_NOT_RUN";
+
+/// Whether a test can go on: network namespaces can be made.
 ///
 /// # Panics
 ///
-/// In CI, where nothing may be skipped.
+/// Where they cannot and nobody lists what was not run.
 pub fn namespaces() -> bool {
     met("network namespaces", crate::namespace::available())
 }
 
-/// Whether a test can go on: BPF programs can be loaded. Says why not.
+/// Whether a test can go on: BPF programs can be loaded.
 ///
 /// # Panics
 ///
-/// In CI, where nothing may be skipped.
+/// Where they cannot and nobody lists what was not run.
 pub fn bpf() -> bool {
-    let loaded = aya::EbpfLoader::new().load(dns_user::fastpath::OBJECT).and_then(|mut object| {
-        let program = object.program_mut(dns_common::object::PASS_PROGRAM).ok_or_else(|| {
-            // The object is ours: it always holds this program.
-            aya::EbpfError::FileError {
-                path: dns_common::object::PASS_PROGRAM.into(),
-                error: std::io::ErrorKind::NotFound.into(),
-            }
-        })?;
-        let program: &mut aya::programs::Xdp = program.try_into()?;
-        Ok(program.load()?)
-    });
+    let loaded = Yardstick::Pass.load(Hook::Native).map(drop);
     met("BPF programs", loaded)
 }
 
@@ -36,14 +32,29 @@ pub fn bpf() -> bool {
 ///
 /// # Panics
 ///
-/// In CI, where nothing may be skipped.
+/// Where nobody lists what was not run, and in CI.
 pub fn met<E: Display>(what: &str, found: Result<(), E>) -> bool {
     match found {
         Ok(()) => true,
-        Err(problem) if std::env::var_os("CI").is_some() => panic!("{what} are needed in CI: {problem}"),
         Err(problem) => {
-            println!("skipped: {what} are not available here: {problem}");
+            let reason = format!("{what} are not available here: {problem}");
+            assert!(std::env::var_os("CI").is_none(), "{reason}");
+            not_run(&reason);
             false
         }
     }
+}
+
+/// Puts the running test on the list of those that were not run.
+///
+/// # Panics
+///
+/// Where there is no such list.
+pub fn not_run(reason: &str) {
+    let test = thread::current().name().unwrap_or("a test").to_owned();
+    let Some(list) = std::env::var_os(NOT_RUN_VARIABLE) else {
+        panic!("{test} cannot be run: {reason} (`cargo xtask test` lists it and goes on)");
+    };
+    let mut list = File::options().create(true).append(true).open(&list).expect("the list of tests not run");
+    writeln!(list, "{test}: {reason}").expect("the list of tests not run");
 }

@@ -33,6 +33,8 @@ pub struct Server {
     pub folder: TempDir,
     /// Where it runs.
     in_namespace: Option<String>,
+    /// The program that it runs.
+    program: PathBuf,
 }
 
 /// The server's program: the release build if it is there and newer, else the debug build.
@@ -138,20 +140,41 @@ impl Server {
         extra: &Value,
         prepare: impl FnOnce(&mut Command),
     ) -> Result<Self> {
+        Self::start_program(program()?, namespace, folder, address, extra, prepare)
+    }
+
+    /// As [`Self::start_prepared`], of another program than [`program`]: another build.
+    pub fn start_program(
+        program: PathBuf,
+        namespace: Option<&Namespace>,
+        folder: TempDir,
+        address: SocketAddr,
+        extra: &Value,
+        prepare: impl FnOnce(&mut Command),
+    ) -> Result<Self> {
         let mut config = config(folder.path(), address);
         merge(&mut config, extra);
         let config_file = folder.path().join("config.json");
         fs::write(&config_file, serde_json::to_vec_pretty(&config)?)?;
-        let process = spawn(namespace, folder.path(), prepare)?;
+        let process = spawn(&program, namespace, folder.path(), prepare)?;
         let in_namespace = namespace.map(|namespace| namespace.name().to_owned());
-        let mut server = Self { process, address, folder, in_namespace };
+        let mut server = Self { process, address, folder, in_namespace, program };
         server.wait_until_ready(namespace)?;
         Ok(server)
     }
 
     /// Starts the program again on the same folder, after it has ended.
     pub fn restart(&mut self, namespace: Option<&Namespace>) -> Result<()> {
-        self.process = spawn(namespace, self.folder.path(), |_| {})?;
+        self.restart_prepared(namespace, |_| {})
+    }
+
+    /// As [`Self::restart`]; `prepare` changes the command before it is run.
+    pub fn restart_prepared(
+        &mut self,
+        namespace: Option<&Namespace>,
+        prepare: impl FnOnce(&mut Command),
+    ) -> Result<()> {
+        self.process = spawn(&self.program, namespace, self.folder.path(), prepare)?;
         self.wait_until_ready(namespace)
     }
 
@@ -196,12 +219,17 @@ impl Server {
     }
 }
 
-/// Runs the program in `namespace` on the configuration in `folder`, its output appended to `folder/log`.
-fn spawn(namespace: Option<&Namespace>, folder: &Path, prepare: impl FnOnce(&mut Command)) -> Result<Kept> {
+/// Runs `program` in `namespace` on the configuration in `folder`, its output appended to `folder/log`.
+fn spawn(
+    program: &Path,
+    namespace: Option<&Namespace>,
+    folder: &Path,
+    prepare: impl FnOnce(&mut Command),
+) -> Result<Kept> {
     let log = fs::OpenOptions::new().create(true).append(true).open(folder.join("log"))?;
     let mut command = match namespace {
-        Some(namespace) => namespace.command(program()?)?,
-        None => Command::new(program()?),
+        Some(namespace) => namespace.command(program)?,
+        None => Command::new(program),
     };
     command.arg("--config").arg(folder.join("config.json"));
     prepare(&mut command);

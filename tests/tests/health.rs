@@ -11,12 +11,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dns_user::{
+use dns_core::{
     config::TlsFiles,
-    health::{HEALTH_NAME, HealthService, NoMarks},
     name::Name,
-    resolve::{Checks, Health, HealthState, Outcome, Resolution},
+    resolve::{Checks, Existence, Health, HealthState, Resolution},
 };
+use dns_resolver::health::{HEALTH_NAME, HealthService, NoFastPath};
 use tempfile::TempDir;
 use whole_system_tests::{
     health::{Authority, Fleet, Says, config, instance, write_files},
@@ -50,7 +50,7 @@ fn pki() -> Pki {
 /// What a name of these instances resolves to, as far as the tracker looks.
 fn needs(instances: impl IntoIterator<Item = IpAddr>, synchronous: bool) -> Resolution {
     Resolution {
-        outcome: Outcome::Found,
+        existence: Existence::Found,
         v4: Vec::new(),
         v6: Vec::new(),
         checks: Checks { instances: instances.into_iter().collect(), tracked: true, synchronous },
@@ -74,7 +74,7 @@ fn checks_of_a_thousand_instances_are_spread_one_at_a_time_over_kept_connections
     let pki = pki();
     let fleet = Fleet::start(&pki.files[0]).unwrap();
     let service = HealthService::new(&config(&fleet, pki.files[1].clone(), interval), LIMIT).unwrap();
-    service.start(Arc::new(|_| {}), Arc::new(NoMarks)).unwrap();
+    service.start(Arc::new(|_| {}), Arc::new(NoFastPath)).unwrap();
     service.tracker().asked(&name("all"), &needs((0..COUNT).map(instance), false));
     until("first checks", || service.states().counts()[0] == COUNT as usize);
     // Every instance has found its place in the interval one and a half
@@ -111,7 +111,7 @@ fn every_change_is_told_at_once_and_only_then() {
             told.lock().unwrap().extend(ips.iter().map(|ip| (*ip, states.state(*ip, None))));
         }
     };
-    service.start(Arc::new(on_change), Arc::new(NoMarks)).unwrap();
+    service.start(Arc::new(on_change), Arc::new(NoFastPath)).unwrap();
     let (one, two) = (instance(0), instance(1));
     fleet.says(two, Says::Body(r#"{"state":"running","group_state":{"7":"failing"}}"#.to_owned()));
     tracker.asked(&name("both"), &needs([one, two], false));
@@ -142,7 +142,7 @@ fn an_instance_that_nobody_needs_is_asked_no_more() {
     let mut settings = config(&fleet, pki.files[1].clone(), Duration::from_millis(50));
     settings.max_tracked_queries = 1;
     let service = HealthService::new(&settings, LIMIT).unwrap();
-    service.start(Arc::new(|_| {}), Arc::new(NoMarks)).unwrap();
+    service.start(Arc::new(|_| {}), Arc::new(NoFastPath)).unwrap();
     let (states, tracker) = (service.states(), service.tracker());
     tracker.asked(&name("a"), &needs([instance(0)], false));
     until("the first check", || states.is_checked(instance(0)));
@@ -175,7 +175,7 @@ fn certificates_rotate_in_three_steps_and_no_check_is_lost() {
             lost.fetch_add(bad, Ordering::Relaxed);
         }
     };
-    service.start(Arc::new(on_change), Arc::new(NoMarks)).unwrap();
+    service.start(Arc::new(on_change), Arc::new(NoFastPath)).unwrap();
     service.tracker().asked(&name("all"), &needs((0..COUNT).map(instance), false));
     until("first checks", || service.states().counts()[0] == COUNT as usize);
 
@@ -227,7 +227,7 @@ fn silent_instances_do_not_delay_the_others() {
     let interval = Duration::from_secs(2);
     let timeout = Duration::from_secs(2);
     let service = HealthService::new(&config(&fleet, pki.files[1].clone(), interval), timeout).unwrap();
-    service.start(Arc::new(|_| {}), Arc::new(NoMarks)).unwrap();
+    service.start(Arc::new(|_| {}), Arc::new(NoFastPath)).unwrap();
     let (states, tracker) = (service.states(), service.tracker());
     tracker.asked(&name("silent"), &needs((0..SILENT).map(instance), false));
     // Behind three thousand that never answer.

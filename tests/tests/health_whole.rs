@@ -13,7 +13,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dns_user::{config::TlsFiles, health::HEALTH_NAME, ops::metrics::names::HEALTH_CHECKS_IN_FLIGHT};
+use dns_core::config::TlsFiles;
+use dns_resolver::{health::HEALTH_NAME, ops::metrics::names::HEALTH_CHECKS_IN_FLIGHT};
 use hickory_proto::{op::Message, rr::RecordType};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -24,6 +25,7 @@ use whole_system_tests::{
     namespace::Namespace,
     process::wait_until,
     requirements, server,
+    thread::HeldThread,
 };
 
 /// Longer than anything here takes on a busy machine.
@@ -182,6 +184,45 @@ fn a_flip_is_in_the_fast_path_as_soon_as_it_is_known() {
                 latest[latest.len() / 2] < Duration::from_millis(50),
                 "stale replies after flips: {latest:?}"
             );
+        })
+        .unwrap();
+}
+
+#[test]
+fn health_checks_that_hang_end_the_lease_and_userspace_answers_on() {
+    const NAME: &str = "q-s3.q-g1.bosh.";
+    if !requirements::namespaces() || !requirements::bpf() {
+        return;
+    }
+    let namespace = Namespace::new("hung").unwrap();
+    let (_folders, files) = certificates();
+    namespace
+        .run(|| {
+            let fleet = Fleet::start(&files[0]).unwrap();
+            let folder = server::folder(&records(&[10]), None).unwrap();
+            let mut extra = settings(&fleet, &files[1], "300ms", true);
+            server::merge(&mut extra, &json!({"xdp": {"lease": "2s"}}));
+            let server = server::Server::start(None, folder, ADDRESS, &extra).unwrap();
+            let all: BTreeSet<_> = (0..10).map(instance).collect();
+            let by_interface = || {
+                let before = Metrics::here().ok()?.fast_path_replies();
+                let reply = client::ask(ADDRESS, &query(NAME)).ok()?;
+                assert_eq!(BTreeSet::from_iter(client::addresses(&reply)), all);
+                Some(Metrics::here().ok()?.fast_path_replies() > before)
+            };
+            ask_userspace(NAME);
+            wait_until("first checks", LIMIT, || ask_userspace(NAME) == all).unwrap();
+            wait_until("the interface", LIMIT, || by_interface() == Some(true)).unwrap();
+            let held = HeldThread::of(server.pid(), "health").unwrap();
+            // No answer is wrong meanwhile, and none is missing.
+            wait_until("the lease to end", LIMIT, || by_interface() == Some(false)).unwrap();
+            for _ in 0..50 {
+                assert_eq!(by_interface(), Some(false), "renewed while the checks hang");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            assert!(server.log().contains("health checks hang"), "{}", server.log());
+            drop(held);
+            wait_until("the interface again", LIMIT, || by_interface() == Some(true)).unwrap();
         })
         .unwrap();
 }

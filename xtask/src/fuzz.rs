@@ -1,4 +1,5 @@
-//! `cargo xtask fuzz`: the targets of `tests/fuzz`, each for a bounded time.
+//! `cargo xtask fuzz`: the targets of `tests/fuzz`, each for a bounded time, and the BPF
+//! programs against their model.
 //!
 //! They are built by the stable compiler into the workspace's own target folder
 //! (`tests/fuzz/rustc.sh` says how): only our own crates are compiled again.
@@ -67,6 +68,21 @@ pub(crate) fn run(filters: &[String], seconds: u32) -> Result<()> {
         bail!("{}", failures.join("\n"));
     }
     Ok(())
+}
+
+/// Runs so many random packets through each BPF program and holds the replies against the model.
+pub(crate) fn program(packets: u64, seed: Option<u64>) -> Result<()> {
+    let mut command = Command::new("cargo");
+    command
+        .args(["test", "--release", "--package", "whole-system-tests", "--test", "packets", "--"])
+        .args(["random_and_mutated_packets_are_treated_as_the_model_says", "--exact", "--nocapture"])
+        .args(["--test-threads", "1"])
+        .env("PACKETS", packets.to_string())
+        .current_dir(root());
+    if let Some(seed) = seed {
+        command.env("SEED", seed.to_string());
+    }
+    run_command(&mut command)
 }
 
 /// The names of all targets, in order.

@@ -6,6 +6,8 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+mod debian;
+mod dist;
 mod fuzz;
 mod kernel;
 mod packages;
@@ -41,13 +43,44 @@ enum Command {
         /// Only tests whose name contains one of these; leaves out the checks that are not tests.
         filters: Vec<String>,
     },
-    /// Run the fuzz targets from their corpora.
+    /// Make what is handed out, below dist/: Debian package, BOSH release, image, bill of materials, sums.
+    Dist(dist::Dist),
+    /// Run the fuzz targets from their corpora, or the BPF programs against their model.
+    ///
+    /// The targets of tests/fuzz are libFuzzer targets of userspace code. With --program random
+    /// and mutated packets run through each BPF program in this kernel (BPF_PROG_TEST_RUN), and
+    /// every reply is held against the model in tests/tests/packets/model.rs: the same seed
+    /// makes the same packets.
     Fuzz {
         /// Only targets whose name contains one of these.
         filters: Vec<String>,
-        /// How long each runs.
+        /// How long each target runs.
         #[arg(long, default_value_t = 60)]
         seconds: u32,
+        /// The BPF programs instead of the targets.
+        #[arg(long, conflicts_with_all = ["filters", "seconds"])]
+        program: bool,
+        /// Packets for each BPF program.
+        #[arg(long, default_value_t = 10_000_000, requires = "program")]
+        packets: u64,
+        /// Makes the packets; chosen at random, and told, if it is not given.
+        #[arg(long, requires = "program")]
+        seed: Option<u64>,
+    },
+    /// Run the real server under load while faults are thrown in at random from a seed.
+    ///
+    /// A model made of the same files judges every reply. The report tells the seed, how often
+    /// each fault was thrown, what was answered, and the worst moments. Needs root.
+    Soak {
+        /// How long, in minutes.
+        #[arg(long, default_value_t = 2.0)]
+        minutes: f64,
+        /// How long, in hours.
+        #[arg(long, conflicts_with = "minutes")]
+        hours: Option<f64>,
+        /// Makes the faults; chosen at random, and told, if it is not given.
+        #[arg(long)]
+        seed: Option<u64>,
     },
     /// Measure everything side by side and write the report.
     Bench {
@@ -61,7 +94,11 @@ fn main() -> Result<()> {
     match Arguments::parse().command {
         Command::Build { debug } => {
             toolchain::ensure()?;
-            if debug { process::cargo(["build", "--package", "dns-user"]) } else { release(&[]) }
+            if debug {
+                process::cargo(["build", "--package", "dns-resolver", "--package", "dns-sync"])
+            } else {
+                release(&[])
+            }
         }
         Command::Demo { arguments } => {
             packages::ensure(packages::DEMO)?;
@@ -72,11 +109,22 @@ fn main() -> Result<()> {
             packages::ensure(packages::TEST)?;
             toolchain::ensure()?;
             kernel::ensure()?;
+            debian::ensure()?;
             test::run(&filters)
         }
-        Command::Fuzz { filters, seconds } => {
+        Command::Dist(dist) => dist.run(),
+        Command::Fuzz { program: true, packets, seed, .. } => {
+            toolchain::ensure()?;
+            fuzz::program(packets, seed)
+        }
+        Command::Fuzz { filters, seconds, .. } => {
             toolchain::ensure()?;
             fuzz::run(&filters, seconds)
+        }
+        Command::Soak { minutes, hours, seed } => {
+            packages::ensure(packages::DEMO)?;
+            toolchain::ensure()?;
+            soak(hours.map_or(minutes, |hours| hours * 60.0), seed)
         }
         Command::Bench { arguments } => {
             packages::ensure(packages::BENCH)?;
@@ -94,6 +142,14 @@ fn run_from_benches(program: &str, arguments: &[String]) -> Result<()> {
     process::run(name_server(&mut command)?.args(arguments).current_dir(process::root()))
 }
 
+/// Builds the server and the soak, and runs it.
+fn soak(minutes: f64, seed: Option<u64>) -> Result<()> {
+    release(&["--package", "whole-system-tests", "--bin", "soak"])?;
+    let mut command = std::process::Command::new(process::root().join("target/release/soak"));
+    let seed = seed.map(|seed| seed.to_string());
+    process::run(name_server(&mut command)?.arg(minutes.to_string()).args(seed).current_dir(process::root()))
+}
+
 /// Tells a command to take the server as operators run it: the debug build, which
 /// may be newer, is too slow to be timed.
 fn name_server(command: &mut std::process::Command) -> Result<&mut std::process::Command> {
@@ -106,7 +162,13 @@ fn name_server(command: &mut std::process::Command) -> Result<&mut std::process:
 /// The packages are the same for every command: which features a dependency is
 /// built with depends on them, and other features mean building it again.
 fn release(more: &[&str]) -> Result<()> {
-    let packages = ["build", "--release", "--package", "dns-user", "--package", "bosh-dns-xdp-benches"];
-    let server = ["--bin", "bosh-dns-xdp", "--bin", "bosh-dns-xdp-health"];
-    process::cargo(packages.iter().chain(&server).chain(more))
+    let packages =
+        ["--package", "dns-resolver", "--package", "dns-sync", "--package", "bosh-dns-xdp-benches"];
+    let programs = ["--bin", "bosh-dns-xdp", "--bin", "bosh-dns-xdp-health", "--bin", "bosh-dns-sync"];
+    process::run(
+        std::process::Command::new("cargo")
+            .args(["build", "--release"].iter().chain(&packages).chain(&programs).chain(more))
+            .env("BOSH_DNS_XDP_COMMIT", dist::commit()?)
+            .current_dir(process::root()),
+    )
 }

@@ -13,24 +13,34 @@ use anyhow::{Context, Result, bail};
 use crate::process::{capture, on_path, run};
 
 /// What `cargo xtask demo` uses: namespaces, dig, load, and a recursor to forward to.
-pub(crate) const DEMO: &[&str] = &["bind9-dnsutils", "dnsmasq-base", "dnsperf", "ethtool", "iproute2"];
+pub(crate) const DEMO: &[&str] =
+    &["bind9-dnsutils", "dnsmasq-base", "dnsperf", "ethtool", "iproute2", "knot-dnsutils"];
 
 /// What the tests use: the demo's, real peers, Prometheus, and a VM with another kernel.
 pub(crate) const TEST: &[&str] = &[
     "bind9",
     "bind9-dnsutils",
     "bind9-utils",
+    "binutils",
     "bpftool",
     "cpio",
     "curl",
+    "debootstrap",
     "dnsmasq-base",
     "dnsperf",
     "ethtool",
+    "faketime",
     "iproute2",
+    "libnginx-mod-http-js",
+    "nats-server",
+    "nginx-light",
     "nsd",
     "prometheus",
     "python3",
     "qemu-system-x86",
+    "ruby",
+    "shellcheck",
+    "systemd",
     "unbound",
 ];
 
@@ -123,7 +133,7 @@ pub(crate) fn unpack(downloads: &Path, folder: &Path) -> Result<()> {
 }
 
 /// Makes an empty folder: what an interrupted run left in it is of no use.
-fn make_anew(folder: &Path) -> Result<()> {
+pub(crate) fn make_anew(folder: &Path) -> Result<()> {
     if folder.exists() {
         fs::remove_dir_all(folder)?;
     }

@@ -1,8 +1,13 @@
 //! `cargo xtask test`: everything there is, cheapest first.
 
-use std::process::Command;
+use std::{
+    fs,
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::{
     fuzz,
@@ -12,32 +17,107 @@ use crate::{
 /// Version of cargo-nextest to install where there is none.
 const NEXTEST_VERSION: &str = "0.9.143";
 
-/// Runs all checks, or only the tests whose names contain one of `filters`.
+/// Names the file in which tests that cannot be run say so (`tests/src/requirements.rs`).
+const NOT_RUN_VARIABLE: &str = "BOSH_DNS_NOT_RUN";
+
+/// What no run of this command covers.
+const NEVER_RUN: &str = "advisories about dependencies: their database has to be fetched, and a test must not \
+                         need the network; `cargo deny check advisories` looks them up";
+
+/// Runs all checks, or only the tests whose names contain one of `filters`; tells at the end
+/// how long each group took, and what was not run.
 pub(crate) fn run(filters: &[String]) -> Result<()> {
+    let mut times = Times::default();
     if filters.is_empty() {
-        step("format");
-        cargo(["fmt", "--all", "--check"])?;
-        run_command(Command::new("cargo").args(["fmt", "--check"]).current_dir(root().join("dns-ebpf")))?;
-        step("lints");
-        cargo(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
-        step("fuzzing");
-        fuzz::run(&[], fuzz::SMOKE_SECONDS)?;
+        times.step("format", || {
+            cargo(["fmt", "--all", "--check"])?;
+            run_command(Command::new("cargo").args(["fmt", "--check"]).current_dir(root().join("dns-ebpf")))
+        })?;
+        times.step("lints", || {
+            cargo(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"])
+        })?;
+        times.step("fuzzing", || fuzz::run(&[], fuzz::SMOKE_SECONDS))?;
     }
-    step("build");
-    crate::release(&[])?;
-    step("tests");
-    ensure_nextest()?;
-    run_command(
-        crate::name_server(&mut Command::new("cargo"))?
-            .args(["nextest", "run", "--workspace"])
-            .args(filters)
-            .current_dir(root()),
-    )
+    times.step("build", || crate::release(&[]))?;
+    let target = root().canonicalize()?.join("target");
+    let not_run = target.join("not-run.txt");
+    fs::write(&not_run, "").with_context(|| not_run.display().to_string())?;
+    let passed = times.step("tests", || {
+        ensure_nextest()?;
+        run_command(
+            crate::name_server(&mut Command::new("cargo"))?
+                .args(["nextest", "run", "--workspace"])
+                .args(filters)
+                .env(NOT_RUN_VARIABLE, &not_run)
+                .current_dir(root()),
+        )
+    });
+    times.add_groups(&target.join("nextest/default/junit.xml"))?;
+    times.tell();
+    tell_not_run(&fs::read_to_string(&not_run)?);
+    passed
 }
 
-/// Says what comes next.
-fn step(name: &str) {
-    println!("\n== {name}");
+/// How long things took.
+#[derive(Default)]
+struct Times(Vec<(String, Duration)>);
+
+impl Times {
+    /// Says what comes next, does it, and notes how long it took.
+    fn step(&mut self, name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        println!("\n== {name}");
+        let begin = Instant::now();
+        let done = work();
+        self.0.push((name.to_owned(), begin.elapsed()));
+        done
+    }
+
+    /// Adds the groups of tests, each the sum of its tests: many run side by side.
+    fn add_groups(&mut self, report: &Path) -> Result<()> {
+        let text = fs::read_to_string(report).with_context(|| report.display().to_string())?;
+        for (group, time) in groups(&text) {
+            self.0.push((format!("  {group}"), time));
+        }
+        Ok(())
+    }
+
+    /// Prints all.
+    fn tell(&self) {
+        println!("\n== time (of groups of tests: the sum of their tests)");
+        for (name, time) in &self.0 {
+            println!("{:8.1} s  {name}", time.as_secs_f64());
+        }
+    }
+}
+
+/// The test programs in nextest's JUnit report and the sums of their tests' times.
+fn groups(report: &str) -> Vec<(String, Duration)> {
+    let mut groups: Vec<(String, Duration)> = Vec::new();
+    for line in report.lines().map(str::trim) {
+        if line.starts_with("<testsuite ") {
+            groups.extend(attribute(line, "name").map(|name| (name.to_owned(), Duration::ZERO)));
+        } else if line.starts_with("<testcase ")
+            && let Some((_, sum)) = groups.last_mut()
+            && let Some(seconds) = attribute(line, "time").and_then(|time| time.parse().ok())
+        {
+            *sum += Duration::from_secs_f64(seconds);
+        }
+    }
+    groups
+}
+
+/// An attribute of an XML element on one line.
+fn attribute<'a>(line: &'a str, name: &str) -> Option<&'a str> {
+    let (_, rest) = line.split_once(&format!(" {name}=\""))?;
+    rest.split_once('"').map(|(value, _)| value)
+}
+
+/// Prints what was not run, and why.
+fn tell_not_run(list: &str) {
+    println!("\n== not run, because");
+    for line in list.lines().chain([NEVER_RUN]) {
+        println!("- {line}");
+    }
 }
 
 /// Installs cargo-nextest, which runs test programs side by side, where it is missing.
@@ -47,4 +127,18 @@ fn ensure_nextest() -> Result<()> {
     }
     println!("installing cargo-nextest {NEXTEST_VERSION}");
     cargo(["install", "--quiet", "--locked", "cargo-nextest", "--version", NEXTEST_VERSION])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_summed_up() {
+        let report = "<testsuites name=\"nextest-run\" time=\"9\">\n  <testsuite name=\"a::b\" tests=\"2\">\n    \
+                      <testcase name=\"x\" time=\"1.5\">\n    <testcase name=\"y\" time=\"0.25\"/>\n  \
+                      </testsuite>\n  <testsuite name=\"c\" tests=\"0\">\n</testsuites>\n";
+        let sums = [("a::b".to_owned(), Duration::from_millis(1750)), ("c".to_owned(), Duration::ZERO)];
+        assert_eq!(groups(report), sums);
+    }
 }

@@ -1,5 +1,5 @@
 //! The compiler for the BPF target, and `.toolchain/env`, which tells
-//! `dns-user/build.rs` how to use it.
+//! `dns-user/resolver/build.rs` how to use it.
 //!
 //! Two ways, the first that works is taken:
 //!
@@ -130,7 +130,15 @@ fn build_linker(folder: &Path) -> Result<()> {
         std::os::unix::fs::symlink(LLVM_LIBRARY, &link)?;
     }
     run(Command::new("cargo")
-        .args(["install", "--quiet", "bpf-linker", "--version", LINKER_VERSION, "--no-default-features"])
+        .args([
+            "install",
+            "--quiet",
+            "--locked",
+            "bpf-linker",
+            "--version",
+            LINKER_VERSION,
+            "--no-default-features",
+        ])
         .args(["--features", LINKER_FEATURE, "--root"])
         .arg(folder.join("linker"))
         .env("LLVM_PREFIX", &llvm)

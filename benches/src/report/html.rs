@@ -62,12 +62,14 @@ fn claims(claims: &[Claim]) -> Result<String> {
 /// The numbers behind a plot.
 fn table(figure: &Figure) -> Result<String> {
     let mut text = format!(
-        "<table><tr><th></th><th>{} (median)</th><th>lowest</th><th>highest</th></tr>",
+        "<table><tr><th></th><th>{} (median)</th><th>best quartile</th><th>lowest</th><th>highest</th></tr>",
         escape(&figure.unit)
     );
     let mut row = |label: &str, rounds: &super::Rounds| {
         let (low, high) = rounds.spread();
-        let cells = [rounds.median(), low, high].map(|value| format!("<td>{}</td>", number(value))).concat();
+        let best = rounds.best_quartile(figure.more_is_better());
+        let cells =
+            [rounds.median(), best, low, high].map(|value| format!("<td>{}</td>", number(value))).concat();
         write!(text, "<tr><td>{}</td>{cells}</tr>", escape(label))
     };
     match &figure.data {

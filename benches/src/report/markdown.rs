@@ -37,13 +37,17 @@ fn claims(claims: &[Claim]) -> String {
 pub(super) fn table(figure: &Figure) -> String {
     match &figure.data {
         Data::Bars(bars) => {
-            let mut text = format!("| | {} (median) | lowest–highest |\n|---|---:|---:|\n", figure.unit);
+            let mut text = format!(
+                "| | {} (median) | best quartile | lowest–highest |\n|---|---:|---:|---:|\n",
+                figure.unit
+            );
             for bar in bars {
                 let _ = writeln!(
                     text,
-                    "| {} | {} | {} |",
+                    "| {} | {} | {} | {} |",
                     bar.label,
                     number(bar.value.median()),
+                    number(bar.value.best_quartile(figure.more_is_better())),
                     spread(&bar.value)
                 );
             }

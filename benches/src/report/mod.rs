@@ -67,6 +67,13 @@ pub struct Figure {
     pub data: Data,
 }
 
+impl Figure {
+    /// Whether more is better, as of rates and shares; of times and memory less is.
+    pub fn more_is_better(&self) -> bool {
+        self.unit.ends_with("/s") || self.unit == "%" || self.unit == "packets"
+    }
+}
+
 /// Data of a figure.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -154,6 +161,17 @@ impl Rounds {
         }
     }
 
+    /// The value that the best quarter reaches: on a machine that is shared with others the
+    /// least disturbed ones. NaN of none.
+    pub fn best_quartile(&self, more_is_better: bool) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        if more_is_better {
+            sorted.reverse();
+        }
+        sorted.get(sorted.len() / 4).copied().unwrap_or(f64::NAN)
+    }
+
     /// Smallest and largest value.
     pub fn spread(&self) -> (f64, f64) {
         let fold = |pick: fn(f64, f64) -> f64, start| self.0.iter().copied().fold(start, pick);
@@ -217,6 +235,8 @@ mod tests {
         let a = Rounds(vec![3.0, 1.0, 2.0]);
         assert_eq!(a.median(), 2.0);
         assert_eq!(a.spread(), (1.0, 3.0));
+        let many = Rounds((1..=8).map(f64::from).collect());
+        assert_eq!((many.best_quartile(false), many.best_quartile(true)), (3.0, 6.0));
         assert_eq!(a.ratio_to(&Rounds(vec![1.0, 1.0, 4.0])).0, [3.0, 1.0, 0.5]);
         assert!(Rounds::default().median().is_nan());
     }
@@ -263,7 +283,7 @@ mod tests {
                 || page.matches("http://").count() == page.matches("http://www.w3.org").count()
         );
         let text = report.to_markdown();
-        assert!(text.contains("| ours | 1.50 | 1.00–2.00 |"));
+        assert!(text.contains("| ours | 1.50 | 1.00 | 1.00–2.00 |"), "median, best quartile, spread");
         assert!(text.contains("| µs by instances | 100 | 1,000 |"));
         assert!(text.contains("| ours | 1.50 (1.00–2.00) | 2.00 |"));
         assert!(text.contains("| peer | – | 4.00 |"));

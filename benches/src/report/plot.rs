@@ -11,6 +11,9 @@ use super::{Bar, Data, Figure, Sweep, number};
 /// Width of every plot in SVG units.
 const WIDTH: u32 = 960;
 
+/// Bars are drawn on a logarithmic axis where the longest is this many times the shortest.
+const TOO_FAR_APART: f64 = 25.0;
+
 /// Colour of the bars of ours.
 const OURS: RGBColor = RGBColor(0, 122, 135);
 
@@ -54,7 +57,19 @@ fn draw_bars(svg: &mut String, bars: &[Bar], unit: &str) -> Drawn {
     let height = 40 * bars.len() as u32 + 60;
     let area = SVGBackend::with_string(svg, (WIDTH, height)).into_drawing_area();
     let largest = bars.iter().map(|bar| bar.value.spread().1).fold(f64::MIN_POSITIVE, f64::max);
-    let scale = |value: f64| 260 + (value / largest * 540.0) as i32;
+    let smallest =
+        bars.iter().map(|bar| bar.value.spread().0).filter(|low| *low > 0.0).fold(largest, f64::min);
+    // On a linear axis one bar would hide all others.
+    let logarithmic = largest > smallest * TOO_FAR_APART;
+    let base = smallest / 2.0;
+    let share = |value: f64| match logarithmic {
+        true => (value.max(base) / base).ln() / (largest / base).ln(),
+        false => value / largest,
+    };
+    let scale = |value: f64| 260 + (share(value) * 540.0) as i32;
+    if logarithmic {
+        area.draw(&Text::new("logarithmic axis", (260, 40 * bars.len() as i32 + 40), ("sans-serif", 14)))?;
+    }
     let label = ("sans-serif", 16).into_font().color(&BLACK);
     let right = label.pos(Pos::new(HPos::Right, VPos::Center));
     let left = label.pos(Pos::new(HPos::Left, VPos::Center));

@@ -1,8 +1,8 @@
 //! Two alias files: read, put together with records, and every alias resolved.
 #![no_main]
 
-use dns_user::catalog::{AliasFiles, Records, Snapshot};
-use dns_user::resolve::{AllRunning, resolve};
+use dns_core::catalog::{AliasFiles, Records, Snapshot};
+use dns_core::resolve::{AllRunning, resolve};
 use libfuzzer_sys::fuzz_target;
 
 /// Something for the aliases to point to.
@@ -15,7 +15,7 @@ fuzz_target!(|bytes: &[u8]| {
     let Ok((files, _)) = AliasFiles::parse([("a.json", first), ("b.json", second)]) else { return };
     let (records, _) = Records::parse(RECORDS.as_bytes()).expect("the records of the corpus are good");
     let (snapshot, _) = Snapshot::build(records, &files);
-    for name in snapshot.published_names().take(200) {
+    for name in dns_core::listing::published_names(&snapshot).take(200) {
         assert!(resolve(&snapshot, &AllRunning, &name).is_some(), "{name} is published but not ours");
     }
 });

@@ -1,15 +1,15 @@
 //! A configuration file.
 #![no_main]
 
-use dns_user::config::Config;
+use dns_core::config::Config;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     if let Err(error) = Config::parse("config.json", bytes) {
         assert!(!error.to_string().is_empty());
     }
-    let _ = dns_user::config::addresses::parse_addresses("addresses.json", bytes);
+    let _ = dns_core::config::addresses::parse_addresses("addresses.json", bytes);
     if let Ok(text) = std::str::from_utf8(bytes) {
-        let _ = dns_user::config::duration::parse_duration(text);
+        let _ = dns_core::config::duration::parse_duration(text);
     }
 });

@@ -1,8 +1,8 @@
 //! A message from a client, and one from a recursor cut to what the client takes.
 #![no_main]
 
-use dns_user::resolve::{Checks, Outcome, Resolution};
-use dns_user::wire::{self, Parsed, Shuffle, Transport};
+use dns_core::resolve::{Checks, Existence, Resolution};
+use dns_core::wire::{self, Parsed, Shuffle, Transport};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -11,7 +11,7 @@ fuzz_target!(|bytes: &[u8]| {
     let (message, foreign) = rest.split_at(rest.len().min(usize::from(length)));
     let Parsed::Query(query) = wire::parse(message) else { return };
     let resolution = Resolution {
-        outcome: Outcome::Found,
+        existence: Existence::Found,
         v4: (0..40).map(|number| [10, 0, 0, number].into()).collect(),
         v6: vec![[0xfd00, 0, 0, 0, 0, 0, 0, 1].into()],
         checks: Checks::default(),

@@ -1,7 +1,7 @@
 //! Names: what is read from wire format or text comes back the same.
 #![no_main]
 
-use dns_user::name::Name;
+use dns_core::name::Name;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -3,9 +3,9 @@
 
 use std::sync::LazyLock;
 
-use dns_user::catalog::{AliasFiles, Records, Snapshot};
-use dns_user::name::Name;
-use dns_user::resolve::{AllRunning, explain, instances, resolve};
+use dns_core::catalog::{AliasFiles, Records, Snapshot};
+use dns_core::name::Name;
+use dns_core::resolve::{AllRunning, explain, instances, resolve};
 use libfuzzer_sys::fuzz_target;
 
 /// A fleet with aliases of every kind.

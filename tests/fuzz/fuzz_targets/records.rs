@@ -1,8 +1,8 @@
 //! A records file: read, indexed, its names listed and resolved.
 #![no_main]
 
-use dns_user::catalog::{AliasFiles, Records, Snapshot};
-use dns_user::resolve::{AllRunning, explain, resolve};
+use dns_core::catalog::{AliasFiles, Records, Snapshot};
+use dns_core::resolve::{AllRunning, explain, resolve};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -17,7 +17,7 @@ fuzz_target!(|bytes: &[u8]| {
             let _ = snapshot.reverse(ip);
         }
     }
-    for name in snapshot.published_names().take(100) {
+    for name in dns_core::listing::published_names(&snapshot).take(100) {
         assert!(resolve(&snapshot, &AllRunning, &name).is_some(), "{name} is published but not ours");
         let _ = explain(&snapshot, &AllRunning, &name).to_string();
     }

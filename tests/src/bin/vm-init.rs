@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use dns_user::ops::metrics::names;
+use dns_resolver::ops::metrics::names;
 use hickory_proto::rr::RecordType;
 use nix::mount::{MsFlags, mount};
 use serde_json::json;

@@ -7,18 +7,19 @@ use std::{
 
 use anyhow::{Context, Result};
 use dns_common::counters::Outcome;
-use dns_user::{
+use dns_core::{
     catalog::{AliasFiles, Records, Snapshot},
     config::HookMode,
-    fastpath::{Answers, FastPath, Hook},
     resolve::{self, AllRunning},
 };
+use dns_resolver::fastpath::{FastPath, Hook, NameSource};
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use whole_system_tests::{
     client,
+    fleet::Fleet,
     namespace::{End, Namespace, join},
     process::run,
-    requirements, shared,
+    requirements,
 };
 
 use crate::lab::{self, Bpffs, List, PATIENCE, Pair, SHORT, ask, config, start, v4, v6, wait};
@@ -254,9 +255,9 @@ fn other_types_unknown_names_and_learning() -> Result<()> {
     let status = fast_path.status().names;
     assert_eq!((status.published, status.learned, status.negative), (1, 1, 1));
 
-    assert!(publisher.last_used_ns(&lab::name_of("later.bosh")).is_some_and(|mark| mark > 0));
+    assert!(publisher.last_used_ns(&lab::name_of("later.bosh")).is_some_and(|at| at > 0));
     assert_eq!(publisher.last_used_ns(&lab::name_of("never.bosh")), None);
-    publisher.forget(&[lab::name_of("later.bosh")]);
+    publisher.withdraw(&[lab::name_of("later.bosh")]);
     wait(publisher.flushed());
     assert!(asked("later.bosh.", RecordType::A)?.is_none());
     let counters = fast_path.counters();
@@ -287,19 +288,19 @@ fn wildcard_listeners_answer_on_addresses_that_come_later() -> Result<()> {
 }
 
 #[test]
-fn every_published_name_of_a_real_foundation_is_answered_as_resolve_says() -> Result<()> {
-    let Some(prodlike) = shared::prodlike() else { return Ok(()) };
+fn every_published_name_of_a_foundation_is_answered_as_resolve_says() -> Result<()> {
     if !requirements::namespaces() || !requirements::bpf() {
         return Ok(());
     }
-    let (records, _) = Records::parse(&std::fs::read(prodlike.join("records.json"))?)?;
-    let aliases = std::fs::read(prodlike.join("aliases.json"))?;
-    let (aliases, _) = AliasFiles::parse([("aliases.json", &aliases[..])])?;
+    let fleet = Fleet::generate(900, 3);
+    let (records, _) = Records::parse(&fleet.records_json())?;
+    let aliases = [("a.json", fleet.aliases_json()), ("b.json", fleet.cell_aliases_json())];
+    let (aliases, _) = AliasFiles::parse(aliases.iter().map(|(name, file)| (*name, &file[..])))?;
     let (snapshot, _) = Snapshot::build(records, &aliases);
     let (pair, bpffs) = (Pair::new("prod")?, Bpffs::new()?);
     let mut large = config(HookMode::Auto, &bpffs);
     large.max_names = 65_536;
-    let names: Vec<_> = Answers::published_names(&snapshot).collect();
+    let names: Vec<_> = NameSource::published_names(&snapshot).collect();
     let expected: Vec<_> = names.iter().map(|name| resolve::resolve(&snapshot, &AllRunning, name)).collect();
     let fast_path = start(&pair.server, &large, &[v4()], snapshot)?;
     let status = fast_path.status().names;
@@ -308,7 +309,8 @@ fn every_published_name_of_a_real_foundation_is_answered_as_resolve_says() -> Re
     let mut answered = 0;
     pair.client.run(|| -> Result<()> {
         for (name, expected) in names.iter().zip(&expected) {
-            let Some(expected) = expected.as_ref().filter(|found| found.outcome == resolve::Outcome::Found)
+            let Some(expected) =
+                expected.as_ref().filter(|found| found.existence == resolve::Existence::Found)
             else {
                 continue;
             };

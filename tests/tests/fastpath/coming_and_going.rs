@@ -8,10 +8,8 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use dns_user::{
-    config::{HookMode, OnStop},
-    fastpath::detach_all,
-};
+use dns_core::config::{HookMode, OnStop};
+use dns_resolver::fastpath::detach_all;
 use hickory_proto::rr::RecordType;
 use whole_system_tests::{
     client,
@@ -65,10 +63,10 @@ fn a_silent_runtime_lets_the_lease_run_out() -> Result<()> {
     let fast_path = start(&pair.server, &short, &[v4()], one(1))?;
     thread::sleep(Duration::from_millis(1500));
     assert!(addresses(&pair.client, v4(), "a.bosh", PATIENCE)?.is_some(), "the publisher renews");
-    fast_path.heartbeat();
+    fast_path.heartbeat(Duration::ZERO);
     thread::sleep(Duration::from_millis(1500));
     assert_eq!(addresses(&pair.client, v4(), "a.bosh", SHORT)?, None, "no further heartbeat came");
-    fast_path.heartbeat();
+    fast_path.heartbeat(Duration::ZERO);
     wait_until("answers after a heartbeat", PATIENCE, || {
         addresses(&pair.client, v4(), "a.bosh", SHORT).is_ok_and(|found| found.is_some())
     })
@@ -238,5 +236,40 @@ fn a_thousand_veths_share_one_program() -> Result<()> {
     fast_path.stop();
     println!("made in {made:?}, all served {all_served:?} after the first, left in {:?}", begun.elapsed());
     assert_eq!(attached(&host)?, NOTHING);
+    Ok(())
+}
+
+#[test]
+fn interfaces_that_come_and_go_by_the_hundred_are_looked_at_together() -> Result<()> {
+    /// Pairs of veth: twice as many interfaces.
+    const PAIRS: u32 = 256;
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let (namespace, bpffs) = (Namespace::new("many")?, Bpffs::new()?);
+    let names = List::default().with("one.bosh", [[10, 0, 0, 1].into()]);
+    let fast_path = start(&namespace, &config(HookMode::Auto, &bpffs), &[v4()], names)?;
+    let looks = || fast_path.status().interfaces.looks;
+    let (before, begun) = (looks(), Instant::now());
+    // One by one, as container runtimes do.
+    for pair in 0..PAIRS {
+        let (near, far) = (format!("n{pair}"), format!("f{pair}"));
+        namespace.ip(&["link", "add", &near, "type", "veth", "peer", "name", &far])?;
+    }
+    let served = || fast_path.status().interfaces.interfaces.iter().filter(|one| one.hook.is_some()).count();
+    // And `lo`.
+    let all = 1 + 2 * PAIRS as usize;
+    wait_until("all of them to be served", Duration::from_secs(60), || served() == all)?;
+    for pair in 0..PAIRS {
+        namespace.ip(&["link", "del", &format!("n{pair}")])?;
+    }
+    wait_until("all of them to be gone", Duration::from_secs(60), || served() == 1)?;
+    let (looks, took) = (looks() - before, begun.elapsed());
+    println!("{looks} looks in {took:?}");
+    // Twelve until the pace is slow, after each of the two calms; then one in 640 ms; one in ten
+    // seconds without news.
+    let most = 2 * 12 + took.as_millis() / 500;
+    assert!(u128::from(looks) <= most, "{looks} looks in {took:?}");
+    fast_path.stop();
     Ok(())
 }

@@ -11,13 +11,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use aya::programs::{SchedClassifier, TcAttachType};
-use dns_user::{
+use aya::programs::{SchedClassifier, TcAttachType, XdpMode};
+use dns_core::{
     config::XdpConfig,
-    fastpath::{Answers, Everything, FastPath},
     name::Name,
-    resolve::{AllRunning, Checks, Health, Outcome, Resolution},
+    resolve::{AllRunning, Checks, Existence, Health, Resolution},
 };
+use dns_resolver::fastpath::{Everything, FastPath, NameSource};
 use hickory_proto::{
     op::{Message, ResponseCode},
     rr::RecordType,
@@ -28,6 +28,7 @@ use whole_system_tests::{
     client,
     namespace::{End, Namespace, join},
     process::capture,
+    yardstick::{Hook, Yardstick},
 };
 
 /// How long a client waits where a reply is expected.
@@ -71,14 +72,14 @@ impl List {
     }
 }
 
-impl Answers for List {
+impl NameSource for List {
     fn published_names(&self) -> Box<dyn Iterator<Item = Name> + '_> {
         Box::new(self.names.keys().filter(|name| !self.unlisted.contains(name)).cloned())
     }
 
     fn resolve(&self, _health: &dyn Health, name: &Name) -> Option<Resolution> {
         let addresses = self.names.get(name)?;
-        let outcome = if addresses.is_some() { Outcome::Found } else { Outcome::NoSuchName };
+        let existence = if addresses.is_some() { Existence::Found } else { Existence::NoSuchName };
         let (mut v4, mut v6) = (Vec::new(), Vec::new());
         for address in addresses.iter().flatten() {
             match address {
@@ -86,7 +87,7 @@ impl Answers for List {
                 IpAddr::V6(address) => v6.push(*address),
             }
         }
-        Some(Resolution { outcome, v4, v6, checks: Checks::default() })
+        Some(Resolution { existence, v4, v6, checks: Checks::default() })
     }
 }
 
@@ -100,7 +101,7 @@ pub(crate) fn start(
     namespace: &Namespace,
     config: &XdpConfig,
     endpoints: &[SocketAddr],
-    answers: impl Answers + 'static,
+    answers: impl NameSource + 'static,
 ) -> Result<FastPath> {
     let fast_path = namespace
         .run(|| FastPath::start(config, endpoints, Arc::new(AllRunning), Arc::new(Everything)))?
@@ -251,19 +252,9 @@ pub(crate) fn v6() -> SocketAddr {
 }
 
 /// The program that only passes, on an interface of a namespace; detached when dropped.
-pub(crate) fn pass_program(
-    namespace: &Namespace,
-    interface: &str,
-    mode: aya::programs::XdpMode,
-) -> Result<aya::Ebpf> {
-    let mut object = aya::EbpfLoader::new().load(dns_user::fastpath::OBJECT)?;
-    let program: &mut aya::programs::Xdp = object
-        .program_mut(dns_common::object::PASS_PROGRAM)
-        .context("the object has no passing program")?
-        .try_into()?;
-    program.load()?;
-    namespace.run(|| program.attach(interface, mode).map(drop))??;
-    Ok(object)
+pub(crate) fn pass_program(namespace: &Namespace, interface: &str, mode: XdpMode) -> Result<aya::Ebpf> {
+    let hook = if matches!(mode, XdpMode::Driver) { Hook::Native } else { Hook::Generic };
+    Yardstick::Pass.attach(hook, namespace, interface)
 }
 
 /// Programs attached to the interfaces of a namespace, XDP's and tcx's (which

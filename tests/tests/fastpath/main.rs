@@ -1,10 +1,15 @@
 //! The fast path as a whole, in network namespaces of its own: real packets,
 //! real hooks. No userspace server is behind it, so that every reply seen here
-//! was given by the program; [`real_server`] alone has the whole server.
+//! was given by the program; [`real_server`], [`refused`] and [`apart`] alone have the whole server.
 
 mod answers;
+mod apart;
 mod coming_and_going;
+mod far_clients;
+mod flood;
 mod lab;
 mod neighbours;
+mod outside;
 mod real_server;
+mod refused;
 mod second_stage;

@@ -3,7 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
-use dns_user::{config::HookMode, fastpath::Hook};
+use dns_core::config::HookMode;
+use dns_resolver::fastpath::Hook;
 use whole_system_tests::requirements;
 
 use crate::lab::{Bpffs, List, PATIENCE, Pair, SHORT, addresses, config, pass_program, start, v4};
@@ -31,7 +32,7 @@ fn a_foreign_xdp_program_is_left_alone_and_named() -> Result<()> {
         let srv = status.interfaces.iter().find(|found| found.name == "srv").context("srv is not there")?;
         assert_eq!(srv.hook, Some(Hook::Tcx), "{mode:?}: {}", srv.why);
         if mode != HookMode::Auto {
-            assert!(srv.why.contains("dns_pass") && srv.why.contains(&format!("id {id}")), "{}", srv.why);
+            assert!(srv.why.contains("pass") && srv.why.contains(&format!("id {id}")), "{}", srv.why);
         }
         assert!(addresses(&pair.client, v4(), "a.bosh", PATIENCE)?.is_some());
         assert_eq!(xdp_program(&pair)?, Some(id));

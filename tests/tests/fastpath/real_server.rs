@@ -6,7 +6,8 @@ use std::{
     fs,
     mem::offset_of,
     net::IpAddr,
-    path::PathBuf,
+    os::unix::fs::{MetadataExt as _, symlink},
+    path::Path,
     process::Command,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
@@ -30,6 +31,7 @@ use whole_system_tests::{
     namespace::Namespace,
     process::{capture, wait_until},
     requirements,
+    resolv_conf::ResolvConf,
     server::{self, Server},
 };
 use zerocopy::FromBytes as _;
@@ -78,6 +80,23 @@ impl Running {
         // The server's own user reads there.
         fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
         let server = Server::start(Some(&pair.server), folder, v4(), &settings)?;
+        wait_for_fast_path(&pair.server).with_context(|| server.log())?;
+        Ok(Self { server, bpffs, pair })
+    }
+
+    /// The same in a time namespace whose monotonic clock is so many seconds ahead.
+    fn start_ahead(label: &str, seconds: i64, xdp: &Value) -> Result<Self> {
+        let (pair, bpffs) = (Pair::new(label)?, Bpffs::new()?);
+        let mut settings = json!({"metrics": {"enabled": true}, "xdp": {"bpffs": bpffs.path()}});
+        server::merge(&mut settings, &json!({"xdp": xdp}));
+        let folder = server::folder(RECORDS.as_bytes(), None)?;
+        let wrapper = folder.path().join("ahead");
+        let program = server::program()?;
+        let script =
+            format!("#!/bin/sh\nexec unshare --time --monotonic {seconds} -- {} \"$@\"\n", program.display());
+        fs::write(&wrapper, script)?;
+        fs::set_permissions(&wrapper, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+        let server = Server::start_program(wrapper, Some(&pair.server), folder, v4(), &settings, |_| {})?;
         wait_for_fast_path(&pair.server).with_context(|| server.log())?;
         Ok(Self { server, bpffs, pair })
     }
@@ -181,29 +200,25 @@ fn a_server_that_hangs_is_silent_after_its_lease_and_right_again_afterwards() ->
     })
 }
 
-/// What the C library finds in a namespace instead of `/etc/resolv.conf`.
-struct ResolvConf(PathBuf);
-
-impl ResolvConf {
-    /// Names one server for programs run by `ip netns exec`.
-    fn new(namespace: &Namespace, server: IpAddr) -> Result<Self> {
-        let folder = PathBuf::from("/etc/netns").join(namespace.name());
-        fs::create_dir_all(&folder)?;
-        let file = Self(folder);
-        fs::write(
-            file.0.join("resolv.conf"),
-            format!("nameserver {server}\noptions timeout:2 attempts:3\n"),
-        )?;
-        Ok(file)
+#[test]
+fn in_a_time_namespace_the_lease_is_as_long_as_elsewhere() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
     }
-}
-
-impl Drop for ResolvConf {
-    fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.0) {
-            eprintln!("{}: {error}", self.0.display());
-        }
+    let since_start = fs::read_to_string("/proc/uptime")?;
+    let since_start: f64 = since_start.split_whitespace().next().context("two numbers")?.parse()?;
+    // Behind by as much as can be: no monotonic clock is negative.
+    for seconds in [100_000, -(since_start as i64) + 10] {
+        let mut running = Running::start_ahead("ahead", seconds, &json!({"lease": "2s"}))?;
+        let before = running.fast_path_replies()?;
+        ensure!(running.ask(PATIENCE)? == Some(published()));
+        ensure!(running.fast_path_replies()? > before, "{seconds} s ahead: the interface does not answer");
+        running.server.process().kill(Duration::from_secs(5))?;
+        ensure!(running.ask(SHORT)? == Some(published()), "{seconds} s ahead: within the lease");
+        let silent = || (0..3).all(|_| matches!(running.ask(SHORT), Ok(None)));
+        wait_until("the lease to end", Duration::from_secs(10), silent)?;
     }
+    Ok(())
 }
 
 #[test]
@@ -255,10 +270,76 @@ fn as_another_user_it_keeps_four_capabilities_and_follows_interfaces() -> Result
     // Interfaces that come later are served all the same.
     running.pair.server.ip(&["link", "add", "late", "type", "veth", "peer", "name", "etal"])?;
     wait_until("the late interface to be served", Duration::from_secs(5), || {
-        let family = dns_user::ops::metrics::names::FAST_PATH_INTERFACE_INFO;
+        let family = dns_resolver::ops::metrics::names::FAST_PATH_INTERFACE_INFO;
         Metrics::read(&running.pair.server)
             .is_ok_and(|metrics| metrics.sum(family, "interface=\"late\"") == 1)
     })
+}
+
+#[test]
+fn a_handler_below_a_domain_of_the_records_has_its_names_at_the_interface_too() -> Result<()> {
+    /// The short form: every instance below the domain, until a handler takes it.
+    const BELOW: &str = "q-s0.sub.bosh.";
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let mut running = Running::start("routes", json!({"on_stop": "keep"}))?;
+    let ask = |running: &Running| addresses(&running.pair.client, v4(), BELOW, PATIENCE);
+    let is_answered_by_the_interface = |running: &Running| -> Result<bool> {
+        let before = running.fast_path_replies()?;
+        ensure!(ask(running)? == Some(published()));
+        Ok(running.fast_path_replies()? > before)
+    };
+    wait_until("the name to be learned", Duration::from_secs(10), || {
+        is_answered_by_the_interface(&running).unwrap_or(false)
+    })?;
+    let handler = running.server.folder.path().join("handlers/deny.json");
+    let deny = r#"[{"domain": "sub.bosh.", "source": {"type": "deny"}}]"#;
+    fs::write(&handler, deny)?;
+    wait_until("the handler", Duration::from_secs(10), || {
+        ask(&running).is_ok_and(|found| found == Some(vec![]))
+    })?;
+    for _ in 0..100 {
+        ensure!(ask(&running)? == Some(vec![]), "the interface contradicts the route in force");
+    }
+    // A successor learns what its predecessor had learned, by the routes of now.
+    running.server.process().stop(Duration::from_secs(10))?;
+    running.server.restart(Some(&running.pair.server))?;
+    wait_for_fast_path(&running.pair.server)?;
+    for _ in 0..100 {
+        ensure!(ask(&running)? == Some(vec![]), "after a restart the interface contradicts the route");
+    }
+    fs::remove_file(&handler)?;
+    wait_until("the name to be the fleet's again", Duration::from_secs(10), || {
+        is_answered_by_the_interface(&running).unwrap_or(false)
+    })
+}
+
+#[test]
+fn links_in_the_folder_of_pins_lead_root_nowhere() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let mut running = Running::start("links", json!({"user": "nobody", "on_stop": "keep"}))?;
+    running.server.process().stop(Duration::from_secs(10))?;
+    // As the server's user may do: the folder is the user's own.
+    let victims = tempfile::tempdir()?;
+    let victim = victims.path().join("victim");
+    fs::write(&victim, "of root")?;
+    let pinned = running.bpffs.links();
+    let pin = pinned.first().context("the link was kept")?;
+    let links = pin.parent().context("pins lie in a folder")?;
+    let shared = links.parent().and_then(Path::parent).context("servers share a folder")?;
+    symlink(&victim, links.join("99-tcx"))?;
+    symlink(victims.path(), links.with_file_name("maps-999"))?;
+    symlink(victims.path(), shared.join("0_0_0_0-53-1"))?;
+    running.server.restart(Some(&running.pair.server))?;
+    wait_for_fast_path(&running.pair.server).with_context(|| running.server.log())?;
+    for path in [victims.path(), &victim] {
+        ensure!(fs::metadata(path)?.uid() == 0, "{} was given away", path.display());
+    }
+    ensure!(fs::symlink_metadata(pin)?.uid() == 65534, "what the server pins is handed over");
+    Ok(())
 }
 
 #[test]
@@ -314,14 +395,14 @@ fn a_collision_is_told_in_the_log() -> Result<()> {
     let mut names = Names::from_pin(pinned(object::NAMES)?)?;
     let hash = |name: &str| hash_name(seed, name_of(name).as_wire());
     // Another name finds the entry of the published one, as if that had its hash.
-    let mut arena = Mapping::of(&pinned(object::ARENA)?, CHUNK_SIZE)?;
+    let mut entries = Mapping::of(&pinned(object::ENTRIES)?, CHUNK_SIZE)?;
     let places = names.get(hash(NAME))?;
     let mut places = places.into_iter();
-    let found = places.find(|&place| header_at(&mut arena, place).hash == hash(NAME));
+    let found = places.find(|&place| header_at(&mut entries, place).hash == hash(NAME));
     let place = found.context("not published")?;
     names.set(hash("q-s0.q-g9.bosh."), place, None)?;
     let start = offset_in_arena(place) + offset_of!(EntryHeader, hash);
-    arena.bytes_mut()[start..start + 8].copy_from_slice(&hash("q-s0.q-g9.bosh.").to_ne_bytes());
+    entries.bytes_mut()[start..start + 8].copy_from_slice(&hash("q-s0.q-g9.bosh.").to_ne_bytes());
     for name in ["q-s0.q-g9.bosh.", NAME] {
         let found = addresses(&running.pair.client, v4(), name, PATIENCE)?;
         let expected = if name == NAME { published() } else { Vec::new() };

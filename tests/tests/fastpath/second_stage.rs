@@ -15,8 +15,8 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use aya::programs::{SchedClassifier, TcAttachType, XdpMode};
 use dns_common::{counters::Outcome, object};
-use dns_user::{
-    config::{HookMode, OnStop},
+use dns_core::config::{HookMode, OnStop};
+use dns_resolver::{
     fastpath::{FastPath, Hook, TapItem, detach_all},
     ops::metrics::names,
 };
@@ -205,10 +205,10 @@ fn a_reply_passes_the_second_stage_of_somebody_else() -> Result<()> {
             ensure!(is_answered(&pair, LONG_LIST, PATIENCE)?, "{mode:?}");
         }
         let after = theirs.counters().outcomes;
-        // Whether a reply keeps its mark is up to the kernel; that it is no query is not.
-        let marked = after[Outcome::NotOurs as usize] - before[Outcome::NotOurs as usize];
-        println!("{mode:?}: {marked} of 3 replies kept their mark");
-        assert_eq!(after.iter().sum::<u64>() - before.iter().sum::<u64>(), marked);
+        // Whether a reply keeps its tag is up to the kernel; that it is no query is not.
+        let tagged = after[Outcome::NotOurs as usize] - before[Outcome::NotOurs as usize];
+        println!("{mode:?}: {tagged} of 3 replies kept their tag");
+        assert_eq!(after.iter().sum::<u64>() - before.iter().sum::<u64>(), tagged);
     }
     Ok(())
 }
@@ -279,22 +279,26 @@ fn where_tcx_is_full_clsact_is_taken_and_where_that_is_taken_xdp_goes_on_alone()
     };
     assert_eq!(filters()?, "");
 
-    // A filter of another kind with the priority that ours would have.
+    // A filter of another kind with the priority that ours would have: ours is the next one.
     let main = v4().to_string();
-    let priority = 0xb000 | (dns_common::name::hash_name(0, main.as_bytes()) % 0x1000);
-    capture(
-        Command::new("tc").args(["-n", pair.server.name(), "filter", "add", "dev", "srv", "ingress"]).args([
-            "prio",
-            &priority.to_string(),
-            "protocol",
-            "all",
-            "u32",
-            "match",
-            "u32",
-            "0",
-            "0",
-        ]),
-    )?;
+    let first = 0xb000 | (dns_common::name::hash_name(0, main.as_bytes()) % 0x1000);
+    let take = |priority: u64| {
+        let mut tc = Command::new("tc");
+        tc.args(["-n", pair.server.name(), "filter", "add", "dev", "srv", "ingress", "prio"]);
+        tc.arg((0xb000 | (priority & 0xfff)).to_string());
+        capture(tc.args(["protocol", "all", "u32", "match", "u32", "0", "0"]))
+    };
+    take(first)?;
+    let theirs = filters()?;
+    let fast_path = start(&pair.server, &generic, &[v4()], lists())?;
+    assert_eq!(hooks(&fast_path), (Some(Hook::Generic), Some(Hook::Clsact)));
+    assert!(filters()?.contains(&theirs) && is_answered(&pair, LONG_LIST, PATIENCE)?);
+    fast_path.stop();
+    assert_eq!(filters()?, theirs);
+    // All that would be tried.
+    for step in 1..16 {
+        take(first + step)?;
+    }
     let theirs = filters()?;
     let fast_path = start(&pair.server, &generic, &[v4()], lists())?;
     assert_eq!(hooks(&fast_path), (Some(Hook::Generic), None));

@@ -69,3 +69,29 @@ fn strangers_are_refused_and_new_certificates_count_without_a_restart() -> Resul
     assert!(running.curl_api("/instances", &old, &[]).is_err());
     Ok(())
 }
+
+#[test]
+fn where_administrators_are_named_only_they_operate() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let posts = [("/flush", &["-X", "POST"][..]), ("/reload", &["-X", "POST"]), ("/log", &[])];
+    for (admins, status) in [(&["somebody.else"][..], 403), (&["somebody.else", "api.bosh-dns"], 200)] {
+        let running = Running::start("admins", &json!({"api": {"admins": admins}}))?;
+        let certificates = running.folder().join("certificates");
+        for (path, more) in posts {
+            let (body, got) = running.curl_api(path, &certificates, more)?;
+            assert_eq!(got, status, "{path} with {admins:?}: {body}");
+        }
+        if status == 403 {
+            let (body, got) = running.curl_api("/tap", &certificates, &[])?;
+            assert_eq!(got, 403, "/tap: {body}");
+            assert!(body.contains("api.admins"), "{body}");
+        }
+        // What the reference has is for every client, and so is looking.
+        for path in ["/instances", "/local-groups", "/status", "/resolve?name=web.alias"] {
+            assert_eq!(running.curl_api(path, &certificates, &[])?.1, 200, "{path} with {admins:?}");
+        }
+    }
+    Ok(())
+}

@@ -4,8 +4,9 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use aya::TestRunOptions;
 use dns_common::{
-    control::{Control, HANDED_ON_MARK},
+    control::{Control, HAND_OFF_TAG},
     counters::Outcome,
+    entry::Rules,
 };
 use whole_system_tests::{
     checksum::{checksum, pseudo},
@@ -35,14 +36,31 @@ pub(crate) fn world() -> World {
     publish(wire("missing.bosh"), Published { rcode: 3, rcode_other: 3, ..Default::default() });
     publish(wire("malformed.bosh"), Published { rcode: 1, rcode_other: 0, ..Default::default() });
     publish(wire(""), Published { v4: v4(1), ..Default::default() });
+    // As of Consul: TTL, limits, no TC, or TC; no RA.
+    let ruled = |count: u32, rules| Published { v4: v4(count), rules: Some(rules), ..Default::default() };
+    publish(wire("one.node.consul"), ruled(1, Rules::new(30, 0, [3, 3], false, true)));
+    publish(wire("few.service.consul"), ruled(3, Rules::new(0x0102_0304, 0, [3, 3], false, true)));
+    publish(wire("ten.service.consul"), ruled(10, Rules::new(5, 0, [3, 3], false, true)));
+    publish(wire("told.service.consul"), ruled(10, Rules::new(5, 0, [8, 8], true, true)));
+    publish(wire("most.service.consul"), ruled(300, Rules::new(0, 6, [6, 6], true, false)));
+    publish(wire("many.service.consul"), ruled(1024, Rules::new(0, 0, [8, 8], true, true)));
+    publish(
+        wire("v6.service.consul"),
+        Published {
+            v6: v6(40),
+            rules: Some(Rules::new(0x7fff_fffe, 20, [3, 2], true, true)),
+            ..Default::default()
+        },
+    );
     for len in 3..=255 {
         publish(name_of_length(len), Published { v4: v4(2), v6: v6(1), ..Default::default() });
     }
     World {
-        endpoints: vec![(SERVER, 53), (SERVER6, 53), (SERVER, 5353)],
+        endpoints: vec![(SERVER, 53), (SERVER6, 53), (SERVER, 5353), ([127, 0, 0, 1].into(), 53)],
         published,
         lease: true,
         max_reply: None,
+        vlans: vec![5, 7],
     }
 }
 
@@ -100,6 +118,23 @@ fn table() -> Vec<Fixture> {
         query("AAAA of both", Hit, Query::new("both.bosh", AAAA)),
         query("the root", Hit, hit("")),
         query("mixed case", Hit, hit("V4-3.bOsH")),
+        query("a TTL", Hit, hit("one.node.consul")),
+        query("a TTL of four bytes", Hit, hit("few.service.consul")),
+        query("a limit without EDNS, not told", Hit, hit("ten.service.consul")),
+        query("no limit with EDNS", Hit, hit("ten.service.consul").opt(Opt::new(1232))),
+        query("512 bytes are as without EDNS", Hit, hit("ten.service.consul").opt(Opt::new(512))),
+        query("a limit without EDNS, told", HitTruncated, hit("told.service.consul")),
+        query("a limit however asked, and no RA", Hit, hit("most.service.consul").opt(Opt::new(1232))),
+        query("bytes that stay free", HitTruncated, hit("many.service.consul").opt(Opt::new(1232))),
+        query("AAAA by rules", Hit, Query::new("v6.service.consul", AAAA).opt(Opt::new(1232))),
+        query("AAAA by rules without EDNS", HitTruncated, Query::new("v6.service.consul", AAAA)),
+        query("AAAA of a ruled IPv4 name", NotPublished, Query::new("few.service.consul", AAAA)),
+        query("another type of a ruled name", NotPublished, Query::new("few.service.consul", 33)),
+        query(
+            "an option to a ruled name",
+            NotPublished,
+            hit("few.service.consul").opt(Opt { options: vec![0, 8, 0, 4, 0, 1, 0, 0], ..Opt::new(1232) }),
+        ),
         query("a miss", NotPublished, hit("nobody.bosh")),
         query("a suffix of a published name", NotPublished, hit("bosh")),
         query("another type", Hit, Query::new("v4-3.bosh", 33)),
@@ -207,6 +242,35 @@ fn table() -> Vec<Fixture> {
             outcome: Hit,
         },
         Fixture {
+            name: "a VLAN tag that is not ours",
+            frame: Datagram { tags: vec![(0x8100, 0x2006)], ..Datagram::v4(hit("v4-3.bosh").bytes()) }
+                .frame(),
+            outcome: NotOurs,
+        },
+        Fixture {
+            name: "a priority tag",
+            frame: Datagram { tags: vec![(0x8100, 0x2000)], ..Datagram::v4(hit("v4-3.bosh").bytes()) }
+                .frame(),
+            outcome: NotOurs,
+        },
+        changed("to another machine", NotOurs, |frame| frame[5] = 1),
+        changed("to many", NotOurs, |frame| frame[..6].fill(0xff)),
+        Fixture {
+            name: "IPv6, to another machine",
+            frame: {
+                let mut frame = over_v6(hit("v4-3.bosh")).frame();
+                frame[0] = 2;
+                frame
+            },
+            outcome: NotOurs,
+        },
+        Fixture {
+            name: "a loopback address, by lo",
+            frame: Datagram { to: ([127, 0, 0, 1].into(), 53), ..Datagram::v4(hit("v4-3.bosh").bytes()) }
+                .frame(),
+            outcome: Hit,
+        },
+        Fixture {
             name: "the second port",
             frame: Datagram { to: (SERVER, 5353), ..Datagram::v4(hit("v4-3.bosh").bytes()) }.frame(),
             outcome: Hit,
@@ -284,7 +348,7 @@ fn the_table_holds_at_every_hook() {
                 failures.push(format!("{name} at {hook:?}: {problem}"));
             }
         }
-        // No packet here bears the mark of XDP: a run at tc takes no metadata. What
+        // No packet here bears the tag of XDP: a run at tc takes no metadata. What
         // the second stage does with those that do is seen in `fastpath/second_stage.rs`.
         let before = program.counters().outcomes;
         match program.run(Hook::TcSecond, &frame) {
@@ -396,7 +460,7 @@ fn long_replies_find_room_before_the_packet_or_at_both_ends() {
 }
 
 #[test]
-fn a_packet_without_room_goes_up_untouched_marked_where_a_second_stage_waits_for_it() {
+fn a_packet_without_room_goes_up_untouched_tagged_where_a_second_stage_waits_for_it() {
     /// Bytes that a driver left before the packet: the kernel moves them with its
     /// start. As much as older kernels take (Linux 6.1).
     const METADATA: usize = 32;
@@ -411,7 +475,7 @@ fn a_packet_without_room_goes_up_untouched_marked_where_a_second_stage_waits_for
     // Longer than what a run at XDP has room for at both ends.
     let query = long_query(&mut program, 255);
     let frame = Datagram { tags: vec![(0x8100, 5)], ..Datagram::v6(query) }.frame();
-    let mark = HANDED_ON_MARK.to_ne_bytes();
+    let tag = HAND_OFF_TAG.to_ne_bytes();
     // Runs are on `lo` as far as the program can see.
     let (word, bit) = Control::second_stage(1);
     for (slots, outcome) in [(!bit, Outcome::NoRoom), (bit, Outcome::HandedOn), (u64::MAX, Outcome::HandedOn)]
@@ -419,14 +483,14 @@ fn a_packet_without_room_goes_up_untouched_marked_where_a_second_stage_waits_for
         program.set_control(|control| control.second_stages[word] = slots);
         let (output, counted) = run_with_metadata(&mut program, &frame, 0);
         assert_eq!(counted, outcome, "{slots:#x}");
-        let mark = if outcome == Outcome::HandedOn { &mark[..] } else { &[] };
-        assert!(output == [mark, &frame[..]].concat(), "{slots:#x}: the packet itself is untouched");
+        let tag = if outcome == Outcome::HandedOn { &tag[..] } else { &[] };
+        assert!(output == [tag, &frame[..]].concat(), "{slots:#x}: the packet itself is untouched");
     }
     // Whether there may be more metadata is up to the kernel.
     let input = [vec![0x5a; METADATA], frame].concat();
     let (output, counted) = run_with_metadata(&mut program, &input, METADATA);
     match counted {
-        Outcome::HandedOn => assert!(output == [&mark[..], &input[..]].concat()),
+        Outcome::HandedOn => assert!(output == [&tag[..], &input[..]].concat()),
         other => assert!(other == Outcome::NoRoom && output == input, "{other:?}"),
     }
 }

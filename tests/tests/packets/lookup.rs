@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use dns_common::{
     counters::Outcome,
     entry::Location,
-    hint::Hints,
     index::{self, BUCKET_SLOTS},
+    lookup_cache::CachedLocations,
     name::hash_name,
 };
 use nix::{
@@ -24,7 +24,7 @@ use crate::{
     packet::{A, Datagram, Query, wire},
 };
 
-/// Keeps this thread, and the runs with it, on one CPU: each has hints of its own.
+/// Keeps this thread, and the runs with it, on one CPU: each has a lookup cache of its own.
 fn stay_on_one_cpu() {
     let mut cpus = CpuSet::new();
     cpus.set(sched_getcpu().expect("this thread runs on a CPU")).expect("a set has room for all CPUs");
@@ -65,11 +65,11 @@ fn a_remembered_entry_is_answered_from_only_while_it_lives() {
             assert_eq!(answers(&mut program, "changing.bosh"), [Some(last); HOOKS.len()]);
         }
     }
-    program.bury(&name).expect("it is published");
+    program.write_tombstone(&name).expect("it is published");
     assert_eq!(
         answers(&mut program, "changing.bosh"),
         [None; HOOKS.len()],
-        "neither by the hint nor by the index"
+        "neither by the lookup cache nor by the index"
     );
 }
 
@@ -81,17 +81,17 @@ fn names_that_share_hints_are_all_answered() {
     let seed = program.control().hash_seed;
     let hash = |number: u32| hash_name(seed, &wire(&format!("n{number}.bosh")));
 
-    // Three names for the two hints of one place, and two that follow each other's.
-    let (mut by_place, mut by_hint) = (HashMap::<_, Vec<u32>>::new(), HashMap::new());
+    // Three names for the two locations of one slot, and two that follow each other's.
+    let (mut by_place, mut by_slot) = (HashMap::<_, Vec<u32>>::new(), HashMap::new());
     let crowded = (0..).find_map(|number| {
-        let sharing = by_place.entry(Hints::place(hash(number))).or_default();
+        let sharing = by_place.entry(CachedLocations::slot(hash(number))).or_default();
         sharing.push(number);
         (sharing.len() == 3).then(|| sharing.clone())
     });
     let follow_each_other = (0..).find_map(|number| {
-        let nothing: Hints = zerocopy::transmute!(0_u64);
-        let hints = (Hints::place(hash(number)), nothing.with(hash(number), Location(0)));
-        by_hint.insert(hints, number).map(|other| vec![other, number])
+        let nothing: CachedLocations = zerocopy::transmute!(0_u64);
+        let slot = (CachedLocations::slot(hash(number)), nothing.with(hash(number), Location(0)));
+        by_slot.insert(slot, number).map(|other| vec![other, number])
     });
     for numbers in [crowded, follow_each_other].map(|found| found.expect("there are enough names")) {
         let names: Vec<String> = numbers.iter().map(|number| format!("n{number}.bosh")).collect();
@@ -126,7 +126,7 @@ fn names_that_had_to_go_to_the_other_bucket_are_found() {
     let absent = names.pop().expect("just collected");
     for hook in HOOKS {
         for (name, last) in names.iter().zip(1..) {
-            // Anew for each hook, so that no hint leads there.
+            // Anew for each hook, so that no lookup cache leads there.
             program.publish(&wire(name), &address(last)).expect("there is room");
         }
         for (name, last) in names.iter().zip(1..) {

@@ -61,9 +61,13 @@ fn install(program: &mut Program, world: &World) {
     program.set_control(|control| {
         control.lease_deadline_ns = if world.lease { u64::MAX } else { 1 };
         control.max_reply = world.max_reply.unwrap_or(0) as u32;
+        control.vlans.fill(0);
+        for &vlan in &world.vlans {
+            control.vlans[usize::from(vlan) / 64] |= 1 << (vlan % 64);
+        }
     });
     for (name, published) in &world.published {
-        program.publish(name, published).expect("the test's arena has room");
+        program.publish(name, published).expect("the test's store has room");
     }
 }
 

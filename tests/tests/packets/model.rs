@@ -3,6 +3,7 @@
 
 use std::{collections::HashMap, net::IpAddr};
 
+use dns_common::entry::Rules;
 use whole_system_tests::{
     checksum::{checksum, pseudo},
     program::{Hook, Published},
@@ -17,8 +18,10 @@ pub(crate) struct World {
     pub(crate) published: HashMap<Vec<u8>, Published>,
     /// The lease holds.
     pub(crate) lease: bool,
-    /// Bound on replies, in bytes of IP packet, where there is one.
+    /// Bound on replies, in bytes of DNS message, where there is one.
     pub(crate) max_reply: Option<usize>,
+    /// VLANs whose frames are answered.
+    pub(crate) vlans: Vec<u16>,
 }
 
 /// A reply that is expected.
@@ -57,7 +60,12 @@ fn u16_at(bytes: &[u8], at: usize) -> Option<usize> {
 
 /// The reply to `frame`; none: it must go up untouched.
 pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
+    // Not to this machine alone: `lo` has the address zero.
+    if frame.get(..6)? != [0; 6] {
+        return None;
+    }
     let (ethertype, ip) = match u16_at(frame, 12)? {
+        0x8100 if !world.vlans.contains(&(u16_at(frame, 14)? as u16 & 0xfff)) => return None,
         0x8100 => (u16_at(frame, 16)?, 18),
         other => (other, 14),
     };
@@ -92,13 +100,23 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
         return None;
     }
 
-    let (message, limit, opt, records, rcode) = answer(world, &udp[8..])?;
+    let (message, limit, opt, records, rcode, rules) = answer(world, &udp[8..])?;
     let question_end = message.len();
-    let headers = if v6 { 48 } else { 28 };
-    let limit = world.max_reply.map_or(limit, |most| limit.min(most.saturating_sub(headers)));
     let fixed = question_end + opt.len();
+    let mut all = records.len();
+    let mut given = all;
+    let limit = match rules {
+        // More is said to it than nothing, or to an option, than the programs know.
+        Some(_) if records.is_empty() || fixed != udp.len() - 8 => return None,
+        Some(rules) => {
+            let at_most = |count: usize, most: usize| if most == 0 { count } else { count.min(most) };
+            all = at_most(all, rules.most());
+            given = if limit == 512 { at_most(all, rules.plain(records[0].len() == 28)) } else { all };
+            limit - Rules::SPARE
+        }
+        None => limit,
+    };
     let record_len = records.first().map_or(0, Vec::len);
-    let mut given = records.len();
     if fixed + given * record_len > limit {
         if fixed > limit || limit > MOST {
             return None;
@@ -106,7 +124,7 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
         given = (limit - fixed).checked_div(record_len)?;
     }
     let reply_len = fixed + given * record_len;
-    if reply_len > MOST {
+    if reply_len > MOST || world.max_reply.is_some_and(|most| reply_len > most) {
         return None;
     }
 
@@ -122,8 +140,12 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
     }
 
     let mut message = message;
-    message[2] = 0x84 | (message[2] & 0x01) | if given < records.len() { 0x02 } else { 0 };
-    message[3] = 0x80 | (message[3] & 0x10) | rcode;
+    message[2] = 0x84
+        | (message[2] & 0x01)
+        | if given < all && rules.is_none_or(|rules| rules.never_truncates() == 0) { 0x02 } else { 0 };
+    message[3] = if rules.is_some_and(|rules| rules.no_recursion() == 1) { 0 } else { 0x80 }
+        | (message[3] & 0x10)
+        | rcode;
     message[4..12].copy_from_slice(&[0, 1, (given >> 8) as u8, given as u8, 0, 0, 0, !opt.is_empty() as u8]);
 
     let mut start = [&frame[6..12], &frame[..6], &frame[12..ip]].concat();
@@ -158,9 +180,12 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
 }
 
 /// Header and question of the query, the client's limit, the OPT of the reply,
-/// the records to give and the RCODE.
+/// the records to give, the RCODE, and how they are given.
 #[expect(clippy::type_complexity, reason = "used once")]
-fn answer(world: &World, message: &[u8]) -> Option<(Vec<u8>, usize, Vec<u8>, Vec<Vec<u8>>, u8)> {
+fn answer(
+    world: &World,
+    message: &[u8],
+) -> Option<(Vec<u8>, usize, Vec<u8>, Vec<Vec<u8>>, u8, Option<Rules>)> {
     let header = message.get(..12)?;
     // QR, opcode, AA, TC; RA, Z, RCODE.
     if header[2] & 0xfe != 0
@@ -217,8 +242,9 @@ fn answer(world: &World, message: &[u8]) -> Option<(Vec<u8>, usize, Vec<u8>, Vec
     };
 
     let published = world.published.get(&name)?;
+    let ttl = published.rules.map_or(0, Rules::ttl).to_be_bytes();
     let record = |qtype: u8, address: &[u8]| {
-        let mut out = vec![0xc0, 12, 0, qtype, 0, 1, 0, 0, 0, 0, 0, address.len() as u8];
+        let mut out = [&[0xc0, 12, 0, qtype, 0, 1][..], &ttl, &[0, address.len() as u8]].concat();
         out.extend(address);
         out
     };
@@ -228,7 +254,7 @@ fn answer(world: &World, message: &[u8]) -> Option<(Vec<u8>, usize, Vec<u8>, Vec
         41 | 43 | 128..=255 => return None,
         _ => (vec![], published.rcode_other),
     };
-    Some((question, limit, opt, records, rcode))
+    Some((question, limit, opt, records, rcode, published.rules))
 }
 
 /// Holds a frame against the expected reply.

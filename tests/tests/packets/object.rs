@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use aya::util::KernelVersion;
 use whole_system_tests::program::{Hook, Program};
 
 use crate::{
@@ -21,7 +22,7 @@ const EM_BPF: u16 = 247;
 #[test]
 fn no_helper_is_newer_than_linux_5_15() {
     let mut helpers: BTreeMap<i32, usize> = BTreeMap::new();
-    for code in code_sections(dns_user::fastpath::OBJECT) {
+    for code in code_sections(dns_resolver::fastpath::OBJECT) {
         for instruction in code.chunks_exact(8) {
             // BPF_JMP | BPF_CALL with source register 0: a helper by its number.
             if instruction[0] == 0x85 && instruction[1] >> 4 == 0 {
@@ -56,9 +57,18 @@ fn code_sections(elf: &[u8]) -> Vec<&[u8]> {
     sections
 }
 
+/// Most instructions that the verifier may look at for a program, of the million at
+/// which it gives up: a margin for kernels whose verifier remembers less. 6.1 is the
+/// oldest one that Debian has; early 5.15 looks at about as many.
+fn most_verified() -> u32 {
+    let kernel = KernelVersion::current().expect("the kernel tells its version");
+    if kernel < KernelVersion::new(6, 12, 0) { 300_000 } else { 150_000 }
+}
+
 #[test]
 fn the_verifier_has_room_left() {
     let Some((mut program, _turn)) = load() else { return };
+    let most = most_verified();
     for (name, program) in program.ebpf().programs() {
         let info = program.info().expect("a loaded program has information");
         // The kernel tells since 5.16.
@@ -67,7 +77,7 @@ fn the_verifier_has_room_left() {
             "{name}: {verified} instructions looked at by the verifier, {:?} bytes",
             info.size_translated()
         );
-        assert!(verified < 600_000, "{name}: {verified} of 1,000,000 instructions");
+        assert!(verified < most, "{name}: {verified} instructions, more than {most}");
     }
 }
 

@@ -183,9 +183,9 @@ impl Datagram {
         Self { from: (CLIENT6, 40_000), to: (SERVER6, 53), ..Self::v4(payload) }
     }
 
-    /// The frame.
+    /// The frame, to `lo`: runs take place there.
     pub(crate) fn frame(&self) -> Vec<u8> {
-        let mut out = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+        let mut out = vec![0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 2];
         for (kind, tag) in &self.tags {
             out.extend(kind.to_be_bytes());
             out.extend(tag.to_be_bytes());

@@ -183,3 +183,60 @@ fn stale_answers_are_better_than_none() -> Result<()> {
     ensure!(lab.metric("coredns_cache_served_stale_total", "")? == 3);
     Ok(())
 }
+
+#[test]
+fn identical_questions_travel_once_whatever_their_edns() -> Result<()> {
+    const CLIENTS: u16 = 200;
+    let Some(namespace) = namespace("once")? else { return Ok(()) };
+    for cache in [true, false] {
+        let open = Arc::new(AtomicBool::new(false));
+        let gate = Arc::clone(&open);
+        // More than 512 bytes hold, so that clients without EDNS get it cut.
+        let recursor = Scripted::start(&namespace, loopback(10), move |asked| {
+            while !gate.load(Ordering::Relaxed) {
+                thread::sleep(Duration::from_millis(1));
+            }
+            let mut reply = asked.answer(ADDRESS, 300);
+            let record = reply.answers[0].clone();
+            let room = asked.message.edns.as_ref().map_or(512, |edns| edns.max_payload());
+            reply.answers.extend(vec![record; if room >= 1000 { 40 } else { 20 }]);
+            vec![reply.into()]
+        })?;
+        let settings = json!({"recursor_timeout": "4s", "cache": {"enabled": cache}});
+        let lab = Lab::start(&namespace, &[loopback(10)], &settings)?;
+        let clients = namespace.run(|| -> Result<Vec<(UdpSocket, Message)>> {
+            (0..CLIENTS)
+                .map(|number| {
+                    // Every size, AD set and clear, with EDNS and without.
+                    let edns = (number % 10 != 9).then_some(512 + 10 * number);
+                    let mut query = client::query("Once.test.", RecordType::A, edns)?;
+                    query.metadata.authentic_data = number % 2 == 0;
+                    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+                    socket.connect(OURS)?;
+                    socket.set_read_timeout(Some(Duration::from_secs(5)))?;
+                    socket.send(&query.to_vec()?)?;
+                    Ok((socket, query))
+                })
+                .collect()
+        })??;
+        wait_until("all clients to wait", Duration::from_secs(5), || {
+            lab.metric("bosh_dns_xdp_requests_in_flight", "")
+                .is_ok_and(|waiting| waiting == u64::from(CLIENTS))
+        })?;
+        open.store(true, Ordering::Relaxed);
+        for (socket, query) in clients {
+            let mut buffer = [0; 4096];
+            let length = socket.recv(&mut buffer)?;
+            let reply = Message::from_vec(&buffer[..length])?;
+            ensure!(reply.metadata.response_code == ResponseCode::NoError, "{reply}");
+            ensure!(client::addresses(&reply).contains(&ADDRESS.into()), "{reply}");
+            ensure!(reply.metadata.id == query.metadata.id, "{reply}");
+            let asked_size = query.edns.as_ref().map(|edns| edns.max_payload());
+            let reply_size = reply.edns.as_ref().map(|edns| edns.max_payload());
+            ensure!(asked_size.is_some() == reply_size.is_some(), "EDNS {asked_size:?}: {reply}");
+            ensure!(length <= usize::from(asked_size.unwrap_or(512)), "{length} bytes for {asked_size:?}");
+        }
+        ensure!(recursor.count() == 1, "cache {cache}: {} queries for {CLIENTS} clients", recursor.count());
+    }
+    Ok(())
+}

@@ -1,6 +1,10 @@
 //! Replies that the recursor did not give are dropped.
 
-use std::{collections::BTreeSet, net::Ipv4Addr};
+use std::{
+    collections::BTreeSet,
+    net::{Ipv4Addr, UdpSocket},
+    time::Duration,
+};
 
 use anyhow::{Result, ensure};
 use hickory_proto::{
@@ -8,10 +12,10 @@ use hickory_proto::{
     rr::{DNSClass, Name, RecordType},
 };
 use serde_json::json;
-use whole_system_tests::client;
+use whole_system_tests::{client, process::wait_until};
 
 use super::{
-    lab::{Lab, loopback, namespace},
+    lab::{Lab, OURS, loopback, namespace},
     scripted::{Asked, Say, Scripted},
 };
 
@@ -76,8 +80,11 @@ fn forged_replies_are_dropped() -> Result<()> {
         }
     }
     ensure!(recursor.count() == asked, "{} queries for {asked} names", recursor.count());
-    let strays = lab.metric("bosh_dns_xdp_recursor_strays_total", "")?;
-    ensure!(strays == asked as u64, "{strays} strays, {asked} forged replies from the right address");
+    let mismatched = lab.metric("bosh_dns_xdp_recursor_strays_total", "")?;
+    ensure!(
+        mismatched == asked as u64,
+        "{mismatched} mismatched, {asked} forged replies from the right address"
+    );
     Ok(())
 }
 
@@ -100,6 +107,44 @@ fn ids_ports_and_letter_case_cannot_be_guessed() -> Result<()> {
     ensure!(distinct(&|asked| asked.message.metadata.id.to_string()) > QUERIES - 4, "ids repeat");
     ensure!(distinct(&|asked| asked.from.port().to_string()) > 3, "the port stays");
     ensure!(distinct(&Asked::name) > QUERIES - 10, "the letter case stays");
+    Ok(())
+}
+
+#[test]
+fn what_is_for_one_client_alone_is_asked_a_few_times_at_once() -> Result<()> {
+    const CLIENTS: u16 = 100;
+    /// Sockets of the server for one recursor.
+    const SOCKETS: usize = 8;
+    let Some(namespace) = namespace("subnet")? else { return Ok(()) };
+    let recursor = Scripted::silent(&namespace, loopback(10))?;
+    let lab = Lab::start(&namespace, &[loopback(10)], &json!({"recursor_timeout": "4s"}))?;
+    let sockets = namespace.run(|| -> Result<Vec<UdpSocket>> {
+        (0..CLIENTS)
+            .map(|number| {
+                let mut query = client::query("subnet.test.", RecordType::A, Some(1232))?.to_vec()?;
+                // EDNS Client Subnet (RFC 7871): each client says another one.
+                let low = number as u8;
+                query.extend_from_slice(&[0, 8, 0, 7, 0, 1, 24, 0, 10, 0, low]);
+                let end = query.len() - 11;
+                query[end - 2..end].copy_from_slice(&11u16.to_be_bytes());
+                let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+                socket.connect(OURS)?;
+                socket.set_read_timeout(Some(Duration::from_secs(10)))?;
+                socket.send(&query)?;
+                Ok(socket)
+            })
+            .collect()
+    })??;
+    // All but those that are under way were given up.
+    wait_until("all queries", Duration::from_secs(5), || recursor.count() == usize::from(CLIENTS))?;
+    // Long before the recursor's time is over, when none would be under way.
+    wait_until("those given up to end", Duration::from_secs(3), || {
+        lab.metric("bosh_dns_xdp_requests_in_flight", "").is_ok_and(|waiting| waiting <= SOCKETS as u64)
+    })?;
+    for socket in sockets {
+        let length = socket.recv(&mut [0; 512])?;
+        ensure!(length > 0);
+    }
     Ok(())
 }
 

@@ -8,6 +8,7 @@ mod forgery;
 mod handlers;
 mod hanging;
 mod lab;
+mod lies;
 mod outage;
 mod real_servers;
 mod recursor_list;

@@ -81,24 +81,54 @@ impl<'a> Cell<'a> {
 
     /// CPU time in microseconds that the server's side uses for one reply, when queries
     /// come at this rate whether it keeps up or not; slice by slice.
-    pub(super) fn cost(&self, queries: &Queries, rate: u32, duration: Duration) -> Result<Rounds> {
+    pub(super) fn cost(&self, queries: &Queries, rate: u32, duration: Duration) -> Result<Cost> {
+        let load =
+            kxdpgun::Load { queries: &queries.path, rate, batch: 10, duration: LEAD + duration + TRAIL };
         let lab = &self.lab;
-        let load = || kxdpgun::send(lab, &queries.path, rate, LEAD + duration + TRAIL);
-        let slices = self.in_slices(duration, load)?;
-        let cost = |slice: &Slice| slice.cpu.as_secs_f64() * 1e6 / slice.replies.max(1) as f64;
-        Ok(Rounds(slices.iter().map(cost).collect()))
+        let (slices, _) = self.in_slices(duration, || load.run(lab))?;
+        let cpu = |slice: &Slice| slice.cpu.as_secs_f64() * 1e6 / slice.replies.max(1) as f64;
+        let [arrivals, sleeps] = [|slice: &Slice| slice.arrivals, |slice: &Slice| slice.sleeps]
+            .map(|of| slices.iter().map(of).sum::<u64>());
+        Ok(Cost {
+            cpu: Rounds(slices.iter().map(cpu).collect()),
+            packets_a_wake_up: arrivals as f64 / sleeps.max(1) as f64,
+        })
+    }
+
+    /// What is answered when this rate is offered, whether it is kept up with or not.
+    pub(super) fn offer(&self, queries: &Queries, rate: u32, duration: Duration) -> Result<Offered> {
+        let load =
+            kxdpgun::Load { queries: &queries.path, rate, batch: 32, duration: LEAD + duration + TRAIL };
+        let before = self.read()?;
+        let lab = &self.lab;
+        let (slices, seen) = self.in_slices(duration, || load.run(lab))?;
+        let arrived = self.read()?.arrivals - before.arrivals;
+        let per_second = |of: fn(&Slice) -> f64| -> Rounds {
+            Rounds(slices.iter().map(|slice| of(slice) / slice.time.as_secs_f64()).collect())
+        };
+        Ok(Offered {
+            rate,
+            answered: per_second(|slice| slice.replies as f64),
+            busy: per_second(|slice| slice.cpu.as_secs_f64()).median(),
+            dropped_before: seen.sent.saturating_sub(arrived) as f64 / seen.sent.max(1) as f64,
+            wrong: seen.received - seen.no_error,
+        })
     }
 
     /// What happens in the slices of this duration, under a load that begins [`LEAD`]
     /// before and ends [`TRAIL`] after it.
-    fn in_slices(&self, duration: Duration, load: impl FnOnce() -> Result<()> + Send) -> Result<Vec<Slice>> {
+    fn in_slices<T: Send>(
+        &self,
+        duration: Duration,
+        load: impl FnOnce() -> Result<T> + Send,
+    ) -> Result<(Vec<Slice>, T)> {
         let before = self.lab.replies()?;
         thread::scope(|scope| {
             let load = scope.spawn(load);
             let slices = self.slices(before, duration);
             // What went wrong with the load is why there were no slices.
-            load.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-            slices
+            let seen = load.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            Ok((slices?, seen))
         })
     }
 
@@ -121,6 +151,8 @@ impl<'a> Cell<'a> {
                 time: now.time - last.time,
                 cpu: now.cpu - last.cpu,
                 replies: now.replies - last.replies,
+                arrivals: now.arrivals - last.arrivals,
+                sleeps: now.sleeps.saturating_sub(last.sleeps),
             });
             last = now;
         }
@@ -130,8 +162,32 @@ impl<'a> Cell<'a> {
     /// What there is up to now.
     fn read(&self) -> Result<Reading> {
         let cpu = self.lab.server_cpu(&self.running.processes)?;
-        Ok(Reading { time: Instant::now(), cpu, replies: self.lab.replies()? })
+        let (arrivals, sleeps) = (self.lab.arrivals()?, self.lab.sleeps()?);
+        Ok(Reading { time: Instant::now(), cpu, replies: self.lab.replies()?, arrivals, sleeps })
     }
+}
+
+/// What queries cost at a fixed rate.
+pub(super) struct Cost {
+    /// CPU time of the server's side for each reply, microseconds, slice by slice.
+    pub(super) cpu: Rounds,
+    /// The regime: how many queries the NAPI thread found whenever it was woken up. Where
+    /// that is one, most of the cost is waking up, whoever answers.
+    pub(super) packets_a_wake_up: f64,
+}
+
+/// What came of a load that is not held back by the server.
+pub(super) struct Offered {
+    /// Queries per second that were offered.
+    pub(super) rate: u32,
+    /// Replies per second, slice by slice.
+    pub(super) answered: Rounds,
+    /// Share of the time in which the server's side had the CPU.
+    pub(super) busy: f64,
+    /// Share of the queries that the server's end of the veth had no room for.
+    pub(super) dropped_before: f64,
+    /// Replies with another RCODE than NOERROR.
+    pub(super) wrong: u64,
 }
 
 /// What there was up to a moment.
@@ -142,6 +198,10 @@ struct Reading {
     cpu: CpuTime,
     /// Replies that reached the client.
     replies: u64,
+    /// Queries that reached the server's interface.
+    arrivals: u64,
+    /// How often the server's NAPI thread has gone to sleep.
+    sleeps: u64,
 }
 
 /// What happened between two readings.
@@ -152,6 +212,10 @@ struct Slice {
     cpu: Duration,
     /// Replies that reached the client.
     replies: u64,
+    /// Queries that reached the server's interface.
+    arrivals: u64,
+    /// How often the server's NAPI thread went to sleep.
+    sleeps: u64,
 }
 
 impl Asker<'_> {
@@ -165,7 +229,7 @@ impl Asker<'_> {
     pub(super) fn highest_rate(&self, queries: &Queries, duration: Duration) -> Result<Rounds> {
         let launcher = self.cell.lab.client_launcher();
         let load = load(queries, LEAD + duration + TRAIL);
-        let slices = self.cell.in_slices(duration, || load.run(&launcher).map(drop))?;
+        let (slices, _) = self.cell.in_slices(duration, || load.run(&launcher))?;
         let rate = |slice: &Slice| slice.replies as f64 / slice.time.as_secs_f64();
         Ok(Rounds(slices.iter().map(rate).collect()))
     }

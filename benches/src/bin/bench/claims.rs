@@ -1,28 +1,43 @@
 //! What the project claims, held against the figures of this run.
 
-use bosh_dns_xdp_benches::report::{Claim, Data, Figure, Rounds};
+use bosh_dns_xdp_benches::report::{Claim, Data, Figure, Rounds, Sweep};
+
+use crate::{harm, saturated, subject::hook_label};
 
 /// All claims whose figures were measured.
 pub(super) fn all(figures: &[Figure]) -> Vec<Claim> {
     let mut claims = Vec::new();
-    let cost = |label: &str| bar(figures, "CPU per query at", label);
-    for (ours, reflector) in
-        [("tc", "generic"), ("tc, 1 % to userspace", "generic"), ("generic", "generic"), ("native", "native")]
-    {
-        let pair = (cost(&format!("ours, {ours}")), cost(&format!("bare reflector, {reflector}")));
-        at_most(&mut claims, &format!("CPU per query, {ours}, over the bare reflector's"), pair, 1.25);
+    let saturated = |label: &str| saturated_bar(figures, |other| other == label);
+    for (mode, hook) in saturated::HOOKS {
+        let ending = format!("constant answers, {}", hook_label(hook));
+        let constant = saturated_bar(figures, |label| label.ends_with(&ending));
+        let what = format!("Saturated core, 1,000 names: a constant reflector's rate over ours, {mode}");
+        at_most(&mut claims, &what, (constant, saturated(&format!("ours, {mode}"))), 1.25);
+    }
+    if let Some(sweep) = sweep(figures, saturated::SCALE_TITLE) {
+        for (mode, hook) in saturated::HOOKS {
+            let at = |label: String| sweep.value(&label, "100,000 at random");
+            let pair = (at(format!("constant answers, {}", hook_label(hook))), at(format!("ours, {mode}")));
+            let what = format!(
+                "Saturated core, 100,000 names at random: a constant reflector's rate over ours, {mode}"
+            );
+            at_most(&mut claims, &what, pair, 1.4);
+        }
+        for subject in ["ours, tc", "ours, userspace only"] {
+            let at = |place: &str| sweep.value(subject, place);
+            let what =
+                format!("Saturated core at random: rate with 1,000 names over that with 100,000, {subject}");
+            at_most(&mut claims, &what, (at("1,000 at random"), at("100,000 at random")), 1.2);
+        }
+    }
+    for peer in ["nsd", "knotd"] {
+        let what = format!("Saturated core: {peer}'s rate over ours, userspace only");
+        at_most(&mut claims, &what, (saturated(peer), saturated("ours, userspace only")), 1.0);
     }
     at_most(
         &mut claims,
-        "CPU per query, userspace only, over knotd's",
-        (cost("ours, userspace only"), cost("knotd")),
-        1.0,
-    );
-    let rate = |label: &str| bar(figures, "Highest rate", label);
-    at_most(
-        &mut claims,
-        "Highest rate of the reference over ours, userspace only",
-        (rate("bosh-dns"), rate("ours, userspace only")),
+        "Saturated core: the reference's rate over ours, userspace only",
+        (saturated("bosh-dns"), saturated("ours, userspace only")),
         1.0 / 30.0,
     );
     for kind in ["cached", "uncached"] {
@@ -43,22 +58,14 @@ pub(super) fn all(figures: &[Figure]) -> Vec<Claim> {
         (first("ours, tc"), first("knotd")),
         1.0,
     );
-    let harm = |label: &str| bar(figures, "Bulk TCP", label);
-    at_most(
-        &mut claims,
-        "Bulk TCP without the fast path over that with it",
-        (harm("nothing attached"), harm("ours, auto")),
-        1.1,
-    );
-    if let Some(Data::Sweep(sweep)) =
-        figures.iter().find(|f| f.title.starts_with("CPU per query by size")).map(|f| &f.data)
-    {
-        for subject in ["ours, tc", "ours, userspace only"] {
-            let at = |place: &str| sweep.value(subject, place);
-            let what = format!("CPU per query at 100,000 instances over that at 1,000, {subject}");
-            // The cost of one and the same program varies by this much from run to run.
-            at_most(&mut claims, &what, (at("100,000"), at("1,000")), 1.1);
-        }
+    for figure in figures.iter().filter(|figure| figure.title.starts_with(harm::TITLE)) {
+        let pair = (bar_of(figure, harm::NOTHING), bar_of(figure, "ours, auto"));
+        at_most(
+            &mut claims,
+            &format!("{}: without the fast path over that with it", figure.title),
+            pair,
+            1.02,
+        );
     }
     claims
 }
@@ -74,6 +81,28 @@ fn at_most(
     let claim = Claim { text: text.to_owned(), ratio: value.ratio_to(base), at_most: limit };
     println!("{claim}");
     claims.push(claim);
+}
+
+/// The best rate of the subject whose label is as wanted; none if its core was not saturated.
+fn saturated_bar(figures: &[Figure], wanted: impl Fn(&str) -> bool) -> Option<&Rounds> {
+    let find = |title: &str| match &figures.iter().find(|figure| figure.title == title)?.data {
+        Data::Bars(bars) => bars.iter().find(|bar| wanted(&bar.label)),
+        Data::Sweep(_) => None,
+    };
+    let (rate, busy) = (find(saturated::TITLE)?, find(saturated::BUSY_TITLE)?);
+    if busy.value.median() < saturated::SATURATED {
+        println!("nothing is claimed of {}: its core was not saturated", rate.label);
+        return None;
+    }
+    Some(&rate.value)
+}
+
+/// The sweep with this title.
+fn sweep<'a>(figures: &'a [Figure], title: &str) -> Option<&'a Sweep> {
+    match &figures.iter().find(|figure| figure.title == title)?.data {
+        Data::Sweep(sweep) => Some(sweep),
+        Data::Bars(_) => None,
+    }
 }
 
 /// The value of a bar in the figure whose title begins so.

@@ -1,64 +1,149 @@
-//! What the fast path costs its neighbours: bulk TCP over the same interface.
+//! What the fast path costs its neighbours: bulk TCP and packets of another UDP service over
+//! the same interfaces.
 
-use std::process::{Command, Stdio};
+use std::{
+    process::{Command, Stdio},
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 use bosh_dns_xdp_benches::{
     foundation::Foundation,
-    lab::{Lab, SERVER_ADDRESS},
+    lab::{CLIENT_INTERFACE, Lab, SERVER_ADDRESS, SERVER_INTERFACE},
     report::{Bar, Data, Figure, Rounds},
 };
 use serde_json::Value;
-use whole_system_tests::process::{Kept, capture, wait_until};
+use whole_system_tests::{
+    namespace::Namespace,
+    process::{Kept, capture, run, wait_until},
+};
 
 use crate::{Plan, subject::Subject};
 
 /// Port of iperf3.
 const PORT: &str = "5201";
 
-/// Throughput over veth with nothing attached, and with each mode.
-pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
-    let foundation = Foundation::generate(1_000)?;
-    let modes = [None, Some("auto"), Some("tc"), Some("generic")];
-    let mut values = modes.map(|mode| (mode, Rounds::default()));
-    // It varies more than what is to be seen.
-    let rounds = if plan.quick { 1 } else { plan.rounds * 2 };
-    for _ in 0..rounds {
-        for (mode, rounds) in &mut values {
-            let lab = Lab::plain()?;
-            let _running = mode.map(|mode| Subject::Ours(mode).start(&lab, &foundation)).transpose()?;
-            rounds.0.push(throughput(&lab, plan)?);
-        }
-    }
-    let bars = values.into_iter().map(|(mode, value)| {
-        let label = mode.map_or("nothing attached".to_owned(), |mode| format!("ours, {mode}"));
-        println!("{label:<20} {:>7.2} Gbit/s", value.median());
-        Bar { label, value, ours: mode.is_some() }
-    });
-    Ok(vec![Figure {
-        title: "Bulk TCP over the same veth".to_owned(),
-        about: "iperf3, one stream, no DNS load: what it costs that every packet passes the program."
-            .to_owned(),
-        unit: "Gbit/s".to_owned(),
-        data: Data::Bars(bars.collect()),
-    }])
+/// How the titles of the figures begin.
+pub(super) const TITLE: &str = "Other traffic:";
+
+/// The bar without any program.
+pub(super) const NOTHING: &str = "nothing attached";
+
+/// The fast path's modes whose harm is measured.
+const MODES: [Option<&str>; 3] = [None, Some("auto"), Some("generic")];
+
+/// What passes the programs.
+#[derive(Clone, Copy)]
+enum Traffic {
+    /// Bulk TCP by so many streams.
+    Tcp(u32),
+    /// UDP datagrams of 64 bytes, as many as go.
+    Udp,
 }
 
-/// Throughput of one TCP stream from client to server in Gbit/s.
-fn throughput(lab: &Lab, plan: &Plan) -> Result<f64> {
+/// The interface that they pass.
+#[derive(Clone, Copy)]
+enum Over {
+    /// From the client's namespace to the server's.
+    Veth,
+    /// Within the server's namespace.
+    Loopback,
+}
+
+/// All kinds of traffic over both interfaces.
+const KINDS: [(Traffic, Over); 6] = [
+    (Traffic::Tcp(1), Over::Veth),
+    (Traffic::Tcp(8), Over::Veth),
+    (Traffic::Udp, Over::Veth),
+    (Traffic::Tcp(1), Over::Loopback),
+    (Traffic::Tcp(8), Over::Loopback),
+    (Traffic::Udp, Over::Loopback),
+];
+
+/// Throughput with nothing attached, and with the programs.
+pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
+    let foundation = Foundation::generate(1_000)?;
+    let mut values = KINDS.map(|_| MODES.map(|_| Rounds::default()));
+    // It varies more than what is to be seen: many short turns.
+    let rounds = if plan.quick { 2 } else { plan.rounds * 3 };
+    for _ in 0..rounds {
+        for (column, mode) in MODES.into_iter().enumerate() {
+            let lab = Lab::plain()?;
+            for (namespace, interface) in [(&lab.server, SERVER_INTERFACE), (&lab.client, CLIENT_INTERFACE)] {
+                run(namespace.with_own_sysfs("ethtool").args(["-K", interface, "gro", "on", "tso", "on"]))?;
+            }
+            let _running = mode.map(|mode| Subject::Ours(mode).start(&lab, &foundation)).transpose()?;
+            for ((traffic, over), row) in KINDS.iter().zip(&mut values) {
+                row[column].0.push(throughput(&lab, *traffic, *over)?);
+            }
+        }
+    }
+    let figures = KINDS.iter().zip(values).map(|((traffic, over), row)| {
+        let bars: Vec<Bar> = MODES
+            .iter()
+            .zip(row)
+            .map(|(mode, value)| Bar {
+                label: mode.map_or(NOTHING.to_owned(), |mode| format!("ours, {mode}")),
+                value,
+                ours: mode.is_some(),
+            })
+            .collect();
+        let (what, unit) = match traffic {
+            Traffic::Tcp(1) => ("bulk TCP by one stream".to_owned(), "Gbit/s"),
+            Traffic::Tcp(streams) => (format!("bulk TCP by {streams} streams"), "Gbit/s"),
+            Traffic::Udp => ("datagrams of another UDP service".to_owned(), "packets/s"),
+        };
+        let over = match over {
+            Over::Veth => "veth",
+            Over::Loopback => "lo",
+        };
+        let title = format!("{TITLE} {what} over {over}");
+        for bar in &bars {
+            println!("{title:<58} {:<18} {:>9.2} {unit}", bar.label, bar.value.median());
+        }
+        Figure {
+            title,
+            about: "iperf3, GRO and TSO on, no DNS load: what it costs that every packet passes the program. On both \
+                    interfaces the program is attached."
+                .to_owned(),
+            unit: unit.to_owned(),
+            data: Data::Bars(bars),
+        }
+    });
+    Ok(figures.collect())
+}
+
+/// Throughput by iperf3: Gbit/s of TCP, packets per second that were received of UDP.
+fn throughput(lab: &Lab, traffic: Traffic, over: Over) -> Result<f64> {
     let mut command = lab.server.command("iperf3")?;
     command.args(["--server", "--one-off", "--port", PORT]).stdout(Stdio::null()).stderr(Stdio::null());
     let mut server = Kept::spawn(&mut command)?;
-    let listens = || {
-        let sockets = Command::new("ip").args(["netns", "exec", lab.server.name(), "ss", "-Hltn"]).output();
-        sockets.is_ok_and(|sockets| String::from_utf8_lossy(&sockets.stdout).contains(PORT))
+    wait_until("iperf3", Duration::from_secs(5), || listens(&lab.server))?;
+    let (from, to) = match over {
+        Over::Veth => (&lab.client, SERVER_ADDRESS.to_string()),
+        Over::Loopback => (&lab.server, "127.0.0.1".to_owned()),
     };
-    wait_until("iperf3", std::time::Duration::from_secs(5), listens)?;
-    let seconds = plan.duration.as_secs().max(1).to_string();
-    let mut client = lab.client.command("iperf3")?;
-    client.args(["--client", &SERVER_ADDRESS.to_string(), "--port", PORT, "--time", &seconds, "--json"]);
+    let mut client = from.command("iperf3")?;
+    client.args(["--client", &to, "--port", PORT, "--time", "1", "--json"]);
+    match traffic {
+        Traffic::Tcp(streams) => client.args(["--parallel", &streams.to_string()]),
+        Traffic::Udp => client.args(["--udp", "--bitrate", "0", "--length", "64"]),
+    };
     let report: Value = serde_json::from_str(&capture(&mut client)?)?;
-    let rate = report["end"]["sum_received"]["bits_per_second"].as_f64().context("iperf3's report")?;
-    server.wait(std::time::Duration::from_secs(5))?;
-    Ok(rate / 1e9)
+    server.wait(Duration::from_secs(5))?;
+    let end = &report["end"];
+    let number = |value: &Value| value.as_f64().context("iperf3's report");
+    match traffic {
+        Traffic::Tcp(_) => Ok(number(&end["sum_received"]["bits_per_second"])? / 1e9),
+        Traffic::Udp => {
+            let sum = &end["sum"];
+            Ok((number(&sum["packets"])? - number(&sum["lost_packets"])?) / number(&sum["seconds"])?)
+        }
+    }
+}
+
+/// Whether something listens on [`PORT`] in the namespace.
+fn listens(namespace: &Namespace) -> bool {
+    let sockets = Command::new("ip").args(["netns", "exec", namespace.name(), "ss", "-Hltn"]).output();
+    sockets.is_ok_and(|sockets| String::from_utf8_lossy(&sockets.stdout).contains(PORT))
 }

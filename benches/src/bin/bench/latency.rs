@@ -8,6 +8,7 @@ use bosh_dns_xdp_benches::{
     lab::Lab,
     peers::Peer,
     report::{Bar, Data, Figure, Rounds},
+    yardstick::Hook,
 };
 
 use crate::{
@@ -22,7 +23,7 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     let foundation = Foundation::generate(1_000)?;
     let queries = Queries::write(&queries::for_names(&foundation, queries::is_shared))?;
     let mut subjects = vec![
-        Subject::Reflector("generic"),
+        Subject::Reflector(Hook::Generic),
         Subject::Ours("tc"),
         Subject::Ours("generic"),
         Subject::Userspace,

@@ -16,6 +16,7 @@ use bosh_dns_xdp_benches::{
 use clap::Parser;
 use whole_system_tests::interrupt;
 
+mod against;
 mod cell;
 mod claims;
 mod cost;
@@ -24,6 +25,7 @@ mod harm;
 mod latency;
 mod queries;
 mod reload;
+mod saturated;
 mod scaling;
 mod subject;
 mod sweep;
@@ -38,6 +40,13 @@ struct Arguments {
     /// The reference server's binary, to be measured too.
     #[arg(long)]
     bosh_dns: Option<PathBuf>,
+    /// Another build of the server, measured in turns with ours by saturated core, and nothing
+    /// else; may be repeated: what a change, or a mechanism, is worth.
+    #[arg(long, value_name = "PROGRAM")]
+    against: Vec<PathBuf>,
+    /// With --against: by which modes of the fast path (`off`: userspace only).
+    #[arg(long, value_name = "MODE", default_value = "tc", requires = "against", value_parser = ["tc", "generic", "native", "off"])]
+    mode: Vec<String>,
     /// Where the report goes.
     #[arg(long, default_value = "report")]
     output: PathBuf,
@@ -59,6 +68,8 @@ struct Plan {
     sweep_rounds: usize,
     /// How long one measurement lasts there.
     sweep_duration: Duration,
+    /// How long each rate is offered to a saturated core.
+    saturated_duration: Duration,
     /// Whether it has to be over soon.
     quick: bool,
     /// Sizes of foundation.
@@ -70,6 +81,11 @@ struct Plan {
 }
 
 impl Plan {
+    /// Whether what is answered is measured past the best rate, too.
+    fn with_curves(&self) -> bool {
+        !self.quick
+    }
+
     /// The few, if it has to be over soon; else the many.
     fn pick<T: Clone>(&self, few: &[T], many: &[T]) -> Vec<T> {
         if self.quick { few } else { many }.to_vec()
@@ -81,10 +97,12 @@ type Part = (&'static str, fn(&Plan) -> Result<Vec<Figure>>);
 
 /// The parts in the order of the report.
 const PARTS: &[Part] = &[
+    ("saturated", saturated::measure),
+    ("scale", saturated::measure_scale),
     ("cost", cost::measure),
     ("latency", latency::measure),
     ("forwarding", forwarding::measure),
-    ("scaling", scaling::measure),
+    ("sizes", scaling::measure),
     ("reload", reload::measure),
     ("harm", harm::measure),
 ];
@@ -110,6 +128,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         duration: Duration::from_millis(if arguments.quick { 500 } else { 1_000 }),
         sweep_rounds: if arguments.quick { 1 } else { 2 },
         sweep_duration: Duration::from_millis(500),
+        saturated_duration: Duration::from_millis(if arguments.quick { 500 } else { 750 }),
         quick: arguments.quick,
         sizes: if arguments.quick { vec![1_000, 10_000] } else { vec![100, 1_000, 10_000, 100_000] },
         reference: arguments.bosh_dns.clone(),
@@ -117,6 +136,15 @@ fn run(arguments: &Arguments) -> Result<()> {
     };
     let mut report = Report { facts: facts(arguments), figures: Vec::new(), claims: Vec::new() };
     let started = Instant::now();
+    if !arguments.against.is_empty() {
+        for mode in &arguments.mode {
+            // Subjects know their modes by names that live as long as the program.
+            let mode = ["tc", "generic", "native", "off"].into_iter().find(|known| known == mode);
+            let mode = mode.context("clap lets no other modes through")?;
+            report.figures.push(against::measure(&plan, &arguments.against, mode)?);
+        }
+        return write(&report, &arguments.output);
+    }
     for (position, (name, measure)) in PARTS.iter().enumerate() {
         if arguments.only.as_ref().is_some_and(|only| !name.contains(only.as_str())) {
             continue;

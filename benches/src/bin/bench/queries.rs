@@ -46,6 +46,64 @@ pub(super) fn is_shared(name: &str) -> bool {
     name.starts_with("q-s0.") || name.ends_with(".internal.")
 }
 
+/// In which order names are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// As the foundation lists them: neighbours follow each other.
+    AsListed,
+    /// Each as often as any other, at random.
+    Random,
+    /// The name of rank n in proportion to 1/n, at random.
+    Zipf,
+}
+
+impl Order {
+    /// Its name in the report.
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::AsListed => "in order",
+            Self::Random => "at random",
+            Self::Zipf => "by Zipf",
+        }
+    }
+}
+
+/// At least this many queries are drawn where they are drawn at random.
+const DRAWN: usize = 100_000;
+
+/// These lines in an order, again and again where it is one of chance: the same for the
+/// same lines each time.
+pub(super) fn ordered(lines: &[String], order: Order) -> Vec<String> {
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut shuffled = lines.to_vec();
+    match order {
+        Order::AsListed => shuffled,
+        Order::Random => {
+            let mut drawn = Vec::new();
+            while drawn.len() < DRAWN.max(lines.len()) && !lines.is_empty() {
+                random.shuffle(&mut shuffled);
+                drawn.extend_from_slice(&shuffled);
+            }
+            drawn
+        }
+        Order::Zipf => {
+            random.shuffle(&mut shuffled);
+            let sums: Vec<f64> = (1..=shuffled.len())
+                .scan(0.0, |sum, rank| {
+                    *sum += 1.0 / rank as f64;
+                    Some(*sum)
+                })
+                .collect();
+            let Some(&all) = sums.last() else { return Vec::new() };
+            let mut draw = || {
+                let at = random.f64() * all;
+                sums.partition_point(|&sum| sum < at).min(shuffled.len() - 1)
+            };
+            (0..DRAWN.max(lines.len())).map(|_| shuffled[draw()].clone()).collect()
+        }
+    }
+}
+
 /// `count` of these lines, evenly spread; all if there are no more.
 pub(super) fn evenly(lines: &[String], count: usize) -> Vec<String> {
     let count = count.min(lines.len());

@@ -10,6 +10,7 @@ use bosh_dns_xdp_benches::{
     lab::Lab,
     peers::Peer,
     report::{self, Data, Figure, number},
+    yardstick::Hook,
 };
 
 use crate::{
@@ -25,7 +26,7 @@ use crate::{
 const NAMES: usize = 500;
 
 /// What everything is held against.
-const REFLECTOR: Subject = Subject::Reflector("generic");
+const REFLECTOR: Subject = Subject::Reflector(Hook::Generic);
 
 /// Ours with the fast path, by each mode.
 const MODES: [Subject; 3] = [Subject::Ours("tc"), Subject::Ours("generic"), Subject::Ours("native")];

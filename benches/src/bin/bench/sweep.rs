@@ -39,7 +39,7 @@ impl Sweep {
         let rate = asker.highest_rate(queries, plan.sweep_duration)?;
         let [median, tail, far] = asker.latencies(queries, plan.sweep_duration)?;
         drop(asker);
-        let cost = cell.cost(queries, COST_RATE, plan.sweep_duration * 3 / 2)?;
+        let cost = cell.cost(queries, COST_RATE, plan.sweep_duration * 3 / 2)?.cpu;
         let label = cell.subject.label();
         let named = self.0[0].places.get(places.clone()).unwrap_or_default();
         let values = [cost, rate, median, tail, far];

@@ -102,7 +102,7 @@ fn show(arguments: &Arguments) -> Result<()> {
     headline("An instance is recreated: a new records.json");
     replace_records(&lab, &running, &mut foundation)?;
 
-    headline("Load with dnsperf");
+    headline("Load: kxdpgun for one saturated core, dnsperf for latency");
     let queries = running.folder.path().join("queries");
     fs::write(&queries, foundation::query_lines(&foundation))?;
     let with = load::measure(&lab, &running, &queries, arguments.seconds)?;
@@ -112,7 +112,7 @@ fn show(arguments: &Arguments) -> Result<()> {
     fs::write(running.folder.path().join("queries"), foundation::query_lines(&foundation))?;
     let queries = running.folder.path().join("queries");
     let without = load::measure(&lab, &running, &queries, arguments.seconds)?;
-    load::print_table(&[("fast path", &with), ("userspace only", &without)]);
+    load::print(&with, &without);
     println!("\nEverything that was made here is gone again when this command ends.");
     Ok(())
 }

@@ -1,0 +1,68 @@
+//! The constant reflector answers as many records as it is told to, at every hook.
+
+use anyhow::Result;
+use aya::{
+    TestRun as _, TestRunOptions,
+    programs::{SchedClassifier, Xdp},
+};
+use bosh_dns_xdp_benches::yardstick::{Hook, MAX_ANSWERS, Yardstick};
+use hickory_proto::op::{Message, MessageType, ResponseCode};
+use whole_system_tests::{checksum, client, requirements};
+
+/// Bytes of Ethernet, IPv4 and UDP headers.
+const HEADERS: usize = 14 + 20 + 8;
+
+#[test]
+fn the_constant_reflector_answers_at_every_hook() -> Result<()> {
+    if !requirements::bpf() {
+        return Ok(());
+    }
+    for name in ["a.bosh.", "q-s0.q-g1234.bosh.", "q-s0.diego-cell-99.default.cf-12.bosh."] {
+        let query = query(name)?;
+        for hook in [Hook::Native, Hook::Generic, Hook::Tc] {
+            for answers in [0, 1, 8, MAX_ANSWERS] {
+                let reply = run(hook, answers, &query)?;
+                assert_eq!(reply[..6], query[6..12], "{name} at {hook:?}");
+                let total = usize::from(u16::from_be_bytes([reply[16], reply[17]]));
+                assert_eq!(reply.len(), 14 + total);
+                assert_eq!(checksum::checksum(&[&reply[14..34]]), 0, "IPv4 header at {hook:?}");
+                assert_eq!(usize::from(u16::from_be_bytes([reply[38], reply[39]])), total - 20);
+                let message = Message::from_vec(&reply[HEADERS..])?;
+                assert_eq!(message.metadata.message_type, MessageType::Response);
+                assert_eq!(message.metadata.response_code, ResponseCode::NoError);
+                assert_eq!(message.queries[0].name().to_string(), name);
+                assert_eq!(client::addresses(&message).len(), answers as usize, "{name} at {hook:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Runs the constant reflector once.
+fn run(hook: Hook, answers: u32, packet: &[u8]) -> Result<Vec<u8>> {
+    let (object, name) = Yardstick::Constant { answers }.load(hook)?;
+    let program = object.program(name).expect("just loaded");
+    let mut out = vec![0; 4096];
+    let options = TestRunOptions { data_in: Some(packet), data_out: Some(&mut out), ..Default::default() };
+    let result = match hook {
+        Hook::Tc => <&SchedClassifier>::try_from(program)?.test_run(options)?,
+        Hook::Native | Hook::Generic => <&Xdp>::try_from(program)?.test_run(options)?,
+    };
+    out.truncate(result.data_size_out as usize);
+    Ok(out)
+}
+
+/// The frame of a query of type A, its IPv4 header with a checksum.
+fn query(name: &str) -> Result<Vec<u8>> {
+    let message = client::query(name, hickory_proto::rr::RecordType::A, None)?.to_vec()?;
+    let [udp, udp_low] = (8 + message.len() as u16).to_be_bytes();
+    let [total, total_low] = (28 + message.len() as u16).to_be_bytes();
+    let mut frame = vec![0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 2, 8, 0];
+    frame.extend([0x45, 0, total, total_low, 0, 0, 0x40, 0, 64, 17, 0, 0]);
+    frame.extend([169, 254, 0, 1, 169, 254, 0, 2]);
+    let sum = checksum::checksum(&[&frame[14..34]]).to_be_bytes();
+    frame[24..26].copy_from_slice(&sum);
+    frame.extend([0x9c, 0x40, 0, 53, udp, udp_low, 0, 0]);
+    frame.extend(message);
+    Ok(frame)
+}

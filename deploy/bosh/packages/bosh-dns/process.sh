@@ -1,0 +1,122 @@
+# shellcheck shell=bash
+# What the job's scripts share: logs, processes with pid files, the server's address.
+# Sourced by them; expects SCRIPT (its name, for the log) and TIMESTAMPS (rfc3339 or deprecated).
+
+RUN_DIR=/var/vcap/sys/run/bosh-dns
+LOG_DIR=/var/vcap/sys/log/bosh-dns
+JOB_DIR=/var/vcap/jobs/bosh-dns
+# shellcheck disable=SC2034 # The scripts use it.
+PACKAGE_DIR=/var/vcap/packages/bosh-dns
+# The dummy interface that systemd-resolved is told of.
+INTERFACE=bosh-dns
+# How long a process may take to end after SIGTERM, in tenths of a second.
+STOP_PATIENCE=100
+
+# The time as the job's logs have it.
+timestamp() {
+  if [ "${TIMESTAMPS}" = deprecated ]; then
+    date +'[%Y-%m-%d %H:%M:%S%z]'
+  else
+    date --utc +'[%Y-%m-%dT%H:%M:%S.%NZ]'
+  fi
+}
+
+# Puts the time before every line of standard input.
+dated() {
+  local line
+  while IFS= read -r line; do
+    printf '%s %s\n' "$(timestamp)" "${line}"
+  done
+}
+
+# Makes the folders, and sends what the script and its commands say to the script's own logs.
+begin() {
+  mkdir -p "${LOG_DIR}" "${RUN_DIR}"
+  chown vcap:vcap "${LOG_DIR}" "${RUN_DIR}"
+  exec > >(dated >>"${LOG_DIR}/${SCRIPT}.stdout.log") 2> >(dated >>"${LOG_DIR}/${SCRIPT}.stderr.log")
+}
+
+# Whether the process in a pid file lives.
+lives() {
+  local pid
+  pid=$(head -n 1 "$1" 2>/dev/null) && [ -n "${pid}" ] && [ -d "/proc/${pid}" ]
+}
+
+# start PIDFILE LOG OPEN_FILES COMMAND...: runs a command in the job's folder, its output
+# appended to LOG.stdout.log and LOG.stderr.log. Nothing to do where the process lives.
+start_process() {
+  local pid_file=$1 log=$2 open_files=$3
+  shift 3
+  if lives "${pid_file}"; then
+    return
+  fi
+  (
+    cd "${JOB_DIR}" || exit
+    # As many as may be had, where the machine allows fewer.
+    ulimit -n "${open_files}" 2>/dev/null || ulimit -S -n "$(ulimit -H -n)"
+    exec "$@" >>"${LOG_DIR}/${log}.stdout.log" 2>>"${LOG_DIR}/${log}.stderr.log" </dev/null
+  ) &
+  echo "$!" >"${pid_file}"
+  echo "started ${log} (pid $!)"
+}
+
+# stop PIDFILE: SIGTERM, and SIGKILL for a process that does not end by it.
+stop_process() {
+  local pid_file=$1 pid left=${STOP_PATIENCE}
+  if lives "${pid_file}"; then
+    pid=$(head -n 1 "${pid_file}")
+    kill -TERM "${pid}" 2>/dev/null || true
+    while [ "${left}" -gt 0 ] && [ -d "/proc/${pid}" ]; do
+      sleep 0.1
+      left=$((left - 1))
+    done
+    if [ -d "/proc/${pid}" ]; then
+      echo "process ${pid} did not end by SIGTERM; killed" >&2
+      kill -KILL "${pid}" 2>/dev/null || true
+    fi
+    echo "stopped process ${pid}"
+  fi
+  rm -f "${pid_file}"
+}
+
+# Whether an interface ($1) has the address $2.
+has_address() {
+  ip -oneline address show dev "$1" 2>/dev/null | grep -qF " $2/"
+}
+
+# Gives lo the server's address ($1), unless it has it.
+add_alias() {
+  if ! has_address lo "$1"; then
+    # Somebody else may have been faster.
+    ip address add "$1" dev lo || has_address lo "$1"
+  fi
+}
+
+# Takes the address ($1) from lo again.
+remove_alias() {
+  if has_address lo "$1"; then
+    ip address delete "$1" dev lo
+  fi
+}
+
+# Makes the dummy interface with the server's address ($1), and tells systemd-resolved of it;
+# $2: the log level of systemd-resolved. bosh_dns_resolvconf_ctl tells it of the domains.
+add_interface() {
+  if ! ip link show dev "${INTERFACE}" >/dev/null 2>&1; then
+    ip link add "${INTERFACE}" type dummy
+  fi
+  if ! has_address "${INTERFACE}" "$1"; then
+    ip address add "$1/32" dev "${INTERFACE}"
+  fi
+  ip link set "${INTERFACE}" up
+  resolvectl dns "${INTERFACE}" "$1"
+  resolvectl default-route "${INTERFACE}" no
+  resolvectl log-level "$2"
+}
+
+# Removes the dummy interface.
+remove_interface() {
+  if ip link show dev "${INTERFACE}" >/dev/null 2>&1; then
+    ip link delete "${INTERFACE}"
+  fi
+}

@@ -1,0 +1,203 @@
+//! For tests and benches alone, never part of the server: what any answer costs.
+//!
+//! The bare reflector ([`reflector`]) sends every query back with no answer at all: what a
+//! packet costs besides the answering. The constant reflector looks nothing up and checks nothing. It turns an IPv4
+//! datagram to port 53 round and appends as many A records as the bench says, all of
+//! one address. It makes room as the server's programs do: before the packet at XDP in
+//! the driver, at its end everywhere else.
+//!
+//! A query has to end with its question: there is no OPT record to step over.
+#![no_std]
+#![no_main]
+#![feature(asm_experimental_arch)]
+
+#[path = "../../bytes.rs"]
+#[expect(dead_code, reason = "the server's programs use the rest")]
+mod bytes;
+mod reflector;
+
+use aya_ebpf::{
+    bindings::xdp_action,
+    helpers::{bpf_redirect, bpf_skb_change_tail, bpf_xdp_adjust_head, bpf_xdp_adjust_tail},
+    macros::{classifier, xdp},
+    programs::{TcContext, XdpContext},
+};
+
+use crate::bytes::{load, masked, opaque, store};
+
+/// Answers of each reply; set by the loader, at most [`MAX_ANSWERS`].
+#[unsafe(no_mangle)]
+static ANSWERS: u32 = 8;
+
+/// Not decided here: the packet goes on to the stack.
+const TC_ACT_UNSPEC: i32 = -1;
+/// As many as find room before a packet at XDP.
+const MAX_ANSWERS: usize = 13;
+/// Bytes of one A record whose name is a pointer to the question's.
+const ANSWER_LEN: usize = 16;
+/// Bytes of Ethernet, IPv4 and UDP headers and the DNS header.
+const HEAD_LEN: usize = 14 + 20 + 8 + 12;
+/// Most bytes of a query: its frame with a name of 255 bytes.
+const MAX_QUERY_LEN: usize = HEAD_LEN + 255 + 4;
+
+/// Lets every packet go up the stack: for the client's end of a veth pair,
+/// where native `XDP_TX` needs NAPI on the peer.
+#[xdp]
+pub fn pass(_context: XdpContext) -> u32 {
+    xdp_action::XDP_PASS
+}
+
+/// The bare reflector at XDP.
+#[xdp]
+pub fn reflector_xdp(context: XdpContext) -> u32 {
+    match reflector::reflect(context.data(), context.data_end()) {
+        Some(()) => xdp_action::XDP_TX,
+        None => xdp_action::XDP_PASS,
+    }
+}
+
+/// The bare reflector at tc.
+#[classifier]
+pub fn reflector_tc(context: TcContext) -> i32 {
+    match reflector::reflect(context.data(), context.data_end()) {
+        Some(()) => redirect(&context),
+        None => TC_ACT_UNSPEC,
+    }
+}
+
+/// The constant reflector at XDP in the driver.
+#[xdp]
+pub fn constant_xdp(context: XdpContext) -> u32 {
+    at_xdp(&context, true)
+}
+
+/// The constant reflector at XDP in generic mode.
+#[xdp]
+pub fn constant_xdp_generic(context: XdpContext) -> u32 {
+    at_xdp(&context, false)
+}
+
+/// The constant reflector at tc.
+#[classifier]
+pub fn constant_tc(context: TcContext) -> i32 {
+    let skb = context.skb.skb;
+    let length = context.len() as usize;
+    let longer = length + ANSWER_LEN * answers();
+    // SAFETY: the context is the kernel's own.
+    let grown = || unsafe { bpf_skb_change_tail(skb, longer as u32, 0) == 0 };
+    let answered = reflector::reflect(context.data(), context.data_end()).is_some()
+        && grown()
+        && append(context.data(), context.data_end(), length).is_some();
+    if answered { redirect(&context) } else { TC_ACT_UNSPEC }
+}
+
+/// Sends the packet out where it came in.
+#[inline(always)]
+fn redirect(context: &TcContext) -> i32 {
+    // SAFETY: the context is the kernel's own; the helper has no precondition.
+    unsafe { bpf_redirect((*context.skb.skb).ifindex, 0) as i32 }
+}
+
+/// Answers at XDP, with room made before the packet or behind it.
+#[inline(always)]
+fn at_xdp(context: &XdpContext, before: bool) -> u32 {
+    let length = opaque(context.data_end() - context.data());
+    if reflector::reflect(context.data(), context.data_end()).is_none() {
+        return xdp_action::XDP_PASS;
+    }
+    let more = (ANSWER_LEN * answers()) as i32;
+    // SAFETY: the context is the kernel's own.
+    let grown = unsafe {
+        if before { bpf_xdp_adjust_head(context.ctx, -more) } else { bpf_xdp_adjust_tail(context.ctx, more) }
+    } == 0;
+    // The addresses that the context gives after a helper are new ones to the verifier.
+    // SAFETY: the context is the kernel's own.
+    let data = unsafe { (&raw const (*context.ctx).data).read_volatile() as usize };
+    let end = unsafe { (&raw const (*context.ctx).data_end).read_volatile() as usize };
+    let moved = !before || grown && move_forward(data, end, more as usize, length).is_some();
+    if grown && moved && append(data, end, length).is_some() {
+        xdp_action::XDP_TX
+    } else {
+        xdp_action::XDP_DROP
+    }
+}
+
+/// How many answers to append.
+#[inline(always)]
+fn answers() -> usize {
+    // SAFETY: the loader has set it; nobody writes it while programs run.
+    let answers = unsafe { (&raw const ANSWERS).read_volatile() } as usize;
+    masked(answers, 0xf).min(MAX_ANSWERS)
+}
+
+/// Moves a frame of `length` bytes from `by` behind `data` to `data`, in words; the last
+/// one ends where the frame does.
+#[inline(always)]
+fn move_forward(data: usize, end: usize, by: usize, length: usize) -> Option<()> {
+    let source = data + masked(by, 0xff);
+    let mut word = 0;
+    while word < MAX_QUERY_LEN / 8 {
+        let (from, to) = (source + word * 8, data + word * 8);
+        if word >= length / 8 || from + 8 > end || to + 8 > end {
+            break;
+        }
+        // SAFETY: both were compared with the packet's end.
+        unsafe { store::<u64>(to, load::<u64>(from)) };
+        word = opaque(word + 1);
+    }
+    let last = masked(length - 8, 0x1ff);
+    let (from, to) = (source + last, data + last);
+    if from + 8 > end || to + 8 > end {
+        return None;
+    }
+    // SAFETY: as above.
+    unsafe { store::<u64>(to, load::<u64>(from)) };
+    Some(())
+}
+
+/// Appends the answers to a frame of `length` bytes and tells its headers.
+#[inline(always)]
+fn append(data: usize, end: usize, length: usize) -> Option<()> {
+    let answers = answers();
+    if data + HEAD_LEN > end {
+        return None;
+    }
+    // SAFETY: just compared with the packet's end.
+    unsafe {
+        let old = load::<u16>(data + 16);
+        let new = u16::from_be(old).wrapping_add((answers * ANSWER_LEN) as u16).to_be();
+        store(data + 16, new);
+        // The change of one word of the header (RFC 1624, equation 3).
+        let sum = u32::from(!load::<u16>(data + 24)) + u32::from(!old) + u32::from(new);
+        let sum = (sum & 0xffff) + (sum >> 16);
+        store(data + 24, !((sum & 0xffff) + (sum >> 16)) as u16);
+        let udp = u16::from_be(load::<u16>(data + 38)).wrapping_add((answers * ANSWER_LEN) as u16);
+        store(data + 38, udp.to_be());
+        store(data + 48, (answers as u16).to_be());
+    }
+    let first = data + masked(length, 0x1ff);
+    let mut answer = 0;
+    while answer < MAX_ANSWERS {
+        let at = first + answer * ANSWER_LEN;
+        if answer == answers {
+            break;
+        }
+        if at + ANSWER_LEN > end {
+            return None;
+        }
+        // SAFETY: just compared with the packet's end.
+        unsafe {
+            // Pointer to the question's name, A, IN; TTL 0; four bytes, 10.0.0.1.
+            store(at, u64::from_ne_bytes([0xc0, 12, 0, 1, 0, 1, 0, 0]));
+            store(at + 8, u64::from_ne_bytes([0, 0, 0, 4, 10, 0, 0, 1]));
+        }
+        answer = opaque(answer + 1);
+    }
+    Some(())
+}
+
+/// Nothing here can panic; the compiler wants a handler all the same.
+#[panic_handler]
+fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}

@@ -1,0 +1,38 @@
+//! Lengths of headers and records, and the numbers in them.
+
+use dns_common::name::MAX_NAME_LEN;
+
+/// Bytes of an Ethernet header.
+pub const ETHERNET_LEN: usize = 14;
+/// Bytes of one 802.1Q tag.
+pub const VLAN_TAG_LEN: usize = 4;
+/// Bytes of an IPv4 header without options.
+pub const IPV4_LEN: usize = 20;
+/// Bytes of an IPv6 header.
+pub const IPV6_LEN: usize = 40;
+/// Protocol number of UDP.
+pub const UDP: u8 = 17;
+/// Bytes of a UDP header.
+pub const UDP_LEN: usize = 8;
+/// Offset of the checksum in it.
+pub const UDP_SUM: usize = 6;
+
+/// Bytes of a DNS header.
+pub const HEADER_LEN: usize = 12;
+/// Bytes of QTYPE and QCLASS.
+pub const TYPE_CLASS_LEN: usize = 4;
+/// Longest question.
+pub const MAX_QUESTION_LEN: usize = MAX_NAME_LEN + TYPE_CLASS_LEN;
+/// Bytes of an OPT record without options (RFC 6891, section 6.1.2).
+pub const OPT_LEN: usize = 11;
+/// Longest query that is looked at; only a great many EDNS options make a
+/// longer one.
+pub const MAX_QUERY_LEN: usize = 1500;
+
+/// Bytes of an A record whose owner is a pointer to the question's name.
+pub const A_LEN: usize = 16;
+/// Bytes of an AAAA record of the same kind.
+pub const AAAA_LEN: usize = 28;
+/// Longest message that is given here, in bytes. A client that takes more, and
+/// a name that has more, meet in userspace.
+pub const MAX_REPLY_LEN: usize = 4096;

@@ -1,0 +1,230 @@
+//! Is this message a plain query, and for which name?
+//!
+//! The question's name is not walked label by label: the words that are hashed
+//! here are later compared with the whole name of a published entry, and a
+//! name that equals a valid one is valid. Where the name ends follows from the
+//! length of the message; only an OPT with options makes looking for its end
+//! necessary. A wrong guess (something trails the message) ends in a name that
+//! is not published.
+
+use dns_common::{
+    counters::{Outcome, QueryKind},
+    name::{MAX_NAME_LEN, MAX_NAME_WORDS, NameHasher, first_zero, lower8, zero_byte},
+};
+
+use crate::{
+    bytes::{Zero, load, masked, opaque},
+    checksum::Sum,
+    frame::Frame,
+    headers::{HEADER_LEN, MAX_QUERY_LEN, OPT_LEN, TYPE_CLASS_LEN},
+    hook::Hook,
+    question::{Question, Words},
+};
+
+/// Flags that a plain query may have in the third byte: RD.
+const PLAIN_THIRD: u64 = 0x01;
+/// Flags that a plain query may have in the fourth byte: AD, CD.
+const PLAIN_FOURTH: u64 = 0x30;
+
+/// Reads everything but the name.
+#[inline(always)]
+pub fn parse<H: Hook>(hook: &H, zero: Zero, frame: &Frame) -> Result<Question, Outcome> {
+    let (data, end) = (hook.data(), hook.data_end());
+    let message = data + frame.message;
+    if message + HEADER_LEN > end || frame.message_len < HEADER_LEN {
+        return Err(Outcome::BadLength);
+    }
+    // SAFETY: the header was just compared with the end.
+    let (header, counts): (u64, u32) = unsafe { (load(message), load(message + 8)) };
+    if header & 0x80 << 16 != 0 {
+        return Err(Outcome::Response);
+    }
+    // Opcode, AA, TC; RA, Z, RCODE: all zero. One question, no answer, no authority.
+    let additional = counts == u32::from_ne_bytes([0, 0, 0, 1]);
+    if header & ((!PLAIN_THIRD & 0xff) << 16 | (!PLAIN_FOURTH & 0xff) << 24) != 0
+        || (header >> 32) as u32 != u32::from_ne_bytes([0, 1, 0, 0])
+        || (counts != 0 && !additional)
+        || frame.message_len > MAX_QUERY_LEN
+    {
+        return Err(Outcome::NotPlain);
+    }
+    if message + masked(frame.message_len, 0x7ff) > end {
+        return Err(Outcome::BadLength);
+    }
+
+    let (name_len, opt) = if additional {
+        with_opt(message, end, frame.message_len)?
+    } else {
+        (frame.message_len.wrapping_sub(HEADER_LEN + TYPE_CLASS_LEN), 0)
+    };
+    if name_len.wrapping_sub(1) >= MAX_NAME_LEN {
+        return Err(Outcome::BadName);
+    }
+    let name_len = zero.launder(name_len, 0xff);
+    let opt = zero.launder(opt as usize, usize::MAX) as u64;
+
+    let after_name = message + opaque(HEADER_LEN + name_len);
+    if after_name + TYPE_CLASS_LEN > end {
+        return Err(Outcome::BadLength);
+    }
+    // SAFETY: just compared with the end.
+    let kind = kind(unsafe { load(after_name) })?;
+    let size = u16::from_be((opt >> 24) as u16) as usize;
+    let limit = if size > 512 { size } else { 512 };
+    Ok(Question { header, name_len, kind: kind as usize, opt, limit }.launder(zero))
+}
+
+/// The list that answers QTYPE and QCLASS, given as they lie in memory.
+#[inline(always)]
+fn kind(type_class: u32) -> Result<QueryKind, Outcome> {
+    if type_class >> 16 != u16::from_ne_bytes([0, 1]) as u32 {
+        return Err(Outcome::BadType);
+    }
+    match u16::from_be(type_class as u16) {
+        1 => Ok(QueryKind::A),
+        28 => Ok(QueryKind::Aaaa),
+        // OPT is no type to ask for; DS belongs to the parent's servers; 128 to
+        // 255 are question and meta types (RFC 6895, section 3.1), ANY among them.
+        41 | 43 | 128..=255 => Err(Outcome::BadType),
+        _ => Ok(QueryKind::Other),
+    }
+}
+
+/// Length of the name, and the start of the OPT, of a query with one record in
+/// its additional section.
+#[inline(always)]
+fn with_opt(message: usize, end: usize, message_len: usize) -> Result<(usize, u64), Outcome> {
+    const FIXED: usize = HEADER_LEN + TYPE_CLASS_LEN + OPT_LEN;
+    if message_len <= FIXED {
+        return Err(Outcome::BadEdns);
+    }
+    // Without options, as most are, the OPT is the last eleven bytes.
+    let at = message + masked(message_len - OPT_LEN, 0x7ff);
+    if at + OPT_LEN > end {
+        return Err(Outcome::BadLength);
+    }
+    // SAFETY: just compared with the end.
+    if let Some((opt, 0)) = unsafe { opt(at) } {
+        return Ok((message_len - FIXED, opt));
+    }
+
+    let name_len = scan(message, end)?;
+    let at = message + opaque(HEADER_LEN + name_len + TYPE_CLASS_LEN);
+    if at + OPT_LEN > end {
+        return Err(Outcome::BadEdns);
+    }
+    // SAFETY: just compared with the end.
+    match unsafe { opt(at) } {
+        Some((opt, options_len)) if FIXED + name_len + options_len == message_len => {
+            one_option(at + OPT_LEN, end, options_len)?;
+            Ok((name_len, opt))
+        }
+        _ => Err(Outcome::BadEdns),
+    }
+}
+
+/// Whether there is exactly one option at `at`, whole, and none that asks for
+/// something: a malformed one is FORMERR, and NSID (3, RFC 5001) has an answer.
+/// Both are given by userspace.
+#[inline(always)]
+fn one_option(at: usize, end: usize, options_len: usize) -> Result<(), Outcome> {
+    const NSID: u16 = u16::from_ne_bytes([0, 3]);
+    if at + 4 > end {
+        return Err(Outcome::BadEdns);
+    }
+    // SAFETY: just compared with the end.
+    let (code, len): (u16, u16) = unsafe { (load(at), load(at + 2)) };
+    if code == NSID || u16::from_be(len) as usize + 4 != options_len {
+        return Err(Outcome::BadEdns);
+    }
+    Ok(())
+}
+
+/// Start of the OPT at `at` with its flags cleared, and the length of its
+/// options; none if it is no OPT of version 0.
+///
+/// # Safety
+/// [`OPT_LEN`] bytes at `at` can be read.
+#[inline(always)]
+unsafe fn opt(at: usize) -> Option<(u64, usize)> {
+    // Root label, type 41; size; extended RCODE and version.
+    const SAME: u64 = u64::from_ne_bytes([0xff, 0xff, 0xff, 0, 0, 0xff, 0xff, 0]);
+    const OPT: u64 = u64::from_ne_bytes([0, 0, 41, 0, 0, 0, 0, 0]);
+    const KEPT: u64 = u64::from_ne_bytes([0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0]);
+    // SAFETY: the caller's promise.
+    let (start, options_len): (u64, u16) = unsafe { (load(at), load(at + 9)) };
+    (start & SAME == OPT).then(|| (start & KEPT, u16::from_be(options_len) as usize))
+}
+
+/// Length of the name, found by its first zero byte.
+#[inline(always)]
+fn scan(message: usize, end: usize) -> Result<usize, Outcome> {
+    let mut word = 0;
+    while word < MAX_NAME_WORDS {
+        let at = message + HEADER_LEN + word * 8;
+        if at + 8 > end {
+            return Err(Outcome::BadEdns);
+        }
+        // SAFETY: just compared with the end.
+        let zeros = zero_byte(unsafe { load(at) });
+        if zeros != 0 {
+            return Ok((opaque(word * 8) & 0xff) + first_zero(zeros) + 1);
+        }
+        word = opaque(word + 1);
+    }
+    Err(Outcome::BadName)
+}
+
+/// Reads the name: keeps its lower-cased words, and returns their hash and, where
+/// [`Hook::HAS_SKB`], the sum of the name as it was sent.
+#[inline(always)]
+pub fn read_name<H: Hook>(
+    hook: &H,
+    frame: &Frame,
+    name_len: usize,
+    seed: u64,
+    words: &mut Words,
+) -> Result<(u64, Sum), Outcome> {
+    let (data, end) = (hook.data(), hook.data_end());
+    let mut sum = Sum::new();
+    let name = data + frame.message + HEADER_LEN;
+    let full = name_len >> 3;
+    let rest = name_len & 7;
+    let mut hasher = NameHasher::new(seed);
+    let mut index = 0;
+    while index < MAX_NAME_WORDS - 1 {
+        if index == full {
+            break;
+        }
+        let at = name + index * 8;
+        if at + 8 > end {
+            return Err(Outcome::BadLength);
+        }
+        // SAFETY: just compared with the end.
+        let sent = unsafe { load(at) };
+        if H::HAS_SKB {
+            sum.add(sent);
+        }
+        let word = lower8(sent);
+        words[index & (MAX_NAME_WORDS - 1)] = word;
+        hasher.write(word);
+        index = opaque(index + 1);
+    }
+    if rest != 0 {
+        // The last bytes of the name, as the upper end of eight: twelve bytes
+        // of header lie before it, so they are there.
+        let at = data + frame.message + opaque(HEADER_LEN - 8 + name_len);
+        if at + 8 > end {
+            return Err(Outcome::BadLength);
+        }
+        // SAFETY: just compared with the end.
+        let sent = unsafe { load::<u64>(at) } >> (64 - 8 * rest as u64);
+        if H::HAS_SKB {
+            sum.add(sent);
+        }
+        let word = lower8(sent);
+        words[index & (MAX_NAME_WORDS - 1)] = word;
+        hasher.write(word);
+    }
+    Ok((hasher.finish(), sum))
+}

@@ -1,0 +1,228 @@
+//! One question to whichever agent answers.
+
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use hyper::{HeaderMap, StatusCode};
+use tokio::time::Instant;
+
+use crate::{
+    connections::{Answer, ConnectionError, Connections},
+    pace::{Gate, Rate},
+    token::Token,
+};
+use dns_consul::http_api::{ApiAddress, HttpApi};
+
+/// How long an answer that need not wait may take to begin.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AgentError {
+    /// Nobody could be reached, or the connection broke.
+    #[error("{address}: {problem}")]
+    Connection {
+        /// Who was asked.
+        address: ApiAddress,
+        /// What happened.
+        problem: ConnectionError,
+    },
+    /// Too many questions.
+    #[error("{address}: too many requests (429)")]
+    TooMany {
+        /// Who was asked.
+        address: ApiAddress,
+    },
+    /// The token may not ask this.
+    #[error("{address}: permission denied (403): the token may not read this")]
+    Forbidden {
+        /// Who was asked.
+        address: ApiAddress,
+    },
+    /// There is no such thing.
+    #[error("{address}: not found (404)")]
+    NotFound {
+        /// Who was asked.
+        address: ApiAddress,
+    },
+    /// Any other status but 200.
+    #[error("{address}: status {status}: {text}")]
+    Status {
+        /// Who was asked.
+        address: ApiAddress,
+        /// The status.
+        status: StatusCode,
+        /// How the body begins.
+        text: String,
+    },
+}
+
+/// An answer of Consul's.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    /// The index to wait behind.
+    pub(crate) index: Option<u64>,
+    /// JSON.
+    pub(crate) body: Bytes,
+}
+
+/// Consul's agents.
+#[derive(Debug)]
+pub(crate) struct Agent {
+    /// Where they are.
+    addresses: Vec<ApiAddress>,
+    /// Which one is asked.
+    current: AtomicUsize,
+    /// Connections to it.
+    connections: Connections,
+    /// The token.
+    token: Token,
+    /// How often is asked.
+    rate: Rate,
+    /// Whether there is anybody to ask.
+    gate: Gate,
+    /// When somebody who is in touch with a leader answered last.
+    contact: Mutex<Option<Instant>>,
+    /// Why the last question failed; gone once one succeeds.
+    problem: Mutex<Option<String>>,
+    /// Questions so far.
+    requests: AtomicU64,
+    /// Those without an answer.
+    failures: AtomicU64,
+}
+
+impl Agent {
+    /// The agents of these settings, asked with this token.
+    pub(crate) fn new(api: &HttpApi, token: Token) -> Self {
+        Self {
+            addresses: api.addresses.clone(),
+            current: AtomicUsize::new(0),
+            connections: Connections::new(api),
+            token,
+            rate: Rate::new(api.rate),
+            gate: Gate::default(),
+            contact: Mutex::default(),
+            problem: Mutex::default(),
+            requests: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+        }
+    }
+
+    /// Asks. `wait`: how long the agent may take before it answers. Waits for its turn
+    /// first, and while nobody answers, for that to change.
+    pub(crate) async fn get(&self, path: &str, wait: Option<Duration>) -> Result<Reply, AgentError> {
+        let pass = loop {
+            let pass = self.gate.pass().await;
+            // In this order: whoever waited for an agent to come back then waits for its turn.
+            self.rate.turn().await;
+            if pass.is_trial() || !self.gate.is_closed() {
+                break pass;
+            }
+        };
+        let at = self.current.load(Ordering::Relaxed);
+        let address = &self.addresses[at % self.addresses.len()];
+        let token = self.token.now().await;
+        // The agent adds up to a sixteenth of the wait.
+        let patience = wait.map_or(Duration::ZERO, |wait| wait + wait / 16) + PATIENCE;
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        let answer = self.connections.get(address, path, token.as_deref(), patience).await;
+        let result = match answer {
+            Ok(answer) => self.judge(address, answer),
+            Err(problem) => Err(AgentError::Connection { address: address.clone(), problem }),
+        };
+        match &result {
+            Ok(_) | Err(AgentError::NotFound { .. } | AgentError::Forbidden { .. }) => pass.succeeded(),
+            Err(AgentError::TooMany { .. }) => pass.told_to_wait(Duration::from_secs(2)),
+            Err(AgentError::Connection { problem, .. }) => {
+                let last = (at + 1).is_multiple_of(self.addresses.len());
+                // Whoever failed first moves on for all.
+                let _ = self.current.compare_exchange(at, at + 1, Ordering::Relaxed, Ordering::Relaxed);
+                pass.failed(last && problem.is_unreachable());
+            }
+            Err(AgentError::Status { .. }) => pass.failed(false),
+        }
+        match &result {
+            Ok(_) => *lock(&self.problem) = None,
+            Err(error) => {
+                self.failures.fetch_add(1, Ordering::Relaxed);
+                *lock(&self.problem) = Some(error.to_string());
+            }
+        }
+        result
+    }
+
+    /// What an answer says.
+    fn judge(&self, address: &ApiAddress, answer: Answer) -> Result<Reply, AgentError> {
+        let address = || address.clone();
+        let Answer { status, headers, body } = answer;
+        match status {
+            StatusCode::OK => {
+                let leads = headers.get("x-consul-knownleader").is_none_or(|value| value != "false");
+                if leads {
+                    let ago = number(&headers, "x-consul-lastcontact").unwrap_or(0);
+                    let now = Instant::now();
+                    *lock(&self.contact) = now.checked_sub(Duration::from_millis(ago)).or(Some(now));
+                }
+                Ok(Reply { index: number(&headers, "x-consul-index"), body })
+            }
+            StatusCode::TOO_MANY_REQUESTS => Err(AgentError::TooMany { address: address() }),
+            StatusCode::FORBIDDEN => Err(AgentError::Forbidden { address: address() }),
+            StatusCode::NOT_FOUND => Err(AgentError::NotFound { address: address() }),
+            status => {
+                let text: String = String::from_utf8_lossy(&body).trim().chars().take(200).collect();
+                Err(AgentError::Status { address: address(), status, text })
+            }
+        }
+    }
+
+    /// Who is asked now.
+    pub(crate) fn address(&self) -> &ApiAddress {
+        &self.addresses[self.current.load(Ordering::Relaxed) % self.addresses.len()]
+    }
+
+    /// How often another agent was turned to.
+    pub(crate) fn turns(&self) -> usize {
+        self.current.load(Ordering::Relaxed)
+    }
+
+    /// The connections.
+    pub(crate) fn connections(&self) -> &Connections {
+        &self.connections
+    }
+
+    /// When somebody who is in touch with a leader answered last.
+    pub(crate) fn contact(&self) -> Option<Instant> {
+        *lock(&self.contact)
+    }
+
+    /// Why the last question failed.
+    pub(crate) fn problem(&self) -> Option<String> {
+        lock(&self.problem).clone()
+    }
+
+    /// Whether nobody answers.
+    pub(crate) fn is_away(&self) -> bool {
+        self.gate.is_closed()
+    }
+
+    /// Questions so far, and how many of them failed.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        (self.requests.load(Ordering::Relaxed), self.failures.load(Ordering::Relaxed))
+    }
+}
+
+/// A number in a header; `None`: it is missing or none.
+fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
+    headers.get(name)?.to_str().ok()?.trim().parse().ok()
+}
+
+/// Locks; nobody panics while holding one of these.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

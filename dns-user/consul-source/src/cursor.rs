@@ -1,0 +1,78 @@
+//! The index of a blocking query, and whether an answer is news.
+
+use std::hash::{BuildHasher as _, Hasher as _};
+
+use foldhash::quality::FixedState;
+
+/// Where one topic stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Cursor {
+    /// The index to wait behind; 0: the next question does not wait.
+    index: u64,
+    /// Hash of what was told last.
+    told: Option<u64>,
+}
+
+/// What an answer is worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Worth {
+    /// It says something else than the one before.
+    News,
+    /// It says the same: the wait was over, or something else has changed.
+    Known,
+}
+
+impl Cursor {
+    /// The index to wait behind; `None`: ask without waiting.
+    pub(crate) fn index(&self) -> Option<u64> {
+        (self.index > 0).then_some(self.index)
+    }
+
+    /// Takes in an answer and its index (`None`: it had none, or none that can be read).
+    ///
+    /// An index that is smaller than the one before is of another history (servers were
+    /// restored from a snapshot): the next question begins anew, without one. A 0 cannot
+    /// be waited behind.
+    pub(crate) fn advance(&mut self, index: Option<u64>, body: &[u8]) -> Worth {
+        let index = index.unwrap_or(0);
+        self.index = if index < self.index { 0 } else { index };
+        let mut hasher = FixedState::default().build_hasher();
+        hasher.write(body);
+        let told = Some(hasher.finish());
+        if told == self.told {
+            return Worth::Known;
+        }
+        self.told = told;
+        Worth::News
+    }
+
+    /// Begins anew: the next question does not wait.
+    pub(crate) fn reset(&mut self) {
+        self.index = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_index_follows_the_rules() {
+        let mut cursor = Cursor::default();
+        assert_eq!(cursor.index(), None);
+        assert_eq!(cursor.advance(Some(7), b"a"), Worth::News);
+        assert_eq!(cursor.index(), Some(7));
+        // It returned, but nothing changed.
+        assert_eq!(cursor.advance(Some(9), b"a"), Worth::Known);
+        assert_eq!(cursor.index(), Some(9));
+        // It fell: from the start again, and what came counts.
+        assert_eq!(cursor.advance(Some(3), b"b"), Worth::News);
+        assert_eq!(cursor.index(), None);
+        assert_eq!(cursor.advance(Some(3), b"b"), Worth::Known);
+        assert_eq!(cursor.index(), Some(3));
+        for none in [None, Some(0)] {
+            assert_eq!(cursor.advance(none, b"c").eq(&Worth::News), none.is_none());
+            assert_eq!(cursor.index(), None);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! TLS to an agent, made from files that may change.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::SystemTime,
+};
+
+use hyper_rustls::ConfigBuilderExt as _;
+use rustls::{ClientConfig, RootCertStore};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
+
+use dns_consul::http_api::{ApiAddress, HttpApi};
+
+/// Why TLS cannot be spoken.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TlsError {
+    /// A file cannot be used.
+    #[error("{}: {problem}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The files do not go together, or none of the system's authorities can be read.
+    #[error("{0}")]
+    Unusable(String),
+    /// The certificate would have to be issued to what is no name.
+    #[error("{0:?} is no name that a certificate could hold")]
+    Name(String),
+}
+
+/// Makes connections' settings; those in use stay while the files do.
+#[derive(Debug)]
+pub(crate) struct Tls {
+    /// Which files.
+    api: HttpApi,
+    /// What was made of them last, and of which.
+    made: Mutex<Option<(Stamps, Arc<ClientConfig>)>>,
+}
+
+/// When files were written last; `None`: they cannot be looked at.
+type Stamps = Vec<Option<SystemTime>>;
+
+impl Tls {
+    /// From the files of these settings, which are read with the first connection.
+    pub(crate) fn new(api: &HttpApi) -> Self {
+        Self { api: api.clone(), made: Mutex::new(None) }
+    }
+
+    /// The settings of now. Reads small files.
+    pub(crate) fn config(&self) -> Result<Arc<ClientConfig>, TlsError> {
+        let stamps = self.stamps();
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*made {
+            Some((of, config)) if *of == stamps => Ok(config.clone()),
+            _ => {
+                let config = Arc::new(self.load()?);
+                *made = Some((stamps, config.clone()));
+                Ok(config)
+            }
+        }
+    }
+
+    /// The name that the certificate of this agent has to hold.
+    pub(crate) fn server_name(&self, address: &ApiAddress) -> Result<ServerName<'static>, TlsError> {
+        let name = self.api.tls_server_name.as_ref().unwrap_or(&address.host);
+        ServerName::try_from(name.clone()).map_err(|_| TlsError::Name(name.clone()))
+    }
+
+    /// The files as they are now.
+    fn stamps(&self) -> Stamps {
+        let HttpApi { ca_file, identity, .. } = &self.api;
+        let (certificate, key) = identity.as_ref().map(|(certificate, key)| (certificate, key)).unzip();
+        let files = [ca_file.as_ref(), certificate, key].into_iter().flatten();
+        files.map(|path| fs::metadata(path).and_then(|about| about.modified()).ok()).collect()
+    }
+
+    /// Reads the files.
+    fn load(&self) -> Result<ClientConfig, TlsError> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let unusable = |error: rustls::Error| TlsError::Unusable(error.to_string());
+        let builder = ClientConfig::builder_with_provider(provider);
+        let builder = builder.with_safe_default_protocol_versions().map_err(unusable)?;
+        let builder = match &self.api.ca_file {
+            Some(path) => {
+                let mut roots = RootCertStore::empty();
+                for authority in certificates(path)? {
+                    roots.add(authority).map_err(|error| file(path, error))?;
+                }
+                builder.with_root_certificates(roots)
+            }
+            None => builder.with_native_roots().map_err(|error| TlsError::Unusable(error.to_string()))?,
+        };
+        let mut config = match &self.api.identity {
+            Some((certificate, key)) => {
+                let key = PrivateKeyDer::from_pem_file(key).map_err(|error| file(key, error))?;
+                builder.with_client_auth_cert(certificates(certificate)?, key).map_err(unusable)?
+            }
+            None => builder.with_no_client_auth(),
+        };
+        // Many blocking queries share one connection by HTTP/2.
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(config)
+    }
+}
+
+/// The certificates in a file, one at least.
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    match read {
+        Ok(certificates) if certificates.is_empty() => Err(file(path, "holds no certificate in PEM form")),
+        Ok(certificates) => Ok(certificates),
+        Err(error) => Err(file(path, error)),
+    }
+}
+
+/// A file that cannot be used.
+fn file(path: &Path, problem: impl ToString) -> TlsError {
+    TlsError::File { path: path.to_owned(), problem: problem.to_string() }
+}

@@ -1,0 +1,94 @@
+//! The token: a file whose content may be exchanged at any time.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use tokio::{sync::Mutex, time::Instant};
+
+/// How long a token that was read is used before the file is looked at again.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// The token for requests, as its file holds it.
+#[derive(Debug)]
+pub(crate) struct Token {
+    /// The file; `None`: requests go without a token.
+    path: Option<PathBuf>,
+    /// What was read last.
+    last: Mutex<Last>,
+}
+
+/// See [`Token::last`].
+#[derive(Debug, Default)]
+struct Last {
+    /// The token; one that was good stays while the file cannot be read.
+    token: Option<String>,
+    /// When the file was looked at.
+    at: Option<Instant>,
+    /// Whether the last look failed, which is told once.
+    failed: bool,
+}
+
+impl Token {
+    /// The token in this file.
+    pub(crate) fn new(path: Option<PathBuf>) -> Self {
+        Self { path, last: Mutex::default() }
+    }
+
+    /// The token of now; `None`: there is none.
+    pub(crate) async fn now(&self) -> Option<String> {
+        let path = self.path.as_deref()?;
+        let mut last = self.last.lock().await;
+        if last.at.is_none_or(|at| at.elapsed() >= FRESH) {
+            last.at = Some(Instant::now());
+            last.read(path).await;
+        }
+        last.token.clone()
+    }
+}
+
+impl Last {
+    /// Reads the file.
+    async fn read(&mut self, path: &Path) {
+        let problem = match tokio::fs::read_to_string(path).await {
+            // Anything else cannot stand in a header.
+            Ok(text)
+                if text.trim().bytes().all(|byte| byte.is_ascii_graphic()) && !text.trim().is_empty() =>
+            {
+                if self.failed {
+                    tracing::info!("consul.token_file: {}: can be read again", path.display());
+                }
+                self.failed = false;
+                self.token = Some(text.trim().to_owned());
+                return;
+            }
+            Ok(_) => "holds no token: one line of printable ASCII is needed".to_owned(),
+            Err(error) => format!("cannot be read: {error}"),
+        };
+        if !self.failed {
+            let stays = if self.token.is_some() { "the last token stays" } else { "requests go without" };
+            tracing::warn!("consul.token_file: {}: {problem}; {stays}", path.display());
+        }
+        self.failed = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_token_is_exchanged_and_the_last_good_one_stays() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("token");
+        let token = Token::new(Some(path.clone()));
+        assert_eq!(token.now().await, None);
+        for (text, expected) in [("first\n", "first"), ("", "first"), ("second", "second")] {
+            std::fs::write(&path, text).expect("written");
+            tokio::time::sleep(FRESH).await;
+            assert_eq!(token.now().await.as_deref(), Some(expected));
+        }
+        assert_eq!(Token::new(None).now().await, None);
+    }
+}

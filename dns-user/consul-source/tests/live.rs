@@ -1,0 +1,342 @@
+//! The live source against a strict double of Consul's HTTP API: no change is missed,
+//! whatever the agent does, and no client behaves badly.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+#[allow(dead_code, reason = "the other test that uses these modules needs more of them")]
+mod support;
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use dns_consul::{
+    Lack,
+    catalog::registrations::Status as Health,
+    http_api::{ApiAddress, HttpApi},
+};
+use dns_consul_source::{Picture, Settings, Source};
+use rustls_pki_types::{PrivateKeyDer, pem::PemObject as _};
+use support::{
+    double::{Double, Fault, Rules},
+    world::{Instance, World},
+};
+
+/// How long something may take that is sure to come.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_change_is_told() {
+    let double = start(World::generated(20, 5), Rules::default());
+    let source = Source::start(settings(&[double.address], |_| {}));
+    until_same(&source, &double).await;
+    let picture = source.pictures().borrow().clone();
+    assert_eq!((picture.datacenter.as_deref(), picture.node_name.as_str()), (Some("dc1"), "agent"));
+    // Health, an address and a port: the list of services tells none of them.
+    double.change(|world| world.set_status("service-3", 1, "critical"));
+    until_same(&source, &double).await;
+    double.change(|world| world.register("service-3", instance("node-1", "second", "10.9.9.9")));
+    until_same(&source, &double).await;
+    double.change(|world| world.register("new", instance("node-2", "new", "10.9.9.10")));
+    until_same(&source, &double).await;
+    double.change(|world| world.move_node("node-2", "10.8.8.8"));
+    until_same(&source, &double).await;
+    for _ in 0..6 {
+        double.change(|world| world.deregister("service-3"));
+    }
+    until_same(&source, &double).await;
+    assert_eq!(double.tally().violations, [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_change_is_missed_whatever_the_agent_does() {
+    let seed =
+        std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
+    println!("SEED={seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let double = start(World::generated(30, 4), Rules::default());
+    let source = Source::start(settings(&[double.address], |_| {}));
+    for round in 0..12 {
+        let kinds = [Fault::TooMany, Fault::NoLeader, Fault::SlowBody, Fault::CutBody, Fault::Spurious];
+        let faults: Vec<Fault> = (0..random.usize(..6)).map(|_| kinds[random.usize(..kinds.len())]).collect();
+        double.misbehave(faults);
+        for change in 0..random.usize(1..8) {
+            let service = format!("service-{}", random.usize(..32));
+            let number = random.usize(..4);
+            match random.usize(..4) {
+                0 => double.change(|world| world.set_status(&service, number, "warning")),
+                1 => double.change(|world| {
+                    let id = format!("{round}-{change}");
+                    world.register(&service, instance("node-1", &id, "10.9.9.9"));
+                }),
+                2 => double.change(|world| {
+                    if world.services.contains_key(&service) {
+                        world.deregister(&service);
+                    }
+                }),
+                _ => double.change(|world| {
+                    world.move_node(&format!("node-{number}"), &format!("10.7.{round}.{change}"));
+                }),
+            }
+        }
+        if round % 4 == 3 {
+            double.restore();
+        }
+        if random.bool() {
+            tokio::time::sleep(Duration::from_millis(random.u64(..300))).await;
+        }
+    }
+    until_same(&source, &double).await;
+    assert_eq!(double.tally().violations, [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_comes_back_is_not_stormed() {
+    const RATE: usize = 200;
+    let world = World::generated(300, 2);
+    // A bucket of a tenth of a second, and requests that were on their way.
+    let rules = || Rules { rate: RATE + RATE / 5 + 20, ..Rules::default() };
+    let double = start(world.clone(), rules());
+    let address = double.address;
+    let source = Source::start(settings(&[address], |api| api.rate = RATE as u32));
+    until_same(&source, &double).await;
+    assert_eq!(double.tally().violations, [""; 0]);
+    drop(double);
+    until("nobody answers", || source.status().away).await;
+    let before = source.status().requests;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let asked = source.status().requests - before;
+    // Those that were on their way may fail one after the other; then one a second.
+    assert!(asked <= 170, "{asked} requests to an agent that is away");
+    same(&source, &world).unwrap();
+    let double = Double::start(TcpListener::bind(address).unwrap(), world, rules(), None).unwrap();
+    double.change(|world| world.set_status("service-7", 0, "critical"));
+    until_same(&source, &double).await;
+    let tally = double.tally();
+    println!("{} requests, {} in the busiest second", tally.requests, tally.busiest_second);
+    assert_eq!(tally.violations, [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_services_need_few_connections() {
+    let before = resident();
+    let double = start(World::generated(5000, 10), Rules::default());
+    let with_double = resident();
+    let begun = Instant::now();
+    let source = Source::start(settings(&[double.address], |api| api.rate = 4000));
+    until_same(&source, &double).await;
+    let (took, with_source) = (begun.elapsed(), resident());
+    // One that is watched, and one that is not until it is asked for.
+    double.change(|world| world.set_status("service-0", 0, "critical"));
+    double.change(|world| world.set_status("service-4999", 0, "critical"));
+    source.asked("dc1", "service-4999");
+    until_same(&source, &double).await;
+    let (tally, status) = (double.tally(), source.status());
+    println!(
+        "5,000 services, 50,000 instances: told within {took:?}, {} requests, at most {} connections, {} services \
+         watched; memory: {} MiB for the source, {} MiB for the double",
+        tally.requests,
+        tally.most_connections,
+        status.services_watched,
+        (with_source - with_double) >> 20,
+        (with_double - before) >> 20,
+    );
+    assert!(tally.most_connections <= 150, "{}", tally.most_connections);
+    assert_eq!(tally.violations, [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn over_tls_all_services_are_watched_by_few_connections() {
+    let folder = tempfile::tempdir().unwrap();
+    let key = rcgen::generate_simple_self_signed(["consul.example".to_owned()]).unwrap();
+    let (certificate, token) = (folder.path().join("ca.pem"), folder.path().join("token"));
+    fs::write(&certificate, key.cert.pem()).unwrap();
+    fs::write(&token, "first\n").unwrap();
+    let private = PrivateKeyDer::from_pem_slice(key.signing_key.serialize_pem().as_bytes()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut tls = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![key.cert.der().clone()], private)
+        .unwrap();
+    tls.alpn_protocols = vec![b"h2".to_vec()];
+    let rules = Rules { token: Some("first".to_owned()), ..Rules::default() };
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let double = Double::start(listener, World::generated(600, 2), rules, Some(Arc::new(tls))).unwrap();
+    let mut settings = settings(&[double.address], |api| {
+        api.addresses[0].tls = true;
+        api.ca_file = Some(certificate);
+        api.tls_server_name = Some("consul.example".to_owned());
+        api.rate = 2000;
+    });
+    settings.token_file = Some(token.clone());
+    let source = Source::start(settings);
+    until_same(&source, &double).await;
+    until("all are watched", || source.status().services_watched == 600).await;
+    until("all wait", || double.blocking() > 600).await;
+    let most = double.tally().most_connections;
+    println!("600 services watched by {most} connections");
+    assert!(most <= 12, "{most}");
+    // The token is exchanged under way.
+    fs::write(&token, "second\n").unwrap();
+    double.set_token("second");
+    for service in ["service-1", "service-599"] {
+        double.change(|world| world.set_status(service, 0, "critical"));
+    }
+    until_same(&source, &double).await;
+    assert_eq!(double.tally().violations, [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_agent_is_asked_where_the_first_is_away_and_what_was_told_stays_for_a_time() {
+    let refused = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+    let double = start(World::generated(3, 2), Rules::default());
+    let mut settings = settings(&[refused, double.address], |_| {});
+    settings.max_stale = Duration::from_secs(3);
+    let source = Source::start(settings);
+    assert!(
+        source.pictures().borrow().registrations.pending.datacenters.contains("dc1"),
+        "nothing is told yet"
+    );
+    until_same(&source, &double).await;
+    // Servers without a leader answer stale questions, and say how old they are.
+    double.set_leader(false);
+    double.change(|world| world.set_status("service-1", 0, "critical"));
+    until_same(&source, &double).await;
+    // Nobody who is in touch with a leader answers for longer than `max_stale`.
+    until("what was told is too old", || source.status().expired).await;
+    let is_pending = || source.pictures().borrow().registrations.pending.datacenters.contains("dc1");
+    until("it is given up", is_pending).await;
+    double.set_leader(true);
+    double.change(|world| world.set_status("service-1", 0, "passing"));
+    until_same(&source, &double).await;
+    assert_eq!(double.tally().violations, [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_datacenter_is_asked_about_once_somebody_wants_to_know() {
+    let double = start(World::generated(3, 2), Rules::default());
+    let source = Source::start(settings(&[double.address], |_| {}));
+    until_same(&source, &double).await;
+    let pending = |picture: &Picture| picture.registrations.pending.datacenters.contains("dc2");
+    until("dc2 is known by name", || pending(&source.pictures().borrow())).await;
+    source.demand(Lack { datacenter: "dc2".to_owned(), service: Some("web".to_owned()) });
+    // The double knows no way there.
+    let unreachable = || {
+        let pictures = source.pictures();
+        let picture = pictures.borrow();
+        picture.registrations.datacenters.iter().any(|known| known.name == "dc2" && !known.reachable)
+    };
+    until("dc2 is out of reach", unreachable).await;
+    assert!(!pending(&source.pictures().borrow()));
+}
+
+/// A double for this world.
+fn start(world: World, rules: Rules) -> Double {
+    Double::start(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap(), world, rules, None).unwrap()
+}
+
+/// Settings for agents at these addresses, with one change.
+fn settings(addresses: &[SocketAddr], change: impl FnOnce(&mut HttpApi)) -> Settings {
+    let address = |address: &SocketAddr| ApiAddress {
+        tls: false,
+        host: address.ip().to_string(),
+        port: address.port(),
+    };
+    let mut api = HttpApi {
+        addresses: addresses.iter().map(address).collect(),
+        ca_file: None,
+        identity: None,
+        tls_server_name: None,
+        wait: Duration::from_secs(30),
+        rate: 1000,
+        max_connections: 150,
+    };
+    change(&mut api);
+    Settings {
+        api,
+        token_file: None,
+        datacenter: None,
+        allow_stale: true,
+        max_stale: Duration::from_secs(3600),
+    }
+}
+
+/// An instance.
+fn instance(node: &str, id: &str, address: &str) -> Instance {
+    Instance {
+        node: node.to_owned(),
+        id: id.to_owned(),
+        address: address.to_owned(),
+        port: 80,
+        tags: vec!["v1".to_owned()],
+        status: "passing",
+    }
+}
+
+/// Waits until the source tells just what is registered.
+async fn until_same(source: &Source, double: &Double) {
+    let begun = Instant::now();
+    loop {
+        let looked = Instant::now();
+        let pending = source.pictures().borrow().registrations.pending.services.len();
+        let checked = match pending {
+            0 => same(source, &double.world()),
+            // A large world is looked at only when it makes sense.
+            pending => Err(format!("{pending} services pending")),
+        };
+        match checked {
+            Ok(()) => return,
+            Err(differs) if begun.elapsed() > PATIENCE => {
+                panic!("{differs}\n{:?}\n{} faults left", source.status(), double.faults_left())
+            }
+            Err(_) => tokio::time::sleep(Duration::from_millis(20).max(looked.elapsed() * 4)).await,
+        }
+    }
+}
+
+/// Whether the source tells just this; else what differs.
+fn same(source: &Source, world: &World) -> Result<(), String> {
+    let picture = source.pictures().borrow().clone();
+    let registrations = &picture.registrations;
+    if registrations.pending.datacenters.contains("dc1") || !registrations.pending.services.is_empty() {
+        return Err(format!("{} services pending", registrations.pending.services.len()));
+    }
+    let instances = registrations.instances.iter().map(|instance| {
+        let status = match instance.checks.iter().map(|check| check.status).max() {
+            Some(Health::Critical) => "critical",
+            Some(Health::Warning) => "warning",
+            _ => "passing",
+        };
+        let dns_consul::catalog::registrations::Instance { service, node, id, address, port, tags, .. } =
+            &**instance;
+        format!("{service} {node} {id} {address} {port} {tags:?} {status}")
+    });
+    let nodes = registrations.nodes.iter().map(|node| format!("{} {}", node.name, node.address));
+    let told: BTreeSet<String> = instances.chain(nodes).collect();
+    let registered = world.all();
+    match (registered.difference(&told).next(), told.difference(&registered).next()) {
+        (None, None) => Ok(()),
+        (missing, surplus) => Err(format!("missing {missing:?}, surplus {surplus:?}")),
+    }
+}
+
+/// Waits until something holds.
+async fn until(what: &str, holds: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Bytes of memory of this process.
+fn resident() -> usize {
+    let text = fs::read_to_string("/proc/self/statm").unwrap();
+    text.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}

@@ -1,0 +1,469 @@
+//! A strict double of Consul's HTTP API, made from its documentation: it answers blocking
+//! queries by Consul's rules, misbehaves as told, and notes whatever a client does that it
+//! should not.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    io,
+    net::{SocketAddr, TcpListener},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use http_body_util::{BodyExt as _, Full, StreamBody, combinators::BoxBody};
+use hyper::{
+    Request, Response, StatusCode,
+    body::{Bytes, Frame, Incoming},
+    service::service_fn,
+};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::{Value, json};
+use tokio::sync::{oneshot, watch};
+use tokio_rustls::TlsAcceptor;
+
+use super::world::{DATACENTER, World};
+
+/// What is told to go wrong with one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// 429.
+    TooMany,
+    /// 500, as while servers have no leader.
+    NoLeader,
+    /// The body comes in pieces, with pauses.
+    SlowBody,
+    /// The connection ends in the middle of the body.
+    CutBody,
+    /// A blocking query returns at once, though nothing changed.
+    Spurious,
+}
+
+/// What the double insists on.
+#[derive(Clone, Debug)]
+pub(crate) struct Rules {
+    /// The token, if one is needed.
+    pub(crate) token: Option<String>,
+    /// Most connections at a time.
+    pub(crate) connections: usize,
+    /// Most requests within any second.
+    pub(crate) rate: usize,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self { token: None, connections: 200, rate: 100_000 }
+    }
+}
+
+/// What clients did.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tally {
+    /// Requests so far.
+    pub(crate) requests: usize,
+    /// Most connections at a time.
+    pub(crate) most_connections: usize,
+    /// Connections so far.
+    pub(crate) connections: usize,
+    /// Most requests within a second.
+    pub(crate) busiest_second: usize,
+    /// What clients did that they should not.
+    pub(crate) violations: Vec<String>,
+    /// When requests of the last second came.
+    recent: VecDeque<Instant>,
+}
+
+/// The double; ends when it is dropped, with all connections.
+pub(crate) struct Double {
+    /// Where it listens.
+    pub(crate) address: SocketAddr,
+    /// What its tasks share.
+    shared: Arc<Shared>,
+    /// Ends it.
+    stop: Option<oneshot::Sender<()>>,
+    /// Its runtime.
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the tasks share.
+struct Shared {
+    /// What is registered.
+    world: Mutex<World>,
+    /// Rung when that has changed.
+    changed: watch::Sender<u64>,
+    /// What it insists on.
+    rules: Mutex<Rules>,
+    /// What goes wrong next, one with each request.
+    faults: Mutex<VecDeque<Fault>>,
+    /// Whether servers have a leader.
+    has_leader: AtomicBool,
+    /// What clients did.
+    tally: Mutex<Tally>,
+    /// Connections of now.
+    open: AtomicUsize,
+    /// Blocking queries of now, by path.
+    blocking: Mutex<HashSet<String>>,
+    /// The largest index that was given out by path.
+    given: Mutex<HashMap<String, u64>>,
+}
+
+/// The body of a reply.
+type Body = BoxBody<Bytes, io::Error>;
+
+impl Double {
+    /// Answers on this listener for this world.
+    pub(crate) fn start(
+        listener: TcpListener,
+        world: World,
+        rules: Rules,
+        tls: Option<Arc<rustls::ServerConfig>>,
+    ) -> io::Result<Self> {
+        let address = listener.local_addr()?;
+        listener.set_nonblocking(true)?;
+        let shared = Arc::new(Shared {
+            changed: watch::channel(0).0,
+            world: Mutex::new(world),
+            rules: Mutex::new(rules),
+            faults: Mutex::default(),
+            has_leader: AtomicBool::new(true),
+            tally: Mutex::default(),
+            open: AtomicUsize::new(0),
+            blocking: Mutex::default(),
+            given: Mutex::default(),
+        });
+        let (stop, stopped) = oneshot::channel::<()>();
+        let serving = shared.clone();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let thread = thread::spawn(move || {
+            runtime.block_on(async move {
+                let Ok(listener) = tokio::net::TcpListener::from_std(listener) else { return };
+                let accepting = async {
+                    loop {
+                        if let Ok((stream, _)) = listener.accept().await {
+                            tokio::spawn(serving.clone().connection(stream, tls.clone()));
+                        }
+                    }
+                };
+                tokio::select! {
+                    () = accepting => {}
+                    _ = stopped => {}
+                }
+            });
+            // Connections are cut, not waited for.
+            runtime.shutdown_background();
+        });
+        Ok(Self { address, shared, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Changes what is registered; who waits for it is told.
+    pub(crate) fn change(&self, change: impl FnOnce(&mut World)) {
+        change(&mut lock(&self.shared.world));
+        self.shared.changed.send_modify(|count| *count += 1);
+    }
+
+    /// What is registered.
+    pub(crate) fn world(&self) -> World {
+        lock(&self.shared.world).clone()
+    }
+
+    /// Indexes begin anew.
+    pub(crate) fn restore(&self) {
+        lock(&self.shared.given).clear();
+        self.change(World::restore);
+    }
+
+    /// These go wrong next, one with each request.
+    pub(crate) fn misbehave(&self, faults: impl IntoIterator<Item = Fault>) {
+        lock(&self.shared.faults).extend(faults);
+    }
+
+    /// Faults that are still to come.
+    pub(crate) fn faults_left(&self) -> usize {
+        lock(&self.shared.faults).len()
+    }
+
+    /// Whether servers have a leader: without, only stale questions are answered.
+    pub(crate) fn set_leader(&self, has_leader: bool) {
+        self.shared.has_leader.store(has_leader, Ordering::SeqCst);
+    }
+
+    /// Another token is wanted from now on.
+    pub(crate) fn set_token(&self, token: &str) {
+        lock(&self.shared.rules).token = Some(token.to_owned());
+    }
+
+    /// What clients did.
+    pub(crate) fn tally(&self) -> Tally {
+        lock(&self.shared.tally).clone()
+    }
+
+    /// Blocking queries that wait now.
+    pub(crate) fn blocking(&self) -> usize {
+        lock(&self.shared.blocking).len()
+    }
+}
+
+impl Drop for Double {
+    fn drop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            // It may have ended.
+            let _ = stop.send(());
+        }
+        if let Some(thread) = self.thread.take() {
+            // It can only have panicked, which its output shows.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Serves a connection.
+    async fn connection(
+        self: Arc<Self>,
+        stream: tokio::net::TcpStream,
+        tls: Option<Arc<rustls::ServerConfig>>,
+    ) {
+        let open = self.open.fetch_add(1, Ordering::SeqCst) + 1;
+        {
+            let most = lock(&self.rules).connections;
+            let mut tally = lock(&self.tally);
+            tally.connections += 1;
+            tally.most_connections = tally.most_connections.max(open);
+            if open > most {
+                tally.violations.push(format!("{open} connections at a time"));
+            }
+        }
+        let this = self.clone();
+        let service = service_fn(move |request| {
+            let this = this.clone();
+            async move { this.answer(request).await }
+        });
+        // Clients that hang up do not matter.
+        match tls {
+            None => {
+                let served = hyper::server::conn::http1::Builder::new();
+                let _ = served.serve_connection(TokioIo::new(stream), service).await;
+            }
+            Some(tls) => {
+                if let Ok(stream) = TlsAcceptor::from(tls).accept(stream).await {
+                    let is_two = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                    let io = TokioIo::new(stream);
+                    if is_two {
+                        let mut served = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+                        // As Go's server.
+                        served.max_concurrent_streams(250);
+                        let _ = served.serve_connection(io, service).await;
+                    } else {
+                        let served = hyper::server::conn::http1::Builder::new();
+                        let _ = served.serve_connection(io, service).await;
+                    }
+                }
+            }
+        }
+        self.open.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Answers a request.
+    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Result<Response<Body>, io::Error> {
+        self.count();
+        let fault = lock(&self.faults).pop_front();
+        match fault {
+            Some(Fault::TooMany) => {
+                return Ok(plain(StatusCode::TOO_MANY_REQUESTS, "Your IP is issuing too many requests"));
+            }
+            Some(Fault::NoLeader) => {
+                return Ok(plain(StatusCode::INTERNAL_SERVER_ERROR, "No cluster leader"));
+            }
+            _ => {}
+        }
+        let wanted = lock(&self.rules).token.clone();
+        let token = request.headers().get("x-consul-token").and_then(|value| value.to_str().ok());
+        if wanted.is_some() && token != wanted.as_deref() {
+            return Ok(plain(StatusCode::FORBIDDEN, "Permission denied"));
+        }
+        let path = request.uri().path().to_owned();
+        let parameters: HashMap<String, String> = request
+            .uri()
+            .query()
+            .unwrap_or_default()
+            .split('&')
+            .filter(|pair| !pair.is_empty())
+            .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect();
+        let stale = parameters.contains_key("stale");
+        let has_leader = self.has_leader.load(Ordering::SeqCst);
+        let is_local = path == "/v1/agent/self" || path == "/v1/catalog/datacenters";
+        if !has_leader && !stale && !is_local {
+            return Ok(plain(StatusCode::INTERNAL_SERVER_ERROR, "No cluster leader"));
+        }
+        if parameters.get("dc").is_some_and(|datacenter| datacenter != DATACENTER) {
+            return Ok(plain(StatusCode::INTERNAL_SERVER_ERROR, "No path to datacenter"));
+        }
+        let may_wait = !is_local && path != "/v1/query";
+        if may_wait && fault != Some(Fault::Spurious) {
+            self.wait(&path, &parameters).await;
+        }
+        let Some((index, body)) = self.look(&path) else {
+            self.note(format!("asked for {path}"));
+            return Ok(plain(StatusCode::NOT_FOUND, "no such path"));
+        };
+        let mut reply = Response::builder().header("content-type", "application/json");
+        if let Some(index) = index {
+            lock(&self.given).insert(path, index);
+            reply =
+                reply.header("x-consul-index", index).header("x-consul-knownleader", has_leader.to_string());
+            reply = reply.header("x-consul-lastcontact", if has_leader { 0 } else { 60_000 });
+        }
+        let body = body.to_string();
+        let body: Body = match fault {
+            Some(Fault::SlowBody) => pieces(&body, false),
+            Some(Fault::CutBody) => {
+                // The whole length is promised.
+                reply = reply.header("content-length", body.len());
+                pieces(&body, true)
+            }
+            _ => whole(body),
+        };
+        reply.body(body).map_err(io::Error::other)
+    }
+
+    /// Waits as a blocking query does, and notes what is wrong with it.
+    async fn wait(&self, path: &str, parameters: &HashMap<String, String>) {
+        let index = parameters.get("index").and_then(|index| index.parse::<u64>().ok());
+        let Some(index) = index else {
+            if parameters.contains_key("index") {
+                self.note(format!("{path}: an index that is no number"));
+            }
+            return;
+        };
+        let wait = parameters.get("wait").and_then(|wait| wait.strip_suffix("ms")?.parse().ok());
+        let Some(wait) = wait.map(Duration::from_millis) else {
+            return self.note(format!("{path}: an index, but no time to wait"));
+        };
+        if index == 0 || wait > Duration::from_secs(600) {
+            self.note(format!("{path}: index {index}, {wait:?}"));
+        }
+        let given = lock(&self.given).get(path).copied();
+        if given.is_some_and(|given| index > given) {
+            self.note(format!("{path}: index {index} was never given out, but {given:?}"));
+        }
+        if !lock(&self.blocking).insert(path.to_owned()) {
+            self.note(format!("{path}: two blocking queries at a time"));
+        }
+        let _blocking = Blocking { shared: self, path };
+        let mut changed = self.changed.subscribe();
+        let until = tokio::time::Instant::now() + wait + wait.mul_f64(fastrand::f64() / 16.0);
+        let restored_at = *lock(&self.given).get(path).unwrap_or(&0);
+        loop {
+            changed.mark_unchanged();
+            let now = self.look(path).and_then(|(index, _)| index).unwrap_or(0);
+            // Servers that were restored give all blocking queries up.
+            if now > index || now < restored_at || now < index {
+                return;
+            }
+            tokio::select! {
+                _ = changed.changed() => {}
+                () = tokio::time::sleep_until(until) => return,
+            }
+        }
+    }
+
+    /// What a path says now; `None`: there is no such path.
+    fn look(&self, path: &str) -> Option<(Option<u64>, Value)> {
+        let world = lock(&self.world);
+        Some(match path {
+            "/v1/agent/self" => {
+                (None, json!({"Config": {"Datacenter": DATACENTER, "NodeName": "agent", "Server": false}}))
+            }
+            "/v1/catalog/datacenters" => (None, json!([DATACENTER, "dc2"])),
+            "/v1/catalog/nodes" => (Some(world.nodes_index), world.list_nodes()),
+            "/v1/catalog/services" => (Some(world.services_index), world.list_services()),
+            "/v1/config/ingress-gateway" => (Some(1), json!([])),
+            "/v1/query" => (None, json!([])),
+            path => {
+                let service = path.strip_prefix("/v1/health/service/")?;
+                // One that is not registered has the index of the list.
+                let index = world.services.get(service).map_or(world.services_index, |service| service.index);
+                (Some(index), world.list_health(service))
+            }
+        })
+    }
+
+    /// Counts a request.
+    fn count(&self) {
+        let most = lock(&self.rules).rate;
+        let mut tally = lock(&self.tally);
+        tally.requests += 1;
+        let now = Instant::now();
+        tally.recent.push_back(now);
+        while tally.recent.front().is_some_and(|&at| now - at > Duration::from_secs(1)) {
+            tally.recent.pop_front();
+        }
+        let recent = tally.recent.len();
+        tally.busiest_second = tally.busiest_second.max(recent);
+        if recent > most {
+            tally.violations.push(format!("{recent} requests in a second"));
+        }
+    }
+
+    /// Notes what a client should not have done.
+    fn note(&self, violation: String) {
+        lock(&self.tally).violations.push(violation);
+    }
+}
+
+/// A blocking query that waits.
+struct Blocking<'a> {
+    shared: &'a Shared,
+    path: &'a str,
+}
+
+impl Drop for Blocking<'_> {
+    fn drop(&mut self) {
+        lock(&self.shared.blocking).remove(self.path);
+    }
+}
+
+/// A reply of text.
+fn plain(status: StatusCode, text: &str) -> Response<Body> {
+    let mut reply = Response::new(whole(text.to_owned()));
+    *reply.status_mut() = status;
+    reply
+}
+
+/// A body in one piece.
+fn whole(text: String) -> Body {
+    Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed()
+}
+
+/// A body in three pieces, with pauses; or only the first one, and then the end.
+fn pieces(text: &str, cut: bool) -> Body {
+    let third = text.len() / 3;
+    let parts = [&text[..third], &text[third..third * 2], &text[third * 2..]].map(|part| part.to_owned());
+    let (sender, receiver) = tokio::sync::mpsc::channel(1);
+    tokio::spawn(async move {
+        for part in parts {
+            if sender.send(Ok(Frame::data(Bytes::from(part)))).await.is_err() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(30)).await;
+            if cut {
+                let _ = sender.send(Err(io::Error::other("cut"))).await;
+                return;
+            }
+        }
+    });
+    StreamBody::new(futures::stream::unfold(receiver, |mut receiver| async move {
+        Some((receiver.recv().await?, receiver))
+    }))
+    .boxed()
+}
+
+/// Locks; a panic elsewhere is that test's.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

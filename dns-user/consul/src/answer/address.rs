@@ -1,0 +1,71 @@
+//! Single addresses, and the names behind addresses.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use dns_core::{name::Name, wire::Query};
+use hickory_proto::op::ResponseCode;
+
+use super::{Asker, Found, Search, Zone, service::answers};
+use crate::{
+    draft::Draft,
+    record::{Data, Record, node_name, service_name},
+};
+
+impl Zone {
+    /// The record of one address: an answer if the question asks for its type, else
+    /// additional.
+    pub(super) fn one_address(&self, search: &Search<'_>, address: IpAddr) -> Found {
+        let record = Record::address(search.owner.cloned(), self.config.dns.node_ttl, address);
+        let mut found = Found::default();
+        // TXT is no exception here, as it is for services.
+        let is_answer = search.qtype != dns_core::wire::TYPE_TXT && answers(search.qtype, address);
+        if is_answer {
+            found.answers.push(record)
+        } else {
+            found.additional.push(record)
+        }
+        found
+    }
+
+    /// The answer to a question below `arpa.`: the name of the node at an address,
+    /// else of the service; whatever the type (observed). `None`: not known here.
+    pub fn reverse(&self, query: &Query<'_>, asker: &Asker) -> Option<Draft> {
+        let address = read_reverse(&query.question.name())?;
+        let domain = &self.config.domain;
+        let target = match self.catalog.node_at(address) {
+            Some(node) => node_name(node, domain)?,
+            None => {
+                let id = self.catalog.instance_at(address)?;
+                let datacenter = &self.catalog.node_of(id).datacenter;
+                service_name(&self.catalog.instance(id).service, datacenter, domain)?
+            }
+        };
+        let mut draft = Draft::authoritative(asker.recursion);
+        draft.answers.push(Record { owner: None, ttl: 0, data: Data::Ptr(target) });
+        Some(draft)
+    }
+
+    /// What Consul says about addresses that nobody knows: NXDOMAIN in its own zone's name.
+    pub fn no_such_address(&self, asker: &Asker) -> Draft {
+        let mut draft = Draft::authoritative(asker.recursion);
+        draft.rcode = ResponseCode::NXDomain;
+        draft.authority.push(self.soa(&self.config.domain, asker.serial));
+        draft
+    }
+}
+
+/// The address that a name below `in-addr.arpa.` or `ip6.arpa.` stands for.
+fn read_reverse(name: &Name) -> Option<IpAddr> {
+    let mut labels: Vec<&str> = name.labels().map(std::str::from_utf8).collect::<Result<_, _>>().ok()?;
+    labels.reverse();
+    match labels.as_slice() {
+        ["arpa", "in-addr", bytes @ ..] => {
+            let bytes: Vec<u8> = bytes.iter().map(|label| label.parse()).collect::<Result<_, _>>().ok()?;
+            <[u8; 4]>::try_from(bytes).ok().map(|bytes| Ipv4Addr::from(bytes).into())
+        }
+        ["arpa", "ip6", digits @ ..] if digits.len() == 32 && digits.iter().all(|digit| digit.len() == 1) => {
+            u128::from_str_radix(&digits.concat(), 16).ok().map(|bits| Ipv6Addr::from(bits).into())
+        }
+        _ => None,
+    }
+}

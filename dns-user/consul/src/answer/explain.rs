@@ -1,0 +1,148 @@
+//! Why a name means what it means.
+
+use std::fmt::Write as _;
+
+use dns_core::{name::Name, wire::TYPE_ANY};
+
+use super::{Failure, MAX_DEPTH, Search, Zone};
+use crate::{
+    catalog::{InstanceId, Place, Reach, registrations::Status},
+    question::{Locality, Question},
+};
+
+/// Most instances that are listed.
+const MOST: usize = 50;
+
+/// Why a name means what it means, in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// The domain that it lies in.
+    pub domain: String,
+    /// The words, lines.
+    pub text: String,
+    /// RCODE of answers: `NOERROR`, `NXDOMAIN` or `SERVFAIL`.
+    pub rcode: &'static str,
+}
+
+impl Zone {
+    /// Why a name means what it means; `None`: it lies outside our domains.
+    pub fn explain(&self, name: &Name) -> Option<Explanation> {
+        let domain = self.config.domain_of(name)?;
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{name} is one of Consul's names (domain {domain})");
+        let question = Question::read(name, domain, TYPE_ANY);
+        let _ = writeln!(text, "  asks for: {}", self.in_words(&question));
+        if let Some(lack) = self.lacks_for(name, TYPE_ANY) {
+            let what = lack
+                .service
+                .map_or_else(|| "nodes and services".to_owned(), |service| format!("{service:?}"));
+            let _ = writeln!(text, "  {what} of {} were not told by Consul yet: SERVFAIL", lack.datacenter);
+            return Some(Explanation { domain: domain.to_string(), text, rcode: "SERVFAIL" });
+        }
+        self.list_instances(&question, &mut text);
+        let search = Search {
+            name,
+            owner: None,
+            qtype: TYPE_ANY,
+            domain,
+            client: None,
+            recursion: true,
+            most: usize::MAX,
+            depth: MAX_DEPTH,
+            unlimited: false,
+        };
+        let rcode = match self.find(&search, &mut fastrand::Rng::new()) {
+            Ok(found) => {
+                let ttl = found.answers.first().map_or(0, |record| record.ttl);
+                let _ = writeln!(text, "  {} records for type ANY, TTL {ttl}", found.answers.len());
+                "NOERROR"
+            }
+            Err(Failure::NoSuchName) => "NXDOMAIN",
+            Err(Failure::Server) => "SERVFAIL",
+        };
+        let _ = writeln!(text, "  {rcode}");
+        Some(Explanation { domain: domain.to_string(), text, rcode })
+    }
+
+    /// What is asked for.
+    fn in_words(&self, question: &Question) -> String {
+        match question {
+            Question::Node { name, locality } => format!("the node {name:?} {}", self.where_(locality)),
+            Question::Service { service, tag, locality } => {
+                let tag = tag.as_ref().map_or_else(String::new, |tag| format!(" with the tag {tag:?}"));
+                format!("instances of the service {service:?}{tag} {}", self.where_(locality))
+            }
+            Question::Connect { service, locality } => {
+                format!("instances of the mesh that stand for {service:?} {}", self.where_(locality))
+            }
+            Question::Ingress { service, locality } => {
+                format!("gateways that {service:?} is bound to {}", self.where_(locality))
+            }
+            Question::Virtual { service, .. } => format!("the virtual address of {service:?}"),
+            Question::Query { name, .. } => format!("the prepared query {name:?}"),
+            Question::Address(address) => format!("the address {address} itself"),
+            Question::Empty => "nothing: it only has names below it".to_owned(),
+            Question::Invalid => "nothing: it is no name that Consul has".to_owned(),
+        }
+    }
+
+    /// Where it is looked for.
+    fn where_(&self, locality: &Locality) -> String {
+        if let Some(peer) = &locality.peer {
+            return format!("of the peer {peer:?}");
+        }
+        let datacenter = locality.datacenter.as_ref().unwrap_or(&self.config.datacenter);
+        let reach = match self.catalog.reach(datacenter) {
+            Reach::Reachable => "",
+            Reach::Unreachable => ", which is out of reach",
+            Reach::Unknown => ", which nobody knows",
+        };
+        format!("in the datacenter {datacenter:?}{reach}")
+    }
+
+    /// Lists the instances that come into question, and why some are left out.
+    fn list_instances(&self, question: &Question, text: &mut String) {
+        let place = |locality: &Locality| match &locality.peer {
+            Some(peer) => Place::Peer(peer.as_str().into()),
+            None => {
+                let datacenter = locality.datacenter.as_ref().unwrap_or(&self.config.datacenter);
+                Place::Datacenter(datacenter.as_str().into())
+            }
+        };
+        let (instances, tag): (Vec<InstanceId>, _) = match question {
+            Question::Service { service, tag, locality } => {
+                (self.catalog.service(&place(locality), service).to_vec(), tag.as_deref())
+            }
+            Question::Connect { service, locality } => {
+                (self.catalog.connect(&place(locality), service).to_vec(), None)
+            }
+            Question::Ingress { service, locality } => {
+                (self.catalog.ingress(&place(locality), service), None)
+            }
+            _ => return,
+        };
+        let worst = if self.config.dns.only_passing { Status::Passing } else { Status::Warning };
+        for &id in instances.iter().take(MOST) {
+            let (instance, node) = (self.catalog.instance(id), self.catalog.node_of(id));
+            let address = if instance.address.is_empty() { &node.address } else { &instance.address };
+            let status = self.catalog.status(id);
+            let tagged = |tag: &str| instance.tags.iter().any(|known| known.eq_ignore_ascii_case(tag));
+            let why = match (tag, status) {
+                (Some(tag), _) if !tagged(tag) => ": left out, it has no such tag",
+                (_, status) if status > worst => ": left out",
+                _ => "",
+            };
+            let status = match status {
+                Status::Passing => "passing",
+                Status::Warning => "warning",
+                Status::Critical => "critical",
+            };
+            let (id, port) = (&instance.id, instance.port);
+            let _ = writeln!(text, "    {id} on {}, {address} port {port}: {status}{why}", node.name);
+        }
+        if instances.len() > MOST {
+            let _ = writeln!(text, "    and {} more", instances.len() - MOST);
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! From a question to the records of its answer.
+
+mod address;
+mod explain;
+mod node;
+mod publish;
+mod service;
+mod soa;
+
+pub use self::{explain::Explanation, publish::Publishable};
+use std::net::IpAddr;
+
+use dns_core::{
+    name::Name,
+    wire::{Query, TYPE_ANY, Transport},
+};
+use hickory_proto::op::ResponseCode;
+
+use crate::{
+    catalog::{Catalog, Place, Reach},
+    config::Config,
+    draft::Draft,
+    edns,
+    question::{Locality, Question, TYPE_SRV},
+    record::{Data, Keep, MAX_CHAIN, Record, TYPE_NS, TYPE_SOA},
+};
+
+/// Query type AXFR (RFC 5936).
+const TYPE_AXFR: u16 = 252;
+/// How many host names inside our domains are followed, one behind the other.
+const MAX_DEPTH: u32 = 3;
+/// Most answers by TCP.
+const MAX_TCP_ANSWERS: usize = 4096;
+/// Most SRV records by TCP.
+const MAX_TCP_SRV: usize = 1024;
+
+/// Configuration and catalog of the moment: what the names in our domains mean.
+#[derive(Debug)]
+pub struct Zone {
+    /// How to answer.
+    pub config: Config,
+    /// What is registered.
+    pub catalog: Catalog,
+}
+
+/// What an answer depends on beside the question.
+#[derive(Clone, Copy, Debug)]
+pub struct Asker {
+    /// How the question came.
+    pub transport: Transport,
+    /// Who asked.
+    pub client: IpAddr,
+    /// Whether there are recursors, for RA and for host names.
+    pub recursion: bool,
+    /// Serial of the SOA record: seconds since 1970.
+    pub serial: u32,
+}
+
+/// Something that a source has not told yet; names in lower case.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Lack {
+    /// The datacenter.
+    pub datacenter: String,
+    /// The service; `None`: nodes and services as a whole.
+    pub service: Option<String>,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// NXDOMAIN, with SOA.
+    NoSuchName,
+    /// SERVFAIL, bare: somebody who knows cannot be reached or must not tell.
+    Server,
+}
+
+/// Records that answer a question, or a host name that one of them leads to.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// Answers.
+    pub(crate) answers: Vec<Record>,
+    /// Records that spare the client a question.
+    pub(crate) additional: Vec<Record>,
+    /// Whether the SOA goes along where there are no answers.
+    pub(crate) soa: bool,
+    /// Whether the answer was made for the client's place in the network.
+    pub(crate) for_client: bool,
+}
+
+/// One question on its way to its records.
+pub(crate) struct Search<'a> {
+    /// Name asked for.
+    pub(crate) name: &'a Name,
+    /// Owner of its records; `None`: as the client wrote it.
+    pub(crate) owner: Option<&'a Name>,
+    /// Its type.
+    pub(crate) qtype: u16,
+    /// Domain of the names that are made up.
+    pub(crate) domain: &'a Name,
+    /// Where `near: "_ip"` is.
+    pub(crate) client: Option<IpAddr>,
+    /// Whether there are recursors.
+    pub(crate) recursion: bool,
+    /// Most answers that can be used.
+    pub(crate) most: usize,
+    /// Host names inside our domains that may still be followed.
+    pub(crate) depth: u32,
+    /// Whether `a_record_limit` does not count, because somebody else minds it.
+    pub(crate) unlimited: bool,
+}
+
+impl Zone {
+    /// The answer to a question in our domains; `None`: the name lies elsewhere.
+    pub fn answer(&self, query: &Query<'_>, asker: &Asker, random: &mut fastrand::Rng) -> Option<Draft> {
+        let name = query.question.name();
+        let zone = self.config.domain_of(&name)?;
+        let domain = self.response_domain(&name, zone, query.question.raw_name);
+        let mut draft = Draft::authoritative(asker.recursion);
+        match query.question.qtype {
+            TYPE_SOA => {
+                draft.answers.push(self.soa(domain, asker.serial));
+                (draft.authority, draft.additional) = self.name_servers(zone, random);
+            }
+            TYPE_NS => (draft.answers, draft.additional) = self.name_servers(zone, random),
+            TYPE_AXFR => draft.rcode = ResponseCode::NotImp,
+            // It cannot be said either way.
+            _ if self.lacks(query).is_some() => draft.rcode = ResponseCode::ServFail,
+            qtype => {
+                let subnet = edns::client_subnet(query);
+                let search = Search {
+                    name: &name,
+                    owner: None,
+                    qtype,
+                    domain,
+                    client: Some(subnet.map_or(asker.client, |subnet| subnet.address)),
+                    recursion: asker.recursion,
+                    most: self.most_answers(query, asker.transport),
+                    depth: MAX_DEPTH,
+                    unlimited: false,
+                };
+                draft.fill(self.find(&search, random), || self.soa(domain, asker.serial));
+            }
+        }
+        Some(draft)
+    }
+
+    /// What a source has not told yet and this question is about.
+    pub fn lacks(&self, query: &Query<'_>) -> Option<Lack> {
+        let name = query.question.name();
+        self.lacks_for(&name, query.question.qtype)
+    }
+
+    /// Datacenter and service that a question is about, in lower case.
+    pub fn service_of(&self, query: &Query<'_>) -> Option<(String, String)> {
+        let name = query.question.name();
+        match Question::read(&name, self.config.domain_of(&name)?, query.question.qtype) {
+            Question::Service { service, locality: Locality { datacenter, peer: None, .. }, .. } => {
+                Some((datacenter.unwrap_or_else(|| self.config.datacenter.clone()), service))
+            }
+            _ => None,
+        }
+    }
+
+    /// As [`Self::lacks`], for a name and a type.
+    pub fn lacks_for(&self, name: &Name, qtype: u16) -> Option<Lack> {
+        if matches!(qtype, TYPE_SOA | TYPE_NS | TYPE_AXFR) {
+            return None;
+        }
+        let own = || self.config.datacenter.clone();
+        let of = |locality: Locality| match locality.peer {
+            Some(_) => None,
+            None => Some(locality.datacenter.unwrap_or_else(own)),
+        };
+        let lack = |datacenter: String, service: Option<String>| {
+            let is_pending = self.catalog.is_pending(&datacenter, service.as_deref());
+            is_pending.then_some(Lack { datacenter, service })
+        };
+        match Question::read(name, self.config.domain_of(name)?, qtype) {
+            Question::Node { locality, .. } => lack(of(locality)?, None),
+            Question::Service { service, locality, .. } => lack(of(locality)?, Some(service)),
+            // Their instances are registered under other names.
+            Question::Connect { locality, .. } | Question::Ingress { locality, .. } => {
+                let datacenter = of(locality)?;
+                let is_own = datacenter == self.config.datacenter;
+                (self.catalog.is_pending(&datacenter, None)
+                    || is_own && self.catalog.is_incomplete(&datacenter))
+                .then_some(Lack { datacenter, service: None })
+            }
+            Question::Query { .. } => {
+                self.catalog.is_incomplete(&own()).then(|| Lack { datacenter: own(), service: None })
+            }
+            Question::Virtual { service, peer: None } => lack(own(), Some(service)),
+            Question::Virtual { .. } | Question::Address(_) | Question::Empty | Question::Invalid => None,
+        }
+    }
+
+    /// What a name means, with the records that answer the question.
+    fn find(&self, search: &Search<'_>, random: &mut fastrand::Rng) -> Result<Found, Failure> {
+        let zone = self.config.domain_of(search.name).ok_or(Failure::NoSuchName)?;
+        match Question::read(search.name, zone, search.qtype) {
+            Question::Node { name, locality } => self.find_node(search, &name, &locality, random),
+            Question::Service { service, tag, locality } => {
+                let place = self.place(&locality)?;
+                let mut found = self.catalog.service(&place, &service).to_vec();
+                if let Some(tag) = &tag {
+                    found.retain(|&id| {
+                        self.catalog.instance(id).tags.iter().any(|known| known.eq_ignore_ascii_case(tag))
+                    });
+                }
+                self.find_healthy(search, &service, found, &locality, random)
+            }
+            Question::Connect { service, locality } => {
+                let found = self.catalog.connect(&self.place(&locality)?, &service).to_vec();
+                self.find_healthy(search, &service, found, &locality, random)
+            }
+            Question::Ingress { service, locality } => {
+                let found = self.catalog.ingress(&self.place(&locality)?, &service);
+                self.find_healthy(search, &service, found, &locality, random)
+            }
+            Question::Query { name, datacenter } => {
+                let executed = self.execute(&name, datacenter.as_deref(), search.client, random)?;
+                let mut found = self.records_of(search, executed.instances, executed.ttl, None, random)?;
+                found.for_client = !found.answers.is_empty();
+                Ok(found)
+            }
+            Question::Virtual { service, peer } => {
+                let address = self.catalog.virtual_address(peer.as_deref(), &service);
+                let address = address.map_err(|_| Failure::Server)?;
+                Ok(address.map_or_else(Found::default, |address| self.one_address(search, address)))
+            }
+            Question::Address(address) => Ok(self.one_address(search, address)),
+            Question::Empty if self.config.empty_non_terminals => Ok(Found { soa: true, ..Found::default() }),
+            Question::Empty | Question::Invalid => Err(Failure::NoSuchName),
+        }
+    }
+
+    /// The place that is asked about.
+    fn place(&self, locality: &Locality) -> Result<Place, Failure> {
+        if let Some(peer) = &locality.peer {
+            return Ok(Place::Peer(peer.as_str().into()));
+        }
+        let datacenter = locality.datacenter.as_ref().unwrap_or(&self.config.datacenter);
+        match self.catalog.reach(datacenter) {
+            Reach::Reachable => Ok(Place::Datacenter(datacenter.as_str().into())),
+            Reach::Unreachable => Err(Failure::Server),
+            Reach::Unknown => Err(Failure::NoSuchName),
+        }
+    }
+
+    /// What stands behind a host name: records of ours, or a place for what a
+    /// recursor says.
+    fn follow(
+        &self,
+        search: &Search<'_>,
+        host: &Name,
+        keep: Keep,
+        random: &mut fastrand::Rng,
+    ) -> Vec<Record> {
+        let Some(domain) = self.config.domain_of(host) else {
+            let wanted = Record { owner: None, ttl: 0, data: Data::Follow(host.clone(), keep) };
+            return if search.recursion { vec![wanted] } else { Vec::new() };
+        };
+        if search.depth == 0 {
+            return Vec::new();
+        }
+        let inside = Search {
+            name: host,
+            owner: Some(host),
+            qtype: TYPE_ANY,
+            domain,
+            client: search.client,
+            recursion: search.recursion,
+            most: MAX_CHAIN,
+            depth: search.depth - 1,
+            unlimited: false,
+        };
+        let found = self.find(&inside, random).unwrap_or_default();
+        let kept = found.answers.into_iter().filter_map(|record| match record.data {
+            // It goes with the answer that it ends up in.
+            Data::Follow(name, _) => Some(Record { data: Data::Follow(name, keep), ..record }),
+            _ => keep.apply(record),
+        });
+        kept.take(MAX_CHAIN).collect()
+    }
+
+    /// The domain of the names and the SOA of an answer: that of the question. At
+    /// the alternative domain's own name, and where it is not written in lower
+    /// case, it is the primary one (observed).
+    fn response_domain<'a>(&'a self, name: &Name, zone: &'a Name, raw_name: &[u8]) -> &'a Name {
+        if *zone != self.config.domain && name != zone && raw_name.ends_with(zone.as_wire()) {
+            zone
+        } else {
+            &self.config.domain
+        }
+    }
+
+    /// How many answers are worth being made: one more than can be sent by UDP,
+    /// to know that some were left out.
+    fn most_answers(&self, query: &Query<'_>, transport: Transport) -> usize {
+        /// Bytes of the smallest record: a pointer, its fixed fields, an IPv4 address.
+        const SMALLEST: usize = 2 + 10 + 4;
+        match transport {
+            Transport::Tcp if query.question.qtype == TYPE_SRV => MAX_TCP_SRV,
+            Transport::Tcp => MAX_TCP_ANSWERS,
+            Transport::Udp => query.limit(transport) / SMALLEST + 1,
+        }
+    }
+}

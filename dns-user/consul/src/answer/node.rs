@@ -1,0 +1,55 @@
+//! Records of nodes.
+
+use dns_core::wire::{TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_TXT};
+
+use super::{
+    Failure, Found, Search, Zone,
+    service::{accept_of, answers},
+};
+use crate::{
+    catalog::address::Location,
+    question::Locality,
+    record::{Data, Keep, Record, meta_texts},
+};
+
+impl Zone {
+    /// Address and metadata of a node. Its health does not matter; a type that it
+    /// does not have gives an empty answer without SOA, and one that no node has
+    /// does so whatever the name (observed).
+    pub(super) fn find_node(
+        &self,
+        search: &Search<'_>,
+        name: &str,
+        locality: &Locality,
+        random: &mut fastrand::Rng,
+    ) -> Result<Found, Failure> {
+        if !matches!(search.qtype, TYPE_A | TYPE_AAAA | TYPE_ANY | TYPE_TXT) {
+            return Ok(Found::default());
+        }
+        let node = self.catalog.find_node(&self.place(locality)?, name).ok_or(Failure::NoSuchName)?;
+        let node = self.catalog.node(node);
+        let ttl = self.config.dns.node_ttl;
+        let owner = || search.owner.cloned();
+        let mut found = Found::default();
+        if search.qtype != TYPE_TXT {
+            match node.location(&self.config, accept_of(search.qtype)) {
+                Some(Location::Ip(address)) if answers(search.qtype, address) => {
+                    found.answers.push(Record::address(owner(), ttl, address));
+                }
+                Some(Location::Host(host)) => {
+                    let chain = self.follow(search, &host, Keep::AsTheyAre, random);
+                    found.answers.push(Record { owner: owner(), ttl, data: Data::Cname(host) });
+                    found.answers.extend(chain);
+                }
+                _ => {}
+            }
+        }
+        let texts = meta_texts(node).map(|text| Record { owner: owner(), ttl, data: Data::Txt(text) });
+        match search.qtype {
+            TYPE_TXT | TYPE_ANY => found.answers.extend(texts),
+            _ if self.config.dns.node_meta_txt => found.additional.extend(texts),
+            _ => {}
+        }
+        Ok(found)
+    }
+}

@@ -1,0 +1,205 @@
+//! Records of services: from instances to A, AAAA, ANY, TXT and SRV.
+
+use std::net::IpAddr;
+
+use dns_core::{
+    name::Name,
+    wire::{TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_TXT},
+};
+use hashbrown::HashSet;
+
+use super::{Failure, Found, Search, Zone};
+use crate::{
+    catalog::{
+        InstanceId,
+        address::{Accept, Target},
+        registrations::Status,
+    },
+    question::{Locality, TYPE_SRV},
+    record::{Data, Keep, Record, address_name, meta_texts, node_name},
+};
+
+/// A set of what was given already.
+type Seen<T> = HashSet<T, foldhash::fast::RandomState>;
+
+impl Zone {
+    /// Records of those instances that are healthy, in random order.
+    pub(super) fn find_healthy(
+        &self,
+        search: &Search<'_>,
+        service: &str,
+        mut instances: Vec<InstanceId>,
+        locality: &Locality,
+        random: &mut fastrand::Rng,
+    ) -> Result<Found, Failure> {
+        let worst = if self.config.dns.only_passing { Status::Passing } else { Status::Warning };
+        instances.retain(|&id| self.catalog.status(id) <= worst);
+        random.shuffle(&mut instances);
+        let ttl = self.config.dns.ttl_of(service);
+        self.records_of(search, instances, ttl, locality.port.as_deref(), random)
+    }
+
+    /// Records of these instances, in their order.
+    pub(super) fn records_of(
+        &self,
+        search: &Search<'_>,
+        instances: Vec<InstanceId>,
+        ttl: u32,
+        port: Option<&str>,
+        random: &mut fastrand::Rng,
+    ) -> Result<Found, Failure> {
+        if instances.is_empty() {
+            return Err(Failure::NoSuchName);
+        }
+        match search.qtype {
+            TYPE_SRV => self.srv_records(search, &instances, ttl, port, random),
+            _ => Ok(self.address_records(search, &instances, ttl, random)),
+        }
+    }
+
+    /// Addresses, each once; where there are only host names, the chain behind the
+    /// first one, because a name can have one CNAME only.
+    fn address_records(
+        &self,
+        search: &Search<'_>,
+        instances: &[InstanceId],
+        ttl: u32,
+        random: &mut fastrand::Rng,
+    ) -> Found {
+        let accept = accept_of(search.qtype);
+        let limit = match self.config.dns.a_record_limit {
+            _ if search.unlimited => search.most,
+            0 => search.most,
+            limit => limit.min(search.most),
+        };
+        let mut found = Found { soa: true, ..Found::default() };
+        let mut seen = Seen::default();
+        let mut host = None;
+        for &id in instances {
+            let (instance, node) = (self.catalog.instance(id), self.catalog.node_of(id));
+            let target = |accept| instance.target(node, &self.config, accept, Some(search.name));
+            let Some(any) = target(Accept::Any) else { continue };
+            if !seen.insert(any.identity()) {
+                continue;
+            }
+            match target(accept) {
+                Some(Target::Node(address) | Target::Address(address)) if answers(search.qtype, address) => {
+                    found.answers.push(Record::address(search.owner.cloned(), ttl, address));
+                }
+                Some(Target::Host(name)) => {
+                    host.get_or_insert(name);
+                }
+                _ => {}
+            }
+            if found.answers.len() >= limit {
+                break;
+            }
+        }
+        if found.answers.is_empty()
+            && let Some(host) = host
+        {
+            found.answers = self.chain(search, &host, ttl, random);
+        }
+        found
+    }
+
+    /// A CNAME to `host` and what stands behind it.
+    fn chain(&self, search: &Search<'_>, host: &Name, ttl: u32, random: &mut fastrand::Rng) -> Vec<Record> {
+        let mut records = vec![Record { owner: search.owner.cloned(), ttl, data: Data::Cname(host.clone()) }];
+        records.extend(self.follow(search, host, Keep::WithTtl(ttl), random));
+        records
+    }
+
+    /// SRV records, one for each node, address and port, with what their targets
+    /// lead to.
+    fn srv_records(
+        &self,
+        search: &Search<'_>,
+        instances: &[InstanceId],
+        ttl: u32,
+        port: Option<&str>,
+        random: &mut fastrand::Rng,
+    ) -> Result<Found, Failure> {
+        let mut found = Found { soa: true, ..Found::default() };
+        let mut seen = Seen::default();
+        let mut has_port = false;
+        for &id in instances {
+            let (instance, node) = (self.catalog.instance(id), self.catalog.node_of(id));
+            let Some(port) = instance.port(node, &self.config, port) else { continue };
+            has_port = true;
+            let Some(target) = instance.target(node, &self.config, Accept::Any, Some(search.name)) else {
+                continue;
+            };
+            if !seen.insert((node.name.as_str(), target.identity(), port)) {
+                continue;
+            }
+            let (name, address) = match target {
+                Target::Node(address) => (node_name(node, search.domain), Some(address)),
+                Target::Address(address) => (address_name(address, node, search.domain), Some(address)),
+                Target::Host(host) => (Some(host), None),
+            };
+            // A node may have a name that is none in DNS.
+            let Some(name) = name else { continue };
+            match address {
+                Some(address) => found.additional.push(Record::address(Some(name.clone()), ttl, address)),
+                None => found.additional.extend(self.follow(search, &name, Keep::WithTtl(ttl), random)),
+            }
+            if self.config.dns.node_meta_txt
+                && !node.meta.is_empty()
+                && let Some(owner) = node_name(node, search.domain)
+            {
+                let texts = meta_texts(node);
+                found.additional.extend(texts.map(|text| Record {
+                    owner: Some(owner.clone()),
+                    ttl,
+                    data: Data::Txt(text),
+                }));
+            }
+            let data = Data::Srv { weight: self.catalog.weight(id), port, target: name };
+            found.answers.push(Record { owner: search.owner.cloned(), ttl, data });
+            if found.answers.len() >= search.most {
+                break;
+            }
+        }
+        if has_port { Ok(found) } else { Err(Failure::NoSuchName) }
+    }
+}
+
+impl Target {
+    /// What makes two instances one: their address, however it came about.
+    fn identity(&self) -> Identity {
+        match self {
+            Self::Node(address) | Self::Address(address) => Identity::Ip(*address),
+            Self::Host(name) => Identity::Host(name.clone()),
+        }
+    }
+}
+
+/// See [`Target::identity`].
+#[derive(PartialEq, Eq, Hash)]
+enum Identity {
+    /// An IP address.
+    Ip(IpAddr),
+    /// A host name.
+    Host(Name),
+}
+
+/// The address family of a query type.
+pub(super) fn accept_of(qtype: u16) -> Accept {
+    match qtype {
+        TYPE_A => Accept::V4,
+        TYPE_AAAA => Accept::V6,
+        _ => Accept::Any,
+    }
+}
+
+/// Whether the record of an address answers a question of this type: TXT is
+/// answered with addresses, too (observed).
+pub(super) fn answers(qtype: u16, address: IpAddr) -> bool {
+    match qtype {
+        TYPE_A => address.is_ipv4(),
+        TYPE_AAAA => address.is_ipv6(),
+        TYPE_ANY | TYPE_TXT => true,
+        _ => false,
+    }
+}

@@ -1,0 +1,56 @@
+//! SOA and NS of our domains.
+
+use dns_core::name::Name;
+
+use super::Zone;
+use crate::{
+    catalog::{
+        Place,
+        address::{Accept, Location},
+        registrations::Status,
+    },
+    record::{Data, Record, node_name},
+};
+
+/// Most name servers that are given.
+const MAX_SERVERS: usize = 3;
+/// The service that Consul's servers register themselves as.
+const SERVERS: &str = "consul";
+
+impl Zone {
+    /// The SOA record of a domain.
+    pub(super) fn soa(&self, domain: &Name, serial: u32) -> Record {
+        let soa = self.config.dns.soa;
+        let numbers = [serial, soa.refresh, soa.retry, soa.expire, soa.min_ttl];
+        Record { owner: Some(domain.clone()), ttl: soa.min_ttl, data: Data::Soa(domain.clone(), numbers) }
+    }
+
+    /// NS records of a domain and the addresses of their targets: a few of Consul's
+    /// healthy servers, drawn by lot. Nodes whose names are no host names are left out.
+    pub(super) fn name_servers(
+        &self,
+        domain: &Name,
+        random: &mut fastrand::Rng,
+    ) -> (Vec<Record>, Vec<Record>) {
+        let own = Place::Datacenter(self.config.datacenter.as_str().into());
+        let worst = if self.config.dns.only_passing { Status::Passing } else { Status::Warning };
+        let mut servers = self.catalog.service(&own, SERVERS).to_vec();
+        servers.retain(|&id| {
+            let name = &self.catalog.node_of(id).name;
+            let is_host = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+            self.catalog.status(id) <= worst && is_host
+        });
+        random.shuffle(&mut servers);
+        let ttl = self.config.dns.node_ttl;
+        let (mut records, mut addresses) = (Vec::new(), Vec::new());
+        for &id in servers.iter().take(MAX_SERVERS) {
+            let node = self.catalog.node_of(id);
+            let Some(target) = node_name(node, domain) else { continue };
+            if let Some(Location::Ip(address)) = node.location(&self.config, Accept::Any) {
+                addresses.push(Record::address(Some(target.clone()), ttl, address));
+            }
+            records.push(Record { owner: Some(domain.clone()), ttl, data: Data::Ns(target) });
+        }
+        (records, addresses)
+    }
+}

@@ -1,0 +1,317 @@
+//! The object `"consul"` of `config.json`: members named as Consul names them.
+
+use std::{path::PathBuf, time::Duration};
+
+use crate::{catalog::Visibility, http_api::HttpApi};
+use dns_core::{
+    config::{
+        ConfigError, duration::parse_duration, file_pattern, json::Json, reader::Reader, recursor::with_port,
+    },
+    name::Name,
+};
+
+/// How Consul's names are answered, with every default filled in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// `domain`.
+    pub domain: Name,
+    /// `alt_domain`: a second domain with the same names.
+    pub alt_domain: Option<Name>,
+    /// `datacenter`, in lower case: the own one.
+    pub datacenter: String,
+    /// Whether `datacenter` was left out: a live source may tell it then.
+    pub datacenter_is_default: bool,
+    /// `node_name`: the node that we run on, for `near`.
+    pub node_name: String,
+    /// `advertise_addr`: address of that node, for services without one of their own.
+    pub advertise_addr: Option<String>,
+    /// `translate_wan_addrs`: nodes of other datacenters at their `wan` addresses.
+    pub translate_wan_addrs: bool,
+    /// `recursors` as `host:port`, for host names; empty: those of the server.
+    pub recursors: Vec<String>,
+    /// `dns_config`.
+    pub dns: DnsConfig,
+    /// `token_file`: holds the token for Consul's HTTP API.
+    pub token_file: Option<PathBuf>,
+    /// `sources.files`: patterns of definition files.
+    pub files: Vec<String>,
+    /// `sources.http`: Consul's agents, asked by their HTTP API; `None`: none is asked.
+    pub http: Option<HttpApi>,
+    /// `acl`, ours: which nodes and services of the files are given, as a token would
+    /// have it; without, all.
+    pub visibility: Visibility,
+    /// `empty_non_terminals`, ours: names that only have names below them are
+    /// answered with NOERROR and no data (RFC 8020), not with Consul's NXDOMAIN.
+    pub empty_non_terminals: bool,
+}
+
+/// `dns_config`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DnsConfig {
+    /// `allow_stale`: whether any of Consul's servers may answer the live source.
+    pub allow_stale: bool,
+    /// `max_stale`: how long what a live source told last is good for.
+    pub max_stale: Duration,
+    /// `node_ttl`: seconds.
+    pub node_ttl: u32,
+    /// `service_ttl`: seconds by name, or by prefix where the name ends with `*`.
+    pub service_ttl: Vec<(String, u32)>,
+    /// `only_passing`: instances with warnings are left out, too.
+    pub only_passing: bool,
+    /// `enable_truncate`: TC where answers were cut.
+    pub enable_truncate: bool,
+    /// `udp_answer_limit`: most answers by UDP without EDNS.
+    pub udp_answer_limit: usize,
+    /// `a_record_limit`: most addresses, however asked; 0: no limit.
+    pub a_record_limit: usize,
+    /// `enable_additional_node_meta_txt`: metadata in the additional section.
+    pub node_meta_txt: bool,
+    /// `disable_compression`.
+    pub disable_compression: bool,
+    /// `soa`.
+    pub soa: Soa,
+    /// `recursor_timeout`: for one try.
+    pub recursor_timeout: Duration,
+    /// `recursor_strategy`: whether recursors are asked in random order.
+    pub random_recursors: bool,
+}
+
+/// Numbers of the SOA record, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Soa {
+    /// `refresh`.
+    pub refresh: u32,
+    /// `retry`.
+    pub retry: u32,
+    /// `expire`.
+    pub expire: u32,
+    /// `min_ttl`: also the TTL of the record.
+    pub min_ttl: u32,
+}
+
+/// Consul's `max_stale`: ten years.
+const MAX_STALE: Duration = Duration::from_secs(87_600 * 3600);
+
+/// Largest TTL (RFC 2181, section 8).
+const MAX_TTL: u64 = (1 << 31) - 1;
+
+impl Config {
+    /// The object `"consul"` of a whole `config.json`; `None`: there is none.
+    pub fn of_document(file: &str, bytes: &[u8]) -> Result<Option<(Self, Vec<String>)>, ConfigError> {
+        let json = Json::parse(bytes).map_err(|error| ConfigError {
+            file: file.to_owned(),
+            problem: format!("is no JSON: {error}"),
+        })?;
+        let root = Reader::document(file, &json)?;
+        if !root.has("consul") {
+            return Ok(None);
+        }
+        let object = root.object("consul")?;
+        let (config, unknown) = Self::read_all(&object)?;
+        let mut warnings: Vec<String> = unknown
+            .into_iter()
+            .map(|path| {
+                format!(
+                    "{file}: {path} is no setting that is known here: it has no effect; take it out, or \
+                     correct its name"
+                )
+            })
+            .collect();
+        if config.token_file.is_some() && config.http.is_none() {
+            warnings.push(format!(
+                "{file}: consul.token_file is for Consul's HTTP API, which is not asked: it has no effect; \
+                 set consul.sources.http.addresses"
+            ));
+        }
+        Ok(Some((config, warnings)))
+    }
+
+    /// Reads the object itself.
+    pub fn read(object: &Reader<'_>) -> Result<Self, ConfigError> {
+        Self::read_all(object).map(|(config, _)| config)
+    }
+
+    /// Reads the object itself; also the paths of members that are unknown.
+    fn read_all(object: &Reader<'_>) -> Result<(Self, Vec<String>), ConfigError> {
+        let recursors = object.texts("recursors")?.unwrap_or_default().into_iter();
+        let recursors =
+            recursors.map(|text| with_port(text).map_err(|problem| object.error("recursors", &problem)));
+        let datacenter = object.text("datacenter")?.unwrap_or("dc1").to_ascii_lowercase();
+        if datacenter.is_empty()
+            || !datacenter.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+        {
+            return Err(object.error("datacenter", "allowed are letters, digits, - and _"));
+        }
+        let dns_object = object.object("dns_config")?;
+        let (dns, unknown_of_dns) = DnsConfig::read(&dns_object)?;
+        let config = Self {
+            domain: domain(object, "domain")?.unwrap_or_else(default_domain),
+            alt_domain: domain(object, "alt_domain")?,
+            datacenter,
+            datacenter_is_default: !object.has("datacenter"),
+            node_name: object.text("node_name")?.unwrap_or_default().to_owned(),
+            advertise_addr: object.address("advertise_addr")?.map(|address| address.to_string()),
+            translate_wan_addrs: object.boolean("translate_wan_addrs")?.unwrap_or(false),
+            recursors: recursors.collect::<Result<_, _>>()?,
+            dns,
+            token_file: object.text("token_file")?.map(PathBuf::from),
+            files: files(object)?,
+            http: HttpApi::read(&object.object("sources")?)?,
+            visibility: visibility(object)?,
+            empty_non_terminals: object.boolean("empty_non_terminals")?.unwrap_or(false),
+        };
+        let mut unknown = object.unknown();
+        unknown.extend(unknown_of_dns);
+        Ok((config, unknown))
+    }
+
+    /// Whether nodes of this datacenter are given at their `wan` addresses.
+    pub fn translates(&self, datacenter: &str) -> bool {
+        self.translate_wan_addrs && !self.datacenter.eq_ignore_ascii_case(datacenter)
+    }
+
+    /// The domain of ours that a name lies in; the longer one wins.
+    pub fn domain_of(&self, name: &Name) -> Option<&Name> {
+        let domains = [Some(&self.domain), self.alt_domain.as_ref()].into_iter().flatten();
+        domains.filter(|domain| name.is_within(domain)).max_by_key(|domain| domain.as_wire().len())
+    }
+}
+
+impl DnsConfig {
+    /// Reads `dns_config`; also the paths of members that are unknown.
+    fn read(object: &Reader<'_>) -> Result<(Self, Vec<String>), ConfigError> {
+        let number = |reader: &Reader<'_>, name| {
+            reader.number(name, 0, MAX_TTL).map(|value| value.map(|value| value as u32))
+        };
+        let soa_object = object.object("soa")?;
+        let soa = Soa {
+            refresh: number(&soa_object, "refresh")?.unwrap_or(3600),
+            retry: number(&soa_object, "retry")?.unwrap_or(600),
+            expire: number(&soa_object, "expire")?.unwrap_or(86400),
+            min_ttl: number(&soa_object, "min_ttl")?.unwrap_or(0),
+        };
+        let limit = |name| object.number(name, 0, 1 << 20).map(|value| value.map(|value| value as usize));
+        // The catalog is known here: nothing is cached that could be asked for again.
+        object.boolean("use_cache")?;
+        object.duration("cache_max_age")?;
+        let dns = Self {
+            allow_stale: object.boolean("allow_stale")?.unwrap_or(true),
+            max_stale: object.duration("max_stale")?.unwrap_or(MAX_STALE),
+            node_ttl: object.duration("node_ttl")?.map_or(0, seconds),
+            service_ttl: service_ttl(object)?,
+            only_passing: object.boolean("only_passing")?.unwrap_or(false),
+            enable_truncate: object.boolean("enable_truncate")?.unwrap_or(false),
+            udp_answer_limit: limit("udp_answer_limit")?.unwrap_or(3),
+            a_record_limit: limit("a_record_limit")?.unwrap_or(0),
+            node_meta_txt: object.boolean("enable_additional_node_meta_txt")?.unwrap_or(true),
+            disable_compression: object.boolean("disable_compression")?.unwrap_or(false),
+            soa,
+            recursor_timeout: object.positive("recursor_timeout")?.unwrap_or(Duration::from_secs(2)),
+            random_recursors: object
+                .choice("recursor_strategy", &[("sequential", false), ("random", true)])?
+                .unwrap_or(false),
+        };
+        let mut unknown = object.unknown();
+        unknown.extend(soa_object.unknown());
+        Ok((dns, unknown))
+    }
+
+    /// TTL of a service's records: the entry of exactly this name, else that of
+    /// the longest prefix. Keys count as written, so one in upper case matches no
+    /// name of a question (observed).
+    pub fn ttl_of(&self, service: &str) -> u32 {
+        if let Some((_, ttl)) = self.service_ttl.iter().find(|(key, _)| key == service) {
+            return *ttl;
+        }
+        let prefixes = self.service_ttl.iter().filter_map(|(key, ttl)| Some((key.strip_suffix('*')?, *ttl)));
+        let matching = prefixes.filter(|(prefix, _)| service.starts_with(prefix));
+        matching.max_by_key(|(prefix, _)| prefix.len()).map_or(0, |(_, ttl)| ttl)
+    }
+}
+
+/// `sources.files`: one pattern or several.
+fn files(object: &Reader<'_>) -> Result<Vec<String>, ConfigError> {
+    let sources = object.object("sources")?;
+    let patterns: Vec<String> =
+        sources.texts("files")?.unwrap_or_default().into_iter().map(str::to_owned).collect();
+    // Read elsewhere; known.
+    sources.has("http");
+    if let Some(unknown) = sources.unknown().first() {
+        return Err(
+            object.error("sources", &format!("{unknown} is no source; allowed are \"files\" and \"http\""))
+        );
+    }
+    for pattern in &patterns {
+        file_pattern::check(pattern)
+            .map_err(|problem| sources.error("files", &format!("{pattern:?}: {problem}")))?;
+    }
+    Ok(patterns)
+}
+
+/// `acl`.
+fn visibility(object: &Reader<'_>) -> Result<Visibility, ConfigError> {
+    if !object.has("acl") {
+        return Ok(Visibility::all());
+    }
+    let acl = object.object("acl")?;
+    let names = |name| -> Result<Vec<String>, ConfigError> {
+        Ok(acl.texts(name)?.unwrap_or_default().into_iter().map(str::to_owned).collect())
+    };
+    Ok(Visibility { nodes: names("nodes")?, services: names("services")? })
+}
+
+/// `consul.`
+fn default_domain() -> Name {
+    Name::from_text("consul").unwrap_or_else(|_| Name::root())
+}
+
+/// A domain in any letter case, with or without the final dot; empty: none.
+fn domain(object: &Reader<'_>, member: &'static str) -> Result<Option<Name>, ConfigError> {
+    let Some(text) = object.text(member)?.filter(|text| !text.is_empty()) else { return Ok(None) };
+    let name = Name::from_text(text)
+        .map_err(|reason| object.error(member, &format!("{text:?} is no domain name: {reason}")))?;
+    if name.label_count() == 0 {
+        return Err(object.error(member, "the root cannot be a domain of Consul's; give one label at least"));
+    }
+    Ok(Some(name))
+}
+
+/// `service_ttl`: durations by name.
+fn service_ttl(object: &Reader<'_>) -> Result<Vec<(String, u32)>, ConfigError> {
+    let object = object.object("service_ttl")?;
+    let entries = object.entries().map(|(key, value)| {
+        let Json::Text(text) = value else {
+            return Err(object.error(key, "is no text; allowed is a duration such as \"5s\""));
+        };
+        let duration =
+            parse_duration(text).map_err(|reason| object.error(key, &format!("{text:?} {reason}")))?;
+        Ok((key.to_owned(), seconds(duration)))
+    });
+    entries.collect()
+}
+
+/// A TTL as Consul writes it, such as `10s`; `None`: there is none, or it cannot be read.
+pub fn ttl_from_text(text: &str) -> Option<u32> {
+    parse_duration(text).ok().map(seconds)
+}
+
+/// A TTL: whole seconds, within what a TTL may be.
+pub(crate) fn seconds(duration: Duration) -> u32 {
+    duration.as_secs().min(MAX_TTL) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_members_are_told_with_their_place() {
+        let text = br#"{"consul": {"domian": "a", "dns_config": {"node_tll": "5s", "soa": {"ttl": 3}}}}"#;
+        let (_, warnings) = Config::of_document("config.json", text).expect("read").expect("an object");
+        for path in ["consul.domian", "consul.dns_config.node_tll", "consul.dns_config.soa.ttl"] {
+            let told = format!("config.json: {path} is no setting that is known here");
+            assert!(warnings.iter().any(|warning| warning.starts_with(&told)), "{path}: {warnings:?}");
+        }
+        assert_eq!(warnings.len(), 3, "{warnings:?}");
+    }
+}

@@ -1,0 +1,472 @@
+//! Definition files, HCL or JSON: what Consul's agents read, and whole catalogs.
+//!
+//! A file may hold, at its top level:
+//!
+//! * `service`, `services`, `check`, `checks`: as an agent's configuration has them.
+//!   A service may name its `node`; without, it is on the own one.
+//! * `nodes`, `queries`, `virtual_ips`, `ingress`, `datacenters`, `distance`: the rest
+//!   of a catalog, as `docs/consul.md` describes it.
+//!
+//! Anything else is Consul's business and passed over. Nobody runs checks here: one
+//! without a `status` counts as passing.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use dns_core::config::{ConfigError, json::Json, reader::Reader};
+
+use crate::{
+    catalog::registrations::{
+        Check, Datacenter, Gateway, Instance, NamedPort, Node, PreparedQuery, Registrations, Status,
+        TaggedAddress, Template, VirtualAddress, Weights,
+    },
+    config::{Config, seconds},
+};
+
+/// What the files say, together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Definitions {
+    /// All that is registered.
+    pub registrations: Registrations,
+    /// What is odd, but no reason to refuse the files.
+    pub warnings: Vec<String>,
+    /// Sidecar proxies so far that were given a port.
+    sidecars: u16,
+}
+
+/// The port of the first sidecar proxy that names none: Consul's `sidecar_min_port`.
+const FIRST_SIDECAR_PORT: u16 = 21_000;
+
+impl Definitions {
+    /// Reads files by name and bytes; those whose name ends in `.hcl` are HCL, all
+    /// others JSON. The first error refuses them all.
+    pub fn read<'a>(
+        files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
+        config: &Config,
+    ) -> Result<Self, ConfigError> {
+        let mut definitions = Self::default();
+        let mut own = Node {
+            name: config.node_name.clone(),
+            datacenter: config.datacenter.clone(),
+            address: config.advertise_addr.clone().unwrap_or_default(),
+            ..Node::default()
+        };
+        let mut later = Vec::new();
+        for (file, bytes) in files {
+            let mut json = document(file, bytes)?;
+            for name in ["service", "services", "check", "checks"] {
+                wrap(&mut json, name);
+            }
+            definitions.read_file(&Reader::document(file, &json)?, config, &mut later)?;
+        }
+        for (service, check) in later {
+            definitions.place(&mut own, service, check);
+        }
+        definitions.settle(own, config);
+        Ok(definitions)
+    }
+
+    /// Reads one file; checks that stand beside services go to `later`, with the id
+    /// of the service that they are of.
+    fn read_file(
+        &mut self,
+        root: &Reader<'_>,
+        config: &Config,
+        later: &mut Vec<(Option<String>, Check)>,
+    ) -> Result<(), ConfigError> {
+        let registrations = &mut self.registrations;
+        for name in ["service", "services"] {
+            for reader in root.objects(name)? {
+                let instance = instance(&reader, config)?;
+                let sidecar = sidecar(&reader, &instance)?.map(|mut sidecar| {
+                    if sidecar.port == 0 {
+                        // One more than there can be shares the last port.
+                        sidecar.port = FIRST_SIDECAR_PORT.saturating_add(self.sidecars);
+                        self.sidecars = self.sidecars.saturating_add(1);
+                    }
+                    Arc::new(sidecar)
+                });
+                registrations.instances.push(instance.into());
+                registrations.instances.extend(sidecar);
+            }
+        }
+        for name in ["check", "checks"] {
+            for reader in root.objects(name)? {
+                let service = reader.text("service_id")?.filter(|id| !id.is_empty());
+                later.push((service.map(str::to_owned), check(&reader)?));
+            }
+        }
+        for reader in root.objects("nodes")? {
+            registrations.nodes.push(node(&reader, config)?.into());
+        }
+        for reader in root.objects("queries")? {
+            registrations.queries.push(query(&reader)?);
+        }
+        for reader in root.objects("virtual_ips")? {
+            let address = reader.address("ip")?.ok_or_else(|| reader.error("ip", "is missing"))?;
+            let (service, peer) = (needed(&reader, "service")?, text(&reader, "peer")?);
+            registrations.virtual_addresses.push(VirtualAddress { service, peer, address });
+        }
+        for reader in root.objects("ingress")? {
+            let (gateway, services) = (needed(&reader, "gateway")?, texts(&reader, "services")?);
+            registrations.gateways.push(Gateway { gateway, services });
+        }
+        for reader in root.objects("datacenters")? {
+            let reachable = reader.boolean("reachable")?.unwrap_or(true);
+            registrations.datacenters.push(Datacenter { name: needed(&reader, "name")?, reachable });
+        }
+        let distance = root.object("distance")?;
+        for (from, nearest) in distance.entries() {
+            let Json::List(nearest) = nearest else {
+                return Err(distance.error(from, "is no list of nodes"));
+            };
+            let names = nearest.iter().filter_map(|name| match name {
+                Json::Text(name) => Some(name.clone()),
+                _ => None,
+            });
+            registrations.distances.insert(from.to_owned(), names.collect());
+        }
+        Ok(())
+    }
+
+    /// Puts a check where it belongs.
+    fn place(&mut self, own: &mut Node, service: Option<String>, check: Check) {
+        let Some(service) = service else {
+            own.checks.push(check);
+            return;
+        };
+        let own_instances =
+            self.registrations.instances.iter_mut().filter(|instance| instance.node == own.name);
+        match own_instances.into_iter().find(|instance| instance.id == service) {
+            Some(instance) => Arc::make_mut(instance).checks.push(check),
+            None => self.warnings.push(format!(
+                "a check is of the service {service:?}, which no file defines: it has no effect"
+            )),
+        }
+    }
+
+    /// Adds the own node where nobody else has defined it, and tells of instances
+    /// that cannot be reached.
+    fn settle(&mut self, own: Node, config: &Config) {
+        let Registrations { nodes, instances, .. } = &mut self.registrations;
+        let is_known = |name: &str, peer: &Option<String>, nodes: &[Arc<Node>]| {
+            nodes.iter().any(|node| node.name.eq_ignore_ascii_case(name) && node.peer == *peer)
+        };
+        let wanted =
+            config.advertise_addr.is_some() || instances.iter().any(|instance| instance.node == own.name);
+        if !own.name.is_empty() && wanted && !is_known(&own.name, &None, nodes) {
+            nodes.push(own.into());
+        }
+        for instance in instances {
+            let (service, id, on) = (&instance.service, &instance.id, &instance.node);
+            if on.is_empty() {
+                self.warnings.push(format!(
+                    "the service {service:?} (id {id:?}) is on no node, and has no names: \
+                     set consul.node_name, or its node"
+                ));
+            } else if !is_known(on, &instance.peer, nodes) {
+                self.warnings.push(format!(
+                    "the service {service:?} (id {id:?}) is on the node {on:?}, which no file \
+                     defines: it has no names"
+                ));
+            } else if instance.address.is_empty()
+                && nodes.iter().any(|node| node.name.eq_ignore_ascii_case(on) && node.address.is_empty())
+            {
+                self.warnings.push(format!(
+                    "the service {service:?} (id {id:?}) has no address, nor has its node: \
+                     set consul.advertise_addr"
+                ));
+            }
+        }
+    }
+}
+
+/// A file as JSON.
+fn document(file: &str, bytes: &[u8]) -> Result<Json, ConfigError> {
+    let problem = |problem: String| ConfigError { file: file.to_owned(), problem };
+    if !file.ends_with(".hcl") {
+        return Json::parse(bytes).map_err(|error| problem(format!("is no JSON: {error}")));
+    }
+    let text = std::str::from_utf8(bytes).map_err(|error| problem(format!("is no UTF-8: {error}")))?;
+    let value: serde_json::Value =
+        hcl::from_str(text).map_err(|error| problem(format!("is no HCL: {error}")))?;
+    Json::parse(value.to_string().as_bytes()).map_err(|error| problem(format!("is no HCL: {error}")))
+}
+
+/// Makes a list of what stands alone under this name: a block in HCL, an object in JSON.
+fn wrap(json: &mut Json, name: &str) {
+    let Json::Object(members) = json else { return };
+    for (member, value) in members {
+        if !member.eq_ignore_ascii_case(name) {
+            continue;
+        }
+        if let Json::Object(_) = value {
+            *value = Json::List(vec![std::mem::replace(value, Json::Null)]);
+        }
+        if let (Json::List(items), true) = (value, name.starts_with("service")) {
+            for item in items {
+                wrap(item, "check");
+                wrap(item, "checks");
+            }
+        }
+    }
+}
+
+/// The proxy that an instance has beside it (`connect.sidecar_service`): its checks are
+/// those of the instance, its tags and metadata too unless it has its own.
+fn sidecar(reader: &Reader<'_>, parent: &Instance) -> Result<Option<Instance>, ConfigError> {
+    let connect = reader.object("connect")?;
+    if !connect.has("sidecar_service") {
+        return Ok(None);
+    }
+    let own = connect.object("sidecar_service")?;
+    let tags = texts(&own, "tags")?;
+    let meta = strings(&own.object("meta")?)?;
+    Ok(Some(Instance {
+        id: text(&own, "id")?.unwrap_or_else(|| format!("{}-sidecar-proxy", parent.id)),
+        service: text(&own, "name")?.unwrap_or_else(|| format!("{}-sidecar-proxy", parent.service)),
+        address: text(&own, "address")?.unwrap_or_default(),
+        port: port(&own, "port")?,
+        ports: Vec::new(),
+        tags: if tags.is_empty() { parent.tags.clone() } else { tags },
+        meta: if meta.is_empty() { parent.meta.clone() } else { meta },
+        weights: Weights::default(),
+        tagged_addresses: BTreeMap::new(),
+        proxy_for: Some(parent.service.clone()),
+        connect_native: false,
+        ..parent.clone()
+    }))
+}
+
+/// An instance of a service.
+fn instance(reader: &Reader<'_>, config: &Config) -> Result<Instance, ConfigError> {
+    let service = match text(reader, "name")? {
+        Some(name) => name,
+        None => text(reader, "service")?.ok_or_else(|| reader.error("name", "is missing"))?,
+    };
+    let weights = reader.object("weights")?;
+    let weight = |name| weights.number(name, 0, u16::MAX.into()).map(|weight| weight.unwrap_or(1) as u16);
+    let weights = Weights { passing: weight("passing")?, warning: weight("warning")? };
+    let tagged = reader.object("tagged_addresses")?;
+    let mut tagged_addresses = BTreeMap::new();
+    for (tag, value) in tagged.entries() {
+        let tagged = match value {
+            Json::Text(address) => TaggedAddress { address: address.clone(), port: 0 },
+            Json::Object(_) => {
+                let one = Reader::document(tag, value)?;
+                TaggedAddress {
+                    address: text(&one, "address")?.unwrap_or_default(),
+                    port: port(&one, "port")?,
+                }
+            }
+            _ => return Err(tagged.error(tag, "is no object with an address")),
+        };
+        tagged_addresses.insert(tag.to_owned(), tagged);
+    }
+    let mut ports = Vec::new();
+    for named in reader.objects("ports")? {
+        let default = named.boolean("default")?.unwrap_or(false);
+        ports.push(NamedPort { name: needed(&named, "name")?, port: port(&named, "port")?, default });
+    }
+    let mut checks = Vec::new();
+    for name in ["check", "checks"] {
+        for one in reader.objects(name)? {
+            checks.push(check(&one)?);
+        }
+    }
+    let proxy = reader.object("proxy")?;
+    let proxy_for = match text(&proxy, "destination_service")? {
+        Some(service) => Some(service),
+        None => text(&proxy, "destination_service_name")?,
+    };
+    Ok(Instance {
+        node: text(reader, "node")?.unwrap_or_else(|| config.node_name.clone()),
+        peer: text(reader, "peer")?,
+        id: text(reader, "id")?.unwrap_or_else(|| service.clone()),
+        address: text(reader, "address")?.unwrap_or_default(),
+        port: port(reader, "port")?,
+        ports,
+        tags: texts(reader, "tags")?,
+        meta: strings(&reader.object("meta")?)?,
+        weights,
+        tagged_addresses,
+        proxy_for,
+        connect_native: reader.object("connect")?.boolean("native")?.unwrap_or(false),
+        checks,
+        service,
+    })
+}
+
+/// A node.
+fn node(reader: &Reader<'_>, config: &Config) -> Result<Node, ConfigError> {
+    let checks = reader.objects("checks")?;
+    Ok(Node {
+        name: needed(reader, "node")?,
+        id: text(reader, "id")?.unwrap_or_default(),
+        datacenter: text(reader, "datacenter")?.unwrap_or_else(|| config.datacenter.clone()),
+        peer: text(reader, "peer")?,
+        address: needed(reader, "address")?,
+        tagged_addresses: strings(&reader.object("tagged_addresses")?)?,
+        meta: strings(&reader.object("meta")?)?,
+        checks: checks.iter().map(check).collect::<Result<_, _>>()?,
+    })
+}
+
+/// A prepared query.
+fn query(reader: &Reader<'_>) -> Result<PreparedQuery, ConfigError> {
+    let template = reader.object("template")?;
+    let is_template = reader.has("template");
+    Ok(PreparedQuery {
+        id: needed(reader, "id")?,
+        name: text(reader, "name")?.unwrap_or_default(),
+        datacenter: text(reader, "datacenter")?,
+        service: needed(reader, "service")?,
+        tags: texts(reader, "tags")?,
+        only_passing: reader.boolean("only_passing")?.unwrap_or(false),
+        ignore_check_ids: texts(reader, "ignore_check_ids")?,
+        node_meta: strings(&reader.object("node_meta")?)?,
+        service_meta: strings(&reader.object("service_meta")?)?,
+        connect: reader.boolean("connect")?.unwrap_or(false),
+        near: text(reader, "near")?.unwrap_or_default(),
+        ttl: reader.duration("dns_ttl")?.map(seconds),
+        failover: texts(&reader.object("failover")?, "datacenters")?,
+        template: match is_template {
+            true => Some(Template {
+                regexp: text(&template, "regexp")?.unwrap_or_default(),
+                remove_empty_tags: template.boolean("remove_empty_tags")?.unwrap_or(false),
+            }),
+            false => None,
+        },
+    })
+}
+
+/// A check and its last result.
+fn check(reader: &Reader<'_>) -> Result<Check, ConfigError> {
+    let id = match text(reader, "id")? {
+        Some(id) => Some(id),
+        None => text(reader, "check_id")?,
+    };
+    let states = [("passing", Status::Passing), ("warning", Status::Warning), ("critical", Status::Critical)];
+    Ok(Check { id: id.unwrap_or_default(), status: reader.choice("status", &states)?.unwrap_or_default() })
+}
+
+/// A port; 0 where there is none.
+fn port(reader: &Reader<'_>, name: &'static str) -> Result<u16, ConfigError> {
+    Ok(reader.number(name, 0, u16::MAX.into())?.unwrap_or(0) as u16)
+}
+
+/// A text that has to be there.
+fn needed(reader: &Reader<'_>, name: &'static str) -> Result<String, ConfigError> {
+    text(reader, name)?.ok_or_else(|| reader.error(name, "is missing"))
+}
+
+/// A text; `None`: it is missing or empty.
+fn text(reader: &Reader<'_>, name: &'static str) -> Result<Option<String>, ConfigError> {
+    Ok(reader.text(name)?.filter(|text| !text.is_empty()).map(str::to_owned))
+}
+
+/// A list of texts; empty if it is missing.
+fn texts(reader: &Reader<'_>, name: &'static str) -> Result<Vec<String>, ConfigError> {
+    Ok(reader.texts(name)?.unwrap_or_default().into_iter().map(str::to_owned).collect())
+}
+
+/// An object of texts.
+fn strings(reader: &Reader<'_>) -> Result<BTreeMap<String, String>, ConfigError> {
+    let strings = reader.entries().map(|(key, value)| match value {
+        Json::Text(text) => Ok((key.to_owned(), text.clone())),
+        Json::Number(_) | Json::Bool(_) => Ok((key.to_owned(), value.to_string())),
+        _ => Err(reader.error(key, "is no text")),
+    });
+    strings.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> Config {
+        let text = br#"{"consul": {"node_name": "here", "advertise_addr": "10.0.0.1"}}"#;
+        Config::of_document("config.json", text).unwrap().unwrap().0
+    }
+
+    const HCL: &str = r#"
+        service {
+          name = "web"
+          port = 80
+          tags = ["v1", "eu"]
+          weights = { passing = 10, warning = 1 }
+          check {
+            id     = "up"
+            status = "warning"
+          }
+        }
+        service {
+          name    = "db"
+          id      = "db-1"
+          address = "10.0.0.9"
+          meta { tier = "gold" }
+        }
+        check { id = "disk" }
+        check {
+          id         = "slow"
+          service_id = "db-1"
+          status     = "critical"
+        }
+    "#;
+
+    const JSON: &str = r#"{
+        "services": [
+            {"name": "web", "port": 80, "tags": ["v1", "eu"], "weights": {"passing": 10, "warning": 1},
+             "check": {"id": "up", "status": "warning"}},
+            {"Name": "db", "ID": "db-1", "Address": "10.0.0.9", "Meta": {"tier": "gold"}}
+        ],
+        "checks": [{"id": "disk"}, {"id": "slow", "service_id": "db-1", "status": "critical"}]
+    }"#;
+
+    #[test]
+    fn hcl_and_json_say_the_same() {
+        let hcl = Definitions::read([("a.hcl", HCL.as_bytes())], &config()).unwrap();
+        let json = Definitions::read([("a.json", JSON.as_bytes())], &config()).unwrap();
+        assert_eq!(hcl, json);
+        let Registrations { nodes, instances, .. } = hcl.registrations;
+        assert_eq!((nodes[0].name.as_str(), nodes[0].address.as_str()), ("here", "10.0.0.1"));
+        assert_eq!(nodes[0].checks, [Check { id: "disk".to_owned(), status: Status::Passing }]);
+        assert_eq!((instances[0].id.as_str(), instances[0].checks[0].status), ("web", Status::Warning));
+        assert_eq!(instances[1].checks[0].status, Status::Critical);
+        assert_eq!(hcl.warnings, Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_sidecar_is_registered_beside_its_service() {
+        let hcl = "service {\n name = \"web\"\n tags = [\"v1\"]\n connect {\n sidecar_service {}\n }\n}\n";
+        let json = r#"{"services": [{"name": "db", "id": "db-1",
+            "connect": {"sidecar_service": {"port": 7, "tags": ["own"]}}}]}"#;
+        let files = [("a.hcl", hcl.as_bytes()), ("b.json", json.as_bytes())];
+        let instances = Definitions::read(files, &config()).unwrap().registrations.instances;
+        let told: Vec<_> = instances
+            .iter()
+            .map(|one| {
+                (
+                    one.id.as_str(),
+                    one.service.as_str(),
+                    one.port,
+                    one.proxy_for.as_deref(),
+                    one.tags.join(" "),
+                )
+            })
+            .collect();
+        assert_eq!(told[1], ("web-sidecar-proxy", "web-sidecar-proxy", 21_000, Some("web"), "v1".to_owned()));
+        assert_eq!(told[3], ("db-1-sidecar-proxy", "db-sidecar-proxy", 7, Some("db"), "own".to_owned()));
+    }
+
+    #[test]
+    fn errors_name_file_and_place() {
+        let read = |file, text: &str| Definitions::read([(file, text.as_bytes())], &config());
+        let error = |file, text| read(file, text).unwrap_err().to_string();
+        assert_eq!(error("a.json", r#"{"service": {"port": 80}}"#), "a.json: service[0].name: is missing");
+        assert!(error("a.hcl", "service {\n name = \n}").starts_with("a.hcl: is no HCL: "));
+        let number = error("a.json", r#"{"services": [{"name": "a", "port": 70000}]}"#);
+        assert!(number.starts_with("a.json: services[0].port: is 70000;"), "{number}");
+        let lost = read("a.json", r#"{"service": {"name": "a", "node": "there"}}"#).unwrap();
+        assert!(lost.warnings[0].contains("\"there\""), "{:?}", lost.warnings);
+    }
+}

@@ -1,0 +1,277 @@
+//! An answer on its way to the client: host names to be filled in, limits, bytes.
+
+use dns_core::{
+    name::Name,
+    wire::{Query, Transport},
+};
+use hashbrown::{HashMap, HashSet};
+use hickory_proto::{
+    op::{Message, ResponseCode},
+    rr::RData,
+};
+
+use crate::{
+    answer::{Failure, Found},
+    config::DnsConfig,
+    edns,
+    encode::Reply,
+    record::{Data, MAX_CHAIN, Record},
+};
+
+/// The records of an answer. [`Draft::hosts`] says which host names a recursor is to
+/// be asked for, type A; [`Draft::finish`] makes the reply.
+#[derive(Clone, Debug)]
+pub struct Draft {
+    /// RCODE.
+    pub rcode: ResponseCode,
+    /// Answer section.
+    pub(crate) answers: Vec<Record>,
+    /// Authority section.
+    pub(crate) authority: Vec<Record>,
+    /// Additional section without OPT.
+    pub(crate) additional: Vec<Record>,
+    /// RA.
+    recursion_available: bool,
+    /// Whether the answer is good for the client's subnet only.
+    for_client: bool,
+}
+
+/// Flags QR and AA.
+const AUTHORITATIVE_REPLY: u16 = 0x8400;
+/// Flag RA.
+const RECURSION_AVAILABLE: u16 = 0x0080;
+/// Flag TC.
+const TRUNCATED: u16 = 0x0200;
+/// Most answers by UDP without EDNS, whatever `udp_answer_limit` says.
+pub(crate) const MAX_PLAIN_ANSWERS: usize = 8;
+/// Size of a datagram without EDNS, and the least that an OPT means.
+pub(crate) const PLAIN_SIZE: usize = 512;
+/// Most bytes by UDP, whatever the client takes.
+const MAX_UDP_SIZE: usize = 65_467;
+/// Most bytes by TCP.
+const MAX_TCP_SIZE: usize = 65_523;
+/// Bytes that are kept free by UDP.
+pub(crate) const SPARE: usize = 7;
+
+impl Draft {
+    /// An answer of ours, still empty.
+    pub(crate) fn authoritative(recursion_available: bool) -> Self {
+        Self {
+            rcode: ResponseCode::NoError,
+            answers: Vec::new(),
+            authority: Vec::new(),
+            additional: Vec::new(),
+            recursion_available,
+            for_client: false,
+        }
+    }
+
+    /// Puts in what was found.
+    pub(crate) fn fill(&mut self, found: Result<Found, Failure>, soa: impl FnOnce() -> Record) {
+        match found {
+            Ok(Found { answers, additional, soa: with_soa, for_client }) => {
+                if answers.is_empty() && with_soa {
+                    self.authority.push(soa());
+                }
+                (self.answers, self.additional) = (answers, additional);
+                self.for_client = for_client;
+            }
+            Err(Failure::NoSuchName) => {
+                self.rcode = ResponseCode::NXDomain;
+                self.authority.push(soa());
+            }
+            Err(Failure::Server) => self.rcode = ResponseCode::ServFail,
+        }
+    }
+
+    /// Whether the answer is nothing but addresses, and good for every client.
+    pub fn is_only_addresses(&self) -> bool {
+        let is_address =
+            |record: &Record| record.owner.is_none() && matches!(record.data, Data::A(_) | Data::Aaaa(_));
+        !self.answers.is_empty()
+            && !self.for_client
+            && self.additional.is_empty()
+            && self.authority.is_empty()
+            && self.answers.iter().all(is_address)
+    }
+
+    /// Host names that a recursor is to be asked for, each once.
+    pub fn hosts(&self) -> Vec<Name> {
+        let mut hosts: Vec<Name> = Vec::new();
+        for record in self.answers.iter().chain(&self.additional) {
+            if let Data::Follow(name, _) = &record.data
+                && !hosts.contains(name)
+            {
+                hosts.push(name.clone());
+            }
+        }
+        hosts
+    }
+
+    /// The reply: `chains` is what recursors said about [`hosts`](Self::hosts); what
+    /// is missing stays out. Cut to what Consul's limits and the client's size leave.
+    pub fn finish(
+        mut self,
+        query: &Query<'_>,
+        transport: Transport,
+        config: &DnsConfig,
+        chains: &HashMap<Name, Vec<Record>>,
+    ) -> Vec<u8> {
+        self.answers = filled_in(self.answers, chains);
+        self.additional = filled_in(self.additional, chains);
+        let mut seen = HashSet::<Record, foldhash::fast::RandomState>::default();
+        self.additional.retain(|record| seen.insert(record.clone()));
+        let mut options = Vec::new();
+        if let Some(subnet) = edns::client_subnet(query) {
+            subnet.write(if self.for_client { subnet.prefix } else { 0 }, &mut options);
+        }
+        let name = query.question.name();
+        let page = Page {
+            draft: &self,
+            query,
+            name: &name,
+            compress: !config.disable_compression,
+            options: &options,
+        };
+        page.cut(transport, config)
+    }
+}
+
+/// A draft with all that its bytes depend on.
+struct Page<'a> {
+    /// The records.
+    draft: &'a Draft,
+    /// The query.
+    query: &'a Query<'a>,
+    /// Its name in lower case.
+    name: &'a Name,
+    /// Whether names are compressed.
+    compress: bool,
+    /// Options of the OPT.
+    options: &'a [u8],
+}
+
+impl Page<'_> {
+    /// The reply within all limits.
+    ///
+    /// Without EDNS, or with 512 bytes and less, a few answers only; where those are
+    /// not all, their size counts as if names were not compressed (observed).
+    fn cut(&self, transport: Transport, config: &DnsConfig) -> Vec<u8> {
+        let all = self.draft.answers.len();
+        let size = match transport {
+            Transport::Udp => self.query.limit(transport).min(MAX_UDP_SIZE),
+            Transport::Tcp => MAX_TCP_SIZE,
+        };
+        let is_plain = transport == Transport::Udp && size == PLAIN_SIZE;
+        let most = if is_plain { config.udp_answer_limit.min(MAX_PLAIN_ANSWERS) } else { all };
+        let count = all.min(most);
+        let measured_plain = is_plain && all > most;
+        let room = if transport == Transport::Udp { size - SPARE } else { size };
+        let measure = |count: usize| {
+            let reply = self.write(count, count < all, self.compress && !measured_plain, 0);
+            reply.len()
+        };
+        // At least one answer is tried, and cut below if the client cannot take it.
+        let count = largest_that(count.min(1), count, |count| measure(count) <= room);
+        let truncated = config.enable_truncate && count < all;
+        let flags = if truncated { TRUNCATED } else { 0 };
+        let reply = self.write(count, count < all, self.compress, flags);
+        if reply.len() <= size {
+            return reply;
+        }
+        self.without_additional(count, size, flags)
+    }
+
+    /// The reply without additional records, which may be left out at will; and if
+    /// even that is too large, without answers and with TC.
+    fn without_additional(&self, count: usize, size: usize, flags: u16) -> Vec<u8> {
+        let bare = Draft { additional: Vec::new(), ..self.draft.clone() };
+        let page = Page { draft: &bare, ..*self };
+        let reply = page.write(count, false, true, flags);
+        if reply.len() <= size { reply } else { page.write(0, false, true, flags | TRUNCATED) }
+    }
+
+    /// The first `count` answers; with `synced` only what they lead to is additional.
+    fn write(&self, count: usize, synced: bool, compress: bool, flags: u16) -> Vec<u8> {
+        let Self { draft, query, name, compress: _, options } = *self;
+        let answers = &draft.answers[..count];
+        let additional: Vec<&Record> =
+            if synced { reachable(answers, &draft.additional) } else { draft.additional.iter().collect() };
+        let available = if draft.recursion_available { RECURSION_AVAILABLE } else { 0 };
+        let rcode = u16::from(draft.rcode.low());
+        let flags = AUTHORITATIVE_REPLY | available | rcode | flags;
+        let authority = &draft.authority;
+        Reply { query, name, flags, compress, answers, authority, additional: &additional, options }.encode()
+    }
+}
+
+/// The additional records that the answers lead to, directly or by a CNAME.
+fn reachable<'a>(answers: &[Record], additional: &'a [Record]) -> Vec<&'a Record> {
+    let mut wanted: HashSet<&Name, foldhash::fast::RandomState> =
+        answers.iter().filter_map(Record::leads_to).collect();
+    // A chain is as long as it may be, and no longer.
+    for _ in 0..MAX_CHAIN {
+        let owned = additional
+            .iter()
+            .filter(|record| record.owner.as_ref().is_some_and(|owner| wanted.contains(owner)));
+        let further: Vec<&Name> = owned.filter_map(Record::leads_to).collect();
+        let before = wanted.len();
+        wanted.extend(further);
+        if wanted.len() == before {
+            break;
+        }
+    }
+    additional
+        .iter()
+        .filter(|record| record.owner.as_ref().is_some_and(|owner| wanted.contains(owner)))
+        .collect()
+}
+
+/// The largest number from `least` to `most` that `fits`; `least` if none does.
+fn largest_that(least: usize, most: usize, fits: impl Fn(usize) -> bool) -> usize {
+    if most <= least || fits(most) {
+        return most;
+    }
+    let (mut fitting, mut too_many) = (least, most);
+    while too_many - fitting > 1 {
+        let middle = fitting.midpoint(too_many);
+        if fits(middle) { fitting = middle } else { too_many = middle }
+    }
+    fitting
+}
+
+/// The records, with chains in the places of their host names.
+fn filled_in(records: Vec<Record>, chains: &HashMap<Name, Vec<Record>>) -> Vec<Record> {
+    if !records.iter().any(|record| matches!(record.data, Data::Follow(..))) {
+        return records;
+    }
+    let mut filled = Vec::with_capacity(records.len() + MAX_CHAIN);
+    for record in records {
+        match &record.data {
+            Data::Follow(name, keep) => {
+                let chain = chains.get(name).into_iter().flatten().cloned();
+                filled.extend(chain.filter_map(|record| keep.apply(record)).take(MAX_CHAIN));
+            }
+            _ => filled.push(record),
+        }
+    }
+    filled
+}
+
+/// The answers of a recursor's reply, as far as they can be given to clients; none
+/// if it cannot be read.
+pub fn chain_of(reply: &[u8]) -> Vec<Record> {
+    let Ok(message) = Message::from_vec(reply) else { return Vec::new() };
+    let name = |name: &hickory_proto::rr::Name| Name::from_text(&name.to_ascii()).ok();
+    let records = message.answers.iter().filter_map(|record| {
+        let data = match &record.data {
+            RData::A(address) => Data::A(address.0),
+            RData::AAAA(address) => Data::Aaaa(address.0),
+            RData::CNAME(target) => Data::Cname(name(&target.0)?),
+            RData::TXT(text) => Data::Txt(text.txt_data.concat().into()),
+            _ => return None,
+        };
+        Some(Record { owner: Some(name(&record.name)?), ttl: record.ttl, data })
+    });
+    records.collect()
+}

@@ -1,0 +1,33 @@
+//! Consul's DNS interface, pure: catalog and question in, answer out.
+//!
+//! No socket, no clock, no runtime. From the bottom up:
+//!
+//! * [`config`]: the object `"consul"` of `config.json`.
+//! * [`http_api`]: its part that says where a live Consul is asked.
+//! * [`catalog`]: what is registered, with indexes; immutable.
+//! * [`definition`]: definition files, HCL or JSON.
+//! * [`question`]: what the labels of a name ask for.
+//! * `prepared`: prepared queries, evaluated here.
+//! * [`record`]: resource records and the names that Consul makes up.
+//! * [`Zone`]: configuration and catalog of the moment; answers questions.
+//! * [`Draft`]: an answer that may still need what a recursor says about host names.
+//!
+//! What Consul does is taken from its documentation and from the cases in
+//! `tests/cases`, which the tests replay. Where neither speaks (limits of a chain of
+//! host names, spare bytes of a UDP answer, what `near` puts first) the code does what
+//! is generally known of Consul; no running Consul was asked.
+
+mod answer;
+pub mod catalog;
+pub mod config;
+pub mod definition;
+mod draft;
+mod edns;
+mod encode;
+pub mod http_api;
+mod prepared;
+pub mod question;
+pub mod record;
+
+pub use answer::{Asker, Explanation, Lack, Publishable, Zone};
+pub use draft::{Draft, chain_of};

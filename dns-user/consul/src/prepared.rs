@@ -1,0 +1,209 @@
+//! Prepared queries, evaluated on the catalog.
+
+use std::{borrow::Cow, collections::BTreeMap, net::IpAddr};
+
+use regex::Regex;
+
+use crate::{
+    answer::{Failure, Zone},
+    catalog::{
+        InstanceId, Place, Reach,
+        registrations::{PreparedQuery, Status, Template},
+    },
+};
+
+/// What a prepared query gives.
+#[derive(Debug)]
+pub(crate) struct Executed {
+    /// Instances in the order of the answer.
+    pub(crate) instances: Vec<InstanceId>,
+    /// TTL of the records.
+    pub(crate) ttl: u32,
+}
+
+impl Zone {
+    /// Executes the query that `name` means: by its id, its name, or the template
+    /// with the longest prefix of `name`. `client`: who asks, for `near: "_ip"`.
+    pub(crate) fn execute(
+        &self,
+        name: &str,
+        datacenter: Option<&str>,
+        client: Option<IpAddr>,
+        random: &mut fastrand::Rng,
+    ) -> Result<Executed, Failure> {
+        let stored = datacenter.unwrap_or(&self.config.datacenter);
+        match self.catalog.reach(stored) {
+            Reach::Reachable => {}
+            Reach::Unreachable => return Err(Failure::Server),
+            Reach::Unknown => return Err(Failure::NoSuchName),
+        }
+        let query = self.find_query(name, stored)?;
+        let mut found = self.matching(&query, stored);
+        if found.is_empty() {
+            let others = query.failover.iter().map(|other| other.to_ascii_lowercase());
+            let mut others = others.filter(|other| self.catalog.reach(other) == Reach::Reachable);
+            found = others
+                .find_map(|other| Some(self.matching(&query, &other)).filter(|found| !found.is_empty()))
+                .unwrap_or_default();
+        }
+        if found.is_empty() {
+            return Err(Failure::NoSuchName);
+        }
+        random.shuffle(&mut found);
+        self.sort_by_nearness(&query.near, client, &mut found);
+        let ttl = query.ttl.unwrap_or_else(|| self.config.dns.ttl_of(&query.service));
+        Ok(Executed { instances: found, ttl })
+    }
+
+    /// The query of this name, templates filled in.
+    fn find_query(&self, name: &str, stored: &str) -> Result<Cow<'_, PreparedQuery>, Failure> {
+        let own = &self.config.datacenter;
+        let here: Vec<&PreparedQuery> = self
+            .catalog
+            .queries()
+            .iter()
+            .filter(|query| query.datacenter.as_ref().unwrap_or(own).eq_ignore_ascii_case(stored))
+            .collect();
+        if let Some(query) = here.iter().find(|query| query.id.eq_ignore_ascii_case(name)) {
+            // A template has no name to fill in then.
+            return if query.template.is_some() { Err(Failure::Server) } else { Ok(Cow::Borrowed(query)) };
+        }
+        let named =
+            |query: &&&PreparedQuery| query.template.is_none() && query.name.eq_ignore_ascii_case(name);
+        if let Some(query) = here.iter().find(named) {
+            return Ok(Cow::Borrowed(query));
+        }
+        let templates = here.iter().filter_map(|query| Some((*query, query.template.as_ref()?)));
+        let (query, template) = templates
+            .filter(|(query, _)| name.starts_with(&query.name.to_ascii_lowercase()))
+            .max_by_key(|(query, _)| query.name.len())
+            .ok_or(Failure::NoSuchName)?;
+        fill_in(query, template, name).map(Cow::Owned).ok_or(Failure::Server)
+    }
+
+    /// Instances in one datacenter that the query asks for.
+    fn matching(&self, query: &PreparedQuery, datacenter: &str) -> Vec<InstanceId> {
+        let place = Place::Datacenter(datacenter.into());
+        let service = query.service.to_ascii_lowercase();
+        let instances = match query.connect {
+            true => self.catalog.connect(&place, &service),
+            false => self.catalog.service(&place, &service),
+        };
+        instances.iter().copied().filter(|&id| self.fits(query, id)).collect()
+    }
+
+    /// Whether an instance passes all filters of a query.
+    fn fits(&self, query: &PreparedQuery, id: InstanceId) -> bool {
+        let (instance, node) = (self.catalog.instance(id), self.catalog.node_of(id));
+        let worst = if query.only_passing { Status::Passing } else { Status::Warning };
+        let ignored = |check: &str| query.ignore_check_ids.iter().any(|ignored| ignored == check);
+        let mut checks = instance.checks.iter().chain(&node.checks);
+        let healthy = checks.all(|check| check.status <= worst || ignored(&check.id));
+        let has_tag = |wanted: &str| instance.tags.iter().any(|tag| tag.eq_ignore_ascii_case(wanted));
+        let tagged = query.tags.iter().all(|tag| match tag.strip_prefix('!') {
+            Some(unwanted) => !has_tag(unwanted),
+            None => has_tag(tag),
+        });
+        let holds = |meta: &BTreeMap<String, String>, wanted: &BTreeMap<String, String>| {
+            wanted.iter().all(|(key, value)| meta.get(key) == Some(value))
+        };
+        healthy && tagged && holds(&node.meta, &query.node_meta) && holds(&instance.meta, &query.service_meta)
+    }
+
+    /// Sorts by nearness to the node that `near` means, that node itself first;
+    /// instances of which nothing is known keep their order behind the others.
+    fn sort_by_nearness(&self, near: &str, client: Option<IpAddr>, instances: &mut [InstanceId]) {
+        let from = match near {
+            "" => return,
+            "_agent" => self.config.node_name.as_str(),
+            "_ip" => client
+                .and_then(|address| self.catalog.node_at(address))
+                .map_or(self.config.node_name.as_str(), |node| node.name.as_str()),
+            name => name,
+        };
+        let nearest = self.catalog.nearest(from);
+        instances.sort_by_cached_key(|&id| {
+            let node = &self.catalog.node_of(id).name;
+            if node.eq_ignore_ascii_case(from) {
+                return 0;
+            }
+            let position = nearest.iter().position(|known| known.eq_ignore_ascii_case(node));
+            position.map_or(usize::MAX, |position| position + 1)
+        });
+    }
+}
+
+/// The template as a query for `name`; `None`: its expression cannot be read.
+fn fill_in(query: &PreparedQuery, template: &Template, name: &str) -> Option<PreparedQuery> {
+    let groups: Vec<String> = if template.regexp.is_empty() {
+        Vec::new()
+    } else {
+        let expression = Regex::new(&template.regexp).ok()?;
+        let captures = expression.captures(name);
+        let texts = |found: regex::Captures<'_>| {
+            found.iter().map(|group| group.map_or(String::new(), |group| group.as_str().to_owned())).collect()
+        };
+        captures.map_or_else(Vec::new, texts)
+    };
+    let fill = |text: &String| interpolate(text, &query.name, name, &groups);
+    let fill_all = |texts: &[String]| texts.iter().map(fill).collect::<Vec<_>>();
+    let fill_values = |meta: &BTreeMap<String, String>| {
+        meta.iter().map(|(key, value)| (key.clone(), fill(value))).collect::<BTreeMap<_, _>>()
+    };
+    let mut tags = fill_all(&query.tags);
+    if template.remove_empty_tags {
+        tags.retain(|tag| !tag.is_empty() && tag != "!");
+    }
+    Some(PreparedQuery {
+        service: fill(&query.service),
+        tags,
+        near: fill(&query.near),
+        failover: fill_all(&query.failover),
+        node_meta: fill_values(&query.node_meta),
+        service_meta: fill_values(&query.service_meta),
+        template: None,
+        ..query.clone()
+    })
+}
+
+/// Replaces `${name.full}`, `${name.prefix}`, `${name.suffix}` and `${match(n)}`;
+/// anything else in braces gives nothing.
+fn interpolate(text: &str, prefix: &str, name: &str, groups: &[String]) -> String {
+    let mut filled = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("${") {
+        filled.push_str(before);
+        let Some((expression, tail)) = after.split_once('}') else {
+            filled.push_str("${");
+            rest = after;
+            continue;
+        };
+        let group = || {
+            let number = expression.trim().strip_prefix("match(")?.strip_suffix(')')?;
+            groups.get(number.trim().parse::<usize>().ok()?).map(String::as_str)
+        };
+        filled.push_str(match expression.trim() {
+            "name.full" => name,
+            "name.prefix" => prefix,
+            "name.suffix" => name.get(prefix.len()..).unwrap_or_default(),
+            _ => group().unwrap_or_default(),
+        });
+        rest = tail;
+    }
+    filled.push_str(rest);
+    filled
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn templates_are_filled_in() {
+        let groups = ["geo-db-eu".to_owned(), "db".to_owned()];
+        let fill = |text| interpolate(text, "geo-", "geo-db-eu", &groups);
+        assert_eq!(fill("${name.suffix}-${match(1)}"), "db-eu-db");
+        assert_eq!(fill("${match(7)}x${name.prefix}${name.full}"), "xgeo-geo-db-eu");
+        assert_eq!(fill("open ${match(1"), "open ${match(1");
+    }
+}

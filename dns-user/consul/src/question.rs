@@ -1,0 +1,231 @@
+//! What the labels of a name ask for. Pure text: knows the domains, not the catalog.
+
+use dns_core::name::Name;
+
+/// Type SRV (RFC 2782).
+pub const TYPE_SRV: u16 = 33;
+
+/// What a name below one of our domains asks for. All texts in lower case.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// `<node>.node`.
+    Node {
+        /// Its name, or the beginning of its id.
+        name: String,
+        /// Where.
+        locality: Locality,
+    },
+    /// `[tag.]<service>.service`, `_<service>._<tag>.service`.
+    Service {
+        /// The service.
+        service: String,
+        /// A tag that instances need.
+        tag: Option<String>,
+        /// Where.
+        locality: Locality,
+    },
+    /// `<service>.connect`.
+    Connect {
+        /// The service.
+        service: String,
+        /// Where.
+        locality: Locality,
+    },
+    /// `<service>.ingress`.
+    Ingress {
+        /// The service.
+        service: String,
+        /// Where.
+        locality: Locality,
+    },
+    /// `<service>.virtual`.
+    Virtual {
+        /// The service.
+        service: String,
+        /// The peer that it was imported from.
+        peer: Option<String>,
+    },
+    /// `<id or name>.query`.
+    Query {
+        /// Its id, its name, or a name that a template matches.
+        name: String,
+        /// Where it is stored.
+        datacenter: Option<String>,
+    },
+    /// `<hex>.addr`.
+    Address(std::net::IpAddr),
+    /// A name that has names below it and no data of its own: a domain, a bare
+    /// keyword, or a domain's `ns`.
+    Empty,
+    /// No name of ours.
+    Invalid,
+}
+
+/// What stands to the right of the kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Locality {
+    /// The datacenter; `None`: the own one.
+    pub datacenter: Option<String>,
+    /// The peer.
+    pub peer: Option<String>,
+    /// Name of a port.
+    pub port: Option<String>,
+}
+
+/// The labels that say what kind of thing is sought.
+const KINDS: [&str; 7] = ["service", "connect", "virtual", "ingress", "node", "query", "addr"];
+
+impl Question {
+    /// Reads a name that lies in `domain`.
+    ///
+    /// The rightmost kind decides; for SRV, where no kind stands further right, a
+    /// label that begins with `_` ends the name of a service.
+    pub fn read(name: &Name, domain: &Name, qtype: u16) -> Self {
+        let count = name.label_count() - domain.label_count();
+        let labels: Vec<String> =
+            name.labels().take(count).map(|label| String::from_utf8_lossy(label).into_owned()).collect();
+        for (at, label) in labels.iter().enumerate().rev() {
+            let (before, after) = (&labels[..at], &labels[at + 1..]);
+            if KINDS.contains(&label.as_str()) {
+                return Self::of_kind(label, before, after);
+            }
+            if qtype == TYPE_SRV && label.starts_with('_') {
+                return Self::of_kind("service", &labels[..=at], after);
+            }
+        }
+        match labels.as_slice() {
+            [] => Self::Empty,
+            [only] if only == "ns" => Self::Empty,
+            _ => Self::Invalid,
+        }
+    }
+
+    /// Reads the labels before and after the one that says the kind.
+    fn of_kind(kind: &str, before: &[String], after: &[String]) -> Self {
+        let Some(last) = before.last() else {
+            return if after.is_empty() { Self::Empty } else { Self::Invalid };
+        };
+        let locality = Locality::read(after);
+        let service = last.clone();
+        match kind {
+            "addr" => match before {
+                [hex] => read_hex(hex).map_or(Self::Invalid, Self::Address),
+                _ => Self::Invalid,
+            },
+            "query" => match after {
+                [] => Self::Query { name: query_name(before), datacenter: None },
+                [datacenter] => {
+                    Self::Query { name: query_name(before), datacenter: Some(datacenter.clone()) }
+                }
+                _ => Self::Invalid,
+            },
+            "virtual" => match (after, locality) {
+                ([peer], _) => Self::Virtual { service, peer: Some(peer.clone()) },
+                (_, Some(locality)) => Self::Virtual { service, peer: locality.peer },
+                (_, None) => Self::Invalid,
+            },
+            "node" => {
+                locality.map_or(Self::Invalid, |locality| Self::Node { name: before.join("."), locality })
+            }
+            "connect" => locality.map_or(Self::Invalid, |locality| Self::Connect { service, locality }),
+            "ingress" => locality.map_or(Self::Invalid, |locality| Self::Ingress { service, locality }),
+            _ => locality.map_or(Self::Invalid, |locality| {
+                let (service, tag) = service_and_tag(before, last);
+                Self::Service { service, tag, locality }
+            }),
+        }
+    }
+}
+
+impl Locality {
+    /// Reads what stands to the right of a kind: nothing, a datacenter, or pairs
+    /// of a value and `dc`, `peer` or `port`, of which the last one of a kind wins.
+    /// `None`: anything else, such as the namespaces of the enterprise edition.
+    fn read(labels: &[String]) -> Option<Self> {
+        let mut locality = Self::default();
+        if let [datacenter] = labels {
+            locality.datacenter = Some(datacenter.clone());
+            return Some(locality);
+        }
+        for pair in labels.chunks(2) {
+            let [value, kind] = pair else { return None };
+            let field = match kind.as_str() {
+                "dc" => &mut locality.datacenter,
+                "peer" => &mut locality.peer,
+                "port" => &mut locality.port,
+                _ => return None,
+            };
+            *field = Some(value.clone());
+        }
+        (locality.datacenter.is_none() || locality.peer.is_none()).then_some(locality)
+    }
+}
+
+/// Service and tag: `_service._tag`, where `tcp` is no filter; else the last label
+/// and all others together.
+fn service_and_tag(labels: &[String], last: &str) -> (String, Option<String>) {
+    if let [service, tag] = labels
+        && let (Some(service), Some(tag)) = (service.strip_prefix('_'), tag.strip_prefix('_'))
+    {
+        return (service.to_owned(), Some(tag.to_owned()).filter(|tag| !tag.is_empty() && tag != "tcp"));
+    }
+    let tag = labels[..labels.len() - 1].join(".");
+    (last.to_owned(), Some(tag).filter(|tag| !tag.is_empty()))
+}
+
+/// Name of a prepared query: all labels, or what stands between `_` and `._<protocol>`.
+fn query_name(labels: &[String]) -> String {
+    if let [name @ .., protocol] = labels
+        && let Some(first) = name.first()
+        && first.starts_with('_')
+        && protocol.starts_with('_')
+    {
+        return name.join(".").split_off(1);
+    }
+    labels.join(".")
+}
+
+/// An address in 8 or 32 hexadecimal digits.
+fn read_hex(text: &str) -> Option<std::net::IpAddr> {
+    if !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    match text.len() {
+        8 => u32::from_str_radix(text, 16).ok().map(|bits| std::net::Ipv4Addr::from(bits).into()),
+        32 => u128::from_str_radix(text, 16).ok().map(|bits| std::net::Ipv6Addr::from(bits).into()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str, qtype: u16) -> Question {
+        let name = Name::from_text(text).unwrap();
+        Question::read(&name, &Name::from_text("consul").unwrap(), qtype)
+    }
+
+    #[test]
+    fn srv_names_may_leave_the_kind_out() {
+        let Question::Service { service, tag, locality } = read("_web._http.dc2.consul", TYPE_SRV) else {
+            panic!("a service");
+        };
+        assert_eq!((service.as_str(), tag.as_deref()), ("web", Some("http")));
+        assert_eq!(locality.datacenter.as_deref(), Some("dc2"));
+        assert_eq!(read("_web._http.dc2.consul", 1), Question::Invalid);
+    }
+
+    #[test]
+    fn enterprise_forms_are_no_names() {
+        for text in [
+            "web.service.default.ns.consul",
+            "web.service.default.ns.default.ap.dc1.dc.consul",
+            "a.node.default.ap.dc1.dc.consul",
+            "web.service.group.sg.consul",
+            "web.service.dc1.dc.west.peer.consul",
+        ] {
+            assert_eq!(read(text, 1), Question::Invalid, "{text}");
+        }
+    }
+}

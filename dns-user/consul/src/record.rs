@@ -1,0 +1,186 @@
+//! Resource records, and the names that Consul makes up for them.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use dns_core::name::Name;
+
+use crate::catalog::registrations::Node;
+
+/// Type NS.
+pub const TYPE_NS: u16 = 2;
+/// Type CNAME.
+pub const TYPE_CNAME: u16 = 5;
+/// Type SOA.
+pub const TYPE_SOA: u16 = 6;
+
+/// A record of class IN.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Record {
+    /// Whose it is; `None`: the question's name, in the letter case of the question.
+    pub owner: Option<Name>,
+    /// Seconds that it may be kept.
+    pub ttl: u32,
+    /// Type and data.
+    pub data: Data,
+}
+
+/// Type and data of a record.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Data {
+    /// A.
+    A(Ipv4Addr),
+    /// AAAA.
+    Aaaa(Ipv6Addr),
+    /// CNAME.
+    Cname(Name),
+    /// NS.
+    Ns(Name),
+    /// PTR.
+    Ptr(Name),
+    /// SRV (RFC 2782); the priority is always 1.
+    Srv {
+        /// Weight among the records.
+        weight: u16,
+        /// Port.
+        port: u16,
+        /// Where.
+        target: Name,
+    },
+    /// TXT; split into strings of 255 bytes when it is written.
+    Txt(Box<[u8]>),
+    /// SOA: of the domain, `ns.` and `hostmaster.` below it, and the numbers
+    /// serial, refresh, retry, expire, minimum.
+    Soa(Name, [u32; 5]),
+    /// A place for what a recursor says about this host name: [`crate::Draft`].
+    Follow(Name, Keep),
+}
+
+/// Which records of a recursor's reply are given to the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Keep {
+    /// CNAME, A and AAAA, with this TTL in place of their own: for services.
+    WithTtl(u32),
+    /// TXT as well, and their own TTLs: for nodes.
+    AsTheyAre,
+}
+
+/// Most records of a chain behind a host name that are given.
+pub const MAX_CHAIN: usize = 5;
+
+impl Record {
+    /// A or AAAA of an address.
+    pub fn address(owner: Option<Name>, ttl: u32, address: IpAddr) -> Self {
+        let data = match address {
+            IpAddr::V4(address) => Data::A(address),
+            IpAddr::V6(address) => Data::Aaaa(address),
+        };
+        Self { owner, ttl, data }
+    }
+
+    /// The name that this record sends its reader to.
+    pub fn leads_to(&self) -> Option<&Name> {
+        match &self.data {
+            Data::Srv { target, .. } => Some(target),
+            Data::Cname(name) | Data::Ns(name) => Some(name),
+            _ => None,
+        }
+    }
+}
+
+impl Keep {
+    /// The record as it is given; `None`: it is not.
+    pub fn apply(self, mut record: Record) -> Option<Record> {
+        match (self, &record.data) {
+            (_, Data::A(_) | Data::Aaaa(_) | Data::Cname(_)) | (Self::AsTheyAre, Data::Txt(_)) => {}
+            _ => return None,
+        }
+        if let Self::WithTtl(ttl) = self {
+            record.ttl = ttl;
+        }
+        Some(record)
+    }
+}
+
+/// `<node>.node.<datacenter>.<domain>`, or `<node>.node.<peer>.peer.<domain>`;
+/// `None`: that is no domain name.
+pub fn node_name(node: &Node, domain: &Name) -> Option<Name> {
+    let labels = node.name.split('.');
+    match &node.peer {
+        Some(peer) => below(labels.chain(["node", peer, "peer"]), domain),
+        None => below(labels.chain(["node", &node.datacenter]), domain),
+    }
+}
+
+/// `<hex>.addr.<datacenter>.<domain>`, without the datacenter for what a peer exports.
+pub fn address_name(address: IpAddr, node: &Node, domain: &Name) -> Option<Name> {
+    let hex = match address {
+        IpAddr::V4(address) => format!("{:08x}", address.to_bits()),
+        IpAddr::V6(address) => format!("{:032x}", address.to_bits()),
+    };
+    match node.peer {
+        Some(_) => below([&hex, "addr"], domain),
+        None => below([&hex, "addr", &node.datacenter], domain),
+    }
+}
+
+/// `<service>.service.<datacenter>.<domain>`.
+pub fn service_name(service: &str, datacenter: &str, domain: &Name) -> Option<Name> {
+    below(service.split('.').chain(["service", datacenter]), domain)
+}
+
+/// A name of these labels below `domain`; `None`: one of them is empty or too long.
+pub fn below<'a>(labels: impl IntoIterator<Item = &'a str>, domain: &Name) -> Option<Name> {
+    let mut wire = Vec::with_capacity(64);
+    for label in labels {
+        let length = u8::try_from(label.len()).ok().filter(|length| (1..=63).contains(length))?;
+        wire.push(length);
+        wire.extend_from_slice(label.as_bytes());
+    }
+    wire.extend_from_slice(domain.as_wire());
+    Name::from_wire(&wire).ok().map(|(name, _)| name)
+}
+
+/// A node's metadata as texts of TXT records: `key=value` (RFC 1464), or the value
+/// alone where the key begins with `rfc1035-`.
+pub fn meta_texts(node: &Node) -> impl Iterator<Item = Box<[u8]>> {
+    node.meta.iter().map(|(key, value)| {
+        let bare = key.get(..8).is_some_and(|start| start.eq_ignore_ascii_case("rfc1035-"));
+        let text = if bare { value.clone() } else { rfc1464(key, value) };
+        text.into_bytes().into()
+    })
+}
+
+/// An attribute in the form of RFC 1464, section 2: `` ` `` quotes itself, `=` in
+/// the name, and spaces at the name's ends.
+fn rfc1464(key: &str, value: &str) -> String {
+    let mut text = String::with_capacity(key.len() + value.len() + 1);
+    let inner_start = key.len() - key.trim_start_matches(' ').len();
+    let inner_end = key.trim_end_matches(' ').len();
+    for (at, letter) in key.char_indices() {
+        let outer_space = letter == ' ' && (at < inner_start || at >= inner_end);
+        if outer_space || letter == '=' || letter == '`' {
+            text.push('`');
+        }
+        text.push(letter);
+    }
+    text.push('=');
+    text.push_str(&value.replace('`', "``"));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_are_quoted_as_in_rfc_1464() {
+        assert_eq!(rfc1464("color", "blue"), "color=blue");
+        assert_eq!(rfc1464("equation", "a=4"), "equation=a=4");
+        assert_eq!(rfc1464("a=a", "true"), "a`=a=true");
+        assert_eq!(rfc1464("a\\=a", "false"), "a\\`=a=false");
+        assert_eq!(rfc1464("=", "\\="), "`==\\=");
+        assert_eq!(rfc1464("string", "\"Cat\""), "string=\"Cat\"");
+        assert_eq!(rfc1464("string2", "`abc`"), "string2=``abc``");
+        assert_eq!(rfc1464(" s ", ""), "` s` =");
+    }
+}

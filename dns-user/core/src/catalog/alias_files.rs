@@ -1,0 +1,311 @@
+//! The alias files: targets by alias, merged and reduced among themselves.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
+
+use super::json::{self, Text};
+use crate::name::{Name, NameError};
+
+/// The content of all alias files.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AliasFiles {
+    /// Aliases of one name.
+    pub(crate) exact: BTreeMap<Name, FileAlias>,
+    /// Aliases `_.x`, by `x`: one label stands in front.
+    pub(crate) below: BTreeMap<Name, FileAlias>,
+}
+
+/// An alias of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FileAlias {
+    /// The file.
+    pub(crate) file: Arc<str>,
+    /// What it points to.
+    pub(crate) targets: Vec<FileTarget>,
+}
+
+/// Most aliases of aliases in a row.
+const MAX_CHAIN: usize = 500;
+
+/// Most targets of one alias, after reduction.
+const MAX_TARGETS: usize = 100_000;
+
+/// What an alias of a file points to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum FileTarget {
+    /// An address, given as it is.
+    Address(IpAddr),
+    /// A name to be looked up among the records.
+    Name(Name),
+    /// Only in aliases `_.x`: the label, and this behind it.
+    Label(Name),
+}
+
+/// Something in the aliases that was passed over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AliasWarning {
+    /// File, or `records.json`.
+    pub source: String,
+    /// The alias, as it is written.
+    pub alias: String,
+    /// What is wrong, and what becomes of it.
+    pub problem: String,
+}
+
+impl fmt::Display for AliasWarning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { source, alias, problem } = self;
+        write!(f, "{source}: alias {alias:?}: {problem}")
+    }
+}
+
+/// Why the alias files were refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AliasError {
+    /// The file is no object of lists of texts.
+    #[error("{file}: line {line}, column {column}: {reason}")]
+    Json {
+        /// The file.
+        file: String,
+        /// From 1.
+        line: usize,
+        /// From 1.
+        column: usize,
+        /// What is wrong there.
+        reason: String,
+    },
+    /// An alias is no domain name.
+    #[error("{file}: alias {alias:?} is no domain name: {error}")]
+    Key {
+        /// The file.
+        file: String,
+        /// The alias.
+        alias: String,
+        /// Why.
+        error: NameError,
+    },
+    /// Aliases point to one another in a circle.
+    #[error("the aliases {} form a loop", .0.iter().map(Name::to_string).collect::<Vec<_>>().join(" -> "))]
+    Loop(
+        /// The way round; the last is the first again.
+        Vec<Name>,
+    ),
+    /// An alias that is too much work.
+    #[error(
+        "the alias {0} leads to more than {MAX_TARGETS} targets, or there by more than {MAX_CHAIN} others"
+    )]
+    TooMuch(
+        /// The alias.
+        Name,
+    ),
+}
+
+impl AliasFiles {
+    /// Reads files, given with their names in the order in which they count: of
+    /// an alias that is in two files the first one stands.
+    pub fn parse<'a>(
+        files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
+    ) -> Result<(Self, Vec<AliasWarning>), AliasError> {
+        let mut all = Self::default();
+        let mut warnings = Vec::new();
+        for (file, bytes) in files {
+            let text = json::text(bytes);
+            let file: Arc<str> = file.into();
+            let aliases = json::read(&text, FileReader).map_err(|error| AliasError::Json {
+                file: file.to_string(),
+                line: error.line,
+                column: error.column,
+                reason: error.reason,
+            })?;
+            for (alias, targets) in aliases {
+                all.add(&file, alias, &targets, &mut warnings)?;
+            }
+        }
+        all.reduce()?;
+        Ok((all, warnings))
+    }
+
+    /// How many aliases there are.
+    pub fn len(&self) -> usize {
+        self.exact.len() + self.below.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Adds an alias, unless it is there already.
+    fn add(
+        &mut self,
+        file: &Arc<str>,
+        alias: String,
+        targets: &[String],
+        warnings: &mut Vec<AliasWarning>,
+    ) -> Result<(), AliasError> {
+        let bad_key = |error| AliasError::Key { file: file.to_string(), alias: alias.clone(), error };
+        if alias.is_empty() {
+            return Err(bad_key(NameError::EmptyLabel));
+        }
+        let name = Name::from_text(&alias).map_err(bad_key)?;
+        let below = name.labels().next() == Some(b"_");
+        let key = match name.parent() {
+            Some(parent) if below => parent,
+            _ => name,
+        };
+        let aliases = if below { &mut self.below } else { &mut self.exact };
+        if aliases.contains_key(&key) {
+            return Ok(());
+        }
+        let mut read = Vec::with_capacity(targets.len());
+        for text in targets {
+            match FileTarget::read(text, below) {
+                Ok(target) => read.push(target),
+                Err(error) => warnings.push(AliasWarning {
+                    source: file.to_string(),
+                    alias: alias.clone(),
+                    problem: format!("target {text:?} is no domain name and is skipped: {error}"),
+                }),
+            }
+        }
+        aliases.insert(key, FileAlias { file: file.clone(), targets: read });
+        Ok(())
+    }
+
+    /// Puts in place of targets that are aliases what those point to. Aliases
+    /// `_.x` are neither reduced nor followed: a target that falls under one is
+    /// looked up as any other name is (observed of targets of aliases `_.x`).
+    fn reduce(&mut self) -> Result<(), AliasError> {
+        let mut reduced: HashMap<Name, Vec<FileTarget>> = HashMap::new();
+        for alias in self.exact.keys() {
+            self.reduce_one(alias, &mut Vec::new(), &mut reduced)?;
+        }
+        for (name, alias) in &mut self.exact {
+            if let Some(targets) = reduced.remove(name) {
+                alias.targets = targets;
+            }
+        }
+        Ok(())
+    }
+
+    /// The targets of an alias that is in `exact`, reduced. `path` is how we came here.
+    fn reduce_one(
+        &self,
+        alias: &Name,
+        path: &mut Vec<Name>,
+        reduced: &mut HashMap<Name, Vec<FileTarget>>,
+    ) -> Result<(), AliasError> {
+        if reduced.contains_key(alias) {
+            return Ok(());
+        }
+        let start = path.iter().position(|name| name == alias);
+        path.push(alias.clone());
+        if let Some(start) = start {
+            return Err(AliasError::Loop(path.split_off(start)));
+        }
+        if path.len() > MAX_CHAIN {
+            return Err(AliasError::TooMuch(path.swap_remove(0)));
+        }
+        let mut targets = Vec::new();
+        for target in &self.exact[alias].targets {
+            match target {
+                FileTarget::Name(name) if self.exact.contains_key(name) => {
+                    self.reduce_one(name, path, reduced)?;
+                    targets.extend(reduced[name].iter().cloned());
+                }
+                other => targets.push(other.clone()),
+            }
+            if targets.len() > MAX_TARGETS {
+                return Err(AliasError::TooMuch(path.swap_remove(0)));
+            }
+        }
+        path.pop();
+        reduced.insert(alias.clone(), targets);
+        Ok(())
+    }
+}
+
+impl FileTarget {
+    /// Reads a target: an address, a name, `*.x` for `q-s0.x`; in an alias
+    /// `_.x` a leading `_.` stands for the label.
+    fn read(text: &str, below: bool) -> Result<Self, NameError> {
+        if let Ok(address) = text.parse::<IpAddr>() {
+            return Ok(Self::Address(address.to_canonical()));
+        }
+        if text.is_empty() {
+            return Err(NameError::EmptyLabel);
+        }
+        match text.strip_prefix("*.") {
+            Some(rest) => Name::from_text(&format!("q-s0.{rest}")).map(Self::Name),
+            None => match text.strip_prefix("_.") {
+                Some(rest) if below => Name::from_text(rest).map(Self::Label),
+                _ => Name::from_text(text).map(Self::Name),
+            },
+        }
+    }
+
+    /// The target with the label put in; `None` if the name becomes too long.
+    pub(crate) fn with_label(&self, label: &[u8]) -> Option<Self> {
+        match self {
+            Self::Label(rest) => prepend(label, rest).map(Self::Name),
+            other => Some(other.clone()),
+        }
+    }
+}
+
+/// A name with one more label in front; `None` if it becomes too long.
+pub(crate) fn prepend(label: &[u8], rest: &Name) -> Option<Name> {
+    let mut wire = Vec::with_capacity(1 + label.len() + rest.as_wire().len());
+    wire.push(u8::try_from(label.len()).ok()?);
+    wire.extend_from_slice(label);
+    wire.extend_from_slice(rest.as_wire());
+    match Name::from_wire(&wire) {
+        Ok((name, length)) if length == wire.len() => Some(name),
+        _ => None,
+    }
+}
+
+/// Reads one file: aliases with their targets, in the order of the file; of
+/// one that comes twice the last counts.
+struct FileReader;
+
+impl<'de> DeserializeSeed<'de> for FileReader {
+    type Value = Vec<(String, Vec<String>)>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for FileReader {
+    type Value = Vec<(String, Vec<String>)>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of aliases, each with a list of targets")
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(Vec::new())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut aliases: Self::Value = Vec::new();
+        let mut places: HashMap<String, usize> = HashMap::new();
+        while let Some(alias) = map.next_key::<String>()? {
+            let targets: Option<Vec<Text<'de>>> = map.next_value()?;
+            let targets = targets.unwrap_or_default().into_iter().map(|text| text.0.into_owned()).collect();
+            match places.get(&alias) {
+                Some(&place) => aliases[place].1 = targets,
+                None => {
+                    places.insert(alias.clone(), aliases.len());
+                    aliases.push((alias, targets));
+                }
+            }
+        }
+        Ok(aliases)
+    }
+}

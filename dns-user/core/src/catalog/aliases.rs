@@ -1,0 +1,326 @@
+//! The aliases of files and records together, checked against the domains of
+//! the records.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use super::alias_files::{AliasFiles, AliasWarning, FileAlias, FileTarget};
+use super::columns::{NO_VALUE, Row, Symbol};
+use super::fleet::Fleet;
+use super::records::AliasDefinition;
+use crate::name::Name;
+use crate::query::Question;
+
+/// What an alias points to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// An address, given as it is.
+    Address(IpAddr),
+    /// A name to be looked up among the records.
+    Name(Name),
+    /// A name to be looked up with one more criterion, from a placeholder.
+    /// There may be one for every instance, so the name is kept once.
+    Narrowed {
+        /// Place of the name in [`Aliases::bases`].
+        base: u32,
+        /// The criterion.
+        by: Narrowing,
+    },
+}
+
+/// What a placeholder in an alias of `records.json` stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Narrowing {
+    /// uuid: the number of the instance, which stands for its id.
+    Number(Symbol),
+    /// index: the index of the instance.
+    Index(i64),
+    /// availability_zone: the zone's name.
+    Zone(Symbol),
+    /// network: the network's name.
+    Network(Symbol),
+}
+
+/// Map from names.
+type ByName<T> = HashMap<Name, T, foldhash::fast::FixedState>;
+
+/// All aliases.
+#[derive(Debug, Default)]
+pub(crate) struct Aliases {
+    /// Aliases of one name. The file's win over those of the records.
+    pub(crate) exact: ByName<Vec<Target>>,
+    /// Aliases `_.x`, by `x`: any one label may stand in front.
+    pub(crate) below: ByName<Vec<FileTarget>>,
+    /// Names that [`Target::Narrowed`] shares.
+    bases: Vec<Name>,
+}
+
+impl Aliases {
+    /// Puts the aliases together; what cannot work is skipped and reported.
+    pub(crate) fn build(
+        files: &AliasFiles,
+        definitions: &[(String, Vec<AliasDefinition>)],
+        fleet: &Fleet,
+    ) -> (Self, Vec<AliasWarning>) {
+        let mut builder = Builder { fleet, files, aliases: Self::default(), warnings: Vec::new() };
+        builder.add_files();
+        for (alias, definitions) in definitions {
+            for definition in definitions {
+                builder.add_definition(alias, definition);
+            }
+        }
+        let Builder { aliases, warnings, .. } = builder;
+        (aliases, warnings)
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.exact.len() + self.below.len()
+    }
+
+    /// The alias or aliases `_.x` with this wire-format name.
+    pub(crate) fn zone(&self, wire: &[u8]) -> Option<&Name> {
+        let exact = self.exact.get_key_value(wire).map(|(name, _)| name);
+        exact.or_else(|| self.below.get_key_value(wire).map(|(name, _)| name))
+    }
+
+    /// Whether the name is an alias or falls under an alias `_.x`.
+    pub(crate) fn covers(&self, name: &Name) -> bool {
+        let parent = name.suffixes().nth(1);
+        self.exact.contains_key(name) || parent.is_some_and(|parent| self.below.contains_key(parent))
+    }
+
+    /// Targets of the alias of this very name.
+    pub(crate) fn exact(&self, name: &Name) -> Option<&[Target]> {
+        self.exact.get(name).map(Vec::as_slice)
+    }
+
+    /// Targets of the alias `_.x` that the name falls under, its first label put in.
+    pub(crate) fn below(&self, name: &Name) -> Option<Vec<Target>> {
+        let label = name.labels().next()?;
+        let targets = self.below.get(name.suffixes().nth(1)?)?;
+        let with_label = targets.iter().filter_map(|target| target.with_label(label));
+        Some(with_label.filter_map(Target::from_file).collect())
+    }
+
+    /// The name that narrowed targets share.
+    pub(crate) fn base(&self, base: u32) -> &Name {
+        &self.bases[base as usize]
+    }
+}
+
+impl Target {
+    /// The target of a file, once its label is put in.
+    fn from_file(target: FileTarget) -> Option<Self> {
+        match target {
+            FileTarget::Address(address) => Some(Self::Address(address)),
+            FileTarget::Name(name) => Some(Self::Name(name)),
+            FileTarget::Label(_) => None,
+        }
+    }
+}
+
+/// The aliases while they are put together.
+struct Builder<'a> {
+    /// The instances.
+    fleet: &'a Fleet,
+    /// The aliases of the files.
+    files: &'a AliasFiles,
+    /// What there is so far.
+    aliases: Aliases,
+    /// What was skipped.
+    warnings: Vec<AliasWarning>,
+}
+
+/// Values of placeholder_type that put something in place of `_`.
+const PLACEHOLDERS: [&str; 5] = ["uuid", "index", "availability_zone", "az", "network"];
+
+/// The source in warnings about aliases of the records.
+const RECORDS: &str = "records.json";
+
+impl Builder<'_> {
+    /// Takes over the aliases of the files.
+    fn add_files(&mut self) {
+        let files = self.files;
+        for (name, alias) in &files.exact {
+            let targets = self.good(alias, &name.to_string());
+            let targets = targets.into_iter().filter_map(Target::from_file).collect();
+            self.aliases.exact.insert(name.clone(), targets);
+        }
+        for (name, alias) in &files.below {
+            let targets = self.good(alias, &format!("_.{name}"));
+            self.aliases.below.insert(name.clone(), targets);
+        }
+    }
+
+    /// The targets that can work; the others are reported.
+    fn good(&mut self, alias: &FileAlias, name: &str) -> Vec<FileTarget> {
+        let mut targets = alias.targets.clone();
+        targets.retain(|target| {
+            // Any label that is no filter will do for a try.
+            let Some(FileTarget::Name(target)) = target.with_label(b"x") else { return true };
+            match Question::read(&target, &self.fleet.domain_names) {
+                Ok(_) => true,
+                Err(error) => {
+                    self.warn(&alias.file, name, format!("target {target} is skipped: {error}"));
+                    false
+                }
+            }
+        });
+        targets
+    }
+
+    /// Adds what one definition of an alias of the records means.
+    fn add_definition(&mut self, alias: &str, definition: &AliasDefinition) {
+        let AliasDefinition { placeholder_type, .. } = definition;
+        let Some(base) = self.base(alias, definition, "") else {
+            if !PLACEHOLDERS.contains(&placeholder_type.as_str()) {
+                // The alias is ours all the same: it must not be asked for upstream.
+                self.add(alias, None, None);
+            }
+            return;
+        };
+        let narrow: fn(&Fleet, Row) -> Option<(String, Narrowing)> = match placeholder_type.as_str() {
+            "uuid" => return self.add_instances(alias, definition, base),
+            "index" => |fleet, row| {
+                let index = fleet.indexes[row as usize]?;
+                Some((index.to_string(), Narrowing::Index(index)))
+            },
+            "availability_zone" | "az" => |fleet, row| {
+                let zone = fleet.az.values[row as usize];
+                (zone != NO_VALUE).then(|| (fleet.az.text(row).to_owned(), Narrowing::Zone(zone)))
+            },
+            "network" => |fleet, row| {
+                let network = fleet.place_of(row).network;
+                Some((fleet.places.networks.text(network).to_owned(), Narrowing::Network(network)))
+            },
+            _ => return self.add(alias, None, Some(Target::Name(base))),
+        };
+        let number = self.share(base);
+        for row in self.members(definition) {
+            if let Some((text, by)) = narrow(self.fleet, row) {
+                self.add(alias, Some(&text), Some(Target::Narrowed { base: number, by }));
+            }
+        }
+    }
+
+    /// Adds an alias for each instance of the group.
+    fn add_instances(&mut self, alias: &str, definition: &AliasDefinition, base: Name) {
+        let shared = self.share(base.clone());
+        let fleet = self.fleet;
+        for row in self.members(definition) {
+            let number = fleet.num_id.text(row);
+            // The number goes into the filter label as a text, so that an
+            // instance without one stands for its group (observed).
+            let target = if number.is_empty() {
+                Some(Target::Name(base.clone()))
+            } else if number.bytes().all(|byte| byte.is_ascii_digit()) {
+                Some(Target::Narrowed {
+                    base: shared,
+                    by: Narrowing::Number(fleet.num_id.values[row as usize]),
+                })
+            } else {
+                self.base(alias, definition, number).map(Target::Name)
+            };
+            if target.is_some() {
+                self.add(alias, Some(fleet.id.text(row)), target);
+            }
+        }
+    }
+
+    /// The rows of a definition's group, in its domain. Group and domain are
+    /// compared as texts: a root domain with a final dot has none (observed).
+    fn members(&self, definition: &AliasDefinition) -> Vec<Row> {
+        let fleet = self.fleet;
+        let group = fleet.groups.find(definition.group_id.as_bytes());
+        let domain = fleet.domains.find(format!("{}.", definition.root_domain).as_bytes());
+        let (Some(group), Some(domain)) = (group, domain) else { return Vec::new() };
+        let rows = fleet.by_group.rows(group).iter().copied();
+        rows.filter(|&row| fleet.place_of(row).domain == domain).collect()
+    }
+
+    /// The name that a definition stands for; `number` is that of an instance.
+    fn base(&mut self, alias: &str, definition: &AliasDefinition, number: &str) -> Option<Name> {
+        let AliasDefinition { group_id, root_domain, health_filter, initial_health_check, .. } = definition;
+        let number = if number.is_empty() { String::new() } else { format!("m{number}") };
+        let health = match health_filter.as_str() {
+            "unhealthy" => "s1",
+            "healthy" => "s3",
+            "all" => "s4",
+            _ => "s0",
+        };
+        let first_check = match initial_health_check.as_str() {
+            "asynchronous" => "y0",
+            "synchronous" => "y1",
+            _ => "",
+        };
+        let text = format!("q-{number}{health}{first_check}.q-g{group_id}.{root_domain}");
+        let problem = match Name::from_text(&text) {
+            Err(error) => error.to_string(),
+            Ok(name) => match Question::read(&name, &self.fleet.domain_names).err() {
+                None => return Some(name),
+                Some(error) => error.to_string(),
+            },
+        };
+        self.warn(RECORDS, alias, format!("it means {text:?}, which is skipped: {problem}"));
+        None
+    }
+
+    /// Keeps a name that targets share.
+    fn share(&mut self, base: Name) -> u32 {
+        let bases = &mut self.aliases.bases;
+        if bases.last() != Some(&base) {
+            bases.push(base);
+        }
+        (bases.len() - 1) as u32
+    }
+
+    /// Adds a target to an alias of the records, with a text in place of its
+    /// first `_`; without a target the alias at least exists.
+    fn add(&mut self, alias: &str, placeholder: Option<&str>, target: Option<Target>) {
+        let replaced = placeholder.map(|text| alias.replacen('_', text, 1));
+        let text = replaced.as_deref().unwrap_or(alias);
+        let name = match Name::from_text(text) {
+            Ok(name) => name,
+            Err(error) => {
+                return self.warn(
+                    RECORDS,
+                    alias,
+                    format!("{text:?} is no domain name and is skipped: {error}"),
+                );
+            }
+        };
+        // Only what stands for any label is an alias `_.x`, not an instance of that id.
+        let is_below = placeholder.is_none() && name.labels().next() == Some(b"_");
+        match name.parent() {
+            Some(parent) if is_below => {
+                if !self.files.below.contains_key(&parent) {
+                    let targets = self.aliases.below.entry(parent).or_default();
+                    if let Some(Target::Name(target)) = target {
+                        push_once(targets, FileTarget::Name(target));
+                    }
+                }
+            }
+            _ => {
+                if !self.files.exact.contains_key(&name) {
+                    let targets = self.aliases.exact.entry(name).or_default();
+                    if let Some(target) = target {
+                        push_once(targets, target);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reports something that was skipped.
+    fn warn(&mut self, source: &str, alias: &str, problem: String) {
+        self.warnings.push(AliasWarning { source: source.to_owned(), alias: alias.to_owned(), problem });
+    }
+}
+
+/// Adds a target unless it is there already.
+fn push_once<T: PartialEq>(targets: &mut Vec<T>, target: T) {
+    if !targets.contains(&target) {
+        targets.push(target);
+    }
+}

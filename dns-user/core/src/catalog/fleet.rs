@@ -1,0 +1,339 @@
+//! The instances, column by column, and which rows hold which value.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use super::columns::{Column, Dictionary, NO_VALUE, Postings, Row, Symbol};
+use super::places::{Place, PlaceNumber, Places, PlacesBuilder};
+use crate::query::Domains;
+
+/// An instance on one network: a row of `records.json`.
+///
+/// Texts are as the file has them; an absent one is empty.
+#[derive(Clone, Copy, Debug)]
+pub struct Instance<'a> {
+    /// Instance id, mostly a UUID.
+    pub id: &'a str,
+    /// Number of the instance, a text of digits.
+    pub num_id: &'a str,
+    /// Name of the instance group.
+    pub instance_group: &'a str,
+    /// Name of the availability zone.
+    pub az: &'a str,
+    /// Number of the availability zone, a text of digits.
+    pub az_id: &'a str,
+    /// Name of the network.
+    pub network: &'a str,
+    /// Number of the network, a text of digits.
+    pub network_id: &'a str,
+    /// Name of the deployment.
+    pub deployment: &'a str,
+    /// Address; `None` where the file's text is none.
+    pub ip: Option<IpAddr>,
+    /// Domain as the file has it, with a final dot.
+    pub domain: &'a str,
+    /// Id of the agent.
+    pub agent_id: &'a str,
+    /// Index in its instance group; `None` where the file has no such column.
+    pub index: Option<i64>,
+    /// Where the rest is.
+    fleet: &'a Fleet,
+    /// Which row this is.
+    row: Row,
+}
+
+impl<'a> Instance<'a> {
+    /// The ids of its groups.
+    pub fn group_ids(&self) -> impl Iterator<Item = &'a str> + use<'a> {
+        let fleet = self.fleet;
+        fleet.groups_of(self.row).iter().map(|&group| fleet.groups.text(group))
+    }
+}
+
+/// Texts of a row to be added.
+pub(crate) struct NewRow<'a> {
+    /// Instance id.
+    pub(crate) id: &'a str,
+    /// Name of the instance group.
+    pub(crate) instance_group: &'a str,
+    /// Name of the network.
+    pub(crate) network: &'a str,
+    /// Name of the deployment.
+    pub(crate) deployment: &'a str,
+    /// Domain, with or without a final dot.
+    pub(crate) domain: &'a str,
+    /// Number of the instance; empty if there is none, as with all that follow.
+    pub(crate) num_id: &'a str,
+    /// Name of the availability zone.
+    pub(crate) az: &'a str,
+    /// Number of the availability zone.
+    pub(crate) az_id: &'a str,
+    /// Number of the network.
+    pub(crate) network_id: &'a str,
+    /// Id of the agent.
+    pub(crate) agent_id: &'a str,
+    /// Address, if the text is one.
+    pub(crate) address: Option<IpAddr>,
+    /// Index, if the file has that column.
+    pub(crate) index: Option<i64>,
+    /// Ids of the groups, as listed.
+    pub(crate) groups: &'a [Cow<'a, str>],
+}
+
+/// The rows while they are being collected.
+///
+/// Fields are those of [`Fleet`].
+#[derive(Debug, Default)]
+pub(crate) struct FleetBuilder {
+    /// Instance ids.
+    id: Column,
+    /// Numbers of instances.
+    num_id: Column,
+    /// Names of availability zones.
+    az: Column,
+    /// Numbers of availability zones.
+    az_id: Column,
+    /// Numbers of networks.
+    network_id: Column,
+    /// Ids of agents.
+    agent_id: Column,
+    /// Domains as the file has them, with a final dot.
+    domains: Dictionary,
+    /// Distinct places.
+    places: PlacesBuilder,
+    /// Texts of the row before, and its place: neighbours are often alike.
+    last: Option<([String; 4], PlaceNumber)>,
+    /// By row: its place.
+    place: Vec<PlaceNumber>,
+    /// By row: its address.
+    addresses: Vec<Option<IpAddr>>,
+    /// By row: its index.
+    indexes: Vec<Option<i64>>,
+    /// Ids of groups.
+    groups: Dictionary,
+    /// By row: where its groups end in `group_list`.
+    group_ends: Vec<u32>,
+    /// Groups of row 0, then of row 1...
+    group_list: Vec<Symbol>,
+}
+
+impl FleetBuilder {
+    /// Adds a row.
+    pub(crate) fn push(&mut self, row: &NewRow<'_>) {
+        let place = self.place(row);
+        self.place.push(place);
+        self.id.push(row.id);
+        self.num_id.push(row.num_id);
+        self.az.push(row.az);
+        self.az_id.push(row.az_id);
+        self.network_id.push(row.network_id);
+        self.agent_id.push(row.agent_id);
+        self.addresses.push(row.address);
+        self.indexes.push(row.index);
+        let start = self.group_list.len();
+        for group in row.groups {
+            let group = self.groups.intern(group);
+            // A group that is named twice holds the row once (a set, not a list).
+            if !self.group_list[start..].contains(&group) {
+                self.group_list.push(group);
+            }
+        }
+        self.group_ends.push(self.group_list.len() as u32);
+    }
+
+    /// Number of the row's place.
+    fn place(&mut self, row: &NewRow<'_>) -> PlaceNumber {
+        let texts = [row.instance_group, row.network, row.deployment, row.domain];
+        if let Some((last, place)) = &self.last
+            && last.iter().zip(texts).all(|(last, text)| last == text)
+        {
+            return *place;
+        }
+        let domain = match row.domain.ends_with('.') {
+            true => self.domains.intern(row.domain),
+            false => self.domains.intern(&format!("{}.", row.domain)),
+        };
+        let number = self.places.number(row.instance_group, row.network, row.deployment, domain);
+        self.last = Some((texts.map(str::to_owned), number));
+        number
+    }
+
+    /// Builds the indexes.
+    pub(crate) fn build(self) -> Fleet {
+        let Self {
+            id,
+            num_id,
+            az,
+            az_id,
+            network_id,
+            agent_id,
+            domains,
+            places,
+            last: _,
+            place,
+            addresses,
+            indexes,
+            groups,
+            group_ends,
+            group_list,
+        } = self;
+        let rows = |values: &[u32]| -> Vec<(u32, Row)> {
+            values.iter().enumerate().map(|(row, &value)| (value, row as Row)).collect()
+        };
+        let places = places.build();
+        let by_place = Postings::new(places.len(), rows(&place).into_iter());
+        let domain_of: Vec<Symbol> = place.iter().map(|&place| places.get(place).domain).collect();
+        let by_domain = Postings::new(domains.len(), rows(&domain_of).into_iter());
+        let mut index_numbers: HashMap<i64, Symbol, foldhash::fast::FixedState> = HashMap::default();
+        let index_of: Vec<Symbol> = indexes
+            .iter()
+            .map(|index| match index {
+                None => NO_VALUE,
+                Some(index) => {
+                    let next = index_numbers.len() as Symbol;
+                    *index_numbers.entry(*index).or_insert(next)
+                }
+            })
+            .collect();
+        let with_index = rows(&index_of).into_iter().filter(|&(index, _)| index != NO_VALUE);
+        let by_index = Postings::new(index_numbers.len(), with_index);
+        let mut row_groups = Vec::with_capacity(group_list.len());
+        let mut start = 0;
+        for (row, &end) in group_ends.iter().enumerate() {
+            row_groups.extend(group_list[start..end as usize].iter().map(|&group| (group, row as Row)));
+            start = end as usize;
+        }
+        let by_group = Postings::new(groups.len(), row_groups.into_iter());
+        Fleet {
+            by_id: id.postings(),
+            by_num_id: num_id.postings(),
+            by_az: az.postings(),
+            by_az_id: az_id.postings(),
+            by_network_id: network_id.postings(),
+            by_agent_id: agent_id.postings(),
+            by_place,
+            by_domain,
+            by_index,
+            by_group,
+            domain_names: Domains::new(domains.iter()),
+            id,
+            num_id,
+            az,
+            az_id,
+            network_id,
+            agent_id,
+            domains,
+            places,
+            place,
+            addresses,
+            indexes,
+            index_numbers,
+            groups,
+            group_ends,
+            group_list,
+        }
+    }
+}
+
+/// The instances with their indexes. Never changed once built.
+#[derive(Debug)]
+pub(crate) struct Fleet {
+    /// Instance ids.
+    pub(crate) id: Column,
+    /// Numbers of instances, texts of digits.
+    pub(crate) num_id: Column,
+    /// Names of availability zones.
+    pub(crate) az: Column,
+    /// Numbers of availability zones, texts of digits.
+    pub(crate) az_id: Column,
+    /// Numbers of networks, texts of digits.
+    pub(crate) network_id: Column,
+    /// Ids of agents.
+    pub(crate) agent_id: Column,
+    /// Domains as the file has them, with a final dot.
+    pub(crate) domains: Dictionary,
+    /// The same domains as names, to find the one that a name ends in.
+    pub(crate) domain_names: Domains,
+    /// Ids of the groups.
+    pub(crate) groups: Dictionary,
+    /// Distinct places.
+    pub(crate) places: Places,
+    /// By row: its place.
+    pub(crate) place: Vec<PlaceNumber>,
+    /// By row: its address, if its text is one.
+    pub(crate) addresses: Vec<Option<IpAddr>>,
+    /// By row: its index, if the file has that column.
+    pub(crate) indexes: Vec<Option<i64>>,
+    /// Number of each index that occurs, for `by_index`.
+    index_numbers: HashMap<i64, Symbol, foldhash::fast::FixedState>,
+    /// By row: where its groups end in `group_list`.
+    group_ends: Vec<u32>,
+    /// Groups of row 0, then of row 1...
+    group_list: Vec<Symbol>,
+    /// Rows by symbol in `id`.
+    pub(crate) by_id: Postings,
+    /// Rows by symbol in `num_id`.
+    pub(crate) by_num_id: Postings,
+    /// Rows by symbol in `az`.
+    pub(crate) by_az: Postings,
+    /// Rows by symbol in `az_id`.
+    pub(crate) by_az_id: Postings,
+    /// Rows by symbol in `network_id`.
+    pub(crate) by_network_id: Postings,
+    /// Rows by symbol in `agent_id`.
+    pub(crate) by_agent_id: Postings,
+    /// Rows by number in `places`.
+    pub(crate) by_place: Postings,
+    /// Rows by symbol in `domains`.
+    pub(crate) by_domain: Postings,
+    /// Rows by number in `index_numbers`.
+    by_index: Postings,
+    /// Rows by symbol in `groups`.
+    pub(crate) by_group: Postings,
+}
+
+impl Fleet {
+    /// How many rows there are.
+    pub(crate) fn len(&self) -> usize {
+        self.place.len()
+    }
+
+    /// A row with its texts.
+    pub(crate) fn instance(&self, row: Row) -> Instance<'_> {
+        let place = self.place_of(row);
+        Instance {
+            id: self.id.text(row),
+            num_id: self.num_id.text(row),
+            instance_group: self.places.instance_groups.text(place.instance_group),
+            az: self.az.text(row),
+            az_id: self.az_id.text(row),
+            network: self.places.networks.text(place.network),
+            network_id: self.network_id.text(row),
+            deployment: self.places.deployments.text(place.deployment),
+            ip: self.addresses[row as usize],
+            domain: self.domains.text(place.domain),
+            agent_id: self.agent_id.text(row),
+            index: self.indexes[row as usize],
+            fleet: self,
+            row,
+        }
+    }
+
+    /// Where a row belongs.
+    pub(crate) fn place_of(&self, row: Row) -> Place {
+        self.places.get(self.place[row as usize])
+    }
+
+    /// The groups of a row.
+    pub(crate) fn groups_of(&self, row: Row) -> &[Symbol] {
+        let index = row as usize;
+        let start = if index == 0 { 0 } else { self.group_ends[index - 1] as usize };
+        &self.group_list[start..self.group_ends[index] as usize]
+    }
+
+    /// The rows with this index.
+    pub(crate) fn rows_with_index(&self, index: i64) -> &[Row] {
+        self.index_numbers.get(&index).map_or(&[], |&number| self.by_index.rows(number))
+    }
+}

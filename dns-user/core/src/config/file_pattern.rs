@@ -1,0 +1,156 @@
+//! File patterns with the meaning of Go's `filepath.Glob`: `*`, `?`, `[a-z]`,
+//! `[^a-z]`, `\` before a character; none of them matches a slash; names that
+//! begin with a dot are names like any other.
+//!
+//! Pure: whoever reads folders asks [`matches`] name by name.
+
+/// A pattern that cannot be read: an open bracket, an empty range, a lone backslash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("is not a file pattern (an unclosed [ or a backslash at the end)")]
+pub struct BadPattern;
+
+/// Whether every part of a pattern can be read.
+pub fn check(pattern: &str) -> Result<(), BadPattern> {
+    pattern.split('/').try_for_each(|part| matches(part.as_bytes(), b"").map(drop))
+}
+
+/// Whether a part of a pattern has any character with a meaning.
+pub fn is_pattern(part: &str) -> bool {
+    part.contains(['*', '?', '[', '\\'])
+}
+
+/// Whether a name without slashes matches a pattern without slashes.
+///
+/// Backtracks to the latest star alone, so the work is bounded by the product of
+/// the two lengths. The whole pattern is read, so that a bad one is always found.
+pub fn matches(pattern: &[u8], name: &[u8]) -> Result<bool, BadPattern> {
+    let units = parse(pattern)?;
+    let (mut unit, mut at) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while at < name.len() {
+        match units.get(unit) {
+            Some(Unit::Star) => {
+                star = Some((unit, at));
+                unit += 1;
+                continue;
+            }
+            Some(Unit::One(set)) if set.holds(name[at]) => {
+                unit += 1;
+                at += 1;
+                continue;
+            }
+            _ => {}
+        }
+        let Some((star_unit, star_at)) = star else { return Ok(false) };
+        star = Some((star_unit, star_at + 1));
+        unit = star_unit + 1;
+        at = star_at + 1;
+    }
+    Ok(units[unit..].iter().all(|unit| matches!(unit, Unit::Star)))
+}
+
+/// One element of a pattern.
+enum Unit {
+    /// Any number of characters.
+    Star,
+    /// One character out of a set.
+    One(Set),
+}
+
+/// A set of bytes.
+struct Set {
+    /// Whether the ranges are those that do not match.
+    negated: bool,
+    /// Inclusive ranges.
+    ranges: Vec<(u8, u8)>,
+}
+
+impl Set {
+    /// Whether the byte is in the set.
+    fn holds(&self, byte: u8) -> bool {
+        self.ranges.iter().any(|&(low, high)| (low..=high).contains(&byte)) != self.negated
+    }
+}
+
+/// Splits a pattern into its elements.
+fn parse(pattern: &[u8]) -> Result<Vec<Unit>, BadPattern> {
+    let mut units = Vec::new();
+    let mut rest = pattern;
+    while let Some((&first, tail)) = rest.split_first() {
+        rest = tail;
+        units.push(match first {
+            b'*' => Unit::Star,
+            b'?' => Unit::One(Set { negated: true, ranges: Vec::new() }),
+            b'[' => {
+                let (set, tail) = parse_set(tail)?;
+                rest = tail;
+                Unit::One(set)
+            }
+            b'\\' => {
+                let (&literal, tail) = tail.split_first().ok_or(BadPattern)?;
+                rest = tail;
+                Unit::One(Set { negated: false, ranges: vec![(literal, literal)] })
+            }
+            literal => Unit::One(Set { negated: false, ranges: vec![(literal, literal)] }),
+        });
+    }
+    Ok(units)
+}
+
+/// Reads a set after its `[`; also what follows its `]`.
+fn parse_set(text: &[u8]) -> Result<(Set, &[u8]), BadPattern> {
+    let (negated, mut rest) = match text.split_first() {
+        Some((b'^', tail)) => (true, tail),
+        _ => (false, text),
+    };
+    let mut ranges = Vec::new();
+    loop {
+        if let (Some((b']', tail)), false) = (rest.split_first(), ranges.is_empty()) {
+            return Ok((Set { negated, ranges }, tail));
+        }
+        let (low, tail) = set_character(rest)?;
+        rest = tail;
+        let mut high = low;
+        if let Some((b'-', tail)) = rest.split_first() {
+            (high, rest) = set_character(tail)?;
+        }
+        ranges.push((low, high));
+    }
+}
+
+/// One character inside brackets, a backslash taken away.
+fn set_character(text: &[u8]) -> Result<(u8, &[u8]), BadPattern> {
+    match text.split_first() {
+        None | Some((b'-' | b']', _)) => Err(BadPattern),
+        Some((b'\\', tail)) => tail.split_first().map(|(&byte, tail)| (byte, tail)).ok_or(BadPattern),
+        Some((&byte, tail)) => Ok((byte, tail)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_match_as_in_go() {
+        for (pattern, name, expected) in [
+            ("*.json", "a.json", true),
+            ("*.json", ".json", true),
+            ("*.json", "a.jsonx", false),
+            ("*a*b", "xxaxxabb", true),
+            ("?", "", false),
+            ("?.c", "a.c", true),
+            ("[a-c]x", "bx", true),
+            ("[^a-c]x", "bx", false),
+            ("\\*", "*", true),
+            ("\\*", "a", false),
+            ("", "", true),
+            ("**", "anything", true),
+        ] {
+            assert_eq!(matches(pattern.as_bytes(), name.as_bytes()), Ok(expected), "{pattern} {name}");
+        }
+        for pattern in ["[", "[]", "[a", "[a-]", "x\\", "[-a]"] {
+            assert_eq!(matches(pattern.as_bytes(), b"zzz"), Err(BadPattern), "{pattern}");
+        }
+    }
+}

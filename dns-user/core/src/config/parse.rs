@@ -1,0 +1,450 @@
+//! From `config.json` to [`Config`]: every key, its default, its errors.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
+
+use super::{
+    ApiConfig, CacheConfig, Config, ConfigError, ControlConfig, HealthConfig, HookMode, Identity, LogLevel,
+    LoggingConfig, MetricsConfig, OnStop, RecursionConfig, RecursorErrors, RecursorSelection, TlsFiles,
+    XdpConfig, file_pattern, json::Json, reader::Reader, recursor::with_port,
+};
+use crate::{
+    name::Name,
+    wire::{MAX_UDP_SIZE, MIN_UDP_SIZE},
+};
+
+/// A configuration and what is odd about it, but no reason to stop.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The configuration.
+    pub config: Config,
+    /// One clear line each.
+    pub warnings: Vec<String>,
+}
+
+impl Config {
+    /// Parses the text of a file; `file` is only for messages.
+    pub fn parse(file: &str, bytes: &[u8]) -> Result<Loaded, ConfigError> {
+        let json = Json::parse(bytes).map_err(|error| ConfigError {
+            file: file.to_owned(),
+            problem: format!("is no JSON: {error}"),
+        })?;
+        let root = Reader::document(file, &json)?;
+        let mut warnings = Vec::new();
+        let config = Self {
+            listen: listen(&root)?,
+            timeout: root.positive("timeout")?.unwrap_or(Duration::from_secs(5)),
+            request_timeout: or_default(root.duration("request_timeout")?, Duration::from_secs(5)),
+            recursion: recursion(&root)?,
+            records_file: path(&root, "records_file")?,
+            alias_files_glob: pattern(&root, "alias_files_glob")?,
+            handlers_files_glob: pattern(&root, "handlers_files_glob")?,
+            addresses_files_glob: pattern(&root, "addresses_files_glob")?,
+            upcheck_domains: upcheck_domains(&root)?,
+            internal_upcheck: internal_upcheck(&root)?,
+            jobs_dir: path(&root, "jobs_dir")?,
+            logging: logging(&root)?,
+            control: control(&root.object("control")?, &mut warnings)?,
+            api: api(&root.object("api")?, root.has("control") && !root.has("api"), &mut warnings)?,
+            health: health(&root.object("health")?)?,
+            metrics: metrics(&root.object("metrics")?)?,
+            cache: cache(&root.object("cache")?)?,
+            configure_systemd_resolved: root.boolean("configure_systemd_resolved")?.unwrap_or(false),
+            max_reply: root
+                .number("max_reply", MIN_UDP_SIZE as u64, MAX_UDP_SIZE as u64)?
+                .map(|most| most as u16),
+            identity: root
+                .choice(
+                    "identity",
+                    &[("edns", Identity::Edns), ("always", Identity::Always), ("off", Identity::Off)],
+                )?
+                .unwrap_or(Identity::Edns),
+            xdp: xdp(&root.object("xdp")?, &mut warnings)?,
+        };
+        if !root.has("address") {
+            warnings.push("address is missing: listening on every address (0.0.0.0)".to_owned());
+        }
+        let warnings = warnings.into_iter().map(|warning| format!("{file}: {warning}")).collect();
+        Ok(Loaded { config, warnings })
+    }
+}
+
+/// `address` and `port`. Without an address: every one, as in the reference.
+fn listen(root: &Reader<'_>) -> Result<SocketAddr, ConfigError> {
+    let address = match root.text("address")? {
+        None | Some("") => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        Some(_) => root.address("address")?.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+    };
+    let port = root
+        .port("port")?
+        .ok_or_else(|| root.error("port", "is missing; allowed is a whole number from 1 to 65535"))?;
+    Ok(SocketAddr::new(address, port))
+}
+
+/// Everything about recursors.
+fn recursion(root: &Reader<'_>) -> Result<RecursionConfig, ConfigError> {
+    let recursors = |name| {
+        let texts = root.texts(name)?.unwrap_or_default();
+        let with_ports =
+            texts.into_iter().map(|text| with_port(text).map_err(|problem| root.error(name, &problem)));
+        with_ports.collect::<Result<Vec<String>, _>>()
+    };
+    Ok(RecursionConfig {
+        disabled: root.boolean("disable_recursors")?.unwrap_or(false),
+        recursors: recursors("recursors")?,
+        excluded: recursors("excluded_recursors")?,
+        selection: root
+            .choice(
+                "recursor_selection",
+                &[("smart", RecursorSelection::Smart), ("serial", RecursorSelection::Serial)],
+            )?
+            .unwrap_or(RecursorSelection::Smart),
+        timeout: or_default(root.duration("recursor_timeout")?, Duration::from_secs(2)),
+        max_retries: root.number("recursor_max_retries", 0, 1000)?.unwrap_or(0) as u32,
+        errors: root
+            .choice(
+                "recursor_errors",
+                &[("truthful", RecursorErrors::Truthful), ("nxdomain", RecursorErrors::Nxdomain)],
+            )?
+            .unwrap_or(RecursorErrors::Truthful),
+        randomise_case: root.boolean("recursor_0x20")?.unwrap_or(false),
+    })
+}
+
+/// `upcheck_domains`, with or without the final dot.
+fn upcheck_domains(root: &Reader<'_>) -> Result<Vec<Name>, ConfigError> {
+    let mut names = Vec::new();
+    for text in root.texts("upcheck_domains")?.unwrap_or_default() {
+        let name = Name::from_text(text).map_err(|reason| {
+            root.error("upcheck_domains", &format!("{text:?} is no domain name: {reason}"))
+        })?;
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
+/// `internal_upcheck_domain`. It is asked only beside other up-checks (observed);
+/// a name without the final dot can never be up in the reference, so it is an
+/// error here.
+fn internal_upcheck(root: &Reader<'_>) -> Result<Option<Name>, ConfigError> {
+    let object = root.object("internal_upcheck_domain")?;
+    let text = object.text("dns_query")?.unwrap_or_default();
+    let upchecks = root.texts("upcheck_domains")?.unwrap_or_default();
+    if !object.boolean("enabled")?.unwrap_or(false) || upchecks.is_empty() {
+        return Ok(None);
+    }
+    if !text.ends_with('.') {
+        return Err(
+            object.error("dns_query", &format!("is {text:?}; allowed is a full name, with the final dot"))
+        );
+    }
+    let name = Name::from_text(text)
+        .map_err(|reason| object.error("dns_query", &format!("{text:?} is no domain name: {reason}")))?;
+    Ok(Some(name))
+}
+
+/// `log_level` and `logging`.
+pub fn logging(root: &Reader<'_>) -> Result<LoggingConfig, ConfigError> {
+    let object = root.object("logging")?;
+    let mut tags = Vec::new();
+    for tag in object.objects("tags")? {
+        let name = tag.text("name")?.ok_or_else(|| tag.error("name", "is missing"))?;
+        let level = log_level(&tag)?.ok_or_else(|| tag.error("log_level", "is missing"))?;
+        tags.push((name.to_owned(), level));
+    }
+    let timestamp = object.object("format")?.text("timestamp")?;
+    Ok(LoggingConfig {
+        level: log_level(root)?.unwrap_or(LogLevel::Info),
+        rfc3339: matches!(timestamp, Some("rfc3339" | "rfc-3339")),
+        tags,
+    })
+}
+
+/// A log level, in any letter case.
+fn log_level(reader: &Reader<'_>) -> Result<Option<LogLevel>, ConfigError> {
+    let Some(text) = reader.text("log_level")? else { return Ok(None) };
+    match text.to_ascii_uppercase().as_str() {
+        "DEBUG" => Ok(Some(LogLevel::Debug)),
+        "INFO" => Ok(Some(LogLevel::Info)),
+        "WARN" => Ok(Some(LogLevel::Warn)),
+        "ERROR" => Ok(Some(LogLevel::Error)),
+        "NONE" => Ok(Some(LogLevel::None)),
+        _ => Err(reader
+            .error("log_level", &format!("{text:?} is unknown; allowed are DEBUG, INFO, WARN, ERROR, NONE"))),
+    }
+}
+
+/// `control`, our own.
+fn control(object: &Reader<'_>, warnings: &mut Vec<String>) -> Result<Option<ControlConfig>, ConfigError> {
+    let name =
+        |key| Ok::<_, ConfigError>(object.text(key)?.filter(|text| !text.is_empty()).map(str::to_owned));
+    let (user, group) = (name("user")?, name("group")?);
+    let socket = path(object, "socket")?;
+    for path in object.unknown() {
+        warnings.push(format!("{path} is unknown and ignored"));
+    }
+    match socket {
+        Some(socket) if !socket.is_absolute() => Err(object.error("socket", "is no absolute path")),
+        socket => Ok(socket.map(|socket| ControlConfig { socket, user, group })),
+    }
+}
+
+/// `api`. A part of it that is missing leaves the API off, not DNS; nobody is told where it is
+/// `unwanted`.
+fn api(
+    object: &Reader<'_>,
+    unwanted: bool,
+    warnings: &mut Vec<String>,
+) -> Result<Option<ApiConfig>, ConfigError> {
+    let port = object.port("port")?;
+    let tls = tls_files(object)?;
+    let admins = object.texts("admins")?.map(|names| names.into_iter().map(str::to_owned).collect());
+    match (port, tls) {
+        (Some(port), Ok(tls)) => Ok(Some(ApiConfig { port, tls, admins })),
+        _ if unwanted => Ok(None),
+        (None, _) => {
+            warnings.push("api.port is missing: the API stays off".to_owned());
+            Ok(None)
+        }
+        (_, Err(missing)) => {
+            warnings.push(format!("api.{missing} is missing: the API stays off"));
+            Ok(None)
+        }
+    }
+}
+
+/// `health`. With checks on, port and the three files must be named.
+fn health(object: &Reader<'_>) -> Result<HealthConfig, ConfigError> {
+    let enabled = object.boolean("enabled")?.unwrap_or(false);
+    let port = if enabled { object.port("port")? } else { object.port("port").unwrap_or(None) };
+    let tls = tls_files(object)?;
+    if enabled && port.is_none() {
+        return Err(object.error("port", "is missing, and health is enabled"));
+    }
+    if let (true, Err(missing)) = (enabled, &tls) {
+        return Err(object.error(missing, "is missing, and health is enabled"));
+    }
+    Ok(HealthConfig {
+        enabled,
+        port: port.unwrap_or(0),
+        tls: tls.ok(),
+        check_interval: object.positive("check_interval")?.unwrap_or(Duration::from_secs(20)),
+        max_tracked_queries: object.number("max_tracked_queries", 0, 10_000_000)?.unwrap_or(2000) as usize,
+        synchronous_check_timeout: object
+            .duration("synchronous_check_timeout")?
+            .unwrap_or(Duration::from_secs(1)),
+        tracked_query_ttl: object.duration("tracked_query_ttl")?.filter(|ttl| !ttl.is_zero()),
+    })
+}
+
+/// The three files; or the name of the first that lacks.
+pub fn tls_files(object: &Reader<'_>) -> Result<Result<TlsFiles, &'static str>, ConfigError> {
+    let certificate = path(object, "certificate_file")?;
+    let private_key = path(object, "private_key_file")?;
+    let ca = path(object, "ca_file")?;
+    Ok(match (certificate, private_key, ca) {
+        (Some(certificate), Some(private_key), Some(ca)) => Ok(TlsFiles { certificate, private_key, ca }),
+        (None, _, _) => Err("certificate_file"),
+        (_, None, _) => Err("private_key_file"),
+        (_, _, None) => Err("ca_file"),
+    })
+}
+
+/// `metrics`.
+fn metrics(object: &Reader<'_>) -> Result<MetricsConfig, ConfigError> {
+    let enabled = object.boolean("enabled")?.unwrap_or(false);
+    let default = SocketAddr::from((Ipv4Addr::LOCALHOST, 53088));
+    if !enabled {
+        // Whatever else stands there is of no use.
+        return Ok(MetricsConfig { enabled, listen: default });
+    }
+    let address = match object.text("address")? {
+        None | Some("") => default.ip(),
+        Some("localhost") => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        Some(_) => object.address("address")?.unwrap_or(default.ip()),
+    };
+    let port = object.port("port")?.unwrap_or(default.port());
+    Ok(MetricsConfig { enabled, listen: SocketAddr::new(address, port) })
+}
+
+/// `cache`.
+fn cache(object: &Reader<'_>) -> Result<CacheConfig, ConfigError> {
+    Ok(CacheConfig {
+        enabled: object.boolean("enabled")?.unwrap_or(false),
+        max_entries: object.number("max_entries", 1, 100_000_000)?.unwrap_or(10_000),
+        max_bytes: object.number("max_bytes", 1, 1 << 40)?.unwrap_or(64 << 20),
+        serve_stale: object.duration("serve_stale")?.filter(|stale| !stale.is_zero()),
+    })
+}
+
+/// `xdp`, our own settings.
+fn xdp(object: &Reader<'_>, warnings: &mut Vec<String>) -> Result<XdpConfig, ConfigError> {
+    let interfaces = object.texts("interfaces")?;
+    if interfaces.as_ref().is_some_and(|names| names.iter().any(|name| name.is_empty())) {
+        return Err(
+            object.error("interfaces", "has an empty text; allowed are names and patterns such as \"veth*\"")
+        );
+    }
+    let respect_filters = object.texts("respect_filters")?.unwrap_or_default();
+    let config = XdpConfig {
+        vlans: object.numbers("vlans", 0, 4095)?.into_iter().map(|vlan| vlan as u16).collect(),
+        respect_filters: respect_filters.into_iter().map(str::to_owned).collect(),
+        enabled: object.boolean("enabled")?.unwrap_or(true),
+        interfaces: interfaces.map(|names| names.into_iter().map(str::to_owned).collect()),
+        mode: object
+            .choice(
+                "mode",
+                &[
+                    ("auto", HookMode::Auto),
+                    ("native", HookMode::Native),
+                    ("generic", HookMode::Generic),
+                    ("tc", HookMode::Tc),
+                    ("off", HookMode::Off),
+                ],
+            )?
+            .unwrap_or(HookMode::Auto),
+        max_names: object.number("max_names", 1, 1 << 24)?.unwrap_or(65_536) as u32,
+        lease: object.positive("lease")?.unwrap_or(Duration::from_secs(10)),
+        bpffs: path(object, "bpffs")?.unwrap_or_else(|| PathBuf::from("/sys/fs/bpf/bosh-dns-xdp")),
+        on_stop: object
+            .choice("on_stop", &[("detach", OnStop::Detach), ("keep", OnStop::Keep)])?
+            .unwrap_or(OnStop::Detach),
+        user: object.text("user")?.filter(|user| !user.is_empty()).map(str::to_owned),
+        attach_socket: path(object, "attach_socket")?,
+    };
+    if config.attach_socket.as_ref().is_some_and(|socket| !socket.is_absolute()) {
+        return Err(object.error("attach_socket", "is no absolute path"));
+    }
+    if config.lease < Duration::from_secs(1) {
+        return Err(object.error("lease", "is shorter than a second; allowed is \"1s\" or more"));
+    }
+    for path in object.unknown() {
+        warnings.push(format!("{path} is unknown and ignored"));
+    }
+    Ok(config)
+}
+
+/// A file or folder; an empty text counts as none.
+fn path(object: &Reader<'_>, name: &'static str) -> Result<Option<PathBuf>, ConfigError> {
+    Ok(object.text(name)?.filter(|text| !text.is_empty()).map(PathBuf::from))
+}
+
+/// A file pattern that can be read.
+fn pattern(object: &Reader<'_>, name: &'static str) -> Result<String, ConfigError> {
+    let text = object.text(name)?.unwrap_or_default();
+    file_pattern::check(text).map_err(|reason| object.error(name, &format!("{text:?} {reason}")))?;
+    Ok(text.to_owned())
+}
+
+/// Go's zero value stands for the default.
+fn or_default(duration: Option<Duration>, default: Duration) -> Duration {
+    duration.filter(|duration| !duration.is_zero()).unwrap_or(default)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Parses a configuration that has to be right.
+    fn good(text: &str) -> Loaded {
+        Config::parse("config.json", text.as_bytes()).unwrap()
+    }
+
+    /// Parses a configuration that has to be wrong; the message.
+    fn bad(text: &str) -> String {
+        Config::parse("config.json", text.as_bytes()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_reference() {
+        let Loaded { config, .. } = good(r#"{"address": "169.254.0.2", "port": 53}"#);
+        assert_eq!(config.listen, "169.254.0.2:53".parse().unwrap());
+        assert_eq!(config.timeout, Duration::from_secs(5));
+        assert_eq!(config.request_timeout, Duration::from_secs(5));
+        assert_eq!(config.recursion.timeout, Duration::from_secs(2));
+        assert_eq!(config.recursion.selection, RecursorSelection::Smart);
+        assert_eq!(config.recursion.errors, RecursorErrors::Truthful);
+        assert_eq!(config.health.check_interval, Duration::from_secs(20));
+        assert_eq!(config.health.max_tracked_queries, 2000);
+        assert_eq!(config.health.synchronous_check_timeout, Duration::from_secs(1));
+        assert_eq!(config.metrics.listen, "127.0.0.1:53088".parse().unwrap());
+        assert!(config.api.is_none() && !config.health.enabled && !config.cache.enabled);
+        assert!(config.xdp.enabled && config.xdp.interfaces.is_none());
+        assert_eq!((config.xdp.max_names, config.xdp.lease), (65_536, Duration::from_secs(10)));
+    }
+
+    #[test]
+    fn letter_case_order_and_null_are_gos() {
+        let Loaded { config, .. } = good(
+            r#"{"PORT": 53, "Port": 54, "address": "10.0.0.1", "address": null, "future": [1],
+                "health": {"max_tracked_queries": 7}, "HEALTH": {"check_interval": "1m"}, "cache": null}"#,
+        );
+        assert_eq!(config.listen, "10.0.0.1:54".parse().unwrap());
+        assert_eq!(config.health.max_tracked_queries, 7);
+        assert_eq!(config.health.check_interval, Duration::from_secs(60));
+    }
+
+    #[test]
+    fn errors_name_file_key_problem_and_what_is_allowed() {
+        for (text, message) in [
+            ("", "config.json: is no JSON: EOF while parsing a value at line 1 column 0"),
+            ("[]", "config.json: is a list, not an object of settings"),
+            ("{}", "config.json: port: is missing; allowed is a whole number from 1 to 65535"),
+            (r#"{"port": -1}"#, "config.json: port: is -1; allowed is a whole number from 1 to 65535"),
+            (r#"{"port": "53"}"#, "config.json: port: is \"53\"; allowed is a whole number from 1 to 65535"),
+            (r#"{"port": 53, "address": "x"}"#, "config.json: address: \"x\" is no IP address"),
+            (
+                r#"{"port": 53, "recursor_timeout": null}"#,
+                "config.json: recursor_timeout: is null; allowed is a duration such as \"400ms\", \"5s\" or \"1h2m3.5s\"",
+            ),
+            (
+                r#"{"port": 53, "recursor_selection": "SERIAL"}"#,
+                "config.json: recursor_selection: \"SERIAL\" is unknown; allowed are \"smart\", \"serial\"",
+            ),
+            (
+                r#"{"port": 53, "log_level": ""}"#,
+                "config.json: log_level: \"\" is unknown; allowed are DEBUG, INFO, WARN, ERROR, NONE",
+            ),
+            (
+                r#"{"port": 53, "health": {"enabled": true, "port": 8853}}"#,
+                "config.json: health.certificate_file: is missing, and health is enabled",
+            ),
+            (
+                r#"{"port": 53, "logging": {"tags": [{"name": "x", "log_level": "loud"}]}}"#,
+                "config.json: logging.tags[0].log_level: \"loud\" is unknown; allowed are DEBUG, INFO, WARN, ERROR, NONE",
+            ),
+            (
+                r#"{"port": 53, "alias_files_glob": "/x/["}"#,
+                "config.json: alias_files_glob: \"/x/[\" is not a file pattern (an unclosed [ or a backslash at the end)",
+            ),
+            (r#"{"port": 53, "timeout": "0s"}"#, "config.json: timeout: has to be longer than 0"),
+        ] {
+            assert_eq!(bad(text), message);
+        }
+    }
+
+    #[test]
+    fn the_internal_upcheck_needs_its_dot_only_where_it_is_used() {
+        let text = |upchecks: &str, query: &str| {
+            format!(
+                r#"{{"port": 53, "upcheck_domains": [{upchecks}],
+                    "internal_upcheck_domain": {{"enabled": true, "dns_query": "{query}"}}}}"#
+            )
+        };
+        assert!(bad(&text("\"up.\"", "q-s0.q-g1.bosh")).contains("with the final dot"));
+        assert!(good(&text("", "q-s0.q-g1.bosh")).config.internal_upcheck.is_none());
+        assert!(good(&text("\"up.\"", "q-s0.q-g1.bosh.")).config.internal_upcheck.is_some());
+    }
+
+    #[test]
+    fn slips_in_our_own_object_are_reported() {
+        let loaded = good(r#"{"address": "127.0.0.1", "port": 53, "xdp": {"mod": "off", "mode": "tc"}}"#);
+        assert_eq!(loaded.config.xdp.mode, HookMode::Tc);
+        assert!(loaded.warnings.contains(&"config.json: xdp.mod is unknown and ignored".to_owned()));
+    }
+}

@@ -1,0 +1,233 @@
+//! Typed access to the members of a configuration object, with errors that name
+//! file, member, what is wrong and what is allowed.
+
+use std::{cell::RefCell, net::IpAddr, time::Duration};
+
+use super::{ConfigError, duration::parse_duration, json::Json};
+
+/// An object of the configuration and how it is reached.
+pub struct Reader<'a> {
+    /// The file, for messages.
+    file: &'a str,
+    /// Path of the object inside the file: empty, or `health`.
+    path: String,
+    /// All members in the order of the document; objects of one name are laid
+    /// over one another, as in the reference.
+    members: Vec<(&'a str, &'a Json)>,
+    /// Names that were asked for, to tell unknown ones.
+    asked: RefCell<Vec<&'static str>>,
+}
+
+impl<'a> Reader<'a> {
+    /// Reads a whole document, which has to be an object.
+    pub fn document(file: &'a str, json: &'a Json) -> Result<Self, ConfigError> {
+        let Json::Object(members) = json else {
+            return Err(ConfigError {
+                file: file.to_owned(),
+                problem: format!("is {}, not an object of settings", json.kind()),
+            });
+        };
+        let members = members.iter().map(|(name, value)| (name.as_str(), value)).collect();
+        Ok(Self { file, path: String::new(), members, asked: RefCell::default() })
+    }
+
+    /// The object `name`; an empty one if it is absent or null.
+    pub fn object(&self, name: &'static str) -> Result<Reader<'a>, ConfigError> {
+        let mut members = Vec::new();
+        for value in self.all(name) {
+            match value {
+                Json::Object(inner) => {
+                    members.extend(inner.iter().map(|(name, value)| (name.as_str(), value)));
+                }
+                Json::Null => {}
+                other => return Err(self.wrong(name, other, "an object")),
+            }
+        }
+        Ok(Reader { file: self.file, path: self.path_of(name), members, asked: RefCell::default() })
+    }
+
+    /// The objects in the list `name`; `None` if it is absent or null.
+    pub fn objects(&self, name: &'static str) -> Result<Vec<Reader<'a>>, ConfigError> {
+        let mut readers = Vec::new();
+        for (index, item) in self.list(name)?.unwrap_or_default().iter().enumerate() {
+            let Json::Object(members) = item else {
+                return Err(self.wrong(name, item, "a list of objects"));
+            };
+            readers.push(Reader {
+                file: self.file,
+                path: format!("{}[{index}]", self.path_of(name)),
+                members: members.iter().map(|(name, value)| (name.as_str(), value)).collect(),
+                asked: RefCell::default(),
+            });
+        }
+        Ok(readers)
+    }
+
+    /// Whether a member of this name is there and not null.
+    pub fn has(&self, name: &'static str) -> bool {
+        self.value(name).is_some()
+    }
+
+    /// A text.
+    pub fn text(&self, name: &'static str) -> Result<Option<&'a str>, ConfigError> {
+        match self.value(name) {
+            None => Ok(None),
+            Some(Json::Text(text)) => Ok(Some(text)),
+            Some(other) => Err(self.wrong(name, other, "a text")),
+        }
+    }
+
+    /// A boolean.
+    pub fn boolean(&self, name: &'static str) -> Result<Option<bool>, ConfigError> {
+        match self.value(name) {
+            None => Ok(None),
+            Some(Json::Bool(value)) => Ok(Some(*value)),
+            Some(other) => Err(self.wrong(name, other, "true or false")),
+        }
+    }
+
+    /// A whole number within the limits.
+    pub fn number(&self, name: &'static str, min: u64, max: u64) -> Result<Option<u64>, ConfigError> {
+        let Some(value) = self.value(name) else { return Ok(None) };
+        let number = match value {
+            Json::Number(number) => number.as_u64(),
+            _ => None,
+        };
+        match number {
+            Some(number) if (min..=max).contains(&number) => Ok(Some(number)),
+            _ => Err(self.wrong(name, value, &format!("a whole number from {min} to {max}"))),
+        }
+    }
+
+    /// A list of whole numbers from `min` to `max`; empty where there is none.
+    pub fn numbers(&self, name: &'static str, min: u64, max: u64) -> Result<Vec<u64>, ConfigError> {
+        let allowed = format!("a list of whole numbers from {min} to {max}");
+        let numbers = self.list(name)?.unwrap_or_default().iter().map(|item| match item {
+            Json::Number(number) => number
+                .as_u64()
+                .filter(|number| (min..=max).contains(number))
+                .ok_or_else(|| self.wrong(name, item, &allowed)),
+            other => Err(self.wrong(name, other, &allowed)),
+        });
+        numbers.collect()
+    }
+
+    /// A port number, from 1.
+    pub fn port(&self, name: &'static str) -> Result<Option<u16>, ConfigError> {
+        let port = self.number(name, 1, u16::MAX.into())?;
+        // Just checked against the same limit.
+        Ok(port.map(|port| port as u16))
+    }
+
+    /// An IP address.
+    pub fn address(&self, name: &'static str) -> Result<Option<IpAddr>, ConfigError> {
+        let Some(text) = self.text(name)? else { return Ok(None) };
+        let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+        bare.parse().map(Some).map_err(|_| self.error(name, &format!("{text:?} is no IP address")))
+    }
+
+    /// A duration. Null is an error, as in the reference.
+    pub fn duration(&self, name: &'static str) -> Result<Option<Duration>, ConfigError> {
+        const ALLOWED: &str = "a duration such as \"400ms\", \"5s\" or \"1h2m3.5s\"";
+        match self.all(name).last() {
+            None => Ok(None),
+            Some(Json::Text(text)) => parse_duration(text)
+                .map(Some)
+                .map_err(|reason| self.error(name, &format!("{text:?} {reason}; allowed is {ALLOWED}"))),
+            Some(other) => Err(self.wrong(name, other, ALLOWED)),
+        }
+    }
+
+    /// A duration longer than nothing.
+    pub fn positive(&self, name: &'static str) -> Result<Option<Duration>, ConfigError> {
+        match self.duration(name)? {
+            Some(Duration::ZERO) => Err(self.error(name, "has to be longer than 0")),
+            other => Ok(other),
+        }
+    }
+
+    /// A list of texts.
+    pub fn texts(&self, name: &'static str) -> Result<Option<Vec<&'a str>>, ConfigError> {
+        let Some(list) = self.list(name)? else { return Ok(None) };
+        let texts = list.iter().map(|item| match item {
+            Json::Text(text) => Ok(text.as_str()),
+            other => Err(self.wrong(name, other, "a list of texts")),
+        });
+        texts.collect::<Result<_, _>>().map(Some)
+    }
+
+    /// One out of several texts.
+    pub fn choice<T: Copy>(
+        &self,
+        name: &'static str,
+        choices: &[(&str, T)],
+    ) -> Result<Option<T>, ConfigError> {
+        let Some(text) = self.text(name)? else { return Ok(None) };
+        match choices.iter().find(|(word, _)| *word == text) {
+            Some((_, value)) => Ok(Some(*value)),
+            None => {
+                let words: Vec<String> = choices.iter().map(|(word, _)| format!("{word:?}")).collect();
+                Err(self.error(name, &format!("{text:?} is unknown; allowed are {}", words.join(", "))))
+            }
+        }
+    }
+
+    /// All members, for objects whose names are data.
+    pub fn entries(&self) -> impl Iterator<Item = (&'a str, &'a Json)> {
+        self.members.iter().copied()
+    }
+
+    /// An error about member `name`.
+    pub fn error(&self, name: &str, problem: &str) -> ConfigError {
+        ConfigError { file: self.file.to_owned(), problem: format!("{}: {problem}", self.path_of(name)) }
+    }
+
+    /// Members that nobody asked for, by their paths. For our own objects, where
+    /// an unknown name is more likely a slip than a setting of a later version.
+    pub fn unknown(&self) -> Vec<String> {
+        let asked = self.asked.borrow();
+        self.members
+            .iter()
+            // Explanations, as `bosh-dns-xdp config --default` writes them.
+            .filter(|(name, _)| !name.starts_with('#'))
+            .filter(|(name, _)| !asked.iter().any(|known| known.eq_ignore_ascii_case(name)))
+            .map(|(name, _)| self.path_of(name))
+            .collect()
+    }
+
+    /// The list `name`.
+    fn list(&self, name: &'static str) -> Result<Option<&'a [Json]>, ConfigError> {
+        match self.value(name) {
+            None => Ok(None),
+            Some(Json::List(list)) => Ok(Some(list)),
+            Some(other) => Err(self.wrong(name, other, "a list")),
+        }
+    }
+
+    /// The last value of this name that is not null.
+    fn value(&self, name: &'static str) -> Option<&'a Json> {
+        self.all(name).filter(|value| **value != Json::Null).last()
+    }
+
+    /// All values of this name, in any letter case.
+    fn all(&self, name: &'static str) -> impl Iterator<Item = &'a Json> + use<'a> {
+        self.asked.borrow_mut().push(name);
+        let found: Vec<&'a Json> = self
+            .members
+            .iter()
+            .filter(|(member, _)| member.eq_ignore_ascii_case(name))
+            .map(|&(_, value)| value)
+            .collect();
+        found.into_iter()
+    }
+
+    /// An error about a value of another kind.
+    fn wrong(&self, name: &str, found: &Json, allowed: &str) -> ConfigError {
+        self.error(name, &format!("is {found}; allowed is {allowed}"))
+    }
+
+    /// The path of a member.
+    fn path_of(&self, name: &str) -> String {
+        if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
+    }
+}

@@ -1,0 +1,152 @@
+//! Which names are worth publishing before anybody asks. Pure; above `resolve`,
+//! because some of the names are those of instances that a pattern selects.
+
+use crate::catalog::{FileTarget, Fleet, NO_VALUE, PlaceNumber, Row, Snapshot, Symbol, prepend};
+use crate::name::Name;
+use crate::query::Question;
+use crate::resolve::select;
+
+/// Names worth publishing before anybody asks, the most useful first and none
+/// twice: aliases, groups, then instances.
+pub fn published_names(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
+    let others = groups(snapshot)
+        .chain(places(snapshot))
+        .chain(long_instances(snapshot))
+        .chain(short_instances(snapshot));
+    // An alias hides what else has its name.
+    let others = others.filter(|name| !snapshot.aliases().covers(name));
+    aliases(snapshot).chain(aliases_below(snapshot)).chain(others)
+}
+
+/// Aliases of one name, those of placeholders included.
+fn aliases(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
+    snapshot.aliases().exact.keys().cloned()
+}
+
+/// Aliases `_.x` with the ids of the instances that their targets `_.y` have.
+fn aliases_below(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
+    let fleet = snapshot.fleet();
+    snapshot.aliases().below.iter().flat_map(move |(parent, targets)| {
+        let mut ids: Vec<_> = targets
+            .iter()
+            .filter_map(|target| match target {
+                FileTarget::Label(rest) => prepend(b"q-s4", rest),
+                _ => None,
+            })
+            .flat_map(|all| match Question::read(&all, &fleet.domain_names) {
+                Ok(question @ Question::Within(..)) => select(fleet, &question, None).rows,
+                _ => Vec::new(),
+            })
+            .map(|row| fleet.id.values[row as usize])
+            .collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids.into_iter().filter_map(move |id| {
+            let name = prepend(plain(fleet.id.dictionary.text(id))?, parent)?;
+            (!snapshot.aliases().exact.contains_key(&name)).then_some(name)
+        })
+    })
+}
+
+/// `q-s0.q-g<id>.<domain>`.
+fn groups(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
+    let fleet = snapshot.fleet();
+    fleet.groups.iter().flat_map(move |(group, text)| {
+        let mut domains: Vec<_> =
+            fleet.by_group.rows(group).iter().map(|&row| fleet.place_of(row).domain).collect();
+        domains.sort_unstable();
+        domains.dedup();
+        let label = format!("q-g{text}");
+        domains.into_iter().filter_map(move |domain| {
+            let domain = fleet.domain_names.name(domain)?;
+            joined([b"q-s0", plain(&label)?], domain)
+        })
+    })
+}
+
+/// `q-s0.<instance-group>.<network>.<deployment>.<domain>`.
+fn places(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
+    (0..snapshot.fleet().places.len() as PlaceNumber).filter_map(move |place| long(snapshot, b"q-s0", place))
+}
+
+/// `<id>.<instance-group>.<network>.<deployment>.<domain>`.
+fn long_instances(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
+    let fleet = snapshot.fleet();
+    distinct(snapshot, move |row| vec![fleet.place[row as usize]]).filter_map(move |(id, place)| {
+        let label = plain(fleet.id.dictionary.text(id)).filter(|label| !label.starts_with(b"q-"))?;
+        long(snapshot, label, place)
+    })
+}
+
+/// `q-m<number>s0.q-g<group>.<domain>`, as links have it, and `<id>.q-g<group>.<domain>`.
+fn short_instances(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
+    let fleet = snapshot.fleet();
+    distinct(snapshot, move |row| fleet.groups_of(row).to_vec()).flat_map(move |(id, group)| {
+        let rows = fleet.by_id.rows(id);
+        let row = rows.iter().copied().find(|&row| fleet.groups_of(row).contains(&group));
+        let names = row.map_or([None, None], |row| {
+            let number = format!("q-m{}s0", fleet.num_id.text(row));
+            let number = plain(&number).filter(|_| is_first_with_number(fleet, row, group));
+            let id = plain(fleet.id.dictionary.text(id)).filter(|id| !id.starts_with(b"q-"));
+            let group = format!("q-g{}", fleet.groups.text(group));
+            let domain = fleet.domain_names.name(fleet.place_of(row).domain);
+            [number, id].map(|label| joined([label?, plain(&group)?], domain?))
+        });
+        names.into_iter().flatten()
+    })
+}
+
+/// Whether the row has a number and no row before it has the same in that
+/// group and domain: numbers are unique in the field, but nothing holds files to it.
+fn is_first_with_number(fleet: &Fleet, row: Row, group: Symbol) -> bool {
+    let number = fleet.num_id.values[row as usize];
+    if number == NO_VALUE {
+        return false;
+    }
+    let domain = fleet.place_of(row).domain;
+    let alike =
+        |&&other: &&Row| fleet.place_of(other).domain == domain && fleet.groups_of(other).contains(&group);
+    fleet.by_num_id.rows(number).iter().find(alike) == Some(&row)
+}
+
+/// For each instance id its distinct values.
+fn distinct<'a>(
+    snapshot: &'a Snapshot,
+    values: impl Fn(Row) -> Vec<u32> + 'a,
+) -> impl Iterator<Item = (u32, u32)> + 'a {
+    let fleet = snapshot.fleet();
+    (0..fleet.id.dictionary.len() as u32).flat_map(move |id| {
+        let mut values: Vec<u32> = fleet.by_id.rows(id).iter().flat_map(|&row| values(row)).collect();
+        values.sort_unstable();
+        values.dedup();
+        values.into_iter().map(move |value| (id, value))
+    })
+}
+
+/// A long form with this first label.
+fn long(snapshot: &Snapshot, first: &[u8], place: PlaceNumber) -> Option<Name> {
+    let fleet = snapshot.fleet();
+    let place = fleet.places.get(place);
+    // Read as the id of a group as well, so that mostly nothing matches.
+    let instance_group = plain(fleet.places.instance_groups.text(place.instance_group))
+        .filter(|name| !name.starts_with(b"q-g"))?;
+    let labels = [
+        first,
+        instance_group,
+        plain(fleet.places.networks.text(place.network))?,
+        plain(fleet.places.deployments.text(place.deployment))?,
+    ];
+    joined(labels, fleet.domain_names.name(place.domain)?)
+}
+
+/// The text as a label that queries can have: what has capitals, dots or the
+/// wrong length is found by other names, if at all.
+fn plain(text: &str) -> Option<&[u8]> {
+    let odd = |byte: u8| byte.is_ascii_uppercase() || byte == b'.' || byte == b'*';
+    ((1..=63).contains(&text.len()) && !text.bytes().any(odd)).then_some(text.as_bytes())
+}
+
+/// Labels in front of a domain; `None` if the name becomes too long.
+fn joined<const N: usize>(labels: [&[u8]; N], domain: &Name) -> Option<Name> {
+    labels.iter().rev().try_fold(domain.clone(), |name, label| prepend(label, &name))
+}

@@ -1,0 +1,83 @@
+//! The domains of the records.
+
+use std::collections::HashMap;
+
+use crate::name::Name;
+
+/// Number of a domain in the records' column of domains.
+pub(crate) type DomainNumber = u32;
+
+/// The domains of the records as names.
+#[derive(Debug, Default)]
+pub(crate) struct Domains {
+    /// All that are names at all, in lower case: these names are ours.
+    names: HashMap<Name, Option<DomainNumber>, foldhash::fast::FixedState>,
+    /// By number: the name, unless no name ends in this domain.
+    by_number: Vec<Option<Name>>,
+}
+
+impl Domains {
+    /// Reads the texts as names.
+    ///
+    /// A domain with capitals makes its names ours, but as names are compared
+    /// in lower case with the records as they are written, none ends in it
+    /// (observed): such a domain has no number here.
+    pub(crate) fn new<'t>(domains: impl Iterator<Item = (DomainNumber, &'t str)>) -> Self {
+        let mut names: HashMap<Name, Option<DomainNumber>, _> = HashMap::default();
+        let mut by_number = Vec::new();
+        for (number, text) in domains {
+            by_number.resize(by_number.len().max(number as usize + 1), None);
+            let Ok(name) = Name::from_text(text) else { continue };
+            let plain = !text.bytes().any(|byte| byte.is_ascii_uppercase());
+            let known = names.entry(name.clone()).or_default();
+            if plain {
+                *known = Some(number);
+                by_number[number as usize] = Some(name);
+            }
+        }
+        Self { names, by_number }
+    }
+
+    /// All names.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &Name> {
+        self.names.keys()
+    }
+
+    /// The domain with this wire-format name, in any letter case.
+    pub(crate) fn get(&self, wire: &[u8]) -> Option<&Name> {
+        self.names.get_key_value(wire).map(|(name, _)| name)
+    }
+
+    /// The domain with this number, if names can end in it.
+    pub(crate) fn name(&self, number: DomainNumber) -> Option<&Name> {
+        self.by_number.get(number as usize)?.as_ref()
+    }
+
+    /// The longest domain that the name ends in, on a label boundary, and how
+    /// many labels it has.
+    pub(crate) fn longest(&self, name: &Name) -> Option<(DomainNumber, usize)> {
+        let labels = name.label_count();
+        name.suffixes().enumerate().find_map(|(left, suffix)| {
+            let number = (*self.names.get(suffix)?)?;
+            Some((number, labels - left))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_domain_wins_on_a_label_boundary() {
+        let texts = [(0, "bosh."), (1, "inner.bosh."), (2, "Upper.bosh."), (3, "a..b.")];
+        let domains = Domains::new(texts.into_iter());
+        let longest = |text: &str| domains.longest(&Name::from_text(text).unwrap());
+        assert_eq!(longest("x.inner.bosh"), Some((1, 2)));
+        assert_eq!(longest("xinner.bosh"), Some((0, 1)));
+        assert_eq!(longest("bosh"), Some((0, 1)));
+        assert_eq!(longest("xbosh"), None);
+        assert_eq!(longest("x.upper.bosh"), Some((0, 1)));
+        assert!(domains.get(Name::from_text("upper.bosh").unwrap().as_wire()).is_some());
+    }
+}

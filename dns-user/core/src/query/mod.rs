@@ -1,0 +1,259 @@
+//! The query language: what the labels of a name ask for. Knows the domains,
+//! but no instance.
+
+mod domains;
+
+pub(crate) use domains::{DomainNumber, Domains};
+
+use smallvec::SmallVec;
+
+use crate::name::Name;
+
+/// The domain below which agents are found by their ids.
+pub(crate) const AGENT_DOMAIN: &[u8] = b"\x0dbosh-agent-id\0";
+
+/// Which instances a name asks for.
+#[derive(Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "lives on the stack for one look-up; nearly all are `Within`")]
+pub(crate) enum Question<'n> {
+    /// `<agent-id>.bosh-agent-id.`
+    Agent(&'n [u8]),
+    /// Outside every domain: an instance id in the whole fleet. `None` for the
+    /// root, which stands for every instance (observed).
+    Anywhere(Option<&'n [u8]>),
+    /// Below a domain of the records.
+    Within(DomainNumber, Criteria<'n>),
+}
+
+/// What instances of a domain must be like.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Criteria<'n> {
+    /// Their id.
+    pub(crate) id: Option<&'n [u8]>,
+    /// What the first label demands.
+    pub(crate) filter: Filter<'n>,
+    /// Id of a group that they must be in: `1` for `q-g1`.
+    pub(crate) group: Option<&'n [u8]>,
+    /// The middle labels of the long form: instance group, network, deployment.
+    pub(crate) place: Option<[Pattern<'n>; 3]>,
+}
+
+/// A filter label, `q-...`. Values are texts of digits; those of one letter
+/// are alternatives, different letters must all hold.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Filter<'n> {
+    /// `a`: numbers of availability zones.
+    pub(crate) az_ids: Values<'n>,
+    /// `i`: indexes.
+    pub(crate) indexes: Values<'n>,
+    /// `m`: numbers of instances.
+    pub(crate) num_ids: Values<'n>,
+    /// `n`: numbers of networks.
+    pub(crate) network_ids: Values<'n>,
+    /// The first `s`.
+    pub(crate) strategy: Strategy,
+    /// Whether the first `y` is `y1`: wait for the first checks.
+    pub(crate) synchronous: bool,
+}
+
+/// Alternatives; none means that everything will do.
+pub(crate) type Values<'n> = SmallVec<[&'n [u8]; 2]>;
+
+/// Which instances the health filter lets through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Strategy {
+    /// `s0`, no `s`, and any unknown one: running and unchecked ones; all if there are none.
+    #[default]
+    Smart,
+    /// `s1`: failing ones.
+    Unhealthy,
+    /// `s3`: running ones.
+    Healthy,
+    /// `s4`: all.
+    All,
+}
+
+/// A middle label of the long form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pattern<'n> {
+    /// `*`.
+    Any,
+    /// `x*`: begins with x.
+    Prefix(&'n [u8]),
+    /// `*x`: ends in x.
+    Suffix(&'n [u8]),
+    /// Without a star: exactly this.
+    Exact(&'n [u8]),
+    /// A star elsewhere, as in `x*y`: fits no text at all (observed).
+    Nothing,
+}
+
+/// Why a name below a domain asks for nothing: FORMERR.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Malformed {
+    /// Neither one nor three labels between the first and the domain.
+    #[error(
+        "between the first label and the domain there must be one label (short form) or three (long form)"
+    )]
+    Form,
+    /// The first label begins like a filter but holds none.
+    #[error("the first label is a filter without any of a, i, m, n, s, y followed by digits")]
+    Filter,
+}
+
+impl<'n> Question<'n> {
+    /// Reads a name.
+    pub(crate) fn read(name: &'n Name, domains: &Domains) -> Result<Self, Malformed> {
+        let labels: SmallVec<[&[u8]; 8]> = name.labels().collect();
+        if let [agent, _] = labels[..]
+            && name.suffixes().nth(1) == Some(AGENT_DOMAIN)
+        {
+            return Ok(Self::Agent(agent));
+        }
+        let Some((domain, domain_labels)) = domains.longest(name) else {
+            return Ok(Self::Anywhere(labels.first().copied()));
+        };
+        let Some((&first, rest)) = labels.split_first() else {
+            return Ok(Self::Within(domain, Criteria::default()));
+        };
+        let middle: SmallVec<[&[u8]; 8]> = match rest.len().checked_sub(domain_labels) {
+            Some(count @ 1..) if domain_labels > 0 => rest[..count].into(),
+            // The domain is not cut off where nothing stands between it and the
+            // first label, nor is the root ever: its labels count, and the
+            // root as an empty one (observed: `bosh` is asked for the instance
+            // of that id, `x.bosh` is malformed, and with the root as a domain
+            // `x.web.net` is the long form without a deployment).
+            _ => rest.iter().copied().chain([&b""[..]]).collect(),
+        };
+        Criteria::read(first, &middle).map(|criteria| Self::Within(domain, criteria))
+    }
+}
+
+impl<'n> Criteria<'n> {
+    /// Reads the first label and those between it and the domain.
+    fn read(first: &'n [u8], middle: &[&'n [u8]]) -> Result<Self, Malformed> {
+        let place = match *middle {
+            [_] => None,
+            [instance_group, network, deployment] => {
+                Some([instance_group, network, deployment].map(Pattern::read))
+            }
+            _ => return Err(Malformed::Form),
+        };
+        let (id, filter) = match first.strip_prefix(b"q-") {
+            Some(text) => (None, Filter::read(text).ok_or(Malformed::Filter)?),
+            None => (Some(first), Filter::default()),
+        };
+        Ok(Self { id, filter, group: group_id(middle[0]), place })
+    }
+}
+
+impl<'n> Filter<'n> {
+    /// Reads what follows `q-`: every known letter followed by digits counts,
+    /// other text is skipped; `None` if there is no such pair.
+    fn read(text: &'n [u8]) -> Option<Self> {
+        let mut filter = Self::default();
+        let mut strategy = None;
+        let mut synchronous = None;
+        let mut found = false;
+        let mut rest = text;
+        while let Some((&letter, tail)) = rest.split_first() {
+            let digits = tail.iter().take_while(|byte| byte.is_ascii_digit()).count();
+            if digits == 0 || !b"aimnsy".contains(&letter) {
+                rest = tail;
+                continue;
+            }
+            let (value, tail) = tail.split_at(digits);
+            rest = tail;
+            found = true;
+            match letter {
+                b'a' => filter.az_ids.push(value),
+                b'i' => filter.indexes.push(value),
+                b'm' => filter.num_ids.push(value),
+                b'n' => filter.network_ids.push(value),
+                b's' => _ = strategy.get_or_insert(value),
+                _ => _ = synchronous.get_or_insert(value),
+            }
+        }
+        filter.strategy = strategy.map_or(Strategy::Smart, Strategy::of);
+        filter.synchronous = synchronous == Some(b"1");
+        found.then_some(filter)
+    }
+}
+
+impl Strategy {
+    /// The strategy of this number; unknown ones are smart (observed: s2, s01).
+    fn of(number: &[u8]) -> Self {
+        match number {
+            b"1" => Self::Unhealthy,
+            b"3" => Self::Healthy,
+            b"4" => Self::All,
+            _ => Self::Smart,
+        }
+    }
+}
+
+impl<'n> Pattern<'n> {
+    /// Reads a label. The empty one, which stands for the root behind a domain
+    /// that was not cut off, demands nothing, as in the short form.
+    fn read(label: &'n [u8]) -> Self {
+        match label {
+            b"*" | b"" => Self::Any,
+            [b'*', suffix @ ..] => Self::Suffix(suffix),
+            [prefix @ .., b'*'] => Self::Prefix(prefix),
+            _ if label.contains(&b'*') => Self::Nothing,
+            _ => Self::Exact(label),
+        }
+    }
+
+    /// Whether a text fits.
+    pub(crate) fn fits(self, text: &[u8]) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Prefix(prefix) => text.starts_with(prefix),
+            Self::Suffix(suffix) => text.ends_with(suffix),
+            Self::Exact(exact) => text == exact,
+            Self::Nothing => false,
+        }
+    }
+}
+
+/// The group id in a label `q-g<digits>`.
+fn group_id(label: &[u8]) -> Option<&[u8]> {
+    label.strip_prefix(b"q-g").filter(|id| !id.is_empty() && id.iter().all(u8::is_ascii_digit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_count_every_known_pair_and_skip_the_rest() {
+        let filter = Filter::read(b"xa1-a3b2g7aai00s3s1y1y0n").unwrap();
+        assert_eq!(filter.az_ids[..], [b"1", b"3"]);
+        assert_eq!(filter.indexes[..], [b"00"]);
+        assert_eq!(filter.strategy, Strategy::Healthy);
+        assert!(filter.synchronous);
+        for none in ["", "1", "x", "g1", "s", "-a", "b1"] {
+            assert_eq!(Filter::read(none.as_bytes()), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn stars_count_at_one_end_only() {
+        assert_eq!(Pattern::read(b"*"), Pattern::Any);
+        assert!(Pattern::read(b"foo*").fits(b"foo"));
+        assert!(Pattern::read(b"*foo").fits(b"barfoo"));
+        assert!(!Pattern::read(b"m*r").fits(b"monitor"));
+        assert!(!Pattern::read(b"m*r").fits(b"m*r"));
+        assert!(!Pattern::read(b"*oo*").fits(b"foo"));
+    }
+
+    #[test]
+    fn groups_are_digits_only() {
+        assert_eq!(group_id(b"q-g01"), Some(&b"01"[..]));
+        for none in ["q-g", "q-g1x", "q-g-1", "xq-g1", "foo", ""] {
+            assert_eq!(group_id(none.as_bytes()), None, "{none}");
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! How a name comes to its answer, step by step, for `resolve NAME`.
+
+use std::fmt::{self, Write as _};
+use std::net::IpAddr;
+
+use serde::Serialize;
+
+use super::answer::resolve;
+use super::select::select;
+use super::{Existence, Health, HealthState};
+use crate::catalog::{Narrowing, Snapshot, Target};
+use crate::name::Name;
+use crate::query::{Criteria, Filter, Pattern, Question, Strategy};
+
+/// The way from a name to its answer. `Display` writes it out in lines.
+#[derive(Clone, Debug, Serialize)]
+pub struct Explanation {
+    /// The name, in lower case.
+    pub name: String,
+    /// What makes the name ours: the domain, alias or agents' domain that it is
+    /// or lies below; `None`: it is not ours, and the rest is what it would be.
+    pub zone: Option<String>,
+    /// The alias that it is, if any; `_.x` where the first label is carried over.
+    pub alias: Option<String>,
+    /// What the alias points to, or the name itself.
+    pub targets: Vec<TargetExplanation>,
+    /// What comes of it; `None`: the name is not ours.
+    pub result: Option<ResultExplanation>,
+}
+
+/// What one target leads to.
+#[derive(Clone, Debug, Serialize)]
+pub struct TargetExplanation {
+    /// The address or name.
+    pub target: String,
+    /// How it is read.
+    pub form: &'static str,
+    /// The domain that it ends in.
+    pub domain: Option<String>,
+    /// What the instances must be like, in words.
+    pub criteria: Vec<String>,
+    /// The health filter.
+    pub filter: Option<&'static str>,
+    /// Why it asks for nothing.
+    pub problem: Option<String>,
+    /// The instances that match.
+    pub matches: Vec<MatchExplanation>,
+}
+
+/// An instance that matches.
+#[derive(Clone, Debug, Serialize)]
+pub struct MatchExplanation {
+    /// Its id.
+    pub id: String,
+    /// Instance group, network and deployment.
+    pub place: String,
+    /// Its address.
+    pub ip: Option<IpAddr>,
+    /// Its state, or that of the group that is asked for.
+    pub health: &'static str,
+    /// Whether the health filter lets it through.
+    pub kept: bool,
+}
+
+/// What comes of a name.
+#[derive(Clone, Debug, Serialize)]
+pub struct ResultExplanation {
+    /// NOERROR, NXDOMAIN or FORMERR, for types A and AAAA.
+    pub rcode: &'static str,
+    /// All addresses.
+    pub addresses: Vec<IpAddr>,
+    /// Whether asking for the name starts health checks.
+    pub tracked: bool,
+    /// Whether the first checks are waited for.
+    pub synchronous: bool,
+}
+
+/// Follows the name's way.
+pub fn explain(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> Explanation {
+    let zone = snapshot.local_zone(name).map(|zone| zone.to_string());
+    let (alias, targets) = targets(snapshot, name);
+    let targets = targets.iter().map(|target| explain_target(snapshot, health, target)).collect();
+    let result = resolve(snapshot, health, name).map(|resolution| ResultExplanation {
+        rcode: match resolution.existence {
+            Existence::Found => "NOERROR",
+            Existence::NoSuchName => "NXDOMAIN",
+            Existence::Malformed => "FORMERR",
+        },
+        tracked: resolution.checks.tracked,
+        synchronous: resolution.checks.synchronous,
+        addresses: {
+            let v4 = resolution.v4.into_iter().map(IpAddr::V4);
+            v4.chain(resolution.v6.into_iter().map(IpAddr::V6)).collect()
+        },
+    });
+    Explanation { name: name.to_string(), zone, alias, targets, result }
+}
+
+/// The alias that a name is, and what is to be looked up.
+fn targets(snapshot: &Snapshot, name: &Name) -> (Option<String>, Vec<Target>) {
+    if let Some(targets) = snapshot.aliases().exact(name) {
+        return (Some(name.to_string()), targets.to_vec());
+    }
+    match (snapshot.aliases().below(name), name.parent()) {
+        (Some(targets), Some(parent)) => (Some(format!("_.{parent}")), targets),
+        _ => (None, vec![Target::Name(name.clone())]),
+    }
+}
+
+/// What a target leads to.
+fn explain_target(snapshot: &Snapshot, health: &dyn Health, target: &Target) -> TargetExplanation {
+    let fleet = snapshot.fleet();
+    let (name, narrowing) = match target {
+        Target::Address(address) => return TargetExplanation::new(address.to_string(), "address"),
+        Target::Name(name) => (name, None),
+        Target::Narrowed { base, by } => (snapshot.aliases().base(*base), Some(*by)),
+    };
+    let question = match Question::read(name, &fleet.domain_names) {
+        Ok(question) => question,
+        Err(problem) => {
+            let mut explained = TargetExplanation::new(name.to_string(), "malformed");
+            explained.problem = Some(problem.to_string());
+            return explained;
+        }
+    };
+    let mut explained = TargetExplanation::new(name.to_string(), form(&question));
+    match &question {
+        Question::Agent(agent) => explained.say("agent id", &[agent]),
+        Question::Anywhere(id) => explained.say("instance id", id.as_slice()),
+        Question::Within(domain, criteria) => {
+            explained.domain = Some(fleet.domains.text(*domain).to_owned());
+            explained.say_criteria(criteria);
+        }
+    }
+    if let Some(narrowing) = narrowing {
+        explained.criteria.push(match narrowing {
+            Narrowing::Number(number) => format!("num_id {}", fleet.num_id.dictionary.text(number)),
+            Narrowing::Index(index) => format!("index {index}"),
+            Narrowing::Zone(zone) => format!("availability zone {}", fleet.az.dictionary.text(zone)),
+            Narrowing::Network(network) => format!("network {}", fleet.places.networks.text(network)),
+        });
+    }
+    let matched = select(fleet, &question, narrowing);
+    explained.filter = Some(match matched.strategy {
+        Strategy::Smart if matched.needs_checks() => "smart: running and unchecked, all if there are none",
+        Strategy::Smart => "smart: one match is given whatever its health",
+        Strategy::Unhealthy => "unhealthy: failing",
+        Strategy::Healthy => "healthy: running",
+        Strategy::All => "all",
+    });
+    let kept = matched.healthy(snapshot, health);
+    explained.matches = matched
+        .rows
+        .iter()
+        .map(|&row| {
+            let instance = fleet.instance(row);
+            let state = instance.ip.map_or(HealthState::Unknown, |ip| health.state(ip, matched.group));
+            MatchExplanation {
+                id: instance.id.to_owned(),
+                place: format!("{}.{}.{}", instance.instance_group, instance.network, instance.deployment),
+                ip: instance.ip,
+                health: state.label(),
+                kept: kept.contains(&row),
+            }
+        })
+        .collect();
+    explained
+}
+
+/// How a name is read, in words.
+fn form(question: &Question<'_>) -> &'static str {
+    match question {
+        Question::Agent(_) => "agent",
+        Question::Anywhere(None) => "every instance",
+        Question::Anywhere(Some(_)) => "outside every domain: an instance id anywhere",
+        Question::Within(_, Criteria { place: Some(_), .. }) => "long form",
+        Question::Within(_, _) => "short form",
+    }
+}
+
+impl TargetExplanation {
+    /// A target of which no more is known yet.
+    fn new(target: String, form: &'static str) -> Self {
+        Self {
+            target,
+            form,
+            domain: None,
+            criteria: Vec::new(),
+            filter: None,
+            problem: None,
+            matches: Vec::new(),
+        }
+    }
+
+    /// Adds a criterion, if there are values for it.
+    fn say(&mut self, what: &str, values: &[&[u8]]) {
+        if !values.is_empty() {
+            let values: Vec<_> = values.iter().map(|value| String::from_utf8_lossy(value)).collect();
+            self.criteria.push(format!("{what} {}", values.join(" or ")));
+        }
+    }
+
+    /// Adds the criteria of a name below a domain.
+    fn say_criteria(&mut self, criteria: &Criteria<'_>) {
+        let Criteria { id, filter, group, place } = criteria;
+        let Filter { az_ids, indexes, num_ids, network_ids, strategy: _, synchronous: _ } = filter;
+        self.say("instance id", id.as_slice());
+        self.say("group id", group.as_slice());
+        if let Some([instance_group, network, deployment]) = place {
+            self.say_pattern("instance group", instance_group);
+            self.say_pattern("network", network);
+            self.say_pattern("deployment", deployment);
+        }
+        self.say("az_id", az_ids);
+        self.say("index", indexes);
+        self.say("num_id", num_ids);
+        self.say("network_id", network_ids);
+    }
+
+    /// Adds the criterion of a middle label.
+    fn say_pattern(&mut self, what: &str, pattern: &Pattern<'_>) {
+        match pattern {
+            Pattern::Any => {}
+            Pattern::Exact(text) => self.say(what, &[text]),
+            Pattern::Prefix(text) => self.say(&format!("{what} beginning with"), &[text]),
+            Pattern::Suffix(text) => self.say(&format!("{what} ending in"), &[text]),
+            Pattern::Nothing => self.criteria.push(format!("{what} with a star inside, which fits none")),
+        }
+    }
+}
+
+impl HealthState {
+    /// The state in a word, as the API has it.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Failing => "failing",
+            Self::Unknown => "unknown",
+            Self::Unchecked => "unchecked",
+        }
+    }
+}
+
+/// Most matches that are written out.
+const SHOWN: usize = 20;
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.name)?;
+        match &self.zone {
+            Some(zone) => writeln!(f, "  ours, by {zone}")?,
+            None => {
+                writeln!(f, "  not ours: handlers and recursors are asked. Among the records it would be:")?
+            }
+        }
+        if let Some(alias) = &self.alias {
+            writeln!(f, "  alias {alias} with {} targets", self.targets.len())?;
+        }
+        for target in &self.targets {
+            write!(f, "{target}")?;
+        }
+        let Some(result) = &self.result else { return Ok(()) };
+        write!(f, "  {}", result.rcode)?;
+        for address in &result.addresses {
+            write!(f, " {address}")?;
+        }
+        writeln!(f)?;
+        match (result.tracked, result.synchronous) {
+            (false, _) => writeln!(f, "  asking for it starts no health checks"),
+            (true, false) => writeln!(f, "  asking for it starts health checks"),
+            (true, true) => writeln!(f, "  asking for it starts health checks and waits for the first ones"),
+        }
+    }
+}
+
+impl fmt::Display for TargetExplanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { target, form, domain, criteria, filter, problem, matches } = self;
+        write!(f, "  {target}: {form}")?;
+        if let Some(domain) = domain {
+            write!(f, " in {domain}")?;
+        }
+        writeln!(f)?;
+        if let Some(problem) = problem {
+            writeln!(f, "    {problem}")?;
+        }
+        if !criteria.is_empty() {
+            writeln!(f, "    {}", criteria.join("; "))?;
+        }
+        if let Some(filter) = filter {
+            writeln!(f, "    {} matches, health filter {filter}", matches.len())?;
+        }
+        for found in matches.iter().take(SHOWN) {
+            let mut address = String::from("no address");
+            if let Some(ip) = found.ip {
+                address.clear();
+                write!(address, "{ip}")?;
+            }
+            let sign = if found.kept { '+' } else { '-' };
+            writeln!(f, "    {sign} {address} {} {} ({})", found.id, found.place, found.health)?;
+        }
+        if matches.len() > SHOWN {
+            writeln!(f, "    and {} more", matches.len() - SHOWN)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,212 @@
+//! From criteria to rows, by the indexes: the shortest list of candidates is
+//! walked, and each of its rows compared with the other criteria.
+
+use smallvec::SmallVec;
+
+use crate::catalog::{Fleet, Narrowing, Postings, Row, Symbol};
+use crate::query::{Criteria, Filter, Question, Strategy};
+
+/// The rows that a name asks for, before the health filter.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Matches<'f> {
+    /// In no order, no row twice.
+    pub(crate) rows: Vec<Row>,
+    /// The health filter to be applied.
+    pub(crate) strategy: Strategy,
+    /// The group whose state counts, for `q-g` names.
+    pub(crate) group: Option<&'f str>,
+    /// Whether the first checks are to be waited for.
+    pub(crate) synchronous: bool,
+}
+
+/// Finds the rows of a question; `narrowing` is one more criterion, from a
+/// placeholder in an alias.
+pub(crate) fn select<'f>(
+    fleet: &'f Fleet,
+    question: &Question<'_>,
+    narrowing: Option<Narrowing>,
+) -> Matches<'f> {
+    let found = |rows: &[Row]| Matches { rows: rows.to_vec(), ..Matches::default() };
+    match question {
+        Question::Agent(agent) => match fleet.agent_id.dictionary.find(agent) {
+            Some(agent) => found(fleet.by_agent_id.rows(agent)),
+            None => Matches::default(),
+        },
+        Question::Anywhere(None) => Matches { rows: (0..fleet.len() as Row).collect(), ..Matches::default() },
+        Question::Anywhere(Some(id)) => match fleet.id.dictionary.find(id) {
+            Some(id) => found(fleet.by_id.rows(id)),
+            None => Matches::default(),
+        },
+        Question::Within(domain, criteria) => match Bound::new(fleet, *domain, criteria, narrowing) {
+            None => Matches::default(),
+            Some(bound) => Matches {
+                rows: bound.rows(),
+                strategy: criteria.filter.strategy,
+                group: bound.group.map(|group| fleet.groups.text(group)),
+                synchronous: criteria.filter.synchronous,
+            },
+        },
+    }
+}
+
+/// Alternatives of one criterion, as symbols.
+type Symbols = SmallVec<[Symbol; 4]>;
+
+/// Criteria with their texts looked up: from here on numbers are compared.
+struct Bound<'f> {
+    /// Where the rows are.
+    fleet: &'f Fleet,
+    /// The domain.
+    domain: Symbol,
+    /// The instance id.
+    id: Option<Symbol>,
+    /// The group.
+    group: Option<Symbol>,
+    /// Numbers of places, in ascending order.
+    places: Option<Symbols>,
+    /// Numbers of availability zones; none: all.
+    az_ids: Symbols,
+    /// Numbers of instances; none: all.
+    num_ids: Symbols,
+    /// Numbers of networks; none: all.
+    network_ids: Symbols,
+    /// Indexes; none: all.
+    indexes: SmallVec<[i64; 4]>,
+    /// From a placeholder.
+    narrowing: Option<Narrowing>,
+}
+
+impl<'f> Bound<'f> {
+    /// Looks the texts up; `None` where one does not occur, so that no row matches.
+    fn new(
+        fleet: &'f Fleet,
+        domain: Symbol,
+        criteria: &Criteria<'_>,
+        narrowing: Option<Narrowing>,
+    ) -> Option<Self> {
+        let Criteria { id, filter, group, place } = criteria;
+        let Filter { az_ids, indexes, num_ids, network_ids, strategy: _, synchronous: _ } = filter;
+        Some(Self {
+            fleet,
+            domain,
+            id: look_up(id, |id| fleet.id.dictionary.find(id))?,
+            group: look_up(group, |group| fleet.groups.find(group))?,
+            places: place.as_ref().map(|patterns| fleet.places.find(domain, patterns)),
+            az_ids: alternatives(az_ids, |text| fleet.az_id.dictionary.find(text))?,
+            num_ids: alternatives(num_ids, |text| fleet.num_id.dictionary.find(text))?,
+            network_ids: alternatives(network_ids, |text| fleet.network_id.dictionary.find(text))?,
+            indexes: alternatives(indexes, index)?,
+            narrowing,
+        })
+    }
+
+    /// The rows that meet all criteria.
+    fn rows(&self) -> Vec<Row> {
+        let lists = self.shortest();
+        let candidates = lists.iter().map(|list| list.len()).sum();
+        let mut rows = Vec::with_capacity(candidates);
+        rows.extend(lists.into_iter().flatten().copied().filter(|&row| self.holds(row)));
+        rows
+    }
+
+    /// The lists of the criterion that leaves the fewest candidates. A row has
+    /// one value in each column, so that no row stands in two lists; groups
+    /// come one at a time.
+    fn shortest(&self) -> Lists<'f> {
+        let fleet = self.fleet;
+        let mut best: Lists<'f> = [fleet.by_domain.rows(self.domain)].into_iter().collect();
+        let mut consider = |lists: Lists<'f>| {
+            let length = |lists: &Lists<'f>| lists.iter().map(|list| list.len()).sum::<usize>();
+            if length(&lists) < length(&best) {
+                best = lists;
+            }
+        };
+        let lists = |postings: &'f Postings, symbols: &[Symbol]| -> Lists<'f> {
+            symbols.iter().map(|&symbol| postings.rows(symbol)).collect()
+        };
+        if let Some(id) = self.id {
+            consider(lists(&fleet.by_id, &[id]));
+        }
+        if let Some(group) = self.group {
+            consider(lists(&fleet.by_group, &[group]));
+        }
+        if let Some(places) = &self.places {
+            consider(lists(&fleet.by_place, places));
+        }
+        for (postings, symbols) in [
+            (&fleet.by_az_id, &self.az_ids),
+            (&fleet.by_num_id, &self.num_ids),
+            (&fleet.by_network_id, &self.network_ids),
+        ] {
+            if !symbols.is_empty() {
+                consider(lists(postings, symbols));
+            }
+        }
+        if !self.indexes.is_empty() {
+            consider(self.indexes.iter().map(|&index| fleet.rows_with_index(index)).collect());
+        }
+        match self.narrowing {
+            Some(Narrowing::Number(number)) => consider(lists(&fleet.by_num_id, &[number])),
+            Some(Narrowing::Index(index)) => consider([fleet.rows_with_index(index)].into_iter().collect()),
+            Some(Narrowing::Zone(zone)) => consider(lists(&fleet.by_az, &[zone])),
+            Some(Narrowing::Network(_)) | None => {}
+        }
+        best
+    }
+
+    /// Whether a row meets all criteria.
+    fn holds(&self, row: Row) -> bool {
+        let fleet = self.fleet;
+        let index = row as usize;
+        let place = fleet.place_of(row);
+        let among = |symbols: &[Symbol], symbol| symbols.is_empty() || symbols.contains(&symbol);
+        place.domain == self.domain
+            && self.id.is_none_or(|id| fleet.id.values[index] == id)
+            && self.places.as_ref().is_none_or(|places| places.binary_search(&fleet.place[index]).is_ok())
+            && among(&self.az_ids, fleet.az_id.values[index])
+            && among(&self.num_ids, fleet.num_id.values[index])
+            && among(&self.network_ids, fleet.network_id.values[index])
+            && (self.indexes.is_empty()
+                || fleet.indexes[index].is_some_and(|index| self.indexes.contains(&index)))
+            && self.group.is_none_or(|group| fleet.groups_of(row).contains(&group))
+            && self.narrowing.is_none_or(|narrowing| match narrowing {
+                Narrowing::Number(number) => fleet.num_id.values[index] == number,
+                Narrowing::Index(number) => fleet.indexes[index] == Some(number),
+                Narrowing::Zone(zone) => fleet.az.values[index] == zone,
+                Narrowing::Network(network) => place.network == network,
+            })
+    }
+}
+
+/// Lists of candidates.
+type Lists<'f> = SmallVec<[&'f [Row]; 4]>;
+
+/// Looks up a criterion if it is set; `None` if its value does not occur.
+fn look_up(text: &Option<&[u8]>, find: impl Fn(&[u8]) -> Option<Symbol>) -> Option<Option<Symbol>> {
+    match text {
+        None => Some(None),
+        Some(text) => find(text).map(Some),
+    }
+}
+
+/// Looks up alternatives, each once; `None` if there are some and none occurs.
+fn alternatives<T: PartialEq + Copy>(
+    texts: &[&[u8]],
+    find: impl Fn(&[u8]) -> Option<T>,
+) -> Option<SmallVec<[T; 4]>> {
+    let mut found = SmallVec::new();
+    for value in texts.iter().filter_map(|text| find(text)) {
+        if !found.contains(&value) {
+            found.push(value);
+        }
+    }
+    (texts.is_empty() || !found.is_empty()).then_some(found)
+}
+
+/// The index that a text stands for: indexes are compared as texts, so `00` is none.
+fn index(text: &[u8]) -> Option<i64> {
+    if text.len() > 1 && text[0] == b'0' {
+        return None;
+    }
+    std::str::from_utf8(text).ok()?.parse().ok()
+}

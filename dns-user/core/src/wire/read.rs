@@ -1,0 +1,160 @@
+//! Reading what clients send.
+
+use hickory_proto::{
+    op::ResponseCode,
+    rr::Record,
+    serialize::binary::{BinDecodable, BinDecoder},
+};
+
+use super::{
+    Edns, HEADER_LEN, MAX_UDP_SIZE, Parsed, Query, Question, TYPE_OPT, flag,
+    reply::{ReplyFlags, bare_reply, empty_reply, questionless_reply},
+    skip_name, u16_at,
+};
+
+/// Reads a message from a client. The rules, in this order (observed, but for
+/// BADVERS, which is RFC 6891, section 6.1.3):
+///
+/// * shorter than a header, or QR set: no reply;
+/// * an opcode other than QUERY: NOTIMP, without the question;
+/// * not one question, more than one answer or authority record, more than two
+///   additional ones, or a question that cannot be read (compression in it
+///   included): FORMERR, without the question;
+/// * a record that cannot be read: FORMERR, with the question;
+/// * an EDNS version above 0: BADVERS.
+///
+/// Bytes after the last record are ignored. Of several OPTs the last one counts.
+pub fn parse(message: &[u8]) -> Parsed<'_> {
+    let Some(header) = message.first_chunk::<HEADER_LEN>() else {
+        return Parsed::Drop;
+    };
+    let field = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
+    let (id, flags) = (field(0), field(2));
+    let counts = Counts { answers: field(6), authorities: field(8), additionals: field(10) };
+    if flags & flag::QR != 0 {
+        return Parsed::Drop;
+    }
+    if flags & flag::OPCODE != 0 {
+        return Parsed::Reply(questionless_reply(id, flags, ResponseCode::NotImp));
+    }
+    if field(4) != 1 || counts.answers > 1 || counts.authorities > 1 || counts.additionals > 2 {
+        return Parsed::Reply(questionless_reply(id, flags, ResponseCode::FormErr));
+    }
+    let Some((question, end)) = read_question(message) else {
+        return Parsed::Reply(questionless_reply(id, flags, ResponseCode::FormErr));
+    };
+    let query = Query { message, id, flags, question, edns: None, most_by_udp: MAX_UDP_SIZE };
+    let Some(opt) = read_records(message, end, counts) else {
+        return Parsed::Reply(empty_reply(&query, ResponseCode::FormErr, ReplyFlags::ERROR));
+    };
+    let Some(opt) = opt else {
+        return Parsed::Query(query);
+    };
+    let query = Query { edns: Some(opt.edns), ..query };
+    if opt.version != 0 {
+        return Parsed::Reply(bare_reply(&query, ResponseCode::BADVERS, ReplyFlags::ERROR));
+    }
+    Parsed::Query(query)
+}
+
+/// Records by section, as the header counts them.
+#[derive(Clone, Copy)]
+struct Counts {
+    /// ANCOUNT.
+    answers: u16,
+    /// NSCOUNT.
+    authorities: u16,
+    /// ARCOUNT.
+    additionals: u16,
+}
+
+/// An OPT whose version has not been judged yet.
+struct Opt {
+    /// What it says.
+    edns: Edns,
+    /// EDNS version.
+    version: u8,
+}
+
+/// The question right after the header, and where it ends.
+fn read_question(message: &[u8]) -> Option<(Question<'_>, usize)> {
+    let rest = message.get(HEADER_LEN..)?;
+    let name_len = name_len(rest)?;
+    let raw_name = rest.get(..name_len)?;
+    let fields = HEADER_LEN + name_len;
+    let question =
+        Question { raw_name, qtype: u16_at(message, fields)?, qclass: u16_at(message, fields + 2)? };
+    Some((question, fields + 4))
+}
+
+/// Bytes of the uncompressed name at the start of `bytes`; `None` where there is none.
+fn name_len(bytes: &[u8]) -> Option<usize> {
+    let mut end = 0;
+    loop {
+        match *bytes.get(end)? {
+            0 => return Some(end + 1),
+            length @ 1..=63 => end += usize::from(length) + 1,
+            _ => return None,
+        }
+        // One byte must be left for the root label.
+        if end >= dns_common::name::MAX_NAME_LEN {
+            return None;
+        }
+    }
+}
+
+/// The OPT among the records from `at` on, if there is one; the outer `None`:
+/// they cannot be read.
+fn read_records(message: &[u8], at: usize, counts: Counts) -> Option<Option<Opt>> {
+    match counts {
+        Counts { answers: 0, authorities: 0, additionals: 0 } => Some(None),
+        // What nearly every client with EDNS sends: an OPT and nothing else.
+        Counts { answers: 0, authorities: 0, additionals: 1 } if message.get(at) == Some(&0) => {
+            match u16_at(message, at + 1)? {
+                TYPE_OPT => Some(Some(read_opt(message, at + 1)?.0)),
+                _ => walk_records(message, at, counts),
+            }
+        }
+        _ => walk_records(message, at, counts),
+    }
+}
+
+/// The OPT whose TYPE stands at `at`, and where its record ends.
+fn read_opt(message: &[u8], at: usize) -> Option<(Opt, usize)> {
+    let fixed: &[u8; 10] = message.get(at..)?.first_chunk()?;
+    let [_, _, size_high, size_low, _extended_rcode, version, flags_high, _, length_high, length_low] =
+        *fixed;
+    let start = at + fixed.len();
+    let end = start + usize::from(u16::from_be_bytes([length_high, length_low]));
+    let mut options = message.get(start..end)?;
+    while !options.is_empty() {
+        let length = usize::from(u16_at(options, 2)?);
+        options = options.get(4 + length..)?;
+    }
+    let edns =
+        Edns { udp_size: u16::from_be_bytes([size_high, size_low]), dnssec_ok: flags_high & 0x80 != 0 };
+    Some((Opt { edns, version }, end))
+}
+
+/// As [`read_records`], for whatever a plain query does not hold. Their content
+/// means nothing to us, but it has to be well-formed.
+fn walk_records(message: &[u8], start: usize, counts: Counts) -> Option<Option<Opt>> {
+    let mut decoder = BinDecoder::new(message);
+    decoder.read_slice(start).ok()?;
+    let mut found = None;
+    let before_additionals = counts.answers + counts.authorities;
+    for number in 0..before_additionals + counts.additionals {
+        let type_at = skip_name(message, decoder.index())?;
+        if u16_at(message, type_at)? == TYPE_OPT {
+            let (opt, end) = read_opt(message, type_at)?;
+            decoder.read_slice(end - decoder.index()).ok()?;
+            // An OPT outside the additional section means nothing (observed).
+            if number >= before_additionals {
+                found = Some(opt);
+            }
+        } else {
+            Record::read(&mut decoder).ok()?;
+        }
+    }
+    Some(found)
+}

@@ -1,0 +1,490 @@
+//! The wire against hickory-proto, and against whatever may arrive.
+
+use std::{
+    net::{Ipv4Addr, Ipv6Addr},
+    str::FromStr,
+};
+
+use hickory_proto::{
+    op::{self, Edns as HickoryEdns, Message, MessageType, OpCode, ResponseCode},
+    rr::{DNSClass, Name as HickoryName, RData, Record, RecordType, rdata},
+};
+use proptest::{collection::vec, option, prelude::*};
+
+use super::*;
+use crate::resolve::{Checks, Existence, Resolution};
+
+/// Header and question of `q-s0.q-g1.bosh`, type A, class IN, RD set.
+const PLAIN: &[u8] = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x04q-s0\x04q-g1\x04bosh\0\0\x01\0\x01";
+
+/// [`PLAIN`] with counts and bytes of one's own.
+fn with_records(answers: u8, authorities: u8, additionals: u8, records: &[u8]) -> Vec<u8> {
+    let mut message = PLAIN.to_vec();
+    (message[7], message[9], message[11]) = (answers, authorities, additionals);
+    message.extend_from_slice(records);
+    message
+}
+
+/// The query in `message`, or a panic that says what came instead.
+fn query(message: &[u8]) -> Query<'_> {
+    match parse(message) {
+        Parsed::Query(query) => query,
+        other => panic!("no query: {other:?}"),
+    }
+}
+
+/// The reply that `message` is answered with at once: id, flags, QDCOUNT.
+fn instant_reply(message: &[u8]) -> (u16, u16, u16) {
+    match parse(message) {
+        Parsed::Reply(reply) => {
+            (u16_at(&reply, 0).unwrap(), u16_at(&reply, 2).unwrap(), u16_at(&reply, 4).unwrap())
+        }
+        other => panic!("no reply: {other:?}"),
+    }
+}
+
+/// A resolution that was found, with these addresses.
+fn found(v4: Vec<Ipv4Addr>, v6: Vec<Ipv6Addr>) -> Resolution {
+    Resolution { existence: Existence::Found, v4, v6, checks: Checks::default() }
+}
+
+/// IPv4 addresses that all differ.
+fn v4_addresses(count: u32) -> Vec<Ipv4Addr> {
+    (0..count).map(|number| Ipv4Addr::from_bits(0x0a00_0000 + number)).collect()
+}
+
+#[test]
+fn a_plain_query_is_read_in_place() {
+    let query = query(PLAIN);
+    assert_eq!((query.id, query.question.qtype, query.question.qclass), (0x1234, TYPE_A, CLASS_IN));
+    assert_eq!(query.question.name(), Name::from_text("q-s0.q-g1.bosh").unwrap());
+    assert_eq!(query.edns, None);
+    assert!(query.recursion_desired() && !query.checking_disabled());
+}
+
+#[test]
+fn replies_and_fragments_of_headers_are_dropped() {
+    let mut reply = PLAIN.to_vec();
+    reply[2] |= 0x80;
+    assert!(matches!(parse(&reply), Parsed::Drop));
+    for length in 0..HEADER_LEN {
+        assert!(matches!(parse(&PLAIN[..length]), Parsed::Drop));
+    }
+}
+
+#[test]
+fn other_opcodes_are_not_implemented() {
+    for opcode in 1..16u8 {
+        let mut message = PLAIN.to_vec();
+        message[2] |= opcode << 3;
+        let flags = 0x8104 | u16::from(opcode) << 11;
+        assert_eq!(instant_reply(&message), (0x1234, flags, 0));
+        assert_eq!(instant_reply(&message[..HEADER_LEN]), (0x1234, flags, 0));
+    }
+}
+
+#[test]
+fn questions_that_cannot_be_read_are_not_repeated() {
+    let formerr = (0x1234, 0x8101, 0);
+    let mut two = PLAIN.to_vec();
+    two[5] = 2;
+    assert_eq!(instant_reply(&two), formerr);
+    let mut none = PLAIN.to_vec();
+    none[5] = 0;
+    assert_eq!(instant_reply(&none), formerr);
+    for length in HEADER_LEN..PLAIN.len() {
+        assert_eq!(instant_reply(&PLAIN[..length]), formerr, "cut to {length}");
+    }
+    for name in [&b"\xc0\x0c"[..], b"\xc0\0", b"\xc0", b"\x41aaaa\0", b"\x04q-s0\xc0\x12"] {
+        let message = [&PLAIN[..HEADER_LEN], name, b"\0\x01\0\x01"].concat();
+        assert_eq!(instant_reply(&message), formerr, "{name:?}");
+    }
+    let long = [&PLAIN[..HEADER_LEN], &b"\x07aaaaaaa".repeat(32), b"\0\0\x01\0\x01"].concat();
+    assert_eq!(instant_reply(&long), formerr);
+}
+
+#[test]
+fn records_that_cannot_be_read_are_formerr_with_the_question() {
+    let formerr = (0x1234, 0x8101, 1);
+    let address = b"\xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x04\x01\x02\x03\x04";
+    assert_eq!(instant_reply(&with_records(0, 0, 1, b"\0\0\x29\x04\xd0")), formerr);
+    assert_eq!(instant_reply(&with_records(0, 0, 1, &address[..14])), formerr);
+    // An option that is cut short.
+    assert_eq!(instant_reply(&with_records(0, 0, 1, b"\0\0\x29\x04\xd0\0\0\0\0\0\x03\0\x0a\0")), formerr);
+    // Too many records for a query: refused before the question is read.
+    let two = [&address[..], address].concat();
+    assert_eq!(instant_reply(&with_records(2, 0, 0, &two)), (0x1234, 0x8101, 0));
+    assert_eq!(instant_reply(&with_records(0, 2, 0, &two)), (0x1234, 0x8101, 0));
+    assert_eq!(instant_reply(&with_records(0, 0, 3, &two)), (0x1234, 0x8101, 0));
+}
+
+#[test]
+fn the_opt_is_found_wherever_it_stands_among_the_additionals() {
+    let opt = b"\0\0\x29\x04\xd0\0\0\x80\0\0\0";
+    let address = b"\xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x04\x01\x02\x03\x04";
+    let edns = Some(Edns { udp_size: 1232, dnssec_ok: true });
+    assert_eq!(query(&with_records(0, 0, 1, opt)).edns, edns);
+    assert_eq!(query(&with_records(0, 0, 2, &[&opt[..], address].concat())).edns, edns);
+    assert_eq!(query(&with_records(0, 0, 2, &[&address[..], opt].concat())).edns, edns);
+    assert_eq!(query(&with_records(1, 0, 0, opt)).edns, None);
+    assert_eq!(query(&with_records(0, 0, 0, b"trailing bytes")).edns, None);
+}
+
+#[test]
+fn other_versions_of_edns_are_badvers() {
+    let message = with_records(0, 0, 1, b"\0\0\x29\x04\xd0\0\x07\0\0\0\0");
+    let Parsed::Reply(reply) = parse(&message) else { panic!("no reply") };
+    let reply = Message::from_vec(&reply).unwrap();
+    // 16 is BADSIG as well, in other places.
+    assert_eq!(u16::from(reply.metadata.response_code), u16::from(ResponseCode::BADVERS));
+    assert_eq!(reply.queries.len(), 1);
+    let edns = reply.edns.unwrap();
+    assert_eq!((edns.version(), edns.max_payload()), (0, 1232));
+}
+
+#[test]
+fn sizes_follow_client_and_transport() {
+    let opt = |size: u16| with_records(0, 0, 1, &reply::opt_record(size, 0));
+    let limit = |size| query(&opt(size)).limit(Transport::Udp);
+    assert_eq!([limit(0), limit(100), limit(1232), limit(65_535)], [512, 512, 1232, MAX_UDP_SIZE]);
+    assert_eq!(query(PLAIN).limit(Transport::Udp), 512);
+    assert_eq!(query(&opt(512)).limit(Transport::Tcp), MAX_TCP_SIZE);
+}
+
+#[test]
+fn as_many_answers_as_fit() {
+    // 32 bytes of header and question, 16 an address: 30 fit into 512, 29 beside an OPT.
+    let with_opt = with_records(0, 0, 1, &reply::opt_record(512, 0));
+    for (message, fit) in [(PLAIN, 30), (&with_opt[..], 29)] {
+        for (count, expected, truncated) in [(fit, fit, false), (fit + 1, fit, true), (2000, fit, true)] {
+            let mut out = Vec::new();
+            let query = query(message);
+            local_reply(&query, &found(v4_addresses(count), vec![]), 512, &mut Shuffle::default(), &mut out);
+            let reply = Message::from_vec(&out).unwrap();
+            assert_eq!(reply.answers.len(), expected as usize);
+            assert_eq!(reply.metadata.truncation, truncated);
+            assert_eq!(reply.edns.is_some(), query.edns.is_some());
+            assert!(out.len() <= 512);
+        }
+    }
+}
+
+#[test]
+fn every_order_is_equally_likely() {
+    let mut seen = std::collections::HashMap::<Vec<u8>, u32>::new();
+    let mut shuffle = Shuffle::with_seed(7);
+    let resolution = found(v4_addresses(4), vec![]);
+    let mut out = Vec::new();
+    for _ in 0..24_000 {
+        local_reply(&query(PLAIN), &resolution, 512, &mut shuffle, &mut out);
+        *seen.entry(out.clone()).or_default() += 1;
+    }
+    assert_eq!(seen.len(), 24);
+    // Expected 1,000 each; the seed is fixed, so this cannot come out differently.
+    assert!(seen.values().all(|count| (800..1200).contains(count)), "{seen:?}");
+}
+
+#[test]
+fn a_truncated_answer_is_a_random_part() {
+    let mut first = std::collections::HashSet::new();
+    let mut shuffle = Shuffle::with_seed(1);
+    let mut out = Vec::new();
+    for _ in 0..200 {
+        local_reply(&query(PLAIN), &found(v4_addresses(100), vec![]), 512, &mut shuffle, &mut out);
+        let reply = Message::from_vec(&out).unwrap();
+        first.insert(reply.answers[0].data.to_string());
+    }
+    assert!(first.len() > 60, "{}", first.len());
+}
+
+#[test]
+fn a_large_foreign_reply_is_compressed_then_cut() {
+    let with_opt = with_records(0, 0, 1, &reply::opt_record(1232, 0));
+    let uncompressed = |count: u8| {
+        let mut reply = PLAIN.to_vec();
+        reply[2..4].copy_from_slice(&[0x81, 0x80]);
+        reply[7] = count;
+        for number in 0..count {
+            reply.extend_from_slice(b"\x04q-s0\x04q-g1\x04bosh\0\0\x01\0\x01\0\0\0\x3c\0\x04\x0a\0\0");
+            reply.push(number);
+        }
+        reply
+    };
+    for (message, count, fit_count) in
+        [(PLAIN, 30, 30), (PLAIN, 40, 30), (&with_opt, 74, 74), (&with_opt, 80, 74)]
+    {
+        let query = query(message);
+        let reply = fit(&query, uncompressed(count), Transport::Udp);
+        assert!(reply.len() <= query.limit(Transport::Udp));
+        let reply = Message::from_vec(&reply).unwrap();
+        assert_eq!(reply.answers.len(), fit_count);
+        assert_eq!(reply.metadata.truncation, usize::from(count) > fit_count);
+        assert_eq!(reply.edns.is_some(), query.edns.is_some());
+        for (number, answer) in reply.answers.iter().enumerate() {
+            assert_eq!(answer.data, RData::A(rdata::A::new(10, 0, 0, number as u8)));
+        }
+    }
+}
+
+#[test]
+fn an_opt_is_added_once_and_never_taken_away() {
+    let with_opt = with_records(0, 0, 1, &reply::opt_record(1232, 0));
+    let mut reply = PLAIN.to_vec();
+    reply[2] |= 0x80;
+    let fitted = fit(&query(&with_opt), reply.clone(), Transport::Udp);
+    assert_eq!(fitted, [&with_counts(&reply, 1), &reply::opt_record(1232, 0)[..]].concat());
+    assert_eq!(fit(&query(&with_opt), fitted.clone(), Transport::Tcp), fitted);
+    assert_eq!(fit(&query(PLAIN), fitted.clone(), Transport::Udp), fitted);
+    assert_eq!(fit(&query(PLAIN), reply.clone(), Transport::Udp), reply);
+}
+
+/// `message` with another ARCOUNT.
+fn with_counts(message: &[u8], additionals: u8) -> Vec<u8> {
+    let mut message = message.to_vec();
+    message[11] = additionals;
+    message
+}
+
+#[test]
+fn an_unreadable_reply_is_passed_on_only_while_it_fits() {
+    let mut broken = with_counts(PLAIN, 9);
+    broken[2] |= 0x80;
+    assert_eq!(fit(&query(PLAIN), broken.clone(), Transport::Udp), broken);
+    broken.resize(600, 0xff);
+    let reply = Message::from_vec(&fit(&query(PLAIN), broken, Transport::Udp)).unwrap();
+    assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
+}
+
+/// Labels of a name that fits, any bytes.
+fn labels() -> impl Strategy<Value = Vec<Vec<u8>>> {
+    vec(vec(any::<u8>(), 1..=63), 0..=6).prop_filter("name too long", |labels| {
+        labels.iter().map(|label| label.len() + 1).sum::<usize>() < 255
+    })
+}
+
+/// A query as hickory would send it, and its EDNS size.
+fn hickory_query() -> impl Strategy<Value = (Message, Option<u16>)> {
+    (labels(), any::<[u16; 3]>(), any::<[bool; 3]>(), option::of(512u16..)).prop_map(
+        |(labels, [id, qtype, qclass], [rd, cd, dnssec_ok], size)| {
+            let mut message = Message::new(id, MessageType::Query, OpCode::Query);
+            message.metadata.recursion_desired = rd;
+            message.metadata.checking_disabled = cd;
+            let name = HickoryName::from_labels(labels).unwrap();
+            let mut query = op::Query::query(name, RecordType::from(qtype));
+            query.set_query_class(DNSClass::from(qclass));
+            message.add_query(query);
+            if let Some(size) = size {
+                let mut edns = HickoryEdns::new();
+                edns.set_max_payload(size).set_dnssec_ok(dnssec_ok);
+                message.set_edns(edns);
+            }
+            (message, size)
+        },
+    )
+}
+
+/// Replies as hickory's encoder writes them, with the answers in the order in
+/// which `ours` has them.
+fn by_hickory(query: &Message, rcode: ResponseCode, ours: &Message, truncated: bool) -> Vec<u8> {
+    let mut reply = Message::new(query.metadata.id, MessageType::Response, OpCode::Query);
+    reply.metadata.authoritative = true;
+    reply.metadata.recursion_available = true;
+    reply.metadata.recursion_desired = query.metadata.recursion_desired;
+    reply.metadata.checking_disabled = query.metadata.checking_disabled;
+    reply.metadata.response_code = rcode;
+    reply.metadata.truncation = truncated;
+    reply.add_query(query.queries[0].clone());
+    let owner = query.queries[0].name().clone();
+    for answer in &ours.answers {
+        reply.add_answer(Record::from_rdata(owner.clone(), 0, answer.data.clone()));
+    }
+    if let Some(edns) = &query.edns {
+        let mut echoed = HickoryEdns::new();
+        echoed.set_max_payload(edns.max_payload());
+        reply.set_edns(echoed);
+    }
+    reply.to_vec().unwrap()
+}
+
+proptest! {
+    #[test]
+    fn nothing_panics_on_random_bytes(bytes in vec(any::<u8>(), 0..200), tcp: bool) {
+        let transport = if tcp { Transport::Tcp } else { Transport::Udp };
+        if let Parsed::Query(query) = parse(&bytes) {
+            let _name = query.question.name();
+            let _error = error_reply(&query, ResponseCode::Refused);
+        }
+        let _fitted = fit(&query(PLAIN), bytes, transport);
+    }
+
+    #[test]
+    fn a_damaged_query_never_panics(
+        (message, _) in hickory_query(),
+        damage in vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
+        cut in any::<prop::sample::Index>(),
+        more in vec(any::<u8>(), 0..40),
+        additionals in 0u8..3,
+    ) {
+        let mut bytes = message.to_vec().unwrap();
+        bytes[11] = additionals;
+        bytes.extend_from_slice(&more);
+        for (at, value) in damage {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        bytes.truncate(cut.index(bytes.len() * 2));
+        if let Parsed::Query(query) = parse(&bytes) {
+            // What we take, hickory takes as well, but for OPTs that it finds odd.
+            if let Ok(theirs) = Message::from_vec(&bytes) {
+                prop_assert_eq!(theirs.queries.len(), 1);
+                let mut name = Vec::new();
+                for label in theirs.queries[0].name().iter() {
+                    name.push(label.len() as u8);
+                    name.extend_from_slice(label);
+                }
+                name.push(0);
+                prop_assert_eq!(query.question.raw_name, &name[..]);
+                prop_assert_eq!(u16::from(theirs.queries[0].query_type()), query.question.qtype);
+                prop_assert_eq!(theirs.edns.is_some(), query.edns.is_some());
+            }
+        } else if let Ok(theirs) = Message::from_vec(&bytes) {
+            let refused = theirs.metadata.message_type == MessageType::Response
+                || theirs.metadata.op_code != OpCode::Query
+                || theirs.queries.len() != 1
+                || theirs.answers.len() > 1
+                || theirs.authorities.len() > 1
+                || theirs.additionals.len() + usize::from(theirs.edns.is_some()) > 2
+                || theirs.edns.is_some()
+                // Compression inside the question, which hickory follows.
+                || bytes[HEADER_LEN..].iter().any(|byte| *byte >= 0xc0);
+            prop_assert!(refused, "{:?} against {:?}", parse(&bytes), theirs);
+        }
+    }
+
+    #[test]
+    fn what_hickory_sends_is_read_as_it_meant((message, size) in hickory_query()) {
+        let bytes = message.to_vec().unwrap();
+        let ours = query(&bytes);
+        let theirs = &message.queries[0];
+        prop_assert_eq!(ours.id, message.metadata.id);
+        prop_assert_eq!(ours.question.qtype, u16::from(theirs.query_type()));
+        prop_assert_eq!(ours.question.qclass, u16::from(theirs.query_class()));
+        prop_assert_eq!(ours.recursion_desired(), message.metadata.recursion_desired);
+        prop_assert_eq!(ours.checking_disabled(), message.metadata.checking_disabled);
+        prop_assert_eq!(ours.edns.map(|edns| edns.udp_size), size);
+        let dnssec_ok = message.edns.as_ref().map(|edns| edns.flags().dnssec_ok);
+        prop_assert_eq!(ours.edns.map(|edns| edns.dnssec_ok), dnssec_ok);
+        prop_assert_eq!(ours.question.name().label_count(), theirs.name().iter().count());
+    }
+
+    #[test]
+    fn local_replies_are_the_bytes_of_hickory(
+        (message, _) in hickory_query(),
+        qtype in prop::sample::select(vec![1u16, 28, 255, 15, 64]),
+        existence in prop::sample::select(vec![Existence::Found, Existence::NoSuchName, Existence::Malformed]),
+        v4 in vec(any::<u32>().prop_map(Ipv4Addr::from_bits), 0..60),
+        v6 in vec(any::<u128>().prop_map(Ipv6Addr::from_bits), 0..40),
+        tcp: bool,
+        seed: u64,
+    ) {
+        let mut message = message;
+        message.queries[0].set_query_type(RecordType::from(qtype));
+        let bytes = message.to_vec().unwrap();
+        let query = query(&bytes);
+        let transport = if tcp { Transport::Tcp } else { Transport::Udp };
+        let limit = query.limit(transport);
+        let (v4, v6) = if existence == Existence::Found { (v4, v6) } else { (vec![], vec![]) };
+        let resolution = Resolution { existence, v4, v6, checks: Checks::default() };
+        let mut out = vec![0xff; 7];
+        local_reply(&query, &resolution, limit, &mut Shuffle::with_seed(seed), &mut out);
+        prop_assert!(out.len() <= limit);
+
+        let ours = Message::from_vec(&out).unwrap();
+        let mut expected: Vec<RData> = Vec::new();
+        if matches!(qtype, 1 | 255) {
+            expected.extend(resolution.v4.iter().map(|a| RData::A(rdata::A(*a))));
+        }
+        if matches!(qtype, 28 | 255) {
+            expected.extend(resolution.v6.iter().map(|a| RData::AAAA(rdata::AAAA(*a))));
+        }
+        let rcode = match existence {
+            Existence::Found => ResponseCode::NoError,
+            Existence::NoSuchName => ResponseCode::NXDomain,
+            Existence::Malformed if matches!(qtype, 1 | 28 | 255) => ResponseCode::FormErr,
+            Existence::Malformed => ResponseCode::NoError,
+        };
+        let truncated = ours.answers.len() < expected.len();
+        prop_assert_eq!(&out, &by_hickory(&message, rcode, &ours, truncated));
+
+        // The answers are a part of what was to be given, each as often as it is there,
+        // and nothing that would have fitted is missing.
+        for answer in &ours.answers {
+            let at = expected.iter().position(|data| data == &answer.data);
+            prop_assert!(at.is_some());
+            expected.swap_remove(at.unwrap());
+        }
+        if truncated {
+            let largest = if qtype == 1 { 16 } else { 28 };
+            prop_assert!(out.len() + largest > limit);
+        } else {
+            prop_assert!(expected.is_empty());
+        }
+    }
+
+    #[test]
+    fn errors_are_the_bytes_of_hickory((message, _) in hickory_query(), code in 0u16..4096) {
+        let bytes = message.to_vec().unwrap();
+        let rcode = ResponseCode::from((code >> 4) as u8, (code & 15) as u8);
+        let mut expected = Message::new(message.metadata.id, MessageType::Response, OpCode::Query);
+        expected.metadata.recursion_desired = message.metadata.recursion_desired;
+        expected.metadata.checking_disabled = message.metadata.checking_disabled;
+        expected.metadata.response_code = rcode;
+        expected.add_query(message.queries[0].clone());
+        if let Some(edns) = &message.edns {
+            let mut echoed = HickoryEdns::new();
+            echoed.set_max_payload(edns.max_payload());
+            expected.set_edns(echoed);
+        }
+        prop_assert_eq!(error_reply(&query(&bytes), rcode), expected.to_vec().unwrap());
+    }
+
+    #[test]
+    fn fitted_replies_keep_what_they_keep(
+        (message, _) in hickory_query(),
+        names in vec("[a-zA-Z]{1,20}\\.[a-c]{1,3}\\.example\\.", 0..80),
+        sections in vec(0u8..3, 80),
+        tcp: bool,
+    ) {
+        let bytes = message.to_vec().unwrap();
+        let query = query(&bytes);
+        let transport = if tcp { Transport::Tcp } else { Transport::Udp };
+        let mut reply = Message::new(message.metadata.id, MessageType::Response, OpCode::Query);
+        reply.add_query(message.queries[0].clone());
+        for (name, section) in names.iter().zip(sections) {
+            let name = HickoryName::from_str(name).unwrap();
+            let record = Record::from_rdata(name.clone(), 60, RData::CNAME(rdata::CNAME(name)));
+            match section {
+                0 => reply.add_answer(record),
+                1 => reply.add_authority(record),
+                _ => reply.add_additional(record),
+            };
+        }
+        let whole = reply.to_vec().unwrap();
+        let fitted = fit(&query, whole.clone(), transport);
+        prop_assert!(fitted.len() <= query.limit(transport));
+        let read = Message::from_vec(&fitted).unwrap();
+        prop_assert_eq!(read.edns.is_some(), query.edns.is_some());
+        let opt_len = if query.edns.is_some() { reply::OPT_LEN } else { 0 };
+        let fits = whole.len() + opt_len <= query.limit(transport);
+        prop_assert_eq!(read.metadata.truncation, !fits);
+        prop_assert!(reply.answers.starts_with(&read.answers));
+        if fits {
+            prop_assert_eq!(&read.answers, &reply.answers);
+            prop_assert_eq!(&read.authorities, &reply.authorities);
+            prop_assert_eq!(&read.additionals, &reply.additionals);
+        }
+        // Nothing is kept behind what was left out.
+        prop_assert!(read.answers.len() == reply.answers.len() || read.authorities.is_empty());
+        prop_assert!(read.authorities.len() == reply.authorities.len() || read.additionals.is_empty());
+    }
+}

@@ -1,0 +1,30 @@
+//! `attach`: loads and attaches programs for a server that has no privileges.
+
+use std::process::ExitCode;
+
+use clap::Args;
+
+use super::ConfigFile;
+use crate::{
+    daemon::{self, RunOptions},
+    ops::logs::LogFormat,
+};
+
+/// Arguments of `attach`.
+#[derive(Debug, Args)]
+pub(super) struct Attach {
+    /// The server's configuration; `xdp.attach_socket` is where it asks.
+    #[command(flatten)]
+    config: ConfigFile,
+    /// How log lines look
+    #[arg(long, value_enum, default_value_t)]
+    log_format: LogFormat,
+}
+
+impl Attach {
+    /// Does so until it is killed.
+    pub(super) fn run(self) -> ExitCode {
+        let Self { config: ConfigFile { config }, log_format } = self;
+        daemon::attach(&config, RunOptions { log_format })
+    }
+}

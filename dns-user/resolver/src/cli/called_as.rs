@@ -1,0 +1,73 @@
+//! One binary under several names: those of the reference's package, which other jobs and
+//! scripts call, and that of our health server.
+//!
+//! | Called as | Does |
+//! |---|---|
+//! | `bosh-dns-health FILE`, `bosh-dns-xdp-health FILE` | `health --config FILE` |
+//! | `bosh-dns-wait ...` | `wait ...` |
+//! | `bosh-dns-nameserverconfig ...` | `resolver --keep ...` |
+//! | `bosh-dns-systemd-resolved-updater --config FILE` | `resolver --systemd-resolved --once --keep ...` |
+//! | anything else | what its arguments say |
+
+use std::{ffi::OsString, path::Path};
+
+/// Brings a call by another name into the form of the binary's own.
+pub(super) fn own_form(given: Vec<OsString>) -> Vec<OsString> {
+    let name = given.first().and_then(|path| Path::new(path).file_name()?.to_str()).unwrap_or_default();
+    let (command, options): (&[&str], _) = match name {
+        "bosh-dns-health" | "bosh-dns-xdp-health" => {
+            // One word that is no option: anything else is explained by the command's usage.
+            let is_file = given.len() == 2 && !given[1].to_string_lossy().starts_with('-');
+            (if is_file { &["health", "--config"] } else { &["health"] }, false)
+        }
+        "bosh-dns-wait" => (&["wait"], true),
+        // As in the reference: nothing is put back when the process ends.
+        "bosh-dns-nameserverconfig" => (&["resolver", "--keep"], true),
+        "bosh-dns-systemd-resolved-updater" => {
+            (&["resolver", "--keep", "--systemd-resolved", "--once"], true)
+        }
+        _ => return given,
+    };
+    let mut given = given.into_iter();
+    let mut ours: Vec<OsString> = given.next().into_iter().collect();
+    ours.extend(command.iter().map(OsString::from));
+    ours.extend(given.map(|word| if options { two_dashes(word) } else { word }));
+    ours
+}
+
+/// Go's `flag` takes `-port` for `--port`.
+fn two_dashes(word: OsString) -> OsString {
+    match word.to_str() {
+        Some(text) if text.len() > 2 && text.starts_with('-') && !text.starts_with("--") => {
+            format!("-{text}").into()
+        }
+        _ => word,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_s_names_are_commands() {
+        for (given, expected) in [
+            ("/x/bosh-dns --config f", "--config f"),
+            ("bosh-dns-xdp status", "status"),
+            ("/x/bosh-dns-health f.json", "health --config f.json"),
+            ("bosh-dns-xdp-health --help", "health --help"),
+            ("bosh-dns-wait -port 5 --checkDomain a.", "wait --port 5 --checkDomain a."),
+            ("bosh-dns-nameserverconfig --bindAddress 1.1.1.1", "resolver --keep --bindAddress 1.1.1.1"),
+            (
+                "bosh-dns-systemd-resolved-updater --config f",
+                "resolver --keep --systemd-resolved --once --config f",
+            ),
+            ("cli instances", "instances"),
+        ] {
+            let words = own_form(given.split_whitespace().map(OsString::from).collect());
+            let words: Vec<String> =
+                words.into_iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+            assert_eq!(words.join(" "), expected, "{given}");
+        }
+    }
+}

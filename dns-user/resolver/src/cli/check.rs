@@ -1,0 +1,99 @@
+//! `check`: what a server would do with a configuration.
+
+use std::{fmt::Write, process::ExitCode};
+
+use clap::Args;
+
+use super::ConfigFile;
+use crate::daemon::check::{CheckReport, Serves, check};
+
+/// Warnings that are shown; `--json` shows all.
+const SHOWN_WARNINGS: usize = 20;
+
+/// Arguments of `check`.
+#[derive(Debug, Args)]
+pub(super) struct Check {
+    /// Which configuration.
+    #[command(flatten)]
+    config: ConfigFile,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+impl Check {
+    /// Checks and prints; 0 if a server would start and serve everything.
+    pub(super) fn run(self) -> ExitCode {
+        let Self { config: ConfigFile { config }, json } = self;
+        let report = check(&config);
+        if json {
+            match serde_json::to_string_pretty(&report) {
+                Ok(text) => println!("{text}"),
+                Err(problem) => eprintln!("bosh-dns-xdp: {problem}"),
+            }
+        } else {
+            print!("{}", table(&report));
+        }
+        for error in &report.errors {
+            eprintln!("bosh-dns-xdp: {error}");
+        }
+        if report.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+}
+
+/// The report for people.
+fn table(report: &CheckReport) -> String {
+    let mut text = String::new();
+    let mut row = |name: &str, value: &str| {
+        // Writing to a text cannot fail.
+        let _ = writeln!(text, "{name:<18} {value}");
+    };
+    if let Some(serves) = &report.serves {
+        for (name, value) in rows(serves) {
+            row(name, &value);
+        }
+    }
+    for warning in report.warnings.iter().take(SHOWN_WARNINGS) {
+        row("warning", warning);
+    }
+    if report.warnings.len() > SHOWN_WARNINGS {
+        row("warning", &format!("and {} more (--json shows all)", report.warnings.len() - SHOWN_WARNINGS));
+    }
+    row("result", if report.ok { "ok" } else { "not ok" });
+    text
+}
+
+/// One line for each part.
+fn rows(serves: &Serves) -> Vec<(&'static str, String)> {
+    let joined = |list: &[String], none: &str| {
+        if list.is_empty() { none.to_owned() } else { list.join(", ") }
+    };
+    let listen: Vec<String> = serves.listen.iter().map(ToString::to_string).collect();
+    let version =
+        serves.records_version.map_or_else(|| "without version".to_owned(), |v| format!("version {v}"));
+    let recursors = match (serves.recursion, serves.recursors.is_empty()) {
+        (false, _) => "off".to_owned(),
+        (true, true) => "those of /etc/resolv.conf".to_owned(),
+        (true, false) => serves.recursors.join(", "),
+    };
+    let mut rows = vec![
+        ("listen", format!("{} (UDP and TCP)", listen.join(", "))),
+        ("records", format!("{version}, {} instances", serves.instances)),
+        ("domains", joined(&serves.domains, "none")),
+        ("aliases", serves.aliases.to_string()),
+        ("handlers", joined(&serves.handlers, "none")),
+        ("Consul's names", serves.consul.clone().unwrap_or_else(|| "off".to_owned())),
+        ("recursors", recursors),
+        ("up-checks", joined(&serves.upcheck_domains, "none")),
+        ("fast path", format!("mode {}, {} names from the start", serves.fast_path, serves.published_names)),
+        ("health checks", if serves.health { "on" } else { "off" }.to_owned()),
+        ("API", serves.api_port.map_or_else(|| "off".to_owned(), |port| format!("127.0.0.1:{port}"))),
+        ("metrics", serves.metrics.map_or_else(|| "off".to_owned(), |address| address.to_string())),
+    ];
+    for (kind, state) in &serves.files {
+        let files: Vec<String> = state.files.iter().map(|path| path.display().to_string()).collect();
+        let verdict = if state.error.is_some() { "not usable" } else { "ok" };
+        rows.push(("file", format!("{kind}: {verdict}: {}", joined(&files, "none"))));
+    }
+    rows
+}

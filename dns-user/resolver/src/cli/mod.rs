@@ -1,0 +1,185 @@
+//! The command line.
+//!
+//! The reference is called as `bosh-dns --config FILE` and reads its options with
+//! Go's `flag` package; [`arguments`] makes such a call into `run --config FILE`.
+
+mod attach;
+mod called_as;
+mod check;
+mod defaults;
+mod health;
+mod operate;
+mod resolver;
+mod try_out;
+mod wait;
+
+use std::{ffi::OsString, path::PathBuf, process::ExitCode};
+
+use clap::{Args, CommandFactory, Parser, Subcommand};
+
+use crate::{
+    daemon,
+    ops::{logs::LogFormat, version::VERSION_AND_COMMIT},
+};
+
+/// Exit code for a call that cannot be understood, as clap and the reference have it.
+const USAGE: u8 = 2;
+
+/// What is called.
+#[derive(Debug, Parser)]
+#[command(name = "bosh-dns-xdp", version = VERSION_AND_COMMIT)]
+#[command(about = "DNS server for the VMs of a BOSH-managed fleet")]
+#[command(after_help = "bosh-dns-xdp --config FILE alone is the same as bosh-dns-xdp run --config FILE.")]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve DNS until SIGTERM
+    Run(Run),
+    /// Check configuration, records, aliases and handlers, and print what would be served
+    Check(check::Check),
+    /// Answer the health checks of other machines (a process and port of its own) until SIGTERM
+    Health(health::HealthServer),
+    /// Serve a small foundation, or your records, on this machine until Ctrl-C, to look around
+    Try(try_out::Try),
+    /// Print a first configuration
+    Config(defaults::PrintConfig),
+    /// Wait until a name resolves
+    Wait(wait::Wait),
+    /// Load and attach programs for a server without privileges (xdp.attach_socket), until killed
+    Attach(attach::Attach),
+    /// Make the server this machine's resolver, and keep it that until SIGTERM
+    Resolver(resolver::Resolver),
+    /// Those that talk to a running server, or need none.
+    #[command(flatten)]
+    Operate(Box<operate::Operate>),
+}
+
+/// `run`.
+#[derive(Debug, Args)]
+struct Run {
+    /// Which configuration.
+    #[command(flatten)]
+    config: ConfigFile,
+    /// How log lines look
+    #[arg(long, value_enum, default_value_t)]
+    log_format: LogFormat,
+}
+
+/// Which configuration.
+#[derive(Debug, Args)]
+pub(crate) struct ConfigFile {
+    /// config.json of bosh-dns
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: PathBuf,
+}
+
+/// Does what the arguments say; the first of them is the program's own name.
+pub fn main(arguments_given: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let given = called_as::own_form(arguments_given.into_iter().collect());
+    if given.len() < 2 {
+        eprintln!("bosh-dns-xdp: no configuration: call bosh-dns-xdp --config FILE (or --help)");
+        return ExitCode::FAILURE;
+    }
+    let (arguments, ignored) = arguments(given);
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Nothing is left to do when not even this can be printed.
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
+        }
+    };
+    if !ignored.is_empty() {
+        eprintln!("bosh-dns-xdp: ignored: {}", ignored.join(" "));
+    }
+    match cli.command {
+        Command::Run(Run { config: ConfigFile { config }, log_format }) => {
+            daemon::run(&config, daemon::RunOptions { log_format })
+        }
+        Command::Check(check) => check.run(),
+        Command::Health(health) => health.run(),
+        Command::Try(try_out) => try_out.run(),
+        Command::Config(config) => config.run(),
+        Command::Wait(wait) => wait.run(),
+        Command::Attach(attach) => attach.run(),
+        Command::Resolver(resolver) => resolver.run(),
+        Command::Operate(operate) => operate.run(Cli::command()),
+    }
+}
+
+/// Brings a call in the reference's form into ours; also the words that it ignores.
+///
+/// Go's `flag` takes `-config` for `--config` and stops at the first word that is
+/// no option; the reference ignores what follows (observed).
+fn arguments(given: Vec<OsString>) -> (Vec<OsString>, Vec<String>) {
+    let is_config = |word: &OsString| {
+        let word = word.to_string_lossy();
+        let name = word.split('=').next().unwrap_or_default();
+        matches!(name, "-config" | "--config")
+    };
+    if !given.get(1).is_some_and(is_config) {
+        return (given, Vec::new());
+    }
+    let mut given = given.into_iter();
+    let mut ours: Vec<OsString> = given.next().into_iter().collect();
+    ours.push("run".into());
+    while let Some(word) = given.next() {
+        if !word.to_string_lossy().starts_with('-') {
+            let ignored = std::iter::once(word).chain(given);
+            return (ours, ignored.map(|word| word.to_string_lossy().into_owned()).collect());
+        }
+        if !is_config(&word) {
+            ours.push(word);
+            continue;
+        }
+        let text = word.to_string_lossy();
+        match text.split_once('=') {
+            Some((_, value)) => ours.extend(["--config".into(), value.into()]),
+            None => {
+                ours.push("--config".into());
+                ours.extend(given.next());
+            }
+        }
+    }
+    (ours, Vec::new())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs [`arguments`] on words.
+    fn brought(words: &str) -> (String, String) {
+        let given = std::iter::once("bosh-dns-xdp").chain(words.split_whitespace()).map(OsString::from);
+        let (ours, ignored) = arguments(given.collect());
+        let ours: Vec<String> = ours.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+        (ours.join(" "), ignored.join(" "))
+    }
+
+    #[test]
+    fn calls_of_the_reference_become_run() {
+        for (words, ours, ignored) in [
+            ("--config f", "run --config f", ""),
+            ("-config f", "run --config f", ""),
+            ("--config=f", "run --config f", ""),
+            ("-config=f", "run --config f", ""),
+            ("--config f extra --bogus", "run --config f", "extra --bogus"),
+            ("--config f --bogus", "run --config f --bogus", ""),
+            ("check --config f", "check --config f", ""),
+            ("--help", "--help", ""),
+        ] {
+            assert_eq!(brought(words), (ours.to_owned(), ignored.to_owned()), "{words}");
+        }
+    }
+
+    #[test]
+    fn the_commands_are_sound() {
+        Cli::command().debug_assert();
+    }
+}

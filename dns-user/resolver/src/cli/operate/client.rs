@@ -1,0 +1,233 @@
+//! Asks the API: one connection a request, on the control socket or by mutual TLS.
+
+use std::{future::Future, io, path::PathBuf, sync::Arc, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use http_body_util::{BodyExt, Full};
+use hyper::{Method, Request, Response, StatusCode, body::Incoming, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use rustls_pki_types::ServerName;
+use serde::de::DeserializeOwned;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpStream, UnixStream},
+};
+use tokio_rustls::TlsConnector;
+
+use super::{Problem, connection::Connection, connection::Target};
+use crate::tls::RotatingTls;
+
+/// Name that the API's certificate is issued to (observed).
+const SERVER_NAME: &str = "api.bosh-dns";
+
+/// How long an answer may take to begin; a reload of a big foundation takes a second.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Whom to ask.
+#[derive(Clone)]
+pub(super) enum Client {
+    /// By the control socket: the kernel tells the server who asks.
+    Socket(PathBuf),
+    /// By mutual TLS.
+    Tls {
+        /// `host:port`.
+        address: String,
+        /// Our certificates.
+        tls: Arc<RotatingTls>,
+    },
+}
+
+/// A connection of either kind.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// A whole answer.
+#[derive(Debug)]
+pub(super) struct Answer {
+    /// Its status.
+    pub(super) status: StatusCode,
+    /// Its body.
+    pub(super) body: Bytes,
+}
+
+impl Client {
+    /// A client of the server that `connection` leads to: by its control socket if it has one
+    /// that we may use, else by its port.
+    pub(super) fn new(connection: &Connection) -> Result<Self, Problem> {
+        if let Some(socket) = connection.socket()? {
+            match std::os::unix::net::UnixStream::connect(&socket) {
+                Ok(_) => return Ok(Self::Socket(socket)),
+                Err(error) if !connection.has_api() => {
+                    return Err(Problem::Unreachable(format!(
+                        "cannot ask the server at {}: {error}",
+                        socket.display()
+                    )));
+                }
+                Err(_) => {}
+            }
+        }
+        let Target { address, files } = connection.target()?;
+        let tls = RotatingTls::load("cli", SERVER_NAME, &files)
+            .map_err(|error| Problem::Unreachable(error.to_string()))?;
+        Ok(Self::Tls { address, tls })
+    }
+
+    /// GET, the whole answer.
+    pub(super) async fn get(&self, path: &str) -> Result<Answer, Problem> {
+        self.whole(Method::GET, path, Bytes::new()).await
+    }
+
+    /// POST with a JSON body, the whole answer.
+    pub(super) async fn post(&self, path: &str, body: Bytes) -> Result<Answer, Problem> {
+        self.whole(Method::POST, path, body).await
+    }
+
+    /// GET of an answer that comes line by line.
+    pub(super) async fn lines(&self, path: &str) -> Result<Lines, Problem> {
+        let response = self.send(Method::GET, path, Bytes::new()).await?;
+        if response.status() != StatusCode::OK {
+            let answer = collect(response).await?;
+            return Err(Problem::BadAnswer(answer.text()));
+        }
+        Ok(Lines { body: response.into_body(), rest: BytesMut::new() })
+    }
+
+    /// Sends a request and reads the whole answer.
+    async fn whole(&self, method: Method, path: &str, body: Bytes) -> Result<Answer, Problem> {
+        let response = self.send(method, path, body).await?;
+        collect(response).await
+    }
+
+    /// Sends a request; the answer's head.
+    async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, Problem> {
+        let exchange = async {
+            let stream = self.connect().await.map_err(|error| self.unreachable(&error))?;
+            let (mut sender, connection) =
+                http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.unreachable(&error))?;
+            // It ends when the answer has been read or dropped.
+            tokio::spawn(connection);
+            let request = Request::builder()
+                .method(method)
+                .uri(path)
+                .header("host", SERVER_NAME)
+                .header("connection", "close")
+                .header("content-type", "application/json")
+                .body(Full::new(body))
+                .map_err(|error| Problem::BadAnswer(error.to_string()))?;
+            sender.send_request(request).await.map_err(|error| self.unreachable(&error))
+        };
+        tokio::time::timeout(PATIENCE, exchange).await.unwrap_or_else(|_| {
+            Err(Problem::Unreachable(format!("no answer from {} within {PATIENCE:?}", self.place())))
+        })
+    }
+
+    /// Connects.
+    async fn connect(&self) -> io::Result<Box<dyn Stream>> {
+        match self {
+            Self::Socket(path) => Ok(Box::new(UnixStream::connect(path).await?)),
+            Self::Tls { address, tls } => {
+                let stream = TcpStream::connect(address).await?;
+                let name = ServerName::try_from(SERVER_NAME).expect("the constant is a DNS name");
+                Ok(Box::new(TlsConnector::from(tls.client_config()).connect(name, stream).await?))
+            }
+        }
+    }
+
+    /// Where the server is.
+    fn place(&self) -> String {
+        match self {
+            Self::Socket(path) => path.display().to_string(),
+            Self::Tls { address, .. } => address.clone(),
+        }
+    }
+
+    /// The server cannot be asked.
+    fn unreachable(&self, error: &dyn std::error::Error) -> Problem {
+        let mut text = format!("cannot ask the API at {}: {error}", self.place());
+        if let Some(cause) = error.source() {
+            text.push_str(&format!(": {cause}"));
+        }
+        Problem::Unreachable(text)
+    }
+}
+
+/// Reads a whole answer.
+async fn collect(response: Response<Incoming>) -> Result<Answer, Problem> {
+    let status = response.status();
+    let body = response.into_body().collect().await;
+    let body = body.map_err(|error| Problem::Unreachable(format!("the answer broke off: {error}")))?;
+    Ok(Answer { status, body: body.to_bytes() })
+}
+
+impl Answer {
+    /// The body as text.
+    pub(super) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).trim_end().to_owned()
+    }
+
+    /// The body, if the status is 200; else the server's reason.
+    pub(super) fn good(self) -> Result<Self, Problem> {
+        match self.status {
+            StatusCode::OK => Ok(self),
+            status => Err(Problem::BadAnswer(format!("{} ({status})", self.text()))),
+        }
+    }
+
+    /// The body as JSON.
+    pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T, Problem> {
+        serde_json::from_slice(&self.body).map_err(|error| not_understood(&error))
+    }
+
+    /// The body as JSON lines.
+    pub(super) fn json_lines<T: DeserializeOwned>(&self) -> Result<Vec<T>, Problem> {
+        let lines = self.body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        lines.map(|line| serde_json::from_slice(line).map_err(|error| not_understood(&error))).collect()
+    }
+}
+
+/// The answer is of another version, or no answer of ours.
+fn not_understood(error: &serde_json::Error) -> Problem {
+    Problem::BadAnswer(format!("the answer cannot be read ({error}): is the server of the same version?"))
+}
+
+/// An answer that comes line by line.
+pub(super) struct Lines {
+    /// What is still to come.
+    body: Incoming,
+    /// What came and holds no whole line yet.
+    rest: BytesMut,
+}
+
+impl Lines {
+    /// The next line that is not empty; `None`: the server ended the answer.
+    pub(super) async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            if let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
+                let line = self.rest.split_to(end + 1).freeze().slice(..end);
+                if line.is_empty() {
+                    continue;
+                }
+                return Some(line);
+            }
+            let frame = self.body.frame().await?.ok()?;
+            if let Ok(data) = frame.into_data() {
+                self.rest.extend_from_slice(&data);
+            }
+        }
+    }
+}
+
+/// Runs a command's asynchronous part.
+pub(super) fn wait_for<T>(work: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Problem::Unreachable(format!("cannot start: {error}")))?
+        .block_on(work)
+}
+
+/// A value for a query string, escaped.
+pub(super) fn escaped(value: &str) -> String {
+    url::form_urlencoded::byte_serialize(value.as_bytes()).collect()
+}

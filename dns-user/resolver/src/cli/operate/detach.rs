@@ -1,0 +1,35 @@
+//! `detach`: takes the fast path off all interfaces, whatever became of its server.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::{Problem, print};
+use crate::fastpath::{Detached, detach_all};
+
+/// `detach`.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct Detach {
+    /// config.json of the server whose fast path it is
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Detach {
+    /// Does it, in the network namespace of the caller.
+    pub(super) fn run(self) -> Result<(), Problem> {
+        let loaded =
+            crate::files::load_config(&self.config).map_err(|error| Problem::BadAnswer(error.to_string()))?;
+        let config = loaded.config;
+        let detached = detach_all(&config.xdp, &[config.listen])
+            .map_err(|error| Problem::BadAnswer(format!("cannot detach everything: {error}")))?;
+        if self.json {
+            return print(&(serde_json::to_string(&detached).unwrap_or_default() + "\n"));
+        }
+        let Detached { links, filters, folder } = detached;
+        print(&format!("detached {links} links and {filters} filters; {} is gone\n", folder.display()))
+    }
+}

@@ -1,0 +1,210 @@
+//! `status`: is it healthy.
+
+use std::{collections::BTreeSet, fmt::Write, net::SocketAddr};
+
+use clap::Args;
+
+use super::{
+    Problem,
+    client::{Client, wait_for},
+    connection::Connection,
+    netfilter, print,
+    table::{self, Table, count, duration, percent},
+};
+use crate::ops::{
+    status::{FastPathView, Status as Answer},
+    tap::seconds_since_1970,
+};
+
+/// `status`.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct Status {
+    /// Where the server is.
+    #[command(flatten)]
+    connection: Connection,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Status {
+    /// Shows it; a server that is not ready is a bad answer.
+    pub(super) fn run(self) -> Result<(), Problem> {
+        let Self { connection, json } = self;
+        let answer = wait_for(async { Client::new(&connection)?.get("/status").await })?.good()?;
+        let status: Answer = answer.json()?;
+        if json {
+            print(&(answer.text() + "\n"))?;
+        } else {
+            print(&(text(&status) + &filter_text(&status)))?;
+        }
+        if status.ready { Ok(()) } else { Err(Problem::BadAnswer("the server is not ready".to_owned())) }
+    }
+}
+
+/// The page for people. Writing to a string cannot fail.
+fn text(status: &Answer) -> String {
+    let mut out = String::new();
+    let up = duration(status.uptime_seconds);
+    let _ = writeln!(
+        out,
+        "bosh-dns-xdp {} ({}), pid {}, up {up}: {}",
+        status.version,
+        status.commit,
+        status.pid,
+        if status.ready { "ready" } else { "NOT READY" }
+    );
+    for check in &status.checks {
+        let _ =
+            writeln!(out, "  {:<4}  {}: {}", if check.ok { "ok" } else { "FAIL" }, check.name, check.detail);
+    }
+    for note in &status.notes {
+        let _ = writeln!(out, "  note  {note}");
+    }
+    let _ = writeln!(out, "\nlisten      {}", status.listen.join(", "));
+    let records = &status.records;
+    let version = records.version.map_or_else(|| "-".to_owned(), |version| version.to_string());
+    let age = records.age_seconds.map_or_else(|| "never".to_owned(), |age| duration(age) + " ago");
+    let _ = writeln!(
+        out,
+        "records     version {version}, read {age}: {} instances, {} aliases, domains {}",
+        count(records.instances as u64),
+        count(records.aliases as u64),
+        if records.domains.is_empty() { "-".to_owned() } else { records.domains.join(" ") }
+    );
+    let replies = &status.replies;
+    let all = replies.fast + replies.userspace;
+    let _ = writeln!(
+        out,
+        "replies     {}: fast path {} ({}), userspace {}; for the fleet {}, to recursors {}",
+        count(all),
+        count(replies.fast),
+        percent(replies.fast, all),
+        count(replies.userspace),
+        count(replies.internal),
+        count(replies.external)
+    );
+    match (&status.fast_path, &status.fast_path_off) {
+        (Some(fast_path), _) => fast_path_text(&mut out, fast_path),
+        (None, Some(why)) => drop(writeln!(out, "fast path   off: {why}")),
+        (None, None) => drop(writeln!(out, "fast path   off")),
+    }
+    for (title, value) in [
+        ("recursors", &status.recursors.clone().into()),
+        ("Consul", &status.consul),
+        ("cache", &status.cache),
+        ("health", &status.health),
+    ] {
+        if !value.is_null() && value.as_array().is_none_or(|items| !items.is_empty()) {
+            let _ = write!(out, "\n{title}\n{}", table::value(value, 2));
+        }
+    }
+    if !status.certificates.is_empty() {
+        let mut lines = Table::new(&["CERTIFICATE", "SUBJECT", "ENDS IN", "PROBLEM"]);
+        for certificate in &status.certificates {
+            let left = certificate.not_after - seconds_since_1970();
+            lines.line([
+                certificate.purpose.clone(),
+                certificate.subject.clone().unwrap_or_else(|| "-".to_owned()),
+                if left > 0.0 { duration(left) } else { "EXPIRED".to_owned() },
+                certificate.error.clone().unwrap_or_else(|| "-".to_owned()),
+            ]);
+        }
+        let _ = write!(out, "\n{}", lines.text(0));
+    }
+    reloads_text(&mut out, status);
+    if !status.problems.is_empty() {
+        out.push_str("\nnewest warnings and errors\n");
+        for problem in &status.problems {
+            let _ = writeln!(out, "  {} {} [{}] {}", problem.time, problem.level, problem.tag, problem.text);
+        }
+    }
+    out
+}
+
+/// The fast path's part.
+fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
+    let lease = fast_path.lease_seconds.map_or_else(|| "RUN OUT".to_owned(), duration);
+    let _ = writeln!(
+        out,
+        "fast path   {} names published, {} learned, {} negative, {} left to userspace; map {:.0} % full, \
+         memory {:.0} %; lease {lease}",
+        count(fast_path.published as u64),
+        count(fast_path.learned as u64),
+        count(fast_path.negative as u64),
+        count(fast_path.unfitting as u64),
+        fast_path.map_fill * 100.0,
+        fast_path.memory_fill * 100.0,
+    );
+    let mut lines = Table::new(&["INTERFACE", "HOOK", "REPLIES", "WHY"]);
+    for interface in &fast_path.interfaces {
+        lines.line([
+            interface.name.clone(),
+            interface.hook.clone(),
+            count(interface.replies),
+            interface.why.clone(),
+        ]);
+    }
+    if !lines.is_empty() {
+        let _ = write!(out, "\n{}", lines.text(2));
+    }
+    let mut lines = Table::new(&["PROGRAM", "STATE", "INSTRUCTIONS", "TOOK", "WHY"]);
+    for program in &fast_path.programs {
+        lines.line([
+            program.name.clone(),
+            program.state.clone(),
+            program.instructions.map_or_else(|| "-".to_owned(), |number| count(number.into())),
+            program.load_ms.map_or_else(|| "-".to_owned(), |took| format!("{took:.1} ms")),
+            program.why.clone().unwrap_or_default(),
+        ]);
+    }
+    if !lines.is_empty() {
+        let _ = write!(out, "\n{}", lines.text(2));
+    }
+    for program in fast_path.programs.iter().filter(|program| !program.verifier.is_empty()) {
+        let _ = writeln!(out, "\n  the verifier's last lines on {}", program.name);
+        for line in &program.verifier {
+            let _ = writeln!(out, "    {line}");
+        }
+    }
+    let mut lines = Table::new(&["OUTCOME", "PACKETS"]);
+    for (outcome, packets) in fast_path.outcomes.iter().filter(|(_, packets)| **packets > 0) {
+        lines.line([outcome.clone(), count(*packets)]);
+    }
+    if !lines.is_empty() {
+        let _ = write!(out, "\n{}", lines.text(2));
+    }
+}
+
+/// What the packet filter has for our ports, where interfaces answer before it.
+fn filter_text(status: &Answer) -> String {
+    let interfaces = status.fast_path.iter().flat_map(|fast_path| &fast_path.interfaces);
+    if !interfaces.into_iter().any(|interface| interface.hook != "none") {
+        return String::new();
+    }
+    let ports = status.listen.iter().filter_map(|listen| listen.parse::<SocketAddr>().ok());
+    let ports: BTreeSet<u16> = ports.map(|listen| listen.port()).collect();
+    let notes = netfilter::notes(&Vec::from_iter(ports));
+    let lines = notes.iter().map(|note| format!("  {note}\n")).collect::<String>();
+    if lines.is_empty() { lines } else { format!("\npacket filter\n{lines}") }
+}
+
+/// Last reloads and failures.
+fn reloads_text(out: &mut String, status: &Answer) {
+    let now = seconds_since_1970();
+    let mut lines = Table::new(&["FILES", "RESULT", "WHEN", "TOOK", "DETAIL"]);
+    for (result, events) in [("read", &status.last_reload), ("FAILED", &status.last_failure)] {
+        for (kind, event) in events {
+            lines.line([
+                kind.clone(),
+                result.to_owned(),
+                duration((now - event.time).max(0.0)) + " ago",
+                event.took_ms.map_or_else(|| "-".to_owned(), |took| format!("{took:.1} ms")),
+                event.detail.clone(),
+            ]);
+        }
+    }
+    if !lines.is_empty() {
+        let _ = write!(out, "\n{}", lines.text(0));
+    }
+}

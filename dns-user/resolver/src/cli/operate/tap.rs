@@ -1,0 +1,198 @@
+//! `tap`: live queries. tcpdump does not see what the interface answers; this does.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use serde::Deserialize;
+use tokio::time::{Instant, timeout_at};
+
+use super::{
+    Problem,
+    client::{Client, escaped, wait_for},
+    connection::Connection,
+    print,
+};
+use crate::ops::tap::{TapLine, TapPath};
+
+/// `tap`.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct TapArgs {
+    /// Where the server is.
+    #[command(flatten)]
+    connection: Connection,
+    /// What is shown.
+    #[command(flatten)]
+    filter: Filter,
+    /// Also queries that the fast path passed on, with the reason; userspace shows them again
+    #[arg(long)]
+    misses: bool,
+    /// Show one query in this many
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    every: u32,
+    /// Lines a second, at most; how many were left out is said
+    #[arg(long, value_name = "LINES", default_value_t = 1000)]
+    rate: u32,
+    /// End after this many lines
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+    /// End after this many seconds
+    #[arg(long, value_name = "S")]
+    seconds: Option<u64>,
+    /// JSON lines
+    #[arg(long)]
+    json: bool,
+}
+
+/// Which queries.
+#[derive(Clone, Debug, Default, Args)]
+pub(super) struct Filter {
+    /// Only names that hold this text
+    #[arg(long, value_name = "TEXT")]
+    pub(super) name: Option<String>,
+    /// Only clients whose address begins with this
+    #[arg(long, value_name = "ADDRESS")]
+    pub(super) client: Option<String>,
+    /// Only this type
+    #[arg(long = "type", value_name = "TYPE")]
+    pub(super) query_type: Option<String>,
+    /// Only this path
+    #[arg(long, value_enum)]
+    pub(super) path: Option<Path>,
+}
+
+/// A path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Path {
+    /// The interface.
+    Fast,
+    /// The sockets.
+    Userspace,
+}
+
+impl Filter {
+    /// Path and query of the API.
+    pub(super) fn path(&self, every: u32, rate: u32, misses: bool) -> String {
+        let Self { name, client, query_type, path } = self;
+        let mut text = format!("/tap?every={every}&rate={rate}");
+        if misses {
+            text.push_str("&misses=1");
+        }
+        for (key, value) in [("name", name), ("client", client), ("type", query_type)] {
+            if let Some(value) = value {
+                text.push_str(&format!("&{key}={}", escaped(value)));
+            }
+        }
+        match path {
+            Some(Path::Fast) => text.push_str("&path=fast"),
+            Some(Path::Userspace) => text.push_str("&path=userspace"),
+            None => {}
+        }
+        text
+    }
+}
+
+/// What the API sends.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+pub(super) enum Sent {
+    /// A query.
+    Line(TapLine),
+    /// Lines that were left out.
+    Suppressed {
+        /// How many.
+        suppressed: u64,
+    },
+}
+
+impl TapArgs {
+    /// Shows them until told to end.
+    pub(super) fn run(self) -> Result<(), Problem> {
+        let Self { connection, filter, misses, every, rate, count, seconds, json } = self;
+        wait_for(async {
+            let mut lines = Client::new(&connection)?.lines(&filter.path(every, rate, misses)).await?;
+            let end = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+            let mut shown = 0;
+            while count.is_none_or(|count| shown < count) {
+                let line = match end {
+                    Some(end) => match timeout_at(end, lines.next()).await {
+                        Ok(line) => line,
+                        Err(_) => break,
+                    },
+                    None => lines.next().await,
+                };
+                let Some(line) = line else {
+                    return Err(Problem::Unreachable("the server ended the stream".to_owned()));
+                };
+                if json {
+                    print(&(String::from_utf8_lossy(&line).into_owned() + "\n"))?;
+                    shown += 1;
+                    continue;
+                }
+                match serde_json::from_slice(&line) {
+                    Ok(Sent::Line(line)) => {
+                        print(&text(&line))?;
+                        shown += 1;
+                    }
+                    Ok(Sent::Suppressed { suppressed }) => {
+                        print(&format!("... {suppressed} lines left out\n"))?
+                    }
+                    Err(error) => return Err(Problem::BadAnswer(format!("a line cannot be read: {error}"))),
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+/// A line for people: time of day, path, interface, client, question, answer.
+fn text(line: &TapLine) -> String {
+    let day = line.time.rem_euclid(86_400.0);
+    let (hours, minutes, seconds) = ((day / 3600.0) as u32, (day / 60.0) as u32 % 60, day % 60.0);
+    let path = match line.path {
+        TapPath::Fast => "fast",
+        TapPath::Userspace => "user",
+    };
+    let interface = line.interface.as_deref().unwrap_or("-");
+    let answer = match (&line.rcode, line.micros) {
+        (Some(rcode), Some(micros)) => format!("{rcode} {} by {} in {micros} us", line.answers, line.outcome),
+        (Some(rcode), None) => format!("{rcode} {} {}", line.answers, line.outcome),
+        (None, _) => format!("passed on: {}", line.outcome),
+    };
+    format!(
+        "{hours:02}:{minutes:02}:{seconds:06.3}Z {path} {interface:<8} {:<21} {:<3} {:<5} {} {answer}\n",
+        line.client, line.transport, line.query_type, line.name
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_tells_who_asked_what_and_which_path_answered() {
+        let line = TapLine {
+            time: 86_400.0 * 3.0 + 3_723.5,
+            path: TapPath::Fast,
+            interface: Some("lo".into()),
+            client: "10.0.0.1:5353".parse().unwrap(),
+            transport: "udp".into(),
+            name: "a.bosh.".into(),
+            query_type: "A".into(),
+            outcome: "hit".into(),
+            rcode: Some("NOERROR".into()),
+            answers: 3,
+            micros: None,
+            weight: 1,
+        };
+        assert_eq!(
+            text(&line),
+            "01:02:03.500Z fast lo       10.0.0.1:5353         udp A     a.bosh. NOERROR 3 hit\n"
+        );
+    }
+
+    #[test]
+    fn filters_are_escaped() {
+        let filter = Filter { name: Some("a&b".into()), path: Some(Path::Fast), ..Filter::default() };
+        assert_eq!(filter.path(1, 10, true), "/tap?every=1&rate=10&misses=1&name=a%26b&path=fast");
+    }
+}

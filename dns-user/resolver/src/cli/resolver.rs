@@ -1,0 +1,130 @@
+//! `resolver`: makes the server the machine's resolver, and keeps it that.
+
+use std::{net::IpAddr, path::PathBuf, process::ExitCode, time::Duration};
+
+use clap::Args;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::{
+    daemon::domains::RoutedDomains,
+    system::{ResolvConf, Resolved, SystemError},
+};
+
+/// Between two looks at who is first, as in the reference.
+const INTERVAL: Duration = Duration::from_secs(3);
+
+/// Arguments of `resolver`.
+#[derive(Debug, Args)]
+pub(super) struct Resolver {
+    /// The server's address [default: that of --config]
+    #[arg(long, alias = "bindAddress", value_name = "IP", required_unless_present = "config")]
+    address: Option<IpAddr>,
+    /// The server's config.json
+    #[arg(long, value_name = "FILE", required_if_eq("systemd_resolved", "true"))]
+    config: Option<PathBuf>,
+    /// Have systemd-resolved ask the server for the domains of the fleet, which are followed; without
+    /// it the server is put first in /etc/resolv.conf
+    #[arg(long)]
+    systemd_resolved: bool,
+    /// End when it is done, instead of keeping it so
+    #[arg(long)]
+    once: bool,
+    /// Leave everything as it is at the end, instead of putting it back as it was
+    #[arg(long)]
+    keep: bool,
+    /// Taken for the reference's sake
+    #[arg(long, alias = "logFormat", hide = true)]
+    log_format: Option<String>,
+}
+
+impl Resolver {
+    /// Does it until SIGTERM or SIGINT.
+    pub(super) fn run(self) -> ExitCode {
+        match self.keep_up() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(problem) => {
+                eprintln!("bosh-dns-xdp: {problem}");
+                ExitCode::FAILURE
+            }
+        }
+    }
+
+    /// The same; what keeps it from being done.
+    fn keep_up(self) -> Result<(), SystemError> {
+        let Self { address, config, systemd_resolved, once, keep, log_format: _ } = self;
+        let address = match (address, &config) {
+            (Some(address), _) => address,
+            (None, Some(file)) => crate::files::load_config(file)?.config.listen.ip(),
+            // clap asks for one of them.
+            (None, None) => IpAddr::from([169, 254, 0, 2]),
+        };
+        let mut way = match (systemd_resolved, config) {
+            (true, Some(config)) => {
+                Way::Resolved(Resolved::new(address), Box::new(RoutedDomains::of(&config)?))
+            }
+            _ => Way::ResolvConf(ResolvConf::new(address)),
+        };
+        if once {
+            way.look()?;
+            return if keep { Ok(()) } else { way.put_back() };
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            let mut terminate = signal(SignalKind::terminate())?;
+            let mut interrupt = signal(SignalKind::interrupt())?;
+            loop {
+                // A problem may go away by itself (a resolver that is just being installed), and
+                // ending would not help: it is told, and tried again.
+                if let Err(problem) = way.look() {
+                    eprintln!("bosh-dns-xdp: {problem}");
+                }
+                tokio::select! {
+                    _ = terminate.recv() => break,
+                    _ = interrupt.recv() => break,
+                    () = way.next() => {}
+                }
+            }
+            if keep { Ok(()) } else { way.put_back() }
+        })
+    }
+}
+
+/// How the machine is brought to ask the server.
+enum Way {
+    /// By /etc/resolv.conf.
+    ResolvConf(ResolvConf),
+    /// By systemd-resolved, for the domains of the server's records and handlers.
+    Resolved(Resolved, Box<RoutedDomains>),
+}
+
+impl Way {
+    /// Looks whether all is as it should be, and makes it so.
+    fn look(&mut self) -> Result<(), SystemError> {
+        match self {
+            Self::ResolvConf(resolv_conf) => resolv_conf.look(),
+            Self::Resolved(resolved, domains) => resolved.look(&domains.all()),
+        }
+    }
+
+    /// Returns when it is time to look again: after a while, or when other domains are wanted.
+    async fn next(&mut self) {
+        match self {
+            Self::ResolvConf(_) => tokio::time::sleep(INTERVAL).await,
+            Self::Resolved(_, domains) => {
+                let (before, end) = (domains.all(), tokio::time::Instant::now() + INTERVAL);
+                // Not given up half way: what it has read it does not read again.
+                while domains.all() == before && tokio::time::Instant::now() < end {
+                    domains.follow().await;
+                }
+            }
+        }
+    }
+
+    /// Puts everything back as it was found.
+    fn put_back(&mut self) -> Result<(), SystemError> {
+        match self {
+            Self::ResolvConf(resolv_conf) => resolv_conf.put_back(),
+            Self::Resolved(resolved, _) => resolved.put_back(),
+        }
+    }
+}

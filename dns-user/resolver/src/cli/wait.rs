@@ -1,0 +1,95 @@
+//! `wait`: until a name resolves.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    process::ExitCode,
+    time::Duration,
+};
+
+use clap::Args;
+use dns_core::{config::duration::parse_duration, name::Name};
+use tokio::time::{self, Instant};
+
+use crate::daemon::upcheck::{self, NoAnswer};
+
+/// Between two tries.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long the machine's resolver may take for one try; it may have tries of its own.
+const SYSTEM_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Arguments of `wait`.
+#[derive(Debug, Args)]
+pub(super) struct Wait {
+    /// Ask the server at this address; without it the machine's own resolver is asked
+    #[arg(long, value_name = "IP")]
+    address: Option<IpAddr>,
+    /// The server's port
+    #[arg(long, default_value_t = 53)]
+    port: u16,
+    /// The name that has to resolve
+    #[arg(long, alias = "checkDomain", value_name = "NAME", default_value = "upcheck.bosh-dns.")]
+    check_domain: Name,
+    /// How long to wait, such as 30s or 5m
+    #[arg(long, value_parser = parse_duration, default_value = "1m")]
+    timeout: Duration,
+    /// Taken for the reference's sake
+    #[arg(long, alias = "logFormat", hide = true)]
+    log_format: Option<String>,
+}
+
+impl Wait {
+    /// Waits; 0 once the name resolves, 1 if it did not in time.
+    pub(super) fn run(self) -> ExitCode {
+        let Self { address, port, check_domain, timeout, log_format: _ } = self;
+        let whom = match address {
+            Some(address) => format!("the server at {}", SocketAddr::new(address, port)),
+            None => "this machine's resolver".to_owned(),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let result = match runtime {
+            Ok(runtime) => {
+                let result = runtime.block_on(wait(address, port, &check_domain, timeout));
+                // A look-up by the machine's resolver may hang on.
+                runtime.shutdown_background();
+                result
+            }
+            Err(problem) => Err(problem.into()),
+        };
+        match result {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(problem) => {
+                eprintln!(
+                    "bosh-dns-xdp: {check_domain} was not resolved by {whom} within {timeout:?}: {problem}"
+                );
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+/// Asks again and again; the last problem if the name does not resolve in time.
+async fn wait(address: Option<IpAddr>, port: u16, name: &Name, timeout: Duration) -> Result<(), NoAnswer> {
+    let end = Instant::now() + timeout;
+    loop {
+        let tried = match address {
+            Some(address) => upcheck::resolves(SocketAddr::new(address, port), name).await,
+            None => by_the_machine(name).await,
+        };
+        match tried {
+            Ok(()) => return Ok(()),
+            Err(problem) if Instant::now() >= end => return Err(problem),
+            Err(_) => time::sleep(INTERVAL.min(end.saturating_duration_since(Instant::now()))).await,
+        }
+    }
+}
+
+/// Asks as every program of this machine does.
+async fn by_the_machine(name: &Name) -> Result<(), NoAnswer> {
+    let looked_up = tokio::net::lookup_host((name.to_string(), 0));
+    match time::timeout(SYSTEM_PATIENCE, looked_up).await {
+        Ok(Ok(mut addresses)) => addresses.next().map(drop).ok_or(NoAnswer::NoAddress),
+        Ok(Err(problem)) => Err(problem.into()),
+        Err(_) => Err(NoAnswer::Silence(SYSTEM_PATIENCE)),
+    }
+}

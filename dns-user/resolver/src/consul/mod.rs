@@ -1,0 +1,288 @@
+//! Names of Consul's: joins the pure crate `dns-consul` to the router and to recursors.
+//!
+//! * [`ConsulNames`]: what is registered at the moment, as something that answers queries.
+//! * [`ReverseConsulNames`]: the same for names below `arpa.`
+//! * [`Catalogs`]: what definition files and a live Consul tell, together.
+//! * [`follow`]: keeps the names up with a live Consul.
+//! * `recursors`: recursors of the object `"consul"`, asked in Consul's way.
+
+mod catalogs;
+mod live;
+mod published;
+mod recursors;
+
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    sync::{Arc, OnceLock},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use arc_swap::ArcSwap;
+use futures::future::{BoxFuture, join_all};
+use hickory_proto::{
+    op::{Message, MessageType, OpCode, Query as Question},
+    rr::{Name as MessageName, RecordType},
+};
+
+use tokio::sync::watch;
+
+use crate::fleet::Answer;
+pub(crate) use catalogs::{Catalogs, NewZone};
+use dns_consul::{Asker, Draft, Zone, chain_of, record::Record};
+use dns_consul_source::Source;
+use dns_core::{
+    name::Name,
+    wire::{Parsed, Query, TYPE_A, TYPE_AAAA, Transport, parse},
+};
+pub(crate) use live::follow;
+pub(crate) use published::Published;
+pub(crate) use recursors::recursors_of;
+
+/// How long an answer waits for what a live Consul has not told yet.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Told of names that interfaces might answer.
+type Learn = Box<dyn Fn(&Name) + Send + Sync>;
+
+/// Consul's names: the zone in force, and who is asked for host names.
+pub(crate) struct ConsulNames {
+    /// Configuration and catalog; replaced as a whole.
+    zone: ArcSwap<Zone>,
+    /// Answers names that lie elsewhere; `None`: nobody does.
+    recursors: ArcSwap<Option<Arc<dyn Answer>>>,
+    /// Version of the zone in force; rung with each new one.
+    version: watch::Sender<u64>,
+    /// A live Consul, told what is asked for; empty: there is none.
+    source: OnceLock<Arc<Source>>,
+    /// Told of names that interfaces might answer; empty: there are none.
+    learn: OnceLock<Learn>,
+    /// See [`Published`].
+    seed: u64,
+}
+
+impl ConsulNames {
+    /// Answers from `zone` until another one is installed, without recursors.
+    pub(crate) fn new(NewZone { version, zone }: NewZone) -> Self {
+        Self {
+            zone: ArcSwap::from_pointee(zone),
+            recursors: ArcSwap::from_pointee(None),
+            version: watch::channel(version).0,
+            source: OnceLock::new(),
+            learn: OnceLock::new(),
+            seed: fastrand::u64(..),
+        }
+    }
+
+    /// Tells `learn` of names that interfaces might answer; once.
+    pub(crate) fn learn_by(&self, learn: impl Fn(&Name) + Send + Sync + 'static) {
+        // The daemon's start does so once.
+        let _ = self.learn.set(Box::new(learn));
+    }
+
+    /// What interfaces may answer now.
+    pub(crate) fn published(&self) -> Published {
+        let recursion = self.recursors.load().is_some();
+        Published { zone: self.zone.load_full(), recursion, seed: self.seed }
+    }
+
+    /// Puts a new catalog in force; whether it was newer than the one in force.
+    pub(crate) fn install(&self, NewZone { version, zone }: NewZone) -> bool {
+        let zone = Arc::new(zone);
+        self.version.send_if_modified(|in_force| {
+            // Files and a live Consul each bring their zones: the newer one wins.
+            let is_newer = version >= *in_force;
+            if is_newer {
+                self.zone.store(zone);
+                *in_force = version;
+            }
+            is_newer
+        })
+    }
+
+    /// What operators see: what is registered, and how a live Consul is doing.
+    pub(crate) fn view(&self) -> serde_json::Value {
+        let zone = self.zone.load();
+        serde_json::json!({
+            "domain": zone.config.domain.to_string(),
+            "datacenter": zone.config.datacenter,
+            "nodes": zone.catalog.node_count(),
+            "instances": zone.catalog.instance_count(),
+            "source": self.source.get().map(|source| source.status()),
+        })
+    }
+
+    /// The zone in force.
+    pub(crate) fn zone(&self) -> Arc<Zone> {
+        self.zone.load_full()
+    }
+
+    /// Tells a live Consul what is asked for, and waits a bounded time for what it has not
+    /// told yet.
+    async fn until_told(&self, query: &Query<'_>) {
+        let Some(source) = self.source.get() else { return };
+        let mut version = self.version.subscribe();
+        let told = async {
+            loop {
+                version.mark_unchanged();
+                let Some(lack) = self.zone.load().lacks(query) else { return };
+                source.demand(lack);
+                // The sender is our own.
+                let _ = version.changed().await;
+            }
+        };
+        // What is not told then is SERVFAIL.
+        let _ = tokio::time::timeout(PATIENCE, told).await;
+    }
+
+    /// Whether the answer has to wait for a live Consul; else it learns what was asked for.
+    fn waits(&self, query: &Query<'_>) -> bool {
+        let Some(source) = self.source.get() else { return false };
+        let zone = self.zone.load();
+        if zone.lacks(query).is_some() {
+            return true;
+        }
+        if !source.watches_all()
+            && let Some((datacenter, service)) = zone.service_of(query)
+        {
+            source.asked(&datacenter, &service);
+        }
+        false
+    }
+
+    /// The domains that are answered here.
+    pub(crate) fn domains(&self) -> Vec<Name> {
+        let zone = self.zone.load();
+        let config = &zone.config;
+        [Some(&config.domain), config.alt_domain.as_ref()].into_iter().flatten().cloned().collect()
+    }
+
+    /// Asks these for host names from now on.
+    pub(crate) fn ask(&self, recursors: Option<Arc<dyn Answer>>) {
+        self.recursors.store(Arc::new(recursors));
+    }
+
+    /// What an answer depends on beside the question.
+    ///
+    /// The client's address is not known here: for prepared queries with `near:
+    /// "_ip"` that of its subnet option counts, else the own node.
+    fn asker(&self, transport: Transport) -> Asker {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Asker {
+            transport,
+            client: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            recursion: self.recursors.load().is_some(),
+            // Serials are numbers modulo 2^32 (RFC 1982).
+            serial: since_1970.as_secs() as u32,
+        }
+    }
+
+    /// The answer as far as the catalog gives it, and the zone that it is from.
+    fn draft(&self, query: &Query<'_>, transport: Transport) -> Option<(Arc<Zone>, Draft)> {
+        let zone = self.zone.load_full();
+        let draft = zone.answer(query, &self.asker(transport), &mut fastrand::Rng::new())?;
+        Some((zone, draft))
+    }
+
+    /// What recursors say about a host name; nothing if they cannot be asked.
+    async fn chain(&self, host: &Name) -> Vec<Record> {
+        let recursors = self.recursors.load_full();
+        let (Some(recursors), Some(message)) = (&*recursors, question(host)) else { return Vec::new() };
+        let Parsed::Query(query) = parse(&message) else { return Vec::new() };
+        let mut reply = recursors.answer(&query, Transport::Udp).await;
+        let is_truncated = reply.get(2).is_some_and(|flags| flags & 2 != 0);
+        if is_truncated {
+            reply = recursors.answer(&query, Transport::Tcp).await;
+        }
+        chain_of(&reply)
+    }
+}
+
+/// A query for the A records of a host name.
+fn question(host: &Name) -> Option<Vec<u8>> {
+    let mut message = Message::new(fastrand::u16(..), MessageType::Query, OpCode::Query);
+    message.metadata.recursion_desired = true;
+    let name = MessageName::from_labels(host.labels()).ok()?;
+    message.add_query(Question::query(name, RecordType::A));
+    message.to_vec().ok()
+}
+
+impl Answer for ConsulNames {
+    fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>> {
+        Box::pin(async move {
+            self.until_told(query).await;
+            let Some((zone, draft)) = self.draft(query, transport) else {
+                // The domains have changed in between: the client does best to ask again.
+                return dns_core::wire::error_reply(query, hickory_proto::op::ResponseCode::ServFail);
+            };
+            let hosts = draft.hosts();
+            let chains = join_all(hosts.iter().map(|host| self.chain(host))).await;
+            let chains = hosts.into_iter().zip(chains).collect();
+            draft.finish(query, transport, &zone.config.dns, &chains)
+        })
+    }
+
+    fn answer_at_once(&self, query: &Query<'_>, transport: Transport, out: &mut Vec<u8>) -> bool {
+        if self.waits(query) {
+            return false;
+        }
+        let Some((zone, draft)) = self.draft(query, transport) else { return false };
+        if !draft.hosts().is_empty() {
+            return false;
+        }
+        if let Some(learn) = self.learn.get()
+            && matches!(query.question.qtype, TYPE_A | TYPE_AAAA)
+            && draft.is_only_addresses()
+        {
+            learn(&query.question.name());
+        }
+        out.extend_from_slice(&draft.finish(query, transport, &zone.config.dns, &Default::default()));
+        true
+    }
+}
+
+/// Names of addresses: those that Consul knows, then whoever comes next.
+pub(crate) struct ReverseConsulNames {
+    /// Knows the nodes and services.
+    pub(crate) names: Arc<ConsulNames>,
+    /// Answers for all other addresses; `None`: they do not exist, which Consul says
+    /// in the name of its own zone.
+    pub(crate) past: Option<Arc<dyn Answer>>,
+}
+
+impl ReverseConsulNames {
+    /// The reply, if nobody else has to be asked.
+    fn known(&self, query: &Query<'_>, transport: Transport) -> Option<Vec<u8>> {
+        let zone = self.names.zone.load();
+        let asker = self.names.asker(transport);
+        let draft = match (zone.reverse(query, &asker), &self.past) {
+            (Some(draft), _) => draft,
+            (None, Some(_)) => return None,
+            (None, None) => zone.no_such_address(&asker),
+        };
+        Some(draft.finish(query, transport, &zone.config.dns, &Default::default()))
+    }
+}
+
+impl Answer for ReverseConsulNames {
+    fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>> {
+        Box::pin(async move {
+            match (self.known(query, transport), &self.past) {
+                (Some(reply), _) => reply,
+                (None, Some(past)) => past.answer(query, transport).await,
+                // `known` knows all there is then.
+                (None, None) => Vec::new(),
+            }
+        })
+    }
+
+    fn answer_at_once(&self, query: &Query<'_>, transport: Transport, out: &mut Vec<u8>) -> bool {
+        match (self.known(query, transport), &self.past) {
+            (Some(reply), _) => {
+                out.extend_from_slice(&reply);
+                true
+            }
+            (None, Some(past)) => past.answer_at_once(query, transport, out),
+            (None, None) => false,
+        }
+    }
+}

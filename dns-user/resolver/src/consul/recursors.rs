@@ -1,0 +1,66 @@
+//! Recursors in Consul's way: one after the other, NOERROR and NXDOMAIN are final.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use futures::future::BoxFuture;
+use hickory_proto::op::ResponseCode;
+
+use crate::{
+    fleet::Answer,
+    upstream::{CachedSource, Upstream},
+};
+use dns_consul::config::Config as ConsulConfig;
+use dns_core::{
+    config::{CacheConfig, Config, RecursionConfig},
+    wire::{Query, ReplyFlags, Transport, empty_reply},
+};
+
+/// The recursors of the object `"consul"`.
+struct Recursors {
+    /// Each by itself.
+    each: Vec<CachedSource>,
+    /// Whether they are asked in random order, not in theirs.
+    random: bool,
+}
+
+/// The recursors that the object `"consul"` names; `None`: it names none. `own` is
+/// where we listen ourselves. Inside a tokio runtime.
+pub(crate) fn recursors_of(
+    consul: &ConsulConfig,
+    config: &Config,
+    own: &[SocketAddr],
+) -> Option<Arc<dyn Answer>> {
+    let only = |recursor: &String| {
+        let recursion = RecursionConfig {
+            disabled: false,
+            recursors: vec![recursor.clone()],
+            excluded: Vec::new(),
+            timeout: consul.dns.recursor_timeout,
+            ..config.recursion.clone()
+        };
+        let cache = CacheConfig { enabled: false, ..config.cache };
+        Upstream::new(&Config { recursion, cache, ..config.clone() }, own).recursors()
+    };
+    let each: Vec<CachedSource> = consul.recursors.iter().filter_map(only).collect();
+    let recursors = Recursors { each, random: consul.dns.random_recursors };
+    (!recursors.each.is_empty()).then(|| Arc::new(recursors) as Arc<dyn Answer>)
+}
+
+impl Answer for Recursors {
+    fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>> {
+        Box::pin(async move {
+            let mut order: Vec<&CachedSource> = self.each.iter().collect();
+            if self.random {
+                fastrand::shuffle(&mut order);
+            }
+            for recursor in order {
+                let reply = recursor.answer(query, transport).await;
+                let rcode = reply.get(3).map(|flags| ResponseCode::from_low(flags & 15));
+                if matches!(rcode, Some(ResponseCode::NoError | ResponseCode::NXDomain)) {
+                    return reply;
+                }
+            }
+            empty_reply(query, ResponseCode::ServFail, ReplyFlags::RECURSION)
+        })
+    }
+}

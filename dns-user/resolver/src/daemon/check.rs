@@ -1,0 +1,213 @@
+//! What a server would do with a configuration, without starting one.
+
+use std::{collections::BTreeMap, net::SocketAddr, path::Path, time::Instant};
+
+use serde::Serialize;
+
+use super::{
+    files::{Files, First},
+    serve::all_addresses,
+    sources::Sources,
+    status::{Board, FileState},
+};
+use crate::{
+    ops::{
+        journal::{Journal, Kind},
+        metrics::WholeMetrics,
+    },
+    upstream::{Denial, HandlerConfig, HandlerSource},
+};
+use dns_core::config::{ConfigError, HookMode, Loaded, TlsFiles};
+
+/// Everything that was found.
+#[derive(Clone, Debug, Serialize)]
+pub struct CheckReport {
+    /// Whether a server would start and serve all that is configured.
+    pub ok: bool,
+    /// What keeps it from that.
+    pub errors: Vec<String>,
+    /// What is odd, but no reason to stop.
+    pub warnings: Vec<String>,
+    /// What would be served; `None`: nothing, the configuration itself is wrong.
+    pub serves: Option<Serves>,
+}
+
+/// What would be served.
+#[derive(Clone, Debug, Serialize)]
+pub struct Serves {
+    /// Listen addresses, UDP and TCP.
+    pub listen: Vec<SocketAddr>,
+    /// Version of the records.
+    pub records_version: Option<u64>,
+    /// Instances in the records.
+    pub instances: usize,
+    /// Domains of the records.
+    pub domains: Vec<String>,
+    /// Aliases of files and records.
+    pub aliases: usize,
+    /// Names that the fast path would hold from the start.
+    pub published_names: usize,
+    /// The files, by kind.
+    pub files: BTreeMap<&'static str, FileState>,
+    /// Handlers: domain and what answers.
+    pub handlers: Vec<String>,
+    /// Names of Consul's: their domain and what is registered; `None`: there are none.
+    pub consul: Option<String>,
+    /// Recursors as configured; empty: those of /etc/resolv.conf.
+    pub recursors: Vec<String>,
+    /// Whether other names are forwarded at all.
+    pub recursion: bool,
+    /// Names answered with 127.0.0.1 and ::1.
+    pub upcheck_domains: Vec<String>,
+    /// Mode of the fast path; `off`: there is none.
+    pub fast_path: String,
+    /// Port of the API on 127.0.0.1.
+    pub api_port: Option<u16>,
+    /// Whether instances are checked.
+    pub health: bool,
+    /// Where metrics are given.
+    pub metrics: Option<SocketAddr>,
+}
+
+/// Checks a configuration and all files that it names.
+pub fn check(path: &Path) -> CheckReport {
+    match examine(path) {
+        Ok(report) => report,
+        Err(problem) => {
+            CheckReport { ok: false, errors: vec![problem.to_string()], warnings: Vec::new(), serves: None }
+        }
+    }
+}
+
+/// Reads everything; an error is one that keeps a server from starting.
+fn examine(path: &Path) -> Result<CheckReport, ConfigError> {
+    let Loaded { config, mut warnings } = crate::files::load_config(path)?;
+    let internal = |problem: prometheus::Error| ConfigError {
+        file: path.display().to_string(),
+        problem: format!("cannot be checked: {problem}"),
+    };
+    let board = Board::new(Journal::new(WholeMetrics::new().map_err(internal)?));
+    let begun = Instant::now();
+    let (consul_config, odd) = crate::files::load_consul(path)?.unzip();
+    warnings.extend(odd.into_iter().flatten());
+    warnings.extend(consul_config.iter().flat_map(unreadable_of_consul));
+    let (_files, First { snapshot, handlers, addresses, consul }) =
+        Files::start(Sources::of(&config), consul_config, &board)?;
+    board.loaded(Kind::Config, vec![path.to_owned()], Vec::new(), begun.elapsed(), "read");
+
+    let mut errors: Vec<String> = Vec::new();
+    let state = board.state();
+    for (kind, file_state) in &state.files {
+        // What a server starts without is no error: it says so and serves the rest.
+        let starts_without = *kind == Kind::Records.label();
+        let problem = file_state.error.clone();
+        if starts_without {
+            warnings.extend(problem)
+        } else {
+            errors.extend(problem)
+        }
+        warnings.extend(file_state.warnings.iter().cloned());
+    }
+    if let Some(api) = &config.api {
+        warnings.extend(unreadable(&api.tls).map(|problem| format!("the API stays off: {problem}")));
+    }
+    if let (true, Some(tls)) = (config.health.enabled, &config.health.tls) {
+        warnings.extend(unreadable(tls).map(|problem| format!("health checks stay off: {problem}")));
+    }
+    match &config.jobs_dir {
+        Some(folder) if !folder.is_dir() => {
+            warnings.push(format!("{}: no such folder: /local-groups stays off", folder.display()));
+        }
+        _ => {}
+    }
+    let xdp = &config.xdp;
+    let listen = all_addresses(config.listen, &addresses);
+    warnings.extend(config.unbounded_replies(&listen));
+    let serves = Serves {
+        listen,
+        records_version: snapshot.version(),
+        instances: snapshot.instances().len(),
+        domains: snapshot.domains().map(ToString::to_string).collect(),
+        aliases: snapshot.alias_count(),
+        published_names: dns_core::listing::published_names(&snapshot).count(),
+        files: state.files,
+        handlers: handlers.iter().map(handler_line).collect(),
+        consul: consul.as_ref().map(|consul| consul_line(&consul.zone)),
+        recursors: config.recursion.recursors.clone(),
+        recursion: !config.recursion.disabled,
+        upcheck_domains: config.upcheck_domains.iter().map(ToString::to_string).collect(),
+        fast_path: if xdp.enabled { mode_word(xdp.mode) } else { "off" }.to_owned(),
+        api_port: config.api.as_ref().map(|api| api.port),
+        health: config.health.enabled,
+        metrics: config.metrics.enabled.then_some(config.metrics.listen),
+    };
+    Ok(CheckReport { ok: errors.is_empty(), errors, warnings, serves: Some(serves) })
+}
+
+/// A handler in a few words.
+fn handler_line(handler: &HandlerConfig) -> String {
+    let source = match &handler.source {
+        HandlerSource::Dns(recursors) => format!("dns {}", recursors.join(" ")),
+        HandlerSource::Http(url) => format!("http {url}"),
+        HandlerSource::Deny(Denial::Nxdomain) => "deny NXDOMAIN".to_owned(),
+        HandlerSource::Deny(Denial::Refused) => "deny REFUSED".to_owned(),
+    };
+    let cached = if handler.cache { " (cached)" } else { "" };
+    format!("{} -> {source}{cached}", handler.domain)
+}
+
+/// Names of Consul's in a few words.
+fn consul_line(zone: &dns_consul::Zone) -> String {
+    let (config, catalog) = (&zone.config, &zone.catalog);
+    let (nodes, instances) = (catalog.node_count(), catalog.instance_count());
+    let live = match &config.http {
+        Some(api) => {
+            let addresses: Vec<String> = api.addresses.iter().map(ToString::to_string).collect();
+            format!(" by files, and what Consul tells at {}", addresses.join(", "))
+        }
+        None => String::new(),
+    };
+    let datacenter = match config.http.is_some() && config.datacenter_is_default {
+        true => "that of the agent",
+        false => config.datacenter.as_str(),
+    };
+    format!("{} (datacenter {datacenter}): {nodes} nodes, {instances} instances{live}", config.domain)
+}
+
+/// Files for Consul's HTTP API that cannot be read: it is asked without, or not at all.
+fn unreadable_of_consul(config: &dns_consul::config::Config) -> Vec<String> {
+    let Some(api) = &config.http else { return Vec::new() };
+    let (certificate, key) = api.identity.as_ref().map(|(certificate, key)| (certificate, key)).unzip();
+    let files = [
+        ("consul.token_file", config.token_file.as_ref()),
+        ("consul.sources.http.ca_file", api.ca_file.as_ref()),
+        ("consul.sources.http.cert_file", certificate),
+        ("consul.sources.http.key_file", key),
+    ];
+    let problem = |(member, path): (&str, Option<&std::path::PathBuf>)| {
+        let path = path?;
+        let problem = std::fs::File::open(path).err()?;
+        Some(format!("{member}: {}: cannot be read: {problem}", path.display()))
+    };
+    files.into_iter().filter_map(problem).collect()
+}
+
+/// The first file of a certificate that cannot be read.
+fn unreadable(tls: &TlsFiles) -> Option<String> {
+    let TlsFiles { certificate, private_key, ca } = tls;
+    [certificate, private_key, ca].into_iter().find_map(|path| {
+        let problem = std::fs::File::open(path).err()?;
+        Some(format!("{}: cannot be read: {problem}", path.display()))
+    })
+}
+
+/// The word for a mode, as it stands in the configuration.
+pub(crate) fn mode_word(mode: HookMode) -> &'static str {
+    match mode {
+        HookMode::Auto => "auto",
+        HookMode::Native => "native",
+        HookMode::Generic => "generic",
+        HookMode::Tc => "tc",
+        HookMode::Off => "off",
+    }
+}

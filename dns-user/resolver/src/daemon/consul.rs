@@ -1,0 +1,84 @@
+//! The definition files of the object `"consul"`: what they hold becomes a zone, with
+//! what a live Consul tells.
+
+use std::{sync::Arc, time::Instant};
+
+use tracing::{error, warn};
+
+use super::{
+    sources::{Followed, Source},
+    status::Board,
+};
+use crate::{
+    consul::{Catalogs, NewZone},
+    ops::journal::Kind,
+};
+use dns_consul::{config::Config, definition::Definitions};
+use dns_core::config::ConfigError;
+
+/// The files behind Consul's names.
+pub(super) struct ConsulFiles {
+    /// All that is registered.
+    catalogs: Arc<Catalogs>,
+    /// The files.
+    followed: Followed,
+}
+
+impl ConsulFiles {
+    /// Reads everything for the first time.
+    pub(super) fn start(config: Config, board: &Board) -> Result<(Self, NewZone), ConfigError> {
+        let followed = Followed::new(Source::Patterns(config.files.clone()));
+        let mut files = Self { catalogs: Arc::new(Catalogs::new(config)), followed };
+        // What is forced is read whatever it holds.
+        let zone = files.read(true, board).transpose()?;
+        let zone = zone.unwrap_or_else(|| files.catalogs.zone());
+        Ok((files, zone))
+    }
+
+    /// All that is registered.
+    pub(super) fn catalogs(&self) -> &Arc<Catalogs> {
+        &self.catalogs
+    }
+
+    /// The zone of now, if the files may have changed and can be used.
+    pub(super) fn refresh(&mut self, force: bool, board: &Board) -> Option<NewZone> {
+        let read = self.read(force, board)?;
+        read.inspect_err(|problem| error!("definition files: {problem}; the catalog in use stays")).ok()
+    }
+
+    /// The files, as they are followed.
+    pub(super) fn followed(&self) -> &Followed {
+        &self.followed
+    }
+
+    /// Reads the files if they may have changed.
+    fn read(&mut self, force: bool, board: &Board) -> Option<Result<NewZone, ConfigError>> {
+        let begun = Instant::now();
+        let (contents, parsed) = self.followed.parsed(force, |contents| {
+            let files = contents.readable()?;
+            Definitions::read(
+                files.iter().map(|(name, bytes)| (name.as_str(), *bytes)),
+                self.catalogs.config(),
+            )
+        })?;
+        let definitions = match parsed {
+            Ok(definitions) => definitions,
+            Err(problem) => {
+                board.refused(Kind::Consul, contents.paths(), &problem.to_string());
+                return Some(Err(problem));
+            }
+        };
+        for warning in &definitions.warnings {
+            warn!("{warning}");
+        }
+        let warnings = definitions.warnings.clone();
+        let detail = format!(
+            "{} nodes, {} instances",
+            definitions.registrations.nodes.len(),
+            definitions.registrations.instances.len()
+        );
+        self.catalogs.set_files(definitions.registrations);
+        board.loaded(Kind::Consul, contents.paths(), warnings, begun.elapsed(), &detail);
+        Some(Ok(self.catalogs.zone()))
+    }
+}

@@ -1,0 +1,135 @@
+//! The domains that only this server knows, followed on disk: what systemd-resolved is told.
+
+use std::{collections::BTreeSet, path::Path};
+
+use super::{
+    files::{Changes, Files, First},
+    sources::Sources,
+    status::Board,
+    watch::Watch,
+};
+use crate::{
+    ops::{journal::Journal, metrics::WholeMetrics},
+    upstream::HandlerConfig,
+};
+use dns_core::{catalog::Snapshot, config::ConfigError, name::Name};
+
+/// Follows records and handlers; a file is read again only when it has changed.
+pub struct RoutedDomains {
+    /// The files.
+    files: Files,
+    /// Says when to look.
+    watch: Watch,
+    /// Domains of the records.
+    of_records: Vec<String>,
+    /// Domains of the handlers.
+    of_handlers: Vec<String>,
+    /// Parents of the up-checks' names.
+    of_upchecks: Vec<String>,
+}
+
+impl RoutedDomains {
+    /// Reads what a server with this configuration would; the configuration itself is not followed.
+    pub fn of(path: &Path) -> Result<Self, ConfigError> {
+        let config = crate::files::load_config(path)?.config;
+        let internal = |problem: prometheus::Error| ConfigError {
+            file: path.display().to_string(),
+            problem: format!("cannot be read: {problem}"),
+        };
+        let board = Board::new(Journal::new(WholeMetrics::new().map_err(internal)?));
+        let (files, First { snapshot, handlers, .. }) = Files::start(Sources::of(&config), None, &board)?;
+        let mut watch = Watch::new();
+        watch.set(files.folders());
+        Ok(Self {
+            files,
+            watch,
+            of_records: domains_of_records(&snapshot),
+            of_handlers: domains_of_handlers(&handlers),
+            of_upchecks: config.upcheck_domains.iter().map(parent).collect(),
+        })
+    }
+
+    /// All of them, sorted, without final dots.
+    pub fn all(&self) -> Vec<String> {
+        let bare = |name: &String| match name.trim_end_matches('.') {
+            "" => ".".to_owned(),
+            name => name.to_owned(),
+        };
+        let Self { files: _, watch: _, of_records, of_handlers, of_upchecks } = self;
+        let all: BTreeSet<String> =
+            of_records.iter().chain(of_handlers).chain(of_upchecks).map(bare).collect();
+        all.into_iter().collect()
+    }
+
+    /// Waits until the files may have changed, a second at most, and takes in what is new.
+    pub async fn follow(&mut self) {
+        self.watch.next().await;
+        let Changes { snapshot, handlers, .. } = self.files.look(false).await;
+        if let Some(snapshot) = snapshot {
+            self.of_records = domains_of_records(&snapshot);
+        }
+        if let Some(handlers) = handlers {
+            self.of_handlers = domains_of_handlers(&handlers);
+        }
+        self.watch.set(self.files.folders());
+    }
+}
+
+/// Domains of the records.
+fn domains_of_records(snapshot: &Snapshot) -> Vec<String> {
+    snapshot.domains().map(ToString::to_string).collect()
+}
+
+/// Domains of the handlers.
+fn domains_of_handlers(handlers: &[HandlerConfig]) -> Vec<String> {
+    handlers.iter().map(|handler| handler.domain.to_string()).collect()
+}
+
+/// What follows the first label of a name.
+fn parent(name: &Name) -> String {
+    let name = name.to_string();
+    match name.trim_end_matches('.').split_once('.') {
+        Some((_, parent)) => parent.to_owned(),
+        None => name,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, time::Duration};
+
+    use super::*;
+
+    /// records.json of one instance in this domain.
+    fn records(domain: &str) -> String {
+        format!(
+            r#"{{"record_keys": ["id", "instance_group", "az", "network", "deployment", "ip", "domain"],
+                "record_infos": [["a", "web", "z1", "net", "dep", "10.0.0.1", "{domain}"]], "version": 1}}"#
+        )
+    }
+
+    #[tokio::test]
+    async fn they_follow_records_and_handlers() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("records.json"), records("bosh")).unwrap();
+        let config = serde_json::json!({
+            "address": "127.0.0.1", "port": 53, "records_file": path("records.json"),
+            "handlers_files_glob": path("*.handlers"), "upcheck_domains": ["upcheck.bosh-dns."],
+        });
+        fs::write(path("config.json"), config.to_string()).unwrap();
+        let mut domains = RoutedDomains::of(&path("config.json")).unwrap();
+        assert_eq!(domains.all(), ["bosh", "bosh-dns"]);
+        fs::write(path("new"), records("other.internal")).unwrap();
+        fs::rename(path("new"), path("records.json")).unwrap();
+        let deny = r#"[{"domain": "corp.example.", "source": {"type": "deny"}}]"#;
+        fs::write(path("a.handlers"), deny).unwrap();
+        let all = ["bosh-dns", "corp.example", "other.internal"];
+        let followed = async {
+            while domains.all() != all {
+                domains.follow().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), followed).await.unwrap();
+    }
+}

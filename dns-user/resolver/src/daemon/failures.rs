@@ -1,0 +1,145 @@
+//! What becomes of panics.
+//!
+//! There should be none. One that happens all the same is logged with its place and counted.
+//! On a thread of tokio it loses the one task: a request, which the client asks
+//! again, or a part of the server, whose end `serve` notices. So it does where a
+//! UDP worker polls a request for the first time; a UDP worker itself goes on with the
+//! next query. Where such panics repeat, the server ends all the same, as it does when
+//! any other thread (the publisher) panics, because then a part is gone for good: with
+//! exit code 70, in order, so that its supervisor starts a whole one. Half a server
+//! that looks alive would be worse.
+
+use std::{
+    any::Any,
+    collections::VecDeque,
+    panic,
+    sync::{Mutex, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use prometheus::{IntCounter, Registry};
+
+use tokio::sync::mpsc;
+use tracing::error;
+
+use crate::{ops::metrics::names, server::in_first_poll};
+
+/// So many panics of parts that go on by themselves...
+const MOST_PANICS: usize = 10;
+/// ...in so long a time end the server.
+const PANIC_WINDOW: Duration = Duration::from_secs(60);
+
+/// A part of the server failed from within.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{part} failed: {problem}; ending, so that a whole server can be started")]
+pub(crate) struct Failure {
+    /// Which part.
+    pub(super) part: String,
+    /// What it said.
+    pub(super) problem: String,
+}
+
+/// Where failures arrive.
+pub(super) struct Failures {
+    /// From the panic hook and from parts that end.
+    receiver: mpsc::UnboundedReceiver<Failure>,
+    /// For further parts.
+    sender: mpsc::UnboundedSender<Failure>,
+    /// All panics.
+    panics: IntCounter,
+}
+
+impl Failures {
+    /// Has panics of this process reported here.
+    pub(super) fn install() -> prometheus::Result<Self> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let from_hook = sender.clone();
+        let panics = IntCounter::new(names::PANICS_TOTAL, "Panics of any part of the server.")?;
+        let counted = panics.clone();
+        let recent = Mutex::new(Recent::default());
+        panic::set_hook(Box::new(move |panic| {
+            let current = thread::current();
+            let name = current.name().unwrap_or("a thread");
+            let place = panic.location().map(ToString::to_string).unwrap_or_default();
+            let problem = format!("{} at {place}", text(panic.payload()));
+            error!("panic in {name}: {problem}");
+            counted.inc();
+            let goes_on = name.starts_with("tokio-") || name.starts_with("dns-udp-") || in_first_poll();
+            let repeats = || recent.lock().unwrap_or_else(PoisonError::into_inner).add(Instant::now());
+            if !goes_on || repeats() {
+                // Nobody is there to receive it after the end.
+                let _ = from_hook.send(Failure { part: name.to_owned(), problem });
+            }
+        }));
+        Ok(Self { receiver, sender, panics })
+    }
+
+    /// Shows how many panics there were.
+    pub(super) fn register(&self, registry: &Registry) -> prometheus::Result<()> {
+        registry.register(Box::new(self.panics.clone()))
+    }
+
+    /// Runs a part of the server that must not end before the server does.
+    pub(super) fn spawn(&self, part: &'static str, work: impl Future<Output = ()> + Send + 'static) {
+        let sender = self.sender.clone();
+        let task = tokio::spawn(work);
+        tokio::spawn(async move {
+            let problem = match task.await {
+                Ok(()) => "it ended".to_owned(),
+                Err(error) if error.is_cancelled() => return,
+                Err(error) => error.to_string(),
+            };
+            // Nobody is there to receive it after the end.
+            let _ = sender.send(Failure { part: part.to_owned(), problem });
+        });
+    }
+
+    /// The next failure.
+    pub(super) async fn next(&mut self) -> Failure {
+        match self.receiver.recv().await {
+            Some(failure) => failure,
+            // We hold a sender ourselves.
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// The panics of the last while.
+#[derive(Default)]
+struct Recent(VecDeque<Instant>);
+
+impl Recent {
+    /// One more; says whether they are too many.
+    fn add(&mut self, now: Instant) -> bool {
+        let Self(panics) = self;
+        panics.push_back(now);
+        while panics.front().is_some_and(|&first| now.duration_since(first) > PANIC_WINDOW) {
+            panics.pop_front();
+        }
+        panics.len() > MOST_PANICS
+    }
+}
+
+/// What a panic says.
+fn text(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("panic")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panics_end_the_server_only_where_they_repeat() {
+        let start = Instant::now();
+        let mut recent = Recent::default();
+        // One in ten seconds may go on for ever.
+        assert!((0..100).all(|number| !recent.add(start + Duration::from_secs(10 * number))));
+        let later = start + Duration::from_secs(10_000);
+        let ended =
+            (0..MOST_PANICS as u32 + 1).filter(|&number| recent.add(later + Duration::from_secs(1) * number));
+        assert_eq!(ended.count(), 1, "the one past the bound");
+    }
+}

@@ -1,0 +1,136 @@
+//! The running server: joins the rooms in order, keeps up with files, ends in order.
+//!
+//! * `start`, `serve`: the start in order; the loop, signals, the end.
+//! * `answers`, `fast_path`: join upstream and the interfaces to the server.
+//! * `files`, `records`, `consul`, `sources`, `watch`: what is on disk becomes what is served.
+//! * [`domains`]: those that only this server knows, for systemd-resolved.
+//! * `listeners`: the sockets, as the addresses files come and go.
+//! * `upcheck`: the server asks itself.
+//! * `attacher`: the process of root's that attaches for a server without privileges.
+//! * `backend`: what the API shows and does.
+//! * `failures`: what becomes of panics.
+//! * [`status`]: what all of them report.
+
+mod attacher;
+mod backend;
+pub mod check;
+mod consul;
+pub mod domains;
+mod failures;
+mod fast_path;
+mod files;
+mod listeners;
+mod privileges;
+mod records;
+mod serve;
+mod service_manager;
+mod sources;
+mod start;
+pub mod status;
+mod tracking;
+pub(crate) mod upcheck;
+mod upstreams;
+mod watch;
+mod wellness;
+
+pub use self::attacher::attach;
+
+use std::{io, path::Path, process::ExitCode};
+
+use tracing::error;
+
+use crate::{
+    health::HealthError,
+    ops::{
+        api::ControlSocket,
+        logs::{LogFormat, Logs, LogsError},
+    },
+    server::ServerError,
+};
+use dns_core::config::{ConfigError, HookMode};
+
+/// Exit code after a part of the server failed from within (a panic): whoever
+/// supervises it is to start it again. As `EX_SOFTWARE` of sysexits.h.
+const INTERNAL_FAILURE: u8 = 70;
+
+/// How to run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RunOptions {
+    /// How log lines look.
+    pub log_format: LogFormat,
+}
+
+/// Why the server did not start, or ended by itself.
+#[derive(Debug, thiserror::Error)]
+enum DaemonError {
+    /// A file that has to be right is not.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Another user was asked for, in vain.
+    #[error(transparent)]
+    Privileges(#[from] privileges::PrivilegesError),
+    /// Logging does not work.
+    #[error("logging: {0}")]
+    Logs(#[from] LogsError),
+    /// The kernel gave no thread or timer.
+    #[error("cannot start: {0}")]
+    Runtime(#[from] io::Error),
+    /// Two metrics of one name: a mistake of ours.
+    #[error("metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
+    /// Health checks cannot be made.
+    #[error(transparent)]
+    Health(#[from] HealthError),
+    /// A port is not to be had.
+    #[error(transparent)]
+    Listen(#[from] ServerError),
+    /// The sockets were not bound within `timeout`.
+    #[error("the sockets were not bound within timeout ({0:?})")]
+    BindTimeout(std::time::Duration),
+    /// The up-check was not answered within `timeout`.
+    #[error("the server does not answer itself within timeout: {0}")]
+    NotUp(upcheck::UpcheckError),
+    /// The up-check was answered once, and is not any more.
+    #[error("the server does not answer itself any more: {0}")]
+    Hung(upcheck::UpcheckError),
+    /// A part of the server failed from within.
+    #[error("{0}")]
+    Failed(#[from] failures::Failure),
+}
+
+/// Serves until SIGTERM or SIGINT; the process's exit code.
+///
+/// 0 after an end in order, 1 for whatever an operator can put right (one clear
+/// line on standard error), 70 after a failure from within.
+pub fn run(path: &Path, options: RunOptions) -> ExitCode {
+    let problem = match start(path, options) {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(problem) => problem,
+    };
+    error!("{problem}");
+    eprintln!("bosh-dns-xdp: {problem}");
+    match problem {
+        DaemonError::Failed(_) => ExitCode::from(INTERNAL_FAILURE),
+        _ => ExitCode::FAILURE,
+    }
+}
+
+/// What has to happen before there is any thread, then the rest.
+fn start(path: &Path, options: RunOptions) -> Result<(), DaemonError> {
+    let loaded = crate::files::load_config(path)?;
+    // While we may still give it to somebody else.
+    let control =
+        loaded.config.control.as_ref().map(|control| (control.socket.clone(), ControlSocket::bind(control)));
+    let xdp = &loaded.config.xdp;
+    let attaches = xdp.enabled && xdp.mode != HookMode::Off && xdp.attach_socket.is_none();
+    privileges::drop_to_user(xdp, attaches)?;
+    crate::limits::raise_file_limit();
+    let logs = Logs::init(&loaded.config.logging, options.log_format)?;
+    let failures = failures::Failures::install()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let result = runtime.block_on(serve::serve(path, loaded, control, &logs, failures));
+    // Blocking reads of files may still run; nothing of theirs is needed any more.
+    runtime.shutdown_background();
+    logs.flush();
+    result
+}

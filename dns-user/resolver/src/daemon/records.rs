@@ -1,0 +1,209 @@
+//! records.json and the alias files, kept up with: what is on disk becomes the
+//! next snapshot, or is reported while the last good one stays.
+
+use std::{path::PathBuf, time::Instant};
+
+use tracing::{error, info, warn};
+
+use super::{
+    sources::{Contents, Followed, Sources},
+    status::Board,
+};
+use crate::ops::journal::Kind;
+use dns_core::{
+    catalog::{AliasError, AliasFiles, Records, RowWarning, Snapshot},
+    config::ConfigError,
+};
+
+/// Warnings that are logged one by one; the rest is counted.
+const LOGGED_WARNINGS: usize = 20;
+
+/// The files behind the snapshot.
+pub(super) struct CatalogFiles {
+    /// records.json.
+    records: Followed,
+    /// The alias files.
+    aliases: Followed,
+    /// The records that are in use, as they were read: they are parsed again when
+    /// only aliases change.
+    good_records: Vec<u8>,
+    /// The aliases that are in use.
+    good_aliases: AliasFiles,
+    /// Where the state is shown.
+    board: Board,
+}
+
+impl CatalogFiles {
+    /// Reads everything for the first time.
+    ///
+    /// Records that are missing or broken are reported, and none are served;
+    /// broken alias files are an error.
+    pub(super) fn start(sources: &Sources, board: &Board) -> Result<(Self, Snapshot), ConfigError> {
+        let mut files = Self {
+            records: Followed::new(sources.records.clone()),
+            aliases: Followed::new(sources.aliases.clone()),
+            good_records: NO_RECORDS.to_vec(),
+            good_aliases: AliasFiles::default(),
+            board: board.clone(),
+        };
+        let begun = Instant::now();
+        let aliases = files.read_aliases(true).transpose()?;
+        let records = files.read_records(true);
+        let snapshot = files.build(aliases, records, begun);
+        Ok((files, snapshot))
+    }
+
+    /// The next snapshot, if anything changed for the better.
+    pub(super) fn refresh(&mut self, force: bool) -> Option<Snapshot> {
+        let begun = Instant::now();
+        let aliases = self.read_aliases(force).and_then(|read| {
+            read.inspect_err(|problem| error!("alias files: {problem}; the aliases in use stay")).ok()
+        });
+        let records = self.read_records(force);
+        (aliases.is_some() || records.is_some()).then(|| self.build(aliases, records, begun))
+    }
+
+    /// Follows other sources from now on; the next [`Self::refresh`] reads them.
+    pub(super) fn follow(&mut self, sources: &Sources) {
+        self.records = Followed::new(sources.records.clone());
+        self.aliases = Followed::new(sources.aliases.clone());
+    }
+
+    /// The sources that are followed.
+    pub(super) fn followed(&self) -> [&Followed; 2] {
+        [&self.records, &self.aliases]
+    }
+
+    /// Reads the alias files if they may have changed.
+    fn read_aliases(&mut self, force: bool) -> Option<Result<NewAliases, ConfigError>> {
+        let (contents, parsed) = self.aliases.parsed(force, parse_aliases)?;
+        let files = contents.paths();
+        Some(match parsed {
+            Ok((aliases, warnings)) => Ok(NewAliases { files, aliases, warnings }),
+            Err(problem) => {
+                self.board.refused(Kind::Aliases, files, &problem.to_string());
+                Err(problem)
+            }
+        })
+    }
+
+    /// Reads records.json if it may have changed; the new records, if they are sound.
+    fn read_records(&mut self, force: bool) -> Option<NewRecords> {
+        let (contents, parsed) = self.records.parsed(force, parse_records)?;
+        let files = contents.paths();
+        match parsed {
+            Ok(parsed) => {
+                self.good_records = contents.into_first().unwrap_or_else(|| NO_RECORDS.to_vec());
+                Some(NewRecords { files, parsed })
+            }
+            Err(problem) => {
+                let in_use = self.board.is_in_use(Kind::Records);
+                let stays = if in_use { "the records in use stay" } else { "no records are served" };
+                error!("records: {problem}; {stays}");
+                self.board.refused(Kind::Records, files, &problem.to_string());
+                None
+            }
+        }
+    }
+
+    /// Makes a snapshot of what is new and what is in use.
+    fn build(
+        &mut self,
+        aliases: Option<NewAliases>,
+        records: Option<NewRecords>,
+        begun: Instant,
+    ) -> Snapshot {
+        let mut new_aliases = None;
+        if let Some(NewAliases { files, aliases, warnings }) = aliases {
+            self.good_aliases = aliases;
+            new_aliases = Some((files, warnings));
+        }
+        let (record_files, parsed) = match records {
+            Some(NewRecords { files, parsed }) => (Some(files), Some(parsed)),
+            // They were sound when they were put to use.
+            None => (None, Records::parse(&self.good_records).ok()),
+        };
+        let (records, rows) = parsed.unwrap_or_default();
+        let (snapshot, skipped) = Snapshot::build(records, &self.good_aliases);
+
+        let (instances, aliases) = (snapshot.instances().len(), snapshot.alias_count());
+        let version = snapshot.version().map_or_else(|| "none".to_owned(), |version| version.to_string());
+        info!("serving records version {version}: {instances} instances, {aliases} aliases");
+        self.board.change(|state| state.instances = instances);
+        if let Some(files) = record_files {
+            let mut warnings: Vec<String> = rows.iter().map(ToString::to_string).collect();
+            warnings.extend(skipped.iter().map(ToString::to_string));
+            log_warnings("records", &warnings);
+            let detail = format!("version {version}, {instances} instances");
+            self.board.loaded(Kind::Records, files, warnings, begun.elapsed(), &detail);
+            let gauges = self.board.journal().metrics();
+            gauges.records_version.set(snapshot.version().map_or(0, u64::cast_signed));
+            gauges.records_instances.set(instances.cast_signed() as i64);
+        }
+        if let Some((files, warnings)) = new_aliases {
+            log_warnings("alias files", &warnings);
+            self.board.loaded(Kind::Aliases, files, warnings, begun.elapsed(), &format!("{aliases} aliases"));
+        }
+        self.board.journal().metrics().records_aliases.set(aliases.cast_signed() as i64);
+        snapshot
+    }
+}
+
+/// Alias files that can be put to use.
+struct NewAliases {
+    /// Their names.
+    files: Vec<PathBuf>,
+    /// What is in them.
+    aliases: AliasFiles,
+    /// What was skipped.
+    warnings: Vec<String>,
+}
+
+/// Records that can be put to use.
+struct NewRecords {
+    /// The file's name; empty where none is configured.
+    files: Vec<PathBuf>,
+    /// What is in it.
+    parsed: ParsedRecords,
+}
+
+/// What `Records::parse` gives.
+type ParsedRecords = (Records, Vec<RowWarning>);
+
+/// Records before there are any.
+const NO_RECORDS: &[u8] = b"{}";
+
+/// Parses records.json; no file at all where none is configured.
+fn parse_records(contents: &Contents) -> Result<ParsedRecords, ConfigError> {
+    let Some((file, bytes)) = contents.readable()?.into_iter().next() else {
+        return Ok((Records::default(), Vec::new()));
+    };
+    Records::parse(bytes).map_err(|error| ConfigError { file, problem: error.to_string() })
+}
+
+/// Parses the alias files; what was skipped as lines.
+fn parse_aliases(contents: &Contents) -> Result<(AliasFiles, Vec<String>), ConfigError> {
+    let files = contents.readable()?;
+    let (aliases, warnings) =
+        AliasFiles::parse(files.iter().map(|(name, bytes)| (name.as_str(), *bytes))).map_err(refused)?;
+    Ok((aliases, warnings.iter().map(ToString::to_string).collect()))
+}
+
+/// The same error in our form; its text begins with the file already.
+fn refused(error: AliasError) -> ConfigError {
+    let text = error.to_string();
+    match text.split_once(": ") {
+        Some((file, problem)) => ConfigError { file: file.to_owned(), problem: problem.to_owned() },
+        None => ConfigError { file: "alias files".to_owned(), problem: text },
+    }
+}
+
+/// Logs what was skipped, but not thousands of lines.
+fn log_warnings(what: &str, warnings: &[String]) {
+    for warning in warnings.iter().take(LOGGED_WARNINGS) {
+        warn!("{what}: {warning}");
+    }
+    if let Some(more) = warnings.len().checked_sub(LOGGED_WARNINGS + 1) {
+        warn!("{what}: and {} more", more + 1);
+    }
+}

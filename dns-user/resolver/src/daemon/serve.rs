@@ -1,0 +1,552 @@
+//! The server at work: the loop, signals, the end.
+
+use std::{
+    net::SocketAddr,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    sync::{mpsc, oneshot},
+    task::{JoinError, JoinHandle},
+    time,
+};
+use tracing::{error, info, warn};
+
+use super::{
+    DaemonError,
+    backend::Control,
+    failures::{Failure, Failures},
+    fast_path::{self, Loading, NotLoaded, Slot},
+    files::{Changes, Files},
+    listeners::Listeners,
+    service_manager,
+    sources::Sources,
+    start::start,
+    status::Board,
+    upcheck::{Findings, Upcheck},
+    upstreams::Upstreams,
+    watch::Watch,
+};
+use crate::{
+    consul::ConsulNames,
+    fastpath::{FastPath, FastPathError},
+    fleet::{Fleet, Publish},
+    health::HealthService,
+    ops::{api::Reloaded, journal::Kind, logs::Logs, metrics::Metrics},
+    server::{OwnConnections, ServerMetrics},
+};
+use dns_consul::config::Config as ConsulConfig;
+use dns_core::{
+    config::{Config, ConfigError, Loaded},
+    resolve::{AllRunning, Health},
+};
+
+/// How often the server asks itself while it runs.
+const UPCHECK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How long a change is waited for until interfaces answer by it.
+const PUBLISHING_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long config.json may take to be read.
+const CONFIG_PATIENCE: Duration = Duration::from_secs(1);
+
+/// So many times one after the other nobody may get an answer, the server itself
+/// included, before it ends: half a minute.
+const MOST_UPCHECK_FAILURES: u32 = 6;
+
+/// Starts everything in order, serves until a signal, ends in order.
+pub(super) async fn serve(
+    path: &Path,
+    loaded: Loaded,
+    control: Option<Control>,
+    logs: &Logs,
+    mut failures: Failures,
+) -> Result<(), DaemonError> {
+    // Before anything else: a signal during the start ends us in order as well.
+    let mut signals = Signals::new()?;
+    let mut daemon = start(path, loaded, control, logs, &failures).await?;
+    service_manager::tell(service_manager::State::Ready);
+    let result = daemon.run(&mut signals, &mut failures).await;
+    service_manager::tell(service_manager::State::Stopping);
+    daemon.stop().await;
+    result
+}
+
+/// All parts of a running server.
+pub(super) struct Daemon<'a> {
+    /// config.json.
+    pub(super) path: &'a Path,
+    /// What it said at the last good reading.
+    pub(super) config: Arc<Config>,
+    /// Levels can change.
+    pub(super) logs: &'a Logs,
+    /// What is shown to operators.
+    pub(super) board: Board,
+    /// Everything that is followed on disk.
+    pub(super) files: Files,
+    /// Says when to look.
+    pub(super) watch: Watch,
+    /// Names of the fleet.
+    pub(super) fleet: Arc<Fleet>,
+    /// Names of Consul's; `None`: there are none.
+    pub(super) consul: Option<Arc<ConsulNames>>,
+    /// The object `"consul"` that is in use.
+    pub(super) consul_config: Option<ConsulConfig>,
+    /// Who answers which other name.
+    pub(super) upstreams: Upstreams,
+    /// The sockets.
+    pub(super) listeners: Listeners,
+    /// Where to listen, whether the addresses can be had or not.
+    pub(super) wanted: Vec<SocketAddr>,
+    /// What the server asks itself.
+    pub(super) upcheck: Upcheck,
+    /// The connections by which it does.
+    pub(super) own: OwnConnections,
+    /// What the sockets count.
+    pub(super) server_metrics: ServerMetrics,
+    /// Health checks; `None`: off.
+    pub(super) health: Option<Arc<HealthService>>,
+    /// So many times in a row they had given no sign of life for long.
+    pub(super) health_silent: u32,
+    /// The fast path as other rooms hold it.
+    pub(super) slot: Slot,
+    /// Its programs while they are being loaded.
+    pub(super) loading: Option<Loading>,
+    /// Why nothing was loaded when it was last tried.
+    pub(super) not_loaded_because: Option<String>,
+    /// The fast path; `None`: there is none, or not yet.
+    pub(super) fast_path: Option<Arc<FastPath>>,
+    /// The one before it, until the programs of now are attached in place of its own.
+    pub(super) retiring: Option<Arc<FastPath>>,
+    /// Shows its live queries.
+    pub(super) tap: Option<JoinHandle<()>>,
+    /// All counters.
+    pub(super) metrics: Metrics,
+    /// Reloads that were asked for by the API.
+    pub(super) reload_orders: mpsc::Receiver<oneshot::Sender<Reloaded>>,
+}
+
+impl Daemon<'_> {
+    /// Serves until SIGTERM or SIGINT, or until a part fails.
+    async fn run(&mut self, signals: &mut Signals, failures: &mut Failures) -> Result<(), DaemonError> {
+        let mut asking = time::interval_at(time::Instant::now() + UPCHECK_INTERVAL, UPCHECK_INTERVAL);
+        asking.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+        let mut unanswered = Unanswered::default();
+        // Here and not in a task of its own: the interfaces answer as long as this loop,
+        // which keeps their answers true, goes round.
+        let mut beats = time::interval(fast_path::heartbeat_interval(&self.config.xdp));
+        beats.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = beats.tick() => self.beat(),
+                () = self.watch.next() => self.look(false).await,
+                asked = signals.next() => match asked {
+                    Asked::End(name) => {
+                        info!("{name}: ending");
+                        return Ok(());
+                    }
+                    Asked::Reload => self.reload("SIGHUP").await,
+                },
+                Some(done) = self.reload_orders.recv() => {
+                    self.reload("API").await;
+                    // Whoever asked may have gone.
+                    let _ = done.send(self.board.reloaded());
+                }
+                result = finished(&mut self.loading) => self.take_fast_path(result),
+                () = lost(&self.fast_path), if self.loading.is_none() => self.load_again(fast_path::ATTACHER_PAUSE),
+                failure = failures.next() => return Err(failure.into()),
+                _ = asking.tick() => {
+                    if let Some(address) = self.listeners.ended() {
+                        let part = format!("the server on {address}");
+                        return Err(Failure { part, problem: "it ended".to_owned() }.into());
+                    }
+                    self.listen_again().await;
+                    self.ask_itself(&mut unanswered).await?;
+                }
+            }
+        }
+    }
+
+    /// The programs are loaded, or cannot be: from now on interfaces answer what
+    /// is published. Here, where snapshots are installed as well, so that none is missed.
+    fn take_fast_path(&mut self, result: Result<Result<FastPath, FastPathError>, JoinError>) {
+        self.loading = None;
+        let fast_path = match fast_path::loaded(result) {
+            Ok(fast_path) => fast_path,
+            Err(not_loaded) => return self.not_loaded(not_loaded),
+        };
+        self.not_loaded_because = None;
+        self.board.change(|state| state.fast_path_off = None);
+        let first = self.fast_path.is_none();
+        if let Some(bytes) = self.config.max_reply {
+            fast_path.set_max_reply(bytes);
+        }
+        self.slot.fill(&fast_path);
+        self.slot.install(self.fleet.state_full());
+        fast_path.set_endpoints(&self.board.state().listen);
+        // The lease counts from the loop's signs of life from now on.
+        fast_path.heartbeat(Duration::ZERO);
+        if let Some(before) = std::mem::replace(&mut self.tap, fast_path::feed_tap(&fast_path)) {
+            before.abort();
+        }
+        if first {
+            fast_path::count(&self.slot, &self.metrics);
+        }
+        self.retiring = self.fast_path.replace(fast_path);
+    }
+
+    /// Says plainly, once, why everything is answered from userspace, or by what was loaded before.
+    fn not_loaded(&mut self, NotLoaded { problem, again }: NotLoaded) {
+        let is_new = self.not_loaded_because.as_ref() != Some(&problem);
+        match self.fast_path.is_some() {
+            true if is_new => warn!("no new programs: {problem}; those that are attached answer on"),
+            false if is_new => warn!("no fast path: {problem}; every query is answered from userspace"),
+            _ => {}
+        }
+        if self.fast_path.is_none() {
+            self.board.change(|state| state.fast_path_off = Some(problem.clone()));
+        }
+        self.not_loaded_because = Some(problem);
+        if self.config.xdp.attach_socket.is_some() {
+            self.load_again(again);
+        }
+    }
+
+    /// Asks the attacher for programs, after a while.
+    fn load_again(&mut self, pause: Duration) {
+        let states: Arc<dyn Health + Send + Sync> = match &self.health {
+            Some(health) => health.states(),
+            None => Arc::new(AllRunning),
+        };
+        let listen = self.board.state().listen;
+        let health = self.health.as_deref();
+        self.loading = fast_path::load_after(pause, &self.config.xdp, &listen, states, health, &self.board);
+    }
+
+    /// A sign of life, to the fast path and to the service manager. Interfaces answer by
+    /// what health checks find: they stop when the checks hang.
+    fn beat(&mut self) {
+        let silent_for = self.health.as_ref().map_or(Duration::ZERO, |health| health.silent_for());
+        let hangs = silent_for >= self.config.xdp.lease / 2;
+        let now = if hangs { self.health_silent.saturating_add(1) } else { 0 };
+        match (std::mem::replace(&mut self.health_silent, now), now) {
+            // The first time all may have stood still, and we go on before they do.
+            (1, 2) => error!("health checks hang: interfaces stop answering until they go on"),
+            (2.., 0) => info!("health checks go on, and so do the interfaces"),
+            _ => {}
+        }
+        for fast_path in self.fast_path.iter().chain(&self.retiring) {
+            fast_path.heartbeat(silent_for);
+        }
+        if self.retiring.is_some() && self.fast_path.as_ref().is_some_and(|fast_path| fast_path.is_ready()) {
+            self.slot.retire();
+            let retired = self.retiring.take();
+            // Joins threads.
+            drop(tokio::task::spawn_blocking(move || drop(retired)));
+        }
+        service_manager::tell(service_manager::State::Alive);
+    }
+
+    /// One round of questions to itself; an error once too many in a row went without any
+    /// answer to anybody. An address of several that does not answer is no reason to take
+    /// the others from their clients.
+    async fn ask_itself(&self, unanswered: &mut Unanswered) -> Result<(), DaemonError> {
+        let Findings { answered, mut problems } = self.upcheck.once().await;
+        let replies = self.replies();
+        // The server counts its answers to itself, too.
+        let others_answered = replies.saturating_sub(unanswered.replies) > answered as u64;
+        unanswered.replies = replies;
+        let listen_problems = self.listeners.problems().map(str::to_owned);
+        let silent: Vec<String> = listen_problems.chain(problems.iter().map(ToString::to_string)).collect();
+        let hung = answered == 0 && !problems.is_empty() && !others_answered;
+        if silent != unanswered.silent {
+            match silent.is_empty() {
+                true => info!("the server answers itself again, everywhere"),
+                false => warn!("the server does not answer itself everywhere: {}", silent.join("; ")),
+            }
+            unanswered.silent.clone_from(&silent);
+        }
+        self.board.change(|state| {
+            state.upcheck_error = hung.then(|| silent.join("; "));
+            state.silent_addresses = silent;
+        });
+        unanswered.rounds = if hung { unanswered.rounds + 1 } else { 0 };
+        match problems.pop().filter(|_| unanswered.rounds > 0) {
+            Some(problem) if unanswered.rounds >= MOST_UPCHECK_FAILURES => Err(DaemonError::Hung(problem)),
+            Some(problem) => {
+                let rounds = unanswered.rounds;
+                error!("nobody gets an answer ({rounds} of {MOST_UPCHECK_FAILURES}): {problem}");
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Replies so far, by sockets and interfaces.
+    fn replies(&self) -> u64 {
+        let by_interfaces = self.fast_path.as_ref().map_or(0, |fast_path| fast_path.counters().hits());
+        self.server_metrics.replies() + by_interfaces
+    }
+
+    /// Listens on wanted addresses that could not be had before.
+    async fn listen_again(&mut self) {
+        if self.listeners.problems().next().is_some() {
+            self.listen_on(self.wanted.clone()).await;
+        }
+    }
+
+    /// Looks at the files and puts to use what is new.
+    async fn look(&mut self, force: bool) {
+        let Changes { snapshot, handlers, addresses, consul } = self.files.look(force).await;
+        if let (Some(names), Some(zone)) = (&self.consul, consul) {
+            names.install(zone);
+            self.slot.consul_changed(&self.fleet);
+        }
+        if let Some(snapshot) = snapshot {
+            self.fleet.install(Arc::new(snapshot));
+        }
+        self.upstreams.follow_records(&self.config);
+        let routes_changed = handlers.is_some();
+        if let Some(handlers) = handlers {
+            self.upstreams.set_handlers(handlers, &self.config);
+        }
+        if routes_changed || force {
+            // Done only when interfaces, too, answer by it: a handler may have taken names over.
+            if time::timeout(PUBLISHING_PATIENCE, self.slot.flushed()).await.is_err() {
+                warn!("the interfaces do not yet answer by what was read; userspace does");
+            }
+        }
+        if let Some(addresses) = addresses {
+            self.listen(&addresses).await;
+        }
+        self.watch.set(self.files.folders());
+    }
+
+    /// Listens on the configured address and these.
+    async fn listen(&mut self, further: &[SocketAddr]) {
+        self.listen_on(all_addresses(self.config.listen, further)).await;
+    }
+
+    /// Listens on these, as far as they can be had.
+    async fn listen_on(&mut self, wanted: Vec<SocketAddr>) {
+        self.upstreams.listens_on(&wanted);
+        let served = self.listeners.set(&wanted).await;
+        self.wanted = wanted;
+        let (upchecks, internal) = (&self.config.upcheck_domains, self.config.internal_upcheck.as_ref());
+        self.upcheck = Upcheck::new(&served, upchecks, internal, self.own.clone());
+        if served == self.board.state().listen {
+            return;
+        }
+        if let Some(fast_path) = &self.fast_path {
+            fast_path.set_endpoints(&served);
+        }
+        let notes = self.config.unbounded_replies(&served).into_iter().collect();
+        self.board.change(|state| {
+            state.listen = served;
+            state.notes = notes;
+        });
+    }
+
+    /// Reads everything again, the configuration too.
+    async fn reload(&mut self, why: &str) {
+        info!("{why}: reading everything again");
+        match read_config(self.path).await {
+            Ok((mut loaded, consul)) => {
+                match consul {
+                    Ok(consul)
+                        if consul.as_ref().map(|(config, _)| config) == self.consul_config.as_ref() => {}
+                    Ok(_) => {
+                        let stays = "changed, but takes effect only after a restart: consul";
+                        loaded.warnings.push(stays.to_owned());
+                    }
+                    Err(problem) => loaded.warnings.push(format!("{problem}; the object in use stays")),
+                }
+                self.reconfigure(loaded);
+            }
+            Err(problem) => {
+                error!("{problem}; the configuration in use stays");
+                self.board.refused(Kind::Config, vec![self.path.to_owned()], &problem.to_string());
+            }
+        }
+        self.look(true).await;
+        info!("{why}: everything was read again");
+    }
+
+    /// Puts to use what of a new configuration can change while the server runs.
+    fn reconfigure(&mut self, loaded: Loaded) {
+        let begun = Instant::now();
+        let Loaded { config, mut warnings } = loaded;
+        let stays = needs_restart(&self.config, &config);
+        if !stays.is_empty() {
+            warnings.push(format!("changed, but takes effect only after a restart: {}", stays.join(", ")));
+        }
+        for warning in &warnings {
+            warn!("{warning}");
+        }
+        let config = Config {
+            listen: self.config.listen,
+            timeout: self.config.timeout,
+            request_timeout: self.config.request_timeout,
+            api: self.config.api.clone(),
+            health: self.config.health.clone(),
+            metrics: self.config.metrics,
+            max_reply: self.config.max_reply,
+            jobs_dir: self.config.jobs_dir.clone(),
+            xdp: self.config.xdp.clone(),
+            ..config
+        };
+        if let Err(problem) = self.logs.apply(&config.logging) {
+            error!("{problem}");
+        }
+        let listen = self.board.state().listen;
+        if let Err(problem) = self.upstreams.reconfigure(&self.config, &config, &listen) {
+            error!("metrics: {problem}");
+        }
+        self.files.follow(Sources::of(&config));
+        self.config = Arc::new(config);
+        self.board.loaded(Kind::Config, vec![self.path.to_owned()], warnings, begun.elapsed(), "read");
+    }
+
+    /// Ends in order.
+    async fn stop(self) {
+        let Self { listeners, health, mut fast_path, retiring, loading, config, .. } = self;
+        match loading {
+            // The attacher sees that nobody waits any more.
+            Some(loading) if config.xdp.attach_socket.is_some() => loading.abort(),
+            // What is loaded has to be taken away again.
+            Some(loading) => fast_path = fast_path::loaded(loading.await).ok(),
+            None => {}
+        }
+        drop(tokio::task::spawn_blocking(move || drop(retiring)));
+        // First, so that what interfaces answer no more finds the sockets open.
+        if let Some(fast_path) = fast_path {
+            // Waits for the kernel and joins threads.
+            // Someone who just looks at it for a moment drops it last, which stops it as well.
+            let stop = move || Arc::into_inner(fast_path).map(FastPath::stop);
+            let _ = tokio::task::spawn_blocking(stop).await;
+        }
+        listeners.stop().await;
+        if let Some(health) = health {
+            // Joins a thread.
+            let _ = tokio::task::spawn_blocking(move || health.stop()).await;
+        }
+        info!("ended");
+    }
+}
+
+/// What is known of questions to itself that stay unanswered.
+#[derive(Default)]
+struct Unanswered {
+    /// Rounds in a row in which nobody got an answer.
+    rounds: u32,
+    /// Replies that had been given up to the last round.
+    replies: u64,
+    /// What did not answer in the last round.
+    silent: Vec<String>,
+}
+
+/// The object `"consul"` and what is odd about it.
+type ConsulObject = Option<(ConsulConfig, Vec<String>)>;
+
+/// Reads config.json off the async threads, and waits for it a bounded time.
+async fn read_config(path: &Path) -> Result<(Loaded, Result<ConsulObject, ConfigError>), ConfigError> {
+    let file = path.display().to_string();
+    let failed = |problem: String| ConfigError { file, problem };
+    let path = path.to_owned();
+    let reading = tokio::task::spawn_blocking(move || {
+        Ok((crate::files::load_config(&path)?, crate::files::load_consul(&path)))
+    });
+    match time::timeout(CONFIG_PATIENCE, reading).await {
+        Ok(Ok(result)) => result,
+        // The panic was logged with its place.
+        Ok(Err(panic)) => Err(failed(panic.to_string())),
+        Err(_) => {
+            Err(failed(format!("the file system did not answer within {} s", CONFIG_PATIENCE.as_secs())))
+        }
+    }
+}
+
+/// Returns when the attacher is gone; never, where there is none.
+async fn lost(fast_path: &Option<Arc<FastPath>>) {
+    match fast_path {
+        Some(fast_path) => fast_path.lost().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What came of loading the programs; never, if none are being loaded.
+async fn finished(loading: &mut Option<Loading>) -> Result<Result<FastPath, FastPathError>, JoinError> {
+    match loading {
+        Some(loading) => loading.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Settings that differ and take effect only after a restart, by their names.
+fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
+    let parts = [
+        ("address, port", old.listen != new.listen),
+        ("timeout", old.timeout != new.timeout),
+        ("request_timeout", old.request_timeout != new.request_timeout),
+        ("api", old.api != new.api),
+        ("jobs_dir", old.jobs_dir != new.jobs_dir),
+        ("health", old.health != new.health),
+        ("metrics", old.metrics != new.metrics),
+        ("max_reply", old.max_reply != new.max_reply),
+        ("identity", old.identity != new.identity),
+        ("xdp", old.xdp != new.xdp),
+    ];
+    parts.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
+}
+
+/// The configured address, then the further ones, each once.
+pub(super) fn all_addresses(configured: SocketAddr, further: &[SocketAddr]) -> Vec<SocketAddr> {
+    let mut all = vec![configured];
+    for &address in further {
+        if !all.contains(&address) {
+            all.push(address);
+        }
+    }
+    all
+}
+
+/// The signals that mean something to us.
+struct Signals {
+    /// SIGTERM: end.
+    terminate: Signal,
+    /// SIGINT: end.
+    interrupt: Signal,
+    /// SIGHUP: read everything again.
+    hangup: Signal,
+}
+
+/// What a signal asks for.
+enum Asked {
+    /// To end; the signal's name.
+    End(&'static str),
+    /// To read everything again.
+    Reload,
+}
+
+impl Signals {
+    /// Takes them over from their default actions.
+    fn new() -> Result<Self, DaemonError> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// The next one.
+    async fn next(&mut self) -> Asked {
+        tokio::select! {
+            _ = self.terminate.recv() => Asked::End("SIGTERM"),
+            _ = self.interrupt.recv() => Asked::End("SIGINT"),
+            _ = self.hangup.recv() => Asked::Reload,
+        }
+    }
+}

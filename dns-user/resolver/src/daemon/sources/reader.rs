@@ -1,0 +1,77 @@
+//! Asks the file system on a thread of its own, because a mount whose server is gone
+//! can block any call for as long as it likes.
+
+use std::{
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
+
+use crossbeam::channel::{Receiver, Sender, bounded};
+
+use super::{Contents, Source, Stamps, Walk};
+
+/// What a look at a source saw.
+pub(super) struct Seen {
+    /// The folders in which a change may be one of ours.
+    pub(super) folders: Vec<PathBuf>,
+    /// What a pattern matches that is no regular file.
+    pub(super) left_out: Vec<PathBuf>,
+    /// What it holds; `None`: what was known already.
+    pub(super) contents: Option<Contents>,
+}
+
+/// The thread of one source, as its owner holds it. It ends with its owner, or when
+/// the call that holds it up returns.
+pub(super) struct Reader {
+    /// Questions: the stamps that are known, if any can be trusted.
+    ask: Sender<Option<Stamps>>,
+    /// Answers.
+    answers: Receiver<Seen>,
+    /// Questions whose answers nobody waits for any more.
+    overdue: usize,
+}
+
+impl Reader {
+    /// The reader of a source.
+    pub(super) fn new(source: Source) -> Self {
+        let (ask, questions) = bounded::<Option<Stamps>>(1);
+        let (answer, answers) = bounded(1);
+        let work = move || {
+            for known in questions {
+                if answer.send(look(&source, known.as_ref())).is_err() {
+                    return;
+                }
+            }
+        };
+        // Without a thread no answer ever comes, which is what the owner reports then.
+        if let Err(error) = thread::Builder::new().name("files".into()).spawn(work) {
+            tracing::error!("no thread can be started to read files: {error}");
+        }
+        Self { ask, answers, overdue: 0 }
+    }
+
+    /// What the source holds, if it answers within `patience`. While an earlier
+    /// question is unanswered no other one is asked.
+    pub(super) fn ask(&mut self, known: Option<Stamps>, patience: Duration) -> Option<Seen> {
+        let deadline = Instant::now() + patience;
+        while self.overdue > 0 {
+            // Out of date by now.
+            self.answers.try_recv().ok()?;
+            self.overdue -= 1;
+        }
+        self.ask.try_send(known).ok()?;
+        let seen = self.answers.recv_deadline(deadline).ok();
+        if seen.is_none() {
+            self.overdue += 1;
+        }
+        seen
+    }
+}
+
+/// One look.
+fn look(source: &Source, known: Option<&Stamps>) -> Seen {
+    let Walk { stamps, left_out } = source.walk();
+    let is_known = known == Some(&stamps);
+    Seen { folders: source.folders(), left_out, contents: (!is_known).then(|| stamps.read()) }
+}

@@ -1,0 +1,260 @@
+//! The server asks itself: at the start, so that it either answers within
+//! `timeout` or ends with an error, and on while it runs.
+
+use std::{
+    error::Error,
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
+};
+
+use hickory_proto::{
+    op::{Message, MessageType, OpCode, Query, ResponseCode},
+    rr::{Name as MessageName, RData, RecordType},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpSocket, UdpSocket},
+    time,
+};
+
+use crate::server::OwnConnections;
+use dns_core::name::Name;
+
+/// How long one question may take.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// What to ask, and where.
+#[derive(Clone, Debug)]
+pub(super) struct Upcheck {
+    /// Where the server is told which connections are its own.
+    own: OwnConnections,
+    /// The listen addresses, wildcards as loopback.
+    targets: Vec<SocketAddr>,
+    /// Names that have to give 127.0.0.1.
+    upchecks: Vec<Name>,
+    /// A name that has to give any address.
+    internal: Option<Name>,
+}
+
+/// Why the server does not count as up.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum UpcheckError {
+    /// No usable reply.
+    #[error("{name} asked at {target} by {transport}: {problem}")]
+    Failed {
+        /// What was asked.
+        name: Name,
+        /// Whom.
+        target: SocketAddr,
+        /// `UDP` or `TCP`.
+        transport: &'static str,
+        /// What came of it.
+        problem: NoAnswer,
+    },
+}
+
+/// Why a question to a server came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NoAnswer {
+    /// The name cannot be asked for.
+    #[error("no question can be made of the name: {0}")]
+    Question(Box<dyn Error + Send + Sync>),
+    /// The network refuses it.
+    #[error(transparent)]
+    Network(#[from] io::Error),
+    /// Nothing came.
+    #[error("no reply within {0:?}")]
+    Silence(Duration),
+    /// What came is no DNS message.
+    #[error("unreadable reply: {0}")]
+    Unreadable(Box<dyn Error + Send + Sync>),
+    /// What came is no reply to this question.
+    #[error("a reply to something else")]
+    Foreign,
+    /// The reply is an error.
+    #[error("{0}")]
+    Code(ResponseCode),
+    /// The reply does not hold what it should.
+    #[error("a reply without the address")]
+    NoAddress,
+}
+
+impl Upcheck {
+    /// Checks for a server that listens on `listen`; it is told by `own` who asks.
+    pub(super) fn new(
+        listen: &[SocketAddr],
+        upchecks: &[Name],
+        internal: Option<&Name>,
+        own: OwnConnections,
+    ) -> Self {
+        Self {
+            own,
+            targets: listen.iter().map(|&address| reachable(address)).collect(),
+            upchecks: upchecks.to_vec(),
+            internal: internal.cloned(),
+        }
+    }
+
+    /// Asks everything once, everywhere, by UDP and TCP. What fails at one address does
+    /// not keep the others from being asked.
+    pub(super) async fn once(&self) -> Findings {
+        let mut findings = Findings::default();
+        for &target in &self.targets {
+            for transport in ["UDP", "TCP"] {
+                let upchecks = self.upchecks.iter().map(|name| (name, true));
+                let internal = self.internal.iter().map(|name| (name, false)).filter(|_| transport == "UDP");
+                for (name, upcheck) in upchecks.chain(internal) {
+                    match self.ask(target, name, transport, upcheck).await {
+                        Ok(()) => findings.answered += 1,
+                        Err(problem) => {
+                            findings.problems.push(problem);
+                            // Each takes its time to fail.
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+        findings
+    }
+
+    /// Asks until some address answers everything; a problem if none does within `timeout`.
+    pub(super) async fn until_up(&self, timeout: Duration) -> Result<(), UpcheckError> {
+        let end = time::Instant::now() + timeout;
+        loop {
+            let mut findings = self.once().await;
+            let all_fail =
+                |target| findings.problems.iter().any(|UpcheckError::Failed { target: at, .. }| at == target);
+            if !self.targets.iter().all(all_fail) {
+                return Ok(());
+            }
+            match findings.problems.pop() {
+                Some(problem) if time::Instant::now() >= end => return Err(problem),
+                _ => time::sleep(Duration::from_millis(50)).await,
+            }
+        }
+    }
+
+    /// One question; `upcheck`: the reply has to hold 127.0.0.1.
+    async fn ask(
+        &self,
+        target: SocketAddr,
+        name: &Name,
+        transport: &'static str,
+        upcheck: bool,
+    ) -> Result<(), UpcheckError> {
+        let failed =
+            |problem: NoAnswer| UpcheckError::Failed { name: name.clone(), target, transport, problem };
+        let id = fastrand::u16(..);
+        let question = question(id, name).map_err(&failed)?;
+        let exchange = async {
+            match transport {
+                "TCP" => self.by_tcp(target, &question).await,
+                _ => by_udp(target, &question).await,
+            }
+        };
+        let reply = match time::timeout(PATIENCE, exchange).await {
+            Ok(reply) => reply.map_err(|error| failed(error.into()))?,
+            Err(_) => return Err(failed(NoAnswer::Silence(PATIENCE))),
+        };
+        judge(id, &reply, upcheck).map_err(failed)
+    }
+
+    /// Asks by TCP, from a place that no client can take.
+    async fn by_tcp(&self, target: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {
+        let socket = if target.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        let mut local = target;
+        local.set_port(0);
+        // The address is one of ours, or else so is the one that the kernel takes.
+        let ours = match socket.bind(local) {
+            Ok(()) => Some(self.own.enter(socket.local_addr()?)),
+            Err(_) => None,
+        };
+        let mut stream = socket.connect(target).await?;
+        // A question of one name is far below 64 KiB.
+        let mut framed = (question.len() as u16).to_be_bytes().to_vec();
+        framed.extend_from_slice(question);
+        stream.write_all(&framed).await?;
+        let length = stream.read_u16().await?;
+        let mut reply = vec![0; length.into()];
+        stream.read_exact(&mut reply).await?;
+        drop(ours);
+        Ok(reply)
+    }
+}
+
+/// What the server found when it asked itself.
+#[derive(Debug, Default)]
+pub(super) struct Findings {
+    /// Good answers.
+    pub(super) answered: usize,
+    /// What was not answered well: of each address and transport the first.
+    pub(super) problems: Vec<UpcheckError>,
+}
+
+/// Asks a server once, by UDP, whether a name has an address; the reason if it has none.
+pub(crate) async fn resolves(target: SocketAddr, name: &Name) -> Result<(), NoAnswer> {
+    let id = fastrand::u16(..);
+    let question = question(id, name)?;
+    let reply = match time::timeout(PATIENCE, by_udp(target, &question)).await {
+        Ok(reply) => reply?,
+        Err(_) => return Err(NoAnswer::Silence(PATIENCE)),
+    };
+    judge(id, &reply, false)
+}
+
+/// The address at which we reach ourselves.
+fn reachable(listen: SocketAddr) -> SocketAddr {
+    let address = match listen.ip() {
+        IpAddr::V4(address) if address.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(address) if address.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        address => address,
+    };
+    SocketAddr::new(address, listen.port())
+}
+
+/// A query of type A.
+fn question(id: u16, name: &Name) -> Result<Vec<u8>, NoAnswer> {
+    let mut labels = Vec::new();
+    labels.extend(name.labels());
+    let mut name = MessageName::from_labels(labels).map_err(|error| NoAnswer::Question(error.into()))?;
+    name.set_fqdn(true);
+    let mut message = Message::new(id, MessageType::Query, OpCode::Query);
+    message.add_query(Query::query(name, RecordType::A));
+    message.to_vec().map_err(|error| NoAnswer::Question(error.into()))
+}
+
+/// Whether a reply says that all is well.
+fn judge(id: u16, reply: &[u8], upcheck: bool) -> Result<(), NoAnswer> {
+    let reply = Message::from_vec(reply).map_err(|error| NoAnswer::Unreadable(error.into()))?;
+    if reply.metadata.id != id || reply.metadata.message_type != MessageType::Response {
+        return Err(NoAnswer::Foreign);
+    }
+    if reply.metadata.response_code != ResponseCode::NoError {
+        return Err(NoAnswer::Code(reply.metadata.response_code));
+    }
+    let mut addresses = reply.answers.iter().filter_map(|record| match &record.data {
+        RData::A(address) => Some(address.0),
+        _ => None,
+    });
+    let found = if upcheck {
+        addresses.any(|address| address == Ipv4Addr::LOCALHOST)
+    } else {
+        addresses.next().is_some()
+    };
+    if found { Ok(()) } else { Err(NoAnswer::NoAddress) }
+}
+
+/// Asks by UDP.
+async fn by_udp(target: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {
+    let any: IpAddr =
+        if target.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).await?;
+    socket.connect(target).await?;
+    socket.send(question).await?;
+    let mut reply = vec![0; 4096];
+    let length = socket.recv(&mut reply).await?;
+    reply.truncate(length);
+    Ok(reply)
+}

@@ -1,0 +1,65 @@
+//! Whether the server is well, for `/healthz`, `/readyz` and the command `status`.
+
+use super::status::{Board, State};
+use crate::ops::{
+    journal::Kind,
+    probe::{Check, Probe},
+};
+
+/// Looks at the board.
+pub(super) struct Wellness(pub(super) Board);
+
+impl Probe for Wellness {
+    fn checks(&self) -> Vec<Check> {
+        let Self(board) = self;
+        let State {
+            listen,
+            fast_path_off,
+            instances,
+            files,
+            upcheck_error,
+            silent_addresses,
+            parts_off,
+            notes: _,
+        } = board.state();
+        let listen: Vec<String> = listen.iter().map(ToString::to_string).collect();
+        let mut checks = vec![Check {
+            name: "sockets",
+            ok: upcheck_error.is_none(),
+            vital: true,
+            detail: upcheck_error.unwrap_or_else(|| format!("answering on {}", listen.join(", "))),
+        }];
+        if !silent_addresses.is_empty() {
+            // The others answer, and a restart brings no address back.
+            let detail = silent_addresses.join("; ");
+            checks.push(Check { name: "every address", ok: false, vital: false, detail });
+        }
+        for (name, kind) in
+            [("records", Kind::Records), ("aliases", Kind::Aliases), ("handlers", Kind::Handlers)]
+        {
+            let Some(state) = files.get(kind.label()) else { continue };
+            let fine = match kind {
+                Kind::Records => format!("{instances} instances"),
+                _ => format!("{} files", state.files.len()),
+            };
+            checks.push(Check {
+                name,
+                ok: state.error.is_none(),
+                vital: false,
+                detail: state.error.clone().unwrap_or(fine),
+            });
+        }
+        checks.push(Check {
+            name: "fast path",
+            // Off is slower, not wrong.
+            ok: true,
+            vital: false,
+            detail: fast_path_off.map_or_else(|| "on".to_owned(), |reason| format!("off: {reason}")),
+        });
+        if !parts_off.is_empty() {
+            // DNS is served all the same.
+            checks.push(Check { name: "parts off", ok: true, vital: false, detail: parts_off.join("; ") });
+        }
+        checks
+    }
+}

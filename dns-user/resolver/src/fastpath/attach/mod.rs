@@ -1,0 +1,20 @@
+//! The programs on the interfaces: which interfaces, which hooks, and how a
+//! successor takes over.
+//!
+//! * [`reconcile`]: the thread that follows interfaces as they come and go.
+//! * [`selection`]: which interfaces to serve.
+//! * [`endpoints`]: which addresses and ports to serve.
+//! * [`hook`]: which hooks serve an interface.
+//! * [`attachment`]: one program on one hook of an interface.
+//! * [`pins`]: what outlives the process, under bpffs.
+//! * [`kinds`]: whether an interface is of this machine, or leads elsewhere.
+//! * [`netlink`]: the little of rtnetlink that is needed.
+
+pub(super) mod attachment;
+mod endpoints;
+pub(super) mod hook;
+pub(super) mod kinds;
+pub(super) mod netlink;
+pub(super) mod pins;
+pub(super) mod reconcile;
+pub(super) mod selection;

@@ -1,0 +1,528 @@
+//! The little of rtnetlink that the fast path needs: links and addresses, the
+//! news about them, and classic tc filters for kernels before tcx.
+//!
+//! Only the attributes in use are read, so newer kernels with more or longer
+//! ones do no harm. Layouts: `linux/rtnetlink.h`, `linux/if_link.h`,
+//! `linux/pkt_sched.h`, `linux/pkt_cls.h`.
+
+use std::{
+    io,
+    net::IpAddr,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+};
+
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send, socket,
+};
+
+/// `RTM_NEWLINK`, `RTM_GETLINK`.
+const NEW_LINK: u16 = 16;
+/// See [`NEW_LINK`].
+const GET_LINK: u16 = 18;
+/// `RTM_NEWADDR`, `RTM_GETADDR`.
+const NEW_ADDRESS: u16 = 20;
+/// See [`NEW_ADDRESS`].
+const GET_ADDRESS: u16 = 22;
+/// `RTM_NEWQDISC`.
+const NEW_QDISC: u16 = 36;
+/// `RTM_NEWTFILTER`, `RTM_DELTFILTER`, `RTM_GETTFILTER`.
+const NEW_FILTER: u16 = 44;
+/// See [`NEW_FILTER`].
+const DELETE_FILTER: u16 = 45;
+/// See [`NEW_FILTER`].
+const GET_FILTER: u16 = 46;
+/// `NLMSG_ERROR`: also an acknowledgement.
+const ERROR: u16 = 2;
+/// `NLMSG_DONE`: end of a dump.
+const DONE: u16 = 3;
+/// `NLM_F_REQUEST | NLM_F_DUMP`.
+const DUMP: u16 = 0x301;
+/// `NLM_F_REQUEST | NLM_F_ACK`.
+const ACK: u16 = 0x5;
+/// `NLM_F_CREATE`.
+const CREATE: u16 = 0x400;
+/// `NLM_F_REPLACE`.
+const REPLACE: u16 = 0x100;
+/// `NLM_F_EXCL`.
+const EXCLUSIVE: u16 = 0x200;
+/// `RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR`.
+const GROUPS: u32 = 0x1 | 0x10 | 0x100;
+/// `NLM_F_DUMP_INTR`: something changed while a dump was written; it may lack what is there.
+const DUMP_INTERRUPTED: u16 = 0x10;
+/// How often a dump is asked for again that was interrupted.
+const DUMP_TRIES: usize = 8;
+/// Parent of the filters at ingress: `TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS)`.
+const CLSACT_INGRESS: u32 = 0xffff_fff2;
+/// Bytes of a receive buffer: more than the kernel puts into one message of a dump (32 KiB).
+const BUFFER: usize = 1 << 16;
+
+/// What one wants to know about an interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Link {
+    /// Its number.
+    pub(crate) ifindex: u32,
+    /// Its name.
+    pub(crate) name: String,
+    /// `ARPHRD_*`: 1 Ethernet, 772 loopback.
+    pub(crate) layer: u16,
+    /// Kind of a virtual interface: `veth`, `bridge`, `dummy`…; `None`: hardware, or `lo`.
+    pub(crate) kind: Option<String>,
+    /// Kind of the interface that this one is a part of, such as `bond` or `bridge`.
+    pub(crate) part_of: Option<String>,
+    /// Its Ethernet address; zeros where it has none, as `lo`.
+    pub(crate) address: [u8; 6],
+    /// Number of the interface that it is a part of.
+    pub(crate) master: Option<u32>,
+    /// Id of the XDP program on it.
+    pub(crate) xdp_program: Option<u32>,
+}
+
+/// A socket of the calling thread's network namespace.
+pub(crate) struct Socket {
+    /// The socket.
+    fd: OwnedFd,
+    /// Number of the last request.
+    sequence: u32,
+}
+
+impl Socket {
+    /// A socket for requests.
+    pub(crate) fn requests() -> io::Result<Self> {
+        Self::open(0)
+    }
+
+    /// A socket that hears of links and addresses.
+    pub(crate) fn news() -> io::Result<Self> {
+        Self::open(GROUPS)
+    }
+
+    /// Opens a socket subscribed to `groups`.
+    fn open(groups: u32) -> io::Result<Self> {
+        let fd = socket(
+            AddressFamily::Netlink,
+            SockType::Raw,
+            SockFlag::SOCK_CLOEXEC,
+            SockProtocol::NetlinkRoute,
+        )?;
+        bind(fd.as_raw_fd(), &NetlinkAddr::new(0, groups))?;
+        Ok(Self { fd, sequence: 0 })
+    }
+
+    /// All interfaces.
+    pub(crate) fn links(&mut self) -> io::Result<Vec<Link>> {
+        // struct ifinfomsg, then IFLA_EXT_MASK = RTEXT_FILTER_SKIP_STATS.
+        let mut body = vec![0; 16];
+        push_attribute(&mut body, 29, &8_u32.to_ne_bytes());
+        self.dump(GET_LINK, &body, |kind, message| if kind == NEW_LINK { parse_link(message) } else { None })
+    }
+
+    /// One interface, by its number.
+    pub(crate) fn link(&mut self, ifindex: u32) -> io::Result<Option<Link>> {
+        // struct ifinfomsg: the number is its second word.
+        let mut body = vec![0; 16];
+        body[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+        push_attribute(&mut body, 29, &8_u32.to_ne_bytes());
+        let mut found = None;
+        self.request(GET_LINK, ACK, &body, |kind, message| {
+            if kind == NEW_LINK {
+                found = parse_link(message);
+            }
+        })?;
+        Ok(found)
+    }
+
+    /// All local addresses.
+    pub(crate) fn addresses(&mut self) -> io::Result<Vec<IpAddr>> {
+        self.dump(
+            GET_ADDRESS,
+            &[0; 8],
+            |kind, message| {
+                if kind == NEW_ADDRESS { parse_address(message) } else { None }
+            },
+        )
+    }
+
+    /// All there is of a kind, as it was at one moment: an interrupted dump, which may have
+    /// skipped something, is asked for again, and in the end an error.
+    fn dump<T>(
+        &mut self,
+        kind: u16,
+        body: &[u8],
+        read: impl Fn(u16, &[u8]) -> Option<T>,
+    ) -> io::Result<Vec<T>> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let mut found = Vec::new();
+            match self.request(kind, DUMP, body, |kind, message| found.extend(read(kind, message))) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted && tries < DUMP_TRIES => {}
+                result => return result.map(|()| found),
+            }
+        }
+    }
+
+    /// Adds the clsact qdisc, if it is not there.
+    pub(crate) fn add_clsact(&mut self, ifindex: u32) -> io::Result<()> {
+        // Handle TC_H_MAKE(TC_H_CLSACT, 0), parent TC_H_CLSACT.
+        let mut body = traffic_message(ifindex, 0xffff_0000, 0xffff_fff1, 0);
+        push_attribute(&mut body, 1, b"clsact\0");
+        match self.request(NEW_QDISC, ACK | CREATE | EXCLUSIVE, &body, |_, _| {}) {
+            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Puts a program at ingress as the classic filter of this priority; `replace`: in the
+    /// place of the one that is there, else there must be none.
+    pub(crate) fn set_filter(
+        &mut self,
+        ifindex: u32,
+        priority: u16,
+        replace: bool,
+        program: BorrowedFd<'_>,
+        name: &str,
+    ) -> io::Result<()> {
+        let mut body = traffic_message(ifindex, 1, CLSACT_INGRESS, filter_info(priority));
+        push_attribute(&mut body, 1, b"bpf\0");
+        let mut options = Vec::new();
+        // TCA_BPF_FD, TCA_BPF_NAME, TCA_BPF_FLAGS = TCA_BPF_FLAG_ACT_DIRECT.
+        push_attribute(&mut options, 6, &program.as_raw_fd().to_ne_bytes());
+        push_attribute(&mut options, 7, &[name.as_bytes(), &[0]].concat());
+        push_attribute(&mut options, 8, &1_u32.to_ne_bytes());
+        push_attribute(&mut body, 2, &options);
+        let place = if replace { REPLACE } else { EXCLUSIVE };
+        self.request(NEW_FILTER, ACK | CREATE | place, &body, |_, _| {})
+    }
+
+    /// Id and name of the program that is the classic filter of this priority; zero and
+    /// no name if it is another kind of filter.
+    pub(crate) fn filter(&mut self, ifindex: u32, priority: u16) -> io::Result<Option<(u32, String)>> {
+        let body = traffic_message(ifindex, 0, CLSACT_INGRESS, filter_info(priority));
+        let mut found = None;
+        let result = self.request(GET_FILTER, DUMP, &body, |kind, message| {
+            let same = message.get(16..20).is_some_and(|info| info == filter_info(priority).to_ne_bytes());
+            if kind == NEW_FILTER && same {
+                // Before the filter itself comes a message about its priority.
+                found = parse_filter(message).or(found.take()).or(Some((0, String::new())));
+            }
+        });
+        match result {
+            // No clsact there.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) => Ok(None),
+            other => other.map(|()| found),
+        }
+    }
+
+    /// Removes the classic filter of this priority.
+    pub(crate) fn remove_filter(&mut self, ifindex: u32, priority: u16) -> io::Result<()> {
+        let mut body = traffic_message(ifindex, 1, CLSACT_INGRESS, filter_info(priority));
+        push_attribute(&mut body, 1, b"bpf\0");
+        self.request(DELETE_FILTER, ACK, &body, |_, _| {})
+    }
+
+    /// Takes in what has been heard, without waiting. Whether anything was:
+    /// news that were lost count as news.
+    pub(crate) fn heard(&self) -> bool {
+        let mut buffer = [0; 4096];
+        let mut any = false;
+        loop {
+            match recv(self.fd.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC) {
+                Ok(length) if length > 0 => any = true,
+                // The kernel had more to say than the socket holds.
+                Err(nix::Error::ENOBUFS) => any = true,
+                Err(nix::Error::EINTR) => {}
+                Ok(_) | Err(_) => return any,
+            }
+        }
+    }
+
+    /// Sends a request and hands over the messages of the reply.
+    fn request(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        body: &[u8],
+        mut on_message: impl FnMut(u16, &[u8]),
+    ) -> io::Result<()> {
+        self.sequence += 1;
+        let length = u32::try_from(16 + body.len()).map_err(io::Error::other)?;
+        let mut message = Vec::with_capacity(16 + body.len());
+        message.extend(length.to_ne_bytes());
+        message.extend(kind.to_ne_bytes());
+        message.extend(flags.to_ne_bytes());
+        message.extend(self.sequence.to_ne_bytes());
+        message.extend(0_u32.to_ne_bytes());
+        message.extend(body);
+        send(self.fd.as_raw_fd(), &message, MsgFlags::empty())?;
+        let mut buffer = vec![0; BUFFER];
+        let mut answer = Answer { sequence: self.sequence, interrupted: false };
+        loop {
+            let length = match recv(self.fd.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
+                Ok(length) => length,
+                Err(nix::Error::EINTR) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            if answer.take(&buffer[..length], &mut on_message)? {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// What has come of the answer to a request.
+struct Answer {
+    /// Number of the request.
+    sequence: u32,
+    /// Whether the kernel says that the dump is not whole.
+    interrupted: bool,
+}
+
+impl Answer {
+    /// Takes a datagram; whether it ends the answer. A dump that the kernel could not write
+    /// as of one moment, or not to its end, is an error.
+    fn take(&mut self, datagram: &[u8], on_message: &mut impl FnMut(u16, &[u8])) -> io::Result<bool> {
+        for Message { kind, flags, sequence, body } in Messages(datagram) {
+            if sequence != self.sequence {
+                continue;
+            }
+            self.interrupted |= flags & DUMP_INTERRUPTED != 0;
+            let code = || body.first_chunk().map(|code| i32::from_ne_bytes(*code));
+            let code = match kind {
+                // A dump's own error stands behind its end, if there is one.
+                DONE => code().unwrap_or(0),
+                ERROR => code().unwrap_or(-libc::EPROTO),
+                kind => {
+                    on_message(kind, body);
+                    continue;
+                }
+            };
+            return match code {
+                0.. if self.interrupted => Err(io::ErrorKind::Interrupted.into()),
+                0.. => Ok(true),
+                code => Err(io::Error::from_raw_os_error(code.saturating_neg())),
+            };
+        }
+        Ok(false)
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// A message in a datagram.
+struct Message<'a> {
+    /// Its type.
+    kind: u16,
+    /// Its flags.
+    flags: u16,
+    /// Number of the request that it answers.
+    sequence: u32,
+    /// What follows the header.
+    body: &'a [u8],
+}
+
+/// The messages in a datagram.
+struct Messages<'a>(&'a [u8]);
+
+impl<'a> Iterator for Messages<'a> {
+    type Item = Message<'a>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let header: &[u8; 16] = self.0.first_chunk()?;
+        let [l0, l1, l2, l3, k0, k1, f0, f1, s0, s1, s2, s3, ..] = *header;
+        let length = u32::from_ne_bytes([l0, l1, l2, l3]) as usize;
+        let body = self.0.get(16..length)?;
+        self.0 = self.0.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some(Message {
+            kind: u16::from_ne_bytes([k0, k1]),
+            flags: u16::from_ne_bytes([f0, f1]),
+            sequence: u32::from_ne_bytes([s0, s1, s2, s3]),
+            body,
+        })
+    }
+}
+
+/// The attributes in a stretch of bytes: type without its flags, value.
+struct Attributes<'a>(&'a [u8]);
+
+impl<'a> Iterator for Attributes<'a> {
+    type Item = (u16, &'a [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let [l0, l1, k0, k1] = *self.0.first_chunk()?;
+        let length = usize::from(u16::from_ne_bytes([l0, l1]));
+        let value = self.0.get(4..length)?;
+        self.0 = self.0.get(length.next_multiple_of(4)..).unwrap_or_default();
+        // NLA_F_NESTED and NLA_F_NET_BYTEORDER are the two highest bits.
+        Some((u16::from_ne_bytes([k0, k1]) & 0x3fff, value))
+    }
+}
+
+/// Appends an attribute.
+fn push_attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    let length = u16::try_from(4 + value.len()).expect("attributes written here are short");
+    body.extend(length.to_ne_bytes());
+    body.extend(kind.to_ne_bytes());
+    body.extend(value);
+    body.resize(body.len().next_multiple_of(4), 0);
+}
+
+/// `struct tcmsg`.
+fn traffic_message(ifindex: u32, handle: u32, parent: u32, info: u32) -> Vec<u8> {
+    [0, ifindex, handle, parent, info].iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+/// `tcm_info` of a filter of this priority for all protocols (ETH_P_ALL, network order).
+fn filter_info(priority: u16) -> u32 {
+    u32::from(priority) << 16 | u32::from(3_u16.to_be())
+}
+
+/// Reads an RTM_NEWLINK.
+fn parse_link(message: &[u8]) -> Option<Link> {
+    let (header, attributes) = message.split_first_chunk::<16>()?;
+    let mut link = Link {
+        ifindex: u32::from_ne_bytes(*header[4..].first_chunk()?),
+        name: String::new(),
+        layer: u16::from_ne_bytes([header[2], header[3]]),
+        kind: None,
+        part_of: None,
+        address: [0; 6],
+        master: None,
+        xdp_program: None,
+    };
+    for (kind, value) in Attributes(attributes) {
+        match kind {
+            // IFLA_ADDRESS
+            1 => link.address = value.first_chunk().copied().unwrap_or_default(),
+            // IFLA_IFNAME
+            3 => link.name = text(value),
+            // IFLA_MASTER
+            10 => link.master = value.first_chunk().map(|number| u32::from_ne_bytes(*number)),
+            // IFLA_LINKINFO: IFLA_INFO_KIND, IFLA_INFO_SLAVE_KIND
+            18 => {
+                for (kind, value) in Attributes(value) {
+                    match kind {
+                        1 => link.kind = Some(text(value)),
+                        4 => link.part_of = Some(text(value)),
+                        _ => {}
+                    }
+                }
+            }
+            // IFLA_XDP: IFLA_XDP_PROG_ID, or one each for driver, skb and hardware
+            43 => {
+                for (kind, value) in Attributes(value) {
+                    if matches!(kind, 4..=7)
+                        && let Some(id) = value.first_chunk().map(|id| u32::from_ne_bytes(*id))
+                        && id != 0
+                    {
+                        link.xdp_program = Some(id);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    (!link.name.is_empty()).then_some(link)
+}
+
+/// Reads an RTM_NEWADDR: the local address.
+fn parse_address(message: &[u8]) -> Option<IpAddr> {
+    let (_header, attributes) = message.split_first_chunk::<8>()?;
+    let mut found = None;
+    for (kind, value) in Attributes(attributes) {
+        // IFA_LOCAL (2) is the own end; IFA_ADDRESS (1) the same, or the peer's.
+        if kind == 2 || kind == 1 && found.is_none() {
+            found = match value.len() {
+                4 => value.first_chunk::<4>().map(|octets| IpAddr::from(*octets)),
+                16 => value.first_chunk::<16>().map(|octets| IpAddr::from(*octets)),
+                _ => found,
+            };
+        }
+    }
+    found
+}
+
+/// Reads id and name of the program from an RTM_NEWTFILTER.
+fn parse_filter(message: &[u8]) -> Option<(u32, String)> {
+    let (_header, attributes) = message.split_first_chunk::<20>()?;
+    let (_, options) = Attributes(attributes).find(|&(kind, _)| kind == 2)?;
+    let (mut id, mut name) = (None, String::new());
+    for (kind, value) in Attributes(options) {
+        match kind {
+            7 => name = text(value),
+            11 => id = value.first_chunk().map(|id| u32::from_ne_bytes(*id)),
+            _ => {}
+        }
+    }
+    Some((id?, name))
+}
+
+/// A text with or without its final NUL.
+fn text(value: &[u8]) -> String {
+    String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_names_lo() {
+        let mut socket = Socket::requests().unwrap();
+        let links = socket.links().unwrap();
+        let lo = links.iter().find(|link| link.name == "lo").unwrap();
+        assert_eq!((lo.ifindex, lo.layer, lo.kind.as_deref()), (1, 772, None));
+        assert_eq!(socket.link(1).unwrap().as_ref(), Some(lo));
+        assert!(socket.addresses().is_ok());
+    }
+
+    /// A message of a dump.
+    fn message(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
+        let header = [(16 + body.len() as u32).to_ne_bytes(), [0; 4], 7_u32.to_ne_bytes(), [0; 4]];
+        let mut message = header.concat();
+        message[4..6].copy_from_slice(&kind.to_ne_bytes());
+        message[6..8].copy_from_slice(&flags.to_ne_bytes());
+        message.extend(body);
+        message
+    }
+
+    #[test]
+    fn a_dump_that_was_interrupted_or_broken_off_is_no_list_of_what_there_is() {
+        let take = |datagrams: &[Vec<u8>]| {
+            let mut answer = Answer { sequence: 7, interrupted: false };
+            let mut seen = 0;
+            let mut ended = Ok(false);
+            for datagram in datagrams {
+                ended = answer.take(datagram, &mut |_, _| seen += 1);
+                if !matches!(ended, Ok(false)) {
+                    break;
+                }
+            }
+            (ended.map_err(|error| error.kind()), seen)
+        };
+        let (link, done) = (message(NEW_LINK, 2, &[0; 16]), message(DONE, 2, &[0; 4]));
+        assert_eq!(take(&[link.clone(), done.clone()]), (Ok(true), 1));
+        let marked = message(NEW_LINK, 2 | DUMP_INTERRUPTED, &[0; 16]);
+        assert_eq!(take(&[marked, done.clone()]), (Err(io::ErrorKind::Interrupted), 1));
+        let marked = message(DONE, 2 | DUMP_INTERRUPTED, &[0; 4]);
+        assert_eq!(take(&[link.clone(), marked]), (Err(io::ErrorKind::Interrupted), 1));
+        let broken = message(DONE, 2, &(-libc::ENOMEM).to_ne_bytes());
+        assert_eq!(take(&[link, broken]), (Err(io::ErrorKind::OutOfMemory), 1));
+    }
+
+    #[test]
+    fn nothing_malformed_is_read_past_its_end() {
+        let mut body = Vec::new();
+        push_attribute(&mut body, 3, b"eth0\0");
+        assert_eq!(Attributes(&body).next(), Some((3, &b"eth0\0"[..])));
+        for end in 0..body.len() {
+            let _ = Attributes(&body[..end]).count();
+            let _ = Messages(&body[..end]).count();
+            let _ = parse_link(&body[..end]);
+        }
+        assert_eq!(Attributes(&[2, 0, 1, 0]).count(), 0, "a length below its own header");
+    }
+}

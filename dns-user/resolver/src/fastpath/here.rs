@@ -1,0 +1,170 @@
+//! Programs and maps that this process itself loads, pins and attaches: all of the fast path
+//! that needs privileges.
+
+use std::{
+    net::SocketAddr,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    path::Path,
+    sync::Arc,
+};
+
+use aya::maps::Map;
+use tokio::sync::watch;
+
+use super::{
+    FastPathError,
+    attach::{
+        attachment::Filters,
+        pins::{KeptMaps, PinnedLink, Pins},
+        reconcile::{Interfaces, InterfacesStatus, Setting},
+        selection::Selection,
+    },
+    bpf,
+    map::control::ControlPage,
+    memory::Memory,
+    object::Object,
+    observe::{messages::Messages, ring::Ring},
+    programs::{ProgramBoard, ProgramStatus, Programs},
+};
+use dns_core::config::{OnStop, XdpConfig};
+
+/// Programs that can be loaded, and are attached nowhere.
+pub(super) struct Loaded {
+    /// The programs.
+    programs: Programs,
+    /// How they fare.
+    board: ProgramBoard,
+    /// Their maps.
+    maps: [(&'static str, OwnedFd); 5],
+    /// `CONTROL`.
+    control: Arc<ControlPage>,
+    /// What they say.
+    messages: Option<Messages>,
+    /// Where to pin; `None`: nowhere.
+    pins: Option<Pins>,
+    /// What a predecessor left.
+    predecessor: Vec<PinnedLink>,
+}
+
+impl Loaded {
+    /// Loads them, for a server at this address first of all; and their memory.
+    pub(super) fn load(config: &XdpConfig, main: SocketAddr) -> Result<(Self, Memory), FastPathError> {
+        let object = Object::load(config.max_names)?;
+        let Object { ebpf, kept_maps, index, entries, control, counters, tap, messages, limits } = object;
+        let pins = Pins::prepare(&config.bpffs, main)
+            .inspect_err(|error| {
+                tracing::warn!(%error, "nothing can be pinned: the fast path ends with this process, whatever xdp.on_stop says");
+            })
+            .ok();
+        let predecessor = pins.as_ref().map(Pins::pinned_links).unwrap_or_default();
+        if !predecessor.is_empty() {
+            tracing::info!(links = predecessor.len(), "taking over from the server before");
+        }
+        let tap = tap.map(ring).transpose()?;
+        let board = ProgramBoard::default();
+        let programs = Programs::start(ebpf, Filters::of(main), board.clone())
+            .map_err(|error| FastPathError::io("starting the thread that loads programs", error))?;
+        let memory = Memory { index, entries, control: control.clone(), counters, tap, limits };
+        Ok((Self { programs, board, maps: kept_maps, control, messages, pins, predecessor }, memory))
+    }
+
+    /// The map of this name.
+    pub(super) fn map(&self, name: &str) -> Option<BorrowedFd<'_>> {
+        self.maps.iter().find(|(known, _)| *known == name).map(|(_, fd)| fd.as_fd())
+    }
+
+    /// Where to pin.
+    pub(super) fn pins(&self) -> Option<&Pins> {
+        self.pins.as_ref()
+    }
+
+    /// Attaches them, in the caller's network namespace, once `installs` says that their maps
+    /// are filled.
+    pub(super) fn attach(
+        self,
+        config: &XdpConfig,
+        endpoints: &[SocketAddr],
+        installs: watch::Receiver<u64>,
+    ) -> Result<Here, FastPathError> {
+        let Self { programs, board, maps, control, messages, pins, predecessor } = self;
+        let kept_maps = Arc::new(KeptMaps { pins: pins.clone(), maps });
+        let interfaces = Interfaces::start(Setting {
+            selection: Selection::new(config.interfaces.as_deref(), &config.respect_filters, endpoints),
+            mode: config.mode,
+            programs,
+            pins: pins.clone(),
+            listen: endpoints.to_vec(),
+            control,
+            predecessor,
+            installs,
+            kept_maps: kept_maps.clone(),
+            messages,
+        })
+        .map_err(|error| FastPathError::io("following the interfaces", error))?;
+        Ok(Here { interfaces, board, pins, kept_maps })
+    }
+}
+
+/// Programs that are attached, or are about to be.
+pub(super) struct Here {
+    /// The follower of the interfaces.
+    interfaces: Interfaces,
+    /// How the programs fare.
+    board: ProgramBoard,
+    /// Pins.
+    pins: Option<Pins>,
+    /// The maps that the programs need, open as long as this is.
+    kept_maps: Arc<KeptMaps>,
+}
+
+impl Here {
+    /// Becomes true when all interfaces of the start have been dealt with.
+    pub(super) fn ready(&self) -> watch::Receiver<bool> {
+        self.interfaces.ready()
+    }
+
+    /// Interfaces and addresses.
+    pub(super) fn status(&self) -> InterfacesStatus {
+        self.interfaces.status()
+    }
+
+    /// The programs that were needed so far.
+    pub(super) fn programs(&self) -> Vec<ProgramStatus> {
+        self.board.all()
+    }
+
+    /// Where links and maps are pinned.
+    pub(super) fn pinned_at(&self) -> Option<&Path> {
+        self.pins.as_ref().map(Pins::folder)
+    }
+
+    /// Answers for exactly these addresses from now on.
+    pub(super) fn set_listen(&self, endpoints: &[SocketAddr]) {
+        self.interfaces.set_listen(endpoints);
+    }
+
+    /// Detaches everything, or leaves it to a successor.
+    pub(super) fn stop(self, on_stop: OnStop) {
+        let Self { interfaces, board: _, pins, kept_maps } = self;
+        interfaces.stop(on_stop);
+        if on_stop == OnStop::Detach
+            && let Some(pins) = pins
+            // Those of a predecessor, if this server ended before it took over.
+            && (kept_maps.are_pinned() || pins.pinned_links().is_empty())
+            && let Err(error) = pins.remove()
+        {
+            tracing::warn!(%error, "cannot remove the pinned maps");
+        }
+    }
+}
+
+/// The ring buffer behind the map `TAP`.
+fn ring(map: Map) -> Result<Ring, FastPathError> {
+    let Map::RingBuf(data) = map else { return Err(FastPathError::Incomplete(dns_common::object::TAP)) };
+    let mapped = || -> std::io::Result<Ring> {
+        let fd = data.fd().as_fd().try_clone_to_owned()?;
+        let size = bpf::map_shape(fd.as_fd())?.elements;
+        Ring::map(fd, size)
+    };
+    mapped().map_err(|error| FastPathError::io("mapping TAP", error))
+}

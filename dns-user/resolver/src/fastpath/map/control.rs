@@ -1,0 +1,157 @@
+//! What userspace tells the programs: the one element of the map `CONTROL`.
+
+use std::{
+    io,
+    os::fd::BorrowedFd,
+    sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
+};
+
+use dns_common::{
+    control::{Control, Endpoint, INTERFACES, Interface, MAX_ENDPOINTS, VLAN_WORDS},
+    counters::INTERFACE_SLOTS,
+};
+use memmap2::MmapRaw;
+
+use super::map_shared;
+
+/// The `CONTROL` map, mapped: what userspace tells the program.
+#[derive(Debug)]
+pub(crate) struct ControlPage {
+    /// The mapping of the one element.
+    map: MmapRaw,
+}
+
+impl ControlPage {
+    /// Maps the element.
+    pub(crate) fn map(map: BorrowedFd<'_>) -> io::Result<Self> {
+        Ok(Self { map: map_shared(map, size_of::<Control>())? })
+    }
+
+    /// Pointer to a field at `offset` bytes.
+    fn field<T>(&self, offset: usize) -> *mut T {
+        assert!(offset + size_of::<T>() <= size_of::<Control>(), "a field of Control");
+        // SAFETY: inside the mapping, as just checked.
+        unsafe { self.map.as_mut_ptr().add(offset) }.cast()
+    }
+
+    /// The word at `offset`, to be read and written in one piece.
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: the offsets come from `offset_of!` of 8-byte fields of a
+        // mapping that is page-aligned and lives as long as `self`; the program
+        // only reads it.
+        unsafe { AtomicU64::from_ptr(self.field(offset)) }
+    }
+
+    /// The half word at `offset`.
+    fn half(&self, offset: usize) -> &AtomicU32 {
+        // SAFETY: as in `word`, for 4-byte fields.
+        unsafe { AtomicU32::from_ptr(self.field(offset)) }
+    }
+
+    /// Sets the seed; before any program is attached.
+    pub(crate) fn set_hash_seed(&self, seed: u64) {
+        self.word(std::mem::offset_of!(Control, hash_seed)).store(seed, Ordering::Relaxed);
+    }
+
+    /// Sets the end of the lease, ns of CLOCK_MONOTONIC; 0: off.
+    pub(crate) fn set_lease(&self, deadline_ns: u64) {
+        self.word(std::mem::offset_of!(Control, lease_deadline_ns)).store(deadline_ns, Ordering::Release);
+    }
+
+    /// The end of the lease.
+    pub(crate) fn lease(&self) -> u64 {
+        self.word(std::mem::offset_of!(Control, lease_deadline_ns)).load(Ordering::Relaxed)
+    }
+
+    /// Sets how many queries there are to one sample of the tap; 0: off.
+    pub(crate) fn set_tap_every(&self, every: u32) {
+        self.half(std::mem::offset_of!(Control, tap_every)).store(every, Ordering::Relaxed);
+    }
+
+    /// Sets whether last-used times are exact.
+    pub(crate) fn set_exact_last_used(&self, exact: bool) {
+        self.half(std::mem::offset_of!(Control, exact_last_used)).store(u32::from(exact), Ordering::Relaxed);
+    }
+
+    /// Sets where the server listens; of more than [`MAX_ENDPOINTS`] the first
+    /// ones count. Slots that stay the same are not touched.
+    pub(crate) fn set_endpoints(&self, endpoints: &[Endpoint]) {
+        let endpoints = &endpoints[..endpoints.len().min(MAX_ENDPOINTS)];
+        let count = self.half(std::mem::offset_of!(Control, endpoint_count));
+        let slot = |index: usize| {
+            self.field::<Endpoint>(std::mem::offset_of!(Control, endpoints) + index * size_of::<Endpoint>())
+        };
+        // SAFETY: the slot lies inside the mapping (checked by `field`), and
+        // any bytes are an Endpoint.
+        let same = |index: usize| unsafe { slot(index).read_volatile() } == endpoints[index];
+        let in_use = (count.load(Ordering::Relaxed) as usize).min(MAX_ENDPOINTS);
+        let unchanged = (0..in_use.min(endpoints.len())).take_while(|&index| same(index)).count();
+        if unchanged == in_use && in_use == endpoints.len() {
+            return;
+        }
+        // The program must not meet a half-written slot: shrink, write, grow.
+        count.store(u32::try_from(unchanged).expect("at most MAX_ENDPOINTS"), Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        for (index, endpoint) in endpoints.iter().enumerate().skip(unchanged) {
+            // SAFETY: the slot lies inside the mapping (checked by `field`).
+            unsafe { slot(index).write_volatile(*endpoint) };
+        }
+        fence(Ordering::SeqCst);
+        count.store(u32::try_from(endpoints.len()).expect("at most MAX_ENDPOINTS"), Ordering::Release);
+    }
+
+    /// Sets the longest reply that is given, bytes of DNS message; 0: no bound.
+    pub(crate) fn set_max_reply(&self, bytes: u32) {
+        self.half(std::mem::offset_of!(Control, max_reply)).store(bytes, Ordering::Relaxed);
+    }
+
+    /// Sets the VLANs whose frames are answered.
+    pub(crate) fn set_vlans(&self, vlans: &[u16]) {
+        let mut words = [0; VLAN_WORDS];
+        for &vlan in vlans {
+            let (word, bit) = Control::vlan(vlan);
+            words[word] |= bit;
+        }
+        for (index, word) in words.into_iter().enumerate() {
+            let offset = std::mem::offset_of!(Control, vlans) + index * size_of::<u64>();
+            self.word(offset).store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// Sets what XDP knows of the interfaces; those that stay the same are not touched. Of
+    /// two in one slot the first one has it.
+    pub(crate) fn set_interfaces(&self, interfaces: &[Interface]) {
+        let mut slots = [Interface::default(); INTERFACES];
+        for &interface in interfaces {
+            let slot = &mut slots[Control::interface(interface.ifindex)];
+            if slot.ifindex == 0 {
+                *slot = interface;
+            }
+        }
+        for (index, wanted) in slots.into_iter().enumerate() {
+            let offset = std::mem::offset_of!(Control, interfaces) + index * size_of::<Interface>();
+            let slot = self.field::<Interface>(offset);
+            // SAFETY: the slot lies inside the mapping (checked by `field`), and any bytes
+            // are an Interface.
+            if unsafe { slot.read_volatile() } == wanted {
+                continue;
+            }
+            // The program must not meet a new number with an old address.
+            let number = self.half(offset + std::mem::offset_of!(Interface, ifindex));
+            number.store(0, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            // SAFETY: as above.
+            unsafe { slot.write_volatile(Interface { ifindex: 0, ..wanted }) };
+            fence(Ordering::SeqCst);
+            number.store(wanted.ifindex, Ordering::Release);
+        }
+    }
+
+    /// Sets where XDP may hand packets on, see [`Control::second_stages`].
+    pub(crate) fn set_second_stages(&self, slots: [u64; INTERFACE_SLOTS / 64]) {
+        for (index, slots) in slots.into_iter().enumerate() {
+            let offset = std::mem::offset_of!(Control, second_stages) + index * size_of::<u64>();
+            self.word(offset).store(slots, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! A resolution as the bytes that the program answers from.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use dns_common::entry::{EntryHeader, MAX_V4, MAX_V6, RULED, Rules};
+use zerocopy::IntoBytes as _;
+
+use dns_core::{
+    name::Name,
+    resolve::{Existence, Resolution},
+};
+
+/// RCODE NOERROR (RFC 1035, section 4.1.1).
+const NOERROR: u8 = 0;
+/// RCODE FORMERR.
+const FORMERR: u8 = 1;
+/// RCODE NXDOMAIN.
+const NXDOMAIN: u8 = 3;
+
+/// Why a name cannot be published. It is still answered from userspace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Unfitting {
+    /// A label holds a NUL byte, which the program's search for the name's end would take for it.
+    NulByte,
+    /// More addresses than an entry holds.
+    TooManyAddresses,
+}
+
+/// An entry, ready to be written to the store: see [`dns_common::entry`].
+#[derive(Debug, Default)]
+pub(crate) struct Encoded {
+    /// The entry as words, so that it can be stored with aligned writes.
+    words: Vec<u64>,
+}
+
+impl Encoded {
+    /// Lays out the entry of `name`, which has this hash, with the addresses in a fixed order so
+    /// that equal answers have equal bytes. When it was last used is zero. `rules`: how the
+    /// addresses are given, if not as the fleet's.
+    pub(crate) fn encode(
+        &mut self,
+        hash: u64,
+        name: &Name,
+        resolution: &Resolution,
+        rules: Option<Rules>,
+    ) -> Result<(), Unfitting> {
+        let Resolution { existence, v4, v6, checks: _ } = resolution;
+        let wire = name.as_wire();
+        if name.labels().any(|label| label.contains(&0)) {
+            return Err(Unfitting::NulByte);
+        }
+        let (rcode, rcode_other) = match existence {
+            Existence::Found => (NOERROR, NOERROR),
+            Existence::NoSuchName => (NXDOMAIN, NXDOMAIN),
+            Existence::Malformed => (FORMERR, NOERROR),
+        };
+        let (mut v4, mut v6) = match existence {
+            Existence::Found => (v4.clone(), v6.clone()),
+            Existence::NoSuchName | Existence::Malformed => (Vec::new(), Vec::new()),
+        };
+        if v4.len() > MAX_V4 || v6.len() > MAX_V6 {
+            return Err(Unfitting::TooManyAddresses);
+        }
+        v4.sort_unstable();
+        v6.sort_unstable();
+        let count = |length: usize| u16::try_from(length).expect("lists and names are bounded above");
+        let header = EntryHeader {
+            last_used_ns: 0,
+            hash,
+            name_len: count(wire.len()),
+            v4_count: count(v4.len()),
+            v6_count: count(v6.len()),
+            rcode,
+            rcode_other: rcode_other | if rules.is_some() { RULED } else { 0 },
+        };
+        self.words.clear();
+        self.words.resize(header.size().div_ceil(8), 0);
+        let bytes = self.words.as_mut_bytes();
+        bytes[..size_of::<EntryHeader>()].copy_from_slice(header.as_bytes());
+        bytes[size_of::<EntryHeader>()..][..wire.len()].copy_from_slice(wire);
+        if let Some(rules) = rules {
+            bytes[header.rules_offset()..][..size_of::<Rules>()].copy_from_slice(rules.as_bytes());
+        }
+        for (slot, address) in bytes[header.v4_offset()..].chunks_exact_mut(4).zip(&v4) {
+            slot.copy_from_slice(&Ipv4Addr::octets(address));
+        }
+        for (slot, address) in bytes[header.v6_offset()..].chunks_exact_mut(16).zip(&v6) {
+            slot.copy_from_slice(&Ipv6Addr::octets(address));
+        }
+        Ok(())
+    }
+
+    /// The words, when it was last used first.
+    pub(crate) fn words(&self) -> &[u64] {
+        &self.words
+    }
+
+    /// Carries over when an earlier entry was last used.
+    pub(crate) fn set_last_used_ns(&mut self, last_used_ns: u64) {
+        self.words[0] = last_used_ns;
+    }
+
+    /// Bytes that the entry takes up.
+    pub(crate) fn size(&self) -> usize {
+        self.words.len() * 8
+    }
+}
+
+/// Reads a name back from the first words of an entry; `None`: not a well-formed entry.
+pub(crate) fn read_name(
+    memory: &crate::fastpath::map::store::EntryMemory,
+    location: dns_common::entry::Location,
+) -> Option<Name> {
+    let header = read_header(memory, location)?;
+    let length = usize::from(header.name_len);
+    let words = memory.read(location, size_of::<EntryHeader>() / 8 + length.div_ceil(8))?;
+    let (name, used) = Name::from_wire(&words.as_bytes()[size_of::<EntryHeader>()..]).ok()?;
+    (used == length).then_some(name)
+}
+
+/// Reads the header of an entry; `None`: outside the store.
+pub(crate) fn read_header(
+    memory: &crate::fastpath::map::store::EntryMemory,
+    location: dns_common::entry::Location,
+) -> Option<EntryHeader> {
+    let words = memory.read(location, size_of::<EntryHeader>() / 8)?;
+    zerocopy::FromBytes::read_from_bytes(words.as_bytes()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use dns_common::entry::{CHUNK_SIZE, Location};
+    use zerocopy::FromBytes as _;
+
+    use super::*;
+    use crate::fastpath::map::store::EntryMemory;
+    use dns_core::resolve::Checks;
+
+    /// A resolution of these addresses.
+    fn resolution(existence: Existence, v4: &[[u8; 4]], v6: &[u16]) -> Resolution {
+        Resolution {
+            existence,
+            v4: v4.iter().map(|&octets| octets.into()).collect(),
+            v6: v6.iter().map(|&last| Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last)).collect(),
+            checks: Checks::default(),
+        }
+    }
+
+    #[test]
+    fn an_entry_is_laid_out_as_documented() {
+        let name: Name = "a.bosh".parse().unwrap();
+        let mut entry = Encoded::default();
+        entry
+            .encode(
+                7,
+                &name,
+                &resolution(Existence::Found, &[[10, 0, 0, 2], [10, 0, 0, 1], [9, 9, 9, 9]], &[7]),
+                None,
+            )
+            .unwrap();
+        let bytes = entry.words().as_bytes();
+        let header = EntryHeader::read_from_bytes(&bytes[..24]).unwrap();
+        assert_eq!((header.hash, header.name_len, header.v4_count, header.v6_count), (7, 8, 3, 1));
+        assert_eq!(&bytes[24..32], name.as_wire());
+        assert_eq!(&bytes[32..48], [9, 9, 9, 9, 10, 0, 0, 1, 10, 0, 0, 2, 0, 0, 0, 0]);
+        assert_eq!(bytes[header.v6_offset() + 15], 7);
+        assert_eq!(header.size(), entry.size());
+    }
+
+    #[test]
+    fn rules_lie_between_the_name_and_the_addresses() {
+        let name: Name = "a.bosh".parse().unwrap();
+        let mut entry = Encoded::default();
+        let rules = Rules::new(30, 6, [3, 2], false, true);
+        let resolution = resolution(Existence::Found, &[[10, 0, 0, 2]], &[7]);
+        entry.encode(7, &name, &resolution, Some(rules)).unwrap();
+        let bytes = entry.words().as_bytes();
+        let header = EntryHeader::read_from_bytes(&bytes[..24]).unwrap();
+        assert!(header.is_ruled() && header.rcode_other & 15 == 0);
+        assert_eq!(Rules::read_from_bytes(&bytes[32..40]).unwrap(), rules);
+        assert_eq!((rules.ttl(), rules.most(), rules.plain(false), rules.plain(true)), (30, 6, 3, 2));
+        assert_eq!((rules.never_truncates(), rules.no_recursion()), (1, 0));
+        assert_eq!(&bytes[40..44], [10, 0, 0, 2]);
+        assert_eq!((header.v4_offset(), header.size()), (40, entry.size()));
+    }
+
+    #[test]
+    fn existence_becomes_rcodes() {
+        let name: Name = "a.bosh".parse().unwrap();
+        let mut entry = Encoded::default();
+        for (existence, rcodes) in
+            [(Existence::Found, (0, 0)), (Existence::NoSuchName, (3, 3)), (Existence::Malformed, (1, 0))]
+        {
+            entry.encode(7, &name, &resolution(existence, &[[1, 2, 3, 4]], &[]), None).unwrap();
+            let header = EntryHeader::read_from_bytes(&entry.words().as_bytes()[..24]).unwrap();
+            assert_eq!((header.rcode, header.rcode_other), rcodes);
+            assert_eq!(
+                header.v4_count,
+                u16::from(existence == Existence::Found),
+                "no addresses beside an error"
+            );
+        }
+    }
+
+    #[test]
+    fn what_the_program_cannot_hold_is_refused() {
+        let mut entry = Encoded::default();
+        let nul = Name::from_text("a\\000b.bosh").unwrap();
+        assert_eq!(
+            entry.encode(7, &nul, &resolution(Existence::Found, &[], &[]), None),
+            Err(Unfitting::NulByte)
+        );
+        let many: Vec<[u8; 4]> = (0..=MAX_V4 as u32).map(|n| n.to_be_bytes()).collect();
+        let name: Name = "a.bosh".parse().unwrap();
+        assert_eq!(
+            entry.encode(7, &name, &resolution(Existence::Found, &many, &[]), None),
+            Err(Unfitting::TooManyAddresses)
+        );
+        assert_eq!(entry.encode(7, &name, &resolution(Existence::Found, &many[1..], &[]), None), Ok(()));
+    }
+
+    #[test]
+    fn names_are_read_back() {
+        let memory = EntryMemory::new(memmap2::MmapMut::map_anon(CHUNK_SIZE).unwrap().into());
+        let place = Location(2);
+        for text in [".", "a", "seven77.example", "q-s0.q-g1.bosh"] {
+            let name: Name = text.parse().unwrap();
+            let mut entry = Encoded::default();
+            entry.encode(7, &name, &resolution(Existence::Found, &[[1, 2, 3, 4]], &[]), None).unwrap();
+            memory.write(place, entry.words());
+            assert_eq!(read_name(&memory, place), Some(name));
+        }
+        assert_eq!(read_name(&memory, Location(64)), None, "zeros are no entry");
+    }
+}

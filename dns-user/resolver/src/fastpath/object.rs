@@ -1,0 +1,213 @@
+//! Loading the BPF object: maps sized by the configuration. Its programs are verified one by
+//! one as they are needed ([`super::programs`]).
+
+use std::{
+    fs, io,
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+};
+
+use aya::{
+    Ebpf, EbpfLoader, VerifierLogLevel,
+    maps::{Map, MapData, MapError},
+};
+use dns_common::{
+    entry::{CHUNK_CELLS, CHUNK_SIZE, MAX_CELLS, MAX_ENTRY_SIZE},
+    object,
+};
+
+use super::{
+    FastPathError, OBJECT,
+    map::index::{self, IndexMemory},
+    map::store::EntryMemory,
+    map::{control::ControlPage, counters::CounterPages, index::map_index, store::map_entries},
+    observe::messages::{self, Messages},
+    publish::table::Limits,
+};
+
+/// Bytes of store set aside for each name: a header, a name of some 90 bytes
+/// and a dozen addresses. Names of a foundation need 130 bytes on average
+/// (observed on generated foundations); the rest is for groups of many.
+const BYTES_PER_NAME: usize = 192;
+
+/// Most bytes of store, whatever `max_names` says. Memory that is never
+/// written to is allocated by the kernel all the same.
+const MAX_ARENA: usize = 512 << 20;
+
+/// Least bytes of store: room for some of the largest entries even where few names are wanted.
+const MIN_ARENA: usize = 2 << 20;
+
+/// One of this many useful names may only be a learned one.
+const LEARNED_SHARE: usize = 4;
+
+/// Negative names get one more place for this many useful ones, and [`MIN_NEGATIVE`] at least.
+const NEGATIVE_SHARE: usize = 16;
+
+/// Least places for negative names.
+const MIN_NEGATIVE: usize = 64;
+
+/// The maps, and the object whose programs are not loaded yet.
+pub(super) struct Object {
+    /// The object. The numbers under which its maps are open stand in its programs.
+    pub(super) ebpf: Ebpf,
+    /// The maps to keep by name. `TC_ANSWER` is one of them: the kernel empties it with
+    /// its last descriptor or pin, and the tc programs answer nothing any more.
+    pub(super) kept_maps: [(&'static str, OwnedFd); 5],
+    /// `NAMES`, mapped.
+    pub(super) index: Arc<IndexMemory>,
+    /// `ENTRIES`, mapped.
+    pub(super) entries: Arc<EntryMemory>,
+    /// `CONTROL`, mapped.
+    pub(super) control: Arc<ControlPage>,
+    /// `COUNTERS`, mapped.
+    pub(super) counters: Arc<CounterPages>,
+    /// `TAP`; `None`: the object has none.
+    pub(super) tap: Option<Map>,
+    /// Messages of the programs; `None`: the object has no map for them.
+    pub(super) messages: Option<Messages>,
+    /// How many names fit.
+    pub(super) limits: Limits,
+}
+
+impl Object {
+    /// Makes the maps. No program is loaded, and the lease is over.
+    pub(super) fn load(max_names: u32) -> Result<Self, FastPathError> {
+        let limits = limits(max_names);
+        let chunks = chunks(max_names);
+        let cpus = possible_cpus().map_err(|error| FastPathError::io("reading the possible CPUs", error))?;
+        let names = u32::try_from(limits.useful + limits.negative).unwrap_or(u32::MAX);
+        // There cannot be more entries than cells.
+        let elements = index::elements(names.min(chunks * CHUNK_CELLS));
+        let mut ebpf = EbpfLoader::new()
+            .map_max_entries(object::NAMES, elements)
+            .map_max_entries(object::ENTRIES, chunks)
+            .map_max_entries(object::COUNTERS, cpus)
+            .map_max_entries(messages::MAP, messages::BUFFER_SIZE)
+            // The complaint and numbers alone: with every instruction a refusal fills megabytes,
+            // and aya has the kernel try again for each tenfold of the log.
+            .verifier_log_level(VerifierLogLevel::STATS)
+            .override_global(aya_log::LEVEL, &messages::LEVEL, true)
+            .load(OBJECT)
+            .map_err(load_error)?;
+        let tc_answer_fd = own_map_fd(&ebpf, object::TC_ANSWER)?;
+        let names_fd = own_map_fd(&ebpf, object::NAMES)?;
+        let entries_fd = own_map_fd(&ebpf, object::ENTRIES)?;
+        let control_fd = own_map_fd(&ebpf, object::CONTROL)?;
+        let counters_fd = own_map_fd(&ebpf, object::COUNTERS)?;
+        let mapped = |what: &str, error| FastPathError::io(&format!("mapping {what}"), error);
+        let entries = map_entries(entries_fd.as_fd()).map_err(|error| mapped(object::ENTRIES, error))?;
+        let entries = Arc::new(entries);
+        let index =
+            map_index(names_fd.as_fd(), entries.clone()).map_err(|error| mapped(object::NAMES, error))?;
+        let control = ControlPage::map(control_fd.as_fd()).map_err(|error| mapped(object::CONTROL, error))?;
+        let counters =
+            CounterPages::map(counters_fd.as_fd()).map_err(|error| mapped(object::COUNTERS, error))?;
+        let tap = own_map_fd(&ebpf, object::TAP).ok().and_then(|fd| MapData::from_fd(fd).ok());
+        let messages = Messages::of(&mut ebpf);
+        Ok(Self {
+            ebpf,
+            kept_maps: [
+                (object::TC_ANSWER, tc_answer_fd),
+                (object::NAMES, names_fd),
+                (object::ENTRIES, entries_fd),
+                (object::CONTROL, control_fd),
+                (object::COUNTERS, counters_fd),
+            ],
+            index: Arc::new(index),
+            entries,
+            control: Arc::new(control),
+            counters: Arc::new(counters),
+            tap: tap.map(Map::RingBuf),
+            messages,
+            limits,
+        })
+    }
+}
+
+/// How many names of which kind for this `max_names`.
+fn limits(max_names: u32) -> Limits {
+    let useful = max_names.max(1) as usize;
+    Limits {
+        useful,
+        listed: useful - useful / LEARNED_SHARE,
+        negative: (useful / NEGATIVE_SHARE).max(MIN_NEGATIVE),
+    }
+}
+
+/// Chunks of store for this `max_names`.
+fn chunks(max_names: u32) -> u32 {
+    let bytes = (max_names as usize).saturating_mul(BYTES_PER_NAME).clamp(MIN_ARENA, MAX_ARENA);
+    const { assert!(MAX_ARENA / CHUNK_SIZE * CHUNK_CELLS as usize + CHUNK_CELLS as usize <= MAX_CELLS as usize) };
+    const { assert!(MIN_ARENA > 16 * MAX_ENTRY_SIZE && CHUNK_SIZE > MAX_ENTRY_SIZE) };
+    u32::try_from(bytes.div_ceil(CHUNK_SIZE)).expect("MAX_ARENA is a few hundred chunks")
+}
+
+/// CPUs that there may ever be: the program counts at the index of its own.
+fn possible_cpus() -> io::Result<u32> {
+    let text = fs::read_to_string("/sys/devices/system/cpu/possible")?;
+    parse_cpu_list(&text).ok_or_else(|| io::Error::other(format!("not a list of CPUs: {text:?}")))
+}
+
+/// The highest CPU number of a list like `0-3,8`, plus one.
+fn parse_cpu_list(text: &str) -> Option<u32> {
+    let highest = text.trim().rsplit([',', '-']).next()?;
+    highest.parse::<u32>().ok()?.checked_add(1)
+}
+
+/// A descriptor of our own for a map, which outlives aya's object; the object's own stays
+/// open, as the programs that are loaded later name its number.
+fn own_map_fd(ebpf: &Ebpf, name: &'static str) -> Result<OwnedFd, FastPathError> {
+    let data = match ebpf.map(name) {
+        Some(Map::Array(data) | Map::ProgramArray(data) | Map::RingBuf(data)) => data,
+        _ => return Err(FastPathError::Incomplete(name)),
+    };
+    let fd = data.fd().as_fd().try_clone_to_owned();
+    fd.map_err(|error| FastPathError::io(&format!("keeping map {name}"), error))
+}
+
+/// Tells a missing privilege from everything else that loading may meet.
+fn load_error(error: aya::EbpfError) -> FastPathError {
+    let code = match &error {
+        aya::EbpfError::MapError(MapError::CreateError { io_error, .. }) => io_error.raw_os_error(),
+        aya::EbpfError::MapError(MapError::SyscallError(call)) => call.io_error.raw_os_error(),
+        _ => None,
+    };
+    match code {
+        Some(libc::EPERM | libc::EACCES) => FastPathError::NotPermitted(reason(&error)),
+        _ => FastPathError::Load(reason(&error)),
+    }
+}
+
+/// An error with its causes, in one line.
+fn reason(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text = format!("{text}: {inner}");
+        cause = inner.source();
+    }
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    lines.join(" / ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_lists_are_read() {
+        assert_eq!(parse_cpu_list("0-1\n"), Some(2));
+        assert_eq!(parse_cpu_list("0\n"), Some(1));
+        assert_eq!(parse_cpu_list("0-3,8-127"), Some(128));
+        assert_eq!(parse_cpu_list(""), None);
+    }
+
+    #[test]
+    fn sizes_follow_max_names_within_bounds() {
+        assert_eq!(limits(65_536), Limits { useful: 65_536, listed: 49_152, negative: 4096 });
+        assert_eq!(limits(0), Limits { useful: 1, listed: 1, negative: MIN_NEGATIVE });
+        assert_eq!(chunks(65_536), 12);
+        assert_eq!(chunks(1), 2);
+        assert_eq!(chunks(u32::MAX), 504);
+    }
+}

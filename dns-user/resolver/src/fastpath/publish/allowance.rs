@@ -1,0 +1,57 @@
+//! How often something may be done: a token bucket that holds one second's worth.
+
+use std::time::Instant;
+
+/// Tokens that come back at a steady rate.
+#[derive(Debug)]
+pub(crate) struct Allowance {
+    /// Tokens in a second, and most that are kept.
+    rate: f64,
+    /// Tokens of now.
+    left: f64,
+    /// When `left` was right.
+    at: Instant,
+}
+
+impl Allowance {
+    /// A full bucket of `rate` a second, of 64 at least.
+    pub(crate) fn new(rate: usize, now: Instant) -> Self {
+        let rate = rate.max(64) as f64;
+        Self { rate, left: rate, at: now }
+    }
+
+    /// Whether there is a token.
+    pub(crate) fn is_left(&mut self, now: Instant) -> bool {
+        let gained = now.saturating_duration_since(self.at).as_secs_f64() * self.rate;
+        self.left = (self.left + gained).min(self.rate);
+        self.at = now;
+        self.left >= 1.0
+    }
+
+    /// Takes a token; `false`: there is none.
+    pub(crate) fn take(&mut self, now: Instant) -> bool {
+        let is_left = self.is_left(now);
+        if is_left {
+            self.left -= 1.0;
+        }
+        is_left
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn tokens_come_back_at_their_rate_and_are_not_hoarded() {
+        let start = Instant::now();
+        let mut allowance = Allowance::new(100, start);
+        let taken = |allowance: &mut Allowance, at: Instant| (0..1000).filter(|_| allowance.take(at)).count();
+        assert_eq!(taken(&mut allowance, start), 100);
+        assert_eq!(taken(&mut allowance, start + Duration::from_millis(105)), 10);
+        assert_eq!(taken(&mut allowance, start + Duration::from_secs(60)), 100);
+        assert!(!allowance.is_left(start), "a clock that goes back gives nothing");
+    }
+}

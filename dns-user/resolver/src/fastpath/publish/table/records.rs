@@ -1,0 +1,172 @@
+//! The names that are in the map, by key, and how many of each kind.
+
+use std::collections::VecDeque;
+
+use dns_common::entry::Location;
+use dns_core::name::Name;
+use hashbrown::HashMap;
+
+use super::entry_store::EntryStore;
+use crate::fastpath::publish::{compaction::Placed, dependents::SetNumber};
+
+/// Why a name is in the map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Listed by the snapshot.
+    Published,
+    /// Asked for, and it exists.
+    Learned,
+    /// Asked for, and it does not.
+    Negative,
+}
+
+/// One name in the map.
+#[derive(Debug)]
+pub(super) struct Record {
+    /// The name.
+    pub(super) name: Name,
+    /// Why it is there.
+    kind: Kind,
+    /// Where its entry lies.
+    pub(super) location: Location,
+    /// Bytes of its entry.
+    pub(super) size: usize,
+    /// The instances on whose health the answer depends.
+    pub(super) dependency: Option<SetNumber>,
+    /// Which place in its kind's queue is its own; older ones are void.
+    ticket: u64,
+    /// The last use when it was last spared from eviction.
+    spared_at_ns: u64,
+}
+
+impl Record {
+    /// Why it is there.
+    pub(super) fn kind(&self) -> Kind {
+        self.kind
+    }
+}
+
+/// All names in the map, and whose turn it is to leave it.
+#[derive(Debug, Default)]
+pub(super) struct Records {
+    /// The names by key.
+    by_key: HashMap<u64, Record>,
+    /// Names by kind: published, learned, negative.
+    counts: [usize; 3],
+    /// Learned names in the order of their turn to be evicted, with tickets.
+    learned: VecDeque<(u64, u64)>,
+    /// The same of negative names.
+    negative: VecDeque<(u64, u64)>,
+    /// The next ticket.
+    next_ticket: u64,
+}
+
+impl Records {
+    /// The name with this key.
+    pub(super) fn get(&self, key: u64) -> Option<&Record> {
+        self.by_key.get(&key)
+    }
+
+    /// The same, to be changed; its kind by [`Self::set_kind`].
+    pub(super) fn get_mut(&mut self, key: u64) -> Option<&mut Record> {
+        self.by_key.get_mut(&key)
+    }
+
+    /// All of them.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &Record)> {
+        self.by_key.iter().map(|(&key, record)| (key, record))
+    }
+
+    /// How many there are of a kind.
+    pub(super) fn count(&self, kind: Kind) -> usize {
+        self.counts[kind as usize]
+    }
+
+    /// How many exist: published and learned ones.
+    pub(super) fn useful(&self) -> usize {
+        self.count(Kind::Published) + self.count(Kind::Learned)
+    }
+
+    /// Adds a name, the last of its kind to be evicted. `last_used_ns`: of its entry.
+    pub(super) fn insert(&mut self, entry: Placed, name: Name, kind: Kind, last_used_ns: u64) {
+        let Placed { key, location, size } = entry;
+        let record = Record { name, kind, location, size, dependency: None, ticket: 0, spared_at_ns: 0 };
+        self.by_key.insert(key, record);
+        self.counts[kind as usize] += 1;
+        self.queue(key, last_used_ns);
+    }
+
+    /// Takes a name out.
+    pub(super) fn remove(&mut self, key: u64) -> Option<Record> {
+        let record = self.by_key.remove(&key)?;
+        self.counts[record.kind as usize] -= 1;
+        Some(record)
+    }
+
+    /// Moves a name to another kind; `false`: it is of that kind already, or not there.
+    pub(super) fn set_kind(&mut self, key: u64, kind: Kind, store: &EntryStore) -> bool {
+        let Some(record) = self.by_key.get_mut(&key).filter(|record| record.kind != kind) else {
+            return false;
+        };
+        self.counts[record.kind as usize] -= 1;
+        record.kind = kind;
+        self.counts[kind as usize] += 1;
+        let last_used_ns = store.last_used_ns(record.location);
+        self.queue(key, last_used_ns);
+        true
+    }
+
+    /// Whose turn it is to leave, of a kind, by second chance: who was used since it was
+    /// last looked at is spared once. `None`: there is none.
+    pub(super) fn next_to_evict(&mut self, kind: Kind, store: &EntryStore) -> Option<u64> {
+        let count = self.count(kind);
+        let queue = queue_of(&mut self.learned, &mut self.negative, kind)?;
+        let mut spared = 0;
+        while let Some((key, ticket)) = queue.pop_front() {
+            let Some(record) = self.by_key.get_mut(&key) else { continue };
+            if record.ticket != ticket || record.kind != kind {
+                continue;
+            }
+            let last_used = store.last_used_ns(record.location);
+            // After a whole round everybody has had the second chance.
+            if last_used > record.spared_at_ns && spared <= count {
+                record.spared_at_ns = last_used;
+                spared += 1;
+                queue.push_back((key, ticket));
+                continue;
+            }
+            return Some(key);
+        }
+        None
+    }
+
+    /// Gives a name its place at the end of its kind's queue, if that has one.
+    fn queue(&mut self, key: u64, last_used_ns: u64) {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        let Some(record) = self.by_key.get_mut(&key) else { return };
+        record.ticket = ticket;
+        record.spared_at_ns = last_used_ns;
+        let count = self.counts[record.kind as usize];
+        let Some(queue) = queue_of(&mut self.learned, &mut self.negative, record.kind) else { return };
+        queue.push_back((key, ticket));
+        if queue.len() > 2 * count + 64 {
+            // Places of names that left by other ways.
+            let records = &self.by_key;
+            queue.retain(|(key, ticket)| records.get(key).is_some_and(|record| record.ticket == *ticket));
+        }
+    }
+}
+
+/// The queue of a kind; none of names that are never evicted.
+fn queue_of<'a>(
+    learned: &'a mut VecDeque<(u64, u64)>,
+    negative: &'a mut VecDeque<(u64, u64)>,
+    kind: Kind,
+) -> Option<&'a mut VecDeque<(u64, u64)>> {
+    match kind {
+        Kind::Published => None,
+        Kind::Learned => Some(learned),
+        Kind::Negative => Some(negative),
+    }
+}

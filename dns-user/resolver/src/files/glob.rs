@@ -1,0 +1,115 @@
+//! Which files match a pattern: Go's `filepath.Glob` on the real file system.
+
+use std::{
+    ffi::OsString,
+    fs,
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::{Path, PathBuf},
+};
+
+use dns_core::config::file_pattern::{BadPattern, check, is_pattern, matches};
+
+/// The files that match, in the order of the reference: by folder, then by name.
+///
+/// Folders that are missing or cannot be read count as empty. An empty pattern
+/// matches nothing.
+pub fn glob(pattern: &str) -> Result<Vec<PathBuf>, BadPattern> {
+    Ok(walk(pattern)?.found)
+}
+
+/// The folders whose changes can change what [`glob`] finds: those searched, and
+/// for folders that do not exist yet the nearest that does.
+pub fn folders(pattern: &str) -> Result<Vec<PathBuf>, BadPattern> {
+    Ok(walk(pattern)?.searched)
+}
+
+/// What a pattern leads to.
+struct Walk {
+    /// The files that match.
+    found: Vec<PathBuf>,
+    /// The folders that were read on the way.
+    searched: Vec<PathBuf>,
+}
+
+/// Follows the pattern part by part through the file system.
+fn walk(pattern: &str) -> Result<Walk, BadPattern> {
+    let mut result = Walk { found: Vec::new(), searched: Vec::new() };
+    if pattern.is_empty() {
+        return Ok(result);
+    }
+    check(pattern)?;
+    let absolute = pattern.starts_with('/');
+    let mut current = vec![if absolute { PathBuf::from("/") } else { PathBuf::new() }];
+    let mut parts = pattern.split('/').filter(|part| !part.is_empty()).peekable();
+    while let Some(part) = parts.next() {
+        let last = parts.peek().is_none();
+        let mut next = Vec::new();
+        for folder in &current {
+            let readable = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+            if last || is_pattern(part) {
+                result.searched.push(nearest_existing(readable));
+            }
+            if is_pattern(part) {
+                for name in names(readable) {
+                    if matches(part.as_bytes(), name.as_bytes())? {
+                        next.push(folder.join(name));
+                    }
+                }
+            } else {
+                next.push(folder.join(part));
+            }
+        }
+        if last {
+            next.retain(|path| fs::symlink_metadata(path).is_ok());
+        }
+        current = next;
+    }
+    result.found = current;
+    Ok(result)
+}
+
+/// The folder itself, or the nearest one above it that exists.
+fn nearest_existing(folder: &Path) -> PathBuf {
+    let existing = folder.ancestors().find(|path| path.is_dir());
+    match existing {
+        Some(path) if !path.as_os_str().is_empty() => path.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// The names in a folder, sorted by their bytes; none if it cannot be read.
+fn names(folder: &Path) -> Vec<OsString> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let mut names: Vec<Vec<u8>> =
+        entries.filter_map(|entry| Some(entry.ok()?.file_name().into_vec())).collect();
+    names.sort_unstable();
+    names.into_iter().map(OsString::from_vec).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_come_by_folder_and_name() {
+        let root = tempfile::tempdir().unwrap();
+        for path in ["b/2.json", "b/1.json", "a/9.json", "a/.hidden.json", "a/x.txt"] {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        }
+        let pattern = format!("{}/*/*.json", root.path().display());
+        let found: Vec<String> = glob(&pattern)
+            .unwrap()
+            .iter()
+            .map(|path| path.strip_prefix(root.path()).unwrap().display().to_string())
+            .collect();
+        assert_eq!(found, ["a/.hidden.json", "a/9.json", "b/1.json", "b/2.json"]);
+        let searched = folders(&pattern).unwrap();
+        assert_eq!(searched, [root.path().to_owned(), root.path().join("a"), root.path().join("b")]);
+        let missing = format!("{}/none/below/*.json", root.path().display());
+        assert_eq!(glob(&missing), Ok(vec![]));
+        assert_eq!(folders(&missing), Ok(vec![root.path().to_owned()]));
+        assert_eq!(glob(""), Ok(vec![]));
+    }
+}

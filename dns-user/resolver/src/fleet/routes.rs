@@ -1,0 +1,79 @@
+//! Who answers names that are not the fleet's own.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use futures::future::BoxFuture;
+use hickory_proto::op::ResponseCode;
+
+use dns_core::{
+    name::Name,
+    wire::{Query, Transport, error_reply},
+};
+
+/// `arpa.` in wire format.
+pub(crate) const ARPA: &[u8] = b"\x04arpa\0";
+
+/// The root in wire format.
+pub(crate) const ROOT: &[u8] = b"\0";
+
+/// One thing that answers queries which are not local: recursors, handlers,
+/// reverse names.
+pub trait Answer: Send + Sync {
+    /// A whole reply: the client's id, its question with the letter case kept.
+    /// It may be larger than the client takes; whoever sends it cuts it.
+    fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>>;
+
+    /// Writes the same into `out`, which is empty, if nobody has to be waited
+    /// for, and says whether it did. Has to be cheap: other queries wait meanwhile.
+    fn answer_at_once(&self, _query: &Query<'_>, _transport: Transport, _out: &mut Vec<u8>) -> bool {
+        false
+    }
+}
+
+/// Who answers for domains.
+pub type ByDomain = HashMap<Name, Arc<dyn Answer>, foldhash::fast::RandomState>;
+
+/// Who answers what is not local; replaced as a whole when files change.
+#[derive(Clone, Default)]
+pub struct Routes {
+    /// Answered with 127.0.0.1 and ::1, they and everything below them.
+    pub upchecks: HashSet<Name, foldhash::fast::RandomState>,
+    /// Consul's names, by their domains.
+    pub consul: ByDomain,
+    /// Handlers by domain. One for `arpa.` or the root counts only without recursors.
+    pub handlers: ByDomain,
+    /// Answers names below `arpa.`, falls through by itself to whom
+    /// [`Routes::past_reverse`] says; `None`: nobody knows them.
+    pub reverse: Option<Arc<dyn Answer>>,
+    /// Answers everything else; `None`: recursors are off.
+    pub recursors: Option<Arc<dyn Answer>>,
+    /// The reference's way with a handler whose domain was also one of the
+    /// records: it does not come back when the records lose the domain (observed).
+    pub handlers_stay_away: bool,
+}
+
+impl Routes {
+    /// Who answers names below `arpa.` that the records do not know: recursors,
+    /// or without them the handler for `arpa.` or the root; else REFUSED.
+    pub fn past_reverse(recursors: Option<&Arc<dyn Answer>>, handlers: &ByDomain) -> Arc<dyn Answer> {
+        let next = recursors.or_else(|| handlers.get(ARPA)).or_else(|| handlers.get(ROOT));
+        next.cloned().unwrap_or_else(|| Arc::new(Refused))
+    }
+
+    /// Whether a handler answers names below `arpa.` where there are no recursors.
+    pub(crate) fn has_past_reverse(handlers: &ByDomain) -> bool {
+        handlers.contains_key(ARPA) || handlers.contains_key(ROOT)
+    }
+}
+
+/// REFUSED to everything.
+struct Refused;
+
+impl Answer for Refused {
+    fn answer<'a>(&'a self, query: &'a Query<'a>, _transport: Transport) -> BoxFuture<'a, Vec<u8>> {
+        Box::pin(async move { error_reply(query, ResponseCode::Refused) })
+    }
+}

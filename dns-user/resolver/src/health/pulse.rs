@@ -1,0 +1,37 @@
+//! Signs of life of the watcher's thread.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+
+/// When the watcher's loop last went round.
+#[derive(Debug)]
+pub(super) struct Pulse {
+    /// Where time begins.
+    epoch: Instant,
+    /// Milliseconds from there to the last beat.
+    last_ms: AtomicU64,
+}
+
+impl Pulse {
+    /// As if it had just beaten.
+    pub(super) fn new() -> Self {
+        Self { epoch: Instant::now(), last_ms: AtomicU64::new(0) }
+    }
+
+    /// Beats.
+    pub(super) fn beat(&self) {
+        self.last_ms.store(self.elapsed_ms(), Ordering::Relaxed);
+    }
+
+    /// Time since the last beat.
+    pub(super) fn silent_for(&self) -> Duration {
+        Duration::from_millis(self.elapsed_ms().saturating_sub(self.last_ms.load(Ordering::Relaxed)))
+    }
+
+    /// Milliseconds since the epoch.
+    fn elapsed_ms(&self) -> u64 {
+        u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}

@@ -1,0 +1,141 @@
+//! What a health server says: `{"state": "running", "group_state": {"7": "failing"}}`.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::states::InstanceHealth;
+use dns_core::{config::json::Json, resolve::HealthState};
+
+/// Most bytes of an answer that are read. An instance in many thousand groups
+/// still fits.
+pub(super) const MAX_REPORT: usize = 1 << 20;
+
+/// The answer of a health server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// State of the whole instance.
+    pub state: &'static str,
+    /// State of each link group; left out where there are none (observed).
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub group_state: BTreeMap<String, &'static str>,
+}
+
+/// Why an answer is of no use.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReportError {
+    /// It is no JSON.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// It is JSON of another kind.
+    #[error("is {0}, not an object")]
+    NoObject(&'static str),
+    /// The states of groups are of another kind.
+    #[error("group_state is {0}, not an object")]
+    NoGroups(&'static str),
+    /// A state is of another kind.
+    #[error("a state is {0}, not a text")]
+    NoText(&'static str),
+}
+
+/// Reads an answer. The reference's rules (observed): names in any letter case,
+/// more members do no harm, a state that is no text spoils the whole, text after
+/// the end as well.
+pub(super) fn parse(body: &[u8]) -> Result<InstanceHealth, ReportError> {
+    let members = match Json::parse(body)? {
+        Json::Object(members) => members,
+        Json::Null => Vec::new(),
+        other => return Err(ReportError::NoObject(other.kind())),
+    };
+    let mut state = HealthState::Unknown;
+    let mut groups: BTreeMap<String, HealthState> = BTreeMap::new();
+    for (name, value) in members {
+        if name.eq_ignore_ascii_case("state") {
+            state = text(&value)?.map_or(state, state_of);
+        } else if name.eq_ignore_ascii_case("group_state") {
+            match value {
+                Json::Object(members) => {
+                    for (group, value) in members {
+                        let state = text(&value)?.map_or(HealthState::Unknown, state_of);
+                        groups.insert(group, state);
+                    }
+                }
+                Json::Null => groups.clear(),
+                other => return Err(ReportError::NoGroups(other.kind())),
+            }
+        }
+    }
+    let groups = groups.into_iter().map(|(group, state)| (group.into_boxed_str(), state)).collect();
+    Ok(InstanceHealth { state, groups })
+}
+
+/// The text that a state is, `None` for null; anything else is an error.
+fn text(value: &Json) -> Result<Option<&str>, ReportError> {
+    match value {
+        Json::Text(text) => Ok(Some(text)),
+        Json::Null => Ok(None),
+        other => Err(ReportError::NoText(other.kind())),
+    }
+}
+
+/// What a state's text means; the letter case counts. An instance may call
+/// itself unchecked and is then taken for it (observed).
+fn state_of(text: &str) -> HealthState {
+    match text {
+        "running" => HealthState::Running,
+        "failing" => HealthState::Failing,
+        "unchecked" => HealthState::Unchecked,
+        _ => HealthState::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// State of the instance in `body`; `None`: the body is of no use.
+    fn state(body: &str) -> Option<HealthState> {
+        parse(body.as_bytes()).ok().map(|health| health.state)
+    }
+
+    #[test]
+    fn bodies_as_the_reference_reads_them() {
+        assert_eq!(state(r#"{"state":"running"}"#), Some(HealthState::Running));
+        assert_eq!(
+            state(r#"{"STATE":"failing","more":{"x":1},"group_state":{}}"#),
+            Some(HealthState::Failing)
+        );
+        assert_eq!(state(r#"{"state":"unchecked"}"#), Some(HealthState::Unchecked));
+        for odd in ["{}", r#"{"state":null}"#, r#"{"state":"Running"}"#, r#"{"state":"unknown"}"#, "null"] {
+            assert_eq!(state(odd), Some(HealthState::Unknown), "{odd}");
+        }
+        for broken in [
+            "",
+            "running",
+            "[]",
+            r#"{"state":1}"#,
+            r#"{"state":"running"} x"#,
+            r#"{"state":"running","group_state":{"1":5}}"#,
+            r#"{"state":"running","group_state":[]}"#,
+        ] {
+            assert_eq!(state(broken), None, "{broken}");
+        }
+    }
+
+    #[test]
+    fn groups_are_read() {
+        let health = parse(br#"{"state":"running","group_state":{"2":"odd","1":"failing"}}"#).unwrap();
+        let groups: Vec<_> = health.groups.iter().map(|(group, state)| (&**group, *state)).collect();
+        assert_eq!(groups, [("1", HealthState::Failing), ("2", HealthState::Unknown)]);
+    }
+
+    #[test]
+    fn a_report_without_groups_does_not_mention_them() {
+        let mut report = Report { state: "running", group_state: BTreeMap::new() };
+        assert_eq!(serde_json::to_string(&report).unwrap(), r#"{"state":"running"}"#);
+        report.group_state.insert("1".to_owned(), "failing");
+        let text = serde_json::to_string(&report).unwrap();
+        assert_eq!(text, r#"{"state":"running","group_state":{"1":"failing"}}"#);
+        assert_eq!(parse(text.as_bytes()).unwrap().groups.len(), 1);
+    }
+}

@@ -1,0 +1,397 @@
+//! The jobs of this VM: their scripts, run again and again, and their groups.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsString,
+    fs, io,
+    path::{Path, PathBuf},
+    process::{ExitStatus, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use nix::{
+    sys::signal::{Signal, killpg},
+    unistd::Pid,
+};
+use tokio::sync::{Semaphore, watch};
+
+use dns_core::config::json::Json;
+
+/// Where a job's links are described, below its folder (observed).
+const LINKS_FILE: &str = ".bosh/links.json";
+
+/// Shortest time that a script is given.
+const SHORTEST_LIMIT: Duration = Duration::from_secs(1);
+
+/// Most scripts that run at once.
+const SCRIPTS_AT_ONCE: usize = 16;
+
+/// What is known of all jobs.
+#[derive(Debug)]
+pub(super) struct Jobs {
+    /// Their folder.
+    folder: Option<PathBuf>,
+    /// Path of a script below a job's folder.
+    script: PathBuf,
+    /// Time between two runs.
+    interval: Duration,
+    /// By name of the job's folder.
+    known: Mutex<BTreeMap<OsString, Job>>,
+    /// Whether every script of the first round has ended.
+    ready: watch::Sender<bool>,
+}
+
+/// A job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Job {
+    /// Groups of its links.
+    groups: BTreeSet<String>,
+    /// Its script; `None`: it has none.
+    script: Option<Script>,
+}
+
+/// What is known of a job's script.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Script {
+    /// Whether it said last time that the job is well; `None`: it has not ended yet.
+    healthy: Option<bool>,
+    /// Whether it runs now.
+    running: bool,
+}
+
+/// What all jobs say together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Summary {
+    /// Whether every script says that its job is well.
+    pub(super) all_healthy: bool,
+    /// Groups of jobs with a script, and what that says; of several, the worst.
+    pub(super) scripted: BTreeMap<String, bool>,
+    /// Groups of jobs without one.
+    pub(super) unscripted: BTreeSet<String>,
+}
+
+impl Jobs {
+    /// Nothing is known yet.
+    pub(super) fn new(folder: Option<PathBuf>, script: PathBuf, interval: Duration) -> Self {
+        Self { folder, script, interval, known: Mutex::default(), ready: watch::Sender::new(false) }
+    }
+
+    /// Looks for jobs and runs their scripts every interval, until dropped.
+    pub(super) async fn run(self: Arc<Self>) {
+        let mut ticks = tokio::time::interval(self.interval.max(Duration::from_millis(10)));
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let room = Arc::new(Semaphore::new(SCRIPTS_AT_ONCE));
+        let mut scripts = tokio::task::JoinSet::new();
+        loop {
+            ticks.tick().await;
+            while scripts.try_join_next().is_some() {}
+            let jobs = self.clone();
+            // A panic in there is a bug that the task's own message reports; go on.
+            let due = tokio::task::spawn_blocking(move || jobs.look()).await.unwrap_or_default();
+            if due.is_empty() {
+                self.note_ready();
+            }
+            for (name, path) in due {
+                let (jobs, room) = (self.clone(), room.clone());
+                scripts.spawn(async move {
+                    // The semaphore is never closed.
+                    let _room = room.acquire().await;
+                    let healthy = run_script(&path, jobs.interval.max(SHORTEST_LIMIT)).await;
+                    jobs.note(&name, &path, healthy);
+                });
+            }
+        }
+    }
+
+    /// Waits until every script has ended once.
+    pub(super) async fn ready(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.ready.subscribe().wait_for(|ready| *ready).await;
+    }
+
+    /// What all jobs say together.
+    pub(super) fn summary(&self) -> Summary {
+        let mut summary = Summary { all_healthy: true, ..Summary::default() };
+        for job in self.known().values() {
+            let Some(script) = job.script else {
+                summary.unscripted.extend(job.groups.iter().cloned());
+                continue;
+            };
+            // A script of a new job counts from its first end on.
+            let healthy = script.healthy.unwrap_or(false);
+            summary.all_healthy &= healthy;
+            for group in &job.groups {
+                *summary.scripted.entry(group.clone()).or_insert(true) &= healthy;
+            }
+        }
+        summary
+    }
+
+    /// Reads the jobs' folder; gives the scripts that are to be run now.
+    fn look(&self) -> Vec<(OsString, PathBuf)> {
+        let Some(folder) = &self.folder else { return Vec::new() };
+        let found = match find_jobs(folder, &self.script) {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::warn!(folder = %folder.display(), "jobs cannot be listed: {error}");
+                BTreeMap::new()
+            }
+        };
+        let mut known = self.known();
+        let mut due = Vec::new();
+        let mut now = BTreeMap::new();
+        for (name, mut job) in found {
+            if let Some(script) = &mut job.script {
+                if let Some(before) = known.get(&name).and_then(|job| job.script) {
+                    *script = before;
+                }
+                if !script.running {
+                    script.running = true;
+                    due.push((name.clone(), folder.join(&name).join(&self.script)));
+                }
+            }
+            now.insert(name, job);
+        }
+        *known = now;
+        due
+    }
+
+    /// Notes what a script said.
+    fn note(&self, name: &OsString, path: &Path, outcome: Result<(), ScriptError>) {
+        let healthy = outcome.is_ok();
+        let mut known = self.known();
+        // The job, or its script, may be gone by now.
+        if let Some(script) = known.get_mut(name).and_then(|job| job.script.as_mut()) {
+            if script.healthy != Some(healthy) {
+                match outcome {
+                    Ok(()) => tracing::info!(script = %path.display(), "job is healthy"),
+                    Err(reason) => tracing::warn!(script = %path.display(), "job is not healthy: {reason}"),
+                }
+            }
+            *script = Script { healthy: Some(healthy), running: false };
+        }
+        let all_ended = known.values().all(|job| job.script.is_none_or(|script| script.healthy.is_some()));
+        drop(known);
+        if all_ended {
+            self.note_ready();
+        }
+    }
+
+    /// From now on there is something to say.
+    fn note_ready(&self) {
+        self.ready.send_if_modified(|ready| !std::mem::replace(ready, true));
+    }
+
+    /// The jobs.
+    fn known(&self) -> MutexGuard<'_, BTreeMap<OsString, Job>> {
+        self.known.lock()
+    }
+}
+
+/// The jobs in `folder`: every folder in it, or link to one, is a job.
+fn find_jobs(folder: &Path, script: &Path) -> io::Result<BTreeMap<OsString, Job>> {
+    let mut jobs = BTreeMap::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let path = entry.path();
+        // Follows links: on a VM the jobs are links to where they are installed.
+        if !fs::metadata(&path).is_ok_and(|data| data.is_dir()) {
+            continue;
+        }
+        let script = fs::metadata(path.join(script)).is_ok_and(|data| data.is_file()).then(Script::default);
+        jobs.insert(entry.file_name(), Job { groups: groups(&path.join(LINKS_FILE)), script });
+    }
+    Ok(jobs)
+}
+
+/// The groups that a job's links belong to; none where the file is not there.
+fn groups(path: &Path) -> BTreeSet<String> {
+    let bytes = match fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return BTreeSet::new(),
+        Err(error) => {
+            tracing::warn!(file = %path.display(), "links cannot be read: {error}");
+            return BTreeSet::new();
+        }
+    };
+    let links = match Json::parse(&bytes) {
+        Ok(Json::List(links)) => links,
+        Ok(Json::Null) => Vec::new(),
+        Ok(other) => {
+            tracing::warn!(file = %path.display(), "links: {}, where a list is needed", other.kind());
+            Vec::new()
+        }
+        Err(error) => {
+            tracing::warn!(file = %path.display(), "links are no JSON: {error}");
+            Vec::new()
+        }
+    };
+    links
+        .into_iter()
+        .filter_map(|link| if let Json::Object(members) = link { Some(members) } else { None })
+        .filter_map(|members| {
+            members.into_iter().rev().find_map(|(name, value)| match value {
+                Json::Text(group) if name.eq_ignore_ascii_case("group") => Some(group),
+                _ => None,
+            })
+        })
+        .filter(|group| !group.is_empty())
+        .collect()
+}
+
+/// Why a job is not healthy.
+#[derive(Debug, thiserror::Error)]
+enum ScriptError {
+    /// Its script cannot be run.
+    #[error("cannot be run: {0}")]
+    Start(io::Error),
+    /// The script cannot be waited for.
+    #[error(transparent)]
+    Wait(#[from] io::Error),
+    /// The script says so.
+    #[error("{0}")]
+    Status(ExitStatus),
+    /// The script takes too long.
+    #[error("no end within {0:?}")]
+    TooLong(Duration),
+}
+
+/// Runs a script in a process group of its own; `Ok` for exit status 0. What
+/// takes longer than `limit` is killed, with all that it started.
+async fn run_script(path: &Path, limit: Duration) -> Result<(), ScriptError> {
+    let mut child = tokio::process::Command::new(path)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0)
+        .spawn()
+        .map_err(ScriptError::Start)?;
+    let group = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);
+    let mut group = Group(group);
+    match tokio::time::timeout(limit, child.wait()).await {
+        Ok(ended) => {
+            // What it left running in the background is its own business.
+            group.0 = None;
+            let status = ended?;
+            if status.success() { Ok(()) } else { Err(ScriptError::Status(status)) }
+        }
+        Err(_) => {
+            drop(group);
+            // Killed by now; taken off the process table.
+            let _ = child.wait().await;
+            Err(ScriptError::TooLong(limit))
+        }
+    }
+}
+
+/// A process group that is killed when this is dropped; `None`: its leader has
+/// ended by itself.
+struct Group(Option<Pid>);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Some(group) = self.0 {
+            // Fails only if the whole group has ended already.
+            let _ = killpg(group, Signal::SIGKILL);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    /// Writes a job: its script and the groups of its links.
+    fn job(folder: &Path, name: &str, script: Option<&str>, links: Option<&str>) {
+        let path = folder.join(name);
+        fs::create_dir_all(path.join(".bosh")).unwrap();
+        if let Some(text) = script {
+            fs::create_dir_all(path.join("bin/dns")).unwrap();
+            let path = path.join("bin/dns/healthy");
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        if let Some(text) = links {
+            fs::write(path.join(LINKS_FILE), text).unwrap();
+        }
+    }
+
+    /// The jobs of a folder.
+    fn jobs(folder: &Path) -> Arc<Jobs> {
+        let interval = Duration::from_millis(50);
+        Arc::new(Jobs::new(Some(folder.to_owned()), PathBuf::from("bin/dns/healthy"), interval))
+    }
+
+    #[tokio::test]
+    async fn scripts_decide_for_their_groups() {
+        let folder = tempfile::tempdir().unwrap();
+        let real = tempfile::tempdir().unwrap();
+        job(
+            folder.path(),
+            "ok",
+            Some("#!/bin/sh\nexit 0\n"),
+            Some(r#"[{"group":"1"},{"GROUP":"2","name":"n"}]"#),
+        );
+        job(folder.path(), "bad", Some("#!/bin/sh\nexit 1\n"), Some(r#"[{"group":"3"},{"group":""},{},7]"#));
+        job(folder.path(), "none", None, Some(r#"[{"group":"4"}]"#));
+        job(folder.path(), "broken", None, Some("["));
+        job(real.path(), "linked", None, Some(r#"[{"group":"5"}]"#));
+        symlink(real.path().join("linked"), folder.path().join("linked")).unwrap();
+        fs::write(folder.path().join("README"), "no job").unwrap();
+        let jobs = jobs(folder.path());
+        let work = tokio::spawn(jobs.clone().run());
+        jobs.ready().await;
+        let summary = jobs.summary();
+        assert!(!summary.all_healthy);
+        let scripted: Vec<_> =
+            summary.scripted.iter().map(|(group, healthy)| (&group[..], *healthy)).collect();
+        assert_eq!(scripted, [("1", true), ("2", true), ("3", false)]);
+        assert_eq!(summary.unscripted, BTreeSet::from(["4".to_owned(), "5".to_owned()]));
+
+        fs::write(folder.path().join("bad/bin/dns/healthy"), "#!/bin/sh\nexit 0\n").unwrap();
+        while !jobs.summary().all_healthy {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        work.abort();
+    }
+
+    #[tokio::test]
+    async fn a_script_that_hangs_is_killed_with_its_children() {
+        let folder = tempfile::tempdir().unwrap();
+        let children = folder.path().join("children");
+        let text = format!("#!/bin/sh\nsleep 600 &\necho $! > {0}\nsleep 600\n", children.display());
+        job(folder.path(), "hangs", Some(&text), None);
+        let script = folder.path().join("hangs/bin/dns/healthy");
+        let outcome = run_script(&script, Duration::from_millis(300)).await;
+        assert!(matches!(outcome, Err(ScriptError::TooLong(_))));
+        let child: i32 = fs::read_to_string(&children).unwrap().trim().parse().unwrap();
+        // A zombie of init's counts as ended too.
+        let ended =
+            || fs::read_to_string(format!("/proc/{child}/stat")).map_or(true, |stat| stat.contains(") Z "));
+        while !ended() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_run_is_not_healthy() {
+        let folder = tempfile::tempdir().unwrap();
+        job(folder.path(), "j", Some("#!/nowhere/sh\n"), None);
+        let script = folder.path().join("j/bin/dns/healthy");
+        let outcome = run_script(&script, Duration::from_secs(9)).await;
+        assert!(matches!(outcome, Err(ScriptError::Start(_))));
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(run_script(&script, Duration::from_secs(9)).await.is_err());
+        // No folder: no jobs, and all is well with them.
+        let none = jobs(&folder.path().join("none"));
+        let work = tokio::spawn(none.clone().run());
+        none.ready().await;
+        assert_eq!(none.summary(), Summary { all_healthy: true, ..Summary::default() });
+        work.abort();
+    }
+}

@@ -1,0 +1,156 @@
+//! What is known of every instance's health, for many readers at once.
+
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher, RandomState},
+    net::IpAddr,
+};
+
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use dns_core::resolve::{Health, HealthState};
+
+/// How many parts the states are kept in, so that a writer stops few readers.
+const SHARDS: usize = 32;
+
+/// The state of every instance that was asked, by address.
+///
+/// Reading takes one shard's read lock for as long as a map look-up takes;
+/// writers hold theirs no longer, so nobody ever waits for a check.
+#[derive(Debug)]
+pub struct HealthStates {
+    /// The parts.
+    shards: [RwLock<HashMap<IpAddr, InstanceHealth>>; SHARDS],
+    /// Chooses the part.
+    hasher: RandomState,
+}
+
+/// What one instance said of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InstanceHealth {
+    /// Of the whole instance.
+    pub state: HealthState,
+    /// Of link groups, by group id, each id once.
+    pub groups: Box<[(Box<str>, HealthState)]>,
+}
+
+impl InstanceHealth {
+    /// An instance that gave no usable answer.
+    pub fn unknown() -> Self {
+        Self { state: HealthState::Unknown, groups: Box::default() }
+    }
+}
+
+impl HealthStates {
+    /// No instance was asked yet.
+    pub fn new() -> Self {
+        Self { shards: std::array::from_fn(|_| RwLock::default()), hasher: RandomState::new() }
+    }
+
+    /// Notes what the instance said. Says whether that differs from what was
+    /// known; something known for the first time differs unless it is "unchecked".
+    pub fn set(&self, ip: IpAddr, health: InstanceHealth) -> bool {
+        let mut shard = self.write(ip);
+        let changed = match shard.get(&ip) {
+            Some(old) => *old != health,
+            None => health.state != HealthState::Unchecked || !health.groups.is_empty(),
+        };
+        shard.insert(ip, health);
+        changed
+    }
+
+    /// Forgets the instance: it is unchecked again. Says whether it was known.
+    pub fn remove(&self, ip: IpAddr) -> bool {
+        self.write(ip).remove(&ip).is_some()
+    }
+
+    /// Whether the instance has been asked since it is tracked.
+    pub fn is_checked(&self, ip: IpAddr) -> bool {
+        self.read(ip).contains_key(&ip)
+    }
+
+    /// How many instances are in each state, in the order running, failing,
+    /// unknown, unchecked (these: said so themselves).
+    pub fn counts(&self) -> [usize; 4] {
+        let mut counts = [0; 4];
+        for shard in &self.shards {
+            for health in shard.read().values() {
+                counts[match health.state {
+                    HealthState::Running => 0,
+                    HealthState::Failing => 1,
+                    HealthState::Unknown => 2,
+                    HealthState::Unchecked => 3,
+                }] += 1;
+            }
+        }
+        counts
+    }
+
+    /// The part that knows `ip`, for reading.
+    fn read(&self, ip: IpAddr) -> RwLockReadGuard<'_, HashMap<IpAddr, InstanceHealth>> {
+        // Nothing in a locked section leaves the map half changed.
+        self.shards[self.shard(ip)].read()
+    }
+
+    /// The part that knows `ip`, for writing.
+    fn write(&self, ip: IpAddr) -> RwLockWriteGuard<'_, HashMap<IpAddr, InstanceHealth>> {
+        self.shards[self.shard(ip)].write()
+    }
+
+    /// Index of the part that knows `ip`.
+    fn shard(&self, ip: IpAddr) -> usize {
+        // The remainder is below SHARDS, so it fits.
+        (self.hasher.hash_one(ip) % SHARDS as u64) as usize
+    }
+}
+
+impl Default for HealthStates {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Health for HealthStates {
+    fn state(&self, ip: IpAddr, group: Option<&str>) -> HealthState {
+        let shard = self.read(ip);
+        let Some(health) = shard.get(&ip) else {
+            return HealthState::Unchecked;
+        };
+        group
+            .and_then(|wanted| health.groups.iter().find(|(id, _)| **id == *wanted))
+            .map_or(health.state, |(_, state)| *state)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_counts_before_its_instance() {
+        let states = HealthStates::new();
+        let ip = IpAddr::from([10, 0, 0, 1]);
+        assert_eq!(states.state(ip, None), HealthState::Unchecked);
+        let health = InstanceHealth {
+            state: HealthState::Failing,
+            groups: [("7".into(), HealthState::Running)].into(),
+        };
+        assert!(states.set(ip, health.clone()));
+        assert!(!states.set(ip, health));
+        assert_eq!(states.state(ip, None), HealthState::Failing);
+        assert_eq!(states.state(ip, Some("7")), HealthState::Running);
+        assert_eq!(states.state(ip, Some("8")), HealthState::Failing);
+        assert_eq!(states.counts(), [0, 1, 0, 0]);
+    }
+
+    #[test]
+    fn what_is_forgotten_is_unchecked_again() {
+        let states = HealthStates::new();
+        let ip = IpAddr::from([0; 16]);
+        assert!(states.set(ip, InstanceHealth::unknown()));
+        assert!(states.is_checked(ip));
+        assert!(states.remove(ip));
+        assert!(!states.remove(ip) && !states.is_checked(ip));
+        assert_eq!(states.state(ip, Some("1")), HealthState::Unchecked);
+    }
+}

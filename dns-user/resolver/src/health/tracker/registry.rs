@@ -1,0 +1,172 @@
+//! The tracker's bookkeeping: order of use, and who needs which instance.
+
+use std::{
+    cmp::{Ordering as Order, Reverse},
+    collections::{BinaryHeap, HashMap},
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use tokio::sync::Notify;
+
+use super::Tracked;
+
+/// Everything that changes when names come and go.
+#[derive(Debug, Default)]
+pub(super) struct Registry {
+    /// Every tracked name once, with a moment not later than its last use; the
+    /// true one is looked up when its turn comes.
+    order: BinaryHeap<Reverse<Use>>,
+    /// Every tracked instance.
+    instances: HashMap<IpAddr, Held>,
+}
+
+/// A name and when it was used, as far as the heap knows.
+#[derive(Debug)]
+struct Use {
+    /// `CLOCK_MONOTONIC` in ns.
+    at: u64,
+    /// The name.
+    tracked: Arc<Tracked>,
+}
+
+/// Why an instance is tracked.
+#[derive(Debug, Default)]
+struct Held {
+    /// How many tracked names need it; at least one.
+    by: usize,
+    /// Who waits for its first check.
+    waiting: Vec<Arc<FirstChecks>>,
+}
+
+/// A number of first checks that y1 queries wait for.
+#[derive(Debug)]
+pub(super) struct FirstChecks {
+    /// How many are not done yet.
+    left: AtomicUsize,
+    /// Wakes all who wait when that is 0.
+    done: Notify,
+}
+
+impl Registry {
+    /// A name is tracked from now on.
+    pub(super) fn push(&mut self, at: u64, tracked: Arc<Tracked>) {
+        self.order.push(Reverse(Use { at, tracked }));
+    }
+
+    /// Takes out the name whose last use is longest ago.
+    ///
+    /// Amortised O(log n): a name is only put back if it was used since it was
+    /// last looked at.
+    pub(super) fn pop_oldest(&mut self, last_use: impl Fn(&Tracked) -> u64) -> Option<Arc<Tracked>> {
+        self.pop_before(u64::MAX, last_use)
+    }
+
+    /// Takes out the name whose last use is longest ago, if that was before `moment`.
+    pub(super) fn pop_before(
+        &mut self,
+        moment: u64,
+        last_use: impl Fn(&Tracked) -> u64,
+    ) -> Option<Arc<Tracked>> {
+        while self.order.peek().is_some_and(|Reverse(oldest)| oldest.at < moment) {
+            let Reverse(Use { at, tracked }) = self.order.pop()?;
+            let used = last_use(&tracked);
+            if used <= at {
+                return Some(tracked);
+            }
+            self.push(used, tracked);
+        }
+        None
+    }
+
+    /// One more name needs the instance; whether it is the first.
+    pub(super) fn hold(&mut self, ip: IpAddr) -> bool {
+        let held = self.instances.entry(ip).or_default();
+        held.by += 1;
+        held.by == 1
+    }
+
+    /// One name less needs it; whether it was the last.
+    pub(super) fn release(&mut self, ip: IpAddr) -> bool {
+        let Some(held) = self.instances.get_mut(&ip) else { return false };
+        held.by -= 1;
+        if held.by > 0 {
+            return false;
+        }
+        let held = self.instances.remove(&ip);
+        // It will not be checked: nobody has to wait for it.
+        held.iter().flat_map(|held| &held.waiting).for_each(|first_checks| first_checks.one_done());
+        true
+    }
+
+    /// Lets `first_checks` wait for the instance, which has to be tracked.
+    pub(super) fn wait(&mut self, ip: IpAddr, first_checks: Arc<FirstChecks>) {
+        match self.instances.get_mut(&ip) {
+            Some(held) => held.waiting.push(first_checks),
+            None => first_checks.one_done(),
+        }
+    }
+
+    /// The instance was checked: who waited for that; `None`: it is not tracked.
+    pub(super) fn take_waiting(&mut self, ip: IpAddr) -> Option<Vec<Arc<FirstChecks>>> {
+        self.instances.get_mut(&ip).map(|held| std::mem::take(&mut held.waiting))
+    }
+
+    /// How many instances are tracked.
+    pub(super) fn instance_count(&self) -> usize {
+        self.instances.len()
+    }
+}
+
+impl FirstChecks {
+    /// To wait for `count` checks, at least one.
+    pub(super) fn new(count: usize) -> Self {
+        Self { left: AtomicUsize::new(count), done: Notify::new() }
+    }
+
+    /// One of them has ended.
+    pub(super) fn one_done(&self) {
+        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.done.notify_waiters();
+        }
+    }
+
+    /// Whether all have ended.
+    pub(super) fn is_done(&self) -> bool {
+        self.left.load(Ordering::Acquire) == 0
+    }
+
+    /// Waits until all have ended.
+    pub(super) async fn done(&self) {
+        let done = self.done.notified();
+        let mut done = std::pin::pin!(done);
+        // Counts as waiting before the look, so that no wake-up is missed.
+        done.as_mut().enable();
+        if !self.is_done() {
+            done.await;
+        }
+    }
+}
+
+impl Ord for Use {
+    fn cmp(&self, other: &Self) -> Order {
+        self.at.cmp(&other.at)
+    }
+}
+
+impl PartialOrd for Use {
+    fn partial_cmp(&self, other: &Self) -> Option<Order> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Use {
+    fn eq(&self, other: &Self) -> bool {
+        self.at == other.at
+    }
+}
+
+impl Eq for Use {}

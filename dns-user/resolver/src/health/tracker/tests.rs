@@ -1,0 +1,214 @@
+//! The tracker without a watcher: the tests read its orders themselves.
+
+use super::*;
+use dns_core::resolve::{Existence, HealthState};
+
+/// Address number `n`.
+fn ip(n: u8) -> IpAddr {
+    IpAddr::from([10, 0, 0, n])
+}
+
+/// A name.
+fn name(text: &str) -> Name {
+    Name::from_text(text).unwrap()
+}
+
+/// A resolution that needs these instances checked.
+fn needs(instances: &[u8], synchronous: bool) -> Resolution {
+    let instances = instances.iter().map(|n| ip(*n)).collect();
+    Resolution {
+        existence: Existence::Found,
+        v4: Vec::new(),
+        v6: Vec::new(),
+        checks: Checks { instances, tracked: true, synchronous },
+    }
+}
+
+/// A tracker of two names.
+fn tracker(ttl: Option<Duration>) -> (Tracker, mpsc::UnboundedReceiver<Order>, Arc<HealthStates>) {
+    let states = Arc::new(HealthStates::new());
+    let limits = Limits { names: 2, first_checks: Duration::from_secs(60), ttl };
+    let (tracker, orders) = Tracker::new(limits, states.clone());
+    (tracker, orders, states)
+}
+
+/// A healthy answer.
+fn running() -> InstanceHealth {
+    InstanceHealth { state: HealthState::Running, groups: Box::default() }
+}
+
+/// What the watcher would check now, in order.
+fn checks(orders: &mut mpsc::UnboundedReceiver<Order>) -> Vec<IpAddr> {
+    std::iter::from_fn(|| orders.try_recv().ok())
+        .filter_map(|order| if let Order::Check { ip, .. } = order { Some(ip) } else { None })
+        .collect()
+}
+
+/// Names and instances that fell out.
+fn dropped(orders: &mut mpsc::UnboundedReceiver<Order>) -> (Vec<Name>, Vec<IpAddr>) {
+    let mut all = (Vec::new(), Vec::new());
+    while let Ok(order) = orders.try_recv() {
+        if let Order::Dropped { names, instances } = order {
+            all.0.extend(names);
+            all.1.extend(instances);
+        }
+    }
+    all
+}
+
+/// The fast path answered for one name at one moment.
+struct OneUse(Name, AtomicU64);
+
+impl FastPathUse for OneUse {
+    fn last_used_ns(&self, name: &Name) -> Option<u64> {
+        (*name == self.0).then(|| self.1.load(Ordering::Relaxed))
+    }
+
+    fn withdraw(&self, _names: &[Name]) {}
+
+    fn order_counts(&self, _counts: bool) {}
+}
+
+#[test]
+fn the_name_used_longest_ago_falls_out_with_its_instances() {
+    let (tracker, mut orders, states) = tracker(None);
+    tracker.asked(&name("a"), &needs(&[1, 2], false));
+    tracker.asked(&name("b"), &needs(&[2, 3], false));
+    assert_eq!(checks(&mut orders), [ip(1), ip(2), ip(3)]);
+    for n in 1..=3 {
+        assert!(tracker.checked(ip(n), running()));
+    }
+    tracker.asked(&name("a"), &needs(&[1, 2], false));
+    tracker.asked(&name("c"), &needs(&[4], false));
+    assert_eq!(dropped(&mut orders), (vec![name("b")], vec![ip(3)]));
+    assert!(tracker.is_tracked(&name("a")) && !tracker.is_tracked(&name("b")));
+    // Shared with a, which stays.
+    assert!(states.is_checked(ip(2)) && !states.is_checked(ip(3)));
+    assert_eq!((tracker.name_count(), tracker.instance_count()), (2, 3));
+    // A check that was under way changes nothing any more.
+    assert!(!tracker.checked(ip(3), running()) && !states.is_checked(ip(3)));
+}
+
+#[test]
+fn uses_on_the_fast_path_count() {
+    let (tracker, mut orders, _) = tracker(None);
+    let one_use = Arc::new(OneUse(name("a"), AtomicU64::new(0)));
+    tracker.join(one_use.clone());
+    tracker.asked(&name("a"), &needs(&[1], false));
+    tracker.asked(&name("b"), &needs(&[2], false));
+    one_use.1.store(kernel_monotonic_ns() + 1_000_000_000, Ordering::Relaxed);
+    tracker.asked(&name("c"), &needs(&[3], false));
+    assert_eq!(dropped(&mut orders).0, [name("b")]);
+}
+
+#[test]
+fn names_not_asked_for_long_expire() {
+    let (tracker, mut orders, _) = tracker(Some(Duration::ZERO));
+    tracker.asked(&name("a"), &needs(&[1], false));
+    std::thread::sleep(Duration::from_millis(1));
+    tracker.expire();
+    assert_eq!(dropped(&mut orders), (vec![name("a")], vec![ip(1)]));
+    let (tracker, mut orders, _) = self::tracker(Some(Duration::from_secs(3600)));
+    tracker.asked(&name("a"), &needs(&[1], false));
+    tracker.expire();
+    assert_eq!(dropped(&mut orders).0, []);
+}
+
+#[test]
+fn only_tracked_names_are_published_and_y1_names_once_checked() {
+    let (tracker, _orders, _) = tracker(None);
+    let (smart, synchronous) = (needs(&[1], false), needs(&[1, 2], true));
+    assert!(!tracker.may_publish(&name("a"), &smart));
+    tracker.asked(&name("a"), &smart);
+    assert!(tracker.may_publish(&name("a"), &smart));
+    tracker.asked(&name("b"), &synchronous);
+    assert!(!tracker.may_publish(&name("b"), &synchronous));
+    tracker.checked(ip(1), InstanceHealth::unknown());
+    assert!(!tracker.may_publish(&name("b"), &synchronous));
+    tracker.checked(ip(2), running());
+    assert!(tracker.may_publish(&name("b"), &synchronous));
+    let untracked = Resolution { checks: Checks::default(), ..smart };
+    assert!(tracker.may_publish(&name("never.asked"), &untracked));
+}
+
+#[tokio::test]
+async fn y1_waits_for_exactly_the_first_checks() {
+    let (tracker, mut orders, _) = tracker(None);
+    let tracker = Arc::new(tracker);
+    tracker.asked(&name("other"), &needs(&[2], false));
+    tracker.checked(ip(2), running());
+    let waits = tokio::spawn({
+        let tracker = tracker.clone();
+        async move { tracker.first_checks(&name("a"), &needs(&[1, 2], true)).await }
+    });
+    while !tracker.is_tracked(&name("a")) || checks(&mut orders).is_empty() {
+        tokio::task::yield_now().await;
+    }
+    tokio::task::yield_now().await;
+    assert!(!waits.is_finished());
+    tracker.checked(ip(1), running());
+    waits.await.unwrap();
+    // Everything is known: no wait, and nobody would end it.
+    tracker.first_checks(&name("a"), &needs(&[1, 2], true)).await;
+}
+
+#[tokio::test]
+async fn y1_waits_no_longer_than_its_limit() {
+    let limits = Limits { names: 2, first_checks: Duration::from_millis(50), ttl: None };
+    let (tracker, _orders) = Tracker::new(limits, Arc::new(HealthStates::new()));
+    let started = std::time::Instant::now();
+    tracker.first_checks(&name("a"), &needs(&[1], true)).await;
+    assert!(started.elapsed() >= Duration::from_millis(50));
+}
+
+#[test]
+fn new_records_decide_anew_without_losing_what_moves() {
+    let (tracker, mut orders, states) = tracker(None);
+    tracker.asked(&name("a"), &needs(&[1, 2], false));
+    tracker.asked(&name("b"), &needs(&[3], false));
+    (1..=3).for_each(|n| assert!(tracker.checked(ip(n), running())));
+    checks(&mut orders);
+    // Instance 2 moves from a to b, 1 is gone, 4 is new.
+    let decide: Decide = Arc::new(|asked: &Name| {
+        let instances = if *asked == name("a") { vec![ip(4)] } else { vec![ip(2), ip(3)] };
+        Some(Checks { instances, tracked: true, synchronous: false })
+    });
+    let before: Vec<_> = tracker.all().iter().flat_map(|tracked| tracker.decide(tracked, &decide)).collect();
+    tracker.let_go(&before);
+    assert!(!states.is_checked(ip(1)) && states.is_checked(ip(2)) && states.is_checked(ip(3)));
+    assert_eq!(tracker.instance_count(), 3);
+    let mut new = Vec::new();
+    let mut gone = Vec::new();
+    while let Ok(order) = orders.try_recv() {
+        match order {
+            Order::Check { ip, .. } => new.push(ip),
+            Order::Dropped { instances, .. } => gone.extend(instances),
+            Order::Began(_) | Order::Decide(_) => {}
+        }
+    }
+    assert_eq!((new, gone), (vec![ip(4)], vec![ip(1)]));
+    // A name that means nothing any more stays tracked and needs nothing.
+    let nothing: Decide = Arc::new(|_: &Name| None);
+    let before: Vec<_> = tracker.all().iter().flat_map(|tracked| tracker.decide(tracked, &nothing)).collect();
+    tracker.let_go(&before);
+    assert_eq!((tracker.name_count(), tracker.instance_count()), (2, 0));
+}
+
+#[test]
+fn a_flood_of_names_waits_for_a_watcher_that_is_behind() {
+    let (tracker, mut orders, _) = tracker(None);
+    let flood = |from: usize| {
+        for number in from..from + 2 * MAX_QUEUED {
+            tracker.asked(&name(&format!("n{number}")), &needs(&[1, 2], false));
+        }
+    };
+    flood(0);
+    let queued = orders.len();
+    // Nobody takes any: the last name that was begun may have gone past the bound.
+    assert!((MAX_QUEUED..MAX_QUEUED + 8).contains(&queued), "{queued} orders wait");
+    while orders.try_recv().is_ok() {}
+    tracker.taken(queued);
+    flood(1_000_000);
+    assert!(orders.len() >= MAX_QUEUED, "names are tracked again");
+    assert_eq!(tracker.name_count(), 2);
+}

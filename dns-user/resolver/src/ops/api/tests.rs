@@ -1,0 +1,255 @@
+use std::{path::Path, time::Duration};
+
+use futures::{FutureExt, future::BoxFuture};
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::TokioIo;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+};
+use rustls_pki_types::ServerName;
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+
+use super::*;
+use crate::ops::{
+    logs::{Logs, requests::Request},
+    status::Status,
+    tap::Tap,
+};
+use dns_core::config::TlsFiles;
+
+/// A server that knows one instance.
+struct One {
+    /// For `/tap`.
+    tap: Tap,
+}
+
+impl ApiBackend for One {
+    fn instances(&self, address: Option<&str>) -> Result<Vec<InstanceLine>, NameRefused> {
+        match address {
+            None | Some("good.bosh") => Ok(vec![InstanceLine {
+                id: "i".into(),
+                group: "g".into(),
+                network: "n".into(),
+                deployment: "d".into(),
+                ip: "10.0.0.1".into(),
+                domain: "bosh.".into(),
+                az: String::new(),
+                index: "0".into(),
+                health_state: "running".into(),
+            }]),
+            Some(other) => Err(NameRefused(format!("{other} is unknown"))),
+        }
+    }
+
+    fn local_groups(&self) -> BoxFuture<'_, Vec<Group>> {
+        async { vec![Group::default()] }.boxed()
+    }
+
+    fn status(&self) -> Status {
+        serde_json::from_value(json!({
+            "version": "1", "commit": "c", "pid": 1, "ready": true, "checks": [], "started": 0.0,
+            "uptime_seconds": 0.0, "listen": [], "replies": {"fast": 0, "userspace": 0, "internal": 0, "external": 0},
+            "records": {"file": null, "version": 7, "age_seconds": null, "instances": 1, "domains": [], "aliases": 0},
+            "fast_path": null, "fast_path_off": null, "files": null, "recursors": [], "cache": null, "health": null, "certificates": [],
+            "last_reload": {}, "last_failure": {}, "problems": [],
+            "logging": {"level": "INFO", "tags": {}, "requests_per_second": 1, "lost": 0}
+        }))
+        .unwrap()
+    }
+
+    fn explain(&self, name: &str) -> Result<Value, NameRefused> {
+        Ok(json!({ "name": name }))
+    }
+
+    fn reload(&self) -> BoxFuture<'_, Result<Reloaded, ReloadError>> {
+        async { Ok(Reloaded { done: vec![], failed: vec!["records".into()] }) }.boxed()
+    }
+
+    fn flush(&self) -> BoxFuture<'_, Option<u64>> {
+        async { Some(3) }.boxed()
+    }
+
+    fn logs(&self) -> Option<&Logs> {
+        None
+    }
+
+    fn tap(&self) -> &Tap {
+        &self.tap
+    }
+}
+
+/// Writes a CA (`ca.crt`) and certificates of it for server and client; both are called api.bosh-dns.
+fn write_certificates(folder: &Path) {
+    let mut authority = CertificateParams::default();
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().unwrap()).unwrap();
+    std::fs::write(folder.join("ca.crt"), authority.pem()).unwrap();
+    for (name, purpose) in
+        [("server", ExtendedKeyUsagePurpose::ServerAuth), ("client", ExtendedKeyUsagePurpose::ClientAuth)]
+    {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(["api.bosh-dns".to_owned()]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, "api.bosh-dns");
+        params.extended_key_usages = vec![purpose];
+        let certificate = params.signed_by(&key, &authority).unwrap();
+        std::fs::write(folder.join(format!("{name}.crt")), certificate.pem()).unwrap();
+        std::fs::write(folder.join(format!("{name}.key")), key.serialize_pem()).unwrap();
+    }
+}
+
+/// The files of one end.
+fn files(folder: &Path, name: &str) -> TlsFiles {
+    TlsFiles {
+        certificate: folder.join(format!("{name}.crt")),
+        private_key: folder.join(format!("{name}.key")),
+        ca: folder.join("ca.crt"),
+    }
+}
+
+/// A running API, its certificates and its tap.
+struct Running {
+    /// Holds the certificates.
+    folder: tempfile::TempDir,
+    /// Where it listens.
+    address: SocketAddr,
+    /// The backend's.
+    tap: Tap,
+}
+
+impl Running {
+    /// Starts it; it ends with the test's runtime.
+    async fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        write_certificates(folder.path());
+        let tls = RotatingTls::load("api", "api.bosh-dns", &files(folder.path(), "server")).unwrap();
+        let tap = Tap::new();
+        let backend = Arc::new(One { tap: tap.clone() });
+        let server = ApiServer::bind("127.0.0.1:0".parse().unwrap(), tls, backend, None).await.unwrap();
+        let address = server.local_addr();
+        tokio::spawn(server.run(std::future::pending()));
+        Self { folder, address, tap }
+    }
+
+    /// Sends a request with the client certificate; the answer's body is still to be read.
+    async fn send(&self, method: &str, path: &str, body: &str) -> hyper::Response<hyper::body::Incoming> {
+        let tls = RotatingTls::load("cli", "api.bosh-dns", &files(self.folder.path(), "client")).unwrap();
+        let stream = TcpStream::connect(self.address).await.unwrap();
+        let name = ServerName::try_from("api.bosh-dns").unwrap();
+        let stream =
+            tokio_rustls::TlsConnector::from(tls.client_config()).connect(name, stream).await.unwrap();
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        let request = hyper::Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "api.bosh-dns")
+            .header("content-type", "application/json")
+            .body(Full::new(bytes::Bytes::from(body.to_owned())))
+            .unwrap();
+        let response = sender.send_request(request).await.unwrap();
+        // The connection lives as long as its sender.
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_secs(30)).await;
+            drop(sender);
+        });
+        response
+    }
+
+    /// Status and body of a request.
+    async fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        let response = self.send(method, path, body).await;
+        let status = response.status().as_u16();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        (status, String::from_utf8(body.to_vec()).unwrap())
+    }
+}
+
+#[tokio::test]
+async fn instances_follow_the_reference() {
+    let api = Running::start().await;
+    let line = r#"{"id":"i","group":"g","network":"n","deployment":"d","ip":"10.0.0.1","domain":"bosh.","az":"","index":"0","health_state":"running"}"#;
+    for (method, path) in [
+        ("GET", "/instances"),
+        ("POST", "/instances?address=good.bosh"),
+        ("GET", "/instances?address="),
+        ("GET", "/instances?foo=bar"),
+        ("GET", "/instances?address=good.bosh&address=bad.bosh"),
+    ] {
+        assert_eq!(api.ask(method, path, "").await, (200, format!("{line}\n")), "{path}");
+    }
+    assert_eq!(api.ask("GET", "/instances?address=bad.bosh", "").await.0, 422);
+    assert_eq!(api.ask("GET", "/instances/", "").await.0, 404);
+    assert_eq!(api.ask("GET", "/nothing", "").await.0, 404);
+}
+
+#[tokio::test]
+async fn what_changes_something_wants_a_post() {
+    let api = Running::start().await;
+    assert_eq!(api.ask("GET", "/reload", "").await.0, 405);
+    assert_eq!(api.ask("POST", "/reload", "").await, (409, r#"{"done":[],"failed":["records"]}"#.into()));
+    assert_eq!(api.ask("POST", "/flush", "").await, (200, r#"{"flushed":3}"#.into()));
+    // This backend has no log.
+    assert_eq!(api.ask("POST", "/log", "{}").await.0, 409);
+    let (status, text) = api.ask("GET", "/status", "").await;
+    assert_eq!(status, 200);
+    assert_eq!(serde_json::from_str::<Status>(&text).unwrap().records.version, Some(7));
+}
+
+#[tokio::test]
+async fn the_tap_shows_what_is_wanted_and_nothing_is_made_otherwise() {
+    let api = Running::start().await;
+    let names = ["a.bosh", "b.bosh"].map(|text| dns_core::name::Name::from_text(text).unwrap());
+    let response = api.send("GET", "/tap?name=B.", "").await;
+    let mut body = response.into_body();
+    let tap = api.tap.clone();
+    let feeding = tokio::spawn(async move {
+        loop {
+            for name in &names {
+                tap.observe(&Request {
+                    name,
+                    query_type: 1,
+                    rcode: 0,
+                    answers: 1,
+                    bytes: 50,
+                    client: "10.1.1.1:1000".parse().unwrap(),
+                    transport: "udp",
+                    answered_by: "local",
+                    took: Duration::from_micros(1),
+                });
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    let frame = body.frame().await.unwrap().unwrap().into_data().unwrap();
+    let line: Value = serde_json::from_slice(&frame).unwrap();
+    assert_eq!(line["name"], "b.bosh.");
+    assert_eq!(line["path"], "userspace");
+    feeding.abort();
+}
+
+#[tokio::test]
+async fn a_client_without_a_certificate_gets_nothing() {
+    let api = Running::start().await;
+    let authority = std::fs::read(api.folder.path().join("ca.crt")).unwrap();
+    let mut roots = rustls::RootCertStore::empty();
+    use rustls_pki_types::pem::PemObject;
+    roots.add(rustls_pki_types::CertificateDer::from_pem_slice(&authority).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let stream = TcpStream::connect(api.address).await.unwrap();
+    let name = ServerName::try_from("api.bosh-dns").unwrap();
+    // With TLS 1.3 the client's handshake ends before the server's verdict.
+    if let Ok(mut stream) = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, stream).await {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let _ = stream.write_all(b"GET /instances HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        let mut answer = Vec::new();
+        let error = stream.read_to_end(&mut answer).await;
+        assert!(answer.is_empty() && error.is_err(), "{answer:?} {error:?}");
+    }
+}

@@ -1,0 +1,149 @@
+//! The metrics port: `/metrics` for Prometheus, `/healthz` and `/readyz` for
+//! whoever restarts or routes.
+
+use std::{future::Future, io, net::SocketAddr, sync::Arc};
+
+use axum::{
+    Router,
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use tokio::net::TcpListener;
+
+use super::Metrics;
+use crate::ops::{
+    http,
+    probe::{Check, Probe},
+};
+
+/// The socket of the metrics port, bound.
+pub struct MetricsServer {
+    /// Where Prometheus connects.
+    listener: TcpListener,
+    /// What is exposed.
+    served: Served,
+}
+
+/// What the handlers share.
+#[derive(Clone)]
+struct Served {
+    /// For `/metrics`.
+    metrics: Metrics,
+    /// For the probes.
+    probe: Arc<dyn Probe>,
+}
+
+impl MetricsServer {
+    /// Binds `address`.
+    pub async fn bind(address: SocketAddr, metrics: Metrics, probe: Arc<dyn Probe>) -> io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
+        Ok(Self { listener, served: Served { metrics, probe } })
+    }
+
+    /// Where it listens, the port that the kernel chose included.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Serves until `shutdown` ends.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) {
+        let routes = Router::new()
+            .route("/metrics", get(exposition))
+            .route("/healthz", get(alive))
+            .route("/readyz", get(ready))
+            .with_state(self.served);
+        http::serve(self.listener, |_| routes.clone(), shutdown).await;
+    }
+}
+
+/// `/metrics`.
+async fn exposition(State(served): State<Served>) -> Response {
+    match served.metrics.text() {
+        Ok(text) => {
+            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+        }
+        Err(error) => {
+            tracing::error!(%error, "the metrics cannot be written down");
+            (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response()
+        }
+    }
+}
+
+/// `/healthz`: 200 while the server serves; 503 means that a restart would help.
+async fn alive(State(served): State<Served>) -> Response {
+    verdict(served.probe.checks().into_iter().filter(|check| check.vital))
+}
+
+/// `/readyz`: 200 when it also has everything it needs for right answers.
+async fn ready(State(served): State<Served>) -> Response {
+    verdict(served.probe.checks().into_iter())
+}
+
+/// One line a check; 503 if one fails.
+fn verdict(checks: impl Iterator<Item = Check>) -> Response {
+    let mut status = StatusCode::OK;
+    let mut text = String::new();
+    for Check { name, ok, vital: _, detail } in checks {
+        if !ok {
+            status = StatusCode::SERVICE_UNAVAILABLE;
+        }
+        text.push_str(if ok { "ok   " } else { "fail " });
+        text.push_str(&format!("{name}: {detail}\n"));
+    }
+    (status, text).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpStream,
+        sync::oneshot,
+    };
+
+    use super::*;
+
+    /// Alive, not ready.
+    struct Half;
+
+    impl Probe for Half {
+        fn checks(&self) -> Vec<Check> {
+            vec![
+                Check { name: "sockets", ok: true, vital: true, detail: "1 address".into() },
+                Check { name: "records", ok: false, vital: false, detail: "none read yet".into() },
+            ]
+        }
+    }
+
+    /// The whole answer to a GET.
+    async fn get(address: SocketAddr, path: &str) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn the_port_tells_metrics_life_and_readiness() {
+        let metrics = Metrics::new("dns://127.0.0.1:53".into()).unwrap();
+        let server =
+            MetricsServer::bind("127.0.0.1:0".parse().unwrap(), metrics, Arc::new(Half)).await.unwrap();
+        let address = server.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let running = tokio::spawn(server.run(async move { drop(stopped.await) }));
+        let text = get(address, "/metrics").await;
+        assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+        assert!(text.contains("bosh_dns_xdp_build_info{"), "{text}");
+        assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
+        let text = get(address, "/readyz").await;
+        assert!(text.starts_with("HTTP/1.1 503"), "{text}");
+        assert!(text.contains("fail records: none read yet"), "{text}");
+        assert!(get(address, "/other").await.starts_with("HTTP/1.1 404"));
+        drop(stop);
+        running.await.unwrap();
+    }
+}

@@ -1,0 +1,259 @@
+//! Which TCP connections are open, and which of them goes when there are too many.
+//!
+//! A new client is always let in. Beyond the bounds the idlest connection is closed:
+//! of the same client, if it has more than its share, else of whichever client has
+//! most. So nobody keeps others out, however busy its connections are.
+
+use std::{
+    collections::{HashMap, HashSet},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use tokio::sync::Notify;
+
+/// Connections that the server makes to itself. They are never closed for others.
+#[derive(Clone, Debug, Default)]
+pub struct OwnConnections(Arc<Mutex<HashSet<(IpAddr, u16)>>>);
+
+impl OwnConnections {
+    /// A connection from `local` is ours as long as the guard lives.
+    pub fn enter(&self, local: SocketAddr) -> impl Drop + use<> {
+        let key = (local.ip().to_canonical(), local.port());
+        lock(&self.0).insert(key);
+        OwnConnection { all: self.clone(), key }
+    }
+
+    /// Whether a client is the server itself.
+    fn contains(&self, client: SocketAddr) -> bool {
+        lock(&self.0).contains(&(client.ip().to_canonical(), client.port()))
+    }
+}
+
+/// One connection that the server makes to itself.
+struct OwnConnection {
+    /// Where it is entered.
+    all: OwnConnections,
+    /// Its local address and port.
+    key: (IpAddr, u16),
+}
+
+impl Drop for OwnConnection {
+    fn drop(&mut self) {
+        lock(&self.all.0).remove(&self.key);
+    }
+}
+
+/// The open connections of one listener.
+#[derive(Debug)]
+pub(super) struct Connections {
+    /// Most of them.
+    limit: usize,
+    /// Most of one client.
+    limit_per_client: usize,
+    /// Ours.
+    own: OwnConnections,
+    /// What times of activity count from.
+    since: Instant,
+    /// The connections.
+    table: Mutex<Table>,
+}
+
+/// The connections by number.
+#[derive(Debug, Default)]
+struct Table {
+    /// Number of the next one.
+    next: u64,
+    /// Those that are open and were not called off.
+    open: HashMap<u64, Arc<Entry>>,
+}
+
+/// One connection.
+#[derive(Debug)]
+struct Entry {
+    /// Who is at its other end.
+    client: Client,
+    /// Whether that is the server itself.
+    own: bool,
+    /// Last time that a query came in, milliseconds since the listener began.
+    active: AtomicU64,
+    /// Tells the connection to close.
+    called_off: Notify,
+}
+
+/// What counts as one client: an IPv4 address, or the network of an IPv6 one, of
+/// which a single machine has as many as it likes (RFC 4291, section 2.5.4).
+type Client = IpAddr;
+
+impl Connections {
+    /// None yet. A client may have a quarter of them.
+    pub(super) fn new(limit: usize, own: OwnConnections) -> Self {
+        let limit_per_client = limit.div_ceil(4);
+        Self { limit, limit_per_client, own, since: Instant::now(), table: Mutex::default() }
+    }
+
+    /// Enters a connection, and calls off others that are too many; says how many.
+    pub(super) fn enter(self: &Arc<Self>, client: SocketAddr) -> (Place, usize) {
+        let entry = Arc::new(Entry {
+            client: client_of(client.ip()),
+            own: self.own.contains(client),
+            active: AtomicU64::new(self.now()),
+            called_off: Notify::new(),
+        });
+        let mut table = lock(&self.table);
+        let called_off = if entry.own { 0 } else { self.make_room(&mut table, entry.client) };
+        let number = table.next;
+        table.next += 1;
+        table.open.insert(number, Arc::clone(&entry));
+        (Place { connections: Arc::clone(self), number, entry }, called_off)
+    }
+
+    /// Calls off the idlest connection of all, for lack of descriptors.
+    pub(super) fn call_off_idlest(&self) {
+        lock(&self.table).call_off_idlest(|_| true);
+    }
+
+    /// Calls off what is too much with one more of `client`.
+    fn make_room(&self, table: &mut Table, client: Client) -> usize {
+        if table.open.len() < self.limit.min(self.limit_per_client) {
+            return 0;
+        }
+        let mut counts: HashMap<Client, usize> = HashMap::new();
+        for entry in table.open.values().filter(|entry| !entry.own) {
+            *counts.entry(entry.client).or_default() += 1;
+        }
+        if counts.get(&client).is_some_and(|&count| count >= self.limit_per_client) {
+            return table.call_off_idlest(|entry| entry.client == client);
+        }
+        let total: usize = counts.values().sum();
+        if total < self.limit {
+            return 0;
+        }
+        let most = counts.values().max().copied().unwrap_or(0);
+        table.call_off_idlest(|entry| counts.get(&entry.client) == Some(&most))
+    }
+
+    /// Milliseconds since the listener began.
+    fn now(&self) -> u64 {
+        u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Table {
+    /// Calls off the idlest of those that `eligible` names; says how many, one or none.
+    fn call_off_idlest(&mut self, eligible: impl Fn(&Entry) -> bool) -> usize {
+        let candidates = self.open.iter().filter(|(_, entry)| !entry.own && eligible(entry));
+        let idlest =
+            candidates.min_by_key(|(number, entry)| (entry.active.load(Ordering::Relaxed), **number));
+        let Some(number) = idlest.map(|(&number, _)| number) else { return 0 };
+        if let Some(entry) = self.open.remove(&number) {
+            entry.called_off.notify_one();
+        }
+        1
+    }
+}
+
+/// The place of one connection; free again when dropped.
+#[derive(Debug)]
+pub(super) struct Place {
+    /// Where it is.
+    connections: Arc<Connections>,
+    /// Its number.
+    number: u64,
+    /// The connection.
+    entry: Arc<Entry>,
+}
+
+impl Place {
+    /// A query came in.
+    pub(super) fn touch(&self) {
+        self.entry.active.store(self.connections.now(), Ordering::Relaxed);
+    }
+
+    /// Ends when the connection is to be closed.
+    pub(super) async fn called_off(&self) {
+        self.entry.called_off.notified().await;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        lock(&self.connections.table).open.remove(&self.number);
+    }
+}
+
+/// As whom a client counts.
+fn client_of(address: IpAddr) -> Client {
+    match address.to_canonical() {
+        // All neighbours share the network fe80::/64.
+        IpAddr::V6(address) if !address.is_unicast_link_local() => {
+            IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !0 << 64))
+        }
+        address => address,
+    }
+}
+
+/// Locks: what a panicking holder left is whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    /// A client, on a port of its own.
+    fn client(last: u8, port: u16) -> SocketAddr {
+        ([192, 0, 2, last], port).into()
+    }
+
+    /// Which of these are called off. Asked once: an order is taken with the answer.
+    fn called_off(places: &[Place]) -> Vec<usize> {
+        (0..places.len()).filter(|&at| places[at].called_off().now_or_never().is_some()).collect()
+    }
+
+    #[test]
+    fn the_idlest_of_whoever_has_most_goes() {
+        let connections = Arc::new(Connections::new(8, OwnConnections::default()));
+        let enter = |last, port| connections.enter(client(last, port)).0;
+        // Two of each is a client's share.
+        let mut places: Vec<Place> = (0..8).map(|number| enter(number / 2, number.into())).collect();
+        assert_eq!(called_off(&places), [] as [usize; 0]);
+        places[0].entry.active.store(9, Ordering::Relaxed);
+        places.push(enter(0, 8));
+        assert_eq!(called_off(&places), [1], "of the same client, not the one that asked last");
+        places.push(enter(7, 9));
+        let gone = called_off(&places);
+        assert!(gone.len() == 1 && gone != [9], "{gone:?}");
+        drop(places);
+        assert!(lock(&connections.table).open.is_empty());
+    }
+
+    #[test]
+    fn our_own_connections_have_places_of_their_own() {
+        let own = OwnConnections::default();
+        let connections = Arc::new(Connections::new(1, own.clone()));
+        let guard = own.enter(client(1, 1));
+        let ours = connections.enter(client(1, 1)).0;
+        let theirs: Vec<Place> = (2..5).map(|port| connections.enter(client(1, port)).0).collect();
+        assert_eq!(called_off(&[ours]), [] as [usize; 0]);
+        assert_eq!(called_off(&theirs), [0, 1]);
+        drop(guard);
+        assert!(!own.contains(client(1, 1)));
+    }
+
+    #[test]
+    fn a_network_of_ipv6_is_one_client() {
+        let of = |text: &str| client_of(text.parse().unwrap());
+        assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:2"));
+        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
+        assert_ne!(of("fe80::1"), of("fe80::2"));
+        assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
+    }
+}

@@ -1,0 +1,677 @@
+//! What the sockets count.
+//!
+//! Each UDP worker counts into a [`Stripe`] of its own, with plain loads and
+//! stores; tasks share one with atomic additions. A scrape adds them up. Labels
+//! are put on then, never while a query is answered.
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+
+use prometheus::{
+    Registry,
+    core::{Collector, Desc},
+    proto::{Bucket, Counter, Gauge, Histogram, Metric, MetricFamily, MetricType},
+};
+
+use crate::ops::metrics::{
+    labels::{self, labelled},
+    names,
+};
+use dns_core::wire::Transport;
+
+//----------- ServerMetrics --------------------------------------------------
+
+/// All that the sockets count; clones share it.
+#[derive(Clone)]
+pub struct ServerMetrics {
+    /// What the clones share.
+    shared: Arc<Shared>,
+}
+
+/// What all handles have in common.
+struct Shared {
+    /// Value of the label `server`.
+    server: String,
+    /// One for each worker.
+    stripes: Mutex<Vec<Arc<Stripe>>>,
+    /// For everybody else.
+    tasks: Arc<Stripe>,
+    /// Open TCP connections.
+    tcp_sessions: AtomicI64,
+    /// TCP connections that were closed for others.
+    tcp_called_off: AtomicU64,
+    /// Times that no TCP connection could be accepted.
+    tcp_not_accepted: AtomicU64,
+    /// Queries that wait for somebody else.
+    in_flight: AtomicI64,
+    /// Of the families, for the registry.
+    descriptions: Vec<Desc>,
+}
+
+/// A reply, as it is counted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Observed {
+    /// How the query came.
+    pub(super) transport: Transport,
+    /// Whether it came from an IPv6 address.
+    pub(super) from_v6: bool,
+    /// QTYPE; `None`: there was no readable question.
+    pub(super) qtype: Option<u16>,
+    /// Whether DO was set.
+    pub(super) dnssec_ok: bool,
+    /// The lower four bits of the RCODE.
+    pub(super) rcode: u8,
+    /// Who answered.
+    pub(super) by: By,
+    /// Bytes of the query.
+    pub(super) query_len: usize,
+    /// Bytes of the reply.
+    pub(super) reply_len: usize,
+    /// From taking the query from the socket to the reply.
+    pub(super) took: Duration,
+}
+
+/// Who answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum By {
+    /// Names of the fleet: counts as internal.
+    Local,
+    /// Recursors: counts as external.
+    Recursors,
+    /// A handler.
+    Handler,
+    /// Consul's names.
+    Consul,
+    /// Reverse names.
+    Reverse,
+    /// Up-check names.
+    Upcheck,
+    /// Class CH.
+    Chaos,
+    /// Nobody: errors and refusals.
+    Nobody,
+}
+
+impl By {
+    /// All, in the order of their numbers.
+    const ALL: [Self; 8] = [
+        Self::Local,
+        Self::Recursors,
+        Self::Handler,
+        Self::Consul,
+        Self::Reverse,
+        Self::Upcheck,
+        Self::Chaos,
+        Self::Nobody,
+    ];
+
+    /// Value of the label `plugin`, and of the request log.
+    pub(super) const fn label(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Recursors => "recursors",
+            Self::Handler => "handler",
+            Self::Consul => "consul",
+            Self::Reverse => "reverse",
+            Self::Upcheck => "upcheck",
+            Self::Chaos => "chaos",
+            Self::Nobody => "",
+        }
+    }
+}
+
+/// Why a message got no reply.
+#[derive(Clone, Copy, Debug)]
+#[repr(u8)]
+pub(super) enum Dropped {
+    /// Shorter than a header, or itself a reply.
+    NoQuery,
+    /// The kernel did not take the reply.
+    NotSent,
+}
+
+impl Dropped {
+    /// All, with their label.
+    const ALL: [(Self, &str); 2] = [(Self::NoQuery, "no_query"), (Self::NotSent, "not_sent")];
+}
+
+impl ServerMetrics {
+    /// Everything at zero; `server` is the value of that label.
+    pub fn new(server: String) -> prometheus::Result<Self> {
+        let descriptions = FAMILIES
+            .iter()
+            .map(|(name, help)| Desc::new((*name).to_owned(), (*help).to_owned(), vec![], HashMap::new()))
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                server,
+                stripes: Mutex::default(),
+                tasks: Arc::new(Stripe::new(false)),
+                tcp_sessions: AtomicI64::new(0),
+                tcp_called_off: AtomicU64::new(0),
+                tcp_not_accepted: AtomicU64::new(0),
+                in_flight: AtomicI64::new(0),
+                descriptions,
+            }),
+        })
+    }
+
+    /// Puts the families into the registry.
+    pub fn register(&self, registry: &Registry) -> prometheus::Result<()> {
+        registry.register(Box::new(self.clone()))
+    }
+
+    /// A stripe for one thread alone.
+    pub(super) fn stripe(&self) -> Arc<Stripe> {
+        let stripe = Arc::new(Stripe::new(true));
+        self.shared.stripes.lock().push(stripe.clone());
+        stripe
+    }
+
+    /// The stripe of all tasks.
+    pub(super) fn tasks(&self) -> &Stripe {
+        &self.shared.tasks
+    }
+
+    /// Counts a TCP connection for as long as the guard lives.
+    pub(super) fn tcp_session(&self) -> impl Drop + Send + use<> {
+        Counted::new(self.shared.clone(), |shared| &shared.tcp_sessions)
+    }
+
+    /// Counts TCP connections that were closed for others.
+    pub(super) fn tcp_called_off(&self, count: usize) {
+        self.shared.tcp_called_off.fetch_add(count as u64, Ordering::Relaxed);
+    }
+
+    /// Counts that no TCP connection could be accepted.
+    pub(super) fn tcp_not_accepted(&self) {
+        self.shared.tcp_not_accepted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Replies that were given so far, to whomever.
+    pub fn replies(&self) -> u64 {
+        let sum = self.sum();
+        By::ALL.into_iter().map(|by| sum.replies_by(by)).sum()
+    }
+
+    /// Counts a query in flight for as long as the guard lives.
+    pub(super) fn in_flight(&self) -> impl Drop + Send + use<> {
+        Counted::new(self.shared.clone(), |shared| &shared.in_flight)
+    }
+
+    /// All stripes added up.
+    fn sum(&self) -> Sum {
+        let mut sum = Sum::new();
+        sum.add(&self.shared.tasks);
+        for stripe in &*self.shared.stripes.lock() {
+            sum.add(stripe);
+        }
+        sum
+    }
+}
+
+/// Something that is there for a while, in a gauge.
+struct Counted {
+    /// Where the gauge is.
+    shared: Arc<Shared>,
+    /// Which it is.
+    gauge: fn(&Shared) -> &AtomicI64,
+}
+
+impl Counted {
+    /// One more.
+    fn new(shared: Arc<Shared>, gauge: fn(&Shared) -> &AtomicI64) -> Self {
+        gauge(&shared).fetch_add(1, Ordering::Relaxed);
+        Self { shared, gauge }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        (self.gauge)(&self.shared).fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+//----------- Stripe ---------------------------------------------------------
+
+/// Types with a counter of their own; the last place is for all others.
+const TYPES: [u16; 19] = [1, 28, 2, 5, 6, 12, 15, 16, 33, 43, 46, 47, 48, 50, 64, 65, 251, 252, 255];
+/// A type without a label of its own.
+const OTHER_TYPE: u16 = u16::MAX;
+
+/// Bounds of durations, in seconds: CoreDNS's, with finer ones below.
+const DURATIONS: [f64; 20] = [
+    0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032,
+    0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192,
+];
+/// Bounds of sizes, in bytes: CoreDNS's.
+const SIZES: [f64; 14] = [
+    0.0, 100.0, 200.0, 300.0, 400.0, 511.0, 1023.0, 2047.0, 4095.0, 8291.0, 16_000.0, 32_000.0, 48_000.0,
+    64_000.0,
+];
+
+/// Counters of one writer.
+pub(super) struct Stripe {
+    /// Whether one thread alone writes: then plain loads and stores are enough.
+    exclusive: bool,
+    /// By transport, address family, type.
+    requests: [AtomicU64; 2 * 2 * (TYPES.len() + 1)],
+    /// By [`By`] and RCODE.
+    responses: [AtomicU64; By::ALL.len() * 16],
+    /// With DO.
+    dnssec_ok: AtomicU64,
+    /// How long replies took, in nanoseconds.
+    durations: Buckets<{ DURATIONS.len() }>,
+    /// Bytes of queries, by transport.
+    query_sizes: [Buckets<{ SIZES.len() }>; 2],
+    /// Bytes of replies, by transport.
+    reply_sizes: [Buckets<{ SIZES.len() }>; 2],
+    /// By [`Dropped`].
+    dropped: [AtomicU64; Dropped::ALL.len()],
+}
+
+/// A histogram over `BOUNDS` bounds and what lies above.
+struct Buckets<const BOUNDS: usize> {
+    /// Observations by bucket, not cumulative; `over` has those past the last bound.
+    counts: [AtomicU64; BOUNDS],
+    /// Past the last bound.
+    over: AtomicU64,
+    /// Sum of all observations.
+    sum: AtomicU64,
+}
+
+impl<const BOUNDS: usize> Buckets<BOUNDS> {
+    /// Empty.
+    const fn new() -> Self {
+        Self {
+            counts: [const { AtomicU64::new(0) }; BOUNDS],
+            over: AtomicU64::new(0),
+            sum: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Stripe {
+    /// Everything at zero.
+    fn new(exclusive: bool) -> Self {
+        Self {
+            exclusive,
+            requests: [const { AtomicU64::new(0) }; _],
+            responses: [const { AtomicU64::new(0) }; _],
+            dnssec_ok: AtomicU64::new(0),
+            durations: Buckets::new(),
+            query_sizes: [const { Buckets::new() }; 2],
+            reply_sizes: [const { Buckets::new() }; 2],
+            dropped: [const { AtomicU64::new(0) }; _],
+        }
+    }
+
+    /// Counts a query and its reply.
+    pub(super) fn observe(&self, observed: &Observed) {
+        let Observed { transport, from_v6, qtype, dnssec_ok, rcode, by, query_len, reply_len, took } =
+            *observed;
+        let transport = transport_number(transport);
+        let kind = match qtype {
+            Some(1) => 0,
+            Some(28) => 1,
+            Some(other) => TYPES.iter().position(|known| *known == other).unwrap_or(TYPES.len()),
+            None => TYPES.len(),
+        };
+        self.add(&self.requests[(transport * 2 + usize::from(from_v6)) * (TYPES.len() + 1) + kind], 1);
+        self.add(&self.responses[by as usize * 16 + usize::from(rcode & 15)], 1);
+        if dnssec_ok {
+            self.add(&self.dnssec_ok, 1);
+        }
+        self.put(&self.durations, &DURATIONS, took.as_secs_f64(), took.as_nanos() as u64);
+        self.put(&self.query_sizes[transport], &SIZES, query_len as f64, query_len as u64);
+        self.put(&self.reply_sizes[transport], &SIZES, reply_len as f64, reply_len as u64);
+    }
+
+    /// Counts messages that get no reply.
+    pub(super) fn dropped(&self, reason: Dropped, count: u64) {
+        self.add(&self.dropped[reason as usize], count);
+    }
+
+    /// Puts `value` into its bucket.
+    fn put<const BOUNDS: usize>(
+        &self,
+        buckets: &Buckets<BOUNDS>,
+        bounds: &[f64; BOUNDS],
+        value: f64,
+        summand: u64,
+    ) {
+        let bucket = bounds.iter().position(|bound| value <= *bound);
+        self.add(bucket.map_or(&buckets.over, |bucket| &buckets.counts[bucket]), 1);
+        self.add(&buckets.sum, summand);
+    }
+
+    /// Adds to a counter.
+    #[inline]
+    fn add(&self, counter: &AtomicU64, count: u64) {
+        if self.exclusive {
+            counter.store(counter.load(Ordering::Relaxed) + count, Ordering::Relaxed);
+        } else {
+            counter.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Place of a transport in arrays.
+const fn transport_number(transport: Transport) -> usize {
+    match transport {
+        Transport::Udp => 0,
+        Transport::Tcp => 1,
+    }
+}
+
+//----------- Exposition -----------------------------------------------------
+
+/// Names and help of the families.
+const FAMILIES: &[(&str, &str)] = &[
+    (names::REQUESTS_INTERNAL_TOTAL, "Requests for names of the fleet."),
+    (names::REQUESTS_EXTERNAL_TOTAL, "Requests that went to recursors."),
+    (names::REPLIES_TOTAL, "Replies by the path that gave them."),
+    (names::COREDNS_REQUESTS_TOTAL, "Requests."),
+    (names::COREDNS_RESPONSES_TOTAL, "Responses."),
+    (names::COREDNS_DO_REQUESTS_TOTAL, "Requests with DO set."),
+    (names::COREDNS_REQUEST_DURATION_SECONDS, "From taking a query from its socket to its reply."),
+    (names::COREDNS_REQUEST_SIZE_BYTES, "Bytes of queries."),
+    (names::COREDNS_RESPONSE_SIZE_BYTES, "Bytes of replies."),
+    (names::DROPPED_TOTAL, "Messages without a reply."),
+    (names::TCP_SESSIONS, "Open TCP connections."),
+    (names::TCP_CLOSED_FOR_OTHERS_TOTAL, "TCP connections closed because there were too many."),
+    (names::ACCEPT_FAILURES_TOTAL, "Times that no TCP connection could be accepted."),
+    (names::REQUESTS_IN_FLIGHT, "Requests that wait for somebody else."),
+];
+
+/// Stripes added up.
+struct Sum {
+    /// The sums, in a stripe of their own.
+    stripe: Stripe,
+}
+
+impl Sum {
+    /// Nothing yet.
+    fn new() -> Self {
+        Self { stripe: Stripe::new(true) }
+    }
+
+    /// Adds a stripe.
+    fn add(&mut self, other: &Stripe) {
+        let Stripe {
+            exclusive: _,
+            requests,
+            responses,
+            dnssec_ok,
+            durations,
+            query_sizes,
+            reply_sizes,
+            dropped,
+        } = other;
+        let sum = &self.stripe;
+        let pairs = sum.requests.iter().zip(requests);
+        let pairs = pairs.chain(sum.responses.iter().zip(responses));
+        let pairs = pairs.chain([(&sum.dnssec_ok, dnssec_ok)]);
+        let pairs = pairs.chain(sum.dropped.iter().zip(dropped));
+        let pairs = pairs.chain(sum.durations.pairs(durations));
+        let sizes = sum.query_sizes.iter().zip(query_sizes).chain(sum.reply_sizes.iter().zip(reply_sizes));
+        let pairs = pairs.chain(sizes.flat_map(|(sum, other)| sum.pairs(other)));
+        for (sum, other) in pairs {
+            sum.store(value(sum) + value(other), Ordering::Relaxed);
+        }
+    }
+
+    /// Replies given by `by`, whatever the RCODE.
+    fn replies_by(&self, by: By) -> u64 {
+        (0..16).map(|rcode| self.replies(by, rcode)).sum()
+    }
+
+    /// Replies given by `by` with an RCODE.
+    fn replies(&self, by: By, rcode: usize) -> u64 {
+        value(&self.stripe.responses[by as usize * 16 + rcode])
+    }
+}
+
+impl<const BOUNDS: usize> Buckets<BOUNDS> {
+    /// Each counter with its like in `other`.
+    fn pairs<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = (&'a AtomicU64, &'a AtomicU64)> {
+        let ends = [(&self.over, &other.over), (&self.sum, &other.sum)];
+        self.counts.iter().zip(&other.counts).chain(ends)
+    }
+
+    /// As a scrape shows it; `unit` is what one of the sum is worth.
+    fn histogram(&self, bounds: &[f64; BOUNDS], unit: f64) -> Histogram {
+        let mut count = 0;
+        let mut buckets = Vec::with_capacity(BOUNDS);
+        for (bound, in_bucket) in bounds.iter().zip(&self.counts) {
+            count += value(in_bucket);
+            let mut bucket = Bucket::default();
+            bucket.set_upper_bound(*bound);
+            bucket.set_cumulative_count(count);
+            buckets.push(bucket);
+        }
+        let mut histogram = Histogram::default();
+        histogram.set_bucket(buckets);
+        histogram.set_sample_count(count + value(&self.over));
+        histogram.set_sample_sum(value(&self.sum) as f64 * unit);
+        histogram
+    }
+}
+
+impl Collector for ServerMetrics {
+    fn desc(&self) -> Vec<&Desc> {
+        self.shared.descriptions.iter().collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let sum = self.sum();
+        let common =
+            [("server", self.shared.server.as_str()), ("view", labels::VIEW), ("zone", labels::ZONE)];
+        FAMILIES
+            .iter()
+            .filter_map(|(name, help)| {
+                let (kind, metrics) = self.metrics_of(name, &sum, &common);
+                let mut family = MetricFamily::default();
+                family.set_name((*name).to_owned());
+                family.set_help((*help).to_owned());
+                family.set_field_type(kind);
+                let empty = metrics.is_empty();
+                family.set_metric(metrics);
+                // The registry does not like families without metrics.
+                (!empty).then_some(family)
+            })
+            .collect()
+    }
+}
+
+impl ServerMetrics {
+    /// Metrics of the family `name`, and of which kind they are.
+    fn metrics_of(&self, name: &str, sum: &Sum, common: &[(&str, &str); 3]) -> (MetricType, Vec<Metric>) {
+        let stripe = &sum.stripe;
+        match name {
+            names::REQUESTS_INTERNAL_TOTAL => plain(counter(&[], sum.replies_by(By::Local))),
+            names::REQUESTS_EXTERNAL_TOTAL => plain(counter(&[], sum.replies_by(By::Recursors))),
+            names::REPLIES_TOTAL => {
+                let all = By::ALL.into_iter().map(|by| sum.replies_by(by)).sum();
+                plain(counter(&[("path", "userspace")], all))
+            }
+            names::COREDNS_DO_REQUESTS_TOTAL => plain(counter(common, value(&stripe.dnssec_ok))),
+            names::COREDNS_REQUESTS_TOTAL => (MetricType::COUNTER, requests(stripe, common)),
+            names::COREDNS_RESPONSES_TOTAL => (MetricType::COUNTER, responses(sum, common)),
+            names::DROPPED_TOTAL => {
+                let metrics = Dropped::ALL
+                    .map(|(reason, label)| {
+                        counter(&[("reason", label)], value(&stripe.dropped[reason as usize]))
+                    })
+                    .to_vec();
+                (MetricType::COUNTER, metrics)
+            }
+            names::COREDNS_REQUEST_DURATION_SECONDS => {
+                let histogram = stripe.durations.histogram(&DURATIONS, 1e-9);
+                (MetricType::HISTOGRAM, vec![with_histogram(common, histogram)])
+            }
+            names::COREDNS_REQUEST_SIZE_BYTES => sizes(&stripe.query_sizes, common),
+            names::COREDNS_RESPONSE_SIZE_BYTES => sizes(&stripe.reply_sizes, common),
+            names::TCP_SESSIONS => gauge(&self.shared.tcp_sessions),
+            names::TCP_CLOSED_FOR_OTHERS_TOTAL => plain(counter(&[], value(&self.shared.tcp_called_off))),
+            names::ACCEPT_FAILURES_TOTAL => plain(counter(&[], value(&self.shared.tcp_not_accepted))),
+            names::REQUESTS_IN_FLIGHT => gauge(&self.shared.in_flight),
+            _ => (MetricType::COUNTER, vec![]),
+        }
+    }
+}
+
+/// `coredns_dns_requests_total`.
+fn requests(stripe: &Stripe, common: &[(&str, &str); 3]) -> Vec<Metric> {
+    let mut metrics = Vec::new();
+    for (proto_number, proto) in PROTOCOLS.into_iter().enumerate() {
+        for (family_number, family) in [IpAddr::from([0; 4]), IpAddr::from([1; 16])].into_iter().enumerate() {
+            let types = TYPES.into_iter().chain([OTHER_TYPE]);
+            for (type_number, kind) in types.enumerate() {
+                let at = (proto_number * 2 + family_number) * (TYPES.len() + 1) + type_number;
+                let count = value(&stripe.requests[at]);
+                if count > 0 {
+                    let own = [
+                        ("family", labels::family_label(family)),
+                        ("proto", proto),
+                        ("type", labels::type_label(kind)),
+                    ];
+                    metrics.push(counter(&[&common[..], &own].concat(), count));
+                }
+            }
+        }
+    }
+    metrics
+}
+
+/// `coredns_dns_responses_total`.
+fn responses(sum: &Sum, common: &[(&str, &str); 3]) -> Vec<Metric> {
+    let mut metrics = Vec::new();
+    for by in By::ALL {
+        for rcode in 0..16 {
+            let count = sum.replies(by, rcode);
+            if count > 0 {
+                let rcode = labels::rcode_label(rcode as u8);
+                let own = [("plugin", by.label()), ("rcode", rcode.as_ref())];
+                metrics.push(counter(&[&common[..], &own].concat(), count));
+            }
+        }
+    }
+    metrics
+}
+
+/// The label `proto`, by [`transport_number`].
+const PROTOCOLS: [&str; 2] = ["udp", "tcp"];
+
+/// A histogram of sizes for each transport.
+fn sizes(buckets: &[Buckets<{ SIZES.len() }>; 2], common: &[(&str, &str); 3]) -> (MetricType, Vec<Metric>) {
+    let metrics = PROTOCOLS.into_iter().zip(buckets).map(|(proto, buckets)| {
+        let labels = [&common[..], &[("proto", proto)]].concat();
+        with_histogram(&labels, buckets.histogram(&SIZES, 1.0))
+    });
+    (MetricType::HISTOGRAM, metrics.collect())
+}
+
+/// The value of a counter.
+fn value(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+/// A family of one counter.
+fn plain(metric: Metric) -> (MetricType, Vec<Metric>) {
+    (MetricType::COUNTER, vec![metric])
+}
+
+/// A counter with labels.
+fn counter(labels: &[(&str, &str)], count: u64) -> Metric {
+    let mut counter = Counter::default();
+    counter.set_value(count as f64);
+    let mut metric = labelled(labels);
+    metric.set_counter(counter);
+    metric
+}
+
+/// A family of one gauge.
+fn gauge(value: &AtomicI64) -> (MetricType, Vec<Metric>) {
+    let mut gauge = Gauge::default();
+    gauge.set_value(value.load(Ordering::Relaxed) as f64);
+    (MetricType::GAUGE, vec![Metric::from_gauge(gauge)])
+}
+
+/// A histogram with labels.
+fn with_histogram(labels: &[(&str, &str)], histogram: Histogram) -> Metric {
+    let mut metric = labelled(labels);
+    metric.set_histogram(histogram);
+    metric
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::metrics::Metrics;
+
+    /// A reply to an A query by UDP.
+    fn observed(by: By) -> Observed {
+        Observed {
+            transport: Transport::Udp,
+            from_v6: false,
+            qtype: Some(1),
+            dnssec_ok: true,
+            rcode: 0,
+            by,
+            query_len: 50,
+            reply_len: 150,
+            took: Duration::from_micros(20),
+        }
+    }
+
+    #[test]
+    fn stripes_add_up_under_the_names_of_coredns() {
+        let all = Metrics::new("dns://127.0.0.1:53".into()).unwrap();
+        let metrics = ServerMetrics::new(all.server().to_owned()).unwrap();
+        metrics.register(all.registry()).unwrap();
+        let (first, second) = (metrics.stripe(), metrics.stripe());
+        first.observe(&observed(By::Local));
+        second.observe(&observed(By::Local));
+        metrics.tasks().observe(&Observed {
+            transport: Transport::Tcp,
+            from_v6: true,
+            qtype: Some(4711),
+            rcode: 3,
+            took: Duration::from_secs(20),
+            ..observed(By::Recursors)
+        });
+        first.dropped(Dropped::NoQuery, 3);
+        let session = metrics.tcp_session();
+        let text = all.text().unwrap();
+        for line in [
+            "boshdns_requests_internal_total 2",
+            "boshdns_requests_external_total 1",
+            "bosh_dns_xdp_replies_total{path=\"userspace\"} 3",
+            "coredns_dns_requests_total{family=\"1\",proto=\"udp\",server=\"dns://127.0.0.1:53\",type=\"A\",view=\"\",zone=\".\"} 2",
+            "coredns_dns_requests_total{family=\"2\",proto=\"tcp\",server=\"dns://127.0.0.1:53\",type=\"other\",view=\"\",zone=\".\"} 1",
+            "coredns_dns_responses_total{plugin=\"recursors\",rcode=\"NXDOMAIN\",server=\"dns://127.0.0.1:53\",view=\"\",zone=\".\"} 1",
+            "coredns_dns_request_duration_seconds_bucket{server=\"dns://127.0.0.1:53\",view=\"\",zone=\".\",le=\"0.00001\"} 0",
+            "coredns_dns_request_duration_seconds_bucket{server=\"dns://127.0.0.1:53\",view=\"\",zone=\".\",le=\"0.000025\"} 2",
+            "coredns_dns_request_duration_seconds_count{server=\"dns://127.0.0.1:53\",view=\"\",zone=\".\"} 3",
+            "coredns_dns_response_size_bytes_sum{proto=\"udp\",server=\"dns://127.0.0.1:53\",view=\"\",zone=\".\"} 300",
+            "coredns_dns_do_requests_total{server=\"dns://127.0.0.1:53\",view=\"\",zone=\".\"} 3",
+            "bosh_dns_xdp_dropped_total{reason=\"no_query\"} 3",
+            "bosh_dns_xdp_tcp_sessions 1",
+        ] {
+            assert!(text.contains(&format!("\n{line}\n")), "{line} is not in {text}");
+        }
+        drop(session);
+        assert!(all.text().unwrap().contains("\nbosh_dns_xdp_tcp_sessions 0\n"));
+    }
+}

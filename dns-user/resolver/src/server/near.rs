@@ -1,0 +1,70 @@
+//! Whose UDP replies are not bounded by `max_reply`: clients from which no forged query
+//! can come, or whose network is this machine.
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    time::{Duration, Instant},
+};
+
+use crate::fastpath::InterfaceKinds;
+
+/// How long the kind of an interface is believed: its number may be given away again.
+const BELIEVED: Duration = Duration::from_secs(10);
+
+/// Most interfaces that are remembered.
+const MOST_INTERFACES: usize = 4096;
+
+/// Tells near clients from far ones. One for each worker.
+#[derive(Default)]
+pub(super) struct NearClients {
+    /// Asks the kernel; `None`: not asked yet, or it cannot be asked.
+    kinds: Option<InterfaceKinds>,
+    /// By number of the interface: whether it is of this machine, and when that was asked.
+    known: HashMap<u32, (bool, Instant)>,
+}
+
+impl NearClients {
+    /// Whether the client is on the loopback, link-local, or on a container's interface;
+    /// `ifindex`: the interface that its query came in by, if the kernel told.
+    pub(super) fn holds(&mut self, client: IpAddr, ifindex: Option<u32>) -> bool {
+        let is_local = match client.to_canonical() {
+            IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local(),
+            IpAddr::V6(ip) => ip.is_loopback() || ip.is_unicast_link_local(),
+        };
+        is_local || ifindex.is_some_and(|ifindex| self.is_of_this_machine(ifindex))
+    }
+
+    /// Whether an interface is the loopback or a container's.
+    fn is_of_this_machine(&mut self, ifindex: u32) -> bool {
+        let Self { kinds, known } = self;
+        if let Some((is, _)) = known.get(&ifindex).filter(|(_, asked)| asked.elapsed() < BELIEVED) {
+            return *is;
+        }
+        if kinds.is_none() {
+            *kinds = InterfaceKinds::new().ok();
+        }
+        let is = kinds.as_mut().is_some_and(|kinds| kinds.is_of_this_machine(ifindex));
+        if known.len() >= MOST_INTERFACES {
+            known.clear();
+        }
+        known.insert(ifindex, (is, Instant::now()));
+        is
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn near_are_the_loopback_link_local_clients_and_those_of_lo() {
+        let mut near = NearClients::default();
+        for client in ["127.0.0.1", "169.254.3.4", "::1", "fe80::1", "::ffff:127.0.0.1"] {
+            assert!(near.holds(client.parse().unwrap(), None), "{client}");
+        }
+        let far = IpAddr::from([10, 0, 0, 7]);
+        assert!(!near.holds(far, None) && !near.holds(far, Some(0x7fff_fff0)));
+        assert!(near.holds(far, Some(1)), "asked over lo");
+    }
+}

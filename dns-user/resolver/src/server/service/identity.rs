@@ -1,0 +1,266 @@
+//! What the server tells about itself: `version.bind`, `hostname.bind` and
+//! friends in class CH, and NSID (RFC 5001).
+//!
+//! The reference refuses the former and knows nothing of the latter (observed).
+//! The tools that ask such things (dig, delv) send EDNS; so by default only
+//! queries with an OPT are told, and plain ones get what the reference gives.
+
+use hickory_proto::{
+    op::{Message, ResponseCode},
+    rr::{DNSClass, Name as MessageName, RData, Record, rdata::TXT},
+};
+
+use crate::ops::version;
+use dns_core::{
+    config::Identity as Setting,
+    name::Name,
+    wire::{
+        CLASS_CH, Query, Question, ReplyFlags, TYPE_ANY, TYPE_OPT, TYPE_TXT, Transport, empty_reply, fit,
+    },
+};
+
+/// EDNS option NSID (RFC 5001, section 2.1).
+const NSID: u16 = 3;
+
+/// Bytes of a query beside its question, with an OPT that holds no options:
+/// header, OPT (RFC 6891, section 6.1.2).
+const BARE_QUERY: usize = 12 + BARE_OPT;
+
+/// Bytes of an OPT without options: root, type, size, flags, length (RFC 6891, section 6.1.2).
+const BARE_OPT: usize = 11;
+
+/// What the server tells about itself.
+pub trait Chaos: Send + Sync {
+    /// The text for a name in class CH, such as `version.bind. TXT`; `None`: not
+    /// ours, the query goes on as any other. `has_edns`: whether it has an OPT.
+    fn text(&self, name: &Name, has_edns: bool) -> Option<String>;
+
+    /// Adds what the query's EDNS options ask for to its reply. Called for
+    /// queries with options only.
+    fn add_options(&self, _query: &Query<'_>, _transport: Transport, _reply: &mut Vec<u8>) {}
+}
+
+/// What the server tells about itself in class CH, such as `version.bind. TXT`;
+/// `None`: the query goes on as any other.
+pub(super) fn chaos_text(chaos: Option<&dyn Chaos>, query: &Query<'_>, name: &Name) -> Option<String> {
+    let Question { qtype, qclass, .. } = query.question;
+    if qclass != CLASS_CH || !matches!(qtype, TYPE_TXT | TYPE_ANY) {
+        return None;
+    }
+    chaos?.text(name, query.edns.is_some())
+}
+
+/// Adds what EDNS options of the query ask for (NSID). Most have none.
+#[inline]
+pub(super) fn add_options(
+    chaos: Option<&dyn Chaos>,
+    query: &Query<'_>,
+    transport: Transport,
+    reply: &mut Vec<u8>,
+) {
+    if let Some(chaos) = chaos
+        && query.edns.is_some()
+        && query.message.len() > query.question.wire_len() + BARE_QUERY
+    {
+        chaos.add_options(query, transport, reply);
+    }
+}
+
+/// What is told, and to whom.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// To whom.
+    setting: Setting,
+    /// What the host is called.
+    hostname: String,
+    /// Program and version.
+    version: String,
+}
+
+impl Identity {
+    /// That of this host.
+    pub fn of_this_host(setting: Setting) -> Self {
+        let hostname = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
+        Self {
+            setting,
+            hostname: hostname.unwrap_or_else(|| "unknown".to_owned()),
+            version: format!("bosh-dns-xdp {}", version::VERSION),
+        }
+    }
+
+    /// The text for a name in class CH; `None`: the query goes on as any other.
+    pub fn chaos(&self, name: &Name, has_edns: bool) -> Option<&str> {
+        let told = match self.setting {
+            Setting::Always => true,
+            Setting::Edns => has_edns,
+            Setting::Off => false,
+        };
+        if !told {
+            return None;
+        }
+        match name.as_wire() {
+            b"\x07version\x04bind\0" | b"\x07version\x06server\0" => Some(&self.version),
+            b"\x08hostname\x04bind\0" | b"\x02id\x06server\0" => Some(&self.hostname),
+            _ => None,
+        }
+    }
+
+    /// Puts the host's name into the OPT of a reply whose query asked for it,
+    /// if it fits.
+    pub fn add_nsid(&self, query: &Query<'_>, transport: Transport, reply: &mut Vec<u8>) {
+        if self.setting == Setting::Off || query.edns.is_none() || !asks_for_nsid(query) {
+            return;
+        }
+        let Some(opt) = reply.len().checked_sub(BARE_OPT) else { return };
+        let is_bare_opt = reply[opt] == 0
+            && reply[opt + 1..opt + 3] == TYPE_OPT.to_be_bytes()
+            && reply[opt + 9..] == [0, 0]
+            // The OPT is counted, so these bytes are it and not the end of some data.
+            && reply.get(10..12).is_some_and(|additional| additional != [0, 0]);
+        let added = 4 + self.hostname.len();
+        if !is_bare_opt || reply.len() + added > query.limit(transport) {
+            return;
+        }
+        // A host's name is at most 64 bytes (HOST_NAME_MAX).
+        let length = |length: usize| u16::try_from(length).unwrap_or(u16::MAX).to_be_bytes();
+        reply[opt + 9..].copy_from_slice(&length(added));
+        reply.extend_from_slice(&NSID.to_be_bytes());
+        reply.extend_from_slice(&length(self.hostname.len()));
+        reply.extend_from_slice(self.hostname.as_bytes());
+    }
+}
+
+impl Chaos for Identity {
+    fn text(&self, name: &Name, has_edns: bool) -> Option<String> {
+        self.chaos(name, has_edns).map(str::to_owned)
+    }
+
+    fn add_options(&self, query: &Query<'_>, transport: Transport, reply: &mut Vec<u8>) {
+        self.add_nsid(query, transport, reply);
+    }
+}
+
+/// Whether the OPT of a query holds the option NSID.
+fn asks_for_nsid(query: &Query<'_>) -> bool {
+    let Some(mut options) = opt_data(query) else { return false };
+    while let [code_high, code_low, length_high, length_low, rest @ ..] = options {
+        if u16::from_be_bytes([*code_high, *code_low]) == NSID {
+            return true;
+        }
+        let length = usize::from(u16::from_be_bytes([*length_high, *length_low]));
+        let Some(next) = rest.get(length..) else { return false };
+        options = next;
+    }
+    false
+}
+
+/// The options in the OPT of a query: the first record of type OPT after the question.
+fn opt_data<'a>(query: &Query<'a>) -> Option<&'a [u8]> {
+    // Header, name, type, class.
+    let mut rest = query.message.get(12 + query.question.raw_name.len() + 4..)?;
+    loop {
+        rest = past_name(rest)?;
+        let (head, data) = rest.split_at_checked(10)?;
+        let length = usize::from(u16::from_be_bytes([head[8], head[9]]));
+        let (data, next) = data.split_at_checked(length)?;
+        if head[..2] == TYPE_OPT.to_be_bytes() {
+            return Some(data);
+        }
+        rest = next;
+    }
+}
+
+/// What follows a name, compressed or not.
+fn past_name(mut bytes: &[u8]) -> Option<&[u8]> {
+    loop {
+        let (&length, rest) = bytes.split_first()?;
+        match length {
+            0 => return Some(rest),
+            1..=63 => bytes = rest.get(usize::from(length)..)?,
+            _ => return rest.get(1..),
+        }
+    }
+}
+
+/// A TXT record of class CH; longer texts are split into strings of 255 bytes.
+pub(super) fn chaos_reply(query: &Query<'_>, text: &str, transport: Transport) -> Vec<u8> {
+    let plain = empty_reply(query, ResponseCode::NoError, ReplyFlags::LOCAL);
+    let Ok(mut reply) = Message::from_vec(&plain) else {
+        return plain;
+    };
+    let owner = reply.queries.first().map_or_else(MessageName::root, |question| question.name().clone());
+    let strings: Vec<&[u8]> = text.as_bytes().chunks(255).collect();
+    let mut record = Record::from_rdata(owner, 0, RData::TXT(TXT::from_bytes(strings)));
+    record.dns_class = DNSClass::CH;
+    reply.add_answer(record);
+    // Taken out and put back by `fit`, which keeps the client's size as it is.
+    reply.edns = None;
+    reply.to_vec().map_or(plain, |reply| fit(query, reply, transport))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dns_core::wire::{Parsed, parse};
+
+    /// An identity with a fixed host.
+    fn identity(setting: Setting) -> Identity {
+        Identity { hostname: "vm-7".into(), ..Identity::of_this_host(setting) }
+    }
+
+    /// A query for `a.` A with an OPT of 1232 bytes that holds `options`.
+    fn query(options: &[u8]) -> Vec<u8> {
+        let mut message =
+            b"\0\x01\x01\0\0\x01\0\0\0\0\0\x01\x01a\0\0\x01\0\x01\0\0\x29\x04\xd0\0\0\0\0".to_vec();
+        message.extend_from_slice(&(options.len() as u16).to_be_bytes());
+        message.extend_from_slice(options);
+        message
+    }
+
+    /// The reply to [`query`] after NSID was added.
+    fn tagged(setting: Setting, options: &[u8], mut reply: Vec<u8>) -> Vec<u8> {
+        let message = query(options);
+        let Parsed::Query(query) = parse(&message) else { panic!("not a query") };
+        identity(setting).add_nsid(&query, Transport::Udp, &mut reply);
+        reply
+    }
+
+    /// A cookie, then NSID.
+    const OPTIONS: &[u8] = b"\0\x0a\0\x08abcdefgh\0\x03\0\0";
+
+    #[test]
+    fn nsid_is_told_to_those_who_ask() {
+        let reply = query(b"");
+        let told = tagged(Setting::Edns, OPTIONS, reply.clone());
+        assert_eq!(told[..reply.len() - 2], reply[..reply.len() - 2]);
+        assert_eq!(told[reply.len() - 2..], *b"\0\x08\0\x03\0\x04vm-7");
+        assert_eq!(tagged(Setting::Edns, b"\0\x0a\0\x08abcdefgh", reply.clone()), reply);
+        assert_eq!(tagged(Setting::Off, OPTIONS, reply.clone()), reply);
+    }
+
+    #[test]
+    fn replies_without_an_opt_stay_as_they_are() {
+        let plain = b"\0\x01\x81\0\0\x01\0\0\0\0\0\0\x01a\0\0\x01\0\x01".to_vec();
+        assert_eq!(tagged(Setting::Always, OPTIONS, plain.clone()), plain);
+        assert_eq!(tagged(Setting::Always, OPTIONS, Vec::new()), Vec::<u8>::new());
+    }
+
+    #[test]
+    fn options_that_lie_about_their_length_never_get_here() {
+        for options in [&b"\0\x0a\0\xff\0\x03\0\0"[..], b"\0\x03"] {
+            assert!(matches!(parse(&query(options)), Parsed::Reply(_)), "{options:?} was taken for a query");
+        }
+    }
+
+    #[test]
+    fn chaos_is_for_tools_unless_configured_otherwise() {
+        let version = Name::from_text("Version.Bind").unwrap();
+        assert_eq!(identity(Setting::Edns).chaos(&version, false), None);
+        assert!(identity(Setting::Edns).chaos(&version, true).unwrap().starts_with("bosh-dns-xdp "));
+        assert!(identity(Setting::Always).chaos(&version, false).is_some());
+        assert_eq!(identity(Setting::Off).chaos(&version, true), None);
+        let host = Name::from_text("hostname.bind").unwrap();
+        assert_eq!(identity(Setting::Edns).chaos(&host, true), Some("vm-7"));
+        assert_eq!(identity(Setting::Always).chaos(&Name::from_text("a.bind").unwrap(), true), None);
+    }
+}

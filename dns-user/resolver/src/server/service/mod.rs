@@ -1,0 +1,202 @@
+//! From a query to its reply, for all sockets. A query is read once and answered from
+//! one [`State`]; around the answer lie, from the inside:
+//!
+//! * [`route`]: who answers.
+//! * truncation: [`fit`] cuts what others answer to what the client takes; local
+//!   answers are made within that limit.
+//! * [`identity`]: class CH and the EDNS options that ask who we are.
+//! * [`observe`]: what is counted and logged of a reply.
+
+pub(super) mod identity;
+pub(super) mod observe;
+pub(super) mod route;
+
+use std::sync::Arc;
+
+use hickory_proto::op::ResponseCode;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use self::{
+    identity::{Chaos, add_options, chaos_reply, chaos_text},
+    route::{Route, UPCHECK_V4, UPCHECK_V6},
+};
+use super::{Options, ServerMetrics, metrics::By};
+use crate::fleet::{Answer, Fleet, LookedUp, State};
+use dns_core::{
+    name::Name,
+    resolve::Resolution,
+    wire::{
+        OwnedQuery, Query, ReplyFlags, Shuffle, Transport, address_reply, empty_reply, error_reply, fit,
+        local_reply,
+    },
+};
+
+/// The way from a query to its reply, and its limits.
+pub(in crate::server) struct QueryHandler {
+    /// The state that answers come from.
+    pub(in crate::server) fleet: Arc<Fleet>,
+    /// What we tell about ourselves; `None`: nothing.
+    chaos: Option<Arc<dyn Chaos>>,
+    /// What is counted.
+    pub(in crate::server) metrics: ServerMetrics,
+    /// Limits.
+    pub(in crate::server) options: Options,
+    /// One permit for each query that may wait for somebody else.
+    in_flight: Arc<Semaphore>,
+}
+
+/// What became of a query at once.
+pub(in crate::server) enum AtOnce {
+    /// The reply is written.
+    Replied {
+        /// Who answered.
+        by: By,
+        /// The answer, if it is a local one.
+        resolution: Option<Arc<Resolution>>,
+    },
+    /// Somebody else has to be waited for: [`QueryHandler::answer_later`].
+    Later(Later),
+}
+
+/// A query that has to wait.
+pub(in crate::server) struct Later {
+    /// The query, with a message of its own.
+    pub(in crate::server) query: OwnedQuery,
+    /// For whom it waits.
+    source: Source,
+    /// Who is going to answer.
+    pub(in crate::server) by: By,
+}
+
+/// Whom a query waits for.
+enum Source {
+    /// First checks of instances of this local name of this state.
+    FirstChecks(Arc<State>, Name),
+    /// A handler, recursors.
+    Other(Arc<dyn Answer>),
+}
+
+impl QueryHandler {
+    /// For queries about `fleet`.
+    pub(in crate::server) fn new(
+        fleet: Arc<Fleet>,
+        chaos: Option<Arc<dyn Chaos>>,
+        metrics: ServerMetrics,
+        options: Options,
+    ) -> Self {
+        let in_flight = Arc::new(Semaphore::new(options.max_in_flight.min(Semaphore::MAX_PERMITS)));
+        Self { fleet, chaos, metrics, options, in_flight }
+    }
+
+    /// Writes the reply into `out` if nobody has to be waited for.
+    pub(in crate::server) fn answer_at_once(
+        &self,
+        query: &Query<'_>,
+        transport: Transport,
+        shuffle: &mut Shuffle,
+        out: &mut Vec<u8>,
+    ) -> AtOnce {
+        let name = query.question.name();
+        if let Some(text) = chaos_text(self.chaos.as_deref(), query, &name) {
+            *out = chaos_reply(query, &text, transport);
+            self.add_options(query, transport, out);
+            return AtOnce::Replied { by: By::Chaos, resolution: None };
+        }
+        let state = self.fleet.state();
+        let route = Route::of(&state, &name, query.question.qtype);
+        let by = by(&route);
+        let later = |source| AtOnce::Later(Later { query: query.to_owned(), source, by });
+        let limit = query.limit(transport);
+        let mut resolution = None;
+        match route {
+            Route::Local => match self.fleet.look_up(&state, &name) {
+                LookedUp::Found(found) => {
+                    local_reply(query, &found, limit, shuffle, out);
+                    resolution = Some(found);
+                }
+                LookedUp::NotChecked => return later(Source::FirstChecks(Arc::clone(&state), name)),
+            },
+            Route::Upcheck => address_reply(query, &UPCHECK_V4, &UPCHECK_V6, limit, shuffle, out),
+            Route::Refused => *out = error_reply(query, ResponseCode::Refused),
+            Route::Consul(answer)
+            | Route::Handler(answer)
+            | Route::Reverse(answer)
+            | Route::Recursors(answer) => {
+                out.clear();
+                if !answer.answer_at_once(query, transport, out) {
+                    return later(Source::Other(answer));
+                }
+                *out = fit(query, std::mem::take(out), transport);
+            }
+        }
+        self.add_options(query, transport, out);
+        AtOnce::Replied { by, resolution }
+    }
+
+    /// Adds what EDNS options of the query ask for.
+    #[inline]
+    pub(in crate::server) fn add_options(
+        &self,
+        query: &Query<'_>,
+        transport: Transport,
+        reply: &mut Vec<u8>,
+    ) {
+        add_options(self.chaos.as_deref(), query, transport, reply);
+    }
+
+    /// A place among the queries that wait; `None`: there are too many.
+    pub(in crate::server) fn admit(&self) -> Option<OwnedSemaphorePermit> {
+        self.in_flight.clone().try_acquire_owned().ok()
+    }
+
+    /// Waits until no query waits any more.
+    pub(in crate::server) async fn idle(&self) {
+        let all = u32::try_from(self.options.max_in_flight).unwrap_or(u32::MAX);
+        // The semaphore is never closed.
+        let _ = self.in_flight.acquire_many(all).await;
+    }
+
+    /// The reply of somebody else, cut to what the client takes; SERVFAIL if it
+    /// does not come in time.
+    pub(in crate::server) async fn answer_later(&self, later: &Later, transport: Transport) -> Vec<u8> {
+        let query = &later.query.as_query();
+        let answer = async {
+            match &later.source {
+                Source::Other(answer) => fit(query, answer.answer(query, transport).await, transport),
+                Source::FirstChecks(state, name) => {
+                    let resolution = self.fleet.look_up_checked(state, name).await;
+                    let mut out = Vec::new();
+                    let limit = query.limit(transport);
+                    local_reply(query, &resolution, limit, &mut Shuffle::default(), &mut out);
+                    out
+                }
+            }
+        };
+        let _waiting = self.metrics.in_flight();
+        match tokio::time::timeout(self.options.request_timeout, answer).await {
+            Ok(mut reply) => {
+                self.add_options(query, transport, &mut reply);
+                reply
+            }
+            Err(_) => empty_reply(query, ResponseCode::ServFail, ReplyFlags::RECURSION),
+        }
+    }
+
+    /// What a client gets when too many queries wait already.
+    pub(in crate::server) fn overload_reply(&self, query: &Query<'_>) -> Vec<u8> {
+        empty_reply(query, ResponseCode::ServFail, ReplyFlags::RECURSION)
+    }
+}
+
+/// Who answers on a route.
+fn by(route: &Route) -> By {
+    match route {
+        Route::Upcheck => By::Upcheck,
+        Route::Local => By::Local,
+        Route::Consul(_) => By::Consul,
+        Route::Handler(_) => By::Handler,
+        Route::Reverse(_) => By::Reverse,
+        Route::Recursors(_) => By::Recursors,
+        Route::Refused => By::Nobody,
+    }
+}

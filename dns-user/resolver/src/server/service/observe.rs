@@ -1,0 +1,77 @@
+//! What is counted and logged of a reply.
+
+use std::{net::SocketAddr, time::Duration};
+
+use crate::{
+    ops::logs::requests,
+    server::metrics::{By, Observed, Stripe},
+};
+use dns_core::wire::{Query, Transport};
+
+/// Counts a reply and logs it if asked to.
+pub(in crate::server) fn observe(
+    stripe: &Stripe,
+    client: SocketAddr,
+    transport: Transport,
+    query: &Query<'_>,
+    reply: &[u8],
+    by: By,
+    took: Duration,
+) {
+    let rcode = reply.get(3).map_or(0, |byte| byte & 15);
+    stripe.observe(&Observed {
+        transport,
+        from_v6: !client.ip().to_canonical().is_ipv4(),
+        qtype: Some(query.question.qtype),
+        dnssec_ok: query.edns.is_some_and(|edns| edns.dnssec_ok),
+        rcode,
+        by,
+        query_len: query.message.len(),
+        reply_len: reply.len(),
+        took,
+    });
+    if requests::wanted() {
+        log(client, transport, query, reply, by, took);
+    }
+}
+
+/// Counts a reply to a message without a readable question.
+pub(in crate::server) fn observe_unreadable(
+    stripe: &Stripe,
+    client: SocketAddr,
+    transport: Transport,
+    message: &[u8],
+    reply: &[u8],
+    took: Duration,
+) {
+    stripe.observe(&Observed {
+        transport,
+        from_v6: !client.ip().to_canonical().is_ipv4(),
+        qtype: None,
+        dnssec_ok: false,
+        rcode: reply.get(3).map_or(0, |byte| byte & 15),
+        by: By::Nobody,
+        query_len: message.len(),
+        reply_len: reply.len(),
+        took,
+    });
+}
+
+/// The line per request.
+#[cold]
+fn log(client: SocketAddr, transport: Transport, query: &Query<'_>, reply: &[u8], by: By, took: Duration) {
+    requests::log(&requests::Request {
+        name: &query.question.name(),
+        query_type: query.question.qtype,
+        rcode: reply.get(3).map_or(0, |byte| byte & 15),
+        answers: reply.get(6..8).map_or(0, |count| u16::from_be_bytes([count[0], count[1]])),
+        bytes: reply.len(),
+        client,
+        transport: match transport {
+            Transport::Udp => "udp",
+            Transport::Tcp => "tcp",
+        },
+        answered_by: by.label(),
+        took,
+    });
+}

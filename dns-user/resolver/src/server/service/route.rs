@@ -1,0 +1,110 @@
+//! Who answers a query.
+
+use std::{
+    net::{Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+};
+
+use crate::fleet::{ARPA, Answer, ROOT, State};
+use dns_core::{
+    name::Name,
+    wire::{TYPE_A, TYPE_DS},
+};
+
+/// What up-check names resolve to.
+pub(super) const UPCHECK_V4: [Ipv4Addr; 1] = [Ipv4Addr::LOCALHOST];
+/// The same in IPv6.
+pub(super) const UPCHECK_V6: [Ipv6Addr; 1] = [Ipv6Addr::LOCALHOST];
+
+/// Whether a state's routes send `name` to the fleet, for every type that interfaces
+/// answer: what else a name means there, only userspace says.
+pub fn is_local(state: &State, name: &Name) -> bool {
+    matches!(Route::of(state, name, TYPE_A), Route::Local)
+}
+
+/// Whether a state's routes send `name` to Consul's names, for types A and AAAA.
+pub fn is_consuls(state: &State, name: &Name) -> bool {
+    matches!(Route::of(state, name, TYPE_A), Route::Consul(_))
+}
+
+/// Who answers one query.
+#[derive(Clone)]
+pub(super) enum Route {
+    /// 127.0.0.1 and ::1.
+    Upcheck,
+    /// The fleet: the name has a local zone in the state that was routed by.
+    Local,
+    /// Names of Consul's.
+    Consul(Arc<dyn Answer>),
+    /// A handler.
+    Handler(Arc<dyn Answer>),
+    /// Names below `arpa.`
+    Reverse(Arc<dyn Answer>),
+    /// Recursors.
+    Recursors(Arc<dyn Answer>),
+    /// Nobody.
+    Refused,
+}
+
+impl Route {
+    /// Who answers `name`: the longest domain that ends the name wins; of equal ones,
+    /// up-check names before local ones before Consul's before handlers.
+    pub(super) fn of(state: &State, name: &Name, qtype: u16) -> Self {
+        if qtype == TYPE_DS {
+            return Self::of_parent(state, name);
+        }
+        let local_zone = state.snapshot.local_zone(name).map(Name::as_wire);
+        name.suffixes()
+            .find_map(|suffix| Self::exactly(state, suffix, local_zone == Some(suffix)))
+            .unwrap_or_else(|| Self::root(state))
+    }
+
+    /// Type DS belongs to the parent: the root if somebody answers for it, else
+    /// the shortest domain that ends the name (observed).
+    fn of_parent(state: &State, name: &Name) -> Self {
+        if !matches!(Self::root(state), Self::Refused) {
+            return Self::root(state);
+        }
+        let mut suffixes: Vec<&[u8]> = name.suffixes().collect();
+        suffixes.reverse();
+        let exactly = |suffix: &&[u8]| {
+            // A suffix of a name is a name.
+            let is_local =
+                Name::from_wire(suffix).is_ok_and(|(name, _)| state.snapshot.local_zone(&name).is_some());
+            Self::exactly(state, suffix, is_local)
+        };
+        suffixes.iter().find_map(exactly).unwrap_or(Self::Refused)
+    }
+
+    /// Who answers for exactly this domain.
+    fn exactly(state: &State, domain: &[u8], is_local: bool) -> Option<Self> {
+        let routes = &state.routes;
+        if routes.upchecks.contains(domain) {
+            return Some(Self::Upcheck);
+        }
+        if is_local {
+            return Some(Self::Local);
+        }
+        if let Some(consul) = routes.consul.get(domain) {
+            return Some(Self::Consul(consul.clone()));
+        }
+        if domain == ARPA
+            && let Some(reverse) = &routes.reverse
+        {
+            return Some(Self::Reverse(reverse.clone()));
+        }
+        if domain == ROOT || routes.handlers_stay_away && state.had_domain(domain) {
+            return None;
+        }
+        routes.handlers.get(domain).cloned().map(Self::Handler)
+    }
+
+    /// Who answers what nobody else does: recursors override a handler for the root.
+    fn root(state: &State) -> Self {
+        match (&state.routes.recursors, state.routes.handlers.get(ROOT)) {
+            (Some(recursors), _) => Self::Recursors(recursors.clone()),
+            (None, Some(handler)) => Self::Handler(handler.clone()),
+            (None, None) => Self::Refused,
+        }
+    }
+}

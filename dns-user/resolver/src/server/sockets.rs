@@ -1,0 +1,154 @@
+//! Binding: one TCP listener and several UDP sockets for each address.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr, TcpListener},
+    os::fd::AsRawFd,
+};
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::{Options, ServerError, udp};
+
+/// Receive buffer of each UDP socket, in bytes: room for some thousand queries
+/// of a burst (the kernel counts about 800 bytes for a small one). What an
+/// unprivileged process gets is bounded by `net.core.rmem_max`.
+const RECEIVE_BUFFER: usize = 4 << 20;
+/// Send buffer of each UDP socket, in bytes.
+const SEND_BUFFER: usize = 1 << 20;
+/// Clients that may wait for their connection to be taken up.
+const TCP_BACKLOG: i32 = 1024;
+/// How often a free port is looked for that both TCP and UDP have.
+const FREE_PORT_TRIES: usize = 16;
+
+/// The sockets of one listen address.
+pub(super) struct Endpoint {
+    /// The address, with the port that was taken for port 0.
+    pub(super) address: SocketAddr,
+    /// The one listener.
+    pub(super) tcp: tokio::net::TcpListener,
+    /// One for each worker; the kernel steers a client to one of them.
+    pub(super) udp: Vec<udp::Socket>,
+}
+
+impl Endpoint {
+    /// Binds `address`, with so many UDP sockets.
+    pub(super) fn bind(address: SocketAddr, options: &Options, workers: usize) -> Result<Self, ServerError> {
+        let tries = if address.port() == 0 { FREE_PORT_TRIES } else { 1 };
+        let mut tries_left = tries;
+        loop {
+            tries_left -= 1;
+            match Self::try_bind(address, options, workers) {
+                Err(error) if tries_left > 0 && error.source.kind() == io::ErrorKind::AddrInUse => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// One try.
+    fn try_bind(address: SocketAddr, options: &Options, workers: usize) -> Result<Self, ServerError> {
+        let only_v6 = options.ipv4_apart;
+        let failed = |address, transport| {
+            move |source: io::Error| ServerError { address, transport, remedy: remedy(&source), source }
+        };
+        let tcp = bind_tcp(address, only_v6).map_err(failed(address, "TCP"))?;
+        let address = tcp.local_addr().map_err(failed(address, "TCP"))?;
+        let told = address.ip().is_unspecified() || options.max_reply.is_some();
+        let udp = bind_udp(address, only_v6, told, workers).map_err(failed(address, "UDP"))?;
+        Ok(Self { address, tcp, udp })
+    }
+}
+
+/// The listener. It does not share its port, and so notices another server
+/// (another one of ourselves, too) on the same address.
+fn bind_tcp(address: SocketAddr, only_v6: bool) -> io::Result<tokio::net::TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(only_v6)?;
+    }
+    // Lets us bind while connections of an earlier run are in TIME_WAIT.
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(TCP_BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    tokio::net::TcpListener::from_std(TcpListener::from(socket))
+}
+
+/// One socket for each worker; `told`: the kernel says to which address of which interface
+/// each datagram came.
+fn bind_udp(address: SocketAddr, only_v6: bool, told: bool, workers: usize) -> io::Result<Vec<udp::Socket>> {
+    // Sockets with SO_REUSEPORT would silently share the port with a second
+    // server of the same user; one without it shows that nobody else is there.
+    drop(udp_socket(address, only_v6, false)?);
+    (0..workers)
+        .map(|_| {
+            let socket = udp_socket(address, only_v6, true)?;
+            if told {
+                ask_for_destination(&socket, address.ip())?;
+            }
+            grow_buffers(&socket);
+            Ok(udp::Socket::new(socket.into(), told))
+        })
+        .collect()
+}
+
+/// A bound UDP socket.
+fn udp_socket(address: SocketAddr, only_v6: bool, share: bool) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(only_v6)?;
+    }
+    // SO_REUSEPORT, kernel 3.9.
+    socket.set_reuse_port(share)?;
+    socket.bind(&address.into())?;
+    Ok(socket)
+}
+
+/// Makes the kernel say to which of our addresses each datagram was sent, and by which
+/// interface it came.
+fn ask_for_destination(socket: &Socket, bound_to: IpAddr) -> io::Result<()> {
+    let (level, option) = match bound_to {
+        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_PKTINFO),
+        IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+    };
+    set_option(socket, level, option, 1)
+}
+
+/// Asks for large buffers; smaller ones serve as well.
+fn grow_buffers(socket: &Socket) {
+    // Past the limit with CAP_NET_ADMIN, else up to it.
+    let forced = set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BUFFER as i32);
+    if forced.is_err() {
+        let _smaller = socket.set_recv_buffer_size(RECEIVE_BUFFER);
+    }
+    let _smaller = socket.set_send_buffer_size(SEND_BUFFER);
+}
+
+/// `setsockopt` with a number.
+fn set_option(socket: &Socket, level: i32, option: i32, value: i32) -> io::Result<()> {
+    // SAFETY: the descriptor is open, and the value is an `int` of the size given.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            (&raw const value).cast(),
+            size_of_val(&value) as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// What an operator can do about a socket that cannot be had.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "another process listens there: stop it, or change address or port in the configuration"
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            "no interface has this address: add it, or change the configuration"
+        }
+        io::ErrorKind::PermissionDenied => "ports below 1024 need CAP_NET_BIND_SERVICE",
+        _ => "check address and port in the configuration",
+    }
+}

@@ -1,0 +1,299 @@
+//! TCP: several queries on a connection (RFC 7766).
+
+use std::{collections::BTreeMap, io, net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::{Buf, BytesMut};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    task::JoinSet,
+    time::{Instant, sleep, sleep_until, timeout},
+};
+
+use super::{
+    connections::{Connections, Place},
+    metrics::Dropped,
+    service::{
+        AtOnce, QueryHandler,
+        observe::{observe, observe_unreadable},
+    },
+};
+use dns_core::wire::{self, Parsed, Shuffle, Transport};
+
+/// Queries of one connection that may wait for somebody else at a time; while
+/// there are so many, no more are read.
+const MAX_WAITING: usize = 64;
+/// How long replies are held back behind an earlier query that still waits.
+/// Then they overtake it (RFC 7766, section 6.2.1.1): the order is kept for
+/// simple clients while that costs little.
+const HOLD_ORDER: Duration = Duration::from_millis(500);
+/// How long a client may take to accept replies before it is given up.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long to wait after `accept` failed, for lack of descriptors for example.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// How often that is logged.
+const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Serves the connections of one listener until told to stop; returns when the
+/// last of them has ended.
+pub(super) async fn serve(
+    listener: TcpListener,
+    handler: Arc<QueryHandler>,
+    mut stopped: watch::Receiver<bool>,
+) {
+    let open = Arc::new(Connections::new(handler.options.max_tcp_connections, handler.options.own.clone()));
+    let mut connections = JoinSet::new();
+    let mut troubled: Option<Instant> = None;
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = stopped.wait_for(|stopped| *stopped) => break,
+            Some(_ended) = connections.join_next(), if !connections.is_empty() => continue,
+        };
+        let (stream, client) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                handler.metrics.tcp_not_accepted();
+                if troubled.is_none_or(|last| last.elapsed() >= COMPLAINT_INTERVAL) {
+                    tracing::warn!(
+                        %error,
+                        "cannot accept a TCP connection, and closed the idlest one to make room. UDP is \
+                         answered on; new clients by TCP wait. If the limit on open files is the \
+                         reason, raise LimitNOFILE"
+                    );
+                    troubled = Some(Instant::now());
+                }
+                open.call_off_idlest();
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        // Replies are written whole, so waiting for more to send would only delay them.
+        // That a client has gone already is noticed by reading.
+        let _ = stream.set_nodelay(true);
+        let (place, called_off) = open.enter(client);
+        handler.metrics.tcp_called_off(called_off);
+        let session = Session::new(stream, client, handler.clone(), place);
+        let stopped = stopped.clone();
+        connections.spawn(async move {
+            let _counted = session.handler.metrics.tcp_session();
+            // A client that goes away is no news.
+            let _gone = session.run(stopped).await;
+        });
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}
+
+/// One connection.
+struct Session {
+    /// The connection.
+    stream: TcpStream,
+    /// Who is at its other end.
+    client: SocketAddr,
+    /// From a query to its reply.
+    handler: Arc<QueryHandler>,
+    /// Its place among all connections.
+    place: Place,
+    /// Bytes that came in and are no complete query yet.
+    input: BytesMut,
+    /// Queries that wait for somebody else; they give their number and the reply.
+    waiting: JoinSet<(u64, Vec<u8>)>,
+    /// Replies behind one that is not there yet, by number of their query.
+    held: BTreeMap<u64, Vec<u8>>,
+    /// Number of the next query to come in.
+    next_query: u64,
+    /// Number of the query whose reply is to go out next.
+    next_reply: u64,
+    /// Framed replies that may go out.
+    output: Vec<u8>,
+    /// Order of answers.
+    shuffle: Shuffle,
+    /// Last time that a query came in or replies went out.
+    active: Instant,
+    /// Since when replies are held back.
+    holding: Option<Instant>,
+}
+
+impl Session {
+    /// Takes up a connection.
+    fn new(stream: TcpStream, client: SocketAddr, handler: Arc<QueryHandler>, place: Place) -> Self {
+        Self {
+            stream,
+            client,
+            handler,
+            place,
+            input: BytesMut::new(),
+            waiting: JoinSet::new(),
+            held: BTreeMap::new(),
+            next_query: 0,
+            next_reply: 0,
+            output: Vec::new(),
+            shuffle: Shuffle::default(),
+            active: Instant::now(),
+            holding: None,
+        }
+    }
+
+    /// Answers until the client has closed its end, is silent for too long, or
+    /// the server stops; what was asked before is answered.
+    async fn run(mut self, mut stopped: watch::Receiver<bool>) -> io::Result<()> {
+        let mut reading = true;
+        while reading || !self.waiting.is_empty() {
+            let deadline = match self.holding {
+                Some(since) => since + HOLD_ORDER,
+                None => self.active + self.handler.options.tcp_idle_timeout,
+            };
+            let idle = self.waiting.is_empty();
+            tokio::select! {
+                read = self.stream.read_buf(&mut self.input), if reading && self.waiting.len() < MAX_WAITING => {
+                    reading = read? > 0;
+                    self.take_queries();
+                }
+                Some(done) = self.waiting.join_next(), if !idle => match done {
+                    Ok((number, reply)) => {
+                        self.held.insert(number, reply);
+                        // There may be queries left that had to wait for a place.
+                        self.take_queries();
+                    }
+                    // A defect: the client gets no reply to this one, and the
+                    // order is lost.
+                    Err(_panic) => self.overtake(),
+                },
+                _ = sleep_until(deadline), if idle || self.holding.is_some() => {
+                    if self.holding.is_none() {
+                        return Ok(());
+                    }
+                    self.overtake();
+                }
+                _ = stopped.wait_for(|stopped| *stopped), if reading => reading = false,
+                () = self.place.called_off() => return Ok(()),
+            }
+            self.release_in_order();
+            self.write().await?;
+        }
+        self.overtake();
+        self.write().await?;
+        self.stream.shutdown().await
+    }
+
+    /// Answers the complete queries that came in, as long as there is a place.
+    fn take_queries(&mut self) {
+        while self.waiting.len() < MAX_WAITING {
+            let Some(length) = self.input.first_chunk::<2>() else { return };
+            let length = usize::from(u16::from_be_bytes(*length));
+            if self.input.len() < 2 + length {
+                return;
+            }
+            self.input.advance(2);
+            let message = self.input.split_to(length);
+            self.active = Instant::now();
+            self.place.touch();
+            self.answer(&message);
+        }
+    }
+
+    /// Answers one query, now or later.
+    fn answer(&mut self, message: &[u8]) {
+        let received = std::time::Instant::now();
+        let stripe = self.handler.metrics.tasks();
+        let query = match wire::parse(message) {
+            Parsed::Query(query) => query,
+            Parsed::Reply(reply) => {
+                let took = received.elapsed();
+                observe_unreadable(stripe, self.client, Transport::Tcp, message, &reply, took);
+                return self.hold(reply);
+            }
+            Parsed::Drop => return stripe.dropped(Dropped::NoQuery, 1),
+        };
+        let mut reply = Vec::new();
+        let by = match self.handler.answer_at_once(&query, Transport::Tcp, &mut self.shuffle, &mut reply) {
+            AtOnce::Replied { by, resolution: _ } => by,
+            AtOnce::Later(later) => match self.handler.admit() {
+                Some(permit) => {
+                    let number = self.number();
+                    let (handler, client) = (self.handler.clone(), self.client);
+                    self.waiting.spawn(async move {
+                        let _permit = permit;
+                        let reply = handler.answer_later(&later, Transport::Tcp).await;
+                        let took = received.elapsed();
+                        let stripe = handler.metrics.tasks();
+                        let query = later.query.as_query();
+                        observe(stripe, client, Transport::Tcp, &query, &reply, later.by, took);
+                        (number, reply)
+                    });
+                    return;
+                }
+                None => {
+                    reply = self.handler.overload_reply(&query);
+                    later.by
+                }
+            },
+        };
+        observe(stripe, self.client, Transport::Tcp, &query, &reply, by, received.elapsed());
+        self.hold(reply);
+    }
+
+    /// The number of a query that has just come in.
+    fn number(&mut self) -> u64 {
+        self.next_query += 1;
+        self.next_query - 1
+    }
+
+    /// Keeps a reply until its turn comes.
+    fn hold(&mut self, reply: Vec<u8>) {
+        let number = self.number();
+        self.held.insert(number, reply);
+    }
+
+    /// Frames the replies whose turn it is.
+    fn release_in_order(&mut self) {
+        while let Some(entry) = self.held.first_entry()
+            // Smaller ones were overtaken.
+            && *entry.key() <= self.next_reply
+        {
+            let (number, reply) = entry.remove_entry();
+            self.next_reply = self.next_reply.max(number + 1);
+            self.frame(&reply);
+        }
+        self.holding = match (self.held.is_empty(), self.holding) {
+            (true, _) => None,
+            (false, since) => since.or_else(|| Some(Instant::now())),
+        };
+    }
+
+    /// Frames all replies that are there, whatever still waits before them.
+    fn overtake(&mut self) {
+        for (number, reply) in std::mem::take(&mut self.held) {
+            self.next_reply = self.next_reply.max(number + 1);
+            self.frame(&reply);
+        }
+        self.holding = None;
+    }
+
+    /// Appends a reply behind its length.
+    fn frame(&mut self, reply: &[u8]) {
+        // Longer ones cannot be: `fit` and `local_reply` cut them.
+        if let Ok(length) = u16::try_from(reply.len())
+            && length > 0
+        {
+            self.output.extend_from_slice(&length.to_be_bytes());
+            self.output.extend_from_slice(reply);
+        }
+    }
+
+    /// Writes what was framed; a client that does not take it is given up.
+    async fn write(&mut self) -> io::Result<()> {
+        if self.output.is_empty() {
+            return Ok(());
+        }
+        tokio::select! {
+            written = timeout(WRITE_TIMEOUT, self.stream.write_all(&self.output)) => written??,
+            () = self.place.called_off() => return Err(io::ErrorKind::ConnectionAborted.into()),
+        }
+        self.output.clear();
+        self.active = Instant::now();
+        Ok(())
+    }
+}

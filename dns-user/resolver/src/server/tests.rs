@@ -1,0 +1,631 @@
+//! The server with real sockets on loopback.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    num::NonZeroUsize,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use futures::future::BoxFuture;
+use hickory_proto::{
+    op::{Message, ResponseCode},
+    rr::RData,
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpStream, UdpSocket},
+    sync::{Notify, oneshot},
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+
+use super::*;
+use crate::fleet::{Answer, ByDomain, Fleet, Routes, Track};
+use dns_core::{
+    catalog::{AliasFiles, Records, Snapshot},
+    name::Name,
+    resolve::{AllRunning, Health, HealthState, Resolution},
+    wire::{
+        CLASS_CH, CLASS_IN, Query, TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_DS, TYPE_TXT, Transport, error_reply,
+    },
+};
+
+/// How long any reply may take here. Far above what it takes: a failure, not a measurement.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+//----------- Set-up ---------------------------------------------------------
+
+/// A fleet of `count` instances of group 1, `10.0.<version>.x`.
+fn fleet(version: u8, count: u8) -> Snapshot {
+    let rows: Vec<String> = (0..count)
+        .map(|number| {
+            format!(
+                "[\"id-{number}\", \"web\", \"net\", \"dep\", \"10.0.{version}.{number}\", \"bosh\", [\"1\"]]"
+            )
+        })
+        .collect();
+    let json = format!(
+        "{{\"record_keys\": [\"id\", \"instance_group\", \"network\", \"deployment\", \"ip\", \"domain\", \
+         \"group_ids\"], \"record_infos\": [{}], \"version\": {version}}}",
+        rows.join(", ")
+    );
+    let (records, warnings) = Records::parse(json.as_bytes()).unwrap();
+    assert!(warnings.is_empty());
+    Snapshot::build(records, &AliasFiles::default()).0
+}
+
+/// Local names of `snapshot` without health checks.
+fn local(snapshot: Snapshot) -> Arc<Fleet> {
+    Arc::new(Fleet::new(snapshot, Arc::new(AllRunning), Arc::new(()), None))
+}
+
+/// `upcheck.bosh-dns.` and nobody else.
+fn upcheck_only() -> Routes {
+    Routes {
+        upchecks: [Name::from_text("upcheck.bosh-dns").unwrap()].into_iter().collect(),
+        ..Routes::default()
+    }
+}
+
+/// Tells about itself under one name.
+struct Version;
+
+impl Chaos for Version {
+    fn text(&self, name: &Name, _has_edns: bool) -> Option<String> {
+        (name.to_string() == "version.bind.").then(|| "bosh-dns-xdp test".to_owned())
+    }
+}
+
+/// A server that runs until it is stopped.
+struct Running {
+    /// Where it listens.
+    addresses: Vec<SocketAddr>,
+    /// What it answers from.
+    fleet: Arc<Fleet>,
+    /// Stops it.
+    stop: oneshot::Sender<()>,
+    /// Its end.
+    ended: JoinHandle<()>,
+}
+
+impl Running {
+    /// Starts on a free port of `127.0.0.1`.
+    async fn start(local: Arc<Fleet>, routes: Routes) -> Self {
+        Self::start_with(&["127.0.0.1:0"], local, routes, Options::default()).await
+    }
+
+    /// Starts on `listen`.
+    async fn start_with(listen: &[&str], local: Arc<Fleet>, routes: Routes, options: Options) -> Self {
+        let listen: Vec<SocketAddr> = listen.iter().map(|address| address.parse().unwrap()).collect();
+        local.set_routes(routes);
+        let metrics = ServerMetrics::new("dns://test".into()).unwrap();
+        let chaos: Arc<dyn Chaos> = Arc::new(Version);
+        let server = Server::bind(&listen, local.clone(), Some(chaos), metrics, options).await.unwrap();
+        let addresses = server.addresses();
+        let (stop, stopped) = oneshot::channel();
+        let ended = tokio::spawn(server.run(async {
+            let _ = stopped.await;
+        }));
+        Self { addresses, fleet: local, stop, ended }
+    }
+
+    /// The first address.
+    fn address(&self) -> SocketAddr {
+        self.addresses[0]
+    }
+
+    /// Stops it and waits for its end.
+    async fn stop(self) {
+        self.stop.send(()).unwrap();
+        timeout(PATIENCE, self.ended).await.unwrap().unwrap();
+    }
+}
+
+/// Answers NOERROR once it is let.
+struct Stalling {
+    /// Lets all wait no longer.
+    go: Notify,
+    /// Whether they need not wait at all.
+    open: AtomicBool,
+    /// Queries that came in.
+    asked: AtomicUsize,
+}
+
+impl Stalling {
+    /// Lets nobody through yet.
+    fn new() -> Arc<Self> {
+        Arc::new(Self { go: Notify::new(), open: AtomicBool::new(false), asked: AtomicUsize::new(0) })
+    }
+
+    /// Lets everybody through.
+    fn release(&self) {
+        self.open.store(true, Ordering::SeqCst);
+        self.go.notify_waiters();
+    }
+
+    /// Waits until `count` queries have come in.
+    async fn wait_for(&self, count: usize) {
+        while self.asked.load(Ordering::SeqCst) < count {
+            sleep(Duration::from_millis(2)).await;
+        }
+    }
+}
+
+impl Answer for Stalling {
+    fn answer<'a>(&'a self, query: &'a Query<'a>, _transport: Transport) -> BoxFuture<'a, Vec<u8>> {
+        Box::pin(async move {
+            let going = self.go.notified();
+            self.asked.fetch_add(1, Ordering::SeqCst);
+            if !self.open.load(Ordering::SeqCst) {
+                going.await;
+            }
+            error_reply(query, ResponseCode::NoError)
+        })
+    }
+}
+
+/// A query as a client sends it.
+fn query(id: u16, name: &str, qtype: u16, qclass: u16) -> Vec<u8> {
+    let mut message = vec![0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    message[..2].copy_from_slice(&id.to_be_bytes());
+    for label in name.split('.') {
+        message.push(label.len() as u8);
+        message.extend_from_slice(label.as_bytes());
+    }
+    message.push(0);
+    message.extend_from_slice(&qtype.to_be_bytes());
+    message.extend_from_slice(&qclass.to_be_bytes());
+    message
+}
+
+/// Asks by UDP; the reply must come from the address that was asked.
+async fn ask_udp(server: SocketAddr, message: &[u8]) -> Message {
+    let any = if server.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(any).await.unwrap();
+    socket.connect(server).await.unwrap();
+    socket.send(message).await.unwrap();
+    let mut reply = vec![0; 65_535];
+    let length = timeout(PATIENCE, socket.recv(&mut reply)).await.unwrap().unwrap();
+    Message::from_vec(&reply[..length]).unwrap()
+}
+
+/// The next reply on a connection; `None`: it was closed.
+async fn read_reply(stream: &mut TcpStream) -> Option<Message> {
+    let length = timeout(PATIENCE, stream.read_u16()).await.unwrap().ok()?;
+    let mut reply = vec![0; length.into()];
+    timeout(PATIENCE, stream.read_exact(&mut reply)).await.unwrap().unwrap();
+    Some(Message::from_vec(&reply).unwrap())
+}
+
+/// A query behind its length.
+fn framed(message: &[u8]) -> Vec<u8> {
+    [&(message.len() as u16).to_be_bytes()[..], message].concat()
+}
+
+/// Asks by TCP.
+async fn ask_tcp(server: SocketAddr, message: &[u8]) -> Message {
+    let mut stream = TcpStream::connect(server).await.unwrap();
+    stream.write_all(&framed(message)).await.unwrap();
+    read_reply(&mut stream).await.unwrap()
+}
+
+/// The addresses in a reply, in order.
+fn addresses(reply: &Message) -> Vec<IpAddr> {
+    let mut addresses: Vec<IpAddr> = reply
+        .answers
+        .iter()
+        .map(|record| match &record.data {
+            RData::A(address) => IpAddr::V4(address.0),
+            RData::AAAA(address) => IpAddr::V6(address.0),
+            other => panic!("no address: {other}"),
+        })
+        .collect();
+    addresses.sort_unstable();
+    addresses
+}
+
+//----------- Who answers ----------------------------------------------------
+
+#[tokio::test]
+async fn local_names_and_upchecks_are_answered_by_udp_and_tcp() {
+    let server = Running::start(local(fleet(1, 3)), upcheck_only()).await;
+    let expected: Vec<IpAddr> = (0..3).map(|number| IpAddr::from([10, 0, 1, number])).collect();
+    let web = query(7, "q-s0.Q-G1.bosh", TYPE_A, CLASS_IN);
+    for _ in 0..3 {
+        let reply = ask_udp(server.address(), &web).await;
+        assert_eq!((reply.metadata.id, addresses(&reply)), (7, expected.clone()));
+        assert!(reply.metadata.authoritative && reply.metadata.recursion_available);
+        assert_eq!(reply.queries[0].name().to_string(), "q-s0.Q-G1.bosh.");
+    }
+    assert_eq!(addresses(&ask_tcp(server.address(), &web).await), expected);
+
+    let upcheck = query(8, "x.upcheck.bosh-dns", TYPE_ANY, CLASS_IN);
+    let loopback = vec![IpAddr::V4(Ipv4Addr::LOCALHOST), "::1".parse().unwrap()];
+    assert_eq!(addresses(&ask_udp(server.address(), &upcheck).await), loopback);
+    assert_eq!(addresses(&ask_tcp(server.address(), &upcheck).await), loopback);
+
+    let rcode = |reply: Message| reply.metadata.response_code;
+    let outside = query(9, "example.com", TYPE_A, CLASS_IN);
+    assert_eq!(rcode(ask_udp(server.address(), &outside).await), ResponseCode::Refused);
+    let unknown = query(9, "q-s0.q-g9.bosh", TYPE_AAAA, CLASS_IN);
+    assert_eq!(rcode(ask_udp(server.address(), &unknown).await), ResponseCode::NXDomain);
+    let malformed = query(9, "q-x.q-g1.bosh", TYPE_A, CLASS_IN);
+    assert_eq!(rcode(ask_udp(server.address(), &malformed).await), ResponseCode::FormErr);
+    assert_eq!(rcode(ask_udp(server.address(), &[9; 12]).await), ResponseCode::NotImp);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn the_longest_domain_wins_and_ds_goes_to_the_parent() {
+    let recursors = Stalling::new();
+    recursors.release();
+    let denied: Arc<dyn Answer> = Arc::new(Denied);
+    let handlers = ["sub.bosh", "bosh", "corp", "arpa", "."]
+        .map(|domain| (Name::from_text(domain).unwrap(), denied.clone()));
+    let with_recursors = Routes {
+        handlers: handlers.clone().into_iter().collect(),
+        reverse: Some(recursors.clone()),
+        recursors: Some(recursors.clone()),
+        ..upcheck_only()
+    };
+    let server = Running::start(local(fleet(1, 1)), with_recursors).await;
+    let rcode = async |name: &str, qtype| {
+        ask_udp(server.address(), &query(1, name, qtype, CLASS_IN)).await.metadata.response_code
+    };
+    // Denied by YXDOMAIN, which nobody else gives.
+    assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::NoError);
+    assert_eq!(rcode("x.sub.bosh", TYPE_A).await, ResponseCode::YXDomain);
+    assert_eq!(rcode("sub.bosh", TYPE_A).await, ResponseCode::YXDomain);
+    assert_eq!(rcode("xcorp", TYPE_A).await, ResponseCode::NoError);
+    assert_eq!(rcode("x.corp", TYPE_A).await, ResponseCode::YXDomain);
+    assert_eq!(rcode("1.in-addr.arpa", TYPE_A).await, ResponseCode::NoError);
+    let before = recursors.asked.load(Ordering::SeqCst);
+    assert_eq!(rcode("x.corp", TYPE_DS).await, ResponseCode::NoError);
+    assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_DS).await, ResponseCode::NoError);
+    assert_eq!(recursors.asked.load(Ordering::SeqCst), before + 2);
+
+    // Without recursors the handler for the root counts, and DS goes there.
+    server.fleet.set_routes(Routes { handlers: handlers.clone().into_iter().collect(), ..upcheck_only() });
+    assert_eq!(rcode("xcorp", TYPE_A).await, ResponseCode::YXDomain);
+    assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_DS).await, ResponseCode::YXDomain);
+    assert_eq!(rcode("1.in-addr.arpa", TYPE_A).await, ResponseCode::YXDomain);
+
+    // Without that one too, DS goes to the shortest domain.
+    let mut few: ByDomain = handlers.into_iter().collect();
+    few.remove(&Name::root());
+    server.fleet.set_routes(Routes { handlers: few, ..upcheck_only() });
+    assert_eq!(rcode("xcorp", TYPE_A).await, ResponseCode::Refused);
+    // Local, although a handler has the longer domain; there is no such instance.
+    assert_eq!(rcode("x.sub.bosh", TYPE_DS).await, ResponseCode::NXDomain);
+    assert_eq!(rcode("x.corp", TYPE_DS).await, ResponseCode::YXDomain);
+
+    // A handler comes back when the records lose its domain, also for names
+    // that were remembered.
+    assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::NoError);
+    server.fleet.install(Arc::new(Snapshot::empty()));
+    assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::YXDomain);
+
+    // Or it does not, as with the reference.
+    let few = ByDomain::from_iter([(Name::from_text("bosh").unwrap(), denied)]);
+    server.fleet.set_routes(Routes { handlers: few, handlers_stay_away: true, ..upcheck_only() });
+    assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::Refused);
+    server.stop().await;
+}
+
+/// Says YXDOMAIN to everything.
+struct Denied;
+
+impl Answer for Denied {
+    fn answer<'a>(&'a self, query: &'a Query<'a>, _transport: Transport) -> BoxFuture<'a, Vec<u8>> {
+        Box::pin(async move { error_reply(query, ResponseCode::YXDomain) })
+    }
+}
+
+#[tokio::test]
+async fn class_ch_tells_about_ourselves_and_else_means_what_in_means() {
+    let server = Running::start(local(fleet(1, 1)), upcheck_only()).await;
+    let reply = ask_udp(server.address(), &query(1, "VERSION.bind", TYPE_TXT, CLASS_CH)).await;
+    assert_eq!(reply.answers[0].data.to_string(), "bosh-dns-xdp test");
+    assert_eq!(u16::from(reply.answers[0].dns_class), CLASS_CH);
+    let reply = ask_udp(server.address(), &query(1, "other.bind", TYPE_TXT, CLASS_CH)).await;
+    assert_eq!(reply.metadata.response_code, ResponseCode::Refused);
+    let reply = ask_udp(server.address(), &query(1, "upcheck.bosh-dns", TYPE_A, CLASS_CH)).await;
+    assert_eq!(addresses(&reply), [IpAddr::V4(Ipv4Addr::LOCALHOST)]);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn new_records_count_at_once_and_large_answers_are_cut_by_udp_alone() {
+    let server = Running::start(local(fleet(1, 1)), upcheck_only()).await;
+    let web = query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN);
+    for version in 2..40u8 {
+        server.fleet.install(Arc::new(fleet(version, 1)));
+        let reply = ask_udp(server.address(), &web).await;
+        assert_eq!(addresses(&reply), [IpAddr::from([10, 0, version, 0])]);
+    }
+    server.fleet.install(Arc::new(fleet(99, 200)));
+    let reply = ask_udp(server.address(), &web).await;
+    assert!(reply.metadata.truncation);
+    assert_eq!(reply.answers.len(), 30);
+    let reply = ask_tcp(server.address(), &web).await;
+    assert!(!reply.metadata.truncation);
+    assert_eq!(reply.answers.len(), 200);
+    server.stop().await;
+}
+
+//----------- Addresses ------------------------------------------------------
+
+#[tokio::test]
+async fn replies_of_wildcard_sockets_come_from_the_address_that_was_asked() {
+    let recursors = Stalling::new();
+    recursors.release();
+    let routes = Routes { recursors: Some(recursors), ..upcheck_only() };
+    let server =
+        Running::start_with(&["0.0.0.0:0"], local(fleet(1, 1)), routes.clone(), Options::default()).await;
+    let port = server.address().port();
+    let web = query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN);
+    let outside = query(1, "example.com", TYPE_A, CLASS_IN);
+    for last in 1..=5 {
+        let address = SocketAddr::from(([127, 0, 0, last], port));
+        // Connected sockets take replies from the address they asked alone.
+        assert_eq!(addresses(&ask_udp(address, &web).await).len(), 1);
+        assert_eq!(ask_udp(address, &outside).await.metadata.response_code, ResponseCode::NoError);
+        assert_eq!(addresses(&ask_tcp(address, &web).await).len(), 1);
+    }
+    server.stop().await;
+
+    let server = Running::start_with(&["[::]:0"], local(fleet(1, 1)), routes, Options::default()).await;
+    let port = server.address().port();
+    for address in ["127.0.0.1", "127.0.0.6", "::1"] {
+        let address = SocketAddr::new(address.parse().unwrap(), port);
+        assert_eq!(addresses(&ask_udp(address, &web).await).len(), 1);
+        assert_eq!(ask_udp(address, &outside).await.metadata.response_code, ResponseCode::NoError);
+        assert_eq!(addresses(&ask_tcp(address, &web).await).len(), 1);
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_port_that_is_taken_is_an_error_even_if_it_is_ours() {
+    let server = Running::start(local(fleet(1, 1)), upcheck_only()).await;
+    let again = async |address| {
+        let metrics = ServerMetrics::new(String::new()).unwrap();
+        Server::bind(&[address], local(fleet(1, 1)), None, metrics, Options::default())
+            .await
+            .err()
+            .unwrap()
+            .to_string()
+    };
+    let error = again(server.address()).await;
+    assert!(error.contains("TCP") && error.contains("another process listens"), "{error}");
+    server.stop().await;
+
+    // One that is taken by UDP alone.
+    let taken = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let error = again(taken.local_addr().unwrap()).await;
+    assert!(error.contains("UDP") && error.contains("another process listens"), "{error}");
+    let error = again("192.0.2.1:0".parse().unwrap()).await;
+    assert!(error.contains("no interface has this address"), "{error}");
+}
+
+//----------- Waiting --------------------------------------------------------
+
+#[tokio::test]
+async fn a_stalled_upstream_delays_nobody_else_and_ends_in_servfail() {
+    let recursors = Stalling::new();
+    let routes = Routes { recursors: Some(recursors.clone()), ..upcheck_only() };
+    let options = Options {
+        request_timeout: Duration::from_millis(300),
+        max_in_flight: 8,
+        workers: NonZeroUsize::new(1),
+        ..Options::default()
+    };
+    let server = Running::start_with(&["127.0.0.1:0"], local(fleet(1, 1)), routes, options).await;
+    let address = server.address();
+    let outside = query(1, "example.com", TYPE_A, CLASS_IN);
+    let stalled: Vec<_> = (0..8)
+        .map(|_| {
+            let outside = outside.clone();
+            tokio::spawn(async move { ask_udp(address, &outside).await })
+        })
+        .collect();
+    recursors.wait_for(8).await;
+    // No place is left: the next one is told at once, and local names go on.
+    let reply = ask_udp(address, &outside).await;
+    assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
+    assert_eq!(recursors.asked.load(Ordering::SeqCst), 8);
+    let web = query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN);
+    assert_eq!(addresses(&ask_udp(address, &web).await).len(), 1);
+    for reply in stalled {
+        assert_eq!(reply.await.unwrap().metadata.response_code, ResponseCode::ServFail);
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn queries_in_flight_are_answered_before_the_end() {
+    let recursors = Stalling::new();
+    let routes = Routes { recursors: Some(recursors.clone()), ..upcheck_only() };
+    let server = Running::start(local(fleet(1, 1)), routes).await;
+    let address = server.address();
+    let by_udp =
+        tokio::spawn(async move { ask_udp(address, &query(1, "example.com", TYPE_A, CLASS_IN)).await });
+    let by_tcp =
+        tokio::spawn(async move { ask_tcp(address, &query(1, "example.com", TYPE_A, CLASS_IN)).await });
+    recursors.wait_for(2).await;
+    let release = async {
+        sleep(Duration::from_millis(50)).await;
+        recursors.release();
+    };
+    tokio::join!(server.stop(), release);
+    assert_eq!(by_udp.await.unwrap().metadata.response_code, ResponseCode::NoError);
+    assert_eq!(by_tcp.await.unwrap().metadata.response_code, ResponseCode::NoError);
+    assert!(TcpStream::connect(address).await.is_err());
+}
+
+#[tokio::test]
+async fn y1_waits_for_first_checks_and_every_query_is_tracked() {
+    /// Counts, and makes `10.0.1.0` fail once it was checked.
+    #[derive(Default)]
+    struct Checks {
+        asked: AtomicUsize,
+        checked: AtomicBool,
+    }
+    impl Health for Checks {
+        fn state(&self, ip: IpAddr, _group: Option<&str>) -> HealthState {
+            match (self.checked.load(Ordering::SeqCst), ip == IpAddr::from([10, 0, 1, 0])) {
+                (false, _) => HealthState::Unchecked,
+                (true, true) => HealthState::Failing,
+                (true, false) => HealthState::Running,
+            }
+        }
+    }
+    impl Track for Checks {
+        fn install(&self, _snapshot: Arc<Snapshot>) {}
+        fn asked(&self, _name: &Name, _resolution: &Resolution) {
+            self.asked.fetch_add(1, Ordering::SeqCst);
+        }
+        fn first_checks<'a>(&'a self, _name: &'a Name, _resolution: &'a Resolution) -> BoxFuture<'a, ()> {
+            Box::pin(async {
+                sleep(Duration::from_millis(20)).await;
+                self.checked.store(true, Ordering::SeqCst);
+            })
+        }
+    }
+    let checks = Arc::new(Checks::default());
+    let local = Arc::new(Fleet::new(fleet(1, 2), checks.clone(), Arc::new(()), Some(checks.clone())));
+    let server = Running::start(local, upcheck_only()).await;
+    let plain = query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN);
+    for asked in 1..4 {
+        assert_eq!(addresses(&ask_udp(server.address(), &plain).await).len(), 2);
+        assert_eq!(checks.asked.load(Ordering::SeqCst), asked);
+    }
+    let waits = query(1, "q-s0y1.q-g1.bosh", TYPE_A, CLASS_IN);
+    assert_eq!(addresses(&ask_udp(server.address(), &waits).await), [IpAddr::from([10, 0, 1, 1])]);
+    // What was remembered before is void once the change is announced.
+    server.fleet.health_changed(&[IpAddr::from([10, 0, 1, 0])]);
+    assert_eq!(addresses(&ask_udp(server.address(), &plain).await), [IpAddr::from([10, 0, 1, 1])]);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_panic_costs_one_reply() {
+    /// Panics as long as it is told to.
+    struct Panics(AtomicBool);
+    impl Health for Panics {
+        fn state(&self, _ip: IpAddr, _group: Option<&str>) -> HealthState {
+            assert!(!self.0.load(Ordering::SeqCst), "a defect, made for this test");
+            HealthState::Running
+        }
+    }
+    let health = Arc::new(Panics(AtomicBool::new(true)));
+    let local = Arc::new(Fleet::new(fleet(1, 1), health.clone(), Arc::new(()), None));
+    let options = Options { workers: NonZeroUsize::new(1), ..Options::default() };
+    let server = Running::start_with(&["127.0.0.1:0"], local, upcheck_only(), options).await;
+    let web = query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN);
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    socket.send_to(&web, server.address()).await.unwrap();
+    // Answered after the other one was taken up, by the one worker there is.
+    ask_udp(server.address(), &query(2, "upcheck.bosh-dns", TYPE_A, CLASS_IN)).await;
+    health.0.store(false, Ordering::SeqCst);
+    assert_eq!(addresses(&ask_udp(server.address(), &web).await).len(), 1);
+    server.stop().await;
+}
+
+//----------- TCP ------------------------------------------------------------
+
+#[tokio::test]
+async fn replies_keep_their_order_while_that_costs_little() {
+    let recursors = Stalling::new();
+    let routes = Routes { recursors: Some(recursors.clone()), ..upcheck_only() };
+    let server = Running::start(local(fleet(1, 1)), routes).await;
+    let session = |outside_first: bool| {
+        let mut queries = vec![query(1, "example.com", TYPE_A, CLASS_IN)];
+        queries.push(query(2, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN));
+        queries.push(query(3, "upcheck.bosh-dns", TYPE_A, CLASS_IN));
+        if !outside_first {
+            queries.rotate_left(1);
+        }
+        queries.iter().flat_map(|query| framed(query)).collect::<Vec<u8>>()
+    };
+    // The first one stalls: the others overtake it after a while.
+    let mut stream = TcpStream::connect(server.address()).await.unwrap();
+    stream.write_all(&session(true)).await.unwrap();
+    assert_eq!(read_reply(&mut stream).await.unwrap().metadata.id, 2);
+    assert_eq!(read_reply(&mut stream).await.unwrap().metadata.id, 3);
+    recursors.release();
+    assert_eq!(read_reply(&mut stream).await.unwrap().metadata.id, 1);
+    // It answers promptly: all come in order, and the session goes on.
+    for outside_first in [true, false] {
+        stream.write_all(&session(outside_first)).await.unwrap();
+        let expected = if outside_first { [1, 2, 3] } else { [2, 3, 1] };
+        for id in expected {
+            assert_eq!(read_reply(&mut stream).await.unwrap().metadata.id, id);
+        }
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn many_queries_at_once_and_bytes_one_by_one_are_all_answered() {
+    let recursors = Stalling::new();
+    recursors.release();
+    let routes = Routes { recursors: Some(recursors), ..upcheck_only() };
+    let server = Running::start(local(fleet(1, 3)), routes).await;
+    let mut stream = TcpStream::connect(server.address()).await.unwrap();
+    let names = ["q-s0.q-g1.bosh", "example.com", "x.y.z.bosh"];
+    let flood: Vec<u8> = (0..1000u16)
+        .flat_map(|id| framed(&query(id, names[usize::from(id) % 3], TYPE_A, CLASS_IN)))
+        .collect();
+    let (mut reader, mut writer) = stream.split();
+    let write = async { writer.write_all(&flood).await.unwrap() };
+    let read = async {
+        for id in 0..1000 {
+            let length = reader.read_u16().await.unwrap();
+            let mut reply = vec![0; length.into()];
+            reader.read_exact(&mut reply).await.unwrap();
+            assert_eq!(Message::from_vec(&reply).unwrap().metadata.id, id);
+        }
+    };
+    timeout(PATIENCE, async { tokio::join!(write, read) }).await.unwrap();
+
+    stream.set_nodelay(true).unwrap();
+    for byte in framed(&query(4711, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN)) {
+        stream.write_all(&[byte]).await.unwrap();
+        sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(read_reply(&mut stream).await.unwrap().metadata.id, 4711);
+    // What is no query gets no reply, and the session goes on.
+    stream.write_all(&framed(b"\x12")).await.unwrap();
+    stream.write_all(&framed(&query(5, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN))).await.unwrap();
+    assert_eq!(read_reply(&mut stream).await.unwrap().metadata.id, 5);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn silent_connections_are_closed_and_new_ones_need_not_wait() {
+    let options = Options {
+        max_tcp_connections: 2,
+        tcp_idle_timeout: Duration::from_millis(400),
+        ..Options::default()
+    };
+    let server = Running::start_with(&["127.0.0.1:0"], local(fleet(1, 1)), upcheck_only(), options).await;
+    let mut silent = Vec::new();
+    for _ in 0..2 {
+        let mut stream = TcpStream::connect(server.address()).await.unwrap();
+        // Half a query is no query.
+        stream.write_all(&[0, 30, 1, 2]).await.unwrap();
+        silent.push(stream);
+    }
+    // The idlest goes for it.
+    let reply = ask_tcp(server.address(), &query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN)).await;
+    assert_eq!(addresses(&reply).len(), 1);
+    for mut stream in silent {
+        assert!(read_reply(&mut stream).await.is_none());
+    }
+    server.stop().await;
+}

@@ -1,0 +1,344 @@
+//! The UDP workers: a thread and a socket each.
+
+use std::{
+    io,
+    os::fd::{AsRawFd, OwnedFd, RawFd},
+    panic::{self, AssertUnwindSafe},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::{runtime::Handle, sync::OwnedSemaphorePermit};
+
+use super::{
+    answer_cache::{AnswerCache, LowerName},
+    eager::spawn_eagerly,
+    metrics::{By, Dropped, Stripe},
+    mmsg::{Batch, ControlMessages, Datagram, socket_address},
+    near::NearClients,
+    service::{
+        AtOnce, Later, QueryHandler,
+        observe::{observe, observe_unreadable},
+    },
+};
+use dns_core::wire::{self, CLASS_CH, Parsed, Query, Shuffle, TYPE_DS, Transport};
+
+/// How long a task waits for room in the socket's send buffer, and how often.
+const SEND_RETRY: (Duration, usize) = (Duration::from_millis(1), 20);
+
+//----------- Socket ---------------------------------------------------------
+
+/// A bound socket, shared by its worker and the tasks that answer later.
+pub(super) struct Socket {
+    /// The descriptor, blocking.
+    descriptor: OwnedFd,
+    /// Whether the kernel says where datagrams were sent to, and replies say where from.
+    told: bool,
+    /// Whether the worker is to end.
+    stopping: AtomicBool,
+}
+
+impl Socket {
+    /// Takes a bound, blocking socket.
+    pub(super) fn new(descriptor: OwnedFd, told: bool) -> Self {
+        Self { descriptor, told, stopping: AtomicBool::new(false) }
+    }
+
+    /// Ends the worker once it has answered what is in the queue.
+    pub(super) fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        // Wakes the worker: later `recvmmsg` calls return what is queued, and
+        // then empty datagrams from nobody.
+        // SAFETY: the descriptor is open. ENOTCONN is what an unconnected socket
+        // says although it was shut down (inet_shutdown, kernel 2.6 and later).
+        let _not_connected = unsafe { libc::shutdown(self.raw(), libc::SHUT_RD) };
+    }
+
+    /// For system calls.
+    fn raw(&self) -> RawFd {
+        self.descriptor.as_raw_fd()
+    }
+
+    /// Sends one reply without blocking.
+    fn try_send(&self, reply: &mut [u8], peer: &mut ReturnPath) -> io::Result<()> {
+        let mut slice = libc::iovec { iov_base: reply.as_mut_ptr().cast(), iov_len: reply.len() };
+        // SAFETY: all-zero bytes are a valid header.
+        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+        header.msg_name = (&raw mut peer.peer).cast();
+        header.msg_namelen = peer.address_len();
+        header.msg_iov = &raw mut slice;
+        header.msg_iovlen = 1;
+        if self.told {
+            header.msg_control = peer.control.as_mut_ptr();
+            header.msg_controllen = peer.control_len;
+        }
+        // SAFETY: the header leads to buffers that live longer than the call.
+        let sent = unsafe { libc::sendmsg(self.raw(), &raw const header, libc::MSG_DONTWAIT) };
+        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Sends one reply from a task; says whether the kernel took it.
+    async fn send(&self, mut reply: Vec<u8>, mut peer: ReturnPath) -> bool {
+        let (pause, tries) = SEND_RETRY;
+        for _ in 0..tries {
+            match self.try_send(&mut reply, &mut peer) {
+                Ok(()) => return true,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(pause).await,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return false,
+            }
+        }
+        false
+    }
+}
+
+/// Where a reply goes, and from which of our addresses.
+#[derive(Clone)]
+struct ReturnPath {
+    /// The client.
+    peer: libc::sockaddr_storage,
+    /// Our address, as a control message.
+    control: ControlMessages,
+    /// Bytes of it.
+    control_len: usize,
+}
+
+impl ReturnPath {
+    /// Back to where `datagram` came from.
+    fn of(datagram: &Datagram<'_>) -> Self {
+        let mut control = *datagram.control;
+        control.clear_interface(datagram.control_len);
+        Self { peer: *datagram.peer, control, control_len: datagram.control_len }
+    }
+
+    /// Bytes of the client's address.
+    fn address_len(&self) -> libc::socklen_t {
+        let length = if i32::from(self.peer.ss_family) == libc::AF_INET {
+            size_of::<libc::sockaddr_in>()
+        } else {
+            size_of::<libc::sockaddr_in6>()
+        };
+        length as libc::socklen_t
+    }
+}
+
+//----------- Worker ---------------------------------------------------------
+
+/// Answers what comes in on one socket.
+pub(super) struct Worker {
+    /// Where queries come in and replies go out.
+    socket: Arc<Socket>,
+    /// Everything that is not particular to this worker.
+    handler: Arc<QueryHandler>,
+    /// Where queries go that have to wait.
+    runtime: Handle,
+    /// Answers of the current generation.
+    cache: AnswerCache,
+    /// Order of answers.
+    shuffle: Shuffle,
+    /// Whose replies are not bounded.
+    near: NearClients,
+    /// What this worker counts.
+    stripe: Arc<Stripe>,
+}
+
+impl Worker {
+    /// A worker for `socket`, not yet running. Must be called inside a tokio runtime.
+    pub(super) fn new(socket: Arc<Socket>, handler: Arc<QueryHandler>) -> Self {
+        Self {
+            socket,
+            runtime: Handle::current(),
+            cache: AnswerCache::new(),
+            shuffle: Shuffle::default(),
+            near: NearClients::default(),
+            stripe: handler.metrics.stripe(),
+            handler,
+        }
+    }
+
+    /// Answers until the socket is stopped.
+    pub(super) fn run(mut self) {
+        // A defect in how one query is answered must not end the service of all.
+        while let Err(_panic) = panic::catch_unwind(AssertUnwindSafe(|| self.serve())) {
+            tracing::error!("a UDP worker panicked and goes on; the query that did it got no reply");
+            self.cache = AnswerCache::new();
+        }
+    }
+
+    /// As [`run`](Self::run).
+    fn serve(&mut self) {
+        let mut batch = Batch::new(self.socket.told);
+        let descriptor = self.socket.raw();
+        loop {
+            let count = match batch.receive(descriptor) {
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                // Errors of earlier replies, such as a client that is gone, are
+                // not reported to unconnected sockets; what else there is may pass.
+                Err(error) => {
+                    if self.socket.stopping.load(Ordering::Acquire) {
+                        return;
+                    }
+                    tracing::warn!(%error, "cannot receive queries");
+                    std::thread::sleep(Duration::from_millis(10));
+                    continue;
+                }
+            };
+            let mut clock = Clock::start();
+            self.cache.keep_only(self.handler.fleet.generation());
+            let mut messages = 0;
+            for mut datagram in batch.datagrams(count) {
+                messages += usize::from(!datagram.query.is_empty());
+                self.answer(&mut datagram, &mut clock);
+            }
+            let failed = batch.send(descriptor, count);
+            if failed > 0 {
+                self.stripe.dropped(Dropped::NotSent, failed as u64);
+            }
+            if messages == 0 && self.socket.stopping.load(Ordering::Acquire) {
+                return;
+            }
+        }
+    }
+
+    /// Answers one datagram, or sends it on its way.
+    fn answer(&mut self, datagram: &mut Datagram<'_>, clock: &mut Clock) {
+        let mut query = match wire::parse(datagram.query) {
+            Parsed::Query(query) => query,
+            Parsed::Reply(reply) => {
+                *datagram.reply = reply;
+                let client = socket_address(datagram.peer);
+                observe_unreadable(
+                    &self.stripe,
+                    client,
+                    Transport::Udp,
+                    datagram.query,
+                    datagram.reply,
+                    clock.elapsed(),
+                );
+                return;
+            }
+            Parsed::Drop => {
+                self.stripe.dropped(Dropped::NoQuery, 1);
+                return;
+            }
+        };
+        if let Some(most) = self.handler.options.max_reply {
+            let ifindex = datagram.control.interface(datagram.control_len);
+            if !self.near.holds(socket_address(datagram.peer).ip(), ifindex) {
+                query.most_by_udp = most.into();
+            }
+        }
+        let (by, took) = match self.answer_from_cache(&query, datagram.reply) {
+            Some(by) => (by, clock.elapsed_about()),
+            None => match self.answer_anew(&query, datagram, clock.received) {
+                Some(by) => (by, clock.elapsed()),
+                None => return,
+            },
+        };
+        let client = socket_address(datagram.peer);
+        observe(&self.stripe, client, Transport::Udp, &query, datagram.reply, by, took);
+    }
+
+    /// Answers a local name that was asked for before.
+    fn answer_from_cache(&mut self, query: &Query<'_>, reply: &mut Vec<u8>) -> Option<By> {
+        // Both may be routed elsewhere than the other types and classes.
+        if query.question.qtype == TYPE_DS || query.question.qclass == CLASS_CH {
+            return None;
+        }
+        let entry = self.cache.get(&LowerName::new(query.question.raw_name))?;
+        let fleet = &self.handler.fleet;
+        fleet.asked(&entry.name, &entry.resolution);
+        // It may have been evicted there since.
+        fleet.learn(&entry.name);
+        let limit = query.limit(Transport::Udp);
+        wire::local_reply(query, &entry.resolution, limit, &mut self.shuffle, reply);
+        self.handler.add_options(query, Transport::Udp, reply);
+        Some(By::Local)
+    }
+
+    /// Answers a query that is not remembered; `None`: it was handed to a task.
+    fn answer_anew(
+        &mut self,
+        query: &Query<'_>,
+        datagram: &mut Datagram<'_>,
+        received: Instant,
+    ) -> Option<By> {
+        match self.handler.answer_at_once(query, Transport::Udp, &mut self.shuffle, datagram.reply) {
+            AtOnce::Replied { by, resolution } => {
+                if let Some(resolution) = resolution
+                    && query.question.qtype != TYPE_DS
+                {
+                    self.cache.insert(query.question.name(), resolution);
+                }
+                Some(by)
+            }
+            AtOnce::Later(later) => match self.handler.admit() {
+                Some(permit) => {
+                    self.hand_over(later, datagram, received, permit);
+                    None
+                }
+                None => {
+                    *datagram.reply = self.handler.overload_reply(query);
+                    Some(later.by)
+                }
+            },
+        }
+    }
+
+    /// Begins what a query needs that has to wait; the rest is done by a task.
+    fn hand_over(
+        &self,
+        later: Later,
+        datagram: &Datagram<'_>,
+        received: Instant,
+        permit: OwnedSemaphorePermit,
+    ) {
+        let path = ReturnPath::of(datagram);
+        let (socket, handler) = (self.socket.clone(), self.handler.clone());
+        spawn_eagerly(&self.runtime, async move {
+            // Held until the reply is out, for an orderly end.
+            let _permit = permit;
+            let reply = handler.answer_later(&later, Transport::Udp).await;
+            let client = socket_address(&path.peer);
+            let stripe = handler.metrics.tasks();
+            let query = later.query.as_query();
+            observe(stripe, client, Transport::Udp, &query, &reply, later.by, received.elapsed());
+            if !socket.send(reply, path).await {
+                stripe.dropped(Dropped::NotSent, 1);
+            }
+        });
+    }
+}
+
+/// The time that a batch takes, read seldom.
+struct Clock {
+    /// When the batch was taken from the socket.
+    received: Instant,
+    /// The last reading.
+    last: Option<Duration>,
+}
+
+impl Clock {
+    /// A batch was taken.
+    fn start() -> Self {
+        Self { received: Instant::now(), last: None }
+    }
+
+    /// Time since then.
+    fn elapsed(&mut self) -> Duration {
+        *self.last.insert(self.received.elapsed())
+    }
+
+    /// Time since then at the last reading: good enough for remembered answers,
+    /// of which a whole batch takes some microseconds.
+    fn elapsed_about(&mut self) -> Duration {
+        match self.last {
+            Some(last) => last,
+            None => self.elapsed(),
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Becoming the machine's resolver: by `/etc/resolv.conf`, with or without resolvconf, or by
+//! systemd-resolved. What is changed can be put back as it was found.
+
+mod resolv_conf;
+mod resolved;
+
+pub use self::{resolv_conf::ResolvConf, resolved::Resolved};
+
+use std::{io, process::Command};
+
+use dns_core::config::ConfigError;
+
+/// Why the machine does not ask the server.
+#[derive(Debug, thiserror::Error)]
+pub enum SystemError {
+    /// A file cannot be read or written.
+    #[error("{file}: {problem}")]
+    File {
+        /// Which one.
+        file: String,
+        /// What the kernel said.
+        problem: io::Error,
+    },
+    /// A program failed.
+    #[error("{command} failed: {problem}")]
+    Command {
+        /// As a person would type it.
+        command: String,
+        /// What it said.
+        problem: String,
+    },
+    /// Somebody else decides what stands in resolv.conf.
+    #[error("{file} is written by {who}: {remedy}")]
+    Managed {
+        /// The file.
+        file: String,
+        /// Who writes it.
+        who: &'static str,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// The server's configuration cannot be read.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The kernel gave no timer or signal.
+    #[error("{0}")]
+    Runtime(#[from] io::Error),
+}
+
+/// Runs a program to its end; what it printed.
+fn run(program: &str, arguments: &[&str]) -> Result<String, SystemError> {
+    let failed = |problem: String| SystemError::Command {
+        command: format!("{program} {}", arguments.join(" ")),
+        problem,
+    };
+    let output = Command::new(program).args(arguments).output().map_err(|error| failed(error.to_string()))?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => {
+            Err(failed(format!("{} ({})", String::from_utf8_lossy(&output.stderr).trim(), output.status)))
+        }
+    }
+}

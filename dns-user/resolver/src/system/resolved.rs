@@ -1,0 +1,69 @@
+//! systemd-resolved, which asks the server for the domains of the fleet: by a dummy interface
+//! with the server's address and routing domains (`resolvectl(1)`), which follow the records and
+//! handlers.
+
+use std::net::IpAddr;
+
+use super::{SystemError, run};
+
+/// The interface; the reference's name, so that what it left is taken over.
+const INTERFACE: &str = "bosh-dns";
+
+/// Keeps systemd-resolved told.
+#[derive(Debug)]
+pub struct Resolved {
+    /// The server's address.
+    address: IpAddr,
+    /// Whether the interface was made by us.
+    made: bool,
+    /// The domains that systemd-resolved was told, once it was.
+    told: Option<Vec<String>>,
+}
+
+impl Resolved {
+    /// For a server at `address`; changes nothing yet.
+    pub fn new(address: IpAddr) -> Self {
+        Self { address, made: false, told: None }
+    }
+
+    /// Makes the interface if it is not there, and tells systemd-resolved of it and of `domains`
+    /// if they are others than before. A systemd-resolved that was started again is told again.
+    pub fn look(&mut self, domains: &[String]) -> Result<(), SystemError> {
+        let address = self.address.to_string();
+        if run("ip", &["link", "show", "dev", INTERFACE]).is_err() {
+            run("ip", &["link", "add", INTERFACE, "type", "dummy"])?;
+            (self.made, self.told) = (true, None);
+        }
+        let shown = run("ip", &["-oneline", "address", "show", "dev", INTERFACE])?;
+        if !shown.contains(&format!(" {address}/")) {
+            let prefix = if self.address.is_ipv4() { 32 } else { 128 };
+            run("ip", &["address", "add", &format!("{address}/{prefix}"), "dev", INTERFACE])?;
+            run("ip", &["link", "set", INTERFACE, "up"])?;
+        }
+        let asked = run("resolvectl", &["dns", INTERFACE])?;
+        let knows = asked.split_whitespace().any(|word| word == address);
+        if knows && self.told.as_deref() == Some(domains) {
+            return Ok(());
+        }
+        run("resolvectl", &["dns", INTERFACE, &address])?;
+        run("resolvectl", &["default-route", INTERFACE, "no"])?;
+        let routing: Vec<String> = domains.iter().map(|domain| format!("~{domain}")).collect();
+        let mut arguments = vec!["domain", INTERFACE];
+        arguments.extend(routing.iter().map(String::as_str));
+        if routing.is_empty() {
+            // Without a domain the command would only show those that there are.
+            arguments.push("");
+        }
+        run("resolvectl", &arguments)?;
+        self.told = Some(domains.to_vec());
+        Ok(())
+    }
+
+    /// Removes the interface, with all that systemd-resolved knows of it, if it was made by us.
+    pub fn put_back(&mut self) -> Result<(), SystemError> {
+        if !self.made {
+            return run("resolvectl", &["revert", INTERFACE]).map(drop);
+        }
+        run("ip", &["link", "delete", INTERFACE]).map(drop)
+    }
+}

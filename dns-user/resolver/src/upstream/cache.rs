@@ -1,0 +1,386 @@
+//! The cache for forwarded answers: bounded by entries and bytes.
+//!
+//! Replies are kept as the bytes they were, without their OPT. A hit is a copy
+//! with the client's id and letter case in which the TTLs are overwritten.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use moka::{Expiry, notification::RemovalCause, sync::Cache as Store};
+use smallvec::SmallVec;
+
+use super::{
+    Ask,
+    message::{self, Flags, Outline},
+};
+use dns_core::config::{CacheConfig, RecursorErrors};
+
+/// Least TTL, seconds: lower ones are raised to it (observed). Also the time for
+/// which an empty answer without SOA is kept (observed).
+const MIN_TTL: u32 = 5;
+/// Largest TTL of an answer with data, seconds (observed).
+const MAX_TTL: u32 = 3600;
+/// Largest TTL of an answer without data, seconds (observed).
+const MAX_DENIAL_TTL: u32 = 1800;
+/// TTL of what is given past its time (RFC 8767, section 4 recommends 30 s).
+const STALE_TTL: u32 = 30;
+/// After a vain try to renew an entry, so long it is given without another one
+/// (RFC 8767, section 5: "failure recheck timer", at least 30 s).
+const STALE_RECHECK: Duration = Duration::from_secs(30);
+/// Bytes that an entry takes besides its message and key: its own fields, and
+/// what moka keeps (estimated from the sizes of its structures).
+const ENTRY_OVERHEAD: usize = 300;
+/// Query types IXFR, AXFR, MAILB, MAILA: no answers that could be kept.
+const UNCACHEABLE_TYPES: std::ops::RangeInclusive<u16> = 251..=254;
+
+/// A cache.
+#[derive(Debug)]
+pub(crate) struct Cache {
+    /// The entries by their keys. The weight of an entry is its bytes.
+    store: Store<Box<[u8]>, Arc<Entry>, foldhash::fast::RandomState>,
+    /// How long past their time entries may be given; `None`: never.
+    pub(crate) stale: Option<Duration>,
+    /// Hits are as the reference's: AA is set whatever the upstream said, and
+    /// the class makes no difference.
+    as_reference: bool,
+    /// What became of look-ups.
+    pub(crate) counters: Arc<CacheCounters>,
+}
+
+/// What became of look-ups since the start.
+#[derive(Debug, Default)]
+pub(crate) struct CacheCounters {
+    /// Answered from entries with data.
+    pub(crate) hits: AtomicU64,
+    /// Answered from entries without data.
+    pub(crate) denial_hits: AtomicU64,
+    /// Not answered from here.
+    pub(crate) misses: AtomicU64,
+    /// Answered from entries past their time.
+    pub(crate) stale_hits: AtomicU64,
+    /// Entries that had to make room.
+    pub(crate) evictions: AtomicU64,
+    /// Entries with data now. Those whose time is up may still count.
+    pub(crate) entries: AtomicU64,
+    /// The same without data.
+    pub(crate) denial_entries: AtomicU64,
+}
+
+impl CacheCounters {
+    /// The counter of entries of a kind.
+    fn entries_of(&self, denial: bool) -> &AtomicU64 {
+        if denial { &self.denial_entries } else { &self.entries }
+    }
+}
+
+/// An answer that is kept.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    /// The message without OPT.
+    message: Box<[u8]>,
+    /// Where the TTLs lie. All have the same value.
+    ttls: SmallVec<[u16; 6]>,
+    /// Where the question's name is written out once more as an owner.
+    owners: SmallVec<[u16; 2]>,
+    /// The TTLs as they were when the answer came, seconds.
+    ttl: u32,
+    /// When it came.
+    since: Instant,
+    /// How long it is good.
+    lifetime: Duration,
+    /// How long after that it may be given while recursors are down.
+    stale: Duration,
+    /// No data, or NXDOMAIN.
+    denial: bool,
+    /// Milliseconds after `since` up to which it is given stale without a new try.
+    no_recheck_before_ms: AtomicU64,
+}
+
+/// What the cache knows.
+pub(crate) enum Lookup {
+    /// The reply, whole.
+    Fresh(Vec<u8>),
+    /// An answer past its time; it should be renewed first.
+    Stale(Arc<Entry>),
+    /// Nothing.
+    Miss,
+}
+
+/// What an answer is kept by: flags, type, class, name in lower case.
+pub(crate) type Key = SmallVec<[u8; 128]>;
+
+impl Cache {
+    /// An empty cache. Bounded by bytes: where that would allow more entries
+    /// than configured, small entries count as more.
+    pub(crate) fn new(config: &CacheConfig, errors: RecursorErrors) -> Self {
+        let counters = Arc::new(CacheCounters::default());
+        let least_weight = config.max_bytes / config.max_entries.max(1);
+        let on_eviction = Arc::clone(&counters);
+        let store = Store::<Box<[u8]>, Arc<Entry>>::builder()
+            .max_capacity(config.max_bytes)
+            .weigher(move |key, entry| entry.weight(key, least_weight))
+            .expire_after(ByLifetime)
+            .eviction_listener(move |_, entry: Arc<Entry>, cause| {
+                on_eviction.entries_of(entry.denial).fetch_sub(1, Ordering::Relaxed);
+                if cause == RemovalCause::Size {
+                    on_eviction.evictions.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+            .build_with_hasher(foldhash::fast::RandomState::default());
+        Self { store, stale: config.serve_stale, as_reference: errors == RecursorErrors::Nxdomain, counters }
+    }
+
+    /// The key for a query; `None` where its answer is not to be kept: without
+    /// RD, for this client alone, whole zones.
+    pub(crate) fn key(&self, ask: &Ask<'_>) -> Option<Key> {
+        let flags = ask.flags();
+        let cacheable = flags.recursion_desired()
+            && flags.opcode() == 0
+            && !UNCACHEABLE_TYPES.contains(&ask.qtype())
+            && !ask.is_personal();
+        if !cacheable {
+            return None;
+        }
+        let mut key = Key::new();
+        key.push(u8::from(ask.dnssec_ok()) | u8::from(flags.checking_disabled()) << 1);
+        key.extend_from_slice(&ask.qtype().to_be_bytes());
+        let class = if self.as_reference { 0 } else { ask.qclass() };
+        key.extend_from_slice(&class.to_be_bytes());
+        key.extend_from_slice(ask.name());
+        key[5..].make_ascii_lowercase();
+        Some(key)
+    }
+
+    /// Looks up an answer, and counts what is not here as a miss.
+    pub(crate) fn get(&self, key: &Key, ask: &Ask<'_>) -> Lookup {
+        let entry = self.store.get(&key[..]);
+        let mut reply = Vec::new();
+        if entry.as_ref().is_some_and(|entry| self.write_if_fresh(entry, ask, &mut reply)) {
+            return Lookup::Fresh(reply);
+        }
+        self.counters.misses.fetch_add(1, Ordering::Relaxed);
+        let Some(entry) = entry else { return Lookup::Miss };
+        let age = entry.since.elapsed();
+        if age >= entry.lifetime + entry.stale {
+            return Lookup::Miss;
+        }
+        if u128::from(entry.no_recheck_before_ms.load(Ordering::Relaxed)) > age.as_millis() {
+            return Lookup::Fresh(self.stale_reply(&entry, ask));
+        }
+        Lookup::Stale(entry)
+    }
+
+    /// Writes an answer that is still good into `reply`, and says whether there
+    /// is one. What is not found is not counted: whoever asks comes again.
+    pub(crate) fn write_fresh(&self, key: &Key, ask: &Ask<'_>, reply: &mut Vec<u8>) -> bool {
+        self.store.get(&key[..]).is_some_and(|entry| self.write_if_fresh(&entry, ask, reply))
+    }
+
+    /// Writes an answer into `reply` if it is still good; says whether it is.
+    fn write_if_fresh(&self, entry: &Entry, ask: &Ask<'_>, reply: &mut Vec<u8>) -> bool {
+        let age = entry.since.elapsed();
+        if age >= entry.lifetime {
+            return false;
+        }
+        let count = if entry.denial { &self.counters.denial_hits } else { &self.counters.hits };
+        count.fetch_add(1, Ordering::Relaxed);
+        let passed = u32::try_from(age.as_secs()).unwrap_or(u32::MAX);
+        self.write(entry, ask, entry.ttl.saturating_sub(passed), reply);
+        true
+    }
+
+    /// The answer past its time: renewing it was in vain.
+    pub(crate) fn stale_reply(&self, entry: &Entry, ask: &Ask<'_>) -> Vec<u8> {
+        self.counters.stale_hits.fetch_add(1, Ordering::Relaxed);
+        let mut reply = Vec::new();
+        self.write(entry, ask, STALE_TTL, &mut reply);
+        reply
+    }
+
+    /// Takes an upstream's answer: gives it the form that clients get from a
+    /// cache, and keeps it where that is allowed. `reply` has the client's id
+    /// and letter case.
+    pub(crate) fn admit(&self, key: &Key, ask: &Ask<'_>, reply: &mut Vec<u8>, outline: &mut Outline) {
+        let Some(terms) = Terms::of(ask, reply, outline) else { return };
+        message::remove_opt(reply, outline);
+        let mut ttls = SmallVec::new();
+        let mut owners = SmallVec::new();
+        let name = ask.name();
+        for (_, record) in outline.walk(reply) {
+            let (Ok(ttl_at), Ok(owner)) = (u16::try_from(record.ttl_at), u16::try_from(record.owner)) else {
+                return;
+            };
+            ttls.push(ttl_at);
+            let written_out = reply.get(record.owner..record.owner + name.len());
+            if written_out.is_some_and(|owner| owner.eq_ignore_ascii_case(name)) {
+                owners.push(owner);
+            }
+        }
+        for &at in &ttls {
+            let at = usize::from(at);
+            reply[at..at + 4].copy_from_slice(&terms.ttl.to_be_bytes());
+        }
+        let entry_message = Box::from(&reply[..]);
+        hide_authentic(reply, ask);
+        let with_opt = reply.len() + if ask.udp_size().is_some() { OPT_LEN } else { 0 };
+        if with_opt > ask.reply_limit() {
+            // This client gets it cut; that is not kept (observed).
+            return;
+        }
+        let entry = Entry {
+            message: entry_message,
+            ttls,
+            owners,
+            ttl: terms.ttl,
+            since: Instant::now(),
+            lifetime: Duration::from_secs(terms.lifetime.into()),
+            stale: self.stale.unwrap_or_default(),
+            denial: terms.denial,
+            no_recheck_before_ms: AtomicU64::new(0),
+        };
+        self.counters.entries_of(entry.denial).fetch_add(1, Ordering::Relaxed);
+        self.store.insert(Box::from(&key[..]), Arc::new(entry));
+    }
+
+    /// Writes a reply to this client from an entry.
+    fn write(&self, entry: &Entry, ask: &Ask<'_>, ttl: u32, reply: &mut Vec<u8>) {
+        reply.clear();
+        reply.reserve(entry.message.len() + OPT_LEN);
+        reply.extend_from_slice(&entry.message);
+        message::set_id(reply, message::id(ask.message));
+        let name = ask.name();
+        reply[ask.question.clone()].copy_from_slice(&ask.message[ask.question.clone()]);
+        for &at in &entry.owners {
+            let at = usize::from(at);
+            reply[at..at + name.len()].copy_from_slice(name);
+        }
+        for &at in &entry.ttls {
+            let at = usize::from(at);
+            reply[at..at + 4].copy_from_slice(&ttl.to_be_bytes());
+        }
+        message::set_recursion_desired(reply, true);
+        if self.as_reference {
+            message::set_authoritative(reply, true);
+        }
+        hide_authentic(reply, ask);
+        ask.add_opt(reply);
+    }
+
+    /// Does the work that moka has put off, so that counts are exact.
+    pub(crate) fn settle(&self) {
+        self.store.run_pending_tasks();
+    }
+
+    /// Forgets everything.
+    pub(crate) fn flush(&self) {
+        self.store.invalidate_all();
+    }
+
+    /// Bytes that count against the bound now. Approximate.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.store.weighted_size()
+    }
+}
+
+impl Entry {
+    /// What it counts against the bound, bytes, and at least so much.
+    fn weight(&self, key: &[u8], least: u64) -> u32 {
+        let bytes = (key.len() + self.message.len() + ENTRY_OVERHEAD) as u64;
+        u32::try_from(bytes.max(least)).unwrap_or(u32::MAX)
+    }
+
+    /// Renewing it was in vain: for a while it is given as it is.
+    pub(crate) fn renewal_failed(&self) {
+        let until = self.since.elapsed() + STALE_RECHECK;
+        let until = u64::try_from(until.as_millis()).unwrap_or(u64::MAX);
+        self.no_recheck_before_ms.store(until, Ordering::Relaxed);
+    }
+}
+
+/// Bytes of an OPT without options.
+const OPT_LEN: usize = 11;
+
+/// AD is for clients that asked for it, by AD or DO (RFC 6840, section 5.8).
+pub(crate) fn hide_authentic(reply: &mut [u8], ask: &Ask<'_>) {
+    if !ask.dnssec_ok() && !ask.flags().authentic() {
+        message::set_authentic(reply, false);
+    }
+}
+
+/// On what terms an answer is kept.
+#[derive(Debug, PartialEq, Eq)]
+struct Terms {
+    /// TTL of all its records, seconds.
+    ttl: u32,
+    /// How long it is good, seconds: the TTL, or less.
+    lifetime: u32,
+    /// No data, or NXDOMAIN.
+    denial: bool,
+}
+
+impl Terms {
+    /// Those of an answer to `ask`; `None`: it is not to be kept.
+    fn of(ask: &Ask<'_>, reply: &[u8], outline: &Outline) -> Option<Self> {
+        let flags = Flags::of(reply);
+        let question = message::question_range(reply)?;
+        let same = message::same_question(&ask.message[ask.question.clone()], reply.get(question)?);
+        if !same || flags.truncated() || flags.opcode() != 0 {
+            return None;
+        }
+        let mut smallest = u32::MAX;
+        let mut minimum = None;
+        for (section, record) in outline.walk(reply).filter(|(_, record)| record.rtype != message::TYPE_OPT) {
+            // A TTL with the highest bit set counts as 0 (RFC 2181, section 8).
+            let ttl = if record.ttl > i32::MAX as u32 { 0 } else { record.ttl };
+            smallest = smallest.min(ttl);
+            if section == 1 && record.rtype == message::TYPE_SOA {
+                // The last of the SOA's fields.
+                minimum = record.data.end.checked_sub(4).and_then(|at| message::u32_at(reply, at));
+            }
+        }
+        match (flags.rcode(), outline.records[0], minimum) {
+            (message::NOERROR, 1.., _) => {
+                let ttl = smallest.clamp(MIN_TTL, MAX_TTL);
+                Some(Self { ttl, lifetime: ttl, denial: false })
+            }
+            // The SOA's own TTL is shown (observed), but the answer is good for
+            // the smaller of TTL and minimum (RFC 2308, section 5).
+            (message::NOERROR, 0, Some(minimum)) => {
+                let ttl = smallest.clamp(MIN_TTL, MAX_DENIAL_TTL);
+                Some(Self { ttl, lifetime: ttl.min(minimum.max(MIN_TTL)), denial: true })
+            }
+            (message::NXDOMAIN, _, Some(minimum)) => {
+                let ttl = smallest.min(minimum).clamp(MIN_TTL, MAX_DENIAL_TTL);
+                Some(Self { ttl, lifetime: ttl, denial: true })
+            }
+            (message::NOERROR, 0, None) => Some(Self { ttl: MIN_TTL, lifetime: MIN_TTL, denial: true }),
+            // Only http handlers hand this on as an answer (observed).
+            (message::SERVFAIL, _, _) => Some(Self { ttl: MIN_TTL, lifetime: MIN_TTL, denial: true }),
+            _ => None,
+        }
+    }
+}
+
+/// Entries leave the store when they are of no more use.
+struct ByLifetime;
+
+impl Expiry<Box<[u8]>, Arc<Entry>> for ByLifetime {
+    fn expire_after_create(&self, _: &Box<[u8]>, entry: &Arc<Entry>, _: Instant) -> Option<Duration> {
+        Some(entry.lifetime + entry.stale)
+    }
+
+    fn expire_after_update(
+        &self,
+        _: &Box<[u8]>,
+        entry: &Arc<Entry>,
+        _: Instant,
+        _: Option<Duration>,
+    ) -> Option<Duration> {
+        Some(entry.lifetime + entry.stale)
+    }
+}

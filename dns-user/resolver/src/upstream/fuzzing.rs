@@ -1,0 +1,105 @@
+//! What fuzz targets (`tests/fuzz`) and nobody else call: the ways from the bytes of a
+//! recursor or of an HTTP server to what a client gets, without a network.
+
+use std::time::Duration;
+
+use super::{
+    ask::Ask,
+    cache::{Cache, Lookup},
+    json_answer,
+    message::Outline,
+    readable::Readable,
+};
+use dns_core::{
+    config::{CacheConfig, RecursorErrors},
+    wire::Transport,
+};
+
+/// A cache and what a client gets by way of it.
+#[derive(Debug)]
+pub struct CachedReplies(Cache);
+
+/// What a client gets of a recursor's reply.
+#[derive(Debug)]
+pub struct Given {
+    /// At once.
+    pub at_once: Vec<u8>,
+    /// The next time, from the cache; `None`: it was not kept.
+    pub from_cache: Option<Vec<u8>>,
+}
+
+impl CachedReplies {
+    /// An empty cache.
+    pub fn new() -> Self {
+        let config = CacheConfig {
+            enabled: true,
+            max_entries: 64,
+            max_bytes: 1 << 20,
+            serve_stale: Some(Duration::from_secs(60)),
+        };
+        Self(Cache::new(&config, RecursorErrors::Truthful))
+    }
+
+    /// What a client gets that asked `query` by UDP, where a recursor answers `reply`;
+    /// `None`: it is passed on to nobody.
+    pub fn give(&self, query: &[u8], reply: Vec<u8>) -> Option<Given> {
+        let Self(cache) = self;
+        cache.flush();
+        let ask = Ask::new(query, Transport::Udp)?;
+        let forwarded = Readable::new(reply).ok()?.finish(&ask);
+        let (mut reply, mut outline) = (forwarded.reply, forwarded.outline);
+        let key = cache.key(&ask);
+        if let Some(key) = &key {
+            cache.admit(key, &ask, &mut reply, &mut outline);
+        }
+        if outline.opt.is_none() {
+            ask.add_opt(&mut reply);
+        }
+        let from_cache = key.and_then(|key| match cache.get(&key, &ask) {
+            Lookup::Fresh(reply) => Some(reply),
+            Lookup::Stale(_) | Lookup::Miss => None,
+        });
+        Some(Given { at_once: reply, from_cache })
+    }
+}
+
+impl Default for CachedReplies {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What a client gets that asked `query`, where an HTTP server answers `document`; `None`:
+/// the document says nothing.
+pub fn http_answer(query: &[u8], document: &[u8]) -> Option<Vec<u8>> {
+    let ask = Ask::new(query, Transport::Udp)?;
+    json_answer::reply(&ask, document).ok()
+}
+
+/// Whether a message is whole: its counts fit, its names end, its data is of its types' forms.
+pub fn is_sound(message: &[u8]) -> bool {
+    Outline::of(message).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plain_reply_is_given_and_kept() {
+        let query = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x02ok\x07example\0\0\x01\0\x01";
+        let mut reply = query.to_vec();
+        reply[2..4].copy_from_slice(&[0x81, 0x80]);
+        reply[7] = 1;
+        reply.extend(b"\xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x04\x0a\0\0\x01");
+        let replies = CachedReplies::new();
+        let given = replies.give(query, reply.clone()).unwrap();
+        assert_eq!((&given.at_once, given.from_cache.as_ref()), (&reply, Some(&reply)));
+        assert!(is_sound(&reply) && !is_sound(&reply[..reply.len() - 1]));
+        assert!(replies.give(query, reply[..reply.len() - 1].to_vec()).is_none());
+        let document =
+            br#"{"Status": 0, "Answer": [{"name": "x", "type": 1, "TTL": 60, "data": "10.0.0.1"}]}"#;
+        assert!(is_sound(&http_answer(query, document).unwrap()));
+        assert!(http_answer(query, b"[]").is_none());
+    }
+}

@@ -1,0 +1,340 @@
+//! Handlers: domains whose names are answered by recursors of their own, by a
+//! server that speaks JSON over HTTP, or not at all.
+
+use std::{collections::HashMap, sync::Arc};
+
+use url::Url;
+
+use super::{
+    RecursorStatus,
+    cache::Cache,
+    cached::{CachedSource, Source},
+    forward::Forwarder,
+    http::{HttpSource, client},
+    manner, message, status,
+};
+use dns_core::{
+    config::{Config, ConfigError, json::Json, reader::Reader, recursor::with_port},
+    name::Name,
+};
+
+/// A handler as it is configured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HandlerConfig {
+    /// Names in it are its.
+    pub domain: Name,
+    /// Where answers come from.
+    pub source: HandlerSource,
+    /// Whether they are kept.
+    pub cache: bool,
+}
+
+/// Where a handler's answers come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HandlerSource {
+    /// Recursors of its own, `host:port`, at least one.
+    Dns(Vec<String>),
+    /// JSON over HTTP.
+    Http(Url),
+    /// Nothing: every name is denied.
+    Deny(Denial),
+}
+
+/// What a denied client gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Denial {
+    /// NXDOMAIN.
+    Nxdomain,
+    /// REFUSED.
+    Refused,
+}
+
+impl Denial {
+    /// The RCODE.
+    pub(crate) fn rcode(self) -> u8 {
+        match self {
+            Self::Nxdomain => message::NXDOMAIN,
+            Self::Refused => message::REFUSED,
+        }
+    }
+}
+
+/// The handlers in force.
+#[derive(Debug, Default)]
+pub struct Handlers {
+    /// By their domains.
+    by_domain: HashMap<Name, Handler>,
+}
+
+/// A handler in force.
+#[derive(Debug)]
+struct Handler {
+    /// As configured.
+    config: HandlerConfig,
+    /// Answers.
+    source: CachedSource,
+    /// Its recursors, if it has any.
+    forwarder: Option<Arc<Forwarder>>,
+    /// Where answers are kept.
+    cache: Option<Arc<Cache>>,
+}
+
+impl Handlers {
+    /// Reads handler files in the given order; of several handlers for one
+    /// domain the last one counts (observed).
+    pub fn parse<'a>(
+        files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
+    ) -> Result<Vec<HandlerConfig>, ConfigError> {
+        let mut handlers: Vec<HandlerConfig> = Vec::new();
+        for (file, bytes) in files {
+            for handler in parse_file(file, bytes)? {
+                handlers.retain(|earlier| earlier.domain != handler.domain);
+                handlers.push(handler);
+            }
+        }
+        Ok(handlers)
+    }
+
+    /// Puts handlers in force. Those that `previous` had in the same form keep
+    /// their sockets and caches. Has to be called inside a tokio runtime.
+    pub fn new(handlers: Vec<HandlerConfig>, config: &Config, previous: &Handlers) -> Self {
+        // One client, and so one pool of connections, for all.
+        let mut http_client = None;
+        let by_domain = handlers.into_iter().map(|handler| {
+            let domain = handler.domain.clone();
+            let known = previous.by_domain.get(&domain).filter(|known| known.config == handler);
+            let handler = match known {
+                Some(Handler { config, source, forwarder, cache }) => Handler {
+                    config: config.clone(),
+                    source: source.clone(),
+                    forwarder: forwarder.clone(),
+                    cache: cache.clone(),
+                },
+                None => Handler::new(handler, config, || http_client.get_or_insert_with(client).clone()),
+            };
+            (domain, handler)
+        });
+        Self { by_domain: by_domain.collect() }
+    }
+
+    /// The domains and who answers for them.
+    pub fn sources(&self) -> impl Iterator<Item = (&Name, &CachedSource)> {
+        self.by_domain.iter().map(|(domain, handler)| (domain, &handler.source))
+    }
+
+    /// How the recursors of handlers fare.
+    pub fn status(&self) -> Vec<RecursorStatus> {
+        self.by_domain
+            .values()
+            .filter_map(|handler| handler.forwarder.as_deref())
+            .flat_map(status::of)
+            .collect()
+    }
+
+    /// Forgets all answers of handlers.
+    pub fn flush_cache(&self) {
+        self.by_domain.values().filter_map(|handler| handler.cache.as_ref()).for_each(|cache| cache.flush());
+    }
+
+    /// The recursors of handlers by domain.
+    pub(crate) fn forwarders(&self) -> impl Iterator<Item = (&Name, &Forwarder)> {
+        self.by_domain.iter().filter_map(|(domain, handler)| Some((domain, handler.forwarder.as_deref()?)))
+    }
+
+    /// The caches of handlers by domain.
+    pub(crate) fn caches(&self) -> impl Iterator<Item = (&Name, &Arc<Cache>)> {
+        self.by_domain.iter().filter_map(|(domain, handler)| Some((domain, handler.cache.as_ref()?)))
+    }
+}
+
+impl Handler {
+    /// Puts one handler in force.
+    fn new(
+        handler: HandlerConfig,
+        config: &Config,
+        http_client: impl FnOnce() -> super::http::HttpClient,
+    ) -> Self {
+        let recursion = &config.recursion;
+        let mut forwarder = None;
+        let source = match &handler.source {
+            HandlerSource::Dns(recursors) => {
+                let own = Arc::new(Forwarder::new(
+                    recursors,
+                    manner(recursion),
+                    recursion.selection,
+                    recursion.errors,
+                ));
+                forwarder = Some(Arc::clone(&own));
+                Source::Dns(own)
+            }
+            HandlerSource::Http(url) => {
+                Source::Http(Arc::new(HttpSource::new(url.clone(), http_client(), config.request_timeout)))
+            }
+            HandlerSource::Deny(denial) => Source::Deny(*denial),
+        };
+        let worth_keeping = !matches!(source, Source::Deny(_));
+        let cache =
+            (handler.cache && worth_keeping).then(|| Arc::new(Cache::new(&config.cache, recursion.errors)));
+        let source = CachedSource::new(source, cache.clone());
+        Self { config: handler, source, forwarder, cache }
+    }
+}
+
+/// Reads one file: a list of handlers.
+fn parse_file(file: &str, bytes: &[u8]) -> Result<Vec<HandlerConfig>, ConfigError> {
+    let error = |problem: String| ConfigError { file: file.to_owned(), problem };
+    let json = Json::parse(bytes).map_err(|reason| error(format!("no JSON: {reason}")))?;
+    let list = match json {
+        Json::List(_) | Json::Null => json,
+        other => return Err(error(format!("is {}, not a list of handlers", other.kind()))),
+    };
+    // Reached as a member, so that errors say `handlers[3].source.type`.
+    let document = Json::Object(vec![("handlers".to_owned(), list)]);
+    let handlers = Reader::document(file, &document)?.objects("handlers")?;
+    handlers.iter().map(parse_handler).collect()
+}
+
+/// Reads one handler.
+fn parse_handler(handler: &Reader<'_>) -> Result<HandlerConfig, ConfigError> {
+    let domain = handler.text("domain")?.filter(|domain| !domain.is_empty());
+    let domain = domain.ok_or_else(|| {
+        handler.error("domain", "is missing; allowed is a domain such as \"corp.example.\", or \".\" for all")
+    })?;
+    let domain = Name::from_text(domain)
+        .map_err(|reason| handler.error("domain", &format!("{domain:?}: {reason}")))?;
+    let source = handler.object("source")?;
+    let source =
+        match source.choice("type", &[("dns", Kind::Dns), ("http", Kind::Http), ("deny", Kind::Deny)])? {
+            None => return Err(source.error("type", "is missing; allowed are \"dns\", \"http\", \"deny\"")),
+            Some(Kind::Dns) => HandlerSource::Dns(parse_recursors(&source)?),
+            Some(Kind::Http) => HandlerSource::Http(parse_url(&source)?),
+            Some(Kind::Deny) => {
+                let choices =
+                    [("", Denial::Nxdomain), ("NXDOMAIN", Denial::Nxdomain), ("REFUSED", Denial::Refused)];
+                HandlerSource::Deny(source.choice("response", &choices)?.unwrap_or(Denial::Nxdomain))
+            }
+        };
+    let cache = handler.object("cache")?.boolean("enabled")?.unwrap_or(false);
+    Ok(HandlerConfig { domain, source, cache })
+}
+
+/// The kinds of sources.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// `dns`.
+    Dns,
+    /// `http`.
+    Http,
+    /// `deny`.
+    Deny,
+}
+
+/// The recursors of a handler of type dns.
+fn parse_recursors(source: &Reader<'_>) -> Result<Vec<String>, ConfigError> {
+    let texts = source.texts("recursors")?.unwrap_or_default();
+    if texts.is_empty() {
+        return Err(source.error("recursors", "is empty; a handler of type \"dns\" needs at least one"));
+    }
+    let recursors = texts.into_iter().map(with_port).collect::<Result<_, _>>();
+    recursors.map_err(|problem| source.error("recursors", &problem))
+}
+
+/// The URL of a handler of type http.
+fn parse_url(source: &Reader<'_>) -> Result<Url, ConfigError> {
+    const ALLOWED: &str = "allowed is a URL such as \"http://10.0.0.1:8081/path\" or \"https://dns.example\"";
+    let text = source.text("url")?.filter(|text| !text.is_empty());
+    let text = text.ok_or_else(|| source.error("url", &format!("is missing; {ALLOWED}")))?;
+    let url =
+        Url::parse(text).map_err(|reason| source.error("url", &format!("{text:?}: {reason}; {ALLOWED}")))?;
+    if !matches!(url.scheme(), "http" | "https") || url.host().is_none() {
+        return Err(source.error("url", &format!("{text:?} is of another kind; {ALLOWED}")));
+    }
+    Ok(url)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Parses one file.
+    fn parse(text: &str) -> Result<Vec<HandlerConfig>, String> {
+        Handlers::parse([("h.json", text.as_bytes())]).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn all_kinds_are_read() {
+        let handlers = parse(
+            r#"[{"domain": "Corp.example", "Cache": {"enabled": true},
+                 "source": {"type": "dns", "recursors": ["10.0.0.1", "::1", "host:5353"]}},
+                {"domain": "h.example.", "source": {"type": "http", "url": "https://dns.example/x"}, "more": 1},
+                {"domain": ".", "source": {"type": "deny"}, "cache": null},
+                {"domain": "r.", "source": {"type": "deny", "response": "REFUSED"}}]"#,
+        )
+        .unwrap();
+        let recursors = ["10.0.0.1:53", "[::1]:53", "host:5353"].map(str::to_owned).to_vec();
+        assert_eq!(
+            handlers[0],
+            HandlerConfig {
+                domain: "corp.example.".parse().unwrap(),
+                source: HandlerSource::Dns(recursors),
+                cache: true
+            }
+        );
+        assert_eq!(handlers[1].source, HandlerSource::Http("https://dns.example/x".parse().unwrap()));
+        assert_eq!(handlers[2].source, HandlerSource::Deny(Denial::Nxdomain));
+        assert_eq!((&handlers[2].domain, handlers[2].cache), (&Name::root(), false));
+        assert_eq!(handlers[3].source, HandlerSource::Deny(Denial::Refused));
+        assert_eq!(parse("[]"), Ok(vec![]));
+        assert_eq!(parse("null"), Ok(vec![]));
+    }
+
+    #[test]
+    fn the_last_of_several_counts() {
+        let deny = br#"[{"domain": "a.", "source": {"type": "deny", "response": "REFUSED"}}]"#;
+        let dns = br#"[{"domain": "A", "source": {"type": "dns", "recursors": ["1.2.3.4"]}}]"#;
+        let handlers = Handlers::parse([("1.json", &deny[..]), ("2.json", dns)]).unwrap();
+        assert_eq!(handlers.len(), 1);
+        assert_eq!(handlers[0].source, HandlerSource::Dns(vec!["1.2.3.4:53".to_owned()]));
+    }
+
+    #[test]
+    fn errors_name_file_and_place() {
+        for (text, expected) in [
+            ("", "h.json: no JSON"),
+            ("[}", "h.json: no JSON"),
+            (r#"{"domain": "x."}"#, "h.json: is an object, not a list of handlers"),
+            ("[1]", "h.json: handlers: "),
+            (r#"[{"source": {"type": "deny"}}]"#, "h.json: handlers[0].domain: is missing"),
+            (r#"[{"domain": "a..b", "source": {"type": "deny"}}]"#, "h.json: handlers[0].domain: \"a..b\""),
+            (r#"[{"domain": "x.", "source": {}}]"#, "h.json: handlers[0].source.type: is missing"),
+            (r#"[{"domain": "x."}]"#, "h.json: handlers[0].source.type: is missing"),
+            (
+                r#"[{"domain": "x.", "source": {"type": "file"}}]"#,
+                "h.json: handlers[0].source.type: \"file\"",
+            ),
+            (
+                r#"[{"domain": "x.", "source": {"type": "dns"}}]"#,
+                "h.json: handlers[0].source.recursors: is empty",
+            ),
+            (
+                r#"[{"domain": "x.", "source": {"type": "dns", "recursors": ["[::1]"]}}]"#,
+                "h.json: handlers[0].source.recursors: \"[::1]\"",
+            ),
+            (
+                r#"[{"domain": "x.", "source": {"type": "http"}}]"#,
+                "h.json: handlers[0].source.url: is missing",
+            ),
+            (
+                r#"[{"domain": "x.", "source": {"type": "http", "url": "ftp://x"}}]"#,
+                "h.json: handlers[0].source.url: \"ftp://x\"",
+            ),
+            (
+                r#"[{"domain": "x.", "source": {"type": "deny", "response": "SERVFAIL"}}]"#,
+                "h.json: handlers[0].source.response: \"SERVFAIL\"",
+            ),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.starts_with(expected), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,406 @@
+//! Answers in JSON: what http handlers get. Pure.
+//!
+//! The form is that of public resolvers: `{"TC": bool, "Status": rcode, "Answer":
+//! [{"name", "type", "TTL", "data"}]}`, member names in any letter case, everything
+//! optional (observed).
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use super::{
+    Ask,
+    message::{self, QUESTION_NAME},
+};
+use dns_core::config::json::Json;
+
+/// A JSON document that is no answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum JsonAnswerError {
+    /// No JSON.
+    #[error("no JSON: {0}")]
+    Syntax(String),
+    /// A member of another kind than it has to be.
+    #[error("{0} is of the wrong kind")]
+    Kind(&'static str),
+    /// No answer could be written as what it says it is.
+    #[error("none of {0} answers is readable")]
+    Unreadable(usize),
+}
+
+/// Makes a reply to `ask` from a JSON document.
+pub(crate) fn reply(ask: &Ask<'_>, document: &[u8]) -> Result<Vec<u8>, JsonAnswerError> {
+    let json = Json::parse(document).map_err(|error| JsonAnswerError::Syntax(error.to_string()))?;
+    let document = members(&json).ok_or(JsonAnswerError::Kind("the document"))?;
+    let truncated = match find(document, "TC") {
+        None => false,
+        Some(Json::Bool(value)) => *value,
+        Some(_) => return Err(JsonAnswerError::Kind("TC")),
+    };
+    let rcode = number(find(document, "Status"), "Status", 15)?.unwrap_or(0) as u8;
+    let items: &[Json] = match find(document, "Answer") {
+        None => &[],
+        Some(Json::List(items)) => items,
+        Some(_) => return Err(JsonAnswerError::Kind("Answer")),
+    };
+    let answers: Vec<Answer<'_>> = items.iter().map(Answer::parse).collect::<Result<_, _>>()?;
+
+    let mut reply = message::begin_reply(ask.message, ask.question.clone(), true, true, rcode);
+    message::set_truncated(&mut reply, truncated);
+    // The first owner is the question's name whatever the JSON says (observed);
+    // behind an alias it is what that leads to.
+    let mut owner = if ask.name().len() > 1 { QUESTION_NAME.to_vec() } else { vec![0] };
+    let mut written = 0;
+    for answer in &answers {
+        let Some(data) = rdata(answer.rtype, answer.data) else {
+            tracing::debug!(rtype = answer.rtype, data = answer.data, "unreadable answer left out");
+            continue;
+        };
+        let start = reply.len();
+        if !message::push_answer(&mut reply, &owner, answer.rtype, answer.ttl, &data) {
+            message::set_truncated(&mut reply, true);
+            break;
+        }
+        if !message::keep_sound_answer(&mut reply, start) {
+            tracing::debug!(rtype = answer.rtype, data = answer.data, "data of another form left out");
+            continue;
+        }
+        written += 1;
+        if answer.rtype == CNAME {
+            owner = data;
+        }
+    }
+    if written == 0 && !answers.is_empty() && !truncated {
+        return Err(JsonAnswerError::Unreadable(answers.len()));
+    }
+    Ok(reply)
+}
+
+/// One answer of the document.
+struct Answer<'a> {
+    /// TYPE.
+    rtype: u16,
+    /// TTL, seconds.
+    ttl: u32,
+    /// The data in presentation format.
+    data: &'a str,
+}
+
+impl<'a> Answer<'a> {
+    /// Reads one; what is missing is 0 or empty.
+    fn parse(json: &'a Json) -> Result<Self, JsonAnswerError> {
+        let answer = members(json).ok_or(JsonAnswerError::Kind("an answer"))?;
+        let rtype = number(find(answer, "type"), "type", u16::MAX.into())?.unwrap_or(0) as u16;
+        let ttl = number(find(answer, "TTL"), "TTL", u32::MAX.into())?.unwrap_or(0) as u32;
+        let data = match find(answer, "data") {
+            None => "",
+            Some(Json::Text(text)) => text,
+            Some(_) => return Err(JsonAnswerError::Kind("data")),
+        };
+        Ok(Self { rtype, ttl, data })
+    }
+}
+
+/// The members of an object; none for null; `None` for anything else.
+fn members(json: &Json) -> Option<&[(String, Json)]> {
+    match json {
+        Json::Object(members) => Some(members),
+        Json::Null => Some(&[]),
+        _ => None,
+    }
+}
+
+/// The last member of this name that is not null.
+fn find<'a>(members: &'a [(String, Json)], name: &str) -> Option<&'a Json> {
+    let named = members.iter().rev().filter(|(member, _)| member.eq_ignore_ascii_case(name));
+    named.map(|(_, value)| value).find(|value| **value != Json::Null)
+}
+
+/// A whole number from 0 to `max`.
+fn number(json: Option<&Json>, name: &'static str, max: u64) -> Result<Option<u64>, JsonAnswerError> {
+    match json {
+        None => Ok(None),
+        Some(Json::Number(number)) => match number.as_u64().filter(|number| *number <= max) {
+            Some(number) => Ok(Some(number)),
+            None => Err(JsonAnswerError::Kind(name)),
+        },
+        Some(_) => Err(JsonAnswerError::Kind(name)),
+    }
+}
+
+/// Type CNAME.
+const CNAME: u16 = 5;
+
+/// Data in presentation format as wire format; `None` where it does not fit its
+/// type. Types without a form of their own have that of RFC 3597: `\# length hex`.
+fn rdata(rtype: u16, text: &str) -> Option<Vec<u8>> {
+    if let Some(generic) = text.strip_prefix("\\#") {
+        return generic_data(generic);
+    }
+    let mut words = text.split_ascii_whitespace();
+    let mut data = Vec::new();
+    match rtype {
+        1 => data.extend_from_slice(&text.trim().parse::<Ipv4Addr>().ok()?.octets()),
+        28 => data.extend_from_slice(&text.trim().parse::<Ipv6Addr>().ok()?.octets()),
+        // NS, CNAME, PTR, DNAME
+        2 | CNAME | 12 | 39 => push_name(&mut data, words.next()?)?,
+        // MX
+        15 => {
+            push_numbers::<u16>(&mut data, &mut words, 1)?;
+            push_name(&mut data, words.next()?)?;
+        }
+        // SRV
+        33 => {
+            push_numbers::<u16>(&mut data, &mut words, 3)?;
+            push_name(&mut data, words.next()?)?;
+        }
+        // SOA
+        6 => {
+            push_name(&mut data, words.next()?)?;
+            push_name(&mut data, words.next()?)?;
+            push_numbers::<u32>(&mut data, &mut words, 5)?;
+        }
+        // TXT, SPF: strings in quotes, or one text without.
+        16 | 99 => return strings(text),
+        // CAA (RFC 8659): flags, tag, value
+        257 => {
+            data.push(words.next()?.parse().ok()?);
+            let tag = words.next()?;
+            push_string(&mut data, tag.as_bytes())?;
+            let value = text.split_once(tag)?.1.trim();
+            let value = value.strip_prefix('"').and_then(|value| value.strip_suffix('"')).unwrap_or(value);
+            data.extend_from_slice(value.as_bytes());
+            return Some(data);
+        }
+        _ => return None,
+    }
+    words.next().is_none_or(|_| matches!(rtype, 1 | 28)).then_some(data)
+}
+
+/// Whole numbers of one size in network order.
+trait NetworkOrder: std::str::FromStr {
+    /// Appends it.
+    fn push(self, data: &mut Vec<u8>);
+}
+
+impl NetworkOrder for u16 {
+    fn push(self, data: &mut Vec<u8>) {
+        data.extend_from_slice(&self.to_be_bytes());
+    }
+}
+
+impl NetworkOrder for u32 {
+    fn push(self, data: &mut Vec<u8>) {
+        data.extend_from_slice(&self.to_be_bytes());
+    }
+}
+
+/// Appends the next `count` words as numbers.
+fn push_numbers<'a, N: NetworkOrder>(
+    data: &mut Vec<u8>,
+    words: &mut impl Iterator<Item = &'a str>,
+    count: usize,
+) -> Option<()> {
+    for _ in 0..count {
+        words.next()?.parse::<N>().ok()?.push(data);
+    }
+    Some(())
+}
+
+/// Appends a domain name with its letter case, uncompressed.
+fn push_name(data: &mut Vec<u8>, text: &str) -> Option<()> {
+    use hickory_proto::serialize::binary::BinEncodable;
+    let mut name = hickory_proto::rr::Name::from_ascii(text).ok()?;
+    name.set_fqdn(true);
+    data.extend_from_slice(&name.to_bytes().ok()?);
+    Some(())
+}
+
+/// Appends a character-string (RFC 1035, section 3.3).
+fn push_string(data: &mut Vec<u8>, text: &[u8]) -> Option<()> {
+    data.push(u8::try_from(text.len()).ok()?);
+    data.extend_from_slice(text);
+    Some(())
+}
+
+/// Character-strings: quoted ones with their escapes, or else the whole text as
+/// it is, split where it is too long for one.
+fn strings(text: &str) -> Option<Vec<u8>> {
+    let mut data = Vec::new();
+    let mut rest = text.trim();
+    if !rest.starts_with('"') {
+        if text.is_empty() {
+            data.push(0);
+        }
+        text.as_bytes().chunks(255).try_for_each(|chunk| push_string(&mut data, chunk))?;
+        return Some(data);
+    }
+    while !rest.is_empty() {
+        let mut bytes = rest.strip_prefix('"')?.bytes().enumerate();
+        let mut string = Vec::new();
+        let end = loop {
+            match bytes.next()? {
+                (at, b'"') => break at,
+                (_, b'\\') => match bytes.next()?.1 {
+                    digit @ b'0'..=b'9' => {
+                        let digits = [digit, bytes.next()?.1, bytes.next()?.1];
+                        string.push(std::str::from_utf8(&digits).ok()?.parse().ok()?);
+                    }
+                    other => string.push(other),
+                },
+                (_, other) => string.push(other),
+            }
+        };
+        string.chunks(255).try_for_each(|chunk| push_string(&mut data, chunk))?;
+        if string.is_empty() {
+            data.push(0);
+        }
+        rest = rest[end + 2..].trim_start();
+    }
+    Some(data)
+}
+
+/// What follows `\#`: a length and hexadecimal digits (RFC 3597, section 5).
+fn generic_data(text: &str) -> Option<Vec<u8>> {
+    let mut words = text.split_ascii_whitespace();
+    let length: usize = words.next()?.parse().ok()?;
+    let digits: String = words.collect();
+    let nibble = |at: usize| char::from(*digits.as_bytes().get(at)?).to_digit(16);
+    let data = (0..digits.len() / 2).map(|at| Some((nibble(2 * at)? << 4 | nibble(2 * at + 1)?) as u8));
+    let data: Vec<u8> = data.collect::<Option<_>>()?;
+    (digits.len() == 2 * length).then_some(data)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use dns_core::wire::Transport;
+
+    /// A query for `x.example. A`.
+    const QUERY: &[u8] = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x01x\x07example\0\0\x01\0\x01";
+
+    /// The reply to [`QUERY`].
+    fn reply_to(document: &str) -> Result<Vec<u8>, JsonAnswerError> {
+        let ask = Ask::new(QUERY, Transport::Udp).unwrap();
+        reply(&ask, document.as_bytes())
+    }
+
+    #[test]
+    fn answers_are_what_they_say() {
+        for (rtype, text, expected) in [
+            (1, "192.0.2.1", &b"\xc0\0\x02\x01"[..]),
+            (28, "2001:db8::1", b"\x20\x01\x0d\xb8\0\0\0\0\0\0\0\0\0\0\0\x01"),
+            (5, "Target.example.", b"\x06Target\x07example\0"),
+            (5, "target", b"\x06target\0"),
+            (15, "10 mail.example.", b"\0\x0a\x04mail\x07example\0"),
+            (33, "1 2 8080 s.", b"\0\x01\0\x02\x1f\x90\x01s\0"),
+            (6, "a. b. 1 2 3 4 5", b"\x01a\0\x01b\0\0\0\0\x01\0\0\0\x02\0\0\0\x03\0\0\0\x04\0\0\0\x05"),
+            (16, "\"text\"", b"\x04text"),
+            (16, "\"a\\\"\\065\" \"\"", b"\x03a\"A\0"),
+            (16, "\"a\"\"b\"", b"\x01a\x01b"),
+            (16, "v=spf1 -all", b"\x0bv=spf1 -all"),
+            (16, "", b"\0"),
+            (257, "0 issue \"ca.example\"", b"\0\x05issueca.example"),
+            (65_280, "\\# 3 01 02ff", b"\x01\x02\xff"),
+        ] {
+            assert_eq!(rdata(rtype, text).as_deref(), Some(expected), "type {rtype}: {text}");
+        }
+        let long = "x".repeat(300);
+        assert_eq!(rdata(16, &long).unwrap().len(), 302);
+        for (rtype, text) in [
+            (1, "nonsense"),
+            (1, "2001:db8::1"),
+            (28, "192.0.2.1"),
+            (5, ""),
+            (5, "a..b"),
+            (15, "mail."),
+            (15, "65536 mail."),
+            (33, "1 2 s."),
+            (16, "\"open"),
+            (16, "\"a\" b"),
+            (0, "192.0.2.1"),
+            (65_280, "\\# 2 01"),
+            (65_280, "\\# 1 0g"),
+        ] {
+            assert_eq!(rdata(rtype, text), None, "type {rtype}: {text}");
+        }
+    }
+
+    #[test]
+    fn owners_follow_aliases() {
+        let reply = reply_to(
+            r#"{"Answer": [{"name": "ignored.", "type": 5, "TTL": 42, "data": "t."},
+                           {"name": "ignored.", "type": 1, "TTL": 7, "data": "192.0.2.1"}]}"#,
+        )
+        .unwrap();
+        assert_eq!(reply[2..8], [0x85, 0x80, 0, 1, 0, 2]);
+        assert!(reply.ends_with(
+            b"\xc0\x0c\0\x05\0\x01\0\0\0\x2a\0\x03\x01t\0\x01t\0\0\x01\0\x01\0\0\0\x07\0\x04\xc0\0\x02\x01"
+        ));
+    }
+
+    #[test]
+    fn status_and_tc_are_honoured_and_names_may_have_any_case() {
+        assert_eq!(reply_to(r#"{"status": 3}"#).unwrap()[3], 0x83);
+        let reply =
+            reply_to(r#"{"tc": true, "answer": [{"Type": 1, "ttl": 9, "DATA": "192.0.2.1"}]}"#).unwrap();
+        assert_eq!((reply[2], reply[7]), (0x87, 1));
+        for empty in ["{}", "null", r#"{"Answer": null}"#, r#"{"Answer": []}"#] {
+            assert_eq!(reply_to(empty).unwrap()[2..8], [0x85, 0x80, 0, 1, 0, 0]);
+        }
+    }
+
+    #[test]
+    fn what_is_of_the_wrong_kind_is_no_answer() {
+        for document in [
+            "",
+            "{nope",
+            "[]",
+            r#"{"TC": 1}"#,
+            r#"{"Status": "NXDOMAIN"}"#,
+            r#"{"Answer": {}}"#,
+            r#"{"Answer": [1]}"#,
+            r#"{"Answer": [{"type": "A", "data": "192.0.2.1"}]}"#,
+            r#"{"Answer": [{"type": 65536, "data": "192.0.2.1"}]}"#,
+            r#"{"Answer": [{"type": 1, "TTL": -1, "data": "192.0.2.1"}]}"#,
+            r#"{"Answer": [{"type": 1, "TTL": 1.5, "data": "192.0.2.1"}]}"#,
+            r#"{"Answer": [{"type": 1, "data": 1}]}"#,
+            r#"{"Answer": [{"type": 1, "data": "nonsense"}]}"#,
+        ] {
+            assert!(reply_to(document).is_err(), "{document}");
+        }
+    }
+
+    #[test]
+    fn data_in_hexadecimal_has_to_have_the_form_of_its_type() {
+        for (rtype, data) in
+            [(1, "\\# 3 c00002"), (28, "\\# 1 00"), (41, "\\# 0"), (5, "\\# 2 c0ff"), (250, "\\# 0")]
+        {
+            let lie = format!(r#"{{"type": {rtype}, "data": "{}"}}"#, data.replace('\\', "\\\\"));
+            assert_eq!(reply_to(&format!(r#"{{"Answer": [{lie}]}}"#)), Err(JsonAnswerError::Unreadable(1)));
+            let truth = r#"{"type": 1, "TTL": 7, "data": "192.0.2.1"}"#;
+            let both = reply_to(&format!(r#"{{"Answer": [{lie}, {truth}]}}"#)).unwrap();
+            assert_eq!(message::Outline::of(&both).map(|outline| outline.records), Some([1, 0, 0]), "{lie}");
+        }
+    }
+
+    #[test]
+    fn more_than_a_message_holds_is_cut() {
+        let one =
+            r#"{"type": 16, "data": "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"}"#;
+        let document = format!(r#"{{"Answer": [{}]}}"#, vec![one; 2000].join(","));
+        let reply = reply_to(&document).unwrap();
+        assert_eq!(reply[2] & 0x02, 0x02);
+        assert!(message::Outline::of(&reply).is_some());
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(rtype: u16, text in "\\PC{0,80}", common in 0usize..10) {
+            let _ = rdata(rtype, &text);
+            let _ = rdata([1, 2, 5, 6, 15, 16, 28, 33, 99, 257][common], &text);
+            let _ = rdata(16, &format!("\"{text}\""));
+            let _ = reply_to(&text);
+        }
+    }
+}

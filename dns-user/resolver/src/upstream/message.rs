@@ -1,0 +1,388 @@
+//! Looking into messages without taking them apart.
+//!
+//! Forwarded messages stay the bytes they were: records of types that nobody
+//! here has heard of, compression and order included. What has to be known
+//! (where the question ends, whether there is an OPT, which TTLs there are) is
+//! read off in one walk; what has to be changed is overwritten in place.
+
+use std::ops::Range;
+
+use super::sound::{is_sound_data, name_end};
+
+/// Bytes of the header (RFC 1035, section 4.1.1).
+pub(crate) const HEADER_LEN: usize = 12;
+/// Type OPT (RFC 6891).
+pub(crate) const TYPE_OPT: u16 = 41;
+/// Type SOA.
+pub(crate) const TYPE_SOA: u16 = 6;
+/// RCODE NOERROR.
+pub(crate) const NOERROR: u8 = 0;
+/// RCODE SERVFAIL.
+pub(crate) const SERVFAIL: u8 = 2;
+/// RCODE NXDOMAIN.
+pub(crate) const NXDOMAIN: u8 = 3;
+/// RCODE REFUSED.
+pub(crate) const REFUSED: u8 = 5;
+
+/// QR in the third byte of the header.
+const QR: u8 = 0x80;
+/// AA in the third byte.
+const AA: u8 = 0x04;
+/// TC in the third byte.
+const TC: u8 = 0x02;
+/// RD in the third byte.
+const RD: u8 = 0x01;
+/// RA in the fourth byte.
+const RA: u8 = 0x80;
+/// AD in the fourth byte (RFC 4035).
+const AD: u8 = 0x20;
+/// CD in the fourth byte (RFC 4035).
+const CD: u8 = 0x10;
+
+/// A number of two bytes at `at`, if the message reaches that far.
+pub(crate) fn u16_at(message: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes(*message.get(at..)?.first_chunk()?))
+}
+
+/// A number of four bytes at `at`, if the message reaches that far.
+pub(crate) fn u32_at(message: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_be_bytes(*message.get(at..)?.first_chunk()?))
+}
+
+/// The message's id; 0 for one without a header.
+pub(crate) fn id(message: &[u8]) -> u16 {
+    u16_at(message, 0).unwrap_or(0)
+}
+
+/// Overwrites the message's id.
+pub(crate) fn set_id(message: &mut [u8], id: u16) {
+    if let Some(place) = message.first_chunk_mut() {
+        *place = id.to_be_bytes();
+    }
+}
+
+/// The flags of a message. All are clear where there is no header.
+#[derive(Clone, Copy)]
+pub(crate) struct Flags([u8; 2]);
+
+impl Flags {
+    /// Those of `message`.
+    pub(crate) fn of(message: &[u8]) -> Self {
+        Self(message.get(2..4).map_or([0; 2], |bytes| [bytes[0], bytes[1]]))
+    }
+
+    /// Whether it is a reply.
+    pub(crate) fn is_reply(self) -> bool {
+        self.0[0] & QR != 0
+    }
+
+    /// TC: cut.
+    pub(crate) fn truncated(self) -> bool {
+        self.0[0] & TC != 0
+    }
+
+    /// RD: recursion desired.
+    pub(crate) fn recursion_desired(self) -> bool {
+        self.0[0] & RD != 0
+    }
+
+    /// AD: authentic data; in a query: the client understands it (RFC 6840, section 5.7).
+    pub(crate) fn authentic(self) -> bool {
+        self.0[1] & AD != 0
+    }
+
+    /// CD: checking disabled.
+    pub(crate) fn checking_disabled(self) -> bool {
+        self.0[1] & CD != 0
+    }
+
+    /// The kind of message: 0 for a query.
+    pub(crate) fn opcode(self) -> u8 {
+        self.0[0] >> 3 & 15
+    }
+
+    /// The four bits of the RCODE that lie in the header.
+    pub(crate) fn rcode(self) -> u8 {
+        self.0[1] & 15
+    }
+}
+
+/// Sets or clears AA.
+pub(crate) fn set_authoritative(message: &mut [u8], on: bool) {
+    set_bit(message, 2, AA, on);
+}
+
+/// Sets or clears TC.
+pub(crate) fn set_truncated(message: &mut [u8], on: bool) {
+    set_bit(message, 2, TC, on);
+}
+
+/// Sets or clears RD.
+pub(crate) fn set_recursion_desired(message: &mut [u8], on: bool) {
+    set_bit(message, 2, RD, on);
+}
+
+/// Sets or clears AD.
+pub(crate) fn set_authentic(message: &mut [u8], on: bool) {
+    set_bit(message, 3, AD, on);
+}
+
+/// Sets or clears one bit of the header.
+fn set_bit(message: &mut [u8], at: usize, bit: u8, on: bool) {
+    if let Some(byte) = message.get_mut(at) {
+        *byte = if on { *byte | bit } else { *byte & !bit };
+    }
+}
+
+/// What one walk over a message tells, all of which has been found sound: names that
+/// end and do not loop, data of the form of their types, at most one OPT, that one
+/// among the additional records and owned by the root (RFC 6891, section 6.1.1).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Outline {
+    /// Entries in the question section.
+    pub(crate) questions: u16,
+    /// Records in answer, authority and additional section.
+    pub(crate) records: [u16; 3],
+    /// Where the records begin.
+    pub(crate) question_end: usize,
+    /// The OPT, whole record.
+    pub(crate) opt: Option<Range<usize>>,
+    /// Where the last record ends. Bytes beyond belong to nobody.
+    pub(crate) end: usize,
+}
+
+impl Outline {
+    /// Walks `message`; `None` where a section runs past its end or a record is not sound.
+    pub(crate) fn of(message: &[u8]) -> Option<Self> {
+        let questions = u16_at(message, 4)?;
+        let records = [u16_at(message, 6)?, u16_at(message, 8)?, u16_at(message, 10)?];
+        let mut at = HEADER_LEN;
+        for _ in 0..questions {
+            at = name_end(message, at)? + 4;
+        }
+        if at > message.len() {
+            return None;
+        }
+        let question_end = at;
+        let mut opt = None;
+        for (section, count) in records.into_iter().enumerate() {
+            for _ in 0..count {
+                let record = Record::at(message, at)?;
+                let class = u16_at(message, record.ttl_at - 2)?;
+                if !is_sound_data(message, record.rtype, class, record.data.clone()) {
+                    return None;
+                }
+                if record.rtype == TYPE_OPT {
+                    let in_its_place = section == 2 && opt.is_none() && message[at] == 0;
+                    in_its_place.then_some(())?;
+                    opt = Some(at..record.data.end);
+                }
+                at = record.data.end;
+            }
+        }
+        Some(Self { questions, records, question_end, opt, end: at })
+    }
+
+    /// The records in order, each with the number of its section: 0 answer,
+    /// 1 authority, 2 additional.
+    pub(crate) fn walk<'a>(&self, message: &'a [u8]) -> impl Iterator<Item = (usize, Record)> + use<'a> {
+        let counts = self.records;
+        let mut at = self.question_end;
+        (0..3).flat_map(move |section| std::iter::repeat_n(section, usize::from(counts[section]))).map_while(
+            move |section| {
+                let record = Record::at(message, at)?;
+                at = record.data.end;
+                Some((section, record))
+            },
+        )
+    }
+}
+
+/// Where the parts of one record lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    /// Start of the owner name.
+    pub(crate) owner: usize,
+    /// TYPE.
+    pub(crate) rtype: u16,
+    /// Start of the TTL.
+    pub(crate) ttl_at: usize,
+    /// The TTL, seconds; for an OPT the extended RCODE, version and flags.
+    pub(crate) ttl: u32,
+    /// The RDATA.
+    pub(crate) data: Range<usize>,
+}
+
+impl Record {
+    /// Reads the record that begins at `at`.
+    fn at(message: &[u8], at: usize) -> Option<Self> {
+        let fixed = name_end(message, at)?;
+        let start = fixed + 10;
+        let end = start + usize::from(u16_at(message, fixed + 8)?);
+        (end <= message.len()).then_some(())?;
+        Some(Self {
+            owner: at,
+            rtype: u16_at(message, fixed)?,
+            ttl_at: fixed + 4,
+            ttl: u32_at(message, fixed + 4)?,
+            data: start..end,
+        })
+    }
+}
+
+/// The question section of a message with one question: name, type, class.
+pub(crate) fn question_range(message: &[u8]) -> Option<Range<usize>> {
+    (u16_at(message, 4)? == 1).then_some(())?;
+    let end = name_end(message, HEADER_LEN)? + 4;
+    (end <= message.len()).then_some(HEADER_LEN..end)
+}
+
+/// Whether two question sections ask the same, letter case aside. Length bytes
+/// are no letters (at most 63), nor is it a difference between types or classes
+/// that `eq_ignore_ascii_case` could hide: the last four bytes are compared as they are.
+pub(crate) fn same_question(ours: &[u8], theirs: &[u8]) -> bool {
+    let (Some(split), true) = (ours.len().checked_sub(4), ours.len() == theirs.len()) else { return false };
+    ours[split..] == theirs[split..] && ours[..split].eq_ignore_ascii_case(&theirs[..split])
+}
+
+/// Appends an OPT as the reference does: the client's size, DO clear, no options.
+/// `message` must end with its last record.
+pub(crate) fn append_opt(message: &mut Vec<u8>, udp_size: u16) {
+    let Some(count) = u16_at(message, 10) else { return };
+    let size = udp_size.to_be_bytes();
+    message.extend_from_slice(&[0, 0, TYPE_OPT as u8, size[0], size[1], 0, 0, 0, 0, 0, 0]);
+    message[10..12].copy_from_slice(&count.saturating_add(1).to_be_bytes());
+}
+
+/// Whether the OPT has bits of the RCODE that do not lie in the header (RFC 6891, section 6.1.3).
+pub(crate) fn has_extended_rcode(message: &[u8], outline: &Outline) -> bool {
+    outline.opt.as_ref().and_then(|opt| message.get(opt.start + 5)).is_some_and(|&bits| bits != 0)
+}
+
+/// Takes the OPT out of a message, and with it what stands behind it: to move that
+/// could break pointers, and additional records may be left out.
+pub(crate) fn remove_opt(message: &mut Vec<u8>, outline: &mut Outline) {
+    let Some(opt) = outline.opt.take() else { return };
+    let before = outline.walk(message).filter(|(section, record)| *section == 2 && record.owner < opt.start);
+    outline.records[2] = u16::try_from(before.count()).unwrap_or(u16::MAX);
+    message.truncate(opt.start);
+    outline.end = opt.start;
+    message[10..12].copy_from_slice(&outline.records[2].to_be_bytes());
+}
+
+/// Begins a reply of our own: id, opcode, RD and CD of the query and its question;
+/// AA, RA and the RCODE as told; no records yet.
+pub(crate) fn begin_reply(
+    query: &[u8],
+    question: Range<usize>,
+    authoritative: bool,
+    recursion_available: bool,
+    rcode: u8,
+) -> Vec<u8> {
+    let mut reply = Vec::with_capacity(512);
+    let mut high = QR | query.get(2).map_or(0, |byte| byte & (0x78 | RD));
+    if authoritative {
+        high |= AA;
+    }
+    let mut low = rcode & 15 | query.get(3).map_or(0, |byte| byte & CD);
+    if recursion_available {
+        low |= RA;
+    }
+    reply.extend_from_slice(&id(query).to_be_bytes());
+    reply.extend_from_slice(&[high, low, 0, 1, 0, 0, 0, 0, 0, 0]);
+    reply.extend_from_slice(query.get(question).unwrap_or(&[0, 0, 0, 0, 0]));
+    reply
+}
+
+/// Appends a record to the answer section of a message that has no other sections
+/// yet; `false`, and nothing done, when it would grow past what a message can be.
+pub(crate) fn push_answer(message: &mut Vec<u8>, owner: &[u8], rtype: u16, ttl: u32, data: &[u8]) -> bool {
+    let Some(count) = u16_at(message, 6).filter(|&count| count < u16::MAX) else { return false };
+    let Ok(length) = u16::try_from(data.len()) else { return false };
+    if message.len() + owner.len() + 10 + data.len() > usize::from(u16::MAX) {
+        return false;
+    }
+    message.extend_from_slice(owner);
+    message.extend_from_slice(&rtype.to_be_bytes());
+    message.extend_from_slice(&[0, 1]);
+    message.extend_from_slice(&ttl.to_be_bytes());
+    message.extend_from_slice(&length.to_be_bytes());
+    message.extend_from_slice(data);
+    message[6..8].copy_from_slice(&(count + 1).to_be_bytes());
+    true
+}
+
+/// Takes the last answer back, which begins at `start`, unless it is one that zones hold
+/// and its data has the form of its type; says whether it stays.
+pub(crate) fn keep_sound_answer(message: &mut Vec<u8>, start: usize) -> bool {
+    let is_sound = Record::at(message, start).is_some_and(|record| {
+        // 249 to 255: TKEY, TSIG, IXFR, AXFR, MAILB, MAILA, ANY.
+        let is_meta = matches!(record.rtype, 0 | TYPE_OPT | 249..=255);
+        !is_meta && is_sound_data(message, record.rtype, 1, record.data)
+    });
+    if !is_sound && let Some(count) = u16_at(message, 6) {
+        message.truncate(start);
+        message[6..8].copy_from_slice(&count.saturating_sub(1).to_be_bytes());
+    }
+    is_sound
+}
+
+/// A pointer to the question's name: the owner of most answers.
+pub(crate) const QUESTION_NAME: [u8; 2] = [0xc0, HEADER_LEN as u8];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A reply with one A record and an OPT.
+    fn reply() -> Vec<u8> {
+        let mut message = b"\x12\x34\x81\x80\0\x01\0\0\0\0\0\0\x02Ok\x07example\0\0\x01\0\x01".to_vec();
+        assert!(push_answer(&mut message, &QUESTION_NAME, 1, 300, &[192, 0, 2, 1]));
+        append_opt(&mut message, 1232);
+        message
+    }
+
+    #[test]
+    fn outline_finds_the_sections() {
+        let message = reply();
+        let mut outline = Outline::of(&message).unwrap();
+        assert_eq!(outline.records, [1, 0, 1]);
+        assert_eq!(outline.opt, Some(44..55));
+        assert_eq!(outline.end, message.len());
+        let walked: Vec<_> =
+            outline.walk(&message).map(|(section, record)| (section, record.rtype, record.ttl)).collect();
+        assert_eq!(walked, [(0, 1, 300), (2, TYPE_OPT, 0)]);
+
+        let mut without = message.clone();
+        remove_opt(&mut without, &mut outline);
+        assert_eq!(Outline::of(&without), Some(outline));
+        assert_eq!(without.len(), 44);
+    }
+
+    #[test]
+    fn every_cut_is_noticed() {
+        let message = reply();
+        for length in 0..message.len() {
+            assert_eq!(Outline::of(&message[..length]), None, "cut to {length} bytes");
+        }
+    }
+
+    #[test]
+    fn questions_are_compared_without_letter_case() {
+        assert!(same_question(b"\x02Ok\0\0\x01\0\x01", b"\x02oK\0\0\x01\0\x01"));
+        assert!(!same_question(b"\x02ok\0\0\x41\0\x01", b"\x02ok\0\0\x61\0\x01"));
+        assert!(!same_question(b"\x02ok\0\0\x01\0\x01", b"\x03oks\0\0\x01\0\x01"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_walk_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            if let Some(outline) = Outline::of(&bytes) {
+                prop_assert!(outline.end <= bytes.len());
+                prop_assert!(outline.walk(&bytes).all(|(_, record)| record.data.end <= outline.end));
+            }
+            let _ = question_range(&bytes);
+        }
+    }
+}

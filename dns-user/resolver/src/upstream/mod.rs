@@ -1,0 +1,229 @@
+//! What answers queries that are not local: recursors, their cache, handlers and
+//! reverse names.
+//!
+//! * [`forward`]: one recursor after the other, in the order of [`order`].
+//! * [`recursor`], [`udp`], [`inbox`], [`tcp`]: asking one of them.
+//! * [`cached`], [`cache`], [`flight`]: the cache before a source, one query for many clients.
+//! * [`handlers`], [`http`], [`json_answer`]: domains with an answerer of their own.
+//! * [`reverse`]: names of addresses.
+//! * [`message`], [`ask`]: looking into messages, which stay the bytes they were; [`sound`]:
+//!   whether those bytes mean what they claim to.
+//! * [`fuzzing`]: what fuzz targets call.
+
+mod ask;
+mod cache;
+mod cached;
+mod flight;
+mod forward;
+#[doc(hidden)]
+pub mod fuzzing;
+mod give_up;
+mod handlers;
+mod http;
+mod inbox;
+mod json_answer;
+mod message;
+pub mod metrics;
+mod order;
+mod random;
+mod readable;
+mod recursor;
+mod resolv_conf;
+mod reverse;
+mod sound;
+mod status;
+mod tcp;
+#[cfg(test)]
+mod tests;
+mod udp;
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use arc_swap::ArcSwap;
+
+use self::{
+    ask::Ask, cache::Cache, cached::Source, forward::Forwarder, recursor::Manner, resolv_conf::Nameservers,
+    udp::Matching,
+};
+pub use self::{
+    cached::CachedSource,
+    handlers::{Denial, HandlerConfig, HandlerSource, Handlers},
+    reverse::Reverse,
+    status::{CacheStatus, RecursorStatus},
+};
+use dns_core::config::{Config, RecursionConfig, RecursorErrors};
+
+/// The recursors of the configuration.
+#[derive(Debug)]
+pub struct Upstream {
+    /// Asks them; `None` where recursion is switched off.
+    forwarder: Option<Arc<Forwarder>>,
+    /// Keeps their answers; `None` where it is switched off.
+    cache: Option<Arc<Cache>>,
+    /// Answers what is to be answered by recursors.
+    recursors: Option<CachedSource>,
+    /// The same past the cache.
+    uncached: Option<CachedSource>,
+    /// Where we listen ourselves.
+    own: Arc<ArcSwap<Vec<SocketAddr>>>,
+}
+
+impl Upstream {
+    /// Recursors as configured, or else those of /etc/resolv.conf, which is
+    /// followed as it changes. `own` is where we listen ourselves. Has to be
+    /// called inside a tokio runtime.
+    pub fn new(config: &Config, own: &[SocketAddr]) -> Self {
+        let recursion = &config.recursion;
+        let own = Arc::new(ArcSwap::from_pointee(own.to_vec()));
+        if recursion.disabled {
+            return Self { forwarder: None, cache: None, recursors: None, uncached: None, own };
+        }
+        let new = |names: &[String]| {
+            Arc::new(Forwarder::new(names, manner(recursion), recursion.selection, recursion.errors))
+        };
+        let forwarder = if recursion.recursors.is_empty() {
+            let nameservers = Nameservers::new(own.clone(), recursion.excluded.clone());
+            let forwarder = new(nameservers.names());
+            tokio::spawn(nameservers.follow(Arc::downgrade(&forwarder)));
+            forwarder
+        } else {
+            new(&without_excluded(recursion.recursors.clone(), &recursion.excluded))
+        };
+        let cache = config.cache.enabled.then(|| Arc::new(Cache::new(&config.cache, recursion.errors)));
+        let recursors = CachedSource::new(Source::Dns(Arc::clone(&forwarder)), cache.clone());
+        Self {
+            uncached: Some(recursors.past_cache()),
+            recursors: Some(recursors),
+            cache,
+            forwarder: Some(forwarder),
+            own,
+        }
+    }
+
+    /// We listen elsewhere from now on: nobody who is to be asked may be ourselves.
+    pub fn listens_on(&self, own: &[SocketAddr]) {
+        self.own.store(Arc::new(own.to_vec()));
+    }
+
+    /// Forgets all forwarded answers.
+    pub fn flush_cache(&self) {
+        if let Some(cache) = &self.cache {
+            cache.flush();
+        }
+    }
+
+    /// Who asks the recursors.
+    fn forwarder(&self) -> Option<&Forwarder> {
+        self.forwarder.as_deref()
+    }
+
+    /// Keeps their answers.
+    fn cache(&self) -> Option<&Cache> {
+        self.cache.as_deref()
+    }
+
+    /// Answers by recursors; `None` where recursion is switched off.
+    pub fn recursors(&self) -> Option<CachedSource> {
+        self.recursors.clone()
+    }
+
+    /// As [`Self::recursors`], past the cache: for reverse names (observed).
+    pub fn uncached(&self) -> Option<CachedSource> {
+        self.uncached.clone()
+    }
+
+    /// How the cache fares; `None`: there is none.
+    pub fn cache_status(&self) -> Option<CacheStatus> {
+        self.cache().map(CacheStatus::of)
+    }
+
+    /// How each recursor fares, the preferred one first.
+    pub fn status(&self) -> Vec<RecursorStatus> {
+        self.forwarder.as_ref().map(|forwarder| status::of(forwarder)).unwrap_or_default()
+    }
+}
+
+/// How the recursors of the configuration are asked.
+fn manner(recursion: &RecursionConfig) -> Manner {
+    Manner {
+        timeout: recursion.timeout,
+        max_retries: recursion.max_retries,
+        matching: match recursion.errors {
+            RecursorErrors::Truthful => Matching::Strict,
+            RecursorErrors::Nxdomain => Matching::Lenient,
+        },
+        randomise_case: recursion.randomise_case,
+    }
+}
+
+/// Removes the recursors that are not to be used. Addresses are compared as
+/// addresses, however they are written.
+fn without_excluded(mut names: Vec<String>, excluded: &[String]) -> Vec<String> {
+    let address = |name: &String| name.parse::<SocketAddr>().ok();
+    let same = |one: &String, other: &String| {
+        one == other || address(one).is_some_and(|one| address(other) == Some(one))
+    };
+    names.retain(|name| !excluded.iter().any(|excluded| same(name, excluded)));
+    names
+}
+
+/// Why a try at a recursor brought no reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum TryError {
+    /// Nothing came in time.
+    #[error("no reply in time")]
+    TimedOut,
+    /// The port is closed, or there is no way there.
+    #[error("port closed or host unreachable")]
+    Refused,
+    /// The connection broke off.
+    #[error("connection reset")]
+    Reset,
+    /// The connection was closed in good order, but without a reply. The
+    /// reference does not count this as a network error (observed).
+    #[error("connection closed without a reply")]
+    Closed,
+    /// A reply with another id or question over TCP.
+    #[error("reply to another query")]
+    WrongReply,
+    /// Something came that is no DNS message.
+    #[error("unreadable reply")]
+    Unreadable,
+    /// Too many were in flight, and this was the oldest.
+    #[error("given up for later queries")]
+    GivenUp,
+}
+
+impl TryError {
+    /// Whether the same recursor is to be tried again.
+    pub(crate) fn is_network_error(self) -> bool {
+        match self {
+            Self::TimedOut | Self::Refused | Self::Reset | Self::WrongReply => true,
+            Self::Closed | Self::Unreadable | Self::GivenUp => false,
+        }
+    }
+}
+
+impl From<io::Error> for TryError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::TimedOut => Self::TimedOut,
+            io::ErrorKind::UnexpectedEof => Self::Closed,
+            io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::BrokenPipe
+            | io::ErrorKind::NotConnected => Self::Reset,
+            _ => Self::Refused,
+        }
+    }
+}
+
+/// Locks. A panic elsewhere does not make the data unusable: every change to it
+/// is whole before anything can panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,123 @@
+//! In which order recursors are asked. Pure.
+
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+use dns_core::config::RecursorSelection;
+
+/// How many of the last tries count.
+const HISTORY: u32 = 25;
+/// So many failures among them, and the next recursor is preferred.
+const MAX_FAILURES: u32 = 5;
+
+/// The order of a fixed number of recursors, and what their tries do to it.
+#[derive(Debug)]
+pub(crate) struct RecursorOrder {
+    /// How the order comes about.
+    mode: RecursorSelection,
+    /// The one that is asked first, as its place in the list.
+    preferred: AtomicUsize,
+    /// Failures among the last tries of each: one bit a try, the latest lowest.
+    histories: Box<[AtomicU32]>,
+}
+
+impl RecursorOrder {
+    /// For `count` recursors, none tried yet; the first is preferred.
+    pub(crate) fn new(mode: RecursorSelection, count: usize) -> Self {
+        let histories = (0..count).map(|_| AtomicU32::new(0)).collect();
+        Self { mode, preferred: AtomicUsize::new(0), histories }
+    }
+
+    /// The places in the list in the order to ask.
+    pub(crate) fn order(&self) -> impl Iterator<Item = usize> + use<> {
+        let count = self.histories.len();
+        let first = self.preferred();
+        (first..count).chain(0..first)
+    }
+
+    /// The one that is asked first.
+    pub(crate) fn preferred(&self) -> usize {
+        self.preferred.load(Ordering::Relaxed)
+    }
+
+    /// Failures among the last 25 tries of one.
+    pub(crate) fn recent_failures(&self, index: usize) -> u32 {
+        self.histories.get(index).map_or(0, |history| history.load(Ordering::Relaxed).count_ones())
+    }
+
+    /// Notes how a try ended.
+    pub(crate) fn record(&self, index: usize, failed: bool) {
+        let Some(history) = self.histories.get(index) else { return };
+        let before = history.load(Ordering::Relaxed);
+        if before == 0 && !failed {
+            // The common case: nothing to write.
+            return;
+        }
+        let mask = (1 << HISTORY) - 1;
+        // Two tries that end at the same instant may count as one: no harm done.
+        let after = (before << 1 | u32::from(failed)) & mask;
+        history.store(after, Ordering::Relaxed);
+        if self.mode == RecursorSelection::Smart && after.count_ones() >= MAX_FAILURES && failed {
+            let next = (index + 1) % self.histories.len();
+            let moved =
+                self.preferred.compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+            if moved {
+                // It starts anew, should its turn come again.
+                history.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Places in the order to ask.
+    fn order(recursors: &RecursorOrder) -> Vec<usize> {
+        recursors.order().collect()
+    }
+
+    #[test]
+    fn five_failures_within_25_tries_move_the_preference() {
+        let recursors = RecursorOrder::new(RecursorSelection::Smart, 3);
+        for _ in 0..4 {
+            recursors.record(0, true);
+            recursors.record(0, false);
+        }
+        assert_eq!(order(&recursors), [0, 1, 2]);
+        recursors.record(0, true);
+        assert_eq!(order(&recursors), [1, 2, 0]);
+    }
+
+    #[test]
+    fn failures_are_forgotten_after_25_tries() {
+        let recursors = RecursorOrder::new(RecursorSelection::Smart, 2);
+        for _ in 0..10 {
+            recursors.record(0, true);
+            (0..6).for_each(|_| recursors.record(0, false));
+        }
+        assert_eq!(order(&recursors), [0, 1]);
+    }
+
+    #[test]
+    fn failures_of_others_move_nothing() {
+        let recursors = RecursorOrder::new(RecursorSelection::Smart, 2);
+        (0..20).for_each(|_| recursors.record(1, true));
+        assert_eq!(order(&recursors), [0, 1]);
+    }
+
+    #[test]
+    fn serial_stays() {
+        let recursors = RecursorOrder::new(RecursorSelection::Serial, 2);
+        (0..20).for_each(|_| recursors.record(0, true));
+        assert_eq!(order(&recursors), [0, 1]);
+        assert_eq!(recursors.recent_failures(0), 20);
+    }
+
+    #[test]
+    fn a_single_recursor_stays_preferred() {
+        let recursors = RecursorOrder::new(RecursorSelection::Smart, 1);
+        (0..20).for_each(|_| recursors.record(0, true));
+        assert_eq!(order(&recursors), [0]);
+    }
+}

@@ -1,0 +1,275 @@
+//! One recursor: asked, asked again after network errors, and watched.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use arc_swap::ArcSwapOption;
+
+use super::{
+    Ask, TryError, message, random,
+    readable::Readable,
+    tcp::TcpConnections,
+    udp::{Matching, UdpSockets},
+};
+use dns_core::wire::Transport;
+
+/// Most queries in flight by UDP to one recursor.
+const IN_FLIGHT: usize = 4096;
+/// So many tries in a row without any answer, and a recursor counts as silent.
+const SILENT_TRIES: u32 = 5;
+/// How often a silent recursor is asked although nobody waits for it.
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How all recursors of a list are asked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Manner {
+    /// For one try.
+    pub(crate) timeout: Duration,
+    /// Further tries after network errors.
+    pub(crate) max_retries: u32,
+    /// How replies are held against their question.
+    pub(crate) matching: Matching,
+    /// Random letter case in the question (0x20).
+    pub(crate) randomise_case: bool,
+}
+
+/// A recursor.
+#[derive(Debug)]
+pub(crate) struct Recursor {
+    /// As configured, `host:port`.
+    name: String,
+    /// How it is asked.
+    manner: Manner,
+    /// Its sockets; `None` while its host name is not known to mean anything.
+    sockets: ArcSwapOption<Sockets>,
+    /// What became of the tries.
+    pub(crate) counters: RecursorCounters,
+    /// Whether it has fallen silent.
+    silence: Silence,
+}
+
+/// What tells a silent recursor from one that answers.
+#[derive(Debug)]
+struct Silence {
+    /// Tries without any answer since the last one with.
+    tries: AtomicU32,
+    /// When this began to be counted.
+    since: Instant,
+    /// When it was last asked without anybody waiting, milliseconds after `since`.
+    probed_ms: AtomicU64,
+}
+
+/// Whether a recursor is worth the time of a client who has an answer already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Worth {
+    /// It has answered of late.
+    Waiting,
+    /// It is silent, and should be asked now to see whether it still is.
+    Probing,
+    /// It is silent, and was asked a moment ago.
+    Nothing,
+}
+
+/// The sockets for one address.
+#[derive(Debug)]
+struct Sockets {
+    /// The address.
+    address: SocketAddr,
+    /// UDP.
+    udp: UdpSockets,
+    /// TCP.
+    tcp: TcpConnections,
+}
+
+/// What became of the tries of a recursor since the start.
+#[derive(Debug, Default)]
+pub(crate) struct RecursorCounters {
+    /// Queries sent, retries included.
+    pub(crate) tries: AtomicU64,
+    /// Tries without a reply.
+    pub(crate) network_errors: AtomicU64,
+    /// Replies with an RCODE other than NOERROR and NXDOMAIN, or unreadable.
+    pub(crate) error_replies: AtomicU64,
+    /// Given up to make room for later ones.
+    pub(crate) given_up: AtomicU64,
+    /// Datagrams that were no reply to any query of ours: late, wrong or forged.
+    pub(crate) mismatched: Arc<AtomicU64>,
+    /// Smoothed time to a reply, microseconds; 0: none yet.
+    pub(crate) latency_us: AtomicU64,
+    /// Replies by the time they took: up to so many microseconds as
+    /// [`LATENCY_BOUNDS_US`] says, the last for all that took longer.
+    pub(crate) latencies: [AtomicU64; LATENCY_BOUNDS_US.len() + 1],
+    /// Sum of the times of all replies, microseconds.
+    pub(crate) latency_sum_us: AtomicU64,
+}
+
+/// Upper bounds of the histogram of latencies, microseconds.
+pub(crate) const LATENCY_BOUNDS_US: [u64; 12] =
+    [250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000, 2_500_000];
+
+impl Recursor {
+    /// A recursor at `name`, which is `address:port`, `[address]:port` or `host:port`.
+    pub(crate) fn new(name: &str, manner: Manner) -> Self {
+        let counters = RecursorCounters::default();
+        let sockets = name.parse().ok().map(|address| Arc::new(Sockets::new(address, manner, &counters)));
+        let silence =
+            Silence { tries: AtomicU32::new(0), since: Instant::now(), probed_ms: AtomicU64::new(0) };
+        Self { name: name.to_owned(), manner, sockets: ArcSwapOption::new(sockets), counters, silence }
+    }
+
+    /// As configured.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its address, where it is known.
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        self.sockets.load().as_ref().map(|sockets| sockets.address)
+    }
+
+    /// Asks it, as often as the configuration says. `query` is the message to
+    /// send; its id and, with 0x20, its letter case are overwritten.
+    pub(crate) async fn ask(&self, ask: &Ask<'_>, query: &mut [u8]) -> Result<Readable, TryError> {
+        let mut tries = 0;
+        loop {
+            // A server that does not keep the letter case answers the last try.
+            let randomise_case = self.manner.randomise_case && tries == 0;
+            let outcome = self.ask_once(ask, query, randomise_case).await;
+            match outcome {
+                Err(error) if error.is_network_error() && tries < self.manner.max_retries => tries += 1,
+                Err(TryError::TimedOut) if randomise_case && tries == self.manner.max_retries => tries += 1,
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// One try.
+    async fn ask_once(
+        &self,
+        ask: &Ask<'_>,
+        query: &mut [u8],
+        randomise_case: bool,
+    ) -> Result<Readable, TryError> {
+        let sockets = self.sockets().await?;
+        self.counters.tries.fetch_add(1, Ordering::Relaxed);
+        let start = Instant::now();
+        let outcome = match ask.transport {
+            Transport::Udp => {
+                if randomise_case {
+                    randomise(&mut query[ask.question.clone()]);
+                }
+                // Only questions for one client alone have not been looked for before.
+                sockets.udp.ask(query, ask.question.clone(), randomise_case, ask.is_personal()).await
+            }
+            Transport::Tcp => sockets.tcp.ask(query, ask.question.clone()).await,
+        };
+        let outcome = outcome.and_then(Readable::new);
+        self.note(&outcome, start.elapsed());
+        if outcome.as_ref().is_err_and(|error| error.is_network_error())
+            && self.name.parse::<SocketAddr>().is_err()
+        {
+            // The host name may mean another address by now.
+            self.sockets.store(None);
+        }
+        outcome
+    }
+
+    /// Whether it is worth the time of a client who has an answer already. Of those
+    /// who ask while it is silent, one in every second is told to probe.
+    pub(crate) fn worth(&self) -> Worth {
+        let Silence { tries, since, probed_ms } = &self.silence;
+        if tries.load(Ordering::Relaxed) < SILENT_TRIES {
+            return Worth::Waiting;
+        }
+        let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let now = milliseconds(since.elapsed());
+        let probed = probed_ms.load(Ordering::Relaxed);
+        let is_due = now.saturating_sub(probed) >= milliseconds(PROBE_INTERVAL);
+        let mine =
+            is_due && probed_ms.compare_exchange(probed, now, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if mine { Worth::Probing } else { Worth::Nothing }
+    }
+
+    /// Counts a try.
+    fn note(&self, outcome: &Result<Readable, TryError>, took: Duration) {
+        match outcome {
+            Err(TryError::TimedOut) => _ = self.silence.tries.fetch_add(1, Ordering::Relaxed),
+            // It had no time to answer.
+            Err(TryError::GivenUp) => {}
+            // Written only where it changes something: all threads read it.
+            _ if self.silence.tries.load(Ordering::Relaxed) == 0 => {}
+            _ => self.silence.tries.store(0, Ordering::Relaxed),
+        }
+        let RecursorCounters {
+            tries: _,
+            network_errors,
+            error_replies,
+            given_up,
+            mismatched: _,
+            latency_us,
+            latencies,
+            latency_sum_us,
+        } = &self.counters;
+        match outcome {
+            Ok(reply) => {
+                let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
+                let before = latency_us.load(Ordering::Relaxed);
+                let after = if before == 0 { took } else { before - before / 8 + took / 8 };
+                latency_us.store(after, Ordering::Relaxed);
+                let bucket = LATENCY_BOUNDS_US.partition_point(|&bound| bound < took);
+                latencies[bucket].fetch_add(1, Ordering::Relaxed);
+                latency_sum_us.fetch_add(took, Ordering::Relaxed);
+                if !matches!(reply.rcode(), message::NOERROR | message::NXDOMAIN) {
+                    error_replies.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            Err(TryError::Unreadable) => drop(error_replies.fetch_add(1, Ordering::Relaxed)),
+            Err(TryError::GivenUp) => drop(given_up.fetch_add(1, Ordering::Relaxed)),
+            Err(_) => drop(network_errors.fetch_add(1, Ordering::Relaxed)),
+        }
+    }
+
+    /// Its sockets; asks the system for the address of a host name.
+    async fn sockets(&self) -> Result<Arc<Sockets>, TryError> {
+        if let Some(sockets) = &*self.sockets.load() {
+            return Ok(Arc::clone(sockets));
+        }
+        let looked_up = tokio::time::timeout(self.manner.timeout, tokio::net::lookup_host(&*self.name)).await;
+        let address = looked_up.map_err(|_| TryError::TimedOut)??.next().ok_or(TryError::Refused)?;
+        let sockets = Arc::new(Sockets::new(address, self.manner, &self.counters));
+        self.sockets.store(Some(Arc::clone(&sockets)));
+        Ok(sockets)
+    }
+}
+
+impl Sockets {
+    /// None open yet.
+    fn new(address: SocketAddr, manner: Manner, counters: &RecursorCounters) -> Self {
+        let Manner { timeout, matching, .. } = manner;
+        let mismatched = Arc::clone(&counters.mismatched);
+        Self {
+            address,
+            udp: UdpSockets::new(address, timeout, IN_FLIGHT, matching, mismatched),
+            tcp: TcpConnections::new(address, timeout, matching),
+        }
+    }
+}
+
+/// Gives every letter of the question's name a random case
+/// (draft-vixie-dnsext-dns0x20). Type and class, its last four bytes, stay.
+fn randomise(question: &mut [u8]) {
+    let Some(end) = question.len().checked_sub(4) else { return };
+    for bytes in question[..end].chunks_mut(32) {
+        let mut bits = random::u32();
+        for byte in bytes.iter_mut().filter(|byte| byte.is_ascii_alphabetic()) {
+            *byte = *byte & !0x20 | if bits & 1 == 0 { 0 } else { 0x20 };
+            bits >>= 1;
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! How recursors fare, for operators.
+
+use std::{net::SocketAddr, sync::atomic::Ordering};
+
+use super::{
+    cache::Cache,
+    forward::Forwarder,
+    recursor::{Recursor, RecursorCounters},
+};
+
+/// One recursor as it fares.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct RecursorStatus {
+    /// As configured, `host:port`.
+    pub address: String,
+    /// The address that a host name stands for; `None`: not known (yet).
+    pub resolved: Option<SocketAddr>,
+    /// Whether it is asked first.
+    pub preferred: bool,
+    /// Queries sent to it since the start, retries included.
+    pub tries: u64,
+    /// Of these, those without a reply: timeouts, closed ports, broken connections.
+    pub network_errors: u64,
+    /// Replies that were errors (neither NOERROR nor NXDOMAIN) or unreadable.
+    pub error_replies: u64,
+    /// Tries given up because too many were in flight.
+    pub given_up: u64,
+    /// Datagrams that were no reply to any query of ours: late, wrong or forged.
+    #[serde(rename = "strays")]
+    pub mismatched: u64,
+    /// Failures among its last 25 tries.
+    pub recent_failures: u32,
+    /// Smoothed time to a reply, milliseconds; `None`: no reply yet.
+    pub latency_ms: Option<f64>,
+}
+
+/// A cache as it fares.
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+pub struct CacheStatus {
+    /// Answers that are kept.
+    pub entries: u64,
+    /// Of these, those that say that a name or its data do not exist.
+    pub denials: u64,
+    /// Their size and overhead, about.
+    pub bytes: u64,
+    /// Queries that were answered from it.
+    pub hits: u64,
+    /// Queries that were not.
+    pub misses: u64,
+    /// Answers given past their end because no recursor was to be had.
+    pub served_stale: u64,
+    /// Answers dropped to make room.
+    pub evictions: u64,
+}
+
+impl CacheStatus {
+    /// That of `cache`.
+    pub(crate) fn of(cache: &Cache) -> Self {
+        cache.settle();
+        let counters = &cache.counters;
+        let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        Self {
+            entries: read(&counters.entries) + read(&counters.denial_entries),
+            denials: read(&counters.denial_entries),
+            bytes: cache.bytes(),
+            hits: read(&counters.hits) + read(&counters.denial_hits),
+            misses: read(&counters.misses),
+            served_stale: read(&counters.stale_hits),
+            evictions: read(&counters.evictions),
+        }
+    }
+}
+
+/// Those of a forwarder in the order in which they are asked.
+pub(crate) fn of(forwarder: &Forwarder) -> Vec<RecursorStatus> {
+    let set = forwarder.set();
+    let preferred = set.order.preferred();
+    let status = |index: usize| {
+        let recent_failures = set.order.recent_failures(index);
+        one(&set.recursors[index], index == preferred, recent_failures)
+    };
+    set.order.order().map(status).collect()
+}
+
+/// One recursor's.
+fn one(recursor: &Recursor, preferred: bool, recent_failures: u32) -> RecursorStatus {
+    let RecursorCounters {
+        tries,
+        network_errors,
+        error_replies,
+        given_up,
+        mismatched,
+        latency_us,
+        latencies: _,
+        latency_sum_us: _,
+    } = &recursor.counters;
+    let latency = latency_us.load(Ordering::Relaxed);
+    RecursorStatus {
+        address: recursor.name().to_owned(),
+        resolved: recursor.address(),
+        preferred,
+        tries: tries.load(Ordering::Relaxed),
+        network_errors: network_errors.load(Ordering::Relaxed),
+        error_replies: error_replies.load(Ordering::Relaxed),
+        given_up: given_up.load(Ordering::Relaxed),
+        mismatched: mismatched.load(Ordering::Relaxed),
+        recent_failures,
+        latency_ms: (latency != 0).then_some(latency as f64 / 1000.0),
+    }
+}

@@ -1,0 +1,471 @@
+//! Asking one address by UDP: thousands of queries in flight on few sockets.
+//!
+//! Each socket is connected, so the kernel drops whatever comes from elsewhere
+//! and reports closed ports. Who is to be fooled by a forged reply has to be hit
+//! on one of several random ports, by a random id, with the right question.
+//! Identical questions are few at a time ([`super::flight`]), so that the odds are
+//! those of RFC 5452, section 7 (docs/operating.md has the numbers).
+
+use std::{
+    collections::{HashMap, VecDeque},
+    io,
+    net::{SocketAddr, UdpSocket},
+    os::fd::AsRawFd,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use smallvec::SmallVec;
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::oneshot,
+};
+
+use super::{TryError, inbox, lock, message, random};
+
+/// Sockets, and so ports, in use for one recursor at a time.
+const SOCKETS: usize = 8;
+/// A socket takes no more queries when it is this old...
+const LIFETIME: Duration = Duration::from_secs(10);
+/// ...or has sent so many: then its port changes.
+const MAX_USES: u32 = 8192;
+/// How long a query waits for room in the send buffer, and how often.
+const SEND_PAUSE: Duration = Duration::from_millis(1);
+/// See [`SEND_PAUSE`].
+const SEND_TRIES: usize = 50;
+/// Longest sleep of a socket's task, so that an unused socket is closed in time.
+const MAX_NAP: Duration = Duration::from_secs(5);
+/// Kernel buffer for replies that we have not read yet, bytes. The kernel grants
+/// at most `net.core.rmem_max`.
+const RECEIVE_BUFFER: usize = 1 << 20;
+
+/// How strictly replies are held against their question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Matching {
+    /// Another question: not our reply.
+    Strict,
+    /// As the reference: id and address suffice. Such a reply is kept all the
+    /// same until the time is up, in case that the true one still comes.
+    Lenient,
+}
+
+/// The UDP sockets for one recursor.
+#[derive(Debug)]
+pub(crate) struct UdpSockets {
+    /// Whom they ask.
+    address: SocketAddr,
+    /// How long a query may take.
+    timeout: Duration,
+    /// How replies are matched.
+    matching: Matching,
+    /// Most queries in flight on one socket; beyond it the oldest is given up.
+    limit: usize,
+    /// The sockets that take queries now.
+    slots: [Mutex<Option<Arc<Socket>>>; SOCKETS],
+    /// Datagrams that were no reply to any query of ours.
+    mismatched: Arc<AtomicU64>,
+}
+
+impl UdpSockets {
+    /// Sockets for `address`, none open yet; at most about `in_flight` queries at a time.
+    pub(crate) fn new(
+        address: SocketAddr,
+        timeout: Duration,
+        in_flight: usize,
+        matching: Matching,
+        mismatched: Arc<AtomicU64>,
+    ) -> Self {
+        let limit = (in_flight / SOCKETS).clamp(1, 16_384);
+        Self { address, timeout, matching, limit, slots: Default::default(), mismatched }
+    }
+
+    /// Sends `query` with a new id and waits for its reply. `question` is where
+    /// its question lies. The query keeps the id it was sent with. `alone`: nobody has seen
+    /// to it that the same question is not asked already, so here somebody does.
+    pub(crate) async fn ask(
+        &self,
+        query: &mut [u8],
+        question: std::ops::Range<usize>,
+        exact_case: bool,
+        alone: bool,
+    ) -> Result<Vec<u8>, TryError> {
+        let question = SmallVec::from_slice(query.get(question).ok_or(TryError::Unreadable)?);
+        let chosen = if alone { self.without(&question) } else { random::u32() as usize % SOCKETS };
+        let (socket, id, waiting) = self.register(chosen, question, exact_case, alone)?;
+        message::set_id(query, id);
+        socket.send(query).await?;
+        // The sender is dropped unused only when the socket's task has ended
+        // early, which it does not while queries wait; a lost reply is a timeout.
+        waiting.await.unwrap_or(Err(TryError::TimedOut))
+    }
+
+    /// A socket on which this question is not under way; any, where it is on all of them.
+    /// Whoever enters it there ends the one that is ([`Socket::enter`]), so the question is
+    /// never asked more than [`SOCKETS`] times at once, whichever threads choose.
+    fn without(&self, question: &[u8]) -> usize {
+        let first = random::u32() as usize % SOCKETS;
+        let asks_it = |at: usize| {
+            let socket = lock(&self.slots[at]).clone();
+            socket.is_some_and(|socket| lock(&socket.pending).finds(question).is_some())
+        };
+        let mut all = (0..SOCKETS).map(|step| (first + step) % SOCKETS);
+        all.find(|&at| !asks_it(at)).unwrap_or(first)
+    }
+
+    /// Enters the query into the table of one of the sockets.
+    fn register(
+        &self,
+        chosen: usize,
+        question: SmallVec<[u8; 64]>,
+        exact_case: bool,
+        alone: bool,
+    ) -> Result<(Arc<Socket>, u16, oneshot::Receiver<Exchange>), TryError> {
+        let mut slot = lock(&self.slots[chosen]);
+        let (sender, receiver) = oneshot::channel();
+        let mut waiting = Waiting { question, exact_case, alone, serial: 0, second_best: None, sender };
+        if let Some(socket) = &*slot {
+            match socket.enter(waiting, self, Wear::Counts) {
+                Ok(id) => return Ok((Arc::clone(socket), id, receiver)),
+                Err(worn_out) => waiting = worn_out,
+            }
+        }
+        let socket = match Socket::open(self.address) {
+            Ok(socket) => Arc::new(socket),
+            Err(error) => {
+                // Out of descriptors, most likely.
+                drop(slot);
+                let (socket, id) = self.make_do(waiting).ok_or(error)?;
+                return Ok((socket, id, receiver));
+            }
+        };
+        tokio::spawn(Arc::clone(&socket).serve(self.matching, self.timeout, Arc::clone(&self.mismatched)));
+        let id = socket.enter(waiting, self, Wear::Counts).map_err(|_| TryError::TimedOut)?;
+        *slot = Some(Arc::clone(&socket));
+        Ok((socket, id, receiver))
+    }
+
+    /// Enters the query at any socket that is still open, however worn: a port that stays
+    /// a little longer is better than no forwarding.
+    fn make_do(&self, mut waiting: Waiting) -> Option<(Arc<Socket>, u16)> {
+        for slot in &self.slots {
+            let Some(socket) = lock(slot).clone() else { continue };
+            match socket.enter(waiting, self, Wear::IsIgnored) {
+                Ok(id) => return Some((socket, id)),
+                Err(ended) => waiting = ended,
+            }
+        }
+        None
+    }
+}
+
+/// Whether a socket's age and use keep it from taking further queries.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wear {
+    /// They do.
+    Counts,
+    /// They do not: no new socket can be had.
+    IsIgnored,
+}
+
+/// What becomes of a query on a socket.
+type Exchange = Result<Vec<u8>, TryError>;
+
+/// One connected socket.
+#[derive(Debug)]
+struct Socket {
+    /// The socket itself. The runtime is told of replies and errors only: it would
+    /// wake up a thread for every datagram that has left the send buffer, too.
+    io: AsyncFd<UdpSocket>,
+    /// When it was opened.
+    born: Instant,
+    /// Who waits for what.
+    pending: Mutex<Pending>,
+}
+
+/// The queries in flight on a socket.
+#[derive(Debug, Default)]
+struct Pending {
+    /// By the id they were sent with.
+    waiting: HashMap<u16, Waiting, foldhash::fast::RandomState>,
+    /// In the order in which their time is up, which is that of sending: all
+    /// have the same time. Answered ones may still stand here.
+    order: VecDeque<(Instant, u16, u64)>,
+    /// Number of the next query, to tell uses of one id apart.
+    next_serial: u64,
+    /// Queries sent so far.
+    uses: u32,
+    /// Another socket has taken its place.
+    retired: bool,
+    /// The task has ended: nobody reads any more.
+    ended: bool,
+}
+
+/// One query in flight.
+#[derive(Debug)]
+struct Waiting {
+    /// Its question section as it was sent.
+    question: SmallVec<[u8; 64]>,
+    /// The reply has to repeat the letter case (0x20).
+    exact_case: bool,
+    /// No other query on the socket asks the same: whichever does is given up.
+    alone: bool,
+    /// Which use of the id this is.
+    serial: u64,
+    /// A reply with another question, kept by [`Matching::Lenient`].
+    second_best: Option<Vec<u8>>,
+    /// Where the reply goes.
+    sender: oneshot::Sender<Exchange>,
+}
+
+impl Socket {
+    /// A socket connected to `address`. The kernel gives it a random port of
+    /// `ip_local_port_range`, reserved ones left out.
+    fn open(address: SocketAddr) -> io::Result<Self> {
+        let domain = socket2::Domain::for_address(address);
+        let socket = socket2::Socket::new(domain, socket2::Type::DGRAM.nonblocking(), None)?;
+        let _ = socket.set_recv_buffer_size(RECEIVE_BUFFER);
+        socket.connect(&address.into())?;
+        let interest = Interest::READABLE | Interest::ERROR;
+        // SAFETY: the socket owns its descriptor, always gives the same one and keeps
+        // it open until it is dropped, which happens inside the `AsyncFd`.
+        let io = unsafe { AsyncFd::register_with_interest(socket.into(), interest) }?;
+        Ok(Self { io, born: Instant::now(), pending: Mutex::default() })
+    }
+
+    /// Enters a query under a free random id; gives it back when this socket
+    /// takes no more.
+    fn enter(&self, mut query: Waiting, sockets: &UdpSockets, wear: Wear) -> Result<u16, Waiting> {
+        let now = Instant::now();
+        let mut pending = lock(&self.pending);
+        let worn = pending.uses >= MAX_USES || now.duration_since(self.born) > LIFETIME;
+        if pending.ended || worn && wear == Wear::Counts {
+            pending.retired = true;
+            return Err(query);
+        }
+        pending.forget_answered();
+        if query.alone {
+            pending.give_up(&query.question);
+        }
+        if pending.waiting.len() >= sockets.limit {
+            pending.give_up_oldest();
+        }
+        let id = loop {
+            let id = random::u32() as u16;
+            if !pending.waiting.contains_key(&id) {
+                break id;
+            }
+        };
+        query.serial = pending.next_serial;
+        pending.next_serial += 1;
+        pending.uses += 1;
+        pending.order.push_back((now + sockets.timeout, id, query.serial));
+        pending.waiting.insert(id, query);
+        Ok(id)
+    }
+
+    /// Sends a query that was entered before.
+    async fn send(&self, query: &[u8]) -> Result<(), TryError> {
+        // An error may belong to an earlier query (a closed port, reported by
+        // ICMP): it is cleared by being reported, so once more tells.
+        let mut errors = 0;
+        for _ in 0..SEND_TRIES {
+            match self.io.get_ref().send(query) {
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    tokio::time::sleep(SEND_PAUSE).await;
+                }
+                Err(error) if errors == 2 => return Err(error.into()),
+                Err(_) => errors += 1,
+            }
+        }
+        // So long without room in the send buffer: nothing leaves this machine.
+        Err(TryError::Refused)
+    }
+
+    /// Hands out replies and ends waits until the socket has served its time.
+    async fn serve(self: Arc<Self>, matching: Matching, timeout: Duration, mismatched: Arc<AtomicU64>) {
+        let nap = tokio::time::sleep(timeout.min(MAX_NAP));
+        tokio::pin!(nap);
+        loop {
+            tokio::select! {
+                ready = self.io.ready(Interest::READABLE | Interest::ERROR) => {
+                    let Ok(mut ready) = ready else { break };
+                    if ready.ready().is_error() {
+                        self.take_errors();
+                    }
+                    // An error of `receive` has been dealt with, but for `WouldBlock`,
+                    // which tells the runtime to wait for more.
+                    let _ = ready.try_io(|_| self.receive(matching, &mismatched));
+                }
+                () = &mut nap => {
+                    let now = Instant::now();
+                    let mut pending = lock(&self.pending);
+                    pending.expire(now);
+                    pending.forget_answered();
+                    let old = pending.retired || now.duration_since(self.born) > LIFETIME;
+                    if pending.order.is_empty() && old {
+                        pending.ended = true;
+                        break;
+                    }
+                    // A query that comes in later than now also ends later.
+                    let next = pending.order.front().map_or(now + timeout, |&(deadline, ..)| deadline);
+                    nap.as_mut().reset(next.min(now + MAX_NAP).into());
+                }
+            }
+        }
+        lock(&self.pending).end();
+    }
+
+    /// Takes what ICMP told: the port is closed, or there is no way there. So it
+    /// is for all that wait.
+    fn take_errors(&self) {
+        while let Ok(Some(error)) = self.io.get_ref().take_error() {
+            lock(&self.pending).fail_all(error.into());
+        }
+    }
+
+    /// Takes what the socket holds; the error that this ends with.
+    fn receive(&self, matching: Matching, mismatched: &AtomicU64) -> io::Result<()> {
+        let error = inbox::take_all(self.io.as_raw_fd(), |datagram| {
+            if !lock(&self.pending).deliver(datagram, matching) {
+                mismatched.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        if error.kind() == io::ErrorKind::WouldBlock {
+            return Err(error);
+        }
+        // As in `take_errors`.
+        lock(&self.pending).fail_all(error.into());
+        Ok(())
+    }
+}
+
+impl Pending {
+    /// Gives a datagram to whoever waits for it; `false`: nobody does.
+    fn deliver(&mut self, datagram: &[u8], matching: Matching) -> bool {
+        let Some(id) = message::u16_at(datagram, 0) else { return false };
+        let Some(waiting) = self.waiting.get_mut(&id) else { return false };
+        let outcome = match judge(datagram, waiting) {
+            Verdict::Reply => Ok(datagram.to_vec()),
+            Verdict::Unreadable => Err(TryError::Unreadable),
+            Verdict::OtherQuestion => {
+                if matching == Matching::Lenient {
+                    waiting.second_best.get_or_insert_with(|| datagram.to_vec());
+                }
+                return false;
+            }
+            Verdict::NoReply => return false,
+        };
+        if let Some(waiting) = self.waiting.remove(&id) {
+            // Nobody waits any more: the client has gone.
+            let _ = waiting.sender.send(outcome);
+        }
+        true
+    }
+
+    /// Ends the waits whose time is up.
+    fn expire(&mut self, now: Instant) {
+        while let Some(&(deadline, id, serial)) = self.order.front() {
+            if deadline > now {
+                return;
+            }
+            self.order.pop_front();
+            if let Some(waiting) = self.take(id, serial) {
+                let outcome = waiting.second_best.ok_or(TryError::TimedOut);
+                let _ = waiting.sender.send(outcome);
+            }
+        }
+    }
+
+    /// Makes room: the query that has waited longest waits no more.
+    fn give_up_oldest(&mut self) {
+        while let Some((_, id, serial)) = self.order.pop_front() {
+            if let Some(waiting) = self.take(id, serial) {
+                let _ = waiting.sender.send(Err(TryError::GivenUp));
+                return;
+            }
+        }
+    }
+
+    /// The id of a query that asks the same.
+    fn finds(&self, question: &[u8]) -> Option<u16> {
+        let mut all = self.waiting.iter();
+        all.find(|(_, waiting)| message::same_question(&waiting.question, question)).map(|(&id, _)| id)
+    }
+
+    /// A query that asks the same waits no more.
+    fn give_up(&mut self, question: &[u8]) {
+        if let Some(waiting) = self.finds(question).and_then(|id| self.waiting.remove(&id)) {
+            let _ = waiting.sender.send(Err(TryError::GivenUp));
+        }
+    }
+
+    /// Drops the places of answered queries at the front of the order.
+    fn forget_answered(&mut self) {
+        while let Some(&(_, id, serial)) = self.order.front() {
+            if self.waiting.get(&id).is_some_and(|waiting| waiting.serial == serial) {
+                return;
+            }
+            self.order.pop_front();
+        }
+    }
+
+    /// Takes out the query that used `id` as number `serial`.
+    fn take(&mut self, id: u16, serial: u64) -> Option<Waiting> {
+        self.waiting.get(&id).is_some_and(|waiting| waiting.serial == serial).then_some(())?;
+        self.waiting.remove(&id)
+    }
+
+    /// All waits end with `error`.
+    fn fail_all(&mut self, error: TryError) {
+        self.order.clear();
+        for (_, waiting) in self.waiting.drain() {
+            let _ = waiting.sender.send(Err(error));
+        }
+    }
+
+    /// Nobody reads any more.
+    fn end(&mut self) {
+        self.ended = true;
+        self.fail_all(TryError::TimedOut);
+    }
+}
+
+/// What a datagram with the id of a query is.
+enum Verdict {
+    /// The reply.
+    Reply,
+    /// From the right address and with the right id, but no message.
+    Unreadable,
+    /// A reply to another question.
+    OtherQuestion,
+    /// A query.
+    NoReply,
+}
+
+/// Holds a datagram against the query with its id.
+fn judge(datagram: &[u8], waiting: &Waiting) -> Verdict {
+    if datagram.len() < message::HEADER_LEN {
+        return Verdict::Unreadable;
+    }
+    let flags = message::Flags::of(datagram);
+    if !flags.is_reply() {
+        return Verdict::NoReply;
+    }
+    if message::u16_at(datagram, 4) == Some(0) {
+        // Some servers refuse without repeating the question.
+        return if flags.rcode() != message::NOERROR { Verdict::Reply } else { Verdict::OtherQuestion };
+    }
+    let Some(question) = message::question_range(datagram).map(|range| &datagram[range]) else {
+        return Verdict::Unreadable;
+    };
+    let same = if waiting.exact_case {
+        *question == *waiting.question
+    } else {
+        message::same_question(&waiting.question, question)
+    };
+    if same { Verdict::Reply } else { Verdict::OtherQuestion }
+}

@@ -1,0 +1,44 @@
+//! What an agent counts.
+
+use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+
+/// The metrics.
+#[derive(Debug)]
+pub(super) struct Metrics {
+    /// All of them.
+    pub(super) registry: Registry,
+    /// Version of the file.
+    pub(super) version: IntGauge,
+    /// Versions taken, by how: `patch`, `blob`.
+    pub(super) taken: IntCounterVec,
+    /// Versions that could not be taken.
+    pub(super) failed: IntCounter,
+    /// Patches that did not fit.
+    pub(super) patch_failed: IntCounter,
+    /// Announcements of a lower version than the file's.
+    pub(super) lower: IntCounter,
+}
+
+impl Metrics {
+    /// All at zero.
+    pub(super) fn new() -> prometheus::Result<Self> {
+        let registry = Registry::new();
+        let version = IntGauge::new("bosh_dns_sync_agent_version", "Version of records.json")?;
+        let taken = IntCounterVec::new(
+            Opts::new("bosh_dns_sync_agent_versions_total", "Versions taken, by patch or blob"),
+            &["by"],
+        )?;
+        let failed =
+            IntCounter::new("bosh_dns_sync_agent_failures_total", "Versions that could not be taken")?;
+        let patch_failed =
+            IntCounter::new("bosh_dns_sync_agent_patch_failures_total", "Patches that did not fit")?;
+        let lower =
+            IntCounter::new("bosh_dns_sync_agent_lower_versions_total", "Announcements of lower versions")?;
+        registry.register(Box::new(version.clone()))?;
+        registry.register(Box::new(taken.clone()))?;
+        registry.register(Box::new(failed.clone()))?;
+        registry.register(Box::new(patch_failed.clone()))?;
+        registry.register(Box::new(lower.clone()))?;
+        Ok(Self { registry, version, taken, failed, patch_failed, lower })
+    }
+}

@@ -1,0 +1,179 @@
+//! `address` and `san`: names of links and instance groups, by names instead of ids.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use dns_core::link_address::{AddressGroup, Criteria, FirstLabel, LinkAddress, Status};
+
+use crate::{
+    ids::{INSTANCE_GROUP, Ids, LINK},
+    inventory::canonical::canonical,
+    publisher::state::{Folder, State},
+};
+
+/// Whose instances.
+#[derive(Debug, Args)]
+struct Group {
+    /// Folder of state of the publisher: it has the ids
+    #[arg(long, value_name = "FOLDER")]
+    state: PathBuf,
+    /// Deployment
+    #[arg(long, value_name = "NAME")]
+    deployment: String,
+    /// Instance group
+    #[arg(long, value_name = "NAME", required_unless_present = "link", conflicts_with = "link")]
+    instance_group: Option<String>,
+    /// Link, as NAME-TYPE
+    #[arg(long, value_name = "NAME-TYPE")]
+    link: Option<String>,
+    /// Network
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    network: String,
+    /// Long form: <instance group>.<network>.<deployment>, without ids
+    #[arg(long, requires = "instance_group")]
+    long: bool,
+    /// Domain
+    #[arg(long, default_value = "bosh")]
+    domain: String,
+}
+
+/// `address`.
+#[derive(Debug, Args)]
+pub(super) struct Address {
+    /// Whose.
+    #[command(flatten)]
+    group: Group,
+    /// Availability zones; several are alternatives
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    az: Vec<String>,
+    /// One instance by its id
+    #[arg(long, value_name = "ID")]
+    uuid: Option<String>,
+    /// Which instances by their health
+    #[arg(long, value_enum, default_value_t = Health::Default)]
+    status: Health,
+    /// Whether the first query waits for the first health checks
+    #[arg(long, value_enum, value_name = "WHEN")]
+    initial_health_check: Option<First>,
+}
+
+/// `san`.
+#[derive(Debug, Args)]
+pub(super) struct San {
+    /// Whose.
+    #[command(flatten)]
+    group: Group,
+    /// `*` in place of the first label
+    #[arg(long)]
+    wildcard: bool,
+}
+
+/// `status` of a link's address.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Health {
+    /// Healthy ones; all if there are none.
+    Default,
+    /// Unhealthy ones.
+    Unhealthy,
+    /// Healthy ones.
+    Healthy,
+    /// All.
+    All,
+}
+
+/// `initial_health_check`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum First {
+    /// The query is answered at once.
+    Asynchronous,
+    /// The query waits.
+    Synchronous,
+}
+
+impl Address {
+    /// Prints it.
+    pub(super) fn run(self) -> anyhow::Result<()> {
+        println!("{}", self.name()?);
+        Ok(())
+    }
+
+    /// The name.
+    fn name(self) -> anyhow::Result<LinkAddress> {
+        let Self { group, az, uuid, status, initial_health_check } = self;
+        let ids = group.ids()?;
+        let known = |found: Option<u64>, what: &str, name: &str| {
+            found.with_context(|| format!("no {what} {name} has an id yet; publish first"))
+        };
+        let zones: anyhow::Result<Vec<String>> = az
+            .iter()
+            .map(|zone| Ok(known(ids.find_zone(zone), "availability zone", zone)?.to_string()))
+            .collect();
+        let mut criteria = Criteria {
+            zones: zones?,
+            status: match status {
+                Health::Default => Status::Smart,
+                Health::Unhealthy => Status::Unhealthy,
+                Health::Healthy => Status::Healthy,
+                Health::All => Status::All,
+            },
+            synchronous: initial_health_check.map(|first| first == First::Synchronous),
+            ..Criteria::default()
+        };
+        if group.long {
+            let first = uuid.map_or(FirstLabel::Query(criteria), FirstLabel::Instance);
+            return Ok(LinkAddress { first, ..group.name(&ids)? });
+        }
+        if let Some(uuid) = uuid {
+            criteria.numbers = vec![known(ids.find_instance(&uuid), "instance", &uuid)?];
+        }
+        criteria.networks = vec![known(ids.find_network(&group.network), "network", &group.network)?];
+        Ok(LinkAddress { first: FirstLabel::Query(criteria), ..group.name(&ids)? })
+    }
+}
+
+impl San {
+    /// Prints it.
+    pub(super) fn run(self) -> anyhow::Result<()> {
+        let Self { group, wildcard } = self;
+        let ids = group.ids()?;
+        println!("{}", group.name(&ids)?.san(wildcard));
+        Ok(())
+    }
+}
+
+impl Group {
+    /// The ids of the folder of state.
+    fn ids(&self) -> anyhow::Result<Ids> {
+        let state: Option<State> = Folder::look(&self.state).read("state.json")?;
+        Ok(state
+            .with_context(|| format!("{}: nothing was published from here yet", self.state.display()))?
+            .ids)
+    }
+
+    /// The name without criteria.
+    fn name(&self, ids: &Ids) -> anyhow::Result<LinkAddress> {
+        let Self { state: _, deployment, instance_group, link, network, long, domain } = self;
+        let label = |name: &str| canonical(name).map_err(|problem| anyhow::anyhow!("{name:?}: {problem}"));
+        let group = match (instance_group, link) {
+            (Some(group), _) if *long => AddressGroup::Names {
+                instance_group: label(group)?,
+                network: label(network)?,
+                deployment: label(deployment)?,
+            },
+            (Some(group), _) => AddressGroup::Id(find(ids, deployment, INSTANCE_GROUP, group)?),
+            (None, Some(link)) => AddressGroup::Id(find(ids, deployment, LINK, link)?),
+            (None, None) => anyhow::bail!("say --instance-group or --link"),
+        };
+        Ok(LinkAddress { group, first: FirstLabel::Query(Criteria::default()), domain: domain.clone() })
+    }
+}
+
+/// Id of a group, as text.
+fn find(ids: &Ids, deployment: &str, kind: &str, name: &str) -> anyhow::Result<String> {
+    let id = ids.find_group(deployment, kind, name);
+    let id = id.with_context(|| {
+        format!("no {kind} {name} of deployment {deployment} has an id yet; publish first")
+    })?;
+    Ok(id.to_string())
+}

@@ -1,0 +1,191 @@
+//! The command line. Exit codes: 0 all went well; 1 it did not, or somebody lags; 2 the call
+//! cannot be understood.
+
+mod address;
+mod instance;
+mod status;
+
+use std::{io::IsTerminal, path::PathBuf, process::ExitCode};
+
+use anyhow::Context;
+use clap::{Parser, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::{
+    agent,
+    files::{self, Permissions},
+    nats_config,
+    publisher::{self, PublishOptions, book::Count, source::InventoryOptions, state::Folder},
+    simulate,
+    tls::TlsFiles,
+};
+
+/// Records to the fleet, in the language of a BOSH director
+#[derive(Debug, Parser)]
+#[command(name = "bosh-dns-sync", version, arg_required_else_help = true)]
+struct CommandLine {
+    /// What to do.
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make the dataset of an inventory and bring it to the fleet, or to one file
+    Publish(Box<PublishOptions>),
+    /// Receive records on a VM
+    Agent(Box<agent::AgentOptions>),
+    /// Add, remove or move an instance, by the folder of state or by the publisher's API
+    #[command(subcommand)]
+    Instance(instance::Instance),
+    /// Who has what: versions by agent, lag, silent ones, bytes sent
+    Status(status::Status),
+    /// Print the name of a link or an instance group
+    Address(address::Address),
+    /// Print the name of a link for a certificate
+    San(address::San),
+    /// Measure a whole fleet on this machine: real connections to one real nats-server
+    Simulate(simulate::SimulateOptions),
+    /// Print the configuration of nats-server, with the permissions that a director gives
+    NatsConfig(NatsConfig),
+}
+
+/// `nats-config`.
+#[derive(Debug, clap::Args)]
+struct NatsConfig {
+    /// The inventory, for its agents.
+    #[command(flatten)]
+    source: InventoryOptions,
+    /// Folder of state, for changes by command
+    #[arg(long, value_name = "FOLDER")]
+    state: Option<PathBuf>,
+    /// Address and port
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:4222")]
+    listen: String,
+    /// nats-server's own certificates.
+    #[command(flatten)]
+    tls: TlsFiles,
+    /// By which part of a certificate nats-server knows its owner; with thousands of agents: dns-name
+    #[arg(long, value_enum, default_value_t)]
+    users_by: nats_config::UsersBy,
+    /// Folder of JetStream, for --blobstore nats:BUCKET
+    #[arg(long, value_name = "FOLDER", requires = "bucket")]
+    jetstream: Option<PathBuf>,
+    /// Its bucket
+    #[arg(long, value_name = "BUCKET", requires = "jetstream")]
+    bucket: Option<String>,
+    /// File to write; standard output unless said
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// Runs the program.
+pub fn main() -> ExitCode {
+    let CommandLine { command } = CommandLine::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
+    let filter = filter.unwrap_or_else(|_| "info,async_nats=warn".into());
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(colours).with_env_filter(filter).init();
+    let runtime = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => return failed(&error.into()),
+    };
+    match runtime.block_on(command.run()) {
+        Ok(code) => code,
+        Err(error) => failed(&error),
+    }
+}
+
+/// Says what went wrong.
+fn failed(error: &anyhow::Error) -> ExitCode {
+    eprintln!("bosh-dns-sync: {error:#}");
+    ExitCode::FAILURE
+}
+
+impl Command {
+    /// Does it.
+    async fn run(self) -> anyhow::Result<ExitCode> {
+        match self {
+            Self::Publish(options) => publish(*options).await,
+            Self::Agent(options) => agent::run(*options).await.map(|()| ExitCode::SUCCESS),
+            Self::Instance(instance) => instance.run().await.map(|()| ExitCode::SUCCESS),
+            Self::Status(status) => status.run().await,
+            Self::Address(address) => address.run().map(|()| ExitCode::SUCCESS),
+            Self::San(san) => san.run().map(|()| ExitCode::SUCCESS),
+            Self::Simulate(options) => simulate::run(options).await.map(|()| ExitCode::SUCCESS),
+            Self::NatsConfig(config) => config.run().map(|()| ExitCode::SUCCESS),
+        }
+    }
+}
+
+/// `publish`, with a progress bar where somebody looks.
+async fn publish(options: PublishOptions) -> anyhow::Result<ExitCode> {
+    if options.watch || options.local.is_some() {
+        return publisher::run(options, |_| {}).await.map(|_| ExitCode::SUCCESS);
+    }
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} agents, {elapsed} {msg}")?;
+    let bar = ProgressBar::new(0).with_style(style);
+    let last = std::cell::Cell::new(Count::default());
+    let all = publisher::run(options, |count| {
+        last.set(count);
+        bar.set_length(count.agents as u64);
+        bar.set_position(count.synced as u64);
+        bar.set_message(format!("{} failing, {} silent", count.failing, count.silent));
+    })
+    .await?;
+    bar.finish();
+    let Count { agents, synced, failing, silent } = last.get();
+    println!("{synced} of {agents} agents have the version, {failing} failing, {silent} silent");
+    Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+impl NatsConfig {
+    /// Prints or writes it.
+    fn run(self) -> anyhow::Result<()> {
+        let Self { source, state, listen, tls, users_by, jetstream, bucket, output } = self;
+        let folder = Folder::look(&state.unwrap_or_default());
+        let inventory = source.load(&folder)?;
+        let agents = inventory.instances.iter().filter_map(|instance| instance.agent.as_deref());
+        let jetstream = jetstream.as_deref().zip(bucket.as_deref());
+        let text = nats_config::write(&listen, &tls, jetstream, users_by, agents);
+        match output {
+            Some(path) => {
+                let permissions = Permissions { mode: 0o640, ..Permissions::PRIVATE };
+                files::replace(&path, text.as_bytes(), permissions).context("nats-config")
+            }
+            None => {
+                print!("{text}");
+                Ok(())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        CommandLine::command().debug_assert();
+        for words in [
+            "publish --nodes n --state s --local f",
+            "publish --nodes n --state s --nats tls://n --tls-ca a --tls-certificate b --tls-key c",
+            "instance remove i --state s --inventory f",
+            "instance move i 10.0.0.1 --api https://p --tls-ca a --tls-certificate b --tls-key c",
+            "status --state s",
+            "status --api https://p --tls-ca a --tls-certificate b --tls-key c",
+        ] {
+            let line = std::iter::once("bosh-dns-sync").chain(words.split(' '));
+            assert!(CommandLine::try_parse_from(line).is_ok(), "{words}");
+        }
+        for words in ["publish --nodes n --state s", "status", "status --api https://p", "instance remove i"]
+        {
+            let line = std::iter::once("bosh-dns-sync").chain(words.split(' '));
+            assert!(CommandLine::try_parse_from(line).is_err(), "{words}");
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! The dataset: what becomes `records.json`, byte for byte as a director writes it.
+//!
+//! Compact JSON without a final newline; the order of the members is that of the structures
+//! here. Rows are in the order of the instances' numbers, which never change: what stays the
+//! same stays where it is, and a patch is small.
+
+use std::{borrow::Cow, collections::BTreeMap};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    ids::{INSTANCE_GROUP, Ids, LINK},
+    inventory::{Instance, Inventory, canonical::canonical},
+};
+
+/// Names of the columns, in their order.
+pub const RECORD_KEYS: [&str; 13] = [
+    "id",
+    "num_id",
+    "instance_group",
+    "group_ids",
+    "az",
+    "az_id",
+    "network",
+    "network_id",
+    "deployment",
+    "ip",
+    "domain",
+    "agent_id",
+    "instance_index",
+];
+
+/// A dataset before it has a version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dataset {
+    /// Pairs for `/etc/hosts`: address, name.
+    records: Vec<(String, String)>,
+    /// Rows.
+    infos: Vec<Row>,
+    /// Aliases by domain.
+    aliases: BTreeMap<String, Vec<AliasRow>>,
+}
+
+/// One row; the columns are [`RECORD_KEYS`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Row(
+    String,
+    String,
+    String,
+    Vec<String>,
+    Option<String>,
+    Option<String>,
+    String,
+    String,
+    String,
+    String,
+    String,
+    Option<String>,
+    u64,
+);
+
+/// What an alias means.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct AliasRow {
+    /// Domain of the instances.
+    root_domain: String,
+    /// Id of the link group.
+    group_id: String,
+    /// Which instances, by health.
+    health_filter: Option<String>,
+    /// Whether the first query waits.
+    initial_health_check: Option<String>,
+    /// What `_` stands for.
+    placeholder_type: Option<String>,
+}
+
+/// The written form.
+#[derive(Serialize)]
+struct Written<'a> {
+    /// Pairs for `/etc/hosts`.
+    records: &'a [(String, String)],
+    /// Version.
+    version: u64,
+    /// Names of the columns.
+    record_keys: [&'static str; 13],
+    /// Rows.
+    record_infos: &'a [Row],
+    /// Aliases.
+    aliases: &'a BTreeMap<String, Vec<AliasRow>>,
+}
+
+impl Dataset {
+    /// Makes the dataset of an inventory; ids that are missing are allocated.
+    ///
+    /// The inventory is checked: all its names have a canonical form.
+    pub fn build(inventory: &Inventory, ids: &mut Ids) -> Self {
+        let numbers: Vec<u64> =
+            inventory.instances.iter().map(|instance| ids.instance(&instance.id)).collect();
+        let mut ordered: Vec<_> = numbers.into_iter().zip(&inventory.instances).collect();
+        ordered.sort_by_key(|(number, _)| *number);
+        let groups = group_ids(inventory, ids);
+        let mut dataset = Self { records: Vec::new(), infos: Vec::new(), aliases: BTreeMap::new() };
+        for (number, instance) in ordered {
+            let groups = &groups[&(instance.deployment.as_str(), instance.group.as_str())];
+            dataset.add(inventory, instance, number, groups, ids);
+        }
+        for link in &inventory.links {
+            let group_id = ids.group(&link.deployment, LINK, &link.group_name()).to_string();
+            for alias in &link.aliases {
+                let row = AliasRow {
+                    root_domain: inventory.domain.clone(),
+                    group_id: group_id.clone(),
+                    health_filter: alias.health_filter.clone(),
+                    initial_health_check: alias.initial_health_check.clone(),
+                    placeholder_type: alias.placeholder_type.clone(),
+                };
+                let rows = dataset.aliases.entry(alias.domain.clone()).or_default();
+                if !rows.contains(&row) {
+                    rows.push(row);
+                }
+            }
+        }
+        dataset
+    }
+
+    /// Adds the rows of an instance, one for each network.
+    fn add(
+        &mut self,
+        inventory: &Inventory,
+        instance: &Instance,
+        number: u64,
+        groups: &[String],
+        ids: &mut Ids,
+    ) {
+        let Instance { id, index, deployment, group, zone, agent, networks } = instance;
+        // Checked with the inventory.
+        let name = |text: &str| canonical(text).unwrap_or_default();
+        let (group, deployment) = (name(group), name(deployment));
+        for (network, address) in networks {
+            let network_id = ids.network(network).to_string();
+            let network = name(network);
+            let address = address.to_string();
+            let below = format!("{group}.{network}.{deployment}.{}", inventory.domain);
+            self.records.push((address.clone(), format!("{id}.{below}")));
+            if inventory.index_records {
+                self.records.push((address.clone(), format!("{index}.{below}")));
+            }
+            self.infos.push(Row(
+                id.clone(),
+                number.to_string(),
+                group.clone(),
+                groups.to_vec(),
+                zone.clone(),
+                zone.as_ref().map(|zone| ids.zone(zone).to_string()),
+                network,
+                network_id,
+                deployment.clone(),
+                address,
+                inventory.domain.clone(),
+                agent.clone(),
+                *index,
+            ));
+        }
+    }
+
+    /// The bytes with a version.
+    pub fn write(&self, version: u64) -> Vec<u8> {
+        let Self { records, infos, aliases } = self;
+        let written = Written { records, version, record_keys: RECORD_KEYS, record_infos: infos, aliases };
+        // Texts and numbers only, keys are texts: there is nothing that cannot be written.
+        serde_json::to_vec(&written).unwrap_or_default()
+    }
+
+    /// How many rows there are.
+    pub fn rows(&self) -> usize {
+        self.infos.len()
+    }
+}
+
+/// By deployment and instance group: the group's id, then those of its links' groups,
+/// sorted by the link group's name.
+fn group_ids<'a>(inventory: &'a Inventory, ids: &mut Ids) -> BTreeMap<(&'a str, &'a str), Vec<String>> {
+    let mut groups: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
+    for instance in &inventory.instances {
+        let key = (instance.deployment.as_str(), instance.group.as_str());
+        groups.entry(key).or_insert_with(|| {
+            let mut links: Vec<String> = inventory
+                .links
+                .iter()
+                .filter(|link| (link.deployment.as_str(), link.group.as_str()) == key)
+                .map(crate::inventory::Link::group_name)
+                .collect();
+            links.sort_unstable();
+            links.dedup();
+            let own = ids.group(key.0, INSTANCE_GROUP, key.1);
+            let of_links = links.iter().map(|link| ids.group(key.0, LINK, link).to_string());
+            std::iter::once(own.to_string()).chain(of_links).collect()
+        });
+    }
+    groups
+}
+
+/// What an agent reads of a dataset: enough to know that it is one.
+#[derive(Debug, Deserialize)]
+pub struct Read<'a> {
+    /// Version.
+    pub version: u64,
+    /// Pairs for `/etc/hosts`.
+    #[serde(borrow, default)]
+    pub records: Vec<(Cow<'a, str>, Cow<'a, str>)>,
+    /// Names of the columns: there have to be some.
+    #[serde(borrow)]
+    pub record_keys: Vec<Cow<'a, str>>,
+    /// Rows, looked at by the server only.
+    pub record_infos: Vec<serde::de::IgnoredAny>,
+}
+
+impl<'a> Read<'a> {
+    /// Reads a dataset.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, serde_json::Error> {
+        serde_json::from_slice(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inventory::file;
+
+    /// An inventory with everything in it.
+    const INVENTORY: &str = r#"
+index_records: false
+deployments:
+- name: App_Service
+  instance_groups:
+  - name: diego_cell
+    links:
+    - name: cell
+      type: conn
+      aliases:
+      - {domain: _.cell.internal, placeholder_type: uuid, health_filter: all, initial_health_check: synchronous}
+      - {domain: _.cell-index.internal, placeholder_type: index}
+      - {domain: _.cell-az.internal, placeholder_type: az}
+      - {domain: _.cell-net.internal, placeholder_type: network, health_filter: smart}
+    - name: api
+      type: address
+      aliases: [{domain: cell.internal}, {domain: "*.cells.internal", health_filter: healthy}]
+    instances:
+    - {id: 4d516417-e1e5-4aa5-a038-91e369716821, az: z1, agent_id: agent-0, networks: {default: 10.0.0.1, Big_Net: 10.1.0.1}}
+    - {id: 6615c4f0-9a52-4ba0-b15c-6534b9bd99a9, networks: {default: "fd00::1"}}
+"#;
+
+    /// What a director writes for it.
+    const GOLDEN: &str = concat!(
+        r#"{"records":[["10.1.0.1","4d516417-e1e5-4aa5-a038-91e369716821.diego-cell.big-net.app-service.bosh"],"#,
+        r#"["10.0.0.1","4d516417-e1e5-4aa5-a038-91e369716821.diego-cell.default.app-service.bosh"],"#,
+        r#"["fd00::1","6615c4f0-9a52-4ba0-b15c-6534b9bd99a9.diego-cell.default.app-service.bosh"]],"#,
+        r#""version":7,"record_keys":["id","num_id","instance_group","group_ids","az","az_id","network","#,
+        r#""network_id","deployment","ip","domain","agent_id","instance_index"],"record_infos":["#,
+        r#"["4d516417-e1e5-4aa5-a038-91e369716821","1","diego-cell",["1","2","3"],"z1","1","big-net","1","#,
+        r#""app-service","10.1.0.1","bosh","agent-0",0],"#,
+        r#"["4d516417-e1e5-4aa5-a038-91e369716821","1","diego-cell",["1","2","3"],"z1","1","default","2","#,
+        r#""app-service","10.0.0.1","bosh","agent-0",0],"#,
+        r#"["6615c4f0-9a52-4ba0-b15c-6534b9bd99a9","2","diego-cell",["1","2","3"],null,null,"default","2","#,
+        r#""app-service","fd00::1","bosh",null,1]],"aliases":{"#,
+        r#""*.cells.internal":[{"root_domain":"bosh","group_id":"2","health_filter":"healthy","initial_health_check":null,"placeholder_type":null}],"#,
+        r#""_.cell-az.internal":[{"root_domain":"bosh","group_id":"3","health_filter":null,"initial_health_check":null,"placeholder_type":"az"}],"#,
+        r#""_.cell-index.internal":[{"root_domain":"bosh","group_id":"3","health_filter":null,"initial_health_check":null,"placeholder_type":"index"}],"#,
+        r#""_.cell-net.internal":[{"root_domain":"bosh","group_id":"3","health_filter":"smart","initial_health_check":null,"placeholder_type":"network"}],"#,
+        r#""_.cell.internal":[{"root_domain":"bosh","group_id":"3","health_filter":"all","initial_health_check":"synchronous","placeholder_type":"uuid"}],"#,
+        r#""cell.internal":[{"root_domain":"bosh","group_id":"2","health_filter":null,"initial_health_check":null,"placeholder_type":null}]}}"#,
+    );
+
+    /// The dataset of a text.
+    fn dataset(text: &str, ids: &mut Ids) -> Dataset {
+        Dataset::build(&Inventory::parse(file::read(text.as_bytes()).unwrap()).unwrap(), ids)
+    }
+
+    #[test]
+    fn it_is_what_a_director_writes() {
+        let bytes = dataset(INVENTORY, &mut Ids::default()).write(7);
+        assert_eq!(String::from_utf8(bytes.clone()).unwrap(), GOLDEN);
+        let read = Read::parse(&bytes).unwrap();
+        assert_eq!((read.version, read.records.len(), read.record_infos.len()), (7, 3, 3));
+    }
+
+    #[test]
+    fn the_index_may_stand_beside_the_id() {
+        let text = INVENTORY.replace("index_records: false", "index_records: true");
+        let bytes = dataset(&text, &mut Ids::default()).write(1);
+        let read = Read::parse(&bytes).unwrap();
+        assert_eq!(read.records.len(), 6);
+        assert_eq!(read.records[5], ("fd00::1".into(), "1.diego-cell.default.app-service.bosh".into()));
+    }
+
+    #[test]
+    fn the_resolver_answers_every_alias_of_it() {
+        use dns_core::{
+            catalog::{AliasFiles, Records, Snapshot},
+            name::Name,
+            resolve::{AllRunning, resolve},
+        };
+        let (records, warnings) = Records::parse(&dataset(INVENTORY, &mut Ids::default()).write(7)).unwrap();
+        assert!(warnings.is_empty(), "{warnings:?}");
+        let (snapshot, warnings) = Snapshot::build(records, &AliasFiles::default());
+        assert!(warnings.is_empty(), "{warnings:?}");
+        for (name, addresses) in [
+            ("cell.internal", vec!["10.0.0.1", "10.1.0.1", "fd00::1"]),
+            ("4d516417-e1e5-4aa5-a038-91e369716821.cell.internal", vec!["10.0.0.1", "10.1.0.1"]),
+            ("1.cell-index.internal", vec!["fd00::1"]),
+            ("z1.cell-az.internal", vec!["10.0.0.1", "10.1.0.1"]),
+            ("big-net.cell-net.internal", vec!["10.1.0.1"]),
+            ("q-s0.q-g3.bosh", vec!["10.0.0.1", "10.1.0.1", "fd00::1"]),
+            ("q-a1n2s0.q-g1.bosh", vec!["10.0.0.1"]),
+        ] {
+            let found = resolve(&snapshot, &AllRunning, &Name::from_text(name).unwrap()).unwrap();
+            let v4 = found.v4.iter().map(ToString::to_string);
+            let mut all: Vec<String> = v4.chain(found.v6.iter().map(ToString::to_string)).collect();
+            all.sort_unstable();
+            assert_eq!(all, addresses, "{name}");
+        }
+    }
+
+    #[test]
+    fn rows_stay_where_they_are() {
+        let one = |order: &str| {
+            format!("deployments: [{{name: d, instance_groups: [{{name: g, instances: [{order}]}}]}}]")
+        };
+        let a = "{id: a, index: 0, networks: {n: 10.0.0.1}}";
+        let b = "{id: b, index: 1, networks: {n: 10.0.0.2}}";
+        let mut ids = Ids::default();
+        let first = dataset(&one(&format!("{a}, {b}")), &mut ids);
+        assert_eq!(first, dataset(&one(&format!("{b}, {a}")), &mut ids));
+        assert_eq!(dataset("deployments: []", &mut Ids::default()).write(1), *br#"{"records":[],"version":1,"record_keys":["id","num_id","instance_group","group_ids","az","az_id","network","network_id","deployment","ip","domain","agent_id","instance_index"],"record_infos":[],"aliases":{}}"#);
+    }
+}

@@ -1,0 +1,205 @@
+//! Inventory files, YAML or JSON (which is YAML), one or a folder of them.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::Alias;
+
+/// What one file says.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawInventory {
+    /// Domain below which all names are.
+    #[serde(default)]
+    pub domain: Option<String>,
+    /// Whether `/etc/hosts` also gets names with the index.
+    #[serde(default)]
+    pub index_records: Option<bool>,
+    /// Deployments.
+    #[serde(default)]
+    pub deployments: Vec<RawDeployment>,
+}
+
+/// A deployment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawDeployment {
+    /// Its name.
+    pub name: String,
+    /// Its instance groups.
+    #[serde(default)]
+    pub instance_groups: Vec<RawGroup>,
+}
+
+/// An instance group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawGroup {
+    /// Its name.
+    pub name: String,
+    /// Links that it provides.
+    #[serde(default)]
+    pub links: Vec<RawLink>,
+    /// Its instances.
+    #[serde(default)]
+    pub instances: Vec<RawInstance>,
+}
+
+/// A link.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawLink {
+    /// Its name.
+    pub name: String,
+    /// Its type.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Its aliases.
+    #[serde(default)]
+    pub aliases: Vec<Alias>,
+}
+
+/// An instance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawInstance {
+    /// Its id.
+    pub id: String,
+    /// Its index; its place in the list unless said.
+    #[serde(default)]
+    pub index: Option<u64>,
+    /// Name of its availability zone.
+    #[serde(default)]
+    pub az: Option<String>,
+    /// Id of its agent.
+    #[serde(default)]
+    pub agent_id: Option<String>,
+    /// Address by network.
+    #[serde(default)]
+    pub networks: BTreeMap<String, IpAddr>,
+}
+
+/// Why a file or folder cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The system refuses it.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// File or folder.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// It is not what it should be.
+    #[error("{}: {problem}", path.display())]
+    Content {
+        /// File.
+        path: PathBuf,
+        /// What is wrong, with its place.
+        problem: String,
+    },
+}
+
+/// Reads the text of one file.
+pub fn read(text: &[u8]) -> Result<RawInventory, String> {
+    if text.iter().all(u8::is_ascii_whitespace) {
+        // An empty file, perhaps half written, must not remove a whole fleet.
+        return Err("the file is empty; an empty fleet is `deployments: []`".to_owned());
+    }
+    // JSON is YAML, too, and its own reader takes a fraction of the time; mistakes are told by the
+    // other one, with their place.
+    match serde_json::from_slice(text) {
+        Ok(raw) => Ok(raw),
+        Err(_) => serde_saphyr::from_slice(text).map_err(|error| error.to_string()),
+    }
+}
+
+/// Reads a file, or all `*.yml`, `*.yaml` and `*.json` of a folder by name; deployments of
+/// the same name are put together.
+pub fn load(path: &Path) -> Result<RawInventory, FileError> {
+    let mut all = RawInventory::default();
+    for file in files(path)? {
+        let content = |problem| FileError::Content { path: file.clone(), problem };
+        let text = fs::read(&file).map_err(|source| FileError::Io { path: file.clone(), source })?;
+        let RawInventory { domain, index_records, deployments } = read(&text).map_err(content)?;
+        if all.domain.is_some() && domain.is_some() && all.domain != domain {
+            return Err(content("another file has another `domain`; say it once".to_owned()));
+        }
+        all.domain = all.domain.or(domain);
+        all.index_records = all.index_records.or(index_records);
+        for deployment in deployments {
+            match all.deployments.iter_mut().find(|known| known.name == deployment.name) {
+                Some(known) => known.instance_groups.extend(deployment.instance_groups),
+                None => all.deployments.push(deployment),
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// The files of an inventory, sorted by name.
+pub fn files(path: &Path) -> Result<Vec<PathBuf>, FileError> {
+    let failed = |source| FileError::Io { path: path.to_owned(), source };
+    if !fs::metadata(path).map_err(failed)?.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut found = Vec::new();
+    for entry in fs::read_dir(path).map_err(failed)? {
+        let file = entry.map_err(failed)?.path();
+        let extension = file.extension().and_then(|extension| extension.to_str());
+        let hidden = file.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+        if !hidden && matches!(extension, Some("yml" | "yaml" | "json")) {
+            found.push(file);
+        }
+    }
+    if found.is_empty() {
+        let problem = "the folder has no *.yml, *.yaml or *.json".to_owned();
+        return Err(FileError::Content { path: path.to_owned(), problem });
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn yaml_and_json_say_the_same() {
+        let yaml = "deployments:\n- name: d\n  instance_groups:\n  - name: g\n    instances:\n    - {id: a, networks: {n: 10.0.0.1}}\n";
+        let json = r#"{"deployments":[{"name":"d","instance_groups":[{"name":"g","instances":[{"id":"a","networks":{"n":"10.0.0.1"}}]}]}]}"#;
+        assert_eq!(read(yaml.as_bytes()), read(json.as_bytes()));
+        assert!(read(yaml.as_bytes()).is_ok());
+    }
+
+    #[test]
+    fn a_mistake_is_told_with_its_place() {
+        let error = read(b"deployments:\n- name: d\n  instance_group: []\n").unwrap_err();
+        assert!(error.contains("instance_group") && error.contains('3'), "{error}");
+        assert!(read(b" \n").is_err());
+    }
+
+    #[test]
+    fn a_folder_is_read_in_the_order_of_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+        write("b.yml", "deployments: [{name: d, instance_groups: [{name: two}]}]");
+        write(
+            "a.json",
+            r#"{"domain": "x", "deployments": [{"name": "d", "instance_groups": [{"name": "one"}]}]}"#,
+        );
+        write("note.txt", "not read");
+        let raw = load(folder.path()).unwrap();
+        let groups: Vec<_> =
+            raw.deployments[0].instance_groups.iter().map(|group| group.name.as_str()).collect();
+        assert_eq!((raw.deployments.len(), groups), (1, vec!["one", "two"]));
+        write("c.yml", "domain: y");
+        assert!(load(folder.path()).unwrap_err().to_string().contains("c.yml"));
+    }
+}

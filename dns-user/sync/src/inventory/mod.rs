@@ -1,0 +1,277 @@
+//! The inventory: what an operator says there is, checked.
+//!
+//! Raw files ([`file`], [`nodes`]) become [`Inventory`], which cannot be wrong: names have a
+//! canonical form, ids are unique, addresses are addresses, aliases mean something.
+
+pub mod canonical;
+pub mod changes;
+pub mod file;
+pub mod nodes;
+
+use std::{collections::HashSet, net::IpAddr};
+
+use serde::{Deserialize, Serialize};
+
+use self::{canonical::canonical, file::RawInventory};
+
+/// Everything there is, in the order of the files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inventory {
+    /// Domain below which all names are; `bosh` unless set.
+    pub domain: String,
+    /// Whether `/etc/hosts` also gets names with the index in place of the id.
+    pub index_records: bool,
+    /// Instances.
+    pub instances: Vec<Instance>,
+    /// Link groups.
+    pub links: Vec<Link>,
+}
+
+/// One instance with at least one address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Instance {
+    /// Its id, a uuid with a director.
+    pub id: String,
+    /// Its index in the group.
+    pub index: u64,
+    /// Name of its deployment.
+    pub deployment: String,
+    /// Name of its instance group.
+    pub group: String,
+    /// Name of its availability zone.
+    pub zone: Option<String>,
+    /// Id of the agent to be told; without one nobody on the VM is.
+    pub agent: Option<String>,
+    /// Networks by name, with its address there; sorted by name.
+    pub networks: Vec<(String, IpAddr)>,
+}
+
+/// A link that an instance group provides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Name of the deployment.
+    pub deployment: String,
+    /// Name of the instance group.
+    pub group: String,
+    /// Name of the link.
+    pub name: String,
+    /// Type of the link.
+    pub kind: String,
+    /// Its aliases.
+    pub aliases: Vec<Alias>,
+}
+
+impl Link {
+    /// Name of the group of all that provide it.
+    pub fn group_name(&self) -> String {
+        format!("{}-{}", self.name, self.kind)
+    }
+}
+
+/// An alias of a link; texts are a director's own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Alias {
+    /// The name that is asked for; `_` is the placeholder.
+    pub domain: String,
+    /// `smart`, `healthy`, `unhealthy`, `all`.
+    #[serde(default)]
+    pub health_filter: Option<String>,
+    /// `asynchronous`, `synchronous`.
+    #[serde(default)]
+    pub initial_health_check: Option<String>,
+    /// What `_` stands for: `uuid`, `index`, `az` (`availability_zone`), `network`.
+    #[serde(default)]
+    pub placeholder_type: Option<String>,
+}
+
+/// Why an inventory cannot be used. The place is `deployment/group/...`.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{place}: {problem}")]
+pub struct InventoryError {
+    /// Where: deployment, instance group, instance or link.
+    pub place: String,
+    /// What is wrong and what to do.
+    pub problem: String,
+}
+
+impl InventoryError {
+    /// An error at a place.
+    pub(crate) fn new(place: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self { place: place.into(), problem: problem.into() }
+    }
+}
+
+impl Inventory {
+    /// Checks what one or several files say together.
+    pub fn parse(raw: RawInventory) -> Result<Self, InventoryError> {
+        let RawInventory { domain, index_records, deployments } = raw;
+        let domain = domain.unwrap_or_else(|| "bosh".to_owned());
+        if dns_core::name::Name::from_text(&domain).is_err() || domain.is_empty() {
+            return Err(InventoryError::new("domain", format!("{domain:?} is no domain name")));
+        }
+        let mut checked = Self {
+            domain: domain.trim_end_matches('.').to_owned(),
+            index_records: index_records.unwrap_or(false),
+            instances: Vec::new(),
+            links: Vec::new(),
+        };
+        for deployment in deployments {
+            for group in deployment.instance_groups {
+                checked.add_group(&deployment.name, group)?;
+            }
+        }
+        checked.check_unique()?;
+        Ok(checked)
+    }
+
+    /// Adds an instance group.
+    fn add_group(&mut self, deployment: &str, group: file::RawGroup) -> Result<(), InventoryError> {
+        let place = format!("{deployment}/{}", group.name);
+        let named = |what: &str, text: &str, place: &str| {
+            canonical(text)
+                .map_err(|problem| InventoryError::new(place, format!("{what} {text:?}: {problem}")))
+        };
+        named("deployment", deployment, &place)?;
+        named("instance group", &group.name, &place)?;
+        for raw in group.links {
+            let place = format!("{place}/{}", raw.name);
+            if raw.name.is_empty() || raw.kind.is_empty() {
+                return Err(InventoryError::new(place, "a link needs a name and a type"));
+            }
+            raw.aliases.iter().try_for_each(|alias| check_alias(&place, alias))?;
+            self.links.push(Link {
+                deployment: deployment.to_owned(),
+                group: group.name.clone(),
+                name: raw.name,
+                kind: raw.kind,
+                aliases: raw.aliases,
+            });
+        }
+        for (position, raw) in group.instances.into_iter().enumerate() {
+            let place = format!("{place}/{}", raw.id);
+            token("id", &raw.id, &place)?;
+            raw.agent_id.iter().try_for_each(|agent| token("agent_id", agent, &place))?;
+            if raw.networks.is_empty() {
+                let problem = "it has no address; say `networks: {NAME: ADDRESS}`";
+                return Err(InventoryError::new(place, problem));
+            }
+            for network in raw.networks.keys() {
+                named("network", network, &place)?;
+            }
+            self.instances.push(Instance {
+                id: raw.id,
+                index: raw.index.unwrap_or(position as u64),
+                deployment: deployment.to_owned(),
+                group: group.name.clone(),
+                zone: raw.az,
+                agent: raw.agent_id,
+                networks: raw.networks.into_iter().collect(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Ids, agents and addresses stand for one instance each.
+    fn check_unique(&self) -> Result<(), InventoryError> {
+        let mut ids = HashSet::new();
+        let mut agents = HashSet::new();
+        let mut addresses = HashSet::new();
+        for instance in &self.instances {
+            let place = format!("{}/{}/{}", instance.deployment, instance.group, instance.id);
+            if !ids.insert(&instance.id) {
+                return Err(InventoryError::new(place, "another instance has this id"));
+            }
+            if instance.agent.as_ref().is_some_and(|agent| !agents.insert(agent)) {
+                return Err(InventoryError::new(place, "another instance has this agent_id"));
+            }
+            for (network, address) in &instance.networks {
+                // A name that leads to what another deployment has by now: the complaint of the field.
+                if !addresses.insert((network, address)) {
+                    let problem = format!("another instance has {address} on network {network}; remove one");
+                    return Err(InventoryError::new(place, problem));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Checks that a text can be one token of a NATS subject and one label of a name.
+fn token(what: &str, text: &str, place: &str) -> Result<(), InventoryError> {
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    if (1..=63).contains(&text.len()) && text.bytes().all(good) {
+        return Ok(());
+    }
+    let problem = format!("{what} {text:?} must have 1 to 63 letters, digits, `-` or `_`");
+    Err(InventoryError::new(place, problem))
+}
+
+/// Checks an alias as a director does.
+fn check_alias(place: &str, alias: &Alias) -> Result<(), InventoryError> {
+    let Alias { domain, health_filter, initial_health_check, placeholder_type } = alias;
+    let place = format!("{place}/alias {domain}");
+    let one_of = |what: &str, value: &Option<String>, allowed: &[&str]| match value {
+        Some(value) if !allowed.contains(&value.as_str()) => {
+            let problem = format!("{what} is {value:?}; it may be {}", allowed.join(", "));
+            Err(InventoryError::new(&place, problem))
+        }
+        _ => Ok(()),
+    };
+    one_of("health_filter", health_filter, &["smart", "healthy", "unhealthy", "all"])?;
+    one_of("initial_health_check", initial_health_check, &["asynchronous", "synchronous"])?;
+    let placeholders = ["uuid", "index", "az", "availability_zone", "network"];
+    one_of("placeholder_type", placeholder_type, &placeholders)?;
+    if dns_core::name::Name::from_text(domain).is_err() || domain.is_empty() {
+        return Err(InventoryError::new(place, "the domain is no domain name"));
+    }
+    let has_placeholder = domain.split('.').any(|label| label == "_");
+    match (has_placeholder, placeholder_type) {
+        (true, None) => Err(InventoryError::new(place, "`_` needs a placeholder_type")),
+        (false, Some(_)) => Err(InventoryError::new(place, "a placeholder_type needs `_` in the domain")),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is wrong with an inventory.
+    fn problem(yaml: &str) -> String {
+        let raw = file::read(yaml.as_bytes()).unwrap_or_else(|error| panic!("{error}"));
+        Inventory::parse(raw).unwrap_err().to_string()
+    }
+
+    /// An inventory of one group, whose body is given.
+    fn group(body: &str) -> String {
+        format!("deployments: [{{name: d, instance_groups: [{{name: g, {body}}}]}}]")
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_and_named() {
+        for (body, expected) in [
+            ("instances: [{id: a}]", "d/g/a: it has no address"),
+            ("instances: [{id: a.b, networks: {n: 10.0.0.1}}]", "id \"a.b\""),
+            ("instances: [{id: a, agent_id: '>', networks: {n: 10.0.0.1}}]", "agent_id \">\""),
+            ("instances: [{id: a, networks: {n-: 10.0.0.1}}]", "network \"n-\""),
+            (
+                "instances: [{id: a, networks: {n: 10.0.0.1}}, {id: b, networks: {n: 10.0.0.1}}]",
+                "another instance has 10.0.0.1",
+            ),
+            (
+                "instances: [{id: a, networks: {n: 10.0.0.1}}, {id: a, networks: {n: 10.0.0.2}}]",
+                "another instance has this id",
+            ),
+            ("links: [{name: l, type: t, aliases: [{domain: _.x}]}]", "`_` needs a placeholder_type"),
+            (
+                "links: [{name: l, type: t, aliases: [{domain: x, placeholder_type: uuid}]}]",
+                "a placeholder_type needs",
+            ),
+            ("links: [{name: l, type: t, aliases: [{domain: x, health_filter: good}]}]", "health_filter is"),
+        ] {
+            let said = problem(&group(body));
+            assert!(said.contains(expected), "{body}: {said}");
+        }
+    }
+}

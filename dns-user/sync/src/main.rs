@@ -1,0 +1,5 @@
+//! The program `bosh-dns-sync`.
+
+fn main() -> std::process::ExitCode {
+    dns_sync::main()
+}

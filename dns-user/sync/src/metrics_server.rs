@@ -1,0 +1,24 @@
+//! `/metrics` for Prometheus.
+
+use std::{io, net::SocketAddr};
+
+use anyhow::Context;
+use axum::{Router, routing::get};
+use prometheus::{Registry, TextEncoder};
+
+/// Serves a registry at an address until the process ends.
+pub(crate) async fn spawn(address: SocketAddr, registry: Registry) -> anyhow::Result<()> {
+    let listener =
+        tokio::net::TcpListener::bind(address).await.with_context(|| format!("metrics at {address}"))?;
+    let text = move || async move {
+        TextEncoder::new().encode_to_string(&registry.gather()).unwrap_or_else(|error| format!("# {error}\n"))
+    };
+    let router = Router::new().route("/metrics", get(text));
+    tokio::spawn(async move {
+        let served: io::Result<()> = axum::serve(listener, router).await;
+        if let Err(error) = served {
+            tracing::error!("metrics are served no more: {error}");
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,214 @@
+//! The agents: connections in this process, and a sample of processes.
+
+use std::{
+    os::unix::fs::MetadataExt,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::Result;
+use async_nats::{Client, Event};
+use futures::StreamExt;
+use tokio::{process::Child, sync::Semaphore};
+
+use super::ground::{Ground, agent_id};
+use crate::{
+    bus, dataset,
+    digest::MultiDigest,
+    message::{self, ASK, Hello, Reply, Source},
+    store::{Store, StoreOptions},
+    tls,
+};
+
+/// Connections that are made at a time.
+const AT_ONCE: usize = 256;
+
+/// Whole blobs that are held at a time: this process stands for a whole fleet's memory.
+const BLOBS_AT_ONCE: usize = 16;
+
+/// All agents.
+pub(super) struct Fleet {
+    /// Versions of the connections.
+    versions: Vec<Arc<AtomicU64>>,
+    /// How often each connected.
+    connections: Vec<Arc<AtomicU64>>,
+    /// Whole blobs fetched since the count was taken.
+    fetched: Arc<AtomicU64>,
+    /// The agents that are processes.
+    sample: Vec<Sampled>,
+}
+
+/// An agent that is a process.
+struct Sampled {
+    /// Its file.
+    file: PathBuf,
+    /// Number and version of the file that was read last: each is read once.
+    seen: Mutex<(u64, u64)>,
+    /// It; ended when dropped.
+    _process: Child,
+}
+
+impl Sampled {
+    /// Version of its file; 0 without one.
+    fn version(&self) -> u64 {
+        // Nothing panics while it is locked.
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = std::fs::metadata(&self.file).map_or(0, |facts| facts.ino());
+        if seen.0 != number
+            && let Ok(bytes) = std::fs::read(&self.file)
+            && let Ok(read) = dataset::Read::parse(&bytes)
+        {
+            *seen = (number, read.version);
+        }
+        seen.1
+    }
+}
+
+/// What all connections share.
+#[derive(Clone)]
+struct Shared {
+    /// The blobstore.
+    store: Store,
+    /// Limits the blobs in memory.
+    room: Arc<Semaphore>,
+    /// Counts whole blobs.
+    fetched: Arc<AtomicU64>,
+}
+
+impl Fleet {
+    /// Connects all, so many at a time: the storm comes later, and is measured.
+    pub(super) async fn connect(ground: &Ground, sample: usize) -> Result<Self> {
+        let processes = sample.min(ground.agents());
+        let fetched = Arc::new(AtomicU64::new(0));
+        let store = StoreOptions {
+            blobstore: Some(ground.blobstore()),
+            blobstore_credentials: None,
+            blobstore_ca: None,
+            blobstore_timeout: 60,
+        };
+        let store = Store::open(&store, None)?;
+        let shared =
+            Shared { store, room: Arc::new(Semaphore::new(BLOBS_AT_ONCE)), fetched: fetched.clone() };
+        let numbers = processes..ground.agents();
+        let (versions, connections): (Vec<_>, Vec<_>) =
+            numbers.clone().map(|_| <(Arc<AtomicU64>, Arc<AtomicU64>)>::default()).unzip();
+        for (number, (version, connected)) in numbers.zip(versions.iter().zip(&connections)) {
+            connect(ground, agent_id(number), version.clone(), connected.clone(), shared.clone()).await?;
+            while waiting(&connections[..=number - processes]) > AT_ONCE {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+        let sample = (0..processes).map(agent_id).map(|id| {
+            let (file, process) = (ground.records(&id), ground.start_agent(&id)?);
+            anyhow::Ok(Sampled { file, seen: Mutex::default(), _process: process })
+        });
+        Ok(Self { versions, connections, fetched, sample: sample.collect::<Result<_>>()? })
+    }
+
+    /// Whether all have a version, the sample in their files.
+    pub(super) fn all_have(&self, version: u64) -> bool {
+        let Self { versions, sample, .. } = self;
+        versions.iter().all(|has| has.load(Ordering::Relaxed) >= version)
+            && sample.iter().all(|sampled| sampled.version() >= version)
+    }
+
+    /// Whether all have connected since it was begun to count; the sample is not looked at.
+    pub(super) fn all_connected(&self) -> bool {
+        waiting(&self.connections) == 0
+    }
+
+    /// Counts connections anew.
+    pub(super) fn forget_connections(&self) {
+        self.connections.iter().for_each(|count| count.store(0, Ordering::Relaxed));
+    }
+
+    /// How many agents are processes.
+    pub(super) fn sampled(&self) -> usize {
+        self.sample.len()
+    }
+
+    /// How many whole blobs were fetched since this was asked last, the sample's not counted.
+    pub(super) fn fetched(&self) -> u64 {
+        self.fetched.swap(0, Ordering::Relaxed)
+    }
+}
+
+/// How many have not connected.
+fn waiting(connections: &[Arc<AtomicU64>]) -> usize {
+    connections.iter().filter(|count| count.load(Ordering::Relaxed) == 0).count()
+}
+
+/// One connection.
+async fn connect(
+    ground: &Ground,
+    id: String,
+    version: Arc<AtomicU64>,
+    connected: Arc<AtomicU64>,
+    shared: Shared,
+) -> Result<()> {
+    let bus = ground.bus(&id);
+    let (said, mut again) = tokio::sync::watch::channel(());
+    let counted = move |event: Event| {
+        if matches!(event, Event::Connected) {
+            connected.fetch_add(1, Ordering::Relaxed);
+            said.send_replace(());
+        }
+        std::future::ready(())
+    };
+    let client = bus::options_for(tls::client(&bus.tls, None)?)
+        .retry_on_initial_connect()
+        .read_buffer_capacity(4096)
+        .subscription_capacity(16)
+        .client_capacity(16)
+        .event_callback(counted)
+        .connect(bus.nats)
+        .await?;
+    let mut calls = client.subscribe(message::agent_subject(&id)).await?;
+    let (asking, has) = (client.clone(), version.clone());
+    tokio::spawn(async move {
+        while again.changed().await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(fastrand::u64(0..2000))).await;
+            let hello = Hello { version: has.load(Ordering::Relaxed) };
+            let body = serde_json::to_vec(&hello).unwrap_or_default();
+            let _ = asking.publish(message::reply_subject(ASK, &id, "hello"), body.into()).await;
+        }
+    });
+    tokio::spawn(async move {
+        while let Some(message) = calls.next().await {
+            take(&client, &message.payload, &version, &shared).await;
+        }
+    });
+    Ok(())
+}
+
+/// Does what a call asks for, without a file.
+async fn take(client: &Client, body: &[u8], version: &AtomicU64, shared: &Shared) {
+    let Some(received) = message::read_call(body) else { return };
+    let Ok(call) = received.call else { return };
+    let has = version.load(Ordering::Relaxed);
+    let patch = call.extra.and_then(|extra| extra.patch).is_some_and(|patch| patch.from == has);
+    let mut reply = Reply::Synced;
+    if !patch && call.version > has {
+        // The semaphore is never closed; what is held is one blob.
+        let _room = shared.room.acquire().await;
+        let Source::Blob(blob) = &call.source else { return };
+        let checked = match shared.store.get(blob).await {
+            Ok(bytes) => MultiDigest::parse(&call.digest)
+                .and_then(|digest| digest.verify(&bytes))
+                .map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        shared.fetched.fetch_add(1, Ordering::Relaxed);
+        if let Err(problem) = checked {
+            reply = Reply::Exception(problem);
+        }
+    }
+    if reply == Reply::Synced {
+        version.fetch_max(call.version, Ordering::Relaxed);
+    }
+    let _ = client.publish(received.reply_to, reply.write().into()).await;
+}

@@ -1,0 +1,239 @@
+//! What a simulation stands on: a folder, certificates, the processes.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, TcpListener},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, SanType,
+};
+use serde_json::json;
+use tokio::process::{Child, Command};
+
+use super::SimulateOptions;
+use crate::{
+    bus::BusOptions,
+    nats_config::{self, PUBLISHER, agent_name},
+    tls::TlsFiles,
+};
+
+/// The ground.
+pub(super) struct Ground {
+    /// Everything lies here and goes with it.
+    folder: tempfile::TempDir,
+    /// Where nats-server listens.
+    port: u16,
+    /// The program nats-server.
+    nats_server: PathBuf,
+    /// How many agents there are.
+    agents: usize,
+}
+
+impl Ground {
+    /// Makes certificates, the inventory of version 1, and nats-server's configuration.
+    pub(super) fn new(options: &SimulateOptions, agents: usize) -> Result<Self> {
+        allow_open_files(agents)?;
+        let folder = tempfile::TempDir::with_prefix("bosh-dns-sync-")?;
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let ground = Self { folder, port, nats_server: options.nats_server.clone(), agents };
+        fs::create_dir(ground.path("blobs"))?;
+        ground.issue_all()?;
+        ground.change(1)?;
+        let ids: Vec<String> = (0..agents).map(agent_id).collect();
+        let (listen, tls) = (format!("127.0.0.1:{port}"), ground.tls("nats"));
+        let config =
+            nats_config::write(&listen, &tls, None, options.users_by, ids.iter().map(String::as_str));
+        fs::write(ground.path("nats.conf"), config)?;
+        Ok(ground)
+    }
+
+    /// How many agents there are.
+    pub(super) fn agents(&self) -> usize {
+        self.agents
+    }
+
+    /// A file of it.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Certificates of somebody. All agents have one key: making keys is no part of this.
+    pub(super) fn tls(&self, who: &str) -> TlsFiles {
+        TlsFiles {
+            ca: self.path("ca.crt"),
+            certificate: self.path(&format!("{who}.crt")),
+            key: self.path("all.key"),
+        }
+    }
+
+    /// How somebody connects.
+    pub(super) fn bus(&self, who: &str) -> BusOptions {
+        BusOptions { nats: vec![format!("tls://127.0.0.1:{}", self.port)], tls: self.tls(who) }
+    }
+
+    /// Issues all certificates.
+    fn issue_all(&self) -> Result<()> {
+        let mut params = CertificateParams::new(Vec::<String>::new())?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name = subject("simulation");
+        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
+        fs::write(self.path("ca.crt"), authority.pem())?;
+        let key = KeyPair::generate()?;
+        fs::write(self.path("all.key"), key.serialize_pem())?;
+        let issue = |file: &str, name: &str| {
+            let mut params = CertificateParams::new(Vec::<String>::new())?;
+            params.distinguished_name = subject(name);
+            let loopback = SanType::IpAddress([127, 0, 0, 1].into());
+            params.subject_alt_names = vec![loopback, SanType::DnsName(name.try_into()?)];
+            let certificate = params.signed_by(&key, &authority)?;
+            anyhow::Ok(fs::write(self.path(&format!("{file}.crt")), certificate.pem())?)
+        };
+        issue("nats", "default.nats.bosh-internal")?;
+        issue("publisher", PUBLISHER)?;
+        (0..self.agents).map(agent_id).try_for_each(|id| issue(&id, &agent_name(&id)))
+    }
+
+    /// The agent whose instance gets another address with every version.
+    pub(super) fn moving(&self) -> usize {
+        self.agents / 2
+    }
+
+    /// Writes the inventory of a version: another address for one instance.
+    pub(super) fn change(&self, version: u8) -> Result<()> {
+        let instances: Vec<_> = (0..self.agents)
+            .map(|agent| {
+                let address = address_of(agent, if agent == self.moving() { version } else { 0 });
+                let id = agent_id(agent);
+                json!({"id": id, "agent_id": id, "az": "z1", "networks": {"default": address}})
+            })
+            .collect();
+        let groups = json!([{"name": "group", "instances": instances}]);
+        let inventory = json!({"deployments": [{"name": "simulation", "instance_groups": groups}]});
+        fs::write(self.path("inventory.new"), inventory.to_string())?;
+        Ok(fs::rename(self.path("inventory.new"), self.path("inventory.json"))?)
+    }
+
+    /// Starts nats-server, which has the same limit of open files as we; it ends when dropped.
+    pub(super) async fn start_nats(&self) -> Result<Child> {
+        let log = fs::File::create(self.path("nats.log"))?;
+        let mut command = Command::new(&self.nats_server);
+        command.arg("-c").arg(self.path("nats.conf")).stdout(log.try_clone()?).stderr(log).kill_on_drop(true);
+        let child = command
+            .spawn()
+            .with_context(|| format!("{}: install nats-server", self.nats_server.display()))?;
+        for _ in 0..1000 {
+            if tokio::net::TcpStream::connect(("127.0.0.1", self.port)).await.is_ok() {
+                return Ok(child);
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        anyhow::bail!("nats-server does not listen: {}", fs::read_to_string(self.path("nats.log"))?)
+    }
+
+    /// A command of this program with the options of somebody.
+    fn own(&self, command: &str, who: &str, log: &str) -> Result<Command> {
+        let log = fs::File::create(self.path(log))?;
+        let BusOptions { nats, tls } = self.bus(who);
+        let mut own = Command::new(std::env::current_exe()?);
+        own.arg(command).arg("--nats").args(nats).arg("--tls-ca").arg(tls.ca);
+        own.arg("--tls-certificate").arg(tls.certificate).arg("--tls-key").arg(tls.key);
+        own.arg("--blobstore").arg(self.blobstore()).kill_on_drop(true);
+        own.stdout(log.try_clone()?).stderr(log);
+        Ok(own)
+    }
+
+    /// URL of the folder of blobs.
+    pub(super) fn blobstore(&self) -> String {
+        format!("file://{}", self.path("blobs").display())
+    }
+
+    /// Starts the publisher.
+    pub(super) fn start_publisher(&self) -> Result<Child> {
+        let mut command = self.own("publish", "publisher", "publisher.log")?;
+        command.arg("--watch").arg("--inventory").arg(self.path("inventory.json"));
+        // The time over which downloads are spread is no part of this machine's figures.
+        command.arg("--bandwidth").arg(u64::MAX.to_string());
+        Ok(command.arg("--state").arg(self.path("state")).spawn()?)
+    }
+
+    /// Starts an agent with a file.
+    pub(super) fn start_agent(&self, id: &str) -> Result<Child> {
+        let mut command = self.own("agent", id, &format!("{id}.log"))?;
+        Ok(command.arg("--id").arg(id).arg("--records").arg(self.records(id)).spawn()?)
+    }
+
+    /// The file of an agent.
+    pub(super) fn records(&self, id: &str) -> PathBuf {
+        self.path(&format!("{id}.json"))
+    }
+
+    /// What so many whole blobs are, in words.
+    pub(super) fn blobs(&self, count: u64) -> Result<String> {
+        let bytes = fs::metadata(self.path("blobs").join(super::newest(self)?.blob))?.len();
+        Ok(format!("whole blobs: {count} of {bytes} bytes, read from a folder and checked"))
+    }
+
+    /// Seconds of CPU that a process has used.
+    pub(super) fn cpu(&self, process: &Child) -> Result<f64> {
+        let id = process.id().context("the process has ended")?;
+        let mut nanoseconds = 0_u64;
+        for thread in fs::read_dir(format!("/proc/{id}/task"))? {
+            let text = fs::read_to_string(thread?.path().join("schedstat")).unwrap_or_default();
+            nanoseconds += text.split(' ').next().and_then(|first| first.parse::<u64>().ok()).unwrap_or(0);
+        }
+        Ok(nanoseconds as f64 / 1e9)
+    }
+
+    /// Memory and CPU of a process so far.
+    pub(super) fn load(&self, process: &Child) -> Result<String> {
+        let id = process.id().context("the process has ended")?;
+        let status = fs::read_to_string(Path::new("/proc").join(id.to_string()).join("status"))?;
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or("?").trim();
+        ensure!(!peak.is_empty(), "no VmHWM");
+        Ok(format!("{:.2} s of CPU in all, {peak} of memory at most", self.cpu(process)?))
+    }
+}
+
+/// Descriptors besides one for each connection: files, pipes, sockets that are on their way out.
+const MORE_FILES: u64 = 1024;
+
+/// Raises the limit of open files as far as it goes, for us and, as children inherit it, for
+/// nats-server: both have one descriptor for each connection.
+fn allow_open_files(agents: usize) -> Result<()> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    if soft < hard {
+        setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+    }
+    let most = hard.saturating_sub(MORE_FILES);
+    ensure!(
+        agents as u64 <= most,
+        "{agents} connections need as many open files; the hard limit (ulimit -Hn) is {hard}: at most {most} agents"
+    );
+    Ok(())
+}
+
+/// Address of an agent's instance.
+pub(super) fn address_of(agent: usize, version: u8) -> Ipv4Addr {
+    let [.., high, low] = (agent as u32).to_be_bytes();
+    Ipv4Addr::new(10, version, high, low)
+}
+
+/// Id of an agent, as long as a uuid: what is sent has the length that it has in the field.
+pub(super) fn agent_id(number: usize) -> String {
+    let mixed = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    format!("{:08x}-{:04x}-4000-8000-{:012x}", mixed >> 32, mixed & 0xffff, number)
+}
+
+/// `C=USA, O=Cloud Foundry, CN=...`.
+fn subject(common_name: &str) -> DistinguishedName {
+    let mut name = DistinguishedName::new();
+    name.push(DnType::CountryName, "USA");
+    name.push(DnType::OrganizationName, "Cloud Foundry");
+    name.push(DnType::CommonName, common_name);
+    name
+}

@@ -1,0 +1,165 @@
+//! The DNS server on the file of one agent: when does it answer what changed?
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use nix::{
+    mount::{MntFlags, umount2},
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::json;
+use tokio::{
+    process::{Child, Command},
+    task::JoinHandle,
+};
+
+use super::ground::{Ground, address_of, agent_id};
+
+/// Longest wait for its first answer, and for its end.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running server.
+pub(super) struct Resolver {
+    /// It.
+    process: Option<Child>,
+    /// Where it answers.
+    address: SocketAddr,
+    /// Where its metrics are.
+    metrics: SocketAddr,
+    /// Where its programs are pinned, a mount of its own.
+    bpffs: PathBuf,
+    /// The query for the instance whose address changes.
+    query: Vec<u8>,
+}
+
+impl Resolver {
+    /// Starts it on the first agent's file and waits until it answers and, where it is allowed to,
+    /// until the interface does.
+    pub(super) async fn start(ground: &Ground, program: &Path) -> Result<Self> {
+        let [address, metrics] = [free_port()?, free_port()?];
+        let bpffs = ground.path("bpf");
+        let none = |name: &str| ground.path("none").join(name);
+        let config = json!({
+            "address": address.ip(), "port": address.port(),
+            "records_file": ground.records(&agent_id(0)),
+            "alias_files_glob": none("aliases/*.json"), "handlers_files_glob": none("handlers/*.json"),
+            "addresses_files_glob": none("addresses/*.json"), "jobs_dir": none("jobs"),
+            "disable_recursors": true, "health": {"enabled": false},
+            "metrics": {"enabled": true, "address": metrics.ip(), "port": metrics.port()},
+            "xdp": {"interfaces": ["lo"], "bpffs": bpffs},
+        });
+        fs::write(ground.path("resolver.json"), config.to_string())?;
+        let log = fs::File::create(ground.path("resolver.log"))?;
+        let process = Command::new(program)
+            .arg("--config")
+            .arg(ground.path("resolver.json"))
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .with_context(|| program.display().to_string())?;
+        let name = format!("{}.group.default.simulation.bosh", agent_id(ground.moving()));
+        let resolver = Self { process: Some(process), address, metrics, bpffs, query: query(&name) };
+        let first = resolver.when(address_of(ground.moving(), 1), PATIENCE).await?;
+        first.with_context(|| fs::read_to_string(ground.path("resolver.log")).unwrap_or_default())?;
+        let begun = Instant::now();
+        // Programs are loaded in the background.
+        while resolver.by_interface()? == 0 && begun.elapsed() < Duration::from_secs(10) {
+            resolver.when(address_of(ground.moving(), 1), PATIENCE).await??;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        Ok(resolver)
+    }
+
+    /// Asks until the answer is this address; says when that was.
+    pub(super) fn when(&self, address: Ipv4Addr, limit: Duration) -> JoinHandle<Result<Instant>> {
+        let (server, query) = (self.address, self.query.clone());
+        tokio::task::spawn_blocking(move || {
+            let begun = Instant::now();
+            let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+            socket.connect(server)?;
+            socket.set_read_timeout(Some(Duration::from_millis(100)))?;
+            loop {
+                ensure!(begun.elapsed() < limit, "the DNS server does not answer {address}");
+                if asked(&socket, &query).is_ok_and(|reply| reply.ends_with(&address.octets())) {
+                    return Ok(Instant::now());
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        })
+    }
+
+    /// Ends it; whether the interface answered nearly all that was asked.
+    pub(super) async fn stop(mut self) -> Result<bool> {
+        let before = self.by_interface()?;
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        socket.connect(self.address)?;
+        socket.set_read_timeout(Some(Duration::from_secs(1)))?;
+        asked(&socket, &self.query)?;
+        let by_interface = self.by_interface()? > before;
+        let mut process = self.process.take().context("it runs")?;
+        if let Some(id) = process.id() {
+            kill(Pid::from_raw(id.cast_signed()), Signal::SIGTERM)?;
+        }
+        tokio::time::timeout(PATIENCE, process.wait()).await.context("the DNS server does not end")??;
+        Ok(by_interface)
+    }
+
+    /// Replies that the interface gave so far.
+    fn by_interface(&self) -> Result<u64> {
+        let mut stream = TcpStream::connect(self.metrics)?;
+        stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+        stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        let fast = text
+            .lines()
+            .filter(|line| line.starts_with("bosh_dns_xdp_replies_total{") && line.contains("path=\"fast\""));
+        let counts = fast.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok());
+        Ok(counts.sum::<f64>() as u64)
+    }
+}
+
+impl Drop for Resolver {
+    fn drop(&mut self) {
+        // Only where a step failed it still runs; asked to end it takes its programs along.
+        if let Some(id) = self.process.take().and_then(|process| process.id()) {
+            let _ = kill(Pid::from_raw(id.cast_signed()), Signal::SIGTERM);
+        }
+        // Nothing is mounted where it may not load programs.
+        let _ = umount2(&self.bpffs, MntFlags::MNT_DETACH);
+    }
+}
+
+/// A port of loopback that nobody has.
+fn free_port() -> Result<SocketAddr> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
+}
+
+/// One question; the bytes of the reply. Without EDNS the last four are those of the address.
+fn asked(socket: &UdpSocket, query: &[u8]) -> Result<Vec<u8>> {
+    socket.send(query)?;
+    let mut reply = vec![0; 512];
+    let length = socket.recv(&mut reply)?;
+    reply.truncate(length);
+    Ok(reply)
+}
+
+/// A query for the IPv4 address of a name whose labels are those of an instance.
+fn query(name: &str) -> Vec<u8> {
+    // Id 7, recursion desired, one question.
+    let mut message = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    for label in name.split('.') {
+        message.push(label.len() as u8);
+        message.extend(label.as_bytes());
+    }
+    // The root, type A, class IN.
+    message.extend([0, 0, 1, 0, 1]);
+    message
+}

@@ -1,0 +1,427 @@
+//! Blobstores: a folder, WebDAV, S3, JetStream's object store.
+
+mod jetstream;
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+use hyper::Method;
+use jiff::Timestamp;
+use rusty_s3::{Bucket, Credentials, S3Action, UrlStyle};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use url::Url;
+
+use crate::{
+    bus::Bus,
+    dav, files,
+    http::{Call, HttpClient, HttpError},
+    tls,
+};
+
+/// Longest blob that is read: a dataset of 10,000 instances is 2.6 MB.
+pub const LONGEST_BLOB: usize = 256 << 20;
+
+/// Where blobs are.
+#[derive(Clone, Debug, clap::Args)]
+pub struct StoreOptions {
+    /// Blobstore: file:///FOLDER, https://HOST/PATH (WebDAV), s3+https://HOST/BUCKET?region=R (&style=virtual-host), nats:BUCKET (JetStream)
+    #[arg(long, value_name = "URL")]
+    pub blobstore: Option<String>,
+    /// JSON file {"user", "password", "signing_secret", "access_key", "secret_key"}: those that the blobstore needs
+    #[arg(long, value_name = "FILE")]
+    pub blobstore_credentials: Option<PathBuf>,
+    /// PEM file of the CA of the blobstore's certificate
+    #[arg(long, value_name = "FILE")]
+    pub blobstore_ca: Option<PathBuf>,
+    /// Longest time for one attempt to get or put a blob, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub blobstore_timeout: u64,
+}
+
+/// The file of credentials.
+#[derive(Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Secrets {
+    /// User of WebDAV.
+    user: Option<String>,
+    /// Password of WebDAV.
+    password: Option<String>,
+    /// Secret of signed WebDAV links; they are used where there is one.
+    signing_secret: Option<String>,
+    /// Access key of S3.
+    access_key: Option<String>,
+    /// Secret key of S3.
+    secret_key: Option<String>,
+}
+
+impl std::fmt::Debug for Secrets {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Secrets(not shown)")
+    }
+}
+
+/// A blobstore.
+#[derive(Clone, Debug)]
+pub struct Store {
+    /// What kind it is.
+    kind: Kind,
+    /// For HTTP, and for signed URLs whatever the store is.
+    http: HttpClient,
+    /// Longest time for one attempt.
+    limit: Duration,
+}
+
+/// Kinds of blobstores.
+#[derive(Clone, Debug)]
+enum Kind {
+    /// None is known: only signed URLs work.
+    None,
+    /// A folder that all share.
+    Folder(PathBuf),
+    /// WebDAV.
+    Dav {
+        /// Without a slash at the end.
+        endpoint: String,
+        /// For basic authentication and signatures.
+        secrets: Secrets,
+    },
+    /// S3.
+    S3 {
+        /// The bucket.
+        bucket: Box<Bucket>,
+        /// Who we are.
+        credentials: Option<Credentials>,
+    },
+    /// JetStream's object store.
+    JetStream(jetstream::Objects),
+}
+
+/// Why a blob could not be put or got.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The options make no sense.
+    #[error("{0}")]
+    Options(String),
+    /// The certificates cannot be used.
+    #[error(transparent)]
+    Tls(#[from] tls::TlsError),
+    /// HTTP failed.
+    #[error(transparent)]
+    Http(#[from] HttpError),
+    /// A file of the folder, or of the credentials.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// A file could not be written.
+    #[error(transparent)]
+    Replace(#[from] files::ReplaceError),
+    /// JetStream failed.
+    #[error("JetStream: {0}")]
+    JetStream(String),
+    /// The blob is too long.
+    #[error("the blob {0} is longer than {LONGEST_BLOB} bytes")]
+    TooLong(String),
+}
+
+impl StoreError {
+    /// Whether another attempt may go better.
+    pub fn is_worth_retrying(&self) -> bool {
+        !matches!(self, Self::Options(_) | Self::Tls(_) | Self::TooLong(_))
+    }
+}
+
+impl Store {
+    /// Opens a blobstore; `bus` is needed for JetStream.
+    pub fn open(options: &StoreOptions, bus: Option<&Bus>) -> Result<Self, StoreError> {
+        let StoreOptions { blobstore, blobstore_credentials, blobstore_ca, blobstore_timeout } = options;
+        let secrets = match blobstore_credentials {
+            Some(path) => read_secrets(path)?,
+            None => Secrets::default(),
+        };
+        let tls = match blobstore_ca {
+            Some(ca) => tls::anonymous_client(ca)?,
+            None => tls::without_authorities(),
+        };
+        let kind = match blobstore.as_deref() {
+            None => Kind::None,
+            Some(text) => Kind::parse(text, secrets, bus)?,
+        };
+        Ok(Self { kind, http: HttpClient::new(tls), limit: Duration::from_secs(*blobstore_timeout) })
+    }
+
+    /// Puts a blob; one that is there is replaced.
+    pub async fn put(&self, id: &str, bytes: &Bytes) -> Result<(), StoreError> {
+        match &self.kind {
+            Kind::None => Err(no_store()),
+            Kind::Folder(folder) => {
+                let permissions = files::Permissions { mode: 0o644, ..files::Permissions::PRIVATE };
+                Ok(files::replace(&folder.join(id), bytes, permissions)?)
+            }
+            Kind::Dav { endpoint, secrets } => {
+                let url = format!("{endpoint}/{}", dav::path(id));
+                self.http(Method::PUT, &url, Some(secrets), None, bytes.clone()).await.map(drop)
+            }
+            Kind::S3 { bucket, credentials } => {
+                let url = bucket.put_object(credentials.as_ref(), id).sign(self.limit);
+                self.http(Method::PUT, url.as_str(), None, None, bytes.clone()).await.map(drop)
+            }
+            Kind::JetStream(objects) => objects.put(id, bytes).await,
+        }
+    }
+
+    /// Gets a blob by its id.
+    pub async fn get(&self, id: &str) -> Result<Bytes, StoreError> {
+        match &self.kind {
+            Kind::None => Err(no_store()),
+            Kind::Folder(folder) => {
+                let path = folder.join(id);
+                let read = || {
+                    if fs::metadata(&path)?.len() > LONGEST_BLOB as u64 {
+                        return Err(io::ErrorKind::FileTooLarge.into());
+                    }
+                    fs::read(&path)
+                };
+                Ok(read().map_err(|source| StoreError::File { path: path.clone(), source })?.into())
+            }
+            Kind::Dav { endpoint, secrets } => {
+                let url = format!("{endpoint}/{}", dav::path(id));
+                self.http(Method::GET, &url, Some(secrets), None, Bytes::new()).await
+            }
+            Kind::S3 { bucket, credentials } => {
+                let url = bucket.get_object(credentials.as_ref(), id).sign(self.limit);
+                self.http(Method::GET, url.as_str(), None, None, Bytes::new()).await
+            }
+            Kind::JetStream(objects) => objects.get(id, self.limit).await,
+        }
+    }
+
+    /// Gets a blob by a signed URL.
+    pub async fn get_signed(&self, url: &str, headers: &Map<String, Value>) -> Result<Bytes, StoreError> {
+        self.http(Method::GET, url, None, Some(headers), Bytes::new()).await
+    }
+
+    /// Removes a blob; one that is gone is no error.
+    pub async fn delete(&self, id: &str) -> Result<(), StoreError> {
+        let gone = match &self.kind {
+            Kind::None => Err(no_store()),
+            Kind::Folder(folder) => {
+                let path = folder.join(id);
+                fs::remove_file(&path).map_err(|source| StoreError::File { path, source })
+            }
+            Kind::Dav { endpoint, secrets } => {
+                let url = format!("{endpoint}/{}", dav::path(id));
+                self.http(Method::DELETE, &url, Some(secrets), None, Bytes::new()).await.map(drop)
+            }
+            Kind::S3 { bucket, credentials } => {
+                let url = bucket.delete_object(credentials.as_ref(), id).sign(self.limit);
+                self.http(Method::DELETE, url.as_str(), None, None, Bytes::new()).await.map(drop)
+            }
+            Kind::JetStream(objects) => objects.delete(id).await,
+        };
+        match gone {
+            Err(StoreError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(StoreError::Http(HttpError::Status { status, .. }))
+                if status == hyper::StatusCode::NOT_FOUND =>
+            {
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// An URL by which anybody gets the blob for so long, where the store can sign.
+    /// `now` is the time since 1970.
+    pub fn signed_url(&self, id: &str, now: Duration, good_for: Duration) -> Option<String> {
+        match &self.kind {
+            Kind::Dav { endpoint, secrets } => {
+                let secret = secrets.signing_secret.as_ref()?;
+                let path = dav::signed_path(secret, id, now.as_secs(), good_for.as_secs());
+                Some(format!("{endpoint}/{path}"))
+            }
+            Kind::S3 { bucket, credentials } => {
+                let credentials = credentials.as_ref()?;
+                // A clock beyond the year 9999 signs as if it were 1970: every store refuses that.
+                let now = Timestamp::from_second(now.as_secs().cast_signed()).unwrap_or_default();
+                Some(bucket.get_object(Some(credentials), id).sign_with_time(good_for, &now).to_string())
+            }
+            Kind::None | Kind::Folder(_) | Kind::JetStream(_) => None,
+        }
+    }
+
+    /// A request to a store by HTTP.
+    async fn http(
+        &self,
+        method: Method,
+        url: &str,
+        secrets: Option<&Secrets>,
+        headers: Option<&Map<String, Value>>,
+        body: Bytes,
+    ) -> Result<Bytes, StoreError> {
+        let basic = secrets.and_then(|secrets| {
+            let Secrets { user, password, .. } = secrets;
+            Some((user.as_deref()?, password.as_deref().unwrap_or_default()))
+        });
+        let call = Call { method, url, basic, headers, body };
+        Ok(self.http.send(call, LONGEST_BLOB, self.limit).await?)
+    }
+}
+
+impl Kind {
+    /// Reads the URL of a blobstore.
+    fn parse(text: &str, secrets: Secrets, bus: Option<&Bus>) -> Result<Self, StoreError> {
+        let wrong = |problem: &str| StoreError::Options(format!("blobstore {text:?}: {problem}"));
+        if let Some(bucket) = text.strip_prefix("nats:") {
+            let bus = bus.ok_or_else(|| wrong("JetStream needs --nats"))?;
+            return Ok(Self::JetStream(jetstream::Objects::new(bus, bucket)));
+        }
+        if let Some(rest) = text.strip_prefix("s3+") {
+            let url = Url::parse(rest).map_err(|error| wrong(&error.to_string()))?;
+            let region =
+                url.query_pairs().find(|(name, _)| name == "region").map(|(_, value)| value.into_owned());
+            let name = url.path().trim_matches('/').to_owned();
+            if name.is_empty() || name.contains('/') {
+                return Err(wrong("the path must be the bucket's name"));
+            }
+            let style = match url.query_pairs().find(|(name, _)| name == "style") {
+                None => UrlStyle::Path,
+                Some((_, style)) if style == "path" => UrlStyle::Path,
+                Some((_, style)) if style == "virtual-host" => UrlStyle::VirtualHost,
+                Some(_) => return Err(wrong("style must be path or virtual-host")),
+            };
+            let mut endpoint = url;
+            endpoint.set_path("");
+            endpoint.set_query(None);
+            let region = region.unwrap_or_else(|| "us-east-1".to_owned());
+            let bucket =
+                Bucket::new(endpoint, style, name, region).map_err(|error| wrong(&error.to_string()))?;
+            let credentials = match (secrets.access_key, secrets.secret_key) {
+                (Some(key), Some(secret)) => Some(Credentials::new(key, secret)),
+                _ => None,
+            };
+            return Ok(Self::S3 { bucket: Box::new(bucket), credentials });
+        }
+        let url = Url::parse(text).map_err(|error| wrong(&error.to_string()))?;
+        match url.scheme() {
+            "file" => {
+                Ok(Self::Folder(url.to_file_path().map_err(|()| wrong("a folder needs file:///PATH"))?))
+            }
+            "http" | "https" => Ok(Self::Dav { endpoint: text.trim_end_matches('/').to_owned(), secrets }),
+            _ => Err(wrong("it must begin with file, http, https, s3+https or nats:")),
+        }
+    }
+}
+
+/// The error without a blobstore.
+fn no_store() -> StoreError {
+    StoreError::Options("no blobstore is known here; say --blobstore URL".to_owned())
+}
+
+/// Reads the file of credentials.
+fn read_secrets(path: &Path) -> Result<Secrets, StoreError> {
+    let text = fs::read(path).map_err(|source| StoreError::File { path: path.to_owned(), source })?;
+    serde_json::from_slice(&text).map_err(|error| StoreError::Options(format!("{}: {error}", path.display())))
+}
+
+/// The time since 1970, as signatures have it.
+pub fn unix_now() -> Duration {
+    // A clock before 1970 signs as if it were 1970: every store refuses that.
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A store by its URL.
+    fn open(url: &str) -> Result<Store, StoreError> {
+        open_as(url, None)
+    }
+
+    /// A store by its URL, with a file of credentials.
+    fn open_as(url: &str, credentials: Option<PathBuf>) -> Result<Store, StoreError> {
+        let options = StoreOptions {
+            blobstore: Some(url.to_owned()),
+            blobstore_credentials: credentials,
+            blobstore_ca: None,
+            blobstore_timeout: 5,
+        };
+        Store::open(&options, None)
+    }
+
+    #[tokio::test]
+    async fn a_folder_keeps_blobs() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = open(&format!("file://{}", folder.path().display())).unwrap();
+        store.put("a", &Bytes::from_static(b"blob")).await.unwrap();
+        assert_eq!(store.get("a").await.unwrap(), "blob");
+        store.delete("a").await.unwrap();
+        store.delete("a").await.unwrap();
+        assert!(store.get("a").await.is_err());
+        assert_eq!(store.signed_url("a", Duration::ZERO, Duration::from_secs(1)), None);
+    }
+
+    /// Links as any other signer of SigV4 makes them. The first is the example of Amazon's
+    /// documentation ("Authenticating Requests: Using Query Parameters"); the others were
+    /// computed by hand from the same description, with Python's hmac.
+    #[test]
+    fn links_to_s3_are_golden() {
+        let folder = tempfile::tempdir().unwrap();
+        let credentials = folder.path().join("credentials.json");
+        fs::write(
+            &credentials,
+            r#"{"access_key": "AKIAIOSFODNN7EXAMPLE", "secret_key": "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"}"#,
+        )
+        .unwrap();
+        for (url, blob, now, golden) in [
+            (
+                "s3+https://s3.amazonaws.com/examplebucket?region=us-east-1&style=virtual-host",
+                "test.txt",
+                1_369_353_600,
+                "https://examplebucket.s3.amazonaws.com/test.txt?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=AKIAIOSFODNN7EXAMPLE%2F20130524%2Fus-east-1%2Fs3%2Faws4_request&X-Amz-Date=20130524T000000Z&X-Amz-Expires=86400&X-Amz-SignedHeaders=host&X-Amz-Signature=aeeed9bbccd4d02ee5c0109b86d86835f995330da4c265957d157751f604d404",
+            ),
+            (
+                "s3+https://s3.amazonaws.com/examplebucket",
+                "test.txt",
+                1_369_353_600,
+                "https://s3.amazonaws.com/examplebucket/test.txt?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=AKIAIOSFODNN7EXAMPLE%2F20130524%2Fus-east-1%2Fs3%2Faws4_request&X-Amz-Date=20130524T000000Z&X-Amz-Expires=86400&X-Amz-SignedHeaders=host&X-Amz-Signature=733255ef022bec3f2a8701cd61d4b371f3f28c9f193a1f02279211d48d5193d7",
+            ),
+            (
+                "s3+https://s3.example/dns?region=eu-1",
+                "0f5a1f0c-0000-4000-8000-000000000001",
+                1_700_000_000,
+                "https://s3.example/dns/0f5a1f0c-0000-4000-8000-000000000001?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=AKIAIOSFODNN7EXAMPLE%2F20231114%2Feu-1%2Fs3%2Faws4_request&X-Amz-Date=20231114T221320Z&X-Amz-Expires=86400&X-Amz-SignedHeaders=host&X-Amz-Signature=814348cf0fe7d103b994181c65fc0d46b15bd8eaac6630e158c17644f35b0226",
+            ),
+        ] {
+            let store = open_as(url, Some(credentials.clone())).unwrap();
+            let signed = store.signed_url(blob, Duration::from_secs(now), Duration::from_secs(86_400));
+            assert_eq!(signed.as_deref(), Some(golden), "{url}");
+        }
+        let without = open("s3+https://s3.example/dns").unwrap();
+        assert_eq!(without.signed_url("a", Duration::ZERO, Duration::from_secs(1)), None);
+    }
+
+    #[test]
+    fn mistakes_in_the_url_are_told() {
+        for url in [
+            "ftp://x",
+            "nats:b",
+            "s3+https://h/",
+            "s3+https://h/a/b",
+            "s3+https://h/b?style=x",
+            "file://host/x",
+            "x",
+        ] {
+            assert!(open(url).is_err(), "{url}");
+        }
+        assert!(open("s3+https://h/bucket?region=r").is_ok());
+    }
+}

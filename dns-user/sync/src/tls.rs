@@ -1,0 +1,286 @@
+//! Mutual TLS whose files are read anew for every connection: a rotation needs no restart.
+//! A set that cannot be used (half a file, a new certificate beside the old key) leaves the
+//! last good one in use, and is said.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::SystemTime,
+};
+
+use rustls::{
+    ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme,
+    client::{
+        ResolvesClientCert, WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
+    crypto::{CryptoProvider, ring},
+    server::WebPkiClientVerifier,
+    sign::CertifiedKey,
+};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject};
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+/// Where certificates are.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+pub struct TlsFiles {
+    /// PEM file of the CA or CAs that the other side's certificate is from
+    #[arg(long = "tls-ca", value_name = "FILE")]
+    pub ca: PathBuf,
+    /// PEM file of our certificate
+    #[arg(long = "tls-certificate", value_name = "FILE")]
+    pub certificate: PathBuf,
+    /// PEM file of our private key
+    #[arg(long = "tls-key", value_name = "FILE")]
+    pub key: PathBuf,
+}
+
+/// As [`TlsFiles`], where there may be none: all three or nothing.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+pub struct TlsOptions {
+    /// PEM file of the CA or CAs that the other side's certificate is from
+    #[arg(long = "tls-ca", value_name = "FILE", requires_all = ["certificate", "key"])]
+    ca: Option<PathBuf>,
+    /// PEM file of our certificate
+    #[arg(long = "tls-certificate", value_name = "FILE", requires = "ca")]
+    certificate: Option<PathBuf>,
+    /// PEM file of our private key
+    #[arg(long = "tls-key", value_name = "FILE", requires = "ca")]
+    key: Option<PathBuf>,
+}
+
+impl TlsOptions {
+    /// The files, if they are given.
+    pub fn files(self) -> Option<TlsFiles> {
+        let Self { ca, certificate, key } = self;
+        Some(TlsFiles { ca: ca?, certificate: certificate?, key: key? })
+    }
+}
+
+/// Why certificates cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {problem}", path.display())]
+pub struct TlsError {
+    /// The file.
+    path: PathBuf,
+    /// What is wrong.
+    problem: String,
+}
+
+impl TlsError {
+    /// An error about a file.
+    fn new(path: &Path, problem: impl ToString) -> Self {
+        Self { path: path.to_owned(), problem: problem.to_string() }
+    }
+}
+
+/// The provider of cryptography.
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+/// The CAs of a PEM file.
+fn read_roots(path: &Path) -> Result<Arc<RootCertStore>, TlsError> {
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(certificates.map_err(|error| TlsError::new(path, error))?);
+    if roots.is_empty() {
+        return Err(TlsError::new(path, "it holds no CA certificate in PEM form"));
+    }
+    Ok(Arc::new(roots))
+}
+
+/// A certificate, its chain, and the key that fits.
+fn read_identity(files: &TlsFiles) -> Result<Arc<CertifiedKey>, TlsError> {
+    let TlsFiles { certificate, key, .. } = files;
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect);
+    let chain = chain.map_err(|error| TlsError::new(certificate, error))?;
+    if chain.is_empty() {
+        return Err(TlsError::new(certificate, "it holds no certificate in PEM form"));
+    }
+    let private = PrivateKeyDer::from_pem_file(key).map_err(|error| TlsError::new(key, error))?;
+    let certified = CertifiedKey::from_der(chain, private, &provider())
+        .map_err(|error| TlsError::new(key, format!("it is not the key of the certificate: {error}")))?;
+    Ok(Arc::new(certified))
+}
+
+/// Something read from files that may change: the last good one.
+#[derive(Debug)]
+struct LastGood<T> {
+    /// The last good one.
+    value: Mutex<Arc<T>>,
+}
+
+impl<T> LastGood<T> {
+    /// Starts with a good one.
+    fn new(value: Arc<T>) -> Self {
+        Self { value: Mutex::new(value) }
+    }
+
+    /// Reads anew; falls back to the last good one.
+    fn newest(&self, read: impl FnOnce() -> Result<Arc<T>, TlsError>) -> Arc<T> {
+        // Nothing panics while it is locked.
+        let mut value = self.value.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        match read() {
+            Ok(new) => *value = new,
+            Err(error) => tracing::warn!("new certificates cannot be used, the last good ones stay: {error}"),
+        }
+        value.clone()
+    }
+}
+
+/// Our certificate for every handshake.
+#[derive(Debug)]
+struct FreshIdentity {
+    /// Where it is.
+    files: TlsFiles,
+    /// The last good one.
+    last: LastGood<CertifiedKey>,
+}
+
+impl ResolvesClientCert for FreshIdentity {
+    fn resolve(&self, _hints: &[&[u8]], _schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        Some(self.last.newest(|| read_identity(&self.files)))
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
+}
+
+/// Checks the server by CAs read at every handshake, by its host name, and by its common name
+/// where one is asked for.
+#[derive(Debug)]
+struct FreshRoots {
+    /// File of the CAs.
+    ca: PathBuf,
+    /// The last good ones.
+    last: LastGood<RootCertStore>,
+    /// What the common name has to be below, without the leading dot.
+    common_name_below: Option<&'static str>,
+    /// For what does not depend on the CAs.
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for FreshRoots {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let roots = self.last.newest(|| read_roots(&self.ca));
+        let verifier = WebPkiServerVerifier::builder_with_provider(roots, self.provider.clone())
+            .build()
+            .map_err(|error| rustls::Error::General(error.to_string()))?;
+        verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)?;
+        if let Some(below) = self.common_name_below {
+            let name = common_name(end_entity).unwrap_or_default();
+            let good = name.strip_suffix(below).is_some_and(|first| first.ends_with('.') && first.len() > 1);
+            if !good {
+                let problem = format!("the server's common name {name:?} is not below {below}");
+                return Err(rustls::Error::General(problem));
+            }
+        }
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, cert, dss, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, cert, dss, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+
+    fn root_hint_subjects(&self) -> Option<&[DistinguishedName]> {
+        None
+    }
+}
+
+/// Common name of a certificate.
+pub fn common_name(certificate: &[u8]) -> Option<String> {
+    let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
+    let name = parsed.subject().iter_common_name().next()?.as_str().ok()?.to_owned();
+    Some(name)
+}
+
+/// The verifier of a server for `ca`.
+fn verifier(ca: &Path, common_name_below: Option<&'static str>) -> Result<Arc<FreshRoots>, TlsError> {
+    let last = LastGood::new(read_roots(ca)?);
+    Ok(Arc::new(FreshRoots { ca: ca.to_owned(), last, common_name_below, provider: provider() }))
+}
+
+/// For connections that show a certificate of ours.
+pub fn client(files: &TlsFiles, common_name_below: Option<&'static str>) -> Result<ClientConfig, TlsError> {
+    let identity = FreshIdentity { files: files.clone(), last: LastGood::new(read_identity(files)?) };
+    let mut config = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| TlsError::new(&files.certificate, error))?
+        .dangerous()
+        .with_custom_certificate_verifier(verifier(&files.ca, common_name_below)?)
+        .with_client_cert_resolver(Arc::new(identity));
+    // A resumed session would keep the certificates of the one before.
+    config.resumption = rustls::client::Resumption::disabled();
+    Ok(config)
+}
+
+/// For connections to a server whose CA is known, without a certificate of ours.
+pub fn anonymous_client(ca: &Path) -> Result<ClientConfig, TlsError> {
+    let config = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| TlsError::new(ca, error))?
+        .dangerous()
+        .with_custom_certificate_verifier(verifier(ca, None)?)
+        .with_no_client_auth();
+    Ok(config)
+}
+
+/// For accepting connections with a certificate of the CA.
+pub fn server(files: &TlsFiles) -> Result<ServerConfig, TlsError> {
+    let clients = WebPkiClientVerifier::builder_with_provider(read_roots(&files.ca)?, provider())
+        .build()
+        .map_err(|error| TlsError::new(&files.ca, error))?;
+    let identity = read_identity(files)?;
+    let config = ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| TlsError::new(&files.certificate, error))?
+        .with_client_cert_verifier(clients)
+        .with_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from((*identity).clone())));
+    Ok(config)
+}
+
+/// When the files last changed, to know that they were rotated.
+pub fn stamp(files: &TlsFiles) -> [Option<SystemTime>; 3] {
+    [&files.ca, &files.certificate, &files.key]
+        .map(|path| fs::metadata(path).and_then(|facts| facts.modified()).ok())
+}
+
+/// Trusts no server at all: for plain `http`, and to say so where `https` is asked for.
+pub fn without_authorities() -> ClientConfig {
+    // The provider has the versions that are asked for.
+    let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
+    builder
+        .expect("ring speaks TLS 1.2 and 1.3")
+        .with_root_certificates(RootCertStore::empty())
+        .with_no_client_auth()
+}

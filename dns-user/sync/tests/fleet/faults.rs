@@ -1,0 +1,300 @@
+//! What breaks in the field: nothing is lost, and no file is ever neither old nor new.
+
+use std::{
+    fs::{self, OpenOptions},
+    os::unix::fs::PermissionsExt,
+    path::PathBuf,
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
+
+use crate::process::{capture, wait_until};
+use anyhow::{Context, Result, ensure};
+
+use crate::{
+    lab::{Lab, PATIENCE},
+    nginx::Nginx,
+    speaker::Speaker,
+};
+
+/// An agent is killed again and again while versions come: its file is whole at every look.
+#[test]
+fn a_killed_agent_leaves_a_whole_file() -> Result<()> {
+    let lab = Lab::new(1)?;
+    let _publisher = lab.watch(&[])?;
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let looks = scope.spawn(|| {
+            let mut looks = 0_u64;
+            while !done.load(Ordering::Relaxed) {
+                lab.version("a0")?;
+                looks += 1;
+            }
+            anyhow::Ok(looks)
+        });
+        let killed = || {
+            for round in 0..12_u64 {
+                let mut agent = lab.agent("a0", &[])?;
+                lab.instance(&["move", "i0", &format!("10.1.0.{round}")])?;
+                thread::sleep(Duration::from_millis(40 * round));
+                agent.kill()?;
+            }
+            anyhow::Ok(())
+        };
+        let result = killed();
+        done.store(true, Ordering::Relaxed);
+        let looks = looks.join().map_err(|_| anyhow::anyhow!("the looking thread failed"))??;
+        ensure!(looks > 0, "nobody looked");
+        result
+    })?;
+    // Moves that come together may share a version: the last address is what counts.
+    lab.instance(&["move", "i0", "10.2.0.0"])?;
+    let _agent = lab.agent("a0", &[])?;
+    wait_until("the last address", PATIENCE, || {
+        fs::read_to_string(lab.records("a0")).is_ok_and(|text| text.contains("10.2.0.0"))
+    })
+    .with_context(|| lab.log("a0"))?;
+    assert_eq!(fs::read(lab.records("a0"))?, lab.dataset(lab.version("a0")?)?);
+    let left = fs::read_dir(lab.path(""))?.flatten();
+    let left: Vec<_> = left.filter(|entry| entry.file_name().to_string_lossy().starts_with(".a0")).collect();
+    assert!(left.is_empty(), "{left:?}");
+    Ok(())
+}
+
+/// nats-server is killed and started: what changed meanwhile arrives.
+#[test]
+fn the_bus_dies_and_comes_back() -> Result<()> {
+    let mut lab = Lab::new(2)?;
+    let _agents = [lab.agent("a0", &[])?, lab.agent("a1", &[])?];
+    let _publisher = lab.watch(&[])?;
+    lab.wait_for("a1", 1)?;
+    lab.kill_nats()?;
+    lab.instance(&["move", "i0", "10.9.9.9"])?;
+    lab.wait_for_log("publisher", "a new version is made version=2")?;
+    lab.start_nats()?;
+    lab.wait_for("a0", 2)?;
+    lab.wait_for("a1", 2)
+}
+
+/// The publisher is killed after the blob was put and before anybody was told: its successor
+/// announces the same version.
+#[test]
+fn a_publisher_killed_between_put_and_announcement_loses_nothing() -> Result<()> {
+    let mut lab = Lab::new(1)?;
+    let _agent = lab.agent("a0", &[])?;
+    ensure!(lab.publish(&[])?.status.success());
+    let mut publisher = lab.watch(&[])?;
+    // Without a bus the announcement cannot leave.
+    lab.kill_nats()?;
+    lab.instance(&["move", "i0", "10.9.9.9"])?;
+    lab.wait_for_log("publisher", "a new version is made version=2")?;
+    let blob = lab.newest_blob()?;
+    wait_until("the blob", PATIENCE, || lab.path("blobs").join(&blob).exists())?;
+    publisher.kill()?;
+    lab.start_nats()?;
+    thread::sleep(Duration::from_millis(300));
+    assert_eq!(lab.version("a0")?, 1);
+    let _successor = lab.watch(&[])?;
+    lab.wait_for("a0", 2)?;
+    assert_eq!((lab.newest_blob()?, fs::read(lab.records("a0"))?), (blob, lab.dataset(2)?));
+    Ok(())
+}
+
+/// A blob that is missing, cut short or another one: the old file stays, and the reason is
+/// told; when the blob is right again so is the file.
+#[test]
+fn a_bad_blob_is_never_taken() -> Result<()> {
+    let lab = Lab::new(1)?;
+    let blobs = lab.path("blobs");
+    bad_blobs(&lab, |blob| blobs.join(blob), "No such file or directory")
+}
+
+/// The same with blobs at `place`; `missing` is what is said of one that is not there.
+pub(crate) fn bad_blobs(lab: &Lab, place: impl Fn(&str) -> PathBuf, missing: &str) -> Result<()> {
+    let agent = lab.agent("a0", &[])?;
+    ensure!(lab.publish(&[])?.status.success());
+    drop(agent);
+    let old = fs::read(lab.records("a0"))?;
+    lab.instance(&["move", "i0", "10.9.9.9"])?;
+    // A director's way: no patch that would do without the blob.
+    let _publisher = lab.watch(&["--no-patches"])?;
+    lab.wait_for_log("publisher", "a new version is made version=2")?;
+    let path = place(&lab.newest_blob()?);
+    wait_until("the blob", PATIENCE, || {
+        fs::read(&path).is_ok_and(|bytes| Ok(bytes) == lab.dataset(2).map_err(drop))
+    })?;
+    let good = fs::read(&path)?;
+    let mut other = good.clone();
+    let last = other.len() - 1;
+    other[last] = b' ';
+    for (name, bytes, reason) in [
+        ("short", Some(&good[..good.len() / 2]), "checking the blob: the digest of the blob is"),
+        ("other", Some(&other[..]), "checking the blob: the digest of the blob is"),
+        ("missing", None, "downloading the blob failed 3 times"),
+    ] {
+        match bytes {
+            Some(bytes) => fs::write(&path, bytes)?,
+            None => fs::remove_file(&path)?,
+        }
+        fs::write(lab.records("a0"), &old)?;
+        let _agent = lab.keep(lab.agent_as("a0", "a0", &[])?, &format!("{name}.log"))?;
+        lab.wait_for_log(name, reason)?;
+        assert_eq!(fs::read(lab.records("a0"))?, old, "{name}");
+        if bytes.is_none() {
+            assert!(lab.log(name).contains(missing), "{}", lab.log(name));
+        }
+        fs::write(&path, &good)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644))?;
+        lab.wait_for("a0", 2)?;
+    }
+    Ok(())
+}
+
+/// The blobstore is gone when a version is made, and when agents want it.
+#[test]
+fn the_blobstore_dies_and_comes_back() -> Result<()> {
+    let mut lab = Lab::new(1)?;
+    let mut nginx = Nginx::start(&mut lab, false)?;
+    let _publisher = lab.watch(&["--no-patches"])?;
+    let _agent = lab.agent("a0", &[])?;
+    lab.wait_for("a0", 1)?;
+    nginx.stop()?;
+    lab.instance(&["move", "i0", "10.9.9.9"])?;
+    lab.wait_for_log("publisher", "the blob cannot be put, the fleet keeps the version before")?;
+    assert_eq!(lab.version("a0")?, 1);
+    nginx.start_again(&lab)?;
+    lab.wait_for("a0", 2)
+}
+
+/// No room on the disk: the old file stays, the reason is told, and with room again all is well.
+#[test]
+fn a_full_disk_keeps_the_old_file() -> Result<()> {
+    if !is_root() {
+        return Ok(());
+    }
+    let lab = Lab::new(1)?;
+    let disk = Disk::new(&lab)?;
+    let records = lab.path("disk/records.json");
+    let place = ["--records".to_owned(), records.display().to_string()];
+    let command = lab.agent_as("a0", "a0", &[])?;
+    let mut words: Vec<String> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
+    let at = words.iter().position(|word| word == "--records").context("no --records")?;
+    words.splice(at..at + 2, place);
+    let mut command = Command::new(command.get_program());
+    command.args(words);
+    let agent = lab.keep(command, "a0.log")?;
+    let publisher = lab.watch(&[])?;
+    lab.wait_for_log("a0", "records are at this version version=1")?;
+    let old = fs::read(&records)?;
+    let filler = lab.path("disk/filler");
+    let mut file = OpenOptions::new().create(true).append(true).open(&filler)?;
+    while std::io::Write::write_all(&mut file, &[0; 512]).is_ok() {}
+    lab.instance(&["move", "i0", "10.9.9.9"])?;
+    lab.wait_for_log("a0", "No space left on device")?;
+    lab.wait_for_log("publisher", "the agent could not take the version: writing: ")?;
+    assert_eq!(fs::read(&records)?, old);
+    fs::remove_file(filler)?;
+    drop(file);
+    lab.wait_for_log("a0", "records are at this version version=2")?;
+    assert_eq!(fs::read(&records)?, lab.dataset(2)?);
+    drop(publisher);
+    drop(agent);
+    drop(disk);
+    Ok(())
+}
+
+/// Whether we are root. Where we are not, the test is put on the list of those not run that
+/// `cargo xtask test` makes, and fails where there is no such list.
+///
+/// # Panics
+///
+/// Where nobody lists what was not run, and in CI.
+fn is_root() -> bool {
+    if nix::unistd::geteuid().is_root() {
+        return true;
+    }
+    let list = std::env::var_os("BOSH_DNS_NOT_RUN").filter(|_| std::env::var_os("CI").is_none());
+    let list = list.expect("only root can mount a small disk");
+    let test = thread::current().name().unwrap_or("a test").to_owned();
+    let mut list =
+        OpenOptions::new().create(true).append(true).open(list).expect("the list of tests not run");
+    std::io::Write::write_all(&mut list, format!("{test}: only root can mount a small disk\n").as_bytes())
+        .expect("the list of tests not run");
+    false
+}
+
+/// A small disk, unmounted when dropped.
+struct Disk(PathBuf);
+
+impl Disk {
+    /// 64 KiB at `disk`.
+    fn new(lab: &Lab) -> Result<Self> {
+        let place = lab.path("disk");
+        fs::create_dir(&place)?;
+        capture(Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).arg(&place))?;
+        Ok(Self(place))
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        if let Err(error) = capture(Command::new("umount").arg("-l").arg(&self.0)) {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
+/// Two agents with one id: every call is answered twice, one of them late; nothing goes wrong.
+#[test]
+fn doubled_replies_do_no_harm() -> Result<()> {
+    let lab = Lab::new(2)?;
+    let _agents = [lab.agent("a0", &[])?, lab.agent("a1", &[])?];
+    let _double = lab.keep(lab.agent_as("a0", "a0", &[])?, "double.log")?;
+    let _publisher = lab.watch(&[])?;
+    for version in 1..6 {
+        lab.wait_for("a0", version)?;
+        lab.wait_for("a1", version)?;
+        lab.instance(&["move", "i0", &format!("10.9.9.{version}")])?;
+    }
+    lab.wait_for("a1", 6)
+}
+
+/// Replies that are lost, late or doubled: whoever lost one is asked again, for itself, with what
+/// fits by then; nobody else waits.
+#[test]
+fn lost_and_late_replies_do_no_harm() -> Result<()> {
+    let synced = r#"{"value":"synced"}"#;
+    let lab = Lab::new(2)?;
+    let mut by_hand = Speaker::new(&lab, "a0", "agent.a0")?;
+    let _agent = lab.agent("a1", &[])?;
+    let _publisher = lab.watch(&[])?;
+    // Its reply is lost.
+    let first = by_hand.hear_call()?;
+    assert_eq!((&first["method"], &first["arguments"][2]), (&"sync_dns".into(), &1.into()));
+    lab.wait_for("a1", 1)?;
+    lab.instance(&["move", "i0", "10.9.9.9"])?;
+    lab.wait_for("a1", 2)?;
+    let second = by_hand.hear_call()?;
+    assert_eq!((&second["arguments"][2], &second["arguments"][3]["patch"]), (&2.into(), &().into()));
+    // This one, too; the first one comes late, and twice.
+    let late = first["reply_to"].as_str().context("reply_to")?;
+    by_hand.say(late, synced)?;
+    by_hand.say(late, synced)?;
+    let third = by_hand.hear_call()?;
+    assert_eq!((&third["arguments"][2], &third["arguments"][3]["patch"]["from"]), (&2.into(), &1.into()));
+    let state = lab.path("state").display().to_string();
+    assert!(lab.run(&["status", "--state", &state]).is_err(), "a reply about version 1 is none about 2");
+    let reply_to = third["reply_to"].as_str().context("reply_to")?;
+    by_hand.say(reply_to, synced)?;
+    by_hand.say(reply_to, synced)?;
+    wait_until("the publisher to know", PATIENCE, || {
+        lab.run(&["status", "--state", &state]).is_ok_and(|text| text.contains("2 of 2 agents have it"))
+    })?;
+    // The next thing that is heard is the next version.
+    lab.instance(&["move", "i0", "10.9.9.8"])?;
+    let next = by_hand.hear_call()?;
+    assert_eq!((&next["arguments"][2], &next["arguments"][3]["patch"]["from"]), (&3.into(), &2.into()));
+    Ok(())
+}

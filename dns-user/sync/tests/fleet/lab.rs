@@ -1,0 +1,288 @@
+//! A fleet on one machine: certificates, nats-server, agents, a publisher.
+
+use std::{
+    fs,
+    net::TcpListener,
+    path::PathBuf,
+    process::{Command, Output, Stdio},
+    time::Duration,
+};
+
+use crate::process::{Kept, capture, wait_until};
+use anyhow::{Context, Result, ensure};
+use dns_sync::tls::TlsFiles;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::certificates::Authority;
+
+/// Longest wait for anything: machines that test are slow at times.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A fleet.
+pub(crate) struct Lab {
+    /// nats-server, while it runs.
+    nats: Option<Kept>,
+    /// All files.
+    folder: TempDir,
+    /// Where nats-server listens.
+    nats_port: u16,
+    /// `--blobstore...`.
+    pub(crate) blobstore: Vec<String>,
+    /// The CA.
+    pub(crate) authority: Authority,
+    /// Whether nats-server has JetStream.
+    jetstream: bool,
+    /// Further options of `nats-config`.
+    nats_options: Vec<String>,
+}
+
+/// A port that nobody has.
+pub(crate) fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+impl Lab {
+    /// A fleet of so many agents `a0`, `a1`..., with a folder as its blobstore.
+    pub(crate) fn new(agents: usize) -> Result<Self> {
+        let folder = TempDir::with_prefix("bdx-sync-")?;
+        let path = folder.path();
+        let authority = Authority::new(path)?;
+        authority.issue(path, "nats", "default.nats.bosh-internal")?;
+        authority.issue(path, "director", "default.director.bosh-internal")?;
+        for agent in 0..agents {
+            authority.issue(path, &format!("a{agent}"), &format!("a{agent}.agent.bosh-internal"))?;
+        }
+        let blobs = path.join("blobs");
+        fs::create_dir(&blobs)?;
+        let blobstore = vec!["--blobstore".to_owned(), format!("file://{}", blobs.display())];
+        let nats_port = free_port()?;
+        let mut lab = Self {
+            nats: None,
+            nats_port,
+            blobstore,
+            authority,
+            jetstream: false,
+            nats_options: Vec::new(),
+            folder,
+        };
+        lab.write_inventory(agents, |agent| format!("10.0.0.{}", agent + 1))?;
+        lab.start_nats()?;
+        Ok(lab)
+    }
+
+    /// A file of the fleet.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Writes the inventory: agent `n` is instance `i<n>`, with an address.
+    pub(crate) fn write_inventory(&self, agents: usize, address: impl Fn(usize) -> String) -> Result<()> {
+        let instances: Vec<Value> = (0..agents)
+            .map(|agent| {
+                let networks = json!({"default": address(agent)});
+                json!({"id": format!("i{agent}"), "agent_id": format!("a{agent}"), "az": "z1", "networks": networks})
+            })
+            .collect();
+        let links = json!([{"name": "web", "type": "http", "aliases": [
+            {"domain": "_.web.internal", "placeholder_type": "uuid"}, {"domain": "web.internal"}]}]);
+        let groups = json!([{"name": "web_server", "links": links, "instances": instances}]);
+        let inventory = json!({"deployments": [{"name": "dep", "instance_groups": groups}]});
+        // Replaced as editors do.
+        fs::write(self.path("inventory.new"), inventory.to_string())?;
+        Ok(fs::rename(self.path("inventory.new"), self.path("inventory.json"))?)
+    }
+
+    /// `--tls-*` of somebody.
+    fn tls(&self, who: &str) -> Vec<String> {
+        let TlsFiles { ca, certificate, key } = self.tls_files(who);
+        [("--tls-ca", ca), ("--tls-certificate", certificate), ("--tls-key", key)]
+            .into_iter()
+            .flat_map(|(option, file)| [option.to_owned(), file.display().to_string()])
+            .collect()
+    }
+
+    /// The program with a command.
+    pub(crate) fn command(&self, words: &[&str]) -> Result<Command> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bosh-dns-sync"));
+        command.args(words).stdin(Stdio::null());
+        Ok(command)
+    }
+
+    /// Starts nats-server on the configuration that we generate.
+    pub(crate) fn start_nats(&mut self) -> Result<()> {
+        let listen = format!("127.0.0.1:{}", self.nats_port);
+        let mut generate = self.command(&["nats-config", "--listen", &listen])?;
+        generate.args(self.source()).args(self.tls("nats")).arg("--output").arg(self.path("nats.conf"));
+        if self.jetstream {
+            generate.arg("--jetstream").arg(self.path("jetstream")).args(["--bucket", "dns"]);
+        }
+        generate.args(&self.nats_options);
+        capture(&mut generate)?;
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.path("nats.log"))?;
+        let mut server = Command::new("nats-server");
+        server.arg("-c").arg(self.path("nats.conf")).stdout(log.try_clone()?).stderr(log);
+        self.nats = Some(Kept::spawn(&mut server)?);
+        let port = self.nats_port;
+        wait_until("nats-server", PATIENCE, || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok())
+    }
+
+    /// Has blobs in JetStream's object store from now on.
+    pub(crate) fn use_jetstream(&mut self) -> Result<()> {
+        self.kill_nats()?;
+        self.jetstream = true;
+        self.blobstore = ["--blobstore", "nats:dns"].map(str::to_owned).to_vec();
+        self.start_nats()
+    }
+
+    /// Has nats-server know users by their certificates' DNS names from now on.
+    pub(crate) fn use_dns_names(&mut self, agents: usize) -> Result<()> {
+        self.kill_nats()?;
+        self.nats_options = ["--users-by", "dns-name"].map(str::to_owned).to_vec();
+        let path = self.path("");
+        self.authority.issue_named(&path, "director", "default.director.bosh-internal")?;
+        for agent in 0..agents {
+            let name = format!("a{agent}.agent.bosh-internal");
+            self.authority.issue_named(&path, &format!("a{agent}"), &name)?;
+        }
+        self.start_nats()
+    }
+
+    /// Where nats-server is.
+    pub(crate) fn nats_url(&self) -> String {
+        format!("tls://127.0.0.1:{}", self.nats_port)
+    }
+
+    /// The certificates of somebody.
+    pub(crate) fn tls_files(&self, who: &str) -> TlsFiles {
+        let file = |name: String| self.path(&name);
+        TlsFiles {
+            ca: self.path("ca.crt"),
+            certificate: file(format!("{who}.crt")),
+            key: file(format!("{who}.key")),
+        }
+    }
+
+    /// Kills nats-server.
+    pub(crate) fn kill_nats(&mut self) -> Result<()> {
+        self.nats.take().context("nats-server does not run")?.kill()
+    }
+
+    /// What nats-server said.
+    pub(crate) fn nats_log(&self) -> String {
+        fs::read_to_string(self.path("nats.log")).unwrap_or_default()
+    }
+
+    /// `--inventory...`.
+    fn source(&self) -> Vec<String> {
+        vec!["--inventory".to_owned(), self.path("inventory.json").display().to_string()]
+    }
+
+    /// `--nats...` of somebody.
+    fn bus(&self, who: &str) -> Vec<String> {
+        ["--nats".to_owned(), self.nats_url()].into_iter().chain(self.tls(who)).collect()
+    }
+
+    /// `publish` with more options.
+    pub(crate) fn publisher(&self, more: &[&str]) -> Result<Command> {
+        let mut command = self.command(&["publish"])?;
+        command.arg("--state").arg(self.path("state")).args(self.source()).args(self.bus("director"));
+        command.args(&self.blobstore).args(more);
+        Ok(command)
+    }
+
+    /// Runs `publish` to its end.
+    pub(crate) fn publish(&self, more: &[&str]) -> Result<Output> {
+        Ok(self.publisher(more)?.output()?)
+    }
+
+    /// Keeps `publish --watch`; its log goes to `publisher.log`.
+    pub(crate) fn watch(&self, more: &[&str]) -> Result<Kept> {
+        self.keep(self.publisher(&[&["--watch"], more].concat())?, "publisher.log")
+    }
+
+    /// `agent` with the certificate of `who`; its file is `<id>.json`.
+    pub(crate) fn agent_as(&self, id: &str, who: &str, more: &[&str]) -> Result<Command> {
+        let mut command = self.command(&["agent", "--id", id, "--ask-jitter", "50"])?;
+        command.args(self.bus(who)).args(&self.blobstore);
+        command.arg("--records").arg(self.records(id)).args(more);
+        Ok(command)
+    }
+
+    /// Keeps an agent; its log goes to `<id>.log`.
+    pub(crate) fn agent(&self, id: &str, more: &[&str]) -> Result<Kept> {
+        self.keep(self.agent_as(id, id, more)?, &format!("{id}.log"))
+    }
+
+    /// Keeps a command with its log.
+    pub(crate) fn keep(&self, mut command: Command, log: &str) -> Result<Kept> {
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.path(log))?;
+        Kept::spawn(command.env("NO_COLOR", "1").stdout(log.try_clone()?).stderr(log))
+    }
+
+    /// The file of an agent.
+    pub(crate) fn records(&self, id: &str) -> PathBuf {
+        self.path(&format!("{id}.json"))
+    }
+
+    /// What somebody said.
+    pub(crate) fn log(&self, who: &str) -> String {
+        fs::read_to_string(self.path(&format!("{who}.log"))).unwrap_or_default()
+    }
+
+    /// Version of an agent's file; 0 without one. Half a file is an error.
+    pub(crate) fn version(&self, id: &str) -> Result<u64> {
+        let Ok(bytes) = fs::read(self.records(id)) else { return Ok(0) };
+        let parsed: Value = serde_json::from_slice(&bytes).context("half a file")?;
+        parsed["version"].as_u64().context("no version")
+    }
+
+    /// Waits until an agent has a version.
+    pub(crate) fn wait_for(&self, id: &str, version: u64) -> Result<()> {
+        let waited = wait_until(&format!("version {version} at {id}"), PATIENCE, || {
+            self.version(id).is_ok_and(|found| found == version)
+        });
+        waited.with_context(|| {
+            format!("{id}:\n{}publisher:\n{}nats:\n{}", self.log(id), self.log("publisher"), self.nats_log())
+        })
+    }
+
+    /// Waits until somebody says something.
+    pub(crate) fn wait_for_log(&self, who: &str, text: &str) -> Result<()> {
+        wait_until(text, PATIENCE, || self.log(who).contains(text))
+            .with_context(|| format!("{who}:\n{}", self.log(who)))
+    }
+
+    /// The dataset of a version as the publisher made it.
+    pub(crate) fn dataset(&self, version: u64) -> Result<Vec<u8>> {
+        Ok(fs::read(self.path(&format!("state/datasets/{version}.json")))?)
+    }
+
+    /// Id of the blob of the newest version.
+    pub(crate) fn newest_blob(&self) -> Result<String> {
+        let state: Value = serde_json::from_slice(&fs::read(self.path("state/state.json"))?)?;
+        let newest = state["versions"].as_array().and_then(|versions| versions.last());
+        let blob = newest.and_then(|newest| newest["blob"].as_str());
+        Ok(blob.context("no version yet")?.to_owned())
+    }
+
+    /// Runs a command of the program that has to succeed.
+    pub(crate) fn run(&self, words: &[&str]) -> Result<String> {
+        let output = self.command(words)?.output()?;
+        ensure!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// `instance ...` on the folder of state.
+    pub(crate) fn instance(&self, words: &[&str]) -> Result<String> {
+        let (state, inventory) = (self.path("state"), self.path("inventory.json"));
+        let place =
+            ["--state", &state.display().to_string(), "--inventory", &inventory.display().to_string()]
+                .map(str::to_owned);
+        let words: Vec<&str> = std::iter::once("instance")
+            .chain(words.iter().copied())
+            .chain(place.iter().map(String::as_str))
+            .collect();
+        self.run(&words)
+    }
+}

@@ -1,0 +1,70 @@
+//! Processes that end with the test.
+
+use std::{
+    process::{Child, Command, ExitStatus},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+/// A process that ends with the test.
+pub(crate) struct Kept(Child);
+
+impl Kept {
+    /// Starts a command.
+    pub(crate) fn spawn(command: &mut Command) -> Result<Self> {
+        Ok(Self(command.spawn().with_context(|| format!("cannot run {command:?}"))?))
+    }
+
+    /// Asks it to end (SIGTERM) and waits.
+    pub(crate) fn stop(&mut self) -> Result<ExitStatus> {
+        kill(Pid::from_raw(self.0.id().cast_signed()), Signal::SIGTERM)?;
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.0.try_wait()? {
+                return Ok(status);
+            }
+            ensure!(begun.elapsed() < Duration::from_secs(5), "process {} does not end", self.0.id());
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Ends it without asking (SIGKILL) and waits.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        self.0.kill()?;
+        self.0.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // It may have ended; then there is nothing to do, and it is waited for all the same.
+        if self.stop().is_err() {
+            let _ = self.kill();
+        }
+    }
+}
+
+/// Runs a command to its end and returns what it printed.
+pub(crate) fn capture(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{command:?} failed ({}): {said}", output.status);
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Asks `ready` again and again until it says so; fails after `limit`.
+pub(crate) fn wait_until(what: &str, limit: Duration, mut ready: impl FnMut() -> bool) -> Result<()> {
+    let begun = Instant::now();
+    while !ready() {
+        ensure!(begun.elapsed() < limit, "waited {limit:?} in vain for {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}

@@ -1,0 +1,164 @@
+//! Who may speak, and which version wins.
+
+use std::{fs, process::Command};
+
+use crate::process::{capture, wait_until};
+use anyhow::{Result, ensure};
+
+use crate::lab::{Lab, PATIENCE, free_port};
+
+/// With another agent's certificate nobody hears or says anything.
+#[test]
+fn an_agent_cannot_speak_for_another() -> Result<()> {
+    let lab = Lab::new(2)?;
+    let _false_agent = lab.keep(lab.agent_as("a1", "a0", &[])?, "a1.log")?;
+    let violations =
+        ["Subscription Violation", "Publish Violation"].map(|kind| (kind, "CN=a0.agent.bosh-internal"));
+    wait_until("nats-server to refuse", PATIENCE, || {
+        let log = lab.nats_log();
+        violations.iter().all(|(kind, who)| log.lines().any(|line| line.contains(kind) && line.contains(who)))
+    })?;
+    assert!(!lab.publish(&["--timeout", "2"])?.status.success());
+    assert!(!lab.records("a1").exists());
+    let log = lab.nats_log();
+    assert!(log.contains("Subject \"agent.a1\""), "{log}");
+    assert!(log.contains("Subject \"director.bosh-dns-sync.a1.hello\""), "{log}");
+    Ok(())
+}
+
+/// The same where nats-server knows users by DNS names; who may speak does.
+#[test]
+fn users_by_dns_name_are_kept_apart_too() -> Result<()> {
+    let mut lab = Lab::new(2)?;
+    lab.use_dns_names(2)?;
+    let _agent = lab.agent("a0", &[])?;
+    let false_agent = lab.keep(lab.agent_as("a1", "a0", &[])?, "a1.log")?;
+    for kind in ["Subscription Violation", "Publish Violation"] {
+        wait_until("nats-server to refuse", PATIENCE, || {
+            let log = lab.nats_log();
+            log.lines().any(|line| line.contains(kind) && line.contains("\"a0.agent.bosh-internal\""))
+        })?;
+    }
+    drop(false_agent);
+    let _other = lab.agent("a1", &[])?;
+    ensure!(lab.publish(&[])?.status.success(), "{}", lab.nats_log());
+    // A subject alone is nobody's name now.
+    lab.authority.issue(&lab.path(""), "a1", "a1.agent.bosh-internal")?;
+    let _nameless = lab.keep(lab.agent_as("a1", "a1", &[])?, "a1-again.log")?;
+    wait_until("nats-server to refuse", PATIENCE, || lab.nats_log().contains("authentication error"))
+}
+
+/// A certificate of another CA, and a server that is not below nats.bosh-internal.
+#[test]
+fn strangers_are_refused_on_both_sides() -> Result<()> {
+    let mut lab = Lab::new(1)?;
+    let stranger = tempfile::TempDir::new()?;
+    crate::certificates::Authority::new(stranger.path())?.issue(
+        stranger.path(),
+        "a0",
+        "a0.agent.bosh-internal",
+    )?;
+    let mut command = lab.agent_as("a0", "a0", &[])?;
+    for (option, file) in [("--tls-certificate", "a0.crt"), ("--tls-key", "a0.key")] {
+        // The last one counts nowhere: clap refuses doubles, so the command is made anew.
+        let words: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
+        let mut anew = Command::new(command.get_program());
+        let mut take = false;
+        for word in words {
+            anew.arg(if take { stranger.path().join(file).into_os_string() } else { word.clone() });
+            take = word == option;
+        }
+        command = anew;
+    }
+    let stranger = lab.keep(command, "a0.log")?;
+    wait_until("nats-server to refuse", PATIENCE, || lab.nats_log().contains("unknown authority"))?;
+    drop(stranger);
+    lab.kill_nats()?;
+    lab.authority.issue(&lab.path(""), "nats", "somebody.else")?;
+    lab.start_nats()?;
+    let _agent = lab.keep(lab.agent_as("a0", "a0", &[])?, "a0-again.log")?;
+    wait_until("the agent to refuse", PATIENCE, || lab.nats_log().contains("remote error: tls"))?;
+    assert!(!lab.publish(&["--timeout", "2"])?.status.success());
+    Ok(())
+}
+
+/// A lower version is refused; a version far above is said loudly.
+#[test]
+fn a_lower_version_cannot_win() -> Result<()> {
+    let lab = Lab::new(1)?;
+    let agent = lab.agent("a0", &[])?;
+    ensure!(lab.publish(&["--above", "41"])?.status.success());
+    assert_eq!(lab.version("a0")?, 42);
+    let kept = fs::read(lab.records("a0"))?;
+    drop(agent);
+    let _agent = lab.agent("a0", &["--ask-every", "1"])?;
+    // A publisher without memory begins at 1.
+    fs::rename(lab.path("state"), lab.path("state-of-old"))?;
+    let publisher = lab.watch(&[])?;
+    lab.wait_for_log("publisher", "an agent has a higher version than there is")?;
+    assert_eq!(fs::read(lab.records("a0"))?, kept);
+    drop(publisher);
+    ensure!(lab.publish(&["--above", "50000000"])?.status.success());
+    assert_eq!(lab.version("a0")?, 50_000_001);
+    assert!(lab.log("a0").contains("far above ours"), "{}", lab.log("a0"));
+    Ok(())
+}
+
+/// Rotated certificates are used without a restart: the old CA is gone from all files.
+#[test]
+fn certificates_rotate_without_a_restart() -> Result<()> {
+    let mut lab = Lab::new(1)?;
+    let _agent = lab.agent("a0", &[])?;
+    let _publisher = lab.watch(&[])?;
+    lab.wait_for("a0", 1)?;
+    lab.authority = crate::certificates::Authority::new(&lab.path(""))?;
+    for (file, name) in [
+        ("nats", "default.nats.bosh-internal"),
+        ("director", "default.director.bosh-internal"),
+        ("a0", "a0.agent.bosh-internal"),
+    ] {
+        lab.authority.issue(&lab.path(""), file, name)?;
+    }
+    lab.kill_nats()?;
+    lab.start_nats()?;
+    lab.instance(&["move", "i0", "10.9.9.9"])?;
+    lab.wait_for("a0", 2)
+}
+
+/// The API takes changes and shows status, with a certificate only.
+#[test]
+fn the_api_asks_for_a_certificate() -> Result<()> {
+    let lab = Lab::new(1)?;
+    let _agent = lab.agent("a0", &[])?;
+    let address = format!("127.0.0.1:{}", free_port()?);
+    let _publisher = lab.watch(&["--api", &address])?;
+    lab.wait_for("a0", 1)?;
+    let file = |name: &str| lab.path(name).display().to_string();
+    let (ca, certificate, key) = (file("ca.crt"), file("director.crt"), file("director.key"));
+    let url = format!("https://{address}");
+    let place = ["--api", &url, "--tls-ca", &ca, "--tls-certificate", &certificate, "--tls-key", &key];
+    lab.run(&[&["instance", "move", "i0", "10.9.9.9"][..], &place].concat())?;
+    lab.wait_for("a0", 2)?;
+    let unknown = lab.run(&[&["instance", "remove", "x"][..], &place].concat());
+    assert!(unknown.is_err());
+    wait_until("the status", PATIENCE, || {
+        lab.run(&[&["status"][..], &place].concat()).is_ok_and(|text| text.contains("1 of 1 agents have it"))
+    })?;
+    let without = Command::new("curl").args(["-s", "--cacert", &ca, &format!("{url}/v1/status")]).output()?;
+    assert!(!without.status.success(), "a call without a certificate was answered");
+    let with = ["-s", "-f", "--cacert", &ca, "--cert", &certificate, "--key", &key];
+    let text = capture(Command::new("curl").args(with).arg(format!("{url}/v1/status")))?;
+    assert!(text.starts_with(r#"{"version":2,"#), "{text}");
+
+    // An agent's certificate is of the same CA, and may not.
+    let (certificate, key) = (file("a0.crt"), file("a0.key"));
+    let agent = ["-s", "-o", "/dev/null", "-w", "%{http_code}", "--cacert", &ca, "--cert", &certificate];
+    for call in [&["-d", r#"{"change":"remove","id":"i0"}"#][..], &[]] {
+        let path = if call.is_empty() { "status" } else { "changes" };
+        let mut curl = Command::new("curl");
+        curl.args(agent).args(["--key", &key, "-H", "content-type: application/json"]).args(call);
+        assert_eq!(capture(curl.arg(format!("{url}/v1/{path}")))?, "403", "{path}");
+    }
+    assert!(lab.log("publisher").contains("may not use it"), "{}", lab.log("publisher"));
+    Ok(())
+}

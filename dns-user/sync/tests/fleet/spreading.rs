@@ -1,0 +1,149 @@
+//! From an inventory to the files of agents.
+
+use std::{fs, os::unix::fs::MetadataExt};
+
+use anyhow::{Result, ensure};
+
+use crate::lab::Lab;
+
+/// A version reaches all by blob, the next one by patch, and the file is what was made.
+#[test]
+fn a_change_reaches_all_agents() -> Result<()> {
+    let lab = Lab::new(3)?;
+    let hosts = lab.path("hosts");
+    fs::write(&hosts, "192.0.2.1 mine\n")?;
+    let hosts_words = ["--hosts", "block", "--hosts-file", &hosts.display().to_string()].map(str::to_owned);
+    let hosts_words: Vec<&str> = hosts_words.iter().map(String::as_str).collect();
+    let replaced = lab.path("replaced");
+    fs::write(&replaced, "192.0.2.1 mine\n")?;
+    let replaced_words =
+        ["--hosts", "replaced", "--hosts-file", &replaced.display().to_string()].map(str::to_owned);
+    let replaced_words: Vec<&str> = replaced_words.iter().map(String::as_str).collect();
+    // Only root can give a file away; others keep it.
+    let owner = if nix::unistd::geteuid().is_root() { 1234 } else { nix::unistd::geteuid().as_raw() };
+    let owner_words = ["--mode", "604", "--user", &owner.to_string()].map(str::to_owned);
+    let owner_words: Vec<&str> = owner_words.iter().map(String::as_str).collect();
+    let _agents =
+        [lab.agent("a0", &hosts_words)?, lab.agent("a1", &replaced_words)?, lab.agent("a2", &owner_words)?];
+
+    let published = lab.publish(&[])?;
+    let said = String::from_utf8_lossy(&published.stdout).into_owned();
+    ensure!(published.status.success(), "{said}{}", String::from_utf8_lossy(&published.stderr));
+    assert_eq!(said, "3 of 3 agents have the version, 0 failing, 0 silent\n");
+    for id in ["a0", "a1", "a2"] {
+        assert_eq!(fs::read(lab.records(id))?, lab.dataset(1)?);
+        let facts = fs::metadata(lab.records(id))?;
+        let (mode, user) = if id == "a2" { (0o604, owner) } else { (0o640, nix::unistd::geteuid().as_raw()) };
+        assert_eq!((facts.mode() & 0o7777, facts.uid()), (mode, user), "{id}");
+        assert!(lab.log(id).contains("by=\"blob\""), "{}", lab.log(id));
+    }
+    assert!(
+        fs::read_to_string(&hosts)?
+            .contains("192.0.2.1 mine\n# BEGIN bosh-dns-sync\n10.0.0.1 i0.web-server.")
+    );
+
+    let text = fs::read_to_string(&replaced)?;
+    assert!(
+        text.starts_with("127.0.0.1 localhost ")
+            && text.ends_with("10.0.0.3 i2.web-server.default.dep.bosh\n"),
+        "{text}"
+    );
+    assert!(!text.contains("mine"), "{text}");
+
+    lab.instance(&["move", "i1", "10.9.9.9"])?;
+    ensure!(lab.publish(&[])?.status.success());
+    for id in ["a0", "a1", "a2"] {
+        let bytes = fs::read(lab.records(id))?;
+        assert_eq!(bytes, lab.dataset(2)?);
+        assert!(String::from_utf8_lossy(&bytes).contains("10.9.9.9"));
+        assert!(lab.log(id).contains("by=\"patch\""), "{}", lab.log(id));
+    }
+    // Nothing changed: no version is made.
+    ensure!(lab.publish(&[])?.status.success());
+    assert!(lab.dataset(3).is_err());
+
+    let state = lab.path("state").display().to_string();
+    assert!(lab.run(&["status", "--state", &state])?.contains("version 2, "));
+    let names = ["--state", &state, "--deployment", "dep"];
+    let address =
+        [&["address"], &names[..], &["--link", "web-http", "--az", "z1", "--status", "healthy"]].concat();
+    assert_eq!(lab.run(&address)?, "q-a1n1s3.q-g2.bosh\n");
+    let san = [&["san"], &names[..], &["--instance-group", "web_server", "--long", "--wildcard"]].concat();
+    assert_eq!(lab.run(&san)?, "*.web-server.default.dep.bosh\n");
+    Ok(())
+}
+
+/// Whoever is dead delays nobody, and has everything when it is back.
+#[test]
+fn who_is_away_delays_nobody_and_catches_up() -> Result<()> {
+    let lab = Lab::new(3)?;
+    let _others = [lab.agent("a0", &[])?, lab.agent("a1", &[])?];
+    let _publisher = lab.watch(&[])?;
+    lab.wait_for("a0", 1)?;
+    for version in 2..5 {
+        lab.instance(&["move", "i2", &format!("10.9.9.{version}")])?;
+        lab.wait_for("a0", version)?;
+        lab.wait_for("a1", version)?;
+    }
+    let late = lab.agent("a2", &[])?;
+    lab.wait_for("a2", 4)?;
+    drop(late);
+    lab.instance(&["remove", "i1"])?;
+    lab.wait_for("a0", 5)?;
+    let _again = lab.agent("a2", &[])?;
+    lab.wait_for("a2", 5)?;
+    assert_eq!(fs::read(lab.records("a2"))?, lab.dataset(5)?);
+    assert!(!String::from_utf8_lossy(&lab.dataset(5)?).contains("\"i1\""));
+    Ok(())
+}
+
+/// `--mute` checks and neither writes nor replies.
+#[test]
+fn a_mute_agent_only_listens() -> Result<()> {
+    let lab = Lab::new(1)?;
+    let _mute = lab.agent("a0", &["--mute"])?;
+    let _publisher = lab.watch(&[])?;
+    lab.wait_for_log("a0", "records are at this version version=1 by=\"blob\" mute=true")?;
+    lab.wait_for_log("publisher", "a new version is made")?;
+    assert!(!lab.records("a0").exists());
+    let state = lab.path("state").display().to_string();
+    assert!(lab.run(&["status", "--state", &state]).is_err(), "a mute agent must not count as synced");
+    Ok(())
+}
+
+/// One machine, no engine.
+#[test]
+fn one_machine_needs_no_engine() -> Result<()> {
+    let lab = Lab::new(0)?;
+    let nodes = lab.path("nodes");
+    fs::write(&nodes, "10.0.0.1 web1\n10.0.0.2 web2.example\n")?;
+    let file = lab.path("local.json");
+    let words = [&nodes, &lab.path("local-state"), &file].map(|path| path.display().to_string());
+    lab.run(&["publish", "--nodes", &words[0], "--state", &words[1], "--local", &words[2]])?;
+    let text = fs::read_to_string(&file)?;
+    assert!(text.contains(r#"["10.0.0.2","web2.node.default.fleet.bosh"]],"version":1,"#), "{text}");
+    fs::write(&nodes, "ten web1\n")?;
+    let refused = lab.run(&["publish", "--nodes", &words[0], "--state", &words[1], "--local", &words[2]]);
+    assert!(refused.is_err_and(|error| error.to_string().contains("line 1: \"ten\" is no IP address")));
+    assert_eq!(fs::read_to_string(&file)?, text);
+    Ok(())
+}
+
+/// Blobs in JetStream's object store, with the permissions that are generated for it.
+#[test]
+fn blobs_by_jetstream() -> Result<()> {
+    let mut lab = Lab::new(2)?;
+    lab.use_jetstream()?;
+    let _agents = [lab.agent("a0", &[])?, lab.agent("a1", &[])?];
+    let published = lab.publish(&[])?;
+    ensure!(
+        published.status.success(),
+        "{}{}{}",
+        String::from_utf8_lossy(&published.stderr),
+        lab.log("a0"),
+        lab.nats_log()
+    );
+    assert_eq!(fs::read(lab.records("a1"))?, lab.dataset(1)?);
+    assert!(!lab.nats_log().contains("Violation"), "{}", lab.nats_log());
+    Ok(())
+}

@@ -1,0 +1,15 @@
+//! A document of an HTTP handler: whatever it says, a client gets a sound message, or none.
+#![no_main]
+
+use dns_resolver::upstream::fuzzing::{http_answer, is_sound};
+use libfuzzer_sys::fuzz_target;
+
+/// `ok.example. A`, with RD.
+const QUERY: &[u8] = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x02ok\x07example\0\0\x01\0\x01";
+
+fuzz_target!(|document: &[u8]| {
+    let Some(reply) = http_answer(QUERY, document) else { return };
+    assert!(is_sound(&reply), "{reply:02x?}");
+    assert_eq!(reply[..2], QUERY[..2], "another id");
+    assert_eq!(reply.get(12..QUERY.len()), QUERY.get(12..), "another question");
+});

@@ -1,0 +1,315 @@
+//! What goes wrong: one fault at a time, chosen and measured by the seed.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::UdpSocket,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use fastrand::Rng;
+use hickory_proto::rr::RecordType;
+use nix::sys::signal::Signal;
+use whole_system_tests::{bpffs::Bpffs, client, interrupt, namespace::Namespace, server::Server};
+
+use crate::{
+    QUIET, lease,
+    load::{Load, SERVER},
+    model::Model,
+    recursor::Recursor,
+    surroundings::Surroundings,
+};
+
+/// How long something may take that has no reason to take long.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// The faults.
+const FAULTS: &[Fault] = &[
+    Fault { name: "kill -9", throw: |faults, random| faults.kill(random) },
+    Fault { name: "SIGSTOP", throw: |faults, random| faults.stop(random) },
+    Fault { name: "SIGHUP", throw: |faults, random| faults.reload(random) },
+    Fault { name: "records flap", throw: |faults, random| faults.flap(random) },
+    Fault { name: "records broken", throw: |faults, random| faults.break_records(random) },
+    Fault { name: "alias comes or goes", throw: |faults, random| faults.change_alias(random) },
+    Fault { name: "handlers come and go", throw: |faults, random| faults.change_handlers(random) },
+    Fault { name: "interfaces come and go", throw: |faults, random| faults.change_interfaces(random) },
+    Fault { name: "recursor dies", throw: |faults, random| faults.silence_recursor(random) },
+    Fault { name: "certificates rotate", throw: |faults, random| faults.rotate(random) },
+    Fault { name: "disk full", throw: |faults, random| faults.fill_disk(random) },
+    Fault { name: "clock jumps", throw: |faults, random| faults.move_clock(random) },
+    Fault { name: "flood of useless names", throw: |faults, random| faults.flood(random) },
+    Fault { name: "hostile packets", throw: |faults, random| faults.attack(random) },
+];
+
+/// Something that goes wrong.
+struct Fault {
+    /// For the report.
+    name: &'static str,
+    /// Does it and undoes it.
+    throw: fn(&mut Faults<'_>, &mut Rng) -> Result<()>,
+}
+
+/// Where a server runs, and what it has there.
+type Around<'a> = (&'a Namespace, &'a Bpffs, &'a Surroundings, &'a Recursor);
+
+/// Throws faults at a server.
+pub(crate) struct Faults<'a> {
+    /// Where the server runs.
+    namespace: &'a Namespace,
+    /// Where its maps are pinned.
+    bpffs: &'a Bpffs,
+    /// Its disk, certificates, clock.
+    surroundings: &'a Surroundings,
+    /// Whom it asks.
+    recursor: &'a Recursor,
+    /// The server.
+    server: Server,
+    /// Is told what goes on.
+    load: &'a Load,
+    /// Is told what is written.
+    model: &'a Model,
+    /// Whether the alias is there.
+    alias: bool,
+    /// How often each was thrown.
+    thrown: BTreeMap<&'static str, u32>,
+    /// Most memory of the server by minute, in KiB.
+    memory: Vec<u64>,
+}
+
+impl<'a> Faults<'a> {
+    /// Nothing was thrown yet.
+    pub(crate) fn new(
+        (namespace, bpffs, surroundings, recursor): Around<'a>,
+        server: Server,
+        load: &'a Load,
+        model: &'a Model,
+    ) -> Self {
+        let (thrown, memory) = (BTreeMap::new(), Vec::new());
+        Self { namespace, bpffs, surroundings, recursor, server, load, model, alias: false, thrown, memory }
+    }
+
+    /// Throws faults until the time is over.
+    pub(crate) fn throw(&mut self, mut random: Rng, begin: Instant, length: Duration) -> Result<()> {
+        thread::sleep(QUIET);
+        while begin.elapsed() + QUIET < length {
+            ensure!(!interrupt::requested(), "interrupted");
+            let fault = &FAULTS[random.usize(..FAULTS.len())];
+            *self.thrown.entry(fault.name).or_default() += 1;
+            self.load.fault_begins(fault.name);
+            (fault.throw)(self, &mut random)
+                .with_context(|| format!("{}\n{}", fault.name, self.log_end()))?;
+            thread::sleep(Duration::from_millis(random.u64(100..1500)));
+            self.note_memory(begin)?;
+            self.surroundings.shorten_log()?;
+        }
+        thread::sleep(QUIET);
+        Ok(())
+    }
+
+    /// The last lines of the server's log.
+    fn log_end(&self) -> String {
+        let log = self.server.log();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(12)..].join("\n")
+    }
+
+    /// Notes the server's resident memory.
+    fn note_memory(&mut self, begin: Instant) -> Result<()> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.server.pid()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("VmRSS")?;
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse()?;
+        let minute = (begin.elapsed().as_secs() / 60) as usize;
+        self.memory.resize(self.memory.len().max(minute + 1), 0);
+        self.memory[minute] = self.memory[minute].max(kib);
+        Ok(())
+    }
+
+    /// Prints what was thrown, and the server's memory.
+    pub(crate) fn report(&self) {
+        for (name, count) in &self.thrown {
+            println!("{count:6} × {name}");
+        }
+        let mib: Vec<String> = self.memory.iter().map(|kib| format!("{:.0}", *kib as f64 / 1024.0)).collect();
+        println!("memory, most of each minute, MiB: {}", mib.join(" "));
+    }
+
+    /// Tells that userspace was just taken away, and until when interfaces answer.
+    fn userspace_went(&self) -> Result<()> {
+        self.load.interfaces_answer_until(lease::ends(self.bpffs)?);
+        Ok(())
+    }
+
+    /// Ends the server without asking and starts it again a little later: within the lease.
+    fn kill(&mut self, random: &mut Rng) -> Result<()> {
+        self.load.userspace_goes();
+        self.server.process().kill(LIMIT)?;
+        self.userspace_went()?;
+        thread::sleep(Duration::from_millis(random.u64(0..4000)));
+        self.server.restart(Some(self.namespace))?;
+        self.load.userspace_is_back();
+        Ok(())
+    }
+
+    /// Stops the server for a while: within the lease.
+    fn stop(&mut self, random: &mut Rng) -> Result<()> {
+        self.load.userspace_goes();
+        self.server.process().signal(Signal::SIGSTOP)?;
+        self.userspace_went()?;
+        thread::sleep(Duration::from_millis(random.u64(100..5000)));
+        self.server.process().signal(Signal::SIGCONT)?;
+        self.load.userspace_is_back();
+        Ok(())
+    }
+
+    /// Has everything read again.
+    fn reload(&mut self, random: &mut Rng) -> Result<()> {
+        for _ in 0..random.u8(1..20) {
+            self.server.process().signal(Signal::SIGHUP)?;
+            thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
+    /// Replaces the records 50 times a second.
+    fn flap(&mut self, random: &mut Rng) -> Result<()> {
+        for _ in 0..random.u16(1..250) {
+            self.write_records()?;
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// Puts records in their place that cannot be read, then good ones.
+    fn break_records(&mut self, random: &mut Rng) -> Result<()> {
+        let file = self.server.folder.path().join("records.json");
+        let good = fs::read(&file)?;
+        replace(&file, &good[..random.usize(..good.len())])?;
+        thread::sleep(Duration::from_millis(random.u64(0..2000)));
+        self.write_records()
+    }
+
+    /// Writes the next records.
+    fn write_records(&self) -> Result<()> {
+        replace(&self.server.folder.path().join("records.json"), &self.model.next_records())?;
+        self.model.records_written();
+        Ok(())
+    }
+
+    /// Writes or removes the alias file.
+    fn change_alias(&mut self, _: &mut Rng) -> Result<()> {
+        let file = self.server.folder.path().join("aliases/web.json");
+        self.alias = !self.alias;
+        self.model.alias_changes(self.alias);
+        if self.alias { replace(&file, &Model::alias_file()) } else { Ok(fs::remove_file(file)?) }
+    }
+
+    /// Writes and removes handlers for names that nobody asks for.
+    fn change_handlers(&mut self, random: &mut Rng) -> Result<()> {
+        let file = self.server.folder.path().join("handlers/deny.json");
+        for number in 0..random.u8(1..6) {
+            let handler = format!(r#"[{{"domain": "n{number}.test.", "source": {{"type": "deny"}}}}]"#);
+            replace(&file, handler.as_bytes())?;
+            thread::sleep(Duration::from_millis(random.u64(0..500)));
+        }
+        Ok(fs::remove_file(file)?)
+    }
+
+    /// Makes and removes interfaces.
+    fn change_interfaces(&mut self, random: &mut Rng) -> Result<()> {
+        for _ in 0..random.u8(1..8) {
+            self.namespace.ip(&["link", "add", "soak0", "type", "veth", "peer", "name", "soak1"])?;
+            self.namespace.ip(&["addr", "add", "169.254.9.1/24", "dev", "soak0"])?;
+            self.namespace.ip(&["link", "set", "soak0", "up"])?;
+            thread::sleep(Duration::from_millis(random.u64(0..300)));
+            self.namespace.ip(&["link", "del", "soak0"])?;
+        }
+        Ok(())
+    }
+
+    /// Asks for names that all mean something and that nobody will ask for again.
+    fn flood(&mut self, random: &mut Rng) -> Result<()> {
+        let count = random.u32(1000..20_000);
+        let begin = random.u32(..);
+        self.send(count, |number| {
+            let name = format!("q-s0x{}.q-g1.bosh.", begin.wrapping_add(number));
+            Ok(client::query(&name, RecordType::A, None)?.to_vec()?)
+        })
+    }
+
+    /// Sends noise, and queries with a few bytes changed or cut.
+    fn attack(&mut self, random: &mut Rng) -> Result<()> {
+        let query = client::query("q-s0.q-g1.bosh.", RecordType::A, Some(1232))?.to_vec()?;
+        let mut random = random.fork();
+        self.send(random.u32(1000..20_000), |_| {
+            let mut bytes = query.clone();
+            for _ in 0..random.u8(1..6) {
+                let place = random.usize(..bytes.len());
+                bytes[place] = random.u8(..);
+            }
+            bytes.truncate(random.usize(..=bytes.len() * 2));
+            Ok(bytes)
+        })
+    }
+
+    /// Nobody answers what is not ours.
+    fn silence_recursor(&mut self, random: &mut Rng) -> Result<()> {
+        self.recursor.live(false);
+        thread::sleep(Duration::from_millis(random.u64(100..8000)));
+        self.recursor.live(true);
+        Ok(())
+    }
+
+    /// New certificates, some of them useless at first.
+    fn rotate(&mut self, random: &mut Rng) -> Result<()> {
+        for _ in 0..random.u8(1..5) {
+            if random.bool() {
+                self.surroundings.spoil_certificates(random)?;
+                thread::sleep(Duration::from_millis(random.u64(0..2000)));
+            }
+            self.surroundings.rotate()?;
+            thread::sleep(Duration::from_millis(random.u64(0..2000)));
+        }
+        Ok(())
+    }
+
+    /// The log has no room left, while there is much to say.
+    fn fill_disk(&mut self, random: &mut Rng) -> Result<()> {
+        self.surroundings.fill_disk()?;
+        let done = self.reload(random);
+        thread::sleep(Duration::from_millis(random.u64(0..2000)));
+        self.surroundings.free_disk()?;
+        done
+    }
+
+    /// As [`Self::kill`]; the successor's monotonic clock is another one. The time of day belongs
+    /// to the whole machine.
+    fn move_clock(&mut self, random: &mut Rng) -> Result<()> {
+        self.surroundings.set_clock_ahead(random.u32(..1_000_000))?;
+        self.kill(random)
+    }
+
+    /// Sends messages and does not wait for replies.
+    fn send(&self, count: u32, mut message: impl FnMut(u32) -> Result<Vec<u8>> + Send) -> Result<()> {
+        self.namespace.run(|| -> Result<()> {
+            let socket = UdpSocket::bind("127.0.0.1:0")?;
+            for number in 0..count {
+                // A full queue is part of it.
+                let _ = socket.send_to(&message(number)?, SERVER);
+                if number.is_multiple_of(64) {
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
+            Ok(())
+        })?
+    }
+}
+
+/// Replaces a file as BOSH's agent does: beside it, then renamed.
+fn replace(path: &Path, contents: &[u8]) -> Result<()> {
+    let beside = path.with_extension("new");
+    fs::write(&beside, contents)?;
+    Ok(fs::rename(beside, path)?)
+}

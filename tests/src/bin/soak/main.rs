@@ -1,0 +1,107 @@
+//! `cargo xtask soak`: the real server in a namespace, under load, while faults are
+//! thrown in at random from a seed; a model made of the same files says what may be
+//! answered at every moment.
+//!
+//! - `model`: the files as they were written, and what a reply says about them.
+//! - `load`: clients that ask and judge every reply.
+//! - `lease`: until when interfaces answer without userspace.
+//! - `recursor`: one that dies and comes back.
+//! - `surroundings`: disk, certificates, clock.
+//! - `faults`: what goes wrong, one at a time.
+
+use std::{
+    process::ExitCode,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use fastrand::Rng;
+use serde_json::json;
+use whole_system_tests::{
+    bpffs::Bpffs,
+    interrupt,
+    namespace::Namespace,
+    server::{Server, folder, merge},
+};
+
+mod faults;
+mod lease;
+mod load;
+mod model;
+mod recursor;
+mod surroundings;
+
+use faults::Faults;
+use load::Load;
+use model::Model;
+use recursor::Recursor;
+use surroundings::Surroundings;
+
+/// How long the lease is: the oldest answer that may be given (the default of `xdp.lease`).
+const LEASE: Duration = Duration::from_secs(10);
+
+/// How long the server has with nothing going wrong before the first fault and after the last.
+const QUIET: Duration = Duration::from_secs(3);
+
+/// What is asked for on the command line: `[MINUTES] [SEED]`.
+struct Arguments {
+    /// How long.
+    length: Duration,
+    /// Makes the faults, their order and their lengths.
+    seed: u64,
+}
+
+impl Arguments {
+    /// Reads them.
+    fn read() -> Result<Self> {
+        let mut words = std::env::args().skip(1);
+        let minutes: f64 = words.next().map_or(Ok(2.0), |word| word.parse()).context("how many minutes")?;
+        let seed = words.next().map_or_else(|| Ok(fastrand::u64(..)), |word| word.parse()).context("seed")?;
+        ensure!(minutes > 0.0, "how many minutes, above zero");
+        Ok(Self { length: Duration::from_secs_f64(minutes * 60.0), seed })
+    }
+}
+
+fn main() -> Result<ExitCode> {
+    let Arguments { length, seed } = Arguments::read()?;
+    interrupt::install()?;
+    println!("soak: {:.1} minutes, seed {seed}", length.as_secs_f64() / 60.0);
+    let (namespace, bpffs) = (Namespace::new("soak")?, Bpffs::new()?);
+    let model = Arc::new(Model::new());
+    let files = folder(&model.next_records(), None)?;
+    model.records_written();
+    let surroundings = Surroundings::new(files.path())?;
+    let mut config = json!({
+        "disable_recursors": false,
+        "recursors": [recursor::RECURSOR.to_string()],
+        "xdp": {"interfaces": ["lo"], "bpffs": bpffs.path(), "lease": format!("{}s", LEASE.as_secs())},
+    });
+    merge(&mut config, &surroundings.settings());
+    let program = surroundings.program();
+    let server = Server::start_program(program, Some(&namespace), files, load::SERVER, &config, |_| {})?;
+    let begin = Instant::now();
+    let recursor = Arc::new(Recursor::new());
+    let load = Load::new(Arc::clone(&model), Arc::clone(&recursor));
+    let faults = thread::scope(|scope| -> Result<Faults<'_>> {
+        for number in 0..load::CLIENTS {
+            let (namespace, load) = (&namespace, &load);
+            scope.spawn(move || namespace.run(|| load.ask_until_ended(number)));
+        }
+        {
+            let (namespace, load, recursor) = (&namespace, &load, &recursor);
+            scope.spawn(move || namespace.run(|| recursor.run(|| load.is_ended())));
+        }
+        let around = (&namespace, &bpffs, &surroundings, &*recursor);
+        let mut faults = Faults::new(around, server, &load, &model);
+        let thrown = faults.throw(Rng::with_seed(seed), begin, length);
+        load.end();
+        thrown.map(|()| faults)
+    })?;
+    println!("\nsoak of {:.0} s, seed {seed}", begin.elapsed().as_secs_f64());
+    faults.report();
+    let holds = load.report(LEASE);
+    println!("{}", if holds { "holds" } else { "DOES NOT HOLD" });
+    Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,171 @@
+//! The files as they were written, and what replies say about them.
+//!
+//! Every address tells the group that it belongs to and the version of records.json that it
+//! is from: `10.<version>.<version>.<group and instance>`. So a reply of two versions, of
+//! another group, or of an old version is seen at once.
+
+use std::{
+    collections::HashMap,
+    net::Ipv4Addr,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+/// Groups in the records.
+pub(crate) const GROUPS: u8 = 20;
+
+/// Instances of each.
+pub(crate) const INSTANCES: u8 = 6;
+
+/// An alias that comes and goes.
+pub(crate) const ALIAS: &str = "web.alias.";
+
+/// The group that the alias means.
+const ALIAS_GROUP: u8 = 3;
+
+/// What the files said, and when.
+pub(crate) struct Model {
+    /// All of it.
+    state: Mutex<State>,
+}
+
+/// See [`Model`].
+struct State {
+    /// Number of the records written last.
+    version: u16,
+    /// By version: when they began to be written, and when others had taken their place.
+    versions: HashMap<u16, (Instant, Option<Instant>)>,
+    /// Since when the alias is there, or not there.
+    alias: (bool, Instant),
+}
+
+/// What the model makes of a reply.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Judgement {
+    /// Right; for so long it had been outdated when it was asked for.
+    Right(Duration),
+    /// Wrong, and why.
+    Wrong(String),
+}
+
+impl Model {
+    /// No records yet, no alias.
+    pub(crate) fn new() -> Self {
+        let state = State { version: 0, versions: HashMap::new(), alias: (false, Instant::now()) };
+        Self { state: Mutex::new(state) }
+    }
+
+    /// The state.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next records.json. To be written at once: it may be answered from now on.
+    pub(crate) fn next_records(&self) -> Vec<u8> {
+        let mut state = self.state();
+        state.version = state.version.wrapping_add(1);
+        let version = state.version;
+        state.versions.insert(version, (Instant::now(), None));
+        drop(state);
+        let rows: Vec<Value> = (0..GROUPS)
+            .flat_map(|group| (0..INSTANCES).map(move |instance| (group, instance)))
+            .map(|(group, instance)| {
+                let address = address(version, group, instance);
+                json!([
+                    format!("i{group}-{instance}"),
+                    "web",
+                    [group.to_string()],
+                    "net",
+                    "dep",
+                    address,
+                    "bosh"
+                ])
+            })
+            .collect();
+        let keys = ["id", "instance_group", "group_ids", "network", "deployment", "ip", "domain"];
+        json!({"record_keys": keys, "record_infos": rows, "version": version}).to_string().into_bytes()
+    }
+
+    /// The records of [`Self::next_records`] are in their place: all others are outdated.
+    pub(crate) fn records_written(&self) {
+        let mut state = self.state();
+        let before = state.version.wrapping_sub(1);
+        if let Some((_, outdated)) = state.versions.get_mut(&before) {
+            *outdated = Some(Instant::now());
+        }
+    }
+
+    /// The alias comes or goes.
+    pub(crate) fn alias_changes(&self, there: bool) {
+        self.state().alias = (there, Instant::now());
+    }
+
+    /// Whether the alias is there, if that has been so for long enough to be relied upon.
+    pub(crate) fn settled_alias(&self, enough: Duration) -> Option<bool> {
+        let (there, since) = self.state().alias;
+        (since.elapsed() > enough).then_some(there)
+    }
+
+    /// Judges the addresses that came for a group, asked for at `asked`.
+    pub(crate) fn judge(&self, group: u8, addresses: &[Ipv4Addr], asked: Instant) -> Judgement {
+        let Some(first) = addresses.first() else { return Judgement::Wrong("no address".to_owned()) };
+        let [_, high, low, _] = first.octets();
+        let version = u16::from_be_bytes([high, low]);
+        let mut wanted: Vec<Ipv4Addr> =
+            (0..INSTANCES).map(|instance| address(version, group, instance)).collect();
+        wanted.sort();
+        if addresses != wanted {
+            return Judgement::Wrong(format!("group {group} is {wanted:?}, answered {addresses:?}"));
+        }
+        match self.state().versions.get(&version) {
+            None => Judgement::Wrong(format!("records of version {version} were never written")),
+            Some((_, None)) => Judgement::Right(Duration::ZERO),
+            Some((_, Some(outdated))) => Judgement::Right(asked.saturating_duration_since(*outdated)),
+        }
+    }
+
+    /// Judges the addresses of the alias.
+    pub(crate) fn judge_alias(&self, addresses: &[Ipv4Addr], asked: Instant) -> Judgement {
+        self.judge(ALIAS_GROUP, addresses, asked)
+    }
+
+    /// The alias file.
+    pub(crate) fn alias_file() -> Vec<u8> {
+        let alias = ALIAS.trim_end_matches('.');
+        json!({alias: [format!("q-s0.q-g{ALIAS_GROUP}.bosh")]}).to_string().into_bytes()
+    }
+}
+
+/// An instance's address.
+fn address(version: u16, group: u8, instance: u8) -> Ipv4Addr {
+    let [high, low] = version.to_be_bytes();
+    Ipv4Addr::new(10, high, low, group * 8 + instance)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mixed_foreign_and_unknown_answers_are_wrong_and_old_ones_have_an_age() {
+        let model = Model::new();
+        for _ in 0..2 {
+            model.next_records();
+            model.records_written();
+        }
+        let answer = |version, group| -> Vec<Ipv4Addr> {
+            (0..INSTANCES).map(|instance| address(version, group, instance)).collect()
+        };
+        let later = Instant::now() + Duration::from_secs(3);
+        assert_eq!(model.judge(1, &answer(2, 1), later), Judgement::Right(Duration::ZERO));
+        let Judgement::Right(age) = model.judge(1, &answer(1, 1), later) else { panic!("an old answer") };
+        assert!(age > Duration::from_secs(2), "{age:?}");
+        let mut mixed = answer(2, 1);
+        mixed[1] = address(1, 1, 1);
+        for wrong in [mixed, answer(2, 2), answer(9, 1), answer(2, 1)[1..].to_vec(), Vec::new()] {
+            assert!(matches!(model.judge(1, &wrong, later), Judgement::Wrong(_)), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! A scenario from its folder to its verdicts.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use serde_json::Value;
+
+use super::{
+    Commands, Recorded, client, expect,
+    scenario::{Case, Counts, Kind, Scenario, read_json, read_json_lines},
+    startup, steps,
+    world::World,
+};
+use crate::server;
+
+/// How long a server has to come up.
+const START: Duration = Duration::from_secs(15);
+
+/// How long a reply is waited for.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long it is waited for where none is expected.
+const SILENCE: Duration = Duration::from_millis(600);
+
+/// A case that was judged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// Its id.
+    pub id: String,
+    /// What differs from what was recorded.
+    pub differences: Vec<String>,
+    /// Why it may.
+    pub quirk: Option<String>,
+}
+
+impl Verdict {
+    /// Whether the server answered as it has to.
+    pub fn failed(&self) -> bool {
+        !self.differences.is_empty() && self.quirk.is_none()
+    }
+
+    /// Whether the server differs where it may.
+    pub fn differs(&self) -> bool {
+        !self.differences.is_empty() && self.quirk.is_some()
+    }
+}
+
+/// What is replayed at once, with a server of its own.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// Name of the scenario.
+    pub scenario: String,
+    /// Its folder.
+    folder: PathBuf,
+    /// A start of `startup.jsonl`; none: the queries and steps.
+    start: Option<startup::Start>,
+    /// How many may run at once where this one does.
+    pub crowd: Crowd,
+    /// How long it pauses by its own word, in milliseconds.
+    pub pauses_ms: u64,
+}
+
+/// How much a part minds what runs beside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Crowd {
+    /// Nearly all of its time is deliberate waiting.
+    Many,
+    /// Its health checks have to come to their end while it pauses: dozens of handshakes.
+    Few,
+    /// Its cases tell seconds apart.
+    Alone,
+}
+
+impl Crowd {
+    /// How many run at once.
+    pub fn at_once(self) -> usize {
+        match self {
+            Self::Many => 6,
+            Self::Few => 2,
+            Self::Alone => 1,
+        }
+    }
+}
+
+impl Part {
+    /// The parts of a scenario: each start is one of its own.
+    ///
+    /// # Errors
+    ///
+    /// Where a file of the scenario cannot be read.
+    pub fn all(recorded: &Recorded, scenario: &str) -> Result<Vec<Self>> {
+        let folder = recorded.scenarios.join(scenario);
+        let part = |start, crowd, pauses_ms| Self {
+            scenario: scenario.to_owned(),
+            folder: folder.clone(),
+            start,
+            crowd,
+            pauses_ms,
+        };
+        if let Some(starts) = read_json_lines::<startup::Start>(&folder.join("startup.jsonl"))? {
+            let judged = starts.into_iter().filter(|start| start.expect.is_some());
+            return Ok(judged.map(|start| part(Some(start), Crowd::Many, 0)).collect());
+        }
+        let steps: Vec<steps::Step> = read_json_lines(&folder.join("steps.jsonl"))?.unwrap_or_default();
+        let scenario: Scenario = read_json(&folder.join("scenario.json"))?;
+        let crowd = if steps.iter().any(steps::Step::counts_seconds) {
+            Crowd::Alone
+        } else if scenario.health.is_empty() {
+            Crowd::Many
+        } else {
+            Crowd::Few
+        };
+        Ok(vec![part(None, crowd, steps.iter().map(steps::Step::pauses_ms).sum())])
+    }
+
+    /// Replays it, on a thread inside a network namespace, with `extra` laid over the DNS
+    /// server's configuration.
+    ///
+    /// # Errors
+    ///
+    /// Where the recording cannot be read or its surroundings not be built; a server that
+    /// does not answer as recorded is a verdict.
+    pub fn replay(&self, recorded: &Recorded, commands: &Commands, extra: &Value) -> Result<Vec<Verdict>> {
+        let mut scenario: Scenario = read_json(&self.folder.join("scenario.json"))?;
+        let command = match scenario.server {
+            Kind::Dns => {
+                server::merge(&mut scenario.config, extra);
+                &commands.dns
+            }
+            Kind::Health => &commands.health,
+        };
+        match &self.start {
+            Some(start) => Ok(vec![start.replay(scenario, &self.folder, &recorded.certificates, command)?]),
+            None => replay(scenario, &self.folder, &recorded.certificates, command),
+        }
+    }
+}
+
+/// Replays queries and steps.
+fn replay(scenario: Scenario, folder: &Path, certificates: &Path, command: &str) -> Result<Vec<Verdict>> {
+    let mut world = World::new(scenario, folder, certificates)?;
+    world.write_config()?;
+    world.launch(command)?;
+    let cases: Option<Vec<Case>> = read_json_lines(&folder.join("cases.jsonl"))?;
+    let steps: Option<Vec<steps::Step>> = read_json_lines(&folder.join("steps.jsonl"))?;
+    let (cases, steps) = (cases.unwrap_or_default(), steps.unwrap_or_default());
+    if !world.wait_until_ready(START)? {
+        let ids = cases.iter().map(|case| &case.id);
+        let ids = ids.chain(steps.iter().filter(|step| step.is_judged()).map(steps::Step::id));
+        let down = || vec![format!("the server did not come up:\n{}", world.log())];
+        return Ok(ids.map(|id| Verdict { id: id.clone(), differences: down(), quirk: None }).collect());
+    }
+    let mut verdicts = Vec::new();
+    for case in &cases {
+        verdicts.push(Verdict {
+            id: case.id.clone(),
+            differences: ask(&world, case)?.differences(&world, case)?,
+            quirk: case.quirk.clone(),
+        });
+    }
+    for step in &steps {
+        let (begin, pause) = (Instant::now(), Duration::from_millis(step.pauses_ms()));
+        verdicts.extend(step.carry_out(&mut world)?);
+        world.lateness += begin.elapsed().saturating_sub(pause);
+    }
+    let problems = world.script_problems();
+    if !problems.is_empty() {
+        verdicts.push(Verdict { id: "scripts".to_owned(), differences: problems, quirk: None });
+    }
+    Ok(verdicts)
+}
+
+/// What came of a recorded query.
+pub(super) struct Asked {
+    /// The reply, or none.
+    observed: client::Observed,
+    /// How long it took, in milliseconds.
+    elapsed_ms: u64,
+    /// What the scripted servers were asked meanwhile.
+    upstream: Counts,
+}
+
+/// Asks a recorded query.
+pub(super) fn ask(world: &World<'_>, case: &Case) -> Result<Asked> {
+    let expects_silence = case.expect.as_ref().is_some_and(|expect| expect.no_response);
+    let default = if expects_silence { SILENCE } else { PATIENCE };
+    let before = world.upstream_counts();
+    let begin = Instant::now();
+    let patience = case.timeout_ms.map_or(default, Duration::from_millis);
+    let observed = client::ask(&case.q, &world.ports, patience)?;
+    let elapsed_ms = u64::try_from(begin.elapsed().as_millis())?;
+    thread::sleep(Duration::from_millis(case.count_after_ms));
+    Ok(Asked { observed, elapsed_ms, upstream: growth(&before, world.upstream_counts()) })
+}
+
+impl Asked {
+    /// What differs from what was recorded.
+    pub(super) fn differences(&self, world: &World<'_>, case: &Case) -> Result<Vec<String>> {
+        let mut found = expect::differences(case, &self.observed, world.source, world.late())?;
+        if let Some(elapsed) = case.elapsed_ms.filter(|elapsed| !elapsed.holds(self.elapsed_ms)) {
+            found.push(format!("took {} ms, not {} to {}", self.elapsed_ms, elapsed.min, elapsed.max));
+        }
+        if let Some(wanted) = case.upstream.as_ref().filter(|wanted| **wanted != self.upstream) {
+            found.push(format!("upstream queries: want {wanted:?}, got {:?}", self.upstream));
+        }
+        for (name, wanted) in case.upstream_last.iter().flatten() {
+            let last = world.upstream_last(name);
+            let got = last.map(|last| match wanted {
+                Value::Object(members) => {
+                    members.keys().map(|key| (key.clone(), last[key].clone())).collect()
+                }
+                _ => last,
+            });
+            let got = got.unwrap_or(Value::Null);
+            if got != *wanted {
+                found.push(format!("{name} saw: want {wanted}, got {got}"));
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// What was counted meanwhile; what did not grow is left out.
+fn growth(before: &Counts, after: Counts) -> Counts {
+    let grown = |(name, counts): (String, BTreeMap<String, u64>)| {
+        let before = before.get(&name);
+        let counts = counts.into_iter().map(|(proto, count)| {
+            let before = before.and_then(|before| before.get(&proto)).copied().unwrap_or(0);
+            (proto, count - before)
+        });
+        let counts: BTreeMap<String, u64> = counts.filter(|(_, count)| *count > 0).collect();
+        (!counts.is_empty()).then_some((name, counts))
+    };
+    after.into_iter().filter_map(grown).collect()
+}

@@ -1,0 +1,142 @@
+//! An instance's health server: `https://IP:PORT/health`, for clients of the recordings' CA.
+
+use std::{
+    convert::Infallible,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use http_body_util::Full;
+use hyper::{Response, body::Bytes, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use rustls::{ServerConfig, server::WebPkiClientVerifier};
+use serde_json::{Value, json};
+use tokio::{net::TcpListener, runtime::Runtime, task::JoinHandle, time::sleep};
+use tokio_rustls::TlsAcceptor;
+
+use super::{
+    client::{authority, identity},
+    scenario::HealthScript,
+};
+
+/// A running health server.
+#[derive(Debug)]
+pub struct Responder {
+    /// What its tasks share.
+    shared: Arc<Shared>,
+    /// Takes connections.
+    accepting: JoinHandle<()>,
+}
+
+/// What its tasks share.
+#[derive(Debug)]
+struct Shared {
+    /// What it says.
+    script: Mutex<HealthScript>,
+    /// Requests.
+    hits: AtomicU64,
+}
+
+impl Responder {
+    /// Starts the health server of an instance.
+    ///
+    /// # Errors
+    ///
+    /// Where its port is not free, or a certificate cannot be read.
+    pub fn start(
+        runtime: &Runtime,
+        ip: IpAddr,
+        port: u16,
+        script: HealthScript,
+        certificates: &Path,
+    ) -> Result<Self> {
+        let acceptor = TlsAcceptor::from(Arc::new(server_config(&script, certificates)?));
+        let address = SocketAddr::new(ip, port);
+        let listener =
+            runtime.block_on(TcpListener::bind(address)).with_context(|| format!("{address} is not free"))?;
+        let shared = Arc::new(Shared { script: Mutex::new(script), hits: AtomicU64::new(0) });
+        let tasks = Arc::clone(&shared);
+        let accepting = runtime.spawn(async move {
+            loop {
+                let Ok((stream, _)) = listener.accept().await else { continue };
+                let (shared, acceptor) = (Arc::clone(&tasks), acceptor.clone());
+                tokio::spawn(async move {
+                    // A client without a certificate of the CA comes no further.
+                    let stream = acceptor.accept(stream).await.ok()?;
+                    let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+                        let shared = Arc::clone(&shared);
+                        async move { Ok::<_, Infallible>(shared.respond(request.uri().path()).await) }
+                    });
+                    http1::Builder::new().serve_connection(TokioIo::new(stream), service).await.ok()
+                });
+            }
+        });
+        Ok(Self { shared, accepting })
+    }
+
+    /// Requests so far.
+    pub fn hits(&self) -> u64 {
+        self.shared.hits.load(Ordering::Relaxed)
+    }
+
+    /// Gives it another script, if that needs no other certificate; whether it did.
+    pub fn take_script(&self, script: &HealthScript) -> bool {
+        let mut current = self.shared.script.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = current.cert == script.cert;
+        if same {
+            *current = script.clone();
+        }
+        same
+    }
+
+    /// Closes the port.
+    pub fn close(self, runtime: &Runtime) {
+        self.accepting.abort();
+        // It ends because it was told to.
+        let _ = runtime.block_on(self.accepting);
+    }
+}
+
+impl Shared {
+    /// Counts a request and says what the script says.
+    async fn respond(&self, path: &str) -> Response<Full<Bytes>> {
+        self.hits.fetch_add(1, Ordering::Relaxed);
+        let script = self.script.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let HealthScript { state, group_state, http_status, body, delay_ms, cert: _, refuse: _ } = script;
+        let mut response = Response::default();
+        if path != "/health" {
+            *response.status_mut() = hyper::StatusCode::NOT_FOUND;
+            return response;
+        }
+        sleep(Duration::from_millis(delay_ms)).await;
+        let text = body.unwrap_or_else(|| {
+            let mut document = json!({"state": state.as_deref().unwrap_or("running")});
+            if !group_state.is_empty() {
+                document["group_state"] = Value::from_iter(group_state);
+            }
+            document.to_string()
+        });
+        *response.body_mut() = Full::new(Bytes::from(text));
+        // A script with a status that is none is answered as no server would.
+        *response.status_mut() = http_status.unwrap_or(200).try_into().unwrap_or_default();
+        response
+    }
+}
+
+/// A server that shows the script's certificate and asks for one of the CA.
+fn server_config(script: &HealthScript, certificates: &Path) -> Result<ServerConfig> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let roots = Arc::new(authority(certificates)?);
+    let clients = WebPkiClientVerifier::builder_with_provider(roots, provider.clone()).build()?;
+    let (chain, key) = identity(certificates, script.cert.as_deref().unwrap_or("health_server"))?;
+    Ok(ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_client_cert_verifier(clients)
+        .with_single_cert(chain, key)?)
+}

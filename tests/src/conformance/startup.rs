@@ -1,0 +1,140 @@
+//! Starts of a server: which configurations and files it starts with, and what it answers then.
+
+use std::{collections::BTreeMap, path::Path, time::Duration};
+
+use anyhow::Result;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::{
+    client,
+    expect::compare,
+    replay::Verdict,
+    scenario::{Expect, Query, Scenario},
+    world::World,
+};
+
+/// How long a server has to come up.
+const START: Duration = Duration::from_secs(3);
+
+/// How long a reply is waited for.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Milliseconds that a server that is up has to keep running.
+const SETTLE_MS: u64 = 200;
+
+/// A line of `startup.jsonl`: a fresh server with these changes.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Start {
+    /// Names the case.
+    id: String,
+    /// What it shows.
+    #[serde(default, rename = "why")]
+    _why: String,
+    /// Members of the configuration; an object's members are laid over it.
+    #[serde(default)]
+    config_merge: Map<String, Value>,
+    /// Members that are left out.
+    #[serde(default)]
+    config_remove: Vec<String>,
+    /// Files of the scratch folder, as text or as a document.
+    #[serde(default)]
+    files: BTreeMap<String, Value>,
+    /// The whole configuration file.
+    config_text: Option<String>,
+    /// The program's arguments.
+    args: Option<String>,
+    /// Milliseconds in which it ends, if it does.
+    within_ms: Option<u64>,
+    /// Asked once it has started.
+    #[serde(default)]
+    queries: Vec<Query>,
+    /// What was recorded.
+    pub(super) expect: Option<Started>,
+    /// Why the server may do otherwise.
+    quirk: Option<String>,
+}
+
+/// What was recorded of a start.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Started {
+    /// Whether it runs.
+    starts: bool,
+    /// Whether it is zero counts.
+    exit_code: Option<i32>,
+    /// One for each query.
+    #[serde(default)]
+    answers: Vec<Expect>,
+}
+
+impl Start {
+    /// Starts the server and asks it.
+    pub(super) fn replay(
+        &self,
+        mut scenario: Scenario,
+        folder: &Path,
+        certificates: &Path,
+        command: &str,
+    ) -> Result<Verdict> {
+        scenario.settle_ms = SETTLE_MS;
+        self.change(&mut scenario.config);
+        let mut world = World::new(scenario, folder, certificates)?;
+        world.write_config()?;
+        for (path, contents) in &self.files {
+            let text = contents.as_str().map_or_else(|| contents.to_string(), str::to_owned);
+            world.write_file(path, &text, true)?;
+        }
+        if let Some(text) = &self.config_text {
+            world.write_file("config.json", text, true)?;
+        }
+        let program = command.split_whitespace().next().unwrap_or_default();
+        let with_arguments = self.args.as_ref().map(|arguments| format!("{program} {arguments}"));
+        world.launch(with_arguments.as_deref().unwrap_or(command))?;
+        let ready = world.wait_until_ready(START)?;
+        let exit_code = world.wait_for_exit(Duration::from_millis(self.within_ms.unwrap_or(400)))?;
+        let differences = self.differences(&world, ready, exit_code)?;
+        Ok(Verdict { id: self.id.clone(), differences, quirk: self.quirk.clone() })
+    }
+
+    /// Changes the configuration.
+    fn change(&self, config: &mut Value) {
+        let Some(config) = config.as_object_mut() else { return };
+        for key in &self.config_remove {
+            config.remove(key);
+        }
+        for (key, value) in &self.config_merge {
+            match (config.get_mut(key), value) {
+                (Some(Value::Object(members)), Value::Object(more)) => members.extend(more.clone()),
+                _ => drop(config.insert(key.clone(), value.clone())),
+            }
+        }
+    }
+
+    /// What differs from what was recorded.
+    fn differences(&self, world: &World<'_>, ready: bool, exit_code: Option<i32>) -> Result<Vec<String>> {
+        let Some(expected) = &self.expect else { return Ok(Vec::new()) };
+        let mut found = Vec::new();
+        let starts = ready && exit_code.is_none();
+        if starts != expected.starts {
+            let log = world.log();
+            found.push(format!(
+                "starts: want {}, got {starts} (exit code {exit_code:?})\n{log}",
+                expected.starts
+            ));
+            return Ok(found);
+        }
+        if !starts && (expected.exit_code == Some(0)) != (exit_code == Some(0)) {
+            found.push(format!("exit code: want {:?}, got {exit_code:?}", expected.exit_code));
+        }
+        if starts && expected.answers.len() != self.queries.len() {
+            found.push("the recording has not one expectation for each query".to_owned());
+        }
+        for (query, expected) in self.queries.iter().zip(&expected.answers) {
+            let observed = client::ask(query, &world.ports, PATIENCE)?;
+            found.extend(compare(query, expected, &observed, world.source, 0)?);
+        }
+        Ok(found)
+    }
+}

@@ -1,0 +1,500 @@
+//! Steps of a scenario: queries between changes of files, health and scripts.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{
+    client::{self, Response},
+    expect,
+    replay::{Verdict, ask},
+    scenario::{Between, Case, Expect, HealthScript, Query, RecursorScript},
+    world::World,
+};
+
+/// How long the server's counters may lag behind a reply.
+const COUNTED: Duration = Duration::from_millis(200);
+
+/// A line of `steps.jsonl`. Without `expect` it is carried out and not judged.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(tag = "do", rename_all = "snake_case")]
+pub enum Step {
+    /// Asks.
+    Query(Box<Case>),
+    /// Waits.
+    Sleep(Sleep),
+    /// Writes a file of the scratch folder.
+    WriteFile(WriteFile),
+    /// Removes a file of the scratch folder.
+    DeleteFile(DeleteFile),
+    /// What an instance says from now on.
+    SetHealth(SetHealth),
+    /// What a recursor does from now on.
+    SetRecursor(Box<SetRecursor>),
+    /// A request to the API.
+    ApiGet(ApiGet),
+    /// Queries on one connection.
+    TcpSession(TcpSession),
+    /// Requests that instances have seen.
+    HealthHits(HealthHits),
+    /// Requests that instances see meanwhile.
+    HealthHitsDuring(HealthHits),
+    /// Queries that scripted servers have seen.
+    UpstreamCounts(UpstreamCounts),
+    /// Values of metrics.
+    Metrics(Metrics),
+    /// A signal to the server.
+    Signal(SendSignal),
+    /// The server's end.
+    AwaitExit(AwaitExit),
+}
+
+/// Declares the members of a step beside its id and what it shows.
+macro_rules! step {
+    ($(#[$about:meta])* $name:ident { $($(#[$attribute:meta])* $member:ident: $kind:ty,)* }) => {
+        $(#[$about])*
+        #[derive(Clone, Debug, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct $name {
+            /// Names the step.
+            #[serde(default)]
+            id: String,
+            /// What it shows.
+            #[serde(default, rename = "why")]
+            _why: String,
+            $($(#[$attribute])* $member: $kind,)*
+        }
+    };
+}
+
+step! {
+    /// See [`Step::Sleep`].
+    Sleep {
+        /// Milliseconds.
+        ms: u64,
+    }
+}
+
+step! {
+    /// See [`Step::WriteFile`]: from one of three sources.
+    WriteFile {
+        /// Below the scratch folder.
+        path: String,
+        /// A file of the scenario's folder.
+        from: Option<String>,
+        /// A document.
+        json: Option<Value>,
+        /// A text.
+        text: Option<String>,
+        /// Beside it, then renamed; yes, if not said.
+        atomic: Option<bool>,
+    }
+}
+
+step! {
+    /// See [`Step::DeleteFile`].
+    DeleteFile {
+        /// Below the scratch folder.
+        path: String,
+    }
+}
+
+step! {
+    /// See [`Step::SetHealth`].
+    SetHealth {
+        /// The instance.
+        ip: IpAddr,
+        /// What it says; nothing: its port is closed.
+        health: Option<HealthScript>,
+    }
+}
+
+step! {
+    /// See [`Step::SetRecursor`].
+    SetRecursor {
+        /// Its placeholder.
+        name: String,
+        /// What it does.
+        spec: RecursorScript,
+    }
+}
+
+step! {
+    /// See [`Step::ApiGet`].
+    ApiGet {
+        /// With the query.
+        path: String,
+        /// The client's certificate: `api_client`, if not said; null: none.
+        #[serde(default = "api_client")]
+        cert: Option<String>,
+        /// Placeholder; `API_PORT`, if not said.
+        port: Option<String>,
+        /// 127.0.0.1, if not said.
+        addr: Option<IpAddr>,
+        /// GET, if not said.
+        method: Option<String>,
+        /// What was recorded.
+        expect: Option<Response>,
+        /// Why the server may answer otherwise.
+        quirk: Option<String>,
+    }
+}
+
+/// The certificate of those who may ask the API.
+fn api_client() -> Option<String> {
+    Some("api_client".to_owned())
+}
+
+step! {
+    /// See [`Step::TcpSession`].
+    TcpSession {
+        /// All sent at once.
+        queries: Vec<Query>,
+        /// One for each.
+        expect: Option<Vec<Expect>>,
+        /// Why the server may answer otherwise.
+        quirk: Option<String>,
+    }
+}
+
+step! {
+    /// See [`Step::HealthHits`].
+    HealthHits {
+        /// The instances.
+        ips: Vec<IpAddr>,
+        /// How long, for [`Step::HealthHitsDuring`].
+        #[serde(default)]
+        ms: u64,
+        /// What was recorded.
+        expect: Option<BTreeMap<IpAddr, Count>>,
+        /// Why the server may do otherwise.
+        quirk: Option<String>,
+    }
+}
+
+step! {
+    /// See [`Step::UpstreamCounts`].
+    UpstreamCounts {
+        /// Placeholders.
+        names: Vec<String>,
+        /// What was recorded, by `placeholder.transport`.
+        expect: Option<BTreeMap<String, Count>>,
+        /// Why the server may do otherwise.
+        quirk: Option<String>,
+    }
+}
+
+step! {
+    /// See [`Step::Metrics`].
+    Metrics {
+        /// Names with labels.
+        names: Vec<String>,
+        /// `/metrics`, if not said.
+        path: Option<String>,
+        /// Placeholder; `METRICS_PORT`, if not said.
+        port: Option<String>,
+        /// What was recorded.
+        expect: Option<Value>,
+        /// Why the server may do otherwise.
+        quirk: Option<String>,
+    }
+}
+
+step! {
+    /// See [`Step::Signal`].
+    SendSignal {
+        /// Such as SIGTERM.
+        signal: String,
+    }
+}
+
+step! {
+    /// See [`Step::AwaitExit`].
+    AwaitExit {
+        /// Milliseconds at most.
+        within_ms: Option<u64>,
+        /// What was recorded.
+        expect: Option<Value>,
+        /// Why the server may do otherwise.
+        quirk: Option<String>,
+    }
+}
+
+/// A number as recorded.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(untagged)]
+enum Count {
+    /// This one.
+    Exactly(u64),
+    /// One of these.
+    Within(Between),
+}
+
+impl Step {
+    /// Its id.
+    pub fn id(&self) -> &String {
+        match self {
+            Self::Query(case) => &case.id,
+            Self::Sleep(step) => &step.id,
+            Self::WriteFile(step) => &step.id,
+            Self::DeleteFile(step) => &step.id,
+            Self::SetHealth(step) => &step.id,
+            Self::SetRecursor(step) => &step.id,
+            Self::ApiGet(step) => &step.id,
+            Self::TcpSession(step) => &step.id,
+            Self::HealthHits(step) | Self::HealthHitsDuring(step) => &step.id,
+            Self::UpstreamCounts(step) => &step.id,
+            Self::Metrics(step) => &step.id,
+            Self::Signal(step) => &step.id,
+            Self::AwaitExit(step) => &step.id,
+        }
+    }
+
+    /// Whether anything was recorded of it.
+    pub fn is_judged(&self) -> bool {
+        match self {
+            Self::Query(case) => case.expect.is_some() || case.expect_any.is_some(),
+            Self::ApiGet(step) => step.expect.is_some(),
+            Self::TcpSession(step) => step.expect.is_some(),
+            Self::HealthHits(step) | Self::HealthHitsDuring(step) => step.expect.is_some(),
+            Self::UpstreamCounts(step) => step.expect.is_some(),
+            Self::Metrics(step) => step.expect.is_some(),
+            Self::AwaitExit(step) => step.expect.is_some(),
+            Self::Sleep(_)
+            | Self::WriteFile(_)
+            | Self::DeleteFile(_)
+            | Self::SetHealth(_)
+            | Self::SetRecursor(_)
+            | Self::Signal(_) => false,
+        }
+    }
+
+    /// Whether its verdict depends on the second in which it is asked: TTLs that count
+    /// down, or the time that a reply takes.
+    pub fn counts_seconds(&self) -> bool {
+        let Self::Query(case) = self else { return false };
+        let expected = case.expect.iter().chain(case.expect_any.iter().flatten());
+        case.elapsed_ms.is_some() || expected.into_iter().any(|expect| expect.ttl_slack > 0)
+    }
+
+    /// How long it pauses by its own word, in milliseconds.
+    pub fn pauses_ms(&self) -> u64 {
+        match self {
+            Self::Sleep(step) => step.ms,
+            Self::HealthHitsDuring(step) => step.ms,
+            Self::Query(case) => case.count_after_ms,
+            _ => 0,
+        }
+    }
+
+    /// Does what it says; the verdict, if anything was recorded of it.
+    ///
+    /// # Errors
+    ///
+    /// Where it cannot be carried out.
+    pub(super) fn carry_out(&self, world: &mut World<'_>) -> Result<Option<Verdict>> {
+        let (differences, quirk) = match self {
+            Self::Query(case) => {
+                let asked = ask(world, case)?;
+                let differences = self.is_judged().then(|| asked.differences(world, case)).transpose()?;
+                (differences, &case.quirk)
+            }
+            Self::Sleep(step) => {
+                thread::sleep(Duration::from_millis(step.ms));
+                (None, &None)
+            }
+            Self::WriteFile(step) => {
+                step.write(world).with_context(|| step.path.clone())?;
+                (None, &None)
+            }
+            Self::DeleteFile(step) => {
+                fs::remove_file(world.folder.path().join(&step.path)).with_context(|| step.path.clone())?;
+                (None, &None)
+            }
+            Self::SetHealth(step) => {
+                world.set_health(step.ip, step.health.clone())?;
+                (None, &None)
+            }
+            Self::SetRecursor(step) => {
+                let recursor = world.recursors.get(&step.name).with_context(|| step.name.clone())?;
+                recursor.set_script(step.spec.clone());
+                (None, &None)
+            }
+            Self::Signal(step) => {
+                world.signal(&step.signal)?;
+                (None, &None)
+            }
+            Self::ApiGet(step) => {
+                let got = step.request(world)?;
+                (step.expect.as_ref().map(|wanted| compare_api(wanted, &got)).transpose()?, &step.quirk)
+            }
+            Self::TcpSession(step) => (step.converse(world)?, &step.quirk),
+            Self::HealthHits(step) | Self::HealthHitsDuring(step) => (step.count(world), &step.quirk),
+            Self::UpstreamCounts(step) => (step.count(world), &step.quirk),
+            Self::Metrics(step) => (same(step.expect.as_ref(), &step.read(world)?), &step.quirk),
+            Self::AwaitExit(step) => {
+                let code = world.wait_for_exit(Duration::from_millis(step.within_ms.unwrap_or(8000)))?;
+                let got = json!({"exited": code.is_some(), "code": code});
+                (same(step.expect.as_ref(), &got), &step.quirk)
+            }
+        };
+        let verdict = |differences| Verdict { id: self.id().clone(), differences, quirk: quirk.clone() };
+        Ok(differences.map(verdict))
+    }
+}
+
+impl WriteFile {
+    /// Writes the file.
+    fn write(&self, world: &World<'_>) -> Result<()> {
+        let text = match (&self.from, &self.json, &self.text) {
+            (Some(file), None, None) => fs::read_to_string(world.source.join(file))?,
+            (None, Some(document), None) => document.to_string(),
+            (None, None, Some(text)) => text.clone(),
+            _ => anyhow::bail!("exactly one of from, json and text says what to write"),
+        };
+        world.write_file(&self.path, &text, self.atomic.unwrap_or(true))
+    }
+}
+
+impl ApiGet {
+    /// Sends the request.
+    fn request(&self, world: &World<'_>) -> Result<Response> {
+        let port = self.port.as_deref().unwrap_or("API_PORT");
+        let port = *world.ports.get(port).with_context(|| port.to_owned())?;
+        let server = SocketAddr::new(self.addr.unwrap_or(Ipv4Addr::LOCALHOST.into()), port);
+        let method = self.method.as_deref().unwrap_or("GET");
+        client::api(server, method, &world.expand(&self.path), world.certificates, self.cert.as_deref())
+    }
+}
+
+/// What differs between responses; JSON lines may come in any order.
+fn compare_api(wanted: &Response, got: &Response) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    if wanted.error.is_some() || got.error.is_some() {
+        if wanted.error != got.error {
+            found.push(format!("api: want {wanted:?}, got {got:?}"));
+        }
+        return Ok(found);
+    }
+    if wanted.status != got.status {
+        found.push(format!("api status: want {:?}, got {:?}", wanted.status, got.status));
+    }
+    let body = got.body.as_deref().unwrap_or_default();
+    if let Some(wanted) = &wanted.ndjson {
+        let lines = body.lines().filter(|line| !line.trim().is_empty());
+        let Ok(mut rows) = lines.map(serde_json::from_str).collect::<Result<Vec<Value>, _>>() else {
+            found.push(format!("the body is not JSON lines: {body:?}"));
+            return Ok(found);
+        };
+        let mut wanted = wanted.clone();
+        wanted.sort_by_cached_key(Value::to_string);
+        rows.sort_by_cached_key(Value::to_string);
+        if wanted != rows {
+            found.push(format!("api rows: want {wanted:?}, got {rows:?}"));
+        }
+    } else if wanted.body.as_deref().is_some_and(|wanted| wanted != body) {
+        found.push(format!("api body: want {:?}, got {body:?}", wanted.body));
+    }
+    Ok(found)
+}
+
+impl TcpSession {
+    /// Asks all queries and compares each reply.
+    fn converse(&self, world: &World<'_>) -> Result<Option<Vec<String>>> {
+        let server = SocketAddr::from((Ipv4Addr::LOCALHOST, world.ports["PORT"]));
+        let observed = client::ask_session(&self.queries, server)?;
+        let Some(expected) = &self.expect else { return Ok(None) };
+        let mut found = Vec::new();
+        if expected.len() != self.queries.len() {
+            found.push("the recording has not one expectation for each query".to_owned());
+        }
+        for (number, ((query, expected), observed)) in
+            self.queries.iter().zip(expected).zip(&observed).enumerate()
+        {
+            let differences = expect::compare(query, expected, observed, world.source, world.late())?;
+            found.extend(differences.iter().map(|difference| format!("#{number} {difference}")));
+        }
+        Ok(Some(found))
+    }
+}
+
+impl HealthHits {
+    /// Counts requests: all so far, or those within the time given.
+    fn count(&self, world: &World<'_>) -> Option<Vec<String>> {
+        let hits = || self.ips.iter().map(|&ip| (ip, world.health_hits(ip))).collect::<BTreeMap<_, _>>();
+        let during = self.ms > 0;
+        let before = during.then(hits).unwrap_or_default();
+        thread::sleep(Duration::from_millis(self.ms));
+        let mut got = hits();
+        for (ip, count) in &mut got {
+            *count = count.saturating_sub(before.get(ip).copied().unwrap_or(0));
+        }
+        self.expect.as_ref().map(|wanted| compare_counts(wanted, &got))
+    }
+}
+
+impl UpstreamCounts {
+    /// Counts queries so far.
+    fn count(&self, world: &World<'_>) -> Option<Vec<String>> {
+        let mut got = BTreeMap::new();
+        for (name, counts) in world.upstream_counts() {
+            if self.names.contains(&name) {
+                got.extend(counts.into_iter().map(|(proto, count)| (format!("{name}.{proto}"), count)));
+            }
+        }
+        self.expect.as_ref().map(|wanted| compare_counts(wanted, &got))
+    }
+}
+
+/// What differs between counts; what was not counted is 0.
+fn compare_counts<K: Ord + std::fmt::Display>(
+    wanted: &BTreeMap<K, Count>,
+    got: &BTreeMap<K, u64>,
+) -> Vec<String> {
+    let differs = |(key, wanted): (&K, &Count)| {
+        let got = got.get(key).copied().unwrap_or(0);
+        let is_right = match wanted {
+            Count::Exactly(count) => *count == got,
+            Count::Within(bounds) => bounds.holds(got),
+        };
+        (!is_right).then(|| format!("{key}: want {wanted:?}, got {got}"))
+    };
+    wanted.iter().filter_map(differs).collect()
+}
+
+impl Metrics {
+    /// Reads the values as recordings show them.
+    fn read(&self, world: &World<'_>) -> Result<Value> {
+        thread::sleep(COUNTED);
+        let port = self.port.as_deref().unwrap_or("METRICS_PORT");
+        let port = *world.ports.get(port).with_context(|| port.to_owned())?;
+        let server = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let response = client::get(server, self.path.as_deref().unwrap_or("/metrics"));
+        if let Some(error) = response.error {
+            return Ok(json!({"error": error}));
+        }
+        let mut values = serde_json::Map::new();
+        for line in response.body.unwrap_or_default().lines() {
+            if let Some((name, value)) = line.rsplit_once(' ')
+                && self.names.iter().any(|wanted| wanted == name)
+            {
+                values.insert(name.to_owned(), value.parse::<f64>()?.into());
+            }
+        }
+        Ok(json!({"status": response.status, "values": values}))
+    }
+}
+
+/// Compares documents.
+fn same(wanted: Option<&Value>, got: &Value) -> Option<Vec<String>> {
+    let wanted = wanted?;
+    Some(if wanted == got { Vec::new() } else { vec![format!("want {wanted}, got {got}")] })
+}

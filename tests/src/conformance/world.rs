@@ -1,0 +1,375 @@
+//! The surroundings of a scenario: a scratch folder, ports, scripted servers, and
+//! the server under test. To be made on a thread inside a network namespace: ports
+//! and the addresses of instances are taken as if nobody else were there.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    net::{IpAddr, SocketAddr, TcpStream},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::runtime::{Builder, Runtime};
+
+use super::{
+    client::Ports,
+    http::HttpServer,
+    recursor::Recursor,
+    responder::Responder,
+    scenario::{Counts, HealthScript, Scenario},
+};
+use crate::process::Kept;
+
+/// Placeholders of ports: where one is the whole text, it becomes a number.
+const PORTS: &[&str] = &["PORT", "PORT2", "PORT3", "API_PORT", "HEALTH_PORT", "METRICS_PORT"];
+
+/// The first port; below those that the kernel gives away.
+const FIRST_PORT: u16 = 12_000;
+
+/// What a scenario's folder holds for the replay alone.
+const NOT_COPIED: &[&str] =
+    &["scenario.json", "cases.jsonl", "steps.jsonl", "startup.jsonl", "answers", "states"];
+
+/// How long a server has to end when it is asked to.
+const FAREWELL: Duration = Duration::from_millis(1500);
+
+/// A scenario's surroundings; all ends when dropped, the server first.
+#[derive(Debug)]
+pub struct World<'a> {
+    /// The server under test, once it is started.
+    server: Option<Kept>,
+    /// What the scenario says; its configuration may be changed before the start.
+    pub scenario: Scenario,
+    /// The scenario's folder.
+    pub source: &'a Path,
+    /// Certificates and keys.
+    pub certificates: &'a Path,
+    /// The scratch folder.
+    pub folder: TempDir,
+    /// Ports by placeholder.
+    pub ports: Ports,
+    /// Texts by placeholder.
+    texts: BTreeMap<String, String>,
+    /// Scripted recursors by placeholder.
+    pub recursors: BTreeMap<String, Recursor>,
+    /// Scripted DNS-over-JSON servers by placeholder.
+    https: BTreeMap<String, HttpServer>,
+    /// Health servers by instance.
+    pub responders: BTreeMap<IpAddr, Responder>,
+    /// By how much the steps so far took longer than they say: what a busy machine adds.
+    pub lateness: Duration,
+    /// Runs the scripted servers.
+    runtime: Runtime,
+}
+
+impl<'a> World<'a> {
+    /// Builds the surroundings; the server is not started yet.
+    ///
+    /// # Errors
+    ///
+    /// Where a port is not free, or a file cannot be read or written.
+    pub fn new(scenario: Scenario, source: &'a Path, certificates: &'a Path) -> Result<Self> {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let mut world = Self {
+            server: None,
+            folder: TempDir::with_prefix("bdx-")?,
+            scenario,
+            source,
+            certificates,
+            ports: Ports::new(),
+            texts: BTreeMap::new(),
+            recursors: BTreeMap::new(),
+            https: BTreeMap::new(),
+            responders: BTreeMap::new(),
+            lateness: Duration::ZERO,
+            runtime,
+        };
+        world.start_scripted_servers()?;
+        world.copy_files()?;
+        Ok(world)
+    }
+
+    /// Gives out ports and starts what the scenario scripts.
+    fn start_scripted_servers(&mut self) -> Result<()> {
+        let mut next = FIRST_PORT..;
+        let mut port = || next.next().context("no port is left");
+        let further = self.scenario.extra_ports.iter().map(String::as_str);
+        for name in ["PORT", "API_PORT", "METRICS_PORT", "HEALTH_PORT"].into_iter().chain(further) {
+            self.ports.insert(name.to_owned(), port()?);
+        }
+        let Scenario { recursors, http, health, .. } = self.scenario.clone();
+        self.texts.extend([
+            ("DIR".to_owned(), self.folder.path().display().to_string()),
+            ("CERTS".to_owned(), self.certificates.canonicalize()?.display().to_string()),
+        ]);
+        self.texts.extend(self.ports.iter().map(|(name, port)| (name.clone(), port.to_string())));
+        for (name, script) in recursors {
+            let port = port()?;
+            self.texts.insert(name.clone(), format!("127.0.0.1:{port}"));
+            if !script.not_listening {
+                self.recursors.insert(name, Recursor::start(&self.runtime, script, port)?);
+            }
+        }
+        for (name, script) in http {
+            let port = port()?;
+            self.texts.insert(name.clone(), format!("127.0.0.1:{port}"));
+            if !script.not_listening {
+                self.https.insert(name, HttpServer::start(&self.runtime, script, port)?);
+            }
+        }
+        health.into_iter().try_for_each(|(ip, script)| self.set_health(ip, Some(script)))
+    }
+
+    /// Copies the scenario's files to the scratch folder, placeholders filled in.
+    fn copy_files(&self) -> Result<()> {
+        copy(self.source, self.folder.path(), NOT_COPIED, &|text| self.expand(text))?;
+        for folder in &self.scenario.make_dirs {
+            fs::create_dir_all(self.folder.path().join(folder))?;
+        }
+        for file in &self.scenario.executable_files {
+            fs::set_permissions(self.folder.path().join(file), fs::Permissions::from_mode(0o755))?;
+        }
+        Ok(())
+    }
+
+    //------- The server
+
+    /// Where the server's configuration lies.
+    pub fn config_file(&self) -> PathBuf {
+        self.folder.path().join("config.json")
+    }
+
+    /// Writes the configuration.
+    ///
+    /// # Errors
+    ///
+    /// Where it cannot be written.
+    pub fn write_config(&self) -> Result<()> {
+        let mut config = self.scenario.config.clone();
+        self.expand_json(&mut config);
+        Ok(fs::write(self.config_file(), serde_json::to_vec_pretty(&config)?)?)
+    }
+
+    /// Starts the server; its words are separated by blanks.
+    ///
+    /// # Errors
+    ///
+    /// Where it cannot be run.
+    pub fn launch(&mut self, command: &str) -> Result<()> {
+        let config = self.config_file().display().to_string();
+        let mut words = command.split_whitespace().map(|word| word.replace("{config}", &config));
+        let log = File::options().create(true).append(true).open(self.folder.path().join("server.log"))?;
+        let mut command = Command::new(words.next().context("the server's command is empty")?);
+        for (variable, _) in std::env::vars_os() {
+            if variable.to_string_lossy().to_lowercase().contains("proxy") {
+                command.env_remove(variable);
+            }
+        }
+        let environment = self.scenario.env.iter().map(|(name, value)| (name, self.expand(value)));
+        command.args(words).envs(environment).current_dir(self.folder.path());
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        self.server = Some(Kept::spawn(&mut command)?);
+        Ok(())
+    }
+
+    /// Waits until the server accepts TCP connections (no DNS message is sent), and a
+    /// little longer; whether it does and still runs.
+    ///
+    /// # Errors
+    ///
+    /// Where the scenario names a port that it does not have.
+    pub fn wait_until_ready(&mut self, limit: Duration) -> Result<bool> {
+        let port = self.ports.get(&self.scenario.ready_port).context("no such port")?;
+        let address = SocketAddr::new(self.scenario.ready_addr, *port);
+        let deadline = Instant::now() + limit;
+        while Instant::now() < deadline && self.exit_code()?.is_none() {
+            if TcpStream::connect_timeout(&address, Duration::from_millis(500)).is_ok() {
+                thread::sleep(Duration::from_millis(self.scenario.settle_ms));
+                return Ok(self.exit_code()?.is_none());
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(false)
+    }
+
+    /// Waits for the server's end, for so long at most; its exit code, or the number of the
+    /// signal that ended it below zero.
+    ///
+    /// # Errors
+    ///
+    /// Where the server was not started.
+    pub fn wait_for_exit(&mut self, limit: Duration) -> Result<Option<i32>> {
+        let deadline = Instant::now() + limit;
+        while Instant::now() < deadline && self.exit_code()?.is_none() {
+            thread::sleep(Duration::from_millis(20));
+        }
+        self.exit_code()
+    }
+
+    /// The server's exit code, as above, if it has ended.
+    ///
+    /// # Errors
+    ///
+    /// Where the server was not started.
+    pub fn exit_code(&mut self) -> Result<Option<i32>> {
+        use std::os::unix::process::ExitStatusExt;
+        let status = self.server.as_mut().context("the server was not started")?.ended()?;
+        Ok(status.map(|status| status.code().unwrap_or_else(|| -status.signal().unwrap_or_default())))
+    }
+
+    /// Sends a signal to the server.
+    ///
+    /// # Errors
+    ///
+    /// Where there is no such signal, or the server has ended.
+    pub fn signal(&self, name: &str) -> Result<()> {
+        self.server.as_ref().context("the server was not started")?.signal(name.parse::<Signal>()?)
+    }
+
+    /// What the server has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("server.log")).unwrap_or_default()
+    }
+
+    //------- Files and scripts
+
+    /// Writes a file of the scratch folder, placeholders filled in.
+    ///
+    /// # Errors
+    ///
+    /// Where it cannot be written.
+    pub fn write_file(&self, path: &str, text: &str, atomic: bool) -> Result<()> {
+        let path = self.folder.path().join(path);
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        let text = self.expand(text);
+        if atomic {
+            let mut beside = path.clone().into_os_string();
+            beside.push(".tmp");
+            fs::write(&beside, text)?;
+            fs::rename(beside, path)?;
+        } else {
+            fs::write(path, text)?;
+        }
+        Ok(())
+    }
+
+    /// What an instance says about its health from now on; nothing: its port is closed.
+    ///
+    /// # Errors
+    ///
+    /// Where its port is not free.
+    pub fn set_health(&mut self, ip: IpAddr, script: Option<HealthScript>) -> Result<()> {
+        let script = script.filter(|script| !script.refuse);
+        if let (Some(script), Some(responder)) = (&script, self.responders.get(&ip))
+            && responder.take_script(script)
+        {
+            return Ok(());
+        }
+        if let Some(responder) = self.responders.remove(&ip) {
+            responder.close(&self.runtime);
+        }
+        if let Some(script) = script {
+            let port = self.ports["HEALTH_PORT"];
+            let responder = Responder::start(&self.runtime, ip, port, script, self.certificates)?;
+            self.responders.insert(ip, responder);
+        }
+        Ok(())
+    }
+
+    /// Requests that an instance has seen.
+    pub fn health_hits(&self, ip: IpAddr) -> u64 {
+        self.responders.get(&ip).map_or(0, Responder::hits)
+    }
+
+    /// What the scripted servers were asked so far.
+    pub fn upstream_counts(&self) -> Counts {
+        let recursors = self.recursors.iter().map(|(name, recursor)| (name.clone(), recursor.counts()));
+        let http = |server: &HttpServer| BTreeMap::from([("http".to_owned(), server.count())]);
+        let https = self.https.iter().map(|(name, server)| (name.clone(), http(server)));
+        recursors.chain(https).collect()
+    }
+
+    /// What a scripted server was asked last.
+    pub fn upstream_last(&self, name: &str) -> Option<Value> {
+        let recursor = self.recursors.get(name).and_then(Recursor::last);
+        recursor.or_else(|| self.https.get(name)?.last())
+    }
+
+    /// By how many whole seconds the replay is behind the recording.
+    pub fn late(&self) -> u32 {
+        u32::try_from(self.lateness.as_secs()).unwrap_or(u32::MAX)
+    }
+
+    /// What is wrong with the scripts, as far as they were used.
+    pub fn script_problems(&self) -> Vec<String> {
+        let problem =
+            |(name, recursor): (&String, &Recursor)| Some(format!("{name}: {}", recursor.problem()?));
+        self.recursors.iter().filter_map(problem).collect()
+    }
+
+    /// A text with its placeholders filled in.
+    pub fn expand(&self, text: &str) -> String {
+        self.texts
+            .iter()
+            .fold(text.to_owned(), |text, (name, value)| text.replace(&format!("${{{name}}}"), value))
+    }
+
+    /// The same for all texts of a document; a port that is a whole text becomes a number.
+    fn expand_json(&self, value: &mut Value) {
+        match value {
+            Value::Object(members) => members.values_mut().for_each(|value| self.expand_json(value)),
+            Value::Array(items) => items.iter_mut().for_each(|value| self.expand_json(value)),
+            Value::String(text) => {
+                let port = text.strip_prefix("${").and_then(|text| text.strip_suffix('}'));
+                let port = port.filter(|name| PORTS.contains(name)).and_then(|name| self.ports.get(name));
+                *value = port.map_or_else(|| self.expand(text).into(), |&port| port.into());
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Drop for World<'_> {
+    fn drop(&mut self) {
+        // It may have ended; dropped, it is killed if it does not end.
+        if let Some(server) = &mut self.server
+            && server.stop(FAREWELL).is_err()
+        {
+            let _ = server.kill(Duration::from_secs(5));
+        }
+    }
+}
+
+/// Copies a folder's contents but those named, text through `expand`.
+fn copy(from: &Path, to: &Path, but: &[&str], expand: &dyn Fn(&str) -> String) -> Result<()> {
+    for entry in fs::read_dir(from).with_context(|| from.display().to_string())? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if but.iter().any(|but| name == *but) {
+            continue;
+        }
+        let (from, to) = (entry.path(), to.join(&name));
+        if entry.file_type()?.is_dir() {
+            fs::create_dir(&to)?;
+            copy(&from, &to, &[], expand)?;
+            continue;
+        }
+        if !entry.file_type()?.is_file() {
+            bail!("{} is neither a file nor a folder", from.display());
+        }
+        let bytes = fs::read(&from)?;
+        let expanded = std::str::from_utf8(&bytes).ok().map(|text| expand(text).into_bytes());
+        fs::write(&to, expanded.unwrap_or(bytes))?;
+    }
+    Ok(())
+}

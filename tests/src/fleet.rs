@@ -1,0 +1,232 @@
+//! Generated foundations, alike each time, of any size: what the records and aliases of
+//! foundations in the field look like.
+//!
+//! Groups have sizes as in the field: most are small, a few hold many instances
+//! (Diego cells). Every instance belongs to the group of its instance group and,
+//! as link providers do, to one or two further ones.
+
+use std::net::Ipv4Addr;
+
+use fastrand::Rng;
+use serde_json::{Value, json};
+
+/// Instances in an instance group, cycled through: 8.4 on average, as in the field.
+const GROUP_SIZES: [usize; 10] = [1, 2, 3, 2, 12, 3, 5, 40, 2, 14];
+
+/// Names of instance groups, cycled through with a number.
+const GROUP_NAMES: [&str; 10] =
+    ["bbs", "api", "router", "uaa", "doppler", "database", "log-api", "diego-cell", "credhub", "scheduler"];
+
+/// Availability zones.
+const ZONES: usize = 3;
+
+/// A generated foundation.
+#[derive(Clone, Debug)]
+pub struct Fleet {
+    /// Rows in the order of [`KEYS`].
+    rows: Vec<Row>,
+    /// `version` of records.json.
+    pub version: u64,
+}
+
+/// One instance.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// A UUID.
+    pub id: String,
+    /// `num_id`.
+    pub number: usize,
+    /// Instance group, such as `router-3`.
+    pub instance_group: String,
+    /// Ids of the groups it belongs to.
+    pub groups: Vec<usize>,
+    /// Availability zone, from 1.
+    pub zone: usize,
+    /// Deployment, such as `cf-2`.
+    pub deployment: String,
+    /// Its address in 10.0.0.0/8.
+    pub ip: Ipv4Addr,
+    /// Index in its instance group.
+    pub index: usize,
+}
+
+/// `record_keys` of the generated records.
+const KEYS: [&str; 13] = [
+    "id",
+    "num_id",
+    "instance_group",
+    "group_ids",
+    "az",
+    "az_id",
+    "network",
+    "network_id",
+    "deployment",
+    "ip",
+    "domain",
+    "agent_id",
+    "instance_index",
+];
+
+impl Fleet {
+    /// A foundation of so many instances; the same one for the same arguments.
+    pub fn generate(instances: usize, seed: u64) -> Self {
+        let mut random = Rng::with_seed(seed);
+        let mut rows = Vec::with_capacity(instances);
+        for group in 0.. {
+            let size = GROUP_SIZES[group % GROUP_SIZES.len()].min(instances - rows.len());
+            if size == 0 {
+                break;
+            }
+            let deployment = format!("cf-{}", group / 40);
+            let instance_group =
+                format!("{}-{}", GROUP_NAMES[group % GROUP_NAMES.len()], group / GROUP_NAMES.len());
+            for index in 0..size {
+                let number = rows.len() + 1;
+                rows.push(Row {
+                    id: uuid(&mut random),
+                    number,
+                    instance_group: instance_group.clone(),
+                    // One group of its own, and one that two neighbours share.
+                    groups: vec![group * 2 + 1, group / 2 * 4 + 2],
+                    zone: index % ZONES + 1,
+                    deployment: deployment.clone(),
+                    ip: address(number),
+                    index,
+                });
+            }
+        }
+        Self { rows, version: 1 }
+    }
+
+    /// The instances.
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// records.json.
+    pub fn records_json(&self) -> Vec<u8> {
+        let rows: Vec<Value> = self.rows.iter().map(Row::to_json).collect();
+        let records = json!({"record_keys": KEYS, "record_infos": rows, "version": self.version});
+        // A tree of texts and numbers always has a JSON form.
+        serde_json::to_vec(&records).unwrap_or_default()
+    }
+
+    /// An alias file: one alias for each instance group of the first deployment, and one
+    /// with an underscore for its Diego cells.
+    pub fn aliases_json(&self) -> Vec<u8> {
+        let mut aliases = serde_json::Map::new();
+        for row in self.rows.iter().filter(|row| row.deployment == "cf-0") {
+            let group = &row.instance_group;
+            aliases
+                .entry(format!("{group}.service.cf.internal"))
+                .or_insert_with(|| json!([format!("*.{group}.default.cf-0.bosh")]));
+            if group.starts_with("diego-cell") {
+                aliases
+                    .entry(format!("_.{group}.service.cf.internal"))
+                    .or_insert_with(|| json!([format!("_.{group}.default.cf-0.bosh")]));
+            }
+        }
+        serde_json::to_vec(&Value::Object(aliases)).unwrap_or_default()
+    }
+
+    /// An alias file with one alias for the Diego cells of all deployments, as foundations with
+    /// isolation segments have, and the same with an underscore.
+    pub fn cell_aliases_json(&self) -> Vec<u8> {
+        let cells = self.rows.iter().filter(|row| row.instance_group.starts_with("diego-cell"));
+        let mut groups: Vec<(&str, &str)> =
+            cells.map(|row| (row.instance_group.as_str(), row.deployment.as_str())).collect();
+        groups.dedup();
+        let targets = |first: &str| -> Vec<String> {
+            groups
+                .iter()
+                .map(|(group, deployment)| format!("{first}.{group}.default.{deployment}.bosh"))
+                .collect()
+        };
+        let aliases = json!({
+            "cell.service.cf.internal": targets("*"),
+            "_.cell.service.cf.internal": targets("_"),
+        });
+        serde_json::to_vec(&aliases).unwrap_or_default()
+    }
+
+    /// Names that applications ask for, without the final dot, in the field's mix: group
+    /// names, aliases, long forms and single instances.
+    pub fn names(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        let mut last_group = None;
+        for row in &self.rows {
+            let Row { id, instance_group, deployment, groups, .. } = row;
+            if last_group != Some(instance_group) {
+                names.extend(groups.iter().map(|group| format!("q-s0.q-g{group}.bosh")));
+                names.push(format!("q-s0.{instance_group}.default.{deployment}.bosh"));
+                if deployment == "cf-0" {
+                    names.push(format!("{instance_group}.service.cf.internal"));
+                }
+                names.push(format!("{id}.{instance_group}.default.{deployment}.bosh"));
+                last_group = Some(instance_group);
+            }
+        }
+        names.sort();
+        names.dedup();
+        names
+    }
+}
+
+impl Row {
+    /// The row in the order of [`KEYS`].
+    fn to_json(&self) -> Value {
+        let Self { id, number, instance_group, groups, zone, deployment, ip, index } = self;
+        let groups: Vec<String> = groups.iter().map(usize::to_string).collect();
+        json!([
+            id,
+            number.to_string(),
+            instance_group,
+            groups,
+            format!("z{zone}"),
+            zone.to_string(),
+            "default",
+            "1",
+            deployment,
+            ip.to_string(),
+            "bosh",
+            format!("agent-{id}"),
+            index,
+        ])
+    }
+}
+
+/// The n-th address of 10.0.0.0/8.
+fn address(number: usize) -> Ipv4Addr {
+    Ipv4Addr::from_bits(0x0a00_0000 | (number as u32 & 0x00ff_ffff))
+}
+
+/// A random UUID, version 4 in form.
+fn uuid(random: &mut Rng) -> String {
+    let bits = random.u128(..);
+    let digits = format!("{bits:032x}");
+    format!("{}-{}-4{}-a{}-{}", &digits[..8], &digits[8..12], &digits[13..16], &digits[17..20], &digits[20..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fleet_has_its_size_and_is_alike_each_time() {
+        let fleet = Fleet::generate(1_000, 7);
+        assert_eq!(fleet.rows().len(), 1_000);
+        assert_eq!(fleet.records_json(), Fleet::generate(1_000, 7).records_json());
+        assert_eq!(fleet.rows()[0].id.len(), 36);
+        let deployments: std::collections::BTreeSet<&str> =
+            fleet.rows().iter().map(|row| row.deployment.as_str()).collect();
+        assert!(deployments.len() > 1, "{deployments:?}");
+    }
+
+    #[test]
+    fn names_are_of_every_form() {
+        let names = Fleet::generate(500, 7).names();
+        for ending in ["q-g1.bosh", "service.cf.internal", "default.cf-0.bosh"] {
+            assert!(names.iter().any(|name| name.ends_with(ending)), "no name ends in {ending}");
+        }
+    }
+}

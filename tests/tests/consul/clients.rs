@@ -1,0 +1,105 @@
+//! Consul's names as their users ask for them: dig, the C library, Java's two resolvers.
+
+use std::{collections::BTreeSet, fs, net::Ipv4Addr, path::Path};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use whole_system_tests::{
+    namespace::Namespace,
+    process::capture,
+    requirements,
+    resolv_conf::ResolvConf,
+    server::{self, Server},
+};
+
+use crate::OURS;
+
+/// A service of three instances, one of them critical.
+const DEFINITIONS: &str = r#"{"services": [
+    {"name": "web", "id": "web-1", "address": "10.7.0.1", "port": 8080},
+    {"name": "web", "id": "web-2", "address": "10.7.0.2", "port": 8080},
+    {"name": "web", "id": "web-3", "address": "10.7.0.3", "port": 8080, "check": {"id": "up", "status": "critical"}}
+]}"#;
+
+/// Asks the C library's getaddrinfo.
+const PYTHON: &str = "import socket, sys
+for found in socket.getaddrinfo(sys.argv[1], 80, type=socket.SOCK_STREAM):
+    print(found[4][0])";
+
+/// Asks the C library by `InetAddress`, and by the JDK's own client for SRV.
+const JAVA: &str = r#"
+import java.net.InetAddress;
+import java.util.Hashtable;
+import javax.naming.directory.InitialDirContext;
+
+public class Resolve {
+    public static void main(String[] names) throws Exception {
+        for (InetAddress address : InetAddress.getAllByName(names[0])) {
+            System.out.println(address.getHostAddress());
+        }
+        Hashtable<String, String> settings = new Hashtable<>();
+        settings.put("java.naming.factory.initial", "com.sun.jndi.dns.DnsContextFactory");
+        settings.put("java.naming.provider.url", "dns:");
+        var records = new InitialDirContext(settings).getAttributes(names[0], new String[] {"SRV"}).get("SRV");
+        for (int i = 0; i < records.size(); i++) {
+            System.out.println(records.get(i));
+        }
+    }
+}
+"#;
+
+#[test]
+fn the_clients_of_users_resolve_consuls_names() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let namespace = Namespace::new("consul-clients")?;
+    let folder = server::folder(&server::records_of_groups(&[]), None)?;
+    let (definitions, java) = (folder.path().join("web.json"), folder.path().join("Resolve.java"));
+    fs::write(&definitions, DEFINITIONS)?;
+    fs::write(&java, JAVA)?;
+    let extra = json!({
+        "xdp": {"mode": "off"},
+        "consul": {"node_name": "here", "advertise_addr": "10.7.0.9", "sources": {"files": [definitions]}},
+    });
+    let _server = Server::start(Some(&namespace), folder, OURS, &extra)?;
+    let _conf = ResolvConf::new(&namespace, OURS.ip())?;
+    let name = "web.service.consul";
+    let addresses: BTreeSet<String> =
+        [1, 2].map(|last| Ipv4Addr::new(10, 7, 0, last).to_string()).into_iter().collect();
+    let run = |program: &str, arguments: &[&str]| -> Result<Option<BTreeSet<String>>> {
+        if !requirements::met(program, is_installed(program)) {
+            return Ok(None);
+        }
+        let mut command = namespace.with_own_sysfs(program);
+        let output = capture(command.args(arguments)).with_context(|| program.to_owned())?;
+        Ok(Some(output.lines().map(str::to_owned).collect()))
+    };
+    if let Some(found) = run("dig", &["+short", name, "A"])? {
+        ensure!(found == addresses, "dig: {found:?}");
+    }
+    if let Some(found) = run("dig", &["+short", "+tcp", name, "SRV"])? {
+        let expected = ["0a070001", "0a070002"].map(|hex| format!("1 1 8080 {hex}.addr.dc1.consul."));
+        ensure!(found == expected.into_iter().collect(), "dig: {found:?}");
+    }
+    if let Some(found) = run("python3", &["-c", PYTHON, name])? {
+        ensure!(found == addresses, "getaddrinfo: {found:?}");
+    }
+    if let Some(found) = run("java", &[java.to_str().context("a path in UTF-8")?, name])? {
+        let (records, found): (BTreeSet<String>, BTreeSet<String>) =
+            found.into_iter().partition(|line| line.contains("addr"));
+        ensure!(found == addresses, "Java: {found:?}");
+        ensure!(
+            records.len() == 2 && records.iter().all(|record| record.starts_with("1 1 8080 ")),
+            "{records:?}"
+        );
+    }
+    Ok(())
+}
+
+/// Whether a program is in one of the folders of the path.
+fn is_installed(program: &str) -> Result<(), String> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let is_there = std::env::split_paths(&path).any(|folder| Path::new(&folder).join(program).exists());
+    if is_there { Ok(()) } else { Err(format!("{program} is not installed")) }
+}

@@ -1,0 +1,277 @@
+//! The cases of Consul's DNS interface against the running server, by UDP and TCP.
+
+mod clients;
+#[allow(dead_code, reason = "the test of the live source, whose module this is, needs more of it")]
+#[path = "../../../dns-user/consul-source/tests/support/mod.rs"]
+mod doubles;
+mod live;
+mod recursors;
+#[allow(dead_code, reason = "the test of the pure crate, whose module this is, needs more of it")]
+#[path = "../../../dns-user/consul/tests/support/mod.rs"]
+mod support;
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::{Ipv4Addr, SocketAddr},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use dns_resolver::ops::metrics::names;
+use hickory_proto::{
+    op::{Message, ResponseCode},
+    rr::RecordType,
+};
+use serde_json::{Value, json};
+use whole_system_tests::{
+    client,
+    metrics::Metrics,
+    namespace::Namespace,
+    process::wait_until,
+    requirements,
+    server::{self, Server},
+};
+
+use recursors::Recursor;
+use support::{Case, Scenario, expect, query_of};
+
+/// Where the server listens.
+const OURS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 53);
+/// Cases that an interface may answer, at least.
+const LEAST_BY_INTERFACE: usize = 90;
+/// Longest wait for a reply: a case may have a recursor that never answers.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+#[test]
+fn every_case_is_answered_by_the_server_alone() -> Result<()> {
+    replay("consul-off", &json!({"mode": "off"}), false).map(drop)
+}
+
+#[test]
+fn every_case_is_answered_with_the_fast_path_attached() -> Result<()> {
+    if !requirements::bpf() {
+        return Ok(());
+    }
+    let by_interface = replay("consul-tc", &json!({"mode": "tc", "interfaces": ["lo"]}), true)?;
+    // Of the recorded cases, so many ask by UDP for nothing but addresses.
+    ensure!(by_interface >= LEAST_BY_INTERFACE, "the interface answered only {by_interface} cases");
+    Ok(())
+}
+
+#[test]
+fn a_changed_definition_file_is_served_without_a_restart() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let namespace = Namespace::new("consul-files")?;
+    let folder = server::folder(&server::records_of_groups(&[]), None)?;
+    let path = folder.path().join("web.hcl");
+    let service = |address: &str| format!("service {{\n  name = \"web\"\n  address = \"{address}\"\n}}\n");
+    fs::write(&path, service("10.0.0.1"))?;
+    let extra = json!({
+        "xdp": {"mode": "off"},
+        "consul": {"node_name": "here", "advertise_addr": "10.0.0.9", "sources": {"files": [folder.path().join("*.hcl")]}},
+    });
+    let server = Server::start(Some(&namespace), folder, OURS, &extra)?;
+    let ask = || -> Result<Vec<std::net::IpAddr>> {
+        let query = client::query("web.service.consul.", RecordType::A, None)?;
+        Ok(client::addresses(&namespace.run(|| client::ask(OURS, &query))??))
+    };
+    ensure!(ask()? == [Ipv4Addr::new(10, 0, 0, 1)], "{:?}", ask()?);
+    fs::write(&path, service("10.0.0.2"))?;
+    let now_there = || ask().is_ok_and(|found| found == [Ipv4Addr::new(10, 0, 0, 2)]);
+    wait_until("the changed address", Duration::from_secs(30), now_there)?;
+    // What cannot be read changes nothing, and is told.
+    fs::write(&path, "service {\n  name = \n}\n")?;
+    wait_until("the complaint", Duration::from_secs(30), || server.log().contains("web.hcl: is no HCL"))?;
+    ensure!(ask()? == [Ipv4Addr::new(10, 0, 0, 2)], "the last good catalog stays");
+    Ok(())
+}
+
+#[test]
+fn a_changed_catalog_reaches_the_interface() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let namespace = Namespace::new("consul-change")?;
+    let folder = server::folder(&server::records_of_groups(&[]), None)?;
+    let path = folder.path().join("web.json");
+    let service = |address: &str, status: &str| {
+        json!({"service": {"name": "web", "address": address, "check": {"id": "up", "status": status}}})
+            .to_string()
+    };
+    fs::write(&path, service("10.0.0.1", "passing"))?;
+    let extra = json!({
+        "xdp": {"mode": "tc", "interfaces": ["lo"]},
+        "metrics": {"enabled": true},
+        "consul": {
+            "node_name": "here", "advertise_addr": "10.0.0.9", "sources": {"files": [path]},
+            "dns_config": {"service_ttl": {"*": "7s"}},
+        },
+    });
+    let _server = Server::start(Some(&namespace), folder, OURS, &extra)?;
+    let ask = || -> Result<Message> {
+        let query = client::query("web.service.consul.", RecordType::A, None)?;
+        namespace.run(|| client::ask(OURS, &query))?
+    };
+    let fast = || Metrics::read(&namespace).map_or(0, |metrics| metrics.fast_path_replies());
+    // By the interface, and this address: once it is published, nobody else is asked.
+    let says = |address: [u8; 4]| -> Result<()> {
+        wait_until("the address, by the interface", PATIENCE * 3, || {
+            let before = fast();
+            ask().is_ok_and(|reply| {
+                client::addresses(&reply) == [std::net::IpAddr::from(address)]
+                    && reply.answers.iter().all(|record| record.ttl == 7)
+            }) && fast() > before
+        })
+    };
+    says([10, 0, 0, 1])?;
+    fs::write(&path, service("10.0.0.2", "passing"))?;
+    says([10, 0, 0, 2])?;
+    // What has no healthy instance any more does not exist, and that is said above.
+    fs::write(&path, service("10.0.0.2", "critical"))?;
+    let is_gone = || ask().is_ok_and(|reply| reply.metadata.response_code == ResponseCode::NXDomain);
+    wait_until("the health", PATIENCE * 3, is_gone)?;
+    fs::write(&path, service("10.0.0.2", "warning"))?;
+    says([10, 0, 0, 2])
+}
+
+/// Starts a server for each scenario and asks it all of its cases; where the interface may
+/// answer one (`fast`), it has to, with the same answer. How many of them it answered.
+fn replay(label: &str, xdp: &Value, fast: bool) -> Result<usize> {
+    if !requirements::namespaces() {
+        return Ok(0);
+    }
+    let namespace = Namespace::new(label)?;
+    let (mut asked, mut by_interface, mut faults) = (0, 0, Vec::new());
+    for scenario in Scenario::all() {
+        let recursors = start_recursors(&namespace, &scenario)?;
+        let _server = start(&namespace, &scenario, &recursors, xdp)?;
+        if fast {
+            // Loaded in the background; nothing is published yet.
+            wait_until("the fast path", PATIENCE, || {
+                Metrics::read(&namespace).is_ok_and(|metrics| metrics.sum(names::FAST_PATH_UP, "") > 0)
+            })?;
+        }
+        for (number, case) in scenario.cases.iter().enumerate() {
+            asked += 1;
+            for fault in namespace.run(|| ask(&scenario, case))?? {
+                let Case { q, kind, transport, why, .. } = case;
+                faults.push(format!("{}[{number}] {q} {kind} {transport}: {fault} ({why})", scenario.name));
+            }
+            if fast && faults.is_empty() && may_be_the_interfaces(&namespace, &scenario, case)? {
+                until_the_interface_answers(&namespace, &scenario, case)
+                    .with_context(|| format!("{}[{number}] {} {}", scenario.name, case.q, case.kind))?;
+                by_interface += 1;
+            }
+        }
+    }
+    println!("{asked} cases asked, {by_interface} of them answered by the interface");
+    ensure!(faults.is_empty(), "{} of {asked} cases differ:\n{}", faults.len(), faults.join("\n"));
+    Ok(by_interface)
+}
+
+/// Whether an interface may answer a case: by UDP, a plain question for addresses, of which
+/// the answer holds nothing else.
+fn may_be_the_interfaces(namespace: &Namespace, scenario: &Scenario, case: &Case) -> Result<bool> {
+    let config = &scenario.config["dns_config"];
+    // A limit of 0 answers is cut to nothing; pointers are what the interface writes.
+    if case.transport != "udp"
+        || !matches!(case.kind.as_str(), "A" | "AAAA")
+        || case.ecs.is_some()
+        || case.q.to_ascii_lowercase().contains(".query.")
+        || config["disable_compression"] == true
+        || config["udp_answer_limit"] == 0
+    {
+        return Ok(false);
+    }
+    let query = query_of(case, fastrand::u16(..));
+    let reply = namespace.run(|| client::ask_raw(OURS, &query, PATIENCE))??;
+    // The longest message that the interface gives.
+    if reply.len() > 4096 || case.edns.is_some_and(|size| size > 4096) && reply.len() > 4089 {
+        return Ok(false);
+    }
+    let reply = Message::from_vec(&reply)?;
+    let is_address = |record: &hickory_proto::rr::Record| {
+        matches!(record.record_type(), RecordType::A | RecordType::AAAA)
+            && record.name.to_ascii().eq_ignore_ascii_case(&case.q)
+    };
+    // What recursors say has no AA.
+    Ok(reply.metadata.authoritative
+        && reply.metadata.response_code == ResponseCode::NoError
+        && !reply.answers.is_empty()
+        && reply.answers.iter().all(is_address)
+        && reply.authorities.is_empty()
+        && reply.additionals.is_empty())
+}
+
+/// Asks until the interface answers, and every time as the case expects it.
+fn until_the_interface_answers(namespace: &Namespace, scenario: &Scenario, case: &Case) -> Result<()> {
+    let mut problem = None;
+    let mut before = Metrics::read(namespace)?.fast_path_replies();
+    wait_until("an answer by the interface", PATIENCE, || {
+        let asked = namespace.run(|| ask(scenario, case));
+        match asked {
+            Ok(Ok(faults)) if faults.is_empty() => {}
+            Ok(Ok(faults)) => problem = Some(faults.join("; ")),
+            Ok(Err(error)) | Err(error) => problem = Some(error.to_string()),
+        }
+        let now = Metrics::read(namespace).map_or(before, |metrics| metrics.fast_path_replies());
+        problem.is_some() || std::mem::replace(&mut before, now) < now
+    })?;
+    match problem {
+        Some(problem) => bail!("{problem}"),
+        None => Ok(()),
+    }
+}
+
+/// Asks as often as the case wants; what is wrong.
+fn ask(scenario: &Scenario, case: &Case) -> Result<Vec<String>> {
+    let times = case.repeat.as_ref().map_or(1, |repeat| repeat.times);
+    let mut different = BTreeSet::new();
+    for _ in 0..times {
+        let query = query_of(case, fastrand::u16(..));
+        let reply = match case.transport.as_str() {
+            "tcp" => client::ask_tcp_raw(OURS, &query),
+            _ => client::ask_raw(OURS, &query, PATIENCE).map_err(Into::into),
+        };
+        let reply = reply.with_context(|| format!("{}: {} {}", scenario.name, case.q, case.kind))?;
+        different.insert(expect::answers_of(&reply));
+        let faults = expect::faults(scenario, case, &reply);
+        if !faults.is_empty() {
+            return Ok(faults);
+        }
+    }
+    let least = case.repeat.as_ref().map_or(1, |repeat| repeat.distinct_min);
+    Ok(if different.len() < least {
+        vec![format!("{} different answers", different.len())]
+    } else {
+        Vec::new()
+    })
+}
+
+/// The recursors of a scenario, in their order.
+fn start_recursors(namespace: &Namespace, scenario: &Scenario) -> Result<Vec<Recursor>> {
+    let names = scenario.config["recursors"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let recursor = |(number, name): (usize, &str)| {
+        let address = (Ipv4Addr::new(127, 0, 1, 1 + number as u8), 53).into();
+        let rules = scenario.upstreams.get(name).context("a recursor without rules")?.clone();
+        namespace.run(|| Recursor::start(address, rules))?
+    };
+    names.enumerate().map(recursor).collect()
+}
+
+/// A server with the configuration of a scenario, its catalog in a definition file.
+fn start(namespace: &Namespace, scenario: &Scenario, recursors: &[Recursor], xdp: &Value) -> Result<Server> {
+    let folder = server::folder(&server::records_of_groups(&[]), None)?;
+    let definitions = folder.path().join("catalog.json");
+    fs::write(&definitions, scenario.definitions().to_string())?;
+    let mut consul = scenario.config.clone();
+    let object = consul.as_object_mut().context("no object")?;
+    object.insert("sources".to_owned(), json!({"files": [definitions]}));
+    let addresses: Vec<SocketAddr> = recursors.iter().map(|recursor| recursor.address).collect();
+    object.insert("recursors".to_owned(), json!(addresses));
+    let extra = json!({"xdp": xdp, "consul": consul, "metrics": {"enabled": true}});
+    Server::start(Some(namespace), folder, OURS, &extra).with_context(|| scenario.name.clone())
+}

@@ -1,0 +1,208 @@
+//! The Debian package on a bare Debian machine with real systemd: installed, started, asked, as
+//! the README says; upgraded under load.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot use its machine has failed")]
+
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
+
+use hickory_proto::{op::Message, rr::RecordType};
+use serde_json::{Value, json};
+use whole_system_tests::{
+    client,
+    debian::Debian,
+    process::{run, wait_until},
+    requirements, server,
+};
+
+/// A name of the records, and its address.
+const NAME: (&str, &str) = ("q-s0.q-g1.bosh", "10.0.1.0");
+
+/// Where the package has the server listen.
+const SERVER: ([u8; 4], u16) = ([127, 0, 0, 2], 53);
+
+/// How long things may take that end by themselves.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Packs the server into a package that counts as made at `epoch`: later ones are newer. Its path.
+fn package(epoch: u32, folder: &Path) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    // Debug information of a debug build would take a minute to pack.
+    let stripped = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+    run(Command::new("objcopy").arg("--strip-all").arg(server::program().unwrap()).arg(&stripped)).unwrap();
+    fs::set_permissions(&stripped, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    run(Command::new("cargo")
+        .args(["run", "--quiet", "--package", "xtask", "--", "dist", "--binary"])
+        .arg(&stripped)
+        .arg("--out")
+        .arg(folder)
+        .current_dir(root)
+        .env("SOURCE_DATE_EPOCH", epoch.to_string()))
+    .unwrap();
+    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    files.into_iter().find(|path| path.extension().is_some_and(|extension| extension == "deb")).unwrap()
+}
+
+/// The five commands of the README, as one who follows it types them.
+fn commands() -> Vec<String> {
+    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md")).unwrap();
+    let (_, after) = readme.split_once("five commands as root:\n\n").unwrap();
+    let block: Vec<String> =
+        after.lines().map_while(|line| line.strip_prefix("    ")).map(str::to_owned).collect();
+    assert_eq!(block.len(), 5, "{block:?}");
+    block
+}
+
+/// What `status` says.
+fn status(machine: &Debian) -> Value {
+    serde_json::from_str(&machine.run("bosh-dns-xdp status --json").unwrap()).unwrap()
+}
+
+/// Replies that the interface has given.
+fn by_the_interface(machine: &Debian) -> u64 {
+    status(machine)["replies"]["fast"].as_u64().unwrap()
+}
+
+/// A machine on which the five commands were run, with what the fourth and the fifth said.
+fn installed(folder: &Path) -> Option<(Debian, String, String)> {
+    let machine = Debian::boot().unwrap()?;
+    let dist = machine.shared().join("dist");
+    fs::create_dir(&dist).unwrap();
+    let deb = package(1_700_000_000, folder);
+    fs::copy(&deb, dist.join(deb.file_name().unwrap())).unwrap();
+    fs::write(machine.shared().join("records.json"), server::records_of_groups(&[1, 3])).unwrap();
+    let said: Vec<String> = commands()
+        .iter()
+        .map(|command| {
+            let command = command.replace("NAME", NAME.0);
+            machine
+                .run(&command)
+                .unwrap_or_else(|error| panic!("{command}: {error}\n{}", machine.journal("bosh-dns-xdp")))
+        })
+        .collect();
+    Some((machine, said[3].clone(), said[4].clone()))
+}
+
+#[test]
+fn five_commands_lead_to_an_answer_of_the_interface() {
+    if !requirements::bpf() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let Some((machine, dug, shown)) = installed(folder.path()) else { return };
+    assert!(dug.contains("status: NOERROR") && dug.contains(NAME.1), "{dug}");
+    assert!(shown.lines().next().unwrap().ends_with(": ready"), "{shown}");
+    assert!(!shown.contains("FAIL"), "{shown}");
+    // The programs are loaded while the first queries are answered from userspace.
+    let mut before = by_the_interface(&machine);
+    wait_until("an answer of the interface", PATIENCE, || {
+        let answer = machine.run(&format!("dig @127.0.0.2 +short {}", NAME.0)).unwrap();
+        assert_eq!(answer.trim(), NAME.1);
+        std::mem::replace(&mut before, by_the_interface(&machine)) < before
+    })
+    .unwrap();
+    let said = machine.run("bosh-dns-xdp status").unwrap();
+    println!("{said}");
+    assert!(!said.contains("FAIL") && !said.contains("newest warnings"), "{said}");
+    // As its unit says: another user, with four capabilities, the programs pinned.
+    let pid = status(&machine)["pid"].as_u64().unwrap();
+    let owner = machine.run(&format!("ps -o user= -p {pid}")).unwrap();
+    assert_eq!(owner.trim(), "bosh-dns-xdp");
+    assert!(status(&machine)["fast_path"]["detail"]["pinned_at"].is_string(), "{said}");
+    assert!(machine.run("ls /sys/fs/bpf/bosh-dns-xdp/*/links").unwrap().contains("1-tcx"));
+
+    machine.run("apt-get remove --yes bosh-dns-xdp").unwrap();
+    assert!(machine.run("systemctl is-active bosh-dns-xdp || true").unwrap().contains("inactive"));
+    let pins = machine.run("ls -A /sys/fs/bpf/bosh-dns-xdp 2>/dev/null || true").unwrap();
+    assert_eq!(pins, "", "something stays attached");
+    assert!(machine.run("test -e /etc/bosh-dns-xdp/config.json && echo there").unwrap().contains("there"));
+    machine.run("apt-get purge --yes bosh-dns-xdp").unwrap();
+    machine.run("test ! -e /etc/bosh-dns-xdp/config.json && test ! -e /var/lib/bosh-dns-xdp").unwrap();
+}
+
+#[test]
+fn an_upgrade_leaves_no_hot_name_unanswered() {
+    if !requirements::bpf() {
+        return;
+    }
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let Some((machine, ..)) = installed(folders[0].path()) else { return };
+    let newer = package(1_700_000_060, folders[1].path());
+    fs::copy(&newer, machine.shared().join("newer.deb")).unwrap();
+    wait_until("an answer of the interface", PATIENCE, || {
+        machine.run(&format!("dig @127.0.0.2 {}", NAME.0)).unwrap();
+        by_the_interface(&machine) > 0
+    })
+    .unwrap();
+    let pid = |machine: &Debian| status(machine)["pid"].as_u64().unwrap();
+    let version = |machine: &Debian| machine.run("dpkg-query --show bosh-dns-xdp").unwrap();
+    let first = (pid(&machine), version(&machine));
+    let upgraded = AtomicBool::new(false);
+    let asked = thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            machine.in_network(|| ask_on(SocketAddr::from(SERVER), || upgraded.load(Ordering::Relaxed)))
+        });
+        let said = machine.run("dpkg --install newer.deb");
+        // Until the second server's programs answer as well.
+        let served = said.and_then(|_| {
+            wait_until("the second server's answers", PATIENCE, || {
+                machine.run("bosh-dns-xdp status").is_ok() && by_the_interface(&machine) > 0
+            })
+        });
+        upgraded.store(true, Ordering::Relaxed);
+        let asked = load.join().unwrap().unwrap();
+        served.unwrap_or_else(|error| panic!("{error}\n{}", machine.journal("bosh-dns-xdp")));
+        asked
+    });
+    println!("{asked} queries while the package was upgraded, all answered");
+    let second = (pid(&machine), version(&machine));
+    assert!(first.0 != second.0 && first.1 != second.1, "{first:?} {second:?}");
+    // A configuration that was changed by hand stays, and nobody is asked.
+    let kept = json!({"address": "127.0.0.2", "port": 53, "log_level": "DEBUG"}).to_string();
+    machine.run(&format!("echo '{kept}' >/etc/bosh-dns-xdp/config.json; dpkg --install newer.deb")).unwrap();
+    assert_eq!(machine.run("cat /etc/bosh-dns-xdp/config.json").unwrap().trim(), kept);
+}
+
+/// Asks for the hot name until `done`, each query once; how many there were.
+fn ask_on(server: SocketAddr, done: impl Fn() -> bool) -> u64 {
+    let message = client::query(&format!("{}.", NAME.0), RecordType::A, None).unwrap().to_vec().unwrap();
+    let mut asked = 0;
+    while !done() {
+        let reply = client::ask_raw(server, &message, Duration::from_secs(2));
+        let reply = reply.unwrap_or_else(|error| panic!("query {asked} was not answered: {error}"));
+        let found = client::addresses(&Message::from_vec(&reply).unwrap());
+        assert_eq!(found, [NAME.1.parse::<std::net::IpAddr>().unwrap()], "query {asked}");
+        asked += 1;
+        thread::sleep(Duration::from_millis(1));
+    }
+    asked
+}
+
+#[test]
+fn what_is_packed_twice_is_the_same_byte_for_byte() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    for folder in &folders {
+        package(1_700_000_000, folder.path());
+    }
+    let files = |folder: &Path| {
+        let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+        let mut files: Vec<_> =
+            files.map(|file| (file.file_name(), fs::read(file.path()).unwrap())).collect();
+        files.sort();
+        files
+    };
+    let [first, second] = [files(folders[0].path()), files(folders[1].path())];
+    assert!(first.len() >= 6, "package, release, binary, its debug information, bill, sums");
+    for ((name, bytes), (other, again)) in first.iter().zip(&second) {
+        assert_eq!(name, other);
+        assert!(bytes == again, "{} differs", name.display());
+    }
+    assert_eq!(first.len(), second.len());
+}

@@ -1,0 +1,155 @@
+//! The BOSH job: its table of manifests, and real ERB.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use whole_system_tests::server::merge;
+
+/// A rendered job: texts by path below the job's folder; `monit` is among them.
+pub(crate) type Files = BTreeMap<String, String>;
+
+/// `manifests.json`.
+#[derive(Deserialize)]
+pub(crate) struct Table {
+    /// What the reference's job gives for a manifest that says nothing.
+    pub(crate) defaults: Defaults,
+    /// Manifests that are rendered.
+    pub(crate) rendered: Vec<Rendered>,
+    /// Manifests that are not.
+    pub(crate) refused: Vec<Refused>,
+}
+
+/// The reference's two configuration files.
+#[derive(Deserialize)]
+pub(crate) struct Defaults {
+    /// config/config.json.
+    pub(crate) config: Value,
+    /// config/health_server_config.json.
+    pub(crate) health_server: Value,
+}
+
+/// A manifest, and what it gives.
+#[derive(Deserialize)]
+pub(crate) struct Rendered {
+    /// What is odd about it.
+    pub(crate) about: String,
+    /// Properties, without the API's certificates.
+    properties: Value,
+    /// The instance, where it matters.
+    #[serde(default)]
+    spec: Value,
+    /// What config.json has in place of the default.
+    pub(crate) config: Value,
+    /// The same for the health server.
+    #[serde(default)]
+    pub(crate) health_server: Option<Value>,
+    /// dns/aliases.json.
+    pub(crate) aliases: Option<Value>,
+    /// dns/handlers.json.
+    pub(crate) handlers: Option<Value>,
+    /// Files and what they have to contain.
+    #[serde(default)]
+    pub(crate) contains: BTreeMap<String, String>,
+    /// Files and what they must not contain.
+    #[serde(default)]
+    pub(crate) lacks: BTreeMap<String, String>,
+}
+
+/// A manifest that cannot be right.
+#[derive(Deserialize)]
+pub(crate) struct Refused {
+    /// Properties, without the API's certificates.
+    pub(crate) properties: Value,
+    /// Whether the API has certificates.
+    #[serde(default = "yes")]
+    certificates: bool,
+    /// What the error has to name.
+    pub(crate) refused: Vec<String>,
+}
+
+/// A default.
+fn yes() -> bool {
+    true
+}
+
+impl Table {
+    /// Reads the table.
+    pub(crate) fn read() -> Result<Self> {
+        Ok(serde_json::from_str(include_str!("manifests.json"))?)
+    }
+}
+
+impl Rendered {
+    /// As the renderer takes it.
+    pub(crate) fn manifest(&self) -> Value {
+        let mut properties = certificates("api", "CERT");
+        merge(&mut properties, &self.properties);
+        json!({"properties": properties, "spec": self.spec})
+    }
+}
+
+impl Refused {
+    /// As the renderer takes it.
+    pub(crate) fn manifest(&self) -> Value {
+        let mut properties = if self.certificates { certificates("api", "CERT") } else { json!({}) };
+        merge(&mut properties, &self.properties);
+        json!({"properties": properties})
+    }
+}
+
+/// The certificates of both sides of the API or of health checks, all of one text.
+pub(crate) fn certificates(of: &str, pem: &str) -> Value {
+    let tls = json!({"tls": {"ca": pem, "certificate": pem, "private_key": pem}});
+    json!({of: {"server": tls, "client": tls}})
+}
+
+/// Where the BOSH release's sources are.
+pub(crate) fn bosh() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/bosh")
+}
+
+/// Renders the job for each manifest; an error's text where it is refused.
+pub(crate) fn render(manifests: &[Value]) -> Result<Vec<Result<Files, String>>> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/deploy/render.rb");
+    let mut ruby = Command::new("ruby")
+        .arg(script)
+        .arg(bosh().join("jobs/bosh-dns"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("ruby is needed: `cargo xtask test` installs it")?;
+    // Ruby reads all of it before it prints anything.
+    ruby.stdin.take().context("no standard input")?.write_all(&serde_json::to_vec(manifests)?)?;
+    let output = ruby.wait_with_output()?;
+    ensure!(output.status.success(), "ruby failed ({})", output.status);
+    let results: Vec<BTreeMap<String, Value>> = serde_json::from_slice(&output.stdout)?;
+    results
+        .into_iter()
+        .map(|result| match result.get("files") {
+            Some(files) => Ok(Ok(serde_json::from_value(files.clone())?)),
+            None => Ok(Err(result.get("error").and_then(Value::as_str).unwrap_or_default().to_owned())),
+        })
+        .collect()
+}
+
+/// Writes a rendered job below `folder`, as the agent does.
+pub(crate) fn write(files: &Files, folder: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    for (path, text) in files {
+        let path = folder.join(path);
+        let below = path.parent().context("a file without a folder")?;
+        fs::create_dir_all(below)?;
+        fs::write(&path, text)?;
+        let mode = if below.ends_with("bin") { 0o750 } else { 0o640 };
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,118 @@
+//! A machine of a fleet: namespaces with a network, a bpffs and a `/var/vcap` of their own, and
+//! a user vcap.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use whole_system_tests::{
+    process::{Kept, capture, run},
+    server,
+};
+
+/// What makes the namespaces into such a machine; `$1` is the folder that becomes `/var/vcap`.
+const SET_UP: &str = r#"
+set -eu
+ip link set lo up
+mount -t bpf bpf /sys/fs/bpf
+mount --bind "$1/etc/passwd" /etc/passwd
+mount --bind "$1/etc/group" /etc/group
+mount -t tmpfs tmpfs /var
+mkdir /var/vcap /var/tmp
+mount --bind "$1/vcap" /var/vcap
+echo ready
+exec sleep infinity
+"#;
+
+/// The namespaces; all of it goes when dropped.
+pub(crate) struct Machine {
+    /// A process that keeps the namespaces; ended first.
+    holder: Kept,
+    /// What lies in `/var/vcap`, and two files of `/etc`.
+    folder: TempDir,
+}
+
+impl Machine {
+    /// A machine with the package, records of an instance, and no job.
+    pub(crate) fn new() -> Result<Self> {
+        let folder = TempDir::with_prefix("bdx-vcap-")?;
+        // The user vcap has to get to its files.
+        run(Command::new("chmod").arg("755").arg(folder.path()))?;
+        let etc = folder.path().join("etc");
+        fs::create_dir(&etc)?;
+        let with = |file: &str, line: &str| -> Result<()> {
+            let text = fs::read_to_string(Path::new("/etc").join(file))?;
+            Ok(fs::write(etc.join(file), format!("{text}{line}\n"))?)
+        };
+        with("passwd", "vcap:x:2001:2001::/home/vcap:/bin/bash")?;
+        with("group", "vcap:x:2001:")?;
+        let vcap = folder.path().join("vcap");
+        for below in ["jobs", "instance/dns", "sys/log", "sys/run", "data"] {
+            fs::create_dir_all(vcap.join(below))?;
+        }
+        fs::write(vcap.join("instance/dns/records.json"), server::records_of_groups(&[1, 3]))?;
+        fs::write(vcap.join("instance/health.json"), json!({"state": "running"}).to_string())?;
+        install_package(&vcap)?;
+
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--net", "--propagation=private", "sh", "-c", SET_UP, "sh"]);
+        command.arg(folder.path()).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn()?;
+        let mut said = String::new();
+        BufReader::new(child.stdout.take().context("no standard output")?).read_line(&mut said)?;
+        let holder = Kept::from(child);
+        ensure!(said == "ready\n", "the namespaces could not be set up");
+        Ok(Self { holder, folder })
+    }
+
+    /// Its `/var/vcap`.
+    pub(crate) fn vcap(&self) -> PathBuf {
+        self.folder.path().join("vcap")
+    }
+
+    /// A command inside.
+    pub(crate) fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg("--target").arg(self.holder.pid().to_string()).args(["--mount", "--net", "--", program]);
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("/var/vcap/packages/bosh-dns/bin:{path}"));
+        command
+    }
+
+    /// Runs a line of shell inside; what it printed.
+    pub(crate) fn run(&self, line: &str) -> Result<String> {
+        capture(self.command("bash").args(["-c", line]))
+    }
+
+    /// Renders the job with these properties and puts it in place.
+    pub(crate) fn deploy(&self, properties: Value) -> Result<()> {
+        let results = crate::job::render(&[json!({"properties": properties})])?;
+        let files = results.into_iter().next().context("nothing was rendered")?;
+        let job = self.vcap().join("jobs/bosh-dns");
+        fs::remove_dir_all(&job).ok();
+        crate::job::write(&files.map_err(anyhow::Error::msg)?, &job)?;
+        run(Command::new("chown").args(["-R", "root:2001"]).arg(job))
+    }
+}
+
+/// Compiles the package as a worker does: its script puts the binary in place.
+fn install_package(vcap: &Path) -> Result<()> {
+    let source = crate::job::bosh().join("packages/bosh-dns");
+    let work = vcap.join("data/compile");
+    fs::create_dir_all(work.join("bosh-dns"))?;
+    fs::copy(source.join("process.sh"), work.join("bosh-dns/process.sh"))?;
+    let program = server::program()?;
+    let stripped = work.join("bosh-dns/bosh-dns-xdp");
+    run(Command::new("objcopy").arg("--strip-debug").arg(program).arg(stripped))?;
+    run(Command::new("bash")
+        .arg(source.join("packaging"))
+        .env("BOSH_INSTALL_TARGET", vcap.join("packages/bosh-dns"))
+        .current_dir(&work))?;
+    Ok(fs::remove_dir_all(work)?)
+}

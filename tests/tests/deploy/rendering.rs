@@ -1,0 +1,128 @@
+//! The job as a director renders it: a table of manifests and what the reference's job makes of
+//! them (`manifests.json`).
+
+use std::{collections::BTreeSet, fs, process::Command};
+
+use anyhow::Result;
+use serde_json::Value;
+use whole_system_tests::server;
+
+use crate::{
+    job::{self, Defaults, Files, Rendered, Table},
+    machine::Machine,
+};
+
+/// Renders the manifests that are right.
+fn rendered() -> Result<(Table, Vec<Files>)> {
+    let table = Table::read()?;
+    let manifests: Vec<Value> = table.rendered.iter().map(Rendered::manifest).collect();
+    let results = job::render(&manifests)?;
+    let files = table
+        .rendered
+        .iter()
+        .zip(results)
+        .map(|(row, result)| result.map_err(|problem| anyhow::anyhow!("{}: {problem}", row.about)));
+    let files = files.collect::<Result<_>>()?;
+    Ok((table, files))
+}
+
+#[test]
+fn configuration_is_the_reference_s() {
+    let (Table { defaults: Defaults { config, health_server }, rendered, .. }, files) = rendered().unwrap();
+    assert!(rendered.len() >= 30);
+    for (row, files) in rendered.iter().zip(&files) {
+        let json = |path: &str| -> Value { serde_json::from_str(&files[path]).unwrap() };
+        let mut expected = config.clone();
+        server::merge(&mut expected, &row.config);
+        let mut found = json("config/config.json");
+        found.as_object_mut().unwrap().remove("control");
+        // The reference has no such object; what the row says about it is looked at below.
+        let (ours, own) = (found.as_object_mut().unwrap().remove("xdp").unwrap(), row.config.get("xdp"));
+        expected.as_object_mut().unwrap().remove("xdp");
+        assert_eq!(found, expected, "{}: config.json", row.about);
+        for (key, value) in own.and_then(Value::as_object).into_iter().flatten() {
+            assert_eq!(&ours[key], value, "{}: xdp.{key}", row.about);
+        }
+        let mut expected = health_server.clone();
+        server::merge(
+            &mut expected,
+            row.health_server.as_ref().unwrap_or(&Value::Object(Default::default())),
+        );
+        assert_eq!(json("config/health_server_config.json"), expected, "{}: health server", row.about);
+        let empty = (Value::Object(Default::default()), Value::Array(Vec::new()));
+        assert_eq!(&json("dns/aliases.json"), row.aliases.as_ref().unwrap_or(&empty.0), "{}", row.about);
+        assert_eq!(&json("dns/handlers.json"), row.handlers.as_ref().unwrap_or(&empty.1), "{}", row.about);
+        for (path, part) in &row.contains {
+            assert!(files[path].contains(part), "{}: {path} lacks {part:?}:\n{}", row.about, files[path]);
+        }
+        for (path, part) in &row.lacks {
+            assert!(!files[path].contains(part), "{}: {path} has {part:?}:\n{}", row.about, files[path]);
+        }
+    }
+}
+
+#[test]
+fn what_is_wrong_is_refused_by_its_name() {
+    let table = Table::read().unwrap();
+    let manifests: Vec<Value> = table.refused.iter().map(job::Refused::manifest).collect();
+    for (row, result) in table.refused.iter().zip(job::render(&manifests).unwrap()) {
+        let problem = result.expect_err(&format!("not refused: {}", row.properties));
+        for part in &row.refused {
+            assert!(problem.contains(part), "{}: {problem:?} does not name {part:?}", row.properties);
+        }
+    }
+}
+
+#[test]
+fn scripts_pass_shellcheck() {
+    let (_, files) = rendered().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mut scripts = vec![
+        job::bosh().join("packages/bosh-dns/packaging"),
+        job::bosh().join("packages/bosh-dns/process.sh"),
+    ];
+    let debian = job::bosh().join("../debian");
+    scripts.extend(["postinst", "prerm", "postrm"].map(|script| debian.join(script)));
+    // Most manifests give the same scripts.
+    let texts = files.iter().flatten().filter(|(path, _)| path.starts_with("bin/"));
+    let texts: BTreeSet<&String> = texts.map(|(_, text)| text).collect();
+    for (index, text) in texts.into_iter().enumerate() {
+        let script = folder.path().join(index.to_string());
+        fs::write(&script, text).unwrap();
+        scripts.push(script);
+    }
+    // SC2016: values of the manifest stand in single quotes so that nothing in them is expanded.
+    let checked = Command::new("shellcheck").arg("--exclude=SC2016").args(scripts).output().unwrap();
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+}
+
+#[test]
+fn the_server_takes_what_is_rendered() {
+    if !whole_system_tests::requirements::namespaces() {
+        return;
+    }
+    let (table, files) = rendered().unwrap();
+    let machine = Machine::new().unwrap();
+    for (row, files) in table.rendered.iter().zip(&files) {
+        let job = machine.vcap().join("jobs/bosh-dns");
+        fs::remove_dir_all(&job).ok();
+        job::write(files, &job).unwrap();
+        let checked = machine
+            .run(
+                "cd /var/vcap/jobs/bosh-dns && bosh-dns-xdp check --json --config config/config.json || true",
+            )
+            .unwrap();
+        let checked: Value = serde_json::from_str(&checked).unwrap();
+        // Data that the table names elsewhere is not there; everything else is.
+        let errors: Vec<&str> = checked["errors"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(Value::as_str)
+            .filter(|error| !error.starts_with("/data/records.json"))
+            .collect();
+        assert!(errors.is_empty(), "{}: {errors:?}", row.about);
+        let warnings = checked["warnings"].to_string();
+        assert!(!warnings.contains("unknown"), "{}: {warnings}", row.about);
+    }
+}

@@ -1,0 +1,243 @@
+//! Privileges apart: the real server without any, and the process of root's that attaches for it.
+
+use std::{
+    fs,
+    net::IpAddr,
+    path::PathBuf,
+    process::{Command, Stdio},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use whole_system_tests::{
+    confined::confine,
+    metrics::{Metrics, wait_for_fast_path},
+    process::{Kept, capture, wait_until},
+    requirements,
+    server::{self, Server},
+};
+
+use crate::lab::{Bpffs, PATIENCE, Pair, addresses, v4};
+
+/// A listed name, and one that has to be learned.
+const NAMES: [&str; 2] = ["q-s0.q-g3.bosh.", "q-a1s0.q-g3.bosh."];
+
+/// How long the parts may take to find each other.
+const REUNION: Duration = Duration::from_secs(30);
+
+/// Both parts on a veth.
+struct Parts {
+    /// Asked for programs.
+    attacher: Kept,
+    /// Confined.
+    server: Server,
+    /// Pins.
+    bpffs: Bpffs,
+    /// Where both and their clients live.
+    pair: Pair,
+}
+
+impl Parts {
+    /// Starts the server, and then the attacher.
+    fn start(label: &str) -> Result<Self> {
+        let (pair, bpffs) = (Pair::new(label)?, Bpffs::new()?);
+        let folder = server::folder(&server::records_of_groups(&[3]), None)?;
+        fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777))?;
+        let settings = json!({
+            "metrics": {"enabled": true},
+            "control": {"socket": folder.path().join("control.sock")},
+            "xdp": {
+                "bpffs": bpffs.path(), "lease": "60s", "on_stop": "keep", "user": "nobody",
+                "attach_socket": folder.path().join("attach/attach.sock"),
+            },
+        });
+        // Port 53, which takes a capability elsewhere.
+        pair.server.run(|| fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0"))??;
+        let server = Server::start_prepared(Some(&pair.server), folder, v4(), &settings, confine)?;
+        let attacher = start_attacher(&pair, &server)?;
+        let parts = Self { attacher, server, bpffs, pair };
+        wait_for_fast_path(&parts.pair.server).with_context(|| parts.server.log())?;
+        Ok(parts)
+    }
+
+    /// Asks once from the other end; `None`: no reply.
+    fn ask(&self, name: &str) -> Result<Option<Vec<IpAddr>>> {
+        addresses(&self.pair.client, v4(), name, PATIENCE)
+    }
+
+    /// Replies that the program has given.
+    fn fast_path_replies(&self) -> Result<u64> {
+        Ok(Metrics::read(&self.pair.server)?.fast_path_replies())
+    }
+
+    /// Whether the next answer to `name` is the program's.
+    fn is_answered_by_the_interface(&self, name: &str) -> Result<bool> {
+        let before = self.fast_path_replies()?;
+        ensure!(self.ask(name)? == Some(instances()), "{name}");
+        Ok(self.fast_path_replies()? > before)
+    }
+
+    /// Runs a command of the server's on the control socket; what it says.
+    fn operate(&self, arguments: &[&str]) -> Result<String> {
+        let mut command: Command = self.pair.server.command(server::program()?)?;
+        let config = self.server.folder.path().join("config.json");
+        capture(command.args(arguments).arg("--config").arg(config))
+    }
+
+    /// What `status` says.
+    fn status(&self) -> Result<Value> {
+        Ok(serde_json::from_str(&self.operate(&["status", "--json"])?)?)
+    }
+}
+
+/// How often attachers have given maps away, by their log.
+fn sessions(server: &Server) -> usize {
+    let log = fs::read_to_string(server.folder.path().join("attacher.log")).unwrap_or_default();
+    log.matches("a server has its maps").count()
+}
+
+/// Starts an attacher beside the server.
+fn start_attacher(pair: &Pair, server: &Server) -> Result<Kept> {
+    let log =
+        fs::OpenOptions::new().create(true).append(true).open(server.folder.path().join("attacher.log"))?;
+    let config: PathBuf = server.folder.path().join("config.json");
+    let mut command = pair.server.command(server::program()?)?;
+    command.args(["attach", "--config"]).arg(config).stdin(Stdio::null());
+    Kept::spawn(command.stdout(log.try_clone()?).stderr(log))
+}
+
+/// What [`NAMES`] have.
+fn instances() -> Vec<IpAddr> {
+    (0..3).map(|index| IpAddr::from([10, 0, 3, index])).collect()
+}
+
+/// A line of `/proc/PID/status` without its name.
+fn of_process(pid: u32, name: &str) -> Result<String> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    Ok(line.with_context(|| format!("no {name}"))?.trim().to_owned())
+}
+
+#[test]
+fn a_server_that_may_not_call_bpf_answers_by_the_interface() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let parts = Parts::start("apart")?;
+    let pid = parts.server.pid();
+    // Mode 2: a filter.
+    ensure!(of_process(pid, "Seccomp")? == "2" && of_process(pid, "NoNewPrivs")? == "1");
+    for set in ["CapEff", "CapPrm", "CapAmb"] {
+        ensure!(u64::from_str_radix(&of_process(pid, set)?, 16)? == 0, "{set}");
+    }
+    for name in NAMES {
+        wait_until("the interface's answers", REUNION, || {
+            parts.is_answered_by_the_interface(name).unwrap_or(false)
+        })?;
+    }
+    let status = parts.status()?;
+    let detail = &status["fast_path"]["detail"];
+    ensure!(detail["pinned_at"].is_string() && status["fast_path_off"].is_null(), "{status}");
+    // New records reach the interface, and cells of the old ones are used again: the attacher
+    // vouches for grace periods, which the server cannot ask for.
+    let records = parts.server.folder.path().join("records.json");
+    for round in 0..4 {
+        let group = if round % 2 == 0 { 5 } else { 3 };
+        fs::write(&records, server::records_of_groups(&[group]))?;
+        let name = format!("q-s0.q-g{group}.bosh.");
+        wait_until("the new records", REUNION, || {
+            parts.ask(&name).is_ok_and(|found| found.is_some_and(|found| found.len() == usize::from(group)))
+        })?;
+    }
+    wait_until("the interface's answers", REUNION, || {
+        parts.is_answered_by_the_interface(NAMES[0]).unwrap_or(false)
+    })?;
+    let status = parts.status()?;
+    ensure!(status["fast_path"]["detail"]["names"]["unvouched"] == json!(false), "{status}");
+    // Interfaces that come later are followed by the attacher and shown by the server.
+    parts.pair.server.ip(&["link", "add", "late", "type", "veth", "peer", "name", "etal"])?;
+    wait_until("the late interface to be served", REUNION, || {
+        let family = dns_resolver::ops::metrics::names::FAST_PATH_INTERFACE_INFO;
+        Metrics::read(&parts.pair.server).is_ok_and(|metrics| metrics.sum(family, "interface=\"late\"") == 1)
+    })?;
+    // The attacher keeps what attaching needs, and nothing else: CAP_NET_ADMIN, CAP_PERFMON, CAP_BPF.
+    let held = u64::from_str_radix(&of_process(parts.attacher.pid(), "CapPrm")?, 16)?;
+    ensure!(held == 1 << 12 | 1 << 38 | 1 << 39, "{held:#x}");
+    Ok(())
+}
+
+#[test]
+fn single_queries_are_shown_without_a_call_of_bpf() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let parts = Parts::start("tap")?;
+    let done = AtomicBool::new(false);
+    let shown = thread::scope(|scope| {
+        let load = scope.spawn(|| -> Result<()> {
+            while !done.load(Ordering::Relaxed) {
+                parts.ask(NAMES[0])?;
+            }
+            Ok(())
+        });
+        let shown = parts.operate(&["tap", "--count", "5", "--json"]);
+        done.store(true, Ordering::Relaxed);
+        load.join().expect("the client does not panic")?;
+        shown
+    })?;
+    ensure!(shown.contains("\"fast\"") && shown.contains("q-s0.q-g3.bosh"), "{shown}");
+    Ok(())
+}
+
+#[test]
+fn either_part_dies_and_comes_back_and_every_query_is_answered() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let mut parts = Parts::start("reunion")?;
+    let Parts { attacher, server, bpffs, pair } = &mut parts;
+    let (done, answered) = (AtomicBool::new(false), AtomicU64::new(0));
+    let more = |what: &str| {
+        let before = answered.load(Ordering::Relaxed);
+        wait_until(what, Duration::from_secs(10), || answered.load(Ordering::Relaxed) > before + 100)
+    };
+    thread::scope(|scope| {
+        let load = scope.spawn(|| -> Result<()> {
+            while !done.load(Ordering::Relaxed) {
+                let found = addresses(&pair.client, v4(), NAMES[0], PATIENCE)?;
+                let asked = answered.fetch_add(1, Ordering::Relaxed);
+                ensure!(found == Some(instances()), "query {asked}: {found:?}");
+            }
+            Ok(())
+        });
+        let mut rounds = || -> Result<()> {
+            more("answers with both parts")?;
+            for _ in 0..2 {
+                let before = sessions(server);
+                attacher.kill(PATIENCE)?;
+                more("answers without an attacher")?;
+                *attacher = start_attacher(pair, server)?;
+                wait_until("the server to be given maps", REUNION, || sessions(server) > before)?;
+                wait_for_fast_path(&pair.server)?;
+                more("answers with a new attacher")?;
+                server.process().kill(PATIENCE)?;
+                more("answers without a server")?;
+                server.restart_prepared(Some(&pair.server), confine)?;
+                wait_for_fast_path(&pair.server)?;
+                more("answers of a new server")?;
+            }
+            Ok(())
+        };
+        let outcome = rounds();
+        done.store(true, Ordering::Relaxed);
+        load.join().expect("the client does not panic")?;
+        outcome.with_context(|| server.log())
+    })?;
+    println!("{} queries, all answered at once", answered.load(Ordering::Relaxed));
+    // Links of lo and srv, and the maps of one server.
+    ensure!(bpffs.links().len() == 2 && bpffs.pinned().len() == 2 + 5, "{:?}", bpffs.pinned());
+    Ok(())
+}

@@ -1,0 +1,116 @@
+//! `max_reply`: what clients of other networks get by UDP, by both paths alike.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result, ensure};
+use hickory_proto::{op::Message, rr::RecordType};
+use serde_json::json;
+use whole_system_tests::{
+    client,
+    metrics::{Metrics, wait_for_fast_path},
+    namespace::Namespace,
+    process::capture,
+    requirements,
+    server::{self, Server},
+};
+
+use crate::lab::{Bpffs, Pair, v4};
+
+/// Most bytes of a reply.
+const MOST: u16 = 600;
+
+/// Ethernet address of the interface with [`FAR`].
+const FAR_MAC: &str = "02:00:00:00:09:02";
+
+/// The server's address on a macvlan: it is not link-local, and what comes there is not from a
+/// container.
+const FAR: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 9, 0, 2)), 53);
+
+/// The server's second address on the veth, which is a container's interface.
+const NEAR: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 8, 0, 2)), 53);
+
+/// Asks by UDP with room for everything.
+fn ask(from: &Namespace, server: SocketAddr, name: &str) -> Result<Message> {
+    let query = client::query(name, RecordType::A, Some(4096))?;
+    from.run(|| client::ask(server, &query))?
+}
+
+/// Asks for as long as it takes the name to be answered by the interface.
+fn hits(pair: &Pair, server: SocketAddr, name: &str) -> Result<u64> {
+    let before = Metrics::read(&pair.server)?.fast_path_replies();
+    for _ in 0..10 {
+        ask(&pair.client, server, name)?;
+    }
+    Ok(Metrics::read(&pair.server)?.fast_path_replies() - before)
+}
+
+#[test]
+fn far_clients_get_long_replies_by_tcp_only() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let (pair, bpffs) = (Pair::new("far")?, Bpffs::new()?);
+    for (namespace, interface, last) in [(&pair.server, "srv", 2), (&pair.client, "cli", 1)] {
+        namespace.ip(&["addr", "add", &format!("10.8.0.{last}/24"), "dev", interface])?;
+    }
+    pair.client.ip(&["addr", "add", "10.9.0.1/24", "dev", "cli"])?;
+    let ours = ["link", "add", "link", "srv", "name", "mac0", "address", FAR_MAC, "type", "macvlan"];
+    pair.server.ip(&[&ours[..], &["mode", "bridge"]].concat())?;
+    pair.server.ip(&["addr", "add", "10.9.0.2/24", "dev", "mac0"])?;
+    pair.server.ip(&["link", "set", "mac0", "up"])?;
+    // Asked by ARP, the veth would say that the address is its own.
+    pair.client.ip(&["neigh", "add", "10.9.0.2", "lladdr", FAR_MAC, "dev", "cli"])?;
+    let folder = server::folder(&server::records_of_groups(&[10, 60]), None)?;
+    let settings = json!({
+        "address": "0.0.0.0",
+        "max_reply": MOST,
+        "metrics": {"enabled": true},
+        "xdp": {"bpffs": bpffs.path()},
+    });
+    // Where the test asks whether it is up; the configuration says where it listens.
+    let server = Server::start(Some(&pair.server), folder, v4(), &settings)?;
+    wait_for_fast_path(&pair.server).with_context(|| server.log())?;
+    let (short, long) = ("q-s0.q-g10.bosh.", "q-s0.q-g60.bosh.");
+
+    // What is short enough comes from the interface, wherever the client is.
+    for address in [FAR, NEAR, v4()] {
+        ensure!(client::addresses(&ask(&pair.client, address, short)?).len() == 10);
+        ensure!(hits(&pair, address, short)? == 10, "{address}");
+    }
+    // What is not comes from userspace, whole for those that are near.
+    for (address, whole) in [(FAR, false), (NEAR, true), (v4(), true)] {
+        let reply = ask(&pair.client, address, long)?;
+        let (length, count) = (reply.to_vec()?.len(), client::addresses(&reply).len());
+        ensure!(reply.metadata.truncation != whole, "{address}: {length} bytes");
+        ensure!(if whole { count == 60 } else { length <= MOST.into() && count > 20 }, "{address}: {count}");
+        ensure!(hits(&pair, address, long)? == 0, "{address}: the interface gave a long reply");
+    }
+    let query = client::query(long, RecordType::A, None)?;
+    let by_tcp = pair.client.run(|| client::ask_tcp(FAR, &query))??;
+    ensure!(client::addresses(&by_tcp).len() == 60, "all of it comes by TCP");
+    Ok(())
+}
+
+#[test]
+fn check_says_where_replies_to_other_networks_have_no_bound() -> Result<()> {
+    let folder = server::folder(&server::records_of_groups(&[1]), None)?;
+    let file = folder.path().join("config.json");
+    let warns = |address: &str, max_reply: Option<u16>| -> Result<bool> {
+        let mut config = server::config(folder.path(), SocketAddr::new(address.parse()?, 53));
+        server::merge(&mut config, &json!({"max_reply": max_reply}));
+        std::fs::write(&file, config.to_string())?;
+        let mut command = std::process::Command::new(server::program()?);
+        let said = capture(command.args(["check", "--json", "--config"]).arg(&file))?;
+        Ok(said.contains("max_reply is not set"))
+    };
+    for (address, max_reply, expected) in [
+        ("0.0.0.0", None, true),
+        ("10.0.0.1", None, true),
+        ("10.0.0.1", Some(1232), false),
+        ("127.0.0.2", None, false),
+        ("169.254.0.2", None, false),
+    ] {
+        ensure!(warns(address, max_reply)? == expected, "{address}, {max_reply:?}");
+    }
+    Ok(())
+}

@@ -1,0 +1,159 @@
+//! A flood of names that all mean something: it neither delays new records nor ends the
+//! lease, and costs a bounded amount of memory.
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::Path,
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use dns_resolver::ops::metrics::names::{FAST_PATH_PACKETS_TOTAL, FAST_PATH_WRITES_TOTAL};
+use hickory_proto::rr::RecordType;
+use serde_json::{Value, json};
+use whole_system_tests::{
+    bpffs::Bpffs,
+    client,
+    metrics::{Metrics, wait_for_fast_path},
+    namespace::Namespace,
+    process::wait_until,
+    requirements,
+    server::{self, Server},
+};
+
+/// Where the server listens.
+const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 53);
+
+/// Names of the flood.
+const NAMES: u32 = 20_000;
+
+/// Instances of the group that all of them mean.
+const INSTANCES: u16 = 250;
+
+/// The name in steady use, of a group of one instance whose address is the records' version.
+const HOT: &str = "q-s0.q-g2.bosh.";
+
+/// Least number of records during the flood.
+const VERSIONS: u32 = 20;
+
+/// Most entries that are written from the moment at which TCP gives new records to that at
+/// which UDP does: what is published has been gone through, and not the flood's names
+/// again and again.
+const MOST_WRITES: u64 = 2 * (NAMES as u64 + 1000);
+
+/// Longer than anything here takes on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Most memory that the flood adds, MiB: said in docs/operating.md.
+const MOST_MEMORY: u64 = 96;
+
+/// records.json of this version.
+fn records(version: u32) -> Vec<u8> {
+    let [_, high, middle, low] = version.to_be_bytes();
+    let crowd = (0..INSTANCES).map(|number| {
+        let [high, low] = number.to_be_bytes();
+        (format!("c{number}"), "1", Ipv4Addr::new(10, 0, high, low))
+    });
+    let hot = [("hot".to_owned(), "2", Ipv4Addr::new(10, 1 + high, middle, low))];
+    let row = |(id, group, address): (String, &str, Ipv4Addr)| -> Value {
+        json!([id, "web", [group], "net", "dep", address, "bosh"])
+    };
+    let rows: Vec<Value> = crowd.chain(hot).map(row).collect();
+    let keys = ["id", "instance_group", "group_ids", "network", "deployment", "ip", "domain"];
+    json!({"record_keys": keys, "record_infos": rows, "version": version}).to_string().into_bytes()
+}
+
+/// Puts records in the place of those that are there.
+fn write(folder: &Path, version: u32) -> Result<()> {
+    let (file, new) = (folder.join("records.json"), folder.join("records.new"));
+    fs::write(&new, records(version))?;
+    Ok(fs::rename(new, file)?)
+}
+
+/// The version that the hot name's address tells.
+fn version(by_tcp: bool) -> Result<u32> {
+    let query = client::query(HOT, RecordType::A, None)?;
+    let reply = if by_tcp { client::ask_tcp(ADDRESS, &query) } else { client::ask(ADDRESS, &query) }?;
+    match client::addresses(&reply)[..] {
+        [IpAddr::V4(address)] => Ok((u32::from(address) & 0x00ff_ffff) - (1 << 16)),
+        ref other => anyhow::bail!("{other:?}"),
+    }
+}
+
+/// Memory of the process that is its own alone, MiB.
+fn memory(process: u32) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).context("RssAnon")?;
+    let kib: u64 = line.trim().trim_end_matches(" kB").trim().parse()?;
+    Ok(kib / 1024)
+}
+
+/// Asks for all names of the flood, again and again until told to end.
+fn flood(done: &AtomicBool, asked: &AtomicU32) -> Result<()> {
+    while !done.load(Ordering::Relaxed) {
+        for number in 0..NAMES {
+            let query = client::query(&format!("q-s0x{number}.q-g1.bosh."), RecordType::A, Some(1232))?;
+            let reply = client::ask(ADDRESS, &query)?;
+            ensure!(!reply.answers.is_empty(), "no answer to name {number}");
+            asked.fetch_add(1, Ordering::Relaxed);
+            if done.load(Ordering::Relaxed) && asked.load(Ordering::Relaxed) >= NAMES {
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_flood_of_names_delays_no_records_ends_no_lease_and_costs_bounded_memory() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let (namespace, bpffs) = (Namespace::new("flood")?, Bpffs::new()?);
+    let settings = json!({
+        "metrics": {"enabled": true},
+        "xdp": {"interfaces": ["lo"], "bpffs": bpffs.path()},
+    });
+    let server = Server::start(Some(&namespace), server::folder(&records(1), None)?, ADDRESS, &settings)?;
+    wait_for_fast_path(&namespace)?;
+    let before = memory(server.pid())?;
+    let (done, asked) = (AtomicBool::new(false), AtomicU32::new(0));
+    let mut most_behind = 0;
+    namespace.run(|| {
+        thread::scope(|scope| -> Result<()> {
+            let handle = scope.spawn(|| namespace.run(|| flood(&done, &asked)));
+            let mut rounds = || -> Result<()> {
+                let mut next = 2;
+                while next < VERSIONS || asked.load(Ordering::Relaxed) < NAMES {
+                    write(server.folder.path(), next)?;
+                    let new = || version(true).is_ok_and(|version| version == next);
+                    wait_until("the new records by TCP", LIMIT, new)?;
+                    let writes = || Ok::<_, anyhow::Error>(Metrics::here()?.sum(FAST_PATH_WRITES_TOTAL, ""));
+                    let before = writes()?;
+                    let new = || version(false).is_ok_and(|version| version == next);
+                    wait_until("the new records by UDP", LIMIT, new)?;
+                    let written = writes()?.saturating_sub(before);
+                    ensure!(written <= MOST_WRITES, "{written} entries were written before the new records");
+                    most_behind = most_behind.max(written);
+                    next += 1;
+                    thread::sleep(Duration::from_millis(100));
+                }
+                Ok(())
+            };
+            let went = rounds();
+            done.store(true, Ordering::Relaxed);
+            let flooded = handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            went.and(flooded?)
+        })
+    })??;
+    let after = memory(server.pid())?;
+    let asked = asked.into_inner();
+    println!("{asked} names asked, UDP {most_behind} entries behind at most, {before} MiB, then {after}");
+    let expired = Metrics::read(&namespace)?.sum(FAST_PATH_PACKETS_TOTAL, "outcome=\"lease_expired\"");
+    ensure!(expired == 0, "the lease ended: {expired} queries went up");
+    ensure!(after.saturating_sub(before) <= MOST_MEMORY, "{before} MiB before the flood, {after} after");
+    Ok(())
+}

@@ -1,0 +1,168 @@
+//! Frames that the kernel would have dropped, from a client that writes its own headers:
+//! to a loopback address, in a VLAN that is not served, to another machine's address.
+
+use std::{
+    io::{self, Read as _},
+    net::Ipv4Addr,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use aya::programs::XdpMode;
+use dns_common::counters::Outcome;
+use dns_core::config::{HookMode, XdpConfig};
+use hickory_proto::rr::RecordType;
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use whole_system_tests::{checksum::checksum, client, namespace::Namespace, process::capture, requirements};
+
+use crate::lab::{Bpffs, List, PATIENCE, Pair, SHORT, config, pass_program, start, v4};
+
+/// The client's port.
+const PORT: u16 = 40_053;
+
+/// The VLAN that is served.
+const SERVED_VLAN: u16 = 100;
+
+/// Frames to and from an interface, headers and all.
+struct Wire {
+    /// Of the kind that sees every frame.
+    socket: Socket,
+    /// The interface's own address.
+    own: [u8; 6],
+}
+
+impl Wire {
+    /// Of an interface of a namespace.
+    fn new(namespace: &Namespace, interface: &str) -> Result<Self> {
+        let (index, own) = (namespace.interface_index(interface)?, address_of(namespace, interface)?);
+        let socket = namespace.run(|| bind_to(index))?.context("a packet socket")?;
+        Ok(Self { socket, own })
+    }
+
+    /// Sends a query for `one.bosh` to this Ethernet address and IP address, in this VLAN,
+    /// and says whether a reply comes in time.
+    fn ask(&mut self, (to, ip): ([u8; 6], Ipv4Addr), vlan: Option<u16>, patience: Duration) -> Result<bool> {
+        let query = client::query("one.bosh.", RecordType::A, None)?;
+        self.socket.send(&frame(self.own, to, ip, vlan, &query.to_vec()?))?;
+        let deadline = Instant::now() + patience;
+        let mut buffer = [0; 2048];
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            self.socket.set_read_timeout(Some(left))?;
+            match (&self.socket).read(&mut buffer) {
+                Ok(length) if is_reply(&buffer[..length], query.metadata.id) => return Ok(true),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// A socket that sends and receives whole frames of an interface.
+fn bind_to(index: u32) -> io::Result<Socket> {
+    let all = (libc::ETH_P_ALL as u16).to_be();
+    let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(i32::from(all))))?;
+    // SAFETY: the storage is larger than and aligned for a `sockaddr_ll`, and the length
+    // that is told is its own.
+    let ((), address) = unsafe {
+        SockAddr::try_init(|storage, length| {
+            let address: *mut libc::sockaddr_ll = storage.cast();
+            (*address).sll_family = libc::AF_PACKET as u16;
+            (*address).sll_protocol = all;
+            (*address).sll_ifindex = index as i32;
+            *length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+            Ok(())
+        })
+    }?;
+    socket.bind(&address)?;
+    Ok(socket)
+}
+
+/// The Ethernet address of an interface.
+fn address_of(namespace: &Namespace, interface: &str) -> Result<[u8; 6]> {
+    let mut cat = namespace.with_own_sysfs("cat");
+    let text = capture(cat.arg(format!("/sys/class/net/{interface}/address")))?;
+    let bytes = text.trim().split(':').map(|byte| u8::from_str_radix(byte, 16));
+    let bytes: Vec<u8> = bytes.collect::<Result<_, _>>()?;
+    bytes.try_into().ok().context("six bytes")
+}
+
+/// A query in its frame.
+fn frame(from: [u8; 6], to: [u8; 6], ip: Ipv4Addr, vlan: Option<u16>, message: &[u8]) -> Vec<u8> {
+    let udp_len = 8 + message.len() as u16;
+    let mut header = vec![0x45, 0];
+    header.extend((20 + udp_len).to_be_bytes());
+    header.extend([0, 0, 0x40, 0, 64, 17, 0, 0]);
+    header.extend([169, 254, 0, 1]);
+    header.extend(ip.octets());
+    let sum = checksum(&[&header]);
+    header[10..12].copy_from_slice(&sum.to_be_bytes());
+    let tag = vlan.map(|vlan| [[0x81, 0], vlan.to_be_bytes()].concat()).unwrap_or_default();
+    // A UDP checksum of zero: there is none (RFC 768).
+    let udp = [PORT, 53, udp_len, 0].map(u16::to_be_bytes).concat();
+    [&to[..], &from, &tag, &[8, 0], &header, &udp, message].concat()
+}
+
+/// Whether a frame is the reply to the query with this id.
+fn is_reply(frame: &[u8], id: u16) -> bool {
+    // The kernel takes a tag off before it shows a frame.
+    let Some([0x08, 0x00, packet @ ..]) = frame.get(12..) else { return false };
+    let Some(udp) = packet.get(20..) else { return false };
+    packet[9] == 17
+        && udp.get(..4) == Some(&[53_u16, PORT].map(u16::to_be_bytes).concat()[..])
+        && udp.get(8..10) == Some(&id.to_be_bytes()[..])
+}
+
+#[test]
+fn what_the_kernel_would_have_dropped_is_not_answered() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let loopback = Ipv4Addr::LOCALHOST;
+    for mode in [HookMode::Tc, HookMode::Generic, HookMode::Native] {
+        let (pair, bpffs) = (Pair::new("outside")?, Bpffs::new()?);
+        // Native XDP_TX of a veth needs an XDP program at the other end.
+        let _pass = match mode {
+            HookMode::Native => Some(pass_program(&pair.client, "cli", XdpMode::Driver)?),
+            _ => None,
+        };
+        let config = XdpConfig { vlans: vec![SERVED_VLAN], ..config(mode, &bpffs) };
+        let names = List::default().with("one.bosh", [[10, 0, 0, 1].into()]);
+        let endpoints = [v4(), (loopback, 53).into()];
+        let fast_path = start(&pair.server, &config, &endpoints, names)?;
+        let mut wire = Wire::new(&pair.client, "cli")?;
+        let here = address_of(&pair.server, "srv")?;
+        let mut elsewhere = here;
+        elsewhere[5] ^= 1;
+        let address = Ipv4Addr::new(169, 254, 0, 2);
+        for (what, to, vlan, answered) in [
+            ("as it should be", (here, address), None, true),
+            ("in a VLAN that is served", (here, address), Some(SERVED_VLAN), true),
+            ("with a priority, in a VLAN that is served", (here, address), Some(0xe000 | SERVED_VLAN), true),
+            ("in another VLAN", (here, address), Some(200), false),
+            ("to another machine", (elsewhere, address), None, false),
+            ("to all", ([0xff; 6], address), None, false),
+            ("to a loopback address", (here, loopback), None, false),
+        ] {
+            let patience = if answered { PATIENCE } else { SHORT };
+            for _ in 0..3 {
+                ensure!(wire.ask(to, vlan, patience)? == answered, "{what}, mode {mode:?}");
+            }
+        }
+        let counters = fast_path.counters();
+        ensure!(counters.hits() == 3 * 3, "{mode:?}: {} hits", counters.hits());
+        ensure!(counters.outcome(Outcome::NotOurs) >= 4 * 3, "{mode:?}: what goes up is counted");
+        // A new address of the interface is followed.
+        pair.server.ip(&["link", "set", "srv", "address", "02:00:00:00:00:99"])?;
+        let here = [2, 0, 0, 0, 0, 0x99];
+        whole_system_tests::process::wait_until("the new address", PATIENCE, || {
+            matches!(wire.ask((here, address), None, SHORT), Ok(true))
+        })?;
+        fast_path.stop();
+    }
+    Ok(())
+}

@@ -1,0 +1,247 @@
+//! A program that the kernel refuses takes its own hooks away, and nothing else.
+//!
+//! The server that runs here is the real one but for the first instructions of one program
+//! ([`Fault`]): the kernel refuses that for real.
+
+use std::{
+    fs,
+    net::IpAddr,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use dns_common::object;
+use dns_resolver::{fastpath::OBJECT, ops::metrics::names};
+use serde_json::{Value, json};
+use whole_system_tests::{
+    metrics::Metrics,
+    process::{capture, wait_until},
+    requirements,
+    server::{self, Server},
+};
+
+use crate::lab::{Bpffs, PATIENCE, Pair, addresses, v4};
+
+/// A name that stands in the records.
+const NAME: &str = "q-s0.q-g3.bosh.";
+
+/// What is wrong with a program.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    /// It reads a register that nothing was written to: refused at once.
+    Unreadable,
+    /// It begins with a loop that has more rounds than the verifier has patience.
+    TooLong,
+}
+
+impl Fault {
+    /// The instructions that it begins with.
+    const fn instructions(self) -> &'static [u8] {
+        match self {
+            // r0 = r9
+            Self::Unreadable => &[0xbf, 0x90, 0, 0, 0, 0, 0, 0],
+            // r0 = 0; r0 += 1; if r0 != 0x200000 goto -2
+            Self::TooLong => {
+                &[0xb7, 0, 0, 0, 0, 0, 0, 0, 0x07, 0, 0, 0, 1, 0, 0, 0, 0x55, 0, 0xfe, 0xff, 0, 0, 0x20, 0]
+            }
+        }
+    }
+
+    /// What the verifier says of it.
+    const fn complaint(self) -> &'static str {
+        match self {
+            Self::Unreadable => "R9 !read_ok",
+            Self::TooLong => "BPF program is too large",
+        }
+    }
+}
+
+/// A server with a spoilt program on a veth.
+struct Spoilt {
+    /// Ended first.
+    server: Server,
+    /// Its program.
+    program: PathBuf,
+    /// Its pins, gone before the namespaces.
+    _bpffs: Bpffs,
+    /// Where it and its clients live.
+    pair: Pair,
+}
+
+impl Spoilt {
+    /// Starts it and waits until all programs that it needs were tried.
+    fn start(label: &str, mode: &str, spoilt: &str, fault: Fault) -> Result<Self> {
+        let (pair, bpffs) = (Pair::new(label)?, Bpffs::new()?);
+        let folder = server::folder(&server::records_of_groups(&[3]), None)?;
+        let program = folder.path().join("bosh-dns-xdp");
+        spoil(&server::program()?, &program, spoilt, fault.instructions())?;
+        let settings = json!({
+            "metrics": {"enabled": true},
+            "control": {"socket": folder.path().join("control.sock")},
+            "xdp": {"mode": mode, "bpffs": bpffs.path()},
+        });
+        let server =
+            Server::start_program(program.clone(), Some(&pair.server), folder, v4(), &settings, |_| {})?;
+        let spoilt = Self { server, program, _bpffs: bpffs, pair };
+        wait_until("every interface to be dealt with", Duration::from_secs(120), || {
+            let Ok(status) = spoilt.status() else { return false };
+            let interfaces = status["interfaces"].as_array();
+            interfaces.is_some_and(|interfaces| {
+                interfaces.len() == 2
+                    && interfaces.iter().all(|interface| interface["why"] != "its program is being loaded")
+            })
+        })
+        .with_context(|| spoilt.server.log())?;
+        Ok(spoilt)
+    }
+
+    /// What `status --json` says of the fast path.
+    fn status(&self) -> Result<Value> {
+        let mut command = self.pair.server.command(&self.program)?;
+        let config = self.server.folder.path().join("config.json");
+        let said = capture(command.args(["status", "--json", "--config"]).arg(config))?;
+        let status: Value = serde_json::from_str(&said)?;
+        Ok(status["fast_path"].clone())
+    }
+
+    /// Asks once from the other end; whether an interface gave the reply.
+    fn is_answered_by_the_interface(&self) -> Result<bool> {
+        let before = Metrics::read(&self.pair.server)?.fast_path_replies();
+        let found = addresses(&self.pair.client, v4(), NAME, PATIENCE)?.context("no reply")?;
+        let expected: Vec<IpAddr> = (0..3).map(|last| [10, 0, 3, last].into()).collect();
+        ensure!(found == expected, "{found:?}");
+        Ok(Metrics::read(&self.pair.server)?.fast_path_replies() > before)
+    }
+
+    /// How often the log tells that this program was refused.
+    fn refusals(&self, program: &str) -> usize {
+        let log = self.server.log();
+        log.lines().filter(|line| line.contains("the kernel refuses") && line.contains(program)).count()
+    }
+}
+
+/// Copies the server, with others in place of the first instructions of a program.
+fn spoil(server: &Path, copy: &Path, program: &str, instructions: &[u8]) -> Result<()> {
+    let mut bytes = fs::read(server)?;
+    let at = first_instruction(OBJECT, program).with_context(|| format!("no {program} in the object"))?;
+    let places = places_of(&bytes, OBJECT);
+    ensure!(!places.is_empty(), "{} holds another object than these tests: build it", server.display());
+    for place in places {
+        bytes[place + at..place + at + instructions.len()].copy_from_slice(instructions);
+    }
+    fs::write(copy, bytes)?;
+    Ok(fs::set_permissions(copy, fs::Permissions::from_mode(0o755))?)
+}
+
+/// Where in `bytes` the whole of `wanted` begins, which is at some multiple of eight.
+fn places_of(bytes: &[u8], wanted: &[u8]) -> Vec<usize> {
+    const ALIGNMENT: usize = 8;
+    let places = (0..bytes.len()).step_by(ALIGNMENT);
+    places.filter(|&place| bytes[place..].starts_with(wanted)).collect()
+}
+
+/// Where in an ELF64 file of this machine's byte order a function begins.
+fn first_instruction(elf: &[u8], function: &str) -> Option<usize> {
+    const SYMTAB: u32 = 2;
+    let u16_at = |at: usize| Some(u16::from_le_bytes(elf.get(at..at + 2)?.try_into().ok()?));
+    let u32_at = |at: usize| Some(u32::from_le_bytes(elf.get(at..at + 4)?.try_into().ok()?));
+    let u64_at = |at: usize| usize::try_from(u64::from_le_bytes(elf.get(at..at + 8)?.try_into().ok()?)).ok();
+    let (table, entry_len, count) = (u64_at(40)?, usize::from(u16_at(58)?), usize::from(u16_at(60)?));
+    let header = |index: usize| table + index * entry_len;
+    let symbols = (0..count).map(header).find(|&header| u32_at(header + 4) == Some(SYMTAB))?;
+    let (offset, len) = (u64_at(symbols + 24)?, u64_at(symbols + 32)?);
+    let texts = u64_at(header(u32_at(symbols + 40)? as usize) + 24)?;
+    (offset..offset + len).step_by(24).find_map(|symbol| {
+        let text = elf.get(texts + u32_at(symbol)? as usize..)?;
+        let found = text.strip_prefix(function.as_bytes())?.first() == Some(&0);
+        let section = header(usize::from(u16_at(symbol + 6)?));
+        found.then_some(u64_at(section + 24)? + u64_at(symbol + 8)?)
+    })
+}
+
+#[test]
+fn each_program_that_is_refused_takes_its_own_hook_away() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    // The mode, the spoilt program, the hooks that are left on the veth.
+    let cases = [
+        ("generic", object::XDP_GENERIC_PROGRAM, Fault::TooLong, &["tcx", "clsact"][..], None),
+        ("native", object::XDP_PROGRAM, Fault::Unreadable, &["tcx", "clsact"], None),
+        ("generic", object::TC_SECOND_PROGRAM, Fault::Unreadable, &["generic"], None),
+        ("generic", object::TC_ANSWER_PROGRAM, Fault::TooLong, &["generic"], Some(object::TC_SECOND_PROGRAM)),
+        ("auto", object::TC_ANSWER_PROGRAM, Fault::Unreadable, &["none"], Some(object::TC_PROGRAM)),
+        // Not needed, so not even tried.
+        (
+            "auto",
+            object::XDP_GENERIC_PROGRAM,
+            Fault::TooLong,
+            &["tcx", "clsact"],
+            Some(object::XDP_GENERIC_PROGRAM),
+        ),
+    ];
+    for (number, (mode, program, fault, hooks, never_tried)) in cases.into_iter().enumerate() {
+        let complaint = fault.complaint();
+        let mut spoilt = Spoilt::start(&format!("spoilt{number}"), mode, program, fault)?;
+        let case = format!("{mode} without {program}");
+        let status = spoilt.status().with_context(|| case.clone())?;
+        let interfaces = status["interfaces"].as_array().context("interfaces")?;
+        for interface in interfaces {
+            let hook = interface["hook"].as_str().context("a hook")?;
+            ensure!(hooks.contains(&hook), "{case}: {interface}");
+        }
+        ensure!(
+            spoilt.is_answered_by_the_interface()? == (hooks != ["none"]),
+            "{case}: {}",
+            spoilt.server.log()
+        );
+        let programs = status["programs"].as_array().context("programs")?;
+        let named = |name: &str| programs.iter().find(|program| program["name"] == name);
+        if let Some(never) = never_tried {
+            ensure!(named(never).is_none(), "{case}: {never} is of no use: {programs:?}");
+        }
+        if never_tried != Some(program) {
+            let found = named(program).with_context(|| format!("{case}: {programs:?}"))?;
+            let lines = found["verifier"].as_array().context("the verifier's lines")?;
+            ensure!(found["state"] == "refused", "{case}: {found}");
+            ensure!(
+                lines.iter().any(|line| line.as_str().is_some_and(|line| line.contains(complaint))),
+                "{case}: {found}"
+            );
+            ensure!(found["why"].as_str().is_some_and(|why| why.contains(complaint)), "{case}: {found}");
+            let metrics = Metrics::read(&spoilt.pair.server)?;
+            let refused =
+                metrics.sum(names::FAST_PATH_PROGRAM_INFO, &format!("program=\"{program}\",reason=\""));
+            ensure!(refused == 1, "{case}");
+            ensure!(spoilt.refusals(program) > 0 && spoilt.server.log().contains(complaint), "{case}");
+        }
+        for program in programs.iter().filter(|found| found["name"] != program) {
+            ensure!(program["state"] == "loaded", "{case}: {program}");
+        }
+        // Orders are obeyed as ever.
+        spoilt.server.process().stop(Duration::from_secs(10)).with_context(|| case)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn what_was_refused_is_not_tried_again_for_interfaces_that_come_later() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let spoilt = Spoilt::start("again", "generic", object::XDP_GENERIC_PROGRAM, Fault::Unreadable)?;
+    let tried = spoilt.refusals("program=dns_xdp_generic");
+    spoilt.pair.server.ip(&["link", "add", "late", "type", "veth", "peer", "name", "etal"])?;
+    wait_until("the late interface to be served by the next best hook", Duration::from_secs(60), || {
+        Metrics::read(&spoilt.pair.server).is_ok_and(|metrics| {
+            ["tcx", "clsact"].iter().any(|hook| {
+                let serves = format!("hook=\"{hook}\",interface=\"late\"");
+                metrics.sum(names::FAST_PATH_INTERFACE_INFO, &serves) == 1
+            })
+        })
+    })?;
+    ensure!(spoilt.refusals("program=dns_xdp_generic") == tried, "tried again: {}", spoilt.server.log());
+    Ok(())
+}

@@ -1,0 +1,70 @@
+//! Listen addresses that cannot be had, or are lost while the server runs.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use hickory_proto::rr::RecordType;
+use serde_json::json;
+use whole_system_tests::{
+    client,
+    namespace::Namespace,
+    process::wait_until,
+    requirements,
+    server::{self, Server},
+};
+
+use crate::running::RECORDS;
+
+/// The address that stays.
+const STAYS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 9, 0, 1)), 53);
+/// The one that comes and goes.
+const GOES: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 9, 1, 1)), 53);
+
+#[test]
+fn one_lost_address_of_two_ends_nothing_and_keeps_nothing_from_starting() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let namespace = Namespace::new("lost")?;
+    for address in ["10.9.0.1/32", "10.9.1.1/32"] {
+        namespace.ip(&["addr", "add", address, "dev", "lo"])?;
+    }
+    let folder = server::folder(RECORDS.as_bytes(), None)?;
+    std::fs::write(folder.path().join("addresses/more.json"), r#"[{"address": "10.9.1.1", "port": 53}]"#)?;
+    let settings = json!({"xdp": {"mode": "off"}, "metrics": {"enabled": true}});
+    let mut server = Server::start(Some(&namespace), folder, STAYS, &settings)?;
+    let query = client::query("q-s0.q-g1.bosh.", RecordType::A, None)?.to_vec()?;
+    let answers = |address| {
+        let asked = || client::ask_raw(address, &query, Duration::from_millis(500)).is_ok();
+        namespace.run(asked).unwrap_or(false)
+    };
+    ensure!(answers(STAYS) && answers(GOES));
+
+    // Lost while the server runs.
+    namespace.ip(&["addr", "del", "10.9.1.1/32", "dev", "lo"])?;
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(36) {
+        ensure!(server.process().ended()?.is_none(), "the server ended:\n{}", server.log());
+        ensure!(answers(STAYS), "{}", server.log());
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    ensure!(server.log().contains("10.9.1.1:53"), "it is told:\n{}", server.log());
+
+    // Not there at a start, and there later.
+    server.process().stop(Duration::from_secs(10))?;
+    server.restart(Some(&namespace))?;
+    ensure!(answers(STAYS) && !answers(GOES), "{}", server.log());
+    namespace.ip(&["addr", "add", "10.9.1.1/32", "dev", "lo"])?;
+    wait_until("the address that came back", Duration::from_secs(30), || answers(GOES))?;
+
+    // Without any address there is nothing to serve.
+    server.process().stop(Duration::from_secs(10))?;
+    for address in ["10.9.0.1/32", "10.9.1.1/32"] {
+        namespace.ip(&["addr", "del", address, "dev", "lo"])?;
+    }
+    ensure!(server.restart(Some(&namespace)).is_err(), "it starts where it cannot listen anywhere");
+    Ok(())
+}

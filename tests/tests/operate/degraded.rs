@@ -1,0 +1,94 @@
+//! What is missing or broken beside DNS keeps DNS from nothing.
+
+use std::{fs, process::Command};
+
+use anyhow::{Context, Result, ensure};
+use hickory_proto::rr::RecordType;
+use serde_json::json;
+use whole_system_tests::{client, process::wait_until, requirements, server};
+
+use crate::running::{METRICS_PORT, Running};
+
+#[test]
+fn unusable_health_certificates_leave_dns_up_and_health_off() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let settings = json!({"health": {
+        "enabled": true, "port": 2345,
+        // Of another kind than they have to be.
+        "certificate_file": "/dev/null", "private_key_file": "/dev/null", "ca_file": "/dev/null",
+    }});
+    let running = Running::start("nohealth", &settings)?;
+    let query = client::query("q-s0.q-g1.bosh.", RecordType::A, None)?;
+    let reply = running.namespace.run(|| client::ask(running.server.address, &query))??;
+    ensure!(client::addresses(&reply).len() == 3, "{reply}");
+    let ready = running.curl(&[&format!("http://127.0.0.1:{METRICS_PORT}/readyz")])?;
+    ensure!(ready.contains("health checks stay off"), "it is told: {ready}");
+    ensure!(running.server.log().contains("health checks stay off"), "{}", running.server.log());
+    let (code, text, errors) = running.cli(&["check"])?;
+    ensure!(code == 0, "check refuses what run starts: {text}{errors}");
+    Ok(())
+}
+
+/// The unit that comes with the packages, as it stands.
+fn unit() -> Result<String> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/systemd/bosh-dns-xdp.service");
+    fs::read_to_string(path).context(path)
+}
+
+/// The values of a setting of the unit.
+fn values<'a>(unit: &'a str, setting: &str) -> Vec<&'a str> {
+    unit.lines().filter_map(|line| line.strip_prefix(setting)?.strip_prefix('=')).collect()
+}
+
+#[test]
+fn the_unit_is_sound_and_each_of_its_commands_works() -> Result<()> {
+    let found = Command::new("systemd-analyze").arg("--version").output().map(drop);
+    if !requirements::namespaces() || !requirements::met("systemd-analyze", found) {
+        return Ok(());
+    }
+    let program = server::program()?;
+    let running = Running::start("unit", &json!({}))?;
+    // A records.json that is not there yet is nothing to fail for.
+    fs::remove_file(running.folder().join("records.json"))?;
+    let config = running.folder().join("config.json");
+    let (program, config) = (program.display().to_string(), config.display().to_string());
+    let here =
+        unit()?.replace("/usr/bin/bosh-dns-xdp", &program).replace("/etc/bosh-dns-xdp/config.json", &config);
+    let file = running.folder().join("bosh-dns-xdp.service");
+    fs::write(&file, &here)?;
+    let output = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&file).output()?;
+    let complaints = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success() && !complaints.contains("bosh-dns-xdp.service"), "{complaints}");
+
+    // Whatever comes before the server has to let it start.
+    for command in values(&here, "ExecStartPre") {
+        let words: Vec<&str> = command.split_whitespace().collect();
+        let output = running.output(words[0], &words[1..])?;
+        ensure!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let (code, text, errors) = running.cli(&["check"])?;
+    ensure!(code == 0, "check refuses what run starts: {text}{errors}");
+    ensure!(values(&here, "ExecStart") == [format!("{program} run --config {config}")], "{here}");
+    let pid = running.server.pid().to_string();
+    for command in values(&here, "ExecReload") {
+        let words: Vec<&str> = command.split_whitespace().collect();
+        let arguments: Vec<&str> =
+            words[1..].iter().map(|&word| if word == "$MAINPID" { pid.as_str() } else { word }).collect();
+        ensure!(running.output(words[0], &arguments)?.status.success(), "{command}");
+    }
+    wait_until("the reload", std::time::Duration::from_secs(10), || {
+        running.server.log().contains("SIGHUP: everything was read again")
+    })?;
+
+    // Never given up: neither for an exit code nor after some starts in a row.
+    ensure!(values(&here, "Restart") == ["always"] && values(&here, "StartLimitIntervalSec") == ["0"]);
+    // As a user of its own, with what docs/capabilities.md asks for, and nothing else.
+    ensure!(values(&here, "User") == ["bosh-dns-xdp"]);
+    let needed = "CAP_NET_BIND_SERVICE CAP_BPF CAP_NET_ADMIN CAP_PERFMON";
+    for setting in ["CapabilityBoundingSet", "AmbientCapabilities"] {
+        ensure!(values(&here, setting) == [needed], "{setting}");
+    }
+    Ok(())
+}

@@ -1,0 +1,228 @@
+//! From the inventory to the interface: publisher, nats-server and agent on the loopback of a
+//! namespace, the server on the agent's file, and a client that asks over a veth.
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use hickory_proto::{op::Message, rr::RecordType};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, SanType,
+};
+use serde_json::json;
+use whole_system_tests::{
+    bpffs::Bpffs,
+    client,
+    metrics::{Metrics, wait_for_fast_path},
+    namespace::{End, Namespace, join},
+    process::{Kept, capture, wait_until},
+    requirements,
+    server::{self, Server},
+};
+
+/// Longer than anything here takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where the server is asked.
+const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(169, 254, 0, 2)), 53);
+
+/// The name of the instance that moves.
+const NAME: &str = "i1.web-server.default.dep.bosh.";
+
+/// The bus, in a namespace of its own: the port is free.
+const NATS: &str = "127.0.0.1:4222";
+
+/// A fleet of one agent.
+struct Fleet<'a> {
+    /// Where all of it runs.
+    namespace: &'a Namespace,
+    /// Its files; `records.json` is the agent's.
+    folder: &'a Path,
+}
+
+impl Fleet<'_> {
+    /// A file of it.
+    fn path(&self, name: &str) -> String {
+        self.folder.join(name).display().to_string()
+    }
+
+    /// Issues certificates as a director's: the subject says who somebody is.
+    fn issue(&self) -> Result<()> {
+        let params = |name: &str| {
+            let mut params = CertificateParams::new(Vec::<String>::new())?;
+            params.distinguished_name = DistinguishedName::new();
+            for (kind, text) in [
+                (DnType::CountryName, "USA"),
+                (DnType::OrganizationName, "Cloud Foundry"),
+                (DnType::CommonName, name),
+            ] {
+                params.distinguished_name.push(kind, text);
+            }
+            params.subject_alt_names = vec![SanType::IpAddress(Ipv4Addr::LOCALHOST.into())];
+            anyhow::Ok(params)
+        };
+        let mut authority = params("test ca")?;
+        authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;
+        fs::write(self.path("ca.crt"), authority.pem())?;
+        for (file, name) in [
+            ("nats", "default.nats.bosh-internal"),
+            ("director", "default.director.bosh-internal"),
+            ("a0", "a0.agent.bosh-internal"),
+        ] {
+            let key = KeyPair::generate()?;
+            fs::write(self.path(&format!("{file}.crt")), params(name)?.signed_by(&key, &authority)?.pem())?;
+            fs::write(self.path(&format!("{file}.key")), key.serialize_pem())?;
+        }
+        Ok(())
+    }
+
+    /// Writes the inventory: two instances, the first one's agent is the fleet's.
+    fn write_inventory(&self, moving: &str) -> Result<()> {
+        let instances = json!([
+            {"id": "i0", "agent_id": "a0", "az": "z1", "networks": {"default": "10.0.0.1"}},
+            {"id": "i1", "az": "z1", "networks": {"default": moving}},
+        ]);
+        let groups = json!([{"name": "web_server", "instances": instances}]);
+        let inventory = json!({"deployments": [{"name": "dep", "instance_groups": groups}]});
+        fs::write(self.path("inventory.new"), inventory.to_string())?;
+        Ok(fs::rename(self.path("inventory.new"), self.path("inventory.json"))?)
+    }
+
+    /// `bosh-dns-sync` with a command and the certificates of somebody.
+    fn sync(&self, command: &str, who: Option<&str>) -> Result<Command> {
+        let program: PathBuf = server::program()?.with_file_name("bosh-dns-sync");
+        ensure!(program.exists(), "{}: build it with `cargo build -p dns-sync`", program.display());
+        let mut sync = self.namespace.command(program)?;
+        sync.arg(command).stdin(Stdio::null());
+        if let Some(who) = who {
+            sync.args([
+                "--tls-ca",
+                &self.path("ca.crt"),
+                "--tls-certificate",
+                &self.path(&format!("{who}.crt")),
+            ]);
+            sync.args(["--tls-key", &self.path(&format!("{who}.key"))]);
+        }
+        Ok(sync)
+    }
+
+    /// Keeps a command, its log in `<name>.log`.
+    fn keep(&self, mut command: Command, name: &str) -> Result<Kept> {
+        let log = fs::File::create(self.path(&format!("{name}.log")))?;
+        Kept::spawn(command.env("NO_COLOR", "1").stdout(log.try_clone()?).stderr(log))
+    }
+
+    /// Starts nats-server, the publisher and the agent.
+    fn start(&self) -> Result<[Kept; 3]> {
+        self.issue()?;
+        self.write_inventory("10.0.0.2")?;
+        fs::create_dir(self.path("blobs"))?;
+        let inventory = self.path("inventory.json");
+        let blobs = format!("file://{}", self.path("blobs"));
+        let mut config = self.sync("nats-config", Some("nats"))?;
+        capture(config.args([
+            "--inventory",
+            &inventory,
+            "--listen",
+            NATS,
+            "--output",
+            &self.path("nats.conf"),
+        ]))?;
+        let mut nats = self.namespace.command("nats-server")?;
+        nats.args(["-c", &self.path("nats.conf")]);
+        let nats = self.keep(nats, "nats")?;
+        let bus = ["--nats", &format!("tls://{NATS}"), "--blobstore", &blobs].map(str::to_owned);
+        let mut publisher = self.sync("publish", Some("director"))?;
+        publisher.args(&bus).args(["--watch", "--inventory", &inventory, "--state", &self.path("state")]);
+        let publisher = self.keep(publisher, "publisher")?;
+        let mut agent = self.sync("agent", Some("a0"))?;
+        agent.args(&bus).args(["--id", "a0", "--records", &self.path("records.json"), "--mode", "644"]);
+        Ok([nats, publisher, self.keep(agent, "agent")?])
+    }
+
+    /// What all said.
+    fn logs(&self) -> String {
+        let read = |name| fs::read_to_string(self.path(&format!("{name}.log"))).unwrap_or_default();
+        ["nats", "publisher", "agent"].map(read).concat()
+    }
+}
+
+/// Asks from the client's namespace; `None`: no reply came in time.
+fn ask(from: &Namespace) -> Result<Option<Vec<IpAddr>>> {
+    let query = client::query(NAME, RecordType::A, Some(1232))?.to_vec()?;
+    let reply = from.run(|| client::ask_raw(SERVER, &query, Duration::from_secs(2)))?;
+    Ok(match reply {
+        Ok(bytes) => Some(client::addresses(&Message::from_vec(&bytes)?)),
+        Err(_) => None,
+    })
+}
+
+#[test]
+fn a_changed_inventory_is_answered_by_the_interface() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let (inside, outside) = (Namespace::new("records-s")?, Namespace::new("records-c")?);
+    join(
+        End { namespace: &inside, interface: "srv", addresses: &["169.254.0.2/24"] },
+        End { namespace: &outside, interface: "cli", addresses: &["169.254.0.1/24"] },
+    )?;
+    let bpffs = Bpffs::new()?;
+    let folder = server::folder(b"", None)?;
+    let place = folder.path().to_owned();
+    let fleet = Fleet { namespace: &inside, folder: &place };
+    let _fleet = fleet.start()?;
+    wait_until("the first version", PATIENCE, || {
+        fs::read_to_string(fleet.path("records.json")).is_ok_and(|text| text.contains("10.0.0.2"))
+    })
+    .with_context(|| fleet.logs())?;
+    let settings = json!({
+        "metrics": {"enabled": true},
+        "xdp": {"mode": "auto", "interfaces": ["srv"], "bpffs": bpffs.path()},
+    });
+    let server = Server::start(Some(&inside), folder, SERVER, &settings)?;
+    wait_for_fast_path(&inside).with_context(|| server.log())?;
+
+    let mut last = vec![IpAddr::from([10, 0, 0, 2])];
+    for (number, change) in ["10.9.9.9", "10.0.0.2", "10.7.7.7"].into_iter().enumerate() {
+        let new = vec![change.parse::<IpAddr>()?];
+        match number {
+            0 | 1 => fleet.write_inventory(change)?,
+            // It wins over the file.
+            _ => drop(capture(&mut move_by_command(&fleet, change)?)?),
+        }
+        let mut wrong = None;
+        let waited = wait_until("the new address", PATIENCE, || {
+            let found = ask(&outside).ok().flatten();
+            if found.as_ref().is_some_and(|found| *found != last && *found != new) {
+                wrong = found.clone();
+            }
+            found.is_some_and(|found| found == new)
+        });
+        waited.with_context(|| format!("{change}: {}{}", fleet.logs(), server.log()))?;
+        ensure!(wrong.is_none(), "neither the old nor the new address: {wrong:?}");
+        // From the interface, not merely from the server behind it.
+        wait_until("the interface", PATIENCE, || {
+            let replies = || Metrics::read(&inside).map_or(0, |metrics| metrics.fast_path_replies());
+            let before = replies();
+            ask(&outside).is_ok_and(|found| found.as_ref() == Some(&new)) && replies() == before + 1
+        })
+        .with_context(|| server.log())?;
+        last = new;
+    }
+    Ok(())
+}
+
+/// `instance move i1 ADDRESS` on the publisher's folder of state.
+fn move_by_command(fleet: &Fleet<'_>, address: &str) -> Result<Command> {
+    let mut command = fleet.sync("instance", None)?;
+    command.args(["move", "i1", address, "--state", &fleet.path("state")]);
+    command.args(["--inventory", &fleet.path("inventory.json")]);
+    Ok(command)
+}

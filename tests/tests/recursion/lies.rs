@@ -1,0 +1,201 @@
+//! Replies that lie: their bytes do not mean what their counts, names or types say.
+//! None is passed on, none is kept; the next recursor is asked.
+
+use std::net::Ipv4Addr;
+
+use anyhow::{Context, Result, ensure};
+use hickory_proto::{
+    op::{Message, ResponseCode},
+    rr::RecordType,
+};
+use serde_json::json;
+use whole_system_tests::client;
+
+use super::{
+    lab::{LOCAL_NAME, Lab, OURS, loopback, namespace},
+    scripted::{Asked, Say, Scripted},
+};
+
+/// What an honest recursor answers.
+const TRUE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+
+/// The kinds of lie, as the first label of a name.
+const KINDS: &[&str] = &[
+    "opt-among-answers",
+    "opt-among-authorities",
+    "two-opts",
+    "opt-with-owner",
+    "opt-options-overrun",
+    "more-answers-than-there-are",
+    "pointer-to-itself",
+    "pointer-pair",
+    "pointer-forward",
+    "pointer-into-header",
+    "pointer-in-data-forward",
+    "name-too-long",
+    "label-of-an-unknown-kind",
+    "short-a",
+    "long-aaaa",
+    "cname-with-rest",
+    "mx-without-name",
+    "soa-cut",
+    "txt-overrun",
+];
+
+/// Appends a record.
+fn record(message: &mut Vec<u8>, owner: &[u8], rtype: u16, data: &[u8]) {
+    message.extend_from_slice(owner);
+    message.extend_from_slice(&rtype.to_be_bytes());
+    message.extend_from_slice(&[0, 1, 0, 0, 1, 44]);
+    message.extend_from_slice(&(data.len() as u16).to_be_bytes());
+    message.extend_from_slice(data);
+}
+
+/// A reply of the kind that the first label of the name asks for.
+fn lie(asked: &Asked) -> Vec<u8> {
+    const NAME: [u8; 2] = [0xc0, 12];
+    const OPT: [u8; 11] = [0, 0, 41, 4, 208, 0, 0, 0, 0, 0, 0];
+    let mut reply = asked.reply(ResponseCode::NoError);
+    reply.edns = None;
+    let mut bytes = reply.to_vec().expect("a reply without records");
+    let start = bytes.len() as u16;
+    let pointer = |at: u16| (0xc000 | at).to_be_bytes();
+    let mut counts = [1u8, 0, 0];
+    let name = asked.name();
+    match name.split('.').next().unwrap_or_default() {
+        "opt-among-answers" => {
+            record(&mut bytes, &NAME, 1, &TRUE.octets());
+            bytes.extend_from_slice(&OPT);
+            counts = [2, 0, 0];
+        }
+        "opt-among-authorities" => {
+            record(&mut bytes, &NAME, 1, &TRUE.octets());
+            bytes.extend_from_slice(&OPT);
+            counts = [1, 1, 0];
+        }
+        "two-opts" => {
+            record(&mut bytes, &NAME, 1, &TRUE.octets());
+            bytes.extend_from_slice(&OPT);
+            bytes.extend_from_slice(&OPT);
+            counts = [1, 0, 2];
+        }
+        "opt-with-owner" => {
+            record(&mut bytes, &NAME, 1, &TRUE.octets());
+            record(&mut bytes, &NAME, 41, &[]);
+            counts = [1, 0, 1];
+        }
+        "opt-options-overrun" => {
+            record(&mut bytes, &NAME, 1, &TRUE.octets());
+            bytes.extend_from_slice(&[0, 0, 41, 4, 208, 0, 0, 0, 0, 0, 4, 0, 10, 0, 8]);
+            counts = [1, 0, 1];
+        }
+        "more-answers-than-there-are" => {
+            record(&mut bytes, &NAME, 1, &TRUE.octets());
+            counts = [2, 0, 0];
+        }
+        "pointer-to-itself" => record(&mut bytes, &pointer(start), 1, &TRUE.octets()),
+        "pointer-pair" => {
+            record(&mut bytes, &pointer(start + 12), 5, &pointer(start));
+        }
+        "pointer-forward" => {
+            record(&mut bytes, &pointer(start + 12), 5, b"\x01x\0");
+        }
+        "pointer-into-header" => record(&mut bytes, &pointer(4), 1, &TRUE.octets()),
+        "pointer-in-data-forward" => {
+            record(&mut bytes, &NAME, 5, &pointer(start + 14));
+            record(&mut bytes, b"\x01x\0", 1, &TRUE.octets());
+            counts = [2, 0, 0];
+        }
+        "name-too-long" => {
+            let mut owner = Vec::new();
+            for _ in 0..4 {
+                owner.push(63);
+                owner.extend_from_slice(&[b'x'; 63]);
+            }
+            owner.push(0);
+            record(&mut bytes, &owner, 1, &TRUE.octets());
+        }
+        "label-of-an-unknown-kind" => record(&mut bytes, b"\x41x\0", 1, &TRUE.octets()),
+        "short-a" => record(&mut bytes, &NAME, 1, &[192, 0, 2]),
+        "long-aaaa" => record(&mut bytes, &NAME, 28, &[0; 17]),
+        "cname-with-rest" => record(&mut bytes, &NAME, 5, b"\x01x\0rest"),
+        "mx-without-name" => record(&mut bytes, &NAME, 15, &[0, 10]),
+        "soa-cut" => record(&mut bytes, &NAME, 6, b"\x01a\0\x01b\0\0\0\0\x07"),
+        "txt-overrun" => record(&mut bytes, &NAME, 16, b"\x09text"),
+        other => panic!("no lie {other}"),
+    }
+    for (at, count) in [7, 9, 11].into_iter().zip(counts) {
+        bytes[at] = count;
+    }
+    bytes
+}
+
+/// The name that asks for a lie.
+fn name_of(kind: &str) -> String {
+    format!("{kind}.lies.test.")
+}
+
+/// Asks by UDP and by TCP, with and without EDNS, twice each: the replies with what was asked.
+fn ask_in_all_ways(
+    lab: &Lab<'_>,
+    name: &str,
+    server: std::net::SocketAddr,
+) -> Result<Vec<(String, Vec<u8>)>> {
+    let mut replies = Vec::new();
+    for edns in [None, Some(1232)] {
+        let query = client::query(name, RecordType::A, edns)?.to_vec()?;
+        for round in 1..=2 {
+            let patience = std::time::Duration::from_secs(5);
+            let udp = lab.namespace.run(|| client::ask_raw(server, &query, patience))?;
+            replies.push((format!("{name} UDP, EDNS {edns:?}, round {round}"), udp?));
+            let tcp = lab.namespace.run(|| client::ask_tcp_raw(server, &query))?;
+            replies.push((format!("{name} TCP, EDNS {edns:?}, round {round}"), tcp?));
+        }
+    }
+    Ok(replies)
+}
+
+#[test]
+fn a_reply_that_lies_is_neither_passed_on_nor_kept() -> Result<()> {
+    let Some(namespace) = namespace("lies")? else { return Ok(()) };
+    let liar =
+        Scripted::start(&namespace, loopback(10), |asked| vec![Say { bytes: lie(asked), from: None }])?;
+    for cache in [true, false] {
+        let lab = Lab::start(&namespace, &[loopback(10)], &json!({"cache": {"enabled": cache}}))?;
+        let mut lies = Vec::new();
+        for kind in KINDS {
+            for (how, reply) in ask_in_all_ways(&lab, &name_of(kind), OURS)? {
+                let truthful = Message::from_vec(&reply)
+                    .is_ok_and(|reply| reply.metadata.response_code == ResponseCode::ServFail);
+                if !truthful {
+                    lies.push(format!("{how}: {reply:02x?}"));
+                }
+            }
+        }
+        ensure!(lies.is_empty(), "cache {cache}: {} replies lie:\n{}", lies.len(), lies.join("\n"));
+        // The server is none the worse for it.
+        let reply = lab.ask_for(LOCAL_NAME, RecordType::A)?;
+        ensure!(reply.metadata.response_code == ResponseCode::NoError, "{reply}");
+        let failures = lab.metric("bosh_dns_xdp_recursor_failures_total", "reason=\"rcode\"")?;
+        ensure!(failures > 0, "lies are counted as unusable replies");
+    }
+    ensure!(liar.count() > 0);
+    Ok(())
+}
+
+#[test]
+fn behind_a_liar_the_next_recursor_answers() -> Result<()> {
+    let Some(namespace) = namespace("liar")? else { return Ok(()) };
+    let _liar =
+        Scripted::start(&namespace, loopback(10), |asked| vec![Say { bytes: lie(asked), from: None }])?;
+    let _honest = Scripted::answering(&namespace, loopback(11), TRUE)?;
+    let settings = json!({"cache": {"enabled": true}});
+    let lab = Lab::start(&namespace, &[loopback(10), loopback(11)], &settings)?;
+    for kind in KINDS {
+        for (how, reply) in ask_in_all_ways(&lab, &name_of(kind), OURS)? {
+            let reply = Message::from_vec(&reply).with_context(|| how.clone())?;
+            ensure!(client::addresses(&reply) == [TRUE], "{how}: {reply}");
+        }
+    }
+    Ok(())
+}

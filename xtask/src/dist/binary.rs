@@ -1,0 +1,138 @@
+//! The server's binary: built for old systems, its debug information in a file of its own.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::{Release, archive::copy, glibc};
+use crate::{
+    packages,
+    process::{capture, root, run},
+    toolchain,
+};
+
+/// The target, named although it is the host's own: cargo then keeps our flags from build scripts.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// Builds the binary against the old C library, and shows that it starts there.
+pub(super) fn build(release: &Release) -> Result<PathBuf> {
+    let old = glibc::ensure()?;
+    let built = cargo(release, &glibc::link_arguments(&old))?;
+    let server = split(&built, release)?;
+    check_symbols(&server)?;
+    check_start(&server, &old)?;
+    Ok(server)
+}
+
+/// Builds the binary with the C library in it: for images that hold nothing else. Elsewhere
+/// the machine's own is to be used, because its name service (nsswitch.conf) loads modules.
+pub(super) fn build_static(release: &Release) -> Result<PathBuf> {
+    let built = cargo(release, &["-Ctarget-feature=+crt-static".to_owned()])?;
+    let stripped = release.staging("static")?.join("bosh-dns-xdp");
+    run(Command::new("objcopy").arg("--strip-debug").arg(&built).arg(&stripped))?;
+    ensure!(!capture(Command::new("objdump").arg("-p").arg(&stripped))?.contains("NEEDED"), "not static");
+    Ok(stripped)
+}
+
+/// Takes the debug information out of `built`, into `dist/`; returns the binary that is left there.
+///
+/// Debuggers find the other file by the build id and by its name.
+pub(super) fn split(built: &Path, release: &Release) -> Result<PathBuf> {
+    let server = release.out.join("bosh-dns-xdp");
+    let debug = release.out.join("bosh-dns-xdp.debug");
+    run(Command::new("objcopy")
+        .args(["--only-keep-debug", "--compress-debug-sections"])
+        .args([built, &debug]))?;
+    copy(built, &server, 0o755)?;
+    run(Command::new("objcopy")
+        .arg("--strip-debug")
+        .arg("--add-gnu-debuglink=bosh-dns-xdp.debug")
+        .arg(&server)
+        .current_dir(&release.out))?;
+    Ok(server)
+}
+
+/// Builds with the paths of this machine taken out; the binary's path.
+fn cargo(release: &Release, flags: &[String]) -> Result<PathBuf> {
+    packages::ensure(&["binutils"])?;
+    toolchain::ensure()?;
+    let here = root().canonicalize()?;
+    let home = std::env::var_os("CARGO_HOME").map_or_else(
+        || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo")),
+        |home| Some(home.into()),
+    );
+    let mut all = flags.to_vec();
+    all.push("-Clink-arg=-Wl,--build-id=sha1".to_owned());
+    all.push(format!("--remap-path-prefix={}=/usr/src/bosh-dns-xdp", here.display()));
+    if let Some(home) = home {
+        all.push(format!("--remap-path-prefix={}=/usr/src/cargo", home.display()));
+    }
+    run(Command::new("cargo")
+        .args(["build", "--release", "--locked", "--package", "dns-resolver", "--bin", "bosh-dns-xdp"])
+        .args(["--target", TARGET])
+        .env("CARGO_ENCODED_RUSTFLAGS", all.join("\u{1f}"))
+        // Assertions of C code name the files they stand in.
+        .env("CFLAGS", format!("-ffile-prefix-map={}=/usr/src/bosh-dns-xdp", here.display()))
+        .env("BOSH_DNS_XDP_COMMIT", &release.commit)
+        .env("SOURCE_DATE_EPOCH", release.epoch.to_string())
+        .current_dir(&here))?;
+    Ok(here.join("target").join(TARGET).join("release/bosh-dns-xdp"))
+}
+
+/// Fails if a symbol of a C library newer than [`glibc::VERSION`] is needed.
+fn check_symbols(server: &Path) -> Result<()> {
+    let newest = needed_glibc(server)?;
+    println!("  needs glibc {}.{}", newest.0, newest.1);
+    if newest > glibc::VERSION {
+        bail!(
+            "{} needs glibc {}.{}; at most {:?} is allowed",
+            server.display(),
+            newest.0,
+            newest.1,
+            glibc::VERSION
+        );
+    }
+    Ok(())
+}
+
+/// Version of glibc that a binary needs.
+pub(super) fn needed_glibc(server: &Path) -> Result<(u32, u32)> {
+    let symbols = capture(Command::new("objdump").arg("-T").arg(server))?;
+    newest_glibc(&symbols).context("no symbol of glibc: is the binary static?")
+}
+
+/// Newest version of glibc among the dynamic symbols that objdump lists.
+fn newest_glibc(symbols: &str) -> Option<(u32, u32)> {
+    let versions = symbols.split("GLIBC_").skip(1).filter_map(|rest| {
+        let version = rest.split(|c: char| !c.is_ascii_digit() && c != '.').next()?;
+        let mut parts = version.split('.').map(str::parse);
+        Some((parts.next()?.ok()?, parts.next()?.ok()?))
+    });
+    versions.max()
+}
+
+/// Runs the binary in the old root, where nothing but the old C library is.
+fn check_start(server: &Path, old: &Path) -> Result<()> {
+    let inside = old.join("bosh-dns-xdp");
+    fs::copy(server, &inside)?;
+    let said = capture(Command::new("chroot").arg(old).args(["/bosh-dns-xdp", "--version"]));
+    fs::remove_file(&inside)?;
+    println!("  starts beside glibc {}.{}: {}", glibc::VERSION.0, glibc::VERSION.1, said?.trim());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_symbol_is_found() {
+        let symbols = "0 DF *UND* 0 (GLIBC_2.2.5) malloc\n0 DF *UND* 0 (GLIBC_2.34) dlsym\n0 (GLIBC_2.9) x\n";
+        assert_eq!(newest_glibc(symbols), Some((2, 34)));
+        assert_eq!(newest_glibc("nothing"), None);
+    }
+}

@@ -1,0 +1,144 @@
+//! The Debian package, from `deploy/debian` and `deploy/systemd`.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result};
+
+use super::{Release, archive, binary};
+use crate::process::{capture, root, run};
+
+/// Writes the package; `server` is the stripped binary.
+pub(super) fn write(release: &Release, server: &Path) -> Result<()> {
+    let package = release.staging("deb")?;
+    put_files(&package, server, release)?;
+    let control = package.join("DEBIAN");
+    let scripts = root().join("deploy/debian");
+    for script in ["postinst", "prerm", "postrm"] {
+        archive::copy(&scripts.join(script), &control.join(script), 0o755)?;
+    }
+    archive::put(&control.join("conffiles"), "/etc/bosh-dns-xdp/config.json\n", 0o644)?;
+    archive::put(&control.join("md5sums"), md5sums(&package)?, 0o644)?;
+    archive::put(&control.join("control"), description(release, &package, server)?, 0o644)?;
+    let name = format!("bosh-dns-xdp_{}_amd64.deb", release.version);
+    run(Command::new("dpkg-deb")
+        .args(["--root-owner-group", "--uniform-compression"])
+        .args(if release.is_trial { ["-Zgzip", "-z1"] } else { ["-Zxz", "-z6"] })
+        .arg("--build")
+        .arg(&package)
+        .arg(release.out.join(name))
+        .env("SOURCE_DATE_EPOCH", release.epoch.to_string())
+        .stdout(std::process::Stdio::null()))
+}
+
+/// Lays the installed files out below `package`.
+fn put_files(package: &Path, server: &Path, release: &Release) -> Result<()> {
+    let below = |path: &str| package.join(path);
+    let source = |path: &str| root().join("deploy").join(path);
+    archive::copy(server, &below("usr/bin/bosh-dns-xdp"), 0o755)?;
+    // One binary of several names: it looks at how it is called.
+    symlink("bosh-dns-xdp", below("usr/bin/bosh-dns-xdp-health"))?;
+    for unit in fs::read_dir(source("systemd"))? {
+        let unit = unit?;
+        archive::copy(&unit.path(), &below("usr/lib/systemd/system").join(unit.file_name()), 0o644)?;
+    }
+    for (from, to) in [
+        ("debian/sysusers.conf", "usr/lib/sysusers.d/bosh-dns-xdp.conf"),
+        ("debian/tmpfiles.conf", "usr/lib/tmpfiles.d/bosh-dns-xdp.conf"),
+        ("debian/config.json", "etc/bosh-dns-xdp/config.json"),
+        ("debian/copyright", "usr/share/doc/bosh-dns-xdp/copyright"),
+        ("grafana/bosh-dns-xdp.json", "usr/share/doc/bosh-dns-xdp/examples/grafana.json"),
+        ("prometheus/rules.yml", "usr/share/doc/bosh-dns-xdp/examples/prometheus-rules.yml"),
+    ] {
+        archive::copy(&source(from), &below(to), 0o644)?;
+    }
+    for folder in ["aliases.d", "handlers.d", "addresses.d"] {
+        fs::create_dir_all(below("etc/bosh-dns-xdp").join(folder))?;
+    }
+    for page in fs::read_dir(root().join("docs"))? {
+        let page = page?.path();
+        if page.extension().is_some_and(|extension| extension == "md") {
+            let name = page.file_name().context("a page without a name")?;
+            archive::copy(&page, &below("usr/share/doc/bosh-dns-xdp").join(name), 0o644)?;
+        }
+    }
+    put_manual(package, server)?;
+    put_completions(package, server)?;
+    put_changelog(package, release)
+}
+
+/// The manual pages, which the binary writes itself.
+fn put_manual(package: &Path, server: &Path) -> Result<()> {
+    let folder = package.join("usr/share/man/man1");
+    fs::create_dir_all(&folder)?;
+    run(Command::new(server).args(["man", "--folder"]).arg(&folder))?;
+    for page in fs::read_dir(&folder)? {
+        run(Command::new("gzip").args(["--no-name", "--best"]).arg(page?.path()))?;
+    }
+    Ok(())
+}
+
+/// The completions, which the binary writes as well.
+fn put_completions(package: &Path, server: &Path) -> Result<()> {
+    for (shell, file) in [
+        ("bash", "usr/share/bash-completion/completions/bosh-dns-xdp"),
+        ("zsh", "usr/share/zsh/vendor-completions/_bosh-dns-xdp"),
+        ("fish", "usr/share/fish/vendor_completions.d/bosh-dns-xdp.fish"),
+    ] {
+        let text = capture(Command::new(server).args(["completions", shell]))?;
+        archive::put(&package.join(file), text, 0o644)?;
+    }
+    Ok(())
+}
+
+/// The changelog that Debian asks of every package.
+fn put_changelog(package: &Path, release: &Release) -> Result<()> {
+    let date = capture(Command::new("date").args(["-R", "-u", "-d"]).arg(format!("@{}", release.epoch)))?;
+    let Release { version, commit, .. } = release;
+    let text = format!(
+        "bosh-dns-xdp ({version}) unstable; urgency=medium\n\n  * Built of commit {commit}.\n\n \
+         -- bosh-dns-xdp <root@localhost>  {date}"
+    );
+    let file = package.join("usr/share/doc/bosh-dns-xdp/changelog");
+    archive::put(&file, text, 0o644)?;
+    run(Command::new("gzip").args(["--no-name", "--best"]).arg(file))
+}
+
+/// Sums of all installed files, by which `dpkg --verify` tells changes.
+fn md5sums(package: &Path) -> Result<String> {
+    let mut files =
+        capture(Command::new("find").args(["usr", "-type", "f", "-printf", "%p\n"]).current_dir(package))?
+            .lines()
+            .map(PathBuf::from)
+            .collect::<Vec<_>>();
+    files.sort();
+    capture(Command::new("md5sum").args(files).current_dir(package))
+}
+
+/// The `control` file.
+fn description(release: &Release, package: &Path, server: &Path) -> Result<String> {
+    let size = capture(
+        Command::new("du").args(["--summarize", "--apparent-size", "--block-size=1024"]).arg(package),
+    )?;
+    let size = size.split_whitespace().next().context("du said nothing")?;
+    let (major, minor) = binary::needed_glibc(server)?;
+    Ok(format!(
+        "Package: bosh-dns-xdp\n\
+         Version: {}\n\
+         Architecture: amd64\n\
+         Maintainer: bosh-dns-xdp <root@localhost>\n\
+         Section: net\n\
+         Priority: optional\n\
+         Installed-Size: {size}\n\
+         Depends: libc6 (>= {major}.{minor}), libgcc-s1\n\
+         Recommends: bind9-dnsutils\n\
+         Description: DNS server for the VMs of a BOSH-managed fleet\n \
+         A drop-in replacement for bosh-dns. A BPF program on the interface answers\n \
+         hot names from a map; everything else goes to a full resolver in userspace.\n",
+        release.version
+    ))
+}

@@ -1,0 +1,247 @@
+//! What the project depends on, checked against `deny.toml`: licences, bans, sources,
+//! and no dependency that nobody uses.
+//!
+//! The checks are our own, over `cargo metadata`: building cargo-deny takes longer than all
+//! other checks together. Advisories are not checked here: their database is not at hand
+//! where there is no network. Where there is, `cargo deny check` does.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot read its input has failed")]
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use serde_json::Value;
+use toml_edit::DocumentMut;
+
+/// Root of the project.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap()
+}
+
+/// What cargo knows of a workspace: all packages on the target that is built for.
+fn metadata(folder: &Path) -> Value {
+    let output = Command::new("cargo")
+        .args(["metadata", "--format-version=1", "--locked", "--filter-platform=x86_64-unknown-linux-gnu"])
+        .current_dir(folder)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The packages of both workspaces that are compiled for our target.
+fn packages() -> Vec<Value> {
+    let of_workspace = |folder: PathBuf| {
+        let metadata = metadata(&folder);
+        let resolved: BTreeSet<String> = items(&metadata["resolve"]["nodes"], "id");
+        let packages = metadata["packages"].as_array().unwrap().clone();
+        packages.into_iter().filter(move |package| resolved.contains(package["id"].as_str().unwrap()))
+    };
+    of_workspace(root()).chain(of_workspace(root().join("dns-ebpf"))).collect()
+}
+
+/// A member of each item of a list.
+fn items(list: &Value, member: &str) -> BTreeSet<String> {
+    let items = list.as_array().unwrap().iter();
+    items.map(|item| item[member].as_str().unwrap().to_owned()).collect()
+}
+
+/// The rules.
+fn rules() -> DocumentMut {
+    fs::read_to_string(root().join("deny.toml")).unwrap().parse().unwrap()
+}
+
+/// The texts of a list in the rules.
+fn listed(rules: &DocumentMut, table: &str, list: &str) -> BTreeSet<String> {
+    let list = rules[table][list].as_array().unwrap().iter();
+    list.map(|item| item.as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn every_licence_is_allowed() {
+    let allowed = listed(&rules(), "licenses", "allow");
+    let mut refused = Vec::new();
+    for package in packages() {
+        let expression = package["license"].as_str().unwrap_or("none stated");
+        if !is_satisfied(expression, &allowed) {
+            refused.push(format!("{} {}: {expression}", package["name"], package["version"]));
+        }
+    }
+    assert!(refused.is_empty(), "licences that deny.toml does not allow:\n{}", refused.join("\n"));
+}
+
+#[test]
+fn nothing_banned_is_linked() {
+    let rules = rules();
+    let denied = rules["bans"]["deny"].as_array().unwrap().iter();
+    let denied: BTreeMap<String, String> = denied
+        .map(|entry| {
+            let text = |member: &str| entry.as_inline_table().unwrap()[member].as_str().unwrap().to_owned();
+            (text("crate"), text("reason"))
+        })
+        .collect();
+    for package in packages() {
+        let name = package["name"].as_str().unwrap();
+        assert!(!denied.contains_key(name), "{name} is banned: {}", denied[name]);
+    }
+}
+
+#[test]
+fn every_crate_comes_from_an_allowed_registry() {
+    let allowed = listed(&rules(), "sources", "allow-registry");
+    for package in packages() {
+        // A crate without a source is a folder of this project.
+        let Some(source) = package["source"].as_str() else { continue };
+        let registry = source.strip_prefix("registry+").unwrap_or(source);
+        assert!(allowed.contains(registry), "{} comes from {source}", package["name"]);
+    }
+}
+
+#[test]
+fn no_dependency_is_unused() {
+    let mut unused = Vec::new();
+    for folder in [root(), root().join("dns-ebpf")] {
+        let metadata = metadata(&folder);
+        let crates = crate_names(&metadata);
+        let members = metadata["workspace_members"].as_array().unwrap();
+        for package in metadata["packages"].as_array().unwrap() {
+            if !members.contains(&package["id"]) {
+                continue;
+            }
+            let manifest = Path::new(package["manifest_path"].as_str().unwrap());
+            let mut sources = String::new();
+            read_sources(manifest.parent().unwrap(), &mut sources);
+            for dependency in package["dependencies"].as_array().unwrap() {
+                let package_name = dependency["name"].as_str().unwrap();
+                let name = dependency["rename"].as_str().unwrap_or(package_name);
+                // What is not compiled for our target has no entry.
+                let crate_name = crates.get(name).cloned().unwrap_or_else(|| name.replace('-', "_"));
+                if !is_mentioned(&sources, &crate_name) {
+                    unused.push(format!("{}: {name}", package["name"]));
+                }
+            }
+        }
+    }
+    assert!(unused.is_empty(), "dependencies that no source file mentions:\n{}", unused.join("\n"));
+}
+
+/// The names by which sources mention packages, by package: that of the library, which may
+/// be another one (`hcl-rs` is `hcl`).
+fn crate_names(metadata: &Value) -> BTreeMap<String, String> {
+    let mut names = BTreeMap::new();
+    for package in metadata["packages"].as_array().unwrap() {
+        for target in package["targets"].as_array().unwrap() {
+            let kinds = target["kind"].as_array().unwrap();
+            if kinds.iter().any(|kind| ["lib", "proc-macro", "rlib"].contains(&kind.as_str().unwrap())) {
+                let text = |value: &Value| value.as_str().unwrap().to_owned();
+                names.insert(text(&package["name"]), text(&target["name"]).replace('-', "_"));
+            }
+        }
+    }
+    names
+}
+
+/// Appends the source files below a folder, those of other crates left out.
+fn read_sources(folder: &Path, sources: &mut String) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            if path.file_name().unwrap() != "target" && !path.join("Cargo.toml").exists() {
+                read_sources(&path, sources);
+            }
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).unwrap();
+            for module in modules_elsewhere(&text).map(|module| folder.join(module)) {
+                // `mod.rs` stands for its folder.
+                match module.file_name() {
+                    Some(name) if name == "mod.rs" => read_sources(module.parent().unwrap(), sources),
+                    _ => sources.push_str(&fs::read_to_string(&module).unwrap()),
+                }
+            }
+            sources.push_str(&text);
+        }
+    }
+}
+
+/// Modules of other crates that a source file takes in: those of `#[path = "../.."]`.
+fn modules_elsewhere(text: &str) -> impl Iterator<Item = &str> {
+    text.lines()
+        .filter_map(|line| line.trim_start().strip_prefix("#[path = \"")?.split_once('"'))
+        .map(|(path, _)| path)
+        .filter(|path| path.starts_with("../"))
+}
+
+/// Whether a name stands in a text as a word, outside of comments.
+fn is_mentioned(sources: &str, name: &str) -> bool {
+    let is_word = |character: char| character.is_alphanumeric() || character == '_';
+    let code = sources.lines().filter(|line| !line.trim_start().starts_with("//"));
+    code.into_iter().any(|line| {
+        line.match_indices(name).any(|(at, _)| {
+            let before = line[..at].chars().next_back();
+            let after = line[at + name.len()..].chars().next();
+            !before.is_some_and(is_word) && !after.is_some_and(is_word)
+        })
+    })
+}
+
+//----------- Licence expressions (SPDX) -------------------------------------
+
+/// Whether an expression holds with these licences: `OR` (or `/`, as older crates write)
+/// needs one side, `AND` both; an exception (`WITH`) only allows more.
+fn is_satisfied(expression: &str, allowed: &BTreeSet<String>) -> bool {
+    let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
+    let mut words = spaced.split_whitespace().peekable();
+    let holds = any_of(&mut words, allowed);
+    holds && words.next().is_none()
+}
+
+/// The words of an expression.
+type Words<'a> = std::iter::Peekable<std::str::SplitWhitespace<'a>>;
+
+/// `TERM OR TERM ...`.
+fn any_of(words: &mut Words<'_>, allowed: &BTreeSet<String>) -> bool {
+    let mut holds = all_of(words, allowed);
+    while words.next_if_eq(&"OR").is_some() {
+        holds |= all_of(words, allowed);
+    }
+    holds
+}
+
+/// `LICENCE AND LICENCE ...`.
+fn all_of(words: &mut Words<'_>, allowed: &BTreeSet<String>) -> bool {
+    let mut holds = one(words, allowed);
+    while words.next_if_eq(&"AND").is_some() {
+        holds &= one(words, allowed);
+    }
+    holds
+}
+
+/// A licence, or an expression in parentheses.
+fn one(words: &mut Words<'_>, allowed: &BTreeSet<String>) -> bool {
+    let Some(word) = words.next() else { return false };
+    if word == "(" {
+        let holds = any_of(words, allowed);
+        return words.next() == Some(")") && holds;
+    }
+    if words.next_if_eq(&"WITH").is_some() {
+        words.next();
+    }
+    allowed.contains(word)
+}
+
+#[test]
+fn licence_expressions_are_understood() {
+    let allowed = BTreeSet::from(["MIT".to_owned(), "ISC".to_owned()]);
+    for good in
+        ["MIT", "GPL-3.0 OR MIT", "GPL-3.0/MIT", "MIT AND ISC", "(GPL-3.0 OR MIT) AND ISC", "MIT WITH x"]
+    {
+        assert!(is_satisfied(good, &allowed), "{good}");
+    }
+    for bad in ["GPL-3.0", "MIT AND GPL-3.0", "(MIT OR ISC) AND GPL-3.0", "none stated", "", "(MIT"] {
+        assert!(!is_satisfied(bad, &allowed), "{bad}");
+    }
+}

@@ -1,0 +1,57 @@
+//! The BPF object is reproducible: built in two folders it is the same, byte for byte.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot read its input has failed")]
+
+use std::{fs, os::unix::fs::symlink, path::Path};
+
+#[path = "../../dns-user/resolver/build/object.rs"]
+mod object;
+
+#[test]
+fn two_builds_in_different_folders_give_the_same_bytes() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap();
+    let settings = fs::read_to_string(root.join(".toolchain/env")).expect("run `cargo xtask build` first");
+    // Crates of the registry are built once for both; ours are built in each folder.
+    let target = root.join("target/reproducible");
+    let objects = ["one", "another/deeper"].map(|place| {
+        forget_ours(&target.join("bpfel-unknown-none/release/.fingerprint"));
+        let scratch = tempfile::tempdir().unwrap();
+        let folder = scratch.path().join(place);
+        fs::create_dir_all(&folder).unwrap();
+        fs::copy(root.join("Cargo.toml"), folder.join("Cargo.toml")).unwrap();
+        for part in ["dns-common", "dns-ebpf"] {
+            copy(&root.join(part), &folder.join(part));
+        }
+        let built = object::run_cargo(&folder.join("dns-ebpf"), &settings, &target).unwrap();
+        fs::read(built).unwrap()
+    });
+    assert!(objects[0].len() > 10_000);
+    assert!(objects[0] == objects[1], "the two objects differ");
+}
+
+/// Makes cargo build our crates anew.
+fn forget_ours(fingerprints: &Path) {
+    for entry in fs::read_dir(fingerprints).into_iter().flatten() {
+        let entry = entry.unwrap();
+        if entry.file_name().to_string_lossy().starts_with("dns-") {
+            fs::remove_dir_all(entry.path()).unwrap();
+        }
+    }
+}
+
+/// Copies a folder, but for what was built in it.
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let (from, to) = (entry.path(), to.join(entry.file_name()));
+        let kind = entry.file_type().unwrap();
+        if kind.is_symlink() {
+            symlink(fs::read_link(from).unwrap(), to).unwrap();
+        } else if kind.is_file() {
+            fs::copy(from, to).unwrap();
+        } else if entry.file_name() != "target" {
+            copy(&from, &to);
+        }
+    }
+}
