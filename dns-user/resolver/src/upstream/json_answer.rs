@@ -44,6 +44,7 @@ pub(crate) fn reply(ask: &Ask<'_>, document: &[u8]) -> Result<Vec<u8>, JsonAnswe
     let answers: Vec<Answer<'_>> = items.iter().map(Answer::parse).collect::<Result<_, _>>()?;
 
     let mut reply = message::begin_reply(ask.message, ask.question.clone(), true, true, rcode);
+    let mut numbers = message::question_numbers(&reply);
     message::set_truncated(&mut reply, truncated);
     // The first owner is the question's name whatever the JSON says (observed);
     // behind an alias it is what that leads to.
@@ -59,7 +60,7 @@ pub(crate) fn reply(ask: &Ask<'_>, document: &[u8]) -> Result<Vec<u8>, JsonAnswe
             message::set_truncated(&mut reply, true);
             break;
         }
-        if !message::keep_sound_answer(&mut reply, start) {
+        if !message::keep_sound_answer(&mut reply, start, &mut numbers) {
             tracing::debug!(rtype = answer.rtype, data = answer.data, "data of another form left out");
             continue;
         }

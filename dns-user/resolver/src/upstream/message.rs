@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::sound::{is_sound_data, name_end};
+use super::sound::{FixedFields, is_sound_data, name_end};
 
 /// Bytes of the header (RFC 1035, section 4.1.1).
 pub(crate) const HEADER_LEN: usize = 12;
@@ -157,8 +157,11 @@ impl Outline {
         let questions = u16_at(message, 4)?;
         let records = [u16_at(message, 6)?, u16_at(message, 8)?, u16_at(message, 10)?];
         let mut at = HEADER_LEN;
+        let mut numbers = FixedFields::default();
         for _ in 0..questions {
-            at = name_end(message, at)? + 4;
+            let name_end = name_end(message, at, &numbers)?;
+            at = name_end + 4;
+            numbers.add(name_end..at);
         }
         if at > message.len() {
             return None;
@@ -167,9 +170,10 @@ impl Outline {
         let mut opt = None;
         for (section, count) in records.into_iter().enumerate() {
             for _ in 0..count {
-                let record = Record::at(message, at)?;
+                let record = Record::at(message, at, &numbers)?;
                 let class = u16_at(message, record.ttl_at - 2)?;
-                if !is_sound_data(message, record.rtype, class, record.data.clone()) {
+                numbers.add(record.fixed_fields());
+                if !is_sound_data(message, record.rtype, class, record.data.clone(), &numbers) {
                     return None;
                 }
                 if record.rtype == TYPE_OPT {
@@ -188,9 +192,11 @@ impl Outline {
     pub(crate) fn walk<'a>(&self, message: &'a [u8]) -> impl Iterator<Item = (usize, Record)> + use<'a> {
         let counts = self.records;
         let mut at = self.question_end;
+        // They have been found sound.
+        let no_numbers = FixedFields::default();
         (0..3).flat_map(move |section| std::iter::repeat_n(section, usize::from(counts[section]))).map_while(
             move |section| {
-                let record = Record::at(message, at)?;
+                let record = Record::at(message, at, &no_numbers)?;
                 at = record.data.end;
                 Some((section, record))
             },
@@ -214,9 +220,14 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Reads the record that begins at `at`.
-    fn at(message: &[u8], at: usize) -> Option<Self> {
-        let fixed = name_end(message, at)?;
+    /// TYPE, CLASS, TTL and RDLENGTH.
+    fn fixed_fields(&self) -> Range<usize> {
+        self.ttl_at - 4..self.data.start
+    }
+
+    /// Reads the record that begins at `at`; `numbers`: the fixed fields before it.
+    fn at(message: &[u8], at: usize, numbers: &FixedFields) -> Option<Self> {
+        let fixed = name_end(message, at, numbers)?;
         let start = fixed + 10;
         let end = start + usize::from(u16_at(message, fixed + 8)?);
         (end <= message.len()).then_some(())?;
@@ -233,7 +244,7 @@ impl Record {
 /// The question section of a message with one question: name, type, class.
 pub(crate) fn question_range(message: &[u8]) -> Option<Range<usize>> {
     (u16_at(message, 4)? == 1).then_some(())?;
-    let end = name_end(message, HEADER_LEN)? + 4;
+    let end = name_end(message, HEADER_LEN, &FixedFields::default())? + 4;
     (end <= message.len()).then_some(HEADER_LEN..end)
 }
 
@@ -312,13 +323,26 @@ pub(crate) fn push_answer(message: &mut Vec<u8>, owner: &[u8], rtype: u16, ttl: 
     true
 }
 
+/// The fixed fields of a message that holds its question alone, which ends at its end.
+pub(crate) fn question_numbers(message: &[u8]) -> FixedFields {
+    let mut numbers = FixedFields::default();
+    numbers.add(message.len().saturating_sub(4)..message.len());
+    numbers
+}
+
 /// Takes the last answer back, which begins at `start`, unless it is one that zones hold
-/// and its data has the form of its type; says whether it stays.
-pub(crate) fn keep_sound_answer(message: &mut Vec<u8>, start: usize) -> bool {
-    let is_sound = Record::at(message, start).is_some_and(|record| {
+/// and its data has the form of its type; says whether it stays. `numbers`: the fixed
+/// fields before it, and afterwards of it, too.
+pub(crate) fn keep_sound_answer(message: &mut Vec<u8>, start: usize, numbers: &mut FixedFields) -> bool {
+    let is_sound = Record::at(message, start, numbers).is_some_and(|record| {
         // 249 to 255: TKEY, TSIG, IXFR, AXFR, MAILB, MAILA, ANY.
         let is_meta = matches!(record.rtype, 0 | TYPE_OPT | 249..=255);
-        !is_meta && is_sound_data(message, record.rtype, 1, record.data)
+        numbers.add(record.fixed_fields());
+        let is_sound = !is_meta && is_sound_data(message, record.rtype, 1, record.data, numbers);
+        if !is_sound {
+            numbers.take_back();
+        }
+        is_sound
     });
     if !is_sound && let Some(count) = u16_at(message, 6) {
         message.truncate(start);

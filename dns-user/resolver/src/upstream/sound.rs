@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
 use super::message::{HEADER_LEN, TYPE_OPT, TYPE_SOA, u16_at};
 
 /// Longest name, bytes of wire format (RFC 1035, section 2.3.4).
@@ -16,46 +18,89 @@ const MAX_POINTERS: usize = 127;
 /// CLASS IN.
 const CLASS_IN: u16 = 1;
 
-/// Where the name at `at` ends, if it is one: labels of at most 63 bytes, at most 255
-/// bytes in all, pointers to what stands before them and not into the header (RFC
-/// 1035, section 4.1.4: "a prior occurrence"). So no name loops.
-pub(super) fn name_end(message: &[u8], mut at: usize) -> Option<usize> {
-    let mut end = None;
-    let mut length = 0;
-    let mut pointers = 0;
-    // Where the part of the name that is being read began: pointers lead before it.
-    let mut part = at;
-    loop {
-        match *message.get(at)? {
-            0 => {
-                length += 1;
-                return (length <= MAX_NAME).then_some(end.unwrap_or(at + 1));
-            }
-            label @ 1..=63 => {
-                length += usize::from(label) + 1;
-                at += usize::from(label) + 1;
-            }
-            192.. => {
-                let target = usize::from(u16_at(message, at)? & 0x3fff);
-                end = end.or(Some(at + 2));
-                pointers += 1;
-                if target < HEADER_LEN || target >= part || pointers > MAX_POINTERS {
-                    return None;
-                }
-                (at, part) = (target, target);
-            }
-            _ => return None,
-        }
-        if length > MAX_NAME {
-            return None;
-        }
+/// Where the parts of a message lie that are numbers and no names: TYPE and CLASS of a
+/// question; TYPE, CLASS, TTL and RDLENGTH of a record. In order, as a walk comes by.
+///
+/// A pointer that leads there makes a name of a number: no server writes one, and the
+/// name would turn into another (or into none) when the cache rewrites the TTL.
+#[derive(Debug, Default)]
+pub(crate) struct FixedFields(SmallVec<[Range<usize>; 8]>);
+
+impl FixedFields {
+    /// Notes the fields at `range`, which lie behind all that were noted before.
+    pub(super) fn add(&mut self, range: Range<usize>) {
+        self.0.push(range);
+    }
+
+    /// Takes back those that were noted last.
+    pub(super) fn take_back(&mut self) {
+        self.0.pop();
+    }
+
+    /// Whether some of `part` are such fields.
+    fn touch(&self, part: &Range<usize>) -> bool {
+        let next = self.0.partition_point(|fields| fields.end <= part.start);
+        self.0.get(next).is_some_and(|fields| fields.start < part.end)
     }
 }
 
-/// Whether the data of a record, at `data` in `message`, has the form of its type.
-pub(super) fn is_sound_data(message: &[u8], rtype: u16, class: u16, data: Range<usize>) -> bool {
+/// Where the name at `at` ends, if it is one: labels of at most 63 bytes, at most 255
+/// bytes in all, each pointer to a name, or the end of one, that stands whole before
+/// the part that points (RFC 1035, section 4.1.4: "a prior occurrence"): neither in the
+/// header nor over `numbers`. So no name loops.
+pub(super) fn name_end(message: &[u8], at: usize, numbers: &FixedFields) -> Option<usize> {
+    let mut name_end = None;
+    let mut length = 0;
+    // The part of the name that is being read, and where it must have ended.
+    let mut part = at..message.len();
+    for _ in 0..=MAX_POINTERS {
+        let last = labels_end(message.get(..part.end)?, part.start)?;
+        length += last - part.start;
+        let pointer = message[last] != 0;
+        let end = last + if pointer { 2 } else { 1 };
+        if end > part.end || length >= MAX_NAME {
+            return None;
+        }
+        if name_end.is_some() && numbers.touch(&(part.start..end)) {
+            return None;
+        }
+        let name_end = *name_end.get_or_insert(end);
+        if !pointer {
+            return Some(name_end);
+        }
+        let target = usize::from(u16_at(message, last)? & 0x3fff);
+        if target < HEADER_LEN || target >= part.start {
+            return None;
+        }
+        part = target..part.start;
+    }
+    None
+}
+
+/// Where the root's length or a pointer ends a row of labels that begins at `at`.
+fn labels_end(message: &[u8], mut at: usize) -> Option<usize> {
+    let limit = at + MAX_NAME;
+    while at < limit {
+        match *message.get(at)? {
+            0 | 192.. => return Some(at),
+            label @ 1..=63 => at += 1 + usize::from(label),
+            _ => return None,
+        }
+    }
+    None
+}
+
+/// Whether the data of a record, at `data` in `message`, has the form of its type; its
+/// names keep off `numbers`.
+pub(super) fn is_sound_data(
+    message: &[u8],
+    rtype: u16,
+    class: u16,
+    data: Range<usize>,
+    numbers: &FixedFields,
+) -> bool {
     let Some(message) = message.get(..data.end) else { return false };
-    let end = form(rtype, class).iter().try_fold(data.start, |at, field| field.end(message, at));
+    let end = form(rtype, class).iter().try_fold(data.start, |at, field| field.end(message, at, numbers));
     end == Some(data.end)
 }
 
@@ -110,10 +155,10 @@ fn form(rtype: u16, class: u16) -> &'static [Field] {
 
 impl Field {
     /// Where the field that begins at `at` ends; `message` ends with the data.
-    fn end(&self, message: &[u8], mut at: usize) -> Option<usize> {
+    fn end(&self, message: &[u8], mut at: usize, numbers: &FixedFields) -> Option<usize> {
         let end = match self {
             Self::Bytes(count) => at + count,
-            Self::Name => name_end(message, at)?,
+            Self::Name => name_end(message, at, numbers)?,
             Self::Text => at + 1 + usize::from(*message.get(at)?),
             Self::Texts => {
                 at += 1 + usize::from(*message.get(at)?);
@@ -139,6 +184,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// The end of a name in a message of names alone.
+    fn name_end(message: &[u8], at: usize) -> Option<usize> {
+        super::name_end(message, at, &FixedFields::default())
+    }
 
     /// A header, and behind it `name` at 12.
     fn message(name: &[u8]) -> Vec<u8> {
@@ -177,6 +227,22 @@ mod tests {
     }
 
     #[test]
+    fn a_name_that_is_pointed_to_stands_whole_before_and_keeps_off_numbers() {
+        // The label at 12 runs over the pointer to it.
+        assert_eq!(name_end(&message(b"\x03a\xc0\x0c\0"), 14), None);
+        assert_eq!(name_end(&message(b"\x01a\0\xc0\x0c"), 15), Some(17));
+        let mut numbers = FixedFields::default();
+        numbers.add(15..19);
+        numbers.add(22..26);
+        // A name, four numbers, a label of its own and a pointer, numbers, pointers.
+        let message =
+            message(b"\x01a\0\x01\0\0\0\x00\xc0\x0c\x01b\0\0\xc0\x0c\xc0\x0e\xc0\x0f\xc0\x13\xc0\x16");
+        for (at, end) in [(26, Some(28)), (28, Some(30)), (30, None), (32, Some(34)), (34, None)] {
+            assert_eq!(super::name_end(&message, at, &numbers), end, "the pointer at {at}");
+        }
+    }
+
+    #[test]
     fn data_has_the_form_of_its_type() {
         for (rtype, data, sound) in [
             (1, &b"\xc0\0\x02\x01"[..], true),
@@ -202,13 +268,13 @@ mod tests {
         ] {
             let message = message(data);
             assert_eq!(
-                is_sound_data(&message, rtype, CLASS_IN, 12..message.len()),
+                is_sound_data(&message, rtype, CLASS_IN, 12..message.len(), &FixedFields::default()),
                 sound,
                 "type {rtype}: {data:?}"
             );
         }
         // An A of Chaosnet is a name and a number (RFC 1035, section 3.4.1 knows IN alone).
-        assert!(is_sound_data(&message(b"\0\0\x01"), 1, 3, 12..15));
+        assert!(is_sound_data(&message(b"\0\0\x01"), 1, 3, 12..15, &FixedFields::default()));
     }
 
     proptest! {
@@ -226,7 +292,7 @@ mod tests {
         #[test]
         fn no_bytes_make_it_panic(bytes: Vec<u8>, rtype in 0u16..50, at in 0usize..40, length in 0usize..40) {
             let _ = name_end(&bytes, at);
-            let _ = is_sound_data(&bytes, rtype, CLASS_IN, at..at + length);
+            let _ = is_sound_data(&bytes, rtype, CLASS_IN, at..at + length, &FixedFields::default());
         }
     }
 }
