@@ -16,8 +16,25 @@ use anyhow::{Context, Result, bail};
 
 use crate::process::{root, run as run_command};
 
-/// Seconds that each target runs for as part of all tests: a smoke test, not a campaign.
-pub(crate) const SMOKE_SECONDS: u32 = 6;
+/// How long each target runs, and on what.
+#[derive(Clone, Copy)]
+pub(crate) struct Effort {
+    /// At most so many seconds.
+    pub(crate) seconds: u32,
+    /// At most so many inputs.
+    pub(crate) inputs: Option<u32>,
+    /// Makes the inputs; chosen by libFuzzer if it is not given.
+    pub(crate) seed: Option<u32>,
+    /// Whether to begin with what earlier runs found, and not with the committed corpus alone.
+    pub(crate) goes_on: bool,
+}
+
+impl Effort {
+    /// Part of all tests: the same inputs every time, so that a test which passed passes
+    /// again. New inputs are looked for by `cargo xtask fuzz`; what it finds becomes part
+    /// of the committed corpus.
+    pub(crate) const SMOKE: Self = Self { seconds: 6, inputs: Some(100_000), seed: Some(1), goes_on: false };
+}
 
 /// Most memory of one run, in MiB: a small input that takes more is a finding.
 const MEMORY_LIMIT: u32 = 1024;
@@ -29,9 +46,9 @@ const INPUT_TIMEOUT: u32 = 10;
 /// from their corpora, as many at a time as there are cores.
 ///
 /// Inputs that reach new code go to `target/fuzz/<target>`, which a later run
-/// begins with; the committed corpus stays as it is. Inputs that make a target
+/// begins with if its effort goes on; the committed corpus stays as it is. Inputs that make a target
 /// fail are kept beside them, and named in the error.
-pub(crate) fn run(filters: &[String], seconds: u32) -> Result<()> {
+pub(crate) fn run(filters: &[String], effort: Effort) -> Result<()> {
     let folder = root().canonicalize()?.join("tests/fuzz");
     run_command(
         Command::new("cargo")
@@ -41,7 +58,7 @@ pub(crate) fn run(filters: &[String], seconds: u32) -> Result<()> {
     )?;
     let mut waiting = targets(&folder)?;
     waiting.retain(|target| filters.is_empty() || filters.iter().any(|filter| target.contains(filter)));
-    println!("{} for {seconds} s each", waiting.join(", "));
+    println!("{} for at most {} s each", waiting.join(", "), effort.seconds);
     waiting.reverse();
     let cores = thread::available_parallelism()?.get();
     let mut running: Vec<Run> = Vec::new();
@@ -50,7 +67,7 @@ pub(crate) fn run(filters: &[String], seconds: u32) -> Result<()> {
         if running.len() < cores
             && let Some(target) = waiting.pop()
         {
-            running.push(Run::start(&folder, target, seconds)?);
+            running.push(Run::start(&folder, target, effort)?);
             continue;
         }
         thread::sleep(Duration::from_millis(50));
@@ -107,16 +124,21 @@ struct Run {
 }
 
 impl Run {
-    /// Starts a target from the committed corpus and what earlier runs found.
-    fn start(folder: &Path, target: String, seconds: u32) -> Result<Self> {
+    /// Starts a target.
+    fn start(folder: &Path, target: String, effort: Effort) -> Result<Self> {
         let built = root().canonicalize()?.join("target");
-        let found = built.join("fuzz").join(&target);
+        let found = built.join(if effort.goes_on { "fuzz" } else { "fuzz-smoke" }).join(&target);
+        if !effort.goes_on && found.exists() {
+            fs::remove_dir_all(&found).with_context(|| found.display().to_string())?;
+        }
         fs::create_dir_all(&found).with_context(|| found.display().to_string())?;
         let log = found.with_extension("log");
         let output = File::create(&log).with_context(|| log.display().to_string())?;
         let child = Command::new(built.join("debug").join(&target))
             .args([&found, &folder.join("corpus").join(&target)])
-            .arg(format!("-max_total_time={seconds}"))
+            .arg(format!("-max_total_time={}", effort.seconds))
+            .args(effort.inputs.map(|inputs| format!("-runs={inputs}")))
+            .args(effort.seed.map(|seed| format!("-seed={seed}")))
             .arg(format!("-timeout={INPUT_TIMEOUT}"))
             .arg(format!("-rss_limit_mb={MEMORY_LIMIT}"))
             .arg(format!("-artifact_prefix={}-", found.display()))

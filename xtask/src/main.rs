@@ -63,9 +63,9 @@ enum Command {
         /// Packets for each BPF program.
         #[arg(long, default_value_t = 10_000_000, requires = "program")]
         packets: u64,
-        /// Makes the packets; chosen at random, and told, if it is not given.
-        #[arg(long, requires = "program")]
-        seed: Option<u64>,
+        /// Makes the inputs or packets; chosen at random, and told, if it is not given.
+        #[arg(long)]
+        seed: Option<u32>,
     },
     /// Run the real server under load while faults are thrown in at random from a seed.
     ///
@@ -115,11 +115,11 @@ fn main() -> Result<()> {
         Command::Dist(dist) => dist.run(),
         Command::Fuzz { program: true, packets, seed, .. } => {
             toolchain::ensure()?;
-            fuzz::program(packets, seed)
+            fuzz::program(packets, seed.map(u64::from))
         }
-        Command::Fuzz { filters, seconds, .. } => {
+        Command::Fuzz { filters, seconds, seed, .. } => {
             toolchain::ensure()?;
-            fuzz::run(&filters, seconds)
+            fuzz::run(&filters, fuzz::Effort { seconds, inputs: None, seed, goes_on: true })
         }
         Command::Soak { minutes, hours, seed } => {
             packages::ensure(packages::DEMO)?;

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: everything there is, cheapest first.
 
 use std::{
-    fs,
+    env, fs,
     path::Path,
     process::Command,
     time::{Duration, Instant},
@@ -20,6 +20,11 @@ const NEXTEST_VERSION: &str = "0.9.143";
 /// Names the file in which tests that cannot be run say so (`tests/src/requirements.rs`).
 const NOT_RUN_VARIABLE: &str = "BOSH_DNS_NOT_RUN";
 
+/// What makes the random inputs of tests: ours, and proptest's. The same ones every time, so
+/// that a tree which passed passes again; whoever looks for new ones sets other numbers, runs
+/// `cargo nextest` (which chooses at random) or `cargo xtask fuzz`.
+const SEED_VARIABLES: [&str; 2] = ["SEED", "PROPTEST_RNG_SEED"];
+
 /// What no run of this command covers.
 const NEVER_RUN: &str = "advisories about dependencies: their database has to be fetched, and a test must not \
                          need the network; `cargo deny check advisories` looks them up";
@@ -36,7 +41,7 @@ pub(crate) fn run(filters: &[String]) -> Result<()> {
         times.step("lints", || {
             cargo(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"])
         })?;
-        times.step("fuzzing", || fuzz::run(&[], fuzz::SMOKE_SECONDS))?;
+        times.step("fuzzing", || fuzz::run(&[], fuzz::Effort::SMOKE))?;
     }
     times.step("build", || crate::release(&[]))?;
     let target = root().canonicalize()?.join("target");
@@ -49,6 +54,7 @@ pub(crate) fn run(filters: &[String]) -> Result<()> {
                 .args(["nextest", "run", "--workspace"])
                 .args(filters)
                 .env(NOT_RUN_VARIABLE, &not_run)
+                .envs(SEED_VARIABLES.map(|name| (name, env::var(name).unwrap_or_else(|_| "1".to_owned()))))
                 .current_dir(root()),
         )
     });
