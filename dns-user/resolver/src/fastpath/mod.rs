@@ -257,8 +257,8 @@ impl FastPath {
         control.set_vlans(&config.vlans);
         let lease = Lease::new(control.clone(), config.lease);
         let filter = Arc::new(LearnFilter::new());
-        let store = EntryStore::new(Index::new(index.clone()), entries.clone(), grace);
-        let table = Table::new(store, seed, limits, health, admission, filter.clone());
+        let store = EntryStore::new(Index::new(index.clone()), entries.clone());
+        let table = Table::new((store, grace), seed, limits, health, admission, filter.clone());
         let publisher = PublisherThread::start(index, entries, seed, filter, table, lease.clone(), earlier)
             .map_err(|error| FastPathError::io("starting the publisher", error))?;
         let programs = attach(publisher.shared.installs())?;

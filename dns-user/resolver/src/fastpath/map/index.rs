@@ -4,10 +4,7 @@
 use std::{
     io,
     os::fd::BorrowedFd,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
 };
 
 use dns_common::{
@@ -16,7 +13,7 @@ use dns_common::{
 };
 use memmap2::MmapRaw;
 
-use super::{Shape, layout::read_header, map_shared, store::EntryMemory};
+use super::{Shape, layout::read_header, map_shared, store::EntryMemory, words::Words};
 use crate::fastpath::bpf;
 
 /// Names for one pair of buckets in the largest table: of pairs with so many on
@@ -35,14 +32,14 @@ pub(crate) struct Full;
 
 /// The index, for its one writer.
 #[derive(Debug)]
-pub(crate) struct Index {
+pub(crate) struct Index<W = MmapRaw> {
     /// The table.
-    memory: Arc<IndexMemory>,
+    memory: Arc<IndexMemory<W>>,
 }
 
-impl Index {
+impl<W: Words> Index<W> {
     /// The writer of an empty index.
-    pub(crate) fn new(memory: Arc<IndexMemory>) -> Self {
+    pub(crate) fn new(memory: Arc<IndexMemory<W>>) -> Self {
         memory.set_pairs(1);
         Self { memory }
     }
@@ -52,7 +49,7 @@ impl Index {
     pub(crate) fn set(&mut self, hash: u64, new: Location, old: Option<Location>) -> Result<(), Full> {
         let memory = &self.memory;
         if let Some(place) = old.and_then(|old| memory.place(hash, old)) {
-            memory.cell(place).store(new.0, Ordering::Release);
+            memory.set_location(place, new);
             return Ok(());
         }
         loop {
@@ -76,11 +73,11 @@ impl Index {
 /// The elements of the `NAMES` map, mapped (or from nowhere, in tests), and the
 /// entries that they lead to.
 #[derive(Debug)]
-pub(crate) struct IndexMemory {
-    /// The mapping.
-    map: MmapRaw,
+pub(crate) struct IndexMemory<W = MmapRaw> {
+    /// The words of the elements.
+    words: W,
     /// The entries.
-    entries: Arc<EntryMemory>,
+    entries: Arc<EntryMemory<W>>,
 }
 
 /// A slot.
@@ -92,14 +89,15 @@ struct SlotPosition {
     slot: usize,
 }
 
-impl IndexMemory {
-    /// Takes over a mapping of whole elements: of two at least, the root and the smallest table.
-    pub(crate) fn new(map: MmapRaw, entries: Arc<EntryMemory>) -> Self {
+impl<W: Words> IndexMemory<W> {
+    /// Takes over memory of whole elements: of two at least, the root and the smallest table.
+    pub(crate) fn new(words: W, entries: Arc<EntryMemory<W>>) -> Self {
+        let bytes = words.bytes();
         assert!(
-            map.len().is_multiple_of(size_of::<Pair>()) && map.len() >= 2 * size_of::<Pair>(),
+            bytes.is_multiple_of(size_of::<Pair>()) && bytes >= 2 * size_of::<Pair>(),
             "the index is made of whole elements"
         );
-        Self { map, entries }
+        Self { words, entries }
     }
 
     /// Where the entry of the name with this hash lies.
@@ -114,8 +112,8 @@ impl IndexMemory {
     /// other bucket only if some name had to go there.
     fn reachable(&self, hash: u64) -> impl Iterator<Item = SlotPosition> {
         let pairs = self.pairs();
-        let overflows =
-            index::overflows(self.overflow_count(first_bucket(hash, pairs), hash).load(Ordering::Acquire));
+        let count = self.words.load(overflow_count(first_bucket(hash, pairs), hash), Ordering::Acquire);
+        let overflows = index::overflows(count);
         places(hash, pairs).take(if overflows == 0 { BUCKET_SLOTS } else { 2 * BUCKET_SLOTS })
     }
 
@@ -145,33 +143,20 @@ impl IndexMemory {
 
     /// Gives a free slot to a name.
     fn take(&self, place: SlotPosition, hash: u64, location: Location) {
-        if let Some(word) = self.overflow_count_of(place, hash) {
+        if let Some(count) = overflow_count_of(place, hash) {
             // Before the tag: who finds none looks no further.
-            word.store(index::with_overflow(word.load(Ordering::Relaxed)), Ordering::Release);
+            self.change(count, index::with_overflow);
         }
-        self.cell(place).store(location.0, Ordering::Release);
+        self.set_location(place, location);
         self.set_tag(place, index::tag(hash));
     }
 
     /// Makes the slot of a name free.
     fn give_back(&self, place: SlotPosition, hash: u64) {
         self.set_tag(place, 0);
-        if let Some(word) = self.overflow_count_of(place, hash) {
-            word.store(index::without_overflow(word.load(Ordering::Relaxed)), Ordering::Release);
+        if let Some(count) = overflow_count_of(place, hash) {
+            self.change(count, index::without_overflow);
         }
-    }
-
-    /// The word that counts the name of this hash in this slot, if it is not in the
-    /// bucket that it prefers.
-    fn overflow_count_of(&self, place: SlotPosition, hash: u64) -> Option<&AtomicU64> {
-        let first = place.bucket & !1;
-        (place.bucket != first + index::preferred_bucket(hash)).then(|| self.overflow_count(first, hash))
-    }
-
-    /// The word that counts the names that are not in the bucket that this hash
-    /// prefers, though they prefer it, too. `first`: the first bucket of the pair.
-    fn overflow_count(&self, first: usize, hash: u64) -> &AtomicU64 {
-        self.tags(SlotPosition { bucket: first + index::preferred_bucket(hash), slot: WORD_SLOTS })
     }
 
     /// Fills a table of twice the size and changes over to it.
@@ -199,60 +184,71 @@ impl IndexMemory {
 
     /// Elements in the mapping.
     fn elements(&self) -> u32 {
-        u32::try_from(self.map.len() / size_of::<Pair>()).expect("a BPF array has at most 2^32 elements")
+        u32::try_from(self.words.bytes() / size_of::<Pair>()).expect("a BPF array has at most 2^32 elements")
     }
 
     /// Pairs in use: what the root says, as far as it can be true.
     fn pairs(&self) -> u32 {
-        let pairs = u32::try_from(self.word(0).load(Ordering::Acquire)).unwrap_or(0);
+        let pairs = u32::try_from(self.words.load(0, Ordering::Acquire)).unwrap_or(0);
         if pairs.is_power_of_two() && pairs <= self.elements() / 2 { pairs } else { 1 }
     }
 
     /// Changes over to the table of so many pairs.
     fn set_pairs(&self, pairs: u32) {
-        self.word(0).store(pairs.into(), Ordering::Release);
+        self.words.store(0, pairs.into(), Ordering::Release);
     }
 
     /// The tag of a slot.
     fn tag(&self, place: SlotPosition) -> u8 {
-        self.tags(place).load(Ordering::Acquire).to_le_bytes()[place.slot % WORD_SLOTS]
+        self.words.load(tags(place), Ordering::Acquire).to_le_bytes()[place.slot % WORD_SLOTS]
     }
 
-    /// Changes the tag of a slot.
+    /// Changes the tag of a slot. The cell is there before the tag that leads to it.
     fn set_tag(&self, place: SlotPosition, tag: u8) {
-        let tags = self.tags(place);
-        let mut bytes = tags.load(Ordering::Relaxed).to_le_bytes();
-        bytes[place.slot % WORD_SLOTS] = tag;
-        // The cell is there before the tag that leads to it.
-        tags.store(u64::from_le_bytes(bytes), Ordering::Release);
+        self.change(tags(place), |word| {
+            let mut bytes = word.to_le_bytes();
+            bytes[place.slot % WORD_SLOTS] = tag;
+            u64::from_le_bytes(bytes)
+        });
+    }
+
+    /// Changes a word, behind all that was written before. Nobody else writes.
+    fn change(&self, index: usize, change: impl FnOnce(u64) -> u64) {
+        self.words.store(index, change(self.words.load(index, Ordering::Relaxed)), Ordering::Release);
     }
 
     /// Where the entry of a slot in use lies.
     fn location(&self, place: SlotPosition) -> Location {
-        Location(self.cell(place).load(Ordering::Acquire))
+        Location(self.words.load_half(cell(place), Ordering::Acquire))
     }
 
-    /// The word that holds the tag of a slot.
-    fn tags(&self, place: SlotPosition) -> &AtomicU64 {
-        self.word(place.bucket * size_of::<Bucket>() / 8 + place.slot / WORD_SLOTS)
+    /// Makes a slot lead to the entry at `location`, which is there already.
+    fn set_location(&self, place: SlotPosition, location: Location) {
+        self.words.store_half(cell(place), location.0, Ordering::Release);
     }
+}
 
-    /// The cell of a slot.
-    fn cell(&self, place: SlotPosition) -> &AtomicU32 {
-        let offset =
-            place.bucket * size_of::<Bucket>() + std::mem::offset_of!(Bucket, cells) + place.slot * 4;
-        assert!(offset + 4 <= self.map.len(), "`pairs` keeps places inside the map");
-        // SAFETY: inside the mapping, as just checked, and aligned; the mapping
-        // lives as long as `self`, and nobody accesses these bytes but as a whole.
-        unsafe { AtomicU32::from_ptr(self.map.as_mut_ptr().add(offset).cast()) }
-    }
+/// Number of the word that holds the tag of a slot.
+fn tags(place: SlotPosition) -> usize {
+    place.bucket * size_of::<Bucket>() / 8 + place.slot / WORD_SLOTS
+}
 
-    /// A word of the map, one of tags or the root's.
-    fn word(&self, index: usize) -> &AtomicU64 {
-        assert!(index < self.map.len() / 8, "`pairs` keeps places inside the map");
-        // SAFETY: as in `cell`.
-        unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().cast::<u64>().add(index)) }
-    }
+/// Number of the half word that holds the location of a slot's entry.
+fn cell(place: SlotPosition) -> usize {
+    (place.bucket * size_of::<Bucket>() + std::mem::offset_of!(Bucket, cells)) / 4 + place.slot
+}
+
+/// Number of the word that counts the name of this hash in this slot, if it is not in the
+/// bucket that it prefers.
+fn overflow_count_of(place: SlotPosition, hash: u64) -> Option<usize> {
+    let first = place.bucket & !1;
+    (place.bucket != first + index::preferred_bucket(hash)).then(|| overflow_count(first, hash))
+}
+
+/// Number of the word that counts the names that are not in the bucket that this hash
+/// prefers, though they prefer it, too. `first`: the first bucket of the pair.
+fn overflow_count(first: usize, hash: u64) -> usize {
+    tags(SlotPosition { bucket: first + index::preferred_bucket(hash), slot: WORD_SLOTS })
 }
 
 /// The slots where this hash may stand in a table of so many pairs, the best first.
@@ -329,8 +325,9 @@ mod tests {
             let memory = &self.index.memory;
             let first = 2 * memory.pairs() as usize;
             let second_words =
-                (first..2 * first).map(|bucket| memory.tags(SlotPosition { bucket, slot: WORD_SLOTS }));
-            second_words.map(|word| index::overflows(word.load(Ordering::Relaxed)) as usize).sum()
+                (first..2 * first).map(|bucket| tags(SlotPosition { bucket, slot: WORD_SLOTS }));
+            let words = second_words.map(|index| memory.words.load(index, Ordering::Relaxed));
+            words.map(|word| index::overflows(word) as usize).sum()
         }
 
         /// The same as the entries tell.
@@ -339,9 +336,7 @@ mod tests {
             let places = memory.taken(memory.pairs());
             let hashed = places.map(|place| (place, memory.hash_at(memory.location(place))));
             hashed
-                .filter(|(place, hash)| {
-                    hash.is_some_and(|hash| memory.overflow_count_of(*place, hash).is_some())
-                })
+                .filter(|(place, hash)| hash.is_some_and(|hash| overflow_count_of(*place, hash).is_some()))
                 .count()
         }
     }
@@ -392,7 +387,7 @@ mod tests {
         let mut bench = Bench::new(24, 6);
         bench.set(1, Location(5), None).unwrap();
         for pairs in [0, 3, 8, u64::MAX] {
-            bench.index.memory.word(0).store(pairs, Ordering::Relaxed);
+            bench.index.memory.words.store(0, pairs, Ordering::Relaxed);
             assert_eq!(bench.index.memory.get(1), Some(Location(5)));
         }
     }

@@ -2,8 +2,10 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use dns_common::entry::{EntryHeader, MAX_V4, MAX_V6, RULED, Rules};
+use dns_common::entry::{EntryHeader, Location, MAX_V4, MAX_V6, RULED, Rules};
 use zerocopy::IntoBytes as _;
+
+use super::{store::EntryMemory, words::Words};
 
 use dns_core::{
     name::Name,
@@ -107,10 +109,7 @@ impl Encoded {
 }
 
 /// Reads a name back from the first words of an entry; `None`: not a well-formed entry.
-pub(crate) fn read_name(
-    memory: &crate::fastpath::map::store::EntryMemory,
-    location: dns_common::entry::Location,
-) -> Option<Name> {
+pub(crate) fn read_name(memory: &EntryMemory, location: Location) -> Option<Name> {
     let header = read_header(memory, location)?;
     let length = usize::from(header.name_len);
     let words = memory.read(location, size_of::<EntryHeader>() / 8 + length.div_ceil(8))?;
@@ -119,10 +118,7 @@ pub(crate) fn read_name(
 }
 
 /// Reads the header of an entry; `None`: outside the store.
-pub(crate) fn read_header(
-    memory: &crate::fastpath::map::store::EntryMemory,
-    location: dns_common::entry::Location,
-) -> Option<EntryHeader> {
+pub(crate) fn read_header<W: Words>(memory: &EntryMemory<W>, location: Location) -> Option<EntryHeader> {
     let words = memory.read(location, size_of::<EntryHeader>() / 8)?;
     zerocopy::FromBytes::read_from_bytes(words.as_bytes()).ok()
 }
@@ -133,7 +129,6 @@ mod tests {
     use zerocopy::FromBytes as _;
 
     use super::*;
-    use crate::fastpath::map::store::EntryMemory;
     use dns_core::resolve::Checks;
 
     /// A resolution of these addresses.

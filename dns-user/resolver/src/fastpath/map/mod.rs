@@ -2,6 +2,7 @@
 //!
 //! * [`layout`]: a name and its addresses as the bytes of an entry.
 //! * [`store`]: where entries lie: the memory, and which cells of it are free.
+//! * [`words`]: reading and writing while others do.
 //! * [`index`]: the hash table from names to entries.
 //! * [`control`]: what userspace tells the programs.
 //! * [`counters`]: what the programs have counted.
@@ -11,6 +12,7 @@ pub(super) mod counters;
 pub(super) mod index;
 pub(super) mod layout;
 pub(super) mod store;
+pub(super) mod words;
 
 use std::{
     io,

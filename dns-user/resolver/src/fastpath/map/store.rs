@@ -8,13 +8,13 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     os::fd::BorrowedFd,
-    sync::atomic::{AtomicU64, Ordering, fence},
+    sync::atomic::Ordering,
 };
 
 use dns_common::entry::{CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, EntryHeader, Location, tombstone};
 use memmap2::MmapRaw;
 
-use super::{Shape, map_shared};
+use super::{Shape, map_shared, words::Words};
 use crate::fastpath::bpf;
 
 /// A run of cells, counted through all chunks.
@@ -180,56 +180,44 @@ const HASH_WORD: usize = std::mem::offset_of!(EntryHeader, hash) / 8;
 
 /// The store's bytes, mapped from the BPF array (or from nowhere, in tests).
 ///
-/// The program reads the same bytes and writes the `last_used_ns` word of an
-/// entry, so everything here goes by raw pointers, never by references.
+/// The program reads the same bytes and writes the `last_used_ns` word of an entry.
 #[derive(Debug)]
-pub(crate) struct EntryMemory {
-    /// The mapping.
-    map: MmapRaw,
+pub(crate) struct EntryMemory<W = MmapRaw> {
+    /// The words.
+    words: W,
 }
 
-impl EntryMemory {
-    /// Takes over a mapping of whole chunks.
-    pub(crate) fn new(map: MmapRaw) -> Self {
-        assert!(map.len().is_multiple_of(CHUNK_SIZE), "the store is made of whole chunks");
-        Self { map }
+impl<W: Words> EntryMemory<W> {
+    /// Takes over memory of whole chunks.
+    pub(crate) fn new(words: W) -> Self {
+        assert!(words.bytes().is_multiple_of(CHUNK_SIZE), "the store is made of whole chunks");
+        Self { words }
     }
 
-    /// Chunks in the mapping.
+    /// Chunks in the memory.
     pub(crate) fn chunks(&self) -> u32 {
-        u32::try_from(self.map.len() / CHUNK_SIZE).expect("the loader bounds the store")
+        u32::try_from(self.words.bytes() / CHUNK_SIZE).expect("the loader bounds the store")
     }
 
     /// Writes an entry's words to free cells, its hash last. Programs may look there
     /// meanwhile, because an entry of the same name lay there before: they see a
     /// dead one until all is written.
-    pub(crate) fn write(&self, location: Location, words: &[u64]) {
-        let start =
-            self.words(location, words.len()).expect("the allocator hands out cells inside the store");
-        let (hash, lives) = (words[HASH_WORD], self.hash(location));
-        lives.store(tombstone(hash), Ordering::Relaxed);
-        fence(Ordering::Release);
-        for (index, &word) in words.iter().enumerate().filter(|&(index, _)| index != HASH_WORD) {
-            // SAFETY: `words` has checked that all of these words lie inside the
-            // mapping; they are aligned, because cells are.
-            unsafe { start.add(index).write_volatile(word) };
+    pub(crate) fn write(&self, location: Location, entry: &[u64]) {
+        let start = self.own(location, entry.len());
+        let hash = entry[HASH_WORD];
+        self.words.store(start + HASH_WORD, tombstone(hash), Ordering::Relaxed);
+        self.words.release_fence();
+        for (index, &word) in entry.iter().enumerate().filter(|&(index, _)| index != HASH_WORD) {
+            self.words.store(start + index, word, Ordering::Relaxed);
         }
-        lives.store(hash, Ordering::Release);
+        self.words.store(start + HASH_WORD, hash, Ordering::Release);
     }
 
     /// Ends the life of an entry: nothing that begins from now on answers from it.
     pub(crate) fn write_tombstone(&self, location: Location) {
-        let lives = self.hash(location);
-        lives.store(tombstone(lives.load(Ordering::Relaxed)), Ordering::Release);
-    }
-
-    /// The word that tells whether an entry lives.
-    fn hash(&self, location: Location) -> &AtomicU64 {
-        let start =
-            self.words(location, HASH_WORD + 1).expect("the allocator hands out cells inside the store");
-        // SAFETY: inside the mapping, which lives as long as `self`, and aligned;
-        // only this module writes there.
-        unsafe { AtomicU64::from_ptr(start.add(HASH_WORD)) }
+        let word = self.own(location, HASH_WORD + 1) + HASH_WORD;
+        let hash = self.words.load(word, Ordering::Relaxed);
+        self.words.store(word, tombstone(hash), Ordering::Release);
     }
 
     /// Reads `count` words of an entry; `None`: not all inside the store.
@@ -237,33 +225,30 @@ impl EntryMemory {
     /// While cells are being written anew the words may be of two entries: who
     /// reads without the publisher's knowledge compares the name.
     pub(crate) fn read(&self, location: Location, count: usize) -> Option<Vec<u64>> {
-        let start = self.words(location, count)?;
-        // SAFETY: `words` has checked that all of these words lie inside the mapping.
-        Some((0..count).map(|index| unsafe { start.add(index).read_volatile() }).collect())
+        let start = self.start(location, count)?;
+        Some((start..start + count).map(|index| self.words.load(index, Ordering::Relaxed)).collect())
     }
 
     /// Whether the words at `location`, the first one (when it was last used) left out, are these.
     pub(crate) fn equals_but_last_used(&self, location: Location, words: &[u64]) -> bool {
-        let Some(start) = self.words(location, words.len()) else { return false };
-        // SAFETY: `words` has checked that all of these words lie inside the mapping.
-        (1..words.len()).all(|index| unsafe { start.add(index).read_volatile() } == words[index])
+        let Some(start) = self.start(location, words.len()) else { return false };
+        (1..words.len()).all(|index| self.words.load(start + index, Ordering::Relaxed) == words[index])
     }
 
     /// When the entry at `location` was last used by the program.
     pub(crate) fn last_used_ns(&self, location: Location) -> u64 {
-        // SAFETY: `words` has checked that the word lies inside the mapping.
-        self.words(location, 1).map_or(0, |start| unsafe { start.read_volatile() })
+        self.start(location, 1).map_or(0, |start| self.words.load(start, Ordering::Relaxed))
     }
 
-    /// Pointer to `count` words at `location`, if they all lie inside the mapping.
-    fn words(&self, location: Location, count: usize) -> Option<*mut u64> {
-        let start = location.chunk() as usize * CHUNK_SIZE + location.offset() as usize;
-        let end = start.checked_add(count.checked_mul(8)?)?;
-        if end > self.map.len() {
-            return None;
-        }
-        // SAFETY: `start` lies inside the mapping, as just checked; cells are aligned.
-        Some(unsafe { self.map.as_mut_ptr().add(start) }.cast())
+    /// Number of the first of `count` words at a location that the allocator has handed out.
+    fn own(&self, location: Location, count: usize) -> usize {
+        self.start(location, count).expect("the allocator hands out cells inside the store")
+    }
+
+    /// Number of the first of `count` words at `location`, if they all lie inside the memory.
+    fn start(&self, location: Location, count: usize) -> Option<usize> {
+        let start = (location.chunk() as usize * CHUNK_SIZE + location.offset() as usize) / 8;
+        (start.checked_add(count)? <= self.words.bytes() / 8).then_some(start)
     }
 }
 

@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use dns_common::entry::{CELL_SIZE, Location};
 
+use memmap2::MmapRaw;
+
 use crate::fastpath::{
     map::index::{Full, Index},
     map::store::{CellAllocator, EntryMemory, StoreFill, cells},
+    map::words::Words,
     publish::compaction::Placed,
-    publish::grace::GracePeriods,
 };
 
 /// One of so many cells is kept for listed names and for entries that change: names
@@ -21,23 +23,21 @@ const RESERVE_SHARE: u32 = 8;
 const BATCH_SHARE: u32 = 64;
 
 /// The store of entries and the index.
-pub(crate) struct EntryStore {
+pub(crate) struct EntryStore<W = MmapRaw> {
     /// Where the program finds entries.
-    index: Index,
+    index: Index<W>,
     /// Where entries are written.
-    memory: Arc<EntryMemory>,
+    memory: Arc<EntryMemory<W>>,
     /// Which cells are free.
     allocator: CellAllocator,
-    /// When cells that were given back become free.
-    grace: GracePeriods,
     /// Entries written since the start.
     written: u64,
 }
 
-impl EntryStore {
+impl<W: Words> EntryStore<W> {
     /// An empty store under an empty index.
-    pub(crate) fn new(index: Index, memory: Arc<EntryMemory>, grace: GracePeriods) -> Self {
-        Self { index, allocator: CellAllocator::new(memory.chunks()), memory, grace, written: 0 }
+    pub(crate) fn new(index: Index<W>, memory: Arc<EntryMemory<W>>) -> Self {
+        Self { index, allocator: CellAllocator::new(memory.chunks()), memory, written: 0 }
     }
 
     /// When the program last answered from an entry: ns of `CLOCK_MONOTONIC_COARSE`, 0: never.
@@ -114,31 +114,15 @@ impl EntryStore {
         self.quarantine(entry.location, entry.size);
     }
 
-    /// Makes cells free whose grace period is over, and begins the next one. To be
-    /// called often; never waits.
-    pub(super) fn reclaim(&mut self) {
-        if self.grace.ended() {
-            self.allocator.end_grace_period();
-        }
-        if !self.grace.is_running() && self.allocator.begin_grace_period() {
-            // If the thread of the grace periods has ended, these cells stay as they are.
-            self.grace.begin();
-        }
+    /// A grace period begins now: cells that were given back so far are free when it is
+    /// over. `false`: none were, or one is running already.
+    pub(super) fn begin_grace_period(&mut self) -> bool {
+        self.allocator.begin_grace_period()
     }
 
-    /// Whether cells become free soon.
-    pub(super) fn is_reclaiming(&self) -> bool {
-        self.grace.is_running()
-    }
-
-    /// Waits until all cells that were given back are free: a grace period or two.
-    pub(super) fn reclaim_now(&mut self) {
-        for _ in 0..2 {
-            self.reclaim();
-            if self.grace.wait() {
-                self.allocator.end_grace_period();
-            }
-        }
+    /// The grace period that began last is over.
+    pub(super) fn end_grace_period(&mut self) {
+        self.allocator.end_grace_period();
     }
 
     /// How full the store is.
@@ -149,11 +133,6 @@ impl EntryStore {
     /// Entries written since the start.
     pub(super) fn written(&self) -> u64 {
         self.written
-    }
-
-    /// Whether the kernel tells when programs have finished with a replaced entry.
-    pub(super) fn vouched(&self) -> bool {
-        self.grace.vouched()
     }
 
     /// Cells that names which are merely asked for leave free.

@@ -39,6 +39,7 @@ use crate::fastpath::{
     publish::allowance::Allowance,
     publish::compaction::{self, Placed},
     publish::dependents::Dependents,
+    publish::grace::GracePeriods,
     publish::learn::LearnFilter,
 };
 use dns_core::{
@@ -88,6 +89,8 @@ pub(crate) struct Limits {
 pub(crate) struct Table {
     /// The entries, and the index that leads to them.
     store: EntryStore,
+    /// When cells that were given back become free.
+    grace: GracePeriods,
     /// Seed of the keys.
     seed: u64,
     /// How many names.
@@ -123,7 +126,7 @@ pub(crate) struct Table {
 impl Table {
     /// An empty table over an empty store.
     pub(crate) fn new(
-        store: EntryStore,
+        (store, grace): (EntryStore, GracePeriods),
         seed: u64,
         limits: Limits,
         health: Arc<dyn Health + Send + Sync>,
@@ -132,6 +135,7 @@ impl Table {
     ) -> Self {
         Self {
             store,
+            grace,
             seed,
             limits,
             answers: Arc::new(Nothing),
@@ -304,12 +308,28 @@ impl Table {
     /// Makes cells free whose grace period is over, and begins the next one. To be
     /// called often; never waits.
     pub(crate) fn reclaim(&mut self) {
-        self.store.reclaim();
+        if self.grace.ended() {
+            self.store.end_grace_period();
+        }
+        if !self.grace.is_running() && self.store.begin_grace_period() {
+            // If the thread of the grace periods has ended, these cells stay as they are.
+            self.grace.begin();
+        }
     }
 
     /// Whether cells become free soon.
     pub(crate) fn is_reclaiming(&self) -> bool {
-        self.store.is_reclaiming()
+        self.grace.is_running()
+    }
+
+    /// Waits until all cells that were given back are free: a grace period or two.
+    fn reclaim_now(&mut self) {
+        for _ in 0..2 {
+            self.reclaim();
+            if self.grace.wait() {
+                self.store.end_grace_period();
+            }
+        }
     }
 
     /// Moves the entries that were used since the last call next to each other, if they
@@ -354,7 +374,7 @@ impl Table {
             store: self.store.fill(),
             evicted: self.evicted,
             written: self.store.written(),
-            unvouched: !self.store.vouched(),
+            unvouched: !self.grace.vouched(),
         }
     }
 
@@ -501,5 +521,7 @@ impl NameSource for Nothing {
     }
 }
 
+#[cfg(test)]
+mod interleavings;
 #[cfg(test)]
 mod tests;

@@ -70,7 +70,7 @@ impl Table {
             if !self.store.will_have(size) && !self.evict_batch() {
                 return None;
             }
-            self.store.reclaim_now();
+            self.reclaim_now();
         }
         None
     }
@@ -82,13 +82,13 @@ impl Table {
     /// for the name finds their cells free.
     fn cells_for_learned(&mut self, replaces: bool) -> Option<Location> {
         let size = self.encoded.size();
-        self.store.reclaim();
+        self.reclaim();
         let found =
             if replaces { self.store.allocate(size) } else { self.store.allocate_beside_reserve(size) };
         if found.is_none() && !self.store.will_have(self.store.batch(0)) && self.exchange.take(Instant::now())
         {
             self.evict_batch();
-            self.store.reclaim();
+            self.reclaim();
         }
         found
     }

@@ -121,7 +121,7 @@ impl Bench {
         let elements = index::elements(u32::try_from(chunks).unwrap() * CHUNK_CELLS) as usize;
         let index = Arc::new(IndexMemory::new(anonymous(elements * size_of::<Pair>()), memory.clone()));
         let table = Table::new(
-            EntryStore::new(Index::new(index.clone()), memory.clone(), grace),
+            (EntryStore::new(Index::new(index.clone()), memory.clone()), grace),
             7,
             Limits { useful, listed: useful, negative },
             health,
@@ -271,7 +271,7 @@ fn a_published_entry_is_never_changed_in_place() {
     let after = bench.table.records.iter().next().unwrap().1.location;
     assert_ne!(before, after);
     assert!(bench.table.status().store.quarantined > 0, "the old cells may still be being read");
-    bench.table.store.reclaim_now();
+    bench.table.reclaim_now();
     assert_eq!(bench.table.status().store.quarantined, 0);
 }
 
@@ -474,7 +474,7 @@ fn in_a_full_store_learned_names_leave_and_nobody_waits_for_their_cells() {
     assert_eq!(bench.answer(last), None, "the reserve is not for names that are merely asked for");
     assert!(bench.table.status().evicted > 0, "room for it is on its way");
     is_over.store(true, Ordering::Release);
-    bench.table.store.reclaim_now();
+    bench.table.reclaim_now();
     bench.learn(last);
     assert!(bench.answer(last).is_some());
 }

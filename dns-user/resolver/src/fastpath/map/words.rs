@@ -1,0 +1,71 @@
+//! Memory that one thread of userspace writes, word by word, while programs read it.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use memmap2::MmapRaw;
+
+/// Words of memory that others read, and some of them write, at the same time. No word
+/// is used both as a whole and by halves.
+///
+/// A trait because the order of the accesses is what everything rests on: the tests let
+/// loom try every order in which a reader may see them (`map/interleavings.rs`).
+pub(crate) trait Words {
+    /// Bytes.
+    fn bytes(&self) -> usize;
+
+    /// Reads the word of this number. Panics beyond the end, as all of these do.
+    fn load(&self, index: usize, order: Ordering) -> u64;
+
+    /// Writes the word of this number.
+    fn store(&self, index: usize, value: u64, order: Ordering);
+
+    /// Reads the half word (4 bytes) of this number.
+    fn load_half(&self, index: usize, order: Ordering) -> u32;
+
+    /// Writes the half word of this number.
+    fn store_half(&self, index: usize, value: u32, order: Ordering);
+
+    /// What was stored before is seen by whoever sees something that is stored afterwards.
+    fn release_fence(&self);
+}
+
+impl Words for MmapRaw {
+    fn bytes(&self) -> usize {
+        self.len()
+    }
+
+    fn load(&self, index: usize, order: Ordering) -> u64 {
+        word(self, index).load(order)
+    }
+
+    fn store(&self, index: usize, value: u64, order: Ordering) {
+        word(self, index).store(value, order);
+    }
+
+    fn load_half(&self, index: usize, order: Ordering) -> u32 {
+        half(self, index).load(order)
+    }
+
+    fn store_half(&self, index: usize, value: u32, order: Ordering) {
+        half(self, index).store(value, order);
+    }
+
+    fn release_fence(&self) {
+        fence(Ordering::Release);
+    }
+}
+
+/// A word of a mapping.
+fn word(map: &MmapRaw, index: usize) -> &AtomicU64 {
+    assert!(index < map.len() / 8, "word {index} lies beyond the mapping");
+    // SAFETY: inside the mapping, as just checked, which lives as long as `map`, and
+    // aligned, because mappings begin with a page. Every access goes by these atomics.
+    unsafe { AtomicU64::from_ptr(map.as_mut_ptr().cast::<u64>().add(index)) }
+}
+
+/// A half word of a mapping.
+fn half(map: &MmapRaw, index: usize) -> &AtomicU32 {
+    assert!(index < map.len() / 4, "half word {index} lies beyond the mapping");
+    // SAFETY: as in `word`.
+    unsafe { AtomicU32::from_ptr(map.as_mut_ptr().cast::<u32>().add(index)) }
+}
