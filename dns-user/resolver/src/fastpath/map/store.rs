@@ -200,17 +200,14 @@ impl<W: Words> EntryMemory<W> {
     }
 
     /// Writes an entry's words to free cells, its hash last. Programs may look there
-    /// meanwhile, because an entry of the same name lay there before: they see a
-    /// dead one until all is written.
+    /// meanwhile, because an entry of the same name lay there before: they see its
+    /// tombstone until all is written.
     pub(crate) fn write(&self, location: Location, entry: &[u64]) {
         let start = self.own(location, entry.len());
-        let hash = entry[HASH_WORD];
-        self.words.store(start + HASH_WORD, tombstone(hash), Ordering::Relaxed);
-        self.words.release_fence();
         for (index, &word) in entry.iter().enumerate().filter(|&(index, _)| index != HASH_WORD) {
             self.words.store(start + index, word, Ordering::Relaxed);
         }
-        self.words.store(start + HASH_WORD, hash, Ordering::Release);
+        self.words.store(start + HASH_WORD, entry[HASH_WORD], Ordering::Release);
     }
 
     /// Ends the life of an entry: nothing that begins from now on answers from it.

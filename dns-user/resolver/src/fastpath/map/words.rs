@@ -1,6 +1,6 @@
 //! Memory that one thread of userspace writes, word by word, while programs read it.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use memmap2::MmapRaw;
 
@@ -8,7 +8,7 @@ use memmap2::MmapRaw;
 /// is used both as a whole and by halves.
 ///
 /// A trait because the order of the accesses is what everything rests on: the tests let
-/// loom try every order in which a reader may see them (`map/interleavings.rs`).
+/// loom try every order in which a reader may see them (`publish/table/interleavings.rs`).
 pub(crate) trait Words {
     /// Bytes.
     fn bytes(&self) -> usize;
@@ -24,9 +24,6 @@ pub(crate) trait Words {
 
     /// Writes the half word of this number.
     fn store_half(&self, index: usize, value: u32, order: Ordering);
-
-    /// What was stored before is seen by whoever sees something that is stored afterwards.
-    fn release_fence(&self);
 }
 
 impl Words for MmapRaw {
@@ -48,10 +45,6 @@ impl Words for MmapRaw {
 
     fn store_half(&self, index: usize, value: u32, order: Ordering) {
         half(self, index).store(value, order);
-    }
-
-    fn release_fence(&self) {
-        fence(Ordering::Release);
     }
 }
 

@@ -10,7 +10,7 @@ use loom::{
     model::Builder,
     sync::{
         Arc, RwLock,
-        atomic::{AtomicU32, AtomicU64, Ordering, fence},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     thread,
 };
@@ -76,10 +76,6 @@ impl Words for Modelled {
 
     fn store_half(&self, index: usize, value: u32, order: Ordering) {
         self.halves[index].store(value, order);
-    }
-
-    fn release_fence(&self) {
-        fence(Ordering::Release);
     }
 }
 
