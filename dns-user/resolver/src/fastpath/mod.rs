@@ -46,7 +46,7 @@ pub use self::{
     programs::{ProgramState, ProgramStatus},
     publish::{
         publisher::Publisher,
-        table::{NameSource, TableStatus, UnfittingStatus},
+        table::{NameSource, TableStatus, UnfittingStatus, fuzzing},
     },
 };
 use self::{

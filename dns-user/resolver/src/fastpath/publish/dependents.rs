@@ -116,7 +116,7 @@ impl Dependents {
     }
 }
 
-#[cfg(test)]
+/// For [`super::table::fuzzing`] and tests.
 impl Dependents {
     /// Whether a name depends on a set, and each of its instances leads back to the set.
     pub(crate) fn depends(&self, key: u64, number: SetNumber) -> bool {

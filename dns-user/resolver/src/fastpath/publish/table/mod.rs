@@ -14,7 +14,9 @@
 //! for whom.
 
 mod entry_store;
+pub mod fuzzing;
 mod listing;
+mod machine;
 mod records;
 mod room;
 mod status;

@@ -1,98 +1,22 @@
 //! Tests of the table, with an index and a store in ordinary memory.
 
 use std::{
-    collections::BTreeMap,
     net::Ipv4Addr,
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::Duration,
 };
 
-use dns_common::{
-    entry::{CHUNK_CELLS, CHUNK_SIZE, EntryHeader},
-    index::Pair,
+use dns_common::entry::CHUNK_SIZE;
+
+use super::{
+    machine::{Failing, Fixed, Machine, SEED, name},
+    *,
 };
+use crate::fastpath::publish::grace::GracePeriods;
+use dns_core::resolve::AllRunning;
 
-use super::*;
-use crate::fastpath::{
-    Everything,
-    map::index::{self, Index, IndexMemory},
-    map::layout::{read_header, read_name},
-    map::store::EntryMemory,
-    publish::grace::GracePeriods,
-};
-use dns_core::resolve::{AllRunning, Checks};
-
-/// Answers from a list: names, their addresses and whether they are listed.
-#[derive(Clone, Default)]
-struct Fixed {
-    /// Addresses by name; none: the name does not exist.
-    names: BTreeMap<Name, (bool, Option<Vec<Ipv4Addr>>)>,
-}
-
-impl Fixed {
-    /// With one more name.
-    fn with(mut self, text: &str, listed: bool, addresses: &[u8]) -> Self {
-        let addresses = addresses.iter().map(|&last| Ipv4Addr::new(10, 0, 0, last)).collect();
-        self.names.insert(name(text), (listed, Some(addresses)));
-        self
-    }
-
-    /// With one more name that is ours but does not exist.
-    fn without(mut self, text: &str) -> Self {
-        self.names.insert(name(text), (false, None));
-        self
-    }
-}
-
-impl NameSource for Fixed {
-    fn published_names(&self) -> Box<dyn Iterator<Item = Name> + '_> {
-        Box::new(self.names.iter().filter(|(_, (listed, _))| *listed).map(|(name, _)| name.clone()))
-    }
-
-    fn resolve(&self, health: &dyn Health, name: &Name) -> Option<Resolution> {
-        let (_, addresses) = self.names.get(name)?;
-        let instances: Vec<IpAddr> = addresses.iter().flatten().map(|&ip| ip.into()).collect();
-        let v4 = addresses.iter().flatten().copied();
-        Some(Resolution {
-            existence: if addresses.is_some() { Existence::Found } else { Existence::NoSuchName },
-            v4: v4
-                .filter(|&ip| health.state(ip.into(), None) == dns_core::resolve::HealthState::Running)
-                .collect(),
-            v6: Vec::new(),
-            checks: Checks { instances, tracked: false, synchronous: false },
-        })
-    }
-}
-
-/// Health that tests set: addresses that fail.
-#[derive(Default)]
-struct Failing(Mutex<Vec<IpAddr>>);
-
-impl Health for Failing {
-    fn state(&self, ip: IpAddr, _group: Option<&str>) -> dns_core::resolve::HealthState {
-        if self.0.lock().unwrap().contains(&ip) {
-            dns_core::resolve::HealthState::Failing
-        } else {
-            dns_core::resolve::HealthState::Running
-        }
-    }
-}
-
-/// A table over a fake map.
-struct Bench {
-    /// The table.
-    table: Table,
-    /// Its index.
-    index: Arc<IndexMemory>,
-    /// Its memory.
-    memory: Arc<EntryMemory>,
-}
-
-impl Bench {
+impl Machine {
     /// A table with these limits, over `chunks` chunks.
     fn new(useful: usize, negative: usize, chunks: usize) -> Self {
         Self::with_health(useful, negative, chunks, Arc::new(AllRunning))
@@ -108,29 +32,6 @@ impl Bench {
         Self::with(useful, negative, chunks, health, GracePeriods::start().unwrap())
     }
 
-    /// The same with grace periods of one's own.
-    fn with(
-        useful: usize,
-        negative: usize,
-        chunks: usize,
-        health: Arc<dyn Health + Send + Sync>,
-        grace: GracePeriods,
-    ) -> Self {
-        let anonymous = |length: usize| memmap2::MmapMut::map_anon(length).unwrap().into();
-        let memory = Arc::new(EntryMemory::new(anonymous(chunks * CHUNK_SIZE)));
-        let elements = index::elements(u32::try_from(chunks).unwrap() * CHUNK_CELLS) as usize;
-        let index = Arc::new(IndexMemory::new(anonymous(elements * size_of::<Pair>()), memory.clone()));
-        let table = Table::new(
-            (EntryStore::new(Index::new(index.clone()), memory.clone()), grace),
-            7,
-            Limits { useful, listed: useful, negative },
-            health,
-            Arc::new(Everything),
-            Arc::new(LearnFilter::new()),
-        );
-        Self { table, index, memory }
-    }
-
     /// Installs answers.
     fn install(&mut self, answers: &Fixed) {
         self.table.install(Arc::new(answers.clone()), &mut || {});
@@ -143,57 +44,6 @@ impl Bench {
     fn learn(&mut self, text: &str) {
         self.table.learn(&name(text));
         self.check();
-    }
-
-    /// Where the index says that the entry of a name lies.
-    fn place(&self, text: &str) -> Option<Location> {
-        self.index.get(hash_name(7, name(text).as_wire()))
-    }
-
-    /// What the program would answer for a name: the last bytes of the addresses, or the RCODE.
-    fn answer(&self, text: &str) -> Option<Result<Vec<u8>, u8>> {
-        let location = self.place(text)?;
-        if read_name(&self.memory, location)? != name(text) {
-            return None;
-        }
-        let header: EntryHeader = read_header(&self.memory, location).unwrap();
-        if header.rcode != 0 {
-            return Some(Err(header.rcode));
-        }
-        let words = self.memory.read(location, header.size().div_ceil(8)).unwrap();
-        let bytes = zerocopy::IntoBytes::as_bytes(&words[..]);
-        let addresses = &bytes[header.v4_offset()..][..usize::from(header.v4_count) * 4];
-        Some(Ok(addresses.chunks(4).map(|address| address[3]).collect()))
-    }
-
-    /// As if the program had answered from this name at this moment.
-    fn use_at(&self, text: &str, at_ns: u64) {
-        let location = self.place(text).unwrap();
-        let size = read_header(&self.memory, location).unwrap().size().div_ceil(8);
-        let mut words = self.memory.read(location, size).unwrap();
-        words[0] = at_ns;
-        self.memory.write(location, &words);
-    }
-
-    /// What must hold at any time: the index holds exactly the records, counts
-    /// and limits are right, and no more memory is in use than the entries take up.
-    fn check(&self) {
-        let status = self.table.status();
-        assert_eq!(self.index.locations().count(), self.table.records.iter().count());
-        assert_eq!(status.published + status.learned + status.negative, self.table.records.iter().count());
-        assert!(status.published + status.learned <= status.max_names);
-        assert!(status.negative <= status.max_negative);
-        let mut used = 0;
-        for (key, record) in self.table.records.iter() {
-            assert_eq!(self.index.get(key), Some(record.location));
-            used += record.size.next_multiple_of(CELL_SIZE);
-            if let Some(set) = record.dependency {
-                assert!(self.table.dependents.depends(key, set));
-            }
-        }
-        assert_eq!(status.store.used, used);
-        let dependent = self.table.records.iter().filter(|(_, record)| record.dependency.is_some()).count();
-        assert_eq!(self.table.dependents.names(), dependent);
     }
 }
 
@@ -209,14 +59,9 @@ fn grace_periods_until(is_over: &Arc<AtomicBool>) -> GracePeriods {
     GracePeriods::start_with(wait).unwrap()
 }
 
-/// A name.
-fn name(text: &str) -> Name {
-    text.parse().unwrap()
-}
-
 #[test]
 fn listed_names_are_published_and_learned_ones_come_when_asked() {
-    let mut bench = Bench::new(10, 4, 1);
+    let mut bench = Machine::new(10, 4, 1);
     bench.install(&Fixed::default().with("a.bosh", true, &[1, 2]).with("b.bosh", false, &[3]));
     assert_eq!(bench.answer("a.bosh"), Some(Ok(vec![1, 2])));
     assert_eq!(bench.answer("b.bosh"), None);
@@ -228,7 +73,7 @@ fn listed_names_are_published_and_learned_ones_come_when_asked() {
 
 #[test]
 fn only_differences_are_written() {
-    let mut bench = Bench::new(10, 4, 1);
+    let mut bench = Machine::new(10, 4, 1);
     let answers = Fixed::default().with("a.bosh", true, &[1, 2]).with("b.bosh", true, &[3]);
     bench.install(&answers);
     assert_eq!(bench.table.status().written, 2);
@@ -238,7 +83,7 @@ fn only_differences_are_written() {
     bench.install(&answers.with("b.bosh", true, &[4]));
     assert_eq!(bench.table.status().written, 3);
     assert_eq!(bench.answer("b.bosh"), Some(Ok(vec![4])));
-    let key = hash_name(7, name("b.bosh").as_wire());
+    let key = hash_name(SEED, name("b.bosh").as_wire());
     assert_eq!(
         bench.memory.last_used_ns(bench.table.records.get(key).unwrap().location),
         99,
@@ -250,13 +95,13 @@ fn only_differences_are_written() {
 fn names_used_last_are_the_first_to_change() {
     let names = ["a.bosh", "b.bosh", "c.bosh", "d.bosh", "e.bosh"];
     let all = |address| names.iter().fold(Fixed::default(), |all, name| all.with(name, true, &[address]));
-    let mut bench = Bench::new(10, 4, 1);
+    let mut bench = Machine::new(10, 4, 1);
     bench.install(&all(1));
     bench.use_at("d.bosh", 100);
     bench.use_at("b.bosh", 101);
     bench.install(&all(2));
     // What is written first lies first.
-    let place = |text: &str| bench.index.get(hash_name(7, name(text).as_wire())).unwrap().0;
+    let place = |text: &str| bench.index.get(hash_name(SEED, name(text).as_wire())).unwrap().0;
     let mut order = names;
     order.sort_by_key(|text| place(text));
     assert_eq!(order[..2], ["b.bosh", "d.bosh"]);
@@ -264,7 +109,7 @@ fn names_used_last_are_the_first_to_change() {
 
 #[test]
 fn a_published_entry_is_never_changed_in_place() {
-    let mut bench = Bench::new(10, 4, 1);
+    let mut bench = Machine::new(10, 4, 1);
     bench.install(&Fixed::default().with("a.bosh", true, &[1]));
     let before = bench.table.records.iter().next().unwrap().1.location;
     bench.install(&Fixed::default().with("a.bosh", true, &[2]));
@@ -277,7 +122,7 @@ fn a_published_entry_is_never_changed_in_place() {
 
 #[test]
 fn what_vanishes_is_answered_no_more() {
-    let mut bench = Bench::new(10, 4, 1);
+    let mut bench = Machine::new(10, 4, 1);
     bench.install(&Fixed::default().with("a.bosh", true, &[1]).with("b.bosh", true, &[2]));
     bench.learn("c.bosh");
     bench.use_at("b.bosh", 5);
@@ -289,7 +134,7 @@ fn what_vanishes_is_answered_no_more() {
 
 #[test]
 fn learned_names_survive_a_reload_if_they_still_resolve() {
-    let mut bench = Bench::new(10, 4, 1);
+    let mut bench = Machine::new(10, 4, 1);
     bench.install(&Fixed::default().with("a.bosh", false, &[1]).with("b.bosh", false, &[2]));
     bench.learn("a.bosh");
     bench.learn("b.bosh");
@@ -301,29 +146,29 @@ fn learned_names_survive_a_reload_if_they_still_resolve() {
 #[test]
 fn a_change_of_health_touches_only_names_of_that_instance() {
     let health = Arc::new(Failing::default());
-    let mut bench = Bench::with_health(10, 4, 1, health.clone());
+    let mut bench = Machine::with_health(10, 4, 1, health.clone());
     bench.install(&Fixed::default().with("a.bosh", true, &[1, 2]).with("b.bosh", true, &[3]));
     let failing = IpAddr::from([10, 0, 0, 1]);
-    health.0.lock().unwrap().push(failing);
+    health.0.lock().push(failing);
     bench.table.health_changed(&[failing], &mut || {});
     bench.check();
     assert_eq!(bench.answer("a.bosh"), Some(Ok(vec![2])));
     assert_eq!(bench.table.status().written, 3);
-    health.0.lock().unwrap().clear();
+    health.0.lock().clear();
     bench.table.health_changed(&[failing], &mut || {});
     assert_eq!(bench.answer("a.bosh"), Some(Ok(vec![1, 2])));
 }
 
 #[test]
 fn names_in_use_are_compacted_with_their_answers_and_last_uses() {
-    let mut bench = Bench::new(20_000, 4, 2);
+    let mut bench = Machine::new(20_000, 4, 2);
     let text = |number: u32| format!("n{number}.bosh");
     let answers = (0..8_000).fold(Fixed::default(), |answers, number| {
         answers.with(&text(number), true, &[(number % 250) as u8, 251])
     });
     bench.install(&answers);
     let used = || (0..8_000).step_by(80).map(text);
-    let pages = |bench: &Bench| {
+    let pages = |bench: &Machine| {
         used().map(|text| bench.place(&text).unwrap().0 / 64).collect::<std::collections::HashSet<_>>().len()
     };
     assert_eq!(bench.table.compact(), 0, "nothing is in use");
@@ -346,7 +191,7 @@ fn names_in_use_are_compacted_with_their_answers_and_last_uses() {
 
 #[test]
 fn without_room_in_one_place_nothing_is_moved() {
-    let mut bench = Bench::new(40_000, 4, 1);
+    let mut bench = Machine::new(40_000, 4, 1);
     let text = |number: u32| format!("n{number}.bosh");
     let answers =
         (0..20_000).fold(Fixed::default(), |answers, number| answers.with(&text(number), true, &[1]));
@@ -360,7 +205,7 @@ fn without_room_in_one_place_nothing_is_moved() {
 
 #[test]
 fn second_chance_evicts_the_unused_and_spares_listed_names() {
-    let mut bench = Bench::new(3, 4, 1);
+    let mut bench = Machine::new(3, 4, 1);
     let answers = Fixed::default()
         .with("pinned.bosh", true, &[1])
         .with("a.bosh", false, &[2])
@@ -383,7 +228,7 @@ fn second_chance_evicts_the_unused_and_spares_listed_names() {
 
 #[test]
 fn negative_names_push_out_only_each_other() {
-    let mut bench = Bench::new(2, 2, 1);
+    let mut bench = Machine::new(2, 2, 1);
     let mut answers = Fixed::default().with("a.bosh", true, &[1]).with("b.bosh", false, &[2]);
     for n in 0..20 {
         answers = answers.without(&format!("none{n}.bosh"));
@@ -400,7 +245,7 @@ fn negative_names_push_out_only_each_other() {
 
 #[test]
 fn a_negative_name_that_comes_to_be_moves_over() {
-    let mut bench = Bench::new(2, 2, 1);
+    let mut bench = Machine::new(2, 2, 1);
     bench.install(&Fixed::default().without("a.bosh"));
     bench.learn("a.bosh");
     assert_eq!(bench.answer("a.bosh"), Some(Err(3)));
@@ -412,7 +257,7 @@ fn a_negative_name_that_comes_to_be_moves_over() {
 
 #[test]
 fn more_listed_names_than_fit_are_counted() {
-    let mut bench = Bench::new(3, 2, 1);
+    let mut bench = Machine::new(3, 2, 1);
     let mut answers = Fixed::default();
     for n in 0..5 {
         answers = answers.with(&format!("n{n}.bosh"), true, &[n]);
@@ -424,7 +269,7 @@ fn more_listed_names_than_fit_are_counted() {
 
 #[test]
 fn a_list_too_long_leaves_room_for_what_is_asked_for() {
-    let mut bench = Bench::new(4, 2, 1);
+    let mut bench = Machine::new(4, 2, 1);
     bench.table.limits.listed = 3;
     let mut answers = Fixed::default();
     for n in 0..6 {
@@ -443,7 +288,7 @@ fn a_list_too_long_leaves_room_for_what_is_asked_for() {
 
 #[test]
 fn learned_names_make_room_for_listed_ones() {
-    let mut bench = Bench::new(2, 2, 1);
+    let mut bench = Machine::new(2, 2, 1);
     let answers = Fixed::default().with("a.bosh", false, &[1]).with("b.bosh", false, &[2]);
     bench.install(&answers);
     bench.learn("a.bosh");
@@ -465,7 +310,7 @@ fn large_names(count: usize) -> (Fixed, Vec<String>) {
 fn in_a_full_store_learned_names_leave_and_nobody_waits_for_their_cells() {
     let is_over = Arc::new(AtomicBool::new(false));
     let grace = grace_periods_until(&is_over);
-    let mut bench = Bench::with(1_000_000, 64, 1, Arc::new(AllRunning), grace);
+    let mut bench = Machine::with(1_000_000, 64, 1, Arc::new(AllRunning), grace);
     let (answers, texts) = large_names(CHUNK_SIZE / CELL_SIZE / 17 + 10);
     bench.install(&answers);
     texts.iter().for_each(|text| bench.table.learn(&name(text)));
@@ -481,7 +326,7 @@ fn in_a_full_store_learned_names_leave_and_nobody_waits_for_their_cells() {
 
 #[test]
 fn new_records_find_room_whatever_was_learned() {
-    let mut bench = Bench::new(1_000_000, 64, 1);
+    let mut bench = Machine::new(1_000_000, 64, 1);
     let (mut answers, texts) = large_names(CHUNK_SIZE / CELL_SIZE / 17 + 10);
     bench.install(&answers);
     texts.iter().for_each(|text| bench.table.learn(&name(text)));
@@ -498,7 +343,7 @@ fn new_records_find_room_whatever_was_learned() {
 
 #[test]
 fn a_flood_of_names_leaves_those_in_steady_use_alone() {
-    let mut bench = Bench::new(400, 4, 1);
+    let mut bench = Machine::new(400, 4, 1);
     let text = |number: usize| format!("n{number}.bosh");
     let answers =
         (0..6_000).fold(Fixed::default(), |answers, number| answers.with(&text(number), false, &[1]));
@@ -517,7 +362,7 @@ fn a_flood_of_names_leaves_those_in_steady_use_alone() {
 
 #[test]
 fn spellings_of_one_group_share_what_they_depend_on() {
-    let mut bench = Bench::new(20_000, 4, 4);
+    let mut bench = Machine::new(20_000, 4, 4);
     let (answers, texts) = large_names(1_000);
     bench.install(&answers);
     bench.learn(&texts[0]);
@@ -529,7 +374,7 @@ fn spellings_of_one_group_share_what_they_depend_on() {
 
 #[test]
 fn names_that_cannot_be_entries_are_counted_and_left_out() {
-    let mut bench = Bench::new(10, 2, 1);
+    let mut bench = Machine::new(10, 2, 1);
     bench.install(&Fixed::default().with("a\\000b.bosh", true, &[1]).with("ok.bosh", true, &[2]));
     let status = bench.table.status();
     assert_eq!((status.published, status.unfitting.nul_byte), (1, 1));
@@ -537,7 +382,7 @@ fn names_that_cannot_be_entries_are_counted_and_left_out() {
 
 #[test]
 fn forgotten_names_come_back_when_asked_again() {
-    let mut bench = Bench::new(10, 2, 1);
+    let mut bench = Machine::new(10, 2, 1);
     bench.install(&Fixed::default().with("a.bosh", true, &[1]));
     bench.table.withdraw(&[name("a.bosh"), name("never-there.bosh")]);
     bench.check();
@@ -550,8 +395,8 @@ fn forgotten_names_come_back_when_asked_again() {
 #[test]
 fn of_two_names_with_one_hash_the_first_stays() {
     let (one, other) = colliding_names(7);
-    assert_eq!(hash_name(7, one.as_wire()), hash_name(7, other.as_wire()));
-    let mut bench = Bench::new(10, 2, 1);
+    assert_eq!(hash_name(SEED, one.as_wire()), hash_name(SEED, other.as_wire()));
+    let mut bench = Machine::new(10, 2, 1);
     let mut answers = Fixed::default();
     for name in [&one, &other] {
         answers.names.insert(name.clone(), (true, Some(vec![Ipv4Addr::LOCALHOST])));
@@ -594,7 +439,7 @@ fn colliding_names(seed: u64) -> (Name, Name) {
 
 #[test]
 fn answers_that_keep_coming_do_not_keep_a_pass_from_ending() {
-    let mut bench = Bench::new(1000, 4, 2);
+    let mut bench = Machine::new(1000, 4, 2);
     let texts: Vec<String> = (0..500).map(|number| format!("n{number:03}.bosh")).collect();
     let all = |last: u8| texts.iter().fold(Fixed::default(), |fixed, text| fixed.with(text, true, &[last]));
     bench.install(&all(1));
