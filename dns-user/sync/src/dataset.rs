@@ -284,6 +284,35 @@ deployments:
         assert_eq!((read.version, read.records.len(), read.record_infos.len()), (7, 3, 3));
     }
 
+    /// Ids are given in the order of coming, the groups of links go by name: a link that comes
+    /// later and has an earlier name stands before those that were there.
+    #[test]
+    fn groups_of_links_go_by_name_whatever_their_ids() {
+        let text = |links: &str| {
+            format!(
+                "deployments: [{{name: d, instance_groups: [{{name: g, links: [{links}], \
+                 instances: [{{id: a, networks: {{n: 10.0.0.1}}}}]}}]}}]"
+            )
+        };
+        let (zebra, ape, ape_b) = ("{name: zebra, type: t}", "{name: ape, type: t}", "{name: ape, type: b}");
+        let mut ids = Ids::default();
+        for (links, golden) in [
+            (zebra.to_owned(), r#"["1","2"]"#),
+            (format!("{zebra}, {ape}"), r#"["1","3","2"]"#),
+            (format!("{ape}, {zebra}, {ape_b}"), r#"["1","4","3","2"]"#),
+            (format!("{zebra}, {ape_b}"), r#"["1","4","2"]"#),
+        ] {
+            let bytes = dataset(&text(&links), &mut ids).write(1);
+            assert_eq!(
+                String::from_utf8(bytes).unwrap(),
+                format!(
+                    r#"{{"records":[["10.0.0.1","a.g.n.d.bosh"]],"version":1,"record_keys":["id","num_id","instance_group","group_ids","az","az_id","network","network_id","deployment","ip","domain","agent_id","instance_index"],"record_infos":[["a","1","g",{golden},null,null,"n","1","d","10.0.0.1","bosh",null,0]],"aliases":{{}}}}"#
+                ),
+                "{links}"
+            );
+        }
+    }
+
     #[test]
     fn the_index_may_stand_beside_the_id() {
         let text = INVENTORY.replace("index_records: false", "index_records: true");

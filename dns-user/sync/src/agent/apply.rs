@@ -6,7 +6,10 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use tokio::sync::watch;
 
-use super::{AgentOptions, HostsMode, metrics::Metrics};
+use super::{
+    AgentOptions, HostsMode,
+    metrics::{BY_BLOB, BY_PATCH, Metrics},
+};
 use crate::{
     dataset,
     digest::{DigestError, MultiDigest},
@@ -183,7 +186,7 @@ impl Applier {
         let extra = announcement.extra.clone().unwrap_or_default();
         if let Some(patch) = extra.patch.filter(|patch| patch.from == self.version()) {
             match self.by_patch(patch, digest.clone(), announcement.version).await {
-                Ok(()) => return Ok("patch"),
+                Ok(()) => return Ok(BY_PATCH),
                 Err(error @ ApplyError::Write(_)) => return Err(error),
                 Err(error) => {
                     self.metrics.patch_failed.inc();
@@ -202,7 +205,7 @@ impl Applier {
         }
         let bytes = self.download(&announcement.source).await?;
         self.write(bytes, digest, announcement.version).await?;
-        Ok("blob")
+        Ok(BY_BLOB)
     }
 
     /// Makes the version out of ours.

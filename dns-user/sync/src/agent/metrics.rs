@@ -2,6 +2,12 @@
 
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
+/// A version was made out of the one before.
+pub(super) const BY_PATCH: &str = "patch";
+
+/// A version was fetched as a whole.
+pub(super) const BY_BLOB: &str = "blob";
+
 /// The metrics.
 #[derive(Debug)]
 pub(super) struct Metrics {
@@ -9,7 +15,7 @@ pub(super) struct Metrics {
     pub(super) registry: Registry,
     /// Version of the file.
     pub(super) version: IntGauge,
-    /// Versions taken, by how: `patch`, `blob`.
+    /// Versions taken, by how: [`BY_PATCH`], [`BY_BLOB`].
     pub(super) taken: IntCounterVec,
     /// Versions that could not be taken.
     pub(super) failed: IntCounter,
@@ -28,6 +34,10 @@ impl Metrics {
             Opts::new("bosh_dns_sync_agent_versions_total", "Versions taken, by patch or blob"),
             &["by"],
         )?;
+        // Both are there from the start: a rate needs a zero to begin with.
+        for by in [BY_PATCH, BY_BLOB] {
+            taken.with_label_values(&[by]);
+        }
         let failed =
             IntCounter::new("bosh_dns_sync_agent_failures_total", "Versions that could not be taken")?;
         let patch_failed =

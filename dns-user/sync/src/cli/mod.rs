@@ -5,11 +5,15 @@ mod address;
 mod instance;
 mod status;
 
-use std::{io::IsTerminal, path::PathBuf, process::ExitCode};
+use std::{
+    io::{self, IsTerminal},
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use crate::{
     agent,
@@ -85,13 +89,16 @@ pub fn main() -> ExitCode {
     let CommandLine { command } = CommandLine::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| "info,async_nats=warn".into());
-    let colours = std::io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(colours).with_env_filter(filter).init();
+    let colours = io::stderr().is_terminal();
+    let bars = MultiProgress::new();
+    let log = Log(bars.clone());
+    let log = move || log.clone();
+    tracing_subscriber::fmt().with_writer(log).with_ansi(colours).with_env_filter(filter).init();
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error.into()),
     };
-    match runtime.block_on(command.run()) {
+    match runtime.block_on(command.run(&bars)) {
         Ok(code) => code,
         Err(error) => failed(&error),
     }
@@ -104,10 +111,10 @@ fn failed(error: &anyhow::Error) -> ExitCode {
 }
 
 impl Command {
-    /// Does it.
-    async fn run(self) -> anyhow::Result<ExitCode> {
+    /// Does it; a progress bar goes among `bars`.
+    async fn run(self, bars: &MultiProgress) -> anyhow::Result<ExitCode> {
         match self {
-            Self::Publish(options) => publish(*options).await,
+            Self::Publish(options) => publish(*options, bars).await,
             Self::Agent(options) => agent::run(*options).await.map(|()| ExitCode::SUCCESS),
             Self::Instance(instance) => instance.run().await.map(|()| ExitCode::SUCCESS),
             Self::Status(status) => status.run().await,
@@ -119,13 +126,27 @@ impl Command {
     }
 }
 
-/// `publish`, with a progress bar where somebody looks.
-async fn publish(options: PublishOptions) -> anyhow::Result<ExitCode> {
+/// Standard error for lines of the log: a progress bar steps aside while one is written.
+#[derive(Clone)]
+struct Log(MultiProgress);
+
+impl io::Write for Log {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.suspend(|| io::stderr().write(line))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+/// `publish`, with a progress bar where standard error is a terminal.
+async fn publish(options: PublishOptions, bars: &MultiProgress) -> anyhow::Result<ExitCode> {
     if options.watch || options.local.is_some() {
         return publisher::run(options, |_| {}).await.map(|_| ExitCode::SUCCESS);
     }
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} agents, {elapsed} {msg}")?;
-    let bar = ProgressBar::new(0).with_style(style);
+    let bar = bars.add(ProgressBar::new(0).with_style(style));
     let last = std::cell::Cell::new(Count::default());
     let all = publisher::run(options, |count| {
         last.set(count);
@@ -134,7 +155,8 @@ async fn publish(options: PublishOptions) -> anyhow::Result<ExitCode> {
         bar.set_message(format!("{} failing, {} silent", count.failing, count.silent));
     })
     .await?;
-    bar.finish();
+    // Not finished: that would show all agents as synced.
+    bar.abandon();
     let Count { agents, synced, failing, silent } = last.get();
     println!("{synced} of {agents} agents have the version, {failing} failing, {silent} silent");
     Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -27,7 +27,7 @@ use self::{
     book::{Book, Count},
     metrics::Metrics,
     source::{InventoryOptions, Stamps},
-    state::{Folder, Made, State},
+    state::{Folder, Made, State, StateError},
 };
 use crate::{
     bus::{Bus, BusOptions},
@@ -52,6 +52,9 @@ const LONGEST_PATCH: usize = 500_000;
 
 /// Pause before a blob that could not be put is put again.
 const PUT_PAUSE: Duration = Duration::from_secs(2);
+
+/// Pause before what the disk refused is written again, in milliseconds.
+const DISK_PAUSE_MS: u64 = 2000;
 
 /// `publish`.
 #[derive(Clone, Debug, clap::Args)]
@@ -135,6 +138,8 @@ struct Publisher {
     current: Option<Current>,
     /// Files as they were read last.
     stamps: Stamps,
+    /// When they are read again although they are as they were: the disk refused what was made of them.
+    read_again: Option<u64>,
     /// Whether the book changed since it was written, and when that was.
     unwritten: bool,
     /// When the book was written.
@@ -199,6 +204,7 @@ pub async fn run(options: PublishOptions, progress: impl Fn(Count)) -> anyhow::R
         store,
         current: None,
         stamps: Stamps::new(),
+        read_again: None,
         unwritten: true,
         written: 0,
         metrics,
@@ -216,25 +222,28 @@ async fn run_local(
     let permissions = Permissions { mode: 0o640, ..Permissions::PRIVATE };
     files::sweep(file);
     let mut stamps = Stamps::new();
+    let mut read_again = None;
     let mut ended = std::pin::pin!(crate::ended());
     loop {
         let now = options.source.stamps(&options.state);
-        if now != stamps {
-            stamps = now;
-            match make(options, folder, &mut state) {
+        if now != stamps || read_again.is_some_and(|at| now_ms() >= at) {
+            (stamps, read_again) = (now, None);
+            let written = make(options, folder, &mut state).and_then(|_| {
+                let newest = state.versions.last().context("no version was made")?;
+                let bytes = folder.dataset(newest.version).context("the dataset is gone")?;
+                if std::fs::read(file).ok().as_deref() != Some(&bytes) {
+                    files::replace(file, &bytes, permissions)?;
+                    tracing::info!(version = newest.version, file = %file.display(), "written");
+                }
+                Ok(folder.forget_old(&mut state, unix_now().as_secs())?)
+            });
+            match written {
                 Err(error) if options.watch && !state.versions.is_empty() => {
                     tracing::error!("the inventory is not taken, the last good version stays: {error:#}");
+                    read_again = is_of_the_disk(&error).then(|| now_ms() + DISK_PAUSE_MS);
                 }
                 Err(error) => return Err(error),
-                Ok(_) => {
-                    let newest = state.versions.last().context("no version was made")?;
-                    let bytes = folder.dataset(newest.version).context("the dataset is gone")?;
-                    if std::fs::read(file).ok().as_deref() != Some(&bytes) {
-                        files::replace(file, &bytes, permissions)?;
-                        tracing::info!(version = newest.version, file = %file.display(), "written");
-                    }
-                    folder.forget_old(&mut state, unix_now().as_secs())?;
-                }
+                Ok(_) => {}
             }
         }
         if !options.watch {
@@ -280,7 +289,8 @@ impl Publisher {
                 _ = ticks.tick() => {}
                 () = &mut ended => {
                     self.write_book()?;
-                    return Ok(true);
+                    let Count { agents, synced, .. } = self.book.count();
+                    return Ok(self.options.watch || self.current.is_some() && synced == agents);
                 }
             }
             self.look_at_files()?;
@@ -295,8 +305,13 @@ impl Publisher {
             let count = self.book.count();
             self.metrics.set(&self.book, count);
             progress(count);
-            if self.unwritten && now_ms() >= self.written + BOOK_INTERVAL_MS {
-                self.write_book()?;
+            if self.unwritten
+                && now_ms() >= self.written + BOOK_INTERVAL_MS
+                && let Err(error) = self.write_book()
+            {
+                // Lost, it costs a question to each agent: the fleet does without it.
+                tracing::error!("who has what cannot be written: {error:#}");
+                self.written = now_ms() + DISK_PAUSE_MS;
             }
             if self.options.watch {
                 continue;
@@ -313,10 +328,11 @@ impl Publisher {
     /// Makes a version where files changed. A bad inventory leaves the last good version.
     fn look_at_files(&mut self) -> anyhow::Result<()> {
         let now = self.options.source.stamps(&self.options.state);
-        if now == self.stamps {
+        if now == self.stamps && self.read_again.is_none_or(|at| now_ms() < at) {
             return Ok(());
         }
         self.stamps = now;
+        self.read_again = None;
         match make(&self.options, &self.folder, &mut self.state) {
             Ok(agents) => {
                 self.book.set_agents(agents.iter().map(String::as_str));
@@ -326,6 +342,7 @@ impl Publisher {
             Err(error) if self.options.watch && !self.state.versions.is_empty() => {
                 self.metrics.inventory_good.set(0);
                 tracing::error!("the inventory is not taken, the last good version stays: {error:#}");
+                self.read_again = is_of_the_disk(&error).then(|| now_ms() + DISK_PAUSE_MS);
             }
             Err(error) => return Err(error),
         }
@@ -467,6 +484,12 @@ impl Current {
         };
         patches.entry(from).or_insert_with(make).clone()
     }
+}
+
+/// Whether an inventory was not taken because a file could not be written: that may go better later,
+/// although the inventory stays as it is.
+fn is_of_the_disk(error: &anyhow::Error) -> bool {
+    error.is::<StateError>() || error.is::<files::ReplaceError>()
 }
 
 /// Whether so much time has passed since `signed`; a clock that was set back counts as that.

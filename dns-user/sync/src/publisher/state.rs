@@ -101,6 +101,10 @@ impl Folder {
         let file = File::create(path.join("lock")).map_err(failed)?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
             .map_err(|_| StateError::Locked(path.to_owned()))?;
+        // The one writer of these: what a killed predecessor left goes.
+        for name in ["state.json", "agents.json"] {
+            files::sweep(&path.join(name));
+        }
         Ok(Self { path: path.to_owned(), _lock: Some(lock) })
     }
 

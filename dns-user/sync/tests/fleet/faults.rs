@@ -205,6 +205,39 @@ fn a_full_disk_keeps_the_old_file() -> Result<()> {
     Ok(())
 }
 
+/// No room on the publisher's disk: it goes on, the fleet keeps what it has, and what was changed
+/// meanwhile is published as soon as there is room, although nobody touches the inventory again.
+#[test]
+fn a_full_disk_does_not_end_the_publisher() -> Result<()> {
+    if !is_root() {
+        return Ok(());
+    }
+    let lab = Lab::new(1)?;
+    let disk = Disk::new(&lab)?;
+    std::os::unix::fs::symlink(lab.path("disk"), lab.path("state"))?;
+    let agent = lab.agent("a0", &[])?;
+    let mut publisher = lab.watch(&[])?;
+    lab.wait_for("a0", 1)?;
+    let filler = lab.path("disk/filler");
+    let mut file = OpenOptions::new().create(true).append(true).open(&filler)?;
+    while std::io::Write::write_all(&mut file, &[0; 512]).is_ok() {}
+    lab.write_inventory(1, |_| "10.9.9.9".to_owned())?;
+    lab.wait_for_log("publisher", "the inventory is not taken, the last good version stays: ")?;
+    // An agent that comes back is heard, which the disk cannot keep.
+    drop(agent);
+    let agent = lab.agent("a0", &[])?;
+    lab.wait_for_log("publisher", "who has what cannot be written: ")?;
+    assert_eq!(lab.version("a0")?, 1);
+    fs::remove_file(filler)?;
+    drop(file);
+    lab.wait_for("a0", 2)?;
+    assert!(fs::read_to_string(lab.records("a0"))?.contains("10.9.9.9"));
+    ensure!(publisher.stop()?.success(), "{}", lab.log("publisher"));
+    drop(agent);
+    drop(disk);
+    Ok(())
+}
+
 /// Whether we are root. Where we are not, the test is put on the list of those not run that
 /// `cargo xtask test` makes, and fails where there is no such list.
 ///

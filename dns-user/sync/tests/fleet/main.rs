@@ -1,5 +1,5 @@
 //! Records to the fleet: the real programs beside a real nats-server with the permissions that
-//! we generate, and a real nginx as the blobstore.
+//! we generate, and real blobstores: nginx, S3, JetStream.
 
 mod certificates;
 mod director;
@@ -8,6 +8,8 @@ mod lab;
 mod nginx;
 mod process;
 mod s3;
+mod s3_double;
 mod security;
+mod seen;
 mod speaker;
 mod spreading;
