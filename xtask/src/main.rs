@@ -6,6 +6,7 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+mod cast;
 mod debian;
 mod dist;
 mod fuzz;
@@ -45,6 +46,8 @@ enum Command {
     },
     /// Make what is handed out, below dist/: Debian package, BOSH release, image, bill of materials, sums.
     Dist(dist::Dist),
+    /// Record the terminal session that the README shows: `try`, `dig` and `top` in namespaces. Needs root.
+    Cast(cast::Cast),
     /// Run the fuzz targets from their corpora, or the BPF programs against their model.
     ///
     /// The targets of tests/fuzz are libFuzzer targets of userspace code. With --program random
@@ -113,6 +116,11 @@ fn main() -> Result<()> {
             test::run(&filters)
         }
         Command::Dist(dist) => dist.run(),
+        Command::Cast(cast) => {
+            packages::ensure(packages::DEMO)?;
+            toolchain::ensure()?;
+            cast.run()
+        }
         Command::Fuzz { program: true, packets, seed, .. } => {
             toolchain::ensure()?;
             fuzz::program(packets, seed.map(u64::from))
