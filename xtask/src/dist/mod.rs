@@ -12,8 +12,9 @@
 //!
 //! The same commit, toolchain and Debian packages give the same bytes: times are those of the
 //! commit (`SOURCE_DATE_EPOCH` if it is set), paths of the machine that builds do not get in,
-//! and archives are sorted and owned by root.
+//! and archives are sorted and owned by root. `--twice` shows it.
 
+mod again;
 mod archive;
 mod binary;
 mod bosh;
@@ -41,6 +42,9 @@ pub(crate) struct Dist {
     /// Where to put everything; made anew.
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
+    /// Build a second time, in a fresh clone, and fail unless all bytes are the same. Takes twice as long.
+    #[arg(long, conflicts_with = "binary")]
+    twice: bool,
 }
 
 /// What all artifacts tell of themselves.
@@ -60,7 +64,7 @@ struct Release {
 impl Dist {
     /// Builds and packs everything, and lists it.
     pub(crate) fn run(self) -> Result<()> {
-        let Self { binary, out } = self;
+        let Self { binary, out, twice } = self;
         let out = out.unwrap_or_else(|| root().join("dist"));
         archive::make_anew(&out)?;
         let release = Release::of_this_commit(out.canonicalize()?, binary.is_some())?;
@@ -75,7 +79,8 @@ impl Dist {
             oci::write(&release, &binary::build_static(&release)?)?;
         }
         archive::sums(&release.out)?;
-        list(&release)
+        list(&release)?;
+        if twice { again::build_and_compare(&release) } else { Ok(()) }
     }
 }
 

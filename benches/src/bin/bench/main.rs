@@ -11,6 +11,7 @@ use std::{
 use anyhow::{Context, Result};
 use bosh_dns_xdp_benches::{
     lab,
+    reference::quoted,
     report::{Figure, Report},
 };
 use clap::Parser;
@@ -166,7 +167,7 @@ fn facts(arguments: &Arguments) -> Vec<(String, String)> {
         String::from_utf8_lossy(&output).trim().to_owned()
     };
     let command = format!("cargo xtask bench{}", if arguments.quick { " --quick" } else { "" });
-    [
+    let mut facts = vec![
         ("date", output("date", &["--utc", "+%Y-%m-%d %H:%M UTC"])),
         ("machine", lab::machine()),
         ("command", command),
@@ -180,9 +181,11 @@ fn facts(arguments: &Arguments) -> Vec<(String, String)> {
             "generators",
             "dnsperf and kxdpgun, one core; dnsperf's own limit is the reflector's rate".to_owned(),
         ),
-    ]
-    .map(|(key, value)| (key.to_owned(), value))
-    .to_vec()
+    ];
+    if arguments.bosh_dns.is_none() {
+        facts.push(("quoted, not measured in this run", quoted::OTHERS.to_owned()));
+    }
+    facts.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
 /// Writes the page, the tables, the numbers, and each plot.

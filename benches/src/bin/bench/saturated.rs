@@ -12,6 +12,7 @@ use bosh_dns_xdp_benches::{
     is_wanted,
     lab::Lab,
     peers::Peer,
+    reference::quoted,
     report::{self, Bar, Data, Figure, Rounds, number},
     yardstick::{Hook, MAX_ANSWERS},
 };
@@ -37,10 +38,6 @@ const COLLAPSED: f64 = 0.9;
 
 /// Size of the foundation where the subjects are compared.
 const INSTANCES: usize = 1_000;
-
-/// The reference's best rate where nobody gives its program: measured with this set-up on
-/// this day (AMD EPYC, 155 group names), not by this run.
-const QUOTED_REFERENCE: (&str, f64) = ("bosh-dns (quoted: measured 2026-11-22 on an AMD EPYC)", 13_600.0);
 
 /// The hooks, as ours calls them.
 pub(super) const HOOKS: [(&str, Hook); 3] =
@@ -98,8 +95,8 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     let busy = bars(&busy);
     let mut bars = bars(&best);
     if plan.reference.is_none() {
-        let (label, rate) = QUOTED_REFERENCE;
-        bars.push(Bar { label: label.to_owned(), value: Rounds(vec![rate]), ours: false });
+        let label = format!("bosh-dns (quoted: measured {})", quoted::SATURATED_ON);
+        bars.push(Bar { label, value: Rounds(vec![quoted::SATURATED]), ours: false });
     }
     Ok(vec![
         Figure {

@@ -6,6 +6,7 @@ use anyhow::Result;
 use bosh_dns_xdp_benches::{
     dnsperf, kxdpgun,
     lab::{Lab, SERVER_ADDRESS},
+    reference::quoted,
     report::number,
 };
 use whole_system_tests::{metrics::Metrics, server::Server};
@@ -22,10 +23,6 @@ const CONTAINERS: u32 = 250;
 
 /// Queries per second of each: ten new connections, A and AAAA.
 const QUERIES_A_CONTAINER: u32 = 20;
-
-/// CPU of the reference for a query at its best rate, 13,600/s on one core: measured
-/// 2026-11-22 on an AMD EPYC with the same generator, not by the demo.
-const QUOTED_REFERENCE: Duration = Duration::from_nanos(1_000_000_000 / 13_600);
 
 /// What the load showed.
 pub(super) struct Figures {
@@ -126,13 +123,15 @@ pub(super) fn print(interface: &Figures, userspace: &Figures) {
          A cell with {CONTAINERS} containers of {QUERIES_A_CONTAINER} queries/s each asks {} times a second. That is\n\
          \x20   {:>8} of a core at the interface,\n\
          \x20   {:>8} of a core in userspace,\n\
-         \x20   {:>8} of a core by bosh-dns (quoted: 13,600 queries/s of one core, 2026-11-22, AMD EPYC).",
+         \x20   {:>8} of a core by bosh-dns (quoted: {} queries/s of one core, {}).",
         number(interface.of_one_core()),
         number(userspace.of_one_core()),
         number(queries.into()),
         share(interface.cpu),
         share(userspace.cpu),
-        share(QUOTED_REFERENCE),
+        share(Duration::from_secs_f64(1.0 / quoted::SATURATED)),
+        number(quoted::SATURATED),
+        quoted::SATURATED_ON,
     );
 }
 

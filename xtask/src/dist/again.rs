@@ -1,0 +1,72 @@
+//! `--twice`: everything once more, in a fresh clone elsewhere, and byte for byte the same.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::{CHANGED, Release, name};
+use crate::process::{root, run};
+
+/// Builds all of it again and compares. The clone stays where something differs.
+pub(super) fn build_and_compare(release: &Release) -> Result<()> {
+    ensure!(!release.commit.ends_with(CHANGED), "commit first: a clone has only what is committed");
+    let staging = release.staging("again")?;
+    let clone = staging.join("a-clone");
+    run(Command::new("git").args(["clone", "--quiet"]).arg(root().canonicalize()?).arg(&clone))?;
+    run(Command::new("git").args(["checkout", "--quiet", "--detach", &release.commit]).current_dir(&clone))?;
+    // What is downloaded is no part of what is compared.
+    symlink(root().join(".toolchain").canonicalize()?, clone.join(".toolchain"))?;
+    let out = clone.join("dist");
+    println!("\nonce more, from the beginning, in {}", clone.display());
+    run(Command::new("cargo")
+        .args(["xtask", "dist", "--out"])
+        .arg(&out)
+        .env("SOURCE_DATE_EPOCH", release.epoch.to_string())
+        .env_remove("CARGO_TARGET_DIR")
+        .current_dir(&clone))?;
+    let different = differences(&release.out, &out)?;
+    if !different.is_empty() {
+        bail!("not the same as in {}: {}", out.display(), different.join(", "));
+    }
+    println!("\nthe second build is the same, byte for byte");
+    fs::remove_dir_all(&staging).with_context(|| staging.display().to_string())
+}
+
+/// Names of the files that are not the same in both folders, or not in both.
+fn differences(one: &Path, other: &Path) -> Result<Vec<String>> {
+    let files = |folder: &Path| -> Result<BTreeSet<PathBuf>> {
+        fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name().into())).collect()
+    };
+    let mut different = Vec::new();
+    for file in files(one)?.union(&files(other)?) {
+        let bytes = [one, other].map(|folder| fs::read(folder.join(file)).ok());
+        if bytes[0].is_none() || bytes[0] != bytes[1] {
+            different.push(name(file).into_owned());
+        }
+    }
+    Ok(different)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_differ_or_are_missing_are_named() {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let [one, other] = folders.each_ref().map(tempfile::TempDir::path);
+        for (file, bytes) in [("same", ["a", "a"]), ("another", ["a", "b"])] {
+            fs::write(one.join(file), bytes[0]).unwrap();
+            fs::write(other.join(file), bytes[1]).unwrap();
+        }
+        fs::write(one.join("here"), "").unwrap();
+        fs::write(other.join("there"), "").unwrap();
+        assert_eq!(differences(one, other).unwrap(), ["another", "here", "there"]);
+    }
+}
