@@ -185,12 +185,15 @@ impl Load {
         }
     }
 
-    /// Asks by UDP for a name that the recursor knows. While that is dead, there may be no
-    /// answer; a wrong one never.
+    /// Asks by UDP for a name that the recursor knows. While that is dead, or the server was
+    /// stopped while it waited for a reply, there may be no answer or SERVFAIL; a wrong one never.
     fn ask_recursed(&self, number: u8) {
         let (name, asked) = (recursor::name(number), Instant::now());
         let was_reliable = self.recursor.is_reliable();
-        let excused = || !was_reliable || !self.recursor.is_reliable();
+        let excused = || {
+            let away = self.found().excused_until.is_some_and(|until| asked < until);
+            !was_reliable || !self.recursor.is_reliable() || away
+        };
         match ask(&name, false) {
             Ok(reply) if addresses(&reply) == [recursor::address(number)] => {
                 self.by_udp.fetch_add(1, Ordering::Relaxed);
@@ -200,7 +203,7 @@ impl Load {
                 let what = format!("{} {:?}", reply.metadata.response_code, addresses(&reply));
                 self.note_wrong(&name, "UDP", asked, &what);
             }
-            Err(_) if excused() => {}
+            Err(_) if !was_reliable || !self.recursor.is_reliable() => {}
             Err(error) => self.note_unanswered(&name, "UDP", asked, &error),
         }
     }

@@ -83,6 +83,7 @@ fn main() -> Result<ExitCode> {
     let server = Server::start_program(program, Some(&namespace), files, load::SERVER, &config, |_| {})?;
     let begin = Instant::now();
     let recursor = Arc::new(Recursor::new());
+    let recursor_socket = namespace.run(Recursor::bind)??;
     let load = Load::new(Arc::clone(&model), Arc::clone(&recursor));
     let faults = thread::scope(|scope| -> Result<Faults<'_>> {
         for number in 0..load::CLIENTS {
@@ -90,8 +91,8 @@ fn main() -> Result<ExitCode> {
             scope.spawn(move || namespace.run(|| load.ask_until_ended(number)));
         }
         {
-            let (namespace, load, recursor) = (&namespace, &load, &recursor);
-            scope.spawn(move || namespace.run(|| recursor.run(|| load.is_ended())));
+            let (load, recursor, socket) = (&load, &recursor, &recursor_socket);
+            scope.spawn(move || recursor.run(socket, || load.is_ended()));
         }
         let around = (&namespace, &bpffs, &surroundings, &*recursor);
         let mut faults = Faults::new(around, server, &load, &model);

@@ -48,9 +48,13 @@ impl Recursor {
         self.alive.load(Ordering::SeqCst) && changed.is_none_or(|changed| changed.elapsed() > MOURNING)
     }
 
-    /// Answers until told to end, inside the namespace.
-    pub(crate) fn run(&self, ended: impl Fn() -> bool) -> Result<()> {
-        let socket = UdpSocket::bind(RECURSOR)?;
+    /// Its socket, inside the namespace.
+    pub(crate) fn bind() -> Result<UdpSocket> {
+        Ok(UdpSocket::bind(RECURSOR)?)
+    }
+
+    /// Answers until told to end.
+    pub(crate) fn run(&self, socket: &UdpSocket, ended: impl Fn() -> bool) -> Result<()> {
         socket.set_read_timeout(Some(Duration::from_millis(100)))?;
         let mut buffer = [0; 2048];
         while !ended() {
