@@ -108,28 +108,69 @@ fn an_update_leaves_no_hot_name_unanswered() {
     machine.run(&format!("{JOB}/bin/bosh_dns_ctl stop")).unwrap();
 }
 
-/// BPM as the job's scripts call it, without its containers: the server as vcap, with the one
-/// capability that its configuration asks for.
-const BPM: &str = r#"#!/bin/bash
+/// BPM as the job's scripts call it: the server as vcap, with the one capability that its
+/// configuration asks for, and a mount and a process namespace in which there is nothing but what BPM shows
+/// every process (bpm-release, 2026) and the volumes of `bpm.yml`.
+const BPM: &str = r##"#!/bin/bash
 set -euo pipefail
-pid_file=/var/vcap/sys/run/bpm/bosh-dns/bosh-dns.pid
+job=/var/vcap/jobs/bosh-dns
+tmp=/var/vcap/data/bosh-dns/tmp
+holder=/var/vcap/sys/run/bpm/bosh-dns/holder
+volumes='
+  process = YAML.load_file(ARGV[0])["processes"].find { |process| process["name"] == "bosh-dns" }
+  additional = process.fetch("additional_volumes", [])
+  allowed = additional.all? { |volume| volume["path"].start_with?("/var/vcap/data/", "/var/vcap/store/") }
+  allowed or abort "additional_volumes: only below /var/vcap/data and /var/vcap/store"
+  unrestricted = process.dig("unsafe", "unrestricted_volumes") || []
+  found = unrestricted.flat_map { |volume| Dir.glob(volume["path"]).map { |path| volume.merge("path" => path) } }
+  (additional + found).each { |volume| puts "#{volume["path"]} #{volume["writable"] ? "rw" : "ro"}" }
+'
+container='
+  set -eu
+  root=$(mktemp -d /var/tmp/bpm.XXXXXX)
+  mount -t tmpfs tmpfs "$root"
+  show() {
+    mkdir -p "$root$2"
+    mount --bind "$1" "$root$2"
+    [ "$3" = rw ] || mount -o remount,bind,ro "$root$2"
+  }
+  mkdir "$root/proc" "$root/dev"
+  mount -t proc proc "$root/proc"
+  for device in null random urandom zero; do
+    touch "$root/dev/$device"
+    mount --bind "/dev/$device" "$root/dev/$device"
+  done
+  for place in /bin /etc /lib /lib64 /sbin /usr /var/vcap/packages/bosh-dns "$1"; do show "$place" "$place" ro; done
+  for file in passwd group; do mount --bind "/etc/$file" "$root/etc/$file"; done
+  for place in /tmp /var/tmp "$2"; do show "$2" "$place" rw; done
+  show /var/vcap/sys/log/bosh-dns /var/vcap/sys/log/bosh-dns rw
+  while read -r place how; do show "$place" "$place" "$how"; done
+  exec chroot "$root" setpriv --reuid=vcap --regid=vcap --clear-groups --no-new-privs \
+    --bounding-set=-all,+net_bind_service --inh-caps=-all,+net_bind_service --ambient-caps=-all,+net_bind_service -- \
+    sh -c "cd $1 && exec /var/vcap/packages/bosh-dns/bin/bosh-dns --config $1/config/config.json"
+'
 case $1 in
   start)
-    mkdir -p "$(dirname "${pid_file}")"
-    cd /var/vcap/jobs/bosh-dns
-    setpriv --reuid=vcap --regid=vcap --clear-groups --no-new-privs --bounding-set=-all,+net_bind_service \
-      --inh-caps=-all,+net_bind_service --ambient-caps=-all,+net_bind_service -- \
-      /var/vcap/packages/bosh-dns/bin/bosh-dns --config /var/vcap/jobs/bosh-dns/config/config.json \
-      >>/var/vcap/sys/log/bosh-dns/bosh-dns.log 2>&1 </dev/null &
-    echo "$!" >"${pid_file}"
+    mkdir -p "$(dirname "${holder}")" "${tmp}"
+    chown vcap "${tmp}"
+    listed=$(ruby -ryaml -e "${volumes}" "${job}/config/bpm.yml")
+    unshare --mount --pid --fork --propagation=private sh -c "${container}" sh "${job}" "${tmp}" \
+      >>/var/vcap/sys/log/bosh-dns/bosh-dns.log 2>&1 <<<"${listed}" &
+    echo "$!" >"${holder}"
+    ;;
+  pid)
+    pid=$(cat "${holder}")
+    cat "/proc/${pid}/task/${pid}/children"
     ;;
   stop)
-    pid=$(cat "${pid_file}")
-    kill "${pid}"
-    while [ -d "/proc/${pid}" ]; do sleep 0.1; done
+    pid=$("$0" pid)
+    # As words: one with a blank behind it.
+    # shellcheck disable=SC2086
+    kill ${pid}
+    while [ -d "/proc/$(cat "${holder}")" ]; do sleep 0.1; done
     ;;
 esac
-"#;
+"##;
 
 #[test]
 fn under_bpm_another_process_attaches_and_an_update_leaves_no_hot_name_unanswered() {
@@ -156,8 +197,10 @@ fn under_bpm_another_process_attaches_and_an_update_leaves_no_hot_name_unanswere
         .unwrap();
     };
     of_the_interface();
-    let server = status()["pid"].as_u64().unwrap();
-    let held = fs::read_to_string(format!("/proc/{server}/status")).unwrap();
+    // It counts processes in a namespace of its own.
+    let server = || machine.run("/var/vcap/jobs/bpm/bin/bpm pid").unwrap().trim().to_owned();
+    let first = server();
+    let held = fs::read_to_string(format!("/proc/{first}/status")).unwrap();
     // CAP_NET_BIND_SERVICE.
     assert!(held.contains("CapPrm:\t0000000000000400") && held.contains("Uid:\t2001"), "{held}");
     thread::scope(|scope| {
@@ -173,8 +216,15 @@ fn under_bpm_another_process_attaches_and_an_update_leaves_no_hot_name_unanswere
             asked += 1;
         }
     });
-    assert_ne!(status()["pid"].as_u64().unwrap(), server);
+    assert_ne!(server(), first);
     of_the_interface();
+    // The agent replaces the file by renaming: BPM shows the server its folder, and so the new one.
+    let records = machine.vcap().join("instance/dns/records.json");
+    let moved = fs::read_to_string(&records).unwrap().replace(NAME.1, "10.9.9.9");
+    let moved = moved.replace(r#""version":1"#, r#""version":2"#);
+    fs::write(records.with_extension("new"), moved).unwrap();
+    fs::rename(records.with_extension("new"), &records).unwrap();
+    wait_until("the new address", Duration::from_secs(60), || dig(&machine) == "10.9.9.9").unwrap();
     machine
         .run(&format!("/var/vcap/jobs/bpm/bin/bpm stop bosh-dns; {JOB}/bin/bosh_dns_attach_ctl stop"))
         .unwrap();
