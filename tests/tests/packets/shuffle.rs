@@ -13,19 +13,20 @@ use crate::{
 /// Replies that are looked at.
 const REPLIES: usize = 20_000;
 
-/// Chi-square of counts against an even spread, as multiples of its own
-/// standard deviation from its mean (both known from the degrees of freedom).
+/// Chi-square of counts against an even spread, as the normal deviate that is about as
+/// unlikely (Wilson and Hilferty): chi-square's own tail is far heavier than the normal one.
 fn unevenness(counts: &[usize]) -> f64 {
     let total: usize = counts.iter().sum();
     let even = total as f64 / counts.len() as f64;
     let chi_square: f64 = counts.iter().map(|&count| (count as f64 - even).powi(2) / even).sum();
     let freedom = counts.len() as f64 - 1.0;
-    (chi_square - freedom) / (2.0 * freedom).sqrt()
+    let variance = 2.0 / (9.0 * freedom);
+    ((chi_square / freedom).cbrt() - (1.0 - variance)) / variance.sqrt()
 }
 
 /// The answers of many replies, each as the last byte of its address, less one.
 fn orders(name: &str, qtype: u16, opt: Option<Opt>) -> Option<Vec<Vec<usize>>> {
-    let (mut program, _turn) = load()?;
+    let mut program = load()?;
     install(&mut program, &world());
     let query = Datagram::v4(Query { opt: opt.clone(), ..Query::new(name, qtype) }.bytes()).frame();
     let record_len = if qtype == A { 16 } else { 28 };
@@ -38,8 +39,7 @@ fn orders(name: &str, qtype: u16, opt: Option<Opt>) -> Option<Vec<Vec<usize>>> {
     Some(replies.collect())
 }
 
-/// Six standard deviations: by chance about once in a hundred million runs
-/// (chi-square's tail is somewhat heavier than the normal one).
+/// Six standard deviations: by chance about once in a hundred million counts.
 const BOUND: f64 = 6.0;
 
 #[test]
