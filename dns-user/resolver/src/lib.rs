@@ -20,6 +20,7 @@ pub mod fleet;
 pub mod health;
 mod limits;
 pub mod ops;
+mod priority;
 pub mod server;
 pub mod system;
 pub mod tls;

@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use dns_common::object;
 use serde_json::{Value, json};
 use whole_system_tests::{
     confined::confine,
@@ -141,6 +142,14 @@ fn a_server_that_may_not_call_bpf_answers_by_the_interface() -> Result<()> {
     let status = parts.status()?;
     let detail = &status["fast_path"]["detail"];
     ensure!(detail["pinned_at"].is_string() && status["fast_path_off"].is_null(), "{status}");
+    // The attacher tells the server of its programs.
+    wait_until("the programs to be shown as loaded", REUNION, || {
+        let Ok(status) = parts.status() else { return false };
+        let programs = status["fast_path"]["programs"].as_array().cloned().unwrap_or_default();
+        [object::TC_PROGRAM, object::TC_ANSWER_PROGRAM].iter().all(|name| {
+            programs.iter().any(|program| program["name"] == *name && program["state"] == "loaded")
+        })
+    })?;
     // New records reach the interface, and cells of the old ones are used again: the attacher
     // vouches for grace periods, which the server cannot ask for.
     let records = parts.server.folder.path().join("records.json");

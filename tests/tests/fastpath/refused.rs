@@ -99,11 +99,23 @@ impl Spoilt {
 
     /// What `status --json` says of the fast path.
     fn status(&self) -> Result<Value> {
+        Ok(self.whole_status()?["fast_path"].clone())
+    }
+
+    /// What `status --json` says.
+    fn whole_status(&self) -> Result<Value> {
         let mut command = self.pair.server.command(&self.program)?;
         let config = self.server.folder.path().join("config.json");
         let said = capture(command.args(["status", "--json", "--config"]).arg(config))?;
-        let status: Value = serde_json::from_str(&said)?;
-        Ok(status["fast_path"].clone())
+        Ok(serde_json::from_str(&said)?)
+    }
+
+    /// What the checks of `status` say of the fast path.
+    fn fast_path_in_words(&self) -> Result<String> {
+        let status = self.whole_status()?;
+        let mut checks = status["checks"].as_array().context("checks")?.iter();
+        let check = checks.find(|check| check["name"] == "fast path").context("the fast path's check")?;
+        Ok(check["detail"].as_str().context("in words")?.to_owned())
     }
 
     /// Asks once from the other end; whether an interface gave the reply.
@@ -197,6 +209,8 @@ fn each_program_that_is_refused_takes_its_own_hook_away() -> Result<()> {
             "{case}: {}",
             spoilt.server.log()
         );
+        let on_no_interface = spoilt.fast_path_in_words()?.starts_with("on no interface: ");
+        ensure!(on_no_interface == (hooks == ["none"]), "{case}: {}", spoilt.fast_path_in_words()?);
         let programs = status["programs"].as_array().context("programs")?;
         let named = |name: &str| programs.iter().find(|program| program["name"] == name);
         if let Some(never) = never_tried {

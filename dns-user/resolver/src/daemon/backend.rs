@@ -58,6 +58,8 @@ pub(super) type Control = (PathBuf, io::Result<ControlSocket>);
 pub(super) struct Backend {
     /// Files and sockets.
     pub(super) board: Board,
+    /// Whether all is well.
+    pub(super) wellness: Wellness,
     /// The log.
     pub(super) logs: Logs,
     /// All counters.
@@ -146,8 +148,7 @@ impl ApiBackend for Backend {
     fn status(&self) -> Status {
         let (snapshot, journal) = (self.fleet.snapshot(), self.board.journal());
         let State { listen, fast_path_off, files, notes, .. } = self.board.state();
-        let checks: Vec<CheckStatus> =
-            Wellness(self.board.clone()).checks().into_iter().map(CheckStatus::from).collect();
+        let checks: Vec<CheckStatus> = self.wellness.checks().into_iter().map(CheckStatus::from).collect();
         let file = files.get(Kind::Records.label()).and_then(|state| state.files.first());
         Status {
             version: version::VERSION.to_owned(),

@@ -127,6 +127,17 @@ impl Slot {
         self.get().map(|fast_path| view(&fast_path))
     }
 
+    /// Whether interfaces answer, and why not if none does.
+    pub(super) fn in_words(&self) -> String {
+        let Some(fast_path) = self.get() else { return "off".to_owned() };
+        let interfaces = fast_path.status().interfaces.interfaces;
+        match interfaces.first() {
+            _ if interfaces.iter().any(|interface| interface.hook.is_some()) => "on".to_owned(),
+            Some(interface) => format!("on no interface: {}: {}", interface.name, interface.why),
+            None => "on no interface".to_owned(),
+        }
+    }
+
     /// Returns when the interfaces answer by what was installed last; at once where
     /// there is no fast path.
     pub(super) async fn flushed(&self) {
@@ -357,7 +368,7 @@ fn view(fast_path: &FastPath) -> FastPathView {
 fn program(status: ProgramStatus) -> ProgramView {
     let ProgramStatus { name, state, instructions, load_ms, why, verifier } = status;
     ProgramView {
-        name: name.to_owned(),
+        name: name.into_owned(),
         state: state.label().to_owned(),
         instructions,
         load_ms,

@@ -143,7 +143,8 @@ pub(super) async fn start<'a>(
     let listed: Vec<String> = listen.iter().map(ToString::to_string).collect();
     info!("up: serving on {}", listed.join(", "));
 
-    expose(&config, &metrics, &board, logs, failures).await;
+    let wellness = Wellness { board: board.clone(), slot: slot.clone() };
+    expose(&config, &metrics, &wellness, logs, failures).await;
     let (reloads, reload_orders) = mpsc::channel(4);
     let mut certificates: Vec<_> = health.iter().map(|health| health.tls().clone()).collect();
     let api_tls = config.api.as_ref().and_then(|api| backend::certificates(api, &board));
@@ -153,6 +154,7 @@ pub(super) async fn start<'a>(
     if api.is_some() || control.is_some() {
         let backend = Backend {
             board: board.clone(),
+            wellness,
             logs: logs.clone(),
             metrics: metrics.clone(),
             fleet: fleet.clone(),
@@ -220,13 +222,14 @@ async fn come_up(
 }
 
 /// Opens the metrics port.
-async fn expose(config: &Config, metrics: &Metrics, board: &Board, logs: &Logs, failures: &Failures) {
+async fn expose(config: &Config, metrics: &Metrics, wellness: &Wellness, logs: &Logs, failures: &Failures) {
     if !config.metrics.enabled {
         return;
     }
+    let board = &wellness.board;
     let (journal, logs) = (board.journal().clone(), logs.clone());
     metrics.before_exposition(move || journal.metrics().refresh(&journal, Some(&logs)));
-    let probe = Arc::new(Wellness(board.clone()));
+    let probe = Arc::new(wellness.clone());
     match MetricsServer::bind(config.metrics.listen, metrics.clone(), probe).await {
         Ok(server) => failures.spawn("the metrics port", server.run(future::pending())),
         Err(problem) => {

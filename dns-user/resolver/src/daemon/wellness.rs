@@ -1,17 +1,26 @@
 //! Whether the server is well, for `/healthz`, `/readyz` and the command `status`.
 
-use super::status::{Board, State};
+use super::{
+    fast_path::Slot,
+    status::{Board, State},
+};
 use crate::ops::{
     journal::Kind,
     probe::{Check, Probe},
 };
 
-/// Looks at the board.
-pub(super) struct Wellness(pub(super) Board);
+/// Looks at the board, and at the interfaces.
+#[derive(Clone)]
+pub(super) struct Wellness {
+    /// Where the other rooms say how they do.
+    pub(super) board: Board,
+    /// The fast path.
+    pub(super) slot: Slot,
+}
 
 impl Probe for Wellness {
     fn checks(&self) -> Vec<Check> {
-        let Self(board) = self;
+        let Self { board, slot } = self;
         let State {
             listen,
             fast_path_off,
@@ -54,7 +63,7 @@ impl Probe for Wellness {
             // Off is slower, not wrong.
             ok: true,
             vital: false,
-            detail: fast_path_off.map_or_else(|| "on".to_owned(), |reason| format!("off: {reason}")),
+            detail: fast_path_off.map_or_else(|| slot.in_words(), |reason| format!("off: {reason}")),
         });
         if !parts_off.is_empty() {
             // DNS is served all the same.

@@ -380,11 +380,11 @@ impl Attachments {
         }
     }
 
-    /// The programs that were needed so far; the attacher keeps its own to itself.
+    /// The programs that were needed so far.
     fn programs(&self) -> Vec<ProgramStatus> {
         match self {
             Self::Here(here) => here.programs(),
-            Self::Apart(_) => Vec::new(),
+            Self::Apart(apart) => apart.programs(),
         }
     }
 

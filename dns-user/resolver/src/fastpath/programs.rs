@@ -8,6 +8,7 @@
 //! long as this process lives.
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     io::{self, Read as _, Write as _},
     os::{
@@ -28,6 +29,7 @@ use dns_common::object;
 use parking_lot::Mutex;
 
 use super::{attach::attachment::Filters, bpf};
+use crate::priority;
 
 /// Most lines of the verifier that are kept of a refusal: the last ones, where it says
 /// what it did not like.
@@ -71,7 +73,7 @@ impl Role {
 //----------- ProgramStatus ---------------------------------------------------
 
 /// How a program fares.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProgramState {
     /// The kernel is looking at it.
@@ -97,10 +99,10 @@ impl ProgramState {
 }
 
 /// A program that was needed, for the status.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct ProgramStatus {
     /// Its name in the object.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// How it fares.
     pub state: ProgramState,
     /// Instructions that the verifier looked at; null: the kernel does not tell (before 5.16).
@@ -178,6 +180,7 @@ impl Programs {
         tell.set_nonblocking(true)?;
         let mut loader = Loader { ebpf, board, answer: None };
         thread::Builder::new().name("programs".into()).spawn(move || {
+            priority::lower("loading programs");
             for role in ordered {
                 if done.send((role, loader.load(role))).is_err() {
                     return;
@@ -370,7 +373,7 @@ impl Loader {
     fn load_named(&mut self, name: &'static str) -> Result<ProgramFd, Problem> {
         let begun = Instant::now();
         let status = |state, load_ms| ProgramStatus {
-            name,
+            name: name.into(),
             state,
             instructions: None,
             load_ms,

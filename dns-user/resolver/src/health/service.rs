@@ -22,6 +22,7 @@ use super::{
 };
 use crate::{
     limits::raise_file_limit,
+    priority,
     tls::{RotatingTls, TlsError},
 };
 use dns_core::config::HealthConfig;
@@ -39,9 +40,6 @@ const OTHER_FILES: u64 = 256;
 
 /// Shortest interval between two checks, whatever the configuration says.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
-
-/// How much lower the priority of the watcher's thread is (`nice`).
-const NICENESS: i32 = 5;
 
 /// Health checks: states, tracker and the watcher's thread.
 pub struct HealthService {
@@ -191,7 +189,7 @@ impl HealthService {
         let thread = std::thread::Builder::new()
             .name("health".to_owned())
             .spawn(move || {
-                lower_priority();
+                priority::lower("the health checks");
                 let local = tokio::task::LocalSet::new();
                 local.spawn_local(tls.watch(move |_| metrics.count_instances(&states)));
                 local.block_on(&runtime, watcher.run(orders, stopped));
@@ -254,16 +252,4 @@ fn lanes(timeout: Duration) -> Lanes {
     let slow = (left / 4).clamp(16, SLOW_LANE);
     // Twice as fast as they end when all of them are silent, so the lane is full.
     Lanes { fast: FAST_LANE, slow, pace: timeout / 2 / slow as u32 }
-}
-
-/// Lowers the priority of the calling thread: answering comes before checking.
-fn lower_priority() {
-    // SAFETY: takes plain numbers; process 0 is the calling thread (Linux, not POSIX).
-    let result = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICENESS) };
-    if result != 0 {
-        tracing::debug!(
-            "cannot lower the priority of the health checks: {}",
-            std::io::Error::last_os_error()
-        );
-    }
 }

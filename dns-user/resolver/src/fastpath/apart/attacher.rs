@@ -205,10 +205,11 @@ impl Session<'_> {
         }
     }
 
-    /// Tells how the interfaces are, if that is new.
+    /// Tells how the interfaces and their programs are, if that is new.
     fn tell(&mut self) -> io::Result<()> {
         let attached = Attached {
             interfaces: self.here.status(),
+            programs: self.here.programs(),
             ready: *self.here.ready().borrow(),
             pinned_at: self.here.pinned_at().map(Path::to_path_buf),
         };

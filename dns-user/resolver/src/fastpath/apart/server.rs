@@ -27,6 +27,7 @@ use crate::fastpath::{
     FastPathError, InterfacesStatus,
     map::Shape,
     memory::{Maps, Memory, SizedMap, names_in},
+    programs::ProgramStatus,
 };
 use dns_core::{config::OnStop, name::Name};
 
@@ -221,6 +222,11 @@ impl Apart {
     /// Interfaces and addresses.
     pub(crate) fn status(&self) -> InterfacesStatus {
         self.attached.lock().interfaces.clone()
+    }
+
+    /// The programs that were needed so far.
+    pub(crate) fn programs(&self) -> Vec<ProgramStatus> {
+        self.attached.lock().programs.clone()
     }
 
     /// Where links and maps are pinned.

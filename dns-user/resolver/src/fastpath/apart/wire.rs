@@ -17,7 +17,9 @@ use nix::sys::socket::{
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::fastpath::{attach::reconcile::InterfacesStatus, map::Shape, publish::table::Limits};
+use crate::fastpath::{
+    attach::reconcile::InterfacesStatus, map::Shape, programs::ProgramStatus, publish::table::Limits,
+};
 
 /// Most descriptors that are handed over: five maps, and two of a predecessor.
 pub(super) const MOST_DESCRIPTORS: usize = 7;
@@ -76,11 +78,14 @@ pub(super) enum FromAttacher {
     GraceOver(bool),
 }
 
-/// How the interfaces are.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// How the interfaces are, and their programs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Attached {
     /// Interfaces and addresses.
     pub(super) interfaces: InterfacesStatus,
+    /// The programs that were needed so far; an older attacher does not tell.
+    #[serde(default)]
+    pub(super) programs: Vec<ProgramStatus>,
     /// Whether all interfaces of the start have been dealt with.
     pub(super) ready: bool,
     /// Where links and maps are pinned.

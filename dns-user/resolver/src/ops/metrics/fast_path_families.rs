@@ -97,7 +97,7 @@ fn families(fast_path: &FastPath) -> Vec<MetricFamily> {
                 let reason = [program.why.as_slice(), &program.verifier].concat().join("\n");
                 let state = program.state.label();
                 let labels =
-                    [("program", program.name.to_owned()), ("reason", reason), ("state", state.to_owned())];
+                    [("program", program.name.to_string()), ("reason", reason), ("state", state.to_owned())];
                 (labels.to_vec(), 1.0)
             }),
         ),
@@ -105,14 +105,14 @@ fn families(fast_path: &FastPath) -> Vec<MetricFamily> {
             names::FAST_PATH_PROGRAM_LOAD_SECONDS,
             "Seconds that the kernel took for a program.",
             programs.iter().filter_map(|program| {
-                program.load_ms.map(|took| (label("program", program.name), took / 1000.0))
+                program.load_ms.map(|took| (label("program", &program.name), took / 1000.0))
             }),
         ),
         gauges(
             names::FAST_PATH_PROGRAM_VERIFIED_INSTRUCTIONS,
             "Instructions that the verifier looked at for a program.",
             programs.iter().filter_map(|program| {
-                program.instructions.map(|count| (label("program", program.name), f64::from(count)))
+                program.instructions.map(|count| (label("program", &program.name), f64::from(count)))
             }),
         ),
         gauges(
