@@ -59,6 +59,15 @@ impl<T: Borrow<MapData>> Names<T> {
 }
 
 impl<T: BorrowMut<MapData>> Names<T> {
+    /// Empties the table.
+    pub fn clear(&mut self) -> Result<()> {
+        // Behind the root, which tells how large the table is.
+        for element in 1..self.0.len() {
+            self.0.set(element, [0; WORDS], 0).context("cannot write to NAMES")?;
+        }
+        Ok(())
+    }
+
     /// Makes the name of this hash lie at `location`, in the place of `old` if there is one.
     pub fn set(&mut self, hash: u64, location: Location, old: Option<Location>) -> Result<()> {
         let mut pair = self.pair(hash)?;

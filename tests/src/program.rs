@@ -4,6 +4,7 @@
 
 use std::{
     borrow::Cow,
+    mem::offset_of,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     time::Duration,
 };
@@ -156,13 +157,24 @@ impl Program {
         let control = Mapping::of(array(&ebpf, object::CONTROL)?, size_of::<Control>())?;
         let counters = Mapping::of(array(&ebpf, object::COUNTERS)?, cpus * size_of::<CpuCounters>())?;
         let mut program = Self { ebpf, entries, control, counters, used: 0, cpus };
-        program.set_control(|control| {
+        program.reset()?;
+        Ok(program)
+    }
+
+    /// Forgets all names and settings: as [`Self::load`] leaves it, but for the counters.
+    pub fn reset(&mut self) -> Result<()> {
+        self.names()?.clear()?;
+        let end = offset_in_arena(Location(self.used));
+        self.entries.bytes_mut()[..end].fill(0);
+        self.used = 0;
+        self.set_control(|control| {
+            *control = Control::new_zeroed();
             control.hash_seed = 7;
             control.lease_deadline_ns = u64::MAX;
             // Runs are on `lo`, whose address is zero.
             control.interfaces[Control::interface(LOOPBACK_IFINDEX)].ifindex = LOOPBACK_IFINDEX;
         });
-        Ok(program)
+        Ok(())
     }
 
     /// Changes the control element.
@@ -260,7 +272,7 @@ impl Program {
     /// Ends the life of the entry at this place.
     fn bury_at(&mut self, location: Location) {
         let hash = header_at(&mut self.entries, location).hash;
-        let at = offset_in_arena(location) + std::mem::offset_of!(EntryHeader, hash);
+        let at = offset_in_arena(location) + offset_of!(EntryHeader, hash);
         self.entries.bytes_mut()[at..at + 8].copy_from_slice(&tombstone(hash).to_ne_bytes());
     }
 
@@ -313,6 +325,23 @@ impl Program {
         sum
     }
 
+    /// How often each outcome was counted, on all CPUs: the part of [`Self::counters`] that
+    /// is looked at before and after every packet.
+    fn outcomes(&mut self) -> [u64; OUTCOME_SLOTS] {
+        let mut sum = [0; OUTCOME_SLOTS];
+        for cpu in 0..self.cpus {
+            let start = cpu * size_of::<CpuCounters>() + offset_of!(CpuCounters, outcomes);
+            let one = <[u64; OUTCOME_SLOTS]>::read_from_bytes(
+                &self.counters.bytes_mut()[start..start + size_of_val(&sum)],
+            )
+            .expect("sliced to the size of the outcomes");
+            for (sum, one) in sum.iter_mut().zip(one) {
+                *sum += one;
+            }
+        }
+        sum
+    }
+
     /// The file descriptor of a program, for the bench that runs it by a tail call.
     pub fn fd(&self, hook: Hook) -> Result<&ProgramFd> {
         let program = self.ebpf.program(hook.program()).context("no such program in the object")?;
@@ -341,9 +370,9 @@ impl Program {
 
     /// Runs a program once and returns what it counted, besides what [`Self::run`] returns.
     pub fn run_counted(&mut self, hook: Hook, packet: &[u8]) -> Result<(Run, Outcome)> {
-        let before = self.counters().outcomes;
+        let before = self.outcomes();
         let run = self.run(hook, packet)?;
-        let after = self.counters().outcomes;
+        let after = self.outcomes();
         let mut counted =
             Outcome::ALL.iter().filter(|&&outcome| after[outcome as usize] != before[outcome as usize]);
         match (counted.next(), counted.next()) {

@@ -1,41 +1,97 @@
-//! The kernel that the programs are tried on besides the machine's own: Debian's,
-//! unpacked (not installed) in `.toolchain/kernel`. Made for virtual machines,
-//! it boots in seconds.
+//! The kernels that the programs are tried on besides the machine's own: those that
+//! Debian offers, unpacked (not installed) in `.toolchain/kernels`, and any that a person has.
 
-use std::process::Command;
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, Result};
 
 use crate::{
-    packages,
-    process::{capture, root},
+    packages::{self, Lists},
+    process::{root, run},
 };
 
-/// Debian's package that depends on the newest kernel of the release.
-const META_PACKAGE: &str = "linux-image-cloud-amd64";
-
-/// Makes sure that the kernel is there.
-pub(crate) fn ensure() -> Result<()> {
-    let folder = root().join(".toolchain/kernel");
-    if folder.exists() {
-        return Ok(());
-    }
-    let package = match package() {
-        Ok(package) => package,
-        Err(_) => {
-            packages::apt(&["update", "-qq"])?;
-            package()?
-        }
-    };
-    println!("downloading {package}, the kernel of the virtual machine");
-    let downloads = folder.with_extension("debs");
-    packages::download(&[package], &downloads)?;
-    packages::unpack(&downloads, &folder)
+/// A kernel of Debian's.
+struct Kernel {
+    /// Name of its folder; `tests/tests/packets/other_kernel.rs` has a test for each.
+    name: &'static str,
+    /// Package that depends on the newest one.
+    meta_package: &'static str,
+    /// The suite that it comes from, if it is none of this machine's.
+    suite: Option<&'static str>,
 }
 
-/// Name of the package that holds the kernel.
-fn package() -> Result<String> {
-    let depends = capture(Command::new("apt-cache").args(["depends", META_PACKAGE]))?;
-    let package = depends.lines().find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
-    Ok(format!("linux-image-{}", package.with_context(|| format!("{META_PACKAGE} depends on no kernel"))?))
+/// All of them. Those made for clouds boot in seconds.
+const KERNELS: [Kernel; 3] = [
+    Kernel { name: "bookworm-cloud", meta_package: "linux-image-cloud-amd64", suite: None },
+    Kernel { name: "bookworm-rt", meta_package: "linux-image-rt-amd64", suite: None },
+    Kernel {
+        name: "backports-cloud",
+        meta_package: "linux-image-cloud-amd64",
+        suite: Some("bookworm-backports"),
+    },
+];
+
+/// Makes sure that Debian's kernels are there.
+pub(crate) fn ensure() -> Result<()> {
+    for kernel in &KERNELS {
+        kernel.ensure()?;
+    }
+    Ok(())
+}
+
+/// Tries the programs and the server on a kernel in a virtual machine; `modules` is the
+/// folder below which its modules are, if it needs some.
+pub(crate) fn test(image: &Path, modules: Option<&Path>) -> Result<()> {
+    let there = |path: &Path| path.canonicalize().with_context(|| path.display().to_string());
+    let mut command = Command::new("cargo");
+    command
+        .args(["test", "--workspace", "--test", "packets", "--"])
+        .args(["other_kernel::the_kernel_that_is_named", "--exact", "--ignored", "--nocapture"])
+        .env("KERNEL_IMAGE", there(image)?)
+        .current_dir(root());
+    if let Some(modules) = modules {
+        command.env("KERNEL_MODULES", there(modules)?);
+    }
+    run(crate::name_server(&mut command)?)
+}
+
+impl Kernel {
+    /// Fetches it if it is not there.
+    fn ensure(&self) -> Result<()> {
+        let folder = self.folder();
+        if folder.exists() {
+            return Ok(());
+        }
+        let lists = match self.suite {
+            None => Lists::of_this_machine(),
+            Some(suite) => Lists::of_suite(suite, &folder.with_extension("apt"))?,
+        };
+        let package = match self.package(&lists) {
+            Ok(package) => package,
+            Err(_) => {
+                lists.update()?;
+                self.package(&lists)?
+            }
+        };
+        println!("downloading {package}, a kernel for virtual machines");
+        let downloads = folder.with_extension("debs");
+        lists.download(&[package], &downloads)?;
+        packages::unpack(&downloads, &folder)
+    }
+
+    /// Where it is.
+    fn folder(&self) -> PathBuf {
+        root().join(".toolchain/kernels").join(self.name)
+    }
+
+    /// Name of the package that holds the kernel.
+    fn package(&self, lists: &Lists) -> Result<String> {
+        let depends = lists.cache(&["depends", self.meta_package])?;
+        let package = depends.lines().find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
+        let package = package.with_context(|| format!("{} depends on no kernel", self.meta_package))?;
+        Ok(format!("linux-image-{package}"))
+    }
 }

@@ -4,7 +4,7 @@ use std::{
     ffi::OsStr,
     fs,
     os::unix::fs::PermissionsExt,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -16,7 +16,7 @@ use crate::process::{capture, on_path, run};
 pub(crate) const DEMO: &[&str] =
     &["bind9-dnsutils", "dnsmasq-base", "dnsperf", "ethtool", "iproute2", "knot-dnsutils"];
 
-/// What the tests use: the demo's, real peers, Prometheus, and a VM with another kernel.
+/// What the tests use: the demo's, real peers, Prometheus, and virtual machines with other kernels.
 pub(crate) const TEST: &[&str] = &[
     "bind9",
     "bind9-dnsutils",
@@ -42,7 +42,12 @@ pub(crate) const TEST: &[&str] = &[
     "shellcheck",
     "systemd",
     "unbound",
+    "xz-utils",
 ];
+
+/// What a virtual machine with another kernel is made with.
+pub(crate) const KERNEL_TEST: &[&str] =
+    &["binutils", "cpio", "gzip", "iproute2", "qemu-system-x86", "xz-utils", "zstd"];
 
 /// What the benches compare with.
 pub(crate) const BENCH: &[&str] = &[
@@ -57,6 +62,12 @@ pub(crate) const BENCH: &[&str] = &[
     "nsd",
     "unbound",
 ];
+
+/// Where suites come from that are none of this machine's.
+const DEBIAN_MIRROR: &str = "http://deb.debian.org/debian";
+
+/// The keys that they are signed with; Debian's package `debian-archive-keyring` has them.
+const DEBIAN_KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Installs those of `packages` that are missing.
 pub(crate) fn ensure(packages: &[&str]) -> Result<()> {
@@ -110,14 +121,69 @@ pub(crate) fn candidate(package: &str) -> Result<Option<String>> {
 
 /// Downloads packages (`name` or `name=version`) into `folder`, which is made anew.
 pub(crate) fn download(names: &[impl AsRef<OsStr>], folder: &Path) -> Result<()> {
-    make_anew(folder)?;
-    let get = || capture(Command::new("apt-get").args(["download", "-qq"]).args(names).current_dir(folder));
-    if get().is_err() {
-        // The lists are older than the mirror.
-        apt(&["update", "-qq"])?;
-        get()?;
+    Lists::of_this_machine().download(names, folder)
+}
+
+/// What apt knows of packages.
+pub(crate) struct Lists {
+    /// Options of apt's programs by which they use these lists.
+    options: Vec<String>,
+}
+
+impl Lists {
+    /// Of the sources of this machine.
+    pub(crate) const fn of_this_machine() -> Self {
+        Self { options: Vec::new() }
     }
-    Ok(())
+
+    /// Of one suite of Debian alone, below `folder`: this machine's own sources stay as
+    /// they are.
+    pub(crate) fn of_suite(suite: &str, folder: &Path) -> Result<Self> {
+        for below in ["lists/partial", "cache"] {
+            fs::create_dir_all(folder.join(below))?;
+        }
+        let folder = folder.canonicalize()?;
+        let sources = folder.join("suite.sources");
+        let text = format!(
+            "Types: deb\nURIs: {DEBIAN_MIRROR}\nSuites: {suite}\nComponents: main\nSigned-By: {DEBIAN_KEYS}\n"
+        );
+        fs::write(&sources, text).with_context(|| sources.display().to_string())?;
+        let options = [
+            ("Dir::Etc::SourceList", PathBuf::from("/dev/null")),
+            ("Dir::Etc::SourceParts", folder.clone()),
+            ("Dir::State::Lists", folder.join("lists")),
+            ("Dir::Cache", folder.join("cache")),
+        ];
+        let option = |(name, value): (&str, PathBuf)| format!("-o{name}={}", value.display());
+        Ok(Self { options: options.map(option).into() })
+    }
+
+    /// Fetches them anew.
+    pub(crate) fn update(&self) -> Result<()> {
+        let words = ["update", "-qq"].into_iter().chain(self.options.iter().map(String::as_str));
+        apt(&words.collect::<Vec<_>>())
+    }
+
+    /// What apt-cache says.
+    pub(crate) fn cache(&self, arguments: &[&str]) -> Result<String> {
+        capture(Command::new("apt-cache").args(&self.options).args(arguments))
+    }
+
+    /// Downloads packages (`name` or `name=version`) into `folder`, which is made anew.
+    pub(crate) fn download(&self, names: &[impl AsRef<OsStr>], folder: &Path) -> Result<()> {
+        make_anew(folder)?;
+        let get = || {
+            let mut command = Command::new("apt-get");
+            command.args(["download", "-qq"]).args(&self.options).args(names);
+            capture(command.current_dir(folder))
+        };
+        if get().is_err() {
+            // The lists are older than the mirror.
+            self.update()?;
+            get()?;
+        }
+        Ok(())
+    }
 }
 
 /// Unpacks the packages in `downloads`, which goes, into `folder`: they are not

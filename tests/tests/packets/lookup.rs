@@ -55,7 +55,7 @@ fn answer(program: &mut Program, hook: Hook, name: &str) -> Option<u8> {
 
 #[test]
 fn a_remembered_entry_is_answered_from_only_while_it_lives() {
-    let Some((mut program, _turn)) = load() else { return };
+    let Some(mut program) = load() else { return };
     stay_on_one_cpu();
     install(&mut program, &world());
     let name = wire("changing.bosh");
@@ -75,7 +75,7 @@ fn a_remembered_entry_is_answered_from_only_while_it_lives() {
 
 #[test]
 fn names_that_share_hints_are_all_answered() {
-    let Some((mut program, _turn)) = load() else { return };
+    let Some(mut program) = load() else { return };
     stay_on_one_cpu();
     install(&mut program, &world());
     let seed = program.control().hash_seed;
@@ -108,7 +108,7 @@ fn names_that_share_hints_are_all_answered() {
 
 #[test]
 fn names_that_had_to_go_to_the_other_bucket_are_found() {
-    let Some((mut program, _turn)) = load() else { return };
+    let Some(mut program) = load() else { return };
     stay_on_one_cpu();
     install(&mut program, &World { published: HashMap::new(), ..world() });
     let seed = program.control().hash_seed;

@@ -21,7 +21,7 @@ mod shuffle;
 
 use std::{
     net::{IpAddr, SocketAddr},
-    sync::{Mutex, MutexGuard, OnceLock},
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 use whole_system_tests::{
@@ -42,15 +42,19 @@ const XDP_ROOM: usize = XDP_TAIL + 216;
 /// The hooks that answer.
 const HOOKS: [Hook; 3] = [Hook::Xdp, Hook::XdpGeneric, Hook::Tc];
 
-/// Loads the object anew; none where BPF is not to be had (and that is allowed).
-fn load() -> Option<(Program, MutexGuard<'static, ()>)> {
-    // One program at a time: the tests count what runs on shared CPUs.
-    static TURN: OnceLock<Mutex<()>> = OnceLock::new();
-    let turn = TURN.get_or_init(Mutex::default).lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+/// The object, loaded once for all tests of this process, as if it were loaded just now;
+/// none where BPF is not to be had (and that is allowed).
+fn load() -> Option<MutexGuard<'static, Program>> {
+    // One test at a time: they count what runs on shared CPUs.
+    static LOADED: OnceLock<Mutex<Program>> = OnceLock::new();
     if std::env::var_os("DNS_EBPF_OBJECT").is_none() && !requirements::bpf() {
         return None;
     }
-    Some((Program::load().expect("the object loads where BPF is to be had"), turn))
+    let loaded =
+        LOADED.get_or_init(|| Mutex::new(Program::load().expect("the object loads where BPF is to be had")));
+    let mut program = loaded.lock().unwrap_or_else(PoisonError::into_inner);
+    program.reset().expect("the maps can be written to");
+    Some(program)
 }
 
 /// Tells the program what `world` says.

@@ -67,7 +67,7 @@ fn most_verified() -> u32 {
 
 #[test]
 fn the_verifier_has_room_left() {
-    let Some((mut program, _turn)) = load() else { return };
+    let Some(mut program) = load() else { return };
     let most = most_verified();
     for (name, program) in program.ebpf().programs() {
         let info = program.info().expect("a loaded program has information");
@@ -83,7 +83,7 @@ fn the_verifier_has_room_left() {
 
 #[test]
 fn an_answer_stamps_its_entry() {
-    let Some((mut program, _turn)) = load() else { return };
+    let Some(mut program) = load() else { return };
     install(&mut program, &world());
     let name = wire("v4-3.bosh");
     let stamp = |program: &mut Program| program.entry(&name).expect("published").last_used_ns;
@@ -102,7 +102,7 @@ fn an_answer_stamps_its_entry() {
 
 #[test]
 fn replies_are_counted_by_type_and_code() {
-    let Some((mut program, _turn)) = load() else { return };
+    let Some(mut program) = load() else { return };
     install(&mut program, &world());
     let before = program.counters();
     for (name, qtype) in [("v4-3.bosh", 1), ("v4-3.bosh", 28), ("v4-3.bosh", 33), ("missing.bosh", 1)] {
@@ -121,7 +121,7 @@ fn replies_are_counted_by_type_and_code() {
 
 #[test]
 fn an_entry_of_another_name_is_not_used() {
-    let Some((mut program, _turn)) = load() else { return };
+    let Some(mut program) = load() else { return };
     let world = world();
     install(&mut program, &world);
     let seed = program.control().hash_seed;
@@ -142,7 +142,7 @@ fn the_tap_shows_queries_and_replies() {
     use dns_common::{counters::Outcome, tap::TapEvent};
     use zerocopy::FromBytes as _;
 
-    let Some((mut program, _turn)) = load() else { return };
+    let Some(mut program) = load() else { return };
     install(&mut program, &world());
     program.set_control(|control| control.tap_every = 1);
     let hit = Datagram::v4(Query::new("V4-3.bosh", A).bytes()).frame();

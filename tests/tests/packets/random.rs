@@ -19,7 +19,7 @@ const PROGRESS: usize = 1_000_000;
 
 #[test]
 fn random_and_mutated_packets_are_treated_as_the_model_says() {
-    let Some((mut program, _turn)) = load() else { return };
+    let Some(mut program) = load() else { return };
     let mut world = world();
     let seed =
         std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(fastrand::get_seed);
@@ -116,7 +116,7 @@ fn random_frame(rng: &mut Rng, names: &[Vec<u8>]) -> Vec<u8> {
 
 #[test]
 fn names_of_every_length_are_answered() {
-    let Some((mut program, _turn)) = load() else { return };
+    let Some(mut program) = load() else { return };
     let world = world();
     install(&mut program, &world);
     for len in (1..=255).filter(|&len| len != 2) {
@@ -138,7 +138,7 @@ fn names_of_every_length_are_answered() {
 
 #[test]
 fn frames_cut_short_anywhere_go_up() {
-    let Some((mut program, _turn)) = load() else { return };
+    let Some(mut program) = load() else { return };
     let world = world();
     install(&mut program, &world);
     let query = Query::new("v4-3.bosh", A).opt(Opt::with_options(1232, &[0, 10, 0, 2, 1, 2]));
@@ -173,7 +173,7 @@ fn frames_cut_short_anywhere_go_up() {
 
 #[test]
 fn our_own_reply_goes_up() {
-    let Some((mut program, _turn)) = load() else { return };
+    let Some(mut program) = load() else { return };
     let mut world = world();
     // On `lo` the client's address and port may be the server's own.
     world.endpoints.push((CLIENT, 40_000));
@@ -189,7 +189,7 @@ fn our_own_reply_goes_up() {
 
 #[test]
 fn all_sixteen_endpoints_are_served() {
-    let Some((mut program, _turn)) = load() else { return };
+    let Some(mut program) = load() else { return };
     let mut world = world();
     world.endpoints = (0..16u16)
         .map(|i| (if i % 2 == 0 { SERVER } else { SERVER6 }, 5000 + i))

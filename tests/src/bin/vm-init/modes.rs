@@ -1,0 +1,249 @@
+//! The real server in each mode: asked over `lo` and over a veth, killed, and taken over
+//! from by the one in the next mode. By the modes all hooks that a kernel has are met.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    process::Command,
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use aya::{Ebpf, util::KernelVersion};
+use dns_resolver::ops::metrics::names;
+use hickory_proto::{op::Message, rr::RecordType};
+use serde_json::{Value, json};
+use whole_system_tests::{
+    client,
+    metrics::Metrics,
+    namespace::{End, Namespace, join},
+    process::{capture, wait_until},
+    server::{self, Server},
+    yardstick::{Hook, Yardstick},
+};
+
+/// How long anything may take. The machine is emulated, and the one that emulates it may
+/// be busy: only what never comes shall fail.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Queries for each name over each interface.
+const QUERIES: u64 = 5;
+
+/// Instances of the groups that are asked for: a reply that finds room everywhere, and
+/// one that finds none at generic XDP.
+const GROUPS: [u16; 2] = [1, 60];
+
+/// Where the server listens.
+const LISTENS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 53);
+
+/// The interfaces that it serves, and where it is asked over each.
+const INTERFACES: [(&str, [u8; 4]); 2] = [("lo", [127, 0, 0, 1]), ("srv", [169, 254, 0, 2])];
+
+/// Tries all modes, whatever fails; says one line for each.
+pub(crate) fn try_all() -> Result<()> {
+    let lab = Lab::new().context("namespaces and a veth")?;
+    // tcx came with Linux 6.6.
+    let tc = if KernelVersion::current()? < KernelVersion::new(6, 6, 0) { "clsact" } else { "tcx" };
+    let auto = ("auto", [tc, tc]);
+    let mut failed = Vec::new();
+    // There is no driver behind `lo`.
+    for (mode, hooks) in [auto, ("generic", ["generic", "generic"]), ("native", [tc, "native"]), auto] {
+        let mut said = Vec::new();
+        if let Err(problem) = try_mode(&lab, mode, hooks, &mut said) {
+            said.push(format!("FAILED: {problem:#}"));
+            failed.push(mode);
+        }
+        println!("vm-init: {mode}: {}", said.join("; "));
+    }
+    ensure!(failed.is_empty(), "modes that failed: {}", failed.join(", "));
+    Ok(())
+}
+
+/// Tries a mode, in which these hooks are to serve the interfaces of [`INTERFACES`], and leaves
+/// what is attached to the next one. Adds to `said` what was seen.
+fn try_mode(lab: &Lab, mode: &str, hooks: [&str; 2], said: &mut Vec<String>) -> Result<()> {
+    let folder = server::folder(&server::records_of_groups(&GROUPS), None)?;
+    let settings = json!({
+        "metrics": {"enabled": true},
+        "control": {"socket": folder.path().join("control.sock")},
+        "xdp": {"mode": mode, "lease": "1h"},
+    });
+    let mut server = Server::start(Some(&lab.server), folder, LISTENS, &settings)?;
+    let mut tried = || -> Result<()> {
+        let status = settled(&server)?;
+        said.push(programs(&status)?);
+        let serving = serving(&status)?;
+        said.push(serving.iter().map(Serving::to_string).collect::<Vec<_>>().join(", "));
+        for (hook, serving) in hooks.iter().zip(&serving) {
+            ensure!(
+                serving.hook == *hook,
+                "{} should be served by {hook}: {}",
+                serving.interface,
+                serving.why
+            );
+        }
+        answers_by_the_interfaces(lab, &serving)?;
+        // What the server before had attached was still there: its replies are not counted here.
+        said.push("answered by the interfaces".into());
+
+        server.process().kill(PATIENCE)?;
+        for (interface, address) in INTERFACES {
+            for instances in GROUPS {
+                lab.ask(interface, address, instances).context("when the server was killed")?;
+            }
+        }
+        said.push("after kill -9, too".into());
+        Ok(())
+    };
+    let outcome = tried();
+    outcome.with_context(|| format!("the server's log:\n{}", server.log()))
+}
+
+//----------- Lab -------------------------------------------------------------
+
+/// A server's namespace and a client's, joined by a veth.
+struct Lab {
+    /// The server's.
+    server: Namespace,
+    /// The client's.
+    client: Namespace,
+    /// A program on the client's end: without one the kernel drops what native XDP on the
+    /// server's end sends there.
+    _pass: Ebpf,
+}
+
+impl Lab {
+    /// Makes both.
+    fn new() -> Result<Self> {
+        let (server, client) = (Namespace::new("s")?, Namespace::new("c")?);
+        join(
+            End { namespace: &server, interface: "srv", addresses: &["169.254.0.2/24"] },
+            End { namespace: &client, interface: "cli", addresses: &["169.254.0.1/24"] },
+        )?;
+        let pass = Yardstick::Pass.attach(Hook::Native, &client, "cli")?;
+        Ok(Self { server, client, _pass: pass })
+    }
+
+    /// Asks for a group over an interface of the server's; all its addresses must come.
+    fn ask(&self, interface: &str, address: [u8; 4], instances: u16) -> Result<()> {
+        let query = client::query(&format!("q-s0.q-g{instances}.bosh."), RecordType::A, Some(4096))?;
+        let from = if interface == "lo" { &self.server } else { &self.client };
+        let to = SocketAddr::from((address, LISTENS.port()));
+        let query = query.to_vec()?;
+        let reply = from.run(|| client::ask_raw(to, &query, PATIENCE))?;
+        let reply = reply.with_context(|| format!("no reply over {interface}"))?;
+        let found = client::addresses(&Message::from_vec(&reply)?).len();
+        ensure!(found == usize::from(instances), "{found} addresses over {interface}, not {instances}");
+        Ok(())
+    }
+}
+
+//----------- What the server says --------------------------------------------
+
+/// How an interface is served.
+struct Serving {
+    /// Its name.
+    interface: &'static str,
+    /// By which hook, or `none`.
+    hook: String,
+    /// Why.
+    why: String,
+}
+
+impl fmt::Display for Serving {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { interface, hook, why: _ } = self;
+        write!(f, "{interface} by {hook}")
+    }
+}
+
+/// The status of the fast path once [`INTERFACES`] have been dealt with.
+fn settled(server: &Server) -> Result<Value> {
+    let mut last = Value::Null;
+    wait_until("the interfaces to be dealt with", PATIENCE, || {
+        // Asking is work, too.
+        thread::sleep(Duration::from_millis(200));
+        let Ok(status) = status(server) else { return false };
+        last = status["fast_path"].clone();
+        serving(&last).is_ok_and(|serving| {
+            serving.iter().all(|interface| interface.why != "its program is being loaded")
+        })
+    })?;
+    Ok(last)
+}
+
+/// What `bosh-dns-xdp status --json` says.
+fn status(server: &Server) -> Result<Value> {
+    let config = server.folder.path().join("config.json");
+    let said = capture(Command::new(server::program()?).args(["status", "--json", "--config"]).arg(config))?;
+    Ok(serde_json::from_str(&said)?)
+}
+
+/// What the status says of the programs that the mode needed, in words.
+fn programs(status: &Value) -> Result<String> {
+    let programs = status["programs"].as_array().context("the status tells of programs")?;
+    let told = programs.iter().map(|program| {
+        let (name, state) = (&program["name"], &program["state"]);
+        let looked_at = match program["instructions"].as_u64() {
+            Some(instructions) => format!("{instructions} instructions looked at"),
+            None => "instructions not told".to_owned(),
+        };
+        let took = program["load_ms"].as_f64().unwrap_or_default();
+        let why = program["why"].as_str().map(|why| format!(": {why}")).unwrap_or_default();
+        let (name, state) = (name.as_str().unwrap_or("?"), state.as_str().unwrap_or("?"));
+        format!("{name} {state} ({looked_at}, {took:.0} ms){why}")
+    });
+    Ok(told.collect::<Vec<_>>().join(", "))
+}
+
+/// What the status says of each of [`INTERFACES`].
+fn serving(status: &Value) -> Result<Vec<Serving>> {
+    let interfaces = status["interfaces"].as_array().context("the status tells of interfaces")?;
+    let of = |name| {
+        let found = interfaces.iter().find(|interface| interface["name"] == name);
+        let found = found.with_context(|| format!("the status tells nothing of {name}"))?;
+        let text = |key: &str| found[key].as_str().map(str::to_owned).context("the hook, and why");
+        let (hook, why) = (text("hook")?, text("why")?);
+        Ok(Serving { interface: name, hook, why })
+    };
+    INTERFACES.iter().map(|&(name, _)| of(name)).collect()
+}
+
+/// Asks over each interface, and sees that it gave all replies itself.
+fn answers_by_the_interfaces(lab: &Lab, serving: &[Serving]) -> Result<()> {
+    let metrics = || Metrics::read(&lab.server);
+    wait_until("the fast path", PATIENCE, || metrics().is_ok_and(|metrics| metrics.is_fast_path_up()))?;
+    for ((interface, address), serving) in INTERFACES.into_iter().zip(serving) {
+        let label = format!("interface=\"{interface}\"");
+        let replies = |metrics: &Metrics| metrics.sum(names::FAST_PATH_INTERFACE_REPLIES_TOTAL, &label);
+        let handed_on =
+            |metrics: &Metrics| metrics.sum(names::FAST_PATH_PACKETS_TOTAL, "outcome=\"handed_on\"");
+        for instances in GROUPS {
+            // What the records list is published in the background.
+            wait_until("a name to be published", PATIENCE, || {
+                let before = metrics().map(|metrics| replies(&metrics));
+                let asked = lab.ask(interface, address, instances);
+                let after = metrics().map(|metrics| replies(&metrics));
+                asked.is_ok() && matches!((before, after), (Ok(before), Ok(after)) if after > before)
+            })
+            .with_context(|| format!("{serving} does not answer"))?;
+            let before = metrics()?;
+            for _ in 0..QUERIES {
+                lab.ask(interface, address, instances)?;
+            }
+            let after = metrics()?;
+            let given = replies(&after) - replies(&before);
+            ensure!(given == QUERIES, "{given} replies of {interface} itself, not {QUERIES}");
+            let handed = handed_on(&after) - handed_on(&before);
+            let expected = match serving.hook.as_str() {
+                "generic" if instances > 1 => QUERIES..=QUERIES,
+                // How much room there is, is up to the kernel.
+                "generic" | "native" => 0..=QUERIES,
+                _ => 0..=0,
+            };
+            ensure!(expected.contains(&handed), "{handed} of {interface} were handed on, not {expected:?}");
+        }
+    }
+    Ok(())
+}
