@@ -26,6 +26,7 @@ pub(crate) const TEST: &[&str] = &[
     "cpio",
     "curl",
     "debootstrap",
+    "default-jdk-headless",
     "dnsmasq-base",
     "dnsperf",
     "ethtool",

@@ -95,6 +95,8 @@ pub(crate) struct Agent {
     requests: AtomicU64,
     /// Those without an answer.
     failures: AtomicU64,
+    /// Answers whose index was smaller than the one before.
+    index_resets: AtomicU64,
 }
 
 impl Agent {
@@ -111,6 +113,7 @@ impl Agent {
             problem: Mutex::default(),
             requests: AtomicU64::new(0),
             failures: AtomicU64::new(0),
+            index_resets: AtomicU64::new(0),
         }
     }
 
@@ -211,9 +214,14 @@ impl Agent {
         self.gate.is_closed()
     }
 
-    /// Questions so far, and how many of them failed.
-    pub(crate) fn counts(&self) -> (u64, u64) {
-        (self.requests.load(Ordering::Relaxed), self.failures.load(Ordering::Relaxed))
+    /// An index fell.
+    pub(crate) fn count_index_reset(&self) {
+        self.index_resets.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Questions so far, how many of them failed, and how often an index fell.
+    pub(crate) fn counts(&self) -> [u64; 3] {
+        [&self.requests, &self.failures, &self.index_resets].map(|count| count.load(Ordering::Relaxed))
     }
 }
 

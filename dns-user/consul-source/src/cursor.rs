@@ -34,8 +34,7 @@ impl Cursor {
     /// restored from a snapshot): the next question begins anew, without one. A 0 cannot
     /// be waited behind.
     pub(crate) fn advance(&mut self, index: Option<u64>, body: &[u8]) -> Worth {
-        let index = index.unwrap_or(0);
-        self.index = if index < self.index { 0 } else { index };
+        self.index = if self.falls_to(index) { 0 } else { index.unwrap_or(0) };
         let mut hasher = FixedState::default().build_hasher();
         hasher.write(body);
         let told = Some(hasher.finish());
@@ -44,6 +43,11 @@ impl Cursor {
         }
         self.told = told;
         Worth::News
+    }
+
+    /// Whether the index of an answer is smaller than the one before.
+    pub(crate) fn falls_to(&self, index: Option<u64>) -> bool {
+        index.unwrap_or(0) < self.index
     }
 
     /// Begins anew: the next question does not wait.

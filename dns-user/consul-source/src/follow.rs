@@ -33,7 +33,7 @@ use crate::{
 };
 use dns_consul::{
     Lack,
-    catalog::registrations::{Gateway, Node, PreparedQuery, Registrations},
+    catalog::registrations::{Gateway, Node, Pending, PreparedQuery, Registrations},
     http_api::HttpApi,
 };
 
@@ -83,6 +83,16 @@ pub struct Picture {
     pub node_name: String,
 }
 
+impl Picture {
+    /// Whether all of the own datacenter was told.
+    pub fn is_complete(&self) -> bool {
+        let Pending { datacenters, services } = &self.registrations.pending;
+        self.datacenter.as_ref().is_some_and(|own| {
+            !datacenters.contains(own) && services.iter().all(|(datacenter, _)| datacenter != own)
+        })
+    }
+}
+
 /// How the source is doing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Status {
@@ -112,6 +122,8 @@ pub struct Status {
     pub requests: u64,
     /// Requests without an answer.
     pub failures: u64,
+    /// Answers whose index was smaller than the one before.
+    pub index_resets: u64,
     /// Pictures handed over.
     pub pictures: u64,
     /// Why the last request failed, if it did.
@@ -309,7 +321,10 @@ impl Manner {
 }
 
 /// Reads a reply; one that cannot be read is asked for anew.
-fn read(topic: &Topic, cursor: &mut Cursor, reply: &Reply) -> Option<Result<Told, NotTold>> {
+fn read(agent: &Agent, topic: &Topic, cursor: &mut Cursor, reply: &Reply) -> Option<Result<Told, NotTold>> {
+    if cursor.falls_to(reply.index) {
+        agent.count_index_reset();
+    }
     if cursor.advance(reply.index, &reply.body) == Worth::Known {
         return None;
     }
@@ -340,7 +355,7 @@ async fn keep_asking(
         let begun = Instant::now();
         let answer = manner.ask(&agent, &topic, &cursor).await;
         let read = match answer {
-            Ok(reply) => read(&topic, &mut cursor, &reply),
+            Ok(reply) => read(&agent, &topic, &mut cursor, &reply),
             Err(error) => Some(Err(error.into())),
         };
         let pause = match &read {
@@ -667,7 +682,7 @@ impl Follower {
     /// Lets others read how we are doing.
     fn tell_status(&self) {
         let (services, services_told, nodes, instances) = self.known.counts();
-        let (requests, failures) = self.agent.counts();
+        let [requests, failures, index_resets] = self.agent.counts();
         let status = Status {
             address: self.agent.address().to_string(),
             away: self.was_away,
@@ -682,6 +697,7 @@ impl Follower {
             connections: self.agent.connections().open(),
             requests,
             failures,
+            index_resets,
             pictures: self.pictures,
             problem: self.agent.problem(),
         };
@@ -802,7 +818,7 @@ impl Follower {
                 let mut cursor = Cursor::default();
                 let told = match manner.ask(&agent, &topic, &cursor).await {
                     // The first answer is always news.
-                    Ok(reply) => read(&topic, &mut cursor, &reply),
+                    Ok(reply) => read(&agent, &topic, &mut cursor, &reply),
                     Err(error) => {
                         // The gate holds back all when nobody answers; this is for what just this
                         // service answers.

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use crate::{catalog::Visibility, http_api::HttpApi};
+use crate::{http_api::HttpApi, visibility::Visibility};
 use dns_core::{
     config::{
         ConfigError, duration::parse_duration, file_pattern, json::Json, reader::Reader, recursor::with_port,

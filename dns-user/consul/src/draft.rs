@@ -11,10 +11,10 @@ use hickory_proto::{
 };
 
 use crate::{
-    answer::{Failure, Found},
     config::DnsConfig,
     edns,
     encode::Reply,
+    found::{Failure, Found},
     record::{Data, MAX_CHAIN, Record},
 };
 

@@ -5,11 +5,12 @@ use std::{borrow::Cow, collections::BTreeMap, net::IpAddr};
 use regex::Regex;
 
 use crate::{
-    answer::{Failure, Zone},
+    answer::Zone,
     catalog::{
         InstanceId, Place, Reach,
         registrations::{PreparedQuery, Status, Template},
     },
+    found::Failure,
 };
 
 /// What a prepared query gives.

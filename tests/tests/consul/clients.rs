@@ -1,12 +1,12 @@
-//! Consul's names as their users ask for them: dig, the C library, Java's two resolvers.
+//! Consul's names as their users ask for them: dig, the C library, Java's two resolvers, Go's own.
 
-use std::{collections::BTreeSet, fs, net::Ipv4Addr, path::Path};
+use std::{collections::BTreeSet, fs, net::Ipv4Addr, path::Path, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use whole_system_tests::{
     namespace::Namespace,
-    process::capture,
+    process::{Kept, capture, wait_until},
     requirements,
     resolv_conf::ResolvConf,
     server::{self, Server},
@@ -94,6 +94,32 @@ fn the_clients_of_users_resolve_consuls_names() -> Result<()> {
             "{records:?}"
         );
     }
+    if requirements::met("nats-server", is_installed("nats-server")) {
+        let log = definitions.with_file_name("nats.log");
+        let found = resolved_by_go(&namespace, name, &addresses, &log);
+        found.with_context(|| fs::read_to_string(&log).unwrap_or_default())?;
+    }
+    Ok(())
+}
+
+/// Waits until Go's own resolver has given exactly these addresses of a name. nats-server is
+/// written in Go: it looks a neighbour up before each attempt, takes one of its addresses by lot, and says which.
+fn resolved_by_go(namespace: &Namespace, name: &str, addresses: &BTreeSet<String>, log: &Path) -> Result<()> {
+    let output = fs::File::create(log)?;
+    let mut command = namespace.with_own_sysfs("nats-server");
+    command.args(["-D", "-a", "127.0.0.1", "-p", "4222", "--cluster", "nats://127.0.0.1:6222"]);
+    command.args(["--routes", &format!("nats-route://{name}:8080")]);
+    // Not the C library's; and it says which one it takes.
+    command.env("GODEBUG", "netdns=go+1").stdout(output.try_clone()?).stderr(output);
+    let _running = Kept::spawn(&mut command)?;
+    let tried = || -> BTreeSet<String> {
+        let text = fs::read_to_string(log).unwrap_or_default();
+        let attempts = text.lines().filter_map(|line| line.split_once("Trying to connect to route on "));
+        let address = |(_, tried): (&str, &str)| Some(tried.split_once('(')?.1.split_once(':')?.0.to_owned());
+        attempts.filter_map(address).collect()
+    };
+    wait_until("all addresses, by Go", Duration::from_secs(60), || tried() == *addresses)?;
+    ensure!(fs::read_to_string(log)?.contains("forcing use of Go's resolver"), "another resolver");
     Ok(())
 }
 

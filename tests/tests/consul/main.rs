@@ -6,6 +6,8 @@ mod clients;
 mod doubles;
 mod live;
 mod recursors;
+mod reload;
+mod shown;
 #[allow(dead_code, reason = "the test of the pure crate, whose module this is, needs more of it")]
 #[path = "../../../dns-user/consul/tests/support/mod.rs"]
 mod support;
@@ -86,6 +88,93 @@ fn a_changed_definition_file_is_served_without_a_restart() -> Result<()> {
     fs::write(&path, "service {\n  name = \n}\n")?;
     wait_until("the complaint", Duration::from_secs(30), || server.log().contains("web.hcl: is no HCL"))?;
     ensure!(ask()? == [Ipv4Addr::new(10, 0, 0, 2)], "the last good catalog stays");
+    Ok(())
+}
+
+#[test]
+fn queries_near_the_client_go_by_its_address() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let namespace = Namespace::new("consul-near")?;
+    let folder = server::folder(&server::records_of_groups(&[]), None)?;
+    let catalog = folder.path().join("catalog.json");
+    // The client asks from 127.0.0.1, the node in the middle.
+    let nodes = ["127.0.0.9", "127.0.0.1", "127.0.0.8"];
+    let node = |(number, address): (usize, &&str)| json!({"node": format!("n{number}"), "address": address});
+    let service =
+        |(number, _): (usize, &&str)| json!({"node": format!("n{number}"), "service": "web", "port": 80});
+    let definitions = json!({
+        "nodes": nodes.iter().enumerate().map(node).collect::<Vec<_>>(),
+        "services": nodes.iter().enumerate().map(service).collect::<Vec<_>>(),
+        "queries": [{"id": "c1b2c3d4-0000-4000-8000-000000000001", "name": "here", "service": "web", "near": "_ip"}],
+    });
+    fs::write(&catalog, definitions.to_string())?;
+    let extra =
+        json!({"xdp": {"mode": "off"}, "consul": {"node_name": "n0", "sources": {"files": [catalog]}}});
+    let _server = Server::start(Some(&namespace), folder, OURS, &extra)?;
+    let query = client::query("here.query.consul.", RecordType::A, None)?;
+    // By chance it would be first in one of three answers.
+    for number in 0..40 {
+        let reply = match number % 2 {
+            0 => namespace.run(|| client::ask(OURS, &query))??,
+            _ => Message::from_vec(&namespace.run(|| client::ask_tcp_raw(OURS, &query.to_vec()?))??)?,
+        };
+        let addresses = client::addresses(&reply);
+        ensure!(addresses.len() == 3 && addresses[0] == Ipv4Addr::LOCALHOST, "{addresses:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn aliases_lead_from_consuls_names_to_the_records() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let namespace = Namespace::new("consul-aliases")?;
+    let folder = server::folder(&server::records_of_groups(&[2, 3]), None)?;
+    let catalog = folder.path().join("catalog.json");
+    let (alias_file, config) = (folder.path().join("aliases/consul.json"), folder.path().join("config.json"));
+    let service = |address: &str| json!({"name": "web", "id": address, "address": address, "port": 80});
+    let services = ["10.0.3.0", "10.0.3.1", "10.0.3.2"].map(service);
+    let definitions = json!({"services": services});
+    fs::write(&catalog, definitions.to_string())?;
+    let consul = json!({"node_name": "here", "advertise_addr": "10.0.2.0", "sources": {"files": [catalog]}});
+    let extra = json!({"xdp": {"mode": "off"}, "consul": consul});
+    let server = Server::start(Some(&namespace), folder, OURS, &extra)?;
+    let ask = |name: &str, kind: RecordType| -> Result<Message> {
+        let query = client::query(name, kind, None)?;
+        namespace.run(|| client::ask(OURS, &query))?
+    };
+    ensure!(ask("web.service.consul.", RecordType::SRV)?.answers.len() == 3, "by Consul's rules");
+    let made = std::process::Command::new(server::program()?)
+        .args(["consul-aliases", "--config"])
+        .arg(&config)
+        .output()?;
+    ensure!(made.status.success(), "{made:?}");
+    ensure!(made.stderr.is_empty(), "{}", String::from_utf8_lossy(&made.stderr));
+    let aliases: Value = serde_json::from_slice(&made.stdout)?;
+    ensure!(aliases["web.service.consul"] == json!(["q-s0.3.net.dep.bosh"]), "{aliases}");
+    ensure!(aliases["here.node.dc1.consul"] == json!(["2-0.2.net.dep.bosh"]), "{aliases}");
+    // The running server takes them, beside Consul's names: an alias goes first.
+    fs::write(&alias_file, &made.stdout)?;
+    let is_alias = || ask("web.service.consul.", RecordType::SRV).is_ok_and(|reply| reply.answers.is_empty());
+    wait_until("the aliases", PATIENCE * 3, is_alias)?;
+    let mut addresses = client::addresses(&ask("web.service.consul.", RecordType::A)?);
+    addresses.sort_unstable();
+    ensure!(addresses == [0, 1, 2].map(|last| Ipv4Addr::new(10, 0, 3, last)), "{addresses:?}");
+    // Names without an alias are Consul's as before, and without an object there is nothing to make.
+    ensure!(client::addresses(&ask("0a000300.addr.consul.", RecordType::A)?) == [Ipv4Addr::new(10, 0, 3, 0)]);
+    let mut without: Value = serde_json::from_slice(&fs::read(&config)?)?;
+    without.as_object_mut().context("an object")?.remove("consul");
+    fs::write(&config, without.to_string())?;
+    let refused = std::process::Command::new(server::program()?)
+        .args(["consul-aliases", "--config"])
+        .arg(&config)
+        .output()?;
+    let complaint = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(refused.status.code() == Some(1) && complaint.contains("no object \"consul\""), "{complaint}");
+    drop(server);
     Ok(())
 }
 

@@ -5,9 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use dns_core::{name::Name, wire::Query};
 use hickory_proto::op::ResponseCode;
 
-use super::{Asker, Found, Search, Zone, service::answers};
+use super::{Asker, Search, Zone, service::answers};
 use crate::{
     draft::Draft,
+    found::Found,
     record::{Data, Record, node_name, service_name},
 };
 

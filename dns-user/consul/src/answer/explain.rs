@@ -4,9 +4,10 @@ use std::fmt::Write as _;
 
 use dns_core::{name::Name, wire::TYPE_ANY};
 
-use super::{Failure, MAX_DEPTH, Search, Zone};
+use super::{MAX_DEPTH, Search, Zone};
 use crate::{
     catalog::{InstanceId, Place, Reach, registrations::Status},
+    found::Failure,
     question::{Locality, Question},
 };
 

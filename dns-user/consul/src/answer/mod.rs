@@ -21,6 +21,7 @@ use crate::{
     config::Config,
     draft::Draft,
     edns,
+    found::{Failure, Found},
     question::{Locality, Question, TYPE_SRV},
     record::{Data, Keep, MAX_CHAIN, Record, TYPE_NS, TYPE_SOA},
 };
@@ -63,28 +64,6 @@ pub struct Lack {
     pub datacenter: String,
     /// The service; `None`: nodes and services as a whole.
     pub service: Option<String>,
-}
-
-/// Why there is no answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Failure {
-    /// NXDOMAIN, with SOA.
-    NoSuchName,
-    /// SERVFAIL, bare: somebody who knows cannot be reached or must not tell.
-    Server,
-}
-
-/// Records that answer a question, or a host name that one of them leads to.
-#[derive(Debug, Default)]
-pub(crate) struct Found {
-    /// Answers.
-    pub(crate) answers: Vec<Record>,
-    /// Records that spare the client a question.
-    pub(crate) additional: Vec<Record>,
-    /// Whether the SOA goes along where there are no answers.
-    pub(crate) soa: bool,
-    /// Whether the answer was made for the client's place in the network.
-    pub(crate) for_client: bool,
 }
 
 /// One question on its way to its records.

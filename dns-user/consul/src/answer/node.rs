@@ -3,11 +3,12 @@
 use dns_core::wire::{TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_TXT};
 
 use super::{
-    Failure, Found, Search, Zone,
+    Search, Zone,
     service::{accept_of, answers},
 };
 use crate::{
     catalog::address::Location,
+    found::{Failure, Found},
     question::Locality,
     record::{Data, Keep, Record, meta_texts},
 };

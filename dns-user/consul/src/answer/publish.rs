@@ -7,9 +7,10 @@ use dns_core::{
     wire::{HEADER_LEN, TYPE_A, TYPE_AAAA},
 };
 
-use super::{Found, MAX_DEPTH, Search, Zone};
+use super::{MAX_DEPTH, Search, Zone};
 use crate::{
     draft::{MAX_PLAIN_ANSWERS, PLAIN_SIZE, SPARE},
+    found::Found,
     question::Question,
     record::Data,
 };

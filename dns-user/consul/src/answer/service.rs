@@ -8,13 +8,14 @@ use dns_core::{
 };
 use hashbrown::HashSet;
 
-use super::{Failure, Found, Search, Zone};
+use super::{Search, Zone};
 use crate::{
     catalog::{
         InstanceId,
         address::{Accept, Target},
         registrations::Status,
     },
+    found::{Failure, Found},
     question::{Locality, TYPE_SRV},
     record::{Data, Keep, Record, address_name, meta_texts, node_name},
 };

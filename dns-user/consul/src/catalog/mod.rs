@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use hashbrown::HashMap;
 
-use crate::config::Config;
+use crate::{config::Config, visibility::Visibility};
 use registrations::{Instance, Node, Pending, PreparedQuery, Registrations, Status, VirtualAddress};
 
 /// Number of a node in [`Catalog::node`].
@@ -22,32 +22,6 @@ pub enum Place {
     Datacenter(Box<str>),
     /// A peer, by its name in lower case.
     Peer(Box<str>),
-}
-
-/// What the token in use may read; the rest is as if it were not registered.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Visibility {
-    /// Names of nodes; `*`: all.
-    pub nodes: Vec<String>,
-    /// Names of services; `*`: all.
-    pub services: Vec<String>,
-}
-
-impl Visibility {
-    /// Everything.
-    pub fn all() -> Self {
-        Self { nodes: vec!["*".to_owned()], services: vec!["*".to_owned()] }
-    }
-
-    /// Whether a node of this name may be read.
-    fn node(&self, name: &str) -> bool {
-        contains(&self.nodes, name)
-    }
-
-    /// Whether a service of this name may be read.
-    pub fn service(&self, name: &str) -> bool {
-        contains(&self.services, name)
-    }
 }
 
 /// Names by place and lower-case name.
@@ -369,11 +343,6 @@ impl Node {
             None => Place::Datacenter(lower(&self.datacenter)),
         }
     }
-}
-
-/// Whether `name` is in the list, or all are.
-fn contains(list: &[String], name: &str) -> bool {
-    list.iter().any(|listed| listed == "*" || listed.eq_ignore_ascii_case(name))
 }
 
 /// The text in lower case.

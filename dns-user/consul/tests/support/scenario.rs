@@ -2,12 +2,12 @@
 
 use std::{collections::BTreeMap, fs, net::IpAddr, path::PathBuf};
 
-use dns_consul::catalog::{
-    Visibility,
-    registrations::{
+use dns_consul::{
+    catalog::registrations::{
         Check, Datacenter, Gateway, Instance, NamedPort, Node, PreparedQuery, Registrations, Status,
         TaggedAddress, Template, VirtualAddress, Weights,
     },
+    visibility::Visibility,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};

@@ -18,6 +18,8 @@ pub use fit::fit;
 pub use read::parse;
 pub use reply::{ReplyFlags, Shuffle, address_reply, empty_reply, error_reply, local_reply};
 
+use std::net::IpAddr;
+
 use crate::name::Name;
 
 /// Bytes of a message header (RFC 1035, section 4.1.1).
@@ -89,16 +91,18 @@ pub struct Query<'a> {
     pub edns: Option<Edns>,
     /// Most bytes of a reply by UDP, whatever the client takes.
     pub most_by_udp: usize,
+    /// Who asks, where that is known: whoever received the message says so.
+    pub client: Option<IpAddr>,
 }
 
 impl Query<'_> {
     /// The same, with a message of its own: for who answers it after the buffer that
     /// it came in has taken another one.
     pub fn to_owned(&self) -> OwnedQuery {
-        let Query { message, id, flags, question, edns, most_by_udp } = *self;
+        let Query { message, id, flags, question, edns, most_by_udp, client } = *self;
         let Question { raw_name, qtype, qclass } = question;
         let (message, name_len) = (message.into(), raw_name.len());
-        OwnedQuery { message, id, flags, name_len, qtype, qclass, edns, most_by_udp }
+        OwnedQuery { message, id, flags, name_len, qtype, qclass, edns, most_by_udp, client }
     }
 }
 
@@ -121,15 +125,25 @@ pub struct OwnedQuery {
     edns: Option<Edns>,
     /// See [`Query::most_by_udp`].
     most_by_udp: usize,
+    /// See [`Query::client`].
+    client: Option<IpAddr>,
 }
 
 impl OwnedQuery {
     /// The query that it was made of, without reading the message again.
     pub fn as_query(&self) -> Query<'_> {
-        let Self { message, id, flags, name_len, qtype, qclass, edns, most_by_udp } = self;
+        let Self { message, id, flags, name_len, qtype, qclass, edns, most_by_udp, client } = self;
         let raw_name = &message[HEADER_LEN..HEADER_LEN + name_len];
         let question = Question { raw_name, qtype: *qtype, qclass: *qclass };
-        Query { message, id: *id, flags: *flags, question, edns: *edns, most_by_udp: *most_by_udp }
+        Query {
+            message,
+            id: *id,
+            flags: *flags,
+            question,
+            edns: *edns,
+            most_by_udp: *most_by_udp,
+            client: *client,
+        }
     }
 }
 

@@ -43,7 +43,7 @@ pub fn parse(message: &[u8]) -> Parsed<'_> {
     let Some((question, end)) = read_question(message) else {
         return Parsed::Reply(questionless_reply(id, flags, ResponseCode::FormErr));
     };
-    let query = Query { message, id, flags, question, edns: None, most_by_udp: MAX_UDP_SIZE };
+    let query = Query { message, id, flags, question, edns: None, most_by_udp: MAX_UDP_SIZE, client: None };
     let Some(opt) = read_records(message, end, counts) else {
         return Parsed::Reply(empty_reply(&query, ResponseCode::FormErr, ReplyFlags::ERROR));
     };

@@ -12,6 +12,7 @@
 mod address;
 mod client;
 mod connection;
+mod consul_aliases;
 mod detach;
 mod explain;
 mod lists;
@@ -46,6 +47,8 @@ pub(super) enum Operate {
     Resolve(explain::Resolve),
     /// Build the name to ask for: a group, availability zones, health, as links do
     Address(address::Address),
+    /// Print an alias file that leads from Consul's names to instances of the records
+    ConsulAliases(consul_aliases::ConsulAliases),
     /// Show live queries, of the fast path and of userspace
     Tap(tap::TapArgs),
     /// Show what is hot and who asks so much: rates, names, clients, misses, interfaces
@@ -87,6 +90,7 @@ impl Operate {
             Self::LocalGroups(groups) => groups.run(),
             Self::Resolve(resolve) => resolve.run(),
             Self::Address(address) => address.run(),
+            Self::ConsulAliases(aliases) => aliases.run(),
             Self::Tap(tap) => tap.run(),
             Self::Top(top) => top.run(),
             Self::Flush(flush) => flush.run(),

@@ -2,34 +2,84 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{info, warn};
 
-use super::{Catalogs, ConsulNames};
+use super::{Catalogs, ConsulNames, NewZone};
 use dns_consul_source::{Settings, Source};
 
 /// Longest pause between two catalogs.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// Asks the Consul that the object `"consul"` names, and puts in force what it tells. Calls
-/// `installed` with each new catalog. Returns at once where none is named; else never.
+/// Asks the Consul that the object `"consul"` names, and puts in force what it tells; another
+/// one when the object changes. Calls `installed` with each new catalog. Returns when a source
+/// has failed from within.
 pub(crate) async fn follow(
     names: Arc<ConsulNames>,
     catalogs: Arc<Catalogs>,
     installed: impl Fn() + Send + Sync + 'static,
 ) {
-    let config = catalogs.config();
-    let Some(api) = config.http.clone() else { return };
-    let source = Arc::new(Source::start(Settings {
-        api,
-        token_file: config.token_file.clone(),
-        datacenter: (!config.datacenter_is_default).then(|| config.datacenter.clone()),
-        allow_stale: config.dns.allow_stale,
-        max_stale: config.dns.max_stale,
-    }));
+    let mut settings = catalogs.settings();
+    let mut predecessor: Option<Arc<Source>> = None;
+    loop {
+        let wanted = settings.borrow_and_update().clone();
+        let keeping_up = async {
+            // Its connections end before those of its successor begin: an agent takes a limited
+            // number of one client.
+            let before = predecessor.take();
+            let wanted = wanted?;
+            let until = before.and_then(|before| good_until(&before, &wanted));
+            let source = Arc::new(Source::start(wanted));
+            names.source.store(Some(source.clone()));
+            keep_up(&source, until, &names, &catalogs, &installed).await;
+            Some(())
+        };
+        tokio::select! {
+            // The sender is in `catalogs`.
+            _ = settings.changed() => {}
+            Some(()) = keeping_up => return,
+        }
+        predecessor = names.source.swap(None);
+    }
+}
+
+/// All that is registered, once a live Consul (where one is asked) has told everything; `None`: it
+/// did not in time.
+pub(crate) async fn whole(catalogs: &Catalogs, patience: Duration) -> Option<NewZone> {
+    let settings = catalogs.settings().borrow().clone();
+    if let Some(settings) = settings {
+        let source = Source::start(settings);
+        let mut pictures = source.pictures();
+        let told = timeout(patience, pictures.wait_for(|picture| picture.is_complete())).await;
+        let picture = told.ok()?.ok()?.clone();
+        catalogs.set_live(picture);
+    }
+    Some(catalogs.zone())
+}
+
+/// How long what a source has told is better than half of what its successor will tell; `None`:
+/// it has told nothing.
+fn good_until(source: &Source, wanted: &Settings) -> Option<Instant> {
+    let age = Duration::try_from_secs_f64(source.status().last_contact_seconds?).ok()?;
+    Instant::now().checked_add(wanted.max_stale.saturating_sub(age))
+}
+
+/// Puts in force what a source tells. Until `until`, what was told before it was started stays in
+/// force until it has told everything.
+async fn keep_up(
+    source: &Source,
+    until: Option<Instant>,
+    names: &Arc<ConsulNames>,
+    catalogs: &Arc<Catalogs>,
+    installed: &(impl Fn() + Send + Sync + 'static),
+) {
     let mut pictures = source.pictures();
-    // It is started here, once for these names.
-    let _ = names.source.set(source);
+    if let Some(until) = until {
+        let complete = pictures.wait_for(|picture| picture.is_complete());
+        // Its time is over, or there is something better; the source is our caller's.
+        let _ = timeout_at(until, complete).await;
+        pictures.mark_changed();
+    }
     let mut is_known = false;
     while pictures.changed().await.is_ok() {
         let begun = Instant::now();

@@ -4,10 +4,12 @@
 //! * [`ReverseConsulNames`]: the same for names below `arpa.`
 //! * [`Catalogs`]: what definition files and a live Consul tell, together.
 //! * [`follow`]: keeps the names up with a live Consul.
+//! * [`ConsulFamilies`]: its metrics.
 //! * `recursors`: recursors of the object `"consul"`, asked in Consul's way.
 
 mod catalogs;
 mod live;
+mod metrics;
 mod published;
 mod recursors;
 
@@ -17,7 +19,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use futures::future::{BoxFuture, join_all};
 use hickory_proto::{
     op::{Message, MessageType, OpCode, Query as Question},
@@ -29,12 +31,13 @@ use tokio::sync::watch;
 use crate::fleet::Answer;
 pub(crate) use catalogs::{Catalogs, NewZone};
 use dns_consul::{Asker, Draft, Zone, chain_of, record::Record};
-use dns_consul_source::Source;
+use dns_consul_source::{Source, Status};
 use dns_core::{
     name::Name,
     wire::{Parsed, Query, TYPE_A, TYPE_AAAA, Transport, parse},
 };
-pub(crate) use live::follow;
+pub(crate) use live::{follow, whole};
+pub(crate) use metrics::ConsulFamilies;
 pub(crate) use published::Published;
 pub(crate) use recursors::recursors_of;
 
@@ -53,7 +56,7 @@ pub(crate) struct ConsulNames {
     /// Version of the zone in force; rung with each new one.
     version: watch::Sender<u64>,
     /// A live Consul, told what is asked for; empty: there is none.
-    source: OnceLock<Arc<Source>>,
+    source: ArcSwapOption<Source>,
     /// Told of names that interfaces might answer; empty: there are none.
     learn: OnceLock<Learn>,
     /// See [`Published`].
@@ -67,7 +70,7 @@ impl ConsulNames {
             zone: ArcSwap::from_pointee(zone),
             recursors: ArcSwap::from_pointee(None),
             version: watch::channel(version).0,
-            source: OnceLock::new(),
+            source: ArcSwapOption::empty(),
             learn: OnceLock::new(),
             seed: fastrand::u64(..),
         }
@@ -107,8 +110,13 @@ impl ConsulNames {
             "datacenter": zone.config.datacenter,
             "nodes": zone.catalog.node_count(),
             "instances": zone.catalog.instance_count(),
-            "source": self.source.get().map(|source| source.status()),
+            "source": self.source_status(),
         })
+    }
+
+    /// How a live Consul is doing; `None`: none is asked.
+    fn source_status(&self) -> Option<Status> {
+        self.source.load().as_ref().map(|source| source.status())
     }
 
     /// The zone in force.
@@ -119,7 +127,7 @@ impl ConsulNames {
     /// Tells a live Consul what is asked for, and waits a bounded time for what it has not
     /// told yet.
     async fn until_told(&self, query: &Query<'_>) {
-        let Some(source) = self.source.get() else { return };
+        let Some(source) = self.source.load_full() else { return };
         let mut version = self.version.subscribe();
         let told = async {
             loop {
@@ -136,7 +144,8 @@ impl ConsulNames {
 
     /// Whether the answer has to wait for a live Consul; else it learns what was asked for.
     fn waits(&self, query: &Query<'_>) -> bool {
-        let Some(source) = self.source.get() else { return false };
+        let source = self.source.load();
+        let Some(source) = &*source else { return false };
         let zone = self.zone.load();
         if zone.lacks(query).is_some() {
             return true;
@@ -162,14 +171,12 @@ impl ConsulNames {
     }
 
     /// What an answer depends on beside the question.
-    ///
-    /// The client's address is not known here: for prepared queries with `near:
-    /// "_ip"` that of its subnet option counts, else the own node.
-    fn asker(&self, transport: Transport) -> Asker {
+    fn asker(&self, query: &Query<'_>, transport: Transport) -> Asker {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Asker {
             transport,
-            client: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            // Nobody's address: no node has it.
+            client: query.client.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
             recursion: self.recursors.load().is_some(),
             // Serials are numbers modulo 2^32 (RFC 1982).
             serial: since_1970.as_secs() as u32,
@@ -179,7 +186,7 @@ impl ConsulNames {
     /// The answer as far as the catalog gives it, and the zone that it is from.
     fn draft(&self, query: &Query<'_>, transport: Transport) -> Option<(Arc<Zone>, Draft)> {
         let zone = self.zone.load_full();
-        let draft = zone.answer(query, &self.asker(transport), &mut fastrand::Rng::new())?;
+        let draft = zone.answer(query, &self.asker(query, transport), &mut fastrand::Rng::new())?;
         Some((zone, draft))
     }
 
@@ -253,7 +260,7 @@ impl ReverseConsulNames {
     /// The reply, if nobody else has to be asked.
     fn known(&self, query: &Query<'_>, transport: Transport) -> Option<Vec<u8>> {
         let zone = self.names.zone.load();
-        let asker = self.names.asker(transport);
+        let asker = self.names.asker(query, transport);
         let draft = match (zone.reverse(query, &asker), &self.past) {
             (Some(draft), _) => draft,
             (None, Some(_)) => return None,

@@ -35,6 +35,15 @@ impl ConsulFiles {
         Ok((files, zone))
     }
 
+    /// Another object `"consul"` from now on; the zone by it. The files are to be read again.
+    pub(super) fn reconfigure(&mut self, config: Config) -> NewZone {
+        if self.catalogs.config().files != config.files {
+            self.followed = Followed::new(Source::Patterns(config.files.clone()));
+        }
+        self.catalogs.set_config(config);
+        self.catalogs.zone()
+    }
+
     /// All that is registered.
     pub(super) fn catalogs(&self) -> &Arc<Catalogs> {
         &self.catalogs
@@ -58,7 +67,7 @@ impl ConsulFiles {
             let files = contents.readable()?;
             Definitions::read(
                 files.iter().map(|(name, bytes)| (name.as_str(), *bytes)),
-                self.catalogs.config(),
+                &self.catalogs.config(),
             )
         })?;
         let definitions = match parsed {

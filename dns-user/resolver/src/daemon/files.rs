@@ -108,6 +108,17 @@ impl Files {
         self.with(|inner| inner.consul.as_ref().map(|files| files.catalogs().clone()))
     }
 
+    /// Another object `"consul"` from now on, off the async threads; the zone by it, `None` where
+    /// there are no such names.
+    pub(super) async fn reconfigure_consul(&self, config: ConsulConfig) -> Option<NewZone> {
+        let this = self.clone();
+        let reconfigured = tokio::task::spawn_blocking(move || {
+            this.with(|inner| inner.consul.as_mut().map(|files| files.reconfigure(config)))
+        });
+        // A panic was logged with its place; what is in use stays.
+        reconfigured.await.ok().flatten()
+    }
+
     /// Follows other files from now on.
     pub(super) fn follow(&self, sources: Sources) {
         self.with(|inner| {

@@ -11,6 +11,7 @@
 //! * `failures`: what becomes of panics.
 //! * [`status`]: what all of them report.
 
+mod aliases;
 mod attacher;
 mod backend;
 pub mod check;
@@ -33,7 +34,7 @@ mod upstreams;
 mod watch;
 mod wellness;
 
-pub use self::attacher::attach;
+pub use self::{aliases::aliases_of_consul, attacher::attach};
 
 use std::{io, path::Path, process::ExitCode};
 

@@ -355,16 +355,12 @@ impl Daemon<'_> {
         info!("{why}: reading everything again");
         match read_config(self.path).await {
             Ok((mut loaded, consul)) => {
-                match consul {
-                    Ok(consul)
-                        if consul.as_ref().map(|(config, _)| config) == self.consul_config.as_ref() => {}
-                    Ok(_) => {
-                        let stays = "changed, but takes effect only after a restart: consul";
-                        loaded.warnings.push(stays.to_owned());
-                    }
-                    Err(problem) => loaded.warnings.push(format!("{problem}; the object in use stays")),
-                }
+                let (consul, odd) = consul.unzip();
+                loaded.warnings.extend(odd.into_iter().flatten());
+                let stays = needs_restart_of_consul(self.consul_config.as_ref(), consul.as_ref());
+                loaded.warnings.extend(stays.map(str::to_owned));
                 self.reconfigure(loaded);
+                self.reconfigure_consul(consul.filter(|_| stays.is_none())).await;
             }
             Err(problem) => {
                 error!("{problem}; the configuration in use stays");
@@ -373,6 +369,19 @@ impl Daemon<'_> {
         }
         self.look(true).await;
         info!("{why}: everything was read again");
+    }
+
+    /// Puts another object `"consul"` to use, and what changed elsewhere of what it goes by.
+    async fn reconfigure_consul(&mut self, wanted: Option<ConsulConfig>) {
+        let (Some(names), Some(wanted)) = (&self.consul, wanted) else { return };
+        if self.consul_config.as_ref() != Some(&wanted)
+            && let Some(zone) = self.files.reconfigure_consul(wanted.clone()).await
+        {
+            names.install(zone);
+        }
+        let listen = self.board.state().listen;
+        self.upstreams.reconfigure_consul(&wanted, &self.config, &listen);
+        self.consul_config = Some(wanted);
     }
 
     /// Puts to use what of a new configuration can change while the server runs.
@@ -452,12 +461,12 @@ struct Unanswered {
 type ConsulObject = Option<(ConsulConfig, Vec<String>)>;
 
 /// Reads config.json off the async threads, and waits for it a bounded time.
-async fn read_config(path: &Path) -> Result<(Loaded, Result<ConsulObject, ConfigError>), ConfigError> {
+async fn read_config(path: &Path) -> Result<(Loaded, ConsulObject), ConfigError> {
     let file = path.display().to_string();
     let failed = |problem: String| ConfigError { file, problem };
     let path = path.to_owned();
     let reading = tokio::task::spawn_blocking(move || {
-        Ok((crate::files::load_config(&path)?, crate::files::load_consul(&path)))
+        Ok((crate::files::load_config(&path)?, crate::files::load_consul(&path)?))
     });
     match time::timeout(CONFIG_PATIENCE, reading).await {
         Ok(Ok(result)) => result,
@@ -500,6 +509,26 @@ fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
         ("xdp", old.xdp != new.xdp),
     ];
     parts.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
+}
+
+/// What of the object `"consul"` differs and takes effect only after a restart, in words.
+fn needs_restart_of_consul(old: Option<&ConsulConfig>, new: Option<&ConsulConfig>) -> Option<&'static str> {
+    match (old, new) {
+        (None, None) => None,
+        (Some(old), Some(new)) => {
+            let datacenter =
+                |config: &ConsulConfig| (!config.datacenter_is_default).then(|| config.datacenter.clone());
+            let is_live = old.http.is_some() && new.http.is_some();
+            (is_live && datacenter(old) != datacenter(new)).then_some(
+                "consul.datacenter changed while a live Consul is asked, which takes effect only after a \
+                 restart: the object \"consul\" in use stays as it is",
+            )
+        }
+        (None, Some(_)) => Some("the object \"consul\" is new: it takes effect only after a restart"),
+        (Some(_), None) => Some(
+            "the object \"consul\" is gone, which takes effect only after a restart: the one in use stays",
+        ),
+    }
 }
 
 /// The configured address, then the further ones, each once.

@@ -28,7 +28,7 @@ use super::{
     wellness::Wellness,
 };
 use crate::{
-    consul::{ConsulNames, follow},
+    consul::{ConsulFamilies, ConsulNames, follow},
     fleet::{Fleet, Publish, Track},
     health::HealthService,
     ops::{
@@ -120,9 +120,8 @@ pub(super) async fn start<'a>(
         health.start(Arc::new(move |instances| fleet.health_changed(instances)), Arc::new(slot.clone()))?;
     }
 
-    if let Some((names, catalogs)) = consul.clone().zip(files.consul_catalogs())
-        && catalogs.config().http.is_some()
-    {
+    if let Some((names, catalogs)) = consul.clone().zip(files.consul_catalogs()) {
+        metrics.registry().register(Box::new(ConsulFamilies::new(names.clone())?))?;
         let (told, of) = (slot.clone(), fleet.clone());
         let installed = move || told.consul_changed(&of);
         failures.spawn("the live source of Consul's names", follow(names, catalogs, installed));

@@ -145,6 +145,14 @@ impl Upstreams {
         Ok(())
     }
 
+    /// Another object `"consul"` from now on, whose zone is in force.
+    pub(super) fn reconfigure_consul(&mut self, object: &ConsulConfig, config: &Config, own: &[SocketAddr]) {
+        if let Some(consul) = &mut self.consul {
+            consul.recursors = recursors_of(object, config, own);
+        }
+        self.install(config);
+    }
+
     /// We listen elsewhere from now on.
     pub(super) fn listens_on(&self, own: &[SocketAddr]) {
         self.current.upstream.load().listens_on(own);

@@ -19,7 +19,7 @@ use super::{
         observe::{observe, observe_unreadable},
     },
 };
-use dns_core::wire::{self, Parsed, Shuffle, Transport};
+use dns_core::wire::{self, Parsed, Query, Shuffle, Transport};
 
 /// Queries of one connection that may wait for somebody else at a time; while
 /// there are so many, no more are read.
@@ -199,7 +199,7 @@ impl Session {
         let received = std::time::Instant::now();
         let stripe = self.handler.metrics.tasks();
         let query = match wire::parse(message) {
-            Parsed::Query(query) => query,
+            Parsed::Query(query) => Query { client: Some(self.client.ip().to_canonical()), ..query },
             Parsed::Reply(reply) => {
                 let took = received.elapsed();
                 observe_unreadable(stripe, self.client, Transport::Tcp, message, &reply, took);

@@ -226,6 +226,7 @@ impl Worker {
                 return;
             }
         };
+        query.client = Some(socket_address(datagram.peer).ip().to_canonical());
         if let Some(most) = self.handler.options.max_reply {
             let ifindex = datagram.control.interface(datagram.control_len);
             if !self.near.holds(socket_address(datagram.peer).ip(), ifindex) {

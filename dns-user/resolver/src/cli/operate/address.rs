@@ -67,7 +67,7 @@ pub(in crate::cli) struct Address {
 
 /// `status` of a link's address, `health_filter` of an alias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum HealthFilter {
+pub(super) enum HealthFilter {
     /// Healthy ones; all if there are none.
     Smart,
     /// Unhealthy ones.

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use dns_common::counters::Outcome;
 use prometheus::{
     core::{Collector, Desc},
-    proto::{Counter, Gauge, Metric, MetricFamily, MetricType},
+    proto::MetricFamily,
 };
 
 use super::{
-    labels::{labelled, rcode_label},
+    families::{counts, gauges},
+    labels::rcode_label,
     names,
 };
 use crate::fastpath::{FastPath, FastPathStatus};
@@ -148,47 +149,4 @@ fn families(fast_path: &FastPath) -> Vec<MetricFamily> {
         ),
         counts(names::FAST_PATH_WRITES_TOTAL, "Elements written to the map.", [(vec![], table.written)]),
     ]
-}
-
-/// Labels and a value.
-type Labelled<T> = (Vec<(&'static str, String)>, T);
-
-/// A family of counters.
-fn counts(name: &str, help: &str, values: impl IntoIterator<Item = Labelled<u64>>) -> MetricFamily {
-    family(name, help, MetricType::COUNTER, values, |metric, value| {
-        let mut counter = Counter::default();
-        counter.set_value(value as f64);
-        metric.set_counter(counter);
-    })
-}
-
-/// A family of gauges.
-fn gauges(name: &str, help: &str, values: impl IntoIterator<Item = Labelled<f64>>) -> MetricFamily {
-    family(name, help, MetricType::GAUGE, values, |metric, value| {
-        let mut gauge = Gauge::default();
-        gauge.set_value(value);
-        metric.set_gauge(gauge);
-    })
-}
-
-/// A family.
-fn family<T>(
-    name: &str,
-    help: &str,
-    kind: MetricType,
-    values: impl IntoIterator<Item = Labelled<T>>,
-    set: impl Fn(&mut Metric, T),
-) -> MetricFamily {
-    let metrics = values.into_iter().map(|(labels, value)| {
-        let labels: Vec<(&str, &str)> = labels.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        let mut metric = labelled(&labels);
-        set(&mut metric, value);
-        metric
-    });
-    let mut family = MetricFamily::default();
-    family.set_name(name.to_owned());
-    family.set_help(help.to_owned());
-    family.set_field_type(kind);
-    family.set_metric(metrics.collect());
-    family
 }

@@ -6,6 +6,7 @@
 //! speak of all replies.
 
 pub mod certificates;
+pub(crate) mod families;
 pub mod fast_path;
 mod fast_path_families;
 pub mod http;

@@ -152,3 +152,26 @@ pub const RECURSOR_FAILURES_TOTAL: &str = "bosh_dns_xdp_recursor_failures_total"
 pub const RECURSOR_DURATION_SECONDS: &str = "bosh_dns_xdp_recursor_duration_seconds";
 /// Gauge: 1 for the preferred `recursor`, 0 for the others.
 pub const RECURSOR_PREFERRED: &str = "bosh_dns_xdp_recursor_preferred";
+
+//----------- Ours: Consul's names -------------------------------------------
+
+/// Gauge: nodes of Consul's that are known, by files and by agents.
+pub const CONSUL_NODES: &str = "bosh_dns_xdp_consul_nodes";
+/// Gauge: the same of instances.
+pub const CONSUL_INSTANCES: &str = "bosh_dns_xdp_consul_instances";
+/// Gauge: 1 while some agent answers, 0 while none does. This and what follows: only where agents
+/// are asked (`consul.sources.http`).
+pub const CONSUL_UP: &str = "bosh_dns_xdp_consul_up";
+/// Gauge: seconds since a server in touch with a leader answered; missing until one did. With
+/// nothing new it grows to `wait`, that is 5 minutes.
+pub const CONSUL_CATALOG_AGE_SECONDS: &str = "bosh_dns_xdp_consul_catalog_age_seconds";
+/// Gauge: services by `state` (`known` by name, `told`: so are their instances, `watched`).
+pub const CONSUL_SERVICES: &str = "bosh_dns_xdp_consul_services";
+/// Gauge: connections to the agent.
+pub const CONSUL_CONNECTIONS: &str = "bosh_dns_xdp_consul_connections";
+/// Counter: requests to agents. Begins anew when a reload changes whom or how to ask.
+pub const CONSUL_REQUESTS_TOTAL: &str = "bosh_dns_xdp_consul_requests_total";
+/// Counter: those without an answer.
+pub const CONSUL_REQUEST_FAILURES_TOTAL: &str = "bosh_dns_xdp_consul_request_failures_total";
+/// Counter: answers whose index was smaller than the one before: Consul's servers were restored.
+pub const CONSUL_INDEX_RESETS_TOTAL: &str = "bosh_dns_xdp_consul_index_resets_total";

@@ -1,0 +1,364 @@
+//! Aliases of bosh-dns made of a catalog: names of Consul's point to names of the BOSH
+//! instances that have their addresses. For who leaves Consul.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
+};
+
+use dns_core::{
+    catalog::{Instance as BoshInstance, Snapshot},
+    link_address::{AddressGroup, Criteria, FirstLabel, LinkAddress, Status},
+    name::Name,
+};
+
+use crate::{
+    answer::Zone,
+    catalog::{
+        InstanceId, Place,
+        address::{Accept, Location, Target},
+    },
+};
+
+/// An alias file, and what it leaves out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Aliases {
+    /// Targets by alias, as an alias file has them.
+    pub targets: BTreeMap<String, Vec<String>>,
+    /// What an operator has to know, each in one line.
+    pub notes: Vec<String>,
+}
+
+/// Makes aliases of the services and nodes of the own datacenter. Health does not count: that of
+/// the instances will, by `health`.
+pub fn aliases(zone: &Zone, snapshot: &Snapshot, health: Status) -> Aliases {
+    let mut maker = Maker { zone, fleet: Fleet::new(snapshot), health, made: Aliases::default() };
+    let place = Place::Datacenter(zone.config.datacenter.as_str().into());
+    let mut services: Vec<&str> = zone.catalog.service_names(&place).collect();
+    services.sort_unstable();
+    for service in services {
+        maker.add_service(service, zone.catalog.service(&place, service));
+    }
+    for node in zone.catalog.node_names(&place) {
+        maker.add_node(&place, node);
+    }
+    let queries = zone.catalog.queries().len();
+    if queries > 0 {
+        maker.note(format!("{queries} prepared queries or templates: an alias cannot do what they do"));
+    }
+    maker.made
+}
+
+/// Where instances of BOSH are: all have names with the same end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Group<'a> {
+    /// Deployment.
+    deployment: &'a str,
+    /// Instance group.
+    instance_group: &'a str,
+    /// Network.
+    network: &'a str,
+    /// Domain.
+    domain: &'a str,
+}
+
+impl<'a> Group<'a> {
+    /// That of an instance.
+    fn of(instance: &BoshInstance<'a>) -> Self {
+        let BoshInstance { deployment, instance_group, network, domain, .. } = *instance;
+        Self { deployment, instance_group, network, domain }
+    }
+
+    /// A name in it.
+    fn name(&self, first: FirstLabel) -> String {
+        let group = AddressGroup::Names {
+            instance_group: self.instance_group.to_owned(),
+            network: self.network.to_owned(),
+            deployment: self.deployment.to_owned(),
+        };
+        LinkAddress { group, first, domain: self.domain.to_owned() }.to_string()
+    }
+
+    /// Whether such names are names, and not something else in the language of queries.
+    fn is_nameable(&self) -> bool {
+        let parts = [self.instance_group, self.network, self.deployment];
+        !self.instance_group.starts_with("q-g")
+            && parts.iter().all(|part| is_label(part))
+            && Name::from_text(self.domain).is_ok()
+    }
+}
+
+/// Whether a text is one label of a name.
+fn is_label(text: &str) -> bool {
+    !text.contains('.') && Name::from_text(text).is_ok_and(|name| name.label_count() == 1)
+}
+
+/// An instance of BOSH.
+#[derive(Clone, Copy, Debug)]
+struct Member<'a> {
+    /// Its id.
+    id: &'a str,
+    /// Id of its availability zone.
+    zone: &'a str,
+    /// Its address.
+    address: IpAddr,
+}
+
+/// The instances of BOSH, by group.
+struct Fleet<'a> {
+    /// All groups that can be named.
+    groups: BTreeMap<Group<'a>, Vec<Member<'a>>>,
+    /// Groups and ids by address, in the order of the groups.
+    by_address: HashMap<IpAddr, Vec<(Group<'a>, &'a str)>>,
+}
+
+impl<'a> Fleet<'a> {
+    /// Those of the records.
+    fn new(snapshot: &'a Snapshot) -> Self {
+        let mut groups: BTreeMap<Group<'a>, Vec<Member<'a>>> = BTreeMap::new();
+        for instance in snapshot.instances() {
+            let (group, id, zone) = (Group::of(&instance), instance.id, instance.az_id);
+            if let Some(address) = instance.ip
+                && group.is_nameable()
+            {
+                groups.entry(group).or_default().push(Member { id, zone, address });
+            }
+        }
+        let mut by_address: HashMap<IpAddr, Vec<(Group<'a>, &'a str)>> = HashMap::new();
+        for (group, member) in
+            groups.iter().flat_map(|(group, members)| members.iter().map(move |m| (group, m)))
+        {
+            by_address.entry(member.address).or_default().push((*group, member.id));
+        }
+        Self { groups, by_address }
+    }
+
+    /// The first instance at an address: its group and its id, if that can be named.
+    fn at(&self, address: IpAddr) -> Option<(Group<'a>, &'a str)> {
+        self.by_address.get(&address)?.iter().copied().find(|(_, id)| is_id(id))
+    }
+
+    /// The groups that have instances at these addresses, and all their instances.
+    fn groups_at(&self, addresses: &BTreeSet<IpAddr>) -> BTreeMap<Group<'a>, &[Member<'a>]> {
+        let found = addresses.iter().filter_map(|address| self.by_address.get(address)).flatten();
+        found.filter_map(|(group, _)| Some((*group, self.groups.get(group)?.as_slice()))).collect()
+    }
+}
+
+/// Whether an id can stand as the first label of a name.
+fn is_id(id: &str) -> bool {
+    is_label(id) && !id.starts_with("q-")
+}
+
+/// What leads to some addresses.
+#[derive(Debug, Default)]
+struct Led {
+    /// Names, and addresses that no instance has.
+    targets: BTreeSet<String>,
+    /// Instances that are named one by one, because the rest of their group is not meant.
+    alone: usize,
+    /// Addresses that no instance has.
+    foreign: Vec<IpAddr>,
+    /// Ends of the names whose whole groups are meant.
+    whole: Vec<String>,
+}
+
+/// Makes aliases.
+struct Maker<'a> {
+    /// Configuration and catalog.
+    zone: &'a Zone,
+    /// Where they point to.
+    fleet: Fleet<'a>,
+    /// Which instances by their health.
+    health: Status,
+    /// What there is so far.
+    made: Aliases,
+}
+
+impl Maker<'_> {
+    /// Adds the names of a service and of its tags.
+    fn add_service(&mut self, service: &str, instances: &[InstanceId]) {
+        let addresses = self.addresses_of(service, instances);
+        if addresses.is_empty() {
+            return self.note(format!("{service}: no instance has an address: there is no alias"));
+        }
+        let led = self.lead(&addresses);
+        for address in &led.foreign {
+            self.note(format!(
+                "{service}: {address} is no instance of the records: it is given as it is, whatever its health"
+            ));
+        }
+        if led.alone > 0 {
+            self.note(format!(
+                "{service}: {} instance(s) named one by one, as the rest of the group is not registered: \
+                 make the aliases anew when one is recreated",
+                led.alone
+            ));
+        }
+        let by_id = self.is_tagged_by_id(instances) && led.alone == 0 && led.foreign.is_empty();
+        let below = by_id.then(|| led.whole.iter().map(|rest| format!("_.{rest}")).collect::<Vec<_>>());
+        self.insert(&format!("{service}.service"), led.targets);
+        if let Some(below) = below {
+            self.insert(&format!("_.{service}.service"), below);
+        }
+        for (tag, tagged) in self.by_tag(instances) {
+            if by_id && self.is_own_id(&tag, &tagged) {
+                continue;
+            }
+            let addresses = self.addresses_of(service, &tagged);
+            let led = self.lead(&addresses);
+            self.insert(&format!("{tag}.{service}.service"), led.targets);
+        }
+    }
+
+    /// Adds the name of a node.
+    fn add_node(&mut self, place: &Place, name: &str) {
+        let Some(id) = self.zone.catalog.find_node(place, &name.to_ascii_lowercase()) else { return };
+        let node = self.zone.catalog.node(id);
+        let locations = [Accept::V4, Accept::V6].map(|accept| node.location(&self.zone.config, accept));
+        let mut targets = BTreeSet::new();
+        for location in locations.into_iter().flatten() {
+            match location {
+                Location::Ip(address) => {
+                    let found = self.fleet.at(address);
+                    let instance =
+                        |(group, id): (Group<'_>, &str)| group.name(FirstLabel::Instance(id.to_owned()));
+                    targets.insert(found.map_or_else(|| address.to_string(), instance));
+                }
+                Location::Host(host) => {
+                    return self.note(format!(
+                        "node {name}: its address is the host name {host}: there is no alias"
+                    ));
+                }
+            }
+        }
+        self.insert(&format!("{}.node", name.to_ascii_lowercase()), targets);
+    }
+
+    /// The addresses of instances, each once.
+    fn addresses_of(&mut self, service: &str, instances: &[InstanceId]) -> BTreeSet<IpAddr> {
+        let (catalog, config) = (&self.zone.catalog, &self.zone.config);
+        let mut addresses = BTreeSet::new();
+        let mut hosts = BTreeSet::new();
+        for &id in instances {
+            for accept in [Accept::V4, Accept::V6] {
+                match catalog.instance(id).target(catalog.node_of(id), config, accept, None) {
+                    Some(Target::Node(address) | Target::Address(address)) => drop(addresses.insert(address)),
+                    Some(Target::Host(host)) => drop(hosts.insert(host)),
+                    None => {}
+                }
+            }
+        }
+        for host in hosts {
+            self.note(format!(
+                "{service}: the host name {host} cannot be the target of an alias: it is left out"
+            ));
+        }
+        addresses
+    }
+
+    /// What leads to these addresses: whole groups, else whole availability zones of them, else
+    /// instances one by one.
+    fn lead(&self, addresses: &BTreeSet<IpAddr>) -> Led {
+        let mut led = Led::default();
+        let mut left = addresses.clone();
+        let is_meant = |member: &&Member<'_>| addresses.contains(&member.address);
+        let query = |zones| FirstLabel::Query(Criteria { zones, status: self.health, ..Criteria::default() });
+        for (group, members) in self.fleet.groups_at(addresses) {
+            let meant: Vec<&Member<'_>> = members.iter().filter(is_meant).collect();
+            // Those of a group before it are led to.
+            if !meant.iter().any(|member| left.contains(&member.address)) {
+                continue;
+            }
+            for member in &meant {
+                left.remove(&member.address);
+            }
+            if meant.len() == members.len() {
+                led.targets.insert(group.name(query(Vec::new())));
+                led.whole.push(group.name(FirstLabel::Wildcard).trim_start_matches("*.").to_owned());
+                continue;
+            }
+            let is_zone_whole = |zone: &str| {
+                !zone.is_empty() && members.iter().all(|member| member.zone != zone || is_meant(&member))
+            };
+            let zones: BTreeSet<&str> = meant.iter().map(|member| member.zone).collect();
+            let zones: BTreeSet<&str> = zones.into_iter().filter(|zone| is_zone_whole(zone)).collect();
+            if !zones.is_empty() {
+                led.targets.insert(group.name(query(zones.iter().map(|&zone| zone.to_owned()).collect())));
+            }
+            for member in meant.into_iter().filter(|member| !zones.contains(member.zone)) {
+                led.alone += 1;
+                // An id that is no label has to be given by its address.
+                let instance = || group.name(FirstLabel::Instance(member.id.to_owned()));
+                led.targets.insert(if is_id(member.id) { instance() } else { member.address.to_string() });
+            }
+        }
+        led.foreign.extend(left.iter().copied());
+        led.targets.extend(left.iter().map(ToString::to_string));
+        led
+    }
+
+    /// Instances by tag, in lower case.
+    fn by_tag(&self, instances: &[InstanceId]) -> BTreeMap<String, Vec<InstanceId>> {
+        let mut by_tag: BTreeMap<String, Vec<InstanceId>> = BTreeMap::new();
+        for &id in instances {
+            let tags = self.zone.catalog.instance(id).tags.iter().map(|tag| tag.to_ascii_lowercase());
+            for tag in tags.collect::<BTreeSet<_>>() {
+                by_tag.entry(tag).or_default().push(id);
+            }
+        }
+        by_tag
+    }
+
+    /// Whether each instance has the id of its BOSH instance as a tag.
+    fn is_tagged_by_id(&self, instances: &[InstanceId]) -> bool {
+        let by_tag = self.by_tag(instances);
+        let own = by_tag.iter().filter(|(tag, tagged)| self.is_own_id(tag, tagged));
+        own.flat_map(|(_, tagged)| tagged).collect::<BTreeSet<_>>().len() == instances.len()
+    }
+
+    /// Whether a tag is the id of the one BOSH instance that has it.
+    fn is_own_id(&self, tag: &str, tagged: &[InstanceId]) -> bool {
+        let [id] = tagged else { return false };
+        let (catalog, config) = (&self.zone.catalog, &self.zone.config);
+        match catalog.instance(*id).target(catalog.node_of(*id), config, Accept::Any, None) {
+            Some(Target::Node(address) | Target::Address(address)) => {
+                self.fleet.at(address).is_some_and(|(_, id)| id.eq_ignore_ascii_case(tag))
+            }
+            _ => false,
+        }
+    }
+
+    /// Adds an alias in each domain, with the datacenter and without.
+    fn insert(&mut self, name: &str, targets: impl IntoIterator<Item = String>) {
+        let targets: Vec<String> = targets.into_iter().collect();
+        if targets.is_empty() {
+            return;
+        }
+        let config = &self.zone.config;
+        let domains: Vec<&Name> =
+            [Some(&config.domain), config.alt_domain.as_ref()].into_iter().flatten().collect();
+        for domain in domains {
+            for datacenter in [String::new(), format!("{}.", config.datacenter)] {
+                let alias = format!("{name}.{datacenter}{domain}");
+                match Name::from_text(&alias) {
+                    Ok(_) => {
+                        let alias = alias.trim_end_matches('.').to_owned();
+                        self.made.targets.insert(alias, targets.clone());
+                    }
+                    Err(problem) => {
+                        return self
+                            .note(format!("{name} makes no domain name ({problem}): there is no alias"));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Notes something, once.
+    fn note(&mut self, note: String) {
+        if !self.made.notes.contains(&note) {
+            self.made.notes.push(note);
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! `consul-aliases`: an alias file of what is registered with Consul.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::Args;
+
+use super::{Problem, address::HealthFilter, print};
+use crate::daemon::aliases_of_consul;
+
+/// `consul-aliases`.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct ConsulAliases {
+    /// config.json: its object "consul" says where the catalog is, its records_file where the records are
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Which instances by their health
+    #[arg(long, value_enum, default_value_t = HealthFilter::Smart)]
+    status: HealthFilter,
+    /// How long a live Consul may take to tell everything
+    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    seconds: u64,
+}
+
+impl ConsulAliases {
+    /// Prints the alias file; what an operator has to know goes to standard error.
+    pub(super) fn run(self) -> Result<(), Problem> {
+        let Self { config, status, seconds } = self;
+        let made = aliases_of_consul(&config, status.into(), Duration::from_secs(seconds))
+            .map_err(|problem| Problem::BadAnswer(problem.to_string()))?;
+        for note in &made.notes {
+            eprintln!("bosh-dns-xdp: {note}");
+        }
+        // A map of texts has a form in JSON.
+        print(&(serde_json::to_string_pretty(&made.targets).unwrap_or_default() + "\n"))
+    }
+}

@@ -1,0 +1,48 @@
+//! Aliases made of Consul's catalog and the records that a configuration names.
+
+use std::{path::Path, time::Duration};
+
+use super::{
+    files::{Files, First},
+    sources::Sources,
+    status::Board,
+};
+use crate::{
+    consul::whole,
+    ops::{journal::Journal, metrics::WholeMetrics},
+};
+use dns_consul::aliases::Aliases;
+use dns_core::{
+    config::{ConfigError, Loaded},
+    link_address::Status,
+};
+
+/// Reads what the configuration names, asks the live Consul that it names for at most `patience`,
+/// and makes aliases of it.
+pub fn aliases_of_consul(path: &Path, health: Status, patience: Duration) -> Result<Aliases, ConfigError> {
+    let failed = |problem: String| ConfigError { file: path.display().to_string(), problem };
+    let Loaded { config, .. } = crate::files::load_config(path)?;
+    let Some((object, _)) = crate::files::load_consul(path)? else {
+        return Err(failed("has no object \"consul\": nothing says where a catalog is".to_owned()));
+    };
+    let metrics = WholeMetrics::new().map_err(|problem| failed(problem.to_string()))?;
+    let board = Board::new(Journal::new(metrics));
+    let (files, First { snapshot, .. }) = Files::start(Sources::of(&config), Some(object), &board)?;
+    if snapshot.instances().len() == 0 {
+        return Err(failed("its records hold no instance that a name could point to".to_owned()));
+    }
+    let catalogs =
+        files.consul_catalogs().ok_or_else(|| failed("its object \"consul\" has no files".to_owned()))?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|problem| failed(problem.to_string()))?;
+    let zone = runtime.block_on(whole(&catalogs, patience)).ok_or_else(|| {
+        failed(format!(
+            "the Consul of consul.sources.http did not tell all services within {} s: is it reachable, and \
+             may the token read them?",
+            patience.as_secs()
+        ))
+    })?;
+    Ok(dns_consul::aliases::aliases(&zone.zone, &snapshot, health))
+}

@@ -1,0 +1,192 @@
+//! What a reload changes of the object `"consul"`, and what it does not.
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
+    time::Duration,
+};
+
+use anyhow::{Result, ensure};
+use hickory_proto::{
+    op::{Message, ResponseCode},
+    rr::RecordType,
+};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use whole_system_tests::{
+    client,
+    metrics::Metrics,
+    namespace::Namespace,
+    process::wait_until,
+    requirements,
+    server::{self, Server},
+};
+
+use crate::{
+    OURS,
+    doubles::{
+        double::{Double, Rules},
+        world::World,
+    },
+};
+
+/// How long something may take that is sure to come.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A server whose object `"consul"` changes.
+struct Reloading {
+    /// The server; ended before its namespace goes.
+    server: Server,
+    /// Where it runs.
+    namespace: Namespace,
+    /// Reloads so far.
+    reloads: usize,
+}
+
+impl Reloading {
+    /// Starts the server with this object.
+    fn start(label: &str, xdp: &Value, consul: &Value) -> Result<Self> {
+        let namespace = Namespace::new(label)?;
+        let folder = server::folder(&server::records_of_groups(&[]), None)?;
+        let extra = json!({"xdp": xdp, "metrics": {"enabled": true}, "consul": consul});
+        let server = Server::start(Some(&namespace), folder, OURS, &extra)?;
+        Ok(Self { server, namespace, reloads: 0 })
+    }
+
+    /// Puts this object in place of the one in config.json (null: takes it out), and has everything
+    /// read again.
+    fn reload(&mut self, consul: &Value) -> Result<()> {
+        let file = self.server.folder.path().join("config.json");
+        let mut config: Value = serde_json::from_slice(&fs::read(&file)?)?;
+        match (consul, config.as_object_mut()) {
+            (Value::Null, Some(config)) => drop(config.remove("consul")),
+            (consul, _) => config["consul"] = consul.clone(),
+        }
+        fs::write(&file, config.to_string())?;
+        self.server.process().signal(Signal::SIGHUP)?;
+        self.reloads += 1;
+        let done = || self.server.log().matches("everything was read again").count() == self.reloads;
+        wait_until("the reload", PATIENCE, done)
+    }
+
+    /// The reply for the A records of a name.
+    fn ask(&self, name: &str) -> Result<Message> {
+        let query = client::query(name, RecordType::A, None)?;
+        self.namespace.run(|| client::ask(OURS, &query))?
+    }
+
+    /// Whether a name has this one address, with this TTL.
+    fn says(&self, name: &str, address: [u8; 4], ttl: u32) -> bool {
+        self.ask(name).is_ok_and(|reply| {
+            client::addresses(&reply) == [IpAddr::from(address)]
+                && reply.answers.iter().all(|record| record.ttl == ttl)
+        })
+    }
+
+    /// Waits until the interface says the same.
+    fn until_the_interface_says(&self, name: &str, address: [u8; 4], ttl: u32) -> Result<()> {
+        let fast = || Metrics::read(&self.namespace).map_or(0, |metrics| metrics.fast_path_replies());
+        wait_until("the address, by the interface", PATIENCE, || {
+            let before = fast();
+            self.says(name, address, ttl) && fast() > before
+        })
+    }
+}
+
+/// A definition file with one service.
+fn definition(address: &str) -> String {
+    json!({"service": {"name": "web", "address": address}}).to_string()
+}
+
+#[test]
+fn a_reload_changes_how_names_are_answered_also_at_the_interface() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let definitions = tempfile::TempDir::with_prefix("bdx-")?;
+    let [first, second] = ["first.json", "second.json"].map(|name| definitions.path().join(name));
+    fs::write(&first, definition("10.0.0.1"))?;
+    fs::write(&second, definition("10.0.0.2"))?;
+    let object = |domain: &str, ttl: &str, file: &std::path::Path| {
+        json!({
+            "domain": domain, "node_name": "here", "advertise_addr": "10.0.0.9",
+            "dns_config": {"service_ttl": {"*": ttl}}, "sources": {"files": [file]},
+        })
+    };
+    let xdp = json!({"mode": "tc", "interfaces": ["lo"]});
+    let before = object("consul", "5s", &first);
+    let mut running = Reloading::start("consul-hup", &xdp, &before)?;
+    running.until_the_interface_says("web.service.consul.", [10, 0, 0, 1], 5)?;
+
+    // Other files and another TTL: nothing of before is answered any more, by nobody.
+    running.reload(&object("consul", "9s", &second))?;
+    ensure!(running.says("web.service.consul.", [10, 0, 0, 2], 9), "another file, another TTL");
+    running.until_the_interface_says("web.service.consul.", [10, 0, 0, 2], 9)?;
+
+    // Another domain: the names of the one before are nobody's.
+    running.reload(&object("corp", "9s", &second))?;
+    ensure!(running.says("web.service.corp.", [10, 0, 0, 2], 9), "the new domain");
+    running.until_the_interface_says("web.service.corp.", [10, 0, 0, 2], 9)?;
+    let rcode = running.ask("web.service.consul.")?.metadata.response_code;
+    ensure!(rcode == ResponseCode::Refused, "the domain before: {rcode}");
+
+    // What cannot be read changes nothing, and is told.
+    running.reload(&json!({"domain": 5}))?;
+    ensure!(running.server.log().contains("the configuration in use stays"), "{}", running.server.log());
+    ensure!(running.says("web.service.corp.", [10, 0, 0, 2], 9), "the object in use stays");
+    // So does an object that is gone.
+    running.reload(&Value::Null)?;
+    ensure!(running.server.log().contains("takes effect only after a restart: the one in use stays"));
+    ensure!(running.says("web.service.corp.", [10, 0, 0, 2], 9), "the object in use stays");
+    // And back again.
+    running.reload(&before)?;
+    ensure!(running.says("web.service.consul.", [10, 0, 0, 1], 5), "back again");
+    Ok(())
+}
+
+#[test]
+fn a_reload_turns_to_another_consul_and_away_from_it() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let agent = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let object = |port: u16| json!({"sources": {"http": {"addresses": [format!("http://{}", agent(port))]}}});
+    let mut running = Reloading::start("consul-turn", &json!({"mode": "off"}), &object(8500))?;
+    let start_double = |running: &Reloading, port: u16, instances: usize| -> Result<Double> {
+        let listener = running.namespace.run(|| TcpListener::bind(agent(port)))??;
+        Ok(Double::start(listener, World::generated(5, instances), Rules::default(), None)?)
+    };
+    let count = |running: &Reloading| {
+        running.ask("service-1.service.consul.").map_or(0, |reply| client::addresses(&reply).len())
+    };
+    let first = start_double(&running, 8500, 3)?;
+    wait_until("the first catalog", PATIENCE, || count(&running) == 3)?;
+
+    // Nobody is there yet: what the first one told is better than nothing.
+    running.reload(&object(8501))?;
+    ensure!(count(&running) == 3, "what was told stays until there is something better");
+    let second = start_double(&running, 8501, 2)?;
+    wait_until("the second catalog", PATIENCE, || count(&running) == 2)?;
+    let asked = first.tally().requests;
+    second.change(|world| world.set_status("service-1", 0, "critical"));
+    wait_until("the second one's health", PATIENCE, || count(&running) == 1)?;
+    ensure!(first.tally().requests == asked, "the first one is asked no more");
+
+    // Another datacenter is for a restart: nothing of the catalog would fit.
+    let mut elsewhere = object(8500);
+    elsewhere["datacenter"] = json!("elsewhere");
+    running.reload(&elsewhere)?;
+    ensure!(running.server.log().contains("consul.datacenter changed while a live Consul is asked"));
+    ensure!(count(&running) == 1, "the object in use stays");
+
+    // Nobody is asked any more: what was told is not known any more.
+    running.reload(&json!({}))?;
+    let rcode = running.ask("service-1.service.consul.")?.metadata.response_code;
+    ensure!(rcode == ResponseCode::NXDomain, "without a source: {rcode}");
+    running.reload(&object(8501))?;
+    wait_until("the second catalog again", PATIENCE, || count(&running) == 1)?;
+    for double in [first, second] {
+        ensure!(double.tally().violations.is_empty(), "{:?}", double.tally().violations);
+    }
+    Ok(())
+}
