@@ -40,6 +40,20 @@ pub enum Peer {
 /// A name with its addresses, final dot included.
 pub type Entry = (String, Vec<Ipv4Addr>);
 
+/// A name with its services, as ports and hosts, final dots included.
+pub type Services = (String, Vec<(u16, String)>);
+
+/// What a peer knows.
+#[derive(Clone, Copy, Debug)]
+pub struct Names<'a> {
+    /// The zones that the names are in.
+    pub zones: &'a [&'a str],
+    /// Names with addresses; the first one is asked for to see that the peer answers.
+    pub entries: &'a [Entry],
+    /// Names with services.
+    pub services: &'a [Services],
+}
+
 /// A peer that runs in the lab.
 #[derive(Debug)]
 pub struct Running {
@@ -51,7 +65,7 @@ pub struct Running {
     folder: TempDir,
 }
 
-/// Zones that the names are in.
+/// Zones that the names of a foundation are in.
 const ZONES: [&str; 2] = ["bosh.", "cf.internal."];
 
 impl Peer {
@@ -66,17 +80,23 @@ impl Peer {
         }
     }
 
-    /// Starts it in the lab's server namespace on the server's CPU and waits for its first answer.
+    /// Starts it in the lab's server namespace on the server's CPU, with names of a foundation, and
+    /// waits for its first answer.
     pub fn start(self, lab: &Lab, entries: &[Entry]) -> Result<Running> {
+        self.start_with(lab, &Names { zones: &ZONES, entries, services: &[] })
+    }
+
+    /// The same, with any names.
+    pub fn start_with(self, lab: &Lab, names: &Names<'_>) -> Result<Running> {
         let folder = TempDir::with_prefix("bdx-peer-")?;
-        self.write_names(folder.path(), entries)?;
-        let (program, arguments) = self.configure(folder.path())?;
+        self.write_names(folder.path(), names)?;
+        let (program, arguments) = self.configure(folder.path(), names.zones)?;
         let log = fs::File::create(folder.path().join("log"))?;
         let mut command = lab.server.command(program)?;
         command.args(arguments).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let process = Kept::spawn(&mut command)?;
         let mut running = Running { process, peer: self, folder };
-        let (name, _) = entries.first().context("no names")?;
+        let (name, _) = names.entries.first().context("no names")?;
         running.wait_for(lab, name, |_| true)?;
         lab::pin(running.pid(), SERVER_CPU)?;
         for child in running.processes()? {
@@ -87,22 +107,28 @@ impl Peer {
     }
 
     /// Writes the names as this server wants them.
-    fn write_names(self, folder: &Path, entries: &[Entry]) -> Result<()> {
+    fn write_names(self, folder: &Path, names: &Names<'_>) -> Result<()> {
+        let Names { zones, entries, services } = *names;
         match self {
             Self::Nsd | Self::Knot | Self::KnotXdp => {
-                for zone in ZONES {
-                    write_atomically(&zone_file(folder, zone), &zone_text(zone, entries))?;
+                for zone in zones {
+                    write_atomically(&zone_file(folder, zone), &zone_text(zone, entries, services))?;
                 }
                 Ok(())
             }
             Self::Unbound => {
                 let mut text = String::from("server:\n");
-                for zone in ZONES {
+                for zone in zones {
                     writeln!(text, "  local-zone: \"{zone}\" static")?;
                 }
                 for (name, addresses) in entries {
                     for address in addresses {
                         writeln!(text, "  local-data: \"{name} 0 IN A {address}\"")?;
+                    }
+                }
+                for (name, places) in services {
+                    for (port, host) in places {
+                        writeln!(text, "  local-data: \"{name} 0 IN SRV 1 1 {port} {host}\"")?;
                     }
                 }
                 write_atomically(&folder.join("names"), &text)
@@ -120,7 +146,7 @@ impl Peer {
     }
 
     /// Writes its configuration; returns the program and its arguments.
-    fn configure(self, folder: &Path) -> Result<(&'static str, Vec<String>)> {
+    fn configure(self, folder: &Path, zones: &[&str]) -> Result<(&'static str, Vec<String>)> {
         let file = folder.join("config");
         let shown = |path: &Path| path.display().to_string();
         let here = shown(folder);
@@ -132,7 +158,7 @@ impl Peer {
                      \x20 zonelistfile: \"{here}/zonelist\"\n  xfrdfile: \"{here}/xfrd\"\n  rrl-ratelimit: 0\n\
                      \x20 round-robin: yes\nremote-control:\n  control-enable: no\n"
                 );
-                for zone in ZONES {
+                for zone in zones {
                     write!(
                         text,
                         "zone:\n  name: \"{zone}\"\n  zonefile: \"{}\"\n",
@@ -153,7 +179,7 @@ impl Peer {
                      database:\n    storage: \"{here}\"\ntemplate:\n  - id: default\n    storage: \"{here}\"\n\
                      \x20   zonefile-load: whole\n    journal-content: none\nzone:\n"
                 );
-                for zone in ZONES {
+                for zone in zones {
                     write!(text, "  - domain: {zone}\n    file: \"{}\"\n", shown(&zone_file(folder, zone)))?;
                 }
                 ("knotd", vec!["-c".into(), shown(&file)], text)
@@ -201,7 +227,7 @@ impl Running {
 
     /// Writes other names, to be read at the next [`Self::signal_reload`].
     pub fn write_names(&self, entries: &[Entry]) -> Result<()> {
-        self.peer.write_names(self.folder.path(), entries)
+        self.peer.write_names(self.folder.path(), &Names { zones: &ZONES, entries, services: &[] })
     }
 
     /// Tells it to read its names again.
@@ -244,7 +270,7 @@ fn zone_file(folder: &Path, zone: &str) -> PathBuf {
 }
 
 /// A zone file: those of the names that are within it. The serial is the time, so that a reload is seen.
-fn zone_text(zone: &str, entries: &[Entry]) -> String {
+fn zone_text(zone: &str, entries: &[Entry], services: &[Services]) -> String {
     let serial = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     // Tenths of a second, so that two reloads within one second differ too; 32 bits wrap as serials may.
     let serial = (serial.as_millis() / 100) as u32;
@@ -257,6 +283,11 @@ fn zone_text(zone: &str, entries: &[Entry]) -> String {
             for address in addresses {
                 text.push_str(&format!("{name} IN A {address}\n"));
             }
+        }
+    }
+    for (name, places) in services.iter().filter(|(name, _)| name.ends_with(zone)) {
+        for (port, host) in places {
+            text.push_str(&format!("{name} IN SRV 1 1 {port} {host}\n"));
         }
     }
     text

@@ -63,7 +63,7 @@ fn the_source_is_counted() -> Result<()> {
         is(names::CONSUL_NODES, "", 3) && is(names::CONSUL_SERVICES, "state=\"known\"", 5),
         "the catalog"
     );
-    ensure!(is(names::CONSUL_UP, "", 1), "somebody answers");
+    wait_until("somebody who answers", PATIENCE, || is(names::CONSUL_UP, "", 1))?;
     ensure!(sum(names::CONSUL_CONNECTIONS, "")? > 0 && sum(names::CONSUL_REQUESTS_TOTAL, "")? > 0);
     ensure!(is(names::CONSUL_INDEX_RESETS_TOTAL, "", 0), "no index fell");
     double.restore();

@@ -10,7 +10,7 @@ use anyhow::{Result, ensure};
 use aya::Ebpf;
 use bosh_dns_xdp_benches::{
     cpu::CpuTime,
-    dnsperf::{Load, Seen, percentile},
+    dnsperf::{Load, Seen, Transport, percentile},
     foundation::Foundation,
     kxdpgun,
     lab::{Lab, SERVER_ADDRESS},
@@ -252,5 +252,14 @@ impl Asker<'_> {
 /// As many of these queries as go.
 fn load(queries: &Queries, duration: Duration) -> Load<'_> {
     let path = &queries.path;
-    Load { server: SERVER_ADDRESS, queries: path, duration, rate: None, percentiles: false, edns: false }
+    Load {
+        server: SERVER_ADDRESS,
+        queries: path,
+        duration,
+        rate: None,
+        percentiles: false,
+        edns: false,
+        transport: Transport::Udp,
+        one_at_a_time: false,
+    }
 }

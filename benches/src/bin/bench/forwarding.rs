@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Result, ensure};
 use bosh_dns_xdp_benches::{
     cpu::CpuTime,
-    dnsperf::{Load, Seen},
+    dnsperf::{Load, Seen, Transport},
     forwarders::{Forwarder, ZONE},
     lab::{Lab, SERVER_ADDRESS},
     report::{Bar, Data, Figure, Rounds},
@@ -231,6 +231,15 @@ fn measure_one(
 
 /// Runs dnsperf.
 fn load(lab: &Lab, queries: &Path, duration: Duration, rate: Option<u32>, percentiles: bool) -> Result<Seen> {
-    let load = Load { server: SERVER_ADDRESS, queries, duration, rate, percentiles, edns: false };
+    let load = Load {
+        server: SERVER_ADDRESS,
+        queries,
+        duration,
+        rate,
+        percentiles,
+        edns: false,
+        transport: Transport::Udp,
+        one_at_a_time: false,
+    };
     load.run(&lab.client_launcher())
 }

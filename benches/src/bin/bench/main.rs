@@ -20,6 +20,7 @@ use whole_system_tests::interrupt;
 mod against;
 mod cell;
 mod claims;
+mod consul;
 mod cost;
 mod forwarding;
 mod harm;
@@ -106,6 +107,7 @@ const PARTS: &[Part] = &[
     ("sizes", scaling::measure),
     ("reload", reload::measure),
     ("harm", harm::measure),
+    ("consul", consul::measure),
 ];
 
 fn main() -> ExitCode {

@@ -1,0 +1,207 @@
+//! One large service of Consul's: ours by interface and userspace, beside servers that have the
+//! same records as static data.
+
+use std::{fs, net::Ipv4Addr, time::Duration};
+
+use anyhow::{Context, Result};
+use bosh_dns_xdp_benches::{
+    dnsperf::{Load, Transport, percentile},
+    lab::{self, Lab, SERVER_ADDRESS, SERVER_CPU, SERVER_INTERFACE},
+    peers::{Names, Peer},
+    report::{Data, Figure, Sweep, number},
+};
+use hickory_proto::{op::Message, rr::RecordType};
+use serde_json::json;
+use whole_system_tests::{
+    client,
+    metrics::{Metrics, wait_for_fast_path},
+    process::wait_until,
+    server::{self, Server},
+};
+
+use crate::{Plan, queries::Queries, subject::Subject};
+
+/// Instances of the service: what a user reported on, and many.
+const SIZES: [usize; 2] = [1_300, 5_000];
+
+/// The service.
+const NAME: &str = "web.service.consul.";
+
+/// What is asked for, and how.
+const QUESTIONS: [(&str, RecordType, Transport); 4] = [
+    ("A, UDP", RecordType::A, Transport::Udp),
+    ("SRV, UDP", RecordType::SRV, Transport::Udp),
+    ("A, TCP", RecordType::A, Transport::Tcp),
+    ("SRV, TCP", RecordType::SRV, Transport::Tcp),
+];
+
+/// How long is asked before anything is measured.
+const WARM_UP: Duration = Duration::from_millis(300);
+
+/// Figures of each subject for each question.
+const FIGURES: [(&str, &str, &str); 5] = [
+    ("answers a second", "answers/s", "As many as one core of the server gives, 200 queries under way."),
+    ("CPU of an answer", "µs", "CPU time of the server's side, at that rate."),
+    ("latency, p50", "µs", "One client, one query after the other."),
+    ("latency, p99", "µs", "One client, one query after the other."),
+    (
+        "records in an answer",
+        "records",
+        "Of the answer section: Consul's rules give 3 by UDP without EDNS, at most 4,096 A or 1,024 SRV by TCP, and \
+         no more than 64 KB; where not all fit, others say so by TC, with or without some of them.",
+    ),
+];
+
+/// Who is asked.
+const SUBJECTS: [Subject; 4] =
+    [Subject::Ours("tc"), Subject::Userspace, Subject::Peer(Peer::Knot), Subject::Peer(Peer::Unbound)];
+
+/// A subject at work; it ends when dropped, before its lab goes.
+struct Town {
+    /// Processes whose CPU counts.
+    processes: Vec<u32>,
+    /// What has to live meanwhile.
+    _kept: Box<dyn std::any::Any>,
+    /// Where it runs.
+    lab: Lab,
+}
+
+/// Rates, costs, latencies and sizes of answers, by size of the service.
+pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
+    let mut figures = Vec::new();
+    for size in SIZES {
+        figures.extend(of_size(plan, size)?);
+    }
+    Ok(figures)
+}
+
+/// The figures of a service of so many instances.
+fn of_size(plan: &Plan, size: usize) -> Result<Vec<Figure>> {
+    let places: Vec<String> = QUESTIONS.iter().map(|(label, ..)| (*label).to_owned()).collect();
+    let mut sweeps = FIGURES.map(|_| Sweep::new("question", places.clone(), false));
+    for _ in 0..plan.sweep_rounds {
+        for subject in &SUBJECTS {
+            let town = Town::start(subject, size).with_context(|| subject.label())?;
+            for (place, question) in QUESTIONS.iter().enumerate() {
+                let values = town.measure(plan, question)?;
+                let shown: Vec<String> = values.iter().map(|&value| number(value)).collect();
+                println!("{size:>5} {:<22} {:<9} {}", subject.label(), question.0, shown.join("  "));
+                for (sweep, value) in sweeps.iter_mut().zip(values) {
+                    sweep.push(&subject.label(), subject.is_ours(), place, value);
+                }
+            }
+        }
+    }
+    let figure = |(sweep, (title, unit, about)): (Sweep, (&str, &str, &str))| Figure {
+        title: format!("Consul's names, {} instances of one service: {title}", number(size as f64)),
+        about: about.to_owned(),
+        unit: unit.to_owned(),
+        data: Data::Sweep(sweep),
+    };
+    Ok(sweeps.into_iter().zip(FIGURES).map(figure).collect())
+}
+
+/// Name and address of an instance's node.
+fn node(number: usize) -> (String, Ipv4Addr) {
+    (format!("n{number}"), Ipv4Addr::from(0x0a00_0000 + 257 + number as u32))
+}
+
+impl Town {
+    /// Starts a subject with a service of so many instances.
+    fn start(subject: &Subject, size: usize) -> Result<Self> {
+        let lab = Lab::split()?;
+        let (processes, kept): (Vec<u32>, Box<dyn std::any::Any>) = match subject {
+            Subject::Peer(peer) => {
+                let host = |name: &str| format!("{name}.node.dc1.consul.");
+                let addresses = (0..size).map(|number| node(number).1).collect();
+                // The first name is asked for to see whether it answers: a small one.
+                let nodes = (0..size).map(node).map(|(name, address)| (host(&name), vec![address]));
+                let mut entries: Vec<_> = nodes.collect();
+                entries.push((NAME.to_owned(), addresses));
+                let services = (0..size).map(|number| (8000, host(&node(number).0))).collect();
+                let names = Names {
+                    zones: &["consul."],
+                    entries: &entries,
+                    services: &[(NAME.to_owned(), services)],
+                };
+                let running = peer.start_with(&lab, &names)?;
+                (running.processes()?, Box::new(running))
+            }
+            Subject::Ours(mode) => start_ours(&lab, mode, size)?,
+            _ => start_ours(&lab, "off", size)?,
+        };
+        lab.pin_napi()?;
+        Ok(Self { processes, _kept: kept, lab })
+    }
+
+    /// The values of [`FIGURES`] for a question.
+    fn measure(
+        &self,
+        plan: &Plan,
+        &(_, kind, transport): &(&str, RecordType, Transport),
+    ) -> Result<[f64; 5]> {
+        let queries = Queries::write(&[format!("{NAME} {kind}\n")])?;
+        let load = |duration, one_at_a_time| Load {
+            server: SERVER_ADDRESS,
+            queries: &queries.path,
+            duration,
+            rate: None,
+            percentiles: one_at_a_time,
+            edns: false,
+            transport,
+            one_at_a_time,
+        };
+        let launcher = self.lab.client_launcher();
+        load(WARM_UP, false).run(&launcher)?;
+        let before = self.lab.server_cpu(&self.processes)?;
+        let many = load(plan.sweep_duration, false).run(&launcher)?;
+        let cpu = self.lab.server_cpu(&self.processes)? - before;
+        let single = load(plan.sweep_duration, true).run(&launcher)?;
+        let within = |share| percentile(&single.latencies, share).unwrap_or_default().as_secs_f64() * 1e6;
+        let answers = self.answers(kind, transport)?;
+        let cost = cpu.as_secs_f64() * 1e6 / many.completed.max(1) as f64;
+        Ok([many.rate, cost, within(0.5), within(0.99), answers as f64])
+    }
+
+    /// How many records are in an answer.
+    fn answers(&self, kind: RecordType, transport: Transport) -> Result<usize> {
+        let query = client::query(NAME, kind, None)?.to_vec()?;
+        let server = (SERVER_ADDRESS, 53).into();
+        let reply = self.lab.client.run(|| match transport {
+            Transport::Udp => client::ask_raw(server, &query, Duration::from_secs(2)).map_err(Into::into),
+            Transport::Tcp => client::ask_tcp_raw(server, &query),
+        })??;
+        Ok(Message::from_vec(&reply)?.answers.len())
+    }
+}
+
+/// Our server, by this mode of the fast path; processes, and what has to live.
+fn start_ours(lab: &Lab, mode: &str, size: usize) -> Result<(Vec<u32>, Box<dyn std::any::Any>)> {
+    let folder = server::folder(&server::records_of_groups(&[1]), None)?;
+    let catalog = folder.path().join("catalog.json");
+    let nodes = (0..size).map(node).map(|(name, address)| json!({"node": name, "address": address}));
+    let services = (0..size).map(node).map(|(name, _)| json!({"node": name, "service": "web", "port": 8000}));
+    let definitions = json!({"nodes": nodes.collect::<Vec<_>>(), "services": services.collect::<Vec<_>>()});
+    fs::write(&catalog, definitions.to_string())?;
+    let extra = json!({
+        "log_level": "WARN",
+        "metrics": {"enabled": true},
+        "xdp": {"mode": mode, "interfaces": [SERVER_INTERFACE]},
+        "consul": {"sources": {"files": [catalog]}},
+    });
+    // One worker for one CPU, as the peers are told to have.
+    let server = lab::on_cpu(SERVER_CPU, || {
+        Server::start(Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &extra)
+    })?;
+    if mode != "off" {
+        wait_for_fast_path(&lab.server)?;
+        // It is learned when it is asked for.
+        let query = client::query(NAME, RecordType::A, None)?.to_vec()?;
+        let ask = || client::ask_raw((SERVER_ADDRESS, 53).into(), &query, Duration::from_secs(2)).is_ok();
+        wait_until("an answer by the interface", Duration::from_secs(20), || {
+            lab.client.run(ask).unwrap_or(false)
+                && Metrics::read(&lab.server).is_ok_and(|metrics| metrics.fast_path_replies() > 0)
+        })?;
+    }
+    Ok((vec![server.pid()], Box::new(server)))
+}
