@@ -18,6 +18,7 @@ use bosh_dns_xdp_benches::{is_wanted, lab};
 use dns_common::{
     XDP_HEAD_ROOM,
     counters::Outcome,
+    entry::Rules,
     reset::{MAX_LEN, Original},
 };
 use whole_system_tests::{
@@ -64,7 +65,7 @@ fn main() -> Result<()> {
         rows.retain(|row| is_yardstick(row) || is_wanted(&wanted, &format!("{label}: {}", row.label)));
         for row in &rows {
             if let Expected::Counted(Outcome::Hit) = row.expected {
-                program.publish(&row.name(0), &addresses(row.answers))?;
+                program.publish(&row.name(0), &Published { rules: row.rules, ..addresses(row.answers) })?;
             }
         }
         for round in 0..ROUNDS {
@@ -96,6 +97,8 @@ struct Row {
     name_len: usize,
     /// Addresses that the name has.
     answers: u32,
+    /// How the name's addresses are given, where not as those of the fleet.
+    rules: Option<Rules>,
     /// What each run must come to.
     expected: Expected,
     /// Time of one run in each round so far, ns.
@@ -115,7 +118,7 @@ enum Expected {
 fn rows(at: Hook, measured: &ProgramFd, reflector: &ProgramFd) -> Result<Vec<Row>> {
     let row = |label: String, subject: Option<&ProgramFd>, name_len, answers, expected| -> Result<Row> {
         let subject = subject.map(ProgramFd::try_clone).transpose()?;
-        Ok(Row { label, subject, at, name_len, answers, expected, times: Vec::new() })
+        Ok(Row { label, subject, at, name_len, answers, rules: None, expected, times: Vec::new() })
     };
     let mut rows = vec![row("reflector".into(), Some(reflector), 14, 0, Expected::Nothing)?];
     for name_len in NAME_LENGTHS {
@@ -132,6 +135,14 @@ fn rows(at: Hook, measured: &ProgramFd, reflector: &ProgramFd) -> Result<Vec<Row
             rows.push(row(label, Some(measured), name_len, answers, Expected::Counted(Outcome::Hit))?);
         }
     }
+    // As a service of Consul's: with a TTL, and as many as its defaults give a client without EDNS.
+    for (answers, plain) in [(3, 3), (24, 3), (24, 0)] {
+        let all = if plain == 0 { String::new() } else { format!("{plain} of ") };
+        let label = format!("{all}{answers} answers by Consul's rules, name of 40 bytes");
+        let hit = Expected::Counted(Outcome::Hit);
+        let rules = Some(Rules::new(7, 0, [plain; 2], false, false));
+        rows.push(Row { rules, ..row(label, Some(measured), 40, answers, hit)? });
+    }
     Ok(rows)
 }
 
@@ -142,7 +153,11 @@ impl Row {
     fn name(&self, round: usize) -> Vec<u8> {
         match self.expected {
             Expected::Counted(Outcome::NotPublished) => name_of(self.name_len, 1000 + round as u32),
-            _ => name_of(self.name_len, self.answers),
+            // Its own for each number of answers and kind of rules.
+            _ => name_of(
+                self.name_len,
+                self.answers + self.rules.map_or(0, |rules| 100 + 100 * rules.plain(false) as u32),
+            ),
         }
     }
 
