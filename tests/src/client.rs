@@ -11,6 +11,7 @@ use hickory_proto::{
     op::{Edns, Message, MessageType, OpCode, Query},
     rr::{Name, RData, RecordType},
 };
+use socket2::{Domain, Socket, Type};
 
 /// Longest wait for a reply.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -36,7 +37,17 @@ pub fn ask(server: SocketAddr, message: &Message) -> Result<Message> {
 
 /// Asks by UDP with raw bytes; returns the reply's bytes.
 pub fn ask_raw(server: SocketAddr, message: &[u8], patience: Duration) -> io::Result<Vec<u8>> {
-    ask_raw_from(server, |_| message.to_vec(), patience)
+    ask_raw_as(None, server, message, patience)
+}
+
+/// The same from this address of the machine's; `None`: from any.
+pub fn ask_raw_as(
+    client: Option<IpAddr>,
+    server: SocketAddr,
+    message: &[u8],
+    patience: Duration,
+) -> io::Result<Vec<u8>> {
+    ask_by(UdpSocket::bind(source(client, server))?, server, |_| message.to_vec(), patience)
 }
 
 /// The same with a message that depends on the address and port that it leaves from.
@@ -45,8 +56,22 @@ pub fn ask_raw_from(
     message: impl FnOnce(SocketAddr) -> Vec<u8>,
     patience: Duration,
 ) -> io::Result<Vec<u8>> {
-    let any: SocketAddr = if server.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
-    let socket = UdpSocket::bind(any)?;
+    ask_by(UdpSocket::bind(source(None, server))?, server, message, patience)
+}
+
+/// Where a client's socket is bound to: any port.
+fn source(client: Option<IpAddr>, server: SocketAddr) -> SocketAddr {
+    let any = if server.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0u16; 8]) };
+    (client.unwrap_or(any), 0).into()
+}
+
+/// Asks by this socket.
+fn ask_by(
+    socket: UdpSocket,
+    server: SocketAddr,
+    message: impl FnOnce(SocketAddr) -> Vec<u8>,
+    patience: Duration,
+) -> io::Result<Vec<u8>> {
     socket.connect(server)?;
     socket.set_read_timeout(Some(patience))?;
     socket.send(&message(socket.local_addr()?))?;
@@ -64,7 +89,17 @@ pub fn ask_tcp(server: SocketAddr, message: &Message) -> Result<Message> {
 
 /// Asks by TCP with raw bytes; returns the reply's bytes.
 pub fn ask_tcp_raw(server: SocketAddr, message: &[u8]) -> Result<Vec<u8>> {
-    let mut stream = TcpStream::connect_timeout(&server, PATIENCE)?;
+    ask_tcp_raw_from(None, server, message)
+}
+
+/// The same from this address of the machine's; `None`: from any.
+pub fn ask_tcp_raw_from(client: Option<IpAddr>, server: SocketAddr, message: &[u8]) -> Result<Vec<u8>> {
+    let socket = Socket::new(Domain::for_address(server), Type::STREAM, None)?;
+    if client.is_some() {
+        socket.bind(&source(client, server).into())?;
+    }
+    socket.connect_timeout(&server.into(), PATIENCE)?;
+    let mut stream = TcpStream::from(socket);
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.write_all(&[&u16::try_from(message.len())?.to_be_bytes()[..], message].concat())?;
     let mut length = [0; 2];

@@ -30,7 +30,7 @@ use whole_system_tests::{
     client,
     metrics::Metrics,
     namespace::Namespace,
-    process::wait_until,
+    process::{run, wait_until},
     requirements,
     server::{self, Server},
 };
@@ -88,41 +88,6 @@ fn a_changed_definition_file_is_served_without_a_restart() -> Result<()> {
     fs::write(&path, "service {\n  name = \n}\n")?;
     wait_until("the complaint", Duration::from_secs(30), || server.log().contains("web.hcl: is no HCL"))?;
     ensure!(ask()? == [Ipv4Addr::new(10, 0, 0, 2)], "the last good catalog stays");
-    Ok(())
-}
-
-#[test]
-fn queries_near_the_client_go_by_its_address() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
-    let namespace = Namespace::new("consul-near")?;
-    let folder = server::folder(&server::records_of_groups(&[]), None)?;
-    let catalog = folder.path().join("catalog.json");
-    // The client asks from 127.0.0.1, the node in the middle.
-    let nodes = ["127.0.0.9", "127.0.0.1", "127.0.0.8"];
-    let node = |(number, address): (usize, &&str)| json!({"node": format!("n{number}"), "address": address});
-    let service =
-        |(number, _): (usize, &&str)| json!({"node": format!("n{number}"), "service": "web", "port": 80});
-    let definitions = json!({
-        "nodes": nodes.iter().enumerate().map(node).collect::<Vec<_>>(),
-        "services": nodes.iter().enumerate().map(service).collect::<Vec<_>>(),
-        "queries": [{"id": "c1b2c3d4-0000-4000-8000-000000000001", "name": "here", "service": "web", "near": "_ip"}],
-    });
-    fs::write(&catalog, definitions.to_string())?;
-    let extra =
-        json!({"xdp": {"mode": "off"}, "consul": {"node_name": "n0", "sources": {"files": [catalog]}}});
-    let _server = Server::start(Some(&namespace), folder, OURS, &extra)?;
-    let query = client::query("here.query.consul.", RecordType::A, None)?;
-    // By chance it would be first in one of three answers.
-    for number in 0..40 {
-        let reply = match number % 2 {
-            0 => namespace.run(|| client::ask(OURS, &query))??,
-            _ => Message::from_vec(&namespace.run(|| client::ask_tcp_raw(OURS, &query.to_vec()?))??)?,
-        };
-        let addresses = client::addresses(&reply);
-        ensure!(addresses.len() == 3 && addresses[0] == Ipv4Addr::LOCALHOST, "{addresses:?}");
-    }
     Ok(())
 }
 
@@ -243,6 +208,10 @@ fn replay(label: &str, xdp: &Value, fast: bool) -> Result<usize> {
                 Metrics::read(&namespace).is_ok_and(|metrics| metrics.sum(names::FAST_PATH_UP, "") > 0)
             })?;
         }
+        let clients: BTreeSet<_> = scenario.cases.iter().filter_map(|case| case.client).collect();
+        for client in &clients {
+            run(namespace.with_own_sysfs("ip").args(["address", "add", &client.to_string(), "dev", "lo"]))?;
+        }
         for (number, case) in scenario.cases.iter().enumerate() {
             asked += 1;
             for fault in namespace.run(|| ask(&scenario, case))?? {
@@ -254,6 +223,15 @@ fn replay(label: &str, xdp: &Value, fast: bool) -> Result<usize> {
                     .with_context(|| format!("{}[{number}] {} {}", scenario.name, case.q, case.kind))?;
                 by_interface += 1;
             }
+        }
+        for client in &clients {
+            run(namespace.with_own_sysfs("ip").args([
+                "address",
+                "delete",
+                &format!("{client}/32"),
+                "dev",
+                "lo",
+            ]))?;
         }
     }
     println!("{asked} cases asked, {by_interface} of them answered by the interface");
@@ -322,8 +300,8 @@ fn ask(scenario: &Scenario, case: &Case) -> Result<Vec<String>> {
     for _ in 0..times {
         let query = query_of(case, fastrand::u16(..));
         let reply = match case.transport.as_str() {
-            "tcp" => client::ask_tcp_raw(OURS, &query),
-            _ => client::ask_raw(OURS, &query, PATIENCE).map_err(Into::into),
+            "tcp" => client::ask_tcp_raw_from(case.client, OURS, &query),
+            _ => client::ask_raw_as(case.client, OURS, &query, PATIENCE).map_err(Into::into),
         };
         let reply = reply.with_context(|| format!("{}: {} {}", scenario.name, case.q, case.kind))?;
         different.insert(expect::answers_of(&reply));
