@@ -21,19 +21,8 @@ pub struct Load<'a> {
     pub percentiles: bool,
     /// Whether queries carry an OPT record.
     pub edns: bool,
-    /// By which transport.
-    pub transport: Transport,
     /// Whether each query waits for the reply to the one before.
     pub one_at_a_time: bool,
-}
-
-/// How queries are sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transport {
-    /// As datagrams.
-    Udp,
-    /// Many on each of a few connections.
-    Tcp,
 }
 
 /// What dnsperf saw.
@@ -82,9 +71,6 @@ impl Load<'_> {
         words.extend(["-l", &self.duration.as_secs_f64().to_string()].map(str::to_owned));
         let (clients, outstanding) = if self.one_at_a_time { ("1", "1") } else { ("8", "200") };
         words.extend(["-c", clients, "-T", "1", "-q", outstanding, "-t", "2"].map(str::to_owned));
-        if self.transport == Transport::Tcp {
-            words.extend(["-m", "tcp"].map(str::to_owned));
-        }
         if let Some(rate) = self.rate {
             words.extend(["-Q".to_owned(), rate.to_string()]);
         }

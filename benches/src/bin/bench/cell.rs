@@ -10,7 +10,7 @@ use anyhow::{Result, ensure};
 use aya::Ebpf;
 use bosh_dns_xdp_benches::{
     cpu::CpuTime,
-    dnsperf::{Load, Seen, Transport, percentile},
+    dnsperf::{Load, Seen, percentile},
     foundation::Foundation,
     kxdpgun,
     lab::{Lab, SERVER_ADDRESS},
@@ -259,7 +259,6 @@ fn load(queries: &Queries, duration: Duration) -> Load<'_> {
         rate: None,
         percentiles: false,
         edns: false,
-        transport: Transport::Udp,
         one_at_a_time: false,
     }
 }

@@ -1,12 +1,18 @@
 //! One large service of Consul's: ours by interface and userspace, beside servers that have the
 //! same records as static data.
 
-use std::{fs, net::Ipv4Addr, time::Duration};
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result};
 use bosh_dns_xdp_benches::{
-    dnsperf::{Load, Transport, percentile},
-    lab::{self, Lab, SERVER_ADDRESS, SERVER_CPU, SERVER_INTERFACE},
+    dnsperf::{Load, percentile},
+    lab::{self, CLIENT_CPU, Lab, SERVER_ADDRESS, SERVER_CPU, SERVER_INTERFACE},
     peers::{Names, Peer},
     report::{Data, Figure, Sweep, number},
 };
@@ -27,6 +33,18 @@ const SIZES: [usize; 2] = [1_300, 5_000];
 /// The service.
 const NAME: &str = "web.service.consul.";
 
+/// The servers' port.
+const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(SERVER_ADDRESS), 53);
+
+/// How queries are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Transport {
+    /// As datagrams, by dnsperf.
+    Udp,
+    /// On connections, by threads of our own: dnsperf reads no replies of more than 16 KiB.
+    Tcp,
+}
+
 /// What is asked for, and how.
 const QUESTIONS: [(&str, RecordType, Transport); 4] = [
     ("A, UDP", RecordType::A, Transport::Udp),
@@ -40,7 +58,11 @@ const WARM_UP: Duration = Duration::from_millis(300);
 
 /// Figures of each subject for each question.
 const FIGURES: [(&str, &str, &str); 5] = [
-    ("answers a second", "answers/s", "As many as one core of the server gives, 200 queries under way."),
+    (
+        "answers a second",
+        "answers/s",
+        "As many as one core of the server gives: by UDP 200 queries under way, by TCP 8 connections with one each.",
+    ),
     ("CPU of an answer", "µs", "CPU time of the server's side, at that rate."),
     ("latency, p50", "µs", "One client, one query after the other."),
     ("latency, p99", "µs", "One client, one query after the other."),
@@ -55,6 +77,19 @@ const FIGURES: [(&str, &str, &str); 5] = [
 /// Who is asked.
 const SUBJECTS: [Subject; 4] =
     [Subject::Ours("tc"), Subject::Userspace, Subject::Peer(Peer::Knot), Subject::Peer(Peer::Unbound)];
+
+/// Connections that ask at the same time.
+const CONNECTIONS: usize = 8;
+
+/// What a load saw.
+struct Seen {
+    /// Replies.
+    completed: u64,
+    /// Replies a second.
+    rate: f64,
+    /// How long each of them took.
+    latencies: Vec<Duration>,
+}
 
 /// A subject at work; it ends when dropped, before its lab goes.
 struct Town {
@@ -140,36 +175,83 @@ impl Town {
         plan: &Plan,
         &(_, kind, transport): &(&str, RecordType, Transport),
     ) -> Result<[f64; 5]> {
-        let queries = Queries::write(&[format!("{NAME} {kind}\n")])?;
-        let load = |duration, one_at_a_time| Load {
-            server: SERVER_ADDRESS,
-            queries: &queries.path,
-            duration,
-            rate: None,
-            percentiles: one_at_a_time,
-            edns: false,
-            transport,
-            one_at_a_time,
-        };
-        let launcher = self.lab.client_launcher();
-        load(WARM_UP, false).run(&launcher)?;
+        let load = |duration, one_at_a_time| self.load(kind, transport, duration, one_at_a_time);
+        load(WARM_UP, false)?;
         let before = self.lab.server_cpu(&self.processes)?;
-        let many = load(plan.sweep_duration, false).run(&launcher)?;
+        let many = load(plan.sweep_duration, false)?;
         let cpu = self.lab.server_cpu(&self.processes)? - before;
-        let single = load(plan.sweep_duration, true).run(&launcher)?;
+        let single = load(plan.sweep_duration, true)?;
         let within = |share| percentile(&single.latencies, share).unwrap_or_default().as_secs_f64() * 1e6;
         let answers = self.answers(kind, transport)?;
         let cost = cpu.as_secs_f64() * 1e6 / many.completed.max(1) as f64;
         Ok([many.rate, cost, within(0.5), within(0.99), answers as f64])
     }
 
+    /// Asks as much as goes, or one query after the other.
+    fn load(
+        &self,
+        kind: RecordType,
+        transport: Transport,
+        duration: Duration,
+        one_at_a_time: bool,
+    ) -> Result<Seen> {
+        if transport == Transport::Tcp {
+            return self.load_by_tcp(kind, duration, if one_at_a_time { 1 } else { CONNECTIONS });
+        }
+        let queries = Queries::write(&[format!("{NAME} {kind}\n")])?;
+        let load = Load {
+            server: SERVER_ADDRESS,
+            queries: &queries.path,
+            duration,
+            rate: None,
+            percentiles: one_at_a_time,
+            edns: false,
+            one_at_a_time,
+        };
+        let seen = load.run(&self.lab.client_launcher())?;
+        Ok(Seen { completed: seen.completed, rate: seen.rate, latencies: seen.latencies })
+    }
+
+    /// Asks on so many connections, one query after the other on each.
+    fn load_by_tcp(&self, kind: RecordType, duration: Duration, connections: usize) -> Result<Seen> {
+        let query = client::query(NAME, kind, None)?.to_vec()?;
+        let frame = [&u16::try_from(query.len())?.to_be_bytes()[..], &query].concat();
+        let ask = || -> Result<Vec<Duration>> {
+            let mut stream = TcpStream::connect(SERVER)?;
+            stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+            stream.set_nodelay(true)?;
+            let (begun, mut latencies, mut reply) = (Instant::now(), Vec::new(), Vec::new());
+            while begun.elapsed() < duration {
+                let sent = Instant::now();
+                stream.write_all(&frame)?;
+                let mut length = [0; 2];
+                stream.read_exact(&mut length)?;
+                reply.resize(usize::from(u16::from_be_bytes(length)), 0);
+                stream.read_exact(&mut reply)?;
+                latencies.push(sent.elapsed());
+            }
+            Ok(latencies)
+        };
+        let ask_all = || {
+            thread::scope(|scope| {
+                let asking: Vec<_> = (0..connections).map(|_| scope.spawn(ask)).collect();
+                let joined = asking.into_iter().map(|thread| thread.join());
+                joined.map(|seen| seen.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+            })
+        };
+        let begun = Instant::now();
+        let all: Vec<Vec<Duration>> = self.lab.client.run(|| lab::on_cpu(CLIENT_CPU, ask_all))??;
+        let rate = all.iter().map(Vec::len).sum::<usize>() as f64 / begun.elapsed().as_secs_f64();
+        let latencies = all.concat();
+        Ok(Seen { completed: latencies.len() as u64, rate, latencies })
+    }
+
     /// How many records are in an answer.
     fn answers(&self, kind: RecordType, transport: Transport) -> Result<usize> {
         let query = client::query(NAME, kind, None)?.to_vec()?;
-        let server = (SERVER_ADDRESS, 53).into();
         let reply = self.lab.client.run(|| match transport {
-            Transport::Udp => client::ask_raw(server, &query, Duration::from_secs(2)).map_err(Into::into),
-            Transport::Tcp => client::ask_tcp_raw(server, &query),
+            Transport::Udp => client::ask_raw(SERVER, &query, Duration::from_secs(2)).map_err(Into::into),
+            Transport::Tcp => client::ask_tcp_raw(SERVER, &query),
         })??;
         Ok(Message::from_vec(&reply)?.answers.len())
     }
@@ -190,14 +272,12 @@ fn start_ours(lab: &Lab, mode: &str, size: usize) -> Result<(Vec<u32>, Box<dyn s
         "consul": {"sources": {"files": [catalog]}},
     });
     // One worker for one CPU, as the peers are told to have.
-    let server = lab::on_cpu(SERVER_CPU, || {
-        Server::start(Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &extra)
-    })?;
+    let server = lab::on_cpu(SERVER_CPU, || Server::start(Some(&lab.server), folder, SERVER, &extra))?;
     if mode != "off" {
         wait_for_fast_path(&lab.server)?;
         // It is learned when it is asked for.
         let query = client::query(NAME, RecordType::A, None)?.to_vec()?;
-        let ask = || client::ask_raw((SERVER_ADDRESS, 53).into(), &query, Duration::from_secs(2)).is_ok();
+        let ask = || client::ask_raw(SERVER, &query, Duration::from_secs(2)).is_ok();
         wait_until("an answer by the interface", Duration::from_secs(20), || {
             lab.client.run(ask).unwrap_or(false)
                 && Metrics::read(&lab.server).is_ok_and(|metrics| metrics.fast_path_replies() > 0)

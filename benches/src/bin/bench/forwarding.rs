@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Result, ensure};
 use bosh_dns_xdp_benches::{
     cpu::CpuTime,
-    dnsperf::{Load, Seen, Transport},
+    dnsperf::{Load, Seen},
     forwarders::{Forwarder, ZONE},
     lab::{Lab, SERVER_ADDRESS},
     report::{Bar, Data, Figure, Rounds},
@@ -238,7 +238,6 @@ fn load(lab: &Lab, queries: &Path, duration: Duration, rate: Option<u32>, percen
         rate,
         percentiles,
         edns: false,
-        transport: Transport::Udp,
         one_at_a_time: false,
     };
     load.run(&lab.client_launcher())

@@ -57,7 +57,6 @@ pub(super) fn measure(lab: &Lab, server: &Server, queries: &Path, seconds: u64) 
         rate: Some(LATENCY_RATE),
         percentiles: true,
         edns: false,
-        transport: dnsperf::Transport::Udp,
         one_at_a_time: false,
     };
     let before = Metrics::read(&lab.server)?;
