@@ -216,19 +216,29 @@ impl Town {
     fn load_by_tcp(&self, kind: RecordType, duration: Duration, connections: usize) -> Result<Seen> {
         let query = client::query(NAME, kind, None)?.to_vec()?;
         let frame = [&u16::try_from(query.len())?.to_be_bytes()[..], &query].concat();
-        let ask = || -> Result<Vec<Duration>> {
-            let mut stream = TcpStream::connect(SERVER)?;
+        let connect = || -> Result<TcpStream> {
+            let stream = TcpStream::connect(SERVER)?;
             stream.set_read_timeout(Some(Duration::from_secs(10)))?;
             stream.set_nodelay(true)?;
-            let (begun, mut latencies, mut reply) = (Instant::now(), Vec::new(), Vec::new());
+            Ok(stream)
+        };
+        let exchange = |stream: &mut TcpStream, reply: &mut Vec<u8>| -> std::io::Result<()> {
+            stream.write_all(&frame)?;
+            let mut length = [0; 2];
+            stream.read_exact(&mut length)?;
+            reply.resize(usize::from(u16::from_be_bytes(length)), 0);
+            stream.read_exact(reply)
+        };
+        let ask = || -> Result<Vec<Duration>> {
+            let (mut stream, mut latencies, mut reply) = (connect()?, Vec::new(), Vec::new());
+            let begun = Instant::now();
             while begun.elapsed() < duration {
                 let sent = Instant::now();
-                stream.write_all(&frame)?;
-                let mut length = [0; 2];
-                stream.read_exact(&mut length)?;
-                reply.resize(usize::from(u16::from_be_bytes(length)), 0);
-                stream.read_exact(&mut reply)?;
-                latencies.push(sent.elapsed());
+                match exchange(&mut stream, &mut reply) {
+                    Ok(()) => latencies.push(sent.elapsed()),
+                    // A server may end a connection after some replies: a client comes again.
+                    Err(_) => stream = connect()?,
+                }
             }
             Ok(latencies)
         };

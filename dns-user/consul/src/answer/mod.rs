@@ -19,7 +19,7 @@ use hickory_proto::op::ResponseCode;
 use crate::{
     catalog::{Catalog, Place, Reach},
     config::Config,
-    draft::Draft,
+    draft::{Draft, MAX_PLAIN_ANSWERS, PLAIN_SIZE},
     edns,
     found::{Failure, Found},
     question::{Locality, Question, TYPE_SRV},
@@ -180,21 +180,20 @@ impl Zone {
             Question::Node { name, locality } => self.find_node(search, &name, &locality, random),
             Question::Service { service, tag, locality } => {
                 let place = self.place(&locality)?;
-                let mut found = self.catalog.service(&place, &service).to_vec();
-                if let Some(tag) = &tag {
-                    found.retain(|&id| {
-                        self.catalog.instance(id).tags.iter().any(|known| known.eq_ignore_ascii_case(tag))
-                    });
-                }
-                self.find_healthy(search, &service, found, &locality, random)
+                let found = self.catalog.service(&place, &service).to_vec();
+                let is_tagged = |id| {
+                    let mut tags = self.catalog.instance(id).tags.iter();
+                    tag.as_ref().is_none_or(|tag| tags.any(|known| known.eq_ignore_ascii_case(tag)))
+                };
+                self.find_healthy(search, &service, found, is_tagged, &locality, random)
             }
             Question::Connect { service, locality } => {
                 let found = self.catalog.connect(&self.place(&locality)?, &service).to_vec();
-                self.find_healthy(search, &service, found, &locality, random)
+                self.find_healthy(search, &service, found, |_| true, &locality, random)
             }
             Question::Ingress { service, locality } => {
                 let found = self.catalog.ingress(&self.place(&locality)?, &service);
-                self.find_healthy(search, &service, found, &locality, random)
+                self.find_healthy(search, &service, found, |_| true, &locality, random)
             }
             Question::Query { name, datacenter } => {
                 let executed = self.execute(&name, datacenter.as_deref(), search.client, random)?;
@@ -281,6 +280,9 @@ impl Zone {
         match transport {
             Transport::Tcp if query.question.qtype == TYPE_SRV => MAX_TCP_SRV,
             Transport::Tcp => MAX_TCP_ANSWERS,
+            Transport::Udp if query.limit(transport) == PLAIN_SIZE => {
+                self.config.dns.udp_answer_limit.min(MAX_PLAIN_ANSWERS) + 1
+            }
             Transport::Udp => query.limit(transport) / SMALLEST + 1,
         }
     }

@@ -24,37 +24,52 @@ use crate::{
 type Seen<T> = HashSet<T, foldhash::fast::RandomState>;
 
 impl Zone {
-    /// Records of those instances that are healthy, in random order.
+    /// Records of those instances that are healthy and `fit`, in random order.
+    ///
+    /// They are drawn one by one, as many as the answer takes: a large service costs no more than a
+    /// small one where a few are given.
     pub(super) fn find_healthy(
         &self,
         search: &Search<'_>,
         service: &str,
         mut instances: Vec<InstanceId>,
+        fit: impl Fn(InstanceId) -> bool,
         locality: &Locality,
         random: &mut fastrand::Rng,
     ) -> Result<Found, Failure> {
         let worst = if self.config.dns.only_passing { Status::Passing } else { Status::Warning };
-        instances.retain(|&id| self.catalog.status(id) <= worst);
-        random.shuffle(&mut instances);
+        let mut lots = random.fork();
+        let mut drawn = 0;
+        let shuffled = std::iter::from_fn(move || {
+            let left = drawn..instances.len();
+            if left.is_empty() {
+                return None;
+            }
+            instances.swap(drawn, lots.usize(left));
+            drawn += 1;
+            Some(instances[drawn - 1])
+        });
+        let healthy = shuffled.filter(|&id| self.catalog.status(id) <= worst && fit(id));
         let ttl = self.config.dns.ttl_of(service);
-        self.records_of(search, instances, ttl, locality.port.as_deref(), random)
+        self.records_of(search, healthy, ttl, locality.port.as_deref(), random)
     }
 
     /// Records of these instances, in their order.
     pub(super) fn records_of(
         &self,
         search: &Search<'_>,
-        instances: Vec<InstanceId>,
+        instances: impl IntoIterator<Item = InstanceId>,
         ttl: u32,
         port: Option<&str>,
         random: &mut fastrand::Rng,
     ) -> Result<Found, Failure> {
-        if instances.is_empty() {
+        let mut instances = instances.into_iter().peekable();
+        if instances.peek().is_none() {
             return Err(Failure::NoSuchName);
         }
         match search.qtype {
-            TYPE_SRV => self.srv_records(search, &instances, ttl, port, random),
-            _ => Ok(self.address_records(search, &instances, ttl, random)),
+            TYPE_SRV => self.srv_records(search, instances, ttl, port, random),
+            _ => Ok(self.address_records(search, instances, ttl, random)),
         }
     }
 
@@ -63,7 +78,7 @@ impl Zone {
     fn address_records(
         &self,
         search: &Search<'_>,
-        instances: &[InstanceId],
+        instances: impl Iterator<Item = InstanceId>,
         ttl: u32,
         random: &mut fastrand::Rng,
     ) -> Found {
@@ -76,7 +91,7 @@ impl Zone {
         let mut found = Found { soa: true, ..Found::default() };
         let mut seen = Seen::default();
         let mut host = None;
-        for &id in instances {
+        for id in instances {
             let (instance, node) = (self.catalog.instance(id), self.catalog.node_of(id));
             let target = |accept| instance.target(node, &self.config, accept, Some(search.name));
             let Some(any) = target(Accept::Any) else { continue };
@@ -116,7 +131,7 @@ impl Zone {
     fn srv_records(
         &self,
         search: &Search<'_>,
-        instances: &[InstanceId],
+        instances: impl Iterator<Item = InstanceId>,
         ttl: u32,
         port: Option<&str>,
         random: &mut fastrand::Rng,
@@ -124,7 +139,7 @@ impl Zone {
         let mut found = Found { soa: true, ..Found::default() };
         let mut seen = Seen::default();
         let mut has_port = false;
-        for &id in instances {
+        for id in instances {
             let (instance, node) = (self.catalog.instance(id), self.catalog.node_of(id));
             let Some(port) = instance.port(node, &self.config, port) else { continue };
             has_port = true;
