@@ -6,7 +6,7 @@ mod resolved;
 
 pub use self::{resolv_conf::ResolvConf, resolved::Resolved};
 
-use std::{io, process::Command};
+use std::{io, process::Command, thread, time::Duration};
 
 use dns_core::config::ConfigError;
 
@@ -45,6 +45,27 @@ pub enum SystemError {
     /// The kernel gave no timer or signal.
     #[error("{0}")]
     Runtime(#[from] io::Error),
+}
+
+/// How often a program is run that has to succeed before this process ends.
+const ATTEMPTS: u32 = 20;
+
+/// How long before it is run again.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Runs a program that puts something back, while this process is being stopped.
+///
+/// To stop a unit, systemd sends SIGTERM to all its processes until no new one shows up: a
+/// program that is started then may be hit before it has done anything (observed, systemd
+/// 252: the machine went on asking a server that was gone). So it is run again.
+fn run_while_stopping(program: &str, arguments: &[&str]) -> Result<(), SystemError> {
+    for _ in 1..ATTEMPTS {
+        if run(program, arguments).is_ok() {
+            return Ok(());
+        }
+        thread::sleep(PAUSE);
+    }
+    run(program, arguments).map(drop)
 }
 
 /// Runs a program to its end; what it printed.

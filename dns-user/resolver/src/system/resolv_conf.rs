@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{SystemError, run};
+use super::{SystemError, run, run_while_stopping};
 
 /// What the C library reads.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
@@ -59,7 +59,7 @@ impl ResolvConf {
     pub fn put_back(&self) -> Result<(), SystemError> {
         if self.head.parent().is_some_and(Path::is_dir) {
             self.change(&self.head, |text| self.without_us(text))?;
-            return run("resolvconf", &["-u"]).map(drop);
+            return run_while_stopping("resolvconf", &["-u"]);
         }
         self.change(&self.file, |text| self.without_us(text))
     }

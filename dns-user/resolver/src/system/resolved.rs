@@ -4,7 +4,7 @@
 
 use std::net::IpAddr;
 
-use super::{SystemError, run};
+use super::{SystemError, run, run_while_stopping};
 
 /// The interface; the reference's name, so that what it left is taken over.
 const INTERFACE: &str = "bosh-dns";
@@ -62,8 +62,8 @@ impl Resolved {
     /// Removes the interface, with all that systemd-resolved knows of it, if it was made by us.
     pub fn put_back(&mut self) -> Result<(), SystemError> {
         if !self.made {
-            return run("resolvectl", &["revert", INTERFACE]).map(drop);
+            return run_while_stopping("resolvectl", &["revert", INTERFACE]);
         }
-        run("ip", &["link", "delete", INTERFACE]).map(drop)
+        run_while_stopping("ip", &["link", "delete", INTERFACE])
     }
 }
