@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 
 mod cast;
@@ -83,7 +83,7 @@ enum Command {
         packets: u64,
         /// Makes the inputs or packets; chosen at random, and told, if it is not given.
         #[arg(long)]
-        seed: Option<u32>,
+        seed: Option<u64>,
     },
     /// Run the real server under load while faults are thrown in at random from a seed.
     ///
@@ -144,10 +144,11 @@ fn main() -> Result<()> {
         }
         Command::Fuzz { program: true, packets, seed, .. } => {
             toolchain::ensure()?;
-            fuzz::program(packets, seed.map(u64::from))
+            fuzz::program(packets, seed)
         }
         Command::Fuzz { filters, seconds, seed, .. } => {
             toolchain::ensure()?;
+            let seed = seed.map(u32::try_from).transpose().context("seeds of fuzz targets are below 2^32")?;
             fuzz::run(&filters, fuzz::Effort { seconds, inputs: None, seed, goes_on: true })
         }
         Command::Soak { minutes, hours, seed } => {

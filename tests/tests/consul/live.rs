@@ -1,9 +1,6 @@
 //! The server beside a live Consul: a strict double of its HTTP API.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
-    time::Duration,
-};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 
 use anyhow::{Result, ensure};
 use hickory_proto::{op::ResponseCode, rr::RecordType};
@@ -17,15 +14,13 @@ use whole_system_tests::{
 };
 
 use crate::{
-    OURS,
+    EVENTUALLY, OURS,
     doubles::{
         double::{Double, Rules},
         world::World,
     },
 };
 
-/// How long something may take that is sure to come.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// Where the double listens.
 const AGENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8500);
 
@@ -55,7 +50,7 @@ fn the_server_starts_with_consul_away_and_answers_when_it_comes() -> Result<()> 
             reply.metadata.response_code == ResponseCode::NoError && client::addresses(&reply).len() == count
         })
     };
-    wait_until("the catalog", PATIENCE, || answers("service-1.service.consul.", 3))?;
+    wait_until("the catalog", EVENTUALLY, || answers("service-1.service.consul.", 3))?;
     ensure!(
         rcode("nobody.service.consul.")? == ResponseCode::NXDomain,
         "what is not registered is known, too"
@@ -63,17 +58,17 @@ fn the_server_starts_with_consul_away_and_answers_when_it_comes() -> Result<()> 
     ensure!(answers("node-2.node.dc1.consul.", 1), "a node");
     // What the list of services does not tell: health, and one instance more.
     double.change(|world| world.set_status("service-1", 0, "critical"));
-    wait_until("the health", PATIENCE, || answers("service-1.service.consul.", 2))?;
+    wait_until("the health", EVENTUALLY, || answers("service-1.service.consul.", 2))?;
     double.change(|world| world.move_node("node-2", "10.99.99.99"));
     let moved = || {
         ask("node-2.node.consul.")
             .is_ok_and(|reply| client::addresses(&reply) == [IpAddr::from([10, 99, 99, 99])])
     };
-    wait_until("the moved node", PATIENCE, moved)?;
+    wait_until("the moved node", EVENTUALLY, moved)?;
     ensure!(double.tally().violations.is_empty(), "{:?}", double.tally().violations);
     // Consul goes away: what it told last is served.
     drop(double);
-    wait_until("the complaint", PATIENCE, || server.log().contains("Consul does not answer"))?;
+    wait_until("the complaint", EVENTUALLY, || server.log().contains("Consul does not answer"))?;
     ensure!(answers("service-1.service.consul.", 2), "what was told last");
     Ok(())
 }

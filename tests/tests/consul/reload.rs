@@ -3,7 +3,6 @@
 use std::{
     fs,
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
-    time::Duration,
 };
 
 use anyhow::{Result, ensure};
@@ -23,15 +22,12 @@ use whole_system_tests::{
 };
 
 use crate::{
-    OURS,
+    EVENTUALLY, OURS,
     doubles::{
         double::{Double, Rules},
         world::World,
     },
 };
-
-/// How long something may take that is sure to come.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A server whose object `"consul"` changes.
 struct Reloading {
@@ -66,7 +62,7 @@ impl Reloading {
         self.server.process().signal(Signal::SIGHUP)?;
         self.reloads += 1;
         let done = || self.server.log().matches("everything was read again").count() == self.reloads;
-        wait_until("the reload", PATIENCE, done)
+        wait_until("the reload", EVENTUALLY, done)
     }
 
     /// The reply for the A records of a name.
@@ -86,7 +82,7 @@ impl Reloading {
     /// Waits until the interface says the same.
     fn until_the_interface_says(&self, name: &str, address: [u8; 4], ttl: u32) -> Result<()> {
         let fast = || Metrics::read(&self.namespace).map_or(0, |metrics| metrics.fast_path_replies());
-        wait_until("the address, by the interface", PATIENCE, || {
+        wait_until("the address, by the interface", EVENTUALLY, || {
             let before = fast();
             self.says(name, address, ttl) && fast() > before
         })
@@ -160,16 +156,16 @@ fn a_reload_turns_to_another_consul_and_away_from_it() -> Result<()> {
         running.ask("service-1.service.consul.").map_or(0, |reply| client::addresses(&reply).len())
     };
     let first = start_double(&running, 8500, 3)?;
-    wait_until("the first catalog", PATIENCE, || count(&running) == 3)?;
+    wait_until("the first catalog", EVENTUALLY, || count(&running) == 3)?;
 
     // Nobody is there yet: what the first one told is better than nothing.
     running.reload(&object(8501))?;
     ensure!(count(&running) == 3, "what was told stays until there is something better");
     let second = start_double(&running, 8501, 2)?;
-    wait_until("the second catalog", PATIENCE, || count(&running) == 2)?;
+    wait_until("the second catalog", EVENTUALLY, || count(&running) == 2)?;
     let asked = first.tally().requests;
     second.change(|world| world.set_status("service-1", 0, "critical"));
-    wait_until("the second one's health", PATIENCE, || count(&running) == 1)?;
+    wait_until("the second one's health", EVENTUALLY, || count(&running) == 1)?;
     ensure!(first.tally().requests == asked, "the first one is asked no more");
 
     // Another datacenter is for a restart: nothing of the catalog would fit.
@@ -184,7 +180,7 @@ fn a_reload_turns_to_another_consul_and_away_from_it() -> Result<()> {
     let rcode = running.ask("service-1.service.consul.")?.metadata.response_code;
     ensure!(rcode == ResponseCode::NXDomain, "without a source: {rcode}");
     running.reload(&object(8501))?;
-    wait_until("the second catalog again", PATIENCE, || count(&running) == 1)?;
+    wait_until("the second catalog again", EVENTUALLY, || count(&running) == 1)?;
     for double in [first, second] {
         ensure!(double.tally().violations.is_empty(), "{:?}", double.tally().violations);
     }

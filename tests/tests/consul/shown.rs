@@ -21,15 +21,13 @@ use whole_system_tests::{
 };
 
 use crate::{
-    OURS,
+    EVENTUALLY, OURS,
     doubles::{
         double::{Double, Fault, Rules},
         world::World,
     },
 };
 
-/// How long something may take that is sure to come.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// A name of the definition file.
 const WEB: &str = "web.service.consul.";
 
@@ -49,35 +47,35 @@ fn the_source_is_counted() -> Result<()> {
     let _server = Server::start(Some(&namespace), folder, OURS, &extra)?;
     let sum =
         |family: &str, label: &str| -> Result<u64> { Ok(Metrics::read(&namespace)?.sum(family, label)) };
-    wait_until("the metrics", PATIENCE, || sum(names::CONSUL_UP, "").is_ok())?;
+    wait_until("the metrics", EVENTUALLY, || sum(names::CONSUL_UP, "").is_ok())?;
     ensure!(sum(names::CONSUL_UP, "")? == 0 && sum(names::CONSUL_INSTANCES, "")? == 0, "nobody is there");
     let failed = || sum(names::CONSUL_REQUEST_FAILURES_TOTAL, "").is_ok_and(|count| count > 0);
-    wait_until("a request that failed", PATIENCE, failed)?;
+    wait_until("a request that failed", EVENTUALLY, failed)?;
 
     let listener = namespace.run(|| TcpListener::bind(agent))??;
     let double = Double::start(listener, World::generated(5, 3), Rules::default(), None)?;
     let is = |family: &str, label: &str, wanted: u64| sum(family, label).is_ok_and(|found| found == wanted);
-    wait_until("the instances", PATIENCE, || is(names::CONSUL_INSTANCES, "", 15))?;
-    wait_until("the watches", PATIENCE, || is(names::CONSUL_SERVICES, "state=\"watched\"", 5))?;
+    wait_until("the instances", EVENTUALLY, || is(names::CONSUL_INSTANCES, "", 15))?;
+    wait_until("the watches", EVENTUALLY, || is(names::CONSUL_SERVICES, "state=\"watched\"", 5))?;
     ensure!(
         is(names::CONSUL_NODES, "", 3) && is(names::CONSUL_SERVICES, "state=\"known\"", 5),
         "the catalog"
     );
-    wait_until("somebody who answers", PATIENCE, || is(names::CONSUL_UP, "", 1))?;
+    wait_until("somebody who answers", EVENTUALLY, || is(names::CONSUL_UP, "", 1))?;
     ensure!(sum(names::CONSUL_CONNECTIONS, "")? > 0 && sum(names::CONSUL_REQUESTS_TOTAL, "")? > 0);
     ensure!(is(names::CONSUL_INDEX_RESETS_TOTAL, "", 0), "no index fell");
     double.restore();
     let fell = || sum(names::CONSUL_INDEX_RESETS_TOTAL, "").is_ok_and(|count| count > 0);
-    wait_until("an index that fell", PATIENCE, fell)?;
+    wait_until("an index that fell", EVENTUALLY, fell)?;
 
     // One error is counted, and is no outage.
     let before = sum(names::CONSUL_REQUEST_FAILURES_TOTAL, "")?;
     double.misbehave([Fault::NoLeader]);
     double.change(|world| world.set_status("service-1", 0, "critical"));
     let counted = || sum(names::CONSUL_REQUEST_FAILURES_TOTAL, "").is_ok_and(|count| count > before);
-    wait_until("the error", PATIENCE, counted)?;
+    wait_until("the error", EVENTUALLY, counted)?;
     drop(double);
-    wait_until("the outage", PATIENCE, || is(names::CONSUL_UP, "", 0))?;
+    wait_until("the outage", EVENTUALLY, || is(names::CONSUL_UP, "", 0))?;
     ensure!(is(names::CONSUL_INSTANCES, "", 15), "what was told last is served");
     Ok(())
 }

@@ -16,7 +16,7 @@ use hickory_proto::{
     rr::RecordType,
 };
 use serde_json::json;
-use whole_system_tests::{client, process::wait_until};
+use whole_system_tests::{client, namespace::Namespace, process::wait_until};
 
 use super::{
     lab::{Lab, OURS, loopback, namespace},
@@ -31,26 +31,23 @@ fn ttl(reply: &Message) -> Option<u32> {
     reply.answers.first().or(reply.authorities.first()).map(|record| record.ttl)
 }
 
-#[test]
-fn many_clients_share_one_query() -> Result<()> {
-    const CLIENTS: u64 = 50;
-    let Some(namespace) = namespace("share")? else { return Ok(()) };
-    let open = Arc::new(AtomicBool::new(false));
-    let gate = Arc::clone(&open);
-    let recursor = Scripted::start(&namespace, loopback(10), move |asked| {
-        while !gate.load(Ordering::Relaxed) {
-            thread::sleep(Duration::from_millis(1));
-        }
-        vec![asked.answer(ADDRESS, 300).into()]
-    })?;
-    let settings = json!({"recursor_timeout": "4s", "cache": {"enabled": true}});
-    let lab = Lab::start(&namespace, &[loopback(10)], &settings)?;
-    let clients = namespace.run(|| -> Result<Vec<(UdpSocket, Message)>> {
-        (0..CLIENTS)
+/// Holds a recursor's reply back until the gate is open.
+fn wait_for(gate: &AtomicBool) {
+    while !gate.load(Ordering::Relaxed) {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Sends so many queries, each from a socket of its own, and waits for none of the replies.
+fn ask_all(
+    namespace: &Namespace,
+    clients: u16,
+    query: impl Fn(u16) -> Result<Message> + Send + Sync,
+) -> Result<Vec<(UdpSocket, Message)>> {
+    namespace.run(|| {
+        (0..clients)
             .map(|number| {
-                // Each in a letter case of its own.
-                let name = if number % 2 == 0 { "Shared.test." } else { "shared.TEST." };
-                let query = client::query(name, RecordType::A, None)?;
+                let query = query(number)?;
                 let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
                 socket.connect(OURS)?;
                 socket.set_read_timeout(Some(Duration::from_secs(5)))?;
@@ -58,10 +55,29 @@ fn many_clients_share_one_query() -> Result<()> {
                 Ok((socket, query))
             })
             .collect()
-    })??;
+    })?
+}
+
+#[test]
+fn many_clients_share_one_query() -> Result<()> {
+    const CLIENTS: u16 = 50;
+    let Some(namespace) = namespace("share")? else { return Ok(()) };
+    let open = Arc::new(AtomicBool::new(false));
+    let gate = Arc::clone(&open);
+    let recursor = Scripted::start(&namespace, loopback(10), move |asked| {
+        wait_for(&gate);
+        vec![asked.answer(ADDRESS, 300).into()]
+    })?;
+    let settings = json!({"recursor_timeout": "4s", "cache": {"enabled": true}});
+    let lab = Lab::start(&namespace, &[loopback(10)], &settings)?;
+    let clients = ask_all(&namespace, CLIENTS, |number| {
+        // Each in a letter case of its own.
+        let name = if number % 2 == 0 { "Shared.test." } else { "shared.TEST." };
+        client::query(name, RecordType::A, None)
+    })?;
     // All have looked into the cache in vain and wait.
     wait_until("all clients to wait", Duration::from_secs(3), || {
-        lab.metric("coredns_cache_misses_total", "").is_ok_and(|misses| misses == CLIENTS)
+        lab.metric("coredns_cache_misses_total", "").is_ok_and(|misses| misses == u64::from(CLIENTS))
     })?;
     open.store(true, Ordering::Relaxed);
     for (socket, query) in clients {
@@ -193,9 +209,7 @@ fn identical_questions_travel_once_whatever_their_edns() -> Result<()> {
         let gate = Arc::clone(&open);
         // More than 512 bytes hold, so that clients without EDNS get it cut.
         let recursor = Scripted::start(&namespace, loopback(10), move |asked| {
-            while !gate.load(Ordering::Relaxed) {
-                thread::sleep(Duration::from_millis(1));
-            }
+            wait_for(&gate);
             let mut reply = asked.answer(ADDRESS, 300);
             let record = reply.answers[0].clone();
             let room = asked.message.edns.as_ref().map_or(512, |edns| edns.max_payload());
@@ -204,21 +218,13 @@ fn identical_questions_travel_once_whatever_their_edns() -> Result<()> {
         })?;
         let settings = json!({"recursor_timeout": "4s", "cache": {"enabled": cache}});
         let lab = Lab::start(&namespace, &[loopback(10)], &settings)?;
-        let clients = namespace.run(|| -> Result<Vec<(UdpSocket, Message)>> {
-            (0..CLIENTS)
-                .map(|number| {
-                    // Every size, AD set and clear, with EDNS and without.
-                    let edns = (number % 10 != 9).then_some(512 + 10 * number);
-                    let mut query = client::query("Once.test.", RecordType::A, edns)?;
-                    query.metadata.authentic_data = number % 2 == 0;
-                    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
-                    socket.connect(OURS)?;
-                    socket.set_read_timeout(Some(Duration::from_secs(5)))?;
-                    socket.send(&query.to_vec()?)?;
-                    Ok((socket, query))
-                })
-                .collect()
-        })??;
+        let clients = ask_all(&namespace, CLIENTS, |number| {
+            // Every size, AD set and clear, with EDNS and without.
+            let edns = (number % 10 != 9).then_some(512 + 10 * number);
+            let mut query = client::query("Once.test.", RecordType::A, edns)?;
+            query.metadata.authentic_data = number % 2 == 0;
+            Ok(query)
+        })?;
         wait_until("all clients to wait", Duration::from_secs(5), || {
             lab.metric("bosh_dns_xdp_requests_in_flight", "")
                 .is_ok_and(|waiting| waiting == u64::from(CLIENTS))

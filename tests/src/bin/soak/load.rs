@@ -190,20 +190,19 @@ impl Load {
     fn ask_recursed(&self, number: u8) {
         let (name, asked) = (recursor::name(number), Instant::now());
         let was_reliable = self.recursor.is_reliable();
-        let excused = || {
-            let away = self.found().excused_until.is_some_and(|until| asked < until);
-            !was_reliable || !self.recursor.is_reliable() || away
-        };
+        let recursor_was_away = || !was_reliable || !self.recursor.is_reliable();
         match ask(&name, false) {
             Ok(reply) if addresses(&reply) == [recursor::address(number)] => {
                 self.by_udp.fetch_add(1, Ordering::Relaxed);
             }
-            Ok(reply) if reply.metadata.response_code == ResponseCode::ServFail && excused() => {}
+            Ok(reply)
+                if reply.metadata.response_code == ResponseCode::ServFail
+                    && (recursor_was_away() || self.found().is_excused(asked)) => {}
             Ok(reply) => {
                 let what = format!("{} {:?}", reply.metadata.response_code, addresses(&reply));
                 self.note_wrong(&name, "UDP", asked, &what);
             }
-            Err(_) if !was_reliable || !self.recursor.is_reliable() => {}
+            Err(_) if recursor_was_away() => {}
             Err(error) => self.note_unanswered(&name, "UDP", asked, &error),
         }
     }
@@ -271,7 +270,7 @@ impl Load {
         let mut covered = found.covered.iter();
         let covered = covered.any(|&(since, until)| asked > since && asked + LEAST_LEASE < until);
         let must_answer = proto == "UDP" && is_published && covered;
-        if found.excused_until.is_some_and(|until| asked < until) && !must_answer {
+        if found.is_excused(asked) && !must_answer {
             if proto == "TCP" {
                 found.excused_tcp += 1;
             } else {
@@ -312,6 +311,11 @@ impl Load {
 }
 
 impl Found {
+    /// Whether userspace was away when a query was asked, or had just come back.
+    fn is_excused(&self, asked: Instant) -> bool {
+        self.excused_until.is_some_and(|until| asked < until)
+    }
+
     /// When a query was asked, and what was going on.
     fn moment(&self, asked: Instant) -> String {
         let second = asked.saturating_duration_since(self.begin).as_secs_f64();

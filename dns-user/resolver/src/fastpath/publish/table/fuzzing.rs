@@ -12,7 +12,7 @@ use std::{
     time::Instant,
 };
 
-use dns_core::resolve::{Existence, Health as _, HealthState};
+use dns_core::resolve::Existence;
 
 use super::{
     NameSource as _,
@@ -200,9 +200,9 @@ impl Trial {
         if !self.is_roomy {
             return;
         }
-        for (listed, (_, addresses)) in &self.newest().names {
-            let text = NAMES.into_iter().find(|text| name(text) == *listed).expect("one of the names");
-            if addresses.is_some() && self.newest().names[listed].0 && !self.withdrawn.contains(&text) {
+        for text in NAMES {
+            let is_listed = matches!(self.newest().names.get(&name(text)), Some((true, Some(_))));
+            if is_listed && !self.withdrawn.contains(&text) {
                 assert!(self.machine.answer(text).is_some(), "{text} is listed and not in the map");
             }
         }
@@ -216,12 +216,10 @@ impl Trial {
     /// What a snapshot says of a name now; `None`: it is not ours.
     fn expected(&self, snapshot: &Fixed, text: &str) -> Option<Answer> {
         let resolution = snapshot.resolve(&*self.health, &name(text))?;
-        if resolution.existence != Existence::Found {
-            return Some(Err(NXDOMAIN));
-        }
-        let (_, addresses) = &snapshot.names[&name(text)];
-        let runs = |ip: &&Ipv4Addr| self.health.state(IpAddr::V4(**ip), None) == HealthState::Running;
-        Some(Ok(addresses.iter().flatten().filter(runs).map(|ip| ip.octets()[3]).collect()))
+        Some(match resolution.existence {
+            Existence::Found => Ok(resolution.v4.iter().map(|ip| ip.octets()[3]).collect()),
+            Existence::NoSuchName | Existence::Malformed => Err(NXDOMAIN),
+        })
     }
 }
 
