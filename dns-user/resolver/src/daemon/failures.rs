@@ -23,7 +23,7 @@ use prometheus::{IntCounter, Registry};
 use tokio::sync::mpsc;
 use tracing::error;
 
-use crate::{ops::metrics::names, server::in_first_poll};
+use crate::{ops::metrics::families, server::in_first_poll};
 
 /// So many panics of parts that go on by themselves...
 const MOST_PANICS: usize = 10;
@@ -32,7 +32,7 @@ const PANIC_WINDOW: Duration = Duration::from_secs(60);
 
 /// A part of the server failed from within.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{part} failed: {problem}; ending, so that a whole server can be started")]
+#[error("{part} failed: {problem}; the process ends, to be restarted")]
 pub(crate) struct Failure {
     /// Which part.
     pub(super) part: String,
@@ -55,7 +55,7 @@ impl Failures {
     pub(super) fn install() -> prometheus::Result<Self> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let from_hook = sender.clone();
-        let panics = IntCounter::new(names::PANICS_TOTAL, "Panics of any part of the server.")?;
+        let panics = families::PANICS_TOTAL.counter()?;
         let counted = panics.clone();
         let recent = Mutex::new(Recent::default());
         panic::set_hook(Box::new(move |panic| {

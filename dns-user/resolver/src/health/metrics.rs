@@ -2,11 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use prometheus::{Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{Histogram, IntCounterVec, IntGauge, IntGaugeVec, Registry};
 
 use super::{check::CheckError, states::HealthStates};
-use crate::ops::metrics::names;
+use crate::ops::metrics::families;
 use dns_core::resolve::HealthState;
+
+/// Bounds of the time that a check takes, in seconds.
+const DURATIONS: [f64; 12] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];
 
 /// Counters of the watcher; cheap to clone.
 #[derive(Clone, Debug)]
@@ -47,22 +50,12 @@ pub(super) enum CheckResult {
 impl HealthMetrics {
     /// All at zero.
     pub fn new() -> prometheus::Result<Self> {
-        let buckets = vec![0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];
         Ok(Self {
-            checks: IntCounterVec::new(
-                Opts::new(names::HEALTH_CHECKS_TOTAL, "Health checks of instances, by result."),
-                &["result"],
-            )?,
-            seconds: Histogram::with_opts(
-                HistogramOpts::new(names::HEALTH_CHECK_DURATION_SECONDS, "How long health checks took.")
-                    .buckets(buckets),
-            )?,
-            in_flight: IntGauge::new(names::HEALTH_CHECKS_IN_FLIGHT, "Health checks under way.")?,
-            tracked_names: IntGauge::new(names::HEALTH_TRACKED_NAMES, "Names whose instances are checked.")?,
-            instances: IntGaugeVec::new(
-                Opts::new(names::HEALTH_INSTANCES, "Checked instances, by state."),
-                &["state"],
-            )?,
+            checks: families::HEALTH_CHECKS_TOTAL.counters()?,
+            seconds: families::HEALTH_CHECK_DURATION_SECONDS.histogram(&DURATIONS)?,
+            in_flight: families::HEALTH_CHECKS_IN_FLIGHT.gauge()?,
+            tracked_names: families::HEALTH_TRACKED_NAMES.gauge()?,
+            instances: families::HEALTH_INSTANCES.gauges()?,
         })
     }
 

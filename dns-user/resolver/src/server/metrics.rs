@@ -5,7 +5,7 @@
 //! are put on then, never while a query is answered.
 
 use std::{
-    collections::HashMap,
+    borrow::Cow,
     net::IpAddr,
     sync::{
         Arc,
@@ -19,13 +19,10 @@ use parking_lot::Mutex;
 use prometheus::{
     Registry,
     core::{Collector, Desc},
-    proto::{Bucket, Counter, Gauge, Histogram, Metric, MetricFamily, MetricType},
+    proto::{Bucket, Histogram, MetricFamily},
 };
 
-use crate::ops::metrics::{
-    labels::{self, labelled},
-    names,
-};
+use crate::ops::metrics::{families, labels};
 use dns_core::wire::Transport;
 
 //----------- ServerMetrics --------------------------------------------------
@@ -53,8 +50,8 @@ struct Shared {
     tcp_not_accepted: AtomicU64,
     /// Queries that wait for somebody else.
     in_flight: AtomicI64,
-    /// Of the families, for the registry.
-    descriptions: Vec<Desc>,
+    /// Stands for all families in the registry.
+    description: Desc,
 }
 
 /// A reply, as it is counted.
@@ -148,10 +145,6 @@ impl Dropped {
 impl ServerMetrics {
     /// Everything at zero; `server` is the value of that label.
     pub fn new(server: String) -> prometheus::Result<Self> {
-        let descriptions = FAMILIES
-            .iter()
-            .map(|(name, help)| Desc::new((*name).to_owned(), (*help).to_owned(), vec![], HashMap::new()))
-            .collect::<Result<_, _>>()?;
         Ok(Self {
             shared: Arc::new(Shared {
                 server,
@@ -161,7 +154,7 @@ impl ServerMetrics {
                 tcp_called_off: AtomicU64::new(0),
                 tcp_not_accepted: AtomicU64::new(0),
                 in_flight: AtomicI64::new(0),
-                descriptions,
+                description: families::REPLIES_TOTAL.describe()?,
             }),
         })
     }
@@ -249,6 +242,9 @@ const TYPES: [u16; 19] = [1, 28, 2, 5, 6, 12, 15, 16, 33, 43, 46, 47, 48, 50, 64
 /// A type without a label of its own.
 const OTHER_TYPE: u16 = u16::MAX;
 
+/// Transports times address families times types.
+const REQUESTS: usize = 2 * 2 * (TYPES.len() + 1);
+
 /// Bounds of durations, in seconds: CoreDNS's, with finer ones below.
 const DURATIONS: [f64; 20] = [
     0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032,
@@ -265,7 +261,7 @@ pub(super) struct Stripe {
     /// Whether one thread alone writes: then plain loads and stores are enough.
     exclusive: bool,
     /// By transport, address family, type.
-    requests: [AtomicU64; 2 * 2 * (TYPES.len() + 1)],
+    requests: [AtomicU64; REQUESTS],
     /// By [`By`] and RCODE.
     responses: [AtomicU64; By::ALL.len() * 16],
     /// With DO.
@@ -376,24 +372,6 @@ const fn transport_number(transport: Transport) -> usize {
 
 //----------- Exposition -----------------------------------------------------
 
-/// Names and help of the families.
-const FAMILIES: &[(&str, &str)] = &[
-    (names::REQUESTS_INTERNAL_TOTAL, "Requests for names of the fleet."),
-    (names::REQUESTS_EXTERNAL_TOTAL, "Requests that went to recursors."),
-    (names::REPLIES_TOTAL, "Replies by the path that gave them."),
-    (names::COREDNS_REQUESTS_TOTAL, "Requests."),
-    (names::COREDNS_RESPONSES_TOTAL, "Responses."),
-    (names::COREDNS_DO_REQUESTS_TOTAL, "Requests with DO set."),
-    (names::COREDNS_REQUEST_DURATION_SECONDS, "From taking a query from its socket to its reply."),
-    (names::COREDNS_REQUEST_SIZE_BYTES, "Bytes of queries."),
-    (names::COREDNS_RESPONSE_SIZE_BYTES, "Bytes of replies."),
-    (names::DROPPED_TOTAL, "Messages without a reply."),
-    (names::TCP_SESSIONS, "Open TCP connections."),
-    (names::TCP_CLOSED_FOR_OTHERS_TOTAL, "TCP connections closed because there were too many."),
-    (names::ACCEPT_FAILURES_TOTAL, "Times that no TCP connection could be accepted."),
-    (names::REQUESTS_IN_FLIGHT, "Requests that wait for somebody else."),
-];
-
 /// Stripes added up.
 struct Sum {
     /// The sums, in a stripe of their own.
@@ -470,149 +448,88 @@ impl<const BOUNDS: usize> Buckets<BOUNDS> {
 
 impl Collector for ServerMetrics {
     fn desc(&self) -> Vec<&Desc> {
-        self.shared.descriptions.iter().collect()
+        vec![&self.shared.description]
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
+        let shared = &*self.shared;
         let sum = self.sum();
-        let common =
-            [("server", self.shared.server.as_str()), ("view", labels::VIEW), ("zone", labels::ZONE)];
-        FAMILIES
-            .iter()
-            .filter_map(|(name, help)| {
-                let (kind, metrics) = self.metrics_of(name, &sum, &common);
-                let mut family = MetricFamily::default();
-                family.set_name((*name).to_owned());
-                family.set_help((*help).to_owned());
-                family.set_field_type(kind);
-                let empty = metrics.is_empty();
-                family.set_metric(metrics);
-                // The registry does not like families without metrics.
-                (!empty).then_some(family)
-            })
-            .collect()
+        let Stripe {
+            exclusive: _,
+            requests,
+            responses: _,
+            dnssec_ok,
+            durations,
+            query_sizes,
+            reply_sizes,
+            dropped,
+        } = &sum.stripe;
+        let all = By::ALL.into_iter().map(|by| sum.replies_by(by)).sum();
+        let common = [shared.server.as_str(), labels::ZONE, labels::VIEW];
+        vec![
+            families::REQUESTS_INTERNAL_TOTAL.is(sum.replies_by(By::Local)),
+            families::REQUESTS_EXTERNAL_TOTAL.is(sum.replies_by(By::Recursors)),
+            families::REPLIES_TOTAL.of([(["userspace"], all)]),
+            families::COREDNS_REQUESTS_TOTAL.of(by_question(requests, common)),
+            families::COREDNS_RESPONSES_TOTAL.of(by_answerer(&sum, common)),
+            families::COREDNS_DO_REQUESTS_TOTAL.of([(common, value(dnssec_ok))]),
+            families::COREDNS_REQUEST_DURATION_SECONDS.of([(common, durations.histogram(&DURATIONS, 1e-9))]),
+            families::COREDNS_REQUEST_SIZE_BYTES.of(by_transport(query_sizes, common)),
+            families::COREDNS_RESPONSE_SIZE_BYTES.of(by_transport(reply_sizes, common)),
+            families::DROPPED_TOTAL
+                .of(Dropped::ALL.map(|(reason, label)| ([label], value(&dropped[reason as usize])))),
+            families::TCP_SESSIONS.is(shared.tcp_sessions.load(Ordering::Relaxed) as f64),
+            families::TCP_CLOSED_FOR_OTHERS_TOTAL.is(value(&shared.tcp_called_off)),
+            families::ACCEPT_FAILURES_TOTAL.is(value(&shared.tcp_not_accepted)),
+            families::REQUESTS_IN_FLIGHT.is(shared.in_flight.load(Ordering::Relaxed) as f64),
+        ]
     }
 }
 
-impl ServerMetrics {
-    /// Metrics of the family `name`, and of which kind they are.
-    fn metrics_of(&self, name: &str, sum: &Sum, common: &[(&str, &str); 3]) -> (MetricType, Vec<Metric>) {
-        let stripe = &sum.stripe;
-        match name {
-            names::REQUESTS_INTERNAL_TOTAL => plain(counter(&[], sum.replies_by(By::Local))),
-            names::REQUESTS_EXTERNAL_TOTAL => plain(counter(&[], sum.replies_by(By::Recursors))),
-            names::REPLIES_TOTAL => {
-                let all = By::ALL.into_iter().map(|by| sum.replies_by(by)).sum();
-                plain(counter(&[("path", "userspace")], all))
-            }
-            names::COREDNS_DO_REQUESTS_TOTAL => plain(counter(common, value(&stripe.dnssec_ok))),
-            names::COREDNS_REQUESTS_TOTAL => (MetricType::COUNTER, requests(stripe, common)),
-            names::COREDNS_RESPONSES_TOTAL => (MetricType::COUNTER, responses(sum, common)),
-            names::DROPPED_TOTAL => {
-                let metrics = Dropped::ALL
-                    .map(|(reason, label)| {
-                        counter(&[("reason", label)], value(&stripe.dropped[reason as usize]))
-                    })
-                    .to_vec();
-                (MetricType::COUNTER, metrics)
-            }
-            names::COREDNS_REQUEST_DURATION_SECONDS => {
-                let histogram = stripe.durations.histogram(&DURATIONS, 1e-9);
-                (MetricType::HISTOGRAM, vec![with_histogram(common, histogram)])
-            }
-            names::COREDNS_REQUEST_SIZE_BYTES => sizes(&stripe.query_sizes, common),
-            names::COREDNS_RESPONSE_SIZE_BYTES => sizes(&stripe.reply_sizes, common),
-            names::TCP_SESSIONS => gauge(&self.shared.tcp_sessions),
-            names::TCP_CLOSED_FOR_OTHERS_TOTAL => plain(counter(&[], value(&self.shared.tcp_called_off))),
-            names::ACCEPT_FAILURES_TOTAL => plain(counter(&[], value(&self.shared.tcp_not_accepted))),
-            names::REQUESTS_IN_FLIGHT => gauge(&self.shared.in_flight),
-            _ => (MetricType::COUNTER, vec![]),
-        }
-    }
+/// Requests by protocol, address family and type; those that came.
+fn by_question<'a>(
+    requests: &'a [AtomicU64; REQUESTS],
+    [server, zone, view]: [&'a str; 3],
+) -> impl Iterator<Item = ([&'a str; 6], u64)> {
+    let kinds = PROTOCOLS.into_iter().flat_map(|proto| {
+        [IpAddr::from([0; 4]), IpAddr::from([1; 16])].into_iter().flat_map(move |address| {
+            TYPES.into_iter().chain([OTHER_TYPE]).map(move |kind| (proto, address, kind))
+        })
+    });
+    let counts = requests.iter().map(value);
+    counts.zip(kinds).filter(|(count, _)| *count > 0).map(move |(count, (proto, address, kind))| {
+        ([server, zone, view, proto, labels::family_label(address), labels::type_label(kind)], count)
+    })
 }
 
-/// `coredns_dns_requests_total`.
-fn requests(stripe: &Stripe, common: &[(&str, &str); 3]) -> Vec<Metric> {
-    let mut metrics = Vec::new();
-    for (proto_number, proto) in PROTOCOLS.into_iter().enumerate() {
-        for (family_number, family) in [IpAddr::from([0; 4]), IpAddr::from([1; 16])].into_iter().enumerate() {
-            let types = TYPES.into_iter().chain([OTHER_TYPE]);
-            for (type_number, kind) in types.enumerate() {
-                let at = (proto_number * 2 + family_number) * (TYPES.len() + 1) + type_number;
-                let count = value(&stripe.requests[at]);
-                if count > 0 {
-                    let own = [
-                        ("family", labels::family_label(family)),
-                        ("proto", proto),
-                        ("type", labels::type_label(kind)),
-                    ];
-                    metrics.push(counter(&[&common[..], &own].concat(), count));
-                }
-            }
-        }
-    }
-    metrics
-}
-
-/// `coredns_dns_responses_total`.
-fn responses(sum: &Sum, common: &[(&str, &str); 3]) -> Vec<Metric> {
-    let mut metrics = Vec::new();
-    for by in By::ALL {
-        for rcode in 0..16 {
-            let count = sum.replies(by, rcode);
-            if count > 0 {
-                let rcode = labels::rcode_label(rcode as u8);
-                let own = [("plugin", by.label()), ("rcode", rcode.as_ref())];
-                metrics.push(counter(&[&common[..], &own].concat(), count));
-            }
-        }
-    }
-    metrics
+/// Responses by RCODE and who answered; those that there were.
+fn by_answerer<'a>(sum: &'a Sum, common: [&'a str; 3]) -> impl Iterator<Item = ([Cow<'a, str>; 5], u64)> {
+    let kinds = By::ALL.into_iter().flat_map(|by| (0..16).map(move |rcode| (by, rcode)));
+    kinds.map(|(by, rcode)| (by, rcode, sum.replies(by, rcode))).filter(|(.., count)| *count > 0).map(
+        move |(by, rcode, count)| {
+            let [server, zone, view] = common.map(Cow::Borrowed);
+            ([server, zone, view, labels::rcode_label(rcode as u8), by.label().into()], count)
+        },
+    )
 }
 
 /// The label `proto`, by [`transport_number`].
 const PROTOCOLS: [&str; 2] = ["udp", "tcp"];
 
 /// A histogram of sizes for each transport.
-fn sizes(buckets: &[Buckets<{ SIZES.len() }>; 2], common: &[(&str, &str); 3]) -> (MetricType, Vec<Metric>) {
-    let metrics = PROTOCOLS.into_iter().zip(buckets).map(|(proto, buckets)| {
-        let labels = [&common[..], &[("proto", proto)]].concat();
-        with_histogram(&labels, buckets.histogram(&SIZES, 1.0))
-    });
-    (MetricType::HISTOGRAM, metrics.collect())
+fn by_transport<'a>(
+    buckets: &'a [Buckets<{ SIZES.len() }>; 2],
+    [server, zone, view]: [&'a str; 3],
+) -> impl Iterator<Item = ([&'a str; 4], Histogram)> {
+    PROTOCOLS
+        .into_iter()
+        .zip(buckets)
+        .map(move |(proto, buckets)| ([server, zone, view, proto], buckets.histogram(&SIZES, 1.0)))
 }
 
 /// The value of a counter.
 fn value(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
-}
-
-/// A family of one counter.
-fn plain(metric: Metric) -> (MetricType, Vec<Metric>) {
-    (MetricType::COUNTER, vec![metric])
-}
-
-/// A counter with labels.
-fn counter(labels: &[(&str, &str)], count: u64) -> Metric {
-    let mut counter = Counter::default();
-    counter.set_value(count as f64);
-    let mut metric = labelled(labels);
-    metric.set_counter(counter);
-    metric
-}
-
-/// A family of one gauge.
-fn gauge(value: &AtomicI64) -> (MetricType, Vec<Metric>) {
-    let mut gauge = Gauge::default();
-    gauge.set_value(value.load(Ordering::Relaxed) as f64);
-    (MetricType::GAUGE, vec![Metric::from_gauge(gauge)])
-}
-
-/// A histogram with labels.
-fn with_histogram(labels: &[(&str, &str)], histogram: Histogram) -> Metric {
-    let mut metric = labelled(labels);
-    metric.set_histogram(histogram);
-    metric
 }
 
 #[cfg(test)]

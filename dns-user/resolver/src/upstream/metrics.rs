@@ -9,16 +9,16 @@ use std::sync::{
 use prometheus::{
     Registry,
     core::{Collector, Desc},
-    proto::{Bucket, Counter, Gauge, Histogram, Metric, MetricFamily, MetricType},
+    proto::{Bucket, Histogram, MetricFamily},
 };
 
 use super::{
     Handlers, Upstream,
     cache::{Cache, CacheCounters},
     forward::Forwarder,
-    recursor::{LATENCY_BOUNDS_US, RecursorCounters},
+    recursor::{LATENCY_BOUNDS_US, Recursor, RecursorCounters},
 };
-use crate::ops::metrics::{labels::labelled, names};
+use crate::ops::metrics::{families, labels};
 
 /// The families of this room.
 #[derive(Clone)]
@@ -40,9 +40,7 @@ impl UpstreamMetrics {
         handlers: impl Fn() -> Arc<Handlers> + Send + Sync + 'static,
         server: String,
     ) -> prometheus::Result<Self> {
-        let name = names::RECURSOR_QUERIES_TOTAL.to_owned();
-        let labels = ["recursor", "handler"].map(str::to_owned).to_vec();
-        let desc = Desc::new(name, "Queries sent to recursors.".to_owned(), labels, Default::default())?;
+        let desc = families::RECURSOR_QUERIES_TOTAL.describe()?;
         Ok(Self { upstream, handlers: Arc::new(handlers), server, desc })
     }
 
@@ -58,162 +56,97 @@ impl Collector for UpstreamMetrics {
         vec![&self.desc]
     }
 
+    /// The registry puts together what belongs to the same family.
     fn collect(&self) -> Vec<MetricFamily> {
         let handlers = (self.handlers)();
-        let mut families = Families::default();
+        let mut all = Vec::new();
         if let Some(cache) = self.upstream.cache() {
-            families.add_cache(&self.server, ".", cache);
+            all.extend(of_cache(&self.server, ".", cache));
         }
         for (domain, cache) in handlers.caches() {
-            families.add_cache(&self.server, &domain.to_string(), cache);
+            all.extend(of_cache(&self.server, &domain.to_string(), cache));
         }
         if let Some(forwarder) = self.upstream.forwarder() {
-            families.add_recursors("", forwarder);
+            all.extend(of_recursors("", forwarder));
         }
         for (domain, forwarder) in handlers.forwarders() {
-            families.add_recursors(&domain.to_string(), forwarder);
+            all.extend(of_recursors(&domain.to_string(), forwarder));
         }
-        families.0
+        all
     }
 }
 
-/// Families under way.
-#[derive(Default)]
-struct Families(Vec<MetricFamily>);
+/// The families of one cache.
+fn of_cache(server: &str, zones: &str, cache: &Cache) -> [MetricFamily; 7] {
+    let CacheCounters { hits, denial_hits, misses, stale_hits, evictions, entries, denial_entries } =
+        &*cache.counters;
+    let [hits, denial_hits, misses, stale_hits, evictions, entries, denial_entries] =
+        [hits, denial_hits, misses, stale_hits, evictions, entries, denial_entries]
+            .map(|count| count.load(Relaxed));
+    let common = [server, zones, labels::VIEW];
+    let (success, denial) =
+        ([server, "success", zones, labels::VIEW], [server, "denial", zones, labels::VIEW]);
+    [
+        families::COREDNS_CACHE_ENTRIES.of([(success, entries as f64), (denial, denial_entries as f64)]),
+        families::COREDNS_CACHE_HITS_TOTAL.of([(success, hits), (denial, denial_hits)]),
+        families::COREDNS_CACHE_MISSES_TOTAL.of([(common, misses)]),
+        families::COREDNS_CACHE_REQUESTS_TOTAL.of([(common, hits + denial_hits + misses)]),
+        families::COREDNS_CACHE_SERVED_STALE_TOTAL.of([(common, stale_hits)]),
+        families::COREDNS_CACHE_EVICTIONS_TOTAL.of([(success, evictions)]),
+        families::CACHE_BYTES.of([([zones], cache.bytes() as f64)]),
+    ]
+}
 
-impl Families {
-    /// The families of one cache.
-    fn add_cache(&mut self, server: &str, zones: &str, cache: &Cache) {
-        let CacheCounters { hits, denial_hits, misses, stale_hits, evictions, entries, denial_entries } =
-            &*cache.counters;
-        let common = [("server", server), ("zones", zones), ("view", "")];
-        let of_kind = |kind| [("server", server), ("type", kind), ("view", ""), ("zones", zones)];
-        for (kind, entries, hits) in [("success", entries, hits), ("denial", denial_entries, denial_hits)] {
-            self.gauge(
-                names::COREDNS_CACHE_ENTRIES,
-                "Entries in the cache.",
-                &of_kind(kind),
-                entries.load(Relaxed) as f64,
-            );
-            self.counter(names::COREDNS_CACHE_HITS_TOTAL, "Answers from the cache.", &of_kind(kind), hits);
-        }
-        self.counter(
-            names::COREDNS_CACHE_MISSES_TOTAL,
-            "Queries not answered from the cache.",
-            &common,
-            misses,
-        );
-        let requests = [hits, denial_hits, misses].map(|count| count.load(Relaxed)).iter().sum();
-        let requests = AtomicU64::new(requests);
-        self.counter(names::COREDNS_CACHE_REQUESTS_TOTAL, "Queries put to the cache.", &common, &requests);
-        self.counter(
-            names::COREDNS_CACHE_SERVED_STALE_TOTAL,
-            "Answers given past their time.",
-            &common,
-            stale_hits,
-        );
-        self.counter(
-            names::COREDNS_CACHE_EVICTIONS_TOTAL,
-            "Entries that had to make room.",
-            &of_kind("success"),
-            evictions,
-        );
-        self.gauge(
-            names::CACHE_BYTES,
-            "Bytes of the entries in the cache.",
-            &[("zones", zones)],
-            cache.bytes() as f64,
-        );
-    }
+/// The families of the recursors of a list; `handler`: the domain they are
+/// for, empty for those of the configuration.
+fn of_recursors(handler: &str, forwarder: &Forwarder) -> Vec<MetricFamily> {
+    let set = forwarder.set();
+    let preferred = set.order.preferred();
+    let of_recursor = |(index, recursor): (usize, &Arc<Recursor>)| {
+        let RecursorCounters {
+            tries,
+            network_errors,
+            error_replies,
+            given_up,
+            mismatched,
+            latency_us: _,
+            latencies,
+            latency_sum_us,
+        } = &recursor.counters;
+        let labels = [recursor.name(), handler];
+        let failures = [("network", network_errors), ("rcode", error_replies), ("given_up", given_up)];
+        [
+            families::RECURSOR_QUERIES_TOTAL.of([(labels, tries.load(Relaxed))]),
+            families::RECURSOR_FAILURES_TOTAL.of(
+                failures.map(|(reason, count)| ([recursor.name(), handler, reason], count.load(Relaxed))),
+            ),
+            families::RECURSOR_MISMATCHED_TOTAL.of([(labels, mismatched.load(Relaxed))]),
+            families::RECURSOR_PREFERRED.of([(labels, f64::from(index == preferred))]),
+            families::RECURSOR_DURATION_SECONDS.of([(labels, histogram(latencies, latency_sum_us))]),
+        ]
+    };
+    set.recursors.iter().enumerate().flat_map(of_recursor).collect()
+}
 
-    /// The families of the recursors of a list; `handler`: the domain they are
-    /// for, empty for those of the configuration.
-    fn add_recursors(&mut self, handler: &str, forwarder: &Forwarder) {
-        let set = forwarder.set();
-        let preferred = set.order.preferred();
-        for (index, recursor) in set.recursors.iter().enumerate() {
-            let RecursorCounters {
-                tries,
-                network_errors,
-                error_replies,
-                given_up,
-                mismatched,
-                latency_us: _,
-                latencies,
-                latency_sum_us,
-            } = &recursor.counters;
-            let labels = [("recursor", recursor.name()), ("handler", handler)];
-            let because = |reason| [labels[0], labels[1], ("reason", reason)];
-            self.counter(names::RECURSOR_QUERIES_TOTAL, "Queries sent to recursors.", &labels, tries);
-            for (reason, count) in
-                [("network", network_errors), ("rcode", error_replies), ("given_up", given_up)]
-            {
-                let help = "Queries to recursors that brought no usable reply.";
-                self.counter(names::RECURSOR_FAILURES_TOTAL, help, &because(reason), count);
-            }
-            let help = "Datagrams that were no reply to any query: late, wrong or forged.";
-            self.counter(names::RECURSOR_MISMATCHED_TOTAL, help, &labels, mismatched);
-            let help = "1 for the recursor that is asked first.";
-            self.gauge(names::RECURSOR_PREFERRED, help, &labels, f64::from(u8::from(index == preferred)));
-            self.latencies(&labels, latencies, latency_sum_us);
+/// The histogram of one recursor.
+fn histogram(latencies: &[AtomicU64], sum_us: &AtomicU64) -> Histogram {
+    let mut buckets = Vec::with_capacity(LATENCY_BOUNDS_US.len());
+    let mut count = 0;
+    for (index, replies) in latencies.iter().enumerate() {
+        count += replies.load(Relaxed);
+        // The last one has no bound: it is the count of all.
+        if let Some(&bound) = LATENCY_BOUNDS_US.get(index) {
+            let mut bucket = Bucket::default();
+            bucket.set_upper_bound(seconds(bound));
+            bucket.set_cumulative_count(count);
+            buckets.push(bucket);
         }
     }
-
-    /// The histogram of one recursor.
-    fn latencies(&mut self, labels: &[(&str, &str)], latencies: &[AtomicU64], sum_us: &AtomicU64) {
-        let mut histogram = Histogram::default();
-        let mut buckets = Vec::with_capacity(LATENCY_BOUNDS_US.len());
-        let mut count = 0;
-        for (index, replies) in latencies.iter().enumerate() {
-            count += replies.load(Relaxed);
-            // The last one has no bound: it is the count of all.
-            if let Some(&bound) = LATENCY_BOUNDS_US.get(index) {
-                let mut bucket = Bucket::default();
-                bucket.set_upper_bound(seconds(bound));
-                bucket.set_cumulative_count(count);
-                buckets.push(bucket);
-            }
-        }
-        histogram.set_bucket(buckets);
-        histogram.set_sample_count(count);
-        histogram.set_sample_sum(seconds(sum_us.load(Relaxed)));
-        let mut metric = labelled(labels);
-        metric.set_histogram(histogram);
-        let help = "Time to the replies of recursors.";
-        self.push(names::RECURSOR_DURATION_SECONDS, help, MetricType::HISTOGRAM, metric);
-    }
-
-    /// Adds a counter.
-    fn counter(&mut self, name: &str, help: &str, labels: &[(&str, &str)], count: &AtomicU64) {
-        let mut counter = Counter::default();
-        counter.set_value(count.load(Relaxed) as f64);
-        let mut metric = labelled(labels);
-        metric.set_counter(counter);
-        self.push(name, help, MetricType::COUNTER, metric);
-    }
-
-    /// Adds a gauge.
-    fn gauge(&mut self, name: &str, help: &str, labels: &[(&str, &str)], value: f64) {
-        let mut gauge = Gauge::default();
-        gauge.set_value(value);
-        let mut metric = labelled(labels);
-        metric.set_gauge(gauge);
-        self.push(name, help, MetricType::GAUGE, metric);
-    }
-
-    /// Adds a metric to its family.
-    fn push(&mut self, name: &str, help: &str, kind: MetricType, metric: Metric) {
-        if let Some(family) = self.0.iter_mut().find(|family| family.name() == name) {
-            family.mut_metric().push(metric);
-            return;
-        }
-        let mut family = MetricFamily::default();
-        family.set_name(name.to_owned());
-        family.set_help(help.to_owned());
-        family.set_field_type(kind);
-        family.set_metric(vec![metric]);
-        self.0.push(family);
-    }
+    let mut histogram = Histogram::default();
+    histogram.set_bucket(buckets);
+    histogram.set_sample_count(count);
+    histogram.set_sample_sum(seconds(sum_us.load(Relaxed)));
+    histogram
 }
 
 /// Microseconds as seconds.
@@ -227,18 +160,18 @@ mod tests {
 
     #[test]
     fn families_hold_what_was_counted() {
-        let mut families = Families::default();
-        let labels = [("recursor", "10.0.0.2:53"), ("handler", "")];
         let latencies: [AtomicU64; LATENCY_BOUNDS_US.len() + 1] = Default::default();
         latencies[0].store(2, Relaxed);
         latencies[LATENCY_BOUNDS_US.len()].store(1, Relaxed);
-        families.latencies(&labels, &latencies, &AtomicU64::new(3_000_500));
-        families.counter("x_total", "X.", &labels, &AtomicU64::new(7));
-        families.counter("x_total", "X.", &[("recursor", "b")], &AtomicU64::new(8));
-        let text = prometheus::TextEncoder::new().encode_to_string(&families.0).unwrap();
+        let histogram = histogram(&latencies, &AtomicU64::new(3_000_500));
+        let all = [
+            families::RECURSOR_DURATION_SECONDS.of([(["10.0.0.2:53", ""], histogram)]),
+            families::RECURSOR_QUERIES_TOTAL.of([(["10.0.0.2:53", ""], 7), (["b", "x."], 8)]),
+        ];
+        let text = prometheus::TextEncoder::new().encode_to_string(&all).unwrap();
         for line in [
-            r#"x_total{handler="",recursor="10.0.0.2:53"} 7"#,
-            r#"x_total{recursor="b"} 8"#,
+            r#"bosh_dns_xdp_recursor_queries_total{handler="",recursor="10.0.0.2:53"} 7"#,
+            r#"bosh_dns_xdp_recursor_queries_total{handler="x.",recursor="b"} 8"#,
             r#"bosh_dns_xdp_recursor_duration_seconds_bucket{handler="",recursor="10.0.0.2:53",le="0.00025"} 2"#,
             r#"bosh_dns_xdp_recursor_duration_seconds_bucket{handler="",recursor="10.0.0.2:53",le="+Inf"} 3"#,
             r#"bosh_dns_xdp_recursor_duration_seconds_sum{handler="",recursor="10.0.0.2:53"} 3.0005"#,

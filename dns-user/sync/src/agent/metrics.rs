@@ -29,26 +29,28 @@ impl Metrics {
     /// All at zero.
     pub(super) fn new() -> prometheus::Result<Self> {
         let registry = Registry::new();
+        let counter = |name: &str, help: &str| {
+            let counter = IntCounter::new(format!("bosh_dns_sync_agent_{name}"), help)?;
+            registry.register(Box::new(counter.clone())).map(|()| counter)
+        };
         let version = IntGauge::new("bosh_dns_sync_agent_version", "Version of records.json")?;
+        registry.register(Box::new(version.clone()))?;
         let taken = IntCounterVec::new(
             Opts::new("bosh_dns_sync_agent_versions_total", "Versions taken, by patch or blob"),
             &["by"],
         )?;
+        registry.register(Box::new(taken.clone()))?;
         // Both are there from the start: a rate needs a zero to begin with.
         for by in [BY_PATCH, BY_BLOB] {
             taken.with_label_values(&[by]);
         }
-        let failed =
-            IntCounter::new("bosh_dns_sync_agent_failures_total", "Versions that could not be taken")?;
-        let patch_failed =
-            IntCounter::new("bosh_dns_sync_agent_patch_failures_total", "Patches that did not fit")?;
-        let lower =
-            IntCounter::new("bosh_dns_sync_agent_lower_versions_total", "Announcements of lower versions")?;
-        registry.register(Box::new(version.clone()))?;
-        registry.register(Box::new(taken.clone()))?;
-        registry.register(Box::new(failed.clone()))?;
-        registry.register(Box::new(patch_failed.clone()))?;
-        registry.register(Box::new(lower.clone()))?;
-        Ok(Self { registry, version, taken, failed, patch_failed, lower })
+        Ok(Self {
+            version,
+            taken,
+            failed: counter("failures_total", "Versions that could not be taken")?,
+            patch_failed: counter("patch_failures_total", "Patches that did not fit")?,
+            lower: counter("lower_versions_total", "Announcements of lower versions")?,
+            registry,
+        })
     }
 }

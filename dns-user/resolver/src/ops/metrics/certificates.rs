@@ -5,24 +5,13 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use prometheus::{IntCounterVec, IntGaugeVec, Opts};
-
-use super::{Metrics, names};
+use super::{Metrics, families};
 use crate::tls::RotatingTls;
 
 /// Shows `certificates` on the metrics port, as they are whenever somebody looks.
 pub fn show(metrics: &Metrics, certificates: Vec<Arc<RotatingTls>>) -> prometheus::Result<()> {
-    let ends = IntGaugeVec::new(
-        Opts::new(names::CERTIFICATE_EXPIRY_SECONDS, "End of certificates in use, seconds since 1970."),
-        &["use", "part"],
-    )?;
-    let failures = IntCounterVec::new(
-        Opts::new(
-            names::CERTIFICATE_LOAD_FAILURES_TOTAL,
-            "Attempts to load changed certificate files that failed; the last good ones stay in use.",
-        ),
-        &["use"],
-    )?;
+    let ends = families::CERTIFICATE_EXPIRY_SECONDS.gauges()?;
+    let failures = families::CERTIFICATE_LOAD_FAILURES_TOTAL.counters()?;
     metrics.registry().register(Box::new(ends.clone()))?;
     metrics.registry().register(Box::new(failures.clone()))?;
     metrics.before_exposition(move || {

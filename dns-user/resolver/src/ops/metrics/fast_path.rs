@@ -1,8 +1,8 @@
 //! Adds the replies of the fast path to the families that speak of all replies.
 
-use prometheus::proto::{Counter, MetricFamily, MetricType};
+use prometheus::proto::{Counter, MetricFamily};
 
-use super::{labels, names};
+use super::{families, labels};
 
 /// What the program has answered since it was loaded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,65 +19,44 @@ impl FastReplies {
 
     /// Counts the replies in. The program does not know an address family that
     /// is counted apart, so `family` is empty for its share.
-    pub(super) fn add_to(&self, families: &mut Vec<MetricFamily>, server: &str) {
+    pub(super) fn add_to(&self, all: &mut Vec<MetricFamily>, server: &str) {
         let total = self.total();
-        add(families, names::REQUESTS_INTERNAL_TOTAL, "Requests for names of the fleet.", &[], total);
-        add(
-            families,
-            names::REPLIES_TOTAL,
-            "Replies by the path that gave them.",
-            &[("path", "fast")],
-            total,
-        );
-        let common = [("server", server), ("zone", labels::ZONE), ("view", labels::VIEW)];
-        for &(query_type, rcode, count) in self.replies.iter().filter(|(_, _, count)| *count > 0) {
-            let mut request = common.to_vec();
-            request.extend([("proto", "udp"), ("family", ""), ("type", query_type)]);
-            add(families, names::COREDNS_REQUESTS_TOTAL, "Requests.", &request, count);
+        add(all, families::REQUESTS_INTERNAL_TOTAL.is(total));
+        add(all, families::REPLIES_TOTAL.of([(["fast"], total)]));
+        let replies = || self.replies.iter().filter(|(_, _, count)| *count > 0);
+        let requests = replies().map(|&(query_type, _, count)| {
+            ([server, labels::ZONE, labels::VIEW, "udp", "", query_type], count)
+        });
+        let responses = replies().map(|&(_, rcode, count)| {
             let rcode = labels::rcode_label(rcode);
-            let mut response = common.to_vec();
-            response.extend([("rcode", rcode.as_ref()), ("plugin", "xdp")]);
-            add(families, names::COREDNS_RESPONSES_TOTAL, "Responses.", &response, count);
-        }
+            ([server.into(), labels::ZONE.into(), labels::VIEW.into(), rcode, "xdp".into()], count)
+        });
+        add(all, families::COREDNS_REQUESTS_TOTAL.of(requests));
+        add(all, families::COREDNS_RESPONSES_TOTAL.of(responses));
     }
 }
 
-/// Adds `count` to the counter `name` with these labels, making family and
-/// metric where they are missing. Families stay sorted by name.
-fn add(families: &mut Vec<MetricFamily>, name: &str, help: &str, labels: &[(&str, &str)], count: u64) {
-    let place = match families.binary_search_by(|family| family.name().cmp(name)) {
+/// Adds the counters of a family to those that there are, which stay sorted by name.
+fn add(all: &mut Vec<MetricFamily>, mut family: MetricFamily) {
+    let place = match all.binary_search_by(|known| known.name().cmp(family.name())) {
         Ok(place) => place,
+        Err(_) if family.get_metric().is_empty() => return,
         Err(place) => {
-            let mut family = MetricFamily::default();
-            family.set_name(name.to_owned());
-            family.set_help(help.to_owned());
-            family.set_field_type(MetricType::COUNTER);
-            families.insert(place, family);
+            let mut empty = family.clone();
+            empty.set_metric(Vec::new());
+            all.insert(place, empty);
             place
         }
     };
-    let metrics = families[place].mut_metric();
-    let mut labels = labels.to_vec();
-    labels.sort_unstable();
-    let known = metrics.iter_mut().find(|metric| {
-        metric.get_label().iter().map(|label| (label.name(), label.value())).eq(labels.iter().copied())
-    });
-    match known {
-        Some(metric) => {
-            let before = metric.get_counter().get_value();
-            metric.set_counter(counter(before + count as f64));
-        }
-        None => {
-            let mut metric = labels::labelled(&labels);
-            metric.set_counter(counter(count as f64));
-            metrics.push(metric);
+    let known = all[place].mut_metric();
+    for metric in family.take_metric() {
+        match known.iter_mut().find(|known| known.get_label() == metric.get_label()) {
+            Some(known) => {
+                let mut sum = Counter::default();
+                sum.set_value(known.get_counter().get_value() + metric.get_counter().get_value());
+                known.set_counter(sum);
+            }
+            None => known.push(metric),
         }
     }
-}
-
-/// A counter that stands at `value`.
-fn counter(value: f64) -> Counter {
-    let mut counter = Counter::default();
-    counter.set_value(value);
-    counter
 }

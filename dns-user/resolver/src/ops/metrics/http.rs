@@ -65,7 +65,7 @@ async fn exposition(State(served): State<Served>) -> Response {
             ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
         }
         Err(error) => {
-            tracing::error!(%error, "the metrics cannot be written down");
+            tracing::error!(%error, "cannot encode the metrics");
             (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response()
         }
     }

@@ -2,8 +2,6 @@
 
 use std::borrow::Cow;
 
-use prometheus::proto::{LabelPair, Metric};
-
 /// Label `type` of CoreDNS: the usual types by name, everything else `other`,
 /// so that a client cannot make series without end.
 pub fn type_label(query_type: u16) -> &'static str {
@@ -65,19 +63,6 @@ pub const ZONE: &str = ".";
 
 /// Label `view` of CoreDNS, unused by the reference.
 pub const VIEW: &str = "";
-
-/// A metric without a value yet; its labels are sorted as the registry wants them.
-pub fn labelled(labels: &[(&str, &str)]) -> Metric {
-    let mut labels = labels.to_vec();
-    labels.sort_unstable();
-    let pairs = labels.into_iter().map(|(name, value)| {
-        let mut pair = LabelPair::default();
-        pair.set_name(name.to_owned());
-        pair.set_value(value.to_owned());
-        pair
-    });
-    Metric::from_label(pairs.collect())
-}
 
 #[cfg(test)]
 mod tests {

@@ -1,12 +1,12 @@
-//! Metrics: every name in one place, one registry, one exposition.
+//! Metrics: every family declared in one place, one registry, one exposition.
 //!
-//! Each room owns its counters (`metrics.rs`, `register`), with names from
-//! [`names`]. Replies of the fast path never pass userspace; their counts are
+//! Each room owns its counters (`metrics.rs`, `register`), and exposes by them the families
+//! that [`names`] declares. Replies of the fast path never pass userspace; their counts are
 //! read from the BPF maps when somebody scrapes and added to the families that
 //! speak of all replies.
 
 pub mod certificates;
-pub(crate) mod families;
+mod family;
 pub mod fast_path;
 mod fast_path_families;
 pub mod http;
@@ -21,6 +21,7 @@ use prometheus::{Registry, TextEncoder, proto::MetricFamily};
 
 pub use fast_path::FastReplies;
 pub use fast_path_families::FastPathFamilies;
+pub(crate) use names::families;
 pub use whole::WholeMetrics;
 
 //----------- Metrics --------------------------------------------------------

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use prometheus::{Gauge, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{Gauge, HistogramVec, IntCounter, IntCounterVec, IntGauge, Registry};
 
-use super::names;
+use super::families;
 use crate::ops::{
     journal::{Journal, Kind},
     logs::Logs,
@@ -40,33 +40,16 @@ pub struct WholeMetrics {
 impl WholeMetrics {
     /// Metrics at zero; each kind of reload is there from the start.
     pub fn new() -> prometheus::Result<Self> {
-        let kind = &["kind"];
         let metrics = Self {
-            uptime: Gauge::new(names::UPTIME_SECONDS, "Seconds since the start.")?,
-            records_version: IntGauge::new(names::RECORDS_VERSION, "Version of the records in force.")?,
-            records_age: Gauge::new(names::RECORDS_AGE_SECONDS, "Seconds since the records were read.")?,
-            records_instances: IntGauge::new(names::RECORDS_INSTANCES, "Instances in the records.")?,
-            records_aliases: IntGauge::new(names::RECORDS_ALIASES, "Aliases of files and records.")?,
-            reloads: IntCounterVec::new(Opts::new(names::RELOADS_TOTAL, "Files read anew."), kind)?,
-            reload_failures: IntCounterVec::new(
-                Opts::new(
-                    names::RELOAD_FAILURES_TOTAL,
-                    "Files that could not be used; the last good state stays.",
-                ),
-                kind,
-            )?,
-            reload_duration: HistogramVec::new(
-                HistogramOpts::new(
-                    names::RELOAD_DURATION_SECONDS,
-                    "From noticing a file to answering from it in userspace.",
-                )
-                .buckets(RELOAD_BUCKETS.to_vec()),
-                kind,
-            )?,
-            log_lines_lost: IntCounter::new(
-                names::LOG_LINES_LOST_TOTAL,
-                "Log lines lost because nobody read the log.",
-            )?,
+            uptime: families::UPTIME_SECONDS.float_gauge()?,
+            records_version: families::RECORDS_VERSION.gauge()?,
+            records_age: families::RECORDS_AGE_SECONDS.float_gauge()?,
+            records_instances: families::RECORDS_INSTANCES.gauge()?,
+            records_aliases: families::RECORDS_ALIASES.gauge()?,
+            reloads: families::RELOADS_TOTAL.counters()?,
+            reload_failures: families::RELOAD_FAILURES_TOTAL.counters()?,
+            reload_duration: families::RELOAD_DURATION_SECONDS.histograms(RELOAD_BUCKETS)?,
+            log_lines_lost: families::LOG_LINES_LOST_TOTAL.counter()?,
         };
         for kind in Kind::ALL {
             metrics.reloads.with_label_values(&[kind.label()]);
