@@ -19,6 +19,7 @@ pub mod files;
 pub mod fleet;
 pub mod health;
 mod limits;
+mod mmsg;
 pub mod ops;
 mod priority;
 pub mod server;

@@ -10,10 +10,10 @@
 //! local answer.
 
 mod answer_cache;
+mod batch;
 mod connections;
 mod eager;
 pub mod metrics;
-mod mmsg;
 mod near;
 mod service;
 mod sockets;
@@ -183,7 +183,9 @@ impl Workers {
             Ok(thread) => self.threads.push((socket, thread)),
             // The other threads of this address serve on: the kernel stops
             // steering packets to this socket as soon as it is closed.
-            Err(error) => tracing::error!(%address, %error, "cannot start a UDP thread"),
+            Err(error) => {
+                tracing::error!(%address, %error, "cannot start a UDP thread: the other threads of this address answer its queries")
+            }
         }
     }
 

@@ -15,15 +15,16 @@ use tokio::{runtime::Handle, sync::OwnedSemaphorePermit};
 
 use super::{
     answer_cache::{AnswerCache, LowerName},
+    batch::{Batch, Datagram},
     eager::spawn_eagerly,
     metrics::{By, Dropped, Stripe},
-    mmsg::{Batch, ControlMessages, Datagram, socket_address},
     near::NearClients,
     service::{
         AtOnce, Later, QueryHandler,
         observe::{observe, observe_unreadable},
     },
 };
+use crate::mmsg::{ControlMessages, socket_address};
 use dns_core::wire::{self, CLASS_CH, Parsed, Query, Shuffle, TYPE_DS, Transport};
 
 /// How long a task waits for room in the socket's send buffer, and how often.
@@ -163,7 +164,7 @@ impl Worker {
     pub(super) fn run(mut self) {
         // A defect in how one query is answered must not end the service of all.
         while let Err(_panic) = panic::catch_unwind(AssertUnwindSafe(|| self.serve())) {
-            tracing::error!("a UDP worker panicked and goes on; the query that did it got no reply");
+            tracing::error!("a UDP thread panicked and goes on; the query that caused it got no reply");
             self.cache = AnswerCache::new();
         }
     }
@@ -182,7 +183,7 @@ impl Worker {
                     if self.socket.stopping.load(Ordering::Acquire) {
                         return;
                     }
-                    tracing::warn!(%error, "cannot receive queries");
+                    tracing::warn!(%error, "cannot receive queries by UDP; trying again");
                     std::thread::sleep(Duration::from_millis(10));
                     continue;
                 }

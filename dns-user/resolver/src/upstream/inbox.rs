@@ -1,6 +1,8 @@
-//! Taking what a socket holds with one system call: `recvmmsg` (kernel 2.6.33).
+//! Taking all that a recursor's socket holds.
 
-use std::{cell::RefCell, io, mem, os::fd::RawFd, ptr};
+use std::{cell::RefCell, io, os::fd::RawFd};
+
+use crate::mmsg::{Incoming, Told};
 
 /// Datagrams that are taken at once.
 const BATCH: usize = 8;
@@ -8,56 +10,30 @@ const BATCH: usize = 8;
 const MAX_DATAGRAM: usize = 65_535;
 
 thread_local! {
-    /// Room for a batch. Pages that no datagram reaches take no memory.
-    static ROOM: RefCell<Vec<u8>> = RefCell::new(vec![0; BATCH * MAX_DATAGRAM]);
+    /// Room for a batch.
+    static INCOMING: RefCell<Incoming<BATCH, MAX_DATAGRAM>> = RefCell::new(Incoming::new(Told::Nothing));
 }
 
 /// Hands all datagrams that a connected socket holds to `each`, which must not
 /// take any itself. Ends with the error that the kernel has once there are none:
 /// `WouldBlock`, or what ICMP told.
 pub(super) fn take_all(socket: RawFd, mut each: impl FnMut(&[u8])) -> io::Error {
-    ROOM.with_borrow_mut(|room| {
+    INCOMING.with_borrow_mut(|incoming| {
         loop {
-            match take(socket, room, &mut each) {
-                Ok(BATCH) => {}
-                // The kernel has looked for one more: that saves us the call. An
-                // error that it met instead is kept for the next one.
-                Ok(_) => return io::ErrorKind::WouldBlock.into(),
+            match incoming.receive(socket, libc::MSG_DONTWAIT) {
+                Ok(count) => {
+                    incoming.datagrams(count).for_each(|datagram| each(datagram.bytes));
+                    if count < BATCH {
+                        // The kernel has looked for one more: that saves us the call. An
+                        // error that it met instead is kept for the next one.
+                        return io::ErrorKind::WouldBlock.into();
+                    }
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return error,
             }
         }
     })
-}
-
-/// Takes a batch; says how many datagrams it was, at least one.
-fn take(socket: RawFd, room: &mut [u8], mut each: impl FnMut(&[u8])) -> io::Result<usize> {
-    // SAFETY: all-zero bytes are valid headers and slices: they consist of
-    // integers and raw pointers.
-    let (mut headers, mut slices): ([libc::mmsghdr; BATCH], [libc::iovec; BATCH]) =
-        unsafe { (mem::zeroed(), mem::zeroed()) };
-    for ((header, slice), place) in headers.iter_mut().zip(&mut slices).zip(room.chunks_mut(MAX_DATAGRAM)) {
-        *slice = libc::iovec { iov_base: place.as_mut_ptr().cast(), iov_len: place.len() };
-        header.msg_hdr.msg_iov = ptr::from_mut(slice);
-        header.msg_hdr.msg_iovlen = 1;
-    }
-    // SAFETY: each of the BATCH headers leads to a slice, and each slice to bytes
-    // of `room` that no other one has; all of them outlive the call.
-    let count = unsafe {
-        libc::recvmmsg(
-            socket,
-            headers.as_mut_ptr(),
-            BATCH as libc::c_uint,
-            libc::MSG_DONTWAIT,
-            ptr::null_mut(),
-        )
-    };
-    let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
-    for (header, place) in headers.iter().zip(room.chunks(MAX_DATAGRAM)).take(count) {
-        // The kernel never says more than it had room for.
-        each(&place[..(header.msg_len as usize).min(MAX_DATAGRAM)]);
-    }
-    Ok(count)
 }
 
 #[cfg(test)]
