@@ -97,7 +97,7 @@ impl Parts {
 /// How often attachers have given maps away, by their log.
 fn sessions(server: &Server) -> usize {
     let log = fs::read_to_string(server.folder.path().join("attacher.log")).unwrap_or_default();
-    log.matches("a server has its maps").count()
+    log.matches("handed the maps over").count()
 }
 
 /// Starts an attacher beside the server.

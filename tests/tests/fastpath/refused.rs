@@ -130,7 +130,7 @@ impl Spoilt {
     /// How often the log tells that this program was refused.
     fn refusals(&self, program: &str) -> usize {
         let log = self.server.log();
-        log.lines().filter(|line| line.contains("the kernel refuses") && line.contains(program)).count()
+        log.lines().filter(|line| line.contains("the kernel rejected") && line.contains(program)).count()
     }
 }
 

@@ -75,10 +75,10 @@ fn start(path: &Path, options: RunOptions) -> Result<io::Error, AttacherError> {
     let attacher = Attacher::bind(socket, user, group).map_err(AttacherError::Socket)?;
     privileges::keep_for_attaching()?;
     let logs = Logs::init(&config.logging, options.log_format)?;
-    info!("attaching for servers that ask at {}", socket.display());
+    info!("waiting at {} for servers, to load and attach their programs", socket.display());
     let path = path.to_owned();
     let ended = attacher.run(Box::new(move || {
-        let config = crate::files::load_config(&path).map_err(|problem| problem.to_string())?.config;
+        let config = crate::files::load_config(&path)?.config;
         Ok((config.xdp, config.listen))
     }));
     logs.flush();

@@ -2,12 +2,12 @@
 //! in the way here: links by interface index (aya falls back to netlink
 //! attachments, which cannot be pinned), link updates, pins.
 //!
-//! Layouts are those of `union bpf_attr` in the kernel's `linux/bpf.h`; a
-//! kernel takes a longer attribute than it knows as long as the rest is zero.
+//! A kernel takes a longer `union bpf_attr` than it knows as long as the rest is zero, and
+//! writes as much of an information structure as it knows.
 
 use std::{
-    ffi::CString,
-    io,
+    ffi::{CStr, CString},
+    io, mem,
     os::{
         fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
         unix::ffi::OsStrExt,
@@ -15,115 +15,82 @@ use std::{
     path::Path,
 };
 
+use aya_obj::generated::{
+    XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE, bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_link_type,
+    bpf_map_info, bpf_prog_info,
+};
+
 use super::map::Shape;
 
-/// `BPF_OBJ_PIN`.
-const OBJ_PIN: libc::c_long = 6;
-/// `BPF_OBJ_GET`.
-const OBJ_GET: libc::c_long = 7;
-/// `BPF_PROG_GET_FD_BY_ID`.
-const PROG_BY_ID: libc::c_long = 13;
-/// `BPF_OBJ_GET_INFO_BY_FD`.
-const OBJ_INFO: libc::c_long = 15;
-/// `BPF_LINK_CREATE`, kernel 5.7; for XDP 5.9, for tcx 6.6.
-const LINK_CREATE: libc::c_long = 28;
-/// `BPF_LINK_UPDATE`, kernel 5.7.
-const LINK_UPDATE: libc::c_long = 29;
-/// `BPF_LINK_DETACH`, kernel 5.9.
-const LINK_DETACH: libc::c_long = 34;
+/// Calls bpf(2) with the attributes that `set` fills in; pointers among them must be valid
+/// for what the command does with them.
+fn call(command: bpf_cmd, set: impl FnOnce(&mut bpf_attr)) -> io::Result<libc::c_long> {
+    // SAFETY: the union is made of integers, which may be zero.
+    let mut attributes: bpf_attr = unsafe { mem::zeroed() };
+    set(&mut attributes);
+    // SAFETY: the attributes outlive the call and their size is passed along; the callers in
+    // this file keep the memory behind their pointers alive.
+    let result = unsafe {
+        libc::syscall(libc::SYS_bpf, command as libc::c_long, &raw mut attributes, size_of::<bpf_attr>())
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
 
-/// `BPF_LINK_TYPE_XDP`.
-const LINK_TYPE_XDP: u32 = 6;
-/// `BPF_LINK_TYPE_TCX`.
-const LINK_TYPE_TCX: u32 = 11;
+/// Like [`call`], for commands that return a new file descriptor.
+fn call_for_fd(command: bpf_cmd, set: impl FnOnce(&mut bpf_attr)) -> io::Result<OwnedFd> {
+    let fd = i32::try_from(call(command, set)?).map_err(io::Error::other)?;
+    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
 
-/// `union bpf_attr` as sixteen words: longer than any layout used here.
-///
-/// Every caller names the words by the offsets of `linux/bpf.h`.
-#[repr(C, align(8))]
-#[derive(Clone, Copy, Default)]
-struct Attributes([u64; 16]);
-
-impl Attributes {
-    /// Sets the 32-bit field at `offset` bytes (a multiple of 4, below 128).
-    fn u32(mut self, offset: usize, value: u32) -> Self {
-        let (word, shift) = (offset / 8, if cfg!(target_endian = "big") { 32 } else { 0 });
-        let shift = if offset.is_multiple_of(8) { shift } else { 32 - shift };
-        self.0[word] |= u64::from(value) << shift;
-        self
-    }
-
-    /// Sets the field at `offset` to a file descriptor.
-    fn fd(self, offset: usize, fd: BorrowedFd<'_>) -> Self {
-        self.u32(offset, u32::try_from(fd.as_raw_fd()).expect("an open descriptor is not negative"))
-    }
-
-    /// Sets the 64-bit field at `offset` bytes (a multiple of 8, below 128).
-    fn u64(mut self, offset: usize, value: u64) -> Self {
-        self.0[offset / 8] = value;
-        self
-    }
-
-    /// Sets the 64-bit field at `offset` to an address.
-    fn pointer<T>(self, offset: usize, pointer: *const T) -> Self {
-        self.u64(offset, pointer as u64)
-    }
-
-    /// Calls `bpf(command)`; pointers inside must be valid for what the command does with them.
-    fn call(&mut self, command: libc::c_long) -> io::Result<libc::c_long> {
-        // SAFETY: the attribute block outlives the call and its size is passed
-        // along; the callers in this file keep the memory behind its pointers alive.
-        let result = unsafe { libc::syscall(libc::SYS_bpf, command, self.0.as_mut_ptr(), size_of::<Self>()) };
-        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
-    }
-
-    /// Like [`Self::call`], for commands that return a new file descriptor.
-    fn call_for_fd(&mut self, command: libc::c_long) -> io::Result<OwnedFd> {
-        let fd = self.call(command)?;
-        let fd = i32::try_from(fd).map_err(io::Error::other)?;
-        // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-    }
+/// A descriptor as attributes have it.
+fn number(fd: BorrowedFd<'_>) -> u32 {
+    u32::try_from(fd.as_raw_fd()).expect("an open descriptor is not negative")
 }
 
 /// How a link hooks a program to an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum LinkKind {
-    /// XDP in the driver (`XDP_FLAGS_DRV_MODE`).
+    /// XDP in the driver.
     XdpNative,
-    /// XDP on the skb (`XDP_FLAGS_SKB_MODE`).
+    /// XDP on the skb.
     XdpGeneric,
     /// tcx at ingress, last in the chain.
     Tcx,
 }
 
-/// Attaches `program` to an interface of the calling thread's network namespace.
+/// Attaches `program` to an interface of the calling thread's network namespace
+/// (`BPF_LINK_CREATE`: kernel 5.7; for XDP 5.9, for tcx 6.6).
 ///
 /// EBUSY: another XDP program is there. EINVAL: a kernel without this kind of
 /// link, or a driver that refuses.
 pub(super) fn link_create(program: BorrowedFd<'_>, ifindex: u32, kind: LinkKind) -> io::Result<OwnedFd> {
-    // BPF_XDP = 37, BPF_TCX_INGRESS = 46; XDP_FLAGS_SKB_MODE = 2, XDP_FLAGS_DRV_MODE = 4.
     let (attach_type, flags) = match kind {
-        LinkKind::XdpNative => (37, 4),
-        LinkKind::XdpGeneric => (37, 2),
-        LinkKind::Tcx => (46, 0),
+        LinkKind::XdpNative => (bpf_attach_type::BPF_XDP, XDP_FLAGS_DRV_MODE),
+        LinkKind::XdpGeneric => (bpf_attach_type::BPF_XDP, XDP_FLAGS_SKB_MODE),
+        LinkKind::Tcx => (bpf_attach_type::BPF_TCX_INGRESS, 0),
     };
-    Attributes::default()
-        .fd(0, program)
-        .u32(4, ifindex)
-        .u32(8, attach_type)
-        .u32(12, flags)
-        .call_for_fd(LINK_CREATE)
+    call_for_fd(bpf_cmd::BPF_LINK_CREATE, |attributes| {
+        attributes.link_create.__bindgen_anon_1.prog_fd = number(program);
+        attributes.link_create.__bindgen_anon_2.target_ifindex = ifindex;
+        attributes.link_create.attach_type = attach_type as u32;
+        attributes.link_create.flags = flags;
+    })
 }
 
-/// Puts `program` in the place of the link's present one, in one step: no packet meets none or both.
+/// Puts `program` in the place of the link's present one, in one step: no packet meets none or
+/// both (`BPF_LINK_UPDATE`, kernel 5.7).
 pub(super) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
-    Attributes::default().fd(0, link).fd(4, program).call(LINK_UPDATE).map(drop)
+    call(bpf_cmd::BPF_LINK_UPDATE, |attributes| {
+        attributes.link_update.link_fd = number(link);
+        attributes.link_update.__bindgen_anon_1.new_prog_fd = number(program);
+    })
+    .map(drop)
 }
 
-/// Detaches the program, whoever else holds the link.
+/// Detaches the program, whoever else holds the link (`BPF_LINK_DETACH`, kernel 5.9).
 pub(super) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
-    Attributes::default().fd(0, link).call(LINK_DETACH).map(drop)
+    call(bpf_cmd::BPF_LINK_DETACH, |attributes| attributes.link_detach.link_fd = number(link)).map(drop)
 }
 
 /// What the kernel says of a link.
@@ -139,12 +106,14 @@ pub(super) struct LinkInfo {
 
 /// Reads `struct bpf_link_info`; an error for links of other kinds.
 pub(super) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
-    let info: [u32; 16] = object_info(link)?;
-    let [link_type, _id, program_id, _padding, ifindex, ..] = info;
-    match link_type {
-        LINK_TYPE_XDP | LINK_TYPE_TCX => {
-            Ok(LinkInfo { program_id, ifindex, tcx: link_type == LINK_TYPE_TCX })
-        }
+    const XDP: u32 = bpf_link_type::BPF_LINK_TYPE_XDP as u32;
+    const TCX: u32 = bpf_link_type::BPF_LINK_TYPE_TCX as u32;
+    let info: bpf_link_info = object_info(link)?;
+    // SAFETY: whatever the kernel wrote, or did not, is made of integers.
+    let (of_xdp, of_tcx) = unsafe { (info.__bindgen_anon_1.xdp, info.__bindgen_anon_1.tcx) };
+    match info.type_ {
+        XDP => Ok(LinkInfo { program_id: info.prog_id, ifindex: of_xdp.ifindex, tcx: false }),
+        TCX => Ok(LinkInfo { program_id: info.prog_id, ifindex: of_tcx.ifindex, tcx: true }),
         other => Err(io::Error::other(format!("a BPF link of type {other}, neither XDP nor tcx"))),
     }
 }
@@ -162,50 +131,71 @@ pub(super) struct ProgramInfo {
 
 /// Reads `struct bpf_prog_info`.
 pub(super) fn program_info(program: BorrowedFd<'_>) -> io::Result<ProgramInfo> {
-    let info: [u32; 60] = object_info(program)?;
-    let name: Vec<u8> =
-        info[16..20].iter().flat_map(|word| word.to_ne_bytes()).take_while(|&byte| byte != 0).collect();
-    Ok(ProgramInfo { id: info[1], name: String::from_utf8_lossy(&name).into_owned(), uid: info[12] })
+    let bpf_prog_info { id, name, created_by_uid, .. } = object_info(program)?;
+    let name = CStr::from_bytes_until_nul(&name.map(|byte| byte as u8))
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    Ok(ProgramInfo { id, name, uid: created_by_uid })
 }
 
 /// Reads the id of a map from `struct bpf_map_info`.
 pub(super) fn map_id(map: BorrowedFd<'_>) -> io::Result<u32> {
-    let info: [u32; 32] = object_info(map)?;
-    Ok(info[1])
+    object_info(map).map(|info: bpf_map_info| info.id)
 }
 
 /// Value size and number of elements of a map, from `struct bpf_map_info`.
 pub(super) fn map_shape(map: BorrowedFd<'_>) -> io::Result<Shape> {
-    let info: [u32; 32] = object_info(map)?;
-    Ok(Shape { value_size: info[3], elements: info[4] })
+    let bpf_map_info { value_size, max_entries, .. } = object_info(map)?;
+    Ok(Shape { value_size, elements: max_entries })
 }
 
 /// A program by its id; needs CAP_SYS_ADMIN.
 pub(super) fn program_by_id(id: u32) -> io::Result<OwnedFd> {
-    Attributes::default().u32(0, id).call_for_fd(PROG_BY_ID)
+    call_for_fd(bpf_cmd::BPF_PROG_GET_FD_BY_ID, |attributes| {
+        attributes.__bindgen_anon_6.__bindgen_anon_1.prog_id = id;
+    })
 }
 
-/// The first words of the kernel's information about a BPF object.
-fn object_info<const WORDS: usize>(object: BorrowedFd<'_>) -> io::Result<[u32; WORDS]> {
-    /// Alignment of the kernel's information structures.
-    #[repr(C, align(8))]
-    struct Info<const WORDS: usize>([u32; WORDS]);
-    let mut info = Info([0; WORDS]);
-    let length = u32::try_from(size_of::<Info<WORDS>>()).expect("a few hundred bytes");
-    Attributes::default().fd(0, object).u32(4, length).pointer(8, &raw mut info).call(OBJ_INFO)?;
-    Ok(info.0)
+/// What the kernel tells of an object.
+///
+/// # Safety
+/// Made of integers alone.
+unsafe trait Info {}
+// SAFETY: integers, and unions and arrays of them.
+unsafe impl Info for bpf_link_info {}
+// SAFETY: as above.
+unsafe impl Info for bpf_map_info {}
+// SAFETY: as above.
+unsafe impl Info for bpf_prog_info {}
+
+/// The kernel's information about a link, map or program; zero where it knows nothing.
+fn object_info<T: Info>(object: BorrowedFd<'_>) -> io::Result<T> {
+    // SAFETY: integers may be zero.
+    let mut info: T = unsafe { mem::zeroed() };
+    call(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, |attributes| {
+        attributes.info.bpf_fd = number(object);
+        attributes.info.info_len = u32::try_from(size_of::<T>()).expect("a few hundred bytes");
+        attributes.info.info = &raw mut info as u64;
+    })?;
+    Ok(info)
 }
 
 /// Pins a map, program or link at `path` on a bpffs.
 pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
-    Attributes::default().pointer(0, path.as_ptr()).fd(8, object).call(OBJ_PIN).map(drop)
+    call(bpf_cmd::BPF_OBJ_PIN, |attributes| {
+        attributes.__bindgen_anon_4.pathname = path.as_ptr() as u64;
+        attributes.__bindgen_anon_4.bpf_fd = number(object);
+    })
+    .map(drop)
 }
 
 /// Opens what is pinned at `path`.
 pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
-    Attributes::default().pointer(0, path.as_ptr()).call_for_fd(OBJ_GET)
+    call_for_fd(bpf_cmd::BPF_OBJ_GET, |attributes| {
+        attributes.__bindgen_anon_4.pathname = path.as_ptr() as u64
+    })
 }
 
 /// Waits until every program run that began before this call has ended: an RCU
@@ -217,19 +207,4 @@ pub(super) fn rcu_grace_period() -> io::Result<()> {
     // SAFETY: membarrier takes no pointers.
     let result = unsafe { libc::syscall(libc::SYS_membarrier, GLOBAL, 0, 0) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn attribute_fields_lie_where_the_kernel_reads_them() {
-        let attributes = Attributes::default().u32(0, 1).u32(4, 2).u64(8, 3).u32(36, 4);
-        let bytes: Vec<u8> = attributes.0.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        assert_eq!(&bytes[0..4], &1_u32.to_ne_bytes());
-        assert_eq!(&bytes[4..8], &2_u32.to_ne_bytes());
-        assert_eq!(&bytes[8..16], &3_u64.to_ne_bytes());
-        assert_eq!(&bytes[36..40], &4_u32.to_ne_bytes());
-    }
 }

@@ -53,12 +53,12 @@ impl Loaded {
         let Object { ebpf, kept_maps, index, entries, control, counters, tap, messages, limits } = object;
         let pins = Pins::prepare(&config.bpffs, main)
             .inspect_err(|error| {
-                tracing::warn!(%error, "nothing can be pinned: the fast path ends with this process, whatever xdp.on_stop says");
+                tracing::warn!(%error, "cannot pin below xdp.bpffs: programs are detached when this process ends, whatever xdp.on_stop says");
             })
             .ok();
         let predecessor = pins.as_ref().map(Pins::pinned_links).unwrap_or_default();
         if !predecessor.is_empty() {
-            tracing::info!(links = predecessor.len(), "taking over from the server before");
+            tracing::info!(links = predecessor.len(), "taking over the pinned links of the previous server");
         }
         let tap = tap.map(ring).transpose()?;
         let board = ProgramBoard::default();

@@ -7,6 +7,7 @@
 //! * [`observe`]: what the programs tell of themselves.
 //! * [`here`]: programs and maps that this process loads, pins and attaches; [`apart`]: those that
 //!   another process does, for a server without privileges; [`memory`]: what both come to.
+//! * [`mailbox`]: channels to threads that sleep in poll(2).
 //! * [`object`] loads the maps, [`programs`] the programs, each as it is needed; [`bpf`] are
 //!   the system calls.
 //!
@@ -16,6 +17,7 @@ mod apart;
 mod attach;
 mod bpf;
 mod here;
+mod mailbox;
 mod map;
 mod memory;
 mod object;
@@ -111,7 +113,7 @@ pub enum FastPathError {
     #[error("the fast path is switched off (xdp.enabled, xdp.mode)")]
     Off,
     /// There is nothing to answer for.
-    #[error("the server listens nowhere")]
+    #[error("the server listens on no address")]
     NoEndpoints,
     /// The process lacks the capabilities.
     #[error(
@@ -119,13 +121,13 @@ pub enum FastPathError {
     )]
     NotPermitted(String),
     /// The kernel does not take the object's maps.
-    #[error("the kernel does not take the BPF object: {0}")]
+    #[error("the kernel rejected the maps of the BPF object: {0}")]
     Load(String),
     /// The embedded object lacks a part: it was built from other sources.
     #[error("the embedded BPF object has no {0}")]
     Incomplete(&'static str),
     /// The attacher is not there.
-    #[error("no attacher at {}: {error}", socket.display())]
+    #[error("cannot connect to the attacher at {}: {error}", socket.display())]
     NoAttacher {
         /// Its socket.
         socket: PathBuf,
@@ -133,7 +135,7 @@ pub enum FastPathError {
         error: io::Error,
     },
     /// The attacher gives nothing.
-    #[error("the attacher gives no programs: {0}")]
+    #[error("the attacher refused to load programs: {0}")]
     Refused(String),
     /// A system call failed.
     #[error("{what}: {error}")]
@@ -250,7 +252,10 @@ impl FastPath {
     ) -> Result<Self, FastPathError> {
         let Memory { index, entries, control, counters, tap, limits } = memory;
         if !earlier.is_empty() {
-            tracing::info!(names = earlier.len(), "learning what the server before had learned");
+            tracing::info!(
+                names = earlier.len(),
+                "taking over the names that the previous server had learned"
+            );
         }
         let seed = random_seed();
         control.set_hash_seed(seed);

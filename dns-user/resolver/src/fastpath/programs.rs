@@ -10,11 +10,8 @@
 use std::{
     borrow::Cow,
     collections::BTreeMap,
-    io::{self, Read as _, Write as _},
-    os::{
-        fd::{AsFd, BorrowedFd},
-        unix::net::UnixStream,
-    },
+    io,
+    os::fd::{AsFd, BorrowedFd},
     sync::{Arc, mpsc},
     thread,
     time::Instant,
@@ -28,7 +25,11 @@ use aya::{
 use dns_common::object;
 use parking_lot::Mutex;
 
-use super::{attach::attachment::Filters, bpf};
+use super::{
+    attach::attachment::Filters,
+    bpf,
+    mailbox::{self, Ended},
+};
 use crate::priority;
 
 /// Most lines of the verifier that are kept of a refusal: the last ones, where it says
@@ -38,24 +39,25 @@ const VERIFIER_LINES: usize = 6;
 /// Most tries in a row of a load that a signal interrupted.
 const INTERRUPTED_TRIES: usize = 10;
 
-//----------- Role ------------------------------------------------------------
+//----------- Program ---------------------------------------------------------
 
-/// What a program is attached as.
+/// A program of the object that is attached to hooks; which hook it is makes no difference to
+/// those of tc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Role {
-    /// XDP in the driver. What suits a driver's packets would spoil those of skbs.
+pub(crate) enum Program {
+    /// For XDP in the driver. What suits a driver's packets would spoil those of skbs.
     Xdp,
-    /// XDP in generic mode.
+    /// For XDP in generic mode.
     XdpGeneric,
-    /// tc.
+    /// For tc.
     Tc,
-    /// tc behind XDP.
+    /// For tc behind XDP.
     TcSecond,
 }
 
-impl Role {
-    /// Name of its program in the object.
-    const fn program(self) -> &'static str {
+impl Program {
+    /// Its name in the object.
+    const fn name(self) -> &'static str {
         match self {
             Self::Xdp => object::XDP_PROGRAM,
             Self::XdpGeneric => object::XDP_GENERIC_PROGRAM,
@@ -64,7 +66,7 @@ impl Role {
         }
     }
 
-    /// Whether its program goes on in the one that answers at tc, and is of no use without it.
+    /// Whether it goes on in the program that answers at tc, and is of no use without that.
     const fn calls_answer(self) -> bool {
         matches!(self, Self::Tc | Self::TcSecond)
     }
@@ -142,8 +144,8 @@ impl ProgramBoard {
 pub(crate) enum Missing {
     /// It is being loaded; [`Programs::news`] tells when it is.
     Loading,
-    /// It cannot be had, and why.
-    Refused(String),
+    /// The kernel did not take it.
+    NotLoaded(LoadProblem),
 }
 
 /// The programs as the one who attaches them holds them.
@@ -151,13 +153,11 @@ pub(crate) struct Programs {
     /// Where clsact is used.
     pub(crate) filters: Filters,
     /// What was ordered, and what came of it.
-    ordered: BTreeMap<Role, Ordered>,
+    ordered: BTreeMap<Program, Ordered>,
     /// To the thread that loads, which ends when this is dropped.
-    orders: mpsc::Sender<Role>,
-    /// From that thread.
-    results: mpsc::Receiver<(Role, Result<ProgramFd, Problem>)>,
-    /// Readable when there are results; `None`: that thread has ended.
-    news: Option<UnixStream>,
+    orders: mpsc::Sender<Program>,
+    /// From that thread; `None`: it has ended.
+    results: Option<mailbox::Receiver<(Program, Result<ProgramFd, LoadProblem>)>>,
 }
 
 /// What came of an order.
@@ -167,53 +167,48 @@ enum Ordered {
     /// The program.
     Loaded(ProgramFd),
     /// It cannot be had.
-    Problem(Problem),
+    Problem(LoadProblem),
 }
 
 impl Programs {
     /// Starts the thread that loads the programs of `ebpf` as they are asked for.
     pub(super) fn start(ebpf: Ebpf, filters: Filters, board: ProgramBoard) -> io::Result<Self> {
         let (orders, ordered) = mpsc::channel();
-        let (done, results) = mpsc::channel();
-        let (news, tell) = UnixStream::pair()?;
-        news.set_nonblocking(true)?;
-        tell.set_nonblocking(true)?;
+        let (done, results) = mailbox::channel()?;
         let mut loader = Loader { ebpf, board, answer: None };
         thread::Builder::new().name("programs".into()).spawn(move || {
             priority::lower("loading programs");
-            for role in ordered {
-                if done.send((role, loader.load(role))).is_err() {
+            for program in ordered {
+                if done.send((program, loader.load(program))).is_err() {
                     return;
                 }
-                // Full: there is news that nobody has read yet.
-                let _ = (&tell).write(&[0]);
             }
         })?;
-        Ok(Self { filters, ordered: BTreeMap::new(), orders, results, news: Some(news) })
+        Ok(Self { filters, ordered: BTreeMap::new(), orders, results: Some(results) })
     }
 
     /// Orders a program, once.
-    pub(crate) fn order(&mut self, role: Role) {
+    pub(crate) fn order(&mut self, program: Program) {
         let Self { ordered, orders, .. } = self;
-        ordered.entry(role).or_insert_with(|| match orders.send(role) {
+        ordered.entry(program).or_insert_with(|| match orders.send(program) {
             Ok(()) => Ordered::Loading,
-            Err(_) => Ordered::Problem(Problem::ended()),
+            Err(_) => Ordered::Problem(LoadProblem::ended()),
         });
     }
 
     /// A program, ordered if it was not.
-    pub(crate) fn get(&mut self, role: Role) -> Result<BorrowedFd<'_>, Missing> {
-        self.order(role);
-        match self.ordered.get(&role) {
+    pub(crate) fn get(&mut self, program: Program) -> Result<BorrowedFd<'_>, Missing> {
+        self.order(program);
+        match self.ordered.get(&program) {
             Some(Ordered::Loaded(program)) => Ok(program.as_fd()),
-            Some(Ordered::Problem(problem)) => Err(Missing::Refused(problem.why.clone())),
+            Some(Ordered::Problem(problem)) => Err(Missing::NotLoaded(problem.clone())),
             Some(Ordered::Loading) | None => Err(Missing::Loading),
         }
     }
 
     /// Whether a program is still being loaded.
-    pub(crate) fn is_loading(&self, role: Role) -> bool {
-        matches!(self.ordered.get(&role), Some(Ordered::Loading))
+    pub(crate) fn is_loading(&self, program: Program) -> bool {
+        matches!(self.ordered.get(&program), Some(Ordered::Loading))
     }
 
     /// Whether the kernel's number is that of one of ours.
@@ -226,29 +221,24 @@ impl Programs {
 
     /// What becomes readable when programs were loaded or refused.
     pub(crate) fn news(&self) -> Option<BorrowedFd<'_>> {
-        self.news.as_ref().map(AsFd::as_fd)
+        self.results.as_ref().map(AsFd::as_fd)
     }
 
     /// Takes what was loaded.
     pub(crate) fn collect(&mut self) {
-        let mut bytes = [0; 16];
-        if let Some(mut news) = self.news.as_ref()
-            && let Ok(0) = news.read(&mut bytes)
-        {
-            self.news = None;
-        }
-        for (role, result) in self.results.try_iter() {
-            let result = match result {
-                Ok(program) => Ordered::Loaded(program),
-                Err(problem) => Ordered::Problem(problem),
+        let Some(results) = &self.results else { return };
+        loop {
+            match results.take() {
+                Ok(Some((program, Ok(loaded)))) => self.ordered.insert(program, Ordered::Loaded(loaded)),
+                Ok(Some((program, Err(problem)))) => self.ordered.insert(program, Ordered::Problem(problem)),
+                Ok(None) => return,
+                Err(Ended) => break,
             };
-            self.ordered.insert(role, result);
         }
-        if self.news.is_none() {
-            // It panicked, which was logged with its place.
-            for ordered in self.ordered.values_mut().filter(|ordered| matches!(ordered, Ordered::Loading)) {
-                *ordered = Ordered::Problem(Problem::ended());
-            }
+        // The thread panicked, which was logged with its place.
+        self.results = None;
+        for ordered in self.ordered.values_mut().filter(|ordered| matches!(ordered, Ordered::Loading)) {
+            *ordered = Ordered::Problem(LoadProblem::ended());
         }
     }
 
@@ -260,11 +250,12 @@ impl Programs {
     }
 }
 
-//----------- Problem ---------------------------------------------------------
+//----------- LoadProblem -----------------------------------------------------
 
 /// Why a program could not be loaded.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Problem {
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{why}")]
+pub(crate) struct LoadProblem {
     /// Refused, or failed.
     state: ProgramState,
     /// In one line.
@@ -273,7 +264,7 @@ struct Problem {
     verifier: Vec<String>,
 }
 
-impl Problem {
+impl LoadProblem {
     /// The thread that loads is not there any more.
     fn ended() -> Self {
         Self {
@@ -297,11 +288,11 @@ impl Problem {
         let kernel =
             code.map_or_else(|| error.to_string(), |code| io::Error::from_raw_os_error(code).to_string());
         let why = match (code, complaint) {
-            (_, Some(complaint)) => format!("the kernel refuses {name}: {kernel}: {complaint}"),
+            (_, Some(complaint)) => format!("the kernel rejected program {name}: {kernel}: {complaint}"),
             (Some(libc::EPERM | libc::EACCES), None) => format!(
-                "loading {name} is not permitted: needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON ({kernel})"
+                "loading program {name} is not permitted: needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON ({kernel})"
             ),
-            (_, None) => format!("{name} cannot be loaded: {kernel}"),
+            (_, None) => format!("program {name} cannot be loaded: {kernel}"),
         };
         let may_come =
             matches!(code, Some(libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::EMFILE | libc::ENFILE));
@@ -334,20 +325,20 @@ struct Loader {
     board: ProgramBoard,
     /// What came of the program that answers at tc, which two others need; `None`: nobody
     /// needed it yet.
-    answer: Option<Result<(), Problem>>,
+    answer: Option<Result<(), LoadProblem>>,
 }
 
 impl Loader {
-    /// Loads the program for a role, and what it calls.
-    fn load(&mut self, role: Role) -> Result<ProgramFd, Problem> {
-        if role.calls_answer() {
+    /// Loads a program, and the one that it calls.
+    fn load(&mut self, program: Program) -> Result<ProgramFd, LoadProblem> {
+        if program.calls_answer() {
             self.load_answer()?;
         }
-        self.load_named(role.program())
+        self.load_named(program.name())
     }
 
     /// Loads the program that answers at tc, once, and puts it where the others find it.
-    fn load_answer(&mut self) -> Result<(), Problem> {
+    fn load_answer(&mut self) -> Result<(), LoadProblem> {
         if let Some(done) = self.answer.clone().filter(|done| match done {
             Ok(()) => true,
             Err(problem) => problem.state == ProgramState::Refused,
@@ -355,9 +346,12 @@ impl Loader {
             return done;
         }
         let done = self.load_named(object::TC_ANSWER_PROGRAM).and_then(|program| {
-            let problem = |error: &dyn std::fmt::Display| Problem {
+            let problem = |error: &dyn std::fmt::Display| LoadProblem {
                 state: ProgramState::Refused,
-                why: format!("{} cannot be called: {error}", object::TC_ANSWER_PROGRAM),
+                why: format!(
+                    "program {} cannot be put where it is called (BPF_MAP_TYPE_PROG_ARRAY): {error}",
+                    object::TC_ANSWER_PROGRAM
+                ),
                 verifier: Vec::new(),
             };
             let map = self.ebpf.map_mut(object::TC_ANSWER).ok_or_else(|| problem(&"its map is missing"))?;
@@ -370,7 +364,7 @@ impl Loader {
     }
 
     /// Loads a program and notes how it went.
-    fn load_named(&mut self, name: &'static str) -> Result<ProgramFd, Problem> {
+    fn load_named(&mut self, name: &'static str) -> Result<ProgramFd, LoadProblem> {
         let begun = Instant::now();
         let status = |state, load_ms| ProgramStatus {
             name: name.into(),
@@ -396,14 +390,19 @@ impl Loader {
         match result {
             Ok((program, info)) => {
                 let instructions = info.and_then(|info| info.verified_instruction_count());
-                tracing::debug!(program = name, milliseconds = load_ms, instructions, "loaded");
+                tracing::debug!(
+                    program = name,
+                    milliseconds = load_ms,
+                    instructions,
+                    "the kernel has loaded a program"
+                );
                 let status = status(ProgramState::Loaded, Some(load_ms));
                 self.board.note(ProgramStatus { instructions, ..status });
                 Ok(program)
             }
             Err(error) => {
-                let problem = Problem::of(name, &error);
-                let Problem { state, why, verifier } = problem.clone();
+                let problem = LoadProblem::of(name, &error);
+                let LoadProblem { state, why, verifier } = problem.clone();
                 let last_lines = verifier.join(" / ");
                 tracing::warn!(program = name, milliseconds = load_ms, verifier = last_lines, "{why}");
                 let status = status(state, Some(load_ms));
@@ -451,7 +450,7 @@ mod tests {
     fn what_may_come_is_tried_again() {
         let load = |code| {
             let error = ProgramError::IOError(io::Error::from_raw_os_error(code));
-            Problem::of("dns_tc", &error)
+            LoadProblem::of("dns_tc", &error)
         };
         assert_eq!(load(libc::ENOMEM).state, ProgramState::Failed);
         assert_eq!(load(libc::EINVAL).state, ProgramState::Refused);

@@ -28,7 +28,7 @@ use crate::fastpath::{
     here::{Here, Loaded},
     memory::Memory,
 };
-use dns_core::config::{OnStop, XdpConfig};
+use dns_core::config::{ConfigError, OnStop, XdpConfig};
 
 /// How often to look whether there is something new to tell: while programs are being attached, and
 /// later.
@@ -41,8 +41,8 @@ const MOST_SESSIONS: usize = 4;
 /// How long a server may take to say what it wants, and to take what it is told.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Reads the configuration anew for each server; the text says why it cannot be used.
-pub type ReadConfig = Box<dyn Fn() -> Result<(XdpConfig, SocketAddr), String> + Send + Sync>;
+/// Reads the configuration anew for each server; the error says why it cannot be used.
+pub type ReadConfig = Box<dyn Fn() -> Result<(XdpConfig, SocketAddr), ConfigError> + Send + Sync>;
 
 /// The socket of the attacher.
 pub struct Attacher {
@@ -88,22 +88,22 @@ impl Attacher {
             match peer(&stream) {
                 Ok(peer) if peer == 0 || peer == user => {}
                 Ok(peer) => {
-                    tracing::warn!(user = peer, "a server of another user was refused");
+                    tracing::warn!(user = peer, "refused a server: it runs neither as xdp.user nor as root");
                     continue;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "the kernel does not tell who asks");
+                    tracing::warn!(%error, "refused a server: cannot read its user id (SO_PEERCRED)");
                     continue;
                 }
             }
             if Arc::strong_count(&config) > MOST_SESSIONS {
-                tracing::warn!("a server was refused: there are {MOST_SESSIONS} already");
+                tracing::warn!("refused a server: {MOST_SESSIONS} are connected already");
                 continue;
             }
             let config = config.clone();
             let session = thread::Builder::new().name("session".into()).spawn(move || {
                 if let Err(error) = serve(&stream, &config) {
-                    tracing::warn!(%error, "a server is gone; what it had attached stays");
+                    tracing::warn!(%error, "lost the connection to a server: its programs stay attached, and answer until its lease is over");
                 }
             });
             if let Err(error) = session {
@@ -120,18 +120,18 @@ fn serve(stream: &UnixStream, config: &ReadConfig) -> io::Result<()> {
     let mut lines = Lines::default();
     let Wanted { layout, listen } = lines.next(stream)?;
     let refuse = |why: String| {
-        tracing::warn!(why, "a server gets no programs");
+        tracing::warn!(why, "refused a server: it gets no programs and answers every query from userspace");
         send_descriptors(stream, &[])?;
         send(stream, &Given::Refused(why))
     };
     if layout != LAYOUT_VERSION {
         return refuse(format!(
-            "the attacher's maps have layout {LAYOUT_VERSION}, the server's {layout}: one of them is older"
+            "the attacher's maps have layout {LAYOUT_VERSION}, the server's {layout}: run the same version of both"
         ));
     }
     let (config, main) = match config() {
         Ok(read) => read,
-        Err(why) => return refuse(why),
+        Err(problem) => return refuse(problem.to_string()),
     };
     let (loaded, memory) = match Loaded::load(&config, main) {
         Ok(loaded) => loaded,
@@ -140,7 +140,7 @@ fn serve(stream: &UnixStream, config: &ReadConfig) -> io::Result<()> {
     hand_over(stream, &loaded, &memory)?;
     let (filled, installs) = watch::channel(0);
     let here = loaded.attach(&config, &listen, installs).map_err(io::Error::other)?;
-    tracing::info!("a server has its maps");
+    tracing::info!("handed the maps over to a server");
     let mut session = Session { stream, lines, here: &here, filled, told: None };
     let on_stop = session.run();
     // A server that died is one that comes back.

@@ -87,7 +87,7 @@ impl HandedOver {
                 limits.useful + limits.negative,
             )
             .inspect_err(
-                |error| tracing::warn!(%error, "the learned names of the server before cannot be read"),
+                |error| tracing::warn!(%error, "cannot read the names that the previous server had learned; starting without them"),
             )
             .unwrap_or_default(),
             _ => Vec::new(),
@@ -184,7 +184,7 @@ impl Connection {
         };
         let thread = thread::Builder::new().name("attacher".into()).spawn(move || {
             if let Err(problem) = listener.run() {
-                tracing::warn!(%problem, "the attacher is gone; interfaces answer on, and those that come are served when it is back");
+                tracing::warn!(%problem, "lost the connection to the attacher: attached programs go on answering; interfaces that appear now are answered from userspace until it is back");
             }
             is_lost.send_replace(true);
         })?;
@@ -247,7 +247,7 @@ impl Apart {
         // With an attacher that is gone everything stays as it is.
         let _ = speaker.say(&FromServer::Stop { detach: on_stop == OnStop::Detach });
         if thread.join().is_err() {
-            tracing::error!("the thread that listens to the attacher had panicked");
+            tracing::error!("the thread that reads from the attacher had panicked");
         }
     }
 }
@@ -297,7 +297,9 @@ impl Listener {
                 }
                 Err(error) if is_nothing_yet(&error) => {
                     if end.is_some_and(|end| Instant::now() > end) {
-                        tracing::warn!("the attacher does not say that it is done");
+                        tracing::warn!(
+                            "the attacher did not confirm in time that it is done (xdp.on_stop); stopping without it"
+                        );
                         return Ok(());
                     }
                 }

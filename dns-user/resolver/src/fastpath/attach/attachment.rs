@@ -2,7 +2,7 @@
 //! and how it leaves.
 
 use std::{
-    io,
+    fmt, io,
     net::SocketAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
@@ -15,7 +15,7 @@ use crate::fastpath::{
     attach::netlink::{Link, Socket},
     attach::pins::{PinnedLink, Pins, remove_if_there},
     bpf::{self, LinkKind},
-    programs::{Missing, Programs, Role},
+    programs::{LoadProblem, Missing, Program, Programs},
 };
 
 /// Our filters of clsact among those of others. Every filter of an interface has a priority,
@@ -68,19 +68,20 @@ impl Filters {
         Ok(free)
     }
 
-    /// Sets our filter.
+    /// Sets our filter; its priority.
     fn set(
         &self,
         ifindex: u32,
         program: BorrowedFd<'_>,
         stage: Stage,
         netlink: &mut Socket,
-    ) -> io::Result<u16> {
-        netlink.add_clsact(ifindex)?;
-        let place = self.place(|priority| Ok(netlink.filter(ifindex, priority)?.map(|(_, name)| name)))?;
-        let (priority, replace) =
-            place.ok_or_else(|| io::Error::other("others have all of our priorities"))?;
-        netlink.set_filter(ifindex, priority, replace, program, &self.name(stage.tc_program()))?;
+    ) -> Result<u16, HookError> {
+        let clsact = |error| HookError::Os { hook: Hook::Clsact, error };
+        netlink.add_clsact(ifindex).map_err(clsact)?;
+        let place = self.place(|priority| Ok(netlink.filter(ifindex, priority)?.map(|(_, name)| name)));
+        let (priority, replace) = place.map_err(clsact)?.ok_or(HookError::NoPriority)?;
+        let name = self.name(stage.tc_program());
+        netlink.set_filter(ifindex, priority, replace, program, &name).map_err(clsact)?;
         Ok(priority)
     }
 
@@ -112,13 +113,91 @@ impl Stage {
         }
     }
 
-    /// The program that it is on a hook.
-    pub(crate) const fn role(self, hook: Hook) -> Role {
+    /// The program that does so on a hook.
+    pub(crate) const fn program(self, hook: Hook) -> Program {
         match (self, hook) {
-            (Self::Second, _) => Role::TcSecond,
-            (Self::First, Hook::Native) => Role::Xdp,
-            (Self::First, Hook::Generic) => Role::XdpGeneric,
-            (Self::First, Hook::Tcx | Hook::Clsact) => Role::Tc,
+            (Self::Second, _) => Program::TcSecond,
+            (Self::First, Hook::Native) => Program::Xdp,
+            (Self::First, Hook::Generic) => Program::XdpGeneric,
+            (Self::First, Hook::Tcx | Hook::Clsact) => Program::Tc,
+        }
+    }
+}
+
+/// Why nothing can be attached to a hook of an interface.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HookError {
+    /// The program for it is being loaded.
+    #[error("its program is being loaded")]
+    Loading,
+    /// The kernel did not take the program for it.
+    #[error(transparent)]
+    NotLoaded(LoadProblem),
+    /// An interface takes one XDP program, and somebody else's is attached.
+    #[error("{hook}: {occupant} is attached already")]
+    Occupied {
+        /// The hook.
+        hook: Hook,
+        /// What is attached.
+        occupant: Occupant,
+    },
+    /// XDP in the driver is for the driver to implement.
+    #[error("native: the driver does not support XDP")]
+    NoNativeXdp,
+    /// The driver has XDP, but not for the interface as it is set up.
+    #[error("native: the driver refuses XDP with the present MTU, LRO or queues: {0}")]
+    DriverRefuses(io::Error),
+    /// An older kernel.
+    #[error("tcx: needs kernel 6.6")]
+    NoTcx,
+    /// Filters of others have every priority that ours may have.
+    #[error("clsact: every filter priority that is ours to use is taken by somebody else's filter")]
+    NoPriority,
+    /// Whatever else the kernel says.
+    #[error("{hook}: {error}")]
+    Os {
+        /// The hook.
+        hook: Hook,
+        /// What the kernel says.
+        error: io::Error,
+    },
+}
+
+/// An XDP program that is none of ours, as far as the kernel tells.
+#[derive(Debug)]
+pub(crate) enum Occupant {
+    /// Only CAP_SYS_ADMIN may ask for programs by id.
+    Told {
+        /// Its id.
+        id: u32,
+        /// Its name, and who loaded it.
+        info: bpf::ProgramInfo,
+    },
+    /// There is one with this id.
+    Id(u32),
+    /// There is one.
+    Unknown,
+}
+
+impl Occupant {
+    /// What is known of the program with this id.
+    fn find(id: Option<u32>) -> Self {
+        let Some(id) = id else { return Self::Unknown };
+        match bpf::program_by_id(id).and_then(|program| bpf::program_info(program.as_fd())) {
+            Ok(info) => Self::Told { id, info },
+            Err(_) => Self::Id(id),
+        }
+    }
+}
+
+impl fmt::Display for Occupant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Told { id, info } => {
+                write!(f, "XDP program \"{}\" (id {id}, loaded by uid {})", info.name, info.uid)
+            }
+            Self::Id(id) => write!(f, "the XDP program with id {id}"),
+            Self::Unknown => f.write_str("another XDP program"),
         }
     }
 }
@@ -167,13 +246,13 @@ pub(crate) struct HookAttachment {
 }
 
 impl HookAttachment {
-    /// Attaches and pins; an error says why the hook cannot be had.
+    /// Attaches and pins.
     pub(crate) fn take(
         hook: Hook,
         stage: Stage,
         interface: &Link,
         means: &mut Means<'_>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, HookError> {
         let (held, pin) = attach(hook, stage, interface, means)?;
         let pin = pin.or_else(|| match &held {
             Held::Link(link) => pin_new(means.pins, link, interface, hook),
@@ -222,7 +301,7 @@ impl HookAttachment {
         if let Err(error) = result
             && standing == Standing::Ours
         {
-            tracing::warn!(%error, ifindex, "cannot detach a program");
+            tracing::warn!(%error, ifindex, "cannot detach a program: it may go on answering until the lease is over");
         }
     }
 
@@ -236,32 +315,29 @@ impl HookAttachment {
 pub(crate) fn drop_predecessor(link: PinnedLink) {
     let PinnedLink { fd, path, .. } = link;
     if let Err(error) = remove_if_there(&path) {
-        tracing::warn!(%error, "cannot unpin a link of the server before");
+        tracing::warn!(%error, "cannot unpin a link of the previous server");
     }
     // An error means that it is detached already.
     let _ = bpf::link_detach(fd.as_fd());
 }
 
-/// Attaches to one hook; an error says why it cannot be had. With a link that
-/// was taken over comes its pin.
+/// Attaches to one hook. With a link that was taken over comes its pin.
 fn attach(
     hook: Hook,
     stage: Stage,
     link: &Link,
     means: &mut Means<'_>,
-) -> Result<(Held, Option<PathBuf>), String> {
+) -> Result<(Held, Option<PathBuf>), HookError> {
     let Means { programs, pins: _, predecessor, netlink } = means;
     let filters = programs.filters.clone();
-    let program = programs.get(stage.role(hook)).map_err(|missing| match missing {
-        Missing::Refused(why) => why,
+    let program = programs.get(stage.program(hook)).map_err(|missing| match missing {
+        Missing::NotLoaded(problem) => HookError::NotLoaded(problem),
         // Who attaches has seen to it that nothing is loading any more.
-        Missing::Loading => "its program is being loaded".to_owned(),
+        Missing::Loading => HookError::Loading,
     })?;
     let Some(kind) = hook.link_kind() else {
-        let set = filters.set(link.ifindex, program, stage, netlink);
-        return set
-            .map(|priority| (Held::Filter(priority), None))
-            .map_err(|error| format!("clsact: {error}"));
+        let priority = filters.set(link.ifindex, program, stage, netlink)?;
+        return Ok((Held::Filter(priority), None));
     };
     // The predecessor's own link on this hook: one step, no packet meets none or both.
     if let Some(place) = predecessor.iter().position(|left| left.ifindex == link.ifindex && left.kind == kind)
@@ -283,32 +359,22 @@ fn attach(
     }
     match bpf::link_create(program, link.ifindex, kind) {
         Ok(fd) => Ok((Held::Link(fd), None)),
-        Err(error) => Err(explain(hook, link, &error)),
+        Err(error) => Err(explain(hook, link, error)),
     }
 }
 
-/// Why a link could not be made, in words.
-fn explain(hook: Hook, link: &Link, error: &io::Error) -> String {
+/// Why a link could not be made.
+fn explain(hook: Hook, link: &Link, error: io::Error) -> HookError {
     match error.raw_os_error() {
-        Some(libc::EBUSY | libc::EEXIST) if hook.is_xdp() => match link.xdp_program {
-            Some(id) => format!("{hook}: {} is there", whose(id)),
-            None => format!("{hook}: another XDP program is there"),
-        },
-        Some(libc::EOPNOTSUPP) if hook == Hook::Native => format!("{hook}: the driver has no XDP"),
-        Some(libc::EINVAL) if hook == Hook::Tcx => format!("{hook}: needs kernel 6.6"),
-        Some(libc::EINVAL | libc::ERANGE | libc::E2BIG) if hook == Hook::Native => {
-            format!("{hook}: the driver refuses (MTU, LRO or queues): {error}")
+        Some(libc::EBUSY | libc::EEXIST) if hook.is_xdp() => {
+            HookError::Occupied { hook, occupant: Occupant::find(link.xdp_program) }
         }
-        _ => format!("{hook}: {error}"),
-    }
-}
-
-/// Whose XDP program that is, as far as the kernel tells us.
-fn whose(id: u32) -> String {
-    match bpf::program_by_id(id).and_then(|program| bpf::program_info(program.as_fd())) {
-        Ok(info) => format!("XDP program \"{}\" (id {id}, loaded by uid {})", info.name, info.uid),
-        // Only CAP_SYS_ADMIN may ask for programs by id.
-        Err(_) => format!("the XDP program with id {id}"),
+        Some(libc::EOPNOTSUPP) if hook == Hook::Native => HookError::NoNativeXdp,
+        Some(libc::EINVAL) if hook == Hook::Tcx => HookError::NoTcx,
+        Some(libc::EINVAL | libc::ERANGE | libc::E2BIG) if hook == Hook::Native => {
+            HookError::DriverRefuses(error)
+        }
+        _ => HookError::Os { hook, error },
     }
 }
 
@@ -316,7 +382,7 @@ fn whose(id: u32) -> String {
 fn pin_new(pins: Option<&Pins>, fd: &OwnedFd, link: &Link, hook: Hook) -> Option<PathBuf> {
     let (pins, kind) = (pins?, hook.link_kind()?);
     pins.pin_link(fd.as_fd(), link.ifindex, kind)
-        .inspect_err(|error| tracing::warn!(%error, interface = %link.name, "cannot pin a link: it ends with this process"))
+        .inspect_err(|error| tracing::warn!(%error, interface = %link.name, "cannot pin a link: its program is detached when this process ends"))
         .ok()
 }
 

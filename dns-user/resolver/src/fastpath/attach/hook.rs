@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::fastpath::{
-    attach::attachment::{HookAttachment, Means, Stage, Standing},
+    attach::attachment::{HookAttachment, HookError, Means, Stage, Standing},
     attach::netlink::{Link, Socket},
     bpf::LinkKind,
     programs::{Missing, Programs},
@@ -82,24 +82,67 @@ impl Plan {
 
 /// Has the programs loaded that a hook needs.
 fn order(hook: Hook, programs: &mut Programs) {
-    programs.order(Stage::First.role(hook));
+    programs.order(Stage::First.program(hook));
     if hook.is_xdp() {
-        programs.order(Stage::Second.role(hook));
+        programs.order(Stage::Second.program(hook));
     }
 }
 
-/// The hooks for an interface in this mode; an error says why there is none.
-pub(crate) fn plan(mode: HookMode, link: &Link) -> Result<Plan, String> {
+/// Why nothing is attached to an interface.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotServed {
+    /// Its programs are being loaded; [`Programs::news`] tells when they are.
+    #[error("its program is being loaded")]
+    Loading,
+    /// A tunnel, mostly.
+    #[error("its packets have no Ethernet header")]
+    NoEthernet,
+    /// Nothing is to be attached.
+    #[error("xdp.mode is off")]
+    Off,
+    /// None of the hooks takes a program.
+    #[error(transparent)]
+    Hooks(#[from] Refusals),
+}
+
+/// Hooks that were tried in vain, and why.
+#[derive(Debug, Default, thiserror::Error)]
+pub(crate) struct Refusals(Vec<HookError>);
+
+impl Refusals {
+    /// Adds one. What is wrong with a program is told once, though several hooks need it.
+    fn push(&mut self, refusal: HookError) {
+        let is_same = |known: &HookError| match (known, &refusal) {
+            (HookError::NotLoaded(known), HookError::NotLoaded(problem)) => known == problem,
+            _ => false,
+        };
+        if !self.0.iter().any(is_same) {
+            self.0.push(refusal);
+        }
+    }
+}
+
+impl fmt::Display for Refusals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().enumerate().try_for_each(|(number, refusal)| {
+            let separator = if number == 0 { "" } else { "; " };
+            write!(f, "{separator}{refusal}")
+        })
+    }
+}
+
+/// The hooks for an interface in this mode.
+pub(crate) fn plan(mode: HookMode, link: &Link) -> Result<Plan, NotServed> {
     /// `ARPHRD_ETHER`.
     const ETHERNET: u16 = 1;
     /// `ARPHRD_LOOPBACK`: its packets have an Ethernet header, too.
     const LOOPBACK: u16 = 772;
     if !matches!(link.layer, ETHERNET | LOOPBACK) {
-        return Err("its packets have no Ethernet header".into());
+        return Err(NotServed::NoEthernet);
     }
     let plan = |hooks: &[Hook], why: String, wanted_first| Plan { hooks: hooks.into(), why, wanted_first };
     Ok(match mode {
-        HookMode::Off => return Err("mode is off".into()),
+        HookMode::Off => return Err(NotServed::Off),
         HookMode::Tc => plan(&Hook::TC, "mode is tc".into(), false),
         HookMode::Native => plan(&[Hook::Native, Hook::Tcx, Hook::Clsact], "mode is native".into(), true),
         HookMode::Generic => plan(&[Hook::Generic, Hook::Tcx, Hook::Clsact], "mode is generic".into(), true),
@@ -143,44 +186,41 @@ impl Attachment {
     /// place of what a predecessor left there. [`Self::complete`] is next.
     ///
     /// Waits for all programs of a hook, so that both stages are attached together.
-    pub(crate) fn make(plan: Plan, link: &Link, means: &mut Means<'_>) -> Result<Self, Missing> {
+    pub(crate) fn make(plan: Plan, link: &Link, means: &mut Means<'_>) -> Result<Self, NotServed> {
         let Plan { hooks, why, wanted_first } = plan;
-        let mut refusals: Vec<String> = Vec::new();
+        let mut refusals = Refusals::default();
         for (index, &hook) in hooks.iter().enumerate() {
             order(hook, means.programs);
-            match means.programs.get(Stage::First.role(hook)) {
+            match means.programs.get(Stage::First.program(hook)) {
                 Ok(_) => {}
-                Err(Missing::Loading) => return Err(Missing::Loading),
-                Err(Missing::Refused(why)) => {
-                    // Several hooks may need the same program.
-                    if !refusals.contains(&why) {
-                        refusals.push(why);
-                    }
+                Err(Missing::Loading) => return Err(NotServed::Loading),
+                Err(Missing::NotLoaded(problem)) => {
+                    refusals.push(HookError::NotLoaded(problem));
                     continue;
                 }
             }
-            if hook.is_xdp() && means.programs.is_loading(Stage::Second.role(hook)) {
-                return Err(Missing::Loading);
+            if hook.is_xdp() && means.programs.is_loading(Stage::Second.program(hook)) {
+                return Err(NotServed::Loading);
             }
             let first = match HookAttachment::take(hook, Stage::First, link, means) {
-                Ok(place) => place,
-                Err(reason) => {
-                    refusals.push(reason);
+                Ok(attachment) => attachment,
+                Err(refusal) => {
+                    refusals.push(refusal);
                     continue;
                 }
             };
-            let why = if refusals.is_empty() { why } else { format!("{why}; but {}", refusals.join("; ")) };
+            let why = if refusals.0.is_empty() { why } else { format!("{why}; but {refusals}") };
             // Between tcx and clsact the kernel's age decides; nobody need act on it.
             if index > 0 && hooks[0].is_xdp() {
                 if wanted_first {
-                    tracing::warn!(interface = %link.name, %hook, why, "the wanted hook is not to be had; using another");
+                    tracing::warn!(interface = %link.name, %hook, why, "requested hook unavailable; falling back to tc");
                 } else {
-                    tracing::info!(interface = %link.name, %hook, why, "the better hook is not to be had");
+                    tracing::info!(interface = %link.name, %hook, why, "best hook unavailable; falling back to tc");
                 }
             }
             return Ok(Self { ifindex: link.ifindex, first, why, second: None, refusal: None });
         }
-        Err(Missing::Refused(refusals.join("; ")))
+        Err(refusals.into())
     }
 
     /// Attaches the second stage where XDP answers and has none behind it yet.
@@ -190,26 +230,25 @@ impl Attachment {
         if !self.is_xdp() || self.second.is_some() {
             return;
         }
-        if means.programs.get(Stage::Second.role(Hook::Tcx)).is_err_and(|missing| missing == Missing::Loading)
-        {
+        let program = Stage::Second.program(Hook::Tcx);
+        if means.programs.get(program).is_err_and(|missing| missing == Missing::Loading) {
             return;
         }
-        let mut refusals: Vec<String> = Vec::new();
+        let mut refusals = Refusals::default();
         for hook in Hook::TC {
             match HookAttachment::take(hook, Stage::Second, link, means) {
-                Ok(place) => {
-                    tracing::debug!(interface = %link.name, %hook, "answering behind XDP what finds no room there");
-                    (self.second, self.refusal) = (Some(place), None);
+                Ok(attachment) => {
+                    tracing::debug!(interface = %link.name, %hook, "attached the second stage: it answers what finds no room at XDP");
+                    (self.second, self.refusal) = (Some(attachment), None);
                     return;
                 }
-                Err(reason) if refusals.contains(&reason) => {}
-                Err(reason) => refusals.push(reason),
+                Err(refusal) => refusals.push(refusal),
             }
         }
-        let why = refusals.join("; ");
+        let why = refusals.to_string();
         // Tried again and again, but said once.
         if self.refusal.as_ref() != Some(&why) {
-            tracing::warn!(interface = %link.name, why, "no program behind XDP: replies that find no room there are given from userspace");
+            tracing::warn!(interface = %link.name, why, "cannot attach the second stage at tc: queries whose replies find no room at XDP are answered from userspace");
         }
         self.refusal = Some(why);
     }
@@ -221,7 +260,7 @@ impl Attachment {
 
     /// The hook behind it that answers what finds no room.
     pub(crate) fn second_hook(&self) -> Option<Hook> {
-        self.second.as_ref().map(|place| place.hook)
+        self.second.as_ref().map(|attachment| attachment.hook)
     }
 
     /// Whether XDP answers.
@@ -242,7 +281,8 @@ impl Attachment {
     /// Whether our programs are still there. A second stage that is gone is
     /// forgotten: [`Self::complete`] brings it back.
     pub(crate) fn look_after(&mut self, programs: &Programs, netlink: &mut Socket) -> Standing {
-        let second = self.second.as_ref().map(|place| place.standing(self.ifindex, programs, netlink));
+        let second =
+            self.second.as_ref().map(|attachment| attachment.standing(self.ifindex, programs, netlink));
         match second {
             Some(Standing::TakenOver) => return Standing::TakenOver,
             Some(Standing::Gone) => self.second = None,

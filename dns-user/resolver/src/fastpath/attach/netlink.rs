@@ -1,13 +1,15 @@
 //! The little of rtnetlink that the fast path needs: links and addresses, the
 //! news about them, and classic tc filters for kernels before tcx.
 //!
-//! Only the attributes in use are read, so newer kernels with more or longer
-//! ones do no harm. Layouts: `linux/rtnetlink.h`, `linux/if_link.h`,
+//! Only the attributes in use are read, so newer kernels with more or longer ones do no harm,
+//! nor does an interface of any kind: one that could not be read would take all others along,
+//! because a list of interfaces is only good if it is whole. Layouts: `linux/rtnetlink.h`, `linux/if_link.h`,
 //! `linux/pkt_sched.h`, `linux/pkt_cls.h`.
 
 use std::{
     io,
     net::IpAddr,
+    ops::RangeInclusive,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
 };
 
@@ -15,40 +17,39 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send, socket,
 };
 
-/// `RTM_NEWLINK`, `RTM_GETLINK`.
-const NEW_LINK: u16 = 16;
-/// See [`NEW_LINK`].
-const GET_LINK: u16 = 18;
-/// `RTM_NEWADDR`, `RTM_GETADDR`.
-const NEW_ADDRESS: u16 = 20;
-/// See [`NEW_ADDRESS`].
-const GET_ADDRESS: u16 = 22;
-/// `RTM_NEWQDISC`.
-const NEW_QDISC: u16 = 36;
-/// `RTM_NEWTFILTER`, `RTM_DELTFILTER`, `RTM_GETTFILTER`.
-const NEW_FILTER: u16 = 44;
-/// See [`NEW_FILTER`].
-const DELETE_FILTER: u16 = 45;
-/// See [`NEW_FILTER`].
-const GET_FILTER: u16 = 46;
 /// `NLMSG_ERROR`: also an acknowledgement.
-const ERROR: u16 = 2;
-/// `NLMSG_DONE`: end of a dump.
-const DONE: u16 = 3;
-/// `NLM_F_REQUEST | NLM_F_DUMP`.
-const DUMP: u16 = 0x301;
-/// `NLM_F_REQUEST | NLM_F_ACK`.
-const ACK: u16 = 0x5;
-/// `NLM_F_CREATE`.
-const CREATE: u16 = 0x400;
-/// `NLM_F_REPLACE`.
-const REPLACE: u16 = 0x100;
-/// `NLM_F_EXCL`.
-const EXCLUSIVE: u16 = 0x200;
-/// `RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR`.
-const GROUPS: u32 = 0x1 | 0x10 | 0x100;
-/// `NLM_F_DUMP_INTR`: something changed while a dump was written; it may lack what is there.
-const DUMP_INTERRUPTED: u16 = 0x10;
+const ERROR: u16 = libc::NLMSG_ERROR as u16;
+/// End of a dump.
+const DONE: u16 = libc::NLMSG_DONE as u16;
+/// For requests of all that there is.
+const DUMP: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
+/// For requests of one thing, or for a change.
+const ACK: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
+/// Makes what is not there.
+const CREATE: u16 = libc::NLM_F_CREATE as u16;
+/// Replaces what is there.
+const REPLACE: u16 = libc::NLM_F_REPLACE as u16;
+/// Nothing may be there.
+const EXCLUSIVE: u16 = libc::NLM_F_EXCL as u16;
+/// Something changed while a dump was written; it may lack what is there.
+const DUMP_INTERRUPTED: u16 = libc::NLM_F_DUMP_INTR as u16;
+/// What news are about.
+const GROUPS: u32 = (libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR) as u32;
+/// Attributes of a classic filter with a program (`linux/pkt_cls.h`): its descriptor.
+const TCA_BPF_FD: u16 = 6;
+/// Its name.
+const TCA_BPF_NAME: u16 = 7;
+/// Flags; [`ACT_DIRECT`].
+const TCA_BPF_FLAGS: u16 = 8;
+/// Id of the program, as the kernel tells it.
+const TCA_BPF_ID: u16 = 11;
+/// `TCA_BPF_FLAG_ACT_DIRECT`: what the program returns is what is done.
+const ACT_DIRECT: u32 = 1;
+/// Attributes of an interface's XDP programs (`linux/if_link.h`): `IFLA_XDP_PROG_ID`, and one
+/// each for driver, skb and hardware.
+const IFLA_XDP_IDS: RangeInclusive<u16> = 4..=7;
+/// Without statistics (`IFLA_EXT_MASK`).
+const SKIP_STATS: u32 = libc::RTEXT_FILTER_SKIP_STATS as u32;
 /// How often a dump is asked for again that was interrupted.
 const DUMP_TRIES: usize = 8;
 /// Parent of the filters at ingress: `TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS)`.
@@ -110,10 +111,12 @@ impl Socket {
 
     /// All interfaces.
     pub(crate) fn links(&mut self) -> io::Result<Vec<Link>> {
-        // struct ifinfomsg, then IFLA_EXT_MASK = RTEXT_FILTER_SKIP_STATS.
+        // struct ifinfomsg.
         let mut body = vec![0; 16];
-        push_attribute(&mut body, 29, &8_u32.to_ne_bytes());
-        self.dump(GET_LINK, &body, |kind, message| if kind == NEW_LINK { parse_link(message) } else { None })
+        push_attribute(&mut body, libc::IFLA_EXT_MASK, &SKIP_STATS.to_ne_bytes());
+        self.dump(libc::RTM_GETLINK, &body, |kind, message| {
+            if kind == libc::RTM_NEWLINK { parse_link(message) } else { None }
+        })
     }
 
     /// One interface, by its number.
@@ -121,10 +124,10 @@ impl Socket {
         // struct ifinfomsg: the number is its second word.
         let mut body = vec![0; 16];
         body[4..8].copy_from_slice(&ifindex.to_ne_bytes());
-        push_attribute(&mut body, 29, &8_u32.to_ne_bytes());
+        push_attribute(&mut body, libc::IFLA_EXT_MASK, &SKIP_STATS.to_ne_bytes());
         let mut found = None;
-        self.request(GET_LINK, ACK, &body, |kind, message| {
-            if kind == NEW_LINK {
+        self.request(libc::RTM_GETLINK, ACK, &body, |kind, message| {
+            if kind == libc::RTM_NEWLINK {
                 found = parse_link(message);
             }
         })?;
@@ -133,13 +136,9 @@ impl Socket {
 
     /// All local addresses.
     pub(crate) fn addresses(&mut self) -> io::Result<Vec<IpAddr>> {
-        self.dump(
-            GET_ADDRESS,
-            &[0; 8],
-            |kind, message| {
-                if kind == NEW_ADDRESS { parse_address(message) } else { None }
-            },
-        )
+        self.dump(libc::RTM_GETADDR, &[0; 8], |kind, message| {
+            if kind == libc::RTM_NEWADDR { parse_address(message) } else { None }
+        })
     }
 
     /// All there is of a kind, as it was at one moment: an interrupted dump, which may have
@@ -165,8 +164,8 @@ impl Socket {
     pub(crate) fn add_clsact(&mut self, ifindex: u32) -> io::Result<()> {
         // Handle TC_H_MAKE(TC_H_CLSACT, 0), parent TC_H_CLSACT.
         let mut body = traffic_message(ifindex, 0xffff_0000, 0xffff_fff1, 0);
-        push_attribute(&mut body, 1, b"clsact\0");
-        match self.request(NEW_QDISC, ACK | CREATE | EXCLUSIVE, &body, |_, _| {}) {
+        push_attribute(&mut body, libc::TCA_KIND, b"clsact\0");
+        match self.request(libc::RTM_NEWQDISC, ACK | CREATE | EXCLUSIVE, &body, |_, _| {}) {
             Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(()),
             other => other,
         }
@@ -183,15 +182,14 @@ impl Socket {
         name: &str,
     ) -> io::Result<()> {
         let mut body = traffic_message(ifindex, 1, CLSACT_INGRESS, filter_info(priority));
-        push_attribute(&mut body, 1, b"bpf\0");
+        push_attribute(&mut body, libc::TCA_KIND, b"bpf\0");
         let mut options = Vec::new();
-        // TCA_BPF_FD, TCA_BPF_NAME, TCA_BPF_FLAGS = TCA_BPF_FLAG_ACT_DIRECT.
-        push_attribute(&mut options, 6, &program.as_raw_fd().to_ne_bytes());
-        push_attribute(&mut options, 7, &[name.as_bytes(), &[0]].concat());
-        push_attribute(&mut options, 8, &1_u32.to_ne_bytes());
-        push_attribute(&mut body, 2, &options);
+        push_attribute(&mut options, TCA_BPF_FD, &program.as_raw_fd().to_ne_bytes());
+        push_attribute(&mut options, TCA_BPF_NAME, &[name.as_bytes(), &[0]].concat());
+        push_attribute(&mut options, TCA_BPF_FLAGS, &ACT_DIRECT.to_ne_bytes());
+        push_attribute(&mut body, libc::TCA_OPTIONS, &options);
         let place = if replace { REPLACE } else { EXCLUSIVE };
-        self.request(NEW_FILTER, ACK | CREATE | place, &body, |_, _| {})
+        self.request(libc::RTM_NEWTFILTER, ACK | CREATE | place, &body, |_, _| {})
     }
 
     /// Id and name of the program that is the classic filter of this priority; zero and
@@ -199,9 +197,9 @@ impl Socket {
     pub(crate) fn filter(&mut self, ifindex: u32, priority: u16) -> io::Result<Option<(u32, String)>> {
         let body = traffic_message(ifindex, 0, CLSACT_INGRESS, filter_info(priority));
         let mut found = None;
-        let result = self.request(GET_FILTER, DUMP, &body, |kind, message| {
+        let result = self.request(libc::RTM_GETTFILTER, DUMP, &body, |kind, message| {
             let same = message.get(16..20).is_some_and(|info| info == filter_info(priority).to_ne_bytes());
-            if kind == NEW_FILTER && same {
+            if kind == libc::RTM_NEWTFILTER && same {
                 // Before the filter itself comes a message about its priority.
                 found = parse_filter(message).or(found.take()).or(Some((0, String::new())));
             }
@@ -216,8 +214,8 @@ impl Socket {
     /// Removes the classic filter of this priority.
     pub(crate) fn remove_filter(&mut self, ifindex: u32, priority: u16) -> io::Result<()> {
         let mut body = traffic_message(ifindex, 1, CLSACT_INGRESS, filter_info(priority));
-        push_attribute(&mut body, 1, b"bpf\0");
-        self.request(DELETE_FILTER, ACK, &body, |_, _| {})
+        push_attribute(&mut body, libc::TCA_KIND, b"bpf\0");
+        self.request(libc::RTM_DELTFILTER, ACK, &body, |_, _| {})
     }
 
     /// Takes in what has been heard, without waiting. Whether anything was:
@@ -356,8 +354,7 @@ impl<'a> Iterator for Attributes<'a> {
         let length = usize::from(u16::from_ne_bytes([l0, l1]));
         let value = self.0.get(4..length)?;
         self.0 = self.0.get(length.next_multiple_of(4)..).unwrap_or_default();
-        // NLA_F_NESTED and NLA_F_NET_BYTEORDER are the two highest bits.
-        Some((u16::from_ne_bytes([k0, k1]) & 0x3fff, value))
+        Some((u16::from_ne_bytes([k0, k1]) & libc::NLA_TYPE_MASK as u16, value))
     }
 }
 
@@ -375,9 +372,9 @@ fn traffic_message(ifindex: u32, handle: u32, parent: u32, info: u32) -> Vec<u8>
     [0, ifindex, handle, parent, info].iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-/// `tcm_info` of a filter of this priority for all protocols (ETH_P_ALL, network order).
+/// `tcm_info` of a filter of this priority for all protocols, in network order.
 fn filter_info(priority: u16) -> u32 {
-    u32::from(priority) << 16 | u32::from(3_u16.to_be())
+    u32::from(priority) << 16 | u32::from((libc::ETH_P_ALL as u16).to_be())
 }
 
 /// Reads an RTM_NEWLINK.
@@ -395,26 +392,23 @@ fn parse_link(message: &[u8]) -> Option<Link> {
     };
     for (kind, value) in Attributes(attributes) {
         match kind {
-            // IFLA_ADDRESS
-            1 => link.address = value.first_chunk().copied().unwrap_or_default(),
-            // IFLA_IFNAME
-            3 => link.name = text(value),
-            // IFLA_MASTER
-            10 => link.master = value.first_chunk().map(|number| u32::from_ne_bytes(*number)),
-            // IFLA_LINKINFO: IFLA_INFO_KIND, IFLA_INFO_SLAVE_KIND
-            18 => {
+            libc::IFLA_ADDRESS => link.address = value.first_chunk().copied().unwrap_or_default(),
+            libc::IFLA_IFNAME => link.name = text(value),
+            libc::IFLA_MASTER => {
+                link.master = value.first_chunk().map(|number| u32::from_ne_bytes(*number));
+            }
+            libc::IFLA_LINKINFO => {
                 for (kind, value) in Attributes(value) {
                     match kind {
-                        1 => link.kind = Some(text(value)),
-                        4 => link.part_of = Some(text(value)),
+                        libc::IFLA_INFO_KIND => link.kind = Some(text(value)),
+                        libc::IFLA_INFO_SLAVE_KIND => link.part_of = Some(text(value)),
                         _ => {}
                     }
                 }
             }
-            // IFLA_XDP: IFLA_XDP_PROG_ID, or one each for driver, skb and hardware
-            43 => {
+            libc::IFLA_XDP => {
                 for (kind, value) in Attributes(value) {
-                    if matches!(kind, 4..=7)
+                    if IFLA_XDP_IDS.contains(&kind)
                         && let Some(id) = value.first_chunk().map(|id| u32::from_ne_bytes(*id))
                         && id != 0
                     {
@@ -433,8 +427,8 @@ fn parse_address(message: &[u8]) -> Option<IpAddr> {
     let (_header, attributes) = message.split_first_chunk::<8>()?;
     let mut found = None;
     for (kind, value) in Attributes(attributes) {
-        // IFA_LOCAL (2) is the own end; IFA_ADDRESS (1) the same, or the peer's.
-        if kind == 2 || kind == 1 && found.is_none() {
+        // The own end; IFA_ADDRESS is the same, or the peer's.
+        if kind == libc::IFA_LOCAL || kind == libc::IFA_ADDRESS && found.is_none() {
             found = match value.len() {
                 4 => value.first_chunk::<4>().map(|octets| IpAddr::from(*octets)),
                 16 => value.first_chunk::<16>().map(|octets| IpAddr::from(*octets)),
@@ -448,12 +442,12 @@ fn parse_address(message: &[u8]) -> Option<IpAddr> {
 /// Reads id and name of the program from an RTM_NEWTFILTER.
 fn parse_filter(message: &[u8]) -> Option<(u32, String)> {
     let (_header, attributes) = message.split_first_chunk::<20>()?;
-    let (_, options) = Attributes(attributes).find(|&(kind, _)| kind == 2)?;
+    let (_, options) = Attributes(attributes).find(|&(kind, _)| kind == libc::TCA_OPTIONS)?;
     let (mut id, mut name) = (None, String::new());
     for (kind, value) in Attributes(options) {
         match kind {
-            7 => name = text(value),
-            11 => id = value.first_chunk().map(|id| u32::from_ne_bytes(*id)),
+            TCA_BPF_NAME => name = text(value),
+            TCA_BPF_ID => id = value.first_chunk().map(|id| u32::from_ne_bytes(*id)),
             _ => {}
         }
     }
@@ -503,9 +497,9 @@ mod tests {
             }
             (ended.map_err(|error| error.kind()), seen)
         };
-        let (link, done) = (message(NEW_LINK, 2, &[0; 16]), message(DONE, 2, &[0; 4]));
+        let (link, done) = (message(libc::RTM_NEWLINK, 2, &[0; 16]), message(DONE, 2, &[0; 4]));
         assert_eq!(take(&[link.clone(), done.clone()]), (Ok(true), 1));
-        let marked = message(NEW_LINK, 2 | DUMP_INTERRUPTED, &[0; 16]);
+        let marked = message(libc::RTM_NEWLINK, 2 | DUMP_INTERRUPTED, &[0; 16]);
         assert_eq!(take(&[marked, done.clone()]), (Err(io::ErrorKind::Interrupted), 1));
         let marked = message(DONE, 2 | DUMP_INTERRUPTED, &[0; 4]);
         assert_eq!(take(&[link.clone(), marked]), (Err(io::ErrorKind::Interrupted), 1));
@@ -516,7 +510,7 @@ mod tests {
     #[test]
     fn nothing_malformed_is_read_past_its_end() {
         let mut body = Vec::new();
-        push_attribute(&mut body, 3, b"eth0\0");
+        push_attribute(&mut body, libc::IFLA_IFNAME, b"eth0\0");
         assert_eq!(Attributes(&body).next(), Some((3, &b"eth0\0"[..])));
         for end in 0..body.len() {
             let _ = Attributes(&body[..end]).count();

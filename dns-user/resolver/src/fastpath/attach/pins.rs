@@ -101,7 +101,7 @@ impl Pins {
                 let path = entry.path();
                 let fd = bpf::open_pin(&path)
                     .inspect_err(
-                        |error| tracing::warn!(%error, path = %path.display(), "cannot open a pinned link"),
+                        |error| tracing::warn!(%error, path = %path.display(), "cannot open a pinned link of the previous server: its program is not taken over"),
                     )
                     .ok()?;
                 Some(PinnedLink { ifindex, kind, fd, path })
@@ -153,7 +153,7 @@ impl Pins {
         let names = self.earlier_maps().map(read).transpose();
         names
             .inspect_err(
-                |error| tracing::warn!(%error, "the learned names of the server before cannot be read"),
+                |error| tracing::warn!(%error, "cannot read the names that the previous server had learned; starting without them"),
             )
             .ok()
             .flatten()
@@ -162,13 +162,15 @@ impl Pins {
 
     /// `NAMES` and `ENTRIES` of a predecessor, in which its names stand.
     pub(crate) fn earlier_maps(&self) -> Option<[OwnedFd; 2]> {
-        let open = |name| match bpf::open_pin(&self.map(name)) {
+        let open = |name| {
+            match bpf::open_pin(&self.map(name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             other => other
                 .inspect_err(
-                    |error| tracing::warn!(%error, name, "a map of the server before cannot be opened"),
+                    |error| tracing::warn!(%error, name, "cannot open a pinned map of the previous server: its names are not taken over"),
                 )
                 .ok(),
+        }
         };
         Some([open(object::NAMES)?, open(object::ENTRIES)?])
     }
@@ -267,7 +269,7 @@ impl KeptMaps {
     /// Does something that may fail, which costs what is kept and nothing else.
     fn with_pins(&self, work: impl FnOnce(&Pins) -> io::Result<()>) {
         if let Some(Err(error)) = self.pins.as_ref().map(work) {
-            tracing::warn!(%error, "cannot pin the maps: what is kept at the stop answers nothing at tc, and a successor will not know the learned names");
+            tracing::warn!(%error, "cannot pin the maps: programs that stay attached at the stop (xdp.on_stop: keep) answer nothing at tc, and the next server will not know the learned names");
         }
     }
 }
@@ -353,7 +355,10 @@ fn hand_over_opened(opened: OwnedFd, level: Level, uid: u32, gid: u32) -> io::Re
     let kind = SFlag::from_bits_truncate(fstat(&opened)?.st_mode) & SFlag::S_IFMT;
     let is_expected = kind == if level == Level::Pin { SFlag::S_IFREG } else { SFlag::S_IFDIR };
     if !is_expected {
-        tracing::warn!(?level, "something else lies where a pin is expected: it is left alone");
+        tracing::warn!(
+            ?level,
+            "below xdp.bpffs lies something that is no pin of ours; its owner stays as it is"
+        );
         return Ok(());
     }
     fchownat(&opened, "", Some(uid.into()), Some(gid.into()), AtFlags::AT_EMPTY_PATH)?;

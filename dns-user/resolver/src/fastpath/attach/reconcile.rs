@@ -2,15 +2,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io::{Read as _, Write as _},
     net::SocketAddr,
-    os::{fd::AsFd, unix::net::UnixStream},
+    os::fd::AsFd,
     sync::Arc,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
-
-use parking_lot::Mutex;
 
 use dns_common::{
     control::{Control, Interface, MAX_ENDPOINTS},
@@ -22,15 +19,16 @@ use tokio::sync::watch;
 use super::{
     attachment::{self, Means, Standing},
     endpoints::{expand, to_endpoint},
-    hook::{self, Attachment, Hook},
+    hook::{self, Attachment, Hook, NotServed},
     netlink::{Link, Socket},
     pins::{KeptMaps, PinnedLink, Pins},
     selection::Selection,
 };
 use crate::fastpath::{
+    mailbox::{self, Ended},
     map::control::ControlPage,
     observe::messages::Messages,
-    programs::{Missing, Programs},
+    programs::Programs,
 };
 use dns_core::config::{HookMode, OnStop};
 
@@ -105,16 +103,20 @@ pub(crate) struct Setting {
     pub(crate) messages: Option<Messages>,
 }
 
+/// What the thread is told. When nobody is left who could tell it anything, it detaches and ends.
+enum Command {
+    /// Serve exactly these addresses.
+    Listen(Vec<SocketAddr>),
+    /// End.
+    Stop(OnStop),
+}
+
 /// The thread that follows the interfaces.
 pub(crate) struct Interfaces {
-    /// To wake it for stopping.
-    wake: UnixStream,
-    /// What to do at the end.
-    end: Arc<Mutex<Option<OnStop>>>,
-    /// Other addresses to serve, until the thread has taken them.
-    listen: Arc<Mutex<Option<Vec<SocketAddr>>>>,
+    /// To it.
+    commands: mailbox::Sender<Command>,
     /// What it last saw.
-    status: Arc<Mutex<InterfacesStatus>>,
+    status: watch::Receiver<InterfacesStatus>,
     /// Becomes true when the first round is done.
     ready: watch::Receiver<bool>,
     /// The thread.
@@ -124,10 +126,8 @@ pub(crate) struct Interfaces {
 impl Interfaces {
     /// Starts to follow. Sockets are opened here, in the caller's network namespace.
     pub(crate) fn start(setting: Setting) -> std::io::Result<Self> {
-        let (wake, woken) = UnixStream::pair()?;
-        let end = Arc::new(Mutex::new(None));
-        let listen = Arc::new(Mutex::new(None));
-        let status = Arc::new(Mutex::new(InterfacesStatus::default()));
+        let (commands, commanded) = mailbox::channel()?;
+        let (status, seen) = watch::channel(InterfacesStatus::default());
         let (is_ready, ready) = watch::channel(false);
         let news = Socket::news()?;
         let netlink = Socket::requests()?;
@@ -137,29 +137,27 @@ impl Interfaces {
             attached: BTreeMap::new(),
             refused: BTreeMap::new(),
             waiting: BTreeSet::new(),
-            status: status.clone(),
+            status,
             complete: false,
             taken_over: false,
         };
         // The addresses are known before anything can be answered.
         follower.follow_addresses();
-        let (worker_end, worker_listen) = (end.clone(), listen.clone());
-        let thread = thread::Builder::new().name("interfaces".into()).spawn(move || {
-            follower.run(&news, &woken, &worker_end, &worker_listen, &is_ready);
-        })?;
-        Ok(Self { wake, end, listen, status, ready, thread })
+        let thread = thread::Builder::new()
+            .name("interfaces".into())
+            .spawn(move || follower.run(&news, &commanded, &is_ready))?;
+        Ok(Self { commands, status: seen, ready, thread })
     }
 
     /// Serves exactly these addresses from now on.
     pub(crate) fn set_listen(&self, listen: &[SocketAddr]) {
-        *self.listen.lock() = Some(listen.to_vec());
-        // The thread has ended, or its buffer holds other wake-ups already.
-        let _ = (&self.wake).write(&[0]);
+        // An error: the thread has panicked, which was logged.
+        let _ = self.commands.send(Command::Listen(listen.to_vec()));
     }
 
     /// What was last seen.
     pub(crate) fn status(&self) -> InterfacesStatus {
-        self.status.lock().clone()
+        self.status.borrow().clone()
     }
 
     /// Becomes true when all interfaces of the start have been dealt with.
@@ -169,12 +167,13 @@ impl Interfaces {
 
     /// Ends the thread, detaching or not.
     pub(crate) fn stop(self, on_stop: OnStop) {
-        let Self { wake, end, listen: _, status: _, ready: _, thread } = self;
-        *end.lock() = Some(on_stop);
-        // Closing one end wakes the thread that polls the other.
-        drop(wake);
+        let Self { commands, status: _, ready: _, thread } = self;
+        // An error: the thread has panicked.
+        let _ = commands.send(Command::Stop(on_stop));
         if thread.join().is_err() {
-            tracing::error!("the thread that follows the interfaces had panicked");
+            tracing::error!(
+                "the thread that follows the interfaces had panicked: what it attached may still be attached"
+            );
         }
     }
 }
@@ -192,7 +191,7 @@ struct Follower {
     /// Interfaces whose programs are being loaded.
     waiting: BTreeSet<u32>,
     /// For others to read.
-    status: Arc<Mutex<InterfacesStatus>>,
+    status: watch::Sender<InterfacesStatus>,
     /// Whether all that a predecessor left is ours, or gone.
     complete: bool,
     /// Whether a successor has taken over.
@@ -210,15 +209,8 @@ struct Refused {
 }
 
 impl Follower {
-    /// Works until woken for the end.
-    fn run(
-        mut self,
-        news: &Socket,
-        woken: &UnixStream,
-        end: &Mutex<Option<OnStop>>,
-        listen: &Mutex<Option<Vec<SocketAddr>>>,
-        ready: &watch::Sender<bool>,
-    ) {
+    /// Works until told to stop.
+    fn run(mut self, news: &Socket, commands: &mailbox::Receiver<Command>, ready: &watch::Sender<bool>) {
         let begun = Instant::now();
         let mut last_round = begun;
         let mut pace = Pace::new();
@@ -235,39 +227,40 @@ impl Follower {
                 if first && self.waiting.is_empty() {
                     first = false;
                     ready.send_replace(true);
-                    tracing::debug!(milliseconds = begun.elapsed().as_millis(), "attached");
+                    tracing::debug!(
+                        milliseconds = begun.elapsed().as_millis(),
+                        "dealt with all interfaces of the start"
+                    );
                 }
             }
             let wait = if filled { ROUND } else { FILL_ROUND };
             let messages = self.setting.messages.as_ref().map(AsFd::as_fd);
-            let fds = [Some(news.as_fd()), Some(woken.as_fd()), messages, self.setting.programs.news()];
+            let fds = [Some(news.as_fd()), Some(commands.as_fd()), messages, self.setting.programs.news()];
             let mut fds: Vec<_> =
                 fds.into_iter().flatten().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
             let timeout = PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX);
             // An interrupted wait is a wait that was shorter.
             let _ = poll(&mut fds, timeout);
-            let woken_up = fds[1].any().unwrap_or(false);
+            let is_told = fds[1].any().unwrap_or(false);
             if let Some(messages) = &mut self.setting.messages {
                 messages.hand_on();
             }
             self.setting.programs.collect();
-            if woken_up {
-                if let Some(listen) = listen.lock().take() {
-                    self.setting.listen = listen;
-                    self.follow_addresses();
+            if is_told {
+                match commands.take() {
+                    Ok(Some(Command::Listen(listen))) => {
+                        self.setting.listen = listen;
+                        self.follow_addresses();
+                    }
+                    Ok(Some(Command::Stop(on_stop))) => return self.finish(on_stop),
+                    Ok(None) => {}
+                    Err(Ended) => return self.finish(OnStop::Detach),
                 }
-                // Bytes are wake-ups; the end of the stream is the end.
-                let mut wake_ups = [0; 16];
-                let mut stream = woken;
-                if stream.read(&mut wake_ups).is_ok_and(|count| count > 0) {
-                    continue;
-                }
-                let on_stop = end.lock().take();
-                return self.finish(on_stop.unwrap_or(OnStop::Detach));
+                continue;
             }
             if news.heard() {
                 // Whoever wakes us does not wait for that: what woke us is still there then.
-                let mut wake = [PollFd::new(woken.as_fd(), PollFlags::POLLIN)];
+                let mut wake = [PollFd::new(commands.as_fd(), PollFlags::POLLIN)];
                 let wait = PollTimeout::try_from(pace.wait(Instant::now())).unwrap_or(PollTimeout::MAX);
                 let _ = poll(&mut wake, wait);
                 news.heard();
@@ -292,11 +285,11 @@ impl Follower {
         if self.taken_over {
             return;
         }
-        self.status.lock().looks += 1;
+        self.status.send_modify(|status| status.looks += 1);
         let links = match self.netlink.links() {
             Ok(links) => links,
             Err(error) => {
-                tracing::warn!(%error, "cannot list the interfaces; trying again");
+                tracing::warn!(%error, "cannot list the interfaces (netlink): programs stay attached where they are; trying again");
                 return;
             }
         };
@@ -353,21 +346,21 @@ impl Follower {
             return;
         }
         let made = hook::plan(self.setting.mode, link)
-            .map_err(Missing::Refused)
             .and_then(|plan| Attachment::make(plan, link, &mut means(&mut self.setting, &mut self.netlink)));
         match made {
             Ok(attachment) => {
-                tracing::info!(interface = %link.name, hook = %attachment.hook(), why = attachment.why(), "answering");
+                tracing::info!(interface = %link.name, hook = %attachment.hook(), why = attachment.why(), "program attached: the interface answers queries");
                 self.refused.remove(&link.ifindex);
                 self.attached.insert(link.ifindex, attachment);
             }
-            Err(Missing::Loading) => {
+            Err(NotServed::Loading) => {
                 self.waiting.insert(link.ifindex);
             }
-            Err(Missing::Refused(why)) => {
+            Err(refusal) => {
+                let why = refusal.to_string();
                 // Tried again and again, but said once.
                 if before.is_none_or(|before| before.why != why) {
-                    tracing::warn!(interface = %link.name, why, "not served: its queries are answered from userspace");
+                    tracing::warn!(interface = %link.name, why, "interface not served: its queries are answered from userspace");
                 }
                 let refused = Refused { link: link.clone(), why, again: false };
                 self.refused.insert(link.ifindex, refused);
@@ -411,7 +404,7 @@ impl Follower {
             match self.netlink.addresses() {
                 Ok(addresses) => addresses,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot list the local addresses; trying again");
+                    tracing::warn!(%error, "cannot list the local addresses (netlink): programs answer at those known so far; trying again");
                     return;
                 }
             }
@@ -422,16 +415,17 @@ impl Follower {
         let served = &all[..all.len().min(MAX_ENDPOINTS)];
         let endpoints: Vec<_> = served.iter().map(|&endpoint| to_endpoint(endpoint)).collect();
         self.setting.control.set_endpoints(&endpoints);
-        let mut status = self.status.lock();
         let left_out = all.len() - served.len();
-        if left_out > status.endpoints_left_out {
+        if left_out > self.status.borrow().endpoints_left_out {
             tracing::warn!(
                 left_out,
-                "more addresses than the program holds: queries for the rest are answered from userspace"
+                "more listen addresses than the programs hold: queries to the rest are answered from userspace"
             );
         }
-        status.endpoints_left_out = left_out;
-        status.endpoints = served.to_vec();
+        self.status.send_modify(|status| {
+            status.endpoints_left_out = left_out;
+            status.endpoints = served.to_vec();
+        });
     }
 
     /// Lets others read what there is.
@@ -448,16 +442,15 @@ impl Follower {
                     why: attachment
                         .map(Attachment::why)
                         .or_else(|| self.refused.get(&ifindex).map(|refused| refused.why.clone()))
-                        .or_else(|| {
-                            self.waiting.contains(&ifindex).then(|| "its program is being loaded".to_owned())
-                        })
+                        .or_else(|| self.waiting.contains(&ifindex).then(|| NotServed::Loading.to_string()))
                         .unwrap_or_default(),
                 }
             })
             .collect();
-        let mut status = self.status.lock();
-        status.interfaces = interfaces;
-        status.taken_over = self.taken_over;
+        self.status.send_modify(|status| {
+            status.interfaces = interfaces;
+            status.taken_over = self.taken_over;
+        });
     }
 
     /// Detaches, or leaves everything to a successor.
@@ -468,7 +461,10 @@ impl Follower {
             OnStop::Keep => {
                 let lost = self.attached.values().filter(|attachment| !attachment.is_kept()).count();
                 if lost > 0 {
-                    tracing::warn!(lost, "programs that are not pinned end with this process");
+                    tracing::warn!(
+                        lost,
+                        "programs whose links are not pinned are detached when this process ends, whatever xdp.on_stop says"
+                    );
                 }
             }
             OnStop::Detach => {

@@ -63,7 +63,7 @@ impl TapReader {
                     break;
                 },
                 events = self.readable(), if every > 0 => if let Err(error) = events {
-                    tracing::warn!(%error, "the tap of the fast path cannot be read");
+                    tracing::warn!(%error, "cannot read the ring buffer TAP: queries answered by interfaces are not shown by `tap` any more");
                     break;
                 } else {
                     self.hand_on(&mut publish);

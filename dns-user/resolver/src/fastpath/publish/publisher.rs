@@ -245,7 +245,7 @@ impl PublisherThread {
         let Self { publisher, shared: _, thread } = self;
         publisher.send(Event::Stop { end_lease });
         if thread.join().is_err() {
-            tracing::error!("the publisher had panicked");
+            tracing::error!("the publisher's thread had panicked");
         }
     }
 }
@@ -292,7 +292,7 @@ impl Worker {
             }
             if !self.table.is_installing() && self.compaction.is_due(Instant::now()) {
                 let moved = self.table.compact();
-                tracing::debug!(moved, "entries in use were looked at");
+                tracing::debug!(moved, "compaction: moved entries in use next to each other");
                 self.publish_status();
             }
             self.table.reclaim();
@@ -380,10 +380,10 @@ impl Worker {
             learned = status.learned,
             unfitting = status.unfitting.total(),
             milliseconds,
-            "the interface answers from the new records"
+            "the fast path answers from the new records"
         );
         if status.unfitting.total() > 0 {
-            tracing::warn!(unfitting = ?status.unfitting, "names that the interface cannot answer are answered from above");
+            tracing::warn!(unfitting = ?status.unfitting, "some names do not fit into the maps: queries for them are answered from userspace");
         }
         self.lease.renew(age(self.behind_since));
         self.compaction = Pace::new(Instant::now());

@@ -1,0 +1,122 @@
+//! A channel to a thread that sleeps in poll(2): its receiver is a file descriptor, too.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::net::UnixStream,
+    },
+    sync::mpsc,
+};
+
+/// The end that sends. Dropping it ends the channel.
+pub(super) struct Sender<T> {
+    /// What is sent. Dropped before `wake`, so that who is woken by the end finds it.
+    messages: mpsc::Sender<T>,
+    /// A byte for each message.
+    wake: UnixStream,
+}
+
+/// The end that receives: readable while there are messages, and once the sender is gone.
+pub(super) struct Receiver<T> {
+    /// What was sent.
+    messages: mpsc::Receiver<T>,
+    /// What becomes readable.
+    woken: UnixStream,
+}
+
+/// The other end of a channel is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ended;
+
+/// A channel.
+pub(super) fn channel<T>() -> io::Result<(Sender<T>, Receiver<T>)> {
+    let (messages, received) = mpsc::channel();
+    let (wake, woken) = UnixStream::pair()?;
+    wake.set_nonblocking(true)?;
+    woken.set_nonblocking(true)?;
+    Ok((Sender { messages, wake }, Receiver { messages: received, woken }))
+}
+
+impl<T> Sender<T> {
+    /// Sends a message and wakes the receiver.
+    pub(super) fn send(&self, message: T) -> Result<(), Ended> {
+        self.messages.send(message).map_err(|_| Ended)?;
+        // An error: full of wake-ups that nobody has read yet, or the receiver has just gone.
+        let _ = (&self.wake).write(&[0]);
+        Ok(())
+    }
+}
+
+impl<T> Receiver<T> {
+    /// The next message, if there is one. Stays readable until there is none.
+    pub(super) fn take(&self) -> Result<Option<T>, Ended> {
+        let next = || match self.messages.try_recv() {
+            Ok(message) => Ok(Some(message)),
+            Err(mpsc::TryRecvError::Empty) => Ok(None),
+            Err(mpsc::TryRecvError::Disconnected) => Err(Ended),
+        };
+        match next() {
+            Ok(None) => {
+                let mut bytes = [0; 64];
+                let _ = (&self.woken).read(&mut bytes);
+                // One of them may have been for a message that has come since.
+                next()
+            }
+            found => found,
+        }
+    }
+}
+
+impl<T> AsFd for Receiver<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.woken.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+    use super::*;
+
+    /// Whether the receiver wakes who polls it.
+    fn is_readable(receiver: &Receiver<u32>) -> bool {
+        poll(&mut [PollFd::new(receiver.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO).unwrap() > 0
+    }
+
+    #[test]
+    fn messages_and_the_end_wake_the_receiver() {
+        let (sender, receiver) = channel().unwrap();
+        assert!(!is_readable(&receiver));
+        assert_eq!(receiver.take(), Ok(None));
+        sender.send(1).unwrap();
+        sender.send(2).unwrap();
+        assert!(is_readable(&receiver));
+        assert_eq!(receiver.take(), Ok(Some(1)));
+        assert!(is_readable(&receiver), "there is another one");
+        assert_eq!([receiver.take(), receiver.take()], [Ok(Some(2)), Ok(None)]);
+        assert!(!is_readable(&receiver));
+        sender.send(3).unwrap();
+        drop(sender);
+        assert!(is_readable(&receiver));
+        assert_eq!([receiver.take(), receiver.take()], [Ok(Some(3)), Err(Ended)]);
+    }
+
+    #[test]
+    fn more_messages_than_wake_ups_fit_are_all_received() {
+        let (sender, receiver) = channel().unwrap();
+        // A stream holds some hundred bytes that are sent one by one.
+        for number in 0..10_000 {
+            sender.send(number).unwrap();
+        }
+        for number in 0..10_000 {
+            assert_eq!(receiver.take(), Ok(Some(number)));
+        }
+        while is_readable(&receiver) {
+            assert_eq!(receiver.take(), Ok(None), "a wake-up too many does no harm");
+        }
+        drop(receiver);
+        assert_eq!(sender.send(0), Err(Ended));
+    }
+}
