@@ -28,7 +28,7 @@ pub(crate) enum TlsError {
     #[error("{0}")]
     Unusable(String),
     /// The certificate would have to be issued to what is no name.
-    #[error("{0:?} is no name that a certificate could hold")]
+    #[error("{0:?} is not a name that a certificate could hold")]
     Name(String),
 }
 

@@ -100,7 +100,7 @@ impl Config {
     pub fn of_document(file: &str, bytes: &[u8]) -> Result<Option<(Self, Vec<String>)>, ConfigError> {
         let json = Json::parse(bytes).map_err(|error| ConfigError {
             file: file.to_owned(),
-            problem: format!("is no JSON: {error}"),
+            problem: format!("is not JSON: {error}"),
         })?;
         let root = Reader::document(file, &json)?;
         if !root.has("consul") {
@@ -134,8 +134,8 @@ impl Config {
     /// Reads the object itself; also the paths of members that are unknown.
     fn read_all(object: &Reader<'_>) -> Result<(Self, Vec<String>), ConfigError> {
         let recursors = object.texts("recursors")?.unwrap_or_default().into_iter();
-        let recursors =
-            recursors.map(|text| with_port(text).map_err(|problem| object.error("recursors", &problem)));
+        let recursors = recursors
+            .map(|text| with_port(text).map_err(|problem| object.error("recursors", &problem.to_string())));
         let datacenter = object.text("datacenter")?.unwrap_or("dc1").to_ascii_lowercase();
         if datacenter.is_empty()
             || !datacenter.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
@@ -269,7 +269,7 @@ fn default_domain() -> Name {
 fn domain(object: &Reader<'_>, member: &'static str) -> Result<Option<Name>, ConfigError> {
     let Some(text) = object.text(member)?.filter(|text| !text.is_empty()) else { return Ok(None) };
     let name = Name::from_text(text)
-        .map_err(|reason| object.error(member, &format!("{text:?} is no domain name: {reason}")))?;
+        .map_err(|reason| object.error(member, &format!("{text:?} is not a domain name: {reason}")))?;
     if name.label_count() == 0 {
         return Err(object.error(member, "the root cannot be a domain of Consul's; give one label at least"));
     }

@@ -184,12 +184,12 @@ impl Definitions {
 fn document(file: &str, bytes: &[u8]) -> Result<Json, ConfigError> {
     let problem = |problem: String| ConfigError { file: file.to_owned(), problem };
     if !file.ends_with(".hcl") {
-        return Json::parse(bytes).map_err(|error| problem(format!("is no JSON: {error}")));
+        return Json::parse(bytes).map_err(|error| problem(format!("is not JSON: {error}")));
     }
-    let text = std::str::from_utf8(bytes).map_err(|error| problem(format!("is no UTF-8: {error}")))?;
+    let text = std::str::from_utf8(bytes).map_err(|error| problem(format!("is not UTF-8: {error}")))?;
     let value: serde_json::Value =
-        hcl::from_str(text).map_err(|error| problem(format!("is no HCL: {error}")))?;
-    Json::parse(value.to_string().as_bytes()).map_err(|error| problem(format!("is no HCL: {error}")))
+        hcl::from_str(text).map_err(|error| problem(format!("is not HCL: {error}")))?;
+    Json::parse(value.to_string().as_bytes()).map_err(|error| problem(format!("is not HCL: {error}")))
 }
 
 /// Makes a list of what stands alone under this name: a block in HCL, an object in JSON.
@@ -463,7 +463,7 @@ mod tests {
         let read = |file, text: &str| Definitions::read([(file, text.as_bytes())], &config());
         let error = |file, text| read(file, text).unwrap_err().to_string();
         assert_eq!(error("a.json", r#"{"service": {"port": 80}}"#), "a.json: service[0].name: is missing");
-        assert!(error("a.hcl", "service {\n name = \n}").starts_with("a.hcl: is no HCL: "));
+        assert!(error("a.hcl", "service {\n name = \n}").starts_with("a.hcl: is not HCL: "));
         let number = error("a.json", r#"{"services": [{"name": "a", "port": 70000}]}"#);
         assert!(number.starts_with("a.json: services[0].port: is 70000;"), "{number}");
         let lost = read("a.json", r#"{"service": {"name": "a", "node": "there"}}"#).unwrap();

@@ -114,7 +114,7 @@ async fn follow_rotation(client: Client, files: TlsFiles) {
         // Only a set that can be used is worth a new connection.
         if now != seen && tls::client(&files, None).is_ok() {
             seen = now;
-            tracing::info!("the certificates were rotated: connecting to NATS anew");
+            tracing::info!("certificates were rotated: reconnecting to NATS");
             if client.force_reconnect().await.is_err() {
                 return;
             }

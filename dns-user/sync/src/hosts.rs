@@ -24,19 +24,23 @@ pub fn replaced<'a>(hostname: &str, records: impl Iterator<Item = (&'a str, &'a 
     text
 }
 
+/// Our block of the file has no end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the line `# END bosh-dns-sync` is missing; put it after our block")]
+pub struct NoEnd;
+
 /// The file as it is with our block put in, or put anew in its place.
 ///
 /// A block whose end is missing is an error: what follows might be somebody else's.
 pub fn with_block<'a>(
     file: &str,
     records: impl Iterator<Item = (&'a str, &'a str)>,
-) -> Result<String, &'static str> {
+) -> Result<String, NoEnd> {
     let (before, after) = match line_at(file, BEGIN) {
         None => (file, ""),
         Some(start) => {
             let rest = &file[start..];
-            let end = line_at(rest, END)
-                .ok_or("the line `# END bosh-dns-sync` is missing; put it after our block")?;
+            let end = line_at(rest, END).ok_or(NoEnd)?;
             let after = &rest[end + END.len()..];
             (&file[..start], after.strip_prefix('\n').unwrap_or(after))
         }

@@ -152,8 +152,27 @@ impl Announcement {
 pub struct Received {
     /// Subject for the reply.
     pub reply_to: String,
-    /// What is asked, or the exception to be replied.
-    pub call: Result<Announcement, String>,
+    /// What is asked, or why an exception is replied.
+    pub call: Result<Announcement, CallError>,
+}
+
+/// A call that an agent cannot follow; the text is the reply's exception.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CallError {
+    /// A method that agents of ours do not have.
+    #[error("unknown message {0}")]
+    UnknownMethod(String),
+    /// `sync_dns` without its three arguments.
+    #[error("sync_dns: the arguments must be a blob id, a digest and a version")]
+    SyncDns,
+    /// `sync_dns` with a version that is none.
+    #[error("sync_dns: the version must be a number of 0 or more")]
+    Version,
+    /// `sync_dns_with_signed_url` without what it needs.
+    #[error(
+        "sync_dns_with_signed_url: the argument must be an object with signed_url, multi_digest, version"
+    )]
+    SyncDnsWithSignedUrl,
 }
 
 /// The members of any call.
@@ -180,30 +199,29 @@ pub fn read_call(body: &[u8]) -> Option<Received> {
     let call = match method.as_str() {
         "sync_dns" => read_sync_dns(&arguments),
         "sync_dns_with_signed_url" => read_signed(&arguments),
-        other => Err(format!("unknown message {other}")),
+        other => Err(CallError::UnknownMethod(other.to_owned())),
     };
     Some(Received { reply_to, call })
 }
 
 /// Arguments of `sync_dns`.
-fn read_sync_dns(arguments: &[Value]) -> Result<Announcement, String> {
+fn read_sync_dns(arguments: &[Value]) -> Result<Announcement, CallError> {
     let [Value::String(blob), Value::String(digest), version, rest @ ..] = arguments else {
-        return Err("sync_dns: the arguments must be a blob id, a digest and a version".to_owned());
+        return Err(CallError::SyncDns);
     };
-    let version = version.as_u64().ok_or("sync_dns: the version must be a number of 0 or more")?;
+    let version = version.as_u64().ok_or(CallError::Version)?;
     let source = Source::Blob(blob.clone());
     Ok(Announcement { source, digest: digest.clone(), version, extra: read_extra(rest) })
 }
 
 /// Arguments of `sync_dns_with_signed_url`.
-fn read_signed(arguments: &[Value]) -> Result<Announcement, String> {
-    let wrong =
-        "sync_dns_with_signed_url: the argument must be an object with signed_url, multi_digest, version";
-    let [Value::Object(object), rest @ ..] = arguments else { return Err(wrong.to_owned()) };
+fn read_signed(arguments: &[Value]) -> Result<Announcement, CallError> {
+    let wrong = CallError::SyncDnsWithSignedUrl;
+    let [Value::Object(object), rest @ ..] = arguments else { return Err(wrong) };
     let text = |name: &str| object.get(name).and_then(Value::as_str);
     let version = object.get("version").and_then(Value::as_u64);
     let (Some(url), Some(digest), Some(version)) = (text("signed_url"), text("multi_digest"), version) else {
-        return Err(wrong.to_owned());
+        return Err(wrong);
     };
     let headers = object.get("blobstore_headers").and_then(Value::as_object).cloned().unwrap_or_default();
     let source = Source::Signed { url: url.to_owned(), headers };

@@ -17,7 +17,7 @@ pub(crate) async fn spawn(address: SocketAddr, registry: Registry) -> anyhow::Re
     tokio::spawn(async move {
         let served: io::Result<()> = axum::serve(listener, router).await;
         if let Err(error) = served {
-            tracing::error!("metrics are served no more: {error}");
+            tracing::error!("the metrics server has stopped: {error}");
         }
     });
     Ok(())

@@ -124,7 +124,7 @@ impl<T> LastGood<T> {
         let mut value = self.value.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         match read() {
             Ok(new) => *value = new,
-            Err(error) => tracing::warn!("new certificates cannot be used, the last good ones stay: {error}"),
+            Err(error) => tracing::warn!("cannot use the new certificates; the last good ones stay: {error}"),
         }
         value.clone()
     }

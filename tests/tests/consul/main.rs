@@ -88,7 +88,7 @@ fn a_changed_definition_file_is_served_without_a_restart() -> Result<()> {
     wait_until("the changed address", Duration::from_secs(30), now_there)?;
     // What cannot be read changes nothing, and is told.
     fs::write(&path, "service {\n  name = \n}\n")?;
-    wait_until("the complaint", Duration::from_secs(30), || server.log().contains("web.hcl: is no HCL"))?;
+    wait_until("the complaint", Duration::from_secs(30), || server.log().contains("web.hcl: is not HCL"))?;
     ensure!(ask()? == [Ipv4Addr::new(10, 0, 0, 2)], "the last good catalog stays");
     Ok(())
 }

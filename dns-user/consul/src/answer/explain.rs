@@ -84,7 +84,7 @@ impl Zone {
             Question::Query { name, .. } => format!("the prepared query {name:?}"),
             Question::Address(address) => format!("the address {address} itself"),
             Question::Empty => "nothing: it only has names below it".to_owned(),
-            Question::Invalid => "nothing: it is no name that Consul has".to_owned(),
+            Question::Invalid => "nothing: it is not a name that Consul has".to_owned(),
         }
     }
 

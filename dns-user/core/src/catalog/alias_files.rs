@@ -79,7 +79,7 @@ pub enum AliasError {
         reason: String,
     },
     /// An alias is no domain name.
-    #[error("{file}: alias {alias:?} is no domain name: {error}")]
+    #[error("{file}: alias {alias:?} is not a domain name: {error}")]
     Key {
         /// The file.
         file: String,
@@ -168,7 +168,7 @@ impl AliasFiles {
                 Err(error) => warnings.push(AliasWarning {
                     source: file.to_string(),
                     alias: alias.clone(),
-                    problem: format!("target {text:?} is no domain name and is skipped: {error}"),
+                    problem: format!("target {text:?} is not a domain name and is skipped: {error}"),
                 }),
             }
         }

@@ -286,7 +286,7 @@ impl Builder<'_> {
                 return self.warn(
                     RECORDS,
                     alias,
-                    format!("{text:?} is no domain name and is skipped: {error}"),
+                    format!("{text:?} is not a domain name and is skipped: {error}"),
                 );
             }
         };

@@ -7,7 +7,7 @@ use super::{ConfigError, json::Json, reader::Reader};
 /// Parses one addresses file.
 pub fn parse_addresses(file: &str, bytes: &[u8]) -> Result<Vec<SocketAddr>, ConfigError> {
     let problem = |problem: String| ConfigError { file: file.to_owned(), problem };
-    let json = Json::parse(bytes).map_err(|error| problem(format!("is no JSON: {error}")))?;
+    let json = Json::parse(bytes).map_err(|error| problem(format!("is not JSON: {error}")))?;
     let list = match &json {
         Json::List(list) => list.as_slice(),
         Json::Null => &[],

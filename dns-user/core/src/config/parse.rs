@@ -30,7 +30,7 @@ impl Config {
     pub fn parse(file: &str, bytes: &[u8]) -> Result<Loaded, ConfigError> {
         let json = Json::parse(bytes).map_err(|error| ConfigError {
             file: file.to_owned(),
-            problem: format!("is no JSON: {error}"),
+            problem: format!("is not JSON: {error}"),
         })?;
         let root = Reader::document(file, &json)?;
         let mut warnings = Vec::new();
@@ -88,8 +88,9 @@ fn listen(root: &Reader<'_>) -> Result<SocketAddr, ConfigError> {
 fn recursion(root: &Reader<'_>) -> Result<RecursionConfig, ConfigError> {
     let recursors = |name| {
         let texts = root.texts(name)?.unwrap_or_default();
-        let with_ports =
-            texts.into_iter().map(|text| with_port(text).map_err(|problem| root.error(name, &problem)));
+        let with_ports = texts
+            .into_iter()
+            .map(|text| with_port(text).map_err(|problem| root.error(name, &problem.to_string())));
         with_ports.collect::<Result<Vec<String>, _>>()
     };
     Ok(RecursionConfig {
@@ -119,7 +120,7 @@ fn upcheck_domains(root: &Reader<'_>) -> Result<Vec<Name>, ConfigError> {
     let mut names = Vec::new();
     for text in root.texts("upcheck_domains")?.unwrap_or_default() {
         let name = Name::from_text(text).map_err(|reason| {
-            root.error("upcheck_domains", &format!("{text:?} is no domain name: {reason}"))
+            root.error("upcheck_domains", &format!("{text:?} is not a domain name: {reason}"))
         })?;
         if !names.contains(&name) {
             names.push(name);
@@ -144,7 +145,7 @@ fn internal_upcheck(root: &Reader<'_>) -> Result<Option<Name>, ConfigError> {
         );
     }
     let name = Name::from_text(text)
-        .map_err(|reason| object.error("dns_query", &format!("{text:?} is no domain name: {reason}")))?;
+        .map_err(|reason| object.error("dns_query", &format!("{text:?} is not a domain name: {reason}")))?;
     Ok(Some(name))
 }
 
@@ -211,7 +212,7 @@ fn api(
             warnings.push("api.port is missing: the API stays off".to_owned());
             Ok(None)
         }
-        (_, Err(missing)) => {
+        (_, Err(NoFile(missing))) => {
             warnings.push(format!("api.{missing} is missing: the API stays off"));
             Ok(None)
         }
@@ -226,7 +227,7 @@ fn health(object: &Reader<'_>) -> Result<HealthConfig, ConfigError> {
     if enabled && port.is_none() {
         return Err(object.error("port", "is missing, and health is enabled"));
     }
-    if let (true, Err(missing)) = (enabled, &tls) {
+    if let (true, Err(NoFile(missing))) = (enabled, &tls) {
         return Err(object.error(missing, "is missing, and health is enabled"));
     }
     Ok(HealthConfig {
@@ -242,16 +243,20 @@ fn health(object: &Reader<'_>) -> Result<HealthConfig, ConfigError> {
     })
 }
 
-/// The three files; or the name of the first that lacks.
-pub fn tls_files(object: &Reader<'_>) -> Result<Result<TlsFiles, &'static str>, ConfigError> {
+/// The setting of this name has no value: the first of the three files that is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoFile(pub &'static str);
+
+/// The three files of a certificate, or which of them is missing.
+pub fn tls_files(object: &Reader<'_>) -> Result<Result<TlsFiles, NoFile>, ConfigError> {
     let certificate = path(object, "certificate_file")?;
     let private_key = path(object, "private_key_file")?;
     let ca = path(object, "ca_file")?;
     Ok(match (certificate, private_key, ca) {
         (Some(certificate), Some(private_key), Some(ca)) => Ok(TlsFiles { certificate, private_key, ca }),
-        (None, _, _) => Err("certificate_file"),
-        (_, None, _) => Err("private_key_file"),
-        (_, _, None) => Err("ca_file"),
+        (None, _, _) => Err(NoFile("certificate_file")),
+        (_, None, _) => Err(NoFile("private_key_file")),
+        (_, _, None) => Err(NoFile("ca_file")),
     })
 }
 
@@ -392,12 +397,12 @@ mod tests {
     #[test]
     fn errors_name_file_key_problem_and_what_is_allowed() {
         for (text, message) in [
-            ("", "config.json: is no JSON: EOF while parsing a value at line 1 column 0"),
+            ("", "config.json: is not JSON: EOF while parsing a value at line 1 column 0"),
             ("[]", "config.json: is a list, not an object of settings"),
             ("{}", "config.json: port: is missing; allowed is a whole number from 1 to 65535"),
             (r#"{"port": -1}"#, "config.json: port: is -1; allowed is a whole number from 1 to 65535"),
             (r#"{"port": "53"}"#, "config.json: port: is \"53\"; allowed is a whole number from 1 to 65535"),
-            (r#"{"port": 53, "address": "x"}"#, "config.json: address: \"x\" is no IP address"),
+            (r#"{"port": 53, "address": "x"}"#, "config.json: address: \"x\" is not an IP address"),
             (
                 r#"{"port": 53, "recursor_timeout": null}"#,
                 "config.json: recursor_timeout: is null; allowed is a duration such as \"400ms\", \"5s\" or \"1h2m3.5s\"",

@@ -123,7 +123,7 @@ impl<'a> Reader<'a> {
     pub fn address(&self, name: &'static str) -> Result<Option<IpAddr>, ConfigError> {
         let Some(text) = self.text(name)? else { return Ok(None) };
         let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
-        bare.parse().map(Some).map_err(|_| self.error(name, &format!("{text:?} is no IP address")))
+        bare.parse().map(Some).map_err(|_| self.error(name, &format!("{text:?} is not an IP address")))
     }
 
     /// A duration. Null is an error, as in the reference.

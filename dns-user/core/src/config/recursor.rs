@@ -2,14 +2,18 @@
 
 use std::net::IpAddr;
 
+/// A text that is not the address of a recursor.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a recursor; allowed are an IP address, IP:port, [IPv6]:port, host:port")]
+pub struct NoRecursor(pub String);
+
 /// Adds port 53 where there is none: `10.0.0.2`, `::1`, `10.0.0.2:5353`,
 /// `[::1]:5353`, `name:53`.
 ///
 /// A host without a port has to be an IP address, and brackets ask for a port
-/// (observed: `[::1]` alone is refused). The error says what is allowed.
-pub fn with_port(text: &str) -> Result<String, String> {
-    let refused =
-        || format!("{text:?} is no recursor; allowed are an IP address, IP:port, [IPv6]:port, host:port");
+/// (observed: `[::1]` alone is refused).
+pub fn with_port(text: &str) -> Result<String, NoRecursor> {
+    let refused = || NoRecursor(text.to_owned());
     if let Ok(address) = text.parse::<IpAddr>() {
         return Ok(match address {
             IpAddr::V4(address) => format!("{address}:53"),
@@ -33,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_are_added_where_they_lack() {
+    fn ports_are_added_where_there_is_none() {
         for (text, expected) in [
             ("127.0.0.1", "127.0.0.1:53"),
             ("127.0.0.1:5353", "127.0.0.1:5353"),

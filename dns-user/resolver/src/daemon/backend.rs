@@ -318,7 +318,7 @@ pub(super) fn open_control((path, socket): Control, backend: Arc<Backend>, failu
 
 /// Reads a name of the API's callers.
 fn parse(text: &str) -> Result<Name, NameRefused> {
-    Name::from_text(text).map_err(|error| NameRefused(format!("{text:?} is no domain name: {error}")))
+    Name::from_text(text).map_err(|error| NameRefused(format!("{text:?} is not a domain name: {error}")))
 }
 
 /// What this VM's health server says now.

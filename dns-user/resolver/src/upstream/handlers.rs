@@ -14,7 +14,12 @@ use super::{
     manner, message, status,
 };
 use dns_core::{
-    config::{Config, ConfigError, json::Json, reader::Reader, recursor::with_port},
+    config::{
+        Config, ConfigError,
+        json::Json,
+        reader::Reader,
+        recursor::{NoRecursor, with_port},
+    },
     name::Name,
 };
 
@@ -235,8 +240,8 @@ fn parse_recursors(source: &Reader<'_>) -> Result<Vec<String>, ConfigError> {
     if texts.is_empty() {
         return Err(source.error("recursors", "is empty; a handler of type \"dns\" needs at least one"));
     }
-    let recursors = texts.into_iter().map(with_port).collect::<Result<_, _>>();
-    recursors.map_err(|problem| source.error("recursors", &problem))
+    let recursors = texts.into_iter().map(with_port).collect::<Result<_, NoRecursor>>();
+    recursors.map_err(|problem| source.error("recursors", &problem.to_string()))
 }
 
 /// The URL of a handler of type http.

@@ -101,14 +101,17 @@ impl Applier {
         let version = match fs::read(&options.records) {
             Ok(bytes) => dataset::Read::parse(&bytes).map(|read| read.version).unwrap_or_else(|error| {
                 tracing::warn!(
-                    "{}: no dataset ({error}); any version replaces it",
+                    "{}: not a dataset ({error}); the next version that is announced replaces it",
                     options.records.display()
                 );
                 0
             }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
             Err(error) => {
-                tracing::warn!("{}: {error}; any version replaces it", options.records.display());
+                tracing::warn!(
+                    "{}: {error}; the next version that is announced replaces it",
+                    options.records.display()
+                );
                 0
             }
         };
@@ -153,7 +156,7 @@ impl Applier {
         if announced <= ours {
             if announced < ours {
                 self.metrics.lower.inc();
-                tracing::info!(announced, ours, "a lower version than ours is announced; ours stays");
+                tracing::info!(announced, ours, "ignored an announcement of a lower version than ours");
             }
             return Ok(());
         }
@@ -172,7 +175,7 @@ impl Applier {
                 self.metrics.version.set(announced.cast_signed());
                 self.version.send_replace(announced);
                 let mute = self.options.mute;
-                tracing::info!(version = announced, by, mute, "records are at this version");
+                tracing::info!(version = announced, by, mute, "took a version of the records");
             }
             Err(_) => self.metrics.failed.inc(),
         }
@@ -190,7 +193,7 @@ impl Applier {
                 Err(error @ ApplyError::Write(_)) => return Err(error),
                 Err(error) => {
                     self.metrics.patch_failed.inc();
-                    tracing::warn!("the patch does not fit, the whole blob is fetched: {error}");
+                    tracing::warn!("the patch cannot be applied; fetching the whole blob: {error}");
                 }
             }
         }
@@ -237,7 +240,7 @@ impl Applier {
                 Ok(bytes) => return Ok(bytes),
                 Err(error) if !error.is_worth_retrying() => return Err(ApplyError::NotTried(error)),
                 Err(error) if attempt == ATTEMPTS => return Err(ApplyError::Download(error)),
-                Err(error) => tracing::warn!(attempt, "downloading the blob: {error}"),
+                Err(error) => tracing::warn!(attempt, "cannot download the blob; trying again: {error}"),
             }
             tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
             pause *= 2;
@@ -286,7 +289,7 @@ fn write_hosts(options: &AgentOptions, read: &dataset::Read<'_>) -> Result<(), A
                 Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
                 Err(error) => return Err(wrong(error.to_string())),
             };
-            hosts::with_block(&old, records).map_err(|problem| wrong(problem.to_owned()))?
+            hosts::with_block(&old, records).map_err(|problem| wrong(problem.to_string()))?
         }
     };
     let permissions = Permissions { mode: 0o644, ..Permissions::PRIVATE };

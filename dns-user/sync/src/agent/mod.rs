@@ -125,7 +125,7 @@ async fn listen(
     let mut messages = bus.client.subscribe(message::agent_subject(&options.id)).await?;
     while let Some(message) = messages.next().await {
         let Some(Received { reply_to, call }) = message::read_call(&message.payload) else {
-            tracing::warn!("a message that is no call was left alone");
+            tracing::warn!("ignored a message that is not a call");
             continue;
         };
         match call {
@@ -138,7 +138,9 @@ async fn listen(
                 queue.send((announcement, reply_to)).await?;
             }
             // A real agent answers all that is not ours to know.
-            Err(problem) if !options.mute => reply(bus, &reply_to, Reply::Exception(problem)).await,
+            Err(problem) if !options.mute => {
+                reply(bus, &reply_to, Reply::Exception(problem.to_string())).await
+            }
             Err(_) => {}
         }
     }
@@ -153,7 +155,10 @@ async fn apply_all(mut applier: Applier, mut work: mpsc::Receiver<Work>, bus: Bu
         for (announcement, reply_to) in waiting.drain(..) {
             let done = applier.apply(&announcement).await;
             if let Err(problem) = &done {
-                tracing::error!(version = announcement.version, "the version is not taken: {problem}");
+                tracing::error!(
+                    version = announcement.version,
+                    "cannot take the announced version; the records stay as they are: {problem}"
+                );
             }
             if !mute {
                 let answer = match done {
@@ -170,7 +175,7 @@ async fn apply_all(mut applier: Applier, mut work: mpsc::Receiver<Work>, bus: Bu
 async fn reply(bus: &Bus, subject: &str, reply: Reply) {
     if let Err(error) = bus.client.publish(subject.to_owned(), reply.write().into()).await {
         // The publisher asks again.
-        tracing::warn!("the reply is lost: {error}");
+        tracing::warn!("cannot send the reply: {error}");
     }
 }
 
@@ -198,10 +203,15 @@ async fn ask(bus: Bus, options: AgentOptions, version: watch::Receiver<u64>) {
     }
 }
 
+/// A text that is not the mode of a file.
+#[derive(Debug, thiserror::Error)]
+#[error("an octal mode such as 640 is needed")]
+struct NoMode;
+
 /// Reads an octal mode.
-fn octal(text: &str) -> Result<u32, String> {
+fn octal(text: &str) -> Result<u32, NoMode> {
     match u32::from_str_radix(text, 8) {
         Ok(mode) if mode <= 0o777 => Ok(mode),
-        _ => Err("an octal mode such as 640 is needed".to_owned()),
+        _ => Err(NoMode),
     }
 }

@@ -145,8 +145,8 @@ pub(super) async fn call(
 }
 
 /// Reads `NAME=ADDRESS`.
-fn network(text: &str) -> Result<(String, IpAddr), String> {
-    let (name, address) = text.split_once('=').ok_or("NAME=ADDRESS is needed")?;
-    let address = address.parse().map_err(|_| format!("{address:?} is no IP address"))?;
+fn network(text: &str) -> anyhow::Result<(String, IpAddr)> {
+    let (name, address) = text.split_once('=').context("NAME=ADDRESS is needed")?;
+    let address = address.parse().with_context(|| format!("{address:?} is not an IP address"))?;
     Ok((name.to_owned(), address))
 }

@@ -1,8 +1,22 @@
 //! Canonical names of instance groups, networks and deployments.
 
+/// A name that has no canonical form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotCanonical {
+    /// All of it was dropped.
+    #[error("no letter, digit or hyphen is left of it")]
+    Empty,
+    /// A label neither begins nor ends with one.
+    #[error("its canonical form has a hyphen at an end")]
+    HyphenAtEnd,
+    /// RFC 1035, section 2.3.4.
+    #[error("its canonical form is longer than a label, 63 bytes")]
+    TooLong,
+}
+
 /// The name as it stands in domain names: lower case, `_` becomes `-`, everything but
 /// `[a-z0-9-]` is dropped. A hyphen at either end is an error, and so is nothing left.
-pub fn canonical(name: &str) -> Result<String, &'static str> {
+pub fn canonical(name: &str) -> Result<String, NotCanonical> {
     let kept = name.chars().filter_map(|letter| match letter.to_ascii_lowercase() {
         '_' => Some('-'),
         letter if letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '-' => Some(letter),
@@ -10,13 +24,13 @@ pub fn canonical(name: &str) -> Result<String, &'static str> {
     });
     let kept: String = kept.collect();
     if kept.is_empty() {
-        return Err("no letter, digit or hyphen is left of it");
+        return Err(NotCanonical::Empty);
     }
     if kept.starts_with('-') || kept.ends_with('-') {
-        return Err("its canonical form has a hyphen at an end");
+        return Err(NotCanonical::HyphenAtEnd);
     }
     if kept.len() > 63 {
-        return Err("its canonical form is longer than a label, 63 bytes");
+        return Err(NotCanonical::TooLong);
     }
     Ok(kept)
 }

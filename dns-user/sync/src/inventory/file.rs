@@ -99,24 +99,40 @@ pub enum FileError {
     /// It is not what it should be.
     #[error("{}: {problem}", path.display())]
     Content {
-        /// File.
+        /// File, or folder.
         path: PathBuf,
-        /// What is wrong, with its place.
-        problem: String,
+        /// What is wrong.
+        problem: ContentError,
     },
 }
 
+/// What is wrong with what a file says, or a folder holds.
+#[derive(Debug, thiserror::Error)]
+pub enum ContentError {
+    /// Perhaps half written: it must not remove a whole fleet.
+    #[error("the file is empty; an empty fleet is `deployments: []`")]
+    Empty,
+    /// No YAML of this shape, with the place.
+    #[error("{0}")]
+    Malformed(Box<serde_saphyr::Error>),
+    /// Two files disagree.
+    #[error("another file has another `domain`; say it once")]
+    TwoDomains,
+    /// A folder without files.
+    #[error("the folder has no *.yml, *.yaml or *.json")]
+    NoFiles,
+}
+
 /// Reads the text of one file.
-pub fn read(text: &[u8]) -> Result<RawInventory, String> {
+pub fn read(text: &[u8]) -> Result<RawInventory, ContentError> {
     if text.iter().all(u8::is_ascii_whitespace) {
-        // An empty file, perhaps half written, must not remove a whole fleet.
-        return Err("the file is empty; an empty fleet is `deployments: []`".to_owned());
+        return Err(ContentError::Empty);
     }
     // JSON is YAML, too, and its own reader takes a fraction of the time; mistakes are told by the
     // other one, with their place.
     match serde_json::from_slice(text) {
         Ok(raw) => Ok(raw),
-        Err(_) => serde_saphyr::from_slice(text).map_err(|error| error.to_string()),
+        Err(_) => serde_saphyr::from_slice(text).map_err(|error| ContentError::Malformed(Box::new(error))),
     }
 }
 
@@ -129,7 +145,7 @@ pub fn load(path: &Path) -> Result<RawInventory, FileError> {
         let text = fs::read(&file).map_err(|source| FileError::Io { path: file.clone(), source })?;
         let RawInventory { domain, index_records, deployments } = read(&text).map_err(content)?;
         if all.domain.is_some() && domain.is_some() && all.domain != domain {
-            return Err(content("another file has another `domain`; say it once".to_owned()));
+            return Err(content(ContentError::TwoDomains));
         }
         all.domain = all.domain.or(domain);
         all.index_records = all.index_records.or(index_records);
@@ -159,8 +175,7 @@ pub fn files(path: &Path) -> Result<Vec<PathBuf>, FileError> {
         }
     }
     if found.is_empty() {
-        let problem = "the folder has no *.yml, *.yaml or *.json".to_owned();
-        return Err(FileError::Content { path: path.to_owned(), problem });
+        return Err(FileError::Content { path: path.to_owned(), problem: ContentError::NoFiles });
     }
     found.sort_unstable();
     Ok(found)
@@ -174,13 +189,12 @@ mod tests {
     fn yaml_and_json_say_the_same() {
         let yaml = "deployments:\n- name: d\n  instance_groups:\n  - name: g\n    instances:\n    - {id: a, networks: {n: 10.0.0.1}}\n";
         let json = r#"{"deployments":[{"name":"d","instance_groups":[{"name":"g","instances":[{"id":"a","networks":{"n":"10.0.0.1"}}]}]}]}"#;
-        assert_eq!(read(yaml.as_bytes()), read(json.as_bytes()));
-        assert!(read(yaml.as_bytes()).is_ok());
+        assert_eq!(read(yaml.as_bytes()).unwrap(), read(json.as_bytes()).unwrap());
     }
 
     #[test]
     fn a_mistake_is_told_with_its_place() {
-        let error = read(b"deployments:\n- name: d\n  instance_group: []\n").unwrap_err();
+        let error = read(b"deployments:\n- name: d\n  instance_group: []\n").unwrap_err().to_string();
         assert!(error.contains("instance_group") && error.contains('3'), "{error}");
         assert!(read(b" \n").is_err());
     }

@@ -108,7 +108,7 @@ impl Inventory {
         let RawInventory { domain, index_records, deployments } = raw;
         let domain = domain.unwrap_or_else(|| "bosh".to_owned());
         if dns_core::name::Name::from_text(&domain).is_err() || domain.is_empty() {
-            return Err(InventoryError::new("domain", format!("{domain:?} is no domain name")));
+            return Err(InventoryError::new("domain", format!("{domain:?} is not a domain name")));
         }
         let mut checked = Self {
             domain: domain.trim_end_matches('.').to_owned(),
@@ -223,7 +223,7 @@ fn check_alias(place: &str, alias: &Alias) -> Result<(), InventoryError> {
     let placeholders = ["uuid", "index", "az", "availability_zone", "network"];
     one_of("placeholder_type", placeholder_type, &placeholders)?;
     if dns_core::name::Name::from_text(domain).is_err() || domain.is_empty() {
-        return Err(InventoryError::new(place, "the domain is no domain name"));
+        return Err(InventoryError::new(place, "the domain is not a domain name"));
     }
     let has_placeholder = domain.split('.').any(|label| label == "_");
     match (has_placeholder, placeholder_type) {

@@ -21,7 +21,7 @@ pub fn read(text: &str) -> Result<RawInventory, InventoryError> {
         let Some(address) = words.next() else { continue };
         let address: std::net::IpAddr = address
             .parse()
-            .map_err(|_| InventoryError::new(&place, format!("{address:?} is no IP address")))?;
+            .map_err(|_| InventoryError::new(&place, format!("{address:?} is not an IP address")))?;
         if address.is_loopback() || address.is_multicast() || address.to_string() == "fe00::" {
             continue;
         }
@@ -54,6 +54,9 @@ mod tests {
         let instances = &raw.unwrap().deployments[0].instance_groups[0].instances;
         let ids: Vec<_> = instances.iter().map(|instance| instance.id.as_str()).collect();
         assert_eq!(ids, ["web1", "web2"]);
-        assert_eq!(read("10.0.0.1 a\nten b\n").unwrap_err().to_string(), "line 2: \"ten\" is no IP address");
+        assert_eq!(
+            read("10.0.0.1 a\nten b\n").unwrap_err().to_string(),
+            "line 2: \"ten\" is not an IP address"
+        );
     }
 }

@@ -72,7 +72,9 @@ pub(super) async fn spawn(
             // Rotated certificates are used from the next connection on.
             match tls::server(&files) {
                 Ok(new) => config = Arc::new(new),
-                Err(error) => tracing::warn!("API: the last good certificates stay: {error}"),
+                Err(error) => {
+                    tracing::warn!("API: cannot use the new certificates; the last good ones stay: {error}")
+                }
             }
             let (acceptor, mut router) = (TlsAcceptor::from(config.clone()), router.clone());
             let clients = clients.clone();
@@ -84,7 +86,7 @@ pub(super) async fn spawn(
                     let name = certificate.and_then(|certificate| tls::common_name(certificate));
                     let name = name.unwrap_or_default();
                     if !clients.contains(&name) {
-                        tracing::warn!("API: {name:?} may not use it; --api-clients has the names that may");
+                        tracing::warn!("API: refused client {name:?}: it is not among --api-clients");
                         router = Router::new().fallback(refused);
                     }
                     auto::Builder::new(TokioExecutor::new())

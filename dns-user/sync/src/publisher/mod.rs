@@ -233,13 +233,13 @@ async fn run_local(
                 let bytes = folder.dataset(newest.version).context("the dataset is gone")?;
                 if std::fs::read(file).ok().as_deref() != Some(&bytes) {
                     files::replace(file, &bytes, permissions)?;
-                    tracing::info!(version = newest.version, file = %file.display(), "written");
+                    tracing::info!(version = newest.version, file = %file.display(), "wrote the records");
                 }
                 Ok(folder.forget_old(&mut state, unix_now().as_secs())?)
             });
             match written {
                 Err(error) if options.watch && !state.versions.is_empty() => {
-                    tracing::error!("the inventory is not taken, the last good version stays: {error:#}");
+                    tracing::error!("cannot use the inventory; the last good version stays: {error:#}");
                     read_again = is_of_the_disk(&error).then(|| now_ms() + DISK_PAUSE_MS);
                 }
                 Err(error) => return Err(error),
@@ -263,7 +263,7 @@ fn make(options: &PublishOptions, folder: &Folder, state: &mut State) -> anyhow:
     let dataset = Dataset::build(&inventory, &mut ids);
     if folder.commit(state, ids, &dataset, options.above, unix_now().as_secs())? {
         let version = state.versions.last().map_or(0, |made| made.version);
-        tracing::info!(version, rows = dataset.rows(), "a new version is made");
+        tracing::info!(version, rows = dataset.rows(), "made a new version of the records");
     }
     Ok(inventory.instances.into_iter().filter_map(|instance| instance.agent).collect())
 }
@@ -298,7 +298,7 @@ impl Publisher {
                 && tokio::time::Instant::now() >= put_again
                 && let Err(error) = self.put().await
             {
-                tracing::error!("the blob cannot be put, the fleet keeps the version before: {error:#}");
+                tracing::error!("cannot store the blob; the fleet keeps the previous version: {error:#}");
                 put_again = tokio::time::Instant::now() + PUT_PAUSE;
             }
             self.announce().await?;
@@ -310,7 +310,7 @@ impl Publisher {
                 && let Err(error) = self.write_book()
             {
                 // Lost, it costs a question to each agent: the fleet does without it.
-                tracing::error!("who has what cannot be written: {error:#}");
+                tracing::error!("cannot write down which agent has which version: {error:#}");
                 self.written = now_ms() + DISK_PAUSE_MS;
             }
             if self.options.watch {
@@ -341,7 +341,7 @@ impl Publisher {
             }
             Err(error) if self.options.watch && !self.state.versions.is_empty() => {
                 self.metrics.inventory_good.set(0);
-                tracing::error!("the inventory is not taken, the last good version stays: {error:#}");
+                tracing::error!("cannot use the inventory; the last good version stays: {error:#}");
                 self.read_again = is_of_the_disk(&error).then(|| now_ms() + DISK_PAUSE_MS);
             }
             Err(error) => return Err(error),
@@ -365,7 +365,10 @@ impl Publisher {
         self.unwritten = true;
         for old in self.folder.forget_old(&mut self.state, unix_now().as_secs())? {
             if let Err(error) = self.store.delete(&old.blob).await {
-                tracing::warn!(version = old.version, "an old blob stays in the blobstore: {error}");
+                tracing::warn!(
+                    version = old.version,
+                    "cannot delete an old blob from the blobstore: {error}"
+                );
             }
         }
         Ok(())
@@ -477,8 +480,11 @@ impl Current {
         let Self { made: _, bytes, source: _, signed: _, patches } = self;
         let make = || {
             let old = folder.dataset(from)?;
-            let frame =
-                patch::make(&old, bytes).inspect_err(|error| tracing::warn!("no patch: {error}")).ok()?;
+            let frame = patch::make(&old, bytes)
+                .inspect_err(|error| {
+                    tracing::warn!("cannot make a patch; agents fetch the whole blob: {error}")
+                })
+                .ok()?;
             (frame.len() <= LONGEST_PATCH.min(bytes.len()))
                 .then(|| Patch { from, zstd: STANDARD.encode(frame) })
         };

@@ -72,7 +72,7 @@ fn the_bus_dies_and_comes_back() -> Result<()> {
     lab.wait_for("a1", 1)?;
     lab.kill_nats()?;
     lab.instance(&["move", "i0", "10.9.9.9"])?;
-    lab.wait_for_log("publisher", "a new version is made version=2")?;
+    lab.wait_for_log("publisher", "made a new version of the records version=2")?;
     lab.start_nats()?;
     lab.wait_for("a0", 2)?;
     lab.wait_for("a1", 2)
@@ -89,7 +89,7 @@ fn a_publisher_killed_between_put_and_announcement_loses_nothing() -> Result<()>
     // Without a bus the announcement cannot leave.
     lab.kill_nats()?;
     lab.instance(&["move", "i0", "10.9.9.9"])?;
-    lab.wait_for_log("publisher", "a new version is made version=2")?;
+    lab.wait_for_log("publisher", "made a new version of the records version=2")?;
     let blob = lab.newest_blob()?;
     wait_until("the blob", PATIENCE, || lab.path("blobs").join(&blob).exists())?;
     publisher.kill()?;
@@ -120,7 +120,7 @@ pub(crate) fn bad_blobs(lab: &Lab, place: impl Fn(&str) -> PathBuf, missing: &st
     lab.instance(&["move", "i0", "10.9.9.9"])?;
     // A director's way: no patch that would do without the blob.
     let _publisher = lab.watch(&["--no-patches"])?;
-    lab.wait_for_log("publisher", "a new version is made version=2")?;
+    lab.wait_for_log("publisher", "made a new version of the records version=2")?;
     let path = place(&lab.newest_blob()?);
     wait_until("the blob", PATIENCE, || {
         fs::read(&path).is_ok_and(|bytes| Ok(bytes) == lab.dataset(2).map_err(drop))
@@ -162,7 +162,7 @@ fn the_blobstore_dies_and_comes_back() -> Result<()> {
     lab.wait_for("a0", 1)?;
     nginx.stop()?;
     lab.instance(&["move", "i0", "10.9.9.9"])?;
-    lab.wait_for_log("publisher", "the blob cannot be put, the fleet keeps the version before")?;
+    lab.wait_for_log("publisher", "cannot store the blob; the fleet keeps the previous version")?;
     assert_eq!(lab.version("a0")?, 1);
     nginx.start_again(&lab)?;
     lab.wait_for("a0", 2)
@@ -186,7 +186,7 @@ fn a_full_disk_keeps_the_old_file() -> Result<()> {
     command.args(words);
     let agent = lab.keep(command, "a0.log")?;
     let publisher = lab.watch(&[])?;
-    lab.wait_for_log("a0", "records are at this version version=1")?;
+    lab.wait_for_log("a0", "took a version of the records version=1")?;
     let old = fs::read(&records)?;
     let filler = lab.path("disk/filler");
     let mut file = OpenOptions::new().create(true).append(true).open(&filler)?;
@@ -197,7 +197,7 @@ fn a_full_disk_keeps_the_old_file() -> Result<()> {
     assert_eq!(fs::read(&records)?, old);
     fs::remove_file(filler)?;
     drop(file);
-    lab.wait_for_log("a0", "records are at this version version=2")?;
+    lab.wait_for_log("a0", "took a version of the records version=2")?;
     assert_eq!(fs::read(&records)?, lab.dataset(2)?);
     drop(publisher);
     drop(agent);
@@ -222,11 +222,11 @@ fn a_full_disk_does_not_end_the_publisher() -> Result<()> {
     let mut file = OpenOptions::new().create(true).append(true).open(&filler)?;
     while std::io::Write::write_all(&mut file, &[0; 512]).is_ok() {}
     lab.write_inventory(1, |_| "10.9.9.9".to_owned())?;
-    lab.wait_for_log("publisher", "the inventory is not taken, the last good version stays: ")?;
+    lab.wait_for_log("publisher", "cannot use the inventory; the last good version stays: ")?;
     // An agent that comes back is heard, which the disk cannot keep.
     drop(agent);
     let agent = lab.agent("a0", &[])?;
-    lab.wait_for_log("publisher", "who has what cannot be written: ")?;
+    lab.wait_for_log("publisher", "cannot write down which agent has which version: ")?;
     assert_eq!(lab.version("a0")?, 1);
     fs::remove_file(filler)?;
     drop(file);

@@ -119,7 +119,7 @@ fn blobs_by_s3() -> Result<()> {
     s3.stop();
     let _publisher = lab.watch(&["--no-patches"])?;
     lab.instance(&["move", "i0", "10.9.9.9"])?;
-    lab.wait_for_log("publisher", "the blob cannot be put, the fleet keeps the version before")?;
+    lab.wait_for_log("publisher", "cannot store the blob; the fleet keeps the previous version")?;
     assert_eq!(lab.version("a0")?, 1);
     s3.start_again()?;
     lab.wait_for("a0", 2)?;

@@ -159,6 +159,6 @@ fn the_api_asks_for_a_certificate() -> Result<()> {
         curl.args(agent).args(["--key", &key, "-H", "content-type: application/json"]).args(call);
         assert_eq!(capture(curl.arg(format!("{url}/v1/{path}")))?, "403", "{path}");
     }
-    assert!(lab.log("publisher").contains("may not use it"), "{}", lab.log("publisher"));
+    assert!(lab.log("publisher").contains("it is not among --api-clients"), "{}", lab.log("publisher"));
     Ok(())
 }

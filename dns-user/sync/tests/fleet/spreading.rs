@@ -103,8 +103,8 @@ fn a_mute_agent_only_listens() -> Result<()> {
     let lab = Lab::new(1)?;
     let _mute = lab.agent("a0", &["--mute"])?;
     let _publisher = lab.watch(&[])?;
-    lab.wait_for_log("a0", "records are at this version version=1 by=\"blob\" mute=true")?;
-    lab.wait_for_log("publisher", "a new version is made")?;
+    lab.wait_for_log("a0", "took a version of the records version=1 by=\"blob\" mute=true")?;
+    lab.wait_for_log("publisher", "made a new version of the records")?;
     assert!(!lab.records("a0").exists());
     let state = lab.path("state").display().to_string();
     assert!(lab.run(&["status", "--state", &state]).is_err(), "a mute agent must not count as synced");
@@ -124,7 +124,7 @@ fn one_machine_needs_no_engine() -> Result<()> {
     assert!(text.contains(r#"["10.0.0.2","web2.node.default.fleet.bosh"]],"version":1,"#), "{text}");
     fs::write(&nodes, "ten web1\n")?;
     let refused = lab.run(&["publish", "--nodes", &words[0], "--state", &words[1], "--local", &words[2]]);
-    assert!(refused.is_err_and(|error| error.to_string().contains("line 1: \"ten\" is no IP address")));
+    assert!(refused.is_err_and(|error| error.to_string().contains("line 1: \"ten\" is not an IP address")));
     assert_eq!(fs::read_to_string(&file)?, text);
     Ok(())
 }

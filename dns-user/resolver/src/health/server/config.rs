@@ -9,7 +9,7 @@ use std::{
 use dns_core::config::{
     ConfigError, LoggingConfig, TlsFiles,
     json::Json,
-    parse::{logging, tls_files},
+    parse::{NoFile, logging, tls_files},
     reader::Reader,
 };
 
@@ -48,12 +48,13 @@ impl HealthServerConfig {
     pub fn parse(file: &str, bytes: &[u8]) -> Result<Self, ConfigError> {
         let json = Json::parse(bytes).map_err(|error| ConfigError {
             file: file.to_owned(),
-            problem: format!("is no JSON: {error}"),
+            problem: format!("is not JSON: {error}"),
         })?;
         let root = Reader::document(file, &json)?;
         let address = root.address("address")?.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         let port = root.port("port")?.ok_or_else(|| root.error("port", "is missing; 8853 is usual"))?;
-        let tls = tls_files(&root)?.map_err(|name| root.error(name, "is missing; a PEM file is needed"))?;
+        let tls =
+            tls_files(&root)?.map_err(|NoFile(name)| root.error(name, "is missing; a PEM file is needed"))?;
         let path = |name| Ok(root.text(name)?.filter(|text| !text.is_empty()).map(PathBuf::from));
         let or_default =
             |time: Option<Duration>, default| time.filter(|time| !time.is_zero()).unwrap_or(default);
