@@ -7,6 +7,7 @@
 
 use std::net::Ipv4Addr;
 
+use dns_core::catalog::RECORD_KEYS;
 use fastrand::Rng;
 use serde_json::{Value, json};
 
@@ -23,7 +24,7 @@ const ZONES: usize = 3;
 /// A generated foundation.
 #[derive(Clone, Debug)]
 pub struct Fleet {
-    /// Rows in the order of [`KEYS`].
+    /// Rows in the order of [`RECORD_KEYS`].
     rows: Vec<Row>,
     /// `version` of records.json.
     pub version: u64,
@@ -49,23 +50,6 @@ pub struct Row {
     /// Index in its instance group.
     pub index: usize,
 }
-
-/// `record_keys` of the generated records.
-const KEYS: [&str; 13] = [
-    "id",
-    "num_id",
-    "instance_group",
-    "group_ids",
-    "az",
-    "az_id",
-    "network",
-    "network_id",
-    "deployment",
-    "ip",
-    "domain",
-    "agent_id",
-    "instance_index",
-];
 
 impl Fleet {
     /// A foundation of so many instances; the same one for the same arguments.
@@ -106,7 +90,7 @@ impl Fleet {
     /// records.json.
     pub fn records_json(&self) -> Vec<u8> {
         let rows: Vec<Value> = self.rows.iter().map(Row::to_json).collect();
-        let records = json!({"record_keys": KEYS, "record_infos": rows, "version": self.version});
+        let records = json!({"record_keys": RECORD_KEYS, "record_infos": rows, "version": self.version});
         // A tree of texts and numbers always has a JSON form.
         serde_json::to_vec(&records).unwrap_or_default()
     }
@@ -173,7 +157,7 @@ impl Fleet {
 }
 
 impl Row {
-    /// The row in the order of [`KEYS`].
+    /// The row in the order of [`RECORD_KEYS`].
     fn to_json(&self) -> Value {
         let Self { id, number, instance_group, groups, zone, deployment, ip, index } = self;
         let groups: Vec<String> = groups.iter().map(usize::to_string).collect();

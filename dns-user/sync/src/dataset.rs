@@ -6,29 +6,13 @@
 
 use std::{borrow::Cow, collections::BTreeMap};
 
+use dns_core::catalog::RECORD_KEYS;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     ids::{INSTANCE_GROUP, Ids, LINK},
     inventory::{Instance, Inventory, canonical::canonical},
 };
-
-/// Names of the columns, in their order.
-pub const RECORD_KEYS: [&str; 13] = [
-    "id",
-    "num_id",
-    "instance_group",
-    "group_ids",
-    "az",
-    "az_id",
-    "network",
-    "network_id",
-    "deployment",
-    "ip",
-    "domain",
-    "agent_id",
-    "instance_index",
-];
 
 /// A dataset before it has a version.
 #[derive(Clone, Debug, PartialEq, Eq)]

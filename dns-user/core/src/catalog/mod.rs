@@ -15,7 +15,7 @@ use std::net::IpAddr;
 
 pub use alias_files::{AliasError, AliasFiles, AliasWarning};
 pub use fleet::Instance;
-pub use records::{Records, RecordsError, RowWarning};
+pub use records::{RECORD_KEYS, Records, RecordsError, RowWarning};
 
 pub(crate) use alias_files::{FileTarget, prepend};
 pub(crate) use aliases::{Aliases, Narrowing, Target};

@@ -13,7 +13,7 @@ use super::fleet::FleetBuilder;
 use super::json::{self, Each, JsonError, Text};
 use super::rows::{Columns, RowsReader};
 
-pub use super::rows::RowWarning;
+pub use super::rows::{RECORD_KEYS, RowWarning};
 
 /// The content of `records.json`, parsed. [`super::Snapshot::build`] makes
 /// something useful of it.

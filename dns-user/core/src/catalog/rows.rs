@@ -25,6 +25,23 @@ enum Meaning {
     Ignored,
 }
 
+/// `record_keys` as a director writes them: the names of all columns, in their order.
+pub const RECORD_KEYS: [&str; 13] = [
+    "id",
+    "num_id",
+    "instance_group",
+    "group_ids",
+    "az",
+    "az_id",
+    "network",
+    "network_id",
+    "deployment",
+    "ip",
+    "domain",
+    "agent_id",
+    "instance_index",
+];
+
 /// Columns without which no row can be used (observed).
 const REQUIRED: [&str; 6] = ["id", "instance_group", "network", "deployment", "ip", "domain"];
 

@@ -8,6 +8,7 @@ use std::{
 };
 
 use clap::Args;
+use dns_core::catalog::RECORD_KEYS;
 use serde_json::{Value, json};
 
 use crate::{daemon, ops::logs::LogFormat};
@@ -145,8 +146,7 @@ fn foundation() -> Value {
         })
         .collect();
     json!({
-        "record_keys": ["id", "num_id", "instance_group", "group_ids", "az", "az_id", "network", "network_id",
-                        "deployment", "ip", "domain", "agent_id", "instance_index"],
+        "record_keys": RECORD_KEYS,
         "record_infos": rows,
         "aliases": {NAME: [{"group_id": "1", "root_domain": "bosh"}]},
         "version": 1,
