@@ -61,7 +61,7 @@ impl Reloading {
         fs::write(&file, config.to_string())?;
         self.server.process().signal(Signal::SIGHUP)?;
         self.reloads += 1;
-        let done = || self.server.log().matches("everything was read again").count() == self.reloads;
+        let done = || self.server.log().matches("reload finished").count() == self.reloads;
         wait_until("the reload", EVENTUALLY, done)
     }
 

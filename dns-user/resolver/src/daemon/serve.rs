@@ -145,7 +145,7 @@ impl Daemon<'_> {
                 () = self.watch.next() => self.look(false).await,
                 asked = signals.next() => match asked {
                     Asked::End(name) => {
-                        info!("{name}: ending");
+                        info!("{name}: stopping");
                         return Ok(());
                     }
                     Asked::Reload => self.reload("SIGHUP").await,
@@ -202,7 +202,9 @@ impl Daemon<'_> {
     fn not_loaded(&mut self, NotLoaded { problem, again }: NotLoaded) {
         let is_new = self.not_loaded_because.as_ref() != Some(&problem);
         match self.fast_path.is_some() {
-            true if is_new => warn!("no new programs: {problem}; those that are attached answer on"),
+            true if is_new => {
+                warn!("cannot load new programs: {problem}; those that are attached go on answering")
+            }
             false if is_new => warn!("no fast path: {problem}; every query is answered from userspace"),
             _ => {}
         }
@@ -234,8 +236,8 @@ impl Daemon<'_> {
         let now = if hangs { self.health_silent.saturating_add(1) } else { 0 };
         match (std::mem::replace(&mut self.health_silent, now), now) {
             // The first time all may have stood still, and we go on before they do.
-            (1, 2) => error!("health checks hang: interfaces stop answering until they go on"),
-            (2.., 0) => info!("health checks go on, and so do the interfaces"),
+            (1, 2) => error!("health checks hang: until they go on, every query is answered from userspace"),
+            (2.., 0) => info!("health checks go on: interfaces answer again"),
             _ => {}
         }
         for fast_path in self.fast_path.iter().chain(&self.retiring) {
@@ -264,8 +266,11 @@ impl Daemon<'_> {
         let hung = answered == 0 && !problems.is_empty() && !others_answered;
         if silent != unanswered.silent {
             match silent.is_empty() {
-                true => info!("the server answers itself again, everywhere"),
-                false => warn!("the server does not answer itself everywhere: {}", silent.join("; ")),
+                true => info!("the server answers its own up-checks again, on every address"),
+                false => warn!(
+                    "the server does not answer its own up-checks on every address: {}",
+                    silent.join("; ")
+                ),
             }
             unanswered.silent.clone_from(&silent);
         }
@@ -278,7 +283,9 @@ impl Daemon<'_> {
             Some(problem) if unanswered.rounds >= MOST_UPCHECK_FAILURES => Err(DaemonError::Hung(problem)),
             Some(problem) => {
                 let rounds = unanswered.rounds;
-                error!("nobody gets an answer ({rounds} of {MOST_UPCHECK_FAILURES}): {problem}");
+                error!(
+                    "no up-check was answered, and nobody else got an answer ({rounds} of {MOST_UPCHECK_FAILURES} rounds before the process ends to be restarted): {problem}"
+                );
                 Ok(())
             }
             None => Ok(()),
@@ -305,18 +312,12 @@ impl Daemon<'_> {
             names.install(zone);
             self.slot.consul_changed(&self.fleet);
         }
-        if let Some(snapshot) = snapshot {
-            self.fleet.install(Arc::new(snapshot));
-        }
-        self.upstreams.follow_records(&self.config);
-        let routes_changed = handlers.is_some();
-        if let Some(handlers) = handlers {
-            self.upstreams.set_handlers(handlers, &self.config);
-        }
-        if routes_changed || force {
+        let has_handlers = handlers.is_some();
+        self.upstreams.follow(snapshot.map(Arc::new), handlers, &self.config);
+        if has_handlers || force {
             // Done only when interfaces, too, answer by it: a handler may have taken names over.
             if time::timeout(PUBLISHING_PATIENCE, self.slot.flushed()).await.is_err() {
-                warn!("the interfaces do not yet answer by what was read; userspace does");
+                warn!("interfaces do not answer by the newly read files yet; userspace does");
             }
         }
         if let Some(addresses) = addresses {
@@ -352,7 +353,7 @@ impl Daemon<'_> {
 
     /// Reads everything again, the configuration too.
     async fn reload(&mut self, why: &str) {
-        info!("{why}: reading everything again");
+        info!("{why}: reloading the configuration and all files");
         match read_config(self.path).await {
             Ok((mut loaded, consul)) => {
                 let (consul, odd) = consul.unzip();
@@ -368,7 +369,7 @@ impl Daemon<'_> {
             }
         }
         self.look(true).await;
-        info!("{why}: everything was read again");
+        info!("{why}: reload finished");
     }
 
     /// Puts another object `"consul"` to use, and what changed elsewhere of what it goes by.
@@ -412,7 +413,7 @@ impl Daemon<'_> {
         }
         let listen = self.board.state().listen;
         if let Err(problem) = self.upstreams.reconfigure(&self.config, &config, &listen) {
-            error!("metrics: {problem}");
+            error!("the metrics of the recursors are not exposed: {problem}");
         }
         self.files.follow(Sources::of(&config));
         self.config = Arc::new(config);
@@ -442,7 +443,7 @@ impl Daemon<'_> {
             // Joins a thread.
             let _ = tokio::task::spawn_blocking(move || health.stop()).await;
         }
-        info!("ended");
+        info!("stopped");
     }
 }
 

@@ -19,6 +19,7 @@ use crate::{
 };
 use dns_consul::config::Config as ConsulConfig;
 use dns_core::{
+    catalog::Snapshot,
     config::{Config, RecursorErrors},
     name::Name,
     wire::{Query, Transport},
@@ -87,22 +88,33 @@ impl Upstreams {
         let mut upstreams =
             Self { fleet, registry, server, current, consul, metrics: None, retired: HashMap::new() };
         upstreams.count()?;
-        upstreams.retire();
+        upstreams.retire(&upstreams.fleet.snapshot());
         upstreams.install(config);
         Ok(upstreams)
     }
 
-    /// Takes handlers back whose domain the records have, and brings others back.
-    /// To be called when records have changed, and now and then.
-    pub(super) fn follow_records(&mut self, config: &Config) {
-        if self.retire() {
-            self.install(config);
+    /// Puts new records and other handlers in force, as far as there are any. Handlers whose
+    /// domain the records have give it up, and others come back; so this is to be called now
+    /// and then even if there is nothing new.
+    pub(super) fn follow(
+        &mut self,
+        snapshot: Option<Arc<Snapshot>>,
+        handlers: Option<Vec<HandlerConfig>>,
+        config: &Config,
+    ) {
+        let has_handlers = handlers.is_some();
+        if let Some(handlers) = handlers {
+            let previous = self.current.handlers.load_full();
+            self.current.handlers.store(Arc::new(Handlers::new(handlers, config, &previous)));
+            self.retired.clear();
         }
+        let is_retiring = self.retire(&snapshot.clone().unwrap_or_else(|| self.fleet.snapshot()));
+        let routes = (has_handlers || is_retiring).then(|| self.routes(config));
+        self.fleet.change(snapshot, routes);
     }
 
     /// Notes which handlers' domains the records have; whether that changes a route.
-    fn retire(&mut self) -> bool {
-        let snapshot = self.fleet.snapshot();
+    fn retire(&mut self, snapshot: &Snapshot) -> bool {
         let handlers = self.current.handlers.load();
         let mut changed = false;
         for domain in
@@ -118,15 +130,6 @@ impl Upstreams {
             gone.get_or_insert_with(Instant::now).elapsed() < HANDLER_RETURN
         });
         changed || self.retired.len() != before
-    }
-
-    /// Puts other handlers in force.
-    pub(super) fn set_handlers(&mut self, handlers: Vec<HandlerConfig>, config: &Config) {
-        let previous = self.current.handlers.load_full();
-        self.current.handlers.store(Arc::new(Handlers::new(handlers, config, &previous)));
-        self.retired.clear();
-        self.retire();
-        self.install(config);
     }
 
     /// Puts a changed configuration in force; recursors and their cache stay if
@@ -171,8 +174,13 @@ impl Upstreams {
         Ok(())
     }
 
-    /// Makes routes of what is in force.
+    /// Routes queries by what is in force.
     fn install(&self, config: &Config) {
+        self.fleet.set_routes(self.routes(config));
+    }
+
+    /// Makes routes of what is in force, and tells Consul's names whom to ask.
+    fn routes(&self, config: &Config) -> Routes {
         let upstream = self.current.upstream.load();
         let handlers: ByDomain = self
             .current
@@ -200,14 +208,14 @@ impl Upstreams {
             past = Arc::new(ReverseConsulNames { names: names.clone(), past: next });
         }
         let reverse = ReverseNames { names: reverse(self.fleet.clone()), past };
-        self.fleet.set_routes(Routes {
+        Routes {
             upchecks: config.upcheck_domains.iter().cloned().collect(),
             consul,
             handlers,
             reverse: Some(Arc::new(reverse)),
             recursors: root,
             handlers_stay_away: config.recursion.errors == RecursorErrors::Nxdomain,
-        });
+        }
     }
 }
 

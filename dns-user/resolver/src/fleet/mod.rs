@@ -47,16 +47,15 @@ impl State {
         self.domains.contains(domain)
     }
 
-    /// The same with another snapshot.
-    fn with_snapshot(&self, snapshot: Arc<Snapshot>) -> Self {
-        let mut domains = HashSet::clone(&self.domains);
-        domains.extend(snapshot.domains().cloned());
-        Self { snapshot, routes: self.routes.clone(), domains: Arc::new(domains) }
-    }
-
-    /// The same with other routes.
-    fn with_routes(&self, routes: Arc<Routes>) -> Self {
-        Self { routes, ..self.clone() }
+    /// The same with another snapshot, or other routes, or both.
+    fn with(&self, snapshot: Option<Arc<Snapshot>>, routes: Option<Arc<Routes>>) -> Self {
+        let mut state = self.clone();
+        if let Some(snapshot) = snapshot {
+            Arc::make_mut(&mut state.domains).extend(snapshot.domains().cloned());
+            state.snapshot = snapshot;
+        }
+        state.routes = routes.unwrap_or(state.routes);
+        state
     }
 }
 
@@ -123,21 +122,28 @@ impl Fleet {
 
     /// Puts a new snapshot in force and tells fast path and tracker.
     pub fn install(&self, snapshot: Arc<Snapshot>) {
-        self.state.rcu(|state| state.with_snapshot(snapshot.clone()));
-        self.invalidate();
-        self.publisher.install(self.state.load_full());
-        if let Some(tracker) = &self.tracker {
-            tracker.install(snapshot);
-        }
+        self.change(Some(snapshot), None);
     }
 
     /// Puts other routes in force and tells the fast path: a name may have become
     /// somebody else's, or the fleet's.
     pub fn set_routes(&self, routes: Routes) {
-        let routes = Arc::new(routes);
-        self.state.rcu(|state| state.with_routes(routes.clone()));
+        self.change(None, Some(routes));
+    }
+
+    /// Puts a new snapshot, other routes or both in force, at one moment, and tells fast path
+    /// and tracker.
+    pub fn change(&self, snapshot: Option<Arc<Snapshot>>, routes: Option<Routes>) {
+        let routes = routes.map(Arc::new);
+        if snapshot.is_none() && routes.is_none() {
+            return;
+        }
+        self.state.rcu(|state| state.with(snapshot.clone(), routes.clone()));
         self.invalidate();
         self.publisher.install(self.state.load_full());
+        if let (Some(tracker), Some(snapshot)) = (&self.tracker, snapshot) {
+            tracker.install(snapshot);
+        }
     }
 
     /// The health of these instances has changed: answers made before do not
