@@ -579,7 +579,7 @@ impl Follower {
             (topic, &self.known.own, problem)
         {
             tracing::warn!(
-                "Consul: the token may not ask for the agent's datacenter, {DEFAULT_DATACENTER} is taken: \
+                "Consul: the token may not read the agent's datacenter; assuming {DEFAULT_DATACENTER}: \
                  set consul.datacenter, or let the token read the agent"
             );
             self.known.own = Some(DEFAULT_DATACENTER.to_owned());

@@ -193,7 +193,7 @@ impl RotatingTls {
                     purpose = self.purpose,
                     subject = material.certificate.common_name.as_deref().unwrap_or("-"),
                     authorities = material.authorities.len(),
-                    "certificates loaded again"
+                    "certificates reloaded"
                 );
                 attempt.error = None;
                 attempt.warned = None;
@@ -208,7 +208,7 @@ impl RotatingTls {
                 if attempt.error.as_ref() != Some(&text) {
                     tracing::warn!(
                         purpose = self.purpose,
-                        "new certificates not usable yet, the last good ones stay: {text}"
+                        "cannot use the new certificates yet; the last good ones stay: {text}"
                     );
                 }
                 attempt.error = Some(text);

@@ -79,7 +79,7 @@ fn the_unit_is_sound_and_each_of_its_commands_works() -> Result<()> {
         ensure!(running.output(words[0], &arguments)?.status.success(), "{command}");
     }
     wait_until("the reload", std::time::Duration::from_secs(10), || {
-        running.server.log().contains("SIGHUP: everything was read again")
+        running.server.log().contains("SIGHUP: reload finished")
     })?;
 
     // Never given up: neither for an exit code nor after some starts in a row.

@@ -97,13 +97,15 @@ async fn keep_up(
             Ok(Some((datacenter, nodes, instances, incomplete))) => {
                 if !is_known && !incomplete {
                     is_known = true;
-                    info!("Consul: {datacenter} is known: {nodes} nodes, {instances} instances");
+                    info!(
+                        "Consul: the catalog of {datacenter} is complete: {nodes} nodes, {instances} instances"
+                    );
                 }
                 installed();
             }
             Ok(None) => {}
             // The panic was logged with its place; the catalog in force stays.
-            Err(problem) => warn!("Consul: a catalog cannot be put in force: {problem}"),
+            Err(problem) => warn!("Consul: cannot use a new catalog: {problem}; the one in use stays"),
         }
         // A large catalog that changes all the time is not all that this machine does.
         sleep((begun.elapsed() * 4).min(LONGEST_PAUSE)).await;

@@ -318,7 +318,7 @@ pub(super) fn count(slot: &Slot, metrics: &Metrics) {
     let families = FastPathFamilies::new(Box::new(move || families.get()))
         .and_then(|families| metrics.registry().register(Box::new(families)));
     if let Err(problem) = families {
-        warn!("metrics of the fast path: {problem}");
+        warn!("the metrics of the fast path are not exposed: {problem}");
     }
     let slot = slot.clone();
     metrics.count_fast_path(move || {

@@ -69,7 +69,7 @@ impl Listeners {
         let gone: Vec<SocketAddr> =
             self.running.keys().filter(|address| !addresses.contains(address)).copied().collect();
         for address in gone {
-            info!("listening on {address} no more");
+            info!("no longer listening on {address}");
             if let Some(Running { stop, task }) = self.running.remove(&address) {
                 // Ended already: then there is nothing to stop.
                 let _ = stop.send(());
@@ -130,7 +130,9 @@ impl Listeners {
             Err(problem) => {
                 let text = problem.to_string();
                 if self.problems.insert(address, text.clone()).as_ref() != Some(&text) {
-                    error!("{text}; queries to {address} get no answer until then. Tried again every 5 s");
+                    error!(
+                        "{text}; queries to {address} get no answer until it can be bound; trying again every 5 s"
+                    );
                 }
                 return Err(problem);
             }

@@ -86,13 +86,13 @@ enum DaemonError {
     #[error(transparent)]
     Listen(#[from] ServerError),
     /// The sockets were not bound within `timeout`.
-    #[error("the sockets were not bound within timeout ({0:?})")]
+    #[error("the sockets were not bound within `timeout` ({0:?})")]
     BindTimeout(std::time::Duration),
     /// The up-check was not answered within `timeout`.
-    #[error("the server does not answer itself within timeout: {0}")]
+    #[error("the server does not answer its own up-checks within `timeout`: {0}")]
     NotUp(upcheck::UpcheckError),
     /// The up-check was answered once, and is not any more.
-    #[error("the server does not answer itself any more: {0}")]
+    #[error("the server does not answer its own up-checks any more: {0}")]
     Hung(upcheck::UpcheckError),
     /// A part of the server failed from within.
     #[error("{0}")]

@@ -97,6 +97,6 @@ fn keep_only(needed: &CapsHashSet) -> Result<(), PrivilegesError> {
 fn hand_over(folder: &Path, user: &User) {
     // Without pins there is a fast path all the same; it says so itself.
     if let Err(problem) = fastpath::prepare_pins(folder, Some((user.uid.as_raw(), user.gid.as_raw()))) {
-        tracing::warn!("xdp.bpffs cannot be given to {:?}: {problem}", user.name);
+        tracing::warn!("xdp.bpffs: cannot make {:?} its owner: {problem}", user.name);
     }
 }

@@ -23,6 +23,6 @@ pub(super) fn tell(state: State) {
         State::Stopping => NotifyState::Stopping,
     };
     if let Err(error) = sd_notify::notify(false, &[message]) {
-        debug!("the service manager cannot be told that the server is {state:?}: {error}");
+        debug!("cannot tell systemd (sd_notify) that the server is {state:?}: {error}");
     }
 }

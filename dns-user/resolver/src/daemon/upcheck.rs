@@ -58,7 +58,7 @@ pub(super) enum UpcheckError {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoAnswer {
     /// The name cannot be asked for.
-    #[error("no question can be made of the name: {0}")]
+    #[error("the name cannot be asked for: {0}")]
     Question(Box<dyn Error + Send + Sync>),
     /// The network refuses it.
     #[error(transparent)]
@@ -70,13 +70,13 @@ pub(crate) enum NoAnswer {
     #[error("unreadable reply: {0}")]
     Unreadable(Box<dyn Error + Send + Sync>),
     /// What came is no reply to this question.
-    #[error("a reply to something else")]
+    #[error("a reply to another query")]
     Foreign,
     /// The reply is an error.
     #[error("{0}")]
     Code(ResponseCode),
     /// The reply does not hold what it should.
-    #[error("a reply without the address")]
+    #[error("a reply without the address of the up-check")]
     NoAddress,
 }
 

@@ -37,7 +37,7 @@ impl Watch {
         let told = events.clone();
         let watcher = notify::recommended_watcher(move |event| told.take(event));
         let watcher = watcher
-            .inspect_err(|error| warn!("no inotify ({error}): files are looked at once a second"))
+            .inspect_err(|error| warn!("inotify is unavailable ({error}): files are checked once a second"))
             .ok();
         Self { watcher, events, folders: HashSet::new() }
     }

@@ -231,7 +231,7 @@ impl Running {
             }
             None => {
                 metrics.observe(CheckResult::Timeout, started.elapsed());
-                tracing::debug!(%ip, "health check: no answer in time");
+                tracing::debug!(%ip, "health check timed out");
                 InstanceHealth::unknown()
             }
         };
@@ -287,7 +287,7 @@ impl Drop for Running {
 /// A failed check is everyday business; wrong certificates are not.
 fn log_failure(ip: IpAddr, error: &CheckError) {
     match error {
-        CheckError::Tls(_) => tracing::info!(%ip, "health check: {error}"),
-        _ => tracing::debug!(%ip, "health check: {error}"),
+        CheckError::Tls(_) => tracing::info!(%ip, "health check failed: {error}"),
+        _ => tracing::debug!(%ip, "health check failed: {error}"),
     }
 }

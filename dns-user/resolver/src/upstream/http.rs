@@ -35,7 +35,7 @@ pub(crate) fn client() -> HttpClient {
     let connector = match connector.with_provider_and_native_roots(provider()) {
         Ok(connector) => connector.https_or_http().enable_http1().wrap_connector(http),
         Err(error) => {
-            tracing::warn!(%error, "the CAs of the system cannot be read, taking those of Mozilla");
+            tracing::warn!(%error, "cannot read the system's CA certificates; using Mozilla's");
             hyper_rustls::HttpsConnectorBuilder::new()
                 .with_provider_and_webpki_roots(provider())
                 .expect("ring supports the TLS versions that rustls takes by default")
@@ -77,7 +77,7 @@ impl fmt::Debug for HttpSource {
 #[derive(Debug, thiserror::Error)]
 enum HttpError {
     /// The name makes no URL.
-    #[error("no request: {0}")]
+    #[error("cannot make the request: {0}")]
     Request(#[from] hyper::http::Error),
     /// No connection, or it broke off.
     #[error("{0}")]
@@ -121,7 +121,7 @@ impl HttpSource {
         match outcome {
             Ok(reply) => Forwarded::own(reply, false),
             Err(error) => {
-                tracing::debug!(url = %self.url, %error, "no answer by HTTP");
+                tracing::debug!(url = %self.url, %error, "the HTTP request of a handler failed: the query gets SERVFAIL");
                 let rcode = message::SERVFAIL;
                 Forwarded::own(
                     message::begin_reply(ask.message, ask.question.clone(), true, true, rcode),

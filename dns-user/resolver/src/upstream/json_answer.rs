@@ -52,7 +52,11 @@ pub(crate) fn reply(ask: &Ask<'_>, document: &[u8]) -> Result<Vec<u8>, JsonAnswe
     let mut written = 0;
     for answer in &answers {
         let Some(data) = rdata(answer.rtype, answer.data) else {
-            tracing::debug!(rtype = answer.rtype, data = answer.data, "unreadable answer left out");
+            tracing::debug!(
+                rtype = answer.rtype,
+                data = answer.data,
+                "left out an answer whose data cannot be read"
+            );
             continue;
         };
         let start = reply.len();
@@ -61,7 +65,11 @@ pub(crate) fn reply(ask: &Ask<'_>, document: &[u8]) -> Result<Vec<u8>, JsonAnswe
             break;
         }
         if !message::keep_sound_answer(&mut reply, start, &mut numbers) {
-            tracing::debug!(rtype = answer.rtype, data = answer.data, "data of another form left out");
+            tracing::debug!(
+                rtype = answer.rtype,
+                data = answer.data,
+                "left out an answer whose data does not fit its type"
+            );
             continue;
         }
         written += 1;

@@ -61,9 +61,12 @@ impl Nameservers {
             let new = self.read();
             // Better none than ourselves, where our own addresses are what changed.
             if new.is_empty() && same_own {
-                tracing::warn!(file = RESOLV_CONF, "no nameservers there: the recursors in use stay");
+                tracing::warn!(
+                    file = RESOLV_CONF,
+                    "the file names no usable nameserver; the recursors in use stay"
+                );
             } else if new != self.names {
-                tracing::info!(recursors = ?new, "recursors of /etc/resolv.conf have changed");
+                tracing::info!(recursors = ?new, "using the new recursors of /etc/resolv.conf");
                 forwarder.replace(&new);
                 self.names = new;
             }
@@ -80,7 +83,7 @@ impl Nameservers {
         let names = match fs::read(RESOLV_CONF) {
             Ok(bytes) => parse(&String::from_utf8_lossy(&bytes), &own_addresses(&self.seen.1)),
             Err(error) => {
-                tracing::warn!(file = RESOLV_CONF, %error, "the file cannot be read");
+                tracing::warn!(file = RESOLV_CONF, %error, "cannot read the file");
                 Vec::new()
             }
         };
@@ -116,7 +119,7 @@ fn parse(text: &str, own: &[IpAddr]) -> Vec<String> {
         // A link-local address may name its interface: `fe80::1%eth0`.
         let (address, zone) = word.split_once('%').map_or((word, None), |(ip, zone)| (ip, Some(zone)));
         let Ok(address) = address.parse::<IpAddr>() else {
-            tracing::warn!(nameserver = word, "not an address, left out");
+            tracing::warn!(nameserver = word, "left out a nameserver that is not an IP address");
             continue;
         };
         if address.is_loopback() || own.contains(&address) {

@@ -156,7 +156,9 @@ impl Client {
 async fn collect(response: Response<Incoming>) -> Result<Answer, Problem> {
     let status = response.status();
     let body = response.into_body().collect().await;
-    let body = body.map_err(|error| Problem::Unreachable(format!("the answer broke off: {error}")))?;
+    let body = body.map_err(|error| {
+        Problem::Unreachable(format!("the connection ended in the middle of the answer: {error}"))
+    })?;
     Ok(Answer { status, body: body.to_bytes() })
 }
 

@@ -23,8 +23,8 @@ pub(super) fn notes(ports: &[u16]) -> Vec<String> {
         let chains = read(&String::from_utf8_lossy(&output.stdout));
         let what = for_ports(&chains, ports)?;
         Some(format!(
-            "{}: {what}; what interfaces answer does not pass by it (xdp.respect_filters leaves \
-             interfaces to userspace)",
+            "{}: {what}; queries that interfaces answer do not pass through it (xdp.respect_filters \
+             leaves interfaces to userspace)",
             command[0]
         ))
     });

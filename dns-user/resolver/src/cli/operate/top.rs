@@ -60,7 +60,7 @@ impl Top {
             }
             // Restores the terminal when it is dropped or on a panic.
             let mut terminal = ratatui::try_init()
-                .map_err(|error| Problem::BadAnswer(format!("this is no terminal to draw on: {error}")))?;
+                .map_err(|error| Problem::BadAnswer(format!("cannot draw on this terminal: {error}")))?;
             let result = watch.show(&mut terminal).await;
             ratatui::restore();
             result

@@ -136,7 +136,7 @@ impl Jobs {
         let found = match find_jobs(folder, &self.script) {
             Ok(found) => found,
             Err(error) => {
-                tracing::warn!(folder = %folder.display(), "jobs cannot be listed: {error}");
+                tracing::warn!(folder = %folder.display(), "cannot list the jobs: {error}");
                 BTreeMap::new()
             }
         };
@@ -213,7 +213,7 @@ fn groups(path: &Path) -> BTreeSet<String> {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return BTreeSet::new(),
         Err(error) => {
-            tracing::warn!(file = %path.display(), "links cannot be read: {error}");
+            tracing::warn!(file = %path.display(), "cannot read the links of a job: {error}");
             return BTreeSet::new();
         }
     };
@@ -221,11 +221,11 @@ fn groups(path: &Path) -> BTreeSet<String> {
         Ok(Json::List(links)) => links,
         Ok(Json::Null) => Vec::new(),
         Ok(other) => {
-            tracing::warn!(file = %path.display(), "links: {}, where a list is needed", other.kind());
+            tracing::warn!(file = %path.display(), "the links of a job are {}; a list is needed", other.kind());
             Vec::new()
         }
         Err(error) => {
-            tracing::warn!(file = %path.display(), "links are no JSON: {error}");
+            tracing::warn!(file = %path.display(), "the links of a job are not JSON: {error}");
             Vec::new()
         }
     };
@@ -255,7 +255,7 @@ enum ScriptError {
     #[error("{0}")]
     Status(ExitStatus),
     /// The script takes too long.
-    #[error("no end within {0:?}")]
+    #[error("it did not end within {0:?}")]
     TooLong(Duration),
 }
 

@@ -161,13 +161,13 @@ async fn serve(
     let handshake = TlsAcceptor::from(tls.server_config()).accept(stream);
     let stream = match tokio::time::timeout(vm.patience, handshake).await {
         Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return tracing::info!(%client, "handshake failed: {error}"),
-        Err(_) => return tracing::info!(%client, "no handshake in time"),
+        Ok(Err(error)) => return tracing::info!(%client, "TLS handshake failed: {error}"),
+        Err(_) => return tracing::info!(%client, "TLS handshake timed out"),
     };
     let name = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first()).and_then(common_name);
     let is_known = name.as_deref() == Some(HEALTH_NAME);
     if !is_known {
-        tracing::warn!(%client, name = name.as_deref().unwrap_or("-"), "client certificate of another name");
+        tracing::warn!(%client, name = name.as_deref().unwrap_or("-"), "refused a client: its certificate has another name");
     }
     let service = service_fn(|request| {
         let vm = vm.clone();

@@ -31,9 +31,9 @@ fn start(file: &Path, format: LogFormat) -> Result<(), Box<dyn std::error::Error
         let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let hangup = signal(SignalKind::hangup())?;
         let server = HealthServer::bind(&config).await?;
-        tracing::info!(address = %config.listen, "the health server listens");
+        tracing::info!(address = %config.listen, "the health server is listening");
         server.run(stop(terminate, interrupt, hangup)).await;
-        tracing::info!("the health server stops");
+        tracing::info!("the health server is stopping");
         Ok(())
     });
     logs.flush();

@@ -138,8 +138,13 @@ impl axum::serve::Listener for Admitting {
                 Ok(peer) if self.admitted.admits(Uid::from_raw(peer.uid()), Gid::from_raw(peer.gid())) => {
                     return (stream, address);
                 }
-                Ok(peer) => tracing::warn!(user = peer.uid(), "the control socket refused a user"),
-                Err(error) => tracing::warn!(%error, "the control socket cannot tell who asks"),
+                Ok(peer) => tracing::warn!(
+                    user = peer.uid(),
+                    "the control socket refused a client: control.user and control.group do not admit its user"
+                ),
+                Err(error) => {
+                    tracing::warn!(%error, "the control socket refused a client: cannot read its user id (SO_PEERCRED)")
+                }
             }
         }
     }

@@ -65,7 +65,7 @@ pub fn read_jobs(jobs_dir: &Path, health: &LocalHealth) -> Vec<Group> {
                 group_id: group,
             })),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => tracing::warn!(file = %file.display(), %error, "links of a job cannot be read"),
+            Err(error) => tracing::warn!(file = %file.display(), %error, "cannot read the links of a job"),
         }
     }
     lines
@@ -76,7 +76,7 @@ fn job_names(jobs_dir: &Path) -> Vec<String> {
     let entries = match fs::read_dir(jobs_dir) {
         Ok(entries) => entries,
         Err(error) => {
-            tracing::warn!(folder = %jobs_dir.display(), %error, "the folder of the jobs cannot be read");
+            tracing::warn!(folder = %jobs_dir.display(), %error, "cannot read the folder of the jobs");
             return Vec::new();
         }
     };

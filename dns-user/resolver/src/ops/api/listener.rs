@@ -90,7 +90,7 @@ async fn accept(socket: TcpListener, tls: Arc<RotatingTls>, done: mpsc::Sender<A
                 // The receiver is gone only when the API ends.
                 Ok(Ok(stream)) => drop(done.send((stream, client)).await),
                 Ok(Err(error)) => tracing::info!(%client, %error, "an API client was refused"),
-                Err(_) => tracing::info!(%client, "an API client did not finish its handshake"),
+                Err(_) => tracing::info!(%client, "an API client did not finish its TLS handshake in time"),
             }
             drop(place);
         });
