@@ -53,7 +53,7 @@ impl Tc {
         if let Some(frame) = core_path::datagram(self, &means) {
             frame.keep(means.scratch);
             // SAFETY: nothing is left to drop.
-            let _ = unsafe { TC_ANSWER.tail_call(&self.context, 0) };
+            unsafe { TC_ANSWER.tail_call(&self.context, 0) };
             maps::count(Outcome::LeaseExpired);
         }
     }

@@ -12,6 +12,7 @@ use anyhow::{Context, Result};
 use crate::{
     fuzz,
     process::{capture, cargo, root, run as run_command},
+    toolchain,
 };
 
 /// Version of cargo-nextest to install where there is none.
@@ -43,7 +44,8 @@ pub(crate) fn run(filters: &[String]) -> Result<()> {
             run_command(Command::new("cargo").args(["fmt", "--check"]).current_dir(root().join("dns-ebpf")))
         })?;
         times.step("lints", || {
-            cargo(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"])
+            cargo(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
+            toolchain::lint_programs()
         })?;
         times.step("fuzzing", || fuzz::run(&[], fuzz::Effort::SMOKE))?;
     }

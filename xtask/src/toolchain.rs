@@ -1,4 +1,4 @@
-//! The compiler for the BPF target, and `.toolchain/env`, which tells
+//! The compiler for the BPF target, its clippy, and `.toolchain/env`, which tells
 //! `dns-user/resolver/build.rs` how to use it.
 //!
 //! Two ways, the first that works is taken:
@@ -14,18 +14,25 @@ use std::{
     process::{Command, Stdio},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, bail};
 
+use self::bpf_cargo::bpf_cargo;
 use crate::{
     packages,
     process::{on_path, root, run},
 };
 
+#[path = "../../dns-user/resolver/build/bpf_cargo.rs"]
+mod bpf_cargo;
+
 /// Debian packages of rustc and of `core` for the host (proc macros) and for BPF.
 const RUSTC_PACKAGES: &[&str] =
     &["rustc-web", "libstd-rust-web-1.96", "libstd-rust-web-dev", "libstd-rust-web-dev-bpf"];
 
-/// Version of [`RUSTC_PACKAGES`].
+/// Debian package of the clippy that belongs to [`RUSTC_PACKAGES`].
+const CLIPPY_PACKAGE: &str = "rust-web-clippy";
+
+/// Version of [`RUSTC_PACKAGES`] and [`CLIPPY_PACKAGE`].
 const RUSTC_VERSION: &str = "1.96.0+dfsg1-1~deb12u2";
 
 /// Debian package of the LLVM that both rustc and bpf-linker load.
@@ -53,6 +60,27 @@ pub(crate) fn ensure() -> Result<()> {
         None => install_debian(&folder)?,
     };
     fs::write(&settings_file, settings).with_context(|| settings_file.display().to_string())
+}
+
+/// Runs clippy on `dns-ebpf`, with the compiler that builds it; every warning is an error.
+pub(crate) fn lint_programs() -> Result<()> {
+    ensure()?;
+    let folder = root().join(".toolchain").canonicalize()?;
+    let settings = fs::read_to_string(folder.join("env"))?;
+    // Rustup's nightly has its own; one that fits Debian's rustc is Debian's.
+    let clippy =
+        if settings.contains("RUSTUP_TOOLCHAIN=") { "cargo".into() } else { debian_clippy(&folder)? };
+    let mut command = bpf_cargo(clippy, "clippy", &root().join("dns-ebpf"), &settings).map_err(Error::msg)?;
+    run(command.args(["--quiet", "--", "-D", "warnings"]))
+}
+
+/// Debian's clippy, unpacked into `folder` if it is not there yet.
+fn debian_clippy(folder: &Path) -> Result<PathBuf> {
+    let clippy = folder.join("clippy");
+    if !clippy.exists() {
+        unpack(&[CLIPPY_PACKAGE], &clippy, folder)?;
+    }
+    Ok(clippy.join("usr/bin/cargo-clippy"))
 }
 
 /// Whether what the settings name is still there (a moved checkout, a removed toolchain).
@@ -89,7 +117,7 @@ fn install_debian(folder: &Path) -> Result<String> {
     }
     let rustc = folder.join("sysroot/usr/bin/rustc");
     if !rustc.exists() {
-        unpack_rustc(folder)?;
+        unpack(RUSTC_PACKAGES, &folder.join("sysroot"), folder)?;
     }
     let linker = folder.join("linker/bin");
     if !linker.join("bpf-linker").exists() {
@@ -103,21 +131,20 @@ fn install_debian(folder: &Path) -> Result<String> {
     ))
 }
 
-/// Downloads and unpacks [`RUSTC_PACKAGES`] at the pinned version into
-/// `folder/sysroot`; if Debian no longer has that one, says so and takes what it has.
-fn unpack_rustc(folder: &Path) -> Result<()> {
-    if packages::candidate(RUSTC_PACKAGES[0])?.is_none() {
+/// Downloads packages of Debian's rustc at the pinned version and unpacks them into `place`,
+/// below `folder`; if Debian no longer has that version, says so and takes what it has.
+fn unpack(names: &[&str], place: &Path, folder: &Path) -> Result<()> {
+    if packages::candidate(names[0])?.is_none() {
         packages::apt(&["update", "-qq"])?;
     }
-    println!("  downloading {} {RUSTC_VERSION}", RUSTC_PACKAGES.join(", "));
+    println!("  downloading {} {RUSTC_VERSION}", names.join(", "));
     let downloads = folder.join("debs");
-    let pinned: Vec<String> = RUSTC_PACKAGES.iter().map(|name| format!("{name}={RUSTC_VERSION}")).collect();
+    let pinned: Vec<String> = names.iter().map(|name| format!("{name}={RUSTC_VERSION}")).collect();
     if packages::download(&pinned, &downloads).is_err() {
         println!("  version {RUSTC_VERSION} is no longer there; taking the newest");
-        packages::download(RUSTC_PACKAGES, &downloads)
-            .context("cannot download Debian's rustc for the BPF target")?;
+        packages::download(names, &downloads).context("cannot download Debian's rustc for the BPF target")?;
     }
-    packages::unpack(&downloads, &folder.join("sysroot"))
+    packages::unpack(&downloads, place)
 }
 
 /// Builds bpf-linker into `folder/linker`.
