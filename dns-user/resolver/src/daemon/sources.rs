@@ -3,7 +3,8 @@
 //!
 //! The file system is asked by a thread of each source's own (`reader.rs`), and
 //! answered for within [`PATIENCE`]: one mount whose server is gone neither stops the
-//! daemon's loop nor keeps the other sources from being followed.
+//! daemon's loop nor keeps the other sources from being followed. Only the first look,
+//! for which nothing waits but the start, has [`FIRST_PATIENCE`].
 
 mod reader;
 
@@ -36,6 +37,10 @@ const READ_AGAIN: u32 = 4;
 
 /// How long a source may take to answer.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long it may take at the first look: a disk that is slow while a machine boots, or
+/// thousands of alias files, must not keep a server from coming up.
+const FIRST_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Where one kind of data comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,7 +114,7 @@ impl Source {
     }
 
     /// In place of the contents of a source that does not answer.
-    fn unresponsive(&self) -> Contents {
+    fn unresponsive(&self, patience: Duration) -> Contents {
         let path = match self {
             Self::File(path) => path.clone(),
             Self::Pattern(pattern) => PathBuf::from(pattern),
@@ -117,7 +122,7 @@ impl Source {
         };
         let problem = format!(
             "the file system did not answer within {} s (a mount whose server is gone?)",
-            PATIENCE.as_secs()
+            patience.as_secs()
         );
         let error = io::Error::new(io::ErrorKind::TimedOut, problem);
         Contents { stamps: Stamps::default(), files: vec![(path, Err(error))], settled: true }
@@ -290,10 +295,11 @@ impl Followed {
 
     /// Looks at the source and remembers what it saw; `None`: it is as `known`.
     fn look(&mut self, known: Option<Stamps>) -> Option<Contents> {
-        let Some(Seen { folders, left_out, contents }) = self.reader.ask(known, PATIENCE) else {
+        let patience = if self.digest.is_none() { FIRST_PATIENCE } else { PATIENCE };
+        let Some(Seen { folders, left_out, contents }) = self.reader.ask(known, patience) else {
             // Whatever it holds when it answers again is read.
             self.settled = false;
-            return Some(self.source.unresponsive());
+            return Some(self.source.unresponsive(patience));
         };
         self.folders = folders;
         if left_out != self.left_out {
@@ -396,6 +402,23 @@ mod tests {
         assert!(followed.changed(true).is_some());
         fs::write(&path, "[]").unwrap();
         assert!(followed.changed(false).is_some());
+    }
+
+    #[test]
+    fn the_first_look_may_take_longer() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = Source::File(folder.path().join("records.json"));
+        fs::write(folder.path().join("records.json"), "{}").unwrap();
+        // A file system that takes longer than is waited for while the server runs.
+        let slow = source.clone();
+        let reader = Reader::looking(move |known| {
+            thread::sleep(PATIENCE * 3 / 2);
+            reader::look(&slow, known)
+        });
+        let mut followed = Followed { reader, ..Followed::new(source) };
+        assert_eq!(followed.changed(true).unwrap().into_first().unwrap(), b"{}");
+        let error = followed.changed(true).unwrap().readable().unwrap_err();
+        assert!(error.to_string().contains("did not answer within 1 s"), "{error}");
     }
 
     #[test]

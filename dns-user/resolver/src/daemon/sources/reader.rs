@@ -35,11 +35,16 @@ pub(super) struct Reader {
 impl Reader {
     /// The reader of a source.
     pub(super) fn new(source: Source) -> Self {
+        Self::looking(move |known| look(&source, known))
+    }
+
+    /// One that looks so; the stamps that are known are given to it.
+    pub(super) fn looking(look: impl Fn(Option<&Stamps>) -> Seen + Send + 'static) -> Self {
         let (ask, questions) = bounded::<Option<Stamps>>(1);
         let (answer, answers) = bounded(1);
         let work = move || {
             for known in questions {
-                if answer.send(look(&source, known.as_ref())).is_err() {
+                if answer.send(look(known.as_ref())).is_err() {
                     return;
                 }
             }
@@ -70,7 +75,7 @@ impl Reader {
 }
 
 /// One look.
-fn look(source: &Source, known: Option<&Stamps>) -> Seen {
+pub(super) fn look(source: &Source, known: Option<&Stamps>) -> Seen {
     let Walk { stamps, left_out } = source.walk();
     let is_known = known == Some(&stamps);
     Seen { folders: source.folders(), left_out, contents: (!is_known).then(|| stamps.read()) }
