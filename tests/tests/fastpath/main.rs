@@ -10,6 +10,7 @@ mod flood;
 mod lab;
 mod neighbours;
 mod outside;
+mod races;
 mod real_server;
 mod refused;
 mod second_stage;

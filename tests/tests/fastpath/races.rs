@@ -1,0 +1,259 @@
+//! Records, health and learning change as fast as they can while all CPUs ask.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst},
+    },
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use aya::programs::XdpMode;
+use dns_core::{
+    config::HookMode,
+    name::Name,
+    resolve::{Checks, Existence, Health, HealthState, Resolution},
+};
+use dns_resolver::fastpath::{Everything, FastPath, NameSource, Publisher};
+use fastrand::Rng;
+use hickory_proto::{op::Message, rr::RecordType};
+use whole_system_tests::{client, namespace::Namespace, requirements};
+
+use crate::lab::{self, Bpffs, Pair, name_of, v4, wait};
+
+/// Snapshots that are installed, one after the other.
+const VERSIONS: u32 = 150;
+/// Names that each of them lists.
+const LISTED: u32 = 300;
+/// Names that are known and not listed: most do not fit beside the others, so that they
+/// come and go.
+const LEARNED: u32 = 2_000;
+/// Instances of each name.
+const INSTANCES: u8 = 8;
+/// How long a client waits: longer than any answer takes on a busy machine.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// All names as of one version: their addresses tell it.
+struct Versioned(u32);
+
+/// The state of the last instance of every name, in all versions.
+#[derive(Default)]
+struct LastInstance {
+    /// Whether it fails.
+    fails: AtomicBool,
+}
+
+/// What is known of the state that the interface must answer by.
+#[derive(Default)]
+struct Known {
+    /// The newest version that was handed to the publisher.
+    handed: AtomicU32,
+    /// The newest one that the publisher said was published.
+    published: AtomicU32,
+    /// Changes of health that have begun and ended: odd while one is on its way.
+    health: AtomicU32,
+}
+
+impl Versioned {
+    /// Address of an instance.
+    fn address(&self, instance: u8) -> Ipv4Addr {
+        let [_, _, high, low] = self.0.to_be_bytes();
+        Ipv4Addr::new(10, high, low, instance)
+    }
+}
+
+impl NameSource for Versioned {
+    fn published_names(&self) -> Box<dyn Iterator<Item = Name> + '_> {
+        Box::new((0..LISTED).map(|number| name_of(&listed(number))))
+    }
+
+    fn resolve(&self, health: &dyn Health, _name: &Name) -> Option<Resolution> {
+        let all: Vec<Ipv4Addr> = (1..=INSTANCES).map(|instance| self.address(instance)).collect();
+        let runs = |ip: &Ipv4Addr| health.state((*ip).into(), None) == HealthState::Running;
+        let instances = all.iter().map(|&ip| ip.into()).collect();
+        Some(Resolution {
+            existence: Existence::Found,
+            v4: all.into_iter().filter(runs).collect(),
+            v6: Vec::new(),
+            checks: Checks { instances, tracked: false, synchronous: false },
+        })
+    }
+}
+
+impl Health for LastInstance {
+    fn state(&self, ip: IpAddr, _group: Option<&str>) -> HealthState {
+        let is_last = matches!(ip, IpAddr::V4(ip) if ip.octets()[3] == INSTANCES);
+        if is_last && self.fails.load(SeqCst) { HealthState::Failing } else { HealthState::Running }
+    }
+}
+
+#[test]
+fn no_answer_is_lost_mixed_or_stale_at_tc() -> Result<()> {
+    race(HookMode::Tc)
+}
+
+#[test]
+fn no_answer_is_lost_mixed_or_stale_in_generic_mode() -> Result<()> {
+    race(HookMode::Generic)
+}
+
+#[test]
+fn no_answer_is_lost_mixed_or_stale_in_native_mode() -> Result<()> {
+    race(HookMode::Native)
+}
+
+/// Changes everything at full speed, and asks from every CPU meanwhile.
+fn race(mode: HookMode) -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let (pair, bpffs) = (Pair::new("race")?, Bpffs::new()?);
+    // veth's XDP_TX wants a program at the other end.
+    let is_native = mode == HookMode::Native;
+    let _pass = is_native.then(|| lab::pass_program(&pair.client, "cli", XdpMode::Driver)).transpose()?;
+    let last = Arc::new(LastInstance::default());
+    let config = lab::config(mode, &bpffs);
+    let start = || FastPath::start(&config, &[v4()], last.clone(), Arc::new(Everything));
+    let fast_path = pair.server.run(start)?.context("the fast path does not start")?;
+    let publisher = &fast_path.publisher();
+    let known = Known::default();
+    install(publisher, &known, 1);
+    wait(fast_path.ready());
+
+    let (done, asked) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| -> Result<()> {
+        let (client, known, last, done, asked) = (&pair.client, &known, &*last, &done, &asked);
+        let cpus = thread::available_parallelism()?.get() as u64;
+        let askers: Vec<_> = (0..cpus)
+            .map(|seed| scope.spawn(move || ask_on(client, known, last, done, asked, seed)))
+            .collect();
+        scope.spawn(move || {
+            let mut random = Rng::with_seed(cpus);
+            while !done.load(SeqCst) {
+                publisher.learn(&name_of(&learned(random.u32(..LEARNED))));
+                thread::yield_now();
+            }
+        });
+        scope.spawn(|| {
+            while !done.load(SeqCst) {
+                flip(publisher, known, last);
+            }
+        });
+        for version in 2..=VERSIONS {
+            install(publisher, known, version);
+        }
+        done.store(true, SeqCst);
+        for asker in askers {
+            asker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        }
+        Ok(())
+    })?;
+    let asked = asked.load(SeqCst);
+    ensure!(asked > 1_000, "{asked} queries: too few to mean anything");
+    Ok(())
+}
+
+/// Has a version published.
+fn install(publisher: &Publisher, known: &Known, version: u32) {
+    known.handed.store(version, SeqCst);
+    publisher.install(Arc::new(Versioned(version)));
+    wait(publisher.flushed());
+    known.published.store(version, SeqCst);
+}
+
+/// The last instances begin to fail, or end it.
+fn flip(publisher: &Publisher, known: &Known, last: &LastInstance) {
+    known.health.fetch_add(1, SeqCst);
+    last.fails.fetch_xor(true, SeqCst);
+    // What is handed over from now on is resolved by the new state; what was before, now.
+    let handed = known.handed.load(SeqCst);
+    let instances = (handed.saturating_sub(1)..=handed)
+        .map(|version| IpAddr::from(Versioned(version).address(INSTANCES)))
+        .collect::<Vec<_>>();
+    publisher.health_changed(&instances);
+    wait(publisher.flushed());
+    known.health.fetch_add(1, SeqCst);
+}
+
+/// Asks for one name after the other until all is done: for listed ones, which must be
+/// answered, and now and then for one that may be published just now.
+fn ask_on(
+    client: &Namespace,
+    known: &Known,
+    last: &LastInstance,
+    done: &AtomicBool,
+    asked: &AtomicU64,
+    seed: u64,
+) -> Result<()> {
+    let (socket, other) = client.run(|| -> Result<_> {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        socket.connect(v4())?;
+        socket.set_read_timeout(Some(LIMIT))?;
+        let other = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        other.set_nonblocking(true)?;
+        Ok((socket, other))
+    })??;
+    let mut random = Rng::with_seed(seed);
+    let mut buffer = [0; 4096];
+    while !done.load(SeqCst) {
+        let name = listed(random.u32(..LISTED));
+        let query = client::query(&name, RecordType::A, None)?;
+        let health = known.health.load(SeqCst);
+        let (published, fails) = (known.published.load(SeqCst), last.fails.load(SeqCst));
+        socket.send(&query.to_vec()?)?;
+        let len = socket.recv(&mut buffer).with_context(|| format!("no reply for {name}"))?;
+        let reply = Message::from_vec(&buffer[..len])?;
+        ensure!(reply.metadata.id == query.metadata.id, "a reply to another query");
+        let is_settled = health.is_multiple_of(2) && known.health.load(SeqCst) == health;
+        judge(&reply, known, published, is_settled.then_some(fails)).with_context(|| name.clone())?;
+        asked.fetch_add(1, SeqCst);
+
+        let published = known.published.load(SeqCst);
+        while let Ok((len, _)) = other.recv_from(&mut buffer) {
+            // Asked for before some of what was published since.
+            judge(&Message::from_vec(&buffer[..len])?, known, 0, None).context("a learned name")?;
+        }
+        let name = learned(random.u32(..LEARNED));
+        let query = client::query(&name, RecordType::A, None)?;
+        other.send_to(&query.to_vec()?, v4())?;
+        if let Ok((len, _)) = other.recv_from(&mut buffer) {
+            let reply = Message::from_vec(&buffer[..len])?;
+            let is_its = reply.metadata.id == query.metadata.id;
+            judge(&reply, known, if is_its { published } else { 0 }, None).with_context(|| name.clone())?;
+        }
+    }
+    Ok(())
+}
+
+/// Looks whether a reply is of one version, which is `oldest` or newer, and has the last
+/// instance as far as its state is known.
+fn judge(reply: &Message, known: &Known, oldest: u32, fails: Option<bool>) -> Result<()> {
+    let addresses: Vec<[u8; 4]> = client::addresses(reply)
+        .into_iter()
+        .filter_map(|ip| if let IpAddr::V4(ip) = ip { Some(ip.octets()) } else { None })
+        .collect();
+    let version = |[_, high, low, _]: [u8; 4]| u32::from_be_bytes([0, 0, high, low]);
+    let first = version(*addresses.first().context("an empty reply")?);
+    ensure!(addresses.iter().all(|&address| version(address) == first), "of two versions: {addresses:?}");
+    ensure!(
+        (oldest..=known.handed.load(SeqCst)).contains(&first),
+        "of version {first}, when {oldest} was published"
+    );
+    let has_last = addresses.iter().any(|address| address[3] == INSTANCES);
+    ensure!(addresses.len() == usize::from(INSTANCES) - usize::from(!has_last), "parts: {addresses:?}");
+    ensure!(fails.is_none_or(|fails| has_last != fails), "health {fails:?}: {addresses:?}");
+    Ok(())
+}
+
+/// A name that every version lists.
+fn listed(number: u32) -> String {
+    format!("listed-{number}.bosh.")
+}
+
+/// A name that has to be learned.
+fn learned(number: u32) -> String {
+    format!("learned-{number}.bosh.")
+}
