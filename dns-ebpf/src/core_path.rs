@@ -10,7 +10,9 @@ use crate::{
     hook::Hook,
     lookup,
     maps::{self, Scratch},
-    messages, parse, partial, reply,
+    messages,
+    outcome::goes_up,
+    parse, partial, reply,
     tap::{self, Seen},
 };
 
@@ -98,7 +100,7 @@ fn try_answer<H: Hook>(hook: &H, means: &Means, frame: Frame) -> Result<maps::An
     let &Means { control, scratch, zero } = means;
     let now = clock::now(scratch);
     if now >= control.lease_deadline_ns {
-        return Err(Outcome::LeaseExpired);
+        return goes_up(Outcome::LeaseExpired);
     }
     filter::pull_message(hook, &frame)?;
     let question = parse::parse(hook, zero, &frame)?;
@@ -107,7 +109,7 @@ fn try_answer<H: Hook>(hook: &H, means: &Means, frame: Frame) -> Result<maps::An
     let (hash, name_sum) = parse::read_name(hook, &frame, question.name_len, control.hash_seed, words)?;
     let question = question.launder(zero);
     let entry = lookup::lookup(scratch, hash, question.name_len, words)?;
-    let plan = reply::plan(hook, control, frame, question, &entry)?.launder(zero);
+    let plan = reply::plan(hook, control, frame, question, &entry, zero)?.launder(zero);
     let plan = if H::HAS_SKB {
         let Some(partial) = partial::is_partial(hook, &plan.frame, &plan.question, name_sum)? else {
             return Err(handed_on_or(Outcome::Unsupported, hook, control));
@@ -122,7 +124,7 @@ fn try_answer<H: Hook>(hook: &H, means: &Means, frame: Frame) -> Result<maps::An
     reply::write(hook, scratch, zero, &plan)?;
     // SAFETY: the helper has no precondition.
     let last_used = if control.exact_last_used == 0 { now } else { unsafe { bpf_ktime_get_ns() } };
-    if entry.header.last_used_ns != last_used {
+    if entry.header().last_used_ns != last_used {
         // SAFETY: the entry is readable and writable, `last_used_ns` its first
         // field.
         unsafe { store(entry.address + core::mem::offset_of!(EntryHeader, last_used_ns), last_used) };

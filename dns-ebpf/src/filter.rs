@@ -9,10 +9,11 @@ use dns_common::{
 };
 
 use crate::{
-    bytes::{load, masked},
+    bytes::{load, masked, opaque},
     frame::Frame,
     headers::{ETHERNET_LEN, IPV4_LEN, IPV6_LEN, UDP, UDP_LEN, VLAN_TAG_LEN},
     hook::Hook,
+    outcome::goes_up,
 };
 
 /// EtherTypes as they lie in memory.
@@ -33,19 +34,19 @@ pub fn filter<H: Hook>(hook: &H, control: &Control) -> Result<Frame, Outcome> {
     match ethertype {
         IPV4 => ipv4(hook, control, ETHERNET_LEN),
         IPV6 => ipv6(hook, control, ETHERNET_LEN),
-        TAGGED if hook.stripped_tag().is_some() => Err(Outcome::Unsupported),
+        TAGGED if hook.stripped_tag().is_some() => goes_up(Outcome::Unsupported),
         // SAFETY (both loads): as above.
         TAGGED => match unsafe { load::<u16>(data + ETHERNET_LEN + 2) } {
-            TAGGED | SERVICE_TAGGED => Err(Outcome::Unsupported),
+            TAGGED | SERVICE_TAGGED => goes_up(Outcome::Unsupported),
             _ if !is_our_vlan(control, u16::from_be(unsafe { load(data + ETHERNET_LEN) })) => {
-                Err(Outcome::NotOurs)
+                goes_up(Outcome::NotOurs)
             }
             IPV4 => ipv4(hook, control, ETHERNET_LEN + VLAN_TAG_LEN),
             IPV6 => ipv6(hook, control, ETHERNET_LEN + VLAN_TAG_LEN),
-            _ => Err(Outcome::NotOurs),
+            _ => goes_up(Outcome::NotOurs),
         },
-        SERVICE_TAGGED => Err(Outcome::Unsupported),
-        _ => Err(Outcome::NotOurs),
+        SERVICE_TAGGED => goes_up(Outcome::Unsupported),
+        _ => goes_up(Outcome::NotOurs),
     }
 }
 
@@ -56,24 +57,24 @@ fn ipv4<H: Hook>(hook: &H, control: &Control, ip: usize) -> Result<Frame, Outcom
     let data = hook.reach(udp + UDP_LEN).ok_or(Outcome::NotOurs)?;
     // SAFETY (all loads): inside the bytes just compared with the end.
     if unsafe { load::<u8>(data + ip + 9) } != UDP {
-        return Err(Outcome::NotOurs);
+        return goes_up(Outcome::NotOurs);
     }
     // Version 4, five words, no options; neither more fragments nor an offset.
     if unsafe { load::<u8>(data + ip) } != 0x45
         || unsafe { load::<u16>(data + ip + 6) } & 0x3fffu16.to_be() != 0
     {
-        return Err(Outcome::Unsupported);
+        return goes_up(Outcome::Unsupported);
     }
     let port: u16 = unsafe { load(data + udp + 2) };
     let address: u32 = unsafe { load(data + ip + 16) };
     let to_loopback = address.to_ne_bytes()[0] == 127;
     if !is_ours_v4(control, port, address) || !is_meant_for_us(hook, control, data, to_loopback) {
-        return Err(Outcome::NotOurs);
+        return goes_up(Outcome::NotOurs);
     }
     let total_len = u16::from_be(unsafe { load(data + ip + 2) }) as usize;
     let udp_len = u16::from_be(unsafe { load(data + udp + 4) }) as usize;
     if total_len != IPV4_LEN + udp_len || udp_len < UDP_LEN {
-        return Err(Outcome::BadLength);
+        return goes_up(Outcome::BadLength);
     }
     Ok(Frame {
         tagged: (ip != ETHERNET_LEN) as usize,
@@ -92,22 +93,22 @@ fn ipv6<H: Hook>(hook: &H, control: &Control, ip: usize) -> Result<Frame, Outcom
     match unsafe { load::<u8>(data + ip + 6) } {
         UDP => {}
         // Hop-by-hop, routing, fragment, ESP, authentication, destination options.
-        0 | 43 | 44 | 50 | 51 | 60 => return Err(Outcome::Unsupported),
-        _ => return Err(Outcome::NotOurs),
+        0 | 43 | 44 | 50 | 51 | 60 => return goes_up(Outcome::Unsupported),
+        _ => return goes_up(Outcome::NotOurs),
     }
     if unsafe { load::<u8>(data + ip) } & 0xf0 != 0x60 {
-        return Err(Outcome::Unsupported);
+        return goes_up(Outcome::Unsupported);
     }
     let port: u16 = unsafe { load(data + udp + 2) };
     let address: [u64; 2] = unsafe { [load(data + ip + 24), load(data + ip + 32)] };
     let to_loopback = address == [0, 1u64.to_be()];
     if !is_ours_v6(control, port, address) || !is_meant_for_us(hook, control, data, to_loopback) {
-        return Err(Outcome::NotOurs);
+        return goes_up(Outcome::NotOurs);
     }
     let payload_len = u16::from_be(unsafe { load(data + ip + 4) }) as usize;
     let udp_len = u16::from_be(unsafe { load(data + udp + 4) }) as usize;
     if payload_len != udp_len || udp_len < UDP_LEN {
-        return Err(Outcome::BadLength);
+        return goes_up(Outcome::BadLength);
     }
     Ok(Frame {
         tagged: (ip != ETHERNET_LEN) as usize,
@@ -129,19 +130,14 @@ fn is_meant_for_us<H: Hook>(hook: &H, control: &Control, data: usize, to_loopbac
 /// that it is a part of. One to many is not: its address is no sender for a reply.
 #[inline(always)]
 pub fn is_to_interface(control: &Control, ifindex: u32, data: usize) -> bool {
-    const ADDRESS: u64 = u64::from_ne_bytes([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0]);
+    const ADDRESS: usize = usize::from_ne_bytes([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0]);
     let interface = &control.interfaces[Control::interface(ifindex)];
-    // SAFETY: an Ethernet header lies at `data`; both addresses are eight bytes, aligned to
-    // them by their struct.
-    let (to, own, master): (u64, u64, u64) = unsafe {
-        let at = |address: &[u8; 8]| load(&raw const *address as usize);
-        (load(data), at(&interface.address), at(&interface.master))
-    };
-    // One if not zero: so the verifier follows one branch, not three.
-    let differs = |number: u64| (number | number.wrapping_neg()) >> 63;
-    let to = to & ADDRESS;
-    let to_another = differs(to ^ own) & differs(to ^ master);
-    to_another | differs((interface.ifindex ^ ifindex) as u64) == 0
+    // SAFETY: both addresses are eight bytes, aligned to them by their struct.
+    let at = |address: &[u8; 8]| unsafe { load::<u64>(&raw const *address as usize) as usize };
+    // SAFETY: an Ethernet header lies at `data`.
+    let to = unsafe { load::<u64>(data) as usize } & ADDRESS;
+    // Looked at only where it has to be, which the compiler would not do by itself.
+    interface.ifindex == ifindex && (to == at(&interface.address) || to == opaque(at(&interface.master)))
 }
 
 /// Whether frames with this VLAN tag are answered.
@@ -154,13 +150,16 @@ fn is_our_vlan(control: &Control, tag: u16) -> bool {
 /// Makes the whole message readable, where part of it is not yet.
 #[inline(always)]
 pub fn pull_message<H: Hook>(hook: &H, frame: &Frame) -> Result<(), Outcome> {
+    if !H::IS_TC {
+        return Ok(());
+    }
     // Masked for verifiers (Linux 6.1) that cannot tell it is not negative.
     let len = masked(frame.message + frame.message_len, 0xffff);
-    if !H::IS_TC || hook.data() + len <= hook.data_end() {
+    if hook.data() + len <= hook.data_end() {
         return Ok(());
     }
     if len > hook.length() || !hook.pull(len) {
-        return Err(Outcome::BadLength);
+        return goes_up(Outcome::BadLength);
     }
     Ok(())
 }

@@ -5,7 +5,7 @@
 
 use dns_common::{
     counters::Outcome,
-    entry::{CELL_SIZE, CHUNK_CELLS, EntryHeader, Location},
+    entry::{CELL_SIZE, CHUNK_CELLS, EntryHeader, Location, padded},
     index::{self, BUCKET_SLOTS, Bucket, Root},
     lookup_cache::CachedLocations,
     name::MAX_NAME_WORDS,
@@ -14,6 +14,7 @@ use dns_common::{
 use crate::{
     bytes::{load, masked, opaque},
     maps::{ENTRIES, NAMES, Scratch},
+    outcome::goes_up,
     question::Words,
 };
 
@@ -22,20 +23,26 @@ use crate::{
 pub struct Entry {
     /// Address of its [`EntryHeader`].
     pub address: usize,
-    /// Copy of its header.
-    pub header: EntryHeader,
+}
+
+impl Entry {
+    /// Its header, of which only `last_used_ns` changes.
+    #[inline(always)]
+    pub fn header(&self) -> &EntryHeader {
+        // SAFETY: an entry of the largest size fits where `find` found it.
+        unsafe { &*(opaque(self.address) as *const EntryHeader) }
+    }
 }
 
 /// Finds the entry by the name's hash and compares the whole name.
 #[inline(always)]
 pub fn lookup(scratch: *mut Scratch, hash: u64, name_len: usize, words: &Words) -> Result<Entry, Outcome> {
-    let address = find(scratch, hash).ok_or(Outcome::NotPublished)?;
-    // SAFETY: an entry of the largest size fits where `find` found it.
-    let header = unsafe { load::<EntryHeader>(address) };
-    if header.name_len as usize != name_len {
-        return Err(Outcome::Collision);
+    let Some(address) = find(scratch, hash) else { return goes_up(Outcome::NotPublished) };
+    let entry = Entry { address };
+    if entry.header().name_len as usize != name_len {
+        return goes_up(Outcome::Collision);
     }
-    let count = name_len.div_ceil(8);
+    let count = padded(name_len) / 8;
     let name = address + size_of::<EntryHeader>();
     let mut index = 0;
     while index < MAX_NAME_WORDS {
@@ -44,11 +51,11 @@ pub fn lookup(scratch: *mut Scratch, hash: u64, name_len: usize, words: &Words) 
         }
         // SAFETY: inside the entry, see above.
         if unsafe { load::<u64>(name + index * 8) } != words[index & (MAX_NAME_WORDS - 1)] {
-            return Err(Outcome::Collision);
+            return goes_up(Outcome::Collision);
         }
         index = opaque(index + 1);
     }
-    Ok(Entry { address, header })
+    Ok(entry)
 }
 
 /// Address of the entry whose name has this hash.

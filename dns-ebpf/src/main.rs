@@ -22,6 +22,7 @@ mod hook;
 mod lookup;
 mod maps;
 mod messages;
+mod outcome;
 mod parse;
 mod partial;
 mod plan;

@@ -18,6 +18,7 @@ use crate::{
     frame::Frame,
     headers::{HEADER_LEN, MAX_QUERY_LEN, OPT_LEN, TYPE_CLASS_LEN},
     hook::Hook,
+    outcome::goes_up,
     question::{Question, Words},
 };
 
@@ -32,12 +33,12 @@ pub fn parse<H: Hook>(hook: &H, zero: Zero, frame: &Frame) -> Result<Question, O
     let (data, end) = (hook.data(), hook.data_end());
     let message = data + frame.message;
     if message + HEADER_LEN > end || frame.message_len < HEADER_LEN {
-        return Err(Outcome::BadLength);
+        return goes_up(Outcome::BadLength);
     }
     // SAFETY: the header was just compared with the end.
     let (header, counts): (u64, u32) = unsafe { (load(message), load(message + 8)) };
     if header & 0x80 << 16 != 0 {
-        return Err(Outcome::Response);
+        return goes_up(Outcome::Response);
     }
     // Opcode, AA, TC; RA, Z, RCODE: all zero. One question, no answer, no authority.
     let additional = counts == u32::from_ne_bytes([0, 0, 0, 1]);
@@ -46,10 +47,10 @@ pub fn parse<H: Hook>(hook: &H, zero: Zero, frame: &Frame) -> Result<Question, O
         || (counts != 0 && !additional)
         || frame.message_len > MAX_QUERY_LEN
     {
-        return Err(Outcome::NotPlain);
+        return goes_up(Outcome::NotPlain);
     }
     if message + masked(frame.message_len, 0x7ff) > end {
-        return Err(Outcome::BadLength);
+        return goes_up(Outcome::BadLength);
     }
 
     let (name_len, opt) = if additional {
@@ -58,34 +59,36 @@ pub fn parse<H: Hook>(hook: &H, zero: Zero, frame: &Frame) -> Result<Question, O
         (frame.message_len.wrapping_sub(HEADER_LEN + TYPE_CLASS_LEN), 0)
     };
     if name_len.wrapping_sub(1) >= MAX_NAME_LEN {
-        return Err(Outcome::BadName);
+        return goes_up(Outcome::BadName);
     }
     let name_len = zero.launder(name_len, 0xff);
     let opt = zero.launder(opt as usize, usize::MAX) as u64;
 
     let after_name = message + opaque(HEADER_LEN + name_len);
     if after_name + TYPE_CLASS_LEN > end {
-        return Err(Outcome::BadLength);
+        return goes_up(Outcome::BadLength);
     }
     // SAFETY: just compared with the end.
     let kind = kind(unsafe { load(after_name) })?;
     let size = u16::from_be((opt >> 24) as u16) as usize;
     let limit = if size > 512 { size } else { 512 };
-    Ok(Question { header, name_len, kind: kind as usize, opt, limit }.launder(zero))
+    // What came of a choice is laundered where it was made.
+    let (kind, limit) = (zero.launder(kind as usize, 3), zero.launder(limit, 0xffff));
+    Ok(Question { header, name_len, kind, opt, limit })
 }
 
 /// The list that answers QTYPE and QCLASS, given as they lie in memory.
 #[inline(always)]
 fn kind(type_class: u32) -> Result<QueryKind, Outcome> {
     if type_class >> 16 != u16::from_ne_bytes([0, 1]) as u32 {
-        return Err(Outcome::BadType);
+        return goes_up(Outcome::BadType);
     }
     match u16::from_be(type_class as u16) {
         1 => Ok(QueryKind::A),
         28 => Ok(QueryKind::Aaaa),
         // OPT is no type to ask for; DS belongs to the parent's servers; 128 to
         // 255 are question and meta types (RFC 6895, section 3.1), ANY among them.
-        41 | 43 | 128..=255 => Err(Outcome::BadType),
+        41 | 43 | 128..=255 => goes_up(Outcome::BadType),
         _ => Ok(QueryKind::Other),
     }
 }
@@ -96,12 +99,12 @@ fn kind(type_class: u32) -> Result<QueryKind, Outcome> {
 fn with_opt(message: usize, end: usize, message_len: usize) -> Result<(usize, u64), Outcome> {
     const FIXED: usize = HEADER_LEN + TYPE_CLASS_LEN + OPT_LEN;
     if message_len <= FIXED {
-        return Err(Outcome::BadEdns);
+        return goes_up(Outcome::BadEdns);
     }
     // Without options, as most are, the OPT is the last eleven bytes.
     let at = message + masked(message_len - OPT_LEN, 0x7ff);
     if at + OPT_LEN > end {
-        return Err(Outcome::BadLength);
+        return goes_up(Outcome::BadLength);
     }
     // SAFETY: just compared with the end.
     if let Some((opt, 0)) = unsafe { opt(at) } {
@@ -111,7 +114,7 @@ fn with_opt(message: usize, end: usize, message_len: usize) -> Result<(usize, u6
     let name_len = scan(message, end)?;
     let at = message + opaque(HEADER_LEN + name_len + TYPE_CLASS_LEN);
     if at + OPT_LEN > end {
-        return Err(Outcome::BadEdns);
+        return goes_up(Outcome::BadEdns);
     }
     // SAFETY: just compared with the end.
     match unsafe { opt(at) } {
@@ -119,7 +122,7 @@ fn with_opt(message: usize, end: usize, message_len: usize) -> Result<(usize, u6
             one_option(at + OPT_LEN, end, options_len)?;
             Ok((name_len, opt))
         }
-        _ => Err(Outcome::BadEdns),
+        _ => goes_up(Outcome::BadEdns),
     }
 }
 
@@ -130,12 +133,12 @@ fn with_opt(message: usize, end: usize, message_len: usize) -> Result<(usize, u6
 fn one_option(at: usize, end: usize, options_len: usize) -> Result<(), Outcome> {
     const NSID: u16 = u16::from_ne_bytes([0, 3]);
     if at + 4 > end {
-        return Err(Outcome::BadEdns);
+        return goes_up(Outcome::BadEdns);
     }
     // SAFETY: just compared with the end.
     let (code, len): (u16, u16) = unsafe { (load(at), load(at + 2)) };
     if code == NSID || u16::from_be(len) as usize + 4 != options_len {
-        return Err(Outcome::BadEdns);
+        return goes_up(Outcome::BadEdns);
     }
     Ok(())
 }
@@ -163,7 +166,7 @@ fn scan(message: usize, end: usize) -> Result<usize, Outcome> {
     while word < MAX_NAME_WORDS {
         let at = message + HEADER_LEN + word * 8;
         if at + 8 > end {
-            return Err(Outcome::BadEdns);
+            return goes_up(Outcome::BadEdns);
         }
         // SAFETY: just compared with the end.
         let zeros = zero_byte(unsafe { load(at) });
@@ -172,7 +175,7 @@ fn scan(message: usize, end: usize) -> Result<usize, Outcome> {
         }
         word = opaque(word + 1);
     }
-    Err(Outcome::BadName)
+    goes_up(Outcome::BadName)
 }
 
 /// Reads the name: keeps its lower-cased words, and returns their hash and, where
@@ -188,17 +191,14 @@ pub fn read_name<H: Hook>(
     let (data, end) = (hook.data(), hook.data_end());
     let mut sum = Sum::new();
     let name = data + frame.message + HEADER_LEN;
-    let full = name_len >> 3;
+    let full = masked(name_len >> 3, MAX_NAME_WORDS - 1);
     let rest = name_len & 7;
     let mut hasher = NameHasher::new(seed);
     let mut index = 0;
-    while index < MAX_NAME_WORDS - 1 {
-        if index == full {
-            break;
-        }
+    while index < full {
         let at = name + index * 8;
         if at + 8 > end {
-            return Err(Outcome::BadLength);
+            return goes_up(Outcome::BadLength);
         }
         // SAFETY: just compared with the end.
         let sent = unsafe { load(at) };
@@ -215,7 +215,7 @@ pub fn read_name<H: Hook>(
         // of header lie before it, so they are there.
         let at = data + frame.message + opaque(HEADER_LEN - 8 + name_len);
         if at + 8 > end {
-            return Err(Outcome::BadLength);
+            return goes_up(Outcome::BadLength);
         }
         // SAFETY: just compared with the end.
         let sent = unsafe { load::<u64>(at) } >> (64 - 8 * rest as u64);

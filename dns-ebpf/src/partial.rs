@@ -15,6 +15,7 @@ use crate::{
     frame::Frame,
     headers::{HEADER_LEN, IPV4_LEN, IPV6_LEN, MAX_QUERY_LEN, TYPE_CLASS_LEN, UDP_LEN, UDP_SUM},
     hook::Hook,
+    outcome::goes_up,
     question::Question,
 };
 
@@ -32,7 +33,7 @@ pub fn is_partial<H: Hook>(
     let mut sum = Sum::new();
     let udp = if frame.is_v6() {
         if ip + IPV6_LEN + UDP_LEN > end {
-            return Err(Outcome::BadLength);
+            return goes_up(Outcome::BadLength);
         }
         let mut at = 8;
         while at < IPV6_LEN {
@@ -43,7 +44,7 @@ pub fn is_partial<H: Hook>(
         ip + IPV6_LEN
     } else {
         if ip + IPV4_LEN + UDP_LEN > end {
-            return Err(Outcome::BadLength);
+            return goes_up(Outcome::BadLength);
         }
         // SAFETY: just compared with the end.
         unsafe {
@@ -65,7 +66,7 @@ pub fn is_partial<H: Hook>(
     sum.add_sum(name, false);
     let after_name = hook.data() + opaque(frame.message + HEADER_LEN + question.name_len);
     if after_name + TYPE_CLASS_LEN > end {
-        return Err(Outcome::BadLength);
+        return goes_up(Outcome::BadLength);
     }
     let rest = if !question.has_opt() {
         let mut rest = Sum::new();
