@@ -28,7 +28,10 @@ pub(super) fn page(report: &Report) -> Result<String> {
     }
     page.push_str("</table>");
     page.push_str(&claims(&report.claims)?);
-    for figure in &report.figures {
+    for (number, figure) in report.figures.iter().enumerate() {
+        if let Some(heading) = report.heading(number) {
+            write!(page, "<h1>{heading}</h1>")?;
+        }
         write!(page, "<h2>{}</h2><p>{}</p>", escape(&figure.title), escape(&figure.about))?;
         page.push_str(&plot::draw(figure)?);
         write!(page, "<details><summary>The numbers</summary>{}</details>", table(figure)?)?;

@@ -12,7 +12,10 @@ pub(super) fn tables(report: &Report) -> String {
         let _ = writeln!(text, "- {key}: {value}");
     }
     let _ = writeln!(text, "\n{}", claims(&report.claims));
-    for figure in &report.figures {
+    for (number, figure) in report.figures.iter().enumerate() {
+        if let Some(heading) = report.heading(number) {
+            let _ = writeln!(text, "\n# {heading}");
+        }
         let _ = writeln!(text, "\n## {}\n\n{}\n\n{}", figure.title, figure.about, table(figure));
     }
     text

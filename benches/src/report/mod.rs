@@ -15,6 +15,8 @@ pub struct Report {
     pub facts: Vec<(String, String)>,
     /// The figures, in the order in which a reader wants them.
     pub figures: Vec<Figure>,
+    /// How many of them say the main things; the others go into particulars.
+    pub main: usize,
     /// What the project claims, held against the figures.
     pub claims: Vec<Claim>,
 }
@@ -186,6 +188,18 @@ impl Rounds {
 }
 
 impl Report {
+    /// Puts the figures with these titles first, in this order.
+    pub fn put_first(&mut self, titles: &[&str]) {
+        let place = |figure: &Figure| titles.iter().position(|title| figure.title == *title);
+        self.figures.sort_by_key(|figure| place(figure).unwrap_or(titles.len()));
+        self.main = self.figures.iter().filter(|figure| place(figure).is_some()).count();
+    }
+
+    /// The heading before the figure with this number, if one belongs there.
+    fn heading(&self, number: usize) -> Option<&'static str> {
+        (number == self.main && self.main > 0).then_some("Particulars")
+    }
+
     /// One page with all plots, nothing loaded from elsewhere.
     pub fn to_html(&self) -> anyhow::Result<String> {
         html::page(self)
@@ -270,11 +284,15 @@ mod tests {
             Data::Sweep(sweep)
         };
         let claim = |text: &str, ratio| Claim { text: text.into(), ratio: Rounds(vec![ratio]), at_most: 1.0 };
-        let report = Report {
+        let last = Figure { title: "Main".into(), ..figure(sweep(false)) };
+        let mut report = Report {
             facts: vec![("machine".into(), "this".into())],
-            figures: vec![figure(bars), figure(sweep(true)), figure(sweep(false))],
+            figures: vec![figure(bars), figure(sweep(true)), last],
+            main: 0,
             claims: vec![claim("ours & theirs", 0.5), claim("ours", 2.0)],
         };
+        assert!(!report.to_markdown().contains("Particulars"));
+        report.put_first(&["Main", "Not measured"]);
         let page = report.to_html().unwrap();
         assert_eq!(page.matches("<svg").count(), 3);
         assert!(page.contains("Cost &lt;1&gt;") && page.contains("ours &amp; theirs"));
@@ -283,6 +301,8 @@ mod tests {
                 || page.matches("http://").count() == page.matches("http://www.w3.org").count()
         );
         let text = report.to_markdown();
+        let order = ["## Main", "# Particulars", "## Cost"].map(|head| text.find(head).unwrap());
+        assert!(order.is_sorted(), "{order:?}");
         assert!(text.contains("| ours | 1.50 | 1.00 | 1.00–2.00 |"), "median, best quartile, spread");
         assert!(text.contains("| µs by instances | 100 | 1,000 |"));
         assert!(text.contains("| ours | 1.50 (1.00–2.00) | 2.00 |"));

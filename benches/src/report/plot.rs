@@ -11,7 +11,7 @@ use super::{Bar, Data, Figure, Sweep, number};
 /// Width of every plot in SVG units.
 const WIDTH: u32 = 960;
 
-/// Bars are drawn on a logarithmic axis where the longest is this many times the shortest.
+/// The axis is logarithmic where the largest value is this many times the smallest.
 const TOO_FAR_APART: f64 = 25.0;
 
 /// Colour of the bars of ours.
@@ -102,13 +102,18 @@ fn draw_sweep(svg: &mut String, sweep: &Sweep, unit: &str) -> Drawn {
     let (plot, legend) = area.split_horizontally(WIDTH - 220);
     let values = || sweep.series.iter().flat_map(|line| &line.values).filter(|rounds| !rounds.0.is_empty());
     let largest = values().map(|rounds| rounds.spread().1).fold(f64::MIN_POSITIVE, f64::max);
+    let smallest = values().map(|rounds| rounds.spread().0).filter(|low| *low > 0.0).fold(largest, f64::min);
+    let logarithmic = largest > smallest * TOO_FAR_APART;
+    let height = |value: f64| if logarithmic { value.max(smallest).log10() } else { value };
+    let lowest = if logarithmic { height(smallest) - 0.2 } else { 0.0 };
+    let highest = if logarithmic { height(largest) + 0.1 } else { largest * 1.05 };
     let last = sweep.places.len().saturating_sub(1) as f64;
     let margin = if sweep.ordered { 0.2 } else { 0.5 };
     let mut chart = ChartBuilder::on(&plot)
         .margin(20)
         .x_label_area_size(45)
         .y_label_area_size(80)
-        .build_cartesian_2d(-margin..last + margin, 0.0..largest * 1.05)?;
+        .build_cartesian_2d(-margin..last + margin, lowest..highest)?;
     let place = |at: &f64| {
         let near = at.round();
         // A negative number becomes 0: the axis begins left of the first place.
@@ -117,7 +122,8 @@ fn draw_sweep(svg: &mut String, sweep: &Sweep, unit: &str) -> Drawn {
     };
     let mut mesh = chart.configure_mesh();
     mesh.x_desc(&sweep.axis).y_desc(unit).x_labels(sweep.places.len()).x_label_formatter(&place);
-    mesh.y_label_formatter(&|value| number(*value)).light_line_style(WHITE).disable_x_mesh();
+    let label = |at: &f64| number(if logarithmic { 10f64.powf(*at) } else { *at });
+    mesh.y_label_formatter(&label).light_line_style(WHITE).disable_x_mesh();
     mesh.label_style(("sans-serif", 14)).axis_desc_style(("sans-serif", 15)).draw()?;
     let width = 0.8 / sweep.series.len().max(1) as f64;
     let text = ("sans-serif", 15).into_font().color(&BLACK).pos(Pos::new(HPos::Left, VPos::Center));
@@ -135,7 +141,7 @@ fn draw_sweep(svg: &mut String, sweep: &Sweep, unit: &str) -> Drawn {
         let middle = 40 + 26 * row as i32;
         if sweep.ordered {
             let points: Vec<(f64, f64)> =
-                measured.clone().map(|(at, rounds)| (at, rounds.median())).collect();
+                measured.clone().map(|(at, rounds)| (at, height(rounds.median()))).collect();
             let stroke = colour.stroke_width(if line.ours { 3 } else { 2 });
             chart.draw_series(LineSeries::new(points.iter().copied(), stroke))?;
             chart.draw_series(points.iter().map(|&point| Circle::new(point, 4, colour.filled())))?;
@@ -144,14 +150,14 @@ fn draw_sweep(svg: &mut String, sweep: &Sweep, unit: &str) -> Drawn {
         } else {
             let half = width * 0.46;
             chart.draw_series(measured.clone().map(|(at, rounds)| {
-                Rectangle::new([(at - half, 0.0), (at + half, rounds.median())], colour.filled())
+                Rectangle::new([(at - half, lowest), (at + half, height(rounds.median()))], colour.filled())
             }))?;
             legend.draw(&Rectangle::new([(6, middle - 8), (22, middle + 8)], colour.filled()))?;
         }
         let thin = if sweep.ordered { colour } else { BLACK }.stroke_width(1);
         chart.draw_series(measured.map(|(at, rounds)| {
             let (low, high) = rounds.spread();
-            PathElement::new([(at, low), (at, high)], thin)
+            PathElement::new([(at, height(low)), (at, height(high))], thin)
         }))?;
         legend.draw(&Text::new(line.label.clone(), (34, middle), text.clone()))?;
     }

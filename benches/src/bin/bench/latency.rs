@@ -1,13 +1,11 @@
 //! How long a client waits.
 
-use std::collections::HashMap;
-
 use anyhow::Result;
 use bosh_dns_xdp_benches::{
     foundation::Foundation,
     lab::Lab,
     peers::Peer,
-    report::{Bar, Data, Figure, Rounds},
+    report::{Data, Figure, Sweep, number},
     yardstick::Hook,
 };
 
@@ -17,6 +15,9 @@ use crate::{
     queries::{self, Queries},
     subject::Subject,
 };
+
+/// Title of the figure.
+pub(super) const TITLE: &str = "Latency at 20,000 queries/s";
 
 /// Latency at a fixed rate.
 pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
@@ -33,32 +34,30 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     ];
     subjects.extend(plan.pick(&[], &[Subject::Peer(Peer::Dnsmasq)]));
     subjects.extend(plan.reference.clone().map(Subject::Reference));
-    let mut values: HashMap<(String, &'static str), Rounds> = HashMap::new();
+    let places = PERCENTILES.map(|(name, _)| name.to_owned()).to_vec();
+    let mut sweep = Sweep::new("share of the queries", places, false);
     for _ in 0..plan.rounds {
         for subject in &subjects {
             let cell = Cell::start(Lab::plain()?, subject, &foundation)?;
             let asker = cell.asker()?;
             asker.warm_up(&queries)?;
             let mut line = format!("{:<28}", subject.label());
-            for ((name, _), parts) in PERCENTILES.iter().zip(asker.latencies(&queries, plan.duration)?) {
-                line.push_str(&format!(" {name} {:>8.0} µs", parts.median()));
-                values.entry((subject.label(), name)).or_default().0.extend(parts.0);
+            for (place, parts) in asker.latencies(&queries, plan.duration)?.into_iter().enumerate() {
+                line.push_str(&format!(" {} {:>8.0} µs", PERCENTILES[place].0, parts.median()));
+                for value in parts.0 {
+                    sweep.push(&subject.label(), subject.is_ours(), place, value);
+                }
             }
             println!("{line}");
         }
     }
-    let figure = |(name, _): (&'static str, f64)| {
-        let bars = subjects.iter().map(|subject| Bar {
-            label: subject.label(),
-            value: values.get(&(subject.label(), name)).cloned().unwrap_or_default(),
-            ours: subject.is_ours(),
-        });
-        Figure {
-            title: format!("Latency at {LATENCY_RATE} queries/s: {name}"),
-            about: "As dnsperf sees it, over a veth as it comes.".to_owned(),
-            unit: "µs".to_owned(),
-            data: Data::Bars(bars.collect()),
-        }
-    };
-    Ok(PERCENTILES.into_iter().map(figure).collect())
+    Ok(vec![Figure {
+        title: TITLE.to_owned(),
+        about: format!(
+            "What this share of the queries stayed within, of {} a second, as dnsperf sees it, over a veth as it comes.",
+            number(LATENCY_RATE.into())
+        ),
+        unit: "µs".to_owned(),
+        data: Data::Sweep(sweep),
+    }])
 }

@@ -97,7 +97,7 @@ impl Plan {
 /// A part of the bench: its name, and what it draws.
 type Part = (&'static str, fn(&Plan) -> Result<Vec<Figure>>);
 
-/// The parts in the order of the report.
+/// The parts in the order in which they are measured.
 const PARTS: &[Part] = &[
     ("saturated", saturated::measure),
     ("scale", saturated::measure_scale),
@@ -137,7 +137,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         reference: arguments.bosh_dns.clone(),
         wanted: arguments.subject.clone(),
     };
-    let mut report = Report { facts: facts(arguments), figures: Vec::new(), claims: Vec::new() };
+    let mut report = Report { facts: facts(arguments), figures: Vec::new(), main: 0, claims: Vec::new() };
     let started = Instant::now();
     if !arguments.against.is_empty() {
         for mode in &arguments.mode {
@@ -158,6 +158,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     }
     println!("\nmeasured in {} s", started.elapsed().as_secs());
     report.claims = claims::all(&report.figures);
+    report.put_first(&[saturated::TITLE, latency::TITLE, saturated::SCALE_TITLE, harm::MAIN_TITLE]);
     write(&report, &arguments.output)
 }
 
@@ -181,7 +182,7 @@ fn facts(arguments: &Arguments) -> Vec<(String, String)> {
         ),
         (
             "generators",
-            "dnsperf and kxdpgun, one core; dnsperf's own limit is the reflector's rate".to_owned(),
+            "from within the kernel (live frames), one core; for latencies dnsperf".to_owned(),
         ),
     ];
     if arguments.bosh_dns.is_none() {
