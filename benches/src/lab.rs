@@ -1,8 +1,13 @@
 //! The laboratory: a client's and a server's network namespace, joined by veth.
 
-use std::{fs, io, net::Ipv4Addr, process::Command};
+use std::{
+    fs::{self, File},
+    io::{self, Read as _, Seek as _},
+    net::Ipv4Addr,
+    process::Command,
+};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use nix::{
     sched::{CpuSet, sched_getaffinity, sched_setaffinity},
     unistd::Pid,
@@ -24,7 +29,7 @@ pub const CLIENT_CPU: usize = 1;
 pub const SERVER_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 2);
 
 /// Where the load comes from.
-const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 1);
+pub const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 1);
 
 /// Interface on the server's side. Short: a NAPI thread's name holds 15 bytes.
 pub const SERVER_INTERFACE: &str = "bdxs";
@@ -75,21 +80,31 @@ impl Lab {
         Ok(lab)
     }
 
-    /// Tells each side the other's hardware address, for good: kxdpgun gives up when
-    /// the kernel has not asked for it yet.
+    /// Tells each side the other's hardware address, for good: the generator does not ask.
     fn introduce(&self) -> Result<()> {
         let [server, client] = self.ends();
         for ((near, interface), (far, other), address) in
             [(client, server, SERVER_ADDRESS), (server, client, CLIENT_ADDRESS)]
         {
-            let file = format!("/sys/class/net/{other}/address");
-            let hardware = capture(far.with_own_sysfs("cat").arg(file))?;
+            let hardware = hardware_address(far, other)?;
             run(near
                 .command("ip")?
                 .args(["neigh", "replace", &address.to_string(), "lladdr", hardware.trim()])
                 .args(["dev", interface, "nud", "permanent"]))?;
         }
         Ok(())
+    }
+
+    /// Hardware addresses of both ends: the server's first.
+    pub fn hardware_addresses(&self) -> Result<[[u8; 6]; 2]> {
+        let mut found = [[0; 6]; 2];
+        for ((namespace, interface), address) in self.ends().into_iter().zip(&mut found) {
+            let text = hardware_address(namespace, interface)?;
+            for (byte, digits) in address.iter_mut().zip(text.trim().split(':')) {
+                *byte = u8::from_str_radix(digits, 16)?;
+            }
+        }
+        Ok(found)
     }
 
     /// Puts each side's NAPI threads on its CPU. To be called again after a program
@@ -106,29 +121,22 @@ impl Lab {
         Ok(())
     }
 
-    /// CPU time that the server's side has used: its processes and its NAPI threads.
-    pub fn server_cpu(&self, processes: &[u32]) -> Result<CpuTime> {
-        let threads = if self.split { napi_threads(SERVER_INTERFACE)? } else { Vec::new() };
-        Ok(CpuTime::of_processes(&[processes, &threads].concat())?)
+    /// Whether what reaches the client's interface waits until nothing else wants the client's
+    /// CPU; what finds no room there then is dropped by whoever sends it.
+    pub fn let_client_napi_wait(&self, waits: bool) -> Result<()> {
+        napi_threads(CLIENT_INTERFACE)?.into_iter().try_for_each(|thread| set_waiting(thread, waits))
     }
 
-    /// Packets that have reached the client's interface: replies, where nothing else is
-    /// sent to it.
-    pub fn replies(&self) -> Result<u64> {
-        let text = self.client.run(|| fs::read_to_string("/proc/thread-self/net/dev"))??;
-        received(&text, CLIENT_INTERFACE).context("no counters of the client's interface")
-    }
-
-    /// Packets that the server's interface took in: queries, where nothing else is sent to it.
-    pub fn arrivals(&self) -> Result<u64> {
-        let text = self.server.run(|| fs::read_to_string("/proc/thread-self/net/dev"))??;
-        received(&text, SERVER_INTERFACE).context("no counters of the server's interface")
-    }
-
-    /// How often the server's NAPI threads have gone to sleep; none where they are no threads.
-    pub fn sleeps(&self) -> Result<u64> {
-        let threads = if self.split { napi_threads(SERVER_INTERFACE)? } else { Vec::new() };
-        Ok(threads.into_iter().map(sleeps).sum::<io::Result<u64>>()?)
+    /// What the server's side does under load; these processes are its own.
+    pub fn meter(&self, processes: &[u32]) -> Result<Meter> {
+        let counters = |namespace: &Namespace| namespace.run(|| File::open("/proc/thread-self/net/dev"));
+        let napi = if self.split { napi_threads(SERVER_INTERFACE)? } else { Vec::new() };
+        Ok(Meter {
+            server: counters(&self.server)??,
+            client: counters(&self.client)??,
+            processes: [processes, &napi].concat(),
+            napi,
+        })
     }
 
     /// Words to put before a command that makes load: in the client's namespace, on its CPU.
@@ -143,10 +151,67 @@ impl Lab {
     }
 }
 
-/// The second number of an interface in `/proc/net/dev`: packets received.
-fn received(text: &str, interface: &str) -> Option<u64> {
+/// The hardware address of an interface as text.
+fn hardware_address(namespace: &Namespace, interface: &str) -> Result<String> {
+    capture(namespace.with_own_sysfs("cat").arg(format!("/sys/class/net/{interface}/address")))
+}
+
+/// Reads what a lab has counted, at little cost to the CPUs that are measured: files are open
+/// already, threads known. Void when NAPI threads change, as by attaching a program.
+#[derive(Debug)]
+pub struct Meter {
+    /// `/proc/net/dev` of the server's namespace.
+    server: File,
+    /// The same of the client's.
+    client: File,
+    /// Processes and NAPI threads whose CPU counts.
+    processes: Vec<u32>,
+    /// The server's NAPI threads; none where they are no threads.
+    napi: Vec<u32>,
+}
+
+impl Meter {
+    /// CPU time that the server's side has used: its processes and its NAPI threads.
+    pub fn cpu(&self) -> Result<CpuTime> {
+        Ok(CpuTime::of_processes(&self.processes)?)
+    }
+
+    /// Replies that the server's interface sent, where nothing else is sent: those that reached
+    /// the client's interface, and those that this one had no room for.
+    pub fn replies(&self) -> Result<u64> {
+        let received = read_column(&self.client, CLIENT_INTERFACE, RECEIVED)?;
+        Ok(received + read_column(&self.server, SERVER_INTERFACE, SENT_DROPPED)?)
+    }
+
+    /// Packets that the server's interface took in: queries, where nothing else is sent to it.
+    pub fn arrivals(&self) -> Result<u64> {
+        read_column(&self.server, SERVER_INTERFACE, RECEIVED)
+    }
+
+    /// How often the server's NAPI threads have gone to sleep.
+    pub fn sleeps(&self) -> Result<u64> {
+        Ok(self.napi.iter().map(|&thread| sleeps(thread)).sum::<io::Result<u64>>()?)
+    }
+}
+
+/// A number out of an open `/proc/net/dev`, as it is now.
+fn read_column(mut file: &File, interface: &str, number: usize) -> Result<u64> {
+    let mut text = String::new();
+    file.rewind()?;
+    file.read_to_string(&mut text)?;
+    column(&text, interface, number).with_context(|| format!("no counters of {interface}"))
+}
+
+/// Column of `/proc/net/dev`: packets received.
+const RECEIVED: usize = 1;
+
+/// Column of `/proc/net/dev`: packets that were to be sent and were dropped.
+const SENT_DROPPED: usize = 11;
+
+/// The number of an interface in this column of `/proc/net/dev`.
+fn column(text: &str, interface: &str, number: usize) -> Option<u64> {
     let line = text.lines().find_map(|line| line.trim().strip_prefix(interface)?.strip_prefix(':'))?;
-    line.split_whitespace().nth(1)?.parse().ok()
+    line.split_whitespace().nth(number)?.parse().ok()
 }
 
 /// Puts all threads of a process on one CPU, and so those that they will make.
@@ -162,6 +227,18 @@ pub fn pin(process: u32, cpu: usize) -> Result<()> {
 /// Puts the calling thread, and those that it will start, on a CPU.
 pub fn stay_on(cpu: usize) -> Result<()> {
     pin_thread(Pid::from_raw(0), cpu.min(last_cpu())).context("cannot pin a thread")
+}
+
+/// Whether a thread (0: the calling one) waits until no other one wants its CPU (`SCHED_IDLE`);
+/// else it is as any other.
+pub fn set_waiting(thread: u32, waits: bool) -> Result<()> {
+    let policy = if waits { libc::SCHED_IDLE } else { libc::SCHED_OTHER };
+    // SAFETY: a structure of plain numbers, for which zeros are what both policies want.
+    let nothing = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure is there as long as the call.
+    let done = unsafe { libc::sched_setscheduler(thread.cast_signed(), policy, &raw const nothing) };
+    ensure!(done == 0, "cannot set a thread's priority: {}", io::Error::last_os_error());
+    Ok(())
 }
 
 /// Does something with the calling thread on a CPU, and lets it go again. What is started
@@ -206,10 +283,9 @@ mod tests {
 
     #[test]
     fn the_counters_of_an_interface_are_read() {
-        let text = "Inter-|   Receive                    |  Transmit\n face |bytes    packets errs\n                    bdxc: 81346     905    0    0    0     0          0         0    81346     905\n                    bdxc2:    70       1    0    0    0     0          0         0        0       0\n";
-        assert_eq!(
-            (received(text, "bdxc"), received(text, "bdxc2"), received(text, "bdx")),
-            (Some(905), Some(1), None)
-        );
+        let text = "Inter-|   Receive                    |  Transmit\n face |bytes    packets errs\n                    bdxc: 81346     905    0    0    0     0          0         0    81346     905    0    7    0     0       0          0\n                    bdxc2:    70       1    0    0    0     0          0         0        0       0\n";
+        let received = |interface| column(text, interface, RECEIVED);
+        assert_eq!((received("bdxc"), received("bdxc2"), received("bdx")), (Some(905), Some(1), None));
+        assert_eq!(column(text, "bdxc", SENT_DROPPED), Some(7));
     }
 }

@@ -8,12 +8,14 @@
 //! * [`control`]: what userspace tells the program: lease, seed, endpoints, tap.
 //! * [`counters`]: what the program tells userspace: one slot per CPU.
 //! * [`reset`]: for the bench of the programs alone.
+//! * [`generator`]: for the benches' load.
 //! * [`tap`]: the sampled events that show what tcpdump cannot see.
 #![no_std]
 
 pub mod control;
 pub mod counters;
 pub mod entry;
+pub mod generator;
 pub mod index;
 pub mod lookup_cache;
 pub mod name;

@@ -22,7 +22,7 @@ pub fn run(command: &mut Command) -> Result<()> {
 /// Runs a command to its end and returns what it printed; fails with what it said unless it succeeds.
 ///
 /// Fails as well if it ran while this program was asked to end: some that are told to end
-/// (kxdpgun, dnsperf) report how far they came and call that a success.
+/// (dnsperf) report how far they came and call that a success.
 pub fn capture(command: &mut Command) -> Result<String> {
     let Output { status, stdout, stderr } =
         command.output().with_context(|| format!("cannot run {command:?}"))?;

@@ -13,8 +13,7 @@ use anyhow::{Context, Result, bail};
 use crate::process::{capture, on_path, run};
 
 /// What `cargo xtask demo` uses: namespaces, dig, load, and a recursor to forward to.
-pub(crate) const DEMO: &[&str] =
-    &["bind9-dnsutils", "dnsmasq-base", "dnsperf", "ethtool", "iproute2", "knot-dnsutils"];
+pub(crate) const DEMO: &[&str] = &["bind9-dnsutils", "dnsmasq-base", "dnsperf", "ethtool", "iproute2"];
 
 /// What the tests use: the demo's, real peers, Prometheus, and virtual machines with other kernels.
 pub(crate) const TEST: &[&str] = &[
@@ -51,18 +50,8 @@ pub(crate) const KERNEL_TEST: &[&str] =
     &["binutils", "cpio", "gzip", "iproute2", "qemu-system-x86", "xz-utils", "zstd"];
 
 /// What the benches compare with.
-pub(crate) const BENCH: &[&str] = &[
-    "bind9-dnsutils",
-    "dnsmasq-base",
-    "dnsperf",
-    "ethtool",
-    "iperf3",
-    "iproute2",
-    "knot",
-    "knot-dnsutils",
-    "nsd",
-    "unbound",
-];
+pub(crate) const BENCH: &[&str] =
+    &["bind9-dnsutils", "dnsmasq-base", "dnsperf", "ethtool", "iperf3", "iproute2", "knot", "nsd", "unbound"];
 
 /// Where suites come from that are none of this machine's.
 const DEBIAN_MIRROR: &str = "http://deb.debian.org/debian";

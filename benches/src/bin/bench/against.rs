@@ -10,9 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context as _, Result};
 use bosh_dns_xdp_benches::{
     foundation::Foundation,
+    generator::Load,
     lab::Lab,
     report::{self, Data, Figure, number},
 };
@@ -22,7 +23,6 @@ use crate::{
     Plan,
     cell::Cell,
     queries::{self, Order, Queries},
-    saturated::highest,
     subject::Subject,
 };
 
@@ -61,14 +61,15 @@ pub(super) fn measure(plan: &Plan, others: &[PathBuf], mode: &'static str) -> Re
                 let started = Instant::now();
                 let cell = Cell::start(Lab::split()?, subject, &foundation)?;
                 if let Some(first) = files.first() {
-                    cell.offer(first, 100_000, Duration::from_millis(250))?;
+                    cell.loaded(first)?
+                        .offer(Load::Rate { rate: 100_000, burst: 1 }, Duration::from_millis(250))?;
                 }
                 if count < size {
                     thread::sleep(SETTLED.saturating_sub(started.elapsed()));
                 }
                 for (order, queries) in files.iter().enumerate() {
                     let place = number_of_shape * orders.len() + order;
-                    let rate = best_rate(plan, &cell, queries, mode)?;
+                    let rate = cell.loaded(queries)?.saturate(plan.saturated_duration)?.answered.median();
                     println!("{:<44} {:<32} {:>10}/s", subject.label(), places[place], number(rate));
                     sweep.push(&subject.label(), *subject == subjects[0], place, rate);
                 }
@@ -77,25 +78,8 @@ pub(super) fn measure(plan: &Plan, others: &[PathBuf], mode: &'static str) -> Re
     }
     Ok(Figure {
         title: format!("Builds side by side, by saturated core, {mode}"),
-        about: "Builds take turns, each started anew; one value a turn: the median of the slices of the rate of which \
-                most was answered."
-            .to_owned(),
+        about: "Builds take turns, each started anew; one value a turn: the median of its slices.".to_owned(),
         unit: "queries/s".to_owned(),
         data: Data::Sweep(sweep),
     })
-}
-
-/// The best of a few rates about what the mode can do, on any machine of these years: fixed,
-/// so that all builds are asked alike.
-fn best_rate(plan: &Plan, cell: &Cell<'_>, queries: &Queries, mode: &str) -> Result<f64> {
-    let rates: &[u32] = match mode {
-        "off" => &[500_000, 600_000, 700_000],
-        "native" => &[1_000_000, 1_400_000],
-        _ => &[2_800_000],
-    };
-    let offers = rates
-        .iter()
-        .map(|&rate| cell.offer(queries, rate, plan.saturated_duration))
-        .collect::<Result<Vec<_>>>()?;
-    highest(&offers).map(|best| best.answered.median()).context("nothing was offered")
 }

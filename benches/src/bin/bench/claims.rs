@@ -14,20 +14,30 @@ pub(super) fn all(figures: &[Figure]) -> Vec<Claim> {
         let what = format!("Saturated core, 1,000 names: a constant reflector's rate over ours, {mode}");
         at_most(&mut claims, &what, (constant, saturated(&format!("ours, {mode}"))), 1.25);
     }
-    if let Some(sweep) = sweep(figures, saturated::SCALE_TITLE) {
+    if let (Some(rates), Some(busy)) =
+        (sweep(figures, saturated::SCALE_TITLE), sweep(figures, saturated::SCALE_BUSY_TITLE))
+    {
+        // Of a core that was not saturated nothing is claimed.
+        let value = |label: &str, place: &str| {
+            let busy = busy.value(label, place).is_some_and(|busy| busy.median() >= saturated::SATURATED);
+            rates.value(label, place).filter(|_| busy)
+        };
         for (mode, hook) in saturated::HOOKS {
-            let at = |label: String| sweep.value(&label, "100,000 at random");
+            let at = |label: String| value(&label, "100,000 at random");
             let pair = (at(format!("constant answers, {}", hook_label(hook))), at(format!("ours, {mode}")));
             let what = format!(
                 "Saturated core, 100,000 names at random: a constant reflector's rate over ours, {mode}"
             );
             at_most(&mut claims, &what, pair, 1.4);
         }
-        for subject in ["ours, tc", "ours, userspace only"] {
-            let at = |place: &str| sweep.value(subject, place);
-            let what =
-                format!("Saturated core at random: rate with 1,000 names over that with 100,000, {subject}");
-            at_most(&mut claims, &what, (at("1,000 at random"), at("100,000 at random")), 1.2);
+        for subject in ["ours, tc", "ours, generic", "ours, native", "ours, userspace only"] {
+            for order in ["at random", "by Zipf"] {
+                let at = |names: &str| value(subject, &format!("{names} {order}"));
+                let what = format!(
+                    "Saturated core {order}: rate with 1,000 names over that with 100,000, {subject}"
+                );
+                at_most(&mut claims, &what, (at("1,000"), at("100,000")), 1.2);
+            }
         }
     }
     for peer in ["nsd", "knotd"] {

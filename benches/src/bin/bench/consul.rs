@@ -177,9 +177,10 @@ impl Town {
     ) -> Result<[f64; 5]> {
         let load = |duration, one_at_a_time| self.load(kind, transport, duration, one_at_a_time);
         load(WARM_UP, false)?;
-        let before = self.lab.server_cpu(&self.processes)?;
+        let meter = self.lab.meter(&self.processes)?;
+        let before = meter.cpu()?;
         let many = load(plan.sweep_duration, false)?;
-        let cpu = self.lab.server_cpu(&self.processes)? - before;
+        let cpu = meter.cpu()? - before;
         let single = load(plan.sweep_duration, true)?;
         let within = |share| percentile(&single.latencies, share).unwrap_or_default().as_secs_f64() * 1e6;
         let answers = self.answers(kind, transport)?;

@@ -1,14 +1,15 @@
-//! What a query costs in CPU, and how many go.
+//! What a query costs in CPU: at a fixed rate, in the regime that it comes in.
 
-use std::{collections::HashMap, fmt, ops::Sub};
+use std::{array, collections::BTreeMap, fmt, ops::Sub, time::Duration};
 
 use anyhow::Result;
 use bosh_dns_xdp_benches::{
     foundation::Foundation,
+    generator::Load,
     is_wanted,
     lab::Lab,
     peers::Peer,
-    report::{Bar, Data, Figure, Rounds},
+    report::{self, Bar, Data, Figure, Rounds, number},
     yardstick::Hook,
 };
 use dns_common::counters::Outcome;
@@ -24,6 +25,9 @@ use crate::{
 
 /// Queries per second at which costs are compared.
 const RATE: u32 = 100_000;
+
+/// How long is asked before anything is measured.
+const WARM_UP: Duration = Duration::from_millis(250);
 
 /// Size of the foundation.
 const INSTANCES: usize = 1_000;
@@ -51,92 +55,104 @@ fn subjects(plan: &Plan) -> Vec<Subject> {
     subjects
 }
 
-/// CPU per query at one rate for all, and the highest rate.
+/// How queries come: what the regime is called, and how many leave together; none: always as
+/// many as go.
+const REGIMES: [(&str, Option<u32>); 3] =
+    [("one by one", Some(1)), ("32 at a time", Some(32)), ("saturated core", None)];
+
+/// CPU per query at one rate for all, by regime.
 pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     let foundation = Foundation::generate(INSTANCES)?;
     let lines = queries::for_names(&foundation, queries::is_shared);
     let [queries, mixed] = [Queries::write(&lines)?, Queries::write(&queries::with_hits(&lines, 99))?];
     let subjects = subjects(plan);
-    // What most of the claims rest on is measured longest.
-    let duration = plan.duration * 2;
-    let mut costs: HashMap<String, Rounds> = HashMap::new();
-    let mut rates: HashMap<String, Rounds> = HashMap::new();
-    let mut regimes: HashMap<String, Rounds> = HashMap::new();
-    let mut shares: HashMap<String, Rounds> = HashMap::new();
+    let places = || REGIMES.map(|(name, _)| name.to_owned()).to_vec();
+    let axis = format!("how {} queries/s come", number(RATE.into()));
+    let [mut costs, mut packets, mut wake_ups] =
+        array::from_fn(|_| report::Sweep::new(&axis, places(), false));
+    let mut shares: BTreeMap<usize, Rounds> = BTreeMap::new();
     for _ in 0..plan.rounds {
-        for subject in &subjects {
+        for (position, subject) in subjects.iter().enumerate() {
             let cell = Cell::start(Lab::split()?, subject, &foundation)?;
             let label = subject.label();
-            let rate = {
-                let asker = cell.asker()?;
-                asker.warm_up(&queries)?;
-                asker.highest_rate(&queries, plan.duration)?
+            let mut of = |queries: &Queries, label: &str| -> Result<()> {
+                let mut loaded = cell.loaded(queries)?;
+                // What is not in the map of a server yet is learned.
+                loaded.offer(Load::Rate { rate: RATE, burst: 1 }, WARM_UP)?;
+                for (place, (regime, burst)) in REGIMES.into_iter().enumerate() {
+                    let seen = match burst {
+                        Some(burst) => loaded.offer(Load::Rate { rate: RATE, burst }, plan.duration)?,
+                        None => loaded.saturate(plan.duration)?,
+                    };
+                    println!(
+                        "{label:<28} {regime:<14} {:>8.3} µs/query, {:>5.1} packets a wake-up, {:>6} wake-ups/s",
+                        seen.cpu.median(),
+                        seen.packets_a_wake_up,
+                        number(seen.wake_ups)
+                    );
+                    for &value in &seen.cpu.0 {
+                        costs.push(label, subject.is_ours(), place, value);
+                    }
+                    packets.push(label, subject.is_ours(), place, seen.packets_a_wake_up);
+                    wake_ups.push(label, subject.is_ours(), place, seen.wake_ups);
+                }
+                Ok(())
             };
             let before = Counted::read(&cell.lab, subject)?;
-            let cost = cell.cost(&queries, RATE, duration)?;
+            of(&queries, &label)?;
             let counted = Counted::read(&cell.lab, subject)? - before;
-            if *subject == WITH_MISSES.0 {
-                let cost = cell.cost(&mixed, RATE, duration)?;
-                println!("{:<28} {:>8.2} µs/query at {RATE}/s", WITH_MISSES.1, cost.cpu.median());
-                costs.entry(WITH_MISSES.1.to_owned()).or_default().0.extend(cost.cpu.0);
-                regimes.entry(WITH_MISSES.1.to_owned()).or_default().0.push(cost.packets_a_wake_up);
-            }
-            println!(
-                "{label:<28} {:>8.2} µs/query at {RATE}/s, {:.1} packets a wake-up   {:>9.0}/s at most   {counted}",
-                cost.cpu.median(),
-                cost.packets_a_wake_up,
-                rate.median()
-            );
             if let Some(share) = counted.share() {
-                shares.entry(label.clone()).or_default().0.push(share);
+                println!("{label:<28} {counted}");
+                shares.entry(position).or_default().0.push(share);
             }
-            costs.entry(label.clone()).or_default().0.extend(cost.cpu.0);
-            regimes.entry(label.clone()).or_default().0.push(cost.packets_a_wake_up);
-            rates.entry(label).or_default().0.extend(rate.0);
+            if *subject == WITH_MISSES.0 {
+                of(&mixed, WITH_MISSES.1)?;
+            }
         }
     }
-    let bars = |values: &mut HashMap<String, Rounds>| {
-        let labels = subjects.iter().map(|subject| (subject.label(), subject.is_ours()));
-        let with_misses = (WITH_MISSES.1.to_owned(), true);
-        let bar = |(label, ours)| values.remove(&label).map(|value| Bar { label, value, ours });
-        Data::Bars(labels.chain([with_misses]).filter_map(bar).collect())
+    let figure = |title: String, about: &str, unit: &str, data| Figure {
+        title,
+        about: about.to_owned(),
+        unit: unit.to_owned(),
+        data,
+    };
+    let bar = |(position, value)| {
+        let subject: &Subject = subjects.get(position)?;
+        Some(Bar { label: subject.label(), value, ours: subject.is_ours() })
     };
     Ok(vec![
-        Figure {
-            title: format!("CPU per query at {RATE} queries/s"),
-            about: format!(
+        figure(
+            format!("CPU per query at {} queries/s", number(RATE.into())),
+            &format!(
                 "{INSTANCES} instances, group names, aliases and long forms, A, no EDNS; in the last row one query \
-                 in a hundred is of type ANY, which our program leaves to userspace. CPU of everything on the server's side: its processes and the receive path of its interface (threaded NAPI on its own core), \
-                 per reply. Who cannot keep the rate is measured at what it answers."
+                 in a hundred is of type ANY, which our program leaves to userspace. CPU of everything on the server's \
+                 side: its processes and the receive path of its interface (threaded NAPI on its own core), per \
+                 reply. Who cannot keep the rate is measured at what it answers. One by one each query wakes the NAPI \
+                 thread, and most of what it costs is that, whoever answers it: costs compare only within one regime. \
+                 The saturated core, at its own rate, never sleeps."
             ),
-            unit: "µs".to_owned(),
-            data: bars(&mut costs),
-        },
-        Figure {
-            title: format!("Packets a wake-up at {RATE} queries/s"),
-            about: "The regime of the figure above: how many queries the NAPI thread finds whenever it is woken up. Where \
-                    it is about one, most of what a query costs is waking up, whoever answers it. Costs compare only \
-                    within one regime; what a query costs without it the saturated core shows."
-                .to_owned(),
-            unit: "packets".to_owned(),
-            data: bars(&mut regimes),
-        },
-        Figure {
-            title: "Replies given by the interface".to_owned(),
-            about: "Of the replies behind the figure above, those that never saw a socket. In XDP's modes some are \
-                    given by the program at tc behind it, because there was no room around the packet."
-                .to_owned(),
-            unit: "%".to_owned(),
-            data: bars(&mut shares),
-        },
-        Figure {
-            title: "Highest rate".to_owned(),
-            about: "As many queries as dnsperf, on one core, sends and gets answered. Its own limit is that of the \
-                    bare reflector: bars of that length are not the server's limit."
-                .to_owned(),
-            unit: "queries/s".to_owned(),
-            data: bars(&mut rates),
-        },
+            "µs",
+            Data::Sweep(costs),
+        ),
+        figure(
+            format!("Packets a wake-up at {} queries/s", number(RATE.into())),
+            "The regimes of the figure above: how many queries the NAPI thread found whenever it was woken up.",
+            "packets",
+            Data::Sweep(packets),
+        ),
+        figure(
+            format!("Wake-ups a second at {} queries/s", number(RATE.into())),
+            "Of the same thread.",
+            "wake-ups/s",
+            Data::Sweep(wake_ups),
+        ),
+        figure(
+            "Replies given by the interface".to_owned(),
+            "Of the replies behind these figures, those that never saw a socket. In XDP's modes some are given by the \
+             program at tc behind it, because there was no room around the packet.",
+            "%",
+            Data::Bars(shares.into_iter().filter_map(bar).collect()),
+        ),
     ])
 }
 

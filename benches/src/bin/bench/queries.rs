@@ -6,9 +6,11 @@ use anyhow::{Context, Result};
 use bosh_dns_xdp_benches::foundation::Foundation;
 use tempfile::TempDir;
 
-/// A file of queries as the generators read it: `name type` lines.
+/// Queries as `name type` lines.
 pub(super) struct Queries {
-    /// The file.
+    /// The lines.
+    pub(super) lines: Vec<String>,
+    /// The same as a file, for dnsperf.
     pub(super) path: PathBuf,
     /// Removes the file when dropped.
     _folder: TempDir,
@@ -20,7 +22,7 @@ impl Queries {
         let folder = TempDir::with_prefix("bdx-queries-")?;
         let path = folder.path().join("queries");
         fs::write(&path, lines.concat()).with_context(|| path.display().to_string())?;
-        Ok(Self { path, _folder: folder })
+        Ok(Self { lines: lines.to_vec(), path, _folder: folder })
     }
 }
 

@@ -66,8 +66,8 @@ impl Subject {
     }
 
     /// A program on the client's end, without which native XDP_TX on the server's
-    /// end goes nowhere: the veth driver wants one on both. kxdpgun brings its own,
-    /// and does not tolerate another; whoever sends by sockets has to attach this.
+    /// end goes nowhere: the veth driver wants one on both, or NAPI. The generator brings
+    /// its own; whoever sends by sockets has to attach this.
     pub(super) fn client_program(&self, lab: &Lab) -> Result<Option<Ebpf>> {
         let native = matches!(
             self,

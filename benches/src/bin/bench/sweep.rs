@@ -3,7 +3,10 @@
 use std::{array, ops::Range};
 
 use anyhow::Result;
-use bosh_dns_xdp_benches::report::{self, Data, Figure, Rounds, number};
+use bosh_dns_xdp_benches::{
+    generator::Load,
+    report::{self, Data, Figure, Rounds, number},
+};
 
 use crate::{
     Plan,
@@ -34,18 +37,18 @@ impl Sweep {
         places: Range<usize>,
         queries: &Queries,
     ) -> Result<()> {
-        let asker = cell.asker()?;
+        let mut loaded = cell.loaded(queries)?;
         // The highest rate first: within its first hundredths of a second everything is warm.
-        let rate = asker.highest_rate(queries, plan.sweep_duration)?;
-        let [median, tail, far] = asker.latencies(queries, plan.sweep_duration)?;
-        drop(asker);
-        let cost = cell.cost(queries, COST_RATE, plan.sweep_duration * 3 / 2)?.cpu;
+        let rate = loaded.saturate(plan.sweep_duration)?.answered;
+        let cost = loaded.offer(Load::Rate { rate: COST_RATE, burst: 1 }, plan.sweep_duration)?.cpu;
+        drop(loaded);
+        let [median, tail, far] = cell.asker()?.latencies(queries, plan.sweep_duration)?;
         let label = cell.subject.label();
         let named = self.0[0].places.get(places.clone()).unwrap_or_default();
         let values = [cost, rate, median, tail, far];
         let [cost, rate, median, tail, _] = values.each_ref().map(Rounds::median);
         println!(
-            "{label:<26} {:<28} {cost:>6.2} µs/query  {:>7}/s at most  p50 {median:>5.0} µs  p99 {tail:>6.0} µs",
+            "{label:<26} {:<28} {cost:>6.2} µs/query  {:>9}/s of a saturated core  p50 {median:>5.0} µs  p99 {tail:>6.0} µs",
             named.join(", "),
             number(rate),
         );
@@ -67,13 +70,10 @@ impl Sweep {
             (
                 format!("CPU per query by {by}, {COST_RATE} queries/s"),
                 "µs",
-                " CPU of everything on the server's side, who does not keep the rate is measured at what it answers.",
+                " CPU of everything on the server's side, which is woken up for each of these queries; who does not \
+                 keep the rate is measured at what it answers.",
             ),
-            (
-                format!("Highest rate by {by}"),
-                "queries/s",
-                " dnsperf's own limit is that of the bare reflector.",
-            ),
+            (format!("Queries per second of one saturated core by {by}"), "queries/s", ""),
         ];
         let heads = heads.into_iter().chain(latencies);
         heads

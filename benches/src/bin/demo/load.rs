@@ -1,11 +1,12 @@
 //! Load on the server, and what a newcomer should remember of it.
 
-use std::{path::Path, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
 use anyhow::Result;
 use bosh_dns_xdp_benches::{
-    dnsperf, kxdpgun,
+    dnsperf,
     lab::{Lab, SERVER_ADDRESS},
+    load::Loaded,
     reference::quoted,
     report::number,
 };
@@ -13,10 +14,6 @@ use whole_system_tests::{metrics::Metrics, server::Server};
 
 /// Queries per second at which latency is compared: what both serve without a queue.
 const LATENCY_RATE: u32 = 20_000;
-
-/// Rates that are offered by kxdpgun, from one core, to find what the server's core answers
-/// at most: the program is best at the highest, userspace somewhere between.
-const OFFERED: [u32; 6] = [250_000, 350_000, 500_000, 700_000, 1_400_000, 2_800_000];
 
 /// Containers of a dense Diego cell.
 const CONTAINERS: u32 = 250;
@@ -61,25 +58,13 @@ pub(super) fn measure(lab: &Lab, server: &Server, queries: &Path, seconds: u64) 
     };
     let before = Metrics::read(&lab.server)?;
     let timed = load.run(&lab.client_launcher())?;
-    let (mut best, mut cpu) = (0.0, Duration::ZERO);
-    for rate in OFFERED {
-        let used = lab.server_cpu(&[server.pid()])?;
-        let seen = kxdpgun::Load { queries, rate, batch: 32, duration: duration / 2 }.run(lab)?;
-        let answered = seen.received as f64 / (duration / 2).as_secs_f64();
-        // Past its best rate a server answers less: the queue that nobody reads eats the core.
-        if answered < best * 0.8 {
-            break;
-        }
-        if answered > best {
-            best = answered;
-            let used = lab.server_cpu(&[server.pid()])? - used;
-            cpu = used.div_f64(seen.received.max(1) as f64);
-        }
-    }
+    let lines: Vec<String> = fs::read_to_string(queries)?.lines().map(str::to_owned).collect();
+    let processes = [server.pid()];
+    let seen = Loaded::new(lab, &processes, &lines)?.saturate(duration / 4)?;
     let after = Metrics::read(&lab.server)?;
     Ok(Figures {
-        best,
-        cpu,
+        best: seen.answered.median(),
+        cpu: Duration::from_secs_f64(seen.cpu.median() / 1e6),
         median: timed.percentile(0.5).unwrap_or_default(),
         slow: timed.percentile(0.99).unwrap_or_default(),
         hits: after.fast_path_replies() - before.fast_path_replies(),
@@ -111,8 +96,7 @@ pub(super) fn print(interface: &Figures, userspace: &Figures) {
         );
     }
     println!(
-        "queries/s answered: kxdpgun offers ever more from one core until no more is answered; where the generator is at \
-         its limit first, that is the generator's.\nCPU per query: of the server's process and the receive path of its \
+        "queries/s answered: of one core that is asked for all that it can do, by a generator within the kernel.\nCPU per query: of the server's process and the receive path of its \
          interface, meanwhile.\nlatency: by dnsperf at {} queries/s, the way there and back included.",
         number(LATENCY_RATE.into()),
     );

@@ -102,7 +102,7 @@ fn show(arguments: &Arguments) -> Result<()> {
     headline("An instance is recreated: a new records.json");
     replace_records(&lab, &running, &mut foundation)?;
 
-    headline("Load: kxdpgun for one saturated core, dnsperf for latency");
+    headline("Load: one saturated core, then dnsperf for latency");
     let queries = running.folder.path().join("queries");
     fs::write(&queries, foundation::query_lines(&foundation))?;
     let with = load::measure(&lab, &running, &queries, arguments.seconds)?;

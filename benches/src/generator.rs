@@ -1,0 +1,245 @@
+//! Load from within the kernel (`dns-ebpf/src/bin/generator.rs`): one core makes more queries
+//! than another one answers, and has time left for the replies.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr},
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use aya::{
+    Ebpf, EbpfLoader, TestRun as _, TestRunAttrs, TestRunOptions,
+    maps::{Array, MapData},
+    programs::{ProgramError, Xdp, XdpMode},
+};
+use dns_common::generator::{Counts, FIRST_PORT, Frame, MAX_FRAME_LEN, Orders, PORTS};
+use hickory_proto::rr::RecordType;
+use whole_system_tests::{checksum, client};
+
+use crate::lab::{self, CLIENT_ADDRESS, CLIENT_CPU, CLIENT_INTERFACE, Lab, SERVER_ADDRESS};
+
+/// Queries that are unanswered at a time where none may be lost: the ring of a veth holds 256.
+pub const WINDOW: u32 = 192;
+
+/// Frames that the kernel makes at a time, and keeps for reuse: as many as it lets, so that few
+/// are made anew while the server's ring holds 256.
+const BATCH: u32 = 256;
+
+/// Runs of the program in one system call: some 50 to 300 ms.
+const RUNS: u32 = 1_000_000;
+
+/// Bytes of an Ethernet header.
+const ETHERNET_LEN: usize = 14;
+
+/// Bytes of headers before the message.
+pub const HEADERS_LEN: usize = ETHERNET_LEN + 20 + 8;
+
+/// How hard to ask.
+#[derive(Clone, Copy, Debug)]
+pub enum Load {
+    /// As many as are answered: so many are unanswered all the time. The client's core has
+    /// their replies to take, too, and may be the limit.
+    Window(u32),
+    /// As many as go: the server's interface always holds the next one. The client's end takes
+    /// hardly any reply.
+    Flood,
+    /// A rate, whether it is answered or not; the client's core takes replies first.
+    Rate {
+        /// Queries per second.
+        rate: u32,
+        /// So many leave together; 1: at equal distances.
+        burst: u32,
+    },
+}
+
+/// Queries as they go over the wire, in the order in which they are asked.
+#[derive(Debug)]
+pub struct Frames(pub Vec<Vec<u8>>);
+
+impl Frames {
+    /// Queries from lines of `name type`, from the lab's client to its server.
+    pub fn of_lines(lab: &Lab, lines: &[String]) -> Result<Self> {
+        let [server, client] = lab.hardware_addresses()?;
+        let frame = |(number, line): (usize, &String)| {
+            let (name, record_type) = line.trim().split_once(' ').context("no type after the name")?;
+            let message = message(number as u16, name, record_type.parse()?)?;
+            let port = FIRST_PORT + number as u16 % PORTS;
+            frame(server, client, port, &message).with_context(|| name.to_owned())
+        };
+        Ok(Self(lines.iter().enumerate().map(frame).collect::<Result<_>>()?))
+    }
+}
+
+/// The generator, with its counting program on the client's end: detached when dropped.
+pub struct Generator<'a> {
+    /// Where.
+    lab: &'a Lab,
+    /// The programs.
+    object: Ebpf,
+    /// How to ask.
+    orders: Array<MapData, OrderWords>,
+    /// What came of it.
+    counts: Array<MapData, CountWords>,
+    /// How many frames there are.
+    frames: u64,
+    /// Loads so far.
+    loads: u64,
+}
+
+/// What has been sent and has come back up to now.
+pub struct Counter<'a>(&'a Array<MapData, CountWords>);
+
+impl Counter<'_> {
+    /// In all loads so far.
+    pub fn read(&self) -> Result<Counts> {
+        Ok(zerocopy::transmute!(self.0.get(&0, 0)?))
+    }
+}
+
+/// [`Orders`] as words: what aya knows to be plain data.
+type OrderWords = [u64; size_of::<Orders>() / 8];
+
+/// [`Counts`] as words.
+type CountWords = [u64; size_of::<Counts>() / 8];
+
+impl<'a> Generator<'a> {
+    /// Loads it with these queries and attaches the program that counts replies.
+    pub fn new(lab: &'a Lab, frames: &Frames) -> Result<Self> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../dns-ebpf/target/bpfel-unknown-none/release/generator");
+        let count = u32::try_from(frames.0.len())?;
+        ensure!(count > 0, "nothing to ask");
+        let object = EbpfLoader::new().map_max_entries("FRAMES", count).load_file(&path);
+        let mut object = object.with_context(|| path.display().to_string())?;
+        type FrameWords = [u64; size_of::<Frame>() / 8];
+        let mut map: Array<&mut MapData, FrameWords> =
+            object.map_mut("FRAMES").context("no map FRAMES")?.try_into()?;
+        for (number, bytes) in (0..).zip(&frames.0) {
+            let mut padded = [0; MAX_FRAME_LEN];
+            padded.get_mut(..bytes.len()).context("a name that is too long")?.copy_from_slice(bytes);
+            let frame = Frame { len: bytes.len() as u64, bytes: zerocopy::transmute!(padded) };
+            let words: FrameWords = zerocopy::transmute!(frame);
+            map.set(number, words, 0)?;
+        }
+        let mut take = |name| object.take_map(name).context("no maps of orders and counts");
+        let (orders, counts) = (take("ORDERS")?.try_into()?, take("COUNTS")?.try_into()?);
+        program(&mut object, "generate")?.load()?;
+        let count_replies = program(&mut object, "count")?;
+        count_replies.load()?;
+        lab.client.run(|| count_replies.attach(CLIENT_INTERFACE, XdpMode::Driver))??;
+        lab.pin_napi()?;
+        Ok(Self { lab, object, orders, counts, frames: count.into(), loads: 0 })
+    }
+
+    /// What has been sent and has come back in all loads so far.
+    pub fn counts(&self) -> Result<Counts> {
+        Counter(&self.counts).read()
+    }
+
+    /// Asks from the client's CPU as long as `meanwhile` lasts.
+    pub fn during<T>(&mut self, load: Load, meanwhile: impl FnOnce(&Counter<'_>) -> Result<T>) -> Result<T> {
+        self.loads += 1;
+        let mut orders = Orders { load: self.loads, frames: self.frames, ..Orders::default() };
+        match load {
+            Load::Window(window) => orders.window = window.into(),
+            Load::Flood => {}
+            Load::Rate { rate, burst } => {
+                orders.rate = Orders::rate_of(rate);
+                orders.burst = burst.into();
+            }
+        }
+        let words: OrderWords = zerocopy::transmute!(orders);
+        self.orders.set(0, words, 0)?;
+        let Self { lab, object, orders, counts, .. } = self;
+        let program: &Xdp = object.program("generate").context("no program")?.try_into()?;
+        let replies_first = !matches!(load, Load::Flood);
+        lab.let_client_napi_wait(!replies_first)?;
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let asking = scope.spawn(|| lab.client.run(|| ask(program, replies_first, &over))?);
+            let done = meanwhile(&Counter(counts));
+            over.store(true, Ordering::Relaxed);
+            // What is left of the run goes fast.
+            let stopped = orders.set(0, OrderWords::default(), 0);
+            let asked = asking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            lab.let_client_napi_wait(false)?;
+            // What went wrong with the load is why nothing was to be seen.
+            asked?;
+            stopped?;
+            done
+        })
+    }
+}
+
+/// Runs the generating program until it is over; with `replies_first` whenever there are none
+/// to be taken.
+fn ask(program: &Xdp, replies_first: bool, over: &AtomicBool) -> Result<()> {
+    lab::stay_on(CLIENT_CPU)?;
+    if replies_first {
+        lab::set_waiting(0, true)?;
+    }
+    let interface = nix::net::if_::if_nametoindex(CLIENT_INTERFACE)?;
+    let start = [0; 64];
+    // `struct xdp_md`: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
+    let context = [0, start.len() as u32, 0, interface, 0, 0];
+    let context: [u8; 24] = zerocopy::transmute!(context);
+    while !over.load(Ordering::Relaxed) {
+        let options = TestRunOptions {
+            data_in: Some(&start),
+            ctx_in: Some(&context),
+            repeat: RUNS,
+            attrs: TestRunAttrs::new().xdp_live_frames(BATCH),
+            ..TestRunOptions::default()
+        };
+        match program.test_run(options) {
+            Ok(_) => {}
+            // A signal: the program is asked to end, and whoever waits sees that.
+            Err(ProgramError::SyscallError(call)) if call.io_error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error).context("load by live frames (Linux 5.18)"),
+        }
+    }
+    Ok(())
+}
+
+/// A program for XDP of the object.
+fn program<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
+    Ok(object.program_mut(name).with_context(|| format!("no program {name}"))?.try_into()?)
+}
+
+/// A query as stub resolvers send it.
+fn message(id: u16, name: &str, record_type: RecordType) -> Result<Vec<u8>> {
+    let mut message = client::query(name, record_type, None)?;
+    message.metadata.id = id;
+    Ok(message.to_vec()?)
+}
+
+/// The frame of a message, with all its checksums.
+fn frame(server: [u8; 6], client: [u8; 6], port: u16, message: &[u8]) -> Result<Vec<u8>> {
+    let [from, to] = [CLIENT_ADDRESS, SERVER_ADDRESS].map(|address: Ipv4Addr| address.octets());
+    let udp_len = 8 + message.len() as u16;
+    if HEADERS_LEN + message.len() > MAX_FRAME_LEN {
+        bail!("a name too long for the generator");
+    }
+    let mut frame = [&server[..], &client, &[8, 0]].concat();
+    frame.extend([0x45, 0]);
+    frame.extend((20 + udp_len).to_be_bytes());
+    // Identification 0, not to be fragmented; TTL 64, UDP, checksum.
+    frame.extend([0, 0, 0x40, 0, 64, 17, 0, 0]);
+    frame.extend([from, to].concat());
+    let sum = checksum::checksum(&[&frame[ETHERNET_LEN..]]).to_be_bytes();
+    frame[ETHERNET_LEN + 10..ETHERNET_LEN + 12].copy_from_slice(&sum);
+    let header = [port.to_be_bytes(), 53u16.to_be_bytes(), udp_len.to_be_bytes(), [0, 0]].concat();
+    let pseudo = checksum::pseudo(IpAddr::V4(CLIENT_ADDRESS), IpAddr::V4(SERVER_ADDRESS), udp_len);
+    // Zero would say that there is none (RFC 768).
+    let sum = match checksum::checksum(&[&pseudo, &header, message]) {
+        0 => 0xffff,
+        sum => sum,
+    };
+    frame.extend(&header[..6]);
+    frame.extend(sum.to_be_bytes());
+    frame.extend(message);
+    Ok(frame)
+}

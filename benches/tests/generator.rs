@@ -1,0 +1,213 @@
+//! The generator sends what a client sends, and the server answers all of it.
+
+use std::{
+    io::Read as _,
+    net::SocketAddr,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use bosh_dns_xdp_benches::{
+    foundation::Foundation,
+    generator::{Frames, Generator, HEADERS_LEN, Load, WINDOW},
+    lab::{CLIENT_ADDRESS, Lab, SERVER_ADDRESS, SERVER_INTERFACE},
+};
+use dns_common::generator::{Counts, FIRST_PORT, PORTS};
+use hickory_proto::{
+    op::{Message, MessageType, ResponseCode},
+    rr::RecordType,
+};
+use nix::sys::socket::{setsockopt, sockopt};
+use serde_json::json;
+use socket2::{Domain, Protocol, Socket, Type};
+use whole_system_tests::{checksum, client, metrics, process::wait_until, requirements, server};
+
+/// Ethernet's number of IPv4, as sockets of the family `AF_PACKET` want it.
+const ETH_P_IP: u16 = 0x0800u16.to_be();
+
+#[test]
+fn its_queries_are_what_a_client_sends() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let foundation = Foundation::generate(50)?;
+    let lab = Lab::split()?;
+    let lines = lines(&foundation);
+    let frames = Frames::of_lines(&lab, &lines)?;
+    assert!(frames.0.len() > usize::from(PORTS), "each port is used");
+    let [server, client] = lab.hardware_addresses()?;
+    for (number, (frame, line)) in frames.0.iter().zip(&lines).enumerate() {
+        assert_eq!(frame[..14], [&server[..], &client, &[8, 0]].concat(), "{line}");
+        assert_eq!(checksum::checksum(&[&frame[14..34]]), 0, "{line}: IPv4 header");
+        assert_eq!(usize::from(u16::from_be_bytes([frame[16], frame[17]])), frame.len() - 14, "{line}");
+        assert_eq!(frame[26..34], [CLIENT_ADDRESS.octets(), SERVER_ADDRESS.octets()].concat(), "{line}");
+        let udp_len = frame.len() as u16 - 34;
+        let pseudo = checksum::pseudo(CLIENT_ADDRESS.into(), SERVER_ADDRESS.into(), udp_len);
+        assert_eq!(checksum::checksum(&[&pseudo, &frame[34..]]), 0, "{line}: UDP");
+        let port = FIRST_PORT + number as u16 % PORTS;
+        let ports_and_length = [port.to_be_bytes(), 53u16.to_be_bytes(), udp_len.to_be_bytes()].concat();
+        assert_eq!(frame[34..40], ports_and_length, "{line}");
+        let mut expected = client::query(line.trim_end_matches(" A\n"), RecordType::A, None)?;
+        expected.metadata.id = number as u16;
+        assert_eq!(Message::from_vec(&frame[HEADERS_LEN..])?, expected, "{line}");
+    }
+    Ok(())
+}
+
+#[test]
+fn they_leave_in_their_order_and_at_their_rate() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    /// Queries per second: so few that each comes through.
+    const RATE: u32 = 2_000;
+    let lab = Lab::split()?;
+    let frames = Frames::of_lines(&lab, &lines(&Foundation::generate(50)?))?;
+    let wire = lab.server.run(|| -> Result<Socket> {
+        let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(i32::from(ETH_P_IP))))?;
+        socket.set_read_timeout(Some(Duration::from_secs(5)))?;
+        // What comes at once when there was no CPU for a while; each takes a page and more.
+        setsockopt(&socket, sockopt::RcvBufForce, &(4 << 20))?;
+        Ok(socket)
+    })??;
+    let mut generator = Generator::new(&lab, &frames)?;
+    for burst in [1, 16] {
+        // What the load before left behind.
+        while is_waiting(&wire)? {
+            let _ = (&wire).read(&mut [0; 2048])?;
+        }
+        let before = generator.counts()?;
+        let started = Instant::now();
+        let mut first = None;
+        let counts = generator.during(Load::Rate { rate: RATE, burst }, |counter| {
+            for _ in 0..2 * frames.0.len() {
+                let mut seen = [0; 2048];
+                let length = (&wire).read(&mut seen)?;
+                let seen = &seen[..length];
+                let expected = match first {
+                    None => frames.0.iter().position(|frame| frame == seen).context("an unknown frame")?,
+                    Some(before) => (before + 1) % frames.0.len(),
+                };
+                ensure!(frames.0[expected] == seen, "{seen:?}, not number {expected}");
+                first = Some(expected);
+            }
+            let elapsed = started.elapsed();
+            ensure!(
+                elapsed.as_secs_f64() >= 2.0 * frames.0.len() as f64 / f64::from(RATE),
+                "faster than its rate"
+            );
+            counter.read()
+        })?;
+        assert!(counts.sent - before.sent >= 2 * frames.0.len() as u64);
+        assert_eq!(counts, Counts { sent: counts.sent, skipped: counts.skipped, ..Counts::default() });
+    }
+    Ok(())
+}
+
+#[test]
+fn each_query_is_answered_right_and_counted_in_every_mode() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let foundation = Foundation::generate(200)?;
+    for mode in ["tc", "generic", "native", "off"] {
+        let lab = Lab::split()?;
+        let folder = server::folder(&foundation.records, foundation.aliases.as_deref())?;
+        let extra = json!({
+            "xdp": {"mode": mode, "interfaces": [SERVER_INTERFACE]},
+            "metrics": {"enabled": true},
+        });
+        let address = SocketAddr::from((SERVER_ADDRESS, 53));
+        let _server = server::Server::start(Some(&lab.server), folder, address, &extra)?;
+        if mode != "off" {
+            metrics::wait_for_fast_path(&lab.server)?;
+        }
+        let frames = Frames::of_lines(&lab, &lines(&foundation))?;
+        let mut generator = Generator::new(&lab, &frames)?;
+        // Its program on the client's end lets the replies to everybody else through.
+        lab.client.run(|| answered_right(&foundation, &frames, address))??;
+        let meter = lab.meter(&[])?;
+        let before = meter.replies()?;
+        let metrics_before = metrics::Metrics::read(&lab.server)?;
+        let loaded = generator.during(Load::Window(WINDOW), |counter| {
+            wait_until("every query", Duration::from_secs(60), || {
+                counter.read().is_ok_and(|counts| counts.no_error > 3 * frames.0.len() as u64)
+            })
+        });
+        loaded.with_context(|| mode.to_owned())?;
+        // Those that were open when it ended.
+        let all = || generator.counts().is_ok_and(|counts| counts.no_error == counts.sent);
+        wait_until("the last replies", Duration::from_secs(5), all)
+            .with_context(|| format!("{mode}: {:?}", generator.counts()))?;
+        let counts = generator.counts()?;
+        assert_eq!(
+            counts,
+            Counts { sent: counts.sent, no_error: counts.sent, ..Counts::default() },
+            "{mode}"
+        );
+        assert!(meter.replies()? - before >= counts.sent, "{mode}: others than replies are few");
+        let metrics = metrics::Metrics::read(&lab.server)?;
+        let by_interface = metrics.fast_path_replies() - metrics_before.fast_path_replies();
+        let expected = if mode == "off" { 0 } else { counts.sent };
+        assert_eq!(by_interface, expected, "{mode}");
+    }
+    Ok(())
+}
+
+#[test]
+fn another_answer_than_no_error_is_told_apart() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let foundation = Foundation::generate(10)?;
+    let lab = Lab::split()?;
+    let folder = server::folder(&foundation.records, foundation.aliases.as_deref())?;
+    let address = SocketAddr::from((SERVER_ADDRESS, 53));
+    let extra = json!({"xdp": {"mode": "off"}});
+    let _server = server::Server::start(Some(&lab.server), folder, address, &extra)?;
+    let frames = Frames::of_lines(&lab, &["no-such-instance.bosh. A\n".to_owned()])?;
+    let mut generator = Generator::new(&lab, &frames)?;
+    generator.during(Load::Window(1), |counter| {
+        wait_until("a reply", Duration::from_secs(5), || counter.read().is_ok_and(|counts| counts.other > 0))
+    })?;
+    assert_eq!(generator.counts()?.no_error, 0);
+    Ok(())
+}
+
+/// Queries of type A for every name that has such addresses.
+fn lines(foundation: &Foundation) -> Vec<String> {
+    foundation.entries(usize::MAX).iter().map(|(name, _)| format!("{name} A\n")).collect()
+}
+
+/// Asks for each frame's message by a socket and compares the answer with what the foundation says.
+fn answered_right(foundation: &Foundation, frames: &Frames, server: SocketAddr) -> Result<()> {
+    for (frame, (name, expected)) in frames.0.iter().zip(foundation.entries(usize::MAX)) {
+        let reply = client::ask_raw(server, &frame[HEADERS_LEN..], Duration::from_secs(5))?;
+        let reply = Message::from_vec(&reply)?;
+        ensure!(reply.metadata.message_type == MessageType::Response, "{name}");
+        ensure!(reply.metadata.response_code == ResponseCode::NoError, "{name}");
+        let mut expected: Vec<std::net::IpAddr> = expected.into_iter().map(Into::into).collect();
+        expected.sort();
+        let found = client::addresses(&reply);
+        if reply.metadata.truncation {
+            ensure!(!found.is_empty() && found.iter().all(|one| expected.contains(one)), "{name}");
+        } else {
+            ensure!(found == expected, "{name}: {found:?}, not {expected:?}");
+        }
+    }
+    Ok(())
+}
+
+/// Whether the socket holds something to read, now that what is on its way has had its time.
+fn is_waiting(socket: &Socket) -> Result<bool> {
+    thread::sleep(Duration::from_millis(1));
+    socket.set_nonblocking(true)?;
+    let peeked = socket.peek(&mut [std::mem::MaybeUninit::uninit(); 1]);
+    socket.set_nonblocking(false)?;
+    match peeked {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}

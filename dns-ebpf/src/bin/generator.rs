@@ -1,0 +1,206 @@
+//! For the benches alone, never part of the server: load from within the kernel.
+//!
+//! `BPF_PROG_TEST_RUN` with live frames (Linux 5.18) runs [`generate`] on the client's CPU,
+//! once a frame: what it returns `XDP_TX` for goes out by the client's end of the veth,
+//! the interface that the run was told. At that end [`count`] counts the replies and drops them.
+//! A core makes more queries so than a server's core answers, and has time left for the
+//! replies; sockets, `AF_XDP` ones too, are far from that.
+#![no_std]
+#![no_main]
+#![feature(asm_experimental_arch)]
+
+#[path = "../bytes.rs"]
+#[expect(dead_code, reason = "the server's programs use the rest")]
+mod bytes;
+
+use aya_ebpf::{
+    bindings::xdp_action,
+    helpers::{bpf_ktime_get_ns, bpf_xdp_adjust_tail, bpf_xdp_store_bytes},
+    macros::{map, xdp},
+    maps::Array,
+    programs::XdpContext,
+};
+use dns_common::generator::{Counts, FIRST_PORT, Frame, MAX_FRAME_LEN, Orders, PORTS};
+
+use crate::bytes::{load, masked, opaque};
+
+/// The queries; as many as the loader says.
+#[map]
+static FRAMES: Array<Frame> = Array::with_max_entries(1, 0);
+
+/// How to ask; userspace writes it.
+#[map]
+static ORDERS: Array<Orders> = Array::with_max_entries(1, 0);
+
+/// What was sent and what came back. Each number is written by one program alone, on one
+/// CPU at a time, and only ever rises.
+#[map]
+static COUNTS: Array<Counts> = Array::with_max_entries(1, 0);
+
+/// What [`generate`] remembers.
+#[map]
+static MEMORY: Array<Memory> = Array::with_max_entries(1, 0);
+
+/// See [`MEMORY`].
+#[repr(C)]
+struct Memory {
+    /// The load that it belongs to.
+    load: u64,
+    /// When that began, by `bpf_ktime_get_ns`.
+    began: u64,
+    /// Queries sent since then, or skipped.
+    sent: u64,
+    /// Replies when the window was last seen full, and when that number changed.
+    replies: u64,
+    /// See `replies`.
+    changed: u64,
+    /// The frame that comes next.
+    next: u64,
+}
+
+/// A full window without a reply for so long, in nanoseconds, is taken for lost.
+const PATIENCE: u64 = 200_000_000;
+
+/// More queries than this are not made up for at once when there was no CPU to send them at
+/// their time.
+const BACKLOG: u64 = 64;
+
+/// A query, if it is time for one; else the frame is dropped, which is what waiting costs least.
+#[xdp]
+pub fn generate(context: XdpContext) -> u32 {
+    match query(&context) {
+        Some(()) => xdp_action::XDP_TX,
+        None => xdp_action::XDP_DROP,
+    }
+}
+
+/// Counts a reply to a query of ours, at the client's end; everything else goes up.
+#[xdp]
+pub fn count(context: XdpContext) -> u32 {
+    match reply(&context) {
+        Some(()) => xdp_action::XDP_DROP,
+        None => xdp_action::XDP_PASS,
+    }
+}
+
+/// Makes the frame the next query, if one is due.
+#[inline(always)]
+fn query(context: &XdpContext) -> Option<()> {
+    let (orders, counts, memory) = (ORDERS.get_ptr(0)?, COUNTS.get_ptr_mut(0)?, MEMORY.get_ptr_mut(0)?);
+    // SAFETY (all): elements are there as long as the program. What others write meanwhile
+    // is read as a whole: aligned words.
+    let (orders, counts, memory) = unsafe { (&*orders, &mut *counts, &mut *memory) };
+    if orders.frames == 0 || !has_room(orders, counts, memory) || !is_due(orders, counts, memory) {
+        return None;
+    }
+    let at = if memory.next < orders.frames { memory.next } else { 0 };
+    let frame = FRAMES.get_ptr(at as u32)?;
+    // SAFETY: as above; userspace writes frames only between loads.
+    let frame = unsafe { &*frame };
+    let len = masked(frame.len as usize, 0xff);
+    if len == 0 || len > MAX_FRAME_LEN {
+        return None;
+    }
+    // In 64 bits: the verifier takes no arithmetic on addresses in fewer.
+    let more = len as i32 - opaque(context.data_end() - context.data()) as i32;
+    let bytes = (&raw const frame.bytes).cast_mut().cast();
+    // SAFETY: the context is the kernel's own, the bytes are those of an element.
+    let written = unsafe {
+        bpf_xdp_adjust_tail(context.ctx, more) == 0
+            && bpf_xdp_store_bytes(context.ctx, 0, bytes, len as u32) == 0
+    };
+    written.then(|| {
+        memory.next = at + 1;
+        memory.sent += 1;
+        counts.sent += 1;
+    })
+}
+
+/// Whether the window has room for one more.
+#[inline(always)]
+fn has_room(orders: &Orders, counts: &mut Counts, memory: &mut Memory) -> bool {
+    if orders.window == 0 {
+        return true;
+    }
+    let replies = counts.no_error + counts.other;
+    // Less than none where one comes that was given up.
+    let open = (counts.sent - replies).wrapping_sub(counts.given_up).cast_signed();
+    if open < orders.window.cast_signed() {
+        return true;
+    }
+    // SAFETY: no precondition.
+    let now = unsafe { bpf_ktime_get_ns() };
+    if memory.load != orders.load || memory.replies != replies {
+        memory.load = orders.load;
+        memory.replies = replies;
+        memory.changed = now;
+    } else if now - memory.changed > PATIENCE {
+        counts.given_up += open.cast_unsigned();
+        memory.changed = now;
+    }
+    false
+}
+
+/// Whether the rate wants one more by now.
+#[inline(always)]
+fn is_due(orders: &Orders, counts: &mut Counts, memory: &mut Memory) -> bool {
+    if orders.rate == 0 {
+        return true;
+    }
+    // SAFETY: no precondition.
+    let now = unsafe { bpf_ktime_get_ns() };
+    if memory.load != orders.load {
+        memory.load = orders.load;
+        memory.began = now;
+        memory.sent = 0;
+    }
+    let mut due = (now - memory.began) * orders.rate >> 32;
+    if orders.burst > 1 {
+        due -= due % orders.burst;
+    }
+    if due <= memory.sent {
+        return false;
+    }
+    let backlog = BACKLOG + orders.burst;
+    let late = due - memory.sent;
+    if late > backlog {
+        counts.skipped += late - backlog;
+        memory.sent = due - backlog;
+    }
+    true
+}
+
+/// Counts a reply to a port of ours.
+#[inline(always)]
+fn reply(context: &XdpContext) -> Option<()> {
+    /// Bytes of Ethernet, IPv4 and UDP headers and the first four of DNS.
+    const HEAD_LEN: usize = 14 + 20 + 8 + 4;
+    let data = context.data();
+    if data + HEAD_LEN > context.data_end() {
+        return None;
+    }
+    // SAFETY: inside the head that was compared with the packet's end.
+    let [ethertype, ip, from, to] = [12, 22, 34, 36].map(|at| u16::from_be(unsafe { load(data + at) }));
+    let is_ours = ethertype == 0x0800 && ip & 0xff == 17 && from == 53 && to.wrapping_sub(FIRST_PORT) < PORTS;
+    if !is_ours {
+        return None;
+    }
+    // SAFETY: as above.
+    let rcode = unsafe { load::<u8>(data + 45) } & 0x0f;
+    let counts = COUNTS.get_ptr_mut(0)?;
+    // SAFETY: the element is there as long as the program.
+    unsafe {
+        if rcode == 0 {
+            (*counts).no_error += 1;
+        } else {
+            (*counts).other += 1;
+        }
+    }
+    Some(())
+}
+
+/// Nothing here can panic; the compiler wants a handler all the same.
+#[panic_handler]
+fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}
