@@ -154,7 +154,7 @@ fn is_due(orders: &Orders, counts: &mut Counts, memory: &mut Memory) -> bool {
         memory.began = now;
         memory.sent = 0;
     }
-    let mut due = (now - memory.began) * orders.rate >> 32;
+    let mut due = ((now - memory.began) * orders.rate) >> 32;
     if orders.burst > 1 {
         due -= due % orders.burst;
     }
