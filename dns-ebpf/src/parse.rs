@@ -191,11 +191,14 @@ pub fn read_name<H: Hook>(
     let (data, end) = (hook.data(), hook.data_end());
     let mut sum = Sum::new();
     let name = data + frame.message + HEADER_LEN;
-    let full = masked(name_len >> 3, MAX_NAME_WORDS - 1);
+    let full = name_len >> 3;
     let rest = name_len & 7;
     let mut hasher = NameHasher::new(seed);
     let mut index = 0;
-    while index < full {
+    while index < MAX_NAME_WORDS - 1 {
+        if index == full {
+            break;
+        }
         let at = name + index * 8;
         if at + 8 > end {
             return goes_up(Outcome::BadLength);

@@ -53,6 +53,9 @@ impl Plan {
     pub fn launder(self, zero: Zero) -> Self {
         let reply_len = zero.launder(self.reply_len, 0x1fff);
         Self {
+            rcode: zero.launder(self.rcode as usize, 0xf) as u8,
+            list: zero.launder(self.list, LIST_MASK),
+            available: zero.launder(self.available, 0x7ff),
             given: zero.launder(self.given, 0x7ff),
             truncated: zero.launder(self.truncated, 1),
             reply_len,

@@ -7,7 +7,7 @@ use dns_common::{
 };
 
 use crate::{
-    bytes::{Span, Zero, load, masked, opaque, store},
+    bytes::{Span, Zero, has, load, masked, opaque, store},
     checksum::{self, Sum},
     frame::Frame,
     headers::{
@@ -42,7 +42,6 @@ pub fn plan<H: Hook>(
     frame: Frame,
     question: Question,
     entry: &Entry,
-    zero: Zero,
 ) -> Result<Plan, Outcome> {
     let header = entry.header();
     let (v4_count, v6_count) = (opaque(header.v4_count as usize), opaque(header.v6_count as usize));
@@ -50,37 +49,31 @@ pub fn plan<H: Hook>(
         return goes_up(Outcome::NotPublished);
     }
     // For verifiers (Linux 6.1) that do not see the bound in all copies of the number.
-    let (v4_count, v6_count) = (masked(v4_count, 0x7ff), masked(v6_count, 0x1ff));
-    // By arithmetic, so that the verifier follows one path, not one for each kind.
-    let (is_aaaa, is_other) = (masked(question.kind, 1), masked(question.kind >> 1, 1));
-    let if_one = |number: usize| opaque(number).wrapping_neg();
-    let available = (v4_count & if_one((is_aaaa | is_other) ^ 1)) | (v6_count & if_one(is_aaaa));
-    let rcodes = header.rcode as usize | (header.rcode_other as usize) << 8;
-    let record_len = A_LEN + is_aaaa * (AAAA_LEN - A_LEN);
+    let v4_count = masked(v4_count, 0x7ff);
+    // As `EntryHeader::v4_offset` and `v6_offset`, from bounded numbers. Without a branch: of
+    // an entry that has no rules, what lies in their place counts as zero, which limits nothing.
+    let ruled = opaque(header.rcode_other as usize / RULED as usize).wrapping_neg();
     let rules_offset = masked(size_of::<EntryHeader>() + padded(question.name_len), 0x1ff);
-    // As `EntryHeader::v4_offset` and `v6_offset`, from bounded numbers.
-    let is_ruled = header.rcode_other as usize / RULED as usize;
-    let v4_offset = rules_offset + opaque(is_ruled) * size_of::<Rules>();
-    let list = v4_offset + (padded(v4_count * 4) & if_one(is_aaaa));
+    // SAFETY: an entry of the largest size fits at this address.
+    let rules = Rules(unsafe { load::<u64>(entry.address + rules_offset) } & ruled as u64);
+    let v4_offset = rules_offset + masked(ruled, size_of::<Rules>());
+    let (rcode, list, available, record_len) = match question.kind() {
+        A => (header.rcode, v4_offset, v4_count, A_LEN),
+        AAAA => (header.rcode, v4_offset + padded(v4_count * 4), v6_count, AAAA_LEN),
+        _ => (header.rcode_other, v4_offset, 0, A_LEN),
+    };
     let question_end = HEADER_LEN + question.name_len + TYPE_CLASS_LEN;
     let fixed = question_end + question.opt_len();
     let headers = frame.headers_len();
 
-    let (mut all, mut wanted, mut clients, mut rules) = (available, available, question.limit, Rules(0));
-    if is_ruled != 0 {
-        // To what asks for more than addresses more is said, above.
-        if available == 0 || frame.message_len != fixed {
-            return goes_up(Outcome::NotPublished);
-        }
-        // SAFETY: an entry of the largest size fits at this address.
-        rules = Rules(unsafe { load::<u64>(entry.address + rules_offset) });
-        all = at_most(available, rules.most());
-        let is_plain = (question.limit == PLAIN_LIMIT) as usize;
-        wanted = at_most(all, rules.plain(is_aaaa != 0) & is_plain.wrapping_neg());
-        clients -= Rules::SPARE;
+    // To what asks for more than addresses more is said, above.
+    if has(ruled, 1) && (available == 0 || frame.message_len != fixed) {
+        return goes_up(Outcome::NotPublished);
     }
-    // What follows is the same whether there are rules or not.
-    let is_ruled = zero.launder(is_ruled, 1);
+    let all = at_most(available, rules.most());
+    let is_plain = (question.limit == PLAIN_LIMIT) as usize;
+    let wanted = at_most(all, rules.plain(question.kind() == AAAA) & is_plain.wrapping_neg());
+    let clients = question.limit - masked(ruled, Rules::SPARE);
     let mut limit = clients;
     let mut reply_len = fixed + wanted * record_len;
     let expected = if reply_len < limit { reply_len } else { limit };
@@ -92,10 +85,10 @@ pub fn plan<H: Hook>(
     let mut given = wanted;
     if reply_len > limit {
         // Where the client may not be told, nothing is left out for our own sake.
-        if fixed > limit || limit > MAX_REPLY_LEN || (is_ruled != 0 && limit != clients) {
+        if fixed > limit || limit > MAX_REPLY_LEN || has(ruled & (clients ^ limit), 0xffff) {
             return goes_up(Outcome::NoRoom);
         }
-        given = (limit - fixed).checked_div(record_len).unwrap_or(0);
+        given = (limit - fixed) / record_len;
         reply_len = fixed + given * record_len;
     }
     let max_reply = match control.max_reply as usize {
@@ -108,13 +101,12 @@ pub fn plan<H: Hook>(
     Ok(Plan {
         frame,
         question,
-        rcode: (rcodes >> (is_other * 8)) as u8 & 0xf,
+        rcode,
         entry: entry.address,
         list,
         available,
         given,
-        // One if fewer are given than there are.
-        truncated: opaque(given.wrapping_sub(all)) >> 63 & (rules.never_truncates() ^ 1),
+        truncated: (given != all) as usize & !rules.never_truncates(),
         ttl: rules.ttl().to_be() as usize,
         no_recursion: rules.no_recursion(),
         partial: 0,

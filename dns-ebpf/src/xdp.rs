@@ -178,7 +178,7 @@ impl<const NATIVE: bool> Xdp<NATIVE> {
         // What lies behind the first bytes in words that end where the question ends, so
         // that none reaches past the frame. The first of them may begin among the first
         // bytes: it is loaded before they are moved.
-        let words = masked(opaque(plan.answers_offset - (FIRST_BYTES - 7)) >> 3, MOVED_WORDS);
+        let words = opaque(plan.answers_offset - (FIRST_BYTES - 7)) >> 3 & 0x3f;
         let rest = masked(plan.answers_offset.wrapping_sub(words * 8), 0xff);
         let (from, to) = (source + rest, data + rest);
         if source + FIRST_BYTES > end || data + FIRST_BYTES > end || from + 8 > end || to + 8 > end {
@@ -195,9 +195,9 @@ impl<const NATIVE: bool> Xdp<NATIVE> {
             store(to, word);
         }
         let mut word = 1;
-        while word < words {
+        while word < MOVED_WORDS {
             let (from, to) = (from + word * 8, to + word * 8);
-            if from + 8 > end || to + 8 > end {
+            if word >= words || from + 8 > end || to + 8 > end {
                 break;
             }
             // SAFETY: both were compared with the packet's end.
@@ -215,11 +215,8 @@ const HEAD_ROOM: i32 = XDP_HEAD_ROOM as i32;
 /// than headers alone can be, in whole words.
 const FIRST_BYTES: usize = 40;
 
-/// Most words behind the first bytes, rounded up to a mask: what ends the loop that moves them.
-const MOVED_WORDS: usize = 0x3f;
-
-/// Longest headers and question: Ethernet, a VLAN tag, IPv6, UDP and the message up to the
-/// end of the question.
-const MAX_MOVED: usize = ETHERNET_LEN + VLAN_TAG_LEN + IPV6_LEN + UDP_LEN + HEADER_LEN + MAX_QUESTION_LEN;
-
-const _: () = assert!((MAX_MOVED - FIRST_BYTES).div_ceil(8) <= MOVED_WORDS);
+/// Words that hold the rest of the longest headers and question: Ethernet, a VLAN
+/// tag, IPv6, UDP and the message up to the end of the question.
+const MOVED_WORDS: usize = (ETHERNET_LEN + VLAN_TAG_LEN + IPV6_LEN + UDP_LEN + HEADER_LEN + MAX_QUESTION_LEN
+    - FIRST_BYTES)
+    .div_ceil(8);
