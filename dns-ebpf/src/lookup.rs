@@ -26,7 +26,8 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Its header, of which only `last_used_ns` changes.
+    /// Its header, of which only `last_used_ns` changes. To the compiler each call is another
+    /// one: what is read early it would keep on the stack (measured).
     #[inline(always)]
     pub fn header(&self) -> &EntryHeader {
         // SAFETY: an entry of the largest size fits where `find` found it.

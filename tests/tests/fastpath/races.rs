@@ -211,18 +211,15 @@ fn ask_on(
         judge(&reply, known, published, is_settled.then_some(fails)).with_context(|| name.clone())?;
         asked.fetch_add(1, SeqCst);
 
-        let published = known.published.load(SeqCst);
-        while let Ok((len, _)) = other.recv_from(&mut buffer) {
-            // Asked for before some of what was published since.
-            judge(&Message::from_vec(&buffer[..len])?, known, 0, None).context("a learned name")?;
-        }
         let name = learned(random.u32(..LEARNED));
         let query = client::query(&name, RecordType::A, None)?;
+        let published = known.published.load(SeqCst);
         other.send_to(&query.to_vec()?, v4())?;
-        if let Ok((len, _)) = other.recv_from(&mut buffer) {
+        while let Ok((len, _)) = other.recv_from(&mut buffer) {
             let reply = Message::from_vec(&buffer[..len])?;
-            let is_its = reply.metadata.id == query.metadata.id;
-            judge(&reply, known, if is_its { published } else { 0 }, None).with_context(|| name.clone())?;
+            // A late one was asked for before some of what was published since.
+            let oldest = if reply.metadata.id == query.metadata.id { published } else { 0 };
+            judge(&reply, known, oldest, None).context("a learned name")?;
         }
     }
     Ok(())

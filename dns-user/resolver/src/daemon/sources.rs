@@ -3,8 +3,8 @@
 //!
 //! The file system is asked by a thread of each source's own (`reader.rs`), and
 //! answered for within [`PATIENCE`]: one mount whose server is gone neither stops the
-//! daemon's loop nor keeps the other sources from being followed. Only the first look,
-//! for which nothing waits but the start, has [`FIRST_PATIENCE`].
+//! daemon's loop nor keeps the other sources from being followed. Only the first look
+//! at a source, at the start or when another one is configured, has [`FIRST_PATIENCE`].
 
 mod reader;
 
