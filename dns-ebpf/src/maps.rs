@@ -94,12 +94,12 @@ fn counters() -> Option<*mut CpuCounters> {
     COUNTERS.get_ptr_mut(unsafe { bpf_get_smp_processor_id() })
 }
 
-/// Counts a packet that goes up.
+/// Counts a packet that goes up; `outcome`: an [`Outcome`] as a number.
 #[inline(always)]
-pub fn count(outcome: Outcome) {
+pub fn count(outcome: usize) {
     if let Some(counters) = counters() {
         // SAFETY: this CPU's own element, alone while the program runs.
-        unsafe { (*counters).outcomes[outcome as usize % OUTCOME_SLOTS] += 1 };
+        unsafe { (*counters).outcomes[outcome % OUTCOME_SLOTS] += 1 };
     }
 }
 

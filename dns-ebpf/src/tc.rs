@@ -54,7 +54,7 @@ impl Tc {
             frame.keep(means.scratch);
             // SAFETY: nothing is left to drop.
             unsafe { TC_ANSWER.tail_call(&self.context, 0) };
-            maps::count(Outcome::LeaseExpired);
+            maps::count(Outcome::LeaseExpired as usize);
         }
     }
 
