@@ -14,7 +14,10 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::process::{root, run as run_command};
+use crate::{
+    packets,
+    process::{root, run as run_command},
+};
 
 /// How long each target runs, and on what.
 #[derive(Clone, Copy)]
@@ -88,18 +91,14 @@ pub(crate) fn run(filters: &[String], effort: Effort) -> Result<()> {
 }
 
 /// Runs so many random packets through each BPF program and holds the replies against the model.
-pub(crate) fn program(packets: u64, seed: Option<u64>) -> Result<()> {
-    let mut command = Command::new("cargo");
-    command
-        .args(["test", "--release", "--package", "whole-system-tests", "--test", "packets", "--"])
-        .args(["random_and_mutated_packets_are_treated_as_the_model_says", "--exact", "--nocapture"])
-        .args(["--test-threads", "1"])
-        .env("PACKETS", packets.to_string())
-        .current_dir(root());
-    if let Some(seed) = seed {
-        command.env("SEED", seed.to_string());
-    }
-    run_command(&mut command)
+pub(crate) fn program(count: u64, seed: Option<u64>) -> Result<()> {
+    let mut environment = vec![("PACKETS", count.to_string().into())];
+    environment.extend(seed.map(|seed| ("SEED", seed.to_string().into())));
+    packets::test(
+        "random::random_and_mutated_packets_are_treated_as_the_model_says",
+        &["--release", "--package", "whole-system-tests"],
+        &environment,
+    )
 }
 
 /// The names of all targets, in order.

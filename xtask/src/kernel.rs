@@ -1,16 +1,14 @@
 //! The kernels that the programs are tried on besides the machine's own: those that
 //! Debian offers, unpacked (not installed) in `.toolchain/kernels`, and any that a person has.
 
-use std::{
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
 use crate::{
     packages::{self, Lists},
-    process::{root, run},
+    packets,
+    process::root,
 };
 
 /// A kernel of Debian's.
@@ -46,16 +44,11 @@ pub(crate) fn ensure() -> Result<()> {
 /// folder below which its modules are, if it needs some.
 pub(crate) fn test(image: &Path, modules: Option<&Path>) -> Result<()> {
     let there = |path: &Path| path.canonicalize().with_context(|| path.display().to_string());
-    let mut command = Command::new("cargo");
-    command
-        .args(["test", "--workspace", "--test", "packets", "--"])
-        .args(["other_kernel::the_kernel_that_is_named", "--exact", "--ignored", "--nocapture"])
-        .env("KERNEL_IMAGE", there(image)?)
-        .current_dir(root());
+    let mut environment = vec![("KERNEL_IMAGE", there(image)?.into())];
     if let Some(modules) = modules {
-        command.env("KERNEL_MODULES", there(modules)?);
+        environment.push(("KERNEL_MODULES", there(modules)?.into()));
     }
-    run(crate::name_server(&mut command)?)
+    packets::test("other_kernel::the_kernel_that_is_named", &["--workspace"], &environment)
 }
 
 impl Kernel {

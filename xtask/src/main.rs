@@ -14,6 +14,7 @@ mod dist;
 mod fuzz;
 mod kernel;
 mod packages;
+mod packets;
 mod process;
 mod test;
 mod toolchain;
