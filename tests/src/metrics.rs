@@ -53,6 +53,12 @@ impl Metrics {
     }
 }
 
+/// Waits until the metrics of the server in `namespace` can be read: it serves them a moment
+/// after its first answer.
+pub fn wait_for_metrics(namespace: &Namespace) -> Result<()> {
+    wait_until("the metrics", Duration::from_secs(5), || Metrics::read(namespace).is_ok())
+}
+
 /// Waits until the fast path of the server in `namespace` is attached and has entries: it is
 /// loaded in the background, so that DNS does not wait for the verifier.
 pub fn wait_for_fast_path(namespace: &Namespace) -> Result<()> {

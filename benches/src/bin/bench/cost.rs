@@ -14,7 +14,7 @@ use bosh_dns_xdp_benches::{
 };
 use dns_common::counters::Outcome;
 use dns_resolver::ops::metrics::names;
-use whole_system_tests::metrics::Metrics;
+use whole_system_tests::metrics::{Metrics, wait_for_metrics};
 
 use crate::{
     Plan,
@@ -98,6 +98,9 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
                 }
                 Ok(())
             };
+            if subject.is_ours() {
+                wait_for_metrics(&cell.lab.server)?;
+            }
             let before = Counted::read(&cell.lab, subject)?;
             of(&queries, &label)?;
             let counted = Counted::read(&cell.lab, subject)? - before;

@@ -21,7 +21,7 @@ use hickory_proto::rr::RecordType;
 use serde_json::{Value, json};
 use whole_system_tests::{
     client, interrupt,
-    metrics::{Metrics, wait_for_fast_path},
+    metrics::{Metrics, wait_for_fast_path, wait_for_metrics},
     process::{Kept, capture},
     server::{self, Server},
 };
@@ -129,6 +129,7 @@ fn start_server(lab: &Lab, foundation: &Foundation, xdp: &Value) -> Result<Serve
         "xdp": settings,
     });
     let server = Server::start(Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &extra)?;
+    wait_for_metrics(&lab.server)?;
     if xdp["mode"] != "off" {
         wait_for_fast_path(&lab.server)?;
     }
