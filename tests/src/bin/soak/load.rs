@@ -85,7 +85,7 @@ struct Found {
     unanswered_count: u64,
     /// Queries by UDP without a reply while userspace was away and the lease had run out, or
     /// for a name that interfaces need not know.
-    excused_udp: BTreeMap<String, u64>,
+    excused_udp: BTreeMap<&'static str, u64>,
     /// Queries by TCP without a reply while userspace was away.
     excused_tcp: u64,
     /// The oldest answer: for how long it had been outdated, and what was going on.
@@ -274,9 +274,13 @@ impl Load {
             if proto == "TCP" {
                 found.excused_tcp += 1;
             } else {
-                // The lease had run out, or why nobody needed to know the name.
-                let what = if is_published { "published names" } else { name };
-                *found.excused_udp.entry(what.to_owned()).or_default() += 1;
+                // The lease had run out, or why no interface needed to know the name.
+                let what = match name {
+                    _ if is_published => "published names",
+                    ALIAS => "the alias, while it comes or goes",
+                    _ => "forwarded names",
+                };
+                *found.excused_udp.entry(what).or_default() += 1;
             }
             return;
         }
