@@ -188,6 +188,11 @@ impl Meter {
         read_column(&self.server, SERVER_INTERFACE, RECEIVED)
     }
 
+    /// Packets to the server's interface that found no room in its ring.
+    pub fn lost(&self) -> Result<u64> {
+        read_column(&self.client, CLIENT_INTERFACE, SENT_DROPPED)
+    }
+
     /// How often the server's NAPI threads have gone to sleep.
     pub fn sleeps(&self) -> Result<u64> {
         Ok(self.napi.iter().map(|&thread| sleeps(thread)).sum::<io::Result<u64>>()?)

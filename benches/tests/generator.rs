@@ -60,7 +60,8 @@ fn they_leave_in_their_order_and_at_their_rate() -> Result<()> {
     if !requirements::namespaces() || !requirements::bpf() {
         return Ok(());
     }
-    /// Queries per second: so few that each comes through.
+    /// Queries per second: so few that each comes through, but where the server's CPU is away for
+    /// 128 ms: then the ring is full (observed on a busy machine).
     const RATE: u32 = 2_000;
     let lab = Lab::split()?;
     let frames = Frames::of_lines(&lab, &lines(&Foundation::generate(50)?))?;
@@ -72,25 +73,24 @@ fn they_leave_in_their_order_and_at_their_rate() -> Result<()> {
         Ok(socket)
     })??;
     let mut generator = Generator::new(&lab, &frames)?;
+    let meter = lab.meter(&[])?;
     for burst in [1, 16] {
         // What the load before left behind.
         while is_waiting(&wire)? {
             let _ = (&wire).read(&mut [0; 2048])?;
         }
-        let before = generator.counts()?;
+        let (before, lost_before) = (generator.counts()?, meter.lost()?);
         let started = Instant::now();
-        let mut first = None;
+        let (mut last, mut missing) = (None, 0);
         let counts = generator.during(Load::Rate { rate: RATE, burst }, |counter| {
             for _ in 0..2 * frames.0.len() {
                 let mut seen = [0; 2048];
                 let length = (&wire).read(&mut seen)?;
                 let seen = &seen[..length];
-                let expected = match first {
-                    None => frames.0.iter().position(|frame| frame == seen).context("an unknown frame")?,
-                    Some(before) => (before + 1) % frames.0.len(),
-                };
-                ensure!(frames.0[expected] == seen, "{seen:?}, not number {expected}");
-                first = Some(expected);
+                let number = frames.0.iter().position(|frame| frame == seen).context("an unknown frame")?;
+                if let Some(last) = last.replace(number) {
+                    missing += (number + frames.0.len() - last - 1) % frames.0.len();
+                }
             }
             let elapsed = started.elapsed();
             ensure!(
@@ -101,6 +101,8 @@ fn they_leave_in_their_order_and_at_their_rate() -> Result<()> {
         })?;
         assert!(counts.sent - before.sent >= 2 * frames.0.len() as u64);
         assert_eq!(counts, Counts { sent: counts.sent, skipped: counts.skipped, ..Counts::default() });
+        let lost = meter.lost()? - lost_before;
+        assert!(missing as u64 <= lost, "{missing} queries left out of their order, {lost} without room");
     }
     Ok(())
 }
