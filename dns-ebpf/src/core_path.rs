@@ -77,7 +77,7 @@ pub fn answer_datagram<H: Hook>(hook: &H, means: &Means, frame: Frame) -> bool {
         }
         Err(outcome) => {
             // What comes now is one path, whatever the reason: followed for each of them it was
-            // a third of all that the verifier of Linux 5.15 looked at.
+            // a fifth to a third of all that the verifier of Linux 5.15 looked at.
             let outcome = zero.launder(*outcome as usize, OUTCOME_SLOTS - 1);
             maps::count(outcome);
             if outcome == Outcome::HandedOn as usize {

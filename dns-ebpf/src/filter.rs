@@ -159,7 +159,7 @@ pub fn pull_message<H: Hook>(hook: &H, frame: &Frame) -> Result<(), Outcome> {
         return Ok(());
     }
     if len > hook.length() || !hook.pull(len) {
-        // Not by `goes_up`: the verifier of Linux 5.15 would look at half as much again.
+        // Not by `goes_up`: the verifier of Linux 5.15 would look at nearly twice as much.
         return Err(Outcome::BadLength);
     }
     Ok(())

@@ -129,8 +129,9 @@ fn start_server(lab: &Lab, foundation: &Foundation, xdp: &Value) -> Result<Serve
         "xdp": settings,
     });
     let server = Server::start(Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &extra)?;
-    wait_for_metrics(&lab.server)?;
-    if xdp["mode"] != "off" {
+    if xdp["mode"] == "off" {
+        wait_for_metrics(&lab.server)?;
+    } else {
         wait_for_fast_path(&lab.server)?;
     }
     lab::pin(server.pid(), SERVER_CPU)?;
