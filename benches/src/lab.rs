@@ -179,8 +179,12 @@ impl Meter {
     /// Replies that the server's interface sent, where nothing else is sent: those that reached
     /// the client's interface, and those that this one had no room for.
     pub fn replies(&self) -> Result<u64> {
-        let received = read_column(&self.client, CLIENT_INTERFACE, RECEIVED)?;
-        Ok(received + read_column(&self.server, SERVER_INTERFACE, SENT_DROPPED)?)
+        Ok(read_column(&self.client, CLIENT_INTERFACE, RECEIVED)? + self.lost_replies()?)
+    }
+
+    /// Replies that found no room in the ring of the client's interface.
+    pub fn lost_replies(&self) -> Result<u64> {
+        read_column(&self.server, SERVER_INTERFACE, SENT_DROPPED)
     }
 
     /// Packets that the server's interface took in: queries, where nothing else is sent to it.

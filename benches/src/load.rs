@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use whole_system_tests::interrupt;
 
 use crate::{
@@ -31,14 +31,28 @@ const LEAD: Duration = Duration::from_millis(250);
 /// Each rate that is tried on the way to what a core answers is so many times the one before.
 const STEP: f64 = std::f64::consts::SQRT_2;
 
+/// Rates so many times higher and lower than the best one are tried at last.
+const NEAR: f64 = 1.09;
+
 /// The lowest rate that is tried, in queries per second.
 const LOWEST: f64 = 8_000.0;
 
-/// Who answers less than this share of what was sent, and of his best, has collapsed.
-const COLLAPSED: f64 = 0.8;
+/// A rate of which this share is answered is kept: a higher one is worth trying.
+const KEPT: f64 = 0.97;
 
-/// A rate of which less than this share is sent is more than the generator can do.
-const OFFERED: f64 = 0.8;
+/// So many times the best is better: less may be chance.
+const BETTER: f64 = 1.05;
+
+/// So many rates in a row that are neither kept nor better are enough.
+const ENOUGH: u32 = 2;
+
+/// A core that is busy for this share of the time is as good as saturated: servers behind sockets
+/// are just below that at the highest of the rates that they keep.
+const SATURATED: f64 = 0.8;
+
+/// Most packets that a poll of NAPI takes (`NAPI_POLL_WEIGHT`): who finds as many whenever he
+/// wakes up, works as a saturated core does.
+const POLL: f64 = 64.0;
 
 /// Queries that leave together where a rate is tried.
 const BURST: u32 = 16;
@@ -51,6 +65,8 @@ pub struct Loaded<'a> {
     processes: &'a [u32],
     /// What asks.
     generator: Generator<'a>,
+    /// The load under which most was answered, once that was looked for.
+    best: Option<Load>,
 }
 
 /// What came of a load.
@@ -72,47 +88,90 @@ pub struct Offered {
     pub packets_a_wake_up: f64,
 }
 
+impl Offered {
+    /// Replies per second of the server's CPU time, slice by slice: what a core gives that has
+    /// nothing else to do. Where the generator pauses, or its rate is a step too low, the core
+    /// rests, and nothing is lost.
+    pub fn per_core(&self) -> Rounds {
+        Rounds(self.cpu.0.iter().map(|microseconds| 1e6 / microseconds).collect())
+    }
+
+    /// Whether the core was in the regime of a saturated one: else much of what a reply costs is
+    /// waking up.
+    pub fn is_saturated(&self) -> bool {
+        self.busy >= SATURATED || self.packets_a_wake_up >= POLL
+    }
+}
+
 impl<'a> Loaded<'a> {
     /// Ready to ask these lines of `name type`, in this order.
     pub fn new(lab: &'a Lab, processes: &'a [u32], lines: &[String]) -> Result<Self> {
         let generator = Generator::new(lab, &Frames::of_lines(lab, lines)?)?;
-        Ok(Self { lab, processes, generator })
+        Ok(Self { lab, processes, generator, best: None })
     }
 
-    /// As many replies per second as one core gives.
+    /// As many replies as one core gives, each time anew; the first time the load under which it
+    /// gives most is looked for.
+    pub fn saturate(&mut self, duration: Duration) -> Result<Offered> {
+        let best = match self.best {
+            Some(best) => best,
+            None => self.best_load(duration)?,
+        };
+        let mut seen = self.offer(best, duration)?;
+        if let Load::Rate { rate, .. } = best {
+            // What another time could be kept, or was too much, may be a step off by now.
+            self.try_rates(around(rate.into(), NEAR), duration, &mut seen)?;
+        }
+        Ok(seen)
+    }
+
+    /// The load under which most is answered.
     ///
     /// As many queries as go come first: who answers at the interface answers most then. Who
     /// answers by sockets has a core full of packets that nobody will read; so then rates are
-    /// tried, from one that is surely kept to one at which much less is answered.
-    pub fn saturate(&mut self, duration: Duration) -> Result<Offered> {
-        let mut best = self.offer(Load::Flood, duration)?;
-        let mut best_rate = None;
-        let mut rate = (best.answered.median() / STEP).max(LOWEST);
-        loop {
-            let seen = self.offer(Load::Rate { rate: rate as u32, burst: BURST }, duration)?;
-            let (answered, highest) = (seen.answered.median(), best.answered.median());
-            let is_over = seen.sent < OFFERED * rate || answered < COLLAPSED * highest.min(seen.sent);
-            if answered > highest {
-                best = seen;
-                best_rate = Some(rate);
-            }
-            if is_over {
-                break;
-            }
+    /// tried, from one that is surely kept to those that bring no more, and others near the best.
+    fn best_load(&mut self, duration: Duration) -> Result<Load> {
+        let mut seen = self.offer(Load::Flood, duration)?;
+        self.best = Some(Load::Flood);
+        let mut rate = (seen.answered.median() / STEP).max(LOWEST);
+        let mut in_vain = 0;
+        while in_vain < ENOUGH {
+            let highest = seen.answered.median();
+            let answered = self.try_rates([rate], duration, &mut seen)?;
+            in_vain = if answered >= KEPT * rate || answered > BETTER * highest { 0 } else { in_vain + 1 };
             rate *= STEP;
         }
-        for rate in best_rate.iter().flat_map(|rate| [rate / STEP.sqrt(), rate * STEP.sqrt()]) {
-            let seen = self.offer(Load::Rate { rate: rate as u32, burst: BURST }, duration)?;
-            if seen.answered.median() > best.answered.median() {
-                best = seen;
+        for step in [STEP.sqrt(), NEAR] {
+            if let Some(Load::Rate { rate, .. }) = self.best {
+                self.try_rates(around(rate.into(), step), duration, &mut seen)?;
             }
         }
-        Ok(best)
+        self.best.context("a load was tried")
+    }
+
+    /// Tries rates; one that brings more than the best so far becomes it. What the last one brought.
+    fn try_rates(
+        &mut self,
+        rates: impl IntoIterator<Item = f64>,
+        duration: Duration,
+        best: &mut Offered,
+    ) -> Result<f64> {
+        let mut answered = 0.0;
+        for rate in rates {
+            let load = Load::Rate { rate: rate as u32, burst: BURST };
+            let seen = self.offer(load, duration)?;
+            answered = seen.answered.median();
+            if answered > best.answered.median() {
+                *best = seen;
+                self.best = Some(load);
+            }
+        }
+        Ok(answered)
     }
 
     /// What comes of a load, whether it is kept up with or not, in slices of this duration.
     pub fn offer(&mut self, load: Load, duration: Duration) -> Result<Offered> {
-        let Self { lab, processes, generator } = self;
+        let Self { lab, processes, generator, .. } = self;
         let meter = lab.meter(processes)?;
         let (slices, sent, other) = generator.during(load, |counter| {
             thread::sleep(LEAD);
@@ -146,6 +205,11 @@ impl<'a> Loaded<'a> {
             packets_a_wake_up: arrivals as f64 / wake_ups.max(1) as f64,
         })
     }
+}
+
+/// The rates next to this one.
+fn around(rate: f64, step: f64) -> [f64; 2] {
+    [rate / step, rate * step]
 }
 
 /// What there was up to a moment.

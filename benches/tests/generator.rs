@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use bosh_dns_xdp_benches::{
     foundation::Foundation,
-    generator::{Frames, Generator, HEADERS_LEN, Load, WINDOW},
+    generator::{Frames, Generator, HEADERS_LEN, Load},
     lab::{CLIENT_ADDRESS, Lab, SERVER_ADDRESS, SERVER_INTERFACE},
 };
 use dns_common::generator::{Counts, FIRST_PORT, PORTS};
@@ -112,6 +112,8 @@ fn each_query_is_answered_right_and_counted_in_every_mode() -> Result<()> {
     if !requirements::namespaces() || !requirements::bpf() {
         return Ok(());
     }
+    /// Queries per second: with the ring's 256 places a CPU may be away for 50 ms.
+    const RATE: u32 = 5_000;
     let foundation = Foundation::generate(200)?;
     for mode in ["tc", "generic", "native", "off"] {
         let lab = Lab::split()?;
@@ -130,28 +132,32 @@ fn each_query_is_answered_right_and_counted_in_every_mode() -> Result<()> {
         // Its program on the client's end lets the replies to everybody else through.
         lab.client.run(|| answered_right(&foundation, &frames, address))??;
         let meter = lab.meter(&[])?;
-        let before = meter.replies()?;
+        let [before, lost_before, lost_replies_before] =
+            [meter.replies()?, meter.lost()?, meter.lost_replies()?];
         let metrics_before = metrics::Metrics::read(&lab.server)?;
-        let loaded = generator.during(Load::Window(WINDOW), |counter| {
+        let loaded = generator.during(Load::Rate { rate: RATE, burst: 16 }, |counter| {
             wait_until("every query", Duration::from_secs(60), || {
                 counter.read().is_ok_and(|counts| counts.no_error > 3 * frames.0.len() as u64)
             })
         });
         loaded.with_context(|| mode.to_owned())?;
-        // Those that were open when it ended.
-        let all = || generator.counts().is_ok_and(|counts| counts.no_error == counts.sent);
+        // Those that were open when it ended; none is missing but for want of room.
+        let lost = || -> Result<[u64; 2]> {
+            Ok([meter.lost()? - lost_before, meter.lost_replies()? - lost_replies_before])
+        };
+        let all = || {
+            let (Ok(counts), Ok(lost)) = (generator.counts(), lost()) else { return false };
+            counts.no_error + lost.iter().sum::<u64>() == counts.sent
+        };
         wait_until("the last replies", Duration::from_secs(5), all)
-            .with_context(|| format!("{mode}: {:?}", generator.counts()))?;
+            .with_context(|| format!("{mode}: {:?}, lost: {:?}", generator.counts(), lost()))?;
         let counts = generator.counts()?;
-        assert_eq!(
-            counts,
-            Counts { sent: counts.sent, no_error: counts.sent, ..Counts::default() },
-            "{mode}"
-        );
-        assert!(meter.replies()? - before >= counts.sent, "{mode}: others than replies are few");
+        assert_eq!(counts.other, 0, "{mode}");
+        let answered = counts.sent - lost()?[0];
+        assert!(meter.replies()? - before >= answered, "{mode}: others than replies are few");
         let metrics = metrics::Metrics::read(&lab.server)?;
         let by_interface = metrics.fast_path_replies() - metrics_before.fast_path_replies();
-        let expected = if mode == "off" { 0 } else { counts.sent };
+        let expected = if mode == "off" { 0 } else { answered };
         assert_eq!(by_interface, expected, "{mode}");
     }
     Ok(())
@@ -170,7 +176,7 @@ fn another_answer_than_no_error_is_told_apart() -> Result<()> {
     let _server = server::Server::start(Some(&lab.server), folder, address, &extra)?;
     let frames = Frames::of_lines(&lab, &["no-such-instance.bosh. A\n".to_owned()])?;
     let mut generator = Generator::new(&lab, &frames)?;
-    generator.during(Load::Window(1), |counter| {
+    generator.during(Load::Rate { rate: 100, burst: 1 }, |counter| {
         wait_until("a reply", Duration::from_secs(5), || counter.read().is_ok_and(|counts| counts.other > 0))
     })?;
     assert_eq!(generator.counts()?.no_error, 0);

@@ -30,8 +30,6 @@ pub struct Orders {
     pub load: u64,
     /// How many frames there are, asked for in this order again and again; 0: ask nothing.
     pub frames: u64,
-    /// At most so many queries are unanswered; 0: any number.
-    pub window: u64,
     /// Queries a nanosecond, times 2^32; 0: as many as go.
     pub rate: u64,
     /// So many are sent together, at the rate.
@@ -57,6 +55,4 @@ pub struct Counts {
     pub no_error: u64,
     /// All others.
     pub other: u64,
-    /// Queries that the window waited for in vain.
-    pub given_up: u64,
 }

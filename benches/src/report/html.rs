@@ -43,12 +43,12 @@ pub(super) fn page(report: &Report) -> Result<String> {
 /// The claims and what came of them.
 fn claims(claims: &[Claim]) -> Result<String> {
     let mut text = String::from(
-        "<table><tr><th>what is claimed, a ratio within this run</th><th>median</th><th>lowest</th>\
+        "<table><tr><th>what is claimed, a ratio within this run</th><th>of the best quartiles</th><th>median</th><th>lowest</th>\
          <th>highest</th><th>at most</th><th></th></tr>",
     );
     for claim in claims {
-        let (low, high) = claim.ratio.spread();
-        let cells = [claim.ratio.median(), low, high, claim.at_most]
+        let (low, high) = claim.times.spread();
+        let cells = [claim.ratio, claim.times.median(), low, high, claim.at_most]
             .map(|value| format!("<td>{}</td>", number(value)));
         let (class, verdict) = if claim.holds() { ("", "holds") } else { ("short", "falls short") };
         write!(

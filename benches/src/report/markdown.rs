@@ -24,14 +24,14 @@ pub(super) fn tables(report: &Report) -> String {
 /// The claims and what came of them.
 fn claims(claims: &[Claim]) -> String {
     let mut text = String::from(
-        "| what is claimed, a ratio within this run | median | lowest–highest | at most | holds |\n\
-         |---|---:|---:|---:|---|\n",
+        "| what is claimed, a ratio within this run | of the best quartiles | median | lowest–highest | at most | holds |\n\
+         |---|---:|---:|---:|---:|---|\n",
     );
     for claim in claims {
-        let (median, limit) = (number(claim.ratio.median()), number(claim.at_most));
+        let [ratio, median, limit] = [claim.ratio, claim.times.median(), claim.at_most].map(number);
         let verdict = if claim.holds() { "yes" } else { "**no**" };
-        let _ =
-            writeln!(text, "| {} | {median} | {} | {limit} | {verdict} |", claim.text, spread(&claim.ratio));
+        let spread = spread(&claim.times);
+        let _ = writeln!(text, "| {} | {ratio} | {median} | {spread} | {limit} | {verdict} |", claim.text);
     }
     text
 }
@@ -61,7 +61,8 @@ pub(super) fn table(figure: &Figure) -> String {
             let rule = "---:|".repeat(sweep.places.len());
             let mut text = format!("| {} by {} |{head}\n|---|{rule}\n", figure.unit, sweep.axis);
             for line in &sweep.series {
-                let cells: String = line.values.iter().map(|rounds| format!(" {} |", cell(rounds))).collect();
+                let cell = |rounds| format!(" {} |", cell(rounds, figure.more_is_better()));
+                let cells: String = line.values.iter().map(cell).collect();
                 let _ = writeln!(text, "| {} |{cells}", line.label);
             }
             text
@@ -69,10 +70,13 @@ pub(super) fn table(figure: &Figure) -> String {
     }
 }
 
-/// `median (lowest–highest)`; the median alone where one round was measured.
-fn cell(rounds: &Rounds) -> String {
+/// `median, best quartile (lowest–highest)`; the median alone where one round was measured.
+fn cell(rounds: &Rounds, more_is_better: bool) -> String {
     let median = number(rounds.median());
-    if rounds.0.len() < 2 { median } else { format!("{median} ({})", spread(rounds)) }
+    if rounds.0.len() < 2 {
+        return median;
+    }
+    format!("{median}, {} ({})", number(rounds.best_quartile(more_is_better)), spread(rounds))
 }
 
 /// Text in which nothing is taken for HTML.

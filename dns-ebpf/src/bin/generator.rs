@@ -50,16 +50,9 @@ struct Memory {
     began: u64,
     /// Queries sent since then, or skipped.
     sent: u64,
-    /// Replies when the window was last seen full, and when that number changed.
-    replies: u64,
-    /// See `replies`.
-    changed: u64,
     /// The frame that comes next.
     next: u64,
 }
-
-/// A full window without a reply for so long, in nanoseconds, is taken for lost.
-const PATIENCE: u64 = 200_000_000;
 
 /// More queries than this are not made up for at once when there was no CPU to send them at
 /// their time.
@@ -90,7 +83,7 @@ fn query(context: &XdpContext) -> Option<()> {
     // SAFETY (all): elements are there as long as the program. What others write meanwhile
     // is read as a whole: aligned words.
     let (orders, counts, memory) = unsafe { (&*orders, &mut *counts, &mut *memory) };
-    if orders.frames == 0 || !has_room(orders, counts, memory) || !is_due(orders, counts, memory) {
+    if orders.frames == 0 || !is_due(orders, counts, memory) {
         return None;
     }
     let at = if memory.next < orders.frames { memory.next } else { 0 };
@@ -114,31 +107,6 @@ fn query(context: &XdpContext) -> Option<()> {
         memory.sent += 1;
         counts.sent += 1;
     })
-}
-
-/// Whether the window has room for one more.
-#[inline(always)]
-fn has_room(orders: &Orders, counts: &mut Counts, memory: &mut Memory) -> bool {
-    if orders.window == 0 {
-        return true;
-    }
-    let replies = counts.no_error + counts.other;
-    // Less than none where one comes that was given up.
-    let open = (counts.sent - replies).wrapping_sub(counts.given_up).cast_signed();
-    if open < orders.window.cast_signed() {
-        return true;
-    }
-    // SAFETY: no precondition.
-    let now = unsafe { bpf_ktime_get_ns() };
-    if memory.load != orders.load || memory.replies != replies {
-        memory.load = orders.load;
-        memory.replies = replies;
-        memory.changed = now;
-    } else if now - memory.changed > PATIENCE {
-        counts.given_up += open.cast_unsigned();
-        memory.changed = now;
-    }
-    false
 }
 
 /// Whether the rate wants one more by now.

@@ -1,6 +1,6 @@
 //! What the project claims, held against the figures of this run.
 
-use bosh_dns_xdp_benches::report::{Claim, Data, Figure, Rounds, Sweep};
+use bosh_dns_xdp_benches::report::{Claim, Data, Figure, Measured, Rounds, Sweep};
 
 use crate::{harm, saturated, subject::hook_label};
 
@@ -14,14 +14,8 @@ pub(super) fn all(figures: &[Figure]) -> Vec<Claim> {
         let what = format!("Saturated core, 1,000 names: a constant reflector's rate over ours, {mode}");
         at_most(&mut claims, &what, (constant, saturated(&format!("ours, {mode}"))), 1.25);
     }
-    if let (Some(rates), Some(busy)) =
-        (sweep(figures, saturated::SCALE_TITLE), sweep(figures, saturated::SCALE_BUSY_TITLE))
-    {
-        // Of a core that was not saturated nothing is claimed.
-        let value = |label: &str, place: &str| {
-            let busy = busy.value(label, place).is_some_and(|busy| busy.median() >= saturated::SATURATED);
-            rates.value(label, place).filter(|_| busy)
-        };
+    if let Some((figure, rates)) = sweep(figures, saturated::SCALE_TITLE) {
+        let value = |label: &str, place: &str| measured(figure, rates.value(label, place)?);
         for (mode, hook) in saturated::HOOKS {
             let at = |label: String| value(&label, "100,000 at random");
             let pair = (at(format!("constant answers, {}", hook_label(hook))), at(format!("ours, {mode}")));
@@ -56,7 +50,7 @@ pub(super) fn all(figures: &[Figure]) -> Vec<Claim> {
                 figure.title.starts_with("CPU per forwarded query")
                     && figure.title.ends_with(&format!(", {kind}"))
             };
-            bar_of(figures.iter().find(forwarding)?, label)
+            bar_of(figures.iter().find(forwarding)?, |other| other == label)
         };
         let what = format!("CPU per forwarded query, {kind}, over unbound's");
         at_most(&mut claims, &what, (cost("ours"), cost("unbound")), 1.0);
@@ -69,7 +63,8 @@ pub(super) fn all(figures: &[Figure]) -> Vec<Claim> {
         1.0,
     );
     for figure in figures.iter().filter(|figure| figure.title.starts_with(harm::TITLE)) {
-        let pair = (bar_of(figure, harm::NOTHING), bar_of(figure, "ours, auto"));
+        let pair =
+            (bar_of(figure, |label| label == harm::NOTHING), bar_of(figure, |label| label == "ours, auto"));
         at_most(
             &mut claims,
             &format!("{}: without the fast path over that with it", figure.title),
@@ -84,44 +79,42 @@ pub(super) fn all(figures: &[Figure]) -> Vec<Claim> {
 fn at_most(
     claims: &mut Vec<Claim>,
     text: &str,
-    (value, base): (Option<&Rounds>, Option<&Rounds>),
+    (value, base): (Option<Measured<'_>>, Option<Measured<'_>>),
     limit: f64,
 ) {
     let (Some(value), Some(base)) = (value, base) else { return };
-    let claim = Claim { text: text.to_owned(), ratio: value.ratio_to(base), at_most: limit };
+    let claim = Claim::new(text, value, base, limit);
     println!("{claim}");
     claims.push(claim);
 }
 
-/// The best rate of the subject whose label is as wanted; none if its core was not saturated.
-fn saturated_bar(figures: &[Figure], wanted: impl Fn(&str) -> bool) -> Option<&Rounds> {
-    let find = |title: &str| match &figures.iter().find(|figure| figure.title == title)?.data {
-        Data::Bars(bars) => bars.iter().find(|bar| wanted(&bar.label)),
-        Data::Sweep(_) => None,
-    };
-    let (rate, busy) = (find(saturated::TITLE)?, find(saturated::BUSY_TITLE)?);
-    if busy.value.median() < saturated::SATURATED {
-        println!("nothing is claimed of {}: its core was not saturated", rate.label);
-        return None;
-    }
-    Some(&rate.value)
+/// What was measured for a figure, if anything counts.
+fn measured<'a>(figure: &Figure, rounds: &'a Rounds) -> Option<Measured<'a>> {
+    (!rounds.0.is_empty()).then_some(Measured { rounds, more_is_better: figure.more_is_better() })
+}
+
+/// The best rate of the subject whose label is as wanted.
+fn saturated_bar(figures: &[Figure], wanted: impl Fn(&str) -> bool) -> Option<Measured<'_>> {
+    let figure = figures.iter().find(|figure| figure.title == saturated::TITLE)?;
+    bar_of(figure, wanted)
 }
 
 /// The sweep with this title.
-fn sweep<'a>(figures: &'a [Figure], title: &str) -> Option<&'a Sweep> {
-    match &figures.iter().find(|figure| figure.title == title)?.data {
-        Data::Sweep(sweep) => Some(sweep),
+fn sweep<'a>(figures: &'a [Figure], title: &str) -> Option<(&'a Figure, &'a Sweep)> {
+    let figure = figures.iter().find(|figure| figure.title == title)?;
+    match &figure.data {
+        Data::Sweep(sweep) => Some((figure, sweep)),
         Data::Bars(_) => None,
     }
 }
 
 /// The value of a bar in the figure whose title begins so.
-fn bar<'a>(figures: &'a [Figure], title: &str, label: &str) -> Option<&'a Rounds> {
-    bar_of(figures.iter().find(|figure| figure.title.starts_with(title))?, label)
+fn bar<'a>(figures: &'a [Figure], title: &str, label: &str) -> Option<Measured<'a>> {
+    bar_of(figures.iter().find(|figure| figure.title.starts_with(title))?, |other| other == label)
 }
 
-/// The value of a bar.
-fn bar_of<'a>(figure: &'a Figure, label: &str) -> Option<&'a Rounds> {
+/// The value of the bar whose label is as wanted.
+fn bar_of(figure: &Figure, wanted: impl Fn(&str) -> bool) -> Option<Measured<'_>> {
     let Data::Bars(bars) = &figure.data else { return None };
-    bars.iter().find(|bar| bar.label == label).map(|bar| &bar.value)
+    measured(figure, &bars.iter().find(|bar| wanted(&bar.label))?.value)
 }

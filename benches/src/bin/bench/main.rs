@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use bosh_dns_xdp_benches::{
-    lab,
+    is_wanted, lab,
     reference::quoted,
     report::{Figure, Report},
 };
@@ -31,6 +31,7 @@ mod saturated;
 mod scaling;
 mod subject;
 mod sweep;
+mod turns;
 
 /// Measures everything side by side and writes the report.
 #[derive(Parser)]
@@ -52,9 +53,9 @@ struct Arguments {
     /// Where the report goes.
     #[arg(long, default_value = "report")]
     output: PathBuf,
-    /// Only the parts whose name contains this.
-    #[arg(long)]
-    only: Option<String>,
+    /// Only the parts whose name contains this; may be repeated.
+    #[arg(long, value_name = "PART")]
+    only: Vec<String>,
     /// In the first part only what has this in its label; may be repeated.
     #[arg(long, value_name = "TEXT")]
     subject: Vec<String>,
@@ -70,8 +71,10 @@ struct Plan {
     sweep_rounds: usize,
     /// How long one measurement lasts there.
     sweep_duration: Duration,
-    /// How long each rate is offered to a saturated core.
-    saturated_duration: Duration,
+    /// Turns of each subject by saturated core, in each round.
+    turns: usize,
+    /// The same by names and order.
+    scale_turns: usize,
     /// Whether it has to be over soon.
     quick: bool,
     /// Sizes of foundation.
@@ -131,7 +134,8 @@ fn run(arguments: &Arguments) -> Result<()> {
         duration: Duration::from_millis(if arguments.quick { 500 } else { 1_000 }),
         sweep_rounds: if arguments.quick { 1 } else { 2 },
         sweep_duration: Duration::from_millis(500),
-        saturated_duration: Duration::from_millis(if arguments.quick { 500 } else { 750 }),
+        turns: if arguments.quick { 4 } else { 7 },
+        scale_turns: if arguments.quick { 3 } else { 4 },
         quick: arguments.quick,
         sizes: if arguments.quick { vec![1_000, 10_000] } else { vec![100, 1_000, 10_000, 100_000] },
         reference: arguments.bosh_dns.clone(),
@@ -149,7 +153,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         return write(&report, &arguments.output);
     }
     for (position, (name, measure)) in PARTS.iter().enumerate() {
-        if arguments.only.as_ref().is_some_and(|only| !name.contains(only.as_str())) {
+        if !is_wanted(&arguments.only, name) {
             continue;
         }
         let elapsed = started.elapsed().as_secs();
@@ -169,7 +173,8 @@ fn facts(arguments: &Arguments) -> Vec<(String, String)> {
             Command::new(program).args(words).output().map(|output| output.stdout).unwrap_or_default();
         String::from_utf8_lossy(&output).trim().to_owned()
     };
-    let command = format!("cargo xtask bench{}", if arguments.quick { " --quick" } else { "" });
+    let only: String = arguments.only.iter().map(|part| format!(" --only {part}")).collect();
+    let command = format!("cargo xtask bench{}{only}", if arguments.quick { " --quick" } else { "" });
     let mut facts = vec![
         ("date", output("date", &["--utc", "+%Y-%m-%d %H:%M UTC"])),
         ("machine", lab::machine()),
@@ -177,7 +182,8 @@ fn facts(arguments: &Arguments) -> Vec<(String, String)> {
         ("commit", output("git", &["rev-parse", "--short", "HEAD"])),
         (
             "values",
-            "medians, and the lowest and the highest, of all slices (125 ms) of a load in all rounds, or of all rounds"
+            "median, what the best quarter reaches, the lowest and the highest of all slices (125 ms) of a load in all \
+             rounds or turns, or of all rounds"
                 .to_owned(),
         ),
         (

@@ -4,15 +4,11 @@
 //! always finds the next packet: there is one regime only, and what a query costs is not
 //! mixed with what waking up costs.
 
-use std::{array, collections::BTreeMap};
-
 use anyhow::Result;
 use bosh_dns_xdp_benches::{
     foundation::Foundation,
     generator::Load,
     is_wanted,
-    lab::Lab,
-    load::Offered,
     peers::Peer,
     reference::quoted,
     report::{self, Bar, Data, Figure, Rounds, number},
@@ -21,9 +17,9 @@ use bosh_dns_xdp_benches::{
 
 use crate::{
     Plan,
-    cell::Cell,
     queries::{self, Order, Queries},
     subject::Subject,
+    turns::{Saturated, Turns},
 };
 
 /// Rates that are offered for the curve: each twice the one before, closer where it bends.
@@ -42,18 +38,11 @@ pub(super) const HOOKS: [(&str, Hook); 3] =
 /// Title of the figure that claims rest on.
 pub(super) const TITLE: &str = "Queries per second of one saturated core";
 
-/// Title of the figure that tells whether a rate is the server's or the generator's.
-pub(super) const BUSY_TITLE: &str = "Share of the time in which that core was busy";
-
-/// A core that is busy for less than this percentage of the time is not saturated: nothing
-/// is claimed of its rate.
-pub(super) const SATURATED: f64 = 95.0;
+/// Title of the figure that tells how near to saturated it was.
+const BUSY_TITLE: &str = "Share of the time in which that core was busy";
 
 /// Title of the figure of names and orders.
 pub(super) const SCALE_TITLE: &str = "Saturated core by names and the order in which they are asked for";
-
-/// Title of the figure that tells the same of these.
-pub(super) const SCALE_BUSY_TITLE: &str = "Share of the time in which that core was busy, by names and order";
 
 /// Rates of all subjects, and what is answered of what is offered.
 pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
@@ -62,43 +51,28 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     let answers = mean_answers(&foundation, queries::is_shared);
     let queries = Queries::write(&queries::ordered(&lines, Order::Random))?;
     let subjects = subjects(plan, answers);
-    let [mut rates, mut busy]: [BTreeMap<usize, Rounds>; 2] = Default::default();
-    let places = LADDER.map(|rate| number(rate.into())).to_vec();
-    let mut curve = report::Sweep::new("offered, queries/s", places.clone(), true);
-    let mut dropped = report::Sweep::new("offered, queries/s", places, true);
-    for round in 0..plan.rounds {
-        for (position, subject) in subjects.iter().enumerate() {
-            let cell = Cell::start(Lab::split()?, subject, &foundation)?;
-            let mut loaded = cell.loaded(&queries)?;
-            let seen = loaded.saturate(plan.saturated_duration)?;
-            tell(subject, "", &seen);
-            rates.entry(position).or_default().0.extend(&seen.answered.0);
-            busy.entry(position).or_default().0.push(seen.busy * 100.0);
-            if !plan.with_curves() || round > 0 {
-                continue;
-            }
-            for (place, &rate) in LADDER.iter().enumerate() {
-                let seen = loaded.offer(Load::Rate { rate, burst: BURST }, plan.sweep_duration)?;
-                if seen.sent < OFFERED * f64::from(rate) {
-                    println!("{:<28} only {}/s were sent", subject.label(), number(seen.sent));
-                    continue;
-                }
-                for &value in &seen.answered.0 {
-                    curve.push(&subject.label(), subject.is_ours(), place, value);
-                }
-                dropped.push(&subject.label(), subject.is_ours(), place, seen.dropped_before * 100.0);
-            }
+    let mut seen = vec![Saturated::default(); subjects.len()];
+    let mut curves = None;
+    for _ in 0..plan.rounds {
+        let turns = Turns::start(subjects.iter().map(|subject| (subject, &foundation)))?;
+        turns.saturate(&vec![&queries; subjects.len()], plan.turns, &mut seen)?;
+        if plan.with_curves() && curves.is_none() {
+            curves = Some(answered_and_dropped(plan, &turns, &queries)?);
         }
     }
-    let bars = |values: &BTreeMap<usize, Rounds>| -> Vec<Bar> {
-        let bar = |(number, subject): (usize, &Subject)| {
-            let value = values.get(&number)?.clone();
-            Some(Bar { label: subject.label(), value, ours: subject.is_ours() })
+    for (subject, seen) in subjects.iter().zip(&seen) {
+        seen.tell(subject, "");
+    }
+    let bars = |value: fn(&Saturated) -> &Rounds| -> Vec<Bar> {
+        let bar = |(subject, seen): (&Subject, &Saturated)| Bar {
+            label: subject.label(),
+            value: value(seen).clone(),
+            ours: subject.is_ours(),
         };
-        subjects.iter().enumerate().filter_map(bar).collect()
+        subjects.iter().zip(&seen).map(bar).collect()
     };
-    let busy = bars(&busy);
-    let mut bars = bars(&rates);
+    let busy = bars(|seen| &seen.busy);
+    let mut bars = bars(|seen| &seen.rates);
     if plan.reference.is_none() {
         let label = format!("bosh-dns (quoted: measured {})", quoted::SATURATED_ON);
         bars.push(Bar { label, value: Rounds(vec![quoted::SATURATED]), ours: false });
@@ -109,44 +83,69 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             about: format!(
                 "{INSTANCES} instances; group names, aliases and long forms at random, A, no EDNS, {answers} answers on \
                  average. A generator within the kernel, on the other core, asks for more than the server's core \
-                 can do, or as much as it answers most of; replies are counted, and freed, where they are sent. The bare reflector sends an empty reply, \
-                 the constant one {answers} answers, always the same, with no look-up: what any answer costs."
+                 can do, or as much as it answers most of; replies are counted, and freed, where they are sent. \
+                 Told is what was answered per second of that core's CPU time; loads under which it slept \
+                 between packets do not count. The bare reflector sends an empty reply, the constant one {answers} \
+                 answers, always the same, with no look-up: what any answer costs."
             ),
             unit: "queries/s".to_owned(),
             data: Data::Bars(bars),
         },
         Figure {
             title: BUSY_TITLE.to_owned(),
-            about: format!(
-                "Below {SATURATED} % the generator, which shares its core with the replies, was at its limit before the \
-                 server was: the rate is at least what the figure above shows, and nothing is claimed of it."
-            ),
+            about:
+                "Where it is less than all, the generator paused or was at its limit, or the next higher rate was more than \
+                 the server keeps up with."
+                    .to_owned(),
             unit: "%".to_owned(),
             data: Data::Bars(busy),
         },
     ];
-    if plan.with_curves() {
-        let sweep = |title: &str, about: &str, unit: &str, sweep| Figure {
-            title: title.to_owned(),
-            about: about.to_owned(),
-            unit: unit.to_owned(),
-            data: Data::Sweep(sweep),
-        };
-        figures.push(sweep(
+    figures.extend(curves.into_iter().flatten());
+    Ok(figures)
+}
+
+/// What is answered of what is offered, and what does not reach the server.
+fn answered_and_dropped(plan: &Plan, turns: &Turns<'_>, queries: &Queries) -> Result<[Figure; 2]> {
+    let places = LADDER.map(|rate| number(rate.into())).to_vec();
+    let mut answered = report::Sweep::new("offered, queries/s", places.clone(), true);
+    let mut dropped = report::Sweep::new("offered, queries/s", places, true);
+    for cell in &turns.cells {
+        let mut loaded = cell.loaded(queries)?;
+        let label = cell.subject.label();
+        for (place, &rate) in LADDER.iter().enumerate() {
+            let seen = loaded.offer(Load::Rate { rate, burst: BURST }, plan.sweep_duration)?;
+            if seen.sent < OFFERED * f64::from(rate) {
+                println!("{label:<28} only {}/s were sent", number(seen.sent));
+                continue;
+            }
+            for &value in &seen.answered.0 {
+                answered.push(&label, cell.subject.is_ours(), place, value);
+            }
+            dropped.push(&label, cell.subject.is_ours(), place, seen.dropped_before * 100.0);
+        }
+    }
+    let sweep = |title: &str, about: &str, unit: &str, sweep| Figure {
+        title: title.to_owned(),
+        about: about.to_owned(),
+        unit: unit.to_owned(),
+        data: Data::Sweep(sweep),
+    };
+    Ok([
+        sweep(
             "Answered of what is offered",
             "Whether they are answered or not, so many queries are sent each second, as far as the generator can. Past its \
              best rate a server in userspace answers less than before: packets that nobody will read eat its core.",
             "queries/s",
-            curve,
-        ));
-        figures.push(sweep(
+            answered,
+        ),
+        sweep(
             "Dropped before the server, of what is offered",
             "Queries that the ring of the server's interface had no room for.",
             "%",
             dropped,
-        ));
-    }
-    Ok(figures)
+        ),
+    ])
 }
 
 /// A rate of which the generator sent less than this share was not offered.
@@ -164,72 +163,78 @@ pub(super) fn measure_scale(plan: &Plan) -> Result<Vec<Figure>> {
         .iter()
         .flat_map(|size| orders.iter().map(|order| format!("{} {}", number(*size as f64), order.label())))
         .collect();
-    let [mut rates, mut busy] = array::from_fn(|_| report::Sweep::new("names, order", places.clone(), false));
+    let mut rates = report::Sweep::new("names, order", places, false);
+    let sizes: Vec<Size> = sizes.iter().map(|&size| Size::new(size, size, &orders)).collect::<Result<_>>()?;
+    let subjects: Vec<Vec<Subject>> = sizes
+        .iter()
+        .map(|size| {
+            let pair = |&(mode, hook)| [Subject::Ours(mode), Subject::Constant(hook, size.answers)];
+            let mut subjects: Vec<_> = modes.iter().flat_map(pair).chain([Subject::Userspace]).collect();
+            subjects.retain(|subject| is_wanted(&plan.wanted, &subject.label()));
+            subjects
+        })
+        .collect();
+    // Which size each one is of: all sizes of a subject take turns, too.
+    let all: Vec<(usize, &Subject)> = subjects
+        .iter()
+        .enumerate()
+        .flat_map(|(number, subjects)| subjects.iter().map(move |subject| (number, subject)))
+        .collect();
+    let mut sums = vec![vec![Saturated::default(); all.len()]; orders.len()];
     for _ in 0..plan.sweep_rounds {
-        for (place, &size) in sizes.iter().enumerate() {
-            // As many names as there are instances, spread over the whole foundation.
-            let mut foundation = Foundation::generate(size)?;
-            foundation.max_names = (foundation.names().count() * 3 / 2).max(65_536) as u32;
-            let lines = queries::evenly(&queries::for_names(&foundation, |_| true), size);
-            let answers = mean_answers_of(&foundation, &lines);
-            let files = orders
-                .iter()
-                .map(|&order| Queries::write(&queries::ordered(&lines, order)))
-                .collect::<Result<Vec<_>>>()?;
-            let pairs = modes
-                .iter()
-                .flat_map(|&(mode, hook)| [Subject::Ours(mode), Subject::Constant(hook, answers)]);
-            for subject in pairs.chain([Subject::Userspace]) {
-                scale_of(plan, &subject, &foundation, &files, place * orders.len(), [&mut rates, &mut busy])?;
+        let turns = Turns::start(all.iter().map(|&(size, subject)| (subject, &sizes[size].foundation)))?;
+        for (number, sums) in sums.iter_mut().enumerate() {
+            let queries: Vec<&Queries> = all.iter().map(|&(size, _)| &sizes[size].queries[number]).collect();
+            turns.saturate(&queries, plan.scale_turns, sums)?;
+        }
+    }
+    for (number, sums) in sums.iter().enumerate() {
+        for (&(size, subject), seen) in all.iter().zip(sums) {
+            let place = size * orders.len() + number;
+            seen.tell(subject, rates.places.get(place).map_or("", String::as_str));
+            // Constants of any number are one subject here.
+            let label = match subject {
+                Subject::Constant(hook, _) => {
+                    format!("constant answers, {}", crate::subject::hook_label(*hook))
+                }
+                subject => subject.label(),
+            };
+            for &value in &seen.rates.0 {
+                rates.push(&label, subject.is_ours(), place, value);
             }
         }
     }
-    let rates = Figure {
+    let about = "As many names as there are instances, of all forms, single instances among them, all of them published \
+                 (max_names is set for it); the constant reflector sends as many answers as these names have on average. \
+                 Zipf: the name of rank n is asked for in proportion to 1/n.";
+    Ok(vec![Figure {
         title: SCALE_TITLE.to_owned(),
-        about: "As many names as there are instances, of all forms, single instances among them, all of them published \
-                (max_names is set for it); the constant reflector sends as many answers as these names have on average. \
-                Zipf: the name of rank n is asked for in proportion to 1/n."
-            .to_owned(),
+        about: about.to_owned(),
         unit: "queries/s".to_owned(),
         data: Data::Sweep(rates),
-    };
-    let busy = Figure {
-        title: SCALE_BUSY_TITLE.to_owned(),
-        about: format!("Of a rate at which it was less than {SATURATED} % nothing is claimed."),
-        unit: "%".to_owned(),
-        data: Data::Sweep(busy),
-    };
-    Ok(vec![rates, busy])
+    }])
 }
 
-/// Rates of one subject for the orders of one foundation, from place `first` on.
-fn scale_of(
-    plan: &Plan,
-    subject: &Subject,
-    foundation: &Foundation,
-    files: &[Queries],
-    first: usize,
-    [rates, busy]: [&mut report::Sweep; 2],
-) -> Result<()> {
-    if !is_wanted(&plan.wanted, &subject.label()) {
-        return Ok(());
+/// A foundation and what is asked of it.
+pub(super) struct Size {
+    /// All its names have room in the map.
+    pub(super) foundation: Foundation,
+    /// Answers of a name on average.
+    answers: u32,
+    /// Names spread over the whole foundation, order by order.
+    pub(super) queries: Vec<Queries>,
+}
+
+impl Size {
+    /// One of so many instances, of which so many names are asked for.
+    pub(super) fn new(instances: usize, names: usize, orders: &[Order]) -> Result<Self> {
+        let mut foundation = Foundation::generate(instances)?;
+        foundation.max_names = (foundation.names().count() * 3 / 2).max(65_536) as u32;
+        let lines = queries::evenly(&queries::for_names(&foundation, |_| true), names);
+        let answers = mean_answers_of(&foundation, &lines);
+        let queries = orders.iter().map(|&order| Queries::write(&queries::ordered(&lines, order)));
+        Ok(Self { answers, queries: queries.collect::<Result<_>>()?, foundation })
     }
-    let cell = Cell::start(Lab::split()?, subject, foundation)?;
-    // Constants of any number are one subject here.
-    let label = match subject {
-        Subject::Constant(hook, _) => format!("constant answers, {}", crate::subject::hook_label(*hook)),
-        subject => subject.label(),
-    };
-    for (offset, queries) in files.iter().enumerate() {
-        let seen = cell.loaded(queries)?.saturate(plan.saturated_duration)?;
-        let place = first + offset;
-        tell(subject, rates.places.get(place).map_or("", String::as_str), &seen);
-        for &value in &seen.answered.0 {
-            rates.push(&label, subject.is_ours(), place, value);
-        }
-        busy.push(&label, subject.is_ours(), place, seen.busy * 100.0);
-    }
-    Ok(())
 }
 
 /// All subjects.
@@ -269,15 +274,4 @@ fn mean(counts: impl Iterator<Item = usize>) -> u32 {
     let (sum, count) = counts.fold((0, 0), |(sum, count), one| (sum + one, count + 1));
     let mean = sum as f64 / f64::from(count.max(1));
     (mean.round() as u32).min(MAX_ANSWERS)
-}
-
-/// One line about what a saturated core answered; `what`: of which names.
-fn tell(subject: &Subject, what: &str, seen: &Offered) {
-    println!(
-        "{:<28} {what:<18} {:>10}/s, {:.3} µs each; core busy {:>3.0} %",
-        subject.label(),
-        number(seen.answered.median()),
-        seen.cpu.median(),
-        seen.busy * 100.0,
-    );
 }

@@ -39,7 +39,7 @@ impl Sweep {
     ) -> Result<()> {
         let mut loaded = cell.loaded(queries)?;
         // The highest rate first: within its first hundredths of a second everything is warm.
-        let rate = loaded.saturate(plan.sweep_duration)?.answered;
+        let rate = loaded.saturate(plan.sweep_duration)?.per_core();
         let cost = loaded.offer(Load::Rate { rate: COST_RATE, burst: 1 }, plan.sweep_duration)?.cpu;
         drop(loaded);
         let [median, tail, far] = cell.asker()?.latencies(queries, plan.sweep_duration)?;
