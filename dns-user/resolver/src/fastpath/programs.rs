@@ -140,11 +140,13 @@ impl ProgramBoard {
 //----------- Programs --------------------------------------------------------
 
 /// Why a program cannot be attached.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Missing {
     /// It is being loaded; [`Programs::news`] tells when it is.
+    #[error("its program is being loaded")]
     Loading,
     /// The kernel did not take it.
+    #[error(transparent)]
     NotLoaded(LoadProblem),
 }
 

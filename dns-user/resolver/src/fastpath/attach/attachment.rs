@@ -15,7 +15,7 @@ use crate::fastpath::{
     attach::netlink::{Link, Socket},
     attach::pins::{PinnedLink, Pins, remove_if_there},
     bpf::{self, LinkKind},
-    programs::{LoadProblem, Missing, Program, Programs},
+    programs::{Missing, Program, Programs},
 };
 
 /// Our filters of clsact among those of others. Every filter of an interface has a priority,
@@ -127,12 +127,9 @@ impl Stage {
 /// Why nothing can be attached to a hook of an interface.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HookError {
-    /// The program for it is being loaded.
-    #[error("its program is being loaded")]
-    Loading,
-    /// The kernel did not take the program for it.
+    /// There is no program for it.
     #[error(transparent)]
-    NotLoaded(LoadProblem),
+    NoProgram(#[from] Missing),
     /// An interface takes one XDP program, and somebody else's is attached.
     #[error("{hook}: {occupant} is attached already")]
     Occupied {
@@ -330,11 +327,7 @@ fn attach(
 ) -> Result<(Held, Option<PathBuf>), HookError> {
     let Means { programs, pins: _, predecessor, netlink } = means;
     let filters = programs.filters.clone();
-    let program = programs.get(stage.program(hook)).map_err(|missing| match missing {
-        Missing::NotLoaded(problem) => HookError::NotLoaded(problem),
-        // Who attaches has seen to it that nothing is loading any more.
-        Missing::Loading => HookError::Loading,
-    })?;
+    let program = programs.get(stage.program(hook))?;
     let Some(kind) = hook.link_kind() else {
         let priority = filters.set(link.ifindex, program, stage, netlink)?;
         return Ok((Held::Filter(priority), None));

@@ -113,7 +113,7 @@ impl Refusals {
     /// Adds one. What is wrong with a program is told once, though several hooks need it.
     fn push(&mut self, refusal: HookError) {
         let is_same = |known: &HookError| match (known, &refusal) {
-            (HookError::NotLoaded(known), HookError::NotLoaded(problem)) => known == problem,
+            (HookError::NoProgram(known), HookError::NoProgram(missing)) => known == missing,
             _ => false,
         };
         if !self.0.iter().any(is_same) {
@@ -194,8 +194,8 @@ impl Attachment {
             match means.programs.get(Stage::First.program(hook)) {
                 Ok(_) => {}
                 Err(Missing::Loading) => return Err(NotServed::Loading),
-                Err(Missing::NotLoaded(problem)) => {
-                    refusals.push(HookError::NotLoaded(problem));
+                Err(missing) => {
+                    refusals.push(missing.into());
                     continue;
                 }
             }
