@@ -78,8 +78,7 @@ pub struct EntryHeader {
     /// does not dirty its cache line at every query; at every query and exact
     /// (`CLOCK_MONOTONIC`) where [`crate::control::Control::exact_last_used`] says so.
     pub last_used_ns: u64,
-    /// [`crate::name::hash_name`] of the name that follows, or [`tombstone`] while
-    /// this is no entry that may be answered from.
+    /// [`crate::name::hash_name`] of the name that follows.
     pub hash: u64,
     /// Bytes of the name that follows, root label included: 1..=255.
     pub name_len: u16,
@@ -153,12 +152,6 @@ impl Rules {
     pub const fn no_recursion(self) -> usize {
         (self.0 >> 57) as usize & 1
     }
-}
-
-/// What the header of a dead entry holds in the place of its hash: never that hash.
-#[inline(always)]
-pub const fn tombstone(hash: u64) -> u64 {
-    !hash
 }
 
 /// Bytes that a list or name of `len` bytes takes up in an entry.

@@ -4,7 +4,6 @@
 //! * [`name`]: lower-casing and hashing of wire-format names.
 //! * [`entry`]: how a published name and its addresses lie in the store.
 //! * [`index`]: the hash table by which the program finds it.
-//! * [`lookup_cache`]: where a CPU found it last.
 //! * [`control`]: what userspace tells the program: lease, seed, endpoints, tap.
 //! * [`counters`]: what the program tells userspace: one slot per CPU.
 //! * [`reset`]: for the bench of the programs alone.
@@ -17,7 +16,6 @@ pub mod counters;
 pub mod entry;
 pub mod generator;
 pub mod index;
-pub mod lookup_cache;
 pub mod name;
 pub mod reset;
 pub mod tap;
@@ -25,7 +23,7 @@ pub mod tap;
 /// Version of everything in this crate that lies in a map.
 ///
 /// Part of the pin path: a process never adopts maps of another layout.
-pub const LAYOUT_VERSION: u32 = 5;
+pub const LAYOUT_VERSION: u32 = 6;
 
 /// Room before a packet that the XDP program for drivers makes use of, in bytes: what
 /// drivers keep there for XDP (256 bytes, `XDP_PACKET_HEADROOM`) less what the kernel

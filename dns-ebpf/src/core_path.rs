@@ -115,7 +115,7 @@ fn try_answer<H: Hook>(hook: &H, means: &Means, frame: Frame) -> Result<maps::An
     let words = unsafe { &mut (*scratch).words };
     let (hash, name_sum) = parse::read_name(hook, &frame, question.name_len, control.hash_seed, words)?;
     let question = question.launder(zero);
-    let entry = lookup::lookup(scratch, hash, question.name_len, words)?;
+    let entry = lookup::lookup(hash, question.name_len, words)?;
     let plan = reply::plan(hook, control, frame, question, &entry)?.launder(zero);
     let plan = if H::HAS_SKB {
         let Some(partial) = partial::is_partial(hook, &plan.frame, &plan.question, name_sum)? else {

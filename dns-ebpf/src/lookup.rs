@@ -1,19 +1,18 @@
-//! The entry of a name.
+//! The entry of a name, found by the index ([`dns_common::index`]).
 //!
-//! Each CPU remembers where it found the entries that were asked for last
-//! ([`dns_common::lookup_cache`]); the index knows all of them ([`dns_common::index`]).
+//! An entry that the index led to when the run began stays as it is until the run ends: its
+//! cells are written again only after an RCU grace period.
 
 use dns_common::{
     counters::Outcome,
     entry::{CELL_SIZE, CHUNK_CELLS, EntryHeader, Location, padded},
     index::{self, BUCKET_SLOTS, Bucket, Root},
-    lookup_cache::CachedLocations,
     name::MAX_NAME_WORDS,
 };
 
 use crate::{
     bytes::{load, masked, opaque},
-    maps::{ENTRIES, NAMES, Scratch},
+    maps::{ENTRIES, NAMES},
     outcome::goes_up,
     question::Words,
 };
@@ -37,8 +36,8 @@ impl Entry {
 
 /// Finds the entry by the name's hash and compares the whole name.
 #[inline(always)]
-pub fn lookup(scratch: *mut Scratch, hash: u64, name_len: usize, words: &Words) -> Result<Entry, Outcome> {
-    let Some(address) = find(scratch, hash) else { return goes_up(Outcome::NotPublished) };
+pub fn lookup(hash: u64, name_len: usize, words: &Words) -> Result<Entry, Outcome> {
+    let Some(address) = find(hash) else { return goes_up(Outcome::NotPublished) };
     let entry = Entry { address };
     if entry.header().name_len as usize != name_len {
         return goes_up(Outcome::Collision);
@@ -61,20 +60,7 @@ pub fn lookup(scratch: *mut Scratch, hash: u64, name_len: usize, words: &Words) 
 
 /// Address of the entry whose name has this hash.
 #[inline(always)]
-fn find(scratch: *mut Scratch, hash: u64) -> Option<usize> {
-    // SAFETY: this CPU's own element, alone while the program runs.
-    let cached = unsafe { &mut (*scratch).lookup_cache[CachedLocations::slot(hash)] };
-    if let Some(address) = cached.location(hash).and_then(|location| entry_at(location, hash)) {
-        return Some(address);
-    }
-    let (location, address) = find_in_index(hash)?;
-    *cached = cached.with(hash, location);
-    Some(address)
-}
-
-/// Place and address of the entry whose name has this hash, as the index says.
-#[inline(always)]
-fn find_in_index(hash: u64) -> Option<(Location, usize)> {
+fn find(hash: u64) -> Option<usize> {
     let root = NAMES.get_ptr(0)? as *const Root;
     // SAFETY: map elements are readable, and the root is as long as any of them.
     let pairs = unsafe { (&raw const (*root).pairs).read_volatile() } as u32;
@@ -96,7 +82,7 @@ fn find_in_index(hash: u64) -> Option<(Location, usize)> {
             // SAFETY: as above; userspace may write meanwhile, each cell in one piece.
             let cell = unsafe { load::<u32>(bucket + CELLS + slot * 4) };
             if let Some(address) = entry_at(Location(cell), hash) {
-                return Some((Location(cell), address));
+                return Some(address);
             }
             slots &= slots.wrapping_sub(1);
             tries = opaque(tries + 1);
@@ -112,16 +98,15 @@ fn find_in_index(hash: u64) -> Option<(Location, usize)> {
 /// Bytes from the start of a bucket to its cells.
 const CELLS: usize = core::mem::offset_of!(Bucket, cells);
 
-/// Address of the entry at this place, if it says that its name has this hash.
+/// Address of the entry at this place, if its name has this hash. What is read of the entry
+/// depends on the place, so no machine reads it as it was before the index led there.
 #[inline(always)]
 fn entry_at(location: Location, hash: u64) -> Option<usize> {
     let chunk = ENTRIES.get_ptr(location.chunk())? as usize;
     let address = chunk + masked(location.offset() as usize, MAX_OFFSET);
     // SAFETY: an entry of the largest size fits behind every offset.
     let found = unsafe { load::<u64>(address + core::mem::offset_of!(EntryHeader, hash)) };
-    // Nothing is added. But the address depends on the hash that was read, so that a
-    // machine which reorders loads reads nothing else of the entry before it.
-    (found == hash).then(|| address + masked(found as usize, 0))
+    (found == hash).then_some(address)
 }
 
 /// Largest offset in a chunk, and a mask for all of them.

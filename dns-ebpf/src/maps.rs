@@ -12,7 +12,6 @@ use dns_common::{
     counters::{CpuCounters, INTERFACE_SLOTS, KIND_SLOTS, OUTCOME_SLOTS, Outcome, RCODE_SLOTS},
     entry::{CHUNK_SIZE, MAX_V4},
     index::Pair,
-    lookup_cache::{CachedLocations, LOOKUP_CACHE_SLOTS},
     name::MAX_NAME_WORDS,
 };
 
@@ -64,8 +63,6 @@ pub struct Scratch {
     pub frame: [usize; 4],
     /// The question's name, lower-cased; see [`crate::parse::read_name`].
     pub words: [u64; MAX_NAME_WORDS],
-    /// Where entries were found last.
-    pub lookup_cache: [CachedLocations; LOOKUP_CACHE_SLOTS],
     /// Addresses that are being shuffled.
     pub addresses: [u32; MAX_V4],
     /// Collisions that the log has not been told of, see [`crate::messages`].

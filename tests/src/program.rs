@@ -18,7 +18,7 @@ use aya::{
 use dns_common::{
     control::{Control, Endpoint, LOOPBACK_IFINDEX, MAX_ENDPOINTS},
     counters::{CpuCounters, INTERFACE_SLOTS, OUTCOME_SLOTS, Outcome},
-    entry::{CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, EntryHeader, Location, RULED, Rules, tombstone},
+    entry::{CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, EntryHeader, Location, RULED, Rules},
     name::hash_name,
     object,
 };
@@ -254,26 +254,7 @@ impl Program {
         }
         self.used += cells;
         let old = self.find(hash)?;
-        self.names()?.set(hash, location, old)?;
-        if let Some(old) = old {
-            self.bury_at(old);
-        }
-        Ok(())
-    }
-
-    /// Ends the life of a published name's entry; the index still leads there.
-    pub fn write_tombstone(&mut self, name: &[u8]) -> Result<()> {
-        let seed = self.control().hash_seed;
-        let location = self.find(hash_name(seed, name))?.context("not published")?;
-        self.bury_at(location);
-        Ok(())
-    }
-
-    /// Ends the life of the entry at this place.
-    fn bury_at(&mut self, location: Location) {
-        let hash = header_at(&mut self.entries, location).hash;
-        let at = offset_in_arena(location) + offset_of!(EntryHeader, hash);
-        self.entries.bytes_mut()[at..at + 8].copy_from_slice(&tombstone(hash).to_ne_bytes());
+        self.names()?.set(hash, location, old)
     }
 
     /// The header of the entry of a published name.

@@ -12,12 +12,13 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use aya::programs::XdpMode;
+use dns_common::counters::Outcome;
 use dns_core::{
     config::HookMode,
     name::Name,
     resolve::{Checks, Existence, Health, HealthState, Resolution},
 };
-use dns_resolver::fastpath::{Everything, FastPath, NameSource, Publisher};
+use dns_resolver::fastpath::{Counters, Everything, FastPath, NameSource, Publisher};
 use fastrand::Rng;
 use hickory_proto::{op::Message, rr::RecordType};
 use whole_system_tests::{client, namespace::Namespace, requirements};
@@ -147,13 +148,20 @@ fn race(mode: HookMode) -> Result<()> {
         }
         done.store(true, SeqCst);
         for asker in askers {
-            asker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            let asked = asker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            asked.with_context(|| format!("packets: {}", outcomes(&fast_path.counters())))?;
         }
         Ok(())
     })?;
     let asked = asked.load(SeqCst);
     ensure!(asked > 1_000, "{asked} queries: too few to mean anything");
     Ok(())
+}
+
+/// How many packets came to which end.
+fn outcomes(counters: &Counters) -> String {
+    let counts = Outcome::ALL.iter().map(|&outcome| (outcome.label(), counters.outcome(outcome)));
+    counts.filter(|&(_, count)| count > 0).map(|(label, count)| format!("{label} {count}, ")).collect()
 }
 
 /// Has a version published.

@@ -11,7 +11,7 @@ use std::{
     sync::atomic::Ordering,
 };
 
-use dns_common::entry::{CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, EntryHeader, Location, tombstone};
+use dns_common::entry::{CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, Location};
 use memmap2::MmapRaw;
 
 use super::{Shape, map_shared, words::Words};
@@ -175,9 +175,6 @@ pub(crate) fn cells(size: usize) -> u32 {
     u32::try_from(size.div_ceil(CELL_SIZE).max(1)).expect("an entry is smaller than a chunk")
 }
 
-/// Number of the word of an entry that holds its hash.
-const HASH_WORD: usize = std::mem::offset_of!(EntryHeader, hash) / 8;
-
 /// The store's bytes, mapped from the BPF array (or from nowhere, in tests).
 ///
 /// The program reads the same bytes and writes the `last_used_ns` word of an entry.
@@ -199,22 +196,14 @@ impl<W: Words> EntryMemory<W> {
         u32::try_from(self.words.bytes() / CHUNK_SIZE).expect("the loader bounds the store")
     }
 
-    /// Writes an entry's words to free cells, its hash last. Programs may look there
-    /// meanwhile, because an entry of the same name lay there before: they see its
-    /// tombstone until all is written.
+    /// Writes an entry's words to free cells, where no program looks: the index leads
+    /// there afterwards.
     pub(crate) fn write(&self, location: Location, entry: &[u64]) {
-        let start = self.own(location, entry.len());
-        for (index, &word) in entry.iter().enumerate().filter(|&(index, _)| index != HASH_WORD) {
+        let start =
+            self.start(location, entry.len()).expect("the allocator hands out cells inside the store");
+        for (index, &word) in entry.iter().enumerate() {
             self.words.store(start + index, word, Ordering::Relaxed);
         }
-        self.words.store(start + HASH_WORD, entry[HASH_WORD], Ordering::Release);
-    }
-
-    /// Ends the life of an entry: nothing that begins from now on answers from it.
-    pub(crate) fn write_tombstone(&self, location: Location) {
-        let word = self.own(location, HASH_WORD + 1) + HASH_WORD;
-        let hash = self.words.load(word, Ordering::Relaxed);
-        self.words.store(word, tombstone(hash), Ordering::Release);
     }
 
     /// Reads `count` words of an entry; `None`: not all inside the store.
@@ -235,11 +224,6 @@ impl<W: Words> EntryMemory<W> {
     /// When the entry at `location` was last used by the program.
     pub(crate) fn last_used_ns(&self, location: Location) -> u64 {
         self.start(location, 1).map_or(0, |start| self.words.load(start, Ordering::Relaxed))
-    }
-
-    /// Number of the first of `count` words at a location that the allocator has handed out.
-    fn own(&self, location: Location, count: usize) -> usize {
-        self.start(location, count).expect("the allocator hands out cells inside the store")
     }
 
     /// Number of the first of `count` words at `location`, if they all lie inside the memory.
@@ -357,25 +341,13 @@ mod tests {
     }
 
     #[test]
-    fn the_mark_is_left_out_of_comparisons() {
+    fn the_last_use_is_left_out_of_comparisons() {
         let memory = memory(1);
         let place = Location(1);
         memory.write(place, &[7, 1, 2]);
         assert!(memory.equals_but_last_used(place, &[0, 1, 2]));
         assert!(!memory.equals_but_last_used(place, &[7, 1, 3]));
         assert_eq!(memory.last_used_ns(place), 7);
-    }
-
-    #[test]
-    fn a_buried_entry_has_no_hash_of_its_own() {
-        let memory = memory(1);
-        let place = Location(1);
-        memory.write(place, &[0, 5, 2]);
-        assert_eq!(memory.read(place, 3), Some(vec![0, 5, 2]));
-        memory.write_tombstone(place);
-        assert_eq!(memory.read(place, 3), Some(vec![0, tombstone(5), 2]));
-        memory.write(place, &[0, 5, 3]);
-        assert_eq!(memory.read(place, 3), Some(vec![0, 5, 3]), "the cells live again");
     }
 
     /// Memory of `chunks` chunks from nowhere.

@@ -78,8 +78,9 @@ impl<W: Words> EntryStore<W> {
         size.max((self.allocator.total_cells() / BATCH_SHARE) as usize * CELL_SIZE)
     }
 
-    /// Writes an entry to cells that were allocated for it, in place of an older one, and makes
-    /// the index lead to it. Where the index is full, the cells go back.
+    /// Writes an entry to cells that were allocated for it and makes the index lead to it, in place
+    /// of an older one, which stays whole for program runs that have found it until the grace period
+    /// is over. Where the index is full, the cells go back.
     pub(super) fn write(
         &mut self,
         new: Placed,
@@ -89,29 +90,29 @@ impl<W: Words> EntryStore<W> {
         let Placed { key, location, size } = new;
         self.memory.write(location, words);
         if let Err(full) = self.index.set(key, location, old.map(|(location, _)| location)) {
-            self.quarantine(location, size);
+            self.allocator.free(location, size);
             return Err(full);
         }
         self.written += 1;
         if let Some((location, size)) = old {
-            self.quarantine(location, size);
+            self.allocator.free(location, size);
         }
         Ok(())
     }
 
     /// Moves an entry to other cells, allocated for it. The answer stays the same all the
-    /// while: until the index leads to the new one, the old one lives. Should the program
-    /// answer from it once more meanwhile, that use is not counted.
+    /// while. Should the program answer from the old cells once more, that use is not counted.
     pub(super) fn relocate(&mut self, old: Placed, new: Location) -> Result<(), Full> {
         let Placed { key, location, size } = old;
         let words = self.memory.read(location, size.div_ceil(8)).expect("entries lie inside the store");
         self.write(Placed { key, location: new, size }, &words, Some((location, size)))
     }
 
-    /// Takes an entry out.
+    /// Takes an entry out: no program run that begins from now on finds it. Those that began
+    /// before may answer from it until they end; its cells are in quarantine meanwhile.
     pub(super) fn remove(&mut self, entry: Placed) {
         self.index.remove(entry.key, entry.location);
-        self.quarantine(entry.location, entry.size);
+        self.allocator.free(entry.location, entry.size);
     }
 
     /// A grace period begins now: cells that were given back so far are free when it is
@@ -138,11 +139,5 @@ impl<W: Words> EntryStore<W> {
     /// Cells that names which are merely asked for leave free.
     fn reserve(&self) -> u32 {
         self.allocator.total_cells() / RESERVE_SHARE
-    }
-
-    /// Gives cells back that programs may still be reading, but none that begins now.
-    fn quarantine(&mut self, location: Location, size: usize) {
-        self.memory.write_tombstone(location);
-        self.allocator.free(location, size);
     }
 }
