@@ -79,9 +79,11 @@ stop_process() {
   rm -f "${pid_file}"
 }
 
-# Whether an interface ($1) has the address $2.
+# Whether an interface ($1) has the address $2. No pipe to `grep -q`, which ends at the first match: ip
+# would end by SIGPIPE then, if it had more to say, and with pipefail that means no.
 has_address() {
-  ip -oneline address show dev "$1" 2>/dev/null | grep -qF " $2/"
+  local addresses
+  addresses=$(ip -oneline address show dev "$1" 2>/dev/null) && [[ ${addresses} == *" $2/"* ]]
 }
 
 # Gives lo the server's address ($1), unless it has it.
