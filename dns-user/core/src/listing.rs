@@ -1,7 +1,11 @@
 //! Which names are worth publishing before anybody asks. Pure; above `resolve`,
 //! because some of the names are those of instances that a pattern selects.
 
-use crate::catalog::{FileTarget, Fleet, NO_VALUE, PlaceNumber, Row, Snapshot, Symbol, prepend};
+use std::slice;
+
+use smallvec::SmallVec;
+
+use crate::catalog::{FileTarget, Fleet, NO_VALUE, PlaceNumber, Row, Snapshot, Symbol};
 use crate::name::Name;
 use crate::query::Question;
 use crate::resolve::select;
@@ -30,7 +34,7 @@ fn aliases_below(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
         let mut ids: Vec<_> = targets
             .iter()
             .filter_map(|target| match target {
-                FileTarget::Label(rest) => prepend(b"q-s4", rest),
+                FileTarget::Label(rest) => rest.with_labels([&b"q-s4"[..]]),
                 _ => None,
             })
             .flat_map(|all| match Question::read(&all, &fleet.domain_names) {
@@ -42,7 +46,7 @@ fn aliases_below(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
         ids.sort_unstable();
         ids.dedup();
         ids.into_iter().filter_map(move |id| {
-            let name = prepend(plain(fleet.id.dictionary.text(id))?, parent)?;
+            let name = parent.with_labels([plain(fleet.id.dictionary.text(id))?])?;
             (!snapshot.aliases().exact.contains_key(&name)).then_some(name)
         })
     })
@@ -59,7 +63,7 @@ fn groups(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
         let label = format!("q-g{text}");
         domains.into_iter().filter_map(move |domain| {
             let domain = fleet.domain_names.name(domain)?;
-            joined([b"q-s0", plain(&label)?], domain)
+            domain.with_labels([b"q-s0", plain(&label)?])
         })
     })
 }
@@ -72,7 +76,8 @@ fn places(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
 /// `<id>.<instance-group>.<network>.<deployment>.<domain>`.
 fn long_instances(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
     let fleet = snapshot.fleet();
-    distinct(snapshot, move |row| vec![fleet.place[row as usize]]).filter_map(move |(id, place)| {
+    let place = move |row| slice::from_ref(&fleet.place[row as usize]);
+    distinct(snapshot, place).filter_map(move |(id, place)| {
         let label = plain(fleet.id.dictionary.text(id)).filter(|label| !label.starts_with(b"q-"))?;
         long(snapshot, label, place)
     })
@@ -81,19 +86,28 @@ fn long_instances(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
 /// `q-m<number>s0.q-g<group>.<domain>`, as links have it, and `<id>.q-g<group>.<domain>`.
 fn short_instances(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
     let fleet = snapshot.fleet();
-    distinct(snapshot, move |row| fleet.groups_of(row).to_vec()).flat_map(move |(id, group)| {
+    // Used again for every name.
+    let (mut number_label, mut group_label) = (String::new(), String::new());
+    distinct(snapshot, move |row| fleet.groups_of(row)).flat_map(move |(id, group)| {
         let rows = fleet.by_id.rows(id);
         let row = rows.iter().copied().find(|&row| fleet.groups_of(row).contains(&group));
         let names = row.map_or([None, None], |row| {
-            let number = format!("q-m{}s0", fleet.num_id.text(row));
-            let number = plain(&number).filter(|_| is_first_with_number(fleet, row, group));
+            let number = set(&mut number_label, ["q-m", fleet.num_id.text(row), "s0"]);
+            let number = plain(number).filter(|_| is_first_with_number(fleet, row, group));
             let id = plain(fleet.id.dictionary.text(id)).filter(|id| !id.starts_with(b"q-"));
-            let group = format!("q-g{}", fleet.groups.text(group));
+            let group = plain(set(&mut group_label, ["q-g", fleet.groups.text(group)]));
             let domain = fleet.domain_names.name(fleet.place_of(row).domain);
-            [number, id].map(|label| joined([label?, plain(&group)?], domain?))
+            [number, id].map(|label| domain?.with_labels([label?, group?]))
         });
         names.into_iter().flatten()
     })
+}
+
+/// Puts these texts, one after the other, in place of what the buffer held.
+fn set<'b, const N: usize>(buffer: &'b mut String, texts: [&str; N]) -> &'b str {
+    buffer.clear();
+    buffer.extend(texts);
+    buffer
 }
 
 /// Whether the row has a number and no row before it has the same in that
@@ -112,11 +126,12 @@ fn is_first_with_number(fleet: &Fleet, row: Row, group: Symbol) -> bool {
 /// For each instance id its distinct values.
 fn distinct<'a>(
     snapshot: &'a Snapshot,
-    values: impl Fn(Row) -> Vec<u32> + 'a,
+    values: impl Fn(Row) -> &'a [u32] + 'a,
 ) -> impl Iterator<Item = (u32, u32)> + 'a {
     let fleet = snapshot.fleet();
     (0..fleet.id.dictionary.len() as u32).flat_map(move |id| {
-        let mut values: Vec<u32> = fleet.by_id.rows(id).iter().flat_map(|&row| values(row)).collect();
+        let mut values: SmallVec<[u32; 8]> =
+            fleet.by_id.rows(id).iter().flat_map(|&row| values(row)).copied().collect();
         values.sort_unstable();
         values.dedup();
         values.into_iter().map(move |value| (id, value))
@@ -136,17 +151,14 @@ fn long(snapshot: &Snapshot, first: &[u8], place: PlaceNumber) -> Option<Name> {
         plain(fleet.places.networks.text(place.network))?,
         plain(fleet.places.deployments.text(place.deployment))?,
     ];
-    joined(labels, fleet.domain_names.name(place.domain)?)
+    fleet.domain_names.name(place.domain)?.with_labels(labels)
 }
 
 /// The text as a label that queries can have: what has capitals, dots or the
 /// wrong length is found by other names, if at all.
 fn plain(text: &str) -> Option<&[u8]> {
-    let odd = |byte: u8| byte.is_ascii_uppercase() || byte == b'.' || byte == b'*';
-    ((1..=63).contains(&text.len()) && !text.bytes().any(odd)).then_some(text.as_bytes())
-}
-
-/// Labels in front of a domain; `None` if the name becomes too long.
-fn joined<const N: usize>(labels: [&[u8]; N], domain: &Name) -> Option<Name> {
-    labels.iter().rev().try_fold(domain.clone(), |name, label| prepend(label, &name))
+    let is_odd = |byte: u8| byte.is_ascii_uppercase() | (byte == b'.') | (byte == b'*');
+    // Without an early end many bytes are looked at at once.
+    let has_odd = || text.bytes().fold(false, |odd, byte| odd | is_odd(byte));
+    ((1..=63).contains(&text.len()) && !has_odd()).then_some(text.as_bytes())
 }

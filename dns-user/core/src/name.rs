@@ -90,6 +90,23 @@ impl Name {
         Ok(Self(wire.into()))
     }
 
+    /// This name with labels in front, the first one leftmost; `None` if one of them has
+    /// no length that a label can have, or the name becomes too long.
+    pub(crate) fn with_labels<const N: usize>(&self, labels: [&[u8]; N]) -> Option<Self> {
+        let length = self.0.len() + labels.iter().map(|label| 1 + label.len()).sum::<usize>();
+        if length > MAX_NAME_LEN {
+            return None;
+        }
+        let mut wire = Vec::with_capacity(length);
+        for label in labels {
+            push_label(&mut wire, label).ok()?;
+        }
+        // Lengths are below the letters.
+        wire.make_ascii_lowercase();
+        wire.extend_from_slice(&self.0);
+        Some(Self(wire.into()))
+    }
+
     /// The bytes: lower-case wire format, root label included.
     pub fn as_wire(&self) -> &[u8] {
         &self.0
@@ -241,6 +258,18 @@ mod tests {
         assert_eq!(suffixes, [&b"\x01a\x01b\0"[..], b"\x01b\0", b"\0"]);
         assert!(name.is_within(&Name::from_text("b").unwrap()));
         assert!(!name.is_within(&Name::from_text("a").unwrap()));
+    }
+
+    #[test]
+    fn labels_in_front_have_to_fit() {
+        let name = Name::from_text("b.c").unwrap();
+        assert_eq!(name.with_labels([&b"X"[..], b"a"]), Name::from_text("x.a.b.c").ok());
+        assert_eq!(name.with_labels([&[b'a'; 64][..]]), None);
+        assert_eq!(name.with_labels([&b""[..]]), None);
+        let longest = name.with_labels([[b'a'; 61]; 4].each_ref().map(|label| &label[..])).unwrap();
+        assert_eq!(longest.as_wire().len(), 253);
+        assert_eq!(longest.with_labels([&b"a"[..]]).map(|name| name.as_wire().len()), Some(255));
+        assert_eq!(longest.with_labels([&b"aa"[..]]), None);
     }
 
     #[test]

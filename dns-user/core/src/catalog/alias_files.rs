@@ -251,21 +251,9 @@ impl FileTarget {
     /// The target with the label put in; `None` if the name becomes too long.
     pub(crate) fn with_label(&self, label: &[u8]) -> Option<Self> {
         match self {
-            Self::Label(rest) => prepend(label, rest).map(Self::Name),
+            Self::Label(rest) => rest.with_labels([label]).map(Self::Name),
             other => Some(other.clone()),
         }
-    }
-}
-
-/// A name with one more label in front; `None` if it becomes too long.
-pub(crate) fn prepend(label: &[u8], rest: &Name) -> Option<Name> {
-    let mut wire = Vec::with_capacity(1 + label.len() + rest.as_wire().len());
-    wire.push(u8::try_from(label.len()).ok()?);
-    wire.extend_from_slice(label);
-    wire.extend_from_slice(rest.as_wire());
-    match Name::from_wire(&wire) {
-        Ok((name, length)) if length == wire.len() => Some(name),
-        _ => None,
     }
 }
 

@@ -17,7 +17,7 @@ pub use alias_files::{AliasError, AliasFiles, AliasWarning};
 pub use fleet::Instance;
 pub use records::{RECORD_KEYS, Records, RecordsError, RowWarning};
 
-pub(crate) use alias_files::{FileTarget, prepend};
+pub(crate) use alias_files::FileTarget;
 pub(crate) use aliases::{Aliases, Narrowing, Target};
 pub(crate) use columns::{NO_VALUE, Postings, Row, Symbol};
 pub(crate) use fleet::Fleet;
