@@ -61,6 +61,7 @@ impl Dictionary {
     }
 
     /// The text with this number; empty for [`NO_VALUE`].
+    #[inline]
     pub(crate) fn text(&self, symbol: Symbol) -> &str {
         if symbol == NO_VALUE { "" } else { slice(&self.text, &self.ends, symbol) }
     }
@@ -111,6 +112,7 @@ impl Dictionary {
 }
 
 /// The text with a number.
+#[inline]
 fn slice<'a>(text: &'a str, ends: &[u32], symbol: Symbol) -> &'a str {
     let index = symbol as usize;
     let start = if index == 0 { 0 } else { ends[index - 1] as usize };
@@ -118,6 +120,7 @@ fn slice<'a>(text: &'a str, ends: &[u32], symbol: Symbol) -> &'a str {
 }
 
 /// Hash of a text in a [`Dictionary`].
+#[inline]
 fn hash(bytes: &[u8]) -> u64 {
     FixedState::default().hash_one(bytes)
 }
@@ -133,6 +136,7 @@ pub(crate) struct Column {
 
 impl Column {
     /// Adds the next row's value; an empty text is no value, as no label can be empty.
+    #[inline]
     pub(crate) fn push(&mut self, text: &str) {
         if text.is_empty() {
             self.values.push(NO_VALUE);
@@ -148,6 +152,14 @@ impl Column {
         }
         let symbol = self.dictionary.intern(text);
         self.values.push(symbol);
+    }
+
+    /// Gives back the memory that was meant for further rows.
+    pub(crate) fn shrink_to_fit(&mut self) {
+        let Self { dictionary: Dictionary { text, ends, .. }, values } = self;
+        text.shrink_to_fit();
+        ends.shrink_to_fit();
+        values.shrink_to_fit();
     }
 
     /// The text of a row; empty if it has none.

@@ -162,12 +162,12 @@ impl FleetBuilder {
     /// Builds the indexes.
     pub(crate) fn build(self) -> Fleet {
         let Self {
-            id,
-            num_id,
-            az,
-            az_id,
-            network_id,
-            agent_id,
+            mut id,
+            mut num_id,
+            mut az,
+            mut az_id,
+            mut network_id,
+            mut agent_id,
             domains,
             places,
             last: _,
@@ -178,6 +178,9 @@ impl FleetBuilder {
             group_ends,
             group_list,
         } = self;
+        for column in [&mut id, &mut num_id, &mut az, &mut az_id, &mut network_id, &mut agent_id] {
+            column.shrink_to_fit();
+        }
         let rows = |values: &[u32]| -> Vec<(u32, Row)> {
             values.iter().enumerate().map(|(row, &value)| (value, row as Row)).collect()
         };

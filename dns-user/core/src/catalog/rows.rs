@@ -292,6 +292,7 @@ struct RowCells<'de> {
 
 impl<'de> RowCells<'de> {
     /// Puts a cell where it belongs.
+    #[inline]
     fn put(&mut self, meaning: Meaning, cell: Cell<'de>) {
         let wrong = match (meaning, cell) {
             (Meaning::Required(place), Cell::Text(text)) => {
