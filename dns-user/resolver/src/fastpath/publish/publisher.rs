@@ -35,8 +35,12 @@ const IDLE: Duration = Duration::from_millis(100);
 /// How long it waits while cells are about to become free.
 const RECLAIMING: Duration = Duration::from_millis(10);
 
-/// How long it works on one thing before it looks whether something more urgent has come.
-const SLICE: Duration = Duration::from_millis(20);
+/// How long it goes on with a pass over the names before it looks whether something more
+/// urgent has come, and lets others have the CPU.
+const SLICE: Duration = Duration::from_millis(1);
+
+/// How long it learns what is waiting, if nothing more urgent comes.
+const LEARNING: Duration = Duration::from_millis(20);
 
 /// Handle of the publisher. Cheap to clone; calls never block.
 #[derive(Clone)]
@@ -322,8 +326,13 @@ impl Worker {
                 },
                 default(wait) => {}
             }
-            if self.table.is_installing() && self.table.go_on(Instant::now() + SLICE) {
-                self.finish_pass();
+            if self.table.is_installing() {
+                match self.table.go_on(Instant::now() + SLICE) {
+                    true => self.finish_pass(),
+                    // A pass takes long: whoever wants this CPU meanwhile, such as who reads
+                    // yet newer records, does not wait for the end of our time slice.
+                    false => thread::yield_now(),
+                }
             }
         }
     }
@@ -403,7 +412,7 @@ impl Worker {
 
     /// Learns what is waiting, until something more urgent comes.
     fn drain_learn(&mut self) {
-        let until = Instant::now() + SLICE;
+        let until = Instant::now() + LEARNING;
         while self.control.is_empty() && Instant::now() < until {
             match self.learn.try_recv() {
                 Ok(name) => self.table.learn(&name),
