@@ -399,6 +399,7 @@ impl Worker {
         self.installed.send_modify(|count| *count += 1);
         self.flush();
         self.flushes = std::mem::take(&mut self.later_flushes);
+        give_memory_back();
     }
 
     /// Tells those who wait that all they asked for before is in the map.
@@ -425,6 +426,13 @@ impl Worker {
     fn publish_status(&self) {
         *self.status.lock().unwrap_or_else(PoisonError::into_inner) = self.table.status();
     }
+}
+
+/// Has the allocator give back to the system what it holds free: the parts that making and
+/// installing a snapshot used for a moment, 10 to 20 MB at 10,000 instances. Takes 0.5 ms.
+fn give_memory_back() {
+    // SAFETY: takes a plain number, and may be called at any time by any thread.
+    unsafe { libc::malloc_trim(0) };
 }
 
 /// How long ago it was; zero: never.
