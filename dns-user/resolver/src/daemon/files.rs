@@ -145,6 +145,11 @@ impl Files {
 impl Inner {
     /// Looks at all files.
     fn look(&mut self, force: bool) -> Changes {
+        // All at once: each answer has to wake this thread, which takes its time where
+        // the CPU is busy.
+        self.catalog.look_ahead(force);
+        self.handlers.look_ahead(force);
+        self.addresses.look_ahead(force);
         let snapshot = self.catalog.refresh(force);
         let handlers = self.read_handlers(force).and_then(|read| {
             read.inspect_err(|problem| error!("handler files: {problem}; the handlers in use stay")).ok()

@@ -69,6 +69,12 @@ impl CatalogFiles {
         self.aliases = Followed::new(sources.aliases.clone());
     }
 
+    /// Has all files looked at while other things are done, for the next [`Self::refresh`].
+    pub(super) fn look_ahead(&mut self, force: bool) {
+        self.records.look_ahead(force);
+        self.aliases.look_ahead(force);
+    }
+
     /// The sources that are followed.
     pub(super) fn followed(&self) -> [&Followed; 2] {
         [&self.records, &self.aliases]

@@ -257,12 +257,18 @@ impl Followed {
         &self.folders
     }
 
+    /// Has the source looked at while other things are done; [`Self::changed`] or
+    /// [`Self::parsed`], with the same `force`, fetch what was seen.
+    pub(super) fn look_ahead(&mut self, force: bool) {
+        let known = self.known(force);
+        self.reader.ask(known);
+    }
+
     /// Reads the source if it may have changed; `None`: it holds what it held.
     /// With `force` it is read and returned whatever it holds. A source that does not
     /// answer counts as one that cannot be read.
     pub(super) fn changed(&mut self, force: bool) -> Option<Contents> {
-        let known = (!force && self.settled).then(|| self.stamps.clone());
-        let contents = self.look(known)?;
+        let contents = self.look(self.known(force))?;
         let digest = Some(contents.digest());
         let is_new = force || digest != self.digest;
         self.digest = digest;
@@ -293,10 +299,16 @@ impl Followed {
         Some((contents, result))
     }
 
+    /// The versions that need not be read again.
+    fn known(&self, force: bool) -> Option<Stamps> {
+        (!force && self.settled).then(|| self.stamps.clone())
+    }
+
     /// Looks at the source and remembers what it saw; `None`: it is as `known`.
     fn look(&mut self, known: Option<Stamps>) -> Option<Contents> {
         let patience = if self.digest.is_none() { FIRST_PATIENCE } else { PATIENCE };
-        let Some(Seen { folders, left_out, contents }) = self.reader.ask(known, patience) else {
+        self.reader.ask(known);
+        let Some(Seen { folders, left_out, contents }) = self.reader.answer(patience) else {
             // Whatever it holds when it answers again is read.
             self.settled = false;
             return Some(self.source.unresponsive(patience));
@@ -402,6 +414,19 @@ mod tests {
         assert!(followed.changed(true).is_some());
         fs::write(&path, "[]").unwrap();
         assert!(followed.changed(false).is_some());
+    }
+
+    #[test]
+    fn what_was_looked_at_ahead_is_fetched_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("records.json");
+        fs::write(&path, "{}").unwrap();
+        let mut followed = Followed::new(Source::File(path.clone()));
+        followed.look_ahead(true);
+        followed.look_ahead(true);
+        assert_eq!(followed.changed(true).unwrap().into_first().unwrap(), b"{}");
+        fs::write(&path, "[]").unwrap();
+        assert_eq!(followed.changed(true).unwrap().into_first().unwrap(), b"[]");
     }
 
     #[test]

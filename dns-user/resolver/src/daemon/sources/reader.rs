@@ -30,6 +30,8 @@ pub(super) struct Reader {
     answers: Receiver<Seen>,
     /// Questions whose answers nobody waits for any more.
     overdue: usize,
+    /// When the question was asked whose answer is still to be fetched.
+    asked: Option<Instant>,
 }
 
 impl Reader {
@@ -53,20 +55,27 @@ impl Reader {
         if let Err(error) = thread::Builder::new().name("files".into()).spawn(work) {
             tracing::error!("no thread can be started to read files: {error}");
         }
-        Self { ask, answers, overdue: 0 }
+        Self { ask, answers, overdue: 0, asked: None }
     }
 
-    /// What the source holds, if it answers within `patience`. While an earlier
-    /// question is unanswered no other one is asked.
-    pub(super) fn ask(&mut self, known: Option<Stamps>, patience: Duration) -> Option<Seen> {
-        let deadline = Instant::now() + patience;
+    /// Asks what the source holds, for [`Self::answer`] to fetch. While an earlier question
+    /// is unanswered no other one is asked.
+    pub(super) fn ask(&mut self, known: Option<Stamps>) {
         while self.overdue > 0 {
+            if self.answers.try_recv().is_err() {
+                return;
+            }
             // Out of date by now.
-            self.answers.try_recv().ok()?;
             self.overdue -= 1;
         }
-        self.ask.try_send(known).ok()?;
-        let seen = self.answers.recv_deadline(deadline).ok();
+        if self.asked.is_none() && self.ask.try_send(known).is_ok() {
+            self.asked = Some(Instant::now());
+        }
+    }
+
+    /// What the source holds, if it answers within `patience` from the question.
+    pub(super) fn answer(&mut self, patience: Duration) -> Option<Seen> {
+        let seen = self.answers.recv_deadline(self.asked.take()? + patience).ok();
         if seen.is_none() {
             self.overdue += 1;
         }
