@@ -2,7 +2,7 @@
 
 use std::{fs, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use whole_system_tests::{process::wait_until, requirements};
 
@@ -63,9 +63,12 @@ fn strangers_are_refused_and_new_certificates_count_without_a_restart() -> Resul
         fs::copy(certificates.join(name), old.join(name))?;
     }
     write_certificates(&certificates)?;
-    wait_until("new certificates", Duration::from_secs(20), || {
-        running.curl_api("/instances", &certificates, &[]).is_ok()
-    })?;
+    let mut refusal = None;
+    let accepted = wait_until("new certificates", Duration::from_secs(60), || {
+        refusal = running.curl_api("/instances", &certificates, &[]).err();
+        refusal.is_none()
+    });
+    accepted.with_context(|| format!("at last: {refusal:?}"))?;
     assert!(running.curl_api("/instances", &old, &[]).is_err());
     Ok(())
 }

@@ -74,7 +74,7 @@ impl Running {
         server::merge(&mut settings, extra);
         let server = Server::start(Some(&namespace), folder, ([127, 0, 0, 1], 53).into(), &settings)?;
         let open = || TcpStream::connect((Ipv4Addr::LOCALHOST, API_PORT)).is_ok();
-        wait_until("the API", Duration::from_secs(15), || namespace.run(open).unwrap_or(false))?;
+        wait_until("the API", Duration::from_secs(60), || namespace.run(open).unwrap_or(false))?;
         Ok(Self { server, namespace })
     }
 
