@@ -14,7 +14,7 @@ use aya::{
     maps::{Array, MapData, ProgramArray},
     programs::{ProgramFd, SchedClassifier, Xdp},
 };
-use bosh_dns_xdp_benches::{is_wanted, lab};
+use bosh_dns_xdp_benches::is_wanted;
 use dns_common::{
     XDP_HEAD_ROOM,
     counters::Outcome,
@@ -22,6 +22,7 @@ use dns_common::{
     reset::{MAX_LEN, Original},
 };
 use whole_system_tests::{
+    cpu::stay_on,
     program::{Hook, Program, Published},
     requirements,
     yardstick::{self, Yardstick},
@@ -82,7 +83,7 @@ fn main() -> Result<()> {
 fn stay_on_one_cpu() -> Result<()> {
     // SAFETY: no precondition.
     let cpu = usize::try_from(unsafe { libc::sched_getcpu() }).context("no number of this CPU")?;
-    lab::stay_on(cpu)
+    stay_on(cpu)
 }
 
 /// One program with one packet.

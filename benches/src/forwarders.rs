@@ -8,6 +8,7 @@ use serde_json::json;
 use tempfile::TempDir;
 use whole_system_tests::{
     client,
+    cpu::on_cpu,
     process::{Kept, wait_until},
     server::{self, Server},
 };
@@ -133,7 +134,7 @@ fn start_ours(lab: &Lab, cache: bool) -> Result<Server> {
     });
     let folder = server::folder(b"{}", None)?;
     // One worker for one CPU: the others are told in their configurations to use one thread.
-    lab::on_cpu(SERVER_CPU, || Server::start(Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &extra))
+    on_cpu(SERVER_CPU, || Server::start(Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &extra))
 }
 
 /// NSD with a zone in which every name exists, on the client's CPU.

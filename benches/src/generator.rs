@@ -17,7 +17,7 @@ use aya::{
 };
 use dns_common::generator::{Counts, FIRST_PORT, Frame, MAX_FRAME_LEN, Orders, PORTS};
 use hickory_proto::rr::RecordType;
-use whole_system_tests::{checksum, client};
+use whole_system_tests::{checksum, client, cpu::stay_on};
 
 use crate::lab::{self, CLIENT_ADDRESS, CLIENT_CPU, CLIENT_INTERFACE, Lab, SERVER_ADDRESS};
 
@@ -177,7 +177,7 @@ impl<'a> Generator<'a> {
 /// Runs the generating program until it is over; with `replies_first` whenever there are none
 /// to be taken.
 fn ask(program: &Xdp, replies_first: bool, over: &AtomicBool) -> Result<()> {
-    lab::stay_on(CLIENT_CPU)?;
+    stay_on(CLIENT_CPU)?;
     if replies_first {
         lab::set_waiting(0, true)?;
     }

@@ -8,11 +8,9 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use nix::{
-    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
-    unistd::Pid,
-};
+use nix::unistd::Pid;
 use whole_system_tests::{
+    cpu::pin_thread,
     namespace::{End, Namespace, join},
     process::{capture, run},
 };
@@ -233,11 +231,6 @@ pub fn pin(process: u32, cpu: usize) -> Result<()> {
     Ok(())
 }
 
-/// Puts the calling thread, and those that it will start, on a CPU.
-pub fn stay_on(cpu: usize) -> Result<()> {
-    pin_thread(Pid::from_raw(0), cpu.min(last_cpu())).context("cannot pin a thread")
-}
-
 /// Whether a thread (0: the calling one) waits until no other one wants its CPU (`SCHED_IDLE`);
 /// else it is as any other.
 pub fn set_waiting(thread: u32, waits: bool) -> Result<()> {
@@ -248,24 +241,6 @@ pub fn set_waiting(thread: u32, waits: bool) -> Result<()> {
     let done = unsafe { libc::sched_setscheduler(thread.cast_signed(), policy, &raw const nothing) };
     ensure!(done == 0, "cannot set a thread's priority: {}", io::Error::last_os_error());
     Ok(())
-}
-
-/// Does something with the calling thread on a CPU, and lets it go again. What is started
-/// by it stays there; a server that counts CPUs before it starts threads starts as many as
-/// on a machine with one.
-pub fn on_cpu<T>(cpu: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    let before = sched_getaffinity(Pid::from_raw(0)).context("cannot read the CPUs of a thread")?;
-    stay_on(cpu)?;
-    let done = work();
-    sched_setaffinity(Pid::from_raw(0), &before).context("cannot let a thread go")?;
-    done
-}
-
-/// Puts a thread (0: the calling one) on a CPU.
-fn pin_thread(id: Pid, cpu: usize) -> nix::Result<()> {
-    let mut set = CpuSet::new();
-    set.set(cpu)?;
-    sched_setaffinity(id, &set)
 }
 
 /// The highest CPU number.

@@ -29,6 +29,12 @@ pub struct Control {
     /// decides which name falls out of health tracking; 0: they have the
     /// resolution of a tick, which costs less.
     pub exact_last_used: u32,
+    /// Until this moment of `CLOCK_MONOTONIC` (ns) a part of what would go up is shed, as
+    /// `pass_shares` says: userspace has more queries than it can answer. Short, so that
+    /// a server that hangs or dies sheds nothing for long.
+    pub shed_until_ns: u64,
+    /// How much goes up meanwhile, for each [`client_bucket`]: so many of 2^32 - 1 queries.
+    pub pass_shares: [u32; CLIENT_BUCKETS],
     /// Where the server listens.
     pub endpoints: [Endpoint; MAX_ENDPOINTS],
     /// Where XDP may hand packets on to the tc program behind it: bit `ifindex %
@@ -39,6 +45,18 @@ pub struct Control {
     pub vlans: [u64; VLAN_WORDS],
     /// The interfaces that XDP serves, each at its [`Self::interface`].
     pub interfaces: [Interface; INTERFACES],
+}
+
+/// Groups of clients that are told apart under overload, a power of two.
+pub const CLIENT_BUCKETS: usize = 64;
+
+/// The group of a client, by the last four bytes of its address: what differs between the
+/// containers of a machine, by IPv4 and by IPv6.
+#[inline(always)]
+pub const fn client_bucket(last_four: [u8; 4]) -> usize {
+    // Fibonacci hashing: the upper bits of a product with 2^32 over the golden ratio.
+    let product = u32::from_be_bytes(last_four).wrapping_mul(0x9e37_79b9);
+    (product >> (u32::BITS - CLIENT_BUCKETS.ilog2())) as usize & (CLIENT_BUCKETS - 1)
 }
 
 /// Words of [`Control::vlans`], a power of two.

@@ -60,6 +60,9 @@ outcomes! {
     /// the query to the tc program behind it, which can do both: what becomes of it is
     /// counted there, once more.
     HandedOn = 14, "handed_on";
+    /// Dropped in the place of going up: userspace has more queries than it can answer
+    /// ([`crate::control::Control::shed_until_ns`]).
+    Shed = 15, "shed";
 }
 
 /// Slots for [`Outcome`], a power of two with room to grow.

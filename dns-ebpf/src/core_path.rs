@@ -16,7 +16,7 @@ use crate::{
     maps::{self, Scratch},
     messages,
     outcome::goes_up,
-    parse, partial, reply,
+    overload, parse, partial, reply,
     tap::{self, Seen},
 };
 
@@ -41,11 +41,21 @@ impl Means {
     }
 }
 
-/// Answers the frame, if it is a query for a published name. False: the frame
-/// is untouched and goes up.
+/// What the hook is to do with a packet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Send it back: it is the reply.
+    Reply,
+    /// Let it go up; it is untouched.
+    Pass,
+    /// Drop it, see [`overload`].
+    Drop,
+}
+
+/// Answers the frame, if it is a query for a published name.
 #[inline(always)]
-pub fn answer<H: Hook>(hook: &H, means: &Means) -> bool {
-    datagram(hook, means).is_some_and(|frame| answer_datagram(hook, means, frame))
+pub fn answer<H: Hook>(hook: &H, means: &Means) -> Verdict {
+    datagram(hook, means).map_or(Verdict::Pass, |frame| answer_datagram(hook, means, frame))
 }
 
 /// Where things lie in the frame, if it is a datagram for us.
@@ -62,43 +72,49 @@ pub fn datagram<H: Hook>(hook: &H, means: &Means) -> Option<Frame> {
 
 /// Answers a datagram for us, if it is a query for a published name.
 #[inline(always)]
-pub fn answer_datagram<H: Hook>(hook: &H, means: &Means, frame: Frame) -> bool {
+pub fn answer_datagram<H: Hook>(hook: &H, means: &Means, frame: Frame) -> Verdict {
     let &Means { control, scratch, zero } = means;
     let answer = try_answer(hook, means, frame);
-    let seen = match &answer {
+    let (verdict, seen) = match &answer {
         Ok(answered) => {
             maps::count_reply(answered);
-            Seen {
+            let seen = Seen {
                 outcome: answered.outcome as u8,
                 answered: true,
                 rcode: answered.rcode,
                 answers: answered.answers,
-            }
+            };
+            (Verdict::Reply, seen)
         }
         Err(outcome) => {
             // What comes now is one path, whatever the reason: followed for each of them it was
             // a fifth to a third of all that the verifier of Linux 5.15 looked at.
-            let outcome = zero.launder(*outcome as usize, OUTCOME_SLOTS - 1);
-            maps::count(outcome);
-            if outcome == Outcome::HandedOn as usize {
+            let reason = zero.launder(*outcome as usize, OUTCOME_SLOTS - 1);
+            if reason == Outcome::HandedOn as usize {
                 // The tap sees what the second stage makes of it.
-                return false;
+                maps::count(reason);
+                return Verdict::Pass;
             }
-            if outcome == Outcome::Collision as usize {
+            if reason == Outcome::Collision as usize {
                 messages::note_collision(scratch);
             }
-            Seen { outcome: outcome as u8, answered: false, rcode: 0, answers: 0 }
+            let (verdict, outcome) = if overload::is_shed(hook, control, scratch, &frame, reason) {
+                (Verdict::Drop, Outcome::Shed as usize)
+            } else {
+                (Verdict::Pass, reason)
+            };
+            maps::count(outcome);
+            (verdict, Seen { outcome: outcome as u8, answered: false, rcode: 0, answers: 0 })
         }
     };
     if control.tap_every != 0 && tap::is_due(scratch, control) {
         // A full ring loses events, which is all that can be done about it.
         let _ = tap::send(hook, zero, &frame, &seen.launder(zero));
     }
-    let answered = answer.is_ok();
-    if !answered {
+    if verdict != Verdict::Reply {
         messages::tell(scratch);
     }
-    answered
+    verdict
 }
 
 /// The steps from a datagram for us to its reply, in order.

@@ -2,7 +2,7 @@
 
 use crate::{
     bytes::{Zero, has, masked, opaque},
-    headers::{ETHERNET_LEN, IPV4_LEN, IPV6_LEN, UDP_LEN, VLAN_TAG_LEN},
+    headers::{ETHERNET_LEN, IPV4_LEN, IPV4_SOURCE_END, IPV6_LEN, IPV6_SOURCE_END, UDP_LEN, VLAN_TAG_LEN},
     maps::Scratch,
 };
 
@@ -69,6 +69,12 @@ impl Frame {
     #[inline(always)]
     pub fn ip(&self) -> usize {
         ETHERNET_LEN + opaque(masked(self.tagged, 1) * VLAN_TAG_LEN)
+    }
+
+    /// Offset behind the sender's IP address.
+    #[inline(always)]
+    pub fn source_end(&self) -> usize {
+        self.ip() + IPV4_SOURCE_END + opaque(masked(self.v6, 1) * (IPV6_SOURCE_END - IPV4_SOURCE_END))
     }
 
     /// Bytes of IP and UDP headers.

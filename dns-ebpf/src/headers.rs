@@ -8,8 +8,12 @@ pub const ETHERNET_LEN: usize = 14;
 pub const VLAN_TAG_LEN: usize = 4;
 /// Bytes of an IPv4 header without options.
 pub const IPV4_LEN: usize = 20;
+/// Offset in it behind the sender's address.
+pub const IPV4_SOURCE_END: usize = 16;
 /// Bytes of an IPv6 header.
 pub const IPV6_LEN: usize = 40;
+/// Offset in it behind the sender's address.
+pub const IPV6_SOURCE_END: usize = 24;
 /// Protocol number of UDP.
 pub const UDP: u8 = 17;
 /// Bytes of a UDP header.

@@ -23,6 +23,7 @@ mod lookup;
 mod maps;
 mod messages;
 mod outcome;
+mod overload;
 mod parse;
 mod partial;
 mod plan;
@@ -40,9 +41,9 @@ use aya_ebpf::{
 };
 
 use crate::{
-    core_path::Means,
+    core_path::{Means, Verdict},
     frame::Frame,
-    tc::{TC_ACT_UNSPEC, Tc},
+    tc::{TC_ACT_SHOT, TC_ACT_UNSPEC, Tc},
     xdp::{Generic, Native, Xdp},
 };
 
@@ -61,8 +62,11 @@ pub fn dns_xdp_generic(context: XdpContext) -> u32 {
 /// Answers at XDP.
 #[inline(always)]
 fn answer_at_xdp<const NATIVE: bool>(hook: &Xdp<NATIVE>) -> u32 {
-    let answered = Means::get().is_some_and(|means| core_path::answer(hook, &means));
-    if answered { xdp_action::XDP_TX } else { xdp_action::XDP_PASS }
+    match Means::get().map_or(Verdict::Pass, |means| core_path::answer(hook, &means)) {
+        Verdict::Reply => xdp_action::XDP_TX,
+        Verdict::Pass => xdp_action::XDP_PASS,
+        Verdict::Drop => xdp_action::XDP_DROP,
+    }
 }
 
 /// Answers at the ingress of tc (tcx and clsact), by [`dns_tc_answer`].
@@ -87,9 +91,12 @@ pub fn dns_tc_second(context: TcContext) -> i32 {
 #[classifier]
 pub fn dns_tc_answer(context: TcContext) -> i32 {
     let hook = Tc::new(context);
-    let answered = Means::get()
-        .is_some_and(|means| core_path::answer_datagram(&hook, &means, Frame::kept(means.scratch)));
-    if answered { hook.redirect() } else { TC_ACT_UNSPEC }
+    let answer = |means: Means| core_path::answer_datagram(&hook, &means, Frame::kept(means.scratch));
+    match Means::get().map_or(Verdict::Pass, answer) {
+        Verdict::Reply => hook.redirect(),
+        Verdict::Pass => TC_ACT_UNSPEC,
+        Verdict::Drop => TC_ACT_SHOT,
+    }
 }
 
 /// Nothing here can panic; the compiler wants a handler all the same.

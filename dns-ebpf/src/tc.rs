@@ -27,6 +27,8 @@ use crate::{
 
 /// Not decided here: the next program, or the stack, gets the packet.
 pub const TC_ACT_UNSPEC: i32 = -1;
+/// The packet is dropped.
+pub const TC_ACT_SHOT: i32 = 2;
 
 /// Kind of packets to the interface's own address (`linux/if_packet.h`).
 const PACKET_HOST: u32 = 0;

@@ -53,6 +53,7 @@ pub fn config(mode: HookMode, bpffs: &Bpffs) -> XdpConfig {
         enabled: true,
         vlans: Vec::new(),
         respect_filters: Vec::new(),
+        shed: true,
         interfaces: None,
         mode,
         max_names: 1000,

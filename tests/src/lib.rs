@@ -7,6 +7,7 @@ pub mod checksum;
 pub mod client;
 pub mod confined;
 pub mod conformance;
+pub mod cpu;
 pub mod debian;
 pub mod fleet;
 pub mod health;

@@ -37,6 +37,10 @@ pub const ELEMENTS: u32 = 512;
 
 /// What `XDP_PASS` is as a number.
 pub const XDP_PASS: u32 = 2;
+/// What `XDP_DROP` is as a number.
+pub const XDP_DROP: u32 = 1;
+/// What `TC_ACT_SHOT` is as a number.
+pub const TC_ACT_SHOT: u32 = 2;
 /// What `XDP_TX` is as a number.
 pub const XDP_TX: u32 = 3;
 /// What `TC_ACT_UNSPEC` is as a number.

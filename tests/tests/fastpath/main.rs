@@ -1,6 +1,7 @@
 //! The fast path as a whole, in network namespaces of its own: real packets,
 //! real hooks. No userspace server is behind it, so that every reply seen here
-//! was given by the program; [`real_server`], [`refused`] and [`apart`] alone have the whole server.
+//! was given by the program; [`real_server`], [`refused`], [`apart`], [`flood`] and
+//! [`overload`] alone have the whole server.
 
 mod answers;
 mod apart;
@@ -10,6 +11,7 @@ mod flood;
 mod lab;
 mod neighbours;
 mod outside;
+mod overload;
 mod races;
 mod real_server;
 mod refused;

@@ -4,6 +4,7 @@
 //! * [`fixtures`]: a table of packets anyone can extend.
 //! * [`random`]: random and mutated packets, and every length of names and frames.
 //! * [`lookup`]: how entries are found.
+//! * [`overload`]: what is shed while userspace has too much to do.
 //! * [`shuffle`]: the order of answers, statistically.
 //! * [`object`]: what the object asks of the kernel.
 //! * [`other_kernel`]: all of that on an older kernel, in a virtual machine.
@@ -15,6 +16,7 @@ mod lookup;
 mod model;
 mod object;
 mod other_kernel;
+mod overload;
 mod packet;
 mod random;
 mod shuffle;

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result};
 use bosh_dns_xdp_benches::{
     dnsperf::{Load, percentile},
-    lab::{self, CLIENT_CPU, Lab, SERVER_ADDRESS, SERVER_CPU, SERVER_INTERFACE},
+    lab::{CLIENT_CPU, Lab, SERVER_ADDRESS, SERVER_CPU, SERVER_INTERFACE},
     peers::{Names, Peer},
     report::{Data, Figure, Sweep, number},
 };
@@ -20,6 +20,7 @@ use hickory_proto::{op::Message, rr::RecordType};
 use serde_json::json;
 use whole_system_tests::{
     client,
+    cpu::on_cpu,
     metrics::{Metrics, wait_for_fast_path},
     process::wait_until,
     server::{self, Server},
@@ -251,7 +252,7 @@ impl Town {
             })
         };
         let begun = Instant::now();
-        let all: Vec<Vec<Duration>> = self.lab.client.run(|| lab::on_cpu(CLIENT_CPU, ask_all))??;
+        let all: Vec<Vec<Duration>> = self.lab.client.run(|| on_cpu(CLIENT_CPU, ask_all))??;
         let rate = all.iter().map(Vec::len).sum::<usize>() as f64 / begun.elapsed().as_secs_f64();
         let latencies = all.concat();
         Ok(Seen { completed: latencies.len() as u64, rate, latencies })
@@ -283,7 +284,7 @@ fn start_ours(lab: &Lab, mode: &str, size: usize) -> Result<(Vec<u32>, Box<dyn s
         "consul": {"sources": {"files": [catalog]}},
     });
     // One worker for one CPU, as the peers are told to have.
-    let server = lab::on_cpu(SERVER_CPU, || Server::start(Some(&lab.server), folder, SERVER, &extra))?;
+    let server = on_cpu(SERVER_CPU, || Server::start(Some(&lab.server), folder, SERVER, &extra))?;
     if mode != "off" {
         wait_for_fast_path(&lab.server)?;
         // It is learned when it is asked for.

@@ -57,7 +57,8 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
         let turns = Turns::start(subjects.iter().map(|subject| (subject, &foundation)))?;
         turns.saturate(&vec![&queries; subjects.len()], plan.turns, &mut seen)?;
         if plan.with_curves() && curves.is_none() {
-            curves = Some(answered_and_dropped(plan, &turns, &queries)?);
+            let misses = Queries::write(&queries::with_hits(&queries.lines, 0))?;
+            curves = Some(answered_and_dropped(plan, &turns, &queries, &misses)?);
         }
     }
     for (subject, seen) in subjects.iter().zip(&seen) {
@@ -105,20 +106,35 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// What is answered of what is offered, and what does not reach the server.
-fn answered_and_dropped(plan: &Plan, turns: &Turns<'_>, queries: &Queries) -> Result<[Figure; 2]> {
+/// What is answered of what is offered, and what does not reach the server; of ours, of `misses`
+/// as well, which the program always leaves to userspace.
+fn answered_and_dropped(
+    plan: &Plan,
+    turns: &Turns<'_>,
+    queries: &Queries,
+    misses: &Queries,
+) -> Result<[Figure; 2]> {
     let places = LADDER.map(|rate| number(rate.into())).to_vec();
     let mut answered = report::Sweep::new("offered, queries/s", places.clone(), true);
     let mut dropped = report::Sweep::new("offered, queries/s", places, true);
-    for cell in &turns.cells {
-        let mut loaded = cell.loaded(queries)?;
+    let asked = turns.cells.iter().flat_map(|cell| {
         let label = cell.subject.label();
+        let missed = cell.subject.is_ours().then(|| (cell, misses, format!("{label}, {MISSES}")));
+        [(cell, queries, label)].into_iter().chain(missed)
+    });
+    for (cell, queries, label) in asked {
+        let mut loaded = cell.loaded(queries)?;
         for (place, &rate) in LADDER.iter().enumerate() {
             let seen = loaded.offer(Load::Rate { rate, burst: BURST }, plan.sweep_duration)?;
             if seen.sent < OFFERED * f64::from(rate) {
                 println!("{label:<28} only {}/s were sent", number(seen.sent));
                 continue;
             }
+            println!(
+                "{label:<42} {:>9}/s offered, {:>9}/s answered",
+                number(rate.into()),
+                number(seen.answered.median())
+            );
             for &value in &seen.answered.0 {
                 answered.push(&label, cell.subject.is_ours(), place, value);
             }
@@ -135,7 +151,7 @@ fn answered_and_dropped(plan: &Plan, turns: &Turns<'_>, queries: &Queries) -> Re
         sweep(
             "Answered of what is offered",
             "Whether they are answered or not, so many queries are sent each second, as far as the generator can. Past its \
-             best rate a server in userspace answers less than before: packets that nobody will read eat its core.",
+             best rate a server in userspace answers less than before: packets that nobody will read eat its core. Of              ours, queries of type ANY as well, which the program leaves to userspace: it sheds what userspace cannot              answer (not at mode off, where there is no program).",
             "queries/s",
             answered,
         ),
@@ -147,6 +163,9 @@ fn answered_and_dropped(plan: &Plan, turns: &Turns<'_>, queries: &Queries) -> Re
         ),
     ])
 }
+
+/// What is added to the label of a subject that is asked for nothing that the interface answers.
+const MISSES: &str = "all to userspace";
 
 /// A rate of which the generator sent less than this share was not offered.
 const OFFERED: f64 = 0.95;

@@ -6,13 +6,14 @@ use anyhow::{Context, Result};
 use aya::Ebpf;
 use bosh_dns_xdp_benches::{
     foundation::Foundation,
-    lab::{self, CLIENT_INTERFACE, Lab, SERVER_ADDRESS, SERVER_CPU, SERVER_INTERFACE},
+    lab::{CLIENT_INTERFACE, Lab, SERVER_ADDRESS, SERVER_CPU, SERVER_INTERFACE},
     peers::{Peer, Running as RunningPeer},
     reference::Reference,
     yardstick::{Hook, Yardstick},
 };
 use serde_json::json;
 use whole_system_tests::{
+    cpu::on_cpu,
     metrics::wait_for_fast_path,
     server::{self, Server},
 };
@@ -109,7 +110,7 @@ fn start_build(program: PathBuf, lab: &Lab, foundation: &Foundation, mode: &str)
         "metrics": {"enabled": true},
     });
     // One worker for one CPU, as the peers are told to have.
-    let server = lab::on_cpu(SERVER_CPU, || {
+    let server = on_cpu(SERVER_CPU, || {
         Server::start_program(program, Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &extra, |_| {})
     })?;
     if mode != "off" {

@@ -230,6 +230,9 @@ pub struct XdpConfig {
     /// `respect_filters`: names and globs of interfaces that are left to userspace,
     /// whose replies pass by the packet filter.
     pub respect_filters: Vec<String>,
+    /// `shed`: whether interfaces drop a part of what would go up while that is more than
+    /// the server can answer.
+    pub shed: bool,
     /// `interfaces`: names and globs; `None`: those on which queries for our
     /// addresses can arrive, `lo` among them.
     pub interfaces: Option<Vec<String>>,

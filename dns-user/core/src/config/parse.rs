@@ -299,6 +299,7 @@ fn xdp(object: &Reader<'_>, warnings: &mut Vec<String>) -> Result<XdpConfig, Con
     let config = XdpConfig {
         vlans: object.numbers("vlans", 0, 4095)?.into_iter().map(|vlan| vlan as u16).collect(),
         respect_filters: respect_filters.into_iter().map(str::to_owned).collect(),
+        shed: object.boolean("shed")?.unwrap_or(true),
         enabled: object.boolean("enabled")?.unwrap_or(true),
         interfaces: interfaces.map(|names| names.into_iter().map(str::to_owned).collect()),
         mode: object

@@ -128,6 +128,11 @@ fn keys() -> Vec<(&'static str, Value, &'static str)> {
             "Names and patterns of interfaces left to userspace, behind the packet filter",
         ),
         ("xdp.vlans", none(), "VLANs whose tagged frames are answered at the interface"),
+        (
+            "xdp.shed",
+            json!(true),
+            "Whether interfaces drop a part of the queries while more come than the server can answer",
+        ),
         ("xdp.max_names", json!(65_536), "Names that the interface can answer"),
         ("xdp.lease", json!("10s"), "How long the interface answers without a word of the server"),
         ("xdp.bpffs", json!("/sys/fs/bpf/bosh-dns-xdp"), "Where programs and maps are pinned"),

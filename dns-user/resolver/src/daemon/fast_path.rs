@@ -23,14 +23,14 @@ use crate::{
         Admission, Everything, FastPath, FastPathError, FastPathStatus, NameSource, ProgramStatus, Publisher,
         TapItem,
     },
-    fleet::{Fleet, Publish, State},
+    fleet::{Fleet, PassShares, Publish, State},
     health::{FastPathUse, HealthService},
     ops::{
         metrics::{FastPathFamilies, FastReplies, Metrics},
         status::{FastPathView, InterfaceView, ProgramView},
         tap::{self, TapLine, TapPath, seconds_since_1970, type_text},
     },
-    server::{is_consuls, is_local},
+    server::{SHEDDING_ORDER, is_consuls, is_local},
 };
 use dns_core::{
     config::{HookMode, XdpConfig},
@@ -200,6 +200,14 @@ impl Publish for Slot {
         if let Some(held) = self.0.held.load().first() {
             held.publisher.learn(name);
         }
+    }
+
+    fn shed(&self, shares: Option<&PassShares>) {
+        self.tell(|publisher| publisher.shed(shares, SHEDDING_ORDER));
+    }
+
+    fn went_up(&self) -> Option<u64> {
+        self.get().map(|fast_path| fast_path.counters().went_up())
     }
 }
 

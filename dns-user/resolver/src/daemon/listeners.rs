@@ -9,7 +9,7 @@ use tracing::{error, info};
 use crate::{
     fleet::Fleet,
     limits::raise_file_limit,
-    server::{Chaos, Options, OwnConnections, Server, ServerError, ServerMetrics},
+    server::{Chaos, Options, Overload, OwnConnections, Server, ServerError, ServerMetrics},
 };
 use dns_core::config::Config;
 
@@ -161,6 +161,7 @@ pub(super) fn options(config: &Config, addresses: usize, own: OwnConnections) ->
         max_tcp_connections,
         own,
         max_reply: config.max_reply,
+        overload: if config.xdp.shed { Overload::on() } else { Overload::default() },
         ..Options::default()
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{net::IpAddr, sync::Arc};
 
+use dns_common::control::CLIENT_BUCKETS;
 use futures::future::BoxFuture;
 
 use super::State;
@@ -15,7 +16,15 @@ pub trait Publish: Send + Sync {
     fn health_changed(&self, instances: &[IpAddr]);
     /// `name` was resolved here. Called for every such query: cheap, never blocks.
     fn learn(&self, name: &Name);
+    /// More queries come up than can be answered: for a moment no more than this is to come
+    /// up, by group of clients; `None`: all again. Cheap, never blocks.
+    fn shed(&self, shares: Option<&PassShares>);
+    /// Queries that went up at interfaces since the start; `None`: there is no fast path.
+    fn went_up(&self) -> Option<u64>;
 }
+
+/// How many of 2^32 - 1 queries go up, by [`dns_common::control::client_bucket`].
+pub type PassShares = [u32; CLIENT_BUCKETS];
 
 /// The health tracker, as the server sees it.
 pub trait Track: Send + Sync {
@@ -33,4 +42,8 @@ impl Publish for () {
     fn install(&self, _state: Arc<State>) {}
     fn health_changed(&self, _instances: &[IpAddr]) {}
     fn learn(&self, _name: &Name) {}
+    fn shed(&self, _shares: Option<&PassShares>) {}
+    fn went_up(&self) -> Option<u64> {
+        None
+    }
 }

@@ -19,7 +19,7 @@ use std::{
 use arc_swap::ArcSwap;
 
 pub use self::{
-    listeners::{Publish, Track},
+    listeners::{PassShares, Publish, Track},
     routes::{Answer, ByDomain, Routes},
 };
 pub(crate) use routes::{ARPA, ROOT};
@@ -193,6 +193,16 @@ impl Fleet {
     /// Tells the fast path of a name that keeps coming up here.
     pub(crate) fn learn(&self, name: &Name) {
         self.publisher.learn(name);
+    }
+
+    /// Tells the fast path how much may come up from now on, see [`Publish::shed`].
+    pub(crate) fn shed(&self, shares: Option<&PassShares>) {
+        self.publisher.shed(shares);
+    }
+
+    /// Queries that came up through interfaces, see [`Publish::went_up`].
+    pub(crate) fn went_up(&self) -> Option<u64> {
+        self.publisher.went_up()
     }
 
     /// Number of the state that answers come from. Read it before asking: an

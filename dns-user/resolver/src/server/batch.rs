@@ -5,7 +5,7 @@ use std::{io, mem, os::fd::RawFd};
 use crate::mmsg::{self, ControlMessages, Incoming, Told};
 
 /// Datagrams that are taken at once.
-const BATCH: usize = 32;
+pub(super) const BATCH: usize = 32;
 /// Bytes that a query may have. Real ones are far below; what is cut off
 /// cannot be read and gets FORMERR.
 const QUERY_SIZE: usize = 4096;

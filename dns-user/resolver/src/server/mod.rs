@@ -15,6 +15,7 @@ mod connections;
 mod eager;
 pub mod metrics;
 mod near;
+mod overload;
 mod service;
 mod sockets;
 mod tcp;
@@ -36,6 +37,7 @@ use tokio::{sync::watch, task::JoinSet};
 pub use connections::OwnConnections;
 pub(crate) use eager::in_first_poll;
 pub use metrics::ServerMetrics;
+pub use overload::{ORDER as SHEDDING_ORDER, Overload};
 pub use service::{
     identity::{Chaos, Identity},
     route::{is_consuls, is_local},
@@ -64,6 +66,8 @@ pub struct Options {
     pub own: OwnConnections,
     /// Most bytes of a UDP reply to a client that is not near, see [`near`]; `None`: no bound.
     pub max_reply: Option<u16>,
+    /// Whether a part of the queries is shed at the interface while more come than can be answered.
+    pub overload: Overload,
     /// How long a TCP connection may stay without a complete query.
     pub tcp_idle_timeout: Duration,
     /// Whether IPv4 has sockets of its own: then a wildcard of IPv6 takes IPv6 only, not both.
@@ -79,6 +83,7 @@ impl Default for Options {
             max_tcp_connections: 1024,
             own: OwnConnections::default(),
             max_reply: None,
+            overload: Overload::default(),
             tcp_idle_timeout: Duration::from_secs(8),
             ipv4_apart: false,
         }

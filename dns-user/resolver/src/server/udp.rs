@@ -15,10 +15,11 @@ use tokio::{runtime::Handle, sync::OwnedSemaphorePermit};
 
 use super::{
     answer_cache::{AnswerCache, LowerName},
-    batch::{Batch, Datagram},
+    batch::{BATCH, Batch, Datagram},
     eager::spawn_eagerly,
     metrics::{By, Dropped, Stripe},
     near::NearClients,
+    overload::QueueWatch,
     service::{
         AtOnce, Later, QueryHandler,
         observe::{observe, observe_unreadable},
@@ -142,6 +143,8 @@ pub(super) struct Worker {
     shuffle: Shuffle,
     /// Whose replies are not bounded.
     near: NearClients,
+    /// How full the queue is.
+    queue: QueueWatch,
     /// What this worker counts.
     stripe: Arc<Stripe>,
 }
@@ -155,6 +158,7 @@ impl Worker {
             cache: AnswerCache::new(),
             shuffle: Shuffle::default(),
             near: NearClients::default(),
+            queue: QueueWatch::new(handler.options.overload.clone()),
             stripe: handler.metrics.stripe(),
             handler,
         }
@@ -199,6 +203,7 @@ impl Worker {
             if failed > 0 {
                 self.stripe.dropped(Dropped::NotSent, failed as u64);
             }
+            self.queue.batch_ended(descriptor, count == BATCH, clock.received, &self.handler.fleet);
             if messages == 0 && self.socket.stopping.load(Ordering::Acquire) {
                 return;
             }
@@ -227,7 +232,9 @@ impl Worker {
                 return;
             }
         };
-        query.client = Some(socket_address(datagram.peer).ip().to_canonical());
+        let client = socket_address(datagram.peer).ip().to_canonical();
+        self.queue.took(client);
+        query.client = Some(client);
         if let Some(most) = self.handler.options.max_reply {
             let ifindex = datagram.control.interface(datagram.control_len);
             if !self.near.holds(socket_address(datagram.peer).ip(), ifindex) {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use dns_common::{
-    control::{Control, Endpoint, INTERFACES, Interface, MAX_ENDPOINTS, VLAN_WORDS},
+    control::{CLIENT_BUCKETS, Control, Endpoint, INTERFACES, Interface, MAX_ENDPOINTS, VLAN_WORDS},
     counters::INTERFACE_SLOTS,
 };
 use memmap2::MmapRaw;
@@ -98,6 +98,20 @@ impl ControlPage {
         }
         fence(Ordering::SeqCst);
         count.store(u32::try_from(endpoints.len()).expect("at most MAX_ENDPOINTS"), Ordering::Release);
+    }
+
+    /// Sets how much goes up until then, ns of CLOCK_MONOTONIC, see [`Control::pass_shares`].
+    pub(crate) fn set_shedding(&self, shares: &[u32; CLIENT_BUCKETS], until_ns: u64) {
+        for (bucket, &share) in shares.iter().enumerate() {
+            let offset = std::mem::offset_of!(Control, pass_shares) + bucket * size_of::<u32>();
+            self.half(offset).store(share, Ordering::Relaxed);
+        }
+        self.word(std::mem::offset_of!(Control, shed_until_ns)).store(until_ns, Ordering::Release);
+    }
+
+    /// Lets everything go up.
+    pub(crate) fn end_shedding(&self) {
+        self.word(std::mem::offset_of!(Control, shed_until_ns)).store(0, Ordering::Relaxed);
     }
 
     /// Sets the longest reply that is given, bytes of DNS message; 0: no bound.

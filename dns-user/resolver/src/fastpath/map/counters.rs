@@ -24,6 +24,15 @@ impl Counters {
         Self { cpus }
     }
 
+    /// Packets to our addresses and ports that went up.
+    pub fn went_up(&self) -> u64 {
+        let goes_up = |outcome: &&Outcome| {
+            use Outcome::{HandedOn, Hit, HitTruncated, NotOurs, Shed};
+            !matches!(outcome, Hit | HitTruncated | NotOurs | HandedOn | Shed)
+        };
+        Outcome::ALL.iter().filter(goes_up).map(|&outcome| self.outcome(outcome)).sum()
+    }
+
     /// Packets with this outcome.
     pub fn outcome(&self, outcome: Outcome) -> u64 {
         self.sum(|cpu| cpu.outcomes[outcome as usize % OUTCOME_SLOTS])

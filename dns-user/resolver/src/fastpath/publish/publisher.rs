@@ -10,9 +10,10 @@ use std::{
 };
 
 use crossbeam::channel::{Receiver, Sender, TryRecvError, bounded, select_biased, unbounded};
-use dns_common::{entry::EntryHeader, name::hash_name};
+use dns_common::{control::CLIENT_BUCKETS, entry::EntryHeader, name::hash_name};
 use tokio::sync::{oneshot, watch};
 
+use crate::clock::kernel_monotonic_ns;
 use crate::fastpath::{
     map::control::ControlPage,
     map::index::IndexMemory,
@@ -152,6 +153,19 @@ impl Publisher {
     pub fn keep_exact_last_used(&self, exact: bool) {
         if let Some(handle) = &self.inner {
             handle.page.set_exact_last_used(exact);
+        }
+    }
+
+    /// For so long no more goes up than `shares` say, by group of clients, of 2^32 - 1 queries;
+    /// `None`: all. Takes effect at once.
+    pub fn shed(&self, shares: Option<&[u32; CLIENT_BUCKETS]>, time: Duration) {
+        let Some(handle) = &self.inner else { return };
+        match shares {
+            Some(shares) => {
+                let time = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+                handle.page.set_shedding(shares, kernel_monotonic_ns().saturating_add(time));
+            }
+            None => handle.page.end_shedding(),
         }
     }
 

@@ -119,7 +119,7 @@ declare! {
 
     //----------- Ours: fast path ------------------------------------------
     /// `outcome`: `hit`, `hit_truncated`, or why they went up. Those with `handed_on` count
-    /// once more, by what the tc program behind XDP made of them.
+    /// once more, by what the tc program behind XDP made of them; those with `shed` were dropped.
     FAST_PATH_PACKETS_TOTAL: Counter = "bosh_dns_xdp_fast_path_packets_total"
         ["outcome"] "Packets by what became of them.";
     FAST_PATH_REPLIES_TOTAL: Counter = "bosh_dns_xdp_fast_path_replies_total"

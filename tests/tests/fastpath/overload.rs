@@ -1,0 +1,129 @@
+//! More queries than userspace can answer: a part of them is shed at the interface, and
+//! names that the interface answers do not notice.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use dns_resolver::ops::metrics::names::FAST_PATH_PACKETS_TOTAL;
+use hickory_proto::{op::Message, rr::RecordType};
+use serde_json::{Value, json};
+use whole_system_tests::{
+    bpffs::Bpffs,
+    client,
+    cpu::on_cpu,
+    metrics::{Metrics, wait_for_fast_path},
+    namespace::Namespace,
+    process::wait_until,
+    requirements,
+    server::{self, Server},
+};
+
+/// Where the server listens.
+const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 53);
+
+/// A name that the interface answers.
+const HOT: &str = "q-s0.q-g1.bosh.";
+
+/// The server's only UDP thread runs there.
+const CPU: usize = 0;
+
+/// Most datagrams that one client of the flood sends.
+const MOST_SENT: u32 = 20_000_000;
+
+/// Longer than anything here takes on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// records.json of one group of eight instances.
+fn records() -> Vec<u8> {
+    let row = |last: u8| -> Value {
+        json!([format!("i{last}"), "web", ["1"], "net", "dep", format!("10.0.0.{last}"), "bosh"])
+    };
+    let rows: Vec<Value> = (1..=8).map(row).collect();
+    let keys = ["id", "instance_group", "group_ids", "network", "deployment", "ip", "domain"];
+    json!({"record_keys": keys, "record_infos": rows, "version": 1}).to_string().into_bytes()
+}
+
+/// Packets that were shed so far.
+fn shed() -> Result<u64> {
+    Ok(Metrics::here()?.sum(FAST_PATH_PACKETS_TOTAL, "outcome=\"shed\""))
+}
+
+/// Sends queries that always go up, from an address of its own, and reads no reply.
+fn flood(done: &AtomicBool) -> Result<()> {
+    let socket = UdpSocket::bind((Ipv4Addr::new(127, 0, 0, 66), 0))?;
+    socket.connect(ADDRESS)?;
+    let query = client::query(HOT, RecordType::ANY, None)?.to_vec()?;
+    let mut sent = 0;
+    while !done.load(Ordering::Relaxed) && sent < MOST_SENT {
+        // A full queue of replies, which nobody reads, is no error of the sender's.
+        let _ = socket.send(&query);
+        sent += 1;
+    }
+    Ok(())
+}
+
+/// Asks one query after the other for a name that the interface answers.
+fn ask_for_hot_name(done: &AtomicBool) -> Result<u32> {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    socket.connect(ADDRESS)?;
+    socket.set_read_timeout(Some(LIMIT))?;
+    let (mut buffer, mut asked) = ([0; 4096], 0);
+    while !done.load(Ordering::Relaxed) {
+        let query = client::query(HOT, RecordType::A, None)?;
+        socket.send(&query.to_vec()?)?;
+        let len = socket.recv(&mut buffer).with_context(|| format!("no reply to query {asked}"))?;
+        let reply = Message::from_vec(&buffer[..len])?;
+        ensure!(reply.metadata.id == query.metadata.id && client::addresses(&reply).len() == 8, "{reply}");
+        asked += 1;
+    }
+    Ok(asked)
+}
+
+#[test]
+fn what_userspace_cannot_answer_is_shed_and_hot_names_do_not_notice() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let (namespace, bpffs) = (Namespace::new("overload")?, Bpffs::new()?);
+    let settings = json!({
+        "metrics": {"enabled": true},
+        "xdp": {"interfaces": ["lo"], "bpffs": bpffs.path()},
+    });
+    let start = || Server::start(Some(&namespace), server::folder(&records(), None)?, ADDRESS, &settings);
+    // A thread for each CPU that the server may use: one, which two clients keep more than busy.
+    let server = on_cpu(CPU, start)?;
+    wait_for_fast_path(&namespace)?;
+    let done = AtomicBool::new(false);
+    namespace.run(|| {
+        ensure!(shed()? == 0, "nothing is shed before the flood");
+        thread::scope(|scope| -> Result<()> {
+            let floods: Vec<_> = (0..2).map(|_| scope.spawn(|| namespace.run(|| flood(&done)))).collect();
+            let asker = scope.spawn(|| namespace.run(|| ask_for_hot_name(&done)));
+            let waited = wait_until("something to be shed", LIMIT, || shed().is_ok_and(|shed| shed > 1_000));
+            done.store(true, Ordering::Relaxed);
+            for flood in floods {
+                flood.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))??;
+            }
+            let asked = asker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))??;
+            waited?;
+            ensure!(asked > 0, "the hot name was not asked for");
+            Ok(())
+        })?;
+        // It ends with the flood: what comes up is answered again, every time.
+        thread::sleep(2 * dns_resolver::server::SHEDDING_ORDER);
+        let before = shed()?;
+        for _ in 0..100 {
+            let reply = client::ask(ADDRESS, &client::query(HOT, RecordType::ANY, None)?)?;
+            ensure!(!reply.answers.is_empty(), "{reply}");
+        }
+        ensure!(shed()? == before, "something is shed without a flood");
+        Ok(())
+    })??;
+    drop(server);
+    Ok(())
+}
