@@ -112,7 +112,7 @@ impl QueueWatch {
         Self { overload, taken: [0; CLIENT_BUCKETS], since: Instant::now() }
     }
 
-    /// A query was taken from the queue.
+    /// A datagram was taken from the queue, whatever it says.
     pub(super) fn took(&mut self, client: IpAddr) {
         self.taken[bucket(client)] += 1;
     }

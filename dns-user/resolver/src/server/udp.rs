@@ -197,6 +197,8 @@ impl Worker {
             let mut messages = 0;
             for mut datagram in batch.datagrams(count) {
                 messages += usize::from(!datagram.query.is_empty());
+                // Whether it can be read or not: it took its place in the queue.
+                self.queue.took(socket_address(datagram.peer).ip());
                 self.answer(&mut datagram, &mut clock);
             }
             let failed = batch.send(descriptor, count);
@@ -232,9 +234,7 @@ impl Worker {
                 return;
             }
         };
-        let client = socket_address(datagram.peer).ip().to_canonical();
-        self.queue.took(client);
-        query.client = Some(client);
+        query.client = Some(socket_address(datagram.peer).ip().to_canonical());
         if let Some(most) = self.handler.options.max_reply {
             let ifindex = datagram.control.interface(datagram.control_len);
             if !self.near.holds(socket_address(datagram.peer).ip(), ifindex) {
