@@ -2,7 +2,10 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use dns_common::entry::{EntryHeader, Location, MAX_V4, MAX_V6, RULED, Rules};
+use dns_common::{
+    entry::{EntryHeader, Location, MAX_V4, MAX_V6, RULED, Rules},
+    name::MAX_NAME_WORDS,
+};
 use zerocopy::IntoBytes as _;
 
 use super::{store::EntryMemory, words::Words};
@@ -109,18 +112,41 @@ impl Encoded {
 }
 
 /// Reads a name back from the first words of an entry; `None`: not a well-formed entry.
-pub(crate) fn read_name(memory: &EntryMemory, location: Location) -> Option<Name> {
-    let header = read_header(memory, location)?;
-    let length = usize::from(header.name_len);
-    let words = memory.read(location, size_of::<EntryHeader>() / 8 + length.div_ceil(8))?;
-    let (name, used) = Name::from_wire(&words.as_bytes()[size_of::<EntryHeader>()..]).ok()?;
-    (used == length).then_some(name)
+pub(crate) fn read_name<W: Words>(memory: &EntryMemory<W>, location: Location) -> Option<Name> {
+    let mut words = [0; NAME_END_WORDS];
+    let wire = read_wire(memory, location, &mut words)?;
+    let (name, used) = Name::from_wire(wire).ok()?;
+    (used == wire.len()).then_some(name)
+}
+
+/// Whether an entry is that of this name.
+pub(crate) fn is_named<W: Words>(memory: &EntryMemory<W>, location: Location, name: &Name) -> bool {
+    read_wire(memory, location, &mut [0; NAME_END_WORDS]) == Some(name.as_wire())
 }
 
 /// Reads the header of an entry; `None`: outside the store.
 pub(crate) fn read_header<W: Words>(memory: &EntryMemory<W>, location: Location) -> Option<EntryHeader> {
-    let words = memory.read(location, size_of::<EntryHeader>() / 8)?;
+    let mut words = [0; HEADER_WORDS];
+    memory.read_to(location, &mut words)?;
     zerocopy::FromBytes::read_from_bytes(words.as_bytes()).ok()
+}
+
+/// Words of an entry's header.
+const HEADER_WORDS: usize = size_of::<EntryHeader>() / 8;
+
+/// Words of an entry up to the end of the longest name.
+const NAME_END_WORDS: usize = HEADER_WORDS + MAX_NAME_WORDS;
+
+/// The name of an entry in wire format, read to `words`; `None`: not a well-formed entry.
+fn read_wire<'w, W: Words>(
+    memory: &EntryMemory<W>,
+    location: Location,
+    words: &'w mut [u64; NAME_END_WORDS],
+) -> Option<&'w [u8]> {
+    let length = usize::from(read_header(memory, location)?.name_len);
+    let words = words.get_mut(..HEADER_WORDS + length.div_ceil(8))?;
+    memory.read_to(location, words)?;
+    words.as_bytes().get(size_of::<EntryHeader>()..)?.get(..length)
 }
 
 #[cfg(test)]
@@ -216,13 +242,15 @@ mod tests {
 
     #[test]
     fn names_are_read_back() {
-        let memory = EntryMemory::new(memmap2::MmapMut::map_anon(CHUNK_SIZE).unwrap().into());
+        let memory: EntryMemory = EntryMemory::new(memmap2::MmapMut::map_anon(CHUNK_SIZE).unwrap().into());
         let place = Location(2);
         for text in [".", "a", "seven77.example", "q-s0.q-g1.bosh"] {
             let name: Name = text.parse().unwrap();
             let mut entry = Encoded::default();
             entry.encode(7, &name, &resolution(Existence::Found, &[[1, 2, 3, 4]], &[]), None).unwrap();
             memory.write(place, entry.words());
+            assert!(is_named(&memory, place, &name));
+            assert!(!is_named(&memory, place, &"other.example".parse().unwrap()));
             assert_eq!(read_name(&memory, place), Some(name));
         }
         assert_eq!(read_name(&memory, Location(64)), None, "zeros are no entry");

@@ -211,8 +211,18 @@ impl<W: Words> EntryMemory<W> {
     /// While cells are being written anew the words may be of two entries: who
     /// reads without the publisher's knowledge compares the name.
     pub(crate) fn read(&self, location: Location, count: usize) -> Option<Vec<u64>> {
-        let start = self.start(location, count)?;
-        Some((start..start + count).map(|index| self.words.load(index, Ordering::Relaxed)).collect())
+        let mut words = vec![0; count];
+        self.read_to(location, &mut words)?;
+        Some(words)
+    }
+
+    /// The same, as many words as there is room for.
+    pub(crate) fn read_to(&self, location: Location, words: &mut [u64]) -> Option<()> {
+        let start = self.start(location, words.len())?;
+        for (index, word) in words.iter_mut().enumerate() {
+            *word = self.words.load(start + index, Ordering::Relaxed);
+        }
+        Some(())
     }
 
     /// Whether the words at `location`, the first one (when it was last used) left out, are these.

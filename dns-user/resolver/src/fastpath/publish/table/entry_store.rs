@@ -4,11 +4,12 @@
 use std::sync::Arc;
 
 use dns_common::entry::{CELL_SIZE, Location};
-
+use dns_core::name::Name;
 use memmap2::MmapRaw;
 
 use crate::fastpath::{
     map::index::{Full, Index},
+    map::layout::{is_named, read_name},
     map::store::{CellAllocator, EntryMemory, StoreFill, cells},
     map::words::Words,
     publish::compaction::Placed,
@@ -43,6 +44,16 @@ impl<W: Words> EntryStore<W> {
     /// When the program last answered from an entry: ns of `CLOCK_MONOTONIC_COARSE`, 0: never.
     pub(super) fn last_used_ns(&self, location: Location) -> u64 {
         self.memory.last_used_ns(location)
+    }
+
+    /// The name of an entry; `None`: somebody else has written to the store.
+    pub(super) fn name(&self, location: Location) -> Option<Name> {
+        read_name(&self.memory, location)
+    }
+
+    /// Whether an entry is that of this name.
+    pub(super) fn is_named(&self, location: Location, name: &Name) -> bool {
+        is_named(&self.memory, location, name)
     }
 
     /// Whether an entry says what these words say; when it was last used does not count.

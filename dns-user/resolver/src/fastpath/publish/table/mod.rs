@@ -32,7 +32,7 @@ pub(crate) use self::entry_store::EntryStore;
 pub use self::status::{TableStatus, UnfittingStatus};
 use self::{
     listing::{Listing, Pass, Step, Unfitting},
-    records::{Kind, Records},
+    records::{Kind, Record, Records},
 };
 use crate::fastpath::{
     Admission,
@@ -195,9 +195,13 @@ impl Table {
         progress: &mut dyn FnMut(),
     ) {
         self.answers = answers;
-        let concerned = |name: &Name| domains.iter().any(|domain| name.is_within(domain));
+        let concerned = |record: &Record| {
+            let name = self.store.name(record.location);
+            // A name that cannot be read leaves the map.
+            name.is_none_or(|name| domains.iter().any(|domain| name.is_within(domain)))
+        };
         let keys: Vec<u64> =
-            self.records.iter().filter(|(_, record)| concerned(&record.name)).map(|(key, _)| key).collect();
+            self.records.iter().filter(|(_, record)| concerned(record)).map(|(key, _)| key).collect();
         self.refresh_all(keys, progress);
     }
 
@@ -243,8 +247,7 @@ impl Table {
         if record.kind() == Kind::Published && !self.listing.contains(key) && !used {
             self.remove(key);
         } else {
-            let name = record.name.clone();
-            self.refresh(key, &name);
+            self.refresh_known(key);
         }
     }
 
@@ -273,10 +276,17 @@ impl Table {
             if index % 64 == 0 {
                 progress();
             }
-            if let Some(record) = self.records.get(key) {
-                let name = record.name.clone();
-                self.refresh(key, &name);
-            }
+            self.refresh_known(key);
+        }
+    }
+
+    /// Resolves a name again, if it is still in the map, and makes the map say so.
+    fn refresh_known(&mut self, key: u64) {
+        let Some(record) = self.records.get(key) else { return };
+        match self.store.name(record.location) {
+            Some(name) => self.refresh(key, &name),
+            // Somebody else has written to the store.
+            None => self.remove(key),
         }
     }
 
@@ -301,7 +311,7 @@ impl Table {
     pub(crate) fn withdraw(&mut self, names: &[Name]) {
         for name in names {
             let key = self.key(name);
-            if self.records.get(key).is_some_and(|record| record.name == *name) {
+            if self.records.get(key).is_some_and(|record| self.store.is_named(record.location, name)) {
                 self.remove(key);
             }
         }
@@ -389,7 +399,7 @@ impl Table {
     /// a listed name that resolves to nothing waits until somebody asks for it.
     fn publish_listed(&mut self, key: u64, name: &Name) {
         match self.records.get(key) {
-            Some(record) if record.name == *name => return,
+            Some(record) if self.store.is_named(record.location, name) => return,
             Some(_) => {
                 self.listing.note_unfitting(key, Unfitting::Collision);
                 return;
@@ -444,7 +454,7 @@ impl Table {
             self.listing.note_unfitting(key, Unfitting::NoRoom);
             return;
         };
-        if !self.write(Placed { key, location, size: self.encoded.size() }, name, kind) {
+        if !self.write(Placed { key, location, size: self.encoded.size() }, kind) {
             self.listing.note_unfitting(key, Unfitting::NoRoom);
             return;
         }
@@ -461,7 +471,7 @@ impl Table {
     }
 
     /// Writes what was encoded last to cells that were allocated for it; `false`: the index is full.
-    fn write(&mut self, entry: Placed, name: &Name, kind: Kind) -> bool {
+    fn write(&mut self, entry: Placed, kind: Kind) -> bool {
         let Placed { key, location, size } = entry;
         // The making of room may have evicted this very name.
         let old = self.records.get(key).map(|record| (record.location, record.size));
@@ -473,7 +483,7 @@ impl Table {
         }
         match self.records.get_mut(key) {
             Some(record) => (record.location, record.size) = (location, size),
-            None => self.records.insert(entry, name.clone(), kind, self.store.last_used_ns(location)),
+            None => self.records.insert(entry, kind, self.store.last_used_ns(location)),
         }
         true
     }

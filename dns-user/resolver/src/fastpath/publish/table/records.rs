@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 
 use dns_common::entry::Location;
-use dns_core::name::Name;
 use hashbrown::HashMap;
 
 use super::entry_store::EntryStore;
@@ -20,11 +19,9 @@ pub(super) enum Kind {
     Negative,
 }
 
-/// One name in the map.
+/// One name in the map; the name itself stands in its entry.
 #[derive(Debug)]
 pub(super) struct Record {
-    /// The name.
-    pub(super) name: Name,
     /// Why it is there.
     kind: Kind,
     /// Where its entry lies.
@@ -88,9 +85,9 @@ impl Records {
     }
 
     /// Adds a name, the last of its kind to be evicted. `last_used_ns`: of its entry.
-    pub(super) fn insert(&mut self, entry: Placed, name: Name, kind: Kind, last_used_ns: u64) {
+    pub(super) fn insert(&mut self, entry: Placed, kind: Kind, last_used_ns: u64) {
         let Placed { key, location, size } = entry;
-        let record = Record { name, kind, location, size, dependency: None, ticket: 0, spared_at_ns: 0 };
+        let record = Record { kind, location, size, dependency: None, ticket: 0, spared_at_ns: 0 };
         self.by_key.insert(key, record);
         self.counts[kind as usize] += 1;
         self.queue(key, last_used_ns);
