@@ -9,11 +9,12 @@ use std::{
 use anyhow::{Context, Result};
 use bosh_dns_xdp_benches::{
     foundation::Foundation,
-    lab::{CLIENT_INTERFACE, Lab, SERVER_ADDRESS, SERVER_INTERFACE},
+    lab::{CLIENT_CPU, CLIENT_INTERFACE, Lab, SERVER_ADDRESS, SERVER_CPU, SERVER_INTERFACE},
     report::{Bar, Data, Figure, Rounds, Sweep},
 };
 use serde_json::Value;
 use whole_system_tests::{
+    cpu::on_cpu,
     namespace::Namespace,
     process::{Kept, capture, run, wait_until},
 };
@@ -67,17 +68,20 @@ const KINDS: [(Traffic, Over); 6] = [
 pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     let foundation = Foundation::generate(1_000)?;
     let mut values = KINDS.map(|_| MODES.map(|_| Rounds::default()));
-    // It varies more than what is to be seen: many short turns.
-    let rounds = if plan.quick { 2 } else { plan.rounds * 3 };
-    for _ in 0..rounds {
-        for (column, mode) in MODES.into_iter().enumerate() {
-            let lab = Lab::plain()?;
-            for (namespace, interface) in [(&lab.server, SERVER_INTERFACE), (&lab.client, CLIENT_INTERFACE)] {
-                run(namespace.with_own_sysfs("ethtool").args(["-K", interface, "gro", "on", "tso", "on"]))?;
-            }
-            let _running = mode.map(|mode| Subject::Ours(mode).start(&lab, &foundation)).transpose()?;
-            for ((traffic, over), row) in KINDS.iter().zip(&mut values) {
-                row[column].0.push(throughput(&lab, *traffic, *over)?);
+    let turns = if plan.quick { 3 } else { 9 };
+    for (&(traffic, over), row) in KINDS.iter().zip(&mut values) {
+        // The same interfaces for all: where two labs lie in memory, and which sockets they
+        // have, would make more of a difference than what is to be seen.
+        let lab = Lab::plain()?;
+        for (namespace, interface) in [(&lab.server, SERVER_INTERFACE), (&lab.client, CLIENT_INTERFACE)] {
+            run(namespace.with_own_sysfs("ethtool").args(["-K", interface, "gro", "on", "tso", "on"]))?;
+        }
+        for turn in 0..turns {
+            // Nobody is always the first or the last one.
+            for column in (0..MODES.len()).map(|column| (column + turn) % MODES.len()) {
+                let subject = MODES[column].map(Subject::Ours);
+                let _running = subject.map(|subject| subject.start(&lab, &foundation)).transpose()?;
+                row[column].0.push(throughput(&lab, traffic, over)?);
             }
         }
     }
@@ -94,7 +98,8 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     }
     let kept = Figure {
         title: MAIN_TITLE.to_owned(),
-        about: "Of what passes with no program attached, turn by turn; iperf3, GRO and TSO on, no DNS load."
+        about: "Of what passes with no program attached, turn by turn, over the same interfaces; iperf3, a core for each of its \
+                ends, GRO and TSO on, no DNS load."
             .to_owned(),
         unit: "%".to_owned(),
         data: Data::Sweep(kept),
@@ -160,7 +165,7 @@ fn label(mode: Option<&str>) -> String {
 fn throughput(lab: &Lab, traffic: Traffic, over: Over) -> Result<f64> {
     let mut command = lab.server.command("iperf3")?;
     command.args(["--server", "--one-off", "--port", PORT]).stdout(Stdio::null()).stderr(Stdio::null());
-    let mut server = Kept::spawn(&mut command)?;
+    let mut server = on_cpu(SERVER_CPU, || Kept::spawn(&mut command))?;
     wait_until("iperf3", Duration::from_secs(5), || listens(&lab.server))?;
     let (from, to) = match over {
         Over::Veth => (&lab.client, SERVER_ADDRESS.to_string()),
@@ -172,7 +177,7 @@ fn throughput(lab: &Lab, traffic: Traffic, over: Over) -> Result<f64> {
         Traffic::Tcp(streams) => client.args(["--parallel", &streams.to_string()]),
         Traffic::Udp => client.args(["--udp", "--bitrate", "0", "--length", "64"]),
     };
-    let report: Value = serde_json::from_str(&capture(&mut client)?)?;
+    let report: Value = serde_json::from_str(&on_cpu(CLIENT_CPU, || capture(&mut client))?)?;
     server.wait(Duration::from_secs(5))?;
     let end = &report["end"];
     let number = |value: &Value| value.as_f64().context("iperf3's report");

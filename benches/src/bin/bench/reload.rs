@@ -4,23 +4,29 @@ use std::{
     fs,
     io::ErrorKind,
     net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
 use bosh_dns_xdp_benches::{
     foundation::Foundation,
-    lab::{Lab, SERVER_ADDRESS},
+    lab::{CLIENT_CPU, Lab, SERVER_ADDRESS},
     peers::{Peer, Running as RunningPeer},
     report::{Bar, Data, Figure, Rounds},
 };
 use hickory_proto::{op::Message, rr::RecordType};
-use whole_system_tests::{client, process::wait_until};
+use whole_system_tests::{client, cpu::on_cpu, process::wait_until};
 
 use crate::{Plan, subject::Subject};
 
-/// Reloads of each server in each round.
-const RELOADS: u8 = 5;
+/// Reloads of each server.
+const RELOADS: u8 = 9;
+
+/// Pause before each of them, in which whoever has not done with the one before gets done: a
+/// director changes a fleet once in minutes. Longer than the tenth of a second that the serial of the
+/// peers' zones counts.
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// What one reload showed, in milliseconds.
 struct Reload {
@@ -86,6 +92,7 @@ fn reload_ours(size: usize) -> Result<Vec<Reload>> {
             let change = foundation.recreate_one(Ipv4Addr::new(10, 255, 255, turn))?;
             let next = file.with_extension("next");
             fs::write(&next, &foundation.records)?;
+            thread::sleep(PAUSE);
             watch(&lab, &change.name, change.to, || Ok(fs::rename(&next, &file)?))
         })
         .collect()
@@ -100,8 +107,7 @@ fn reload_peer(peer: Peer, size: usize) -> Result<Vec<Reload>> {
         .map(|turn| {
             let change = foundation.recreate_one(Ipv4Addr::new(10, 255, 255, turn))?;
             running.write_names(&foundation.entries(usize::MAX))?;
-            // The serial of the zones counts tenths of seconds.
-            std::thread::sleep(Duration::from_millis(150));
+            thread::sleep(PAUSE);
             watch(&lab, &change.name, change.to, || running.signal_reload())
         })
         .collect()
@@ -115,7 +121,7 @@ fn watch(
     change: impl FnOnce() -> Result<()> + Send,
 ) -> Result<Reload> {
     let query = client::query(name, RecordType::A, Some(1232))?.to_vec()?;
-    let asked = lab.client.run(|| -> Result<Reload> {
+    let ask = || -> Result<Reload> {
         let socket = UdpSocket::bind("0.0.0.0:0")?;
         socket.connect(SocketAddr::from((SERVER_ADDRESS, 53)))?;
         socket.set_read_timeout(Some(Duration::from_millis(100)))?;
@@ -135,8 +141,9 @@ fn watch(
             }
             ensure!(started.elapsed() < Duration::from_secs(20), "{name} did not change within 20 s");
         }
-    });
-    asked?
+    };
+    // On a CPU of its own: a client that asks without a pause would have half of the server's.
+    lab.client.run(|| on_cpu(CLIENT_CPU, ask))?
 }
 
 /// Waits for a reply.

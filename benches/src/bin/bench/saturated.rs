@@ -151,7 +151,9 @@ fn answered_and_dropped(
         sweep(
             "Answered of what is offered",
             "Whether they are answered or not, so many queries are sent each second, as far as the generator can. Past its \
-             best rate a server in userspace answers less than before: packets that nobody will read eat its core. Of              ours, queries of type ANY as well, which the program leaves to userspace: it sheds what userspace cannot              answer (not at mode off, where there is no program).",
+             best rate a server in userspace answers less than before: packets that nobody will read eat its core. Of \
+             ours, queries of type ANY as well, which the program leaves to userspace: it sheds what userspace cannot \
+             answer (not at mode off, where there is no program).",
             "queries/s",
             answered,
         ),
