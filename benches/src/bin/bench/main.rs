@@ -37,7 +37,7 @@ mod turns;
 #[derive(Parser)]
 #[command(name = "cargo xtask bench")]
 struct Arguments {
-    /// Fewer rounds, sizes and peers: three minutes, not twenty.
+    /// Fewer rounds, sizes and peers: some ten minutes, where all of it takes more than an hour.
     #[arg(long)]
     quick: bool,
     /// The reference server's binary, to be measured too.

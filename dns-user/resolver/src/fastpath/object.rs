@@ -29,7 +29,7 @@ use super::{
 /// and a dozen addresses. Names of a foundation need 105 to 110 bytes on average,
 /// whole cells counted (observed on generated foundations and on one like those of
 /// operators); the rest is for groups of many.
-const BYTES_PER_NAME: usize = 160;
+const BYTES_PER_NAME: usize = 144;
 
 /// Most bytes of store, whatever `max_names` says. Memory that is never
 /// written to is allocated by the kernel all the same.
@@ -207,7 +207,7 @@ mod tests {
     fn sizes_follow_max_names_within_bounds() {
         assert_eq!(limits(65_536), Limits { useful: 65_536, listed: 49_152, negative: 4096 });
         assert_eq!(limits(0), Limits { useful: 1, listed: 1, negative: MIN_NEGATIVE });
-        assert_eq!(chunks(65_536), 10);
+        assert_eq!(chunks(65_536), 9);
         assert_eq!(chunks(1), 2);
         assert_eq!(chunks(u32::MAX), 504);
     }

@@ -7,13 +7,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    num::NonZeroU64,
     sync::Arc,
 };
 
 use hashbrown::{HashMap, HashSet};
 
 /// Number of a set of instances.
-pub(crate) type SetNumber = u64;
+pub(crate) type SetNumber = NonZeroU64;
 
 /// Bytes that one instance of a set costs: the address itself and its place in
 /// [`Dependents::by_instance`], with what a B-tree leaves free.
@@ -28,8 +29,8 @@ pub(crate) struct Dependents {
     by_members: HashMap<Arc<[IpAddr]>, SetNumber>,
     /// Which sets an instance is in.
     by_instance: BTreeSet<(IpAddr, SetNumber)>,
-    /// The next number.
-    next: SetNumber,
+    /// How many there ever were.
+    made: u64,
     /// Members of all sets together.
     members: usize,
 }
@@ -91,7 +92,7 @@ impl Dependents {
     pub(crate) fn keys(&self, instances: &[IpAddr]) -> BTreeSet<u64> {
         let numbers: BTreeSet<SetNumber> = instances
             .iter()
-            .flat_map(|&ip| self.by_instance.range((ip, 0)..=(ip, SetNumber::MAX)).map(|&(_, number)| number))
+            .flat_map(|&ip| self.by_instance.range((ip, SetNumber::MIN)..=(ip, SetNumber::MAX)).map(|&(_, number)| number))
             .collect();
         let sets = numbers.iter().filter_map(|number| self.sets.get(number));
         sets.flat_map(|set| set.keys.iter().copied()).collect()
@@ -105,8 +106,8 @@ impl Dependents {
 
     /// Adds a set without names.
     fn insert(&mut self, instances: &[IpAddr]) -> SetNumber {
-        let number = self.next;
-        self.next += 1;
+        self.made += 1;
+        let number = SetNumber::new(self.made).expect("no process lives for so many sets");
         let members: Arc<[IpAddr]> = instances.into();
         self.by_instance.extend(members.iter().map(|&ip| (ip, number)));
         self.members += members.len();

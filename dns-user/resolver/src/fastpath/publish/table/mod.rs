@@ -196,7 +196,7 @@ impl Table {
     ) {
         self.answers = answers;
         let concerned = |record: &Record| {
-            let name = self.store.name(record.location);
+            let name = self.store.name(record.location());
             // A name that cannot be read leaves the map.
             name.is_none_or(|name| domains.iter().any(|domain| name.is_within(domain)))
         };
@@ -243,7 +243,7 @@ impl Table {
     fn reconsider(&mut self, key: u64) {
         // An earlier step may have evicted it.
         let Some(record) = self.records.get(key) else { return };
-        let used = self.store.last_used_ns(record.location) != 0;
+        let used = self.store.last_used_ns(record.location()) != 0;
         if record.kind() == Kind::Published && !self.listing.contains(key) && !used {
             self.remove(key);
         } else {
@@ -260,7 +260,7 @@ impl Table {
     /// Keys of the names that were used last, the last one first.
     fn hottest(&self) -> Vec<u64> {
         let used_at =
-            self.records.iter().map(|(key, record)| (self.store.last_used_ns(record.location), key));
+            self.records.iter().map(|(key, record)| (self.store.last_used_ns(record.location()), key));
         let mut used: Vec<(u64, u64)> = used_at.filter(|&(last_used, _)| last_used != 0).collect();
         if used.len() > HOTTEST {
             used.select_nth_unstable_by_key(HOTTEST, |&(last_used, _)| Reverse(last_used));
@@ -283,7 +283,7 @@ impl Table {
     /// Resolves a name again, if it is still in the map, and makes the map say so.
     fn refresh_known(&mut self, key: u64) {
         let Some(record) = self.records.get(key) else { return };
-        match self.store.name(record.location) {
+        match self.store.name(record.location()) {
             Some(name) => self.refresh(key, &name),
             // Somebody else has written to the store.
             None => self.remove(key),
@@ -311,7 +311,7 @@ impl Table {
     pub(crate) fn withdraw(&mut self, names: &[Name]) {
         for name in names {
             let key = self.key(name);
-            if self.records.get(key).is_some_and(|record| self.store.is_named(record.location, name)) {
+            if self.records.get(key).is_some_and(|record| self.store.is_named(record.location(), name)) {
                 self.remove(key);
             }
         }
@@ -350,10 +350,10 @@ impl Table {
         let since = self.newest_use_ns;
         let mut used = Vec::new();
         for (key, record) in self.records.iter() {
-            let last_used = self.store.last_used_ns(record.location);
+            let last_used = self.store.last_used_ns(record.location());
             self.newest_use_ns = self.newest_use_ns.max(last_used);
             if last_used > since {
-                used.push(Placed { key, location: record.location, size: record.size });
+                used.push(Placed { key, location: record.location(), size: record.size() });
             }
         }
         let scattered = compaction::scattered(used);
@@ -368,7 +368,7 @@ impl Table {
             if self.store.relocate(entry, new).is_ok()
                 && let Some(record) = self.records.get_mut(entry.key)
             {
-                record.location = new;
+                record.place(new, record.size());
             }
         }
         scattered.len()
@@ -399,7 +399,7 @@ impl Table {
     /// a listed name that resolves to nothing waits until somebody asks for it.
     fn publish_listed(&mut self, key: u64, name: &Name) {
         match self.records.get(key) {
-            Some(record) if self.store.is_named(record.location, name) => return,
+            Some(record) if self.store.is_named(record.location(), name) => return,
             Some(_) => {
                 self.listing.note_unfitting(key, Unfitting::Collision);
                 return;
@@ -466,7 +466,7 @@ impl Table {
     /// Whether the map says of a name what was encoded last.
     fn says_so(&self, key: u64) -> bool {
         self.records.get(key).is_some_and(|record| {
-            record.size == self.encoded.size() && self.store.says(record.location, self.encoded.words())
+            record.size() == self.encoded.size() && self.store.says(record.location(), self.encoded.words())
         })
     }
 
@@ -474,7 +474,7 @@ impl Table {
     fn write(&mut self, entry: Placed, kind: Kind) -> bool {
         let Placed { key, location, size } = entry;
         // The making of room may have evicted this very name.
-        let old = self.records.get(key).map(|record| (record.location, record.size));
+        let old = self.records.get(key).map(|record| (record.location(), record.size()));
         if let Some((old, _)) = old {
             self.encoded.set_last_used_ns(self.store.last_used_ns(old));
         }
@@ -482,7 +482,7 @@ impl Table {
             return false;
         }
         match self.records.get_mut(key) {
-            Some(record) => (record.location, record.size) = (location, size),
+            Some(record) => record.place(location, size),
             None => self.records.insert(entry, kind, self.store.last_used_ns(location)),
         }
         true
@@ -495,7 +495,7 @@ impl Table {
             self.dependents.release(key, set);
         }
         self.filter.release(key);
-        self.store.remove(Placed { key, location: record.location, size: record.size });
+        self.store.remove(Placed { key, location: record.location(), size: record.size() });
     }
 
     /// Sets which instances a name depends on.
