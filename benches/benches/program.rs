@@ -36,6 +36,8 @@ const ROUNDS: usize = 100;
 const OTHER_NAMES: u32 = 1_300;
 /// Bytes of the names asked for.
 const NAME_LENGTHS: [usize; 3] = [14, 40, 90];
+/// Where the IP header's protocol stands in a frame, and UDP's destination port.
+const PROTOCOL_AND_PORT: (usize, usize) = (14 + 9, 14 + 20 + 2);
 /// Where queries go.
 const SERVER: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 2);
 /// Where they come from.
@@ -100,10 +102,23 @@ struct Row {
     answers: u32,
     /// How the name's addresses are given, where not as those of the fleet.
     rules: Option<Rules>,
+    /// What passes.
+    frame: Frame,
     /// What each run must come to.
     expected: Expected,
     /// Time of one run in each round so far, ns.
     times: Vec<u128>,
+}
+
+/// What passes a program.
+#[derive(Clone, Copy)]
+enum Frame {
+    /// A query.
+    Query,
+    /// A TCP segment.
+    Segment,
+    /// A datagram of another UDP service.
+    OtherPort,
 }
 
 /// What a run comes to.
@@ -115,16 +130,22 @@ enum Expected {
     Counted(Outcome),
 }
 
-/// All rows of a hook: the reflector, the reset alone, misses and hits.
+/// All rows of a hook: the reflector, the reset alone, what is not for us, misses and hits.
 fn rows(at: Hook, measured: &ProgramFd, reflector: &ProgramFd) -> Result<Vec<Row>> {
     let row = |label: String, subject: Option<&ProgramFd>, name_len, answers, expected| -> Result<Row> {
         let subject = subject.map(ProgramFd::try_clone).transpose()?;
-        Ok(Row { label, subject, at, name_len, answers, rules: None, expected, times: Vec::new() })
+        let (rules, frame) = (None, Frame::Query);
+        Ok(Row { label, subject, at, name_len, answers, rules, frame, expected, times: Vec::new() })
     };
     let mut rows = vec![row("reflector".into(), Some(reflector), 14, 0, Expected::Nothing)?];
     for name_len in NAME_LENGTHS {
         let label = format!("reset alone, name of {name_len} bytes");
         rows.push(row(label, None, name_len, 0, Expected::Nothing)?);
+    }
+    // What the program costs its neighbours.
+    for (label, frame) in [("TCP segment", Frame::Segment), ("another UDP service", Frame::OtherPort)] {
+        let not_ours = Expected::Counted(Outcome::NotOurs);
+        rows.push(Row { frame, ..row(label.into(), Some(measured), 14, 0, not_ours)? });
     }
     for name_len in NAME_LENGTHS {
         let label = format!("miss, name of {name_len} bytes");
@@ -164,7 +185,7 @@ impl Row {
 
     /// Measures a round, and sees that each run came to what it should.
     fn measure(&mut self, round: usize, program: &mut Program, reset: &mut Reset) -> Result<()> {
-        let packet = query(&self.name(round));
+        let packet = self.frame.bytes(&self.name(round));
         reset.prepare(self.at, self.subject.as_ref(), &packet)?;
         let before = program.counters().outcomes;
         let time = reset.run(self.at, &packet)?;
@@ -332,6 +353,20 @@ fn name_of(len: usize, answers: u32) -> Vec<u8> {
 fn wire(name: &str) -> Vec<u8> {
     let labels = name.split('.').flat_map(|label| std::iter::once(label.len() as u8).chain(label.bytes()));
     labels.chain([0]).collect()
+}
+
+impl Frame {
+    /// The frame; a query asks for `name`, the others are as long as it.
+    fn bytes(self, name: &[u8]) -> Vec<u8> {
+        let mut frame = query(name);
+        let (protocol, port) = PROTOCOL_AND_PORT;
+        match self {
+            Self::Query => {}
+            Self::Segment => frame[protocol] = 6,
+            Self::OtherPort => frame[port..port + 2].copy_from_slice(&8080u16.to_be_bytes()),
+        }
+        frame
+    }
 }
 
 /// The frame of a query of type A for `name`, over IPv4.
