@@ -92,7 +92,9 @@ impl Dependents {
     pub(crate) fn keys(&self, instances: &[IpAddr]) -> BTreeSet<u64> {
         let numbers: BTreeSet<SetNumber> = instances
             .iter()
-            .flat_map(|&ip| self.by_instance.range((ip, SetNumber::MIN)..=(ip, SetNumber::MAX)).map(|&(_, number)| number))
+            .flat_map(|&ip| {
+                self.by_instance.range((ip, SetNumber::MIN)..=(ip, SetNumber::MAX)).map(|&(_, number)| number)
+            })
             .collect();
         let sets = numbers.iter().filter_map(|number| self.sets.get(number));
         sets.flat_map(|set| set.keys.iter().copied()).collect()
