@@ -60,7 +60,7 @@ fn writing(criterion: &mut Criterion) {
         let (mut shuffle, mut out) = (Shuffle::with_seed(1), Vec::new());
         group.bench_with_input(BenchmarkId::new("ours", count), &resolution, |bencher, resolution| {
             bencher.iter(|| {
-                local_reply(black_box(&query), resolution, 1232, &mut shuffle, &mut out);
+                local_reply(black_box(&query), resolution.answer(), 1232, &mut shuffle, &mut out);
                 out.len()
             });
         });

@@ -151,6 +151,34 @@ impl Name {
     }
 }
 
+/// A [`Name`] whose bytes somebody else holds, among those of others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NameRef<'a>(&'a [u8]);
+
+impl<'a> NameRef<'a> {
+    /// The name whose [`Name::as_wire`] these bytes are.
+    pub fn of_wire(bytes: &'a [u8]) -> Self {
+        debug_assert!(Name::from_wire(bytes).is_ok_and(|(name, _)| name.as_wire() == bytes));
+        Self(bytes)
+    }
+
+    /// As [`Name::as_wire`].
+    pub fn as_wire(self) -> &'a [u8] {
+        self.0
+    }
+
+    /// The name with bytes of its own.
+    pub fn to_name(self) -> Name {
+        Name(self.0.into())
+    }
+}
+
+impl<'a> From<&'a Name> for NameRef<'a> {
+    fn from(name: &'a Name) -> Self {
+        Self(&name.0)
+    }
+}
+
 /// Presentation format with the final dot, unusual bytes escaped.
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

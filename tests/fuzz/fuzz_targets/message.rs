@@ -19,7 +19,7 @@ fuzz_target!(|bytes: &[u8]| {
     let mut reply = Vec::new();
     for transport in [Transport::Udp, Transport::Tcp] {
         let limit = query.limit(transport);
-        wire::local_reply(&query, &resolution, limit, &mut Shuffle::with_seed(1), &mut reply);
+        wire::local_reply(&query, resolution.answer(), limit, &mut Shuffle::with_seed(1), &mut reply);
         assert!(reply.len() <= limit && reply[..2] == message[..2], "{} bytes of {limit}", reply.len());
         reply.clear();
         let fitted = wire::fit(&query, foreign.to_vec(), transport);

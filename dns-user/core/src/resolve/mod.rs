@@ -61,6 +61,25 @@ pub struct Resolution {
     pub checks: Checks,
 }
 
+impl Resolution {
+    /// What a reply is made of.
+    pub fn answer(&self) -> LocalAnswer<'_> {
+        let Self { existence, v4, v6, checks: _ } = self;
+        LocalAnswer { existence: *existence, v4, v6 }
+    }
+}
+
+/// What a reply is made of: a [`Resolution`] without what is to be checked for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalAnswer<'a> {
+    /// Whether the name exists.
+    pub existence: Existence,
+    /// IPv4 addresses, in no order.
+    pub v4: &'a [Ipv4Addr],
+    /// IPv6 addresses, in no order.
+    pub v6: &'a [Ipv6Addr],
+}
+
 /// Whether a name exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Existence {

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use hickory_proto::op::ResponseCode;
 
 use super::{CLASS_IN, HEADER_LEN, Query, TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_OPT, flag};
-use crate::resolve::{Existence, Resolution};
+use crate::resolve::{Existence, LocalAnswer};
 
 /// Bytes of an OPT without options.
 pub(super) const OPT_LEN: usize = 11;
@@ -75,12 +75,12 @@ impl Shuffle {
 /// if some were left out. The bytes are those of hickory's encoder.
 pub fn local_reply(
     query: &Query<'_>,
-    resolution: &Resolution,
+    answer: LocalAnswer<'_>,
     limit: usize,
     shuffle: &mut Shuffle,
     out: &mut Vec<u8>,
 ) {
-    let Resolution { existence, v4, v6, checks: _ } = resolution;
+    let LocalAnswer { existence, v4, v6 } = answer;
     let has_data_type = matches!(query.question.qtype, TYPE_A | TYPE_AAAA | TYPE_ANY);
     let rcode = match existence {
         Existence::Found => ResponseCode::NoError,

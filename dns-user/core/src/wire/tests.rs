@@ -159,7 +159,13 @@ fn as_many_answers_as_fit() {
         for (count, expected, truncated) in [(fit, fit, false), (fit + 1, fit, true), (2000, fit, true)] {
             let mut out = Vec::new();
             let query = query(message);
-            local_reply(&query, &found(v4_addresses(count), vec![]), 512, &mut Shuffle::default(), &mut out);
+            local_reply(
+                &query,
+                found(v4_addresses(count), vec![]).answer(),
+                512,
+                &mut Shuffle::default(),
+                &mut out,
+            );
             let reply = Message::from_vec(&out).unwrap();
             assert_eq!(reply.answers.len(), expected as usize);
             assert_eq!(reply.metadata.truncation, truncated);
@@ -176,7 +182,7 @@ fn every_order_is_equally_likely() {
     let resolution = found(v4_addresses(4), vec![]);
     let mut out = Vec::new();
     for _ in 0..24_000 {
-        local_reply(&query(PLAIN), &resolution, 512, &mut shuffle, &mut out);
+        local_reply(&query(PLAIN), resolution.answer(), 512, &mut shuffle, &mut out);
         *seen.entry(out.clone()).or_default() += 1;
     }
     assert_eq!(seen.len(), 24);
@@ -190,7 +196,7 @@ fn a_truncated_answer_is_a_random_part() {
     let mut shuffle = Shuffle::with_seed(1);
     let mut out = Vec::new();
     for _ in 0..200 {
-        local_reply(&query(PLAIN), &found(v4_addresses(100), vec![]), 512, &mut shuffle, &mut out);
+        local_reply(&query(PLAIN), found(v4_addresses(100), vec![]).answer(), 512, &mut shuffle, &mut out);
         let reply = Message::from_vec(&out).unwrap();
         first.insert(reply.answers[0].data.to_string());
     }
@@ -396,7 +402,7 @@ proptest! {
         let (v4, v6) = if existence == Existence::Found { (v4, v6) } else { (vec![], vec![]) };
         let resolution = Resolution { existence, v4, v6, checks: Checks::default() };
         let mut out = vec![0xff; 7];
-        local_reply(&query, &resolution, limit, &mut Shuffle::with_seed(seed), &mut out);
+        local_reply(&query, resolution.answer(), limit, &mut Shuffle::with_seed(seed), &mut out);
         prop_assert!(out.len() <= limit);
 
         let ours = Message::from_vec(&out).unwrap();

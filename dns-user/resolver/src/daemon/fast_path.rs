@@ -35,7 +35,7 @@ use crate::{
 use dns_core::{
     config::{HookMode, XdpConfig},
     listing,
-    name::Name,
+    name::{Name, NameRef},
     resolve::{self, Checks, Existence, Health, Resolution},
 };
 
@@ -196,7 +196,7 @@ impl Publish for Slot {
         self.tell(|publisher| publisher.health_changed(instances));
     }
 
-    fn learn(&self, name: &Name) {
+    fn learn(&self, name: NameRef<'_>) {
         if let Some(held) = self.0.held.load().first() {
             held.publisher.learn(name);
         }

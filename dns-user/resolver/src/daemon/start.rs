@@ -103,7 +103,7 @@ pub(super) async fn start<'a>(
     if let Some(names) = &consul {
         slot.publish_consul(names.clone());
         let learned = slot.clone();
-        names.learn_by(move |name| learned.learn(name));
+        names.learn_by(move |name| learned.learn(name.into()));
     }
     let upstreams = Upstreams::new(
         fleet.clone(),

@@ -11,7 +11,7 @@ use crate::{
 };
 use dns_core::{
     catalog::Snapshot,
-    name::Name,
+    name::{Name, NameRef},
     resolve::{AllRunning, Resolution, resolve},
 };
 
@@ -23,6 +23,10 @@ impl Track for Tracker {
 
     fn asked(&self, name: &Name, resolution: &Resolution) {
         Self::asked(self, name, resolution);
+    }
+
+    fn asked_again(&self, name: NameRef<'_>) -> bool {
+        Self::asked_again(self, name)
     }
 
     fn first_checks<'a>(&'a self, name: &'a Name, resolution: &'a Resolution) -> BoxFuture<'a, ()> {

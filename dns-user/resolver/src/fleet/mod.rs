@@ -26,7 +26,7 @@ pub(crate) use routes::{ARPA, ROOT};
 
 use dns_core::{
     catalog::Snapshot,
-    name::Name,
+    name::{Name, NameRef},
     resolve::{Health, Resolution, resolve_local},
 };
 
@@ -77,7 +77,7 @@ pub struct Fleet {
 #[derive(Debug)]
 pub enum LookedUp {
     /// This is the answer.
-    Found(Arc<Resolution>),
+    Found(Resolution),
     /// The first checks are to be waited for: [`Fleet::look_up_checked`].
     NotChecked,
 }
@@ -161,8 +161,8 @@ impl Fleet {
             return LookedUp::NotChecked;
         }
         self.asked(name, &resolution);
-        self.learn(name);
-        LookedUp::Found(Arc::new(resolution))
+        self.publisher.learn(name.into());
+        LookedUp::Found(resolution)
     }
 
     /// As [`Self::look_up`], after the first checks of instances that were never checked (`y1`).
@@ -176,23 +176,29 @@ impl Fleet {
             }
             _ => resolution,
         };
-        self.learn(name);
+        self.publisher.learn(name.into());
         resolution
     }
 
-    /// Tells the tracker of a query for a name.
+    /// A query for a name whose answer is remembered: tells the tracker, and the fast path, which
+    /// may have given the name up since. False: the tracker does not know the name (any more), and
+    /// it has to be looked up.
     #[inline]
-    pub(crate) fn asked(&self, name: &Name, resolution: &Resolution) {
+    pub(crate) fn asked_again(&self, name: NameRef<'_>, is_tracked: bool) -> bool {
+        let is_known = !is_tracked || self.tracker.as_ref().is_none_or(|tracker| tracker.asked_again(name));
+        if is_known {
+            self.publisher.learn(name);
+        }
+        is_known
+    }
+
+    /// Tells the tracker of a query for a name.
+    fn asked(&self, name: &Name, resolution: &Resolution) {
         if let Some(tracker) = &self.tracker
             && resolution.checks.tracked
         {
             tracker.asked(name, resolution);
         }
-    }
-
-    /// Tells the fast path of a name that keeps coming up here.
-    pub(crate) fn learn(&self, name: &Name) {
-        self.publisher.learn(name);
     }
 
     /// Tells the fast path how much may come up from now on, see [`Publish::shed`].

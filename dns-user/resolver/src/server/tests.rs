@@ -27,7 +27,7 @@ use super::*;
 use crate::fleet::{Answer, ByDomain, Fleet, Routes, Track};
 use dns_core::{
     catalog::{AliasFiles, Records, Snapshot},
-    name::Name,
+    name::{Name, NameRef},
     resolve::{AllRunning, Health, HealthState, Resolution},
     wire::{
         CLASS_CH, CLASS_IN, Query, TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_DS, TYPE_TXT, Transport, error_reply,
@@ -488,6 +488,10 @@ async fn y1_waits_for_first_checks_and_every_query_is_tracked() {
         fn install(&self, _snapshot: Arc<Snapshot>) {}
         fn asked(&self, _name: &Name, _resolution: &Resolution) {
             self.asked.fetch_add(1, Ordering::SeqCst);
+        }
+        fn asked_again(&self, _name: NameRef<'_>) -> bool {
+            self.asked.fetch_add(1, Ordering::SeqCst);
+            true
         }
         fn first_checks<'a>(&'a self, _name: &'a Name, _resolution: &'a Resolution) -> BoxFuture<'a, ()> {
             Box::pin(async {

@@ -193,7 +193,8 @@ impl Worker {
                 }
             };
             let mut clock = Clock::start();
-            self.cache.keep_only(self.handler.fleet.generation());
+            let fleet = &self.handler.fleet;
+            self.cache.keep_only(fleet.generation(), || fleet.snapshot().instances().len());
             let mut messages = 0;
             for mut datagram in batch.datagrams(count) {
                 messages += usize::from(!datagram.query.is_empty());
@@ -258,13 +259,12 @@ impl Worker {
         if query.question.qtype == TYPE_DS || query.question.qclass == CLASS_CH {
             return None;
         }
-        let entry = self.cache.get(&LowerName::new(query.question.raw_name))?;
-        let fleet = &self.handler.fleet;
-        fleet.asked(&entry.name, &entry.resolution);
-        // It may have been evicted there since.
-        fleet.learn(&entry.name);
+        let remembered = self.cache.get(&LowerName::new(query.question.raw_name))?;
+        if !self.handler.fleet.asked_again(remembered.name, remembered.is_tracked) {
+            return None;
+        }
         let limit = query.limit(Transport::Udp);
-        wire::local_reply(query, &entry.resolution, limit, &mut self.shuffle, reply);
+        wire::local_reply(query, remembered.answer, limit, &mut self.shuffle, reply);
         self.handler.add_options(query, Transport::Udp, reply);
         Some(By::Local)
     }
@@ -281,7 +281,8 @@ impl Worker {
                 if let Some(resolution) = resolution
                     && query.question.qtype != TYPE_DS
                 {
-                    self.cache.insert(query.question.name(), resolution);
+                    let name = LowerName::new(query.question.raw_name);
+                    self.cache.insert(&name, resolution.answer(), resolution.checks.tracked);
                 }
                 Some(by)
             }

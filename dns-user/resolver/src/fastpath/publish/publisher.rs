@@ -24,7 +24,7 @@ use crate::fastpath::{
     publish::lease::Lease,
     publish::table::{NameSource, Table, TableStatus},
 };
-use dns_core::name::Name;
+use dns_core::name::{Name, NameRef};
 
 /// Names waiting to be learned. More than this within one round of the
 /// publisher are dropped; their next query brings them back.
@@ -112,10 +112,11 @@ impl Publisher {
 
     /// Hands over a name that was resolved locally in userspace, so that its
     /// next query is answered by the interface. Dropped when the publisher is behind.
-    pub fn learn(&self, name: &Name) {
+    pub fn learn<'n>(&self, name: impl Into<NameRef<'n>>) {
         let Some(handle) = &self.inner else { return };
+        let name = name.into();
         let key = hash_name(handle.seed, name.as_wire());
-        if handle.filter.note(key) && handle.learn.try_send(name.clone()).is_err() {
+        if handle.filter.note(key) && handle.learn.try_send(name.to_name()).is_err() {
             handle.filter.release(key);
         }
     }

@@ -21,7 +21,7 @@ use self::registry::{FirstChecks, Registry};
 use super::states::{HealthStates, InstanceHealth};
 use crate::clock::kernel_monotonic_ns;
 use dns_core::{
-    name::Name,
+    name::{Name, NameRef},
     resolve::{Checks, Resolution},
 };
 
@@ -167,11 +167,24 @@ impl Tracker {
             return;
         }
         let now = self.use_now();
-        if let Some(tracked) = self.names().get(name) {
-            tracked.last_use.fetch_max(now, Ordering::Relaxed);
-            return;
+        if !self.used(name.into(), now) {
+            self.begin(name, &resolution.checks, now);
         }
-        self.begin(name, &resolution.checks, now);
+    }
+
+    /// As [`Self::asked`] if the name is tracked, or no name ever is; false: it is not.
+    pub fn asked_again(&self, name: NameRef<'_>) -> bool {
+        self.limits.names == 0 || self.used(name, self.use_now())
+    }
+
+    /// Notes a use of a name; false: it is not tracked.
+    fn used(&self, name: NameRef<'_>, now: u64) -> bool {
+        let names = self.names();
+        let tracked = names.get(name.as_wire());
+        if let Some(tracked) = tracked {
+            tracked.last_use.fetch_max(now, Ordering::Relaxed);
+        }
+        tracked.is_some()
     }
 
     /// Waits until all instances of the name have been checked once, at most

@@ -52,7 +52,7 @@ pub(in crate::server) enum AtOnce {
         /// Who answered.
         by: By,
         /// The answer, if it is a local one.
-        resolution: Option<Arc<Resolution>>,
+        resolution: Option<Resolution>,
     },
     /// Somebody else has to be waited for: [`QueryHandler::answer_later`].
     Later(Later),
@@ -111,7 +111,7 @@ impl QueryHandler {
         match route {
             Route::Local => match self.fleet.look_up(&state, &name) {
                 LookedUp::Found(found) => {
-                    local_reply(query, &found, limit, shuffle, out);
+                    local_reply(query, found.answer(), limit, shuffle, out);
                     resolution = Some(found);
                 }
                 LookedUp::NotChecked => return later(Source::FirstChecks(Arc::clone(&state), name)),
@@ -167,7 +167,7 @@ impl QueryHandler {
                     let resolution = self.fleet.look_up_checked(state, name).await;
                     let mut out = Vec::new();
                     let limit = query.limit(transport);
-                    local_reply(query, &resolution, limit, &mut Shuffle::default(), &mut out);
+                    local_reply(query, resolution.answer(), limit, &mut Shuffle::default(), &mut out);
                     out
                 }
             }
