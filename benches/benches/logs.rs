@@ -9,10 +9,8 @@ use dns_core::{
     name::Name,
 };
 use dns_resolver::ops::{
-    logs::{
-        LogFormat, Logs,
-        requests::{self, Request},
-    },
+    logs::{LogFormat, Logs, requests},
+    request::Request,
     tap,
 };
 

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{
     files::{Files, First},
-    serve::all_addresses,
+    listeners::all_addresses,
     sources::Sources,
     status::{Board, FileState},
 };

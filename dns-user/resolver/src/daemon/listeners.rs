@@ -165,3 +165,14 @@ pub(super) fn options(config: &Config, addresses: usize, own: OwnConnections) ->
         ..Options::default()
     }
 }
+
+/// The configured address, then the further ones, each once.
+pub(super) fn all_addresses(configured: SocketAddr, further: &[SocketAddr]) -> Vec<SocketAddr> {
+    let mut all = vec![configured];
+    for &address in further {
+        if !all.contains(&address) {
+            all.push(address);
+        }
+    }
+    all
+}

@@ -1,6 +1,6 @@
 //! The running server: joins the rooms in order, keeps up with files, ends in order.
 //!
-//! * `start`, `serve`: the start in order; the loop, signals, the end.
+//! * `start`, `serve`, `signals`: the start in order; the loop, the end; what ends it.
 //! * `answers`, `fast_path`: join upstream and the interfaces to the server.
 //! * `files`, `records`, `consul`, `sources`, `watch`: what is on disk becomes what is served.
 //! * [`domains`]: those that only this server knows, for systemd-resolved.
@@ -25,6 +25,7 @@ mod privileges;
 mod records;
 mod serve;
 mod service_manager;
+mod signals;
 mod sources;
 mod start;
 pub mod status;
@@ -48,7 +49,7 @@ use crate::{
     },
     server::ServerError,
 };
-use dns_core::config::{ConfigError, HookMode};
+use dns_core::config::{ConfigError, HookMode, Loaded};
 
 /// Exit code after a part of the server failed from within (a panic): whoever
 /// supervises it is to start it again. As `EX_SOFTWARE` of sysexits.h.
@@ -129,9 +130,27 @@ fn start(path: &Path, options: RunOptions) -> Result<(), DaemonError> {
     let logs = Logs::init(&loaded.config.logging, options.log_format)?;
     let failures = failures::Failures::install()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let result = runtime.block_on(serve::serve(path, loaded, control, &logs, failures));
+    let result = runtime.block_on(serve(path, loaded, control, &logs, failures));
     // Blocking reads of files may still run; nothing of theirs is needed any more.
     runtime.shutdown_background();
     logs.flush();
+    result
+}
+
+/// Starts everything in order, serves until a signal, ends in order.
+async fn serve(
+    path: &Path,
+    loaded: Loaded,
+    control: Option<backend::Control>,
+    logs: &Logs,
+    mut failures: failures::Failures,
+) -> Result<(), DaemonError> {
+    // Before anything else: a signal during the start ends us in order as well.
+    let mut signals = signals::Signals::new()?;
+    let mut daemon = start::start(path, loaded, control, logs, &failures).await?;
+    service_manager::tell(service_manager::State::Ready);
+    let result = daemon.run(&mut signals, &mut failures).await;
+    service_manager::tell(service_manager::State::Stopping);
+    daemon.stop().await;
     result
 }

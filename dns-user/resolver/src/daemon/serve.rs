@@ -8,7 +8,6 @@ use std::{
 };
 
 use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
     sync::{mpsc, oneshot},
     task::{JoinError, JoinHandle},
     time,
@@ -17,14 +16,13 @@ use tracing::{error, info, warn};
 
 use super::{
     DaemonError,
-    backend::Control,
     failures::{Failure, Failures},
     fast_path::{self, Loading, NotLoaded, Slot},
     files::{Changes, Files},
-    listeners::Listeners,
+    listeners::{Listeners, all_addresses},
     service_manager,
+    signals::{Asked, Signals},
     sources::Sources,
-    start::start,
     status::Board,
     upcheck::{Findings, Upcheck},
     upstreams::Upstreams,
@@ -56,24 +54,6 @@ const CONFIG_PATIENCE: Duration = Duration::from_secs(1);
 /// So many times one after the other nobody may get an answer, the server itself
 /// included, before it ends: half a minute.
 const MOST_UPCHECK_FAILURES: u32 = 6;
-
-/// Starts everything in order, serves until a signal, ends in order.
-pub(super) async fn serve(
-    path: &Path,
-    loaded: Loaded,
-    control: Option<Control>,
-    logs: &Logs,
-    mut failures: Failures,
-) -> Result<(), DaemonError> {
-    // Before anything else: a signal during the start ends us in order as well.
-    let mut signals = Signals::new()?;
-    let mut daemon = start(path, loaded, control, logs, &failures).await?;
-    service_manager::tell(service_manager::State::Ready);
-    let result = daemon.run(&mut signals, &mut failures).await;
-    service_manager::tell(service_manager::State::Stopping);
-    daemon.stop().await;
-    result
-}
 
 /// All parts of a running server.
 pub(super) struct Daemon<'a> {
@@ -131,7 +111,11 @@ pub(super) struct Daemon<'a> {
 
 impl Daemon<'_> {
     /// Serves until SIGTERM or SIGINT, or until a part fails.
-    async fn run(&mut self, signals: &mut Signals, failures: &mut Failures) -> Result<(), DaemonError> {
+    pub(super) async fn run(
+        &mut self,
+        signals: &mut Signals,
+        failures: &mut Failures,
+    ) -> Result<(), DaemonError> {
         let mut asking = time::interval_at(time::Instant::now() + UPCHECK_INTERVAL, UPCHECK_INTERVAL);
         asking.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         let mut unanswered = Unanswered::default();
@@ -421,7 +405,7 @@ impl Daemon<'_> {
     }
 
     /// Ends in order.
-    async fn stop(self) {
+    pub(super) async fn stop(self) {
         let Self { listeners, health, mut fast_path, retiring, loading, config, .. } = self;
         match loading {
             // The attacher sees that nobody waits any more.
@@ -529,54 +513,5 @@ fn needs_restart_of_consul(old: Option<&ConsulConfig>, new: Option<&ConsulConfig
         (Some(_), None) => Some(
             "the object \"consul\" is gone, which takes effect only after a restart: the one in use stays",
         ),
-    }
-}
-
-/// The configured address, then the further ones, each once.
-pub(super) fn all_addresses(configured: SocketAddr, further: &[SocketAddr]) -> Vec<SocketAddr> {
-    let mut all = vec![configured];
-    for &address in further {
-        if !all.contains(&address) {
-            all.push(address);
-        }
-    }
-    all
-}
-
-/// The signals that mean something to us.
-struct Signals {
-    /// SIGTERM: end.
-    terminate: Signal,
-    /// SIGINT: end.
-    interrupt: Signal,
-    /// SIGHUP: read everything again.
-    hangup: Signal,
-}
-
-/// What a signal asks for.
-enum Asked {
-    /// To end; the signal's name.
-    End(&'static str),
-    /// To read everything again.
-    Reload,
-}
-
-impl Signals {
-    /// Takes them over from their default actions.
-    fn new() -> Result<Self, DaemonError> {
-        Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            hangup: signal(SignalKind::hangup())?,
-        })
-    }
-
-    /// The next one.
-    async fn next(&mut self) -> Asked {
-        tokio::select! {
-            _ = self.terminate.recv() => Asked::End("SIGTERM"),
-            _ = self.interrupt.recv() => Asked::End("SIGINT"),
-            _ = self.hangup.recv() => Asked::Reload,
-        }
     }
 }

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use super::{
     FastPathError,
     attach::{
-        attachment::Filters,
+        filters::Filters,
         pins::{KeptMaps, PinnedLink, Pins},
         reconcile::{Interfaces, InterfacesStatus, Setting},
         selection::Selection,

@@ -54,7 +54,8 @@ pub use self::{
 use self::{
     apart::server::{Apart, HandedOver},
     attach::{
-        attachment::{self, Filters},
+        attachment,
+        filters::Filters,
         netlink::Socket,
         pins::{self, Pins},
     },

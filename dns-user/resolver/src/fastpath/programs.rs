@@ -26,7 +26,7 @@ use dns_common::object;
 use parking_lot::Mutex;
 
 use super::{
-    attach::attachment::Filters,
+    attach::filters::Filters,
     bpf,
     mailbox::{self, Ended},
 };

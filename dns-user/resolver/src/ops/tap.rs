@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{broadcast, watch};
 
 use super::{
-    logs::requests::Request,
     metrics::labels::{rcode_label, type_label},
+    request::Request,
 };
 
 /// Lines that one who looks may lag behind; older ones are lost to them, and counted.

@@ -6,8 +6,8 @@ use super::{
     Ask,
     cache::{Cache, Entry, Key, Lookup, hide_authentic},
     flight::{Flights, Landed, Landing, Leader, Part},
-    forward::{Forwarded, Forwarder},
-    handlers::Denial,
+    forward::Forwarder,
+    forwarded::Forwarded,
     http::HttpSource,
     message,
 };
@@ -44,6 +44,25 @@ pub(crate) enum Source {
     Http(Arc<HttpSource>),
     /// Nowhere.
     Deny(Denial),
+}
+
+/// What a denied client gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Denial {
+    /// NXDOMAIN.
+    Nxdomain,
+    /// REFUSED.
+    Refused,
+}
+
+impl Denial {
+    /// The RCODE.
+    pub(crate) fn rcode(self) -> u8 {
+        match self {
+            Self::Nxdomain => message::NXDOMAIN,
+            Self::Refused => message::REFUSED,
+        }
+    }
 }
 
 /// A reply for the client, and whether it is a failure.

@@ -8,10 +8,10 @@ use url::Url;
 use super::{
     RecursorStatus,
     cache::Cache,
-    cached::{CachedSource, Source},
+    cached::{CachedSource, Denial, Source},
     forward::Forwarder,
     http::{HttpSource, client},
-    manner, message, status,
+    manner, status,
 };
 use dns_core::{
     config::{
@@ -43,25 +43,6 @@ pub enum HandlerSource {
     Http(Url),
     /// Nothing: every name is denied.
     Deny(Denial),
-}
-
-/// What a denied client gets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Denial {
-    /// NXDOMAIN.
-    Nxdomain,
-    /// REFUSED.
-    Refused,
-}
-
-impl Denial {
-    /// The RCODE.
-    pub(crate) fn rcode(self) -> u8 {
-        match self {
-            Self::Nxdomain => message::NXDOMAIN,
-            Self::Refused => message::REFUSED,
-        }
-    }
 }
 
 /// The handlers in force.

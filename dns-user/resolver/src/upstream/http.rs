@@ -11,7 +11,7 @@ use hyper_util::{
 };
 use url::Url;
 
-use super::{Ask, forward::Forwarded, give_up::OldestOut, json_answer, message};
+use super::{Ask, forwarded::Forwarded, give_up::OldestOut, json_answer, message};
 
 /// Largest document that is read, bytes.
 const MAX_DOCUMENT: usize = 4 << 20;

@@ -7,14 +7,9 @@
 
 use std::ops::Range;
 
+pub(crate) use super::fields::{HEADER_LEN, TYPE_OPT, TYPE_SOA, u16_at, u32_at};
 use super::sound::{FixedFields, is_sound_data, name_end};
 
-/// Bytes of the header (RFC 1035, section 4.1.1).
-pub(crate) const HEADER_LEN: usize = 12;
-/// Type OPT (RFC 6891).
-pub(crate) const TYPE_OPT: u16 = 41;
-/// Type SOA.
-pub(crate) const TYPE_SOA: u16 = 6;
 /// RCODE NOERROR.
 pub(crate) const NOERROR: u8 = 0;
 /// RCODE SERVFAIL.
@@ -38,16 +33,6 @@ const RA: u8 = 0x80;
 const AD: u8 = 0x20;
 /// CD in the fourth byte (RFC 4035).
 const CD: u8 = 0x10;
-
-/// A number of two bytes at `at`, if the message reaches that far.
-pub(crate) fn u16_at(message: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_be_bytes(*message.get(at..)?.first_chunk()?))
-}
-
-/// A number of four bytes at `at`, if the message reaches that far.
-pub(crate) fn u32_at(message: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_be_bytes(*message.get(at..)?.first_chunk()?))
-}
 
 /// The message's id; 0 for one without a header.
 pub(crate) fn id(message: &[u8]) -> u16 {

@@ -6,15 +6,17 @@
 //! * [`cached`], [`cache`], [`flight`]: the cache before a source, one query for many clients.
 //! * [`handlers`], [`http`], [`json_answer`]: domains with an answerer of their own.
 //! * [`reverse`]: names of addresses.
-//! * [`message`], [`ask`]: looking into messages, which stay the bytes they were; [`sound`]:
-//!   whether those bytes mean what they claim to.
+//! * [`message`], [`fields`], [`ask`]: looking into messages, which stay the bytes they were;
+//!   [`sound`]: whether those bytes mean what they claim to.
 //! * [`fuzzing`]: what fuzz targets call.
 
 mod ask;
 mod cache;
 mod cached;
+mod fields;
 mod flight;
 mod forward;
+mod forwarded;
 #[doc(hidden)]
 pub mod fuzzing;
 mod give_up;
@@ -50,8 +52,8 @@ use self::{
     udp::Matching,
 };
 pub use self::{
-    cached::CachedSource,
-    handlers::{Denial, HandlerConfig, HandlerSource, Handlers},
+    cached::{CachedSource, Denial},
+    handlers::{HandlerConfig, HandlerSource, Handlers},
     reverse::Reverse,
     status::{CacheStatus, RecursorStatus},
 };

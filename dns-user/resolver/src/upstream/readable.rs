@@ -2,7 +2,7 @@
 
 use super::{
     Ask, TryError,
-    forward::Forwarded,
+    forwarded::Forwarded,
     message::{self, Flags, Outline},
 };
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::message::{HEADER_LEN, TYPE_OPT, TYPE_SOA, u16_at};
+use super::fields::{HEADER_LEN, TYPE_OPT, TYPE_SOA, u16_at};
 
 /// Longest name, bytes of wire format (RFC 1035, section 2.3.4).
 const MAX_NAME: usize = 255;

@@ -6,12 +6,14 @@
 //! * [`endpoints`]: which addresses and ports to serve.
 //! * [`hook`]: which hooks serve an interface.
 //! * [`attachment`]: one program on one hook of an interface.
+//! * [`filters`]: our filters of clsact among those of others.
 //! * [`pins`]: what outlives the process, under bpffs.
 //! * [`kinds`]: whether an interface is of this machine, or leads elsewhere.
 //! * [`netlink`]: the little of rtnetlink that is needed.
 
 pub(super) mod attachment;
 mod endpoints;
+pub(super) mod filters;
 pub(super) mod hook;
 pub(super) mod kinds;
 pub(super) mod netlink;

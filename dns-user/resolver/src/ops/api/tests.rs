@@ -11,11 +11,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
 use super::*;
-use crate::ops::{
-    logs::{Logs, requests::Request},
-    status::Status,
-    tap::Tap,
-};
+use crate::ops::{logs::Logs, request::Request, status::Status, tap::Tap};
 use dns_core::config::TlsFiles;
 
 /// A server that knows one instance.

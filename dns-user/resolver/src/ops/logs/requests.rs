@@ -7,45 +7,21 @@
 //! shows both paths.
 
 use std::{
-    net::SocketAddr,
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use crate::ops::{
     metrics::labels::{rcode_label, type_label},
+    request::Request,
     tap,
 };
-use dns_core::name::Name;
 
 /// Target of these lines, for the filter; the tag is `RequestLoggerHandler`.
 pub const TARGET: &str = "dns_resolver::requests";
 
 /// Lines a second, unless changed with [`set_limit`].
 pub const DEFAULT_LIMIT: u32 = 100;
-
-/// What a line tells.
-#[derive(Clone, Copy, Debug)]
-pub struct Request<'a> {
-    /// Name that was asked for.
-    pub name: &'a Name,
-    /// QTYPE.
-    pub query_type: u16,
-    /// RCODE of the reply.
-    pub rcode: u8,
-    /// Answers in the reply.
-    pub answers: u16,
-    /// Bytes of the reply.
-    pub bytes: usize,
-    /// Who asked.
-    pub client: SocketAddr,
-    /// `udp` or `tcp`.
-    pub transport: &'static str,
-    /// Who answered: `local`, `recursor`, `cache`, `handler`...
-    pub answered_by: &'static str,
-    /// How long it took.
-    pub took: Duration,
-}
 
 /// Whether anybody wants to know of requests, by the log or by the tap: two
 /// loads while nobody does.

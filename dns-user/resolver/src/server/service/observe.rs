@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use crate::{
-    ops::logs::requests,
+    ops::{logs::requests, request::Request},
     server::metrics::{By, Observed, Stripe},
 };
 use dns_core::wire::{Query, Transport};
@@ -60,7 +60,7 @@ pub(in crate::server) fn observe_unreadable(
 /// The line per request.
 #[cold]
 fn log(client: SocketAddr, transport: Transport, query: &Query<'_>, reply: &[u8], by: By, took: Duration) {
-    requests::log(&requests::Request {
+    requests::log(&Request {
         name: &query.question.name(),
         query_type: query.question.qtype,
         rcode: reply.get(3).map_or(0, |byte| byte & 15),
