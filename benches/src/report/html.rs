@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use anyhow::Result;
 
-use super::{Claim, Data, Figure, Report, number, plot};
+use super::{Claim, Data, Figure, Report, Verdict, number, plot};
 
 /// Look of the page; light and dark.
 const STYLE: &str = "
@@ -43,19 +43,18 @@ pub(super) fn page(report: &Report) -> Result<String> {
 /// The claims and what came of them.
 fn claims(claims: &[Claim]) -> Result<String> {
     let mut text = String::from(
-        "<table><tr><th>what is claimed, a ratio within this run</th><th>of the best quartiles</th><th>median</th><th>lowest</th>\
-         <th>highest</th><th>at most</th><th></th></tr>",
+        "<table><tr><th>what is claimed, within this run</th><th>best quartiles</th><th>95 of 100 from</th><th>to</th>\
+         <th>median</th><th>at most</th><th></th></tr>",
     );
-    for claim in claims {
-        let (low, high) = claim.times.spread();
-        let cells = [claim.ratio, claim.times.median(), low, high, claim.at_most]
-            .map(|value| format!("<td>{}</td>", number(value)));
-        let (class, verdict) = if claim.holds() { ("", "holds") } else { ("short", "falls short") };
+    for Claim { text: claimed, best, median, interval: (low, high), at_most, verdict } in claims {
+        let cells = [best, low, high, median, at_most].map(|value| format!("<td>{}</td>", number(*value)));
+        let class = if *verdict == Verdict::FallsShort { "short" } else { "" };
         write!(
             text,
-            "<tr class=\"{class}\"><td>{}</td>{}<td>{verdict}</td></tr>",
-            escape(&claim.text),
-            cells.concat()
+            "<tr class=\"{class}\"><td>{}</td>{}<td>{}</td></tr>",
+            escape(claimed),
+            cells.concat(),
+            verdict.text()
         )?;
     }
     text.push_str("</table>");

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Claim, Data, Figure, Report, Rounds, number};
+use super::{Claim, Data, Figure, Report, Rounds, Verdict, number};
 
 /// All facts and figures.
 pub(super) fn tables(report: &Report) -> String {
@@ -24,14 +24,16 @@ pub(super) fn tables(report: &Report) -> String {
 /// The claims and what came of them.
 fn claims(claims: &[Claim]) -> String {
     let mut text = String::from(
-        "| what is claimed, a ratio within this run | of the best quartiles | median | lowest–highest | at most | holds |\n\
+        "| what is claimed, within this run | best quartiles | 95 of 100 | median | at most | |\n\
          |---|---:|---:|---:|---:|---|\n",
     );
-    for claim in claims {
-        let [ratio, median, limit] = [claim.ratio, claim.times.median(), claim.at_most].map(number);
-        let verdict = if claim.holds() { "yes" } else { "**no**" };
-        let spread = spread(&claim.times);
-        let _ = writeln!(text, "| {} | {ratio} | {median} | {spread} | {limit} | {verdict} |", claim.text);
+    for Claim { text: claimed, best, median, interval: (low, high), at_most, verdict } in claims {
+        let [best, low, high, median, at_most] = [*best, *low, *high, *median, *at_most].map(number);
+        let verdict = match verdict {
+            Verdict::FallsShort => format!("**{}**", verdict.text()),
+            other => other.text().to_owned(),
+        };
+        let _ = writeln!(text, "| {claimed} | {best} | {low}–{high} | {median} | {at_most} | {verdict} |");
     }
     text
 }

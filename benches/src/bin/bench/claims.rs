@@ -2,7 +2,7 @@
 
 use bosh_dns_xdp_benches::report::{Claim, Data, Figure, Measured, Rounds, Sweep};
 
-use crate::{harm, saturated, subject::hook_label};
+use crate::{footprint, harm, saturated, subject::hook_label};
 
 /// All claims whose figures were measured.
 pub(super) fn all(figures: &[Figure]) -> Vec<Claim> {
@@ -13,6 +13,21 @@ pub(super) fn all(figures: &[Figure]) -> Vec<Claim> {
         let constant = saturated_bar(figures, |label| label.ends_with(&ending));
         let what = format!("Saturated core, 1,000 names: a constant reflector's rate over ours, {mode}");
         at_most(&mut claims, &what, (constant, saturated(&format!("ours, {mode}"))), 1.25);
+    }
+    if let Some((figure, curves)) = sweep(figures, saturated::CURVE_TITLE) {
+        for (mode, _) in saturated::HOOKS {
+            let what = format!(
+                "Overload, {mode}, {}: best rate over the worst when more is offered",
+                saturated::MISSES
+            );
+            let label = format!("ours, {mode}, {}", saturated::MISSES);
+            let pair = curves
+                .series
+                .iter()
+                .find(|line| line.label == label)
+                .and_then(|line| best_and_overloaded(figure, &line.values));
+            at_most(&mut claims, &what, pair.unzip(), 1.0 / 0.9);
+        }
     }
     if let Some((figure, rates)) = sweep(figures, saturated::SCALE_TITLE) {
         let value = |label: &str, place: &str| measured(figure, rates.value(label, place)?);
@@ -62,6 +77,22 @@ pub(super) fn all(figures: &[Figure]) -> Vec<Claim> {
         (first("ours, tc"), first("knotd")),
         1.0,
     );
+    goal(&mut claims, "First new answer at 10,000 instances, ms", first("ours, tc"), 20.0);
+    let slowest = bar(figures, "Slowest query during that reload, 10000", "ours, tc");
+    goal(&mut claims, "Slowest query during that reload, ms", slowest, 1.0);
+    for (what, title, place, most) in [
+        (
+            "First answer from the interface after a start, 1,000 instances, ms",
+            footprint::START_TITLE,
+            "1,000",
+            100.0,
+        ),
+        ("Resident memory, maps included, 10,000 instances, MiB", footprint::MEMORY_TITLE, "10,000", 40.0),
+    ] {
+        let value = sweep(figures, title)
+            .and_then(|(figure, sweep)| measured(figure, sweep.value("ours, tc", place)?));
+        goal(&mut claims, what, value, most);
+    }
     for figure in figures.iter().filter(|figure| figure.title.starts_with(harm::TITLE)) {
         let pair =
             (bar_of(figure, |label| label == harm::NOTHING), bar_of(figure, |label| label == "ours, auto"));
@@ -71,6 +102,9 @@ pub(super) fn all(figures: &[Figure]) -> Vec<Claim> {
             pair,
             1.02,
         );
+    }
+    for claim in &claims {
+        println!("{claim}");
     }
     claims
 }
@@ -83,14 +117,28 @@ fn at_most(
     limit: f64,
 ) {
     let (Some(value), Some(base)) = (value, base) else { return };
-    let claim = Claim::new(text, value, base, limit);
-    println!("{claim}");
-    claims.push(claim);
+    claims.push(Claim::ratio(text, value, base, limit));
+}
+
+/// Claims that a figure is at most `limit`, where it was measured.
+fn goal(claims: &mut Vec<Claim>, text: &str, value: Option<Measured<'_>>, limit: f64) {
+    claims.extend(value.map(|value| Claim::value(text, value, limit)));
 }
 
 /// What was measured for a figure, if anything counts.
 fn measured<'a>(figure: &Figure, rounds: &'a Rounds) -> Option<Measured<'a>> {
     (!rounds.0.is_empty()).then_some(Measured { rounds, more_is_better: figure.more_is_better() })
+}
+
+/// The best rate of what was answered of each offered rate, and the worst where more than that best
+/// rate was offered.
+fn best_and_overloaded<'a>(figure: &Figure, values: &'a [Rounds]) -> Option<(Measured<'a>, Measured<'a>)> {
+    let rate = |rounds: &Rounds| rounds.best_quartile(figure.more_is_better());
+    let measured_at = || saturated::LADDER.iter().zip(values).filter(|(_, rounds)| !rounds.0.is_empty());
+    let (_, best) = measured_at().max_by(|(_, a), (_, b)| rate(a).total_cmp(&rate(b)))?;
+    let overloaded = measured_at().filter(|(offered, _)| f64::from(**offered) > rate(best));
+    let (_, worst) = overloaded.min_by(|(_, a), (_, b)| rate(a).total_cmp(&rate(b)))?;
+    Some((measured(figure, best)?, measured(figure, worst)?))
 }
 
 /// The best rate of the subject whose label is as wanted.

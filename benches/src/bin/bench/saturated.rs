@@ -4,6 +4,8 @@
 //! always finds the next packet: there is one regime only, and what a query costs is not
 //! mixed with what waking up costs.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use bosh_dns_xdp_benches::{
     foundation::Foundation,
@@ -23,7 +25,7 @@ use crate::{
 };
 
 /// Rates that are offered for the curve: each twice the one before, closer where it bends.
-const LADDER: [u32; 12] = [
+pub(super) const LADDER: [u32; 12] = [
     16_000, 31_000, 62_000, 125_000, 250_000, 354_000, 500_000, 707_000, 1_000_000, 1_414_000, 2_000_000,
     2_828_000,
 ];
@@ -52,13 +54,13 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     let queries = Queries::write(&queries::ordered(&lines, Order::Random))?;
     let subjects = subjects(plan, answers);
     let mut seen = vec![Saturated::default(); subjects.len()];
-    let mut curves = None;
-    for _ in 0..plan.rounds {
+    let mut curves = Curves::new();
+    for round in 0..plan.rounds {
         let turns = Turns::start(subjects.iter().map(|subject| (subject, &foundation)))?;
         turns.saturate(&vec![&queries; subjects.len()], plan.turns, &mut seen)?;
-        if plan.with_curves() && curves.is_none() {
+        if plan.with_curves() && round < plan.sweep_rounds {
             let misses = Queries::write(&queries::with_hits(&queries.lines, 0))?;
-            curves = Some(answered_and_dropped(plan, &turns, &queries, &misses)?);
+            curves.measure(&turns, &queries, &misses)?;
         }
     }
     for (subject, seen) in subjects.iter().zip(&seen) {
@@ -102,75 +104,99 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             data: Data::Bars(busy),
         },
     ];
-    figures.extend(curves.into_iter().flatten());
+    if plan.with_curves() {
+        figures.extend(curves.figures());
+    }
     Ok(figures)
 }
 
-/// What is answered of what is offered, and what does not reach the server; of ours, of `misses`
-/// as well, which the program always leaves to userspace.
-fn answered_and_dropped(
-    plan: &Plan,
-    turns: &Turns<'_>,
-    queries: &Queries,
-    misses: &Queries,
-) -> Result<[Figure; 2]> {
-    let places = LADDER.map(|rate| number(rate.into())).to_vec();
-    let mut answered = report::Sweep::new("offered, queries/s", places.clone(), true);
-    let mut dropped = report::Sweep::new("offered, queries/s", places, true);
-    let asked = turns.cells.iter().flat_map(|cell| {
-        let label = cell.subject.label();
-        let missed = cell.subject.is_ours().then(|| (cell, misses, format!("{label}, {MISSES}")));
-        [(cell, queries, label)].into_iter().chain(missed)
-    });
-    for (cell, queries, label) in asked {
-        let mut loaded = cell.loaded(queries)?;
-        for (place, &rate) in LADDER.iter().enumerate() {
-            let seen = loaded.offer(Load::Rate { rate, burst: BURST }, plan.sweep_duration)?;
-            if seen.sent < OFFERED * f64::from(rate) {
-                println!("{label:<28} only {}/s were sent", number(seen.sent));
-                continue;
-            }
-            println!(
-                "{label:<42} {:>9}/s offered, {:>9}/s answered",
-                number(rate.into()),
-                number(seen.answered.median())
-            );
-            for &value in &seen.answered.0 {
-                answered.push(&label, cell.subject.is_ours(), place, value);
-            }
-            dropped.push(&label, cell.subject.is_ours(), place, seen.dropped_before * 100.0);
-        }
-    }
-    let sweep = |title: &str, about: &str, unit: &str, sweep| Figure {
-        title: title.to_owned(),
-        about: about.to_owned(),
-        unit: unit.to_owned(),
-        data: Data::Sweep(sweep),
-    };
-    Ok([
-        sweep(
-            "Answered of what is offered",
-            "Whether they are answered or not, so many queries are sent each second, as far as the generator can. Past its \
-             best rate a server in userspace answers less than before: packets that nobody will read eat its core. Of \
-             ours, queries of type ANY as well, which the program leaves to userspace: it sheds what userspace cannot \
-             answer (not at mode off, where there is no program).",
-            "queries/s",
-            answered,
-        ),
-        sweep(
-            "Dropped before the server, of what is offered",
-            "Queries that the ring of the server's interface had no room for.",
-            "%",
-            dropped,
-        ),
-    ])
+/// What is answered of what is offered, and what does not reach the server.
+struct Curves {
+    /// Answers per second.
+    answered: report::Sweep,
+    /// Percentage of what was offered.
+    dropped: report::Sweep,
 }
 
+impl Curves {
+    /// Nothing measured yet.
+    fn new() -> Self {
+        let new = || {
+            let places = LADDER.map(|rate| number(rate.into())).to_vec();
+            report::Sweep::new("offered, queries/s", places, true)
+        };
+        Self { answered: new(), dropped: new() }
+    }
+
+    /// Offers each rate to each subject; to ours the same of `misses` as well, which the
+    /// program always leaves to userspace.
+    fn measure(&mut self, turns: &Turns<'_>, queries: &Queries, misses: &Queries) -> Result<()> {
+        let asked = turns.cells.iter().flat_map(|cell| {
+            let label = cell.subject.label();
+            let missed = cell.subject.is_ours().then(|| (cell, misses, format!("{label}, {MISSES}")));
+            [(cell, queries, label)].into_iter().chain(missed)
+        });
+        for (cell, queries, label) in asked {
+            let mut loaded = cell.loaded(queries)?;
+            for (place, &rate) in LADDER.iter().enumerate() {
+                let seen = loaded.offer(Load::Rate { rate, burst: BURST }, OFFERED_FOR)?;
+                if seen.sent < OFFERED * f64::from(rate) {
+                    println!("{label:<28} only {}/s were sent", number(seen.sent));
+                    continue;
+                }
+                println!(
+                    "{label:<42} {:>9}/s offered, {:>9}/s answered",
+                    number(rate.into()),
+                    number(seen.answered.median())
+                );
+                for &value in &seen.answered.0 {
+                    self.answered.push(&label, cell.subject.is_ours(), place, value);
+                }
+                self.dropped.push(&label, cell.subject.is_ours(), place, seen.dropped_before * 100.0);
+            }
+        }
+        Ok(())
+    }
+
+    /// As figures.
+    fn figures(self) -> [Figure; 2] {
+        let figure = |title: &str, about: &str, unit: &str, sweep| Figure {
+            title: title.to_owned(),
+            about: about.to_owned(),
+            unit: unit.to_owned(),
+            data: Data::Sweep(sweep),
+        };
+        [
+            figure(
+                CURVE_TITLE,
+                "Whether they are answered or not, so many queries are sent each second, as far as the generator can. Past its \
+                 best rate a server in userspace answers less than before: packets that nobody will read eat its core. Of \
+                 ours, queries of type ANY as well, which the program leaves to userspace: it sheds what userspace cannot \
+                 answer (not at mode off, where there is no program).",
+                "queries/s",
+                self.answered,
+            ),
+            figure(
+                "Dropped before the server, of what is offered",
+                "Queries that the ring of the server's interface had no room for.",
+                "%",
+                self.dropped,
+            ),
+        ]
+    }
+}
+
+/// Title of the figure of what is answered of what is offered.
+pub(super) const CURVE_TITLE: &str = "Answered of what is offered";
+
 /// What is added to the label of a subject that is asked for nothing that the interface answers.
-const MISSES: &str = "all to userspace";
+pub(super) const MISSES: &str = "all to userspace";
 
 /// A rate of which the generator sent less than this share was not offered.
 const OFFERED: f64 = 0.95;
+
+/// How long a rate is offered, each time.
+const OFFERED_FOR: Duration = Duration::from_millis(250);
 
 /// Queries that leave together where a rate is offered.
 const BURST: u32 = 16;

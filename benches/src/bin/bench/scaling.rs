@@ -1,15 +1,12 @@
 //! What changes with the size of the foundation, the form of the names and the
 //! share of hits.
 
-use std::time::Instant;
-
 use anyhow::Result;
 use bosh_dns_xdp_benches::{
-    cpu::{map_memory, resident_memory},
     foundation::Foundation,
     lab::Lab,
     peers::Peer,
-    report::{self, Data, Figure, number},
+    report::{Figure, number},
     yardstick::Hook,
 };
 
@@ -31,7 +28,7 @@ const REFLECTOR: Subject = Subject::Reflector(Hook::Generic);
 /// Ours with the fast path, by each mode.
 const MODES: [Subject; 3] = [Subject::Ours("tc"), Subject::Ours("generic"), Subject::Ours("native")];
 
-/// CPU, rates, latencies by size, by form and by hit ratio; memory and start-up by size.
+/// CPU, rates, latencies by size, by form and by hit ratio.
 pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     let mut figures = by_size(plan)?;
     let foundation = Foundation::generate(1_000)?;
@@ -63,16 +60,11 @@ fn by_size(plan: &Plan) -> Result<Vec<Figure>> {
     }
     let places: Vec<String> = plan.sizes.iter().map(|&size| number(size as f64)).collect();
     let mut sweep = Sweep::new("instances", &places, true);
-    let mut own = OwnFigures::new(&places);
     for _ in 0..plan.sweep_rounds {
         for subject in &subjects {
             for (place, (foundation, queries)) in towns.iter().enumerate() {
-                let lab = Lab::split()?;
-                let started = Instant::now();
-                let cell = Cell::start(lab, subject, foundation)?;
-                let start = started.elapsed().as_secs_f64() * 1e3;
+                let cell = Cell::start(Lab::split()?, subject, foundation)?;
                 sweep.measure(plan, &cell, place..place + 1, queries)?;
-                own.add(&cell, place, start)?;
             }
         }
         if let Some((foundation, queries)) = towns.first() {
@@ -80,77 +72,12 @@ fn by_size(plan: &Plan) -> Result<Vec<Figure>> {
             sweep.measure(plan, &cell, 0..places.len(), queries)?;
         }
     }
-    let mut figures = sweep.figures(
+    Ok(sweep.figures(
         "size",
         "As many names in each, spread over the whole foundation; group sizes do not grow with it, so the answers are \
          alike. In the split lab: each side of the veth has a core for its packets. The bare reflector, which knows no \
          names, is measured once a round.",
-    );
-    figures.extend(own.figures());
-    Ok(figures)
-}
-
-/// Memory and start-up by size: of ours only.
-struct OwnFigures {
-    /// Resident memory, MiB.
-    memory: report::Sweep,
-    /// Memory of the BPF maps, MiB.
-    maps: report::Sweep,
-    /// Time to the first answer, ms.
-    starts: report::Sweep,
-}
-
-impl OwnFigures {
-    /// Nothing measured yet.
-    fn new(places: &[String]) -> Self {
-        let new = || report::Sweep::new("instances", places.to_vec(), true);
-        Self { memory: new(), maps: new(), starts: new() }
-    }
-
-    /// Adds what a warm server shows, if it is one whose figures are drawn.
-    fn add(&mut self, cell: &Cell<'_>, place: usize, start: f64) -> Result<()> {
-        let (subject, processes) = (cell.subject, &cell.running.processes[..]);
-        let (&[process], Subject::Ours("tc") | Subject::Userspace) = (processes, subject) else {
-            return Ok(());
-        };
-        let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        let memory = mebibytes(resident_memory(process)?);
-        let label = subject.label();
-        self.memory.push(&label, true, place, memory);
-        self.starts.push(&label, true, place, start);
-        if *subject != Subject::Userspace {
-            self.maps.push(&label, true, place, mebibytes(map_memory(process)?));
-        }
-        println!("{:<26} {memory:.1} MiB, {start:.0} ms to start", "");
-        Ok(())
-    }
-
-    /// As figures.
-    fn figures(self) -> Vec<Figure> {
-        let figure = |title: &str, about: &str, unit: &str, data| Figure {
-            title: title.to_owned(),
-            about: about.to_owned(),
-            unit: unit.to_owned(),
-            data: Data::Sweep(data),
-        };
-        vec![
-            figure("Resident memory of the process by size", "Mapped BPF maps included.", "MiB", self.memory),
-            figure(
-                "Memory of the BPF maps by size",
-                "What the kernel accounts to them (memlock). They are made for max_names at the start, so that no fleet \
-                 that grows needs memory that is not there.",
-                "MiB",
-                self.maps,
-            ),
-            figure(
-                "Start-up by size",
-                "From the start of the process to its first answer; with the fast path, until the programs are loaded \
-                 and the entries published (userspace answers meanwhile).",
-                "ms",
-                self.starts,
-            ),
-        ]
-    }
+    ))
 }
 
 /// Everything by form of the name.
