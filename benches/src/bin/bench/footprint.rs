@@ -1,17 +1,21 @@
 //! What a server of ours takes for itself: the time to its first answer from the interface, and memory.
 
 use std::{
+    fs,
+    net::{SocketAddr, UdpSocket},
     thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use bosh_dns_xdp_benches::{
     cpu::{map_memory, resident_memory},
     foundation::Foundation,
-    lab::Lab,
+    lab::{CLIENT_CPU, Lab, SERVER_ADDRESS},
     report::{Data, Figure, Sweep, number},
 };
+use hickory_proto::rr::RecordType;
+use whole_system_tests::{client, cpu::on_cpu};
 
 use crate::{
     Plan,
@@ -41,15 +45,21 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     for (place, &size) in plan.sizes.iter().enumerate() {
         let foundation = Foundation::generate(size)?;
         let queries = Queries::write(&queries::for_names(&foundation, queries::is_shared))?;
+        // The last one to be published.
+        let name = foundation.names().last().context("a foundation has names")?.to_string();
         for _ in 0..STARTS {
             for subject in [Subject::Ours("tc"), Subject::Userspace] {
                 let lab = Lab::split()?;
                 let started = Instant::now();
-                let cell = Cell::start(lab, &subject, &foundation)?;
+                let running = subject.begin(&lab, &foundation)?;
+                let process = *running.processes.first().context("ours is a process")?;
+                if subject != Subject::Userspace {
+                    wait_for_interface(&lab, process, &name)?;
+                }
                 starts.push(&subject.label(), true, place, started.elapsed().as_secs_f64() * 1e3);
+                let cell = Cell { subject: &subject, running, lab };
                 cell.asker()?.warm_up(&queries)?;
                 thread::sleep(PAUSE);
-                let process = *cell.running.processes.first().context("ours is a process")?;
                 let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
                 memory.push(&subject.label(), true, place, mebibytes(resident_memory(process)?));
                 if subject != Subject::Userspace {
@@ -73,8 +83,8 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     Ok(vec![
         figure(
             START_TITLE,
-            "From the start of the process to its first answer; with the fast path, until the programs are loaded \
-             and the entries published (userspace answers meanwhile). On one CPU.",
+            "From the start of the process to its first answer; with the fast path, to the first one that the interface \
+             gives (userspace answers meanwhile). On one CPU.",
             "ms",
             starts,
         ),
@@ -92,4 +102,35 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             maps,
         ),
     ])
+}
+
+/// Asks for `name` without a pause until a reply comes that the server's process has not given.
+fn wait_for_interface(lab: &Lab, process: u32, name: &str) -> Result<()> {
+    let query = client::query(name, RecordType::A, Some(1232))?.to_vec()?;
+    let ask = || -> Result<()> {
+        let socket = UdpSocket::bind("0.0.0.0:0")?;
+        socket.connect(SocketAddr::from((SERVER_ADDRESS, 53)))?;
+        socket.set_read_timeout(Some(Duration::from_millis(100)))?;
+        let started = Instant::now();
+        while started.elapsed() < Duration::from_secs(20) {
+            let before = datagrams_received(process)?;
+            socket.send(&query)?;
+            // Whoever has given it, the reply is to be taken before the next query leaves.
+            let replied = socket.recv(&mut [0; 4096]).is_ok();
+            if replied && datagrams_received(process)? == before {
+                return Ok(());
+            }
+        }
+        bail!("no answer from the interface for {name} within 20 s")
+    };
+    lab.client.run(|| on_cpu(CLIENT_CPU, ask))?
+}
+
+/// Datagrams that sockets in the network namespace of a process have received (`InDatagrams`).
+fn datagrams_received(process: u32) -> Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{process}/net/snmp"))?;
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Udp: "));
+    let (names, values) = lines.next().zip(lines.next()).context("no line of UDP in snmp")?;
+    let place = names.split(' ').position(|name| name == "InDatagrams").context("no InDatagrams in snmp")?;
+    Ok(values.split(' ').nth(place).context("a value for each name in snmp")?.parse()?)
 }

@@ -77,8 +77,21 @@ impl Subject {
         native.then(|| Yardstick::Pass.attach(Hook::Native, &lab.client, CLIENT_INTERFACE)).transpose()
     }
 
-    /// Starts it in the lab, on the server's CPU, and waits for its first answer.
+    /// Starts it in the lab, on the server's CPU, and waits for its first answer; of ours for the
+    /// first from the interface, where it has a fast path.
     pub(super) fn start(&self, lab: &Lab, foundation: &Foundation) -> Result<Running> {
+        let running = self.begin(lab, foundation)?;
+        if let Self::Ours(mode) | Self::Build(_, mode) = self
+            && *mode != "off"
+        {
+            wait_for_fast_path(&lab.server).with_context(|| self.label())?;
+        }
+        lab.pin_napi()?;
+        Ok(running)
+    }
+
+    /// Starts it in the lab, on the server's CPU, and waits for its first answer, whoever gives it.
+    pub(super) fn begin(&self, lab: &Lab, foundation: &Foundation) -> Result<Running> {
         let running = match self {
             Self::Ours(mode) => start_ours(lab, foundation, mode),
             Self::Userspace => start_ours(lab, foundation, "off"),
@@ -90,9 +103,7 @@ impl Subject {
                 start_yardstick(lab, Yardstick::Constant { answers: *answers }, *hook)
             }
         };
-        let running = running.with_context(|| self.label())?;
-        lab.pin_napi()?;
-        Ok(running)
+        running.with_context(|| self.label())
     }
 }
 
@@ -113,9 +124,6 @@ fn start_build(program: PathBuf, lab: &Lab, foundation: &Foundation, mode: &str)
     let server = on_cpu(SERVER_CPU, || {
         Server::start_program(program, Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &extra, |_| {})
     })?;
-    if mode != "off" {
-        wait_for_fast_path(&lab.server)?;
-    }
     Ok(Running { processes: vec![server.pid()], server: Some(server), _kept: Box::new(()) })
 }
 

@@ -4,7 +4,7 @@
 //! * [`reconcile`]: the thread that follows interfaces as they come and go.
 //! * [`selection`]: which interfaces to serve.
 //! * [`endpoints`]: which addresses and ports to serve.
-//! * [`hook`]: which hooks serve an interface.
+//! * [`choice`]: which [`hook`]s serve an interface.
 //! * [`attachment`]: one program on one hook of an interface.
 //! * [`filters`]: our filters of clsact among those of others.
 //! * [`pins`]: what outlives the process, under bpffs.
@@ -12,6 +12,7 @@
 //! * [`netlink`]: the little of rtnetlink that is needed.
 
 pub(super) mod attachment;
+pub(super) mod choice;
 mod endpoints;
 pub(super) mod filters;
 pub(super) mod hook;

@@ -18,8 +18,9 @@ use tokio::sync::watch;
 
 use super::{
     attachment::{self, Means, Standing},
+    choice::{self, Attachment, NotServed},
     endpoints::{expand, to_endpoint},
-    hook::{self, Attachment, Hook, NotServed},
+    hook::Hook,
     netlink::{Link, Socket},
     pins::{KeptMaps, PinnedLink, Pins},
     selection::Selection,
@@ -274,7 +275,7 @@ impl Follower {
         // An error comes again where it is told, when it is time to attach.
         let Ok(links) = self.netlink.links() else { return };
         for link in links.iter().filter(|link| self.setting.selection.takes(link)) {
-            if let Ok(plan) = hook::plan(self.setting.mode, link) {
+            if let Ok(plan) = choice::plan(self.setting.mode, link) {
                 plan.order(&mut self.setting.programs);
             }
         }
@@ -345,7 +346,7 @@ impl Follower {
         if before.is_some_and(|before| before.link == *link && !before.again) {
             return;
         }
-        let made = hook::plan(self.setting.mode, link)
+        let made = choice::plan(self.setting.mode, link)
             .and_then(|plan| Attachment::make(plan, link, &mut means(&mut self.setting, &mut self.netlink)));
         match made {
             Ok(attachment) => {
