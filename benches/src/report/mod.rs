@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 mod html;
 mod markdown;
@@ -135,7 +135,7 @@ impl Measured<'_> {
 }
 
 /// One plot with its table.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Figure {
     /// Headline.
     pub title: String,
@@ -155,7 +155,7 @@ impl Figure {
 }
 
 /// Data of a figure.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Data {
     /// One value for each subject.
@@ -165,7 +165,7 @@ pub enum Data {
 }
 
 /// What changes from place to place on an axis.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Sweep {
     /// What the axis means.
     pub axis: String,
@@ -204,7 +204,7 @@ impl Sweep {
 }
 
 /// One bar.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Bar {
     /// The subject.
     pub label: String,
@@ -215,7 +215,7 @@ pub struct Bar {
 }
 
 /// One subject's values.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Series {
     /// The subject.
     pub label: String,
@@ -226,7 +226,7 @@ pub struct Series {
 }
 
 /// A figure measured several times: in several rounds, and in slices of each.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Rounds(pub Vec<f64>);
 
 impl Rounds {
@@ -280,6 +280,17 @@ impl Rounds {
 }
 
 impl Report {
+    /// Facts and figures of a report as it was written; claims are to be made of them anew.
+    pub fn read(json: &[u8]) -> serde_json::Result<Self> {
+        #[derive(Deserialize)]
+        struct Numbers {
+            facts: Vec<(String, String)>,
+            figures: Vec<Figure>,
+        }
+        let Numbers { facts, figures } = serde_json::from_slice(json)?;
+        Ok(Self { facts, figures, main: 0, claims: Vec::new() })
+    }
+
     /// Puts the figures with these titles first, in this order.
     pub fn put_first(&mut self, titles: &[&str]) {
         let place = |figure: &Figure| titles.iter().position(|title| figure.title == *title);
@@ -391,6 +402,8 @@ mod tests {
             claims,
         };
         assert!(!report.to_markdown().contains("Particulars"));
+        let read = Report::read(&serde_json::to_vec(&report).unwrap()).unwrap();
+        assert_eq!((read.figures.len(), read.facts, read.claims.len()), (3, report.facts.clone(), 0));
         report.put_first(&["Main", "Not measured"]);
         let page = report.to_html().unwrap();
         assert_eq!(page.matches("<svg").count(), 3);

@@ -51,6 +51,9 @@ struct Arguments {
     /// With --against: by which modes of the fast path (`off`: userspace only).
     #[arg(long, value_name = "MODE", default_value = "tc", requires = "against", value_parser = ["tc", "generic", "native", "off"])]
     mode: Vec<String>,
+    /// A report.json: the same numbers, with claims and pages made anew; nothing is measured.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["against", "only", "subject", "quick", "bosh_dns"])]
+    from: Option<PathBuf>,
     /// Where the report goes.
     #[arg(long, default_value = "report")]
     output: PathBuf,
@@ -131,6 +134,11 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<()> {
     // First, so that nothing is measured for a folder that cannot be made.
     fs::create_dir_all(&arguments.output).with_context(|| arguments.output.display().to_string())?;
+    if let Some(file) = &arguments.from {
+        let numbers = fs::read(file).with_context(|| file.display().to_string())?;
+        let report = Report::read(&numbers).with_context(|| format!("{}: no report", file.display()))?;
+        return finish(report, &arguments.output);
+    }
     let plan = Plan {
         rounds: if arguments.quick { 1 } else { 3 },
         duration: Duration::from_millis(if arguments.quick { 500 } else { 1_000 }),
@@ -163,9 +171,14 @@ fn run(arguments: &Arguments) -> Result<()> {
         report.figures.extend(measure(&plan).with_context(|| (*name).to_owned())?);
     }
     println!("\nmeasured in {} s", started.elapsed().as_secs());
+    finish(report, &arguments.output)
+}
+
+/// Holds the claims against the figures and writes the report, what matters most first.
+fn finish(mut report: Report, folder: &Path) -> Result<()> {
     report.claims = claims::all(&report.figures);
     report.put_first(&[saturated::TITLE, latency::TITLE, saturated::SCALE_TITLE, harm::MAIN_TITLE]);
-    write(&report, &arguments.output)
+    write(&report, folder)
 }
 
 /// What was run, where and when.
