@@ -9,14 +9,12 @@ use std::{
     collections::{BTreeMap, VecDeque},
     fs,
     path::{Path, PathBuf},
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::atomic::{AtomicU32, Ordering},
     thread,
 };
 
 use anyhow::{Context, Result, ensure};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use whole_system_tests::{
     conformance::{
@@ -148,11 +146,11 @@ fn replay(
         let queue = Mutex::new(parts);
         let work = || -> Result<()> {
             loop {
-                let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+                let next = queue.lock().pop_front();
                 let Some(part) = next else { return Ok(()) };
                 let found = replay_part(label, &part, recorded, &commands, extra)
                     .with_context(|| part.scenario.clone())?;
-                let mut verdicts = verdicts.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut verdicts = verdicts.lock();
                 verdicts.entry(part.scenario).or_default().extend(found);
             }
         };
@@ -164,7 +162,7 @@ fn replay(
             ends.collect::<Result<Vec<()>>>()
         })?;
     }
-    Ok(verdicts.into_inner().unwrap_or_else(PoisonError::into_inner))
+    Ok(verdicts.into_inner())
 }
 
 /// Replays a part in a namespace of its own.

@@ -1,15 +1,13 @@
 //! One question to whichever agent answers.
 
 use std::{
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
-    },
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
     time::Duration,
 };
 
 use bytes::Bytes;
 use hyper::{HeaderMap, StatusCode};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::{
@@ -151,10 +149,10 @@ impl Agent {
             Err(AgentError::Status { .. }) => pass.failed(false),
         }
         match &result {
-            Ok(_) => *lock(&self.problem) = None,
+            Ok(_) => *self.problem.lock() = None,
             Err(error) => {
                 self.failures.fetch_add(1, Ordering::Relaxed);
-                *lock(&self.problem) = Some(error.to_string());
+                *self.problem.lock() = Some(error.to_string());
             }
         }
         result
@@ -170,7 +168,7 @@ impl Agent {
                 if leads {
                     let ago = number(&headers, "x-consul-lastcontact").unwrap_or(0);
                     let now = Instant::now();
-                    *lock(&self.contact) = now.checked_sub(Duration::from_millis(ago)).or(Some(now));
+                    *self.contact.lock() = now.checked_sub(Duration::from_millis(ago)).or(Some(now));
                 }
                 Ok(Reply { index: number(&headers, "x-consul-index"), body })
             }
@@ -201,12 +199,12 @@ impl Agent {
 
     /// When somebody who is in touch with a leader answered last.
     pub(crate) fn contact(&self) -> Option<Instant> {
-        *lock(&self.contact)
+        *self.contact.lock()
     }
 
     /// Why the last question failed.
     pub(crate) fn problem(&self) -> Option<String> {
-        lock(&self.problem).clone()
+        self.problem.lock().clone()
     }
 
     /// Whether nobody answers.
@@ -228,9 +226,4 @@ impl Agent {
 /// A number in a header; `None`: it is missing or none.
 fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
     headers.get(name)?.to_str().ok()?.trim().parse().ok()
-}
-
-/// Locks; nobody panics while holding one of these.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

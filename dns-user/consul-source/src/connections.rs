@@ -3,7 +3,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -17,6 +17,7 @@ use hyper::{
     client::conn::{http1, http2},
 };
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
@@ -257,8 +258,8 @@ impl Connections {
     }
 
     /// The idle connections.
-    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<(ApiAddress, http1::SendRequest<Empty<Bytes>>)>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    fn idle(&self) -> MutexGuard<'_, Vec<(ApiAddress, http1::SendRequest<Empty<Bytes>>)>> {
+        self.idle.lock()
     }
 
     /// A new connection.

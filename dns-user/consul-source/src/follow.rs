@@ -9,12 +9,13 @@ use std::{
     collections::{HashMap, HashSet, VecDeque},
     path::PathBuf,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::{
     sync::{mpsc, watch},
@@ -213,7 +214,7 @@ impl Source {
 
     /// How it is doing.
     pub fn status(&self) -> Status {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.status.lock().clone()
     }
 }
 
@@ -701,7 +702,7 @@ impl Follower {
             pictures: self.pictures,
             problem: self.agent.problem(),
         };
-        *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
+        *self.status.lock() = status;
     }
 
     /// How questions are asked now.

@@ -1,10 +1,8 @@
 //! How often may be asked, and how long to wait after what went wrong.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::{
     sync::Notify,
     time::{Instant, sleep_until, timeout},
@@ -38,7 +36,7 @@ impl Rate {
     /// Returns when the caller's turn has come.
     pub(crate) async fn turn(&self) {
         let at = {
-            let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut next = self.next.lock();
             let now = Instant::now();
             let earliest = now.checked_sub(Duration::from_millis(100)).unwrap_or(now);
             let at = next.map_or(earliest, |next| next.max(earliest));
@@ -114,7 +112,7 @@ impl Gate {
             tokio::pin!(changed);
             changed.as_mut().enable();
             let wait = {
-                let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut state = self.state.lock();
                 let now = Instant::now();
                 match state.until {
                     None => return Pass { gate: self, trial: false },
@@ -133,12 +131,12 @@ impl Gate {
 
     /// Whether it is closed.
     pub(crate) fn is_closed(&self) -> bool {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).until.is_some()
+        self.state.lock().until.is_some()
     }
 
     /// Changes the state and tells all who wait.
     fn change(&self, change: impl FnOnce(&mut GateState)) {
-        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.state.lock());
         self.changed.notify_waiters();
     }
 }

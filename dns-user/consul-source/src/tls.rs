@@ -3,11 +3,12 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::SystemTime,
 };
 
 use hyper_rustls::ConfigBuilderExt as _;
+use parking_lot::Mutex;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
 
@@ -53,7 +54,7 @@ impl Tls {
     /// The settings of now. Reads small files.
     pub(crate) fn config(&self) -> Result<Arc<ClientConfig>, TlsError> {
         let stamps = self.stamps();
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = self.made.lock();
         match &*made {
             Some((of, config)) if *of == stamps => Ok(config.clone()),
             _ => {

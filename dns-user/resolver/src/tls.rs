@@ -12,13 +12,14 @@ mod verify;
 use std::{
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
 };
 
 use arc_swap::ArcSwap;
+use parking_lot::{Mutex, MutexGuard};
 use rustls::{ClientConfig, RootCertStore, ServerConfig, server::WebPkiClientVerifier};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 
@@ -263,9 +264,8 @@ impl RotatingTls {
     }
 
     /// The state of the last attempt.
-    fn attempt(&self) -> std::sync::MutexGuard<'_, Attempt> {
-        // Nothing in a locked section leaves the value half changed.
-        self.attempt.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn attempt(&self) -> MutexGuard<'_, Attempt> {
+        self.attempt.lock()
     }
 }
 

@@ -5,10 +5,11 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::SystemTime,
 };
 
+use parking_lot::Mutex;
 use rustls::{
     ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme,
     client::{
@@ -121,7 +122,7 @@ impl<T> LastGood<T> {
     /// Reads anew; falls back to the last good one.
     fn newest(&self, read: impl FnOnce() -> Result<Arc<T>, TlsError>) -> Arc<T> {
         // Nothing panics while it is locked.
-        let mut value = self.value.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut value = self.value.lock();
         match read() {
             Ok(new) => *value = new,
             Err(error) => tracing::warn!("cannot use the new certificates; the last good ones stay: {error}"),

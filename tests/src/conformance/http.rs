@@ -1,16 +1,12 @@
 //! A scripted DNS-over-JSON server on 127.0.0.1.
 
-use std::{
-    convert::Infallible,
-    net::Ipv4Addr,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{convert::Infallible, net::Ipv4Addr, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use http_body_util::Full;
 use hyper::{Response, Uri, body::Bytes, header, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, runtime::Runtime, time::sleep};
 
@@ -57,12 +53,12 @@ impl HttpServer {
 
     /// Requests so far.
     pub fn count(&self) -> u64 {
-        self.0.seen.lock().unwrap_or_else(PoisonError::into_inner).len() as u64
+        self.0.seen.lock().len() as u64
     }
 
     /// The last request, as recordings show it.
     pub fn last(&self) -> Option<Value> {
-        self.0.seen.lock().unwrap_or_else(PoisonError::into_inner).last().cloned()
+        self.0.seen.lock().last().cloned()
     }
 }
 
@@ -76,7 +72,7 @@ impl Shared {
         };
         let (name, qtype) = (parameter("name"), parameter("type"));
         let seen = json!({"method": "GET", "path": uri.path(), "name": name, "type": qtype});
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).push(seen);
+        self.seen.lock().push(seen);
         let lower = name.to_lowercase();
         let rule = self.script.rules.iter().find(|rule| {
             let wanted = rule.qtype.as_str().map_or_else(|| rule.qtype.to_string(), str::to_owned);

@@ -3,11 +3,12 @@
 use std::{
     collections::{BTreeMap, HashMap},
     net::{Ipv4Addr, SocketAddr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
 use anyhow::{Context, Result};
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
 use tokio::{
@@ -150,7 +151,7 @@ async fn converse(shared: Arc<Shared>, mut stream: TcpStream) -> Option<()> {
 impl Shared {
     /// The state.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Notes a query and says what to reply, and when.

@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     path::Path,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -15,6 +15,7 @@ use anyhow::{Context, Result};
 use http_body_util::Full;
 use hyper::{Response, body::Bytes, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use rustls::{ServerConfig, server::WebPkiClientVerifier};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, runtime::Runtime, task::JoinHandle, time::sleep};
@@ -87,7 +88,7 @@ impl Responder {
 
     /// Gives it another script, if that needs no other certificate; whether it did.
     pub fn take_script(&self, script: &HealthScript) -> bool {
-        let mut current = self.shared.script.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.shared.script.lock();
         let same = current.cert == script.cert;
         if same {
             *current = script.clone();
@@ -107,7 +108,7 @@ impl Shared {
     /// Counts a request and says what the script says.
     async fn respond(&self, path: &str) -> Response<Full<Bytes>> {
         self.hits.fetch_add(1, Ordering::Relaxed);
-        let script = self.script.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let script = self.script.lock().clone();
         let HealthScript { state, group_state, http_status, body, delay_ms, cert: _, refuse: _ } = script;
         let mut response = Response::default();
         if path != "/health" {

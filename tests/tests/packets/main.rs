@@ -23,9 +23,10 @@ mod shuffle;
 
 use std::{
     net::{IpAddr, SocketAddr},
-    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::OnceLock,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use whole_system_tests::{
     program::{Hook, Program, TC_ACT_REDIRECT, TC_ACT_UNSPEC, XDP_PASS, XDP_TX},
     requirements,
@@ -54,7 +55,7 @@ fn load() -> Option<MutexGuard<'static, Program>> {
     }
     let loaded =
         LOADED.get_or_init(|| Mutex::new(Program::load().expect("the object loads where BPF is to be had")));
-    let mut program = loaded.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut program = loaded.lock();
     program.reset().expect("the maps can be written to");
     Some(program)
 }

@@ -5,7 +5,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -18,6 +18,7 @@ use hickory_proto::{
 use http_body_util::Full;
 use hyper::{Request, Response, body::Bytes, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, SanType};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use serde_json::{Value, json};
@@ -84,7 +85,7 @@ impl JsonServer {
 
     /// The queries of all URLs so far.
     fn requests(&self) -> Vec<String> {
-        self.seen.requests.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.seen.requests.lock().clone()
     }
 
     /// How many connections there have been.
@@ -99,7 +100,7 @@ async fn serve(stream: TcpStream, acceptor: TlsAcceptor, seen: Arc<Seen>) -> Opt
     seen.connections.fetch_add(1, Ordering::Relaxed);
     let service = service_fn(|request: Request<hyper::body::Incoming>| {
         let query = request.uri().query().unwrap_or_default().to_owned();
-        seen.requests.lock().unwrap_or_else(PoisonError::into_inner).push(query.clone());
+        seen.requests.lock().push(query.clone());
         let response = Response::new(Full::new(Bytes::from(document(&query).to_string())));
         async move { Ok::<_, std::convert::Infallible>(response) }
     });

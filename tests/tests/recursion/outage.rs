@@ -1,10 +1,7 @@
 //! Recursors that stop and start again under load.
 
 use std::{
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
     time::Duration,
 };
@@ -15,6 +12,7 @@ use hickory_proto::{
     rr::RecordType,
 };
 use nix::sys::signal::Signal;
+use parking_lot::Mutex;
 use serde_json::json;
 use whole_system_tests::{client, process::wait_until};
 
@@ -69,13 +67,13 @@ impl Seen {
 
     /// Notes what should not be.
     fn note(&self, wrong: String) -> Result<()> {
-        self.wrong.lock().unwrap_or_else(PoisonError::into_inner).push(wrong);
+        self.wrong.lock().push(wrong);
         Ok(())
     }
 
     /// Fails if anything was wrong so far.
     fn check(&self) -> Result<()> {
-        let wrong = self.wrong.lock().unwrap_or_else(PoisonError::into_inner);
+        let wrong = self.wrong.lock();
         ensure!(wrong.is_empty(), "wrong answers: {wrong:?}");
         Ok(())
     }

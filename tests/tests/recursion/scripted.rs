@@ -5,7 +5,7 @@ use std::{
     io::{self, Read, Write},
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
@@ -20,6 +20,7 @@ use hickory_proto::{
         rdata::{A, SOA},
     },
 };
+use parking_lot::{Mutex, MutexGuard};
 use whole_system_tests::namespace::Namespace;
 
 /// How long a thread waits before it looks whether it is to end.
@@ -177,7 +178,7 @@ impl Drop for Scripted {
 impl Shared {
     /// What was asked.
     fn asked(&self) -> MutexGuard<'_, Vec<Asked>> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+        self.asked.lock()
     }
 
     /// Whether to go on.

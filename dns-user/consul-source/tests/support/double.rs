@@ -7,7 +7,7 @@ use std::{
     io,
     net::{SocketAddr, TcpListener},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle},
@@ -21,6 +21,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 use tokio::sync::{oneshot, watch};
 use tokio_rustls::TlsAcceptor;
@@ -465,5 +466,5 @@ fn pieces(text: &str, cut: bool) -> Body {
 
 /// Locks; a panic elsewhere is that test's.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }

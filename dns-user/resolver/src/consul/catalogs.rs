@@ -1,7 +1,8 @@
 //! What definition files and a live Consul tell, together.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use dns_consul::{
@@ -137,7 +138,7 @@ impl Catalogs {
 
     /// What was told last. A panic in between leaves what was told before.
     fn lock(&self) -> MutexGuard<'_, Parts> {
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.parts.lock()
     }
 }
 

@@ -12,12 +12,11 @@
 use std::{
     any::Any,
     collections::VecDeque,
-    panic,
-    sync::{Mutex, PoisonError},
-    thread,
+    panic, thread,
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use prometheus::{IntCounter, Registry};
 
 use tokio::sync::mpsc;
@@ -66,7 +65,7 @@ impl Failures {
             error!("panic in {name}: {problem}");
             counted.inc();
             let goes_on = name.starts_with("tokio-") || name.starts_with("dns-udp-") || in_first_poll();
-            let repeats = || recent.lock().unwrap_or_else(PoisonError::into_inner).add(Instant::now());
+            let repeats = || recent.lock().add(Instant::now());
             if !goes_on || repeats() {
                 // Nobody is there to receive it after the end.
                 let _ = from_hook.send(Failure { part: name.to_owned(), problem });

@@ -5,7 +5,7 @@ use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     sync::{
-        Arc, Mutex, OnceLock, PoisonError, Weak,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -13,6 +13,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use dns_common::{entry::Rules, tap::TapEvent};
+use parking_lot::Mutex;
 use tokio::task::{JoinError, JoinHandle};
 use tracing::{info, warn};
 
@@ -102,7 +103,7 @@ impl Slot {
     /// Consul's names mean something else now.
     pub(super) fn consul_changed(&self, fleet: &Fleet) {
         let Some(names) = self.0.consul.get() else { return };
-        let _telling = self.0.telling.lock().unwrap_or_else(PoisonError::into_inner);
+        let _telling = self.0.telling.lock();
         let answers = Arc::new(PublishedNames { state: fleet.state_full(), consul: Some(names.published()) });
         self.tell(|publisher| publisher.refresh(answers.clone(), &names.domains()));
     }
@@ -186,7 +187,7 @@ impl NameSource for PublishedNames {
 
 impl Publish for Slot {
     fn install(&self, state: Arc<State>) {
-        let _telling = self.0.telling.lock().unwrap_or_else(PoisonError::into_inner);
+        let _telling = self.0.telling.lock();
         let consul = self.0.consul.get().map(|names| names.published());
         let names = Arc::new(PublishedNames { state, consul });
         self.tell(|publisher| publisher.install(names.clone()));

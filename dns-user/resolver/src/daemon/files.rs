@@ -1,12 +1,8 @@
 //! All files that are followed, and what a look at them brings.
 
-use std::{
-    net::SocketAddr,
-    path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
-    time::Instant,
-};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Instant};
 
+use parking_lot::Mutex;
 use tracing::error;
 
 use super::{
@@ -138,7 +134,7 @@ impl Files {
 
     /// Works on the files. A panic in between leaves what was read before.
     fn with<T>(&self, work: impl FnOnce(&mut Inner) -> T) -> T {
-        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        work(&mut self.0.lock())
     }
 }
 

@@ -1,14 +1,9 @@
 //! What the running server knows about its files and sockets: shared by the
 //! daemon, the API and the command `status`.
 
-use std::{
-    collections::BTreeMap,
-    net::SocketAddr,
-    path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
+use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 use tracing::warn;
 
@@ -148,6 +143,6 @@ impl Board {
 
     /// The state is plain data: what a panicking holder left is still sound.
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }

@@ -30,10 +30,11 @@ use std::{
     io,
     net::SocketAddr,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 pub use self::{
@@ -345,7 +346,7 @@ impl FastPath {
     /// The tap, for the one who feeds it to whoever looks; the first caller
     /// gets it. Must be called within a tokio runtime. `None`: it is taken.
     pub fn tap(&self) -> Option<io::Result<TapReader>> {
-        let map = self.tap.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let map = self.tap.lock().take()?;
         Some(TapReader::new(map, self.control.clone()))
     }
 

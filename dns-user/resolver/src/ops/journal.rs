@@ -2,10 +2,11 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 use super::{metrics::WholeMetrics, tap::seconds_since_1970};
@@ -161,9 +162,9 @@ impl Journal {
     }
 
     /// What is remembered.
-    fn past(&self) -> std::sync::MutexGuard<'_, Past> {
+    fn past(&self) -> MutexGuard<'_, Past> {
         // Nothing in a locked section leaves the value half changed.
-        self.shared.past.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.past.lock()
     }
 }
 

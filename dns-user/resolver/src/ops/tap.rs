@@ -8,12 +8,13 @@ use std::{
     collections::BTreeMap,
     net::SocketAddr,
     sync::{
-        Arc, LazyLock, Mutex, PoisonError,
+        Arc, LazyLock,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
 };
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{broadcast, watch};
 
@@ -193,7 +194,7 @@ impl Tap {
 
     /// Changes who looks, and with it what is sampled.
     fn change_lookers(&self, change: impl FnOnce(&mut BTreeMap<u64, u32>)) {
-        let mut lookers = self.shared.lookers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lookers = self.shared.lookers.lock();
         change(&mut lookers);
         let every = lookers.values().copied().min().unwrap_or(0);
         self.shared.every.store(every, Ordering::Relaxed);

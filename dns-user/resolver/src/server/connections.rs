@@ -8,12 +8,13 @@ use std::{
     collections::{HashMap, HashSet},
     net::{IpAddr, Ipv6Addr, SocketAddr},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Instant,
 };
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// Connections that the server makes to itself. They are never closed for others.
@@ -24,13 +25,13 @@ impl OwnConnections {
     /// A connection from `local` is ours as long as the guard lives.
     pub fn enter(&self, local: SocketAddr) -> impl Drop + use<> {
         let key = (local.ip().to_canonical(), local.port());
-        lock(&self.0).insert(key);
+        self.0.lock().insert(key);
         OwnConnection { all: self.clone(), key }
     }
 
     /// Whether a client is the server itself.
     fn contains(&self, client: SocketAddr) -> bool {
-        lock(&self.0).contains(&(client.ip().to_canonical(), client.port()))
+        self.0.lock().contains(&(client.ip().to_canonical(), client.port()))
     }
 }
 
@@ -44,7 +45,7 @@ struct OwnConnection {
 
 impl Drop for OwnConnection {
     fn drop(&mut self) {
-        lock(&self.all.0).remove(&self.key);
+        self.all.0.lock().remove(&self.key);
     }
 }
 
@@ -104,7 +105,7 @@ impl Connections {
             active: AtomicU64::new(self.now()),
             called_off: Notify::new(),
         });
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         let called_off = if entry.own { 0 } else { self.make_room(&mut table, entry.client) };
         let number = table.next;
         table.next += 1;
@@ -114,7 +115,7 @@ impl Connections {
 
     /// Calls off the idlest connection of all, for lack of descriptors.
     pub(super) fn call_off_idlest(&self) {
-        lock(&self.table).call_off_idlest(|_| true);
+        self.table.lock().call_off_idlest(|_| true);
     }
 
     /// Calls off what is too much with one more of `client`.
@@ -182,7 +183,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        lock(&self.connections.table).open.remove(&self.number);
+        self.connections.table.lock().open.remove(&self.number);
     }
 }
 
@@ -195,11 +196,6 @@ fn client_of(address: IpAddr) -> Client {
         }
         address => address,
     }
-}
-
-/// Locks: what a panicking holder left is whole.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -232,7 +228,7 @@ mod tests {
         let gone = called_off(&places);
         assert!(gone.len() == 1 && gone != [9], "{gone:?}");
         drop(places);
-        assert!(lock(&connections.table).open.is_empty());
+        assert!(connections.table.lock().open.is_empty());
     }
 
     #[test]

@@ -3,16 +3,17 @@
 use std::{
     collections::{HashMap, VecDeque},
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
 };
 
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use super::{
-    Ask, lock,
+    Ask,
     message::{self, Outline},
 };
 use dns_core::wire::Transport;
@@ -102,7 +103,7 @@ impl Flights {
 
     /// Joins the flight for `key`, or begins it.
     pub(crate) fn join(&self, key: FlightKey) -> Part<'_> {
-        let mut flights = lock(&self.followers);
+        let mut flights = self.followers.lock();
         let Some(followers) = flights.get_mut(&key) else {
             flights.insert(key.clone(), VecDeque::new());
             return Part::Leader(Leader { flights: self, key: Some(key) });
@@ -121,7 +122,7 @@ impl Flights {
 
     /// Ends a flight; gives those who wait.
     fn end(&self, key: &FlightKey) -> VecDeque<oneshot::Sender<Landing>> {
-        let followers = lock(&self.followers).remove(key).unwrap_or_default();
+        let followers = self.followers.lock().remove(key).unwrap_or_default();
         self.waiting.fetch_sub(followers.len(), Ordering::Relaxed);
         followers
     }

@@ -3,15 +3,11 @@
 use std::{
     collections::VecDeque,
     future::Future,
-    sync::{
-        Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
 };
 
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
-
-use super::lock;
 
 /// Lets at most so many pieces of work run at a time. One more, and the oldest
 /// is given up: it would be the first to be of no use to anybody.
@@ -50,7 +46,7 @@ impl OldestOut {
 
     /// Enters new work and makes room for it.
     fn enter(&self, ticket: oneshot::Sender<()>) {
-        let mut running = lock(&self.running);
+        let mut running = self.running.lock();
         while running.front().is_some_and(oneshot::Sender::is_closed) {
             running.pop_front();
         }

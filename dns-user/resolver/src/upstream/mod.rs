@@ -39,11 +39,7 @@ mod tcp;
 mod tests;
 mod udp;
 
-use std::{
-    io,
-    net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use arc_swap::ArcSwap;
 
@@ -222,10 +218,4 @@ impl From<io::Error> for TryError {
             _ => Self::Refused,
         }
     }
-}
-
-/// Locks. A panic elsewhere does not make the data unusable: every change to it
-/// is whole before anything can panic.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,16 +3,16 @@
 use std::{
     io,
     net::SocketAddr,
-    sync::Mutex,
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
 
-use super::{TryError, give_up::OldestOut, lock, message, random, udp::Matching};
+use super::{TryError, give_up::OldestOut, message, random, udp::Matching};
 
 /// Most idle connections that are kept for one recursor.
 const MAX_IDLE: usize = 4;
@@ -117,7 +117,7 @@ impl TcpConnections {
 
     /// An idle connection that the server has not closed.
     fn take_idle(&self) -> Option<TcpStream> {
-        let mut idle = lock(&self.idle);
+        let mut idle = self.idle.lock();
         while let Some((since, stream)) = idle.pop() {
             if since.elapsed() > MAX_IDLE_AGE {
                 // The others are older still.
@@ -138,7 +138,7 @@ impl TcpConnections {
 
     /// Keeps a connection for the next query.
     fn keep(&self, stream: TcpStream) {
-        let mut idle = lock(&self.idle);
+        let mut idle = self.idle.lock();
         if idle.len() >= MAX_IDLE {
             idle.remove(0);
         }

@@ -12,19 +12,20 @@ use std::{
     net::{SocketAddr, UdpSocket},
     os::fd::AsRawFd,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::oneshot,
 };
 
-use super::{TryError, inbox, lock, message, random};
+use super::{TryError, inbox, message, random};
 
 /// Sockets, and so ports, in use for one recursor at a time.
 const SOCKETS: usize = 8;
@@ -108,8 +109,8 @@ impl UdpSockets {
     fn without(&self, question: &[u8]) -> usize {
         let first = random::u32() as usize % SOCKETS;
         let asks_it = |at: usize| {
-            let socket = lock(&self.slots[at]).clone();
-            socket.is_some_and(|socket| lock(&socket.pending).finds(question).is_some())
+            let socket = self.slots[at].lock().clone();
+            socket.is_some_and(|socket| socket.pending.lock().finds(question).is_some())
         };
         let mut all = (0..SOCKETS).map(|step| (first + step) % SOCKETS);
         all.find(|&at| !asks_it(at)).unwrap_or(first)
@@ -123,7 +124,7 @@ impl UdpSockets {
         exact_case: bool,
         alone: bool,
     ) -> Result<(Arc<Socket>, u16, oneshot::Receiver<Exchange>), TryError> {
-        let mut slot = lock(&self.slots[chosen]);
+        let mut slot = self.slots[chosen].lock();
         let (sender, receiver) = oneshot::channel();
         let mut waiting = Waiting { question, exact_case, alone, serial: 0, second_best: None, sender };
         if let Some(socket) = &*slot {
@@ -239,7 +240,7 @@ impl Socket {
     /// takes no more.
     fn enter(&self, mut query: Waiting, sockets: &UdpSockets, wear: Wear) -> Result<u16, Waiting> {
         let now = Instant::now();
-        let mut pending = lock(&self.pending);
+        let mut pending = self.pending.lock();
         let worn = pending.uses >= MAX_USES || now.duration_since(self.born) > LIFETIME;
         if pending.ended || worn && wear == Wear::Counts {
             pending.retired = true;
@@ -302,7 +303,7 @@ impl Socket {
                 }
                 () = &mut nap => {
                     let now = Instant::now();
-                    let mut pending = lock(&self.pending);
+                    let mut pending = self.pending.lock();
                     pending.expire(now);
                     pending.forget_answered();
                     let old = pending.retired || now.duration_since(self.born) > LIFETIME;
@@ -316,21 +317,21 @@ impl Socket {
                 }
             }
         }
-        lock(&self.pending).end();
+        self.pending.lock().end();
     }
 
     /// Takes what ICMP told: the port is closed, or there is no way there. So it
     /// is for all that wait.
     fn take_errors(&self) {
         while let Ok(Some(error)) = self.io.get_ref().take_error() {
-            lock(&self.pending).fail_all(error.into());
+            self.pending.lock().fail_all(error.into());
         }
     }
 
     /// Takes what the socket holds; the error that this ends with.
     fn receive(&self, matching: Matching, mismatched: &AtomicU64) -> io::Result<()> {
         let error = inbox::take_all(self.io.as_raw_fd(), |datagram| {
-            if !lock(&self.pending).deliver(datagram, matching) {
+            if !self.pending.lock().deliver(datagram, matching) {
                 mismatched.fetch_add(1, Ordering::Relaxed);
             }
         });
@@ -338,7 +339,7 @@ impl Socket {
             return Err(error);
         }
         // As in `take_errors`.
-        lock(&self.pending).fail_all(error.into());
+        self.pending.lock().fail_all(error.into());
         Ok(())
     }
 }

@@ -13,7 +13,7 @@ pub mod state;
 use std::{
     collections::HashMap,
     path::PathBuf,
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -21,6 +21,7 @@ use anyhow::Context;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use futures::{StreamExt, stream::select};
+use parking_lot::Mutex;
 
 use self::{
     api::Desk,
@@ -468,7 +469,7 @@ impl Publisher {
     fn write_book(&mut self) -> anyhow::Result<()> {
         self.folder.write("agents.json", &self.book)?;
         // The API shows what is on disk; nothing panics while it is locked.
-        *self.shared.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = self.book.clone();
+        *self.shared.lock() = self.book.clone();
         (self.unwritten, self.written) = (false, now_ms());
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::{
     os::unix::fs::MetadataExt,
     path::PathBuf,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -13,6 +13,7 @@ use std::{
 use anyhow::Result;
 use async_nats::{Client, Event};
 use futures::StreamExt;
+use parking_lot::Mutex;
 use tokio::{process::Child, sync::Semaphore};
 
 use super::ground::{Ground, agent_id};
@@ -56,7 +57,7 @@ impl Sampled {
     /// Version of its file; 0 without one.
     fn version(&self) -> u64 {
         // Nothing panics while it is locked.
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock();
         let number = std::fs::metadata(&self.file).map_or(0, |facts| facts.ino());
         if seen.0 != number
             && let Ok(bytes) = std::fs::read(&self.file)

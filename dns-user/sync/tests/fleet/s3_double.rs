@@ -7,7 +7,7 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -17,6 +17,7 @@ use std::{
 use anyhow::{Context, Result};
 use dns_sync::{digest::hex, store::unix_now};
 use jiff::{civil::DateTime, tz::TimeZone};
+use parking_lot::Mutex;
 use ring::{digest, hmac};
 
 use crate::{
@@ -100,7 +101,7 @@ fn answer(mut stream: TcpStream, host: &str, blobs: &Blobs) -> Result<()> {
     let mut body = vec![0; length];
     reader.read_exact(&mut body)?;
     // Nothing panics while it is locked.
-    let mut blobs = blobs.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut blobs = blobs.lock();
     let signed =
         headers.get("host").is_some_and(|named| named == host) && is_signed(method, path, query, host);
     let (status, body) = match (signed && path.starts_with("/dns/"), method) {
@@ -172,7 +173,7 @@ fn a_strict_double_of_s3_agrees() -> Result<()> {
     let (now, hour) = (unix_now(), Duration::from_secs(3600));
     let owner = credentials(KEY, SECRET);
     let store = open(&lab, &s3.url("eu-1"), &owner)?;
-    s3.blobs.lock().unwrap_or_else(PoisonError::into_inner).insert("/dns/one".to_owned(), b"a blob".to_vec());
+    s3.blobs.lock().insert("/dns/one".to_owned(), b"a blob".to_vec());
     let good = store.signed_url("one", now, hour).context("a link")?;
     assert_eq!(status(&good)?, "200");
     assert_eq!(status(&good.replace("127.0.0.1", "localhost"))?, "403");

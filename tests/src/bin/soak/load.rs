@@ -5,7 +5,7 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
@@ -17,6 +17,7 @@ use hickory_proto::{
     op::{Message, ResponseCode},
     rr::RecordType,
 };
+use parking_lot::{Mutex, MutexGuard};
 use whole_system_tests::client;
 
 use crate::{
@@ -123,7 +124,7 @@ impl Load {
 
     /// What was found.
     fn found(&self) -> MutexGuard<'_, Found> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+        self.found.lock()
     }
 
     /// Tells what is thrown from now on.

@@ -7,10 +7,10 @@
 use std::{
     collections::HashMap,
     net::Ipv4Addr,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 
 /// Groups in the records.
@@ -59,7 +59,7 @@ impl Model {
 
     /// The state.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// The next records.json. To be written at once: it may be answered from now on.

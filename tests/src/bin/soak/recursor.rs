@@ -3,14 +3,12 @@
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr, UdpSocket},
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
 
 use anyhow::Result;
+use parking_lot::Mutex;
 
 /// Where it listens.
 pub(crate) const RECURSOR: SocketAddr =
@@ -38,13 +36,13 @@ impl Recursor {
 
     /// It dies or comes back.
     pub(crate) fn live(&self, alive: bool) {
-        *self.changed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        *self.changed.lock() = Some(Instant::now());
         self.alive.store(alive, Ordering::SeqCst);
     }
 
     /// Whether a query of now has to be answered: it has been alive for long enough.
     pub(crate) fn is_reliable(&self) -> bool {
-        let changed = *self.changed.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = *self.changed.lock();
         self.alive.load(Ordering::SeqCst) && changed.is_none_or(|changed| changed.elapsed() > MOURNING)
     }
 

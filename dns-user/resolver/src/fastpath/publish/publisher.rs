@@ -4,13 +4,14 @@
 use std::{
     io,
     net::IpAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use crossbeam::channel::{Receiver, Sender, TryRecvError, bounded, select_biased, unbounded};
 use dns_common::{control::CLIENT_BUCKETS, entry::EntryHeader, name::hash_name};
+use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 
 use crate::clock::kernel_monotonic_ns;
@@ -199,7 +200,7 @@ pub(crate) struct Shared {
 impl Shared {
     /// Counts as of the last event.
     pub(crate) fn status(&self) -> TableStatus {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.status.lock().clone()
     }
 
     /// Becomes 1 once the map is filled for the first time, and grows with each snapshot.
@@ -439,7 +440,7 @@ impl Worker {
 
     /// Lets others read the counts.
     fn publish_status(&self) {
-        *self.status.lock().unwrap_or_else(PoisonError::into_inner) = self.table.status();
+        *self.status.lock() = self.table.status();
     }
 }
 

@@ -11,13 +11,9 @@ pub mod requests;
 pub mod tags;
 mod writer;
 
-use std::{
-    collections::BTreeMap,
-    io,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, io, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use tracing_subscriber::{
     Layer, Registry,
     filter::{LevelFilter, Targets},
@@ -126,7 +122,7 @@ impl Logs {
 
     /// The levels of the moment.
     pub fn levels(&self) -> Levels {
-        self.shared.levels.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shared.levels.lock().clone()
     }
 
     /// Lines that were dropped because nobody read the log.
@@ -157,7 +153,7 @@ impl Logs {
 
     /// Changes the levels and puts a new filter in force.
     fn replace(&self, change: impl FnOnce(&mut Levels)) -> Result<(), LogsError> {
-        let mut levels = self.shared.levels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut levels = self.shared.levels.lock();
         change(&mut levels);
         self.shared.filter.reload(levels.filter()).map_err(|_| LogsError::Gone)
     }

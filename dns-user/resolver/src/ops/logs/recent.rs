@@ -1,10 +1,8 @@
 //! The newest warnings and errors, kept for `/status` whatever the levels are.
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::VecDeque, sync::Arc};
 
+use parking_lot::Mutex;
 use tracing::{Event, Subscriber};
 use tracing_subscriber::{Layer, layer::Context};
 
@@ -24,7 +22,7 @@ pub(super) struct Recent {
 impl Recent {
     /// Oldest first.
     pub(super) fn problems(&self) -> Vec<Problem> {
-        self.problems.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        self.problems.lock().iter().cloned().collect()
     }
 }
 
@@ -37,7 +35,7 @@ impl<S: Subscriber> Layer<S> for Recent {
             tag: tags::of_target(metadata.target()).to_owned(),
             text: format::text_of(event),
         };
-        let mut problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut problems = self.problems.lock();
         // The same again: only the time is new.
         if let Some(last) = problems.back_mut().filter(|last| last.text == problem.text) {
             last.time = problem.time;

@@ -116,7 +116,7 @@ fn write_lines(queue: &Receiver<Message>, mut output: impl Write, dropped: &Atom
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use parking_lot::Mutex;
 
     use super::*;
 
@@ -126,7 +126,7 @@ mod tests {
 
     impl Write for Shared {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
+            self.0.lock().extend_from_slice(bytes);
             Ok(bytes.len())
         }
 
@@ -144,14 +144,14 @@ mod tests {
         }
         LineWriter::flush(&writer, Duration::from_secs(5));
         let expected: String = (0..100).map(|number| format!("{number}\n")).collect();
-        assert_eq!(String::from_utf8(output.0.lock().unwrap().clone()).unwrap(), expected);
+        assert_eq!(String::from_utf8(output.0.lock().clone()).unwrap(), expected);
         assert_eq!(writer.dropped(), 0);
     }
 
     #[test]
     fn a_stuck_reader_never_holds_up_a_writer() {
         let output = Shared::default();
-        let stuck = output.0.lock().unwrap();
+        let stuck = output.0.lock();
         let mut writer = LineWriter::start(output.clone()).unwrap();
         for _ in 0..QUEUE_LINES + 100 {
             writer.write_all(b"line\n").unwrap();

@@ -15,8 +15,9 @@ pub mod names;
 mod process;
 mod whole;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use prometheus::{Registry, TextEncoder, proto::MetricFamily};
 
 pub use fast_path::FastReplies;
@@ -79,21 +80,21 @@ impl Metrics {
 
     /// Calls `refresh` before each exposition.
     pub fn before_exposition(&self, refresh: impl Fn() + Send + Sync + 'static) {
-        self.shared.refreshers.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(refresh));
+        self.shared.refreshers.lock().push(Box::new(refresh));
     }
 
     /// Counts the replies that `read` tells of in the families that speak of all replies.
     pub fn count_fast_path(&self, read: impl Fn() -> FastReplies + Send + Sync + 'static) {
-        *self.shared.fast_path.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(read));
+        *self.shared.fast_path.lock() = Some(Box::new(read));
     }
 
     /// All families of the moment, the fast path's replies counted in.
     pub fn gather(&self) -> Vec<MetricFamily> {
-        for refresh in &*self.shared.refreshers.lock().unwrap_or_else(PoisonError::into_inner) {
+        for refresh in &*self.shared.refreshers.lock() {
             refresh();
         }
         let mut families = self.shared.registry.gather();
-        if let Some(read) = &*self.shared.fast_path.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(read) = &*self.shared.fast_path.lock() {
             read().add_to(&mut families, &self.shared.server);
         }
         families

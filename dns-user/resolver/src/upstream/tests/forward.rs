@@ -1,9 +1,11 @@
 //! Forwarding: matching, failover, retries, truthful errors.
 
 use std::sync::{
-    Arc, Mutex,
+    Arc,
     atomic::{AtomicUsize, Ordering},
 };
+
+use parking_lot::Mutex;
 
 use super::{scripted::*, *};
 
@@ -15,7 +17,7 @@ async fn id_and_letter_case_come_back_and_the_rest_is_untouched() {
     let seen: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
     let log = Arc::clone(&seen);
     let recursor = Scripted::start(move |query| {
-        log.lock().unwrap().push(query.to_vec());
+        log.lock().push(query.to_vec());
         let mut reply = answer(query, &[[192, 0, 2, 1]]);
         // A recursor that lower-cases names, and a record of an unknown type.
         reply[12..12 + NAME.len()].make_ascii_lowercase();
@@ -29,7 +31,7 @@ async fn id_and_letter_case_come_back_and_the_rest_is_untouched() {
         let reply = ask(&forwarder, &query, transport).await;
         assert_eq!(&reply[12..12 + NAME.len()], NAME);
         assert!(reply.ends_with(b"\xc0\x0c\xff\0\0\x01\0\0\0\x01\0\x02\x01\x02"));
-        let sent = seen.lock().unwrap().pop().unwrap();
+        let sent = seen.lock().pop().unwrap();
         assert_eq!(sent[2..], query[2..], "the query goes up as it came, but for its id");
     }
 }
@@ -39,7 +41,7 @@ async fn ids_and_ports_change() {
     let seen: Arc<Mutex<std::collections::HashSet<u16>>> = Arc::default();
     let log = Arc::clone(&seen);
     let recursor = Scripted::start(move |query| {
-        log.lock().unwrap().insert(message::id(query));
+        log.lock().insert(message::id(query));
         vec![answer(query, &[])]
     })
     .await;
@@ -47,7 +49,7 @@ async fn ids_and_ports_change() {
     for _ in 0..100 {
         ask(&forwarder, &query(NAME, 1), Transport::Udp).await;
     }
-    assert!(seen.lock().unwrap().len() > 90);
+    assert!(seen.lock().len() > 90);
 }
 
 #[tokio::test]
@@ -311,7 +313,7 @@ async fn random_letter_case_is_checked_and_undone() {
     let seen: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
     let log = Arc::clone(&seen);
     let recursor = Scripted::start(move |query| {
-        log.lock().unwrap().push(query[12..12 + NAME.len()].to_vec());
+        log.lock().push(query[12..12 + NAME.len()].to_vec());
         vec![answer(query, &[[192, 0, 2, 1]])]
     })
     .await;
@@ -323,7 +325,7 @@ async fn random_letter_case_is_checked_and_undone() {
         let reply = ask(&forwarder, &query(NAME, 1), Transport::Udp).await;
         assert_eq!(&reply[12..12 + NAME.len()], NAME);
     }
-    let mut names = seen.lock().unwrap().clone();
+    let mut names = seen.lock().clone();
     assert!(names.iter().all(|name| name.eq_ignore_ascii_case(NAME)));
     names.sort();
     names.dedup();

@@ -1,10 +1,11 @@
 //! Handlers that ask by HTTP, against a server on loopback.
 
 use std::sync::{
-    Arc, Mutex,
+    Arc,
     atomic::{AtomicUsize, Ordering},
 };
 
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
     net::TcpListener,
@@ -46,7 +47,7 @@ async fn server(status: &'static str, body: &'static str) -> (String, Arc<Seen>)
                             return;
                         }
                     }
-                    log.requests.lock().unwrap().push(request.lines().next().unwrap().to_owned());
+                    log.requests.lock().push(request.lines().next().unwrap().to_owned());
                     if status.is_empty() {
                         continue;
                     }
@@ -87,7 +88,7 @@ async fn answers_come_over_one_connection() {
         );
     }
     assert_eq!(seen.connections.load(Ordering::Relaxed), 1);
-    let requests = seen.requests.lock().unwrap();
+    let requests = seen.requests.lock();
     assert_eq!(requests[0], "GET /some/path/?type=28&name=a%5C+b.eXample. HTTP/1.1");
 }
 
