@@ -41,6 +41,9 @@ struct Arguments {
     /// Fewer rounds, sizes and peers: some ten minutes, where all of it takes more than an hour.
     #[arg(long)]
     quick: bool,
+    /// At most so many rounds: less time, and wider intervals.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..))]
+    rounds: Option<u8>,
     /// The reference server's binary, to be measured too.
     #[arg(long)]
     bosh_dns: Option<PathBuf>,
@@ -52,7 +55,7 @@ struct Arguments {
     #[arg(long, value_name = "MODE", default_value = "tc", requires = "against", value_parser = ["tc", "generic", "native", "off"])]
     mode: Vec<String>,
     /// A report.json: the same numbers, with claims and pages made anew; nothing is measured.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["against", "only", "subject", "quick", "bosh_dns"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["against", "only", "subject", "quick", "rounds", "bosh_dns"])]
     from: Option<PathBuf>,
     /// Where the report goes.
     #[arg(long, default_value = "report")]
@@ -139,10 +142,12 @@ fn run(arguments: &Arguments) -> Result<()> {
         let report = Report::read(&numbers).with_context(|| format!("{}: no report", file.display()))?;
         return finish(report, &arguments.output);
     }
+    let most = arguments.rounds.map_or(usize::MAX, usize::from);
+    let rounds = |count: usize| if arguments.quick { 1 } else { count.min(most) };
     let plan = Plan {
-        rounds: if arguments.quick { 1 } else { 3 },
+        rounds: rounds(3),
         duration: Duration::from_millis(if arguments.quick { 500 } else { 1_000 }),
-        sweep_rounds: if arguments.quick { 1 } else { 2 },
+        sweep_rounds: rounds(2),
         sweep_duration: Duration::from_millis(500),
         turns: if arguments.quick { 4 } else { 7 },
         scale_turns: if arguments.quick { 3 } else { 4 },
@@ -189,7 +194,9 @@ fn facts(arguments: &Arguments) -> Vec<(String, String)> {
         String::from_utf8_lossy(&output).trim().to_owned()
     };
     let only: String = arguments.only.iter().map(|part| format!(" --only {part}")).collect();
-    let command = format!("cargo xtask bench{}{only}", if arguments.quick { " --quick" } else { "" });
+    let quick = if arguments.quick { " --quick" } else { "" };
+    let rounds = arguments.rounds.map(|count| format!(" --rounds {count}")).unwrap_or_default();
+    let command = format!("cargo xtask bench{quick}{rounds}{only}");
     let mut facts = vec![
         ("date", output("date", &["--utc", "+%Y-%m-%d %H:%M UTC"])),
         ("machine", lab::machine()),
