@@ -66,6 +66,15 @@ impl Subject {
         matches!(self, Self::Ours(_) | Self::Userspace)
     }
 
+    /// Whether all that it is asked for is answered by a program on the interface.
+    pub(super) fn answers_at_interface(&self) -> bool {
+        match self {
+            Self::Ours(_) | Self::Reflector(_) | Self::Constant(..) => true,
+            Self::Build(_, mode) => *mode != "off",
+            Self::Userspace | Self::Peer(_) | Self::Reference(_) => false,
+        }
+    }
+
     /// A program on the client's end, without which native XDP_TX on the server's
     /// end goes nowhere: the veth driver wants one on both, or NAPI. The generator brings
     /// its own; whoever sends by sockets has to attach this.

@@ -152,7 +152,7 @@ impl UdpSockets {
     /// a little longer is better than no forwarding.
     fn make_do(&self, mut waiting: Waiting) -> Option<(Arc<Socket>, u16)> {
         for slot in &self.slots {
-            let Some(socket) = lock(slot).clone() else { continue };
+            let Some(socket) = slot.lock().clone() else { continue };
             match socket.enter(waiting, self, Wear::IsIgnored) {
                 Ok(id) => return Some((socket, id)),
                 Err(ended) => waiting = ended,
