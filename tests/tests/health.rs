@@ -5,7 +5,7 @@
 use std::{
     net::IpAddr,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -17,6 +17,7 @@ use dns_core::{
     resolve::{Checks, Existence, Health, HealthState, Resolution},
 };
 use dns_resolver::health::{HEALTH_NAME, HealthService, NoFastPath};
+use parking_lot::Mutex;
 use tempfile::TempDir;
 use whole_system_tests::{
     health::{Authority, Fleet, Says, config, instance, write_files},
@@ -108,27 +109,27 @@ fn every_change_is_told_at_once_and_only_then() {
         let (told, states) = (told.clone(), states.clone());
         // What is told is known already.
         move |ips: &[IpAddr]| {
-            told.lock().unwrap().extend(ips.iter().map(|ip| (*ip, states.state(*ip, None))));
+            told.lock().extend(ips.iter().map(|ip| (*ip, states.state(*ip, None))));
         }
     };
     service.start(Arc::new(on_change), Arc::new(NoFastPath)).unwrap();
     let (one, two) = (instance(0), instance(1));
     fleet.says(two, Says::Body(r#"{"state":"running","group_state":{"7":"failing"}}"#.to_owned()));
     tracker.asked(&name("both"), &needs([one, two], false));
-    until("first checks", || told.lock().unwrap().len() == 2);
+    until("first checks", || told.lock().len() == 2);
     assert_eq!(states.state(two, Some("7")), HealthState::Failing);
 
     let before = fleet.hits().len();
     until("more checks", || fleet.hits().len() > before + 6);
-    assert_eq!(told.lock().unwrap().len(), 2, "nothing has changed");
+    assert_eq!(told.lock().len(), 2, "nothing has changed");
 
     fleet.says(one, Says::state("failing"));
-    until("the change", || told.lock().unwrap().len() == 3);
-    assert_eq!(told.lock().unwrap()[2], (one, HealthState::Failing));
+    until("the change", || told.lock().len() == 3);
+    assert_eq!(told.lock()[2], (one, HealthState::Failing));
 
     fleet.says(one, Says::Body("nonsense".to_owned()));
-    until("the change", || told.lock().unwrap().len() == 4);
-    assert_eq!(told.lock().unwrap()[3], (one, HealthState::Unknown));
+    until("the change", || told.lock().len() == 4);
+    assert_eq!(told.lock()[3], (one, HealthState::Unknown));
     service.stop();
     let after = fleet.hits().len();
     std::thread::sleep(Duration::from_millis(300));

@@ -6,16 +6,14 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr, UdpSocket},
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
 
 use dns_core::config::TlsFiles;
 use dns_resolver::{health::HEALTH_NAME, ops::metrics::names::HEALTH_CHECKS_IN_FLIGHT};
 use hickory_proto::{op::Message, rr::RecordType};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use whole_system_tests::{
@@ -115,7 +113,7 @@ fn load(name: &str, stop: &AtomicBool, replies: &Mutex<Vec<Reply>>) {
         let length = socket.recv(&mut buffer).unwrap();
         let reply = Message::from_vec(&buffer[..length]).unwrap();
         let addresses = client::addresses(&reply).into_iter().collect();
-        replies.lock().unwrap().push(Reply { sent, addresses });
+        replies.lock().push(Reply { sent, addresses });
         std::thread::sleep(Duration::from_micros(200));
     }
 }
@@ -160,7 +158,7 @@ fn a_flip_is_in_the_fast_path_as_soon_as_it_is_known() {
                 }
                 stop.store(true, Ordering::Relaxed);
             });
-            let replies = replies.into_inner().unwrap();
+            let replies = replies.into_inner();
             let fast = Metrics::here().unwrap().fast_path_replies() - fast_before;
             println!("{} replies, {fast} of them by the fast path, {} flips", replies.len(), flips.len());
             assert!(fast * 10 >= replies.len() as u64 * 8, "the fast path did not answer");

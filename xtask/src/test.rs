@@ -27,11 +27,12 @@ const NOT_RUN_VARIABLE: &str = "BOSH_DNS_NOT_RUN";
 const SEED_VARIABLES: [&str; 2] = ["SEED", "PROPTEST_RNG_SEED"];
 
 /// What no run of this command covers.
-const NEVER_RUN: [&str; 2] = [
+const NEVER_RUN: [&str; 3] = [
     "advisories about dependencies: their database has to be fetched, and a test must not need the network; \
      `cargo deny check advisories` looks them up",
     "two whole builds of what is handed out, compared byte by byte: they take half an hour; \
      `cargo xtask dist --twice`",
+    "the programs on a kernel that you bring: `cargo xtask kernel-test IMAGE` (on Debian's they are tested)",
 ];
 
 /// Runs all checks, or only the tests whose names contain one of `filters`; tells at the end

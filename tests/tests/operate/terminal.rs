@@ -4,13 +4,14 @@ use std::{
     fs::File,
     io::{Read, Write},
     process::Stdio,
-    sync::{Arc, Mutex},
+    sync::Arc,
     thread,
     time::Duration,
 };
 
 use anyhow::Result;
 use nix::pty::{OpenptyResult, Winsize, openpty};
+use parking_lot::Mutex;
 use serde_json::json;
 use whole_system_tests::{
     process::{Kept, wait_until},
@@ -51,12 +52,12 @@ fn top_draws_what_is_hot_and_quits() -> Result<()> {
         let mut terminal = File::from(master);
         let mut bytes = [0; 4096];
         while let Ok(count @ 1..) = terminal.read(&mut bytes) {
-            seen.lock().unwrap().extend_from_slice(&bytes[..count]);
+            seen.lock().extend_from_slice(&bytes[..count]);
         }
     });
-    let shows = |text: &str| drawn(&screen.lock().unwrap()).iter().any(|line| line.contains(text));
+    let shows = |text: &str| drawn(&screen.lock()).iter().any(|line| line.contains(text));
     let begun = wait_until("the screen", Duration::from_secs(60), || shows("hottest names"));
-    assert!(begun.is_ok(), "{}", drawn(&screen.lock().unwrap()).join("\n"));
+    assert!(begun.is_ok(), "{}", drawn(&screen.lock()).join("\n"));
     wait_until("a hot name", Duration::from_secs(30), || {
         running.ask("q-s0.q-g1.bosh.", 5).is_ok() && shows("q-s0.q-g1.bosh.")
     })?;
@@ -70,7 +71,7 @@ fn top_draws_what_is_hot_and_quits() -> Result<()> {
     assert!(status.success(), "{status}");
     // The terminal is left as it was found: back from the alternate screen.
     wait_until("the old screen", Duration::from_secs(5), || {
-        let screen = screen.lock().unwrap();
+        let screen = screen.lock();
         screen.windows(8).any(|window| window == b"\x1b[?1049l")
     })
 }
