@@ -104,7 +104,11 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     ])
 }
 
-/// Asks for `name` without a pause until a reply comes that the server's process has not given.
+/// How long is waited between two queries: without a pause they would take the CPU from the
+/// thread that loads the programs, whose priority is lower.
+const BETWEEN: Duration = Duration::from_micros(500);
+
+/// Asks for `name` again and again until a reply comes that the server's process has not given.
 fn wait_for_interface(lab: &Lab, process: u32, name: &str) -> Result<()> {
     let query = client::query(name, RecordType::A, Some(1232))?.to_vec()?;
     let ask = || -> Result<()> {
@@ -120,6 +124,7 @@ fn wait_for_interface(lab: &Lab, process: u32, name: &str) -> Result<()> {
             if replied && datagrams_received(process)? == before {
                 return Ok(());
             }
+            thread::sleep(BETWEEN);
         }
         bail!("no answer from the interface for {name} within 20 s")
     };
