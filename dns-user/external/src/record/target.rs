@@ -46,7 +46,9 @@ impl Target {
             for character in chunk.valid().chars() {
                 match character {
                     '\\' => text.push_str(r"\\"),
-                    control if control.is_ascii_control() => text.push_str(&format!("\\{:03}", control as u32)),
+                    control if control.is_ascii_control() => {
+                        text.push_str(&format!("\\{:03}", control as u32))
+                    }
                     other => text.push(other),
                 }
             }
@@ -144,7 +146,8 @@ fn naptr(text: &str) -> Result<String, String> {
     let numbers: Vec<&str> = text[..open].split_ascii_whitespace().collect();
     let [order, preference] = numbers[..] else { return Err(form()) };
     let number = |word: &str| word.parse::<u16>().map_err(|_| form());
-    let strings = quoted_strings(&text[open..=close]).filter(|strings| strings.len() == 3).ok_or_else(form)?;
+    let strings =
+        quoted_strings(&text[open..=close]).filter(|strings| strings.len() == 3).ok_or_else(form)?;
     let replacement = Name::parse(&text[close + 1..]).map_err(|error| error.to_string())?;
     let mut normal = format!("{} {}", number(order)?, number(preference)?);
     for string in strings {
