@@ -7,6 +7,7 @@ pub mod addresses;
 pub mod duration;
 pub mod file_pattern;
 pub mod json;
+pub mod keys;
 pub mod parse;
 pub mod reader;
 pub mod recursor;

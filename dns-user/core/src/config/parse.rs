@@ -9,7 +9,7 @@ use std::{
 use super::{
     ApiConfig, CacheConfig, Config, ConfigError, ControlConfig, HealthConfig, HookMode, Identity, LogLevel,
     LoggingConfig, MetricsConfig, OnStop, RecursionConfig, RecursorErrors, RecursorSelection, TlsFiles,
-    XdpConfig, file_pattern, json::Json, reader::Reader, recursor::with_port,
+    XdpConfig, file_pattern, json::Json, keys, reader::Reader, recursor::with_port,
 };
 use crate::{
     name::Name,
@@ -32,23 +32,45 @@ impl Config {
             file: file.to_owned(),
             problem: format!("is not JSON: {error}"),
         })?;
-        let root = Reader::document(file, &json)?;
         let mut warnings = Vec::new();
-        let config = Self {
-            listen: listen(&root)?,
+        let config = Self::read(&Reader::document(file, &json)?, &mut warnings)?;
+        for (path, nearest) in keys::unknown(&json) {
+            let hint = nearest.map(|key| format!(" (did you mean {key}?)")).unwrap_or_default();
+            warnings.push(format!("{path} is unknown and ignored{hint}"));
+        }
+        let warnings = warnings.into_iter().map(|warning| format!("{file}: {warning}")).collect();
+        Ok(Loaded { config, warnings })
+    }
+
+    /// Paths of all keys that parsing `bytes` asks for.
+    #[cfg(test)]
+    pub(super) fn keys_read(bytes: &[u8]) -> std::collections::BTreeSet<String> {
+        let json = Json::parse(bytes).unwrap();
+        let root = Reader::document("config.json", &json).unwrap();
+        Self::read(&root, &mut Vec::new()).unwrap();
+        root.leaves_asked()
+    }
+
+    /// Reads every setting; adds what is doubtful to `warnings`.
+    fn read(root: &Reader<'_>, warnings: &mut Vec<String>) -> Result<Self, ConfigError> {
+        if !root.has("address") {
+            warnings.push("address is missing: listening on every address (0.0.0.0)".to_owned());
+        }
+        Ok(Self {
+            listen: listen(root)?,
             timeout: root.positive("timeout")?.unwrap_or(Duration::from_secs(5)),
             request_timeout: or_default(root.duration("request_timeout")?, Duration::from_secs(5)),
-            recursion: recursion(&root)?,
-            records_file: path(&root, "records_file")?,
-            alias_files_glob: pattern(&root, "alias_files_glob")?,
-            handlers_files_glob: pattern(&root, "handlers_files_glob")?,
-            addresses_files_glob: pattern(&root, "addresses_files_glob")?,
-            upcheck_domains: upcheck_domains(&root)?,
-            internal_upcheck: internal_upcheck(&root)?,
-            jobs_dir: path(&root, "jobs_dir")?,
-            logging: logging(&root)?,
-            control: control(&root.object("control")?, &mut warnings)?,
-            api: api(&root.object("api")?, root.has("control") && !root.has("api"), &mut warnings)?,
+            recursion: recursion(root)?,
+            records_file: path(root, "records_file")?,
+            alias_files_glob: pattern(root, "alias_files_glob")?,
+            handlers_files_glob: pattern(root, "handlers_files_glob")?,
+            addresses_files_glob: pattern(root, "addresses_files_glob")?,
+            upcheck_domains: upcheck_domains(root)?,
+            internal_upcheck: internal_upcheck(root)?,
+            jobs_dir: path(root, "jobs_dir")?,
+            logging: logging(root)?,
+            control: control(&root.object("control")?)?,
+            api: api(&root.object("api")?, root.has("control") && !root.has("api"), warnings)?,
             health: health(&root.object("health")?)?,
             metrics: metrics(&root.object("metrics")?)?,
             cache: cache(&root.object("cache")?)?,
@@ -62,13 +84,8 @@ impl Config {
                     &[("edns", Identity::Edns), ("always", Identity::Always), ("off", Identity::Off)],
                 )?
                 .unwrap_or(Identity::Edns),
-            xdp: xdp(&root.object("xdp")?, &mut warnings)?,
-        };
-        if !root.has("address") {
-            warnings.push("address is missing: listening on every address (0.0.0.0)".to_owned());
-        }
-        let warnings = warnings.into_iter().map(|warning| format!("{file}: {warning}")).collect();
-        Ok(Loaded { config, warnings })
+            xdp: xdp(&root.object("xdp")?)?,
+        })
     }
 }
 
@@ -181,14 +198,11 @@ fn log_level(reader: &Reader<'_>) -> Result<Option<LogLevel>, ConfigError> {
 }
 
 /// `control`, our own.
-fn control(object: &Reader<'_>, warnings: &mut Vec<String>) -> Result<Option<ControlConfig>, ConfigError> {
+fn control(object: &Reader<'_>) -> Result<Option<ControlConfig>, ConfigError> {
     let name =
         |key| Ok::<_, ConfigError>(object.text(key)?.filter(|text| !text.is_empty()).map(str::to_owned));
     let (user, group) = (name("user")?, name("group")?);
     let socket = path(object, "socket")?;
-    for path in object.unknown() {
-        warnings.push(format!("{path} is unknown and ignored"));
-    }
     match socket {
         Some(socket) if !socket.is_absolute() => Err(object.error("socket", "is no absolute path")),
         socket => Ok(socket.map(|socket| ControlConfig { socket, user, group })),
@@ -288,7 +302,7 @@ fn cache(object: &Reader<'_>) -> Result<CacheConfig, ConfigError> {
 }
 
 /// `xdp`, our own settings.
-fn xdp(object: &Reader<'_>, warnings: &mut Vec<String>) -> Result<XdpConfig, ConfigError> {
+fn xdp(object: &Reader<'_>) -> Result<XdpConfig, ConfigError> {
     let interfaces = object.texts("interfaces")?;
     if interfaces.as_ref().is_some_and(|names| names.iter().any(|name| name.is_empty())) {
         return Err(
@@ -328,9 +342,6 @@ fn xdp(object: &Reader<'_>, warnings: &mut Vec<String>) -> Result<XdpConfig, Con
     }
     if config.lease < Duration::from_secs(1) {
         return Err(object.error("lease", "is shorter than a second; allowed is \"1s\" or more"));
-    }
-    for path in object.unknown() {
-        warnings.push(format!("{path} is unknown and ignored"));
     }
     Ok(config)
 }
@@ -448,9 +459,13 @@ mod tests {
     }
 
     #[test]
-    fn slips_in_our_own_object_are_reported() {
+    fn unknown_keys_are_reported() {
         let loaded = good(r#"{"address": "127.0.0.1", "port": 53, "xdp": {"mod": "off", "mode": "tc"}}"#);
         assert_eq!(loaded.config.xdp.mode, HookMode::Tc);
-        assert!(loaded.warnings.contains(&"config.json: xdp.mod is unknown and ignored".to_owned()));
+        assert!(
+            loaded
+                .warnings
+                .contains(&"config.json: xdp.mod is unknown and ignored (did you mean xdp.mode?)".to_owned())
+        );
     }
 }

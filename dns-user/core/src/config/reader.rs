@@ -1,7 +1,7 @@
 //! Typed access to the members of a configuration object, with errors that name
 //! file, member, what is wrong and what is allowed.
 
-use std::{cell::RefCell, net::IpAddr, time::Duration};
+use std::{cell::RefCell, collections::BTreeSet, net::IpAddr, rc::Rc, time::Duration};
 
 use super::{ConfigError, duration::parse_duration, json::Json};
 
@@ -14,8 +14,8 @@ pub struct Reader<'a> {
     /// All members in the order of the document; objects of one name are laid
     /// over one another, as in the reference.
     members: Vec<(&'a str, &'a Json)>,
-    /// Names that were asked for, to tell unknown ones.
-    asked: RefCell<Vec<&'static str>>,
+    /// Paths asked for in the whole document.
+    asked: Rc<RefCell<BTreeSet<String>>>,
 }
 
 impl<'a> Reader<'a> {
@@ -28,7 +28,7 @@ impl<'a> Reader<'a> {
             });
         };
         let members = members.iter().map(|(name, value)| (name.as_str(), value)).collect();
-        Ok(Self { file, path: String::new(), members, asked: RefCell::default() })
+        Ok(Self { file, path: String::new(), members, asked: Rc::default() })
     }
 
     /// The object `name`; an empty one if it is absent or null.
@@ -43,7 +43,7 @@ impl<'a> Reader<'a> {
                 other => return Err(self.wrong(name, other, "an object")),
             }
         }
-        Ok(Reader { file: self.file, path: self.path_of(name), members, asked: RefCell::default() })
+        Ok(Reader { file: self.file, path: self.path_of(name), members, asked: self.asked.clone() })
     }
 
     /// The objects in the list `name`; `None` if it is absent or null.
@@ -57,7 +57,7 @@ impl<'a> Reader<'a> {
                 file: self.file,
                 path: format!("{}[{index}]", self.path_of(name)),
                 members: members.iter().map(|(name, value)| (name.as_str(), value)).collect(),
-                asked: RefCell::default(),
+                asked: self.asked.clone(),
             });
         }
         Ok(readers)
@@ -182,17 +182,28 @@ impl<'a> Reader<'a> {
         ConfigError { file: self.file.to_owned(), problem: format!("{}: {problem}", self.path_of(name)) }
     }
 
-    /// Members that nobody asked for, by their paths. For our own objects, where
-    /// an unknown name is more likely a slip than a setting of a later version.
+    /// Paths of the members of this object that were not asked for.
     pub fn unknown(&self) -> Vec<String> {
         let asked = self.asked.borrow();
         self.members
             .iter()
             // Explanations, as `bosh-dns-xdp config --default` writes them.
             .filter(|(name, _)| !name.starts_with('#'))
-            .filter(|(name, _)| !asked.iter().any(|known| known.eq_ignore_ascii_case(name)))
             .map(|(name, _)| self.path_of(name))
+            .filter(|path| !asked.iter().any(|known| known.eq_ignore_ascii_case(path)))
             .collect()
+    }
+
+    /// Paths asked for in the whole document, without those of objects and lists of objects.
+    #[cfg(test)]
+    pub(super) fn leaves_asked(&self) -> BTreeSet<String> {
+        let asked = self.asked.borrow();
+        let inner = |path: &String| {
+            asked.iter().any(|other| {
+                other.strip_prefix(path.as_str()).is_some_and(|rest| rest.starts_with(['.', '[']))
+            })
+        };
+        asked.iter().filter(|path| !inner(path)).cloned().collect()
     }
 
     /// The list `name`.
@@ -211,7 +222,7 @@ impl<'a> Reader<'a> {
 
     /// All values of this name, in any letter case.
     fn all(&self, name: &'static str) -> impl Iterator<Item = &'a Json> + use<'a> {
-        self.asked.borrow_mut().push(name);
+        self.asked.borrow_mut().insert(self.path_of(name));
         let found: Vec<&'a Json> = self
             .members
             .iter()

@@ -1,0 +1,328 @@
+//! Every key of `config.json` in one table: the source of unknown-key warnings, of
+//! `bosh-dns-xdp config --default` and of the configuration reference.
+//!
+//! A test compares the table with the keys that the parser reads, so a key cannot be
+//! added without a description, default and example.
+
+use super::json::Json;
+
+/// One key of `config.json`.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// Path from the root: `port`, `xdp.mode`, `logging.tags[].name`.
+    pub path: &'static str,
+    /// Type, unit and limits, as a reader of the reference needs them.
+    pub form: &'static str,
+    /// Value in effect if the key is absent, as JSON; empty if there is none.
+    pub default: &'static str,
+    /// A valid value, as JSON.
+    pub example: &'static str,
+    /// Meaning, without a full stop.
+    pub about: &'static str,
+    /// Whether bosh-dns has the key as well.
+    pub origin: Origin,
+    /// Value that `config --default` writes, as JSON; empty if it leaves the key out.
+    pub starter: &'static str,
+}
+
+/// The server that a key comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A key of bosh-dns, with its meaning.
+    BoshDns,
+    /// A key of this server only.
+    Ours,
+}
+
+/// Objects whose members other parts of the program read and check.
+const FOREIGN_OBJECTS: [&str; 1] = ["consul"];
+
+/// Declares keys: path, origin, form, default, example, starter value, description.
+macro_rules! keys {
+    ($($path:literal $origin:ident $form:literal = $default:literal, $example:literal, $starter:literal: $about:literal;)*) => {
+        &[$(Key {
+            path: $path, form: $form, default: $default, example: $example, about: $about,
+            origin: Origin::$origin, starter: $starter,
+        }),*]
+    };
+}
+
+/// All keys, grouped by object, in the order of `config --default`.
+pub const KEYS: &[Key] = keys! {
+    "address" BoshDns "IP address" = "\"0.0.0.0\"", "\"169.254.0.2\"", "\"127.0.0.2\"":
+        "Address to listen on; BOSH uses 169.254.0.2";
+    "port" BoshDns "port, 1 to 65535; required" = "", "53", "53":
+        "Port to listen on, UDP and TCP";
+    "log_level" BoshDns "DEBUG, INFO, WARN, ERROR or NONE" = "\"INFO\"", "\"WARN\"", "\"INFO\"":
+        "Lowest level that is logged";
+    "records_file" BoshDns "path; empty: no records" = "\"\"", "\"/var/vcap/instance/dns/records.json\"",
+        "\"/var/lib/bosh-dns-xdp/records.json\"":
+        "Records of the fleet, as the BOSH director writes them; reread on every change";
+    "alias_files_glob" BoshDns "path with * ? [a-z]" = "\"\"", "\"/var/vcap/jobs/*/dns/aliases.json\"",
+        "\"/etc/bosh-dns-xdp/aliases.d/*.json\"":
+        "Files with aliases: names that stand for other names or addresses";
+    "handlers_files_glob" BoshDns "path with * ? [a-z]" = "\"\"", "\"/var/vcap/jobs/*/dns/handlers.json\"",
+        "\"/etc/bosh-dns-xdp/handlers.d/*.json\"":
+        "Files with handlers: domains that other servers answer";
+    "addresses_files_glob" BoshDns "path with * ? [a-z]" = "\"\"", "\"/var/vcap/jobs/*/dns/addresses.json\"",
+        "\"/etc/bosh-dns-xdp/addresses.d/*.json\"":
+        "Files with further addresses to listen on";
+    "upcheck_domains" BoshDns "list of names" = "[]", "[\"upcheck.bosh-dns.\"]", "[\"upcheck.bosh-dns.\"]":
+        "Names answered with 127.0.0.1 and ::1, to test that the server is up";
+    "disable_recursors" BoshDns "boolean" = "false", "true", "false":
+        "Answer only names of the fleet and of handlers; refuse all others";
+    "recursors" BoshDns "list of IP, IP:port, [IPv6]:port or host:port" = "[]", "[\"10.0.0.2:53\"]", "[]":
+        "Servers that other names are forwarded to; empty: those of /etc/resolv.conf, followed when it changes";
+    "excluded_recursors" BoshDns "list of IP or IP:port" = "[]", "[\"169.254.169.254\"]", "[]":
+        "Servers that are never used as recursors";
+    "recursor_selection" BoshDns "smart or serial" = "\"smart\"", "\"serial\"", "\"smart\"":
+        "smart keeps the recursor that answers; serial always begins with the first";
+    "recursor_timeout" BoshDns "duration" = "\"2s\"", "\"500ms\"", "\"2s\"":
+        "Time limit for one attempt at one recursor";
+    "recursor_max_retries" BoshDns "number, 0 to 1000" = "0", "2", "0":
+        "Further attempts at one recursor after network errors";
+    "recursor_errors" Ours "truthful or nxdomain" = "\"truthful\"", "\"nxdomain\"", "\"truthful\"":
+        "Reply when all recursors failed: the actual result, or NXDOMAIN as bosh-dns gives it";
+    "recursor_0x20" Ours "boolean" = "false", "true", "false":
+        "Randomise the letter case of forwarded questions, which makes replies harder to forge";
+    "request_timeout" BoshDns "duration" = "\"5s\"", "\"3s\"", "\"5s\"":
+        "Time limit for one client query, all attempts included";
+    "timeout" BoshDns "duration above 0" = "\"5s\"", "\"10s\"", "\"5s\"":
+        "Time limit for binding the sockets and the first up-check";
+    "max_reply" Ours "bytes, 512 to 65507, or null" = "null", "1232", "null":
+        "Longest UDP reply to clients of other networks; null: only the client's EDNS size limits it";
+    "identity" Ours "edns, always or off" = "\"edns\"", "\"off\"", "\"edns\"":
+        "Queries that may learn version and host name (class CH, NSID): with EDNS, all, or none";
+    "jobs_dir" BoshDns "path; empty: off" = "\"\"", "\"/var/vcap/jobs\"", "":
+        "Folder of the jobs, for the API's /local-groups";
+    "configure_systemd_resolved" BoshDns "boolean" = "false", "true", "":
+        "Accepted for compatibility; the command `resolver --systemd-resolved` does this";
+    "internal_upcheck_domain.enabled" BoshDns "boolean" = "false", "true", "":
+        "Require a further name to resolve before the server counts as up";
+    "internal_upcheck_domain.dns_query" BoshDns "name with a final dot" = "\"\"", "\"q-s0.q-g1.bosh.\"", "":
+        "The name that must resolve";
+    "logging.format.timestamp" BoshDns "rfc3339 or deprecated" = "\"deprecated\"", "\"rfc3339\"", "":
+        "Format of time stamps in the log";
+    "logging.tags[].name" BoshDns "text; required" = "", "\"handlers\"", "":
+        "Log tag with a level of its own";
+    "logging.tags[].log_level" BoshDns "DEBUG, INFO, WARN, ERROR or NONE; required" = "", "\"DEBUG\"", "":
+        "Level of this tag";
+    "api.port" BoshDns "port" = "", "53080", "":
+        "Port of the API on 127.0.0.1; without it the API is off";
+    "api.certificate_file" BoshDns "path" = "", "\"/var/vcap/jobs/bosh-dns/config/certs/api/server.crt\"", "":
+        "Certificate of the API server, PEM";
+    "api.private_key_file" BoshDns "path" = "", "\"/var/vcap/jobs/bosh-dns/config/certs/api/server.key\"", "":
+        "Key of that certificate, PEM";
+    "api.ca_file" BoshDns "path" = "", "\"/var/vcap/jobs/bosh-dns/config/certs/api/client_ca.crt\"", "":
+        "CAs of client certificates, PEM";
+    "api.admins" Ours "list of common names, or null" = "null", "[\"ops.example.org\"]", "":
+        "Client certificates that may flush, reload, change levels and watch queries; null: all of the CA";
+    "health.enabled" BoshDns "boolean" = "false", "true", "":
+        "Check the health of instances and filter answers by it";
+    "health.port" BoshDns "port; required if enabled" = "", "8853", "":
+        "Port of the health servers on the instances";
+    "health.certificate_file" BoshDns "path; required if enabled" = "",
+        "\"/var/vcap/jobs/bosh-dns/config/certs/health/client.crt\"", "":
+        "Client certificate of health checks, PEM";
+    "health.private_key_file" BoshDns "path; required if enabled" = "",
+        "\"/var/vcap/jobs/bosh-dns/config/certs/health/client.key\"", "":
+        "Key of that certificate, PEM";
+    "health.ca_file" BoshDns "path; required if enabled" = "",
+        "\"/var/vcap/jobs/bosh-dns/config/certs/health/client_ca.crt\"", "":
+        "CAs of the health servers, PEM";
+    "health.check_interval" BoshDns "duration above 0" = "\"20s\"", "\"10s\"", "":
+        "Time between two checks of one instance";
+    "health.max_tracked_queries" BoshDns "number, 0 to 10000000" = "2000", "5000", "":
+        "Names whose instances are checked, the most recently queried ones";
+    "health.synchronous_check_timeout" BoshDns "duration" = "\"1s\"", "\"500ms\"", "":
+        "How long a query with y1 waits for first checks";
+    "health.tracked_query_ttl" Ours "duration; 0s: never" = "\"0s\"", "\"1h\"", "":
+        "Time after which a name without queries is no longer checked";
+    "cache.enabled" BoshDns "boolean" = "false", "true", "false":
+        "Cache forwarded answers for their TTL";
+    "cache.max_entries" Ours "number, 1 to 100000000" = "10000", "50000", "10000":
+        "Most answers in the cache";
+    "cache.max_bytes" Ours "bytes, 1 to 1 TiB" = "67108864", "16777216", "67108864":
+        "Most memory of the cache";
+    "cache.serve_stale" Ours "duration; 0s: never" = "\"0s\"", "\"1h\"", "\"0s\"":
+        "How long after its TTL an answer is served while recursors fail (RFC 8767)";
+    "control.socket" Ours "absolute path" = "", "\"/run/bosh-dns-xdp/control.sock\"",
+        "\"/run/bosh-dns-xdp/control.sock\"":
+        "Unix socket for status, top, tap and the other commands";
+    "control.user" Ours "user name; empty: the server's" = "\"\"", "\"root\"", "\"\"":
+        "Owner of the socket";
+    "control.group" Ours "group name; empty: none" = "\"\"", "\"adm\"", "\"\"":
+        "Group whose members may connect as well";
+    "metrics.enabled" BoshDns "boolean" = "false", "true", "false":
+        "Serve Prometheus metrics, /healthz and /readyz";
+    "metrics.address" BoshDns "IP address" = "\"127.0.0.1\"", "\"10.0.16.5\"", "\"127.0.0.1\"":
+        "Address of the metrics endpoint";
+    "metrics.port" BoshDns "port" = "53088", "9153", "53088":
+        "Port of the metrics endpoint";
+    "xdp.enabled" Ours "boolean" = "true", "false", "true":
+        "Answer hot names at the interface";
+    "xdp.mode" Ours "auto, native, generic, tc or off" = "\"auto\"", "\"tc\"", "\"auto\"":
+        "Hook for the programs; auto chooses one for each interface";
+    "xdp.interfaces" Ours "list of names and patterns, or null" = "null", "[\"lo\", \"s-*\"]", "null":
+        "Interfaces to serve; null: all on which queries can arrive";
+    "xdp.respect_filters" Ours "list of names and patterns" = "[]", "[\"eth0\"]", "[]":
+        "Interfaces left to userspace, so that every packet passes the packet filter";
+    "xdp.vlans" Ours "list of VLAN ids, 0 to 4095" = "[]", "[20]", "[]":
+        "VLANs whose tagged frames are answered at the interface";
+    "xdp.shed" Ours "boolean" = "true", "false", "true":
+        "Drop, at the interface, queries beyond the capacity of userspace";
+    "xdp.max_names" Ours "number, 1 to 16777216" = "65536", "262144", "65536":
+        "Most names that the interface can answer";
+    "xdp.lease" Ours "duration, at least 1s" = "\"10s\"", "\"5s\"", "\"10s\"":
+        "How long the interface answers without renewal by userspace";
+    "xdp.bpffs" Ours "path on a BPF file system" = "\"/sys/fs/bpf/bosh-dns-xdp\"",
+        "\"/sys/fs/bpf/dns\"", "\"/sys/fs/bpf/bosh-dns-xdp\"":
+        "Folder of the pinned programs and maps";
+    "xdp.on_stop" Ours "detach or keep" = "\"detach\"", "\"keep\"", "\"detach\"":
+        "On an orderly stop: detach the programs, or let them answer until takeover or the lease's end";
+    "xdp.attach_socket" Ours "absolute path; empty: none" = "\"\"", "\"/run/bosh-dns-xdp/attach.sock\"", "\"\"":
+        "Socket of `bosh-dns-xdp attach`, which loads and attaches the programs for this server";
+    "xdp.user" Ours "user name; empty: none" = "\"\"", "\"vcap\"", "\"\"":
+        "User that the server switches to after loading the programs";
+};
+
+/// Members of a document that no part of the server reads, as paths, each with the known key
+/// that it resembles most, if any. Names that begin with `#` are comments.
+pub(super) fn unknown(document: &Json) -> Vec<(String, Option<&'static str>)> {
+    let mut found = Vec::new();
+    collect_unknown(document, "", "", &mut found);
+    found
+}
+
+/// Adds the unknown members of `value`. `shape` is its path with `[]` for list items, as in
+/// [`KEYS`]; `place` the path with indexes, for messages.
+fn collect_unknown(value: &Json, shape: &str, place: &str, found: &mut Vec<(String, Option<&'static str>)>) {
+    match value {
+        Json::Object(members) => {
+            for (name, value) in members.iter().filter(|(name, _)| !name.starts_with('#')) {
+                let lower = name.to_ascii_lowercase();
+                let join = |path: &str, name: &str| {
+                    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
+                };
+                let (shape, place) = (join(shape, &lower), join(place, name));
+                if FOREIGN_OBJECTS.contains(&shape.as_str()) || KEYS.iter().any(|key| key.path == shape) {
+                    continue;
+                }
+                let inner = |key: &Key| {
+                    key.path.strip_prefix(&shape).is_some_and(|rest| rest.starts_with(['.', '[']))
+                };
+                if KEYS.iter().any(inner) {
+                    collect_unknown(value, &shape, &place, found);
+                } else {
+                    found.push((place, nearest(&shape)));
+                }
+            }
+        }
+        Json::List(items) => {
+            for (index, item) in items.iter().enumerate() {
+                collect_unknown(item, &format!("{shape}[]"), &format!("{place}[{index}]"), found);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The key most similar to `path`, if it differs by at most a third of its letters.
+fn nearest(path: &str) -> Option<&'static str> {
+    let distance = |key: &&Key| edit_distance(path, key.path);
+    let best = KEYS.iter().min_by_key(distance)?;
+    (distance(&best) <= best.path.len().div_ceil(4).min(4)).then_some(best.path)
+}
+
+/// Number of insertions, deletions and replacements of bytes that turn `a` into `b` (Levenshtein).
+fn edit_distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.bytes().enumerate() {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(row[j + 1] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn table_lists_every_parsed_key() {
+        // Everything switched on, so that the parser reads each key.
+        let text = r#"{"port": 53, "address": "127.0.0.1", "upcheck_domains": ["up."],
+            "internal_upcheck_domain": {"enabled": true, "dns_query": "a.bosh."},
+            "logging": {"tags": [{"name": "a", "log_level": "INFO"}]}, "metrics": {"enabled": true},
+            "health": {"enabled": true, "port": 8853, "certificate_file": "/c", "private_key_file": "/k",
+                "ca_file": "/a"}}"#;
+        let read: BTreeSet<String> =
+            Config::keys_read(text.as_bytes()).into_iter().map(|path| path.replace("[0]", "[]")).collect();
+        let listed: BTreeSet<String> = KEYS.iter().map(|key| key.path.to_owned()).collect();
+        assert_eq!(listed.len(), KEYS.len(), "no key is listed twice");
+        assert_eq!(read, listed);
+    }
+
+    #[test]
+    fn examples_and_defaults_parse() {
+        for key in KEYS {
+            for value in [key.example, key.default, key.starter].into_iter().filter(|value| !value.is_empty())
+            {
+                Json::parse(value.as_bytes())
+                    .unwrap_or_else(|error| panic!("{}: {value}: {error}", key.path));
+            }
+            assert!(!key.about.ends_with('.') && key.about.len() > 10, "{}", key.path);
+            // A document with this one key beside the required ones is accepted or fails for another key.
+            let (objects, last) = key.path.rsplit_once('.').unwrap_or(("", key.path));
+            if objects.contains("[]") || key.path == "port" {
+                continue;
+            }
+            let member = format!("{:?}: {}", last, key.example);
+            let nested = objects
+                .split('.')
+                .rev()
+                .filter(|object| !object.is_empty())
+                .fold(member, |inner, object| format!("{object:?}: {{{inner}}}"));
+            let document = format!("{{\"port\": 53, {nested}}}");
+            match Config::parse("config.json", document.as_bytes()) {
+                Ok(loaded) => assert!(
+                    !loaded.warnings.iter().any(|warning| warning.contains("unknown")),
+                    "{document}: {:?}",
+                    loaded.warnings
+                ),
+                Err(error) => assert!(
+                    !error.problem.starts_with(&format!("{}:", key.path))
+                        || error.problem.contains("is missing"),
+                    "{document}: {error}"
+                ),
+            }
+        }
+    }
+
+    #[test]
+    fn typos_get_a_suggestion() {
+        let text = br##"{"recursor_timout": "2s", "cache": {"enbled": true}, "metrics": {"prot": 1},
+            "logging": {"tags": [{"nme": "x"}]}, "Port": 53, "consul": {"anything": 1}, "# port": "",
+            "future": {"x": 1}}"##;
+        let found = unknown(&Json::parse(text).unwrap());
+        let found: Vec<_> = found.iter().map(|(path, near)| (path.as_str(), *near)).collect();
+        assert_eq!(
+            found,
+            [
+                ("recursor_timout", Some("recursor_timeout")),
+                ("cache.enbled", Some("cache.enabled")),
+                ("metrics.prot", Some("metrics.port")),
+                ("logging.tags[0].nme", Some("logging.tags[].name")),
+                ("future", None),
+            ]
+        );
+    }
+}
