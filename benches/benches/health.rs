@@ -21,7 +21,7 @@ use dns_core::{
     name::Name,
     resolve::{Checks, Existence, Resolution},
 };
-use dns_resolver::health::{HEALTH_NAME, HealthService, NoFastPath};
+use dns_health::{HEALTH_NAME, HealthService, NoFastPath};
 use whole_system_tests::health::{Authority, Fleet, instance, write_files};
 
 /// How many instances.

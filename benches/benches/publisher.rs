@@ -19,7 +19,7 @@ use dns_core::{
     config::{HookMode, XdpConfig},
     resolve::AllRunning,
 };
-use dns_resolver::fastpath::{Everything, FastPath, Publisher};
+use dns_fastpath::{Everything, FastPath, Publisher};
 use tokio::runtime::{Builder, Runtime};
 use whole_system_tests::{
     bpffs::{Bpffs, config},

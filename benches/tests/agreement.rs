@@ -9,7 +9,7 @@ use std::{
 use anyhow::Result;
 use bosh_dns_xdp_benches::{fleet::Fleet, foundation::Foundation};
 use dns_core::name::Name;
-use dns_resolver::ops::metrics::names::FAST_PATH_WRITES_TOTAL;
+use dns_platform::metrics::names::FAST_PATH_WRITES_TOTAL;
 use hickory_proto::{op::Message, rr::RecordType};
 use serde_json::json;
 use whole_system_tests::{

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use dns_resolver::ops::metrics::names;
+use dns_platform::metrics::names;
 
 use crate::{namespace::Namespace, process::wait_until};
 

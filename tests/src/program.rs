@@ -128,7 +128,7 @@ impl Program {
     pub fn load() -> Result<Self> {
         let object = match std::env::var_os("DNS_EBPF_OBJECT") {
             Some(path) => Cow::from(std::fs::read(&path).with_context(|| format!("{}", path.display()))?),
-            None => Cow::from(dns_resolver::fastpath::OBJECT),
+            None => Cow::from(dns_fastpath::OBJECT),
         };
         let cpus = aya::util::nr_cpus().map_err(|(file, error)| anyhow::anyhow!("{file}: {error}"))?;
         let mut ebpf = EbpfLoader::new()

@@ -16,7 +16,7 @@ use dns_core::{
     name::Name,
     resolve::{Checks, Existence, Health, HealthState, Resolution},
 };
-use dns_resolver::health::{HEALTH_NAME, HealthService, NoFastPath};
+use dns_health::{HEALTH_NAME, HealthService, NoFastPath};
 use parking_lot::Mutex;
 use tempfile::TempDir;
 use whole_system_tests::{

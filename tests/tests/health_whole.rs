@@ -11,7 +11,8 @@ use std::{
 };
 
 use dns_core::config::TlsFiles;
-use dns_resolver::{health::HEALTH_NAME, ops::metrics::names::HEALTH_CHECKS_IN_FLIGHT};
+use dns_health::HEALTH_NAME;
+use dns_platform::metrics::names::HEALTH_CHECKS_IN_FLIGHT;
 use hickory_proto::{op::Message, rr::RecordType};
 use parking_lot::Mutex;
 use serde_json::{Value, json};

@@ -114,7 +114,15 @@ fn main() -> Result<()> {
         Command::Build { debug } => {
             toolchain::ensure()?;
             if debug {
-                process::cargo(["build", "--package", "dns-resolver", "--package", "dns-sync"])
+                process::cargo([
+                    "build",
+                    "--package",
+                    "dns-resolver",
+                    "--package",
+                    "dns-health",
+                    "--package",
+                    "dns-sync",
+                ])
             } else {
                 release(&[])
             }
@@ -193,8 +201,9 @@ fn name_server(command: &mut std::process::Command) -> Result<&mut std::process:
 /// The packages are the same for every command: which features a dependency is
 /// built with depends on them, and other features mean building it again.
 fn release(more: &[&str]) -> Result<()> {
-    let packages =
-        ["--package", "dns-resolver", "--package", "dns-sync", "--package", "bosh-dns-xdp-benches"];
+    let packages = ["dns-resolver", "dns-health", "dns-sync", "bosh-dns-xdp-benches"]
+        .map(|package| ["--package", package])
+        .concat();
     let programs = ["--bin", "bosh-dns-xdp", "--bin", "bosh-dns-xdp-health", "--bin", "bosh-dns-sync"];
     process::run(
         std::process::Command::new("cargo")

@@ -1,5 +1,5 @@
 //! The compiler for the BPF target, its clippy, and `.toolchain/env`, which tells
-//! `dns-user/resolver/build.rs` how to use it.
+//! `dns-user/fastpath/build.rs` how to use it.
 //!
 //! Two ways, the first that works is taken:
 //!
@@ -22,7 +22,7 @@ use crate::{
     process::{on_path, root, run},
 };
 
-#[path = "../../dns-user/resolver/build/bpf_cargo.rs"]
+#[path = "../../dns-user/fastpath/build/bpf_cargo.rs"]
 mod bpf_cargo;
 
 /// Debian packages of rustc and of `core` for the host (proc macros) and for BPF.

@@ -4,7 +4,7 @@
 
 use std::{fs, os::unix::fs::symlink, path::Path};
 
-#[path = "../../dns-user/resolver/build/object.rs"]
+#[path = "../../dns-user/fastpath/build/object.rs"]
 mod object;
 
 #[test]

@@ -2,7 +2,7 @@
 //! with its own id and question, and the same from the cache.
 #![no_main]
 
-use dns_resolver::upstream::fuzzing::{CachedReplies, is_sound};
+use dns_upstream::fuzzing::{CachedReplies, is_sound};
 use libfuzzer_sys::fuzz_target;
 
 thread_local! {

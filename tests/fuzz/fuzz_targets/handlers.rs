@@ -1,7 +1,7 @@
 //! A handlers file.
 #![no_main]
 
-use dns_resolver::upstream::Handlers;
+use dns_upstream::Handlers;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -1,7 +1,7 @@
 //! A document of an HTTP handler: whatever it says, a client gets a sound message, or none.
 #![no_main]
 
-use dns_resolver::upstream::fuzzing::{http_answer, is_sound};
+use dns_upstream::fuzzing::{http_answer, is_sound};
 use libfuzzer_sys::fuzz_target;
 
 /// `ok.example. A`, with RD.

@@ -2,7 +2,7 @@
 //! have the interface answer is what a model says.
 #![no_main]
 
-use dns_resolver::fastpath::fuzzing;
+use dns_fastpath::fuzzing;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| fuzzing::table(bytes));

@@ -12,7 +12,7 @@ use dns_core::{
     config::HookMode,
     resolve::{self, AllRunning},
 };
-use dns_resolver::fastpath::{FastPath, Hook, NameSource};
+use dns_fastpath::{FastPath, Hook, NameSource};
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use whole_system_tests::{
     client,

@@ -169,7 +169,7 @@ fn a_server_that_may_not_call_bpf_answers_by_the_interface() -> Result<()> {
     // Interfaces that come later are followed by the attacher and shown by the server.
     parts.pair.server.ip(&["link", "add", "late", "type", "veth", "peer", "name", "etal"])?;
     wait_until("the late interface to be served", REUNION, || {
-        let family = dns_resolver::ops::metrics::names::FAST_PATH_INTERFACE_INFO;
+        let family = dns_platform::metrics::names::FAST_PATH_INTERFACE_INFO;
         Metrics::read(&parts.pair.server).is_ok_and(|metrics| metrics.sum(family, "interface=\"late\"") == 1)
     })?;
     // The attacher keeps what attaching needs, and nothing else: CAP_NET_ADMIN, CAP_PERFMON, CAP_BPF.

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use dns_core::config::{HookMode, OnStop};
-use dns_resolver::fastpath::detach_all;
+use dns_fastpath::detach_all;
 use hickory_proto::rr::RecordType;
 use whole_system_tests::{
     client,

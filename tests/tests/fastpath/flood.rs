@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use dns_resolver::ops::metrics::names::{FAST_PATH_PACKETS_TOTAL, FAST_PATH_WRITES_TOTAL};
+use dns_platform::metrics::names::{FAST_PATH_PACKETS_TOTAL, FAST_PATH_WRITES_TOTAL};
 use hickory_proto::rr::RecordType;
 use serde_json::{Value, json};
 use whole_system_tests::{

@@ -17,7 +17,7 @@ use dns_core::{
     name::Name,
     resolve::{AllRunning, Checks, Existence, Health, Resolution},
 };
-use dns_resolver::fastpath::{Everything, FastPath, NameSource};
+use dns_fastpath::{Everything, FastPath, NameSource};
 use hickory_proto::{
     op::{Message, ResponseCode},
     rr::RecordType,

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result};
 use dns_core::config::HookMode;
-use dns_resolver::fastpath::Hook;
+use dns_fastpath::Hook;
 use whole_system_tests::requirements;
 
 use crate::lab::{Bpffs, List, PATIENCE, Pair, SHORT, addresses, config, pass_program, start, v4};

@@ -18,7 +18,7 @@ use dns_core::{
     name::Name,
     resolve::{Checks, Existence, Health, HealthState, Resolution},
 };
-use dns_resolver::fastpath::{Counters, Everything, FastPath, NameSource, Publisher};
+use dns_fastpath::{Counters, Everything, FastPath, NameSource, Publisher};
 use fastrand::Rng;
 use hickory_proto::{op::Message, rr::RecordType};
 use whole_system_tests::{client, namespace::Namespace, requirements};

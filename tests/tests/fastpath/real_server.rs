@@ -270,7 +270,7 @@ fn as_another_user_it_keeps_four_capabilities_and_follows_interfaces() -> Result
     // Interfaces that come later are served all the same.
     running.pair.server.ip(&["link", "add", "late", "type", "veth", "peer", "name", "etal"])?;
     wait_until("the late interface to be served", Duration::from_secs(5), || {
-        let family = dns_resolver::ops::metrics::names::FAST_PATH_INTERFACE_INFO;
+        let family = dns_platform::metrics::names::FAST_PATH_INTERFACE_INFO;
         Metrics::read(&running.pair.server)
             .is_ok_and(|metrics| metrics.sum(family, "interface=\"late\"") == 1)
     })

@@ -13,7 +13,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use dns_common::object;
-use dns_resolver::{fastpath::OBJECT, ops::metrics::names};
+use dns_fastpath::OBJECT;
+use dns_platform::metrics::names;
 use serde_json::{Value, json};
 use whole_system_tests::{
     metrics::Metrics,

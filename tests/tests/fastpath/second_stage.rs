@@ -15,10 +15,8 @@ use anyhow::{Context, Result, ensure};
 use aya::programs::{SchedClassifier, TcAttachType, XdpMode};
 use dns_common::{counters::Outcome, object};
 use dns_core::config::{HookMode, OnStop};
-use dns_resolver::{
-    fastpath::{FastPath, Hook, TapItem, detach_all},
-    ops::metrics::names,
-};
+use dns_fastpath::{FastPath, Hook, TapItem, detach_all};
+use dns_platform::metrics::names;
 use hickory_proto::rr::RecordType;
 use parking_lot::Mutex;
 use serde_json::{Value, json};

@@ -52,7 +52,7 @@ fn rules_are_sound_and_fire_when_they_should() -> Result<()> {
 
 #[test]
 fn dashboard_and_rules_use_only_metrics_that_exist() -> Result<()> {
-    let names = include_str!("../../../dns-user/resolver/src/ops/metrics/names.rs");
+    let names = include_str!("../../../dns-user/platform/src/metrics/names.rs");
     let known: BTreeSet<&str> = names.split('"').filter(|text| text.contains('_')).collect();
     let rules = fs::read_to_string(deploy().join("prometheus/rules.yml"))?;
     let expressions = dashboard_expressions()?;

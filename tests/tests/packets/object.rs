@@ -22,7 +22,7 @@ const EM_BPF: u16 = 247;
 #[test]
 fn no_helper_is_newer_than_linux_5_15() {
     let mut helpers: BTreeMap<i32, usize> = BTreeMap::new();
-    for code in code_sections(dns_resolver::fastpath::OBJECT) {
+    for code in code_sections(dns_fastpath::OBJECT) {
         for instruction in code.chunks_exact(8) {
             // BPF_JMP | BPF_CALL with source register 0: a helper by its number.
             if instruction[0] == 0x85 && instruction[1] >> 4 == 0 {

@@ -13,7 +13,7 @@ use bosh_dns_xdp_benches::{
     yardstick::Hook,
 };
 use dns_common::counters::Outcome;
-use dns_resolver::ops::metrics::names;
+use dns_platform::metrics::names;
 use whole_system_tests::metrics::{Metrics, wait_for_metrics};
 
 use crate::{

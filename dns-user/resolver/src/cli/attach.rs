@@ -5,10 +5,8 @@ use std::process::ExitCode;
 use clap::Args;
 
 use super::ConfigFile;
-use crate::{
-    daemon::{self, RunOptions},
-    ops::logs::LogFormat,
-};
+use crate::daemon::{self, RunOptions};
+use dns_platform::logs::LogFormat;
 
 /// Arguments of `attach`.
 #[derive(Debug, Args)]

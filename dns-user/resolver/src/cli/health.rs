@@ -4,7 +4,8 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 
-use crate::{health::server, ops::logs::LogFormat};
+use dns_health::server;
+use dns_platform::logs::LogFormat;
 
 /// Which configuration, and how to log.
 #[derive(Debug, Args)]

@@ -17,10 +17,8 @@ use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
-use crate::{
-    daemon,
-    ops::{logs::LogFormat, version::VERSION_AND_COMMIT},
-};
+use crate::{daemon, ops::version::VERSION_AND_COMMIT};
+use dns_platform::logs::LogFormat;
 
 /// Exit code for a call that cannot be understood, as clap and the reference have it.
 const USAGE: u8 = 2;

@@ -11,7 +11,8 @@ use clap::Args;
 use dns_core::catalog::RECORD_KEYS;
 use serde_json::{Value, json};
 
-use crate::{daemon, ops::logs::LogFormat};
+use crate::daemon;
+use dns_platform::logs::LogFormat;
 
 /// A name that the small foundation has.
 const NAME: &str = "web.internal";

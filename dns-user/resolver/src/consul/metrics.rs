@@ -8,8 +8,8 @@ use prometheus::{
 };
 
 use super::ConsulNames;
-use crate::ops::metrics::families;
 use dns_consul_source::Status;
+use dns_platform::metrics::families;
 
 /// Collects them.
 pub(crate) struct ConsulFamilies {

@@ -8,6 +8,7 @@
 //! * `recursors`: recursors of the object `"consul"`, asked in Consul's way.
 
 mod catalogs;
+mod config;
 mod live;
 mod metrics;
 mod published;
@@ -30,6 +31,7 @@ use tokio::sync::watch;
 
 use crate::fleet::Answer;
 pub(crate) use catalogs::{Catalogs, NewZone};
+pub(crate) use config::load_config;
 use dns_consul::{Asker, Draft, Zone, chain_of, record::Record};
 use dns_consul_source::{Source, Status};
 use dns_core::{

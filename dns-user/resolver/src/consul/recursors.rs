@@ -5,15 +5,13 @@ use std::{net::SocketAddr, sync::Arc};
 use futures::future::BoxFuture;
 use hickory_proto::op::ResponseCode;
 
-use crate::{
-    fleet::Answer,
-    upstream::{CachedSource, Upstream},
-};
+use crate::fleet::Answer;
 use dns_consul::config::Config as ConsulConfig;
 use dns_core::{
     config::{CacheConfig, Config, RecursionConfig},
     wire::{Query, ReplyFlags, Transport, empty_reply},
 };
+use dns_upstream::{CachedSource, Upstream};
 
 /// The recursors of the object `"consul"`.
 struct Recursors {

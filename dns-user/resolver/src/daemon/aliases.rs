@@ -21,8 +21,8 @@ use dns_core::{
 /// and makes aliases of it.
 pub fn aliases_of_consul(path: &Path, health: Status, patience: Duration) -> Result<Aliases, ConfigError> {
     let failed = |problem: String| ConfigError { file: path.display().to_string(), problem };
-    let Loaded { config, .. } = crate::files::load_config(path)?;
-    let Some((object, _)) = crate::files::load_consul(path)? else {
+    let Loaded { config, .. } = dns_platform::files::load_config(path)?;
+    let Some((object, _)) = crate::consul::load_config(path)? else {
         return Err(failed("has no object \"consul\": nothing says where a catalog is".to_owned()));
     };
     let metrics = WholeMetrics::new().map_err(|problem| failed(problem.to_string()))?;

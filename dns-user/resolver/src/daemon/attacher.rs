@@ -6,11 +6,9 @@ use nix::unistd::User;
 use tracing::{error, info};
 
 use super::{RunOptions, privileges};
-use crate::{
-    fastpath::{self, Attacher},
-    ops::logs::{Logs, LogsError},
-};
 use dns_core::config::{ConfigError, HookMode};
+use dns_fastpath::Attacher;
+use dns_platform::logs::{Logs, LogsError};
 
 /// Why the attacher did not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +52,7 @@ pub fn attach(path: &Path, options: RunOptions) -> ExitCode {
 
 /// The work; why it ended.
 fn start(path: &Path, options: RunOptions) -> Result<io::Error, AttacherError> {
-    let config = crate::files::load_config(path)?.config;
+    let config = dns_platform::files::load_config(path)?.config;
     let xdp = &config.xdp;
     let file = || path.display().to_string();
     let socket = xdp.attach_socket.as_ref().ok_or_else(|| AttacherError::NotWanted(file()))?;
@@ -71,14 +69,14 @@ fn start(path: &Path, options: RunOptions) -> Result<io::Error, AttacherError> {
     };
     // A server that attached by itself may have been the folder's owner.
     let own = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
-    fastpath::prepare_pins(&xdp.bpffs, Some(own)).map_err(AttacherError::Pins)?;
+    dns_fastpath::prepare_pins(&xdp.bpffs, Some(own)).map_err(AttacherError::Pins)?;
     let attacher = Attacher::bind(socket, user, group).map_err(AttacherError::Socket)?;
     privileges::keep_for_attaching()?;
     let logs = Logs::init(&config.logging, options.log_format)?;
     info!("waiting at {} for servers, to load and attach their programs", socket.display());
     let path = path.to_owned();
     let ended = attacher.run(Box::new(move || {
-        let config = crate::files::load_config(&path)?.config;
+        let config = dns_platform::files::load_config(&path)?.config;
         Ok((config.xdp, config.listen))
     }));
     logs.flush();

@@ -15,22 +15,19 @@ use super::{
 };
 use crate::{
     fleet::Fleet,
-    health::HealthService,
     ops::{
         api::{
             ApiBackend, ApiServer, ControlSocket, Group, InstanceLine, LocalHealth, NameRefused, ReloadError,
             Reloaded, read_jobs,
         },
         journal::Kind,
-        logs::Logs,
-        metrics::{Metrics, names},
+        metrics::Metrics,
         probe::{CheckStatus, Probe},
         status::{CertificateStatus, FastPathView, RecordsStatus, RepliesStatus, Status},
         tap::{self, Tap},
         version,
     },
     server::is_consuls,
-    tls::RotatingTls,
 };
 use dns_core::{
     catalog::Instance,
@@ -38,6 +35,8 @@ use dns_core::{
     name::Name,
     resolve::{Existence, Health, explain, instances},
 };
+use dns_health::HealthService;
+use dns_platform::{logs::Logs, metrics::names, tls::RotatingTls};
 use futures::{FutureExt, future::BoxFuture};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};

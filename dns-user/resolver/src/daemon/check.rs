@@ -10,14 +10,12 @@ use super::{
     sources::Sources,
     status::{Board, FileState},
 };
-use crate::{
-    ops::{
-        journal::{Journal, Kind},
-        metrics::WholeMetrics,
-    },
-    upstream::{Denial, HandlerConfig, HandlerSource},
+use crate::ops::{
+    journal::{Journal, Kind},
+    metrics::WholeMetrics,
 };
 use dns_core::config::{ConfigError, HookMode, Loaded, TlsFiles};
+use dns_upstream::{Denial, HandlerConfig, HandlerSource};
 
 /// Everything that was found.
 #[derive(Clone, Debug, Serialize)]
@@ -81,14 +79,14 @@ pub fn check(path: &Path) -> CheckReport {
 
 /// Reads everything; an error is one that keeps a server from starting.
 fn examine(path: &Path) -> Result<CheckReport, ConfigError> {
-    let Loaded { config, mut warnings } = crate::files::load_config(path)?;
+    let Loaded { config, mut warnings } = dns_platform::files::load_config(path)?;
     let internal = |problem: prometheus::Error| ConfigError {
         file: path.display().to_string(),
         problem: format!("cannot be checked: {problem}"),
     };
     let board = Board::new(Journal::new(WholeMetrics::new().map_err(internal)?));
     let begun = Instant::now();
-    let (consul_config, odd) = crate::files::load_consul(path)?.unzip();
+    let (consul_config, odd) = crate::consul::load_config(path)?.unzip();
     warnings.extend(odd.into_iter().flatten());
     warnings.extend(consul_config.iter().flat_map(unreadable_of_consul));
     let (_files, First { snapshot, handlers, addresses, consul }) =

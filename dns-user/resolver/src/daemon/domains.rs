@@ -8,11 +8,9 @@ use super::{
     status::Board,
     watch::Watch,
 };
-use crate::{
-    ops::{journal::Journal, metrics::WholeMetrics},
-    upstream::HandlerConfig,
-};
+use crate::ops::{journal::Journal, metrics::WholeMetrics};
 use dns_core::{catalog::Snapshot, config::ConfigError, name::Name};
+use dns_upstream::HandlerConfig;
 
 /// Follows records and handlers; a file is read again only when it has changed.
 pub struct RoutedDomains {
@@ -31,7 +29,7 @@ pub struct RoutedDomains {
 impl RoutedDomains {
     /// Reads what a server with this configuration would; the configuration itself is not followed.
     pub fn of(path: &Path) -> Result<Self, ConfigError> {
-        let config = crate::files::load_config(path)?.config;
+        let config = dns_platform::files::load_config(path)?.config;
         let internal = |problem: prometheus::Error| ConfigError {
             file: path.display().to_string(),
             problem: format!("cannot be read: {problem}"),

@@ -22,7 +22,8 @@ use prometheus::{IntCounter, Registry};
 use tokio::sync::mpsc;
 use tracing::error;
 
-use crate::{ops::metrics::families, server::in_first_poll};
+use crate::server::in_first_poll;
+use dns_platform::metrics::families;
 
 /// So many panics of parts that go on by themselves...
 const MOST_PANICS: usize = 10;

@@ -20,12 +20,7 @@ use tracing::{info, warn};
 use super::status::Board;
 use crate::{
     consul::ConsulNames,
-    fastpath::{
-        Admission, Everything, FastPath, FastPathError, FastPathStatus, NameSource, ProgramStatus, Publisher,
-        TapItem,
-    },
     fleet::{Fleet, PassShares, Publish, State},
-    health::{FastPathUse, HealthService},
     ops::{
         metrics::{FastPathFamilies, FastReplies, Metrics},
         status::{FastPathView, InterfaceView, ProgramView},
@@ -39,6 +34,11 @@ use dns_core::{
     name::{Name, NameRef},
     resolve::{self, Checks, Existence, Health, Resolution},
 };
+use dns_fastpath::{
+    Admission, Everything, FastPath, FastPathError, FastPathStatus, NameSource, ProgramStatus, Publisher,
+    TapItem,
+};
+use dns_health::{FastPathUse, HealthService};
 
 /// The fast path as the other rooms hold it: empty until its maps
 /// are made. DNS does not wait.
@@ -85,7 +85,7 @@ impl Slot {
         let held = Held { publisher: fast_path.publisher(), fast_path: Arc::downgrade(fast_path) };
         let before = self.0.held.load().first().cloned();
         self.0.held.store(Arc::new([Some(held), before].into_iter().flatten().collect()));
-        FastPathUse::order_counts(&fast_path.publisher(), self.0.order_counts.load(Ordering::SeqCst));
+        fast_path.publisher().keep_exact_last_used(self.0.order_counts.load(Ordering::SeqCst));
     }
 
     /// Leaves the fast path of now alone.
@@ -224,7 +224,7 @@ impl FastPathUse for Slot {
     fn order_counts(&self, counts: bool) {
         // Kept first: a publisher that comes at this moment is told by one of the two.
         self.0.order_counts.store(counts, Ordering::SeqCst);
-        self.tell(|publisher| FastPathUse::order_counts(publisher, counts));
+        self.tell(|publisher| publisher.keep_exact_last_used(counts));
     }
 }
 
@@ -403,7 +403,7 @@ fn line(event: &TapEvent, weight: u32) -> TapLine {
         name: name.map_or_else(|_| String::new(), |(name, _)| name.to_string()),
         query_type: type_text(event.query_type),
         outcome: outcome.to_owned(),
-        rcode: answered.then(|| crate::ops::metrics::labels::rcode_label(event.rcode).into_owned()),
+        rcode: answered.then(|| dns_platform::metrics::labels::rcode_label(event.rcode).into_owned()),
         answers: event.answers,
         micros: None,
         weight: weight.max(1),

@@ -14,13 +14,13 @@ use super::{
 use crate::{
     consul::{Catalogs, NewZone},
     ops::journal::Kind,
-    upstream::{HandlerConfig, Handlers},
 };
 use dns_consul::config::Config as ConsulConfig;
 use dns_core::{
     catalog::Snapshot,
     config::{ConfigError, addresses::parse_addresses},
 };
+use dns_upstream::{HandlerConfig, Handlers};
 
 /// The files behind everything that changes while the server runs; clones share them.
 #[derive(Clone)]

@@ -8,10 +8,10 @@ use tracing::{error, info};
 
 use crate::{
     fleet::Fleet,
-    limits::raise_file_limit,
     server::{Chaos, Options, Overload, OwnConnections, Server, ServerError, ServerMetrics},
 };
 use dns_core::config::Config;
+use dns_platform::limits::raise_file_limit;
 
 /// All servers.
 pub(super) struct Listeners {

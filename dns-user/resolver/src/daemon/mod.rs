@@ -41,15 +41,10 @@ use std::{io, path::Path, process::ExitCode};
 
 use tracing::error;
 
-use crate::{
-    health::HealthError,
-    ops::{
-        api::ControlSocket,
-        logs::{LogFormat, Logs, LogsError},
-    },
-    server::ServerError,
-};
+use crate::{ops::api::ControlSocket, server::ServerError};
 use dns_core::config::{ConfigError, HookMode, Loaded};
+use dns_health::HealthError;
+use dns_platform::logs::{LogFormat, Logs, LogsError};
 
 /// Exit code after a part of the server failed from within (a panic): whoever
 /// supervises it is to start it again. As `EX_SOFTWARE` of sysexits.h.
@@ -119,14 +114,14 @@ pub fn run(path: &Path, options: RunOptions) -> ExitCode {
 
 /// What has to happen before there is any thread, then the rest.
 fn start(path: &Path, options: RunOptions) -> Result<(), DaemonError> {
-    let loaded = crate::files::load_config(path)?;
+    let loaded = dns_platform::files::load_config(path)?;
     // While we may still give it to somebody else.
     let control =
         loaded.config.control.as_ref().map(|control| (control.socket.clone(), ControlSocket::bind(control)));
     let xdp = &loaded.config.xdp;
     let attaches = xdp.enabled && xdp.mode != HookMode::Off && xdp.attach_socket.is_none();
     privileges::drop_to_user(xdp, attaches)?;
-    crate::limits::raise_file_limit();
+    dns_platform::limits::raise_file_limit();
     let logs = Logs::init(&loaded.config.logging, options.log_format)?;
     let failures = failures::Failures::install()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

@@ -8,7 +8,6 @@ use std::path::Path;
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::unistd::{self, Uid, User};
 
-use crate::fastpath;
 use dns_core::config::XdpConfig;
 
 /// Why privileges could not be dropped.
@@ -96,7 +95,7 @@ fn keep_only(needed: &CapsHashSet) -> Result<(), PrivilegesError> {
 /// CAP_SYS_ADMIN), and gives it and what a server before left there to the user.
 fn hand_over(folder: &Path, user: &User) {
     // Without pins there is a fast path all the same; it says so itself.
-    if let Err(problem) = fastpath::prepare_pins(folder, Some((user.uid.as_raw(), user.gid.as_raw()))) {
+    if let Err(problem) = dns_fastpath::prepare_pins(folder, Some((user.uid.as_raw(), user.gid.as_raw()))) {
         tracing::warn!("xdp.bpffs: cannot make {:?} its owner: {problem}", user.name);
     }
 }

@@ -30,10 +30,8 @@ use super::{
 };
 use crate::{
     consul::ConsulNames,
-    fastpath::{FastPath, FastPathError},
     fleet::{Fleet, Publish},
-    health::HealthService,
-    ops::{api::Reloaded, journal::Kind, logs::Logs, metrics::Metrics},
+    ops::{api::Reloaded, journal::Kind, metrics::Metrics},
     server::{OwnConnections, ServerMetrics},
 };
 use dns_consul::config::Config as ConsulConfig;
@@ -41,6 +39,9 @@ use dns_core::{
     config::{Config, ConfigError, Loaded},
     resolve::{AllRunning, Health},
 };
+use dns_fastpath::{FastPath, FastPathError};
+use dns_health::HealthService;
+use dns_platform::logs::Logs;
 
 /// How often the server asks itself while it runs.
 const UPCHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -451,7 +452,7 @@ async fn read_config(path: &Path) -> Result<(Loaded, ConsulObject), ConfigError>
     let failed = |problem: String| ConfigError { file, problem };
     let path = path.to_owned();
     let reading = tokio::task::spawn_blocking(move || {
-        Ok((crate::files::load_config(&path)?, crate::files::load_consul(&path)?))
+        Ok((dns_platform::files::load_config(&path)?, crate::consul::load_config(&path)?))
     });
     match time::timeout(CONFIG_PATIENCE, reading).await {
         Ok(Ok(result)) => result,

@@ -22,7 +22,7 @@ use tracing::warn;
 use dns_core::config::{Config, ConfigError};
 
 use self::reader::{Reader, Seen};
-use crate::files::{
+use dns_platform::files::{
     FileStamp, bounded,
     glob::{folders, glob},
 };

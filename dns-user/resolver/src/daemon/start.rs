@@ -30,13 +30,9 @@ use super::{
 use crate::{
     consul::{ConsulFamilies, ConsulNames, follow},
     fleet::{Fleet, Publish, Track},
-    health::HealthService,
     ops::{
         journal::{Journal, Kind},
-        logs::Logs,
-        metrics::{
-            Metrics, WholeMetrics, certificates::show as show_certificates, http::MetricsServer, labels,
-        },
+        metrics::{Metrics, WholeMetrics, certificates::show as show_certificates, http::MetricsServer},
     },
     server::{Identity, OwnConnections, ServerMetrics},
 };
@@ -44,6 +40,8 @@ use dns_core::{
     config::{Config, Loaded, RecursorErrors},
     resolve::{AllRunning, Health},
 };
+use dns_health::HealthService;
+use dns_platform::{logs::Logs, metrics::labels};
 
 /// Reads the files, opens the sockets, waits until the server answers itself, and
 /// opens what operators touch.
@@ -65,7 +63,7 @@ pub(super) async fn start<'a>(
     failures.register(metrics.registry())?;
     let board = Board::new(Journal::new(whole));
     board.loaded(Kind::Config, vec![path.to_owned()], warnings, begun.elapsed(), "read");
-    let (consul_config, odd) = crate::files::load_consul(path)?.unzip();
+    let (consul_config, odd) = crate::consul::load_config(path)?.unzip();
     for warning in odd.iter().flatten() {
         warn!("{warning}");
     }

@@ -1,19 +1,16 @@
-//! Joins the health tracker to the fleet and to the fast path.
+//! Joins the health tracker to the fleet.
 
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
 
-use crate::{
-    fastpath::{Admission, Publisher},
-    fleet::Track,
-    health::{FastPathUse, Tracker},
-};
+use crate::fleet::Track;
 use dns_core::{
     catalog::Snapshot,
     name::{Name, NameRef},
     resolve::{AllRunning, Resolution, resolve},
 };
+use dns_health::Tracker;
 
 impl Track for Tracker {
     fn install(&self, snapshot: Arc<Snapshot>) {
@@ -31,25 +28,5 @@ impl Track for Tracker {
 
     fn first_checks<'a>(&'a self, name: &'a Name, resolution: &'a Resolution) -> BoxFuture<'a, ()> {
         Box::pin(Self::first_checks(self, name, resolution))
-    }
-}
-
-impl Admission for Tracker {
-    fn may_publish(&self, name: &Name, resolution: &Resolution) -> bool {
-        Self::may_publish(self, name, resolution)
-    }
-}
-
-impl FastPathUse for Publisher {
-    fn last_used_ns(&self, name: &Name) -> Option<u64> {
-        Self::last_used_ns(self, name)
-    }
-
-    fn withdraw(&self, names: &[Name]) {
-        Self::withdraw(self, names);
-    }
-
-    fn order_counts(&self, counts: bool) {
-        self.keep_exact_last_used(counts);
     }
 }

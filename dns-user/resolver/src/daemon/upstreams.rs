@@ -15,7 +15,6 @@ use prometheus::Registry;
 use crate::{
     consul::{ConsulNames, ReverseConsulNames, recursors_of},
     fleet::{Answer, ByDomain, Fleet, Routes},
-    upstream::{CachedSource, HandlerConfig, Handlers, Reverse, Upstream, metrics::UpstreamMetrics},
 };
 use dns_consul::config::Config as ConsulConfig;
 use dns_core::{
@@ -24,6 +23,7 @@ use dns_core::{
     name::Name,
     wire::{Query, Transport},
 };
+use dns_upstream::{CachedSource, HandlerConfig, Handlers, Reverse, Upstream, metrics::UpstreamMetrics};
 
 /// Recursors, handlers and reverse names in force.
 pub(super) struct Upstreams {

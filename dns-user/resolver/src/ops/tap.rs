@@ -18,9 +18,9 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{broadcast, watch};
 
-use super::{
+use dns_platform::{
+    logs::Request,
     metrics::labels::{rcode_label, type_label},
-    request::Request,
 };
 
 /// Lines that one who looks may lag behind; older ones are lost to them, and counted.

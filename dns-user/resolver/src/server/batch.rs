@@ -2,7 +2,7 @@
 
 use std::{io, mem, os::fd::RawFd};
 
-use crate::mmsg::{self, ControlMessages, Incoming, Told};
+use dns_platform::mmsg::{self, ControlMessages, Incoming, Told};
 
 /// Datagrams that are taken at once.
 pub(super) const BATCH: usize = 32;

@@ -22,8 +22,8 @@ use prometheus::{
     proto::{Bucket, Histogram, MetricFamily},
 };
 
-use crate::ops::metrics::{families, labels};
 use dns_core::wire::Transport;
+use dns_platform::metrics::{families, labels};
 
 //----------- ServerMetrics --------------------------------------------------
 

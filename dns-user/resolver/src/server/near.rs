@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::fastpath::InterfaceKinds;
+use dns_fastpath::InterfaceKinds;
 
 /// How long the kind of an interface is believed: its number may be given away again.
 const BELIEVED: Duration = Duration::from_secs(10);

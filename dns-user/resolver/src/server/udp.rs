@@ -25,8 +25,8 @@ use super::{
         observe::{observe, observe_unreadable},
     },
 };
-use crate::mmsg::{ControlMessages, socket_address};
 use dns_core::wire::{self, CLASS_CH, Parsed, Query, Shuffle, TYPE_DS, Transport};
+use dns_platform::mmsg::{ControlMessages, socket_address};
 
 /// How long a task waits for room in the socket's send buffer, and how often.
 const SEND_RETRY: (Duration, usize) = (Duration::from_millis(1), 20);

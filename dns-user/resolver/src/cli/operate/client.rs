@@ -15,7 +15,7 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use super::{Problem, connection::Connection, connection::Target};
-use crate::tls::RotatingTls;
+use dns_platform::tls::RotatingTls;
 
 /// Name that the API's certificate is issued to (observed).
 const SERVER_NAME: &str = "api.bosh-dns";

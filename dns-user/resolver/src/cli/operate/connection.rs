@@ -72,8 +72,8 @@ impl Connection {
         if by_port || by_variable || (config.is_none() && !file.exists()) {
             return Ok(None);
         }
-        let loaded =
-            crate::files::load_config(file).map_err(|error| Problem::Unreachable(error.to_string()))?;
+        let loaded = dns_platform::files::load_config(file)
+            .map_err(|error| Problem::Unreachable(error.to_string()))?;
         Ok(loaded.config.control.map(|control| control.socket))
     }
 
@@ -133,8 +133,9 @@ impl Connection {
                 file.display()
             )));
         }
-        let config =
-            crate::files::load_config(file).map_err(|error| Problem::Unreachable(error.to_string()))?.config;
+        let config = dns_platform::files::load_config(file)
+            .map_err(|error| Problem::Unreachable(error.to_string()))?
+            .config;
         let api = config.api.ok_or_else(|| {
             Problem::Unreachable(format!(
                 "{}: there is neither \"control\" nor \"api\": the server cannot be asked",

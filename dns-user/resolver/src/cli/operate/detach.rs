@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::{Problem, print};
-use crate::fastpath::{Detached, detach_all};
+use dns_fastpath::{Detached, detach_all};
 
 /// `detach`.
 #[derive(Debug, Args)]
@@ -21,8 +21,8 @@ pub(in crate::cli) struct Detach {
 impl Detach {
     /// Does it, in the network namespace of the caller.
     pub(super) fn run(self) -> Result<(), Problem> {
-        let loaded =
-            crate::files::load_config(&self.config).map_err(|error| Problem::BadAnswer(error.to_string()))?;
+        let loaded = dns_platform::files::load_config(&self.config)
+            .map_err(|error| Problem::BadAnswer(error.to_string()))?;
         let config = loaded.config;
         let detached = detach_all(&config.xdp, &[config.listen])
             .map_err(|error| Problem::BadAnswer(format!("cannot detach everything: {error}")))?;

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Group, InstanceLine};
-use crate::ops::{logs::Logs, status::Status, tap::Tap};
+use crate::ops::{status::Status, tap::Tap};
+use dns_platform::logs::Logs;
 
 /// The running server, as the API sees it. Nothing here starts health checks
 /// of instances (observed).

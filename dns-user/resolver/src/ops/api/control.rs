@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::{Backend, refused};
-use crate::ops::logs::{parse_level, requests, tags};
+use dns_platform::logs::{parse_level, requests, tags};
 
 /// `/status`.
 pub(super) async fn status(State(backend): State<Backend>) -> Response {

@@ -10,7 +10,7 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-use crate::tls::RotatingTls;
+use dns_platform::tls::RotatingTls;
 
 /// How long a handshake may take.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);

@@ -39,10 +39,8 @@ pub use self::{
     groups::{Group, LocalHealth, read_jobs},
     instances::InstanceLine,
 };
-use crate::{
-    ops::http,
-    tls::{RotatingTls, common_name},
-};
+use crate::ops::http;
+use dns_platform::tls::{RotatingTls, common_name};
 
 /// What every handler gets.
 type Backend = Arc<dyn ApiBackend>;

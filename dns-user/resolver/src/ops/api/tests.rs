@@ -11,8 +11,9 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
 use super::*;
-use crate::ops::{logs::Logs, request::Request, status::Status, tap::Tap};
+use crate::ops::{status::Status, tap::Tap};
 use dns_core::config::TlsFiles;
+use dns_platform::logs::{Logs, Request};
 
 /// A server that knows one instance.
 struct One {

@@ -5,8 +5,9 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use super::{Metrics, families};
-use crate::tls::RotatingTls;
+use super::Metrics;
+use dns_platform::metrics::families;
+use dns_platform::tls::RotatingTls;
 
 /// Shows `certificates` on the metrics port, as they are whenever somebody looks.
 pub fn show(metrics: &Metrics, certificates: Vec<Arc<RotatingTls>>) -> prometheus::Result<()> {

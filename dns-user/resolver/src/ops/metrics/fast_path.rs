@@ -2,7 +2,7 @@
 
 use prometheus::proto::{Counter, MetricFamily};
 
-use super::{families, labels};
+use dns_platform::metrics::{families, labels};
 
 /// What the program has answered since it was loaded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

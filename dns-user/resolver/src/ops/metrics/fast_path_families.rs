@@ -8,8 +8,8 @@ use prometheus::{
     proto::MetricFamily,
 };
 
-use super::{families, labels::rcode_label};
-use crate::fastpath::{FastPath, FastPathStatus, Hook};
+use dns_fastpath::{FastPath, FastPathStatus, Hook};
+use dns_platform::metrics::{families, labels::rcode_label};
 
 /// The fast path of now, if there is one.
 type Source = Box<dyn Fn() -> Option<Arc<FastPath>> + Send + Sync>;

@@ -1,17 +1,14 @@
-//! Metrics: every family declared in one place, one registry, one exposition.
+//! Metrics: one registry, one exposition.
 //!
 //! Each room owns its counters (`metrics.rs`, `register`), and exposes by them the families
-//! that [`names`] declares. Replies of the fast path never pass userspace; their counts are
+//! that [`dns_platform::metrics::names`] declares. Replies of the fast path never pass userspace; their counts are
 //! read from the BPF maps when somebody scrapes and added to the families that
 //! speak of all replies.
 
 pub mod certificates;
-mod family;
 pub mod fast_path;
 mod fast_path_families;
 pub mod http;
-pub mod labels;
-pub mod names;
 mod process;
 mod whole;
 
@@ -22,7 +19,6 @@ use prometheus::{Registry, TextEncoder, proto::MetricFamily};
 
 pub use fast_path::FastReplies;
 pub use fast_path_families::FastPathFamilies;
-pub(crate) use names::families;
 pub use whole::WholeMetrics;
 
 //----------- Metrics --------------------------------------------------------
@@ -54,7 +50,7 @@ type FastPathSource = Box<dyn Fn() -> FastReplies + Send + Sync>;
 
 impl Metrics {
     /// An empty registry with the figures of the process itself. `server` is
-    /// the value of the label of that name ([`labels::server_label`]).
+    /// the value of the label of that name ([`dns_platform::metrics::labels::server_label`]).
     pub fn new(server: String) -> prometheus::Result<Self> {
         let registry = Registry::new();
         process::register(&registry)?;
@@ -108,6 +104,7 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
+    use dns_platform::metrics::names;
     use prometheus::{IntCounter, IntGauge};
 
     use super::*;

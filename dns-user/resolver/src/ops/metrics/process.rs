@@ -2,8 +2,8 @@
 
 use prometheus::{Registry, process_collector::ProcessCollector};
 
-use super::families;
 use crate::ops::version;
+use dns_platform::metrics::families;
 
 /// Registers them.
 pub(super) fn register(registry: &Registry) -> prometheus::Result<()> {

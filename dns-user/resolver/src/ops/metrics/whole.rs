@@ -4,11 +4,9 @@ use std::time::Duration;
 
 use prometheus::{Gauge, HistogramVec, IntCounter, IntCounterVec, IntGauge, Registry};
 
-use super::families;
-use crate::ops::{
-    journal::{Journal, Kind},
-    logs::Logs,
-};
+use crate::ops::journal::{Journal, Kind};
+use dns_platform::logs::Logs;
+use dns_platform::metrics::families;
 
 /// Bounds of the time that a reload takes, in seconds: one millisecond to ten seconds.
 const RELOAD_BUCKETS: &[f64] =

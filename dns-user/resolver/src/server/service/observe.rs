@@ -3,10 +3,11 @@
 use std::{net::SocketAddr, time::Duration};
 
 use crate::{
-    ops::{logs::requests, request::Request},
+    ops::tap,
     server::metrics::{By, Observed, Stripe},
 };
 use dns_core::wire::{Query, Transport};
+use dns_platform::logs::{Request, requests};
 
 /// Counts a reply and logs it if asked to.
 pub(in crate::server) fn observe(
@@ -30,7 +31,7 @@ pub(in crate::server) fn observe(
         reply_len: reply.len(),
         took,
     });
-    if requests::wanted() {
+    if requests::wanted() || tap::global().is_wanted() {
         log(client, transport, query, reply, by, took);
     }
 }
@@ -60,7 +61,7 @@ pub(in crate::server) fn observe_unreadable(
 /// The line per request.
 #[cold]
 fn log(client: SocketAddr, transport: Transport, query: &Query<'_>, reply: &[u8], by: By, took: Duration) {
-    requests::log(&Request {
+    let request = Request {
         name: &query.question.name(),
         query_type: query.question.qtype,
         rcode: reply.get(3).map_or(0, |byte| byte & 15),
@@ -73,5 +74,7 @@ fn log(client: SocketAddr, transport: Transport, query: &Query<'_>, reply: &[u8]
         },
         answered_by: by.label(),
         took,
-    });
+    };
+    requests::log(&request);
+    tap::global().observe(&request);
 }

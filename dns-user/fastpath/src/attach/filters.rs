@@ -1,0 +1,86 @@
+//! Our filters of clsact among those of others.
+
+use std::{io, net::SocketAddr};
+
+use dns_common::object;
+
+/// Our filters of clsact among those of others. Every filter of an interface has a priority,
+/// which is all that the kernel tells them apart by; so ours say in their names whose they are.
+#[derive(Clone, Debug)]
+pub(crate) struct Filters {
+    /// The server: its first address and port.
+    owner: String,
+    /// The first of our priorities; if another's filter has it, the next one is taken.
+    first: u16,
+}
+
+impl Filters {
+    /// How many priorities are tried.
+    const TRIES: u16 = 16;
+
+    /// Those of the server at this address.
+    pub(crate) fn of(main: SocketAddr) -> Self {
+        let owner = main.to_string();
+        let hash = dns_common::name::hash_name(0, owner.as_bytes());
+        // 0xb000 to 0xbfff: after whatever takes the low numbers, before the
+        // kernel's own choices from 0xc000 down.
+        Self { first: 0xb000 | (hash % 0x1000) as u16, owner }
+    }
+
+    /// The name of a filter with this program.
+    pub(crate) fn name(&self, program: &str) -> String {
+        format!("{program} {}", self.owner)
+    }
+
+    /// Whether a filter of this name is ours.
+    pub(crate) fn are(&self, name: &str) -> bool {
+        [object::TC_PROGRAM, object::TC_SECOND_PROGRAM].into_iter().any(|program| name == self.name(program))
+    }
+
+    /// The priority of our filter, given who has which one, and whether it is there.
+    pub(crate) fn place(
+        &self,
+        mut at: impl FnMut(u16) -> io::Result<Option<String>>,
+    ) -> io::Result<Option<(u16, bool)>> {
+        let mut free = None;
+        for step in 0..Self::TRIES {
+            let priority = 0xb000 | (self.first.wrapping_add(step) & 0xfff);
+            match at(priority)? {
+                Some(name) if self.are(&name) => return Ok(Some((priority, true))),
+                Some(_) => {}
+                None => free = free.or(Some((priority, false))),
+            }
+        }
+        Ok(free)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn a_priority_that_another_server_has_is_left_to_it() {
+        let (ours, theirs) =
+            ["169.254.0.2:53", "169.254.0.2:54"].map(|text| Filters::of(text.parse().unwrap())).into();
+        assert!((0xb000..0xc000).contains(&ours.first) && ours.first != theirs.first);
+        let mut there: BTreeMap<u16, String> = BTreeMap::new();
+        let place = |filters: &Filters, there: &BTreeMap<u16, String>| {
+            filters.place(|priority| Ok(there.get(&priority).cloned())).unwrap()
+        };
+        assert_eq!(place(&ours, &there), Some((ours.first, false)));
+        // As if both addresses had the same hash.
+        there.insert(ours.first, theirs.name(object::TC_PROGRAM));
+        let next = 0xb000 | (ours.first + 1) & 0xfff;
+        assert_eq!(place(&ours, &there), Some((next, false)));
+        there.insert(next, ours.name(object::TC_SECOND_PROGRAM));
+        assert_eq!(place(&ours, &there), Some((next, true)), "of an earlier process");
+        // Its own is found even where the first one has become free.
+        there.remove(&ours.first);
+        assert_eq!(place(&ours, &there), Some((next, true)));
+        let all = (0..0x1000).map(|step| (0xb000 | step, "somebody's".to_owned())).collect();
+        assert_eq!(place(&ours, &all), None);
+    }
+}

@@ -1,0 +1,467 @@
+//! What outlives the process: links and maps under bpffs.
+//!
+//! ```text
+//! <bpffs>/<address>-<port>-<network namespace>/
+//!     links/<ifindex>-<hook>      the attachments
+//!     maps-<layout version>/      TC_ANSWER, NAMES, ENTRIES, CONTROL, COUNTERS of the process that serves;
+//!                                 `-new` behind the name: of one that is about to
+//! ```
+//!
+//! Named after what they serve, so that two servers on one machine never touch
+//! each other's. Links are taken over whatever the layout of the maps behind
+//! them; maps are only ever read, and only those of our own layout.
+
+use std::{
+    fs, io,
+    net::SocketAddr,
+    os::{
+        fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
+        unix::fs::MetadataExt as _,
+    },
+    path::{Path, PathBuf},
+};
+
+use dns_common::{LAYOUT_VERSION, object};
+use nix::{
+    errno::Errno,
+    fcntl::{AT_FDCWD, AtFlags, OFlag, openat},
+    mount::{MsFlags, mount},
+    sys::{
+        stat::{Mode, SFlag, fstat},
+        statfs::{BPF_FS_MAGIC, fstatfs, statfs},
+    },
+    unistd::fchownat,
+};
+
+use crate::{
+    bpf::{self, LinkKind},
+    memory::names_in,
+};
+use dns_core::name::Name;
+
+/// The folder of one server.
+#[derive(Clone, Debug)]
+pub(crate) struct Pins {
+    /// `<bpffs>/<address>-<port>-<network namespace>`.
+    folder: PathBuf,
+}
+
+/// A link that a predecessor left.
+#[derive(Debug)]
+pub(crate) struct PinnedLink {
+    /// Interface.
+    pub(crate) ifindex: u32,
+    /// Hook.
+    pub(crate) kind: LinkKind,
+    /// The link.
+    pub(crate) fd: OwnedFd,
+    /// Where it is pinned.
+    pub(crate) path: PathBuf,
+}
+
+impl Pins {
+    /// The folder for a server at `endpoint`, made if need be; mounts a bpffs
+    /// where there is none.
+    pub(crate) fn prepare(bpffs: &Path, endpoint: SocketAddr) -> io::Result<Self> {
+        ensure_bpffs(bpffs)?;
+        let pins = Self::at(bpffs, endpoint)?;
+        for folder in [pins.links(), pins.maps()] {
+            check_no_link(&folder)?;
+            fs::create_dir_all(&folder).map_err(|error| in_file(&folder, error))?;
+        }
+        Ok(pins)
+    }
+
+    /// The folder for a server at `endpoint`, as it may or may not be there.
+    pub(crate) fn at(bpffs: &Path, endpoint: SocketAddr) -> io::Result<Self> {
+        let namespace = fs::metadata("/proc/thread-self/ns/net")?.ino();
+        // bpffs refuses names with dots (kernel 4.4 on: reserved).
+        let address = endpoint.ip().to_string().replace('.', "_");
+        let folder = bpffs.join(format!("{address}-{}-{namespace}", endpoint.port()));
+        check_no_link(&folder)?;
+        Ok(Self { folder })
+    }
+
+    /// The folder itself.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Links that are pinned here. Those that cannot be opened are left out.
+    pub(crate) fn pinned_links(&self) -> Vec<PinnedLink> {
+        if check_no_link(&self.links()).is_err() {
+            return Vec::new();
+        }
+        let Ok(entries) = fs::read_dir(self.links()) else { return Vec::new() };
+        entries
+            .flatten()
+            .filter_map(|entry| {
+                let name = entry.file_name();
+                let (ifindex, kind) = parse_link_name(name.to_str()?)?;
+                let path = entry.path();
+                let fd = bpf::open_pin(&path)
+                    .inspect_err(
+                        |error| tracing::warn!(%error, path = %path.display(), "cannot open a pinned link of the previous server: its program is not taken over"),
+                    )
+                    .ok()?;
+                Some(PinnedLink { ifindex, kind, fd, path })
+            })
+            .collect()
+    }
+
+    /// Pins a link; returns where.
+    pub(crate) fn pin_link(&self, link: BorrowedFd<'_>, ifindex: u32, kind: LinkKind) -> io::Result<PathBuf> {
+        let links = self.links();
+        // `detach` takes the folder away, under a living server, too.
+        fs::create_dir_all(&links).map_err(|error| in_file(&links, error))?;
+        let path = links.join(format!("{ifindex}-{}", kind_name(kind)));
+        // A leftover of an interface that is gone and had this number.
+        remove_if_there(&path)?;
+        bpf::pin(link, &path).map_err(|error| in_file(&path, error))?;
+        Ok(path)
+    }
+
+    /// Pins maps beside those of a predecessor, whose programs need theirs until they
+    /// are replaced.
+    fn pin_beside(&self, maps: &[(&str, OwnedFd)]) -> io::Result<()> {
+        let folder = self.maps();
+        // See `pin_link`.
+        fs::create_dir_all(&folder).map_err(|error| in_file(&folder, error))?;
+        for (name, map) in maps {
+            let fresh = self.fresh_map(name);
+            remove_if_there(&fresh)?;
+            bpf::pin(map.as_fd(), &fresh).map_err(|error| in_file(&fresh, error))?;
+        }
+        Ok(())
+    }
+
+    /// Puts them in the predecessor's place, each in one step.
+    fn put_in_place(&self, maps: &[(&str, OwnedFd)]) -> io::Result<()> {
+        for (name, _) in maps {
+            let path = self.map(name);
+            fs::rename(self.fresh_map(name), &path).map_err(|error| in_file(&path, error))?;
+        }
+        Ok(())
+    }
+
+    /// Names that the predecessor answered, at most `limit`; empty where there is none.
+    pub(crate) fn earlier_names(&self, limit: usize) -> Vec<Name> {
+        let read = |[names, entries]: [OwnedFd; 2]| -> io::Result<Vec<Name>> {
+            let shapes = (bpf::map_shape(names.as_fd())?, bpf::map_shape(entries.as_fd())?);
+            names_in((names.as_fd(), shapes.0), (entries.as_fd(), shapes.1), limit)
+        };
+        let names = self.earlier_maps().map(read).transpose();
+        names
+            .inspect_err(
+                |error| tracing::warn!(%error, "cannot read the names that the previous server had learned; starting without them"),
+            )
+            .ok()
+            .flatten()
+            .unwrap_or_default()
+    }
+
+    /// `NAMES` and `ENTRIES` of a predecessor, in which its names stand.
+    pub(crate) fn earlier_maps(&self) -> Option<[OwnedFd; 2]> {
+        let open = |name| {
+            match bpf::open_pin(&self.map(name)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            other => other
+                .inspect_err(
+                    |error| tracing::warn!(%error, name, "cannot open a pinned map of the previous server: its names are not taken over"),
+                )
+                .ok(),
+        }
+        };
+        Some([open(object::NAMES)?, open(object::ENTRIES)?])
+    }
+
+    /// Removes the maps' pins and all folders that are empty then.
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        let maps = self.maps();
+        check_no_link(&maps)?;
+        check_no_link(&self.links())?;
+        match fs::read_dir(&maps) {
+            Ok(pinned) => {
+                for map in pinned {
+                    let map = map.map_err(|error| in_file(&maps, error))?;
+                    if map.file_name().to_str().is_some_and(is_map_name) {
+                        remove_if_there(&map.path())?;
+                    }
+                }
+            }
+            // Nothing is pinned.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(in_file(&maps, error)),
+        }
+        let shared = self.folder.parent().map(Path::to_path_buf);
+        // Folders in use by others (another layout, another server) stay.
+        for folder in
+            [Some(self.maps()), Some(self.links()), Some(self.folder.clone()), shared].into_iter().flatten()
+        {
+            let _ = fs::remove_dir(folder);
+        }
+        Ok(())
+    }
+
+    /// Where links are pinned.
+    fn links(&self) -> PathBuf {
+        self.folder.join("links")
+    }
+
+    /// Where maps are pinned.
+    fn maps(&self) -> PathBuf {
+        self.folder.join(format!("maps-{LAYOUT_VERSION}"))
+    }
+
+    /// Where the map of this name is pinned.
+    fn map(&self, name: &str) -> PathBuf {
+        self.maps().join(name)
+    }
+
+    /// Where the map of this name is pinned before it takes its place.
+    fn fresh_map(&self, name: &str) -> PathBuf {
+        self.maps().join(format!("{name}-new"))
+    }
+}
+
+/// The maps of this process, which its programs need as long as they are attached:
+/// pinned, they outlive it.
+pub(crate) struct KeptMaps {
+    /// Where to pin; `None`: nowhere.
+    pub(crate) pins: Option<Pins>,
+    /// By name.
+    pub(crate) maps: [(&'static str, OwnedFd); 5],
+}
+
+impl KeptMaps {
+    /// To be called before the programs are attached: should the process be killed while
+    /// they are, those that are there go on answering.
+    pub(crate) fn prepare(&self) {
+        self.with_pins(|pins| pins.pin_beside(&self.maps));
+    }
+
+    /// To be called when no program of a predecessor is attached any more.
+    pub(crate) fn take_over(&self) {
+        self.with_pins(|pins| pins.put_in_place(&self.maps));
+    }
+
+    /// Whether they are (still) the ones that are pinned, and not a predecessor's or a
+    /// successor's.
+    pub(crate) fn are_pinned(&self) -> bool {
+        let Some(pins) = &self.pins else { return false };
+        let own = |name: &str, map: &OwnedFd| -> io::Result<bool> {
+            Ok(bpf::map_id(bpf::open_pin(&pins.map(name))?.as_fd())? == bpf::map_id(map.as_fd())?)
+        };
+        self.maps.iter().all(|(name, map)| own(name, map).unwrap_or(false))
+    }
+
+    /// Pins them again if somebody took all pins away (`detach`, under a living server).
+    pub(crate) fn pin_if_gone(&self) {
+        self.with_pins(|pins| {
+            if pins.map(object::NAMES).exists() {
+                return Ok(());
+            }
+            pins.pin_beside(&self.maps)?;
+            pins.put_in_place(&self.maps)
+        });
+    }
+
+    /// Does something that may fail, which costs what is kept and nothing else.
+    fn with_pins(&self, work: impl FnOnce(&Pins) -> io::Result<()>) {
+        if let Some(Err(error)) = self.pins.as_ref().map(work) {
+            tracing::warn!(%error, "cannot pin the maps: programs that stay attached at the stop (xdp.on_stop: keep) answer nothing at tc, and the next server will not know the learned names");
+        }
+    }
+}
+
+/// Unpins; what is not there is unpinned already.
+pub(crate) fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(in_file(path, error)),
+        _ => Ok(()),
+    }
+}
+
+/// Sees to it that `path` is a folder on a bpffs.
+pub(crate) fn ensure_bpffs(path: &Path) -> io::Result<()> {
+    /// Where bpffs is mounted by convention; a folder that only the kernel can make.
+    const CUSTOMARY: &str = "/sys/fs/bpf";
+    let existing = path.ancestors().find(|ancestor| ancestor.is_dir()).unwrap_or(Path::new("/"));
+    if statfs(existing)?.filesystem_type() != BPF_FS_MAGIC {
+        let place = if path.starts_with(CUSTOMARY) { Path::new(CUSTOMARY) } else { path };
+        if place == path {
+            fs::create_dir_all(path).map_err(|error| in_file(path, error))?;
+        }
+        mount(Some("bpf"), place, Some("bpf"), MsFlags::empty(), Some("mode=0755"))
+            .map_err(|error| in_file(place, io::Error::other(format!("cannot mount a bpffs: {error}"))))?;
+    }
+    fs::create_dir_all(path).map_err(|error| in_file(path, error))
+}
+
+/// Gives the folder of pins to a user, who then may open, pin and unpin there: the
+/// folder and what servers pin in it by their names, nothing else, and nothing that a
+/// symbolic link leads to. Whoever owns the folder could have put anything there, and
+/// this runs as root.
+pub(crate) fn hand_over(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
+    let folder = open_itself(path).map_err(|error| in_file(path, error))?;
+    if fstatfs(&folder)?.filesystem_type() != BPF_FS_MAGIC {
+        return Err(in_file(path, io::Error::other("it is not on a bpffs")));
+    }
+    hand_over_opened(folder, Level::Shared, uid, gid).map_err(|error| in_file(path, error))
+}
+
+/// Where in the folder of pins something lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Level {
+    /// The folder that all servers share.
+    Shared,
+    /// A server's folder.
+    Server,
+    /// A server's folder of links.
+    Links,
+    /// A server's folder of maps.
+    Maps,
+    /// A pinned object.
+    Pin,
+}
+
+impl Level {
+    /// What something of this name in here is; `None`: servers pin nothing by that name.
+    fn below(self, name: &str) -> Option<Self> {
+        let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        match self {
+            Self::Shared => {
+                let mut parts = name.rsplitn(3, '-');
+                let is_server = parts.next().is_some_and(is_number) && parts.next().is_some_and(is_number);
+                (is_server && parts.next().is_some()).then_some(Self::Server)
+            }
+            Self::Server if name == "links" => Some(Self::Links),
+            Self::Server => name.strip_prefix("maps-").is_some_and(is_number).then_some(Self::Maps),
+            Self::Links => parse_link_name(name).map(|_| Self::Pin),
+            Self::Maps => is_map_name(name).then_some(Self::Pin),
+            Self::Pin => None,
+        }
+    }
+}
+
+/// Whether a server pins a map by this name.
+fn is_map_name(name: &str) -> bool {
+    let name = name.strip_suffix("-new").unwrap_or(name);
+    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_')
+}
+
+/// Gives something that was opened, and what is expected below it, to a user.
+fn hand_over_opened(opened: OwnedFd, level: Level, uid: u32, gid: u32) -> io::Result<()> {
+    let kind = SFlag::from_bits_truncate(fstat(&opened)?.st_mode) & SFlag::S_IFMT;
+    let is_expected = kind == if level == Level::Pin { SFlag::S_IFREG } else { SFlag::S_IFDIR };
+    if !is_expected {
+        tracing::warn!(
+            ?level,
+            "below xdp.bpffs lies something that is no pin of ours; its owner stays as it is"
+        );
+        return Ok(());
+    }
+    fchownat(&opened, "", Some(uid.into()), Some(gid.into()), AtFlags::AT_EMPTY_PATH)?;
+    if level == Level::Pin {
+        return Ok(());
+    }
+    // The names of the very folder that was opened, whatever its path leads to by now.
+    for entry in fs::read_dir(format!("/proc/self/fd/{}", opened.as_raw_fd()))? {
+        let name = entry?.file_name();
+        let Some(below) = name.to_str().and_then(|name| level.below(name)) else { continue };
+        match openat(&opened, name.as_os_str(), ITSELF, Mode::empty()) {
+            Ok(found) => hand_over_opened(found, below, uid, gid)?,
+            // It went in between.
+            Err(Errno::ENOENT) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Opens what lies at the end of a path itself, a symbolic link included.
+fn open_itself(path: &Path) -> io::Result<OwnedFd> {
+    Ok(openat(AT_FDCWD, path, ITSELF, Mode::empty())?)
+}
+
+/// For `openat`: only a handle, of a link itself.
+const ITSELF: OFlag = OFlag::O_PATH.union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
+
+/// Refuses a folder of pins that is, or may be, somewhere else.
+fn check_no_link(folder: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(folder) {
+        Ok(data) if !data.is_dir() => Err(in_file(
+            folder,
+            io::Error::other("it is not a folder; remove it, nothing of a server's lies there"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Names the file in an error.
+fn in_file(path: &Path, error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+/// Name of a hook in a pin's name.
+fn kind_name(kind: LinkKind) -> &'static str {
+    match kind {
+        LinkKind::XdpNative => "native",
+        LinkKind::XdpGeneric => "generic",
+        LinkKind::Tcx => "tcx",
+    }
+}
+
+/// Reads the name of a link's pin.
+fn parse_link_name(name: &str) -> Option<(u32, LinkKind)> {
+    let (ifindex, kind) = name.split_once('-')?;
+    let kind = [LinkKind::XdpNative, LinkKind::XdpGeneric, LinkKind::Tcx]
+        .into_iter()
+        .find(|&known| kind_name(known) == kind)?;
+    Some((ifindex.parse().ok()?, kind))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_links_are_read_back() {
+        assert_eq!(parse_link_name("12-tcx"), Some((12, LinkKind::Tcx)));
+        assert_eq!(parse_link_name("1-native"), Some((1, LinkKind::XdpNative)));
+        assert_eq!(parse_link_name("x-native"), None);
+        assert_eq!(parse_link_name("1-other"), None);
+    }
+
+    #[test]
+    fn only_what_servers_pin_is_expected() {
+        for (level, name, below) in [
+            (Level::Shared, "169_254_0_2-53-4026531840", Some(Level::Server)),
+            (Level::Shared, "fd00::1-53-1", Some(Level::Server)),
+            (Level::Shared, "ip", None),
+            (Level::Shared, "other-tool", None),
+            (Level::Server, "links", Some(Level::Links)),
+            (Level::Server, "maps-7", Some(Level::Maps)),
+            (Level::Server, "maps-", None),
+            (Level::Links, "3-tcx", Some(Level::Pin)),
+            (Level::Links, "shadow", None),
+            (Level::Maps, "NAMES", Some(Level::Pin)),
+            (Level::Maps, "NAMES-new", Some(Level::Pin)),
+            (Level::Maps, "passwd", None),
+            (Level::Pin, "x", None),
+        ] {
+            assert_eq!(level.below(name), below, "{level:?} {name}");
+        }
+    }
+
+    #[test]
+    fn folders_have_no_dots_and_differ_by_what_is_served() {
+        let at = |text: &str| {
+            Pins::at(Path::new("/b"), text.parse().unwrap()).unwrap().folder().to_str().unwrap().to_owned()
+        };
+        assert!(at("169.254.0.2:53").starts_with("/b/169_254_0_2-53-"));
+        assert!(!at("127.0.0.1:53").contains('.'));
+        assert_ne!(at("127.0.0.1:53"), at("127.0.0.1:54"));
+        assert!(at("[fd00::1]:53").starts_with("/b/fd00::1-53-"));
+    }
+}

@@ -1,0 +1,143 @@
+//! What the program has counted.
+
+use std::{io, os::fd::BorrowedFd};
+
+use dns_common::counters::{CpuCounters, INTERFACE_SLOTS, OUTCOME_SLOTS, Outcome, RCODE_SLOTS};
+use memmap2::MmapRaw;
+
+use super::{Shape, map_shared};
+use crate::bpf;
+
+/// Labels of the types that replies are counted by, in the order of `QueryKind`.
+const KINDS: [&str; 3] = ["A", "AAAA", "other"];
+
+/// Counts since the program was loaded.
+#[derive(Clone, Debug)]
+pub struct Counters {
+    /// By CPU.
+    cpus: Vec<CpuCounters>,
+}
+
+impl Counters {
+    /// Takes in what each CPU has counted.
+    pub(crate) fn new(cpus: Vec<CpuCounters>) -> Self {
+        Self { cpus }
+    }
+
+    /// Packets to our addresses and ports that went up.
+    pub fn went_up(&self) -> u64 {
+        let goes_up = |outcome: &&Outcome| {
+            use Outcome::{HandedOn, Hit, HitTruncated, NotOurs, Shed};
+            !matches!(outcome, Hit | HitTruncated | NotOurs | HandedOn | Shed)
+        };
+        Outcome::ALL.iter().filter(goes_up).map(|&outcome| self.outcome(outcome)).sum()
+    }
+
+    /// Packets with this outcome.
+    pub fn outcome(&self, outcome: Outcome) -> u64 {
+        self.sum(|cpu| cpu.outcomes[outcome as usize % OUTCOME_SLOTS])
+    }
+
+    /// Packets by outcome, all of them.
+    pub fn outcomes(&self) -> impl Iterator<Item = (Outcome, u64)> {
+        Outcome::ALL.iter().map(|&outcome| (outcome, self.outcome(outcome)))
+    }
+
+    /// Packets with this outcome on each CPU.
+    pub fn outcome_by_cpu(&self, outcome: Outcome) -> impl Iterator<Item = u64> {
+        self.cpus.iter().map(move |cpu| cpu.outcomes[outcome as usize % OUTCOME_SLOTS])
+    }
+
+    /// Replies given by the interface.
+    pub fn hits(&self) -> u64 {
+        self.outcome(Outcome::Hit) + self.outcome(Outcome::HitTruncated)
+    }
+
+    /// Replies by label of the type, and RCODE.
+    pub fn replies(&self) -> Vec<(&'static str, u8, u64)> {
+        let mut replies = Vec::new();
+        for (kind, label) in KINDS.into_iter().enumerate() {
+            for rcode in 0..RCODE_SLOTS {
+                let count = self.sum(|cpu| cpu.replies[kind][rcode]);
+                replies.push((label, u8::try_from(rcode).expect("a few slots"), count));
+            }
+        }
+        replies
+    }
+
+    /// Bytes of DNS messages: in queries that were answered, and in their replies.
+    pub fn bytes(&self) -> (u64, u64) {
+        (self.sum(|cpu| cpu.query_bytes), self.sum(|cpu| cpu.reply_bytes))
+    }
+
+    /// Replies on an interface. Interfaces whose numbers differ by a multiple
+    /// of [`INTERFACE_SLOTS`] are counted together.
+    pub fn interface(&self, ifindex: u32) -> u64 {
+        self.sum(|cpu| cpu.interface_hits[ifindex as usize % INTERFACE_SLOTS])
+    }
+
+    /// Adds up over the CPUs.
+    fn sum(&self, count: impl Fn(&CpuCounters) -> u64) -> u64 {
+        self.cpus.iter().map(count).sum()
+    }
+}
+
+/// The `COUNTERS` map, mapped: one element per possible CPU.
+#[derive(Debug)]
+pub(crate) struct CounterPages {
+    /// The mapping.
+    map: MmapRaw,
+    /// Elements in it.
+    cpus: usize,
+}
+
+impl CounterPages {
+    /// Maps all elements.
+    pub(crate) fn map(map: BorrowedFd<'_>) -> io::Result<Self> {
+        Self::map_of(map, bpf::map_shape(map)?)
+    }
+
+    /// The same of a map whose shape is known.
+    pub(crate) fn map_of(map: BorrowedFd<'_>, shape: Shape) -> io::Result<Self> {
+        let Shape { value_size, elements: cpus } = shape;
+        if value_size as usize != size_of::<CpuCounters>() {
+            return Err(io::Error::other(format!("counters of {value_size} bytes: another layout")));
+        }
+        let cpus = cpus as usize;
+        Ok(Self { map: map_shared(map, cpus * size_of::<CpuCounters>())?, cpus })
+    }
+
+    /// What each CPU has counted since load.
+    pub(crate) fn read(&self) -> Vec<CpuCounters> {
+        (0..self.cpus)
+            .map(|cpu| {
+                // SAFETY: element `cpu` lies inside the mapping, and any bytes
+                // are a CpuCounters. Each counter is one aligned word, which
+                // only its own CPU writes, so none of them is torn.
+                unsafe { self.map.as_ptr().cast::<CpuCounters>().add(cpu).read_volatile() }
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::FromZeros as _;
+
+    use super::*;
+
+    #[test]
+    fn counts_are_added_up_over_cpus() {
+        let mut one = CpuCounters::new_zeroed();
+        one.outcomes[Outcome::Hit as usize] = 2;
+        one.replies[1][3] = 5;
+        one.interface_hits[7] = 1;
+        let mut other = one;
+        other.outcomes[Outcome::HitTruncated as usize] = 1;
+        let counters = Counters::new(vec![one, other]);
+        assert_eq!(counters.hits(), 5);
+        assert_eq!(counters.outcome_by_cpu(Outcome::Hit).collect::<Vec<_>>(), [2, 2]);
+        assert!(counters.replies().contains(&("AAAA", 3, 10)));
+        assert_eq!(counters.interface(7 + INTERFACE_SLOTS as u32), 2);
+    }
+}

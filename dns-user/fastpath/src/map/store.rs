@@ -1,0 +1,404 @@
+//! Where published names lie: an allocator of cells, and the memory itself.
+//!
+//! The allocator is pure bookkeeping. Cells that were given back stay in
+//! *quarantine* until the caller says that no program run can still be reading
+//! them; only then are they handed out again.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    os::fd::BorrowedFd,
+    sync::atomic::Ordering,
+};
+
+use dns_common::entry::{CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, Location};
+use memmap2::MmapRaw;
+
+use super::{Shape, map_shared, words::Words};
+use crate::bpf;
+
+/// A run of cells, counted through all chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Run {
+    /// How many cells. First, so that a sorted set of runs is sorted by length.
+    length: u32,
+    /// Number of the first cell.
+    start: u32,
+}
+
+/// Hands out runs of cells, best fit first, and joins neighbours that come back.
+/// An entry never crosses from one chunk into the next.
+#[derive(Debug)]
+pub(crate) struct CellAllocator {
+    /// Free runs by length, then place: where a best fit is found.
+    by_length: BTreeSet<Run>,
+    /// The same runs, length by start: where neighbours are found.
+    by_start: BTreeMap<u32, u32>,
+    /// Given back since the last grace period began, perhaps still being read.
+    quarantine: Vec<Run>,
+    /// Given back before the grace period that is running began: free when it is over.
+    waiting: Vec<Run>,
+    /// Cells in all.
+    total: u32,
+    /// Cells in use, quarantine not counted.
+    used: u32,
+    /// Cells in quarantine.
+    quarantined: u32,
+}
+
+impl CellAllocator {
+    /// An empty store of `chunks` chunks.
+    pub(crate) fn new(chunks: u32) -> Self {
+        let total =
+            chunks.checked_mul(CHUNK_CELLS).expect("the loader bounds the store far below 2^32 cells");
+        let mut allocator = Self {
+            by_length: BTreeSet::new(),
+            by_start: BTreeMap::new(),
+            quarantine: Vec::new(),
+            waiting: Vec::new(),
+            total,
+            used: 0,
+            quarantined: 0,
+        };
+        for chunk in 0..chunks {
+            allocator.insert_free(Run { start: chunk * CHUNK_CELLS, length: CHUNK_CELLS });
+        }
+        allocator
+    }
+
+    /// Room for an entry of `size` bytes; `None`: there is none, though there
+    /// may be after [`Self::end_grace_period`].
+    pub(crate) fn allocate(&mut self, size: usize) -> Option<Location> {
+        let length = cells(size);
+        let found = *self.by_length.range(Run { length, start: 0 }..).next()?;
+        self.remove_free(found);
+        if found.length > length {
+            self.insert_free(Run { start: found.start + length, length: found.length - length });
+        }
+        self.used += length;
+        Some(Location(found.start))
+    }
+
+    /// Takes back what was handed out for `size` bytes, into quarantine.
+    pub(crate) fn free(&mut self, location: Location, size: usize) {
+        let run = Run { start: location.0, length: cells(size) };
+        self.used -= run.length;
+        self.quarantined += run.length;
+        self.quarantine.push(run);
+    }
+
+    /// A grace period begins now: what was given back so far is free when it is over.
+    /// `false`: nothing waits for one, or one is running already.
+    pub(crate) fn begin_grace_period(&mut self) -> bool {
+        if self.quarantine.is_empty() || !self.waiting.is_empty() {
+            return false;
+        }
+        self.waiting = std::mem::take(&mut self.quarantine);
+        true
+    }
+
+    /// The grace period that began last is over.
+    pub(crate) fn end_grace_period(&mut self) {
+        for run in std::mem::take(&mut self.waiting) {
+            self.quarantined -= run.length;
+            self.join_free(run);
+        }
+    }
+
+    /// Cells that could be handed out now, in runs of whatever length.
+    pub(crate) fn free_cells(&self) -> u32 {
+        self.total - self.used - self.quarantined
+    }
+
+    /// Cells that were given back and are not free yet.
+    pub(crate) fn quarantined_cells(&self) -> u32 {
+        self.quarantined
+    }
+
+    /// Cells in all.
+    pub(crate) fn total_cells(&self) -> u32 {
+        self.total
+    }
+
+    /// Bytes in all, in use, and in quarantine.
+    pub(crate) fn fill(&self) -> StoreFill {
+        let bytes = |cells: u32| cells as usize * CELL_SIZE;
+        StoreFill { total: bytes(self.total), used: bytes(self.used), quarantined: bytes(self.quarantined) }
+    }
+
+    /// Adds a free run, joined with free neighbours in the same chunk.
+    fn join_free(&mut self, mut run: Run) {
+        let chunk = run.start / CHUNK_CELLS;
+        if let Some((&start, &length)) = self.by_start.range(..run.start).next_back()
+            && start + length == run.start
+            && start / CHUNK_CELLS == chunk
+        {
+            self.remove_free(Run { start, length });
+            run = Run { start, length: length + run.length };
+        }
+        let end = run.start + run.length;
+        if let Some(&length) = self.by_start.get(&end)
+            && end / CHUNK_CELLS == chunk
+        {
+            self.remove_free(Run { start: end, length });
+            run.length += length;
+        }
+        self.insert_free(run);
+    }
+
+    /// Puts a run into both indexes.
+    fn insert_free(&mut self, run: Run) {
+        self.by_start.insert(run.start, run.length);
+        self.by_length.insert(run);
+    }
+
+    /// Takes a run out of both indexes.
+    fn remove_free(&mut self, run: Run) {
+        self.by_start.remove(&run.start);
+        self.by_length.remove(&run);
+    }
+}
+
+/// How full the store is, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct StoreFill {
+    /// Bytes in all.
+    pub total: usize,
+    /// Bytes that hold published entries.
+    pub used: usize,
+    /// Bytes that were given back and may still be being read.
+    pub quarantined: usize,
+}
+
+/// Cells that `size` bytes take up.
+pub(crate) fn cells(size: usize) -> u32 {
+    u32::try_from(size.div_ceil(CELL_SIZE).max(1)).expect("an entry is smaller than a chunk")
+}
+
+/// The store's bytes, mapped from the BPF array (or from nowhere, in tests).
+///
+/// The program reads the same bytes and writes the `last_used_ns` word of an entry.
+#[derive(Debug)]
+pub(crate) struct EntryMemory<W = MmapRaw> {
+    /// The words.
+    words: W,
+}
+
+impl<W: Words> EntryMemory<W> {
+    /// Takes over memory of whole chunks.
+    pub(crate) fn new(words: W) -> Self {
+        assert!(words.bytes().is_multiple_of(CHUNK_SIZE), "the store is made of whole chunks");
+        Self { words }
+    }
+
+    /// Chunks in the memory.
+    pub(crate) fn chunks(&self) -> u32 {
+        u32::try_from(self.words.bytes() / CHUNK_SIZE).expect("the loader bounds the store")
+    }
+
+    /// Writes an entry's words to free cells, where no program looks: the index leads
+    /// there afterwards.
+    pub(crate) fn write(&self, location: Location, entry: &[u64]) {
+        let start =
+            self.start(location, entry.len()).expect("the allocator hands out cells inside the store");
+        for (index, &word) in entry.iter().enumerate() {
+            self.words.store(start + index, word, Ordering::Relaxed);
+        }
+    }
+
+    /// Reads `count` words of an entry; `None`: not all inside the store.
+    ///
+    /// While cells are being written anew the words may be of two entries: who
+    /// reads without the publisher's knowledge compares the name.
+    pub(crate) fn read(&self, location: Location, count: usize) -> Option<Vec<u64>> {
+        let mut words = vec![0; count];
+        self.read_to(location, &mut words)?;
+        Some(words)
+    }
+
+    /// The same, as many words as there is room for.
+    pub(crate) fn read_to(&self, location: Location, words: &mut [u64]) -> Option<()> {
+        let start = self.start(location, words.len())?;
+        for (index, word) in words.iter_mut().enumerate() {
+            *word = self.words.load(start + index, Ordering::Relaxed);
+        }
+        Some(())
+    }
+
+    /// Whether the words at `location`, the first one (when it was last used) left out, are these.
+    pub(crate) fn equals_but_last_used(&self, location: Location, words: &[u64]) -> bool {
+        let Some(start) = self.start(location, words.len()) else { return false };
+        (1..words.len()).all(|index| self.words.load(start + index, Ordering::Relaxed) == words[index])
+    }
+
+    /// When the entry at `location` was last used by the program.
+    pub(crate) fn last_used_ns(&self, location: Location) -> u64 {
+        self.start(location, 1).map_or(0, |start| self.words.load(start, Ordering::Relaxed))
+    }
+
+    /// Number of the first of `count` words at `location`, if they all lie inside the memory.
+    fn start(&self, location: Location, count: usize) -> Option<usize> {
+        let start = (location.chunk() as usize * CHUNK_SIZE + location.offset() as usize) / 8;
+        (start.checked_add(count)? <= self.words.bytes() / 8).then_some(start)
+    }
+}
+
+/// Maps the store: as many chunks as the map has elements.
+pub(crate) fn map_entries(map: BorrowedFd<'_>) -> io::Result<EntryMemory> {
+    map_entries_of(map, bpf::map_shape(map)?)
+}
+
+/// The same of a map whose shape is known.
+pub(crate) fn map_entries_of(map: BorrowedFd<'_>, shape: Shape) -> io::Result<EntryMemory> {
+    let Shape { value_size, elements: chunks } = shape;
+    if value_size as usize != CHUNK_SIZE {
+        return Err(io::Error::other(format!(
+            "the store's chunks have {value_size} bytes, not {CHUNK_SIZE}"
+        )));
+    }
+    Ok(EntryMemory::new(map_shared(map, chunks as usize * CHUNK_SIZE)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use dns_common::entry::MAX_ENTRY_SIZE;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Bytes of a chunk that are handed out.
+    const USABLE: usize = CHUNK_CELLS as usize * CELL_SIZE;
+
+    #[test]
+    fn entries_never_cross_chunks() {
+        let mut allocator = CellAllocator::new(2);
+        let almost = USABLE - CELL_SIZE;
+        let first = allocator.allocate(almost).unwrap();
+        let second = allocator.allocate(almost).unwrap();
+        assert_ne!(first.chunk(), second.chunk());
+        assert_eq!(allocator.allocate(2 * CELL_SIZE), None, "one cell is left in each chunk");
+        assert!(allocator.allocate(CELL_SIZE).is_some());
+    }
+
+    #[test]
+    fn behind_every_beginning_is_room_for_the_longest_entry() {
+        let mut allocator = CellAllocator::new(1);
+        let last = std::iter::from_fn(|| allocator.allocate(CELL_SIZE)).last().unwrap();
+        assert!(last.offset() as usize + MAX_ENTRY_SIZE <= CHUNK_SIZE);
+    }
+
+    #[test]
+    fn chunks_are_not_joined_when_all_comes_back() {
+        let mut allocator = CellAllocator::new(2);
+        let runs: Vec<_> = (0..2).map(|_| allocator.allocate(USABLE).unwrap()).collect();
+        for run in runs {
+            allocator.free(run, USABLE);
+        }
+        release(&mut allocator);
+        assert_eq!(allocator.allocate(USABLE + CELL_SIZE), None);
+        assert!(allocator.allocate(USABLE).is_some() && allocator.allocate(USABLE).is_some());
+    }
+
+    #[test]
+    fn quarantined_cells_are_not_handed_out() {
+        let mut allocator = CellAllocator::new(1);
+        let all = allocator.allocate(USABLE).unwrap();
+        allocator.free(all, USABLE);
+        assert_eq!(allocator.allocate(1), None);
+        assert_eq!(allocator.fill(), StoreFill { total: USABLE, used: 0, quarantined: USABLE });
+        release(&mut allocator);
+        assert_eq!(allocator.allocate(USABLE), Some(all));
+    }
+
+    #[test]
+    fn a_grace_period_frees_what_was_given_back_before_it_began() {
+        let mut allocator = CellAllocator::new(1);
+        let first = allocator.allocate(USABLE / 2).unwrap();
+        let second = allocator.allocate(CELL_SIZE).unwrap();
+        assert!(!allocator.begin_grace_period(), "nothing was given back");
+        allocator.free(first, USABLE / 2);
+        assert!(allocator.begin_grace_period());
+        allocator.free(second, CELL_SIZE);
+        assert!(!allocator.begin_grace_period(), "one is running");
+        allocator.end_grace_period();
+        assert_eq!(allocator.quarantined_cells(), 1, "what came later waits for the next one");
+        release(&mut allocator);
+        assert_eq!(allocator.free_cells(), CHUNK_CELLS);
+    }
+
+    /// A whole grace period.
+    fn release(allocator: &mut CellAllocator) {
+        assert!(allocator.begin_grace_period());
+        allocator.end_grace_period();
+    }
+
+    #[test]
+    fn the_best_fit_is_taken() {
+        let mut allocator = CellAllocator::new(1);
+        let runs: Vec<_> = [3, 1, 2, 1].map(|cells| allocator.allocate(cells * CELL_SIZE).unwrap()).into();
+        allocator.free(runs[0], 3 * CELL_SIZE);
+        allocator.free(runs[2], 2 * CELL_SIZE);
+        release(&mut allocator);
+        assert_eq!(allocator.allocate(2 * CELL_SIZE), Some(runs[2]), "not a part of the larger hole");
+    }
+
+    #[test]
+    fn memory_refuses_places_outside() {
+        let memory = memory(1);
+        assert_eq!(memory.read(Location(CHUNK_CELLS), 1), None);
+        assert_eq!(memory.read(Location(CHUNK_CELLS - 1), (CELL_SIZE + 2 * MAX_ENTRY_SIZE) / 8 + 1), None);
+        assert_eq!(memory.last_used_ns(Location(7 * CHUNK_CELLS)), 0);
+    }
+
+    #[test]
+    fn the_last_use_is_left_out_of_comparisons() {
+        let memory = memory(1);
+        let place = Location(1);
+        memory.write(place, &[7, 1, 2]);
+        assert!(memory.equals_but_last_used(place, &[0, 1, 2]));
+        assert!(!memory.equals_but_last_used(place, &[7, 1, 3]));
+        assert_eq!(memory.last_used_ns(place), 7);
+    }
+
+    /// Memory of `chunks` chunks from nowhere.
+    fn memory(chunks: usize) -> EntryMemory {
+        EntryMemory::new(memmap2::MmapMut::map_anon(chunks * CHUNK_SIZE).unwrap().into())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        /// Whatever comes and goes: no two live runs overlap, none of them
+        /// overlaps the quarantine, and all room comes back in the end.
+        #[test]
+        fn live_runs_never_overlap(steps in prop::collection::vec((0_u8..8, 1_usize..9000), 1..400)) {
+            let mut allocator = CellAllocator::new(2);
+            let mut live: Vec<(Location, usize)> = Vec::new();
+            let mut waiting: Vec<(Location, usize)> = Vec::new();
+            for (action, size) in steps {
+                match action {
+                    0..=4 => if let Some(place) = allocator.allocate(size) { live.push((place, size)) },
+                    5..=6 if !live.is_empty() => {
+                        let (place, size) = live.swap_remove(size % live.len());
+                        allocator.free(place, size);
+                        waiting.push((place, size));
+                    }
+                    7 if allocator.begin_grace_period() => { allocator.end_grace_period(); waiting.clear(); }
+                    _ => {}
+                }
+                let mut spans: Vec<(u32, u32)> = live.iter().chain(&waiting)
+                    .map(|&(place, size)| (place.0, place.0 + cells(size))).collect();
+                spans.sort_unstable();
+                prop_assert!(spans.windows(2).all(|pair| pair[0].1 <= pair[1].0));
+                let inside = spans.iter().all(|&(start, end)| {
+                    start / CHUNK_CELLS == (end - 1) / CHUNK_CELLS && end <= 2 * CHUNK_CELLS
+                });
+                prop_assert!(inside);
+            }
+            for (place, size) in live.drain(..) { allocator.free(place, size) }
+            allocator.begin_grace_period();
+            allocator.end_grace_period();
+            prop_assert_eq!(allocator.fill().used, 0);
+            prop_assert!(allocator.allocate(USABLE).is_some() && allocator.allocate(USABLE).is_some());
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The tap: sampled queries as the program saw them, because tcpdump does not
+//! see what XDP answers.
+
+use std::{
+    io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use dns_common::tap::TapEvent;
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::watch,
+};
+use zerocopy::FromBytes as _;
+
+use super::ring::Ring;
+use crate::map::control::ControlPage;
+
+/// Events handed on in one [`WINDOW`] at most. The rest is taken out of the
+/// buffer and counted.
+const MOST_IN_WINDOW: u32 = 500;
+
+/// See [`MOST_IN_WINDOW`]: together 5,000 events a second.
+const WINDOW: Duration = Duration::from_millis(100);
+
+/// What the tap gives.
+#[derive(Clone, Copy, Debug)]
+#[expect(clippy::large_enum_variant, reason = "events are handed on one by one, never stored in numbers")]
+pub enum TapItem {
+    /// A query.
+    Event(TapEvent),
+    /// So many queries were sampled, but there were too many to hand on.
+    Lost(u32),
+}
+
+/// The reader's end of the ring buffer.
+pub struct TapReader {
+    /// The buffer, registered with tokio.
+    ring: AsyncFd<Ring>,
+    /// Where the rate of sampling is set.
+    control: Arc<ControlPage>,
+}
+
+impl TapReader {
+    /// Reads from the map `TAP`; must be called within a tokio runtime.
+    pub(crate) fn new(ring: Ring, control: Arc<ControlPage>) -> io::Result<Self> {
+        // SAFETY: the ring buffer owns its descriptor, which stays open and the
+        // same for as long as the buffer lives, and it lives inside the AsyncFd.
+        let ring =
+            unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) }.map_err(io::Error::other)?;
+        Ok(Self { ring, control })
+    }
+
+    /// Hands events to `publish` for as long as `wanted` has a sender. `wanted`
+    /// is how many queries there are to one sample: 1 for all of them, 0 for none.
+    pub async fn feed(mut self, mut wanted: watch::Receiver<u32>, mut publish: impl FnMut(TapItem)) {
+        loop {
+            let every = *wanted.borrow_and_update();
+            self.control.set_tap_every(every);
+            tokio::select! {
+                changed = wanted.changed() => if changed.is_err() {
+                    break;
+                },
+                events = self.readable(), if every > 0 => if let Err(error) = events {
+                    tracing::warn!(%error, "cannot read the ring buffer TAP: queries answered by interfaces are not shown by `tap` any more");
+                    break;
+                } else {
+                    self.hand_on(&mut publish);
+                    // The window: what comes meanwhile waits in the buffer, or is lost there.
+                    tokio::time::sleep(WINDOW).await;
+                },
+            }
+        }
+        self.control.set_tap_every(0);
+    }
+
+    /// Waits until there are events.
+    async fn readable(&self) -> io::Result<()> {
+        self.ring.readable().await.map(|mut guard| guard.clear_ready())
+    }
+
+    /// Hands on what is in the buffer, up to the bound; the rest is counted.
+    fn hand_on(&mut self, publish: &mut impl FnMut(TapItem)) {
+        let begun = Instant::now();
+        let (mut handed, mut lost) = (0, 0);
+        let mut record = [0; size_of::<TapEvent>()];
+        while let Some(length) = self.ring.get_mut().next(&mut record) {
+            match TapEvent::read_from_bytes(&record[..length]) {
+                Ok(event) if handed < MOST_IN_WINDOW => {
+                    handed += 1;
+                    publish(TapItem::Event(event));
+                }
+                _ => lost += 1,
+            }
+            // The program may add events as fast as they are taken out.
+            if begun.elapsed() >= WINDOW {
+                break;
+            }
+        }
+        if lost > 0 {
+            publish(TapItem::Lost(lost));
+        }
+    }
+}

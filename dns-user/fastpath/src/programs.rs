@@ -1,0 +1,463 @@
+//! The programs of the object: each is loaded by itself, once an interface needs it,
+//! on a thread of their own.
+//!
+//! The kernel looks at every path of a program before it takes it, which lasts seconds
+//! on a small machine and longer where it gives up; nobody waits for that but the
+//! interface that is to be served. A program that the kernel refuses takes away the
+//! hooks that it is for, and is not tried again: kernel and object stay what they are as
+//! long as this process lives.
+
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd, BorrowedFd},
+    sync::{Arc, mpsc},
+    thread,
+    time::Instant,
+};
+
+use aya::{
+    Ebpf,
+    maps::ProgramArray,
+    programs::{ProgramError, ProgramFd, ProgramInfo, SchedClassifier, Xdp},
+};
+use dns_common::object;
+use parking_lot::Mutex;
+
+use super::{
+    attach::filters::Filters,
+    bpf,
+    mailbox::{self, Ended},
+};
+use dns_platform::priority;
+
+/// Most lines of the verifier that are kept of a refusal: the last ones, where it says
+/// what it did not like.
+const VERIFIER_LINES: usize = 6;
+
+/// Most tries in a row of a load that a signal interrupted.
+const INTERRUPTED_TRIES: usize = 10;
+
+//----------- Program ---------------------------------------------------------
+
+/// A program of the object that is attached to hooks; which hook it is makes no difference to
+/// those of tc.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Program {
+    /// For XDP in the driver. What suits a driver's packets would spoil those of skbs.
+    Xdp,
+    /// For XDP in generic mode.
+    XdpGeneric,
+    /// For tc.
+    Tc,
+    /// For tc behind XDP.
+    TcSecond,
+}
+
+impl Program {
+    /// Its name in the object.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Xdp => object::XDP_PROGRAM,
+            Self::XdpGeneric => object::XDP_GENERIC_PROGRAM,
+            Self::Tc => object::TC_PROGRAM,
+            Self::TcSecond => object::TC_SECOND_PROGRAM,
+        }
+    }
+
+    /// Whether it goes on in the program that answers at tc, and is of no use without that.
+    const fn calls_answer(self) -> bool {
+        matches!(self, Self::Tc | Self::TcSecond)
+    }
+}
+
+//----------- ProgramStatus ---------------------------------------------------
+
+/// How a program fares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProgramState {
+    /// The kernel is looking at it.
+    Loading,
+    /// The kernel has taken it.
+    Loaded,
+    /// The kernel has refused it: it is not tried again.
+    Refused,
+    /// It could not be loaded for want of something that may come: it is tried again.
+    Failed,
+}
+
+impl ProgramState {
+    /// Label in metrics and status.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Loading => "loading",
+            Self::Loaded => "loaded",
+            Self::Refused => "refused",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// A program that was needed, for the status.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct ProgramStatus {
+    /// Its name in the object.
+    pub name: Cow<'static, str>,
+    /// How it fares.
+    pub state: ProgramState,
+    /// Instructions that the verifier looked at; null: the kernel does not tell (before 5.16).
+    pub instructions: Option<u32>,
+    /// How long the kernel took, all tries together; null: it is at it.
+    pub load_ms: Option<f64>,
+    /// Why it is not loaded.
+    pub why: Option<String>,
+    /// The last lines of the verifier, if it refused.
+    pub verifier: Vec<String>,
+}
+
+/// Those that were needed so far, in the order of need.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ProgramBoard(Arc<Mutex<Vec<ProgramStatus>>>);
+
+impl ProgramBoard {
+    /// All of them.
+    pub(super) fn all(&self) -> Vec<ProgramStatus> {
+        self.0.lock().clone()
+    }
+
+    /// Notes how a program fares now.
+    fn note(&self, status: ProgramStatus) {
+        let mut all = self.0.lock();
+        match all.iter_mut().find(|known| known.name == status.name) {
+            Some(known) => *known = status,
+            None => all.push(status),
+        }
+    }
+}
+
+//----------- Programs --------------------------------------------------------
+
+/// Why a program cannot be attached.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Missing {
+    /// It is being loaded; [`Programs::news`] tells when it is.
+    #[error("its program is being loaded")]
+    Loading,
+    /// The kernel did not take it.
+    #[error(transparent)]
+    NotLoaded(LoadProblem),
+}
+
+/// The programs as the one who attaches them holds them.
+pub(crate) struct Programs {
+    /// Where clsact is used.
+    pub(crate) filters: Filters,
+    /// What was ordered, and what came of it.
+    ordered: BTreeMap<Program, Ordered>,
+    /// To the thread that loads, which ends when this is dropped.
+    orders: mpsc::Sender<Program>,
+    /// From that thread; `None`: it has ended.
+    results: Option<mailbox::Receiver<(Program, Result<ProgramFd, LoadProblem>)>>,
+}
+
+/// What came of an order.
+enum Ordered {
+    /// Nothing yet.
+    Loading,
+    /// The program.
+    Loaded(ProgramFd),
+    /// It cannot be had.
+    Problem(LoadProblem),
+}
+
+impl Programs {
+    /// Starts the thread that loads the programs of `ebpf` as they are asked for.
+    pub(super) fn start(ebpf: Ebpf, filters: Filters, board: ProgramBoard) -> io::Result<Self> {
+        let (orders, ordered) = mpsc::channel();
+        let (done, results) = mailbox::channel()?;
+        let mut loader = Loader { ebpf, board, answer: None };
+        thread::Builder::new().name("programs".into()).spawn(move || {
+            priority::lower("loading programs");
+            for program in ordered {
+                if done.send((program, loader.load(program))).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(Self { filters, ordered: BTreeMap::new(), orders, results: Some(results) })
+    }
+
+    /// Orders a program, once.
+    pub(crate) fn order(&mut self, program: Program) {
+        let Self { ordered, orders, .. } = self;
+        ordered.entry(program).or_insert_with(|| match orders.send(program) {
+            Ok(()) => Ordered::Loading,
+            Err(_) => Ordered::Problem(LoadProblem::ended()),
+        });
+    }
+
+    /// A program, ordered if it was not.
+    pub(crate) fn get(&mut self, program: Program) -> Result<BorrowedFd<'_>, Missing> {
+        self.order(program);
+        match self.ordered.get(&program) {
+            Some(Ordered::Loaded(program)) => Ok(program.as_fd()),
+            Some(Ordered::Problem(problem)) => Err(Missing::NotLoaded(problem.clone())),
+            Some(Ordered::Loading) | None => Err(Missing::Loading),
+        }
+    }
+
+    /// Whether a program is still being loaded.
+    pub(crate) fn is_loading(&self, program: Program) -> bool {
+        matches!(self.ordered.get(&program), Some(Ordered::Loading))
+    }
+
+    /// Whether the kernel's number is that of one of ours.
+    pub(crate) fn are(&self, id: u32) -> bool {
+        self.ordered.values().any(|ordered| {
+            matches!(ordered, Ordered::Loaded(program)
+                if bpf::program_info(program.as_fd()).is_ok_and(|info| info.id == id))
+        })
+    }
+
+    /// What becomes readable when programs were loaded or refused.
+    pub(crate) fn news(&self) -> Option<BorrowedFd<'_>> {
+        self.results.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Takes what was loaded.
+    pub(crate) fn collect(&mut self) {
+        let Some(results) = &self.results else { return };
+        loop {
+            match results.take() {
+                Ok(Some((program, Ok(loaded)))) => self.ordered.insert(program, Ordered::Loaded(loaded)),
+                Ok(Some((program, Err(problem)))) => self.ordered.insert(program, Ordered::Problem(problem)),
+                Ok(None) => return,
+                Err(Ended) => break,
+            };
+        }
+        // The thread panicked, which was logged with its place.
+        self.results = None;
+        for ordered in self.ordered.values_mut().filter(|ordered| matches!(ordered, Ordered::Loading)) {
+            *ordered = Ordered::Problem(LoadProblem::ended());
+        }
+    }
+
+    /// Forgets those that could not be loaded for want of something that may have come.
+    pub(crate) fn try_again(&mut self) {
+        self.ordered.retain(
+            |_, ordered| !matches!(ordered, Ordered::Problem(problem) if problem.state == ProgramState::Failed),
+        );
+    }
+}
+
+//----------- LoadProblem -----------------------------------------------------
+
+/// Why a program could not be loaded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{why}")]
+pub(crate) struct LoadProblem {
+    /// Refused, or failed.
+    state: ProgramState,
+    /// In one line.
+    why: String,
+    /// The last lines of the verifier.
+    verifier: Vec<String>,
+}
+
+impl LoadProblem {
+    /// The thread that loads is not there any more.
+    fn ended() -> Self {
+        Self {
+            state: ProgramState::Refused,
+            why: "the thread that loads programs has ended".into(),
+            verifier: Vec::new(),
+        }
+    }
+
+    /// What the kernel said of the program of this name.
+    fn of(name: &str, error: &ProgramError) -> Self {
+        let (code, verifier) = match error {
+            ProgramError::LoadError { io_error, verifier_log } => {
+                (io_error.raw_os_error(), last_lines(&verifier_log.to_string()))
+            }
+            ProgramError::SyscallError(call) => (call.io_error.raw_os_error(), Vec::new()),
+            ProgramError::IOError(error) => (error.raw_os_error(), Vec::new()),
+            _ => (None, Vec::new()),
+        };
+        let complaint = complaint(&verifier);
+        let kernel =
+            code.map_or_else(|| error.to_string(), |code| io::Error::from_raw_os_error(code).to_string());
+        let why = match (code, complaint) {
+            (_, Some(complaint)) => format!("the kernel rejected program {name}: {kernel}: {complaint}"),
+            (Some(libc::EPERM | libc::EACCES), None) => format!(
+                "loading program {name} is not permitted: needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON ({kernel})"
+            ),
+            (_, None) => format!("program {name} cannot be loaded: {kernel}"),
+        };
+        let may_come =
+            matches!(code, Some(libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::EMFILE | libc::ENFILE));
+        let state = if may_come { ProgramState::Failed } else { ProgramState::Refused };
+        Self { state, why, verifier }
+    }
+}
+
+/// The last lines of a verifier's log that say anything.
+fn last_lines(log: &str) -> Vec<String> {
+    let lines: Vec<&str> = log.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines[lines.len().saturating_sub(VERIFIER_LINES)..].iter().map(|&line| line.to_owned()).collect()
+}
+
+/// The line that says what the verifier did not like: the last one but those that tell of
+/// its work.
+fn complaint(lines: &[String]) -> Option<&String> {
+    const STATISTICS: [&str; 3] = ["verification time", "stack depth", "processed "];
+    lines.iter().rev().find(|line| !STATISTICS.iter().any(|start| line.starts_with(start)))
+}
+
+//----------- Loader ----------------------------------------------------------
+
+/// What the thread that loads has.
+struct Loader {
+    /// The object. Its maps must stay open under their numbers, which stand in the
+    /// instructions of programs that are not loaded yet.
+    ebpf: Ebpf,
+    /// Where it is noted how programs fare.
+    board: ProgramBoard,
+    /// What came of the program that answers at tc, which two others need; `None`: nobody
+    /// needed it yet.
+    answer: Option<Result<(), LoadProblem>>,
+}
+
+impl Loader {
+    /// Loads a program, and the one that it calls.
+    fn load(&mut self, program: Program) -> Result<ProgramFd, LoadProblem> {
+        if program.calls_answer() {
+            self.load_answer()?;
+        }
+        self.load_named(program.name())
+    }
+
+    /// Loads the program that answers at tc, once, and puts it where the others find it.
+    fn load_answer(&mut self) -> Result<(), LoadProblem> {
+        if let Some(done) = self.answer.clone().filter(|done| match done {
+            Ok(()) => true,
+            Err(problem) => problem.state == ProgramState::Refused,
+        }) {
+            return done;
+        }
+        let done = self.load_named(object::TC_ANSWER_PROGRAM).and_then(|program| {
+            let problem = |error: &dyn std::fmt::Display| LoadProblem {
+                state: ProgramState::Refused,
+                why: format!(
+                    "program {} cannot be put where it is called (BPF_MAP_TYPE_PROG_ARRAY): {error}",
+                    object::TC_ANSWER_PROGRAM
+                ),
+                verifier: Vec::new(),
+            };
+            let map = self.ebpf.map_mut(object::TC_ANSWER).ok_or_else(|| problem(&"its map is missing"))?;
+            ProgramArray::try_from(map)
+                .and_then(|mut programs| programs.set(0, &program, 0))
+                .map_err(|error| problem(&error))
+        });
+        self.answer = Some(done.clone());
+        done
+    }
+
+    /// Loads a program and notes how it went.
+    fn load_named(&mut self, name: &'static str) -> Result<ProgramFd, LoadProblem> {
+        let begun = Instant::now();
+        let status = |state, load_ms| ProgramStatus {
+            name: name.into(),
+            state,
+            instructions: None,
+            load_ms,
+            why: None,
+            verifier: Vec::new(),
+        };
+        self.board.note(status(ProgramState::Loading, None));
+        let mut result = self.try_load(name);
+        for _ in 1..INTERRUPTED_TRIES {
+            match &result {
+                Err(ProgramError::LoadError { io_error, .. })
+                    if io_error.raw_os_error() == Some(libc::EAGAIN) =>
+                {
+                    result = self.try_load(name);
+                }
+                _ => break,
+            }
+        }
+        let load_ms = begun.elapsed().as_secs_f64() * 1000.0;
+        match result {
+            Ok((program, info)) => {
+                let instructions = info.and_then(|info| info.verified_instruction_count());
+                tracing::debug!(
+                    program = name,
+                    milliseconds = load_ms,
+                    instructions,
+                    "the kernel has loaded a program"
+                );
+                let status = status(ProgramState::Loaded, Some(load_ms));
+                self.board.note(ProgramStatus { instructions, ..status });
+                Ok(program)
+            }
+            Err(error) => {
+                let problem = LoadProblem::of(name, &error);
+                let LoadProblem { state, why, verifier } = problem.clone();
+                let last_lines = verifier.join(" / ");
+                tracing::warn!(program = name, milliseconds = load_ms, verifier = last_lines, "{why}");
+                let status = status(state, Some(load_ms));
+                self.board.note(ProgramStatus { why: Some(why), verifier, ..status });
+                Err(problem)
+            }
+        }
+    }
+
+    /// Has the kernel verify a program; a descriptor of our own for it.
+    fn try_load(&mut self, name: &'static str) -> Result<(ProgramFd, Option<ProgramInfo>), ProgramError> {
+        let missing = || ProgramError::IOError(io::Error::from_raw_os_error(libc::ENOENT));
+        let program = self.ebpf.program_mut(name).ok_or_else(missing)?;
+        let own = |fd: &ProgramFd| fd.try_clone().map_err(ProgramError::IOError);
+        match <&mut Xdp>::try_from(&mut *program) {
+            Ok(program) => {
+                program.load()?;
+                Ok((own(program.fd()?)?, program.info().ok()))
+            }
+            Err(_) => {
+                let program: &mut SchedClassifier = program.try_into()?;
+                program.load()?;
+                Ok((own(program.fd()?)?, program.info().ok()))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_complaint_is_found_before_the_statistics() {
+        let log = "BPF program is too large. Processed 1000001 insn\nverification time 3200000 usec\n\
+                   stack depth 400+0\nprocessed 1000001 insns (limit 1000000) max_states_per_insn 40\n\n";
+        let lines = last_lines(log);
+        assert_eq!(lines.len(), 4);
+        assert_eq!(complaint(&lines), Some(&"BPF program is too large. Processed 1000001 insn".to_owned()));
+        assert_eq!(last_lines(&"line\n".repeat(100)).len(), VERIFIER_LINES);
+        assert_eq!(complaint(&last_lines("")), None);
+    }
+
+    #[test]
+    fn what_may_come_is_tried_again() {
+        let load = |code| {
+            let error = ProgramError::IOError(io::Error::from_raw_os_error(code));
+            LoadProblem::of("dns_tc", &error)
+        };
+        assert_eq!(load(libc::ENOMEM).state, ProgramState::Failed);
+        assert_eq!(load(libc::EINVAL).state, ProgramState::Refused);
+        let denied = load(libc::EPERM);
+        assert_eq!(denied.state, ProgramState::Refused);
+        assert!(denied.why.contains("CAP_BPF"), "{denied:?}");
+    }
+}

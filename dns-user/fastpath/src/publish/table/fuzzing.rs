@@ -1,0 +1,252 @@
+//! What the fuzz target `table` (`tests/fuzz`) and nobody else calls: the table against a
+//! model of what may be answered.
+//!
+//! Snapshots, queries, health and the rest come in any order. Whatever the interface would
+//! answer for a name is what the newest snapshot says under the health of the moment, or,
+//! while the publisher is at work on it, what one of those before said. Where there is room
+//! for all, every name that the snapshot lists is there in the end.
+
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+    time::Instant,
+};
+
+use dns_core::resolve::Existence;
+
+use super::{
+    NameSource as _,
+    machine::{Failing, Fixed, Machine, name},
+};
+use crate::publish::grace::GracePeriods;
+
+/// All names.
+const NAMES: [&str; 9] = [
+    "bosh",
+    "a.bosh",
+    "b.bosh",
+    "c.bosh",
+    "q-s0.g-1.bosh",
+    "q-s4.g-1.bosh",
+    "sub.bosh",
+    "a.sub.bosh",
+    "b.sub.bosh",
+];
+
+/// The domain whose names change by themselves.
+const DOMAIN: &str = "sub.bosh";
+
+/// Instances: 10.0.0.1 and so on.
+const INSTANCES: u8 = 6;
+
+/// RCODE NXDOMAIN.
+const NXDOMAIN: u8 = 3;
+
+/// What is answered: last bytes of the addresses, or the RCODE.
+type Answer = Result<Vec<u8>, u8>;
+
+/// Does with a table what these bytes say. Panics at the first difference.
+pub fn table(bytes: &[u8]) {
+    let mut bytes = bytes.iter().copied();
+    let Some(first) = bytes.next() else { return };
+    let mut trial = Trial::new(first & 1 == 0);
+    while let Some(step) = bytes.next() {
+        trial.step(step, &mut bytes);
+        trial.check();
+    }
+    trial.finish();
+}
+
+/// A table, and what it may answer.
+struct Trial {
+    /// The table.
+    machine: Machine,
+    /// Which instances fail.
+    health: Arc<Failing>,
+    /// Snapshots whose answers may be given, the newest last.
+    valid: Vec<Fixed>,
+    /// There is room for all names.
+    is_roomy: bool,
+    /// Names that were taken out since the last pass began.
+    withdrawn: Vec<&'static str>,
+    /// The clock of last uses.
+    now_ns: u64,
+}
+
+impl Trial {
+    /// An empty table with room for all names, or for a few.
+    fn new(is_roomy: bool) -> Self {
+        let health = Arc::new(Failing::default());
+        let (useful, negative) = if is_roomy { (64, 64) } else { (4, 2) };
+        let grace = GracePeriods::start_with(|| true).expect("a thread can be started");
+        let machine = Machine::with(useful, negative, 1, health.clone(), grace);
+        let valid = vec![Fixed::default()];
+        Self { machine, health, valid, is_roomy, withdrawn: Vec::new(), now_ns: 0 }
+    }
+
+    /// One step.
+    fn step(&mut self, step: u8, bytes: &mut impl Iterator<Item = u8>) {
+        let text = NAMES[usize::from(step >> 4) % NAMES.len()];
+        match step & 15 {
+            0..=2 => self.install(bytes),
+            3 => self.change_domain(bytes),
+            4 | 5 => self.go_on(),
+            6..=8 => self.learn(text),
+            9 | 10 => self.toggle_health(step >> 4),
+            11 => {
+                self.machine.table.withdraw(&[name(text)]);
+                self.withdrawn.push(text);
+            }
+            12 => self.machine.table.reclaim(),
+            13 => drop(self.machine.table.compact()),
+            _ => {
+                self.now_ns += 1;
+                if self.machine.place(text).is_some() {
+                    self.machine.use_at(text, self.now_ns);
+                }
+            }
+        }
+    }
+
+    /// A new snapshot: a byte for each name.
+    fn install(&mut self, bytes: &mut impl Iterator<Item = u8>) {
+        let snapshot = NAMES
+            .iter()
+            .fold(Fixed::default(), |snapshot, text| with(snapshot, text, bytes.next().unwrap_or(0)));
+        self.valid.push(snapshot.clone());
+        if !self.machine.table.is_installing() {
+            self.withdrawn.clear();
+        }
+        self.machine.table.install(Arc::new(snapshot), &mut || {});
+    }
+
+    /// Other answers for the names of one domain: from now on those alone.
+    fn change_domain(&mut self, bytes: &mut impl Iterator<Item = u8>) {
+        let domain = name(DOMAIN);
+        let within: Vec<(&str, u8)> = NAMES
+            .into_iter()
+            .filter(|text| name(text).is_within(&domain))
+            .map(|text| (text, bytes.next().unwrap_or(0)))
+            .collect();
+        for snapshot in &mut self.valid {
+            for &(text, byte) in &within {
+                let was_listed = snapshot.names.remove(&name(text)).is_some_and(|(listed, _)| listed);
+                *snapshot = with(std::mem::take(snapshot), text, byte);
+                if let Some((listed, _)) = snapshot.names.get_mut(&name(text)) {
+                    *listed = was_listed;
+                }
+            }
+        }
+        let newest = self.newest().clone();
+        self.machine.table.refresh_within(Arc::new(newest), &[domain], &mut || {});
+        self.withdrawn.extend(within.iter().map(|&(text, _)| text));
+    }
+
+    /// Lets the pass that is under way go on.
+    fn go_on(&mut self) {
+        let was_outdated = self.machine.table.is_outdated();
+        self.machine.table.go_on(Instant::now());
+        if was_outdated && !self.machine.table.is_outdated() {
+            self.withdrawn.clear();
+        }
+        if !self.machine.table.is_installing() {
+            self.valid.drain(..self.valid.len() - 1);
+        }
+    }
+
+    /// A query that userspace answered.
+    fn learn(&mut self, text: &'static str) {
+        let was_there = self.machine.place(text).is_some();
+        self.machine.table.learn(&name(text));
+        if self.is_roomy && !was_there {
+            assert_eq!(
+                self.machine.answer(text),
+                self.expected(self.newest(), text),
+                "{text} after its query"
+            );
+        }
+    }
+
+    /// An instance fails, or runs again.
+    fn toggle_health(&mut self, number: u8) {
+        let instance = instance(number % INSTANCES);
+        {
+            let mut failing = self.health.0.lock();
+            match failing.iter().position(|&ip| ip == instance) {
+                Some(index) => drop(failing.remove(index)),
+                None => failing.push(instance),
+            }
+        }
+        self.machine.table.health_changed(&[instance], &mut || {});
+    }
+
+    /// What must hold after every step.
+    fn check(&self) {
+        self.machine.check();
+        for text in NAMES {
+            let Some(answer) = self.machine.answer(text) else { continue };
+            let may_be =
+                self.valid.iter().any(|snapshot| self.expected(snapshot, text).as_ref() == Some(&answer));
+            assert!(may_be, "{text} is answered {answer:?}, which no snapshot in force says");
+        }
+    }
+
+    /// What must hold when the publisher has nothing left to do.
+    fn finish(mut self) {
+        while self.machine.table.is_installing() {
+            self.go_on();
+        }
+        self.check();
+        if !self.is_roomy {
+            return;
+        }
+        for text in NAMES {
+            let is_listed = matches!(self.newest().names.get(&name(text)), Some((true, Some(_))));
+            if is_listed && !self.withdrawn.contains(&text) {
+                assert!(self.machine.answer(text).is_some(), "{text} is listed and not in the map");
+            }
+        }
+    }
+
+    /// The newest snapshot.
+    fn newest(&self) -> &Fixed {
+        self.valid.last().expect("there is always one")
+    }
+
+    /// What a snapshot says of a name now; `None`: it is not ours.
+    fn expected(&self, snapshot: &Fixed, text: &str) -> Option<Answer> {
+        let resolution = snapshot.resolve(&*self.health, &name(text))?;
+        Some(match resolution.existence {
+            Existence::Found => Ok(resolution.v4.iter().map(|ip| ip.octets()[3]).collect()),
+            Existence::NoSuchName | Existence::Malformed => Err(NXDOMAIN),
+        })
+    }
+}
+
+/// A snapshot with one more name, as a byte says: not ours, unknown, with instances, or listed as well.
+fn with(snapshot: Fixed, text: &str, byte: u8) -> Fixed {
+    let instances: Vec<u8> =
+        (0..INSTANCES).filter(|number| byte >> (2 + number) & 1 == 1).map(|n| n + 1).collect();
+    match byte & 3 {
+        0 => snapshot,
+        1 => snapshot.without(text),
+        kind => snapshot.with(text, kind == 3, &instances),
+    }
+}
+
+/// The address of an instance.
+fn instance(number: u8) -> IpAddr {
+    Ipv4Addr::new(10, 0, 0, number + 1).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_table_says_what_the_model_says(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            super::table(&bytes);
+        }
+    }
+}

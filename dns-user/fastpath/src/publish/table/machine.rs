@@ -1,0 +1,175 @@
+//! A table over ordinary memory, with answers and health that are set by hand: for the
+//! tests of the table and for the fuzz target `table`.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+};
+
+use dns_common::{
+    entry::{CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, EntryHeader, Location},
+    index::Pair,
+    name::hash_name,
+};
+use parking_lot::Mutex;
+
+use super::{EntryStore, Limits, NameSource, Table};
+use crate::{
+    Everything,
+    map::{
+        index::{self, Index, IndexMemory},
+        layout::{read_header, read_name},
+        store::EntryMemory,
+    },
+    publish::{grace::GracePeriods, learn::LearnFilter},
+};
+use dns_core::{
+    name::Name,
+    resolve::{Checks, Existence, Health, HealthState, Resolution},
+};
+
+/// The seed of its keys.
+pub(super) const SEED: u64 = 7;
+
+/// Answers from a list: names, their addresses and whether they are listed.
+#[derive(Clone, Default)]
+pub(super) struct Fixed {
+    /// Addresses by name; none: the name does not exist.
+    pub(super) names: BTreeMap<Name, (bool, Option<Vec<Ipv4Addr>>)>,
+}
+
+impl Fixed {
+    /// With one more name.
+    pub(super) fn with(mut self, text: &str, listed: bool, addresses: &[u8]) -> Self {
+        let addresses = addresses.iter().map(|&last| Ipv4Addr::new(10, 0, 0, last)).collect();
+        self.names.insert(name(text), (listed, Some(addresses)));
+        self
+    }
+
+    /// With one more name that is ours but does not exist.
+    pub(super) fn without(mut self, text: &str) -> Self {
+        self.names.insert(name(text), (false, None));
+        self
+    }
+}
+
+impl NameSource for Fixed {
+    fn published_names(&self) -> Box<dyn Iterator<Item = Name> + '_> {
+        Box::new(self.names.iter().filter(|(_, (listed, _))| *listed).map(|(name, _)| name.clone()))
+    }
+
+    fn resolve(&self, health: &dyn Health, name: &Name) -> Option<Resolution> {
+        let (_, addresses) = self.names.get(name)?;
+        let instances: Vec<IpAddr> = addresses.iter().flatten().map(|&ip| ip.into()).collect();
+        let v4 = addresses.iter().flatten().copied();
+        Some(Resolution {
+            existence: if addresses.is_some() { Existence::Found } else { Existence::NoSuchName },
+            v4: v4.filter(|&ip| health.state(ip.into(), None) == HealthState::Running).collect(),
+            v6: Vec::new(),
+            checks: Checks { instances, tracked: false, synchronous: false },
+        })
+    }
+}
+
+/// Health that tests set: addresses that fail.
+#[derive(Default)]
+pub(super) struct Failing(pub(super) Mutex<Vec<IpAddr>>);
+
+impl Health for Failing {
+    fn state(&self, ip: IpAddr, _group: Option<&str>) -> HealthState {
+        if self.0.lock().contains(&ip) { HealthState::Failing } else { HealthState::Running }
+    }
+}
+
+/// A table over a fake map.
+pub(super) struct Machine {
+    /// The table.
+    pub(super) table: Table,
+    /// Its index.
+    pub(super) index: Arc<IndexMemory>,
+    /// Its memory.
+    pub(super) memory: Arc<EntryMemory>,
+}
+
+impl Machine {
+    /// A table with these limits, over `chunks` chunks.
+    pub(super) fn with(
+        useful: usize,
+        negative: usize,
+        chunks: usize,
+        health: Arc<dyn Health + Send + Sync>,
+        grace: GracePeriods,
+    ) -> Self {
+        let anonymous = |length: usize| memmap2::MmapMut::map_anon(length).expect("there is memory").into();
+        let memory = Arc::new(EntryMemory::new(anonymous(chunks * CHUNK_SIZE)));
+        let elements = index::elements(u32::try_from(chunks).expect("a few") * CHUNK_CELLS) as usize;
+        let index = Arc::new(IndexMemory::new(anonymous(elements * size_of::<Pair>()), memory.clone()));
+        let table = Table::new(
+            (EntryStore::new(Index::new(index.clone()), memory.clone()), grace),
+            SEED,
+            Limits { useful, listed: useful, negative },
+            health,
+            Arc::new(Everything),
+            Arc::new(LearnFilter::new()),
+        );
+        Self { table, index, memory }
+    }
+
+    /// Where the index says that the entry of a name lies.
+    pub(super) fn place(&self, text: &str) -> Option<Location> {
+        self.index.get(hash_name(SEED, name(text).as_wire()))
+    }
+
+    /// What the program would answer for a name: the last bytes of the addresses, or the RCODE.
+    pub(super) fn answer(&self, text: &str) -> Option<Result<Vec<u8>, u8>> {
+        let location = self.place(text)?;
+        if read_name(&self.memory, location)? != name(text) {
+            return None;
+        }
+        let header: EntryHeader = read_header(&self.memory, location)?;
+        if header.rcode != 0 {
+            return Some(Err(header.rcode));
+        }
+        let words = self.memory.read(location, header.size().div_ceil(8))?;
+        let bytes = zerocopy::IntoBytes::as_bytes(&words[..]);
+        let addresses = &bytes[header.v4_offset()..][..usize::from(header.v4_count) * 4];
+        Some(Ok(addresses.chunks(4).map(|address| address[3]).collect()))
+    }
+
+    /// As if the program had answered from this name at this moment.
+    pub(super) fn use_at(&self, text: &str, at_ns: u64) {
+        let location = self.place(text).expect("a name in the map");
+        let header = read_header(&self.memory, location).expect("the index leads to entries");
+        let size = header.size().div_ceil(8);
+        let mut words = self.memory.read(location, size).expect("entries lie inside the store");
+        words[0] = at_ns;
+        self.memory.write(location, &words);
+    }
+
+    /// What must hold at any time: the index holds exactly the records, counts
+    /// and limits are right, and no more memory is in use than the entries take up.
+    pub(super) fn check(&self) {
+        let status = self.table.status();
+        assert_eq!(self.index.locations().count(), self.table.records.iter().count());
+        assert_eq!(status.published + status.learned + status.negative, self.table.records.iter().count());
+        assert!(status.published + status.learned <= status.max_names);
+        assert!(status.negative <= status.max_negative);
+        let mut used = 0;
+        for (key, record) in self.table.records.iter() {
+            assert_eq!(self.index.get(key), Some(record.location()));
+            used += record.size().next_multiple_of(CELL_SIZE);
+            if let Some(set) = record.dependency {
+                assert!(self.table.dependents.depends(key, set));
+            }
+        }
+        assert_eq!(status.store.used, used);
+        let dependent = self.table.records.iter().filter(|(_, record)| record.dependency.is_some()).count();
+        assert_eq!(self.table.dependents.names(), dependent);
+    }
+}
+
+/// A name.
+pub(super) fn name(text: &str) -> Name {
+    text.parse().expect("a name")
+}

@@ -1,0 +1,137 @@
+//! What is counted of the checks.
+
+use std::{sync::Arc, time::Duration};
+
+use prometheus::{Histogram, IntCounterVec, IntGauge, IntGaugeVec, Registry};
+
+use super::{check::CheckError, states::HealthStates};
+use dns_core::resolve::HealthState;
+use dns_platform::metrics::families;
+
+/// Bounds of the time that a check takes, in seconds.
+const DURATIONS: [f64; 12] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];
+
+/// Counters of the watcher; cheap to clone.
+#[derive(Clone, Debug)]
+pub struct HealthMetrics {
+    /// Checks by result.
+    checks: IntCounterVec,
+    /// How long they took, seconds.
+    seconds: Histogram,
+    /// Checks under way.
+    pub(super) in_flight: IntGauge,
+    /// Names that are tracked.
+    pub(super) tracked_names: IntGauge,
+    /// Instances by state.
+    instances: IntGaugeVec,
+}
+
+/// How a check ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CheckResult {
+    /// `running`.
+    Running,
+    /// `failing`.
+    Failing,
+    /// An answer, with another state.
+    Other,
+    /// No TCP connection.
+    Unreachable,
+    /// The handshake failed.
+    Tls,
+    /// Another status than 200.
+    Status,
+    /// No HTTP, or a body that is not what it should be.
+    Malformed,
+    /// No answer in time.
+    Timeout,
+}
+
+impl HealthMetrics {
+    /// All at zero.
+    pub fn new() -> prometheus::Result<Self> {
+        Ok(Self {
+            checks: families::HEALTH_CHECKS_TOTAL.counters()?,
+            seconds: families::HEALTH_CHECK_DURATION_SECONDS.histogram(&DURATIONS)?,
+            in_flight: families::HEALTH_CHECKS_IN_FLIGHT.gauge()?,
+            tracked_names: families::HEALTH_TRACKED_NAMES.gauge()?,
+            instances: families::HEALTH_INSTANCES.gauges()?,
+        })
+    }
+
+    /// Adds all families to a registry.
+    pub fn register(&self, registry: &Registry) -> prometheus::Result<()> {
+        let Self { checks, seconds, in_flight, tracked_names, instances } = self;
+        registry.register(Box::new(checks.clone()))?;
+        registry.register(Box::new(seconds.clone()))?;
+        registry.register(Box::new(in_flight.clone()))?;
+        registry.register(Box::new(tracked_names.clone()))?;
+        registry.register(Box::new(instances.clone()))
+    }
+
+    /// How many checks have ended, whatever their result.
+    pub fn checks(&self) -> u64 {
+        CheckResult::ALL.iter().map(|result| self.checks.with_label_values(&[result.label()]).get()).sum()
+    }
+
+    /// Counts one check.
+    pub(super) fn observe(&self, result: CheckResult, took: Duration) {
+        self.checks.with_label_values(&[result.label()]).inc();
+        self.seconds.observe(took.as_secs_f64());
+    }
+
+    /// Brings the gauge of instances up to date.
+    pub(super) fn count_instances(&self, states: &Arc<HealthStates>) {
+        for (state, count) in ["running", "failing", "unknown", "unchecked"].iter().zip(states.counts()) {
+            self.instances.with_label_values(&[*state]).set(count as i64);
+        }
+    }
+}
+
+impl CheckResult {
+    /// All of them.
+    const ALL: [Self; 8] = [
+        Self::Running,
+        Self::Failing,
+        Self::Other,
+        Self::Unreachable,
+        Self::Tls,
+        Self::Status,
+        Self::Malformed,
+        Self::Timeout,
+    ];
+
+    /// The result of a check that got an answer.
+    pub(super) fn of(state: HealthState) -> Self {
+        match state {
+            HealthState::Running => Self::Running,
+            HealthState::Failing => Self::Failing,
+            HealthState::Unknown | HealthState::Unchecked => Self::Other,
+        }
+    }
+
+    /// Value of the label `result`.
+    fn label(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Failing => "failing",
+            Self::Other => "other",
+            Self::Unreachable => "unreachable",
+            Self::Tls => "tls",
+            Self::Status => "status",
+            Self::Malformed => "malformed",
+            Self::Timeout => "timeout",
+        }
+    }
+}
+
+impl From<&CheckError> for CheckResult {
+    fn from(error: &CheckError) -> Self {
+        match error {
+            CheckError::Connect(_) => Self::Unreachable,
+            CheckError::Tls(_) => Self::Tls,
+            CheckError::Status(_) => Self::Status,
+            CheckError::Http(_) | CheckError::Body(_) | CheckError::Answer(_) => Self::Malformed,
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! What the agent of this VM says, in its `health.json`.
+
+use std::{
+    fs,
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+use parking_lot::Mutex;
+
+use dns_core::config::json::Json;
+use dns_platform::files::FileStamp;
+
+/// Most bytes of the file that are read.
+const MAX_FILE: u64 = 1 << 20;
+
+/// The agent's file, read again when it changes.
+#[derive(Debug)]
+pub(super) struct AgentFile {
+    /// Where it is.
+    path: PathBuf,
+    /// What it was like when it was read last (`None`: not there), and what it said.
+    last: Mutex<(Option<FileStamp>, bool)>,
+}
+
+impl AgentFile {
+    /// The file at `path`, which need not be there.
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self { path, last: Mutex::new((None, false)) }
+    }
+
+    /// Whether the agent says that all is well; no file, or one that cannot be
+    /// read as such, is not (observed).
+    pub(super) fn is_running(&self) -> bool {
+        let stamp = FileStamp::of(&self.path);
+        // Nothing in a locked section leaves the value half changed.
+        let mut last = self.last.lock();
+        if last.0 != stamp {
+            *last = (stamp, stamp.is_some() && read(&self.path).is_some_and(|bytes| says_running(&bytes)));
+        }
+        last.1
+    }
+}
+
+/// The bytes of the file at `path`.
+fn read(path: &Path) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    fs::File::open(path).ok()?.take(MAX_FILE).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+/// Whether the content says `running`: the member in any letter case, the state
+/// in exactly this one.
+fn says_running(bytes: &[u8]) -> bool {
+    let Ok(Json::Object(members)) = Json::parse(bytes) else { return false };
+    let mut running = false;
+    for (name, value) in &members {
+        if name.eq_ignore_ascii_case("state") {
+            match value {
+                Json::Text(text) => running = text == "running",
+                Json::Null => {}
+                _ => return false,
+            }
+        }
+    }
+    running
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_running_is_running() {
+        assert!(says_running(br#"{"state":"running"}"#));
+        assert!(says_running(br#"{"STATE":"running","vm":{"x":1}}"#));
+        let odd: [&[u8]; 8] = [
+            b"",
+            b"{",
+            b"{}",
+            b"[]",
+            br#"{"state":1}"#,
+            br#"{"state":"Running"}"#,
+            br#"{"state":"failing"}"#,
+            br#"{"state":"running"} x"#,
+        ];
+        assert!(odd.iter().all(|bytes| !says_running(bytes)));
+    }
+
+    #[test]
+    fn changes_are_seen_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("health.json");
+        let file = AgentFile::new(path.clone());
+        assert!(!file.is_running());
+        fs::write(&path, r#"{"state":"running"}"#).unwrap();
+        assert!(file.is_running() && file.is_running());
+        fs::write(&path, r#"{"state":"failing!"}"#).unwrap();
+        assert!(!file.is_running());
+        fs::write(&path, r#"{"state":"running"}"#).unwrap();
+        assert!(file.is_running());
+        fs::remove_file(&path).unwrap();
+        assert!(!file.is_running());
+    }
+}

@@ -1,0 +1,234 @@
+//! The health server: answers `GET /health` by mutual TLS with what the agent
+//! and the jobs' scripts of this VM say. A process of its own.
+
+mod agent;
+mod config;
+mod jobs;
+mod process;
+
+use std::{collections::BTreeMap, io, net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::{
+    Request, Response, StatusCode, body::Incoming, header, server::conn::http1, service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    task::JoinSet,
+};
+use tokio_rustls::TlsAcceptor;
+
+use self::{
+    agent::AgentFile,
+    jobs::{Jobs, Summary},
+};
+pub use self::{config::HealthServerConfig, process::run};
+use super::{HEALTH_NAME, Report};
+use dns_platform::limits::raise_file_limit;
+use dns_platform::tls::{RotatingTls, TlsError, common_name};
+
+/// Most connections at once: every VM that looks names up keeps one.
+const MAX_CONNECTIONS: usize = 8192;
+
+/// How long a connection may stay open without a request: three check intervals
+/// of the reference, and some more.
+const IDLE_LIMIT: Duration = Duration::from_secs(75);
+
+/// How long connections may go on when the server stops.
+const STOP_LIMIT: Duration = Duration::from_secs(1);
+
+/// A health server that listens.
+pub struct HealthServer {
+    /// Where.
+    socket: TcpListener,
+    /// Certificates.
+    tls: Arc<RotatingTls>,
+    /// What it says.
+    vm: Arc<Vm>,
+}
+
+/// What is known of this VM.
+#[derive(Debug)]
+struct Vm {
+    /// What the agent says.
+    agent: AgentFile,
+    /// What the jobs say.
+    jobs: Arc<Jobs>,
+    /// How long a request may wait for the first round of scripts.
+    patience: Duration,
+}
+
+/// Why the health server cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum HealthServerError {
+    /// The certificates cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: {error}; is another health server running there?")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+impl HealthServer {
+    /// Loads the certificates and begins to listen.
+    pub async fn bind(config: &HealthServerConfig) -> Result<Self, HealthServerError> {
+        let tls = RotatingTls::load("health_server", HEALTH_NAME, &config.tls)?;
+        if !tls.current().certificate.is_issued_to(HEALTH_NAME) {
+            tracing::warn!("the certificate is not issued to {HEALTH_NAME}: clients will not accept it");
+        }
+        raise_file_limit();
+        let address = config.listen;
+        let socket =
+            TcpListener::bind(address).await.map_err(|error| HealthServerError::Listen { address, error })?;
+        let jobs =
+            Jobs::new(config.jobs_dir.clone(), config.executable_path.clone(), config.executable_interval);
+        let agent = AgentFile::new(config.health_file.clone());
+        let vm = Arc::new(Vm { agent, jobs: Arc::new(jobs), patience: config.request_timeout });
+        Ok(Self { socket, tls, vm })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    /// The certificates.
+    pub fn tls(&self) -> &Arc<RotatingTls> {
+        &self.tls
+    }
+
+    /// Serves until `stop` is ready; then lets requests that are under way end.
+    pub async fn run(self, stop: impl Future<Output = ()>) {
+        let Self { socket, tls, vm } = self;
+        let mut background = JoinSet::new();
+        background.spawn(vm.jobs.clone().run());
+        background.spawn(tls.clone().watch(|_| {}));
+        let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let (stopping, _) = watch::channel(false);
+        let mut connections = JoinSet::new();
+        let mut stop = std::pin::pin!(stop);
+        loop {
+            let accepted = async {
+                let room = room.clone().acquire_owned().await.expect("the semaphore is never closed");
+                (socket.accept().await, room)
+            };
+            let (accepted, room) = tokio::select! {
+                () = &mut stop => break,
+                accepted = accepted => accepted,
+            };
+            match accepted {
+                Ok((stream, client)) => {
+                    while connections.try_join_next().is_some() {}
+                    let stopping = stopping.subscribe();
+                    connections.spawn(serve(stream, client, tls.clone(), vm.clone(), stopping, room));
+                }
+                Err(error) => {
+                    // Out of files, most likely; some will be closed soon.
+                    tracing::warn!("cannot accept a connection: {error}");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+        drop(socket);
+        // Running scripts are killed with their groups.
+        background.shutdown().await;
+        stopping.send_replace(true);
+        let all_ended = async { while connections.join_next().await.is_some() {} };
+        // Those that are left then are cut.
+        let _ = tokio::time::timeout(STOP_LIMIT, all_ended).await;
+    }
+}
+
+/// Serves one connection.
+async fn serve(
+    stream: TcpStream,
+    client: SocketAddr,
+    tls: Arc<RotatingTls>,
+    vm: Arc<Vm>,
+    mut stopping: watch::Receiver<bool>,
+    _room: OwnedSemaphorePermit,
+) {
+    // Answers are small and complete: nothing is gained by waiting for more.
+    let _ = stream.set_nodelay(true);
+    let handshake = TlsAcceptor::from(tls.server_config()).accept(stream);
+    let stream = match tokio::time::timeout(vm.patience, handshake).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => return tracing::info!(%client, "TLS handshake failed: {error}"),
+        Err(_) => return tracing::info!(%client, "TLS handshake timed out"),
+    };
+    let name = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first()).and_then(common_name);
+    let is_known = name.as_deref() == Some(HEALTH_NAME);
+    if !is_known {
+        tracing::warn!(%client, name = name.as_deref().unwrap_or("-"), "refused a client: its certificate has another name");
+    }
+    let service = service_fn(|request| {
+        let vm = vm.clone();
+        async move { Ok::<_, std::convert::Infallible>(answer(&request, is_known, &vm).await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(IDLE_LIMIT)
+        .max_buf_size(16 << 10)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = std::pin::pin!(connection);
+    // An error means that the server is gone: stop as well.
+    let told = async { _ = stopping.wait_for(|stopping| *stopping).await };
+    let ended = tokio::select! {
+        ended = &mut connection => ended,
+        () = told => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%client, "connection ended: {error}");
+    }
+}
+
+/// The answer to a request. The method does not count, nor does the query (observed).
+async fn answer(request: &Request<Incoming>, is_known: bool, vm: &Vm) -> Response<Full<Bytes>> {
+    let text = |status: StatusCode, text: &'static str| {
+        let mut response = Response::new(Full::new(Bytes::from_static(text.as_bytes())));
+        *response.status_mut() = status;
+        response
+    };
+    if request.uri().path() != "/health" {
+        return text(StatusCode::NOT_FOUND, "404 page not found\n");
+    }
+    if !is_known {
+        return text(StatusCode::BAD_REQUEST, "the client certificate is issued to another name\n");
+    }
+    if tokio::time::timeout(vm.patience, vm.jobs.ready()).await.is_err() {
+        return text(StatusCode::SERVICE_UNAVAILABLE, "the first round of scripts has not ended yet\n");
+    }
+    let body = serde_json::to_vec(&vm.report()).expect("texts can always be written as JSON");
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+    response
+}
+
+impl Vm {
+    /// What to say now. Groups of jobs with a script follow the script, the
+    /// others the whole VM (observed); a group that has both is failing if
+    /// either is.
+    fn report(&self) -> Report {
+        let Summary { all_healthy, scripted, unscripted } = self.jobs.summary();
+        let whole = all_healthy && self.agent.is_running();
+        let mut groups = scripted;
+        for group in unscripted {
+            *groups.entry(group).or_insert(true) &= whole;
+        }
+        let text = |healthy| if healthy { "running" } else { "failing" };
+        let group_state: BTreeMap<_, _> =
+            groups.into_iter().map(|(group, healthy)| (group, text(healthy))).collect();
+        Report { state: text(whole), group_state }
+    }
+}

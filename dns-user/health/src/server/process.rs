@@ -1,0 +1,53 @@
+//! The health server as a process.
+
+use std::{io::Write, path::Path, process::ExitCode};
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::{HealthServer, HealthServerConfig};
+use dns_platform::logs::{LogFormat, Logs};
+
+/// Runs the health server with the configuration in `file` until SIGTERM or
+/// SIGINT. Errors at the start go to standard error, one line.
+pub fn run(file: &Path, format: LogFormat) -> ExitCode {
+    match start(file, format) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Nobody is left to tell if that fails.
+            let _ = writeln!(std::io::stderr(), "bosh-dns-xdp health: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// As [`run`]; ends well after a signal.
+fn start(file: &Path, format: LogFormat) -> Result<(), Box<dyn std::error::Error>> {
+    let config = HealthServerConfig::load(file)?;
+    let logs = Logs::init(&config.logging, format)?;
+    // One thread: the work is a few handshakes a minute and small answers.
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(2).build()?;
+    let result = runtime.block_on(async {
+        let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let hangup = signal(SignalKind::hangup())?;
+        let server = HealthServer::bind(&config).await?;
+        tracing::info!(address = %config.listen, "the health server is listening");
+        server.run(stop(terminate, interrupt, hangup)).await;
+        tracing::info!("the health server is stopping");
+        Ok(())
+    });
+    logs.flush();
+    result
+}
+
+/// Ready when the process is told to stop. SIGHUP does nothing: whatever can
+/// change is looked at all the time anyway.
+async fn stop(mut terminate: Signal, mut interrupt: Signal, mut hangup: Signal) {
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => return,
+            _ = interrupt.recv() => return,
+            _ = hangup.recv() => {}
+        }
+    }
+}

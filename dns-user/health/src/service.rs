@@ -1,0 +1,255 @@
+//! Health checks as one thing that the daemon starts and stops.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::{
+    FastPathUse, HEALTH_NAME, HealthMetrics, HealthStates, OnChange, Tracker,
+    check::check,
+    pulse::Pulse,
+    schedule::Lanes,
+    states::InstanceHealth,
+    tracker::{Limits, Order},
+    watcher::{BEAT, Watcher},
+};
+use dns_core::config::HealthConfig;
+use dns_platform::{
+    limits::raise_file_limit,
+    priority,
+    tls::{RotatingTls, TlsError},
+};
+
+/// Checks at once in the fast lane. A few are enough for 50 instances a second;
+/// this many carry the first checks of a big group, and their handshakes take
+/// less CPU time than the patience with one check.
+const FAST_LANE: usize = 128;
+
+/// Checks at once in the slow lane, if the limit on open files allows.
+const SLOW_LANE: usize = 1024;
+
+/// Open files that are left to the rest of the process.
+const OTHER_FILES: u64 = 256;
+
+/// Shortest interval between two checks, whatever the configuration says.
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Health checks: states, tracker and the watcher's thread.
+pub struct HealthService {
+    /// What is known.
+    states: Arc<HealthStates>,
+    /// What is checked.
+    tracker: Arc<Tracker>,
+    /// Certificates.
+    tls: Arc<RotatingTls>,
+    /// Counters.
+    metrics: HealthMetrics,
+    /// Signs of life of the watcher.
+    pulse: Arc<Pulse>,
+    /// The watcher, before and while it runs.
+    watch: Mutex<Watch>,
+    /// Port, interval, time limit.
+    settings: Settings,
+}
+
+/// What the watcher needs of the configuration.
+#[derive(Clone, Copy, Debug)]
+struct Settings {
+    /// Port of the health servers.
+    port: u16,
+    /// Time between two checks of one instance.
+    interval: Duration,
+    /// Time limit of a check.
+    timeout: Duration,
+}
+
+/// The watcher's thread.
+enum Watch {
+    /// Not started; what the tracker has ordered so far waits here.
+    Waiting(mpsc::UnboundedReceiver<Order>),
+    /// Running.
+    Running {
+        /// Ends it, by being dropped as well.
+        stop: oneshot::Sender<()>,
+        /// The thread.
+        thread: JoinHandle<()>,
+    },
+    /// Ended.
+    Stopped,
+}
+
+/// Why there can be no health checks.
+#[derive(Debug, thiserror::Error)]
+pub enum HealthError {
+    /// `health.enabled` without certificates.
+    #[error(
+        "health: enabled, but certificate_file, private_key_file or ca_file is missing; name all three or disable it"
+    )]
+    NoCertificates,
+    /// The certificates cannot be used.
+    #[error("health: {0}")]
+    Tls(#[from] TlsError),
+    /// The metrics could not be made.
+    #[error("health: {0}")]
+    Metrics(#[from] prometheus::Error),
+    /// The thread could not be started.
+    #[error("health: cannot start a thread: {0}")]
+    Thread(std::io::Error),
+}
+
+impl HealthService {
+    /// Loads the certificates; nothing is checked until [`Self::start`].
+    /// `request_timeout` is the time limit of a check (observed).
+    pub fn new(config: &HealthConfig, request_timeout: Duration) -> Result<Self, HealthError> {
+        let files = config.tls.as_ref().ok_or(HealthError::NoCertificates)?;
+        let tls = RotatingTls::load("health_client", HEALTH_NAME, files)?;
+        let states = Arc::new(HealthStates::new());
+        let limits = Limits {
+            names: config.max_tracked_queries,
+            first_checks: config.synchronous_check_timeout,
+            ttl: config.tracked_query_ttl,
+        };
+        let (tracker, orders) = Tracker::new(limits, states.clone());
+        let metrics = HealthMetrics::new()?;
+        Ok(Self {
+            states,
+            tracker: Arc::new(tracker),
+            tls,
+            metrics,
+            pulse: Arc::new(Pulse::new()),
+            watch: Mutex::new(Watch::Waiting(orders)),
+            settings: Settings {
+                port: config.port,
+                interval: config.check_interval.max(SHORTEST_INTERVAL),
+                timeout: request_timeout.max(SHORTEST_INTERVAL),
+            },
+        })
+    }
+
+    /// What is known of the instances.
+    pub fn states(&self) -> Arc<HealthStates> {
+        self.states.clone()
+    }
+
+    /// What is checked.
+    pub fn tracker(&self) -> Arc<Tracker> {
+        self.tracker.clone()
+    }
+
+    /// Counters, to be registered by the daemon.
+    pub fn metrics(&self) -> &HealthMetrics {
+        &self.metrics
+    }
+
+    /// The client certificates.
+    pub fn tls(&self) -> &Arc<RotatingTls> {
+        &self.tls
+    }
+
+    /// Starts the watcher's thread; again: does nothing. Every change of a state
+    /// is given to `on_change` at once; `fast_path` is the fast path.
+    pub fn start(&self, on_change: OnChange, fast_path: Arc<dyn FastPathUse>) -> Result<(), HealthError> {
+        let mut watch = self.watch.lock();
+        let orders = match std::mem::replace(&mut *watch, Watch::Stopped) {
+            Watch::Waiting(orders) => orders,
+            other => {
+                *watch = other;
+                return Ok(());
+            }
+        };
+        self.tracker.join(fast_path.clone());
+        let Settings { port, interval, timeout } = self.settings;
+        let watcher = Watcher {
+            port,
+            interval,
+            timeout,
+            lanes: lanes(timeout),
+            tls: self.tls.clone(),
+            tracker: self.tracker.clone(),
+            on_change,
+            fast_path,
+            metrics: self.metrics.clone(),
+            pulse: self.pulse.clone(),
+        };
+        self.pulse.beat();
+        let (stop, stopped) = oneshot::channel();
+        let (states, metrics, tls) = (self.states.clone(), self.metrics.clone(), self.tls.clone());
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(1)
+            .build()
+            .map_err(HealthError::Thread)?;
+        let thread = std::thread::Builder::new()
+            .name("health".to_owned())
+            .spawn(move || {
+                priority::lower("the health checks");
+                let local = tokio::task::LocalSet::new();
+                local.spawn_local(tls.watch(move |_| metrics.count_instances(&states)));
+                local.block_on(&runtime, watcher.run(orders, stopped));
+            })
+            .map_err(HealthError::Thread)?;
+        *watch = Watch::Running { stop, thread };
+        Ok(())
+    }
+
+    /// Time since the watcher's loop last went round, above what is its way: what is known
+    /// of instances may be outdated by so much. Zero while it does not run.
+    pub fn silent_for(&self) -> Duration {
+        match *self.watch.lock() {
+            Watch::Running { .. } => self.pulse.silent_for().saturating_sub(BEAT),
+            Watch::Waiting(_) | Watch::Stopped => Duration::ZERO,
+        }
+    }
+
+    /// Asks one instance now, beside the watcher; nothing is remembered. No
+    /// usable answer: unknown.
+    pub async fn ask_once(&self, ip: IpAddr) -> InstanceHealth {
+        let address = SocketAddr::new(ip, self.settings.port);
+        let (tls, limit) = (self.tls.current(), self.settings.timeout);
+        // A check wants a thread of its own kind of tasks.
+        let asked = tokio::task::spawn_blocking(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+            let asking = async { tokio::time::timeout(limit, check(address, &tls, None)).await };
+            tokio::task::LocalSet::new().block_on(&runtime, asking).ok()?.0.ok()
+        });
+        asked.await.ok().flatten().unwrap_or_else(InstanceHealth::unknown)
+    }
+
+    /// Ends the watcher's thread and waits for it. What is known stays.
+    pub fn stop(&self) {
+        let watch = {
+            let mut watch = self.watch.lock();
+            std::mem::replace(&mut *watch, Watch::Stopped)
+        };
+        if let Watch::Running { stop, thread } = watch {
+            // Fails only if the thread has ended already.
+            let _ = stop.send(());
+            if thread.join().is_err() {
+                tracing::error!("the thread of the health checks had panicked");
+            }
+        }
+    }
+}
+
+impl Drop for HealthService {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// How many checks may run at once, given the limit on open files, which is
+/// raised as far as it goes: every instance keeps a connection.
+fn lanes(timeout: Duration) -> Lanes {
+    let files = raise_file_limit();
+    let left = usize::try_from(files.saturating_sub(OTHER_FILES)).unwrap_or(usize::MAX);
+    let slow = (left / 4).clamp(16, SLOW_LANE);
+    // Twice as fast as they end when all of them are silent, so the lane is full.
+    Lanes { fast: FAST_LANE, slow, pace: timeout / 2 / slow as u32 }
+}

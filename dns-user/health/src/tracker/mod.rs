@@ -1,0 +1,454 @@
+//! Which names were asked last, and which instances they need checked.
+
+mod registry;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
+use tokio::sync::mpsc;
+
+use self::registry::{FirstChecks, Registry};
+use super::states::{HealthStates, InstanceHealth};
+use dns_core::{
+    name::{Name, NameRef},
+    resolve::{Checks, Resolution},
+};
+use dns_fastpath::Admission;
+use dns_platform::clock::kernel_monotonic_ns;
+
+/// What the tracker needs of the fast path: when names were answered there, and
+/// that names which fall out of tracking are answered there no more.
+pub trait FastPathUse: Send + Sync {
+    /// When the program last answered for the name, `CLOCK_MONOTONIC` in
+    /// nanoseconds; `None`: never, or not published.
+    fn last_used_ns(&self, name: &Name) -> Option<u64>;
+    /// The names are no longer tracked.
+    fn withdraw(&self, names: &[Name]);
+    /// Whether the order of uses decides now which name falls out.
+    fn order_counts(&self, counts: bool);
+}
+
+/// There is no fast path.
+#[derive(Clone, Copy, Debug)]
+pub struct NoFastPath;
+
+impl FastPathUse for NoFastPath {
+    fn last_used_ns(&self, _name: &Name) -> Option<u64> {
+        None
+    }
+
+    fn withdraw(&self, _names: &[Name]) {}
+
+    fn order_counts(&self, _counts: bool) {}
+}
+
+/// Bounds of the tracker.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Most names (`max_tracked_queries`).
+    pub(super) names: usize,
+    /// How long y1 waits (`synchronous_check_timeout`).
+    pub(super) first_checks: Duration,
+    /// A name not asked for so long is forgotten (`tracked_query_ttl`).
+    pub(super) ttl: Option<Duration>,
+}
+
+/// The names asked for last, up to a limit, and the instances that they need.
+///
+/// Callers on the way of a query never wait for checks: a known name costs a
+/// look-up and a store; a new one a few map changes under a lock that is never
+/// held across anything slow.
+pub struct Tracker {
+    /// The bounds.
+    limits: Limits,
+    /// What is known of the instances.
+    states: Arc<HealthStates>,
+    /// Tracked names. Locked only for single look-ups and changes, and last.
+    names: RwLock<HashMap<Name, Arc<Tracked>>>,
+    /// The order of use and the instances. Locked before `names`.
+    registry: Mutex<Registry>,
+    /// The last moment that was given to a use: every use gets its own.
+    latest_use: AtomicU64,
+    /// The fast path, once it runs.
+    fast_path: OnceLock<Arc<dyn FastPathUse>>,
+    /// To the watcher's thread.
+    orders: mpsc::UnboundedSender<Order>,
+    /// Orders that it has not carried out yet.
+    queued: AtomicUsize,
+}
+
+/// A tracked name.
+#[derive(Debug)]
+pub(super) struct Tracked {
+    /// The name.
+    pub(super) name: Name,
+    /// When it was last asked for in userspace, `CLOCK_MONOTONIC` in ns.
+    last_use: AtomicU64,
+    /// Instances that it needs checked, each once. Changed under the registry's lock.
+    instances: Mutex<Box<[IpAddr]>>,
+    /// Whoever waits for the first checks of its instances.
+    first_checks: Mutex<Option<Arc<FirstChecks>>>,
+}
+
+/// Orders past which no further name is tracked until the watcher's thread has caught up.
+/// One takes some 40 bytes.
+const MAX_QUEUED: usize = 65_536;
+
+/// What the watcher's thread is told.
+pub(super) enum Order {
+    /// Check this instance from now on; `urgent`: somebody waits for it.
+    Check {
+        /// Its address.
+        ip: IpAddr,
+        /// Whether somebody waits.
+        urgent: bool,
+    },
+    /// These are tracked no more: names to withdraw from the fast path,
+    /// instances that are unchecked again.
+    Dropped {
+        /// Names.
+        names: Vec<Name>,
+        /// Instances.
+        instances: Vec<IpAddr>,
+    },
+    /// A name is tracked now that was resolved a moment ago: the snapshot may
+    /// have changed in between.
+    Began(Arc<Tracked>),
+    /// There are new records: decide anew for every name.
+    Decide(Decide),
+}
+
+/// Says what a name needs checked, by the newest records; `None`: the name is
+/// no longer ours.
+pub type Decide = Arc<dyn Fn(&Name) -> Option<Checks> + Send + Sync>;
+
+impl std::fmt::Debug for Tracker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tracker").field("limits", &self.limits).finish_non_exhaustive()
+    }
+}
+
+impl Tracker {
+    /// Tracks nothing yet; what it has to say to the watcher comes out at the
+    /// receiver.
+    pub(super) fn new(limits: Limits, states: Arc<HealthStates>) -> (Self, mpsc::UnboundedReceiver<Order>) {
+        let (orders, receiver) = mpsc::unbounded_channel();
+        let tracker = Self {
+            limits,
+            states,
+            names: RwLock::default(),
+            registry: Mutex::default(),
+            latest_use: AtomicU64::new(0),
+            fast_path: OnceLock::new(),
+            orders,
+            queued: AtomicUsize::new(0),
+        };
+        (tracker, receiver)
+    }
+
+    /// Joins the fast path; only the first call counts.
+    pub(super) fn join(&self, fast_path: Arc<dyn FastPathUse>) {
+        let _ = self.fast_path.set(fast_path);
+    }
+
+    /// A query for the name was answered in userspace. Starts the first checks
+    /// in the background, never waits.
+    pub fn asked(&self, name: &Name, resolution: &Resolution) {
+        if !resolution.checks.tracked || self.limits.names == 0 {
+            return;
+        }
+        let now = self.use_now();
+        if !self.used(name.into(), now) {
+            self.begin(name, &resolution.checks, now);
+        }
+    }
+
+    /// As [`Self::asked`] if the name is tracked, or no name ever is; false: it is not.
+    pub fn asked_again(&self, name: NameRef<'_>) -> bool {
+        self.limits.names == 0 || self.used(name, self.use_now())
+    }
+
+    /// Notes a use of a name; false: it is not tracked.
+    fn used(&self, name: NameRef<'_>, now: u64) -> bool {
+        let names = self.names();
+        let tracked = names.get(name.as_wire());
+        if let Some(tracked) = tracked {
+            tracked.last_use.fetch_max(now, Ordering::Relaxed);
+        }
+        tracked.is_some()
+    }
+
+    /// Waits until all instances of the name have been checked once, at most
+    /// `synchronous_check_timeout`. For y1; returns at once where nothing is to
+    /// be waited for. Notes the use as [`Self::asked`] does.
+    pub async fn first_checks(&self, name: &Name, resolution: &Resolution) {
+        self.asked(name, resolution);
+        if !resolution.checks.tracked
+            || resolution.checks.instances.iter().all(|ip| self.states.is_checked(*ip))
+        {
+            return;
+        }
+        let Some(first_checks) = self.wait_for_first(name) else { return };
+        let _ = tokio::time::timeout(self.limits.first_checks, first_checks.done()).await;
+    }
+
+    /// Whether a resolved name may be answered by the interface now: its first
+    /// query must reach userspace, which starts the checks, and a y1 name needs
+    /// all its instances checked.
+    pub fn may_publish(&self, name: &Name, resolution: &Resolution) -> bool {
+        let Checks { instances, tracked, synchronous } = &resolution.checks;
+        if !tracked {
+            return true;
+        }
+        self.is_tracked(name) && (!synchronous || instances.iter().all(|ip| self.states.is_checked(*ip)))
+    }
+
+    /// Whether the name is among those asked for last.
+    pub fn is_tracked(&self, name: &Name) -> bool {
+        self.names().contains_key(name)
+    }
+
+    /// How often to call [`Self::expire`].
+    pub(super) fn expire_interval(&self) -> Duration {
+        let ttl = self.limits.ttl.unwrap_or(Duration::MAX);
+        (ttl / 10).clamp(Duration::from_millis(100), Duration::from_secs(60))
+    }
+
+    /// How many names are tracked.
+    pub fn name_count(&self) -> usize {
+        self.names().len()
+    }
+
+    /// How many instances are tracked.
+    pub fn instance_count(&self) -> usize {
+        self.registry().instance_count()
+    }
+
+    /// There are new records; the watcher's thread decides anew for every name
+    /// what it needs checked, as `decide` says (`None`: no longer a local name).
+    pub fn decide_by(&self, decide: Decide) {
+        self.order(Order::Decide(decide));
+    }
+
+    /// Begins to track a name that was not tracked a moment ago. While the watcher's thread
+    /// is far behind, which a flood of names can bring about, the name is left for its
+    /// next query: it is not published until then, and no memory grows.
+    fn begin(&self, name: &Name, checks: &Checks, now: u64) {
+        if self.queued.load(Ordering::Relaxed) >= MAX_QUEUED {
+            return;
+        }
+        let mut registry = self.registry();
+        if let Some(tracked) = self.names().get(name) {
+            // Somebody else was faster.
+            tracked.last_use.fetch_max(now, Ordering::Relaxed);
+            return;
+        }
+        let tracked = Arc::new(Tracked {
+            name: name.clone(),
+            last_use: AtomicU64::new(now),
+            instances: Mutex::default(),
+            first_checks: Mutex::default(),
+        });
+        for ip in self.hold(&mut registry, &tracked, needed(checks)).1 {
+            self.order(Order::Check { ip, urgent: checks.synchronous });
+        }
+        registry.push(now, tracked.clone());
+        let count = {
+            let mut names = self.names.write();
+            names.insert(name.clone(), tracked.clone());
+            names.len()
+        };
+        self.order(Order::Began(tracked));
+        if let Some(fast_path) = self.fast_path.get() {
+            fast_path.order_counts(count >= self.limits.names);
+        }
+        for _ in self.limits.names..count {
+            let last_use = |tracked: &Tracked| self.last_use(tracked);
+            if let Some(oldest) = registry.pop_oldest(last_use) {
+                self.drop_name(&mut registry, &oldest);
+            }
+        }
+    }
+
+    /// Forgets names that were not asked for within the limit on time, if there is one.
+    pub(super) fn expire(&self) {
+        let Some(ttl) = self.limits.ttl else { return };
+        let ttl = u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX);
+        let Some(before) = kernel_monotonic_ns().checked_sub(ttl) else { return };
+        let mut registry = self.registry();
+        while let Some(expired) = registry.pop_before(before, |tracked| self.last_use(tracked)) {
+            self.drop_name(&mut registry, &expired);
+        }
+    }
+
+    /// Forgets a name, and the instances that no other name needs.
+    fn drop_name(&self, registry: &mut Registry, tracked: &Arc<Tracked>) {
+        self.names.write().remove(&tracked.name);
+        let instances = self.release(registry, &tracked.replace_instances(Box::default()));
+        self.order(Order::Dropped { names: vec![tracked.name.clone()], instances });
+    }
+
+    /// Gives a name the instances that it needs from now on. Gives back those
+    /// that it needed before, still held, and those that nobody needed before.
+    fn hold(
+        &self,
+        registry: &mut Registry,
+        tracked: &Tracked,
+        needed: Box<[IpAddr]>,
+    ) -> (Box<[IpAddr]>, Vec<IpAddr>) {
+        let new = needed.iter().copied().filter(|ip| registry.hold(*ip)).collect();
+        (tracked.replace_instances(needed), new)
+    }
+
+    /// Lets go of instances; gives those that nobody needs any more, which are
+    /// unchecked from here on.
+    fn release(&self, registry: &mut Registry, instances: &[IpAddr]) -> Vec<IpAddr> {
+        let gone: Vec<_> = instances.iter().copied().filter(|ip| registry.release(*ip)).collect();
+        for ip in &gone {
+            self.states.remove(*ip);
+        }
+        gone
+    }
+
+    /// Decides anew what a name needs, without letting go of what it needed
+    /// before; that has to be given to [`Self::let_go`].
+    pub(super) fn decide(&self, tracked: &Tracked, decide: &Decide) -> Box<[IpAddr]> {
+        let checks = decide(&tracked.name).filter(|checks| checks.tracked).unwrap_or_default();
+        let needed = needed(&checks);
+        let mut registry = self.registry();
+        // Fell out while we thought: nothing to decide.
+        let is_current = self.names().get(&tracked.name).is_some_and(|held| std::ptr::eq(&**held, tracked));
+        if !is_current || *tracked.instances() == needed {
+            return Box::default();
+        }
+        let (before, new) = self.hold(&mut registry, tracked, needed);
+        for ip in new {
+            self.order(Order::Check { ip, urgent: checks.synchronous });
+        }
+        before
+    }
+
+    /// Lets go of what names needed before; nothing else may keep it.
+    pub(super) fn let_go(&self, instances: &[IpAddr]) {
+        if instances.is_empty() {
+            return;
+        }
+        let gone = self.release(&mut self.registry(), instances);
+        if !gone.is_empty() {
+            self.order(Order::Dropped { names: Vec::new(), instances: gone });
+        }
+    }
+
+    /// All tracked names.
+    pub(super) fn all(&self) -> Vec<Arc<Tracked>> {
+        self.names().values().cloned().collect()
+    }
+
+    /// A check has ended. Says whether what is known has changed by it.
+    pub(super) fn checked(&self, ip: IpAddr, health: InstanceHealth) -> bool {
+        let mut registry = self.registry();
+        // Not tracked any more: it is to stay unchecked.
+        let Some(waiting) = registry.take_waiting(ip) else { return false };
+        let changed = self.states.set(ip, health);
+        drop(registry);
+        waiting.iter().for_each(|first_checks| first_checks.one_done());
+        changed
+    }
+
+    /// What a y1 query for the name has to wait for; `None`: nothing.
+    fn wait_for_first(&self, name: &Name) -> Option<Arc<FirstChecks>> {
+        let mut registry = self.registry();
+        let tracked = self.names().get(name).cloned()?;
+        let mut current = tracked.first_checks.lock();
+        if let Some(running) = current.as_ref().filter(|running| !running.is_done()) {
+            return Some(running.clone());
+        }
+        let instances = tracked.instances();
+        let unchecked: Vec<_> = instances.iter().filter(|ip| !self.states.is_checked(**ip)).collect();
+        if unchecked.is_empty() {
+            return None;
+        }
+        let first_checks = Arc::new(FirstChecks::new(unchecked.len()));
+        for ip in unchecked {
+            registry.wait(*ip, first_checks.clone());
+            self.order(Order::Check { ip: *ip, urgent: true });
+        }
+        *current = Some(first_checks.clone());
+        Some(first_checks)
+    }
+
+    /// When the name was last asked for, on either path.
+    fn last_use(&self, tracked: &Tracked) -> u64 {
+        let used_there =
+            self.fast_path.get().and_then(|fast_path| fast_path.last_used_ns(&tracked.name)).unwrap_or(0);
+        tracked.last_use.load(Ordering::Relaxed).max(used_there)
+    }
+
+    /// A moment for a use: now, and later than any given before, so that uses
+    /// have one order.
+    fn use_now(&self) -> u64 {
+        let now = kernel_monotonic_ns();
+        let next = |latest: u64| Some(now.max(latest + 1));
+        self.latest_use
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
+            .map_or(now, |latest| now.max(latest + 1))
+    }
+
+    /// Tells the watcher's thread. Once that has ended, nobody needs to know.
+    fn order(&self, order: Order) {
+        if self.orders.send(order).is_ok() {
+            self.queued.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The watcher's thread has taken so many orders.
+    pub(super) fn taken(&self, count: usize) {
+        self.queued.fetch_sub(count, Ordering::Relaxed);
+    }
+
+    /// The tracked names, for reading.
+    fn names(&self) -> RwLockReadGuard<'_, HashMap<Name, Arc<Tracked>>> {
+        self.names.read()
+    }
+
+    /// The registry.
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock()
+    }
+}
+
+impl Admission for Tracker {
+    fn may_publish(&self, name: &Name, resolution: &Resolution) -> bool {
+        Self::may_publish(self, name, resolution)
+    }
+}
+
+impl Tracked {
+    /// Instances that the name needs checked.
+    fn instances(&self) -> MutexGuard<'_, Box<[IpAddr]>> {
+        self.instances.lock()
+    }
+
+    /// Puts others in their place and gives back what was there.
+    fn replace_instances(&self, instances: Box<[IpAddr]>) -> Box<[IpAddr]> {
+        std::mem::replace(&mut *self.instances(), instances)
+    }
+}
+
+/// The instances that need checks, each once, in order.
+fn needed(checks: &Checks) -> Box<[IpAddr]> {
+    let mut instances = checks.instances.clone();
+    instances.sort_unstable();
+    instances.dedup();
+    instances.into()
+}

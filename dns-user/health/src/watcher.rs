@@ -1,0 +1,293 @@
+//! The watcher: carries out the checks, on a thread of its own.
+//!
+//! Handshakes cost a millisecond of CPU each; on a thread of their own, with a
+//! lower priority, they delay no query.
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+    rc::Rc,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    sync::{Notify, mpsc, oneshot},
+    task::AbortHandle,
+};
+
+use super::{
+    OnChange,
+    check::{self, CheckError, Connection},
+    metrics::{CheckResult, HealthMetrics},
+    pulse::Pulse,
+    schedule::{Ending, Lane, Lanes, Schedule, Ticket},
+    states::InstanceHealth,
+    tracker::{Decide, FastPathUse, Order, Tracker},
+};
+use dns_platform::tls::RotatingTls;
+
+/// How long a check may stay in the fast lane. An instance in the same data
+/// centre answers within a few milliseconds, handshake included.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// How often the loop goes round even where nothing is to be done, as a sign of life.
+pub(super) const BEAT: Duration = Duration::from_millis(500);
+
+/// Most orders taken at once before checks are started again.
+const ORDERS_AT_ONCE: usize = 256;
+
+/// Everything that the watcher works with.
+pub(super) struct Watcher {
+    /// Port of the health servers.
+    pub(super) port: u16,
+    /// Time between two checks of one instance.
+    pub(super) interval: Duration,
+    /// Time limit of one check (`request_timeout`).
+    pub(super) timeout: Duration,
+    /// How many checks may run at once.
+    pub(super) lanes: Lanes,
+    /// Certificates.
+    pub(super) tls: Arc<RotatingTls>,
+    /// Who decides what is checked.
+    pub(super) tracker: Arc<Tracker>,
+    /// Who is told of every change.
+    pub(super) on_change: OnChange,
+    /// The fast path.
+    pub(super) fast_path: Arc<dyn FastPathUse>,
+    /// Counters.
+    pub(super) metrics: HealthMetrics,
+    /// Signs of life.
+    pub(super) pulse: Arc<Pulse>,
+}
+
+/// The watcher at work; shared by the tasks of its thread.
+struct Work {
+    /// What it works with.
+    watcher: Watcher,
+    /// When which instance is checked.
+    schedule: RefCell<Schedule>,
+    /// Connections that wait for the next check.
+    connections: RefCell<HashMap<IpAddr, Connection>>,
+    /// Checks under way.
+    tasks: RefCell<HashMap<Ticket, AbortHandle>>,
+    /// There is room for another check, or another moment to wake up at.
+    room: Notify,
+}
+
+impl Watcher {
+    /// Works until `stop` comes or its sender is gone. Must be polled inside a `LocalSet`.
+    pub(super) async fn run(
+        self,
+        mut orders: mpsc::UnboundedReceiver<Order>,
+        mut stop: oneshot::Receiver<()>,
+    ) {
+        let schedule = Schedule::new(self.interval, self.lanes, Instant::now(), fastrand::u32(..));
+        let expire_every = self.tracker.expire_interval();
+        let work = Rc::new(Work {
+            watcher: self,
+            schedule: RefCell::new(schedule),
+            connections: RefCell::default(),
+            tasks: RefCell::default(),
+            room: Notify::new(),
+        });
+        let mut decide: Option<Decide> = None;
+        let mut batch = Vec::with_capacity(ORDERS_AT_ONCE);
+        let mut expiry = tokio::time::interval(expire_every);
+        expiry.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut beats = tokio::time::interval(BEAT);
+        beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            work.watcher.pulse.beat();
+            work.start_checks();
+            let wake = work.schedule.borrow().next_wake();
+            let wake = async {
+                match wake {
+                    Some(at) => tokio::time::sleep_until(at.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                _ = &mut stop => return,
+                count = orders.recv_many(&mut batch, ORDERS_AT_ONCE) => {
+                    if count == 0 {
+                        return;
+                    }
+                    work.watcher.tracker.taken(count);
+                    for order in batch.drain(..) {
+                        work.obey(order, &mut decide);
+                    }
+                }
+                () = wake => {}
+                () = work.room.notified() => {}
+                _ = beats.tick() => {}
+                _ = expiry.tick() => work.watcher.tracker.expire(),
+            }
+            work.count();
+        }
+    }
+}
+
+impl Work {
+    /// Starts every check that is due and has room.
+    fn start_checks(self: &Rc<Self>) {
+        let now = Instant::now();
+        loop {
+            let Some((ticket, ip, lane)) = self.schedule.borrow_mut().start(now) else { return };
+            let running = Running { work: self.clone(), ticket, ending: Ending::Silent };
+            let task = tokio::task::spawn_local(running.check(ip, lane));
+            self.tasks.borrow_mut().insert(ticket, task.abort_handle());
+        }
+    }
+
+    /// Does what the tracker wants.
+    fn obey(&self, order: Order, decide: &mut Option<Decide>) {
+        let Watcher { tracker, on_change, fast_path, .. } = &self.watcher;
+        match order {
+            Order::Check { ip, urgent } => self.schedule.borrow_mut().add(ip, urgent),
+            Order::Dropped { names, instances } => {
+                if !names.is_empty() {
+                    fast_path.withdraw(&names);
+                }
+                // One that is needed again in the meantime begins anew: the order
+                // for that comes behind this one.
+                instances.iter().for_each(|ip| self.drop_instance(*ip));
+                if !instances.is_empty() {
+                    on_change(&instances);
+                }
+            }
+            Order::Began(tracked) => {
+                if let Some(decide) = decide {
+                    tracker.let_go(&tracker.decide(&tracked, decide));
+                }
+            }
+            Order::Decide(new) => {
+                // First everything that is needed now, then what is not needed any
+                // more: an instance that moves from one name to another is not lost.
+                let before: Vec<_> =
+                    tracker.all().iter().flat_map(|tracked| tracker.decide(tracked, &new)).collect();
+                tracker.let_go(&before);
+                *decide = Some(new);
+            }
+        }
+    }
+
+    /// Ends everything that concerns an instance.
+    fn drop_instance(&self, ip: IpAddr) {
+        self.connections.borrow_mut().remove(&ip);
+        let running = self.schedule.borrow_mut().remove(ip);
+        let task = running.and_then(|ticket| self.tasks.borrow_mut().remove(&ticket));
+        if let Some(task) = task {
+            task.abort();
+        }
+    }
+
+    /// Brings the gauges up to date.
+    fn count(&self) {
+        let Watcher { tracker, metrics, .. } = &self.watcher;
+        metrics.in_flight.set(self.schedule.borrow().in_flight() as i64);
+        metrics.tracked_names.set(tracker.name_count() as i64);
+    }
+}
+
+/// A check under way. Whatever becomes of it, its place in the lane is given back.
+struct Running {
+    /// The watcher at work.
+    work: Rc<Work>,
+    /// Stands for the check in the schedule.
+    ticket: Ticket,
+    /// How it ends.
+    ending: Ending,
+}
+
+impl Running {
+    /// Carries out the check and makes its result known.
+    async fn check(mut self, ip: IpAddr, lane: Lane) {
+        let work = self.work.clone();
+        let Watcher { port, timeout, tls, tracker, on_change, metrics, .. } = &work.watcher;
+        let started = Instant::now();
+        let kept = work.connections.borrow_mut().remove(&ip);
+        let tls = tls.current();
+        let check = check::check(SocketAddr::new(ip, *port), &tls, kept);
+        let Some(done) = self.in_time(check, lane, *timeout).await else {
+            // Cut off: nothing is known, and nothing changes.
+            return;
+        };
+        let health = match done {
+            Some((Ok(health), connection)) => {
+                self.ending = Ending::Answered;
+                self.keep(ip, connection);
+                metrics.observe(CheckResult::of(health.state), started.elapsed());
+                health
+            }
+            Some((Err(error), connection)) => {
+                let quick = started.elapsed() < PATIENCE;
+                self.ending = if quick { Ending::Answered } else { Ending::Silent };
+                self.keep(ip, connection);
+                metrics.observe(CheckResult::from(&error), started.elapsed());
+                log_failure(ip, &error);
+                InstanceHealth::unknown()
+            }
+            None => {
+                metrics.observe(CheckResult::Timeout, started.elapsed());
+                tracing::debug!(%ip, "health check timed out");
+                InstanceHealth::unknown()
+            }
+        };
+        if tracker.checked(ip, health) {
+            on_change(&[ip]);
+        }
+    }
+
+    /// The check's outcome; `Some(None)`: its time limit has passed; `None`: it
+    /// had to leave the fast lane and there was no room in the slow one.
+    async fn in_time<T>(
+        &mut self,
+        check: impl Future<Output = T>,
+        lane: Lane,
+        limit: Duration,
+    ) -> Option<Option<T>> {
+        let mut check = std::pin::pin!(check);
+        let patience = PATIENCE.min(limit);
+        let mut left = limit;
+        if lane == Lane::Fast {
+            if let Ok(done) = tokio::time::timeout(patience, &mut check).await {
+                return Some(Some(done));
+            }
+            if !self.work.schedule.borrow_mut().slow_down(self.ticket) {
+                self.ending = Ending::CutOff;
+                return None;
+            }
+            // Its place in the fast lane is free.
+            self.work.room.notify_one();
+            left -= patience;
+        }
+        Some(tokio::time::timeout(left, check).await.ok())
+    }
+
+    /// Keeps the connection for the next check, unless there will be none.
+    fn keep(&self, ip: IpAddr, connection: Option<Connection>) {
+        if let Some(connection) = connection
+            && self.work.schedule.borrow().holds(ip)
+        {
+            self.work.connections.borrow_mut().insert(ip, connection);
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.work.tasks.borrow_mut().remove(&self.ticket);
+        self.work.schedule.borrow_mut().end(self.ticket, self.ending, Instant::now());
+        self.work.room.notify_one();
+    }
+}
+
+/// A failed check is everyday business; wrong certificates are not.
+fn log_failure(ip: IpAddr, error: &CheckError) {
+    match error {
+        CheckError::Tls(_) => tracing::info!(%ip, "health check failed: {error}"),
+        _ => tracing::debug!(%ip, "health check failed: {error}"),
+    }
+}

@@ -1,0 +1,43 @@
+//! Reading the files that the configuration names: which ones match a pattern,
+//! and their bytes handed to the pure parsers of `dns-core`.
+
+pub mod bounded;
+pub mod glob;
+mod stamp;
+
+pub use stamp::FileStamp;
+
+use std::{net::SocketAddr, path::Path};
+
+use dns_core::config::{Config, ConfigError, Loaded, addresses::parse_addresses};
+
+/// Reads and parses `config.json`.
+pub fn load_config(path: &Path) -> Result<Loaded, ConfigError> {
+    let file = path.display().to_string();
+    match bounded::read(path) {
+        Ok(bytes) => Config::parse(&file, &bytes),
+        Err(error) => Err(ConfigError { file, problem: format!("cannot be read: {error}") }),
+    }
+}
+
+/// Reads all addresses files: lists of `{"address": IP, "port": number}`.
+///
+/// In the order of the files, repeats taken out.
+pub fn read_addresses(pattern: &str) -> Result<Vec<SocketAddr>, ConfigError> {
+    let files = glob::glob(pattern)
+        .map_err(|error| ConfigError { file: pattern.to_owned(), problem: error.to_string() })?;
+    let mut addresses = Vec::new();
+    for path in files {
+        let file = path.display().to_string();
+        let bytes = bounded::read(&path).map_err(|error| ConfigError {
+            file: file.clone(),
+            problem: format!("cannot be read: {error}"),
+        })?;
+        for address in parse_addresses(&file, &bytes)? {
+            if !addresses.contains(&address) {
+                addresses.push(address);
+            }
+        }
+    }
+    Ok(addresses)
+}

@@ -1,0 +1,18 @@
+//! What the parts of the server stand on: the system's side of files, sockets, certificates,
+//! clocks and threads, and the names of metrics and the form of log lines.
+//!
+//! * [`files`] reads and compares the files that the configuration names.
+//! * [`tls`]: certificates that change while they are in use.
+//! * [`mmsg`]: many datagrams with one system call.
+//! * [`logs`]: one line per event, levels by tag, changeable at run time.
+//! * [`metrics`]: every family, declared in one place.
+//! * [`clock`], [`limits`], [`priority`]: the kernel's clock, open files, threads in the background.
+
+pub mod clock;
+pub mod files;
+pub mod limits;
+pub mod logs;
+pub mod metrics;
+pub mod mmsg;
+pub mod priority;
+pub mod tls;

@@ -1,0 +1,130 @@
+//! One line per request, off unless asked for and bounded in rate when it is on.
+//!
+//! Asked for with `log_level: DEBUG`, or for the tag `RequestLoggerHandler`
+//! alone (configuration, or `bosh-dns-xdp log --tag RequestLoggerHandler
+//! --level DEBUG`). Only requests that reach userspace are seen here; `tap`
+//! shows both paths.
+
+use std::{
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    time::Instant,
+};
+
+use super::Request;
+use crate::metrics::labels::{rcode_label, type_label};
+
+/// Target of these lines, for the filter; the tag is `RequestLoggerHandler`.
+pub const TARGET: &str = "dns_resolver::requests";
+
+/// Lines a second, unless changed with [`set_limit`].
+pub const DEFAULT_LIMIT: u32 = 100;
+
+/// Returns whether request lines are to be logged: one load while they are not.
+#[inline]
+pub fn wanted() -> bool {
+    tracing::enabled!(target: TARGET, tracing::Level::DEBUG)
+}
+
+/// Logs a request, within the rate.
+#[inline]
+pub fn log(request: &Request<'_>) {
+    if wanted() && LIMITER.admit(now_seconds()) {
+        write(request);
+    }
+}
+
+/// Changes how many lines a second are written; 0: none.
+pub fn set_limit(lines_per_second: u32) {
+    LIMITER.limit.store(lines_per_second, Ordering::Relaxed);
+}
+
+/// How many lines a second are written.
+pub fn limit() -> u32 {
+    LIMITER.limit.load(Ordering::Relaxed)
+}
+
+/// Says how many lines were suppressed since the last report, if any were.
+pub(super) fn report_suppressed() {
+    let suppressed = LIMITER.suppressed.load(Ordering::Relaxed);
+    if suppressed == 0 || LIMITER.second.load(Ordering::Relaxed) >> 32 == now_seconds() {
+        return;
+    }
+    let suppressed = LIMITER.suppressed.swap(0, Ordering::Relaxed);
+    tracing::debug!(target: TARGET, suppressed, limit_per_second = limit(), "request lines suppressed");
+}
+
+/// The line itself.
+#[cold]
+fn write(request: &Request<'_>) {
+    tracing::debug!(
+        target: TARGET,
+        name = %request.name,
+        r#type = %type_label(request.query_type),
+        rcode = %rcode_label(request.rcode),
+        answers = request.answers,
+        bytes = request.bytes,
+        client = %request.client,
+        transport = request.transport,
+        by = request.answered_by,
+        micros = u64::try_from(request.took.as_micros()).unwrap_or(u64::MAX),
+        "request"
+    );
+}
+
+//----------- Limiter --------------------------------------------------------
+
+/// The limit of this process.
+static LIMITER: Limiter = Limiter {
+    limit: AtomicU32::new(DEFAULT_LIMIT),
+    second: AtomicU64::new(0),
+    suppressed: AtomicU64::new(0),
+};
+
+/// Counts lines by whole seconds.
+struct Limiter {
+    /// Lines a second.
+    limit: AtomicU32,
+    /// The second (upper half) and the lines written in it (lower half).
+    second: AtomicU64,
+    /// Lines not written since the last report.
+    suppressed: AtomicU64,
+}
+
+impl Limiter {
+    /// Whether a line may be written in second `now`; counts those that may not.
+    fn admit(&self, now: u64) -> bool {
+        let limit = u64::from(self.limit.load(Ordering::Relaxed));
+        let admitted = self.second.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |state| {
+            let written = if state >> 32 == now { state & u64::from(u32::MAX) } else { 0 };
+            (written < limit).then_some(now << 32 | (written + 1))
+        });
+        if admitted.is_err() {
+            self.suppressed.fetch_add(1, Ordering::Relaxed);
+        }
+        admitted.is_ok()
+    }
+}
+
+/// Seconds since the first call, cut to 32 bits by the years it would take.
+fn now_seconds() -> u64 {
+    static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_is_bounded_and_the_rest_counted() {
+        let limiter =
+            Limiter { limit: AtomicU32::new(3), second: AtomicU64::new(0), suppressed: AtomicU64::new(0) };
+        let admitted = |now| (0..10).filter(|_| limiter.admit(now)).count();
+        assert_eq!(admitted(7), 3);
+        assert_eq!(admitted(7), 0);
+        assert_eq!(admitted(8), 3);
+        assert_eq!(limiter.suppressed.load(Ordering::Relaxed), 24);
+        limiter.limit.store(0, Ordering::Relaxed);
+        assert_eq!(admitted(9), 0);
+    }
+}

@@ -1,0 +1,127 @@
+//! The tags of log lines: the reference's names where a part of ours does the
+//! same work, names of our own for the rest.
+//!
+//! A tag stands for modules. The line shows the tag whose module is the most
+//! specific one; a level set for a tag holds for all of its modules.
+
+/// Modules that are ours: the general level holds for them.
+pub const OUR_CRATES: &[&str] = &[
+    "dns_core",
+    "dns_platform",
+    "dns_fastpath",
+    "dns_upstream",
+    "dns_health",
+    "dns_resolver",
+    "bosh_dns_xdp",
+    "bosh_dns_xdp_health",
+];
+
+/// A tag and what it stands for.
+#[derive(Clone, Copy, Debug)]
+pub struct Tag {
+    /// Name in the configuration and in the line.
+    pub name: &'static str,
+    /// Prefixes of module paths.
+    pub targets: &'static [&'static str],
+    /// What an operator reads there.
+    pub about: &'static str,
+}
+
+/// All tags. `docs/operating.md` shows the same list.
+pub const TAGS: &[Tag] = &[
+    Tag {
+        name: "main",
+        targets: &["dns_resolver::daemon", "bosh_dns_xdp"],
+        about: "start, reload, stop, configuration",
+    },
+    Tag {
+        name: "RecordsRepo",
+        targets: &["dns_core::catalog", "dns_resolver::daemon::records", "dns_resolver::daemon::watch"],
+        about: "records.json and alias files: what was read, what was refused",
+    },
+    Tag {
+        name: "DiscoveryHandler",
+        targets: &["dns_resolver::fleet", "dns_core::resolve"],
+        about: "names of the fleet",
+    },
+    Tag {
+        name: "ForwardHandler",
+        targets: &["dns_upstream"],
+        about: "recursors: which was asked, what it said",
+    },
+    Tag { name: "HTTPClientHandler", targets: &["dns_upstream::http"], about: "http handlers" },
+    Tag { name: "CachingDNSHandler", targets: &["dns_upstream::cache"], about: "the cache" },
+    Tag { name: "ArpaHandler", targets: &["dns_upstream::reverse"], about: "reverse names" },
+    Tag {
+        name: "RequestLoggerHandler",
+        targets: &[super::requests::TARGET],
+        about: "one line per request that reaches userspace, at DEBUG, bounded in rate",
+    },
+    Tag { name: "HealthWatcher", targets: &["dns_health"], about: "health checks of instances" },
+    Tag { name: "MetricsServer", targets: &["dns_resolver::ops::metrics"], about: "the metrics endpoint" },
+    Tag {
+        name: "API",
+        targets: &["dns_resolver::ops::api"],
+        about: "the API: who connected, what was refused",
+    },
+    Tag {
+        name: "server",
+        targets: &["dns_resolver::server"],
+        about: "sockets, TCP sessions, malformed messages",
+    },
+    Tag { name: "fastpath", targets: &["dns_fastpath"], about: "interfaces and hooks, publishing, lease" },
+    Tag {
+        name: "ebpf",
+        targets: &["dns_fastpath::observe::messages", "aya", "aya_log"],
+        about: "messages from inside the BPF program and from its loader",
+    },
+];
+
+/// Names of all tags.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    TAGS.iter().map(|tag| tag.name)
+}
+
+/// Module prefixes that a tag stands for, its name in any letter case.
+/// `None`: there is no such tag.
+pub fn targets(name: &str) -> Option<&'static [&'static str]> {
+    TAGS.iter().find(|tag| tag.name.eq_ignore_ascii_case(name)).map(|tag| tag.targets)
+}
+
+/// The tag that a line from `target` is shown under; the module itself where
+/// no tag covers it.
+pub fn of_target(target: &str) -> &str {
+    TAGS.iter()
+        .flat_map(|tag| tag.targets.iter().map(move |prefix| (tag.name, *prefix)))
+        .filter(|(_, prefix)| is_within(target, prefix))
+        .max_by_key(|(_, prefix)| prefix.len())
+        .map_or(target, |(name, _)| name)
+}
+
+/// Whether `target` is the module `prefix` or lies below it.
+fn is_within(target: &str, prefix: &str) -> bool {
+    target.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_specific_module_names_the_line() {
+        assert_eq!(of_target("dns_upstream::pool"), "ForwardHandler");
+        assert_eq!(of_target("dns_upstream::cache"), "CachingDNSHandler");
+        assert_eq!(of_target("dns_upstream::cached"), "ForwardHandler");
+        assert_eq!(of_target("dns_resolver::fleet::memo"), "DiscoveryHandler");
+        assert_eq!(of_target("hyper::client"), "hyper::client");
+    }
+
+    #[test]
+    fn names_are_unique_and_found_in_any_case() {
+        for tag in TAGS {
+            assert_eq!(targets(&tag.name.to_uppercase()), Some(tag.targets), "{}", tag.name);
+            assert_eq!(TAGS.iter().filter(|other| other.name.eq_ignore_ascii_case(tag.name)).count(), 1);
+        }
+        assert_eq!(targets("nothing"), None);
+    }
+}

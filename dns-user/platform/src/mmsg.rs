@@ -1,0 +1,230 @@
+//! Many datagrams with one system call: `recvmmsg` (kernel 2.6.33) and
+//! `sendmmsg` (kernel 3.0).
+
+use std::{
+    io, mem,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::RawFd,
+    ptr,
+};
+
+/// Room for one control message: 16 bytes of header, at most 20 of `in6_pktinfo`.
+const CONTROL_SIZE: usize = 64;
+
+//----------- Incoming -------------------------------------------------------
+
+/// What the kernel is to tell besides the bytes of datagrams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Told {
+    /// Nothing: the socket is connected.
+    Nothing,
+    /// Who sent them.
+    Peers,
+    /// Also control messages, which the socket was asked for.
+    PeersAndControls,
+}
+
+/// Buffers for `COUNT` incoming datagrams of up to `SIZE` bytes each; of longer ones the rest
+/// is cut off.
+pub struct Incoming<const COUNT: usize, const SIZE: usize> {
+    /// The datagrams, one room after the other. Pages that none reaches take no memory.
+    rooms: Box<[u8]>,
+    /// Who sent them.
+    peers: Box<[libc::sockaddr_storage; COUNT]>,
+    /// What the kernel says of their destinations.
+    controls: Box<[ControlMessages; COUNT]>,
+    /// What of this is asked for.
+    told: Told,
+    /// Headers; their pointers lead into the boxes here, whose contents never move.
+    headers: Box<[libc::mmsghdr; COUNT]>,
+    /// One buffer for each header.
+    slices: Box<[libc::iovec; COUNT]>,
+    /// How many headers the kernel has written to since they were prepared.
+    used: usize,
+}
+
+/// Control messages of one datagram, aligned as `cmsghdr` wants it.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+pub struct ControlMessages([u8; CONTROL_SIZE]);
+
+/// A datagram that came in.
+pub struct Datagram<'a> {
+    /// Its bytes.
+    pub bytes: &'a [u8],
+    /// Who sent it, if that is told.
+    pub peer: &'a libc::sockaddr_storage,
+    /// The control messages that came with it.
+    pub control: &'a ControlMessages,
+    /// Bytes of them.
+    pub control_len: usize,
+}
+
+impl<const COUNT: usize, const SIZE: usize> Incoming<COUNT, SIZE> {
+    /// Empty buffers.
+    pub fn new(told: Told) -> Self {
+        // SAFETY: all-zero bytes are valid headers, addresses and slices: they
+        // consist of integers and raw pointers.
+        let (header, peer, slice): (libc::mmsghdr, libc::sockaddr_storage, libc::iovec) =
+            unsafe { (mem::zeroed(), mem::zeroed(), mem::zeroed()) };
+        Self {
+            rooms: vec![0; COUNT * SIZE].into(),
+            peers: Box::new([peer; COUNT]),
+            controls: Box::new([ControlMessages([0; CONTROL_SIZE]); COUNT]),
+            told,
+            headers: Box::new([header; COUNT]),
+            slices: Box::new([slice; COUNT]),
+            used: COUNT,
+        }
+    }
+
+    /// Takes the datagrams that the socket holds, as many as there is room for; says how many,
+    /// at least one. `flags` are those of `recvmmsg`: whether to wait for the first one.
+    pub fn receive(&mut self, socket: RawFd, flags: libc::c_int) -> io::Result<usize> {
+        for (at, room) in self.rooms.chunks_exact_mut(SIZE).enumerate().take(self.used) {
+            self.slices[at] = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: SIZE };
+            let header = &mut self.headers[at].msg_hdr;
+            header.msg_iov = &raw mut self.slices[at];
+            header.msg_iovlen = 1;
+            if self.told >= Told::Peers {
+                header.msg_name = (&raw mut self.peers[at]).cast();
+                header.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+            }
+            if self.told >= Told::PeersAndControls {
+                header.msg_control = (&raw mut self.controls[at]).cast();
+                header.msg_controllen = CONTROL_SIZE;
+            }
+        }
+        // SAFETY: each of the COUNT headers leads to buffers of its own here with the sizes
+        // given, which live longer than the call.
+        let count = unsafe {
+            libc::recvmmsg(socket, self.headers.as_mut_ptr(), COUNT as libc::c_uint, flags, ptr::null_mut())
+        };
+        // After an error some may have been written to.
+        self.used = usize::try_from(count).unwrap_or(COUNT);
+        usize::try_from(count).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// The first `count` datagrams, as [`receive`](Self::receive) left them.
+    pub fn datagrams(&self, count: usize) -> impl Iterator<Item = Datagram<'_>> {
+        let rooms = self.rooms.chunks_exact(SIZE).zip(self.headers.iter());
+        let about = self.peers.iter().zip(self.controls.iter());
+        rooms.zip(about).take(count).map(|((room, header), (peer, control))| {
+            // The kernel never says more than it had room for.
+            let length = (header.msg_len as usize).min(SIZE);
+            Datagram { bytes: &room[..length], peer, control, control_len: header.msg_hdr.msg_controllen }
+        })
+    }
+
+    /// A header for the reply to the datagram at `at`, still without the reply: to whom it came
+    /// from, and from where it was sent to.
+    pub fn reply_header(&mut self, at: usize) -> libc::msghdr {
+        let mut header = self.headers[at].msg_hdr;
+        if self.told >= Told::PeersAndControls {
+            self.controls[at].clear_interface(header.msg_controllen);
+        }
+        (header.msg_iov, header.msg_iovlen, header.msg_flags) = (ptr::null_mut(), 0, 0);
+        header
+    }
+}
+
+//----------- Sending --------------------------------------------------------
+
+/// Sends messages; says how many the kernel did not take.
+///
+/// # Safety
+/// Each header must lead to buffers and addresses that live longer than the call.
+pub unsafe fn send(socket: RawFd, messages: &mut [libc::mmsghdr]) -> usize {
+    let (mut sent, mut failed) = (0, 0);
+    while sent < messages.len() {
+        let rest = &mut messages[sent..];
+        // SAFETY: the caller vouches for what the headers lead to.
+        let count = unsafe { libc::sendmmsg(socket, rest.as_mut_ptr(), rest.len() as libc::c_uint, 0) };
+        match usize::try_from(count) {
+            Ok(count @ 1..) => sent += count,
+            _ if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
+            // The first of the rest was not taken: go on behind it.
+            _ => {
+                sent += 1;
+                failed += 1;
+            }
+        }
+    }
+    failed
+}
+
+//----------- ControlMessages ------------------------------------------------
+
+impl ControlMessages {
+    /// Makes what the kernel said of a query fit for its reply: the source
+    /// address stays, the interface is left to the routing table.
+    pub fn clear_interface(&mut self, length: usize) {
+        let length = length.min(CONTROL_SIZE);
+        let header_len = size_of::<libc::cmsghdr>();
+        if length < header_len {
+            return;
+        }
+        // SAFETY: at least a header was written by the kernel, and `ControlMessages` is
+        // aligned for it; every bit pattern is a `cmsghdr`.
+        let header: libc::cmsghdr = unsafe { ptr::read(self.0.as_ptr().cast()) };
+        let data = &mut self.0[header_len..length];
+        match (header.cmsg_level, header.cmsg_type) {
+            // struct in_pktinfo: interface, local address, destination. The local
+            // address is the one to answer from (ip(7)): for a broadcast or
+            // multicast query the destination could not be.
+            (libc::IPPROTO_IP, libc::IP_PKTINFO) if data.len() >= 4 => data[..4].fill(0),
+            // struct in6_pktinfo: address, interface. A link-local source needs
+            // its interface.
+            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) if data.len() >= 20 => {
+                let link_local = data[0] == 0xfe && data[1] & 0xc0 == 0x80;
+                if !link_local {
+                    data[16..20].fill(0);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Number of the interface that the datagram came in by, if the kernel told.
+    pub fn interface(&self, length: usize) -> Option<u32> {
+        let header_len = size_of::<libc::cmsghdr>();
+        let data = self.0.get(header_len..length.min(CONTROL_SIZE))?;
+        // SAFETY: a whole header was written by the kernel, and `ControlMessages` is
+        // aligned for it; every bit pattern is a `cmsghdr`.
+        let header: libc::cmsghdr = unsafe { ptr::read(self.0.as_ptr().cast()) };
+        let at = match (header.cmsg_level, header.cmsg_type) {
+            (libc::IPPROTO_IP, libc::IP_PKTINFO) => 0,
+            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => 16,
+            _ => return None,
+        };
+        let number = data.get(at..)?.first_chunk()?;
+        Some(u32::from_ne_bytes(*number)).filter(|&number| number != 0)
+    }
+
+    /// For `sendmsg` of a single reply.
+    pub fn as_mut_ptr(&mut self) -> *mut libc::c_void {
+        (&raw mut self.0).cast()
+    }
+}
+
+/// The address in what the kernel wrote; the unspecified one if it is of
+/// neither family of IP.
+pub fn socket_address(peer: &libc::sockaddr_storage) -> SocketAddr {
+    let peer_ptr = &raw const *peer;
+    match i32::from(peer.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the storage is larger than and aligned for every address, and
+            // its family says that it holds this one.
+            let address = unsafe { ptr::read(peer_ptr.cast::<libc::sockaddr_in>()) };
+            let ip = Ipv4Addr::from_bits(u32::from_be(address.sin_addr.s_addr));
+            SocketAddr::from((ip, u16::from_be(address.sin_port)))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let address = unsafe { ptr::read(peer_ptr.cast::<libc::sockaddr_in6>()) };
+            let ip = Ipv6Addr::from(address.sin6_addr.s6_addr);
+            SocketAddr::from((ip, u16::from_be(address.sin6_port)))
+        }
+        _ => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+    }
+}

@@ -1,0 +1,17 @@
+//! Reads the part of `config.json` that is Consul's.
+
+use std::path::Path;
+
+use dns_consul::config::Config;
+use dns_core::config::ConfigError;
+use dns_platform::files::bounded;
+
+/// Reads the object `"consul"` of `config.json`, and warnings about it; `None`: there
+/// is no such object.
+pub(crate) fn load_config(path: &Path) -> Result<Option<(Config, Vec<String>)>, ConfigError> {
+    let file = path.display().to_string();
+    match bounded::read(path) {
+        Ok(bytes) => Config::of_document(&file, &bytes),
+        Err(error) => Err(ConfigError { file, problem: format!("cannot be read: {error}") }),
+    }
+}

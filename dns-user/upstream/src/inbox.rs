@@ -1,0 +1,86 @@
+//! Taking all that a recursor's socket holds.
+
+use std::{cell::RefCell, io, os::fd::RawFd};
+
+use dns_platform::mmsg::{Incoming, Told};
+
+/// Datagrams that are taken at once.
+const BATCH: usize = 8;
+/// The largest UDP datagram.
+const MAX_DATAGRAM: usize = 65_535;
+
+thread_local! {
+    /// Room for a batch.
+    static INCOMING: RefCell<Incoming<BATCH, MAX_DATAGRAM>> = RefCell::new(Incoming::new(Told::Nothing));
+}
+
+/// Hands all datagrams that a connected socket holds to `each`, which must not
+/// take any itself. Ends with the error that the kernel has once there are none:
+/// `WouldBlock`, or what ICMP told.
+pub(super) fn take_all(socket: RawFd, mut each: impl FnMut(&[u8])) -> io::Error {
+    INCOMING.with_borrow_mut(|incoming| {
+        loop {
+            match incoming.receive(socket, libc::MSG_DONTWAIT) {
+                Ok(count) => {
+                    incoming.datagrams(count).for_each(|datagram| each(datagram.bytes));
+                    if count < BATCH {
+                        // The kernel has looked for one more: that saves us the call. An
+                        // error that it met instead is kept for the next one.
+                        return io::ErrorKind::WouldBlock.into();
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return error,
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::UdpSocket, os::fd::AsRawFd};
+
+    use super::*;
+
+    /// Two sockets connected to one another.
+    fn pair() -> [UdpSocket; 2] {
+        let [one, other] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
+        one.connect(other.local_addr().unwrap()).unwrap();
+        other.connect(one.local_addr().unwrap()).unwrap();
+        [one, other]
+    }
+
+    /// Takes all from a socket: length and last byte of each, and how it ended.
+    fn all(socket: &UdpSocket) -> (Vec<(usize, Option<u8>)>, io::ErrorKind) {
+        let mut taken = Vec::new();
+        let error = take_all(socket.as_raw_fd(), |datagram| {
+            taken.push((datagram.len(), datagram.last().copied()));
+        });
+        (taken, error.kind())
+    }
+
+    #[test]
+    fn all_that_is_there_is_taken_in_order() {
+        let [sender, receiver] = pair();
+        for count in [0, 1, BATCH - 1, BATCH, BATCH + 1, 3 * BATCH] {
+            // Of several sizes, an empty and a large one among them.
+            let sizes = (0..count).map(|number| if number == 1 { 60_000 } else { number * 100 });
+            let expected: Vec<(usize, Option<u8>)> =
+                sizes.zip(0..).map(|(size, number)| (size, (size > 0).then_some(number))).collect();
+            for &(size, last) in &expected {
+                let datagram = vec![last.unwrap_or(0); size];
+                assert_eq!(sender.send(&datagram).unwrap(), size);
+            }
+            assert_eq!(all(&receiver), (expected, io::ErrorKind::WouldBlock));
+        }
+    }
+
+    #[test]
+    fn a_closed_port_is_an_error() {
+        let [sender, receiver] = pair();
+        drop(receiver);
+        sender.send(b"x").unwrap();
+        assert_eq!(all(&sender), (vec![], io::ErrorKind::ConnectionRefused));
+        assert_eq!(all(&sender), (vec![], io::ErrorKind::WouldBlock));
+    }
+}

@@ -1,0 +1,182 @@
+//! Metrics of recursors and caches, read when somebody scrapes: a query costs no
+//! more than the counters that the status needs anyway.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use prometheus::{
+    Registry,
+    core::{Collector, Desc},
+    proto::{Bucket, Histogram, MetricFamily},
+};
+
+use super::{
+    Handlers, Upstream,
+    cache::{Cache, CacheCounters},
+    forward::Forwarder,
+    recursor::{LATENCY_BOUNDS_US, Recursor, RecursorCounters},
+};
+use dns_platform::metrics::{families, labels};
+
+/// The families of this room.
+#[derive(Clone)]
+pub struct UpstreamMetrics {
+    /// The recursors of the configuration.
+    upstream: Arc<Upstream>,
+    /// The handlers in force.
+    handlers: Arc<dyn Fn() -> Arc<Handlers> + Send + Sync>,
+    /// Value of the label `server`.
+    server: String,
+    /// Stands for all families in the registry.
+    desc: Desc,
+}
+
+impl UpstreamMetrics {
+    /// Metrics of `upstream` and of the handlers that are in force at each time.
+    pub fn new(
+        upstream: Arc<Upstream>,
+        handlers: impl Fn() -> Arc<Handlers> + Send + Sync + 'static,
+        server: String,
+    ) -> prometheus::Result<Self> {
+        let desc = families::RECURSOR_QUERIES_TOTAL.describe()?;
+        Ok(Self { upstream, handlers: Arc::new(handlers), server, desc })
+    }
+
+    /// Makes them part of what is scraped.
+    pub fn register(&self, registry: &Registry) -> prometheus::Result<()> {
+        registry.register(Box::new(self.clone()))
+    }
+}
+
+/// Which families there are depends on what is configured; one stands for all.
+impl Collector for UpstreamMetrics {
+    fn desc(&self) -> Vec<&Desc> {
+        vec![&self.desc]
+    }
+
+    /// The registry puts together what belongs to the same family.
+    fn collect(&self) -> Vec<MetricFamily> {
+        let handlers = (self.handlers)();
+        let mut all = Vec::new();
+        if let Some(cache) = self.upstream.cache() {
+            all.extend(of_cache(&self.server, ".", cache));
+        }
+        for (domain, cache) in handlers.caches() {
+            all.extend(of_cache(&self.server, &domain.to_string(), cache));
+        }
+        if let Some(forwarder) = self.upstream.forwarder() {
+            all.extend(of_recursors("", forwarder));
+        }
+        for (domain, forwarder) in handlers.forwarders() {
+            all.extend(of_recursors(&domain.to_string(), forwarder));
+        }
+        all
+    }
+}
+
+/// The families of one cache.
+fn of_cache(server: &str, zones: &str, cache: &Cache) -> [MetricFamily; 7] {
+    let CacheCounters { hits, denial_hits, misses, stale_hits, evictions, entries, denial_entries } =
+        &*cache.counters;
+    let [hits, denial_hits, misses, stale_hits, evictions, entries, denial_entries] =
+        [hits, denial_hits, misses, stale_hits, evictions, entries, denial_entries]
+            .map(|count| count.load(Relaxed));
+    let common = [server, zones, labels::VIEW];
+    let (success, denial) =
+        ([server, "success", zones, labels::VIEW], [server, "denial", zones, labels::VIEW]);
+    [
+        families::COREDNS_CACHE_ENTRIES.of([(success, entries as f64), (denial, denial_entries as f64)]),
+        families::COREDNS_CACHE_HITS_TOTAL.of([(success, hits), (denial, denial_hits)]),
+        families::COREDNS_CACHE_MISSES_TOTAL.of([(common, misses)]),
+        families::COREDNS_CACHE_REQUESTS_TOTAL.of([(common, hits + denial_hits + misses)]),
+        families::COREDNS_CACHE_SERVED_STALE_TOTAL.of([(common, stale_hits)]),
+        families::COREDNS_CACHE_EVICTIONS_TOTAL.of([(success, evictions)]),
+        families::CACHE_BYTES.of([([zones], cache.bytes() as f64)]),
+    ]
+}
+
+/// The families of the recursors of a list; `handler`: the domain they are
+/// for, empty for those of the configuration.
+fn of_recursors(handler: &str, forwarder: &Forwarder) -> Vec<MetricFamily> {
+    let set = forwarder.set();
+    let preferred = set.order.preferred();
+    let of_recursor = |(index, recursor): (usize, &Arc<Recursor>)| {
+        let RecursorCounters {
+            tries,
+            network_errors,
+            error_replies,
+            given_up,
+            mismatched,
+            latency_us: _,
+            latencies,
+            latency_sum_us,
+        } = &recursor.counters;
+        let labels = [recursor.name(), handler];
+        let failures = [("network", network_errors), ("rcode", error_replies), ("given_up", given_up)];
+        [
+            families::RECURSOR_QUERIES_TOTAL.of([(labels, tries.load(Relaxed))]),
+            families::RECURSOR_FAILURES_TOTAL.of(
+                failures.map(|(reason, count)| ([recursor.name(), handler, reason], count.load(Relaxed))),
+            ),
+            families::RECURSOR_MISMATCHED_TOTAL.of([(labels, mismatched.load(Relaxed))]),
+            families::RECURSOR_PREFERRED.of([(labels, f64::from(index == preferred))]),
+            families::RECURSOR_DURATION_SECONDS.of([(labels, histogram(latencies, latency_sum_us))]),
+        ]
+    };
+    set.recursors.iter().enumerate().flat_map(of_recursor).collect()
+}
+
+/// The histogram of one recursor.
+fn histogram(latencies: &[AtomicU64], sum_us: &AtomicU64) -> Histogram {
+    let mut buckets = Vec::with_capacity(LATENCY_BOUNDS_US.len());
+    let mut count = 0;
+    for (index, replies) in latencies.iter().enumerate() {
+        count += replies.load(Relaxed);
+        // The last one has no bound: it is the count of all.
+        if let Some(&bound) = LATENCY_BOUNDS_US.get(index) {
+            let mut bucket = Bucket::default();
+            bucket.set_upper_bound(seconds(bound));
+            bucket.set_cumulative_count(count);
+            buckets.push(bucket);
+        }
+    }
+    let mut histogram = Histogram::default();
+    histogram.set_bucket(buckets);
+    histogram.set_sample_count(count);
+    histogram.set_sample_sum(seconds(sum_us.load(Relaxed)));
+    histogram
+}
+
+/// Microseconds as seconds.
+fn seconds(microseconds: u64) -> f64 {
+    microseconds as f64 / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn families_hold_what_was_counted() {
+        let latencies: [AtomicU64; LATENCY_BOUNDS_US.len() + 1] = Default::default();
+        latencies[0].store(2, Relaxed);
+        latencies[LATENCY_BOUNDS_US.len()].store(1, Relaxed);
+        let histogram = histogram(&latencies, &AtomicU64::new(3_000_500));
+        let all = [
+            families::RECURSOR_DURATION_SECONDS.of([(["10.0.0.2:53", ""], histogram)]),
+            families::RECURSOR_QUERIES_TOTAL.of([(["10.0.0.2:53", ""], 7), (["b", "x."], 8)]),
+        ];
+        let text = prometheus::TextEncoder::new().encode_to_string(&all).unwrap();
+        for line in [
+            r#"bosh_dns_xdp_recursor_queries_total{handler="",recursor="10.0.0.2:53"} 7"#,
+            r#"bosh_dns_xdp_recursor_queries_total{handler="x.",recursor="b"} 8"#,
+            r#"bosh_dns_xdp_recursor_duration_seconds_bucket{handler="",recursor="10.0.0.2:53",le="0.00025"} 2"#,
+            r#"bosh_dns_xdp_recursor_duration_seconds_bucket{handler="",recursor="10.0.0.2:53",le="+Inf"} 3"#,
+            r#"bosh_dns_xdp_recursor_duration_seconds_sum{handler="",recursor="10.0.0.2:53"} 3.0005"#,
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+    }
+}

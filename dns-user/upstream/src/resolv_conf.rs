@@ -1,0 +1,165 @@
+//! Recursors from /etc/resolv.conf, followed as it changes.
+
+use std::{
+    fs,
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+
+use super::{forward::Forwarder, without_excluded};
+use dns_platform::files::FileStamp;
+
+/// The system's list of nameservers.
+const RESOLV_CONF: &str = "/etc/resolv.conf";
+/// How often it is looked at. It is often a symbolic link into a folder that
+/// comes and goes (systemd, DHCP clients), which a watch would lose.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// The nameservers of the file that are to be asked, followed over time.
+pub(super) struct Nameservers {
+    /// Where we listen ourselves.
+    own: Arc<ArcSwap<Vec<SocketAddr>>>,
+    /// Recursors that are not to be used, `host:port`.
+    excluded: Vec<String>,
+    /// The version of the file, and of `own`, that `names` are from.
+    seen: (Option<FileStamp>, Arc<Vec<SocketAddr>>),
+    /// `address:port`.
+    names: Vec<String>,
+}
+
+impl Nameservers {
+    /// Reads the file. One that cannot be read names nobody.
+    pub(super) fn new(own: Arc<ArcSwap<Vec<SocketAddr>>>, excluded: Vec<String>) -> Self {
+        let mut new = Self { own, excluded, seen: Default::default(), names: Vec::new() };
+        new.seen = new.version();
+        new.names = new.read();
+        new
+    }
+
+    /// Those of the last reading.
+    pub(super) fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Keeps a forwarder's list up to date as long as it lives. A file that names
+    /// nobody changes nothing: it may be about to be written, and recursors that may
+    /// be gone are better than none.
+    pub(super) async fn follow(mut self, forwarder: Weak<Forwarder>) {
+        loop {
+            tokio::time::sleep(INTERVAL).await;
+            let Some(forwarder) = forwarder.upgrade() else { return };
+            let now = self.version();
+            let same_own = Arc::ptr_eq(&now.1, &self.seen.1);
+            if now.0 == self.seen.0 && same_own {
+                continue;
+            }
+            // Taken before the file is read: what changes in between is seen next time.
+            self.seen = now;
+            let new = self.read();
+            // Better none than ourselves, where our own addresses are what changed.
+            if new.is_empty() && same_own {
+                tracing::warn!(
+                    file = RESOLV_CONF,
+                    "the file names no usable nameserver; the recursors in use stay"
+                );
+            } else if new != self.names {
+                tracing::info!(recursors = ?new, "using the new recursors of /etc/resolv.conf");
+                forwarder.replace(&new);
+                self.names = new;
+            }
+        }
+    }
+
+    /// The version of everything that decides which nameservers are asked.
+    fn version(&self) -> (Option<FileStamp>, Arc<Vec<SocketAddr>>) {
+        (FileStamp::of(RESOLV_CONF), self.own.load_full())
+    }
+
+    /// Reads the file.
+    fn read(&self) -> Vec<String> {
+        let names = match fs::read(RESOLV_CONF) {
+            Ok(bytes) => parse(&String::from_utf8_lossy(&bytes), &own_addresses(&self.seen.1)),
+            Err(error) => {
+                tracing::warn!(file = RESOLV_CONF, %error, "cannot read the file");
+                Vec::new()
+            }
+        };
+        without_excluded(names, &self.excluded)
+    }
+}
+
+/// The addresses at which `listen` reaches us: a wildcard stands for all that the
+/// interfaces have.
+fn own_addresses(listen: &[SocketAddr]) -> Vec<IpAddr> {
+    let mut own: Vec<IpAddr> = listen.iter().map(SocketAddr::ip).collect();
+    if own.iter().any(IpAddr::is_unspecified) {
+        let interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
+        own.extend(interfaces.filter_map(|interface| {
+            let address = interface.address?;
+            let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+            v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
+        }));
+    }
+    own
+}
+
+/// The nameservers of a resolv.conf (resolv.conf(5)) on port 53, without our own
+/// addresses and loopback, where we may well be asked ourselves.
+fn parse(text: &str, own: &[IpAddr]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        if words.next() != Some("nameserver") {
+            continue;
+        }
+        let Some(word) = words.next() else { continue };
+        // A link-local address may name its interface: `fe80::1%eth0`.
+        let (address, zone) = word.split_once('%').map_or((word, None), |(ip, zone)| (ip, Some(zone)));
+        let Ok(address) = address.parse::<IpAddr>() else {
+            tracing::warn!(nameserver = word, "left out a nameserver that is not an IP address");
+            continue;
+        };
+        if address.is_loopback() || own.contains(&address) {
+            continue;
+        }
+        let name = match (address, zone.and_then(interface_index)) {
+            (IpAddr::V6(v6), Some(index)) => std::net::SocketAddrV6::new(v6, 53, 0, index).to_string(),
+            _ => SocketAddr::new(address, 53).to_string(),
+        };
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
+}
+
+/// Number of an interface.
+fn interface_index(zone: &str) -> Option<u32> {
+    zone.parse().ok().or_else(|| nix::net::if_::if_nametoindex(zone).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_and_own_addresses_are_left_out() {
+        let text = "# nameserver 9.9.9.9\nsearch x\nnameserver 127.0.0.53\nnameserver 169.254.0.2\n\
+                    nameserver 10.0.0.2\n  nameserver\t10.0.0.3 \nnameserver ::1\nnameserver fd00::1\n\
+                    nameserver nonsense\nnameserver 10.0.0.2\nnameserver fe80::1%7\n";
+        let own = own_addresses(&["169.254.0.2:53".parse().unwrap()]);
+        assert_eq!(parse(text, &own), ["10.0.0.2:53", "10.0.0.3:53", "[fd00::1]:53", "[fe80::1%7]:53"]);
+    }
+
+    #[test]
+    fn a_wildcard_is_all_our_addresses() {
+        for wildcard in ["0.0.0.0:53", "[::]:53"] {
+            let own = own_addresses(&[wildcard.parse().unwrap()]);
+            // Every machine has a loopback, though it may be down and without addresses.
+            assert!(own.len() > 1 || nix::ifaddrs::getifaddrs().unwrap().all(|one| one.address.is_none()));
+        }
+    }
+}

@@ -1,0 +1,367 @@
+//! The cache: what is kept, for how long, for whom.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use super::{scripted::*, *};
+use crate::{
+    cache::Cache,
+    cached::{CachedSource, Source},
+};
+use dns_core::{
+    config::CacheConfig,
+    wire::{Parsed, parse},
+};
+
+/// `ok.example.`
+const NAME: &[u8] = b"\x02ok\x07example\0";
+
+/// A cache of ordinary size.
+const CONFIG: CacheConfig =
+    CacheConfig { enabled: true, max_entries: 1000, max_bytes: 1 << 20, serve_stale: None };
+
+/// A source to one recursor with a cache.
+fn source(recursor: &Scripted, errors: RecursorErrors, config: &CacheConfig) -> (CachedSource, Arc<Cache>) {
+    let cache = Arc::new(Cache::new(config, errors));
+    let source = Source::Dns(Arc::new(forwarder(&[recursor.name()], 0, errors)));
+    (CachedSource::new(source, Some(Arc::clone(&cache))), cache)
+}
+
+/// Asks a source by UDP.
+async fn ask(source: &CachedSource, message: &[u8]) -> Vec<u8> {
+    let Parsed::Query(query) = parse(message) else { panic!("a query of our own making") };
+    let reply = source.answer(&query, Transport::Udp).await;
+    assert_eq!(message::id(&reply), message::id(message));
+    reply
+}
+
+/// `query` with an OPT of 1232 bytes.
+fn with_opt(mut query: Vec<u8>, dnssec_ok: bool) -> Vec<u8> {
+    message::append_opt(&mut query, 1232);
+    let flags = query.len() - 4;
+    query[flags] = if dnssec_ok { 0x80 } else { 0 };
+    query
+}
+
+/// The TTL of the first record of a reply.
+fn ttl(reply: &[u8]) -> u32 {
+    let outline = message::Outline::of(reply).unwrap();
+    outline.walk(reply).next().map_or(0, |(_, record)| record.ttl)
+}
+
+/// A recursor whose answers have these TTLs.
+async fn with_ttls(ttls: &'static [u32]) -> Scripted {
+    Scripted::start(move |query| {
+        let mut reply = refuse(query, message::NOERROR);
+        for &ttl in ttls {
+            let added = message::push_answer(&mut reply, &message::QUESTION_NAME, 1, ttl, &[192, 0, 2, 1]);
+            assert!(added);
+        }
+        vec![reply]
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_hit_has_the_clients_id_letter_case_and_opt() {
+    let recursor = Scripted::start(|query| {
+        // An owner that is written out, and an OPT of the recursor's own.
+        let mut reply = refuse(query, message::NOERROR);
+        reply[2] |= 0x04;
+        let owner = query[12..12 + NAME.len()].to_vec();
+        assert!(message::push_answer(&mut reply, &owner, 1, 300, &[192, 0, 2, 1]));
+        message::append_opt(&mut reply, 1400);
+        vec![reply]
+    })
+    .await;
+    let (source, _) = source(&recursor, RecursorErrors::Truthful, &CONFIG);
+    let first = ask(&source, &query(NAME, 1)).await;
+    assert_eq!(message::Outline::of(&first).unwrap().opt, None, "the upstream's OPT is its own affair");
+
+    let mixed = with_opt(query(b"\x02oK\x07EXAMple\0", 1), false);
+    let hit = ask(&source, &mixed).await;
+    let outline = message::Outline::of(&hit).unwrap();
+    assert_eq!(&hit[12..12 + NAME.len()], b"\x02oK\x07EXAMple\0");
+    assert_eq!(&hit[28..28 + NAME.len()], b"\x02oK\x07EXAMple\0", "the owner too");
+    assert_eq!(hit[outline.opt.unwrap()], *b"\0\0\x29\x04\xd0\0\0\0\0\0\0");
+    assert_eq!(hit[2], 0x85, "AA is the upstream's");
+    assert_eq!(recursor.counts().0, 1);
+}
+
+#[tokio::test]
+async fn ttls_are_raised_capped_and_made_equal() {
+    for (ttls, expected) in
+        [(&[0u32][..], 5), (&[6], 6), (&[100_000], 3600), (&[u32::MAX], 5), (&[300, 60, 900], 60)]
+    {
+        let recursor = with_ttls(ttls).await;
+        let (source, _) = source(&recursor, RecursorErrors::Truthful, &CONFIG);
+        for _ in 0..2 {
+            let reply = ask(&source, &query(NAME, 1)).await;
+            let outline = message::Outline::of(&reply).unwrap();
+            assert!(outline.walk(&reply).all(|(_, record)| record.ttl == expected), "{ttls:?}");
+        }
+        assert_eq!(recursor.counts().0, 1);
+    }
+}
+
+#[tokio::test]
+async fn ttls_count_down() {
+    let recursor = with_ttls(&[300]).await;
+    let (source, _) = source(&recursor, RecursorErrors::Truthful, &CONFIG);
+    ask(&source, &query(NAME, 1)).await;
+    tokio::time::sleep(Duration::from_millis(2100)).await;
+    assert!((290..=298).contains(&ttl(&ask(&source, &query(NAME, 1)).await)));
+}
+
+#[tokio::test]
+async fn type_class_do_and_cd_are_told_apart_and_rd_clear_goes_past() {
+    let recursor = with_ttls(&[300]).await;
+    let (source, _) = source(&recursor, RecursorErrors::Truthful, &CONFIG);
+    let plain = query(NAME, 1);
+    let mut chaos = plain.clone();
+    *chaos.last_mut().unwrap() = 3;
+    let mut checking_disabled = plain.clone();
+    checking_disabled[3] |= 0x10;
+    let all = [plain.clone(), query(NAME, 28), chaos, checking_disabled, with_opt(plain.clone(), true)];
+    for expected in [5, 5] {
+        for query in &all {
+            let reply = ask(&source, query).await;
+            assert_eq!(reply[3] & 0x10, query[3] & 0x10, "CD is copied");
+        }
+        assert_eq!(recursor.counts().0, expected);
+    }
+    ask(&source, &with_opt(plain.clone(), false)).await;
+    assert_eq!(recursor.counts().0, 5, "EDNS alone makes no difference");
+    let mut not_recursive = plain;
+    not_recursive[2] &= !1;
+    for expected in [6, 7] {
+        ask(&source, &not_recursive).await;
+        assert_eq!(recursor.counts().0, expected);
+    }
+}
+
+#[tokio::test]
+async fn client_subnet_goes_past() {
+    let recursor = with_ttls(&[300]).await;
+    let (source, _) = source(&recursor, RecursorErrors::Truthful, &CONFIG);
+    let mut personal = with_opt(query(NAME, 1), false);
+    let end = personal.len();
+    personal[end - 1] = 8;
+    personal.extend_from_slice(b"\0\x08\0\x04\0\x01\0\0");
+    for expected in [1, 2] {
+        ask(&source, &personal).await;
+        assert_eq!(recursor.counts().0, expected);
+    }
+}
+
+#[tokio::test]
+async fn nxdomain_is_kept_by_its_soa_and_failures_are_not() {
+    let denying = Scripted::start(|query| vec![nxdomain(query)]).await;
+    let (to_denying, _) = source(&denying, RecursorErrors::Truthful, &CONFIG);
+    for _ in 0..2 {
+        let reply = ask(&to_denying, &query(NAME, 1)).await;
+        assert_eq!((rcode(&reply), ttl(&reply)), (message::NXDOMAIN, 120));
+    }
+    assert_eq!(denying.counts().0, 1);
+    let (reference, _) = source(&denying, RecursorErrors::Nxdomain, &CONFIG);
+    for expected in [2, 3] {
+        ask(&reference, &query(NAME, 1)).await;
+        assert_eq!(denying.counts().0, expected, "the reference keeps no NXDOMAIN");
+    }
+
+    for failure in [message::SERVFAIL, message::REFUSED, message::NXDOMAIN] {
+        let failing = Scripted::start(move |query| vec![refuse(query, failure)]).await;
+        let (source, _) = source(&failing, RecursorErrors::Truthful, &CONFIG);
+        for expected in [1, 2] {
+            assert_eq!(rcode(&ask(&source, &query(NAME, 1)).await), failure);
+            assert_eq!(failing.counts().0, expected);
+        }
+    }
+}
+
+#[tokio::test]
+async fn cut_replies_are_not_kept() {
+    let cutting = Scripted::start(|query| {
+        let mut reply = answer(query, &[[192, 0, 2, 1]]);
+        message::set_truncated(&mut reply, true);
+        vec![reply]
+    })
+    .await;
+    let large = Scripted::start(|query| vec![answer(query, &[[192, 0, 2, 1]; 60])]).await;
+    for recursor in [&cutting, &large] {
+        let (source, _) = source(recursor, RecursorErrors::Truthful, &CONFIG);
+        for expected in [1, 2] {
+            ask(&source, &query(NAME, 1)).await;
+            assert_eq!(recursor.counts().0, expected);
+        }
+    }
+}
+
+#[tokio::test]
+async fn ad_is_for_those_who_ask_for_it() {
+    let recursor = Scripted::start(|query| {
+        let mut reply = answer(query, &[[192, 0, 2, 1]]);
+        message::set_authentic(&mut reply, true);
+        vec![reply]
+    })
+    .await;
+    let (source, _) = source(&recursor, RecursorErrors::Truthful, &CONFIG);
+    let mut asking = query(NAME, 1);
+    asking[3] |= 0x20;
+    for _ in 0..2 {
+        assert_eq!(ask(&source, &query(NAME, 1)).await[3] & 0x20, 0);
+        assert_eq!(ask(&source, &asking).await[3] & 0x20, 0x20);
+        assert_eq!(ask(&source, &with_opt(query(NAME, 1), true)).await[3] & 0x20, 0x20);
+    }
+    assert_eq!(recursor.counts().0, 2, "once without and once with DO");
+}
+
+#[tokio::test]
+async fn many_clients_share_one_upstream_query() {
+    let waiting = Arc::new(tokio::sync::Notify::new());
+    let count = Arc::new(AtomicUsize::new(0));
+    let socket = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let names = [socket.local_addr().unwrap().to_string()];
+    let server = tokio::spawn({
+        let (waiting, count) = (Arc::clone(&waiting), Arc::clone(&count));
+        async move {
+            let mut buffer = [0; 512];
+            loop {
+                let (length, client) = socket.recv_from(&mut buffer).await.unwrap();
+                count.fetch_add(1, Ordering::Relaxed);
+                waiting.notified().await;
+                socket.send_to(&answer(&buffer[..length], &[[192, 0, 2, 1]]), client).await.unwrap();
+            }
+        }
+    });
+    let cache = Arc::new(Cache::new(&CONFIG, RecursorErrors::Truthful));
+    let manner = Manner {
+        timeout: Duration::from_secs(20),
+        max_retries: 0,
+        matching: Matching::Strict,
+        randomise_case: false,
+    };
+    let errors = RecursorErrors::Truthful;
+    let forwarder = Arc::new(Forwarder::new(&names, manner, RecursorSelection::Serial, errors));
+    let source = CachedSource::new(Source::Dns(forwarder), Some(cache));
+    let clients: Vec<_> = (0..200u16)
+        .map(|id| {
+            let source = source.clone();
+            tokio::spawn(async move {
+                let mut query = query(if id % 2 == 0 { NAME } else { b"\x02OK\x07example\0" }, 1);
+                message::set_id(&mut query, id);
+                let reply = ask(&source, &query).await;
+                assert_eq!(reply[12..12 + NAME.len()], query[12..12 + NAME.len()]);
+                assert!(reply.ends_with(&[192, 0, 2, 1]));
+            })
+        })
+        .collect();
+    // Nobody can have got an answer before this.
+    while count.load(Ordering::Relaxed) == 0 {
+        tokio::task::yield_now().await;
+    }
+    waiting.notify_one();
+    for client in clients {
+        client.await.unwrap();
+    }
+    assert_eq!(count.load(Ordering::Relaxed), 1);
+    server.abort();
+}
+
+#[tokio::test]
+async fn a_client_that_goes_leaves_the_others_an_answer() {
+    let count = Arc::new(AtomicUsize::new(0));
+    let recursor = {
+        let count = Arc::clone(&count);
+        // The first query is lost.
+        Scripted::start(move |query| match count.fetch_add(1, Ordering::Relaxed) {
+            0 => vec![],
+            _ => vec![answer(query, &[[192, 0, 2, 1]])],
+        })
+        .await
+    };
+    let (source, _) = source(&recursor, RecursorErrors::Truthful, &CONFIG);
+    let first = tokio::spawn({
+        let source = source.clone();
+        async move { ask(&source, &query(NAME, 1)).await }
+    });
+    while count.load(Ordering::Relaxed) == 0 {
+        tokio::task::yield_now().await;
+    }
+    let second = tokio::spawn({
+        let source = source.clone();
+        async move { ask(&source, &query(NAME, 1)).await }
+    });
+    tokio::task::yield_now().await;
+    first.abort();
+    assert_eq!(rcode(&second.await.unwrap()), message::NOERROR);
+}
+
+#[tokio::test]
+async fn the_bounds_hold_and_flushing_forgets() {
+    let recursor = with_ttls(&[300]).await;
+    let config = CacheConfig { max_entries: 100, ..CONFIG };
+    let (source, cache) = source(&recursor, RecursorErrors::Truthful, &config);
+    for number in 0..1000u16 {
+        let name = [b"\x05", format!("{number:05}").as_bytes(), b"\0"].concat();
+        ask(&source, &query(&name, 1)).await;
+    }
+    cache.settle();
+    let entries = cache.counters.entries.load(Ordering::Relaxed);
+    assert!((50..=100).contains(&entries), "{entries}");
+    assert!(cache.bytes() <= config.max_bytes);
+    assert!(cache.counters.evictions.load(Ordering::Relaxed) >= 900);
+
+    // Hot, too.
+    for _ in 0..40 {
+        ask(&source, &query(NAME, 1)).await;
+    }
+    let before = recursor.counts().0;
+    cache.flush();
+    ask(&source, &query(NAME, 1)).await;
+    assert_eq!(recursor.counts().0, before + 1);
+}
+
+#[tokio::test]
+async fn hot_answers_belong_to_one_cache_and_end_with_their_time() {
+    let recursors = [with_ttls(&[5]).await, with_ttls(&[5]).await];
+    let [(one, _), (other, _)] =
+        recursors.each_ref().map(|recursor| source(recursor, RecursorErrors::Truthful, &CONFIG));
+    for _ in 0..40 {
+        ask(&one, &query(NAME, 1)).await;
+        ask(&other, &query(NAME, 1)).await;
+    }
+    assert_eq!(recursors.each_ref().map(|recursor| recursor.counts().0), [1, 1]);
+    tokio::time::sleep(Duration::from_millis(5100)).await;
+    ask(&one, &query(NAME, 1)).await;
+    assert_eq!(recursors.each_ref().map(|recursor| recursor.counts().0), [2, 1]);
+}
+
+#[tokio::test]
+async fn stale_answers_are_served_while_recursors_are_down() {
+    let count = Arc::new(AtomicUsize::new(0));
+    let recursor = {
+        let count = Arc::clone(&count);
+        Scripted::start(move |query| match count.fetch_add(1, Ordering::Relaxed) {
+            0 => {
+                let mut reply = refuse(query, message::NOERROR);
+                assert!(message::push_answer(&mut reply, &message::QUESTION_NAME, 1, 0, &[192, 0, 2, 1]));
+                vec![reply]
+            }
+            _ => vec![refuse(query, message::SERVFAIL)],
+        })
+        .await
+    };
+    let config = CacheConfig { serve_stale: Some(Duration::from_secs(60)), ..CONFIG };
+    let (source, cache) = source(&recursor, RecursorErrors::Truthful, &config);
+    assert_eq!(ttl(&ask(&source, &query(NAME, 1)).await), 5);
+    tokio::time::sleep(Duration::from_millis(5200)).await;
+    for _ in 0..3 {
+        let reply = ask(&source, &query(NAME, 1)).await;
+        assert_eq!((rcode(&reply), ttl(&reply)), (message::NOERROR, 30));
+    }
+    assert_eq!(recursor.counts().0, 2, "after a vain renewal there is a pause");
+    assert_eq!(cache.counters.stale_hits.load(Ordering::Relaxed), 3);
+}

@@ -1,0 +1,346 @@
+//! Forwarding: matching, failover, retries, truthful errors.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use parking_lot::Mutex;
+
+use super::{scripted::*, *};
+
+/// `ok.example.`
+const NAME: &[u8] = b"\x02oK\x07eXample\0";
+
+#[tokio::test]
+async fn id_and_letter_case_come_back_and_the_rest_is_untouched() {
+    let seen: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
+    let log = Arc::clone(&seen);
+    let recursor = Scripted::start(move |query| {
+        log.lock().push(query.to_vec());
+        let mut reply = answer(query, &[[192, 0, 2, 1]]);
+        // A recursor that lower-cases names, and a record of an unknown type.
+        reply[12..12 + NAME.len()].make_ascii_lowercase();
+        assert!(message::push_answer(&mut reply, &message::QUESTION_NAME, 65_280, 1, b"\x01\x02"));
+        vec![reply]
+    })
+    .await;
+    let forwarder = forwarder(&[recursor.name()], 0, RecursorErrors::Truthful);
+    for transport in [Transport::Udp, Transport::Tcp] {
+        let query = query(NAME, 1);
+        let reply = ask(&forwarder, &query, transport).await;
+        assert_eq!(&reply[12..12 + NAME.len()], NAME);
+        assert!(reply.ends_with(b"\xc0\x0c\xff\0\0\x01\0\0\0\x01\0\x02\x01\x02"));
+        let sent = seen.lock().pop().unwrap();
+        assert_eq!(sent[2..], query[2..], "the query goes up as it came, but for its id");
+    }
+}
+
+#[tokio::test]
+async fn ids_and_ports_change() {
+    let seen: Arc<Mutex<std::collections::HashSet<u16>>> = Arc::default();
+    let log = Arc::clone(&seen);
+    let recursor = Scripted::start(move |query| {
+        log.lock().insert(message::id(query));
+        vec![answer(query, &[])]
+    })
+    .await;
+    let forwarder = forwarder(&[recursor.name()], 0, RecursorErrors::Truthful);
+    for _ in 0..100 {
+        ask(&forwarder, &query(NAME, 1), Transport::Udp).await;
+    }
+    assert!(seen.lock().len() > 90);
+}
+
+#[tokio::test]
+async fn forged_replies_are_dropped_and_the_true_one_is_taken() {
+    let recursor = Scripted::start(|query| {
+        let mut wrong_id = answer(query, &[[6, 6, 6, 6]]);
+        wrong_id[0] ^= 0x55;
+        let mut wrong_name = answer(query, &[[6, 6, 6, 6]]);
+        wrong_name[13] = b'x';
+        let mut wrong_type = answer(query, &[[6, 6, 6, 6]]);
+        wrong_type[12 + NAME.len() + 1] = 28;
+        let mut wrong_class = answer(query, &[[6, 6, 6, 6]]);
+        wrong_class[12 + NAME.len() + 3] = 3;
+        let no_reply = query.to_vec();
+        vec![wrong_id, wrong_name, wrong_type, wrong_class, no_reply, answer(query, &[[192, 0, 2, 1]])]
+    })
+    .await;
+    for errors in [RecursorErrors::Truthful, RecursorErrors::Nxdomain] {
+        let forwarder = forwarder(&[recursor.name()], 0, errors);
+        let reply = ask(&forwarder, &query(NAME, 1), Transport::Udp).await;
+        assert!(reply.ends_with(&[192, 0, 2, 1]), "{errors:?}");
+    }
+}
+
+#[tokio::test]
+async fn only_the_reference_takes_another_question() {
+    let recursor = Scripted::start(|query| {
+        let mut reply = answer(query, &[[192, 0, 2, 1]]);
+        reply[13] = b'x';
+        vec![reply]
+    })
+    .await;
+    let names = [recursor.name()];
+    let reply = ask(&forwarder(&names, 0, RecursorErrors::Truthful), &query(NAME, 1), Transport::Udp).await;
+    assert_eq!(rcode(&reply), message::SERVFAIL);
+    let reply = ask(&forwarder(&names, 0, RecursorErrors::Nxdomain), &query(NAME, 1), Transport::Udp).await;
+    assert_eq!((rcode(&reply), reply[13]), (message::NOERROR, b'x'));
+}
+
+#[tokio::test]
+async fn network_errors_are_retried_and_others_are_not() {
+    let count = Arc::new(AtomicUsize::new(0));
+    let silent_twice = {
+        let count = Arc::clone(&count);
+        Scripted::start(move |query| match count.fetch_add(1, Ordering::Relaxed) {
+            0 | 1 => vec![],
+            _ => vec![answer(query, &[[192, 0, 2, 1]])],
+        })
+        .await
+    };
+    let forwarder2 = forwarder(&[silent_twice.name()], 2, RecursorErrors::Truthful);
+    let reply = ask(&forwarder2, &query(NAME, 1), Transport::Udp).await;
+    assert_eq!((rcode(&reply), silent_twice.counts().0), (message::NOERROR, 3));
+
+    for broken in [message::SERVFAIL, message::REFUSED, 1] {
+        let failing = Scripted::start(move |query| vec![refuse(query, broken)]).await;
+        let working = Scripted::start(|query| vec![answer(query, &[[192, 0, 2, 2]])]).await;
+        let forwarder = forwarder(&[failing.name(), working.name()], 2, RecursorErrors::Truthful);
+        for transport in [Transport::Udp, Transport::Tcp] {
+            let reply = ask(&forwarder, &query(NAME, 1), transport).await;
+            assert_eq!(rcode(&reply), message::NOERROR);
+        }
+        assert_eq!((failing.counts(), working.counts()), ((1, 1), (1, 1)));
+    }
+
+    for junk in [&b"\0\0"[..], b"\0\0\x81\x80\0\x01\0\0\0\0", b"\0\0\x81\x80\0\x01\0\x01\0\0\0\0\x02ok"] {
+        let junk = junk.to_vec();
+        let broken = Scripted::start(move |query| {
+            let mut reply = junk.clone();
+            reply[..2].copy_from_slice(&query[..2]);
+            vec![reply]
+        })
+        .await;
+        let forwarder = forwarder(&[broken.name()], 2, RecursorErrors::Truthful);
+        let reply = ask(&forwarder, &query(NAME, 1), Transport::Udp).await;
+        assert_eq!((rcode(&reply), broken.counts().0), (message::SERVFAIL, 1));
+    }
+}
+
+#[tokio::test]
+async fn who_has_an_answer_does_not_wait_for_a_silent_recursor() {
+    let answers = Arc::new(AtomicUsize::new(0));
+    let other = {
+        let answers = Arc::clone(&answers);
+        Scripted::start(move |query| match answers.load(Ordering::Relaxed) {
+            0 => vec![],
+            _ => vec![answer(query, &[[192, 0, 2, 1]])],
+        })
+        .await
+    };
+    let denying = Scripted::start(|query| vec![nxdomain(query)]).await;
+    let names = [denying.name(), other.name()];
+    let truthful = forwarder(&names, 0, RecursorErrors::Truthful);
+    let question = query(NAME, 1);
+    for _ in 0..5 {
+        assert_eq!(rcode(&ask(&truthful, &question, Transport::Udp).await), message::NXDOMAIN);
+    }
+    assert_eq!(other.counts().0, 5, "it may be worth waiting for");
+    let begun = std::time::Instant::now();
+    for _ in 0..20 {
+        assert_eq!(rcode(&ask(&truthful, &question, Transport::Udp).await), message::NXDOMAIN);
+    }
+    assert!(begun.elapsed() < 10 * TIMEOUT, "20 answers took {:?}", begun.elapsed());
+    // Nobody has an answer: then it is asked, silent as it is.
+    let alone = forwarder(&names[1..], 0, RecursorErrors::Truthful);
+    for _ in 0..6 {
+        assert_eq!(rcode(&ask(&alone, &question, Transport::Udp).await), message::SERVFAIL);
+    }
+    // It is asked behind the clients' backs, and so comes back.
+    answers.store(1, Ordering::Relaxed);
+    while rcode(&ask(&truthful, &question, Transport::Udp).await) != message::NOERROR {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+
+    // The reference waits.
+    answers.store(0, Ordering::Relaxed);
+    let (before, reference) = (other.counts().0, forwarder(&names, 0, RecursorErrors::Nxdomain));
+    for _ in 0..7 {
+        ask(&reference, &question, Transport::Udp).await;
+    }
+    assert_eq!(other.counts().0, before + 7);
+}
+
+#[tokio::test]
+async fn a_closed_connection_is_not_retried() {
+    let closing = Scripted::start(|_| vec![]).await;
+    let forwarder = forwarder(&[closing.name()], 3, RecursorErrors::Truthful);
+    let reply = ask(&forwarder, &query(NAME, 1), Transport::Tcp).await;
+    assert_eq!((rcode(&reply), closing.counts().1), (message::SERVFAIL, 1));
+}
+
+#[tokio::test]
+async fn tcp_connections_are_used_again() {
+    let recursor = Scripted::start(|query| vec![answer(query, &[[192, 0, 2, 1]])]).await;
+    let forwarder = forwarder(&[recursor.name()], 0, RecursorErrors::Truthful);
+    for _ in 0..5 {
+        ask(&forwarder, &query(NAME, 1), Transport::Tcp).await;
+    }
+    assert_eq!((recursor.counts().1, recursor.connections.load(Ordering::Relaxed)), (5, 1));
+}
+
+/// What a recursor does with every query.
+type End = fn(&[u8]) -> Vec<Vec<u8>>;
+
+/// What the client gets when recursors end so, by `errors`.
+async fn verdict(errors: RecursorErrors, ends: &[End]) -> Vec<u8> {
+    let mut recursors = Vec::new();
+    for &end in ends {
+        recursors.push(Scripted::start(end).await);
+    }
+    let names: Vec<String> = recursors.iter().map(Scripted::name).collect();
+    ask(&forwarder(&names, 0, errors), &query(NAME, 1), Transport::Udp).await
+}
+
+#[tokio::test]
+async fn errors_are_truthful() {
+    let silent: End = |_| vec![];
+    let servfail: End = |query| vec![refuse(query, message::SERVFAIL)];
+    let refused: End = |query| vec![refuse(query, message::REFUSED)];
+    let bare: End = |query| vec![refuse(query, message::NXDOMAIN)];
+    let with_soa: End = |query| vec![nxdomain(query)];
+    let headless: End = |query| {
+        let mut reply = query[..12].to_vec();
+        reply[2..6].copy_from_slice(&[0x81, 0x80 | message::REFUSED, 0, 0]);
+        vec![reply]
+    };
+    for (ends, expected) in [
+        (vec![silent], message::SERVFAIL),
+        (vec![servfail], message::SERVFAIL),
+        (vec![refused], message::REFUSED),
+        (vec![headless], message::REFUSED),
+        (vec![bare], message::NXDOMAIN),
+        (vec![servfail, refused], message::REFUSED),
+        (vec![refused, servfail], message::SERVFAIL),
+        (vec![refused, silent], message::REFUSED),
+        (vec![with_soa, servfail, silent], message::NXDOMAIN),
+        (vec![with_soa, bare], message::NXDOMAIN),
+    ] {
+        let reply = verdict(RecursorErrors::Truthful, &ends).await;
+        assert_eq!(rcode(&reply), expected);
+        assert_eq!(&reply[12..12 + NAME.len()], NAME);
+        let has_soa = reply[9] == 1;
+        assert_eq!(
+            has_soa,
+            ends.iter().any(|&end| std::ptr::fn_addr_eq(end, with_soa)),
+            "the SOA comes along"
+        );
+        let reply = verdict(RecursorErrors::Nxdomain, &ends).await;
+        assert_eq!(reply[2..12], [0x81, message::NXDOMAIN, 0, 1, 0, 0, 0, 0, 0, 0], "bare NXDOMAIN");
+    }
+}
+
+#[tokio::test]
+async fn a_closed_port_is_noticed_at_once() {
+    let closed = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let working = Scripted::start(|query| vec![answer(query, &[[192, 0, 2, 1]])]).await;
+    let forwarder = forwarder(&[closed, working.name()], 1, RecursorErrors::Truthful);
+    for transport in [Transport::Udp, Transport::Tcp] {
+        let start = std::time::Instant::now();
+        let reply = ask(&forwarder, &query(NAME, 1), transport).await;
+        assert_eq!(rcode(&reply), message::NOERROR);
+        // Waiting for both tries to time out would take twice as long.
+        assert!(start.elapsed() < TIMEOUT, "{:?}", start.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn ipv6_and_host_names_work() {
+    let recursor = Scripted::start_on("[::1]:0", |query| vec![answer(query, &[[192, 0, 2, 1]])]).await;
+    let reply =
+        ask(&forwarder(&[recursor.name()], 0, RecursorErrors::Truthful), &query(NAME, 1), Transport::Udp)
+            .await;
+    assert_eq!(rcode(&reply), message::NOERROR);
+
+    let recursor = Scripted::start(|query| vec![answer(query, &[[192, 0, 2, 1]])]).await;
+    let by_name = format!("localhost:{}", recursor.address.port());
+    let forwarder = forwarder(&[by_name], 3, RecursorErrors::Truthful);
+    let reply = ask(&forwarder, &query(NAME, 1), Transport::Udp).await;
+    assert_eq!(rcode(&reply), message::NOERROR);
+}
+
+#[tokio::test]
+async fn large_replies_are_read_whole() {
+    let addresses: Vec<[u8; 4]> = (0..4000u16).map(|n| [10, 0, (n >> 8) as u8, n as u8]).collect();
+    let recursor = Scripted::start(move |query| vec![answer(query, &addresses)]).await;
+    let forwarder = forwarder(&[recursor.name()], 0, RecursorErrors::Truthful);
+    for transport in [Transport::Udp, Transport::Tcp] {
+        let reply = ask(&forwarder, &query(NAME, 1), transport).await;
+        assert_eq!(message::u16_at(&reply, 6), Some(4000));
+        assert!(message::Outline::of(&reply).is_some());
+    }
+}
+
+#[tokio::test]
+async fn past_the_bound_the_oldest_give_way() {
+    let silent = Scripted::start(|_| vec![]).await;
+    let mismatched = Arc::default();
+    let sockets = Arc::new(crate::udp::UdpSockets::new(
+        silent.address,
+        Duration::from_secs(30),
+        64,
+        Matching::Strict,
+        mismatched,
+    ));
+    let mut waits = tokio::task::JoinSet::new();
+    for _ in 0..400 {
+        let sockets = Arc::clone(&sockets);
+        waits.spawn(
+            async move { sockets.ask(&mut query(NAME, 1), 12..12 + NAME.len() + 4, false, false).await },
+        );
+    }
+    // Room for 64 at most, so at least 336 are told soon, long before their time is up.
+    for _ in 0..336 {
+        let outcome = tokio::time::timeout(Duration::from_secs(20), waits.join_next()).await;
+        assert_eq!(outcome.unwrap().unwrap().unwrap(), Err(crate::TryError::GivenUp));
+    }
+}
+
+#[tokio::test]
+async fn random_letter_case_is_checked_and_undone() {
+    let seen: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
+    let log = Arc::clone(&seen);
+    let recursor = Scripted::start(move |query| {
+        log.lock().push(query[12..12 + NAME.len()].to_vec());
+        vec![answer(query, &[[192, 0, 2, 1]])]
+    })
+    .await;
+    let manner =
+        Manner { timeout: TIMEOUT, max_retries: 0, matching: Matching::Strict, randomise_case: true };
+    let forwarder =
+        Forwarder::new(&[recursor.name()], manner, RecursorSelection::Serial, RecursorErrors::Truthful);
+    for _ in 0..20 {
+        let reply = ask(&forwarder, &query(NAME, 1), Transport::Udp).await;
+        assert_eq!(&reply[12..12 + NAME.len()], NAME);
+    }
+    let mut names = seen.lock().clone();
+    assert!(names.iter().all(|name| name.eq_ignore_ascii_case(NAME)));
+    names.sort();
+    names.dedup();
+    assert!(names.len() > 5, "nine letters, twenty queries");
+
+    // A server that changes the letter case is asked once more without.
+    let lowering = Scripted::start(|query| {
+        let mut reply = answer(query, &[[192, 0, 2, 1]]);
+        reply[12..12 + NAME.len()].make_ascii_lowercase();
+        vec![reply]
+    })
+    .await;
+    let forwarder =
+        Forwarder::new(&[lowering.name()], manner, RecursorSelection::Serial, RecursorErrors::Truthful);
+    let reply = ask(&forwarder, &query(NAME, 1), Transport::Udp).await;
+    assert_eq!(rcode(&reply), message::NOERROR);
+    assert_eq!(&reply[12..12 + NAME.len()], NAME);
+}

@@ -1,0 +1,113 @@
+//! Handlers that ask by HTTP, against a server on loopback.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use parking_lot::Mutex;
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    net::TcpListener,
+};
+
+use super::*;
+use crate::{
+    cached::{CachedSource, Source},
+    http::{HttpSource, client},
+};
+use dns_core::wire::{Parsed, parse};
+
+/// What the server saw and how often it was connected to.
+#[derive(Default)]
+struct Seen {
+    /// First lines of requests.
+    requests: Mutex<Vec<String>>,
+    /// Connections.
+    connections: AtomicUsize,
+}
+
+/// A server that answers every request with this status and body; an empty
+/// status: it never answers. Gives its address.
+async fn server(status: &'static str, body: &'static str) -> (String, Arc<Seen>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let seen = Arc::new(Seen::default());
+    let log = Arc::clone(&seen);
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            log.connections.fetch_add(1, Ordering::Relaxed);
+            let log = Arc::clone(&log);
+            tokio::spawn(async move {
+                let mut stream = BufReader::new(stream);
+                loop {
+                    let mut request = String::new();
+                    while !request.ends_with("\r\n\r\n") {
+                        if stream.read_line(&mut request).await.unwrap_or(0) == 0 {
+                            return;
+                        }
+                    }
+                    log.requests.lock().push(request.lines().next().unwrap().to_owned());
+                    if status.is_empty() {
+                        continue;
+                    }
+                    let response =
+                        format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+                    stream.write_all(response.as_bytes()).await.unwrap();
+                }
+            });
+        }
+    });
+    (address, seen)
+}
+
+/// A source to a server.
+fn source(url: &str) -> CachedSource {
+    let source = HttpSource::new(url.parse().unwrap(), client(), Duration::from_millis(600));
+    CachedSource::new(Source::Http(Arc::new(source)), None)
+}
+
+/// Asks for `a b.eXample. AAAA`.
+async fn ask(source: &CachedSource) -> Vec<u8> {
+    let query = query(b"\x03a b\x07eXample\0", 28);
+    let Parsed::Query(query) = parse(&query) else { panic!("a query of our own making") };
+    source.answer(&query, Transport::Udp).await
+}
+
+#[tokio::test]
+async fn answers_come_over_one_connection() {
+    let body = r#"{"Status": 0, "Answer": [{"type": 28, "TTL": 7, "data": "2001:db8::1"}]}"#;
+    let (address, seen) = server("200 OK", body).await;
+    let source = source(&format!("http://{address}/some/path"));
+    for _ in 0..3 {
+        let reply = ask(&source).await;
+        assert_eq!(reply[2..8], [0x85, 0x80, 0, 1, 0, 1]);
+        assert!(
+            reply
+                .ends_with(b"\xc0\x0c\0\x1c\0\x01\0\0\0\x07\0\x10\x20\x01\x0d\xb8\0\0\0\0\0\0\0\0\0\0\0\x01")
+        );
+    }
+    assert_eq!(seen.connections.load(Ordering::Relaxed), 1);
+    let requests = seen.requests.lock();
+    assert_eq!(requests[0], "GET /some/path/?type=28&name=a%5C+b.eXample. HTTP/1.1");
+}
+
+#[tokio::test]
+async fn whatever_goes_wrong_is_servfail() {
+    for (status, body) in [
+        ("404 Not Found", "no"),
+        ("500 Oops", r#"{"Answer": [{"type": 1, "data": "192.0.2.1"}]}"#),
+        ("201 Created", "{}"),
+        ("302 Found", "{}"),
+        ("200 OK", ""),
+        ("200 OK", "{nope"),
+        ("", ""),
+    ] {
+        let (address, _) = server(status, body).await;
+        let reply = ask(&source(&format!("http://{address}"))).await;
+        assert_eq!(reply[2..8], [0x85, 0x80 | message::SERVFAIL, 0, 1, 0, 0], "{status} {body}");
+    }
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    assert_eq!(rcode(&ask(&source(&format!("http://{closed}"))).await), message::SERVFAIL);
+    assert_eq!(rcode(&ask(&source(&format!("https://{closed}"))).await), message::SERVFAIL);
+}

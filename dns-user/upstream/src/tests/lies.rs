@@ -1,0 +1,86 @@
+//! Replies with any bytes changed: whatever of them is used stays sound on its way through
+//! forwarding and cache.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{cache::Cache, json_answer, message::Outline, readable::Readable};
+use dns_core::config::CacheConfig;
+
+/// `ok.example.`
+const NAME: &[u8] = b"\x02ok\x07example\0";
+
+/// A reply with an alias, an address, an SOA and an OPT, names compressed.
+fn reply_to(query: &[u8]) -> Vec<u8> {
+    let question = message::question_range(query).expect("a query of our own making");
+    let mut reply = message::begin_reply(query, question, false, true, message::NOERROR);
+    assert!(message::push_answer(&mut reply, &message::QUESTION_NAME, 5, 300, b"\x01a\xc0\x0f"));
+    assert!(message::push_answer(&mut reply, b"\x01a\xc0\x0f", 1, 300, &[192, 0, 2, 1]));
+    reply[9] = 1;
+    reply.extend_from_slice(b"\xc0\x0f\0\x06\0\x01\0\0\x03\x84\0\x18\xc0\x0f\xc0\x0f");
+    reply.extend_from_slice(&[0; 20]);
+    message::append_opt(&mut reply, 1232);
+    reply
+}
+
+/// A cache of ordinary size.
+fn cache() -> Cache {
+    let config = CacheConfig { enabled: true, max_entries: 10, max_bytes: 1 << 20, serve_stale: None };
+    Cache::new(&config, RecursorErrors::Truthful)
+}
+
+proptest! {
+    #[test]
+    fn what_is_passed_on_or_kept_is_sound(
+        changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+        cut in 0usize..200,
+        with_edns: bool,
+    ) {
+        let mut query = query(NAME, 1);
+        if with_edns {
+            message::append_opt(&mut query, 1232);
+        }
+        let ask = Ask::new(&query, Transport::Udp).expect("a query of our own making");
+        let mut bytes = reply_to(&query);
+        for (at, byte) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        bytes.truncate(bytes.len().saturating_sub(cut / 100 * (cut % 100)));
+        let Ok(readable) = Readable::new(bytes) else { return Ok(()) };
+        let mut forwarded = readable.finish(&ask);
+        prop_assert!(Outline::of(&forwarded.reply).is_some(), "passed on: {:02x?}", forwarded.reply);
+        let cache = cache();
+        let key = cache.key(&ask).expect("an ordinary question");
+        cache.admit(&key, &ask, &mut forwarded.reply, &mut forwarded.outline);
+        prop_assert_eq!(Outline::of(&forwarded.reply), Some(forwarded.outline.clone()));
+        let mut hit = Vec::new();
+        if cache.write_fresh(&key, &ask, &mut hit) {
+            let outline = Outline::of(&hit);
+            prop_assert!(outline.is_some(), "from the cache: {hit:02x?}");
+            prop_assert_eq!(outline.and_then(|outline| outline.opt).is_some(), with_edns);
+        }
+        message::remove_opt(&mut forwarded.reply, &mut forwarded.outline);
+        prop_assert_eq!(Outline::of(&forwarded.reply), Some(forwarded.outline));
+    }
+
+    #[test]
+    fn what_http_handlers_say_becomes_a_sound_reply(
+        answers in proptest::collection::vec(
+            (0u16..300, any::<u32>(), prop_oneof!["\\PC{0,20}", "\\\\# [0-9]{1,2} [0-9a-f]{0,12}", "[a-z0-9.]{0,12}"]),
+            0..4,
+        ),
+        status in 0u8..20,
+    ) {
+        let answers: Vec<_> = answers
+            .into_iter()
+            .map(|(rtype, ttl, data)| serde_json::json!({"type": rtype, "TTL": ttl, "data": data}))
+            .collect();
+        let document = serde_json::json!({"Status": status, "Answer": answers}).to_string();
+        let query = query(NAME, 1);
+        let ask = Ask::new(&query, Transport::Udp).expect("a query of our own making");
+        if let Ok(reply) = json_answer::reply(&ask, document.as_bytes()) {
+            prop_assert!(Outline::of(&reply).is_some(), "{document}: {reply:02x?}");
+        }
+    }
+}

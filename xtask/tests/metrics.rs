@@ -1,0 +1,47 @@
+//! Every family of metrics that is declared is exposed.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot read its input has failed")]
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+#[test]
+fn every_family_is_exposed() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dns-user");
+    let mut code = Vec::new();
+    read(&root, &mut code);
+    let names = root.join("platform/src/metrics/names.rs");
+    let (_, declarations) = code.iter().find(|(path, _)| *path == names).unwrap();
+    let declared = declarations.lines().filter_map(|line| {
+        let (family, rest) = line.trim().split_once(": ")?;
+        let is_family = ["Counter", "Gauge", "Histogram"].iter().any(|kind| rest.starts_with(kind));
+        (is_family && family.chars().all(|c| c.is_ascii_uppercase() || c == '_')).then_some(family)
+    });
+    let declared: BTreeSet<&str> = declared.collect();
+    assert!(declared.len() > 50, "{declared:?}");
+    let used: String =
+        code.iter().filter(|(path, _)| *path != names).map(|(_, text)| text.as_str()).collect();
+    let exposed: BTreeSet<&str> = used
+        .split("families::")
+        .skip(1)
+        .map(|rest| rest.split(|c: char| !c.is_ascii_uppercase() && c != '_').next().unwrap())
+        .collect();
+    let forgotten: Vec<_> = declared.difference(&exposed).collect();
+    assert!(forgotten.is_empty(), "declared and exposed by no crate: {forgotten:?}");
+}
+
+/// Reads all Rust sources below a folder.
+fn read(folder: &Path, sources: &mut Vec<(PathBuf, String)>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            read(&path, sources);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).unwrap();
+            sources.push((path, text));
+        }
+    }
+}
