@@ -1,7 +1,6 @@
 //! What userspace tells the program, in one mmap-able element: written with
 //! plain stores, no system call.
 
-use crate::counters::INTERFACE_SLOTS;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Most addresses and ports that the server listens on with the fast path.
@@ -37,10 +36,6 @@ pub struct Control {
     pub pass_shares: [u32; CLIENT_BUCKETS],
     /// Where the server listens.
     pub endpoints: [Endpoint; MAX_ENDPOINTS],
-    /// Where XDP may hand packets on to the tc program behind it: bit `ifindex %
-    /// INTERFACE_SLOTS` is set while that program is attached to every interface
-    /// of that slot that XDP serves, all bits while programs are being attached.
-    pub second_stages: [u64; INTERFACE_SLOTS / 64],
     /// VLANs whose frames are answered: bit `id` of 4096.
     pub vlans: [u64; VLAN_WORDS],
     /// The interfaces that XDP serves, each at its [`Self::interface`].
@@ -96,18 +91,7 @@ impl Control {
     pub const fn vlan(tag: u16) -> (usize, u64) {
         (tag as usize / 64 % VLAN_WORDS, 1 << (tag % 64))
     }
-
-    /// Word and bit of an interface in [`Self::second_stages`].
-    #[inline(always)]
-    pub const fn second_stage(ifindex: u32) -> (usize, u64) {
-        (ifindex as usize / 64 % (INTERFACE_SLOTS / 64), 1 << (ifindex % 64))
-    }
 }
-
-/// First word of the metadata that XDP puts before a packet which it hands on to
-/// the tc program behind it. Advice only: that program looks at the packet itself
-/// as if nobody had before, so nothing is gained by a tag of somebody else's.
-pub const HAND_OFF_TAG: u64 = u64::from_ne_bytes(*b"bosh-dns");
 
 /// An address and port that the server listens on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -34,7 +34,7 @@ outcomes! {
     /// Not for us: no UDP, or none of our addresses and ports. Not a query.
     NotOurs = 2, "not_ours";
     /// A fragment, IP options, IPv6 extension headers, more than one VLAN tag; at generic
-    /// XDP without a program behind it, a checksum that may be finished or not.
+    /// XDP a checksum that may be finished or not.
     Unsupported = 3, "unsupported_header";
     /// IP, UDP and packet lengths disagree, or the message is cut short.
     BadLength = 4, "bad_length";
@@ -56,13 +56,9 @@ outcomes! {
     LeaseExpired = 12, "lease_expired";
     /// The packet could not be grown to hold the reply.
     NoRoom = 13, "no_room";
-    /// XDP found no room, or could not tell whether the checksum is finished, and left
-    /// the query to the tc program behind it, which can do both: what becomes of it is
-    /// counted there, once more.
-    HandedOn = 14, "handed_on";
     /// Dropped in the place of going up: userspace has more queries than it can answer
     /// ([`crate::control::Control::shed_until_ns`]).
-    Shed = 15, "shed";
+    Shed = 14, "shed";
 }
 
 /// Slots for [`Outcome`], a power of two with room to grow.

@@ -23,7 +23,7 @@ pub mod tap;
 /// Version of everything in this crate that lies in a map.
 ///
 /// Part of the pin path: a process never adopts maps of another layout.
-pub const LAYOUT_VERSION: u32 = 6;
+pub const LAYOUT_VERSION: u32 = 7;
 
 /// Room before a packet that the XDP program for drivers makes use of, in bytes: what
 /// drivers keep there for XDP (256 bytes, `XDP_PACKET_HEADROOM`) less what the kernel
@@ -53,10 +53,8 @@ pub mod object {
     pub const XDP_GENERIC_PROGRAM: &str = "dns_xdp_generic";
     /// The tc program (tcx and clsact), at ingress.
     pub const TC_PROGRAM: &str = "dns_tc";
-    /// The tc program behind XDP: answers what found no room there.
-    pub const TC_SECOND_PROGRAM: &str = "dns_tc_second";
-    /// The tc program that answers what one of these two found to be for us.
+    /// The tc program that answers what that one found to be for us.
     pub const TC_ANSWER_PROGRAM: &str = "dns_tc_answer";
-    /// `BPF_MAP_TYPE_PROG_ARRAY` by which they call it.
+    /// `BPF_MAP_TYPE_PROG_ARRAY` by which it is called.
     pub const TC_ANSWER: &str = "TC_ANSWER";
 }

@@ -90,11 +90,6 @@ pub fn answer_datagram<H: Hook>(hook: &H, means: &Means, frame: Frame) -> Verdic
             // What comes now is one path, whatever the reason: followed for each of them it was
             // a fifth to a third of all that the verifier of Linux 5.15 looked at.
             let reason = zero.launder(*outcome as usize, OUTCOME_SLOTS - 1);
-            if reason == Outcome::HandedOn as usize {
-                // The tap sees what the second stage makes of it.
-                maps::count(reason);
-                return Verdict::Pass;
-            }
             if reason == Outcome::Collision as usize {
                 messages::note_collision(scratch);
             }
@@ -135,14 +130,14 @@ fn try_answer<H: Hook>(hook: &H, means: &Means, frame: Frame) -> Result<maps::An
     let plan = reply::plan(hook, control, frame, question, &entry)?.launder(zero);
     let plan = if H::HAS_SKB {
         let Some(partial) = partial::is_partial(hook, &plan.frame, &plan.question, name_sum)? else {
-            return Err(handed_on_or(Outcome::Unsupported, hook, control));
+            return goes_up(Outcome::Unsupported);
         };
         plan.with_partial(partial, zero)
     } else {
         plan
     };
     if !hook.grow(&plan) {
-        return Err(handed_on_or(Outcome::NoRoom, hook, control));
+        return goes_up(Outcome::NoRoom);
     }
     reply::write(hook, scratch, zero, &plan)?;
     // SAFETY: the helper has no precondition.
@@ -153,10 +148,4 @@ fn try_answer<H: Hook>(hook: &H, means: &Means, frame: Frame) -> Result<maps::An
         unsafe { store(entry.address + core::mem::offset_of!(EntryHeader, last_used_ns), last_used) };
     }
     Ok(plan.answered(hook.ifindex()))
-}
-
-/// What becomes of a query that cannot be answered at this hook for this reason.
-#[inline(always)]
-fn handed_on_or<H: Hook>(reason: Outcome, hook: &H, control: &Control) -> Outcome {
-    if hook.hand_on(control) { Outcome::HandedOn } else { reason }
 }

@@ -71,13 +71,6 @@ pub trait Hook {
         None
     }
 
-    /// Leaves a packet that cannot be answered here to the program behind this one;
-    /// false: there is none.
-    #[inline(always)]
-    fn hand_on(&self, _control: &Control) -> bool {
-        false
-    }
-
     /// From `offset` in the frame to the end of what can be read and written directly.
     #[inline(always)]
     fn span(&self, offset: usize) -> Span {

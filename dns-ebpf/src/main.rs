@@ -76,18 +76,7 @@ pub fn dns_tc(context: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// Answers what XDP found no room for, at the ingress of tc behind it; all other
-/// packets go by.
-#[classifier]
-pub fn dns_tc_second(context: TcContext) -> i32 {
-    let hook = Tc::new(context);
-    if hook.is_handed_on() {
-        hook.go_on_if_for_us();
-    }
-    TC_ACT_UNSPEC
-}
-
-/// Answers what either of the two has found to be for us; never attached itself.
+/// Answers a datagram that [`dns_tc`] found to be for us; never attached itself.
 #[classifier]
 pub fn dns_tc_answer(context: TcContext) -> i32 {
     let hook = Tc::new(context);

@@ -5,7 +5,7 @@
 //! on adds the rest, our reply's too. A program cannot see that state, but it
 //! can see the field: a sum of the pseudo-header alone is no valid checksum,
 //! save by a chance of one in 65,536. Where that chance has come, tc asks the kernel;
-//! at XDP, where there is nobody to ask, the query is handed on to tc or goes up.
+//! generic XDP cannot, and the query goes up.
 
 use dns_common::counters::Outcome;
 

@@ -12,7 +12,7 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use dns_common::{
-    control::{Control, HAND_OFF_TAG, LOOPBACK_IFINDEX},
+    control::{Control, LOOPBACK_IFINDEX},
     counters::Outcome,
 };
 
@@ -65,19 +65,6 @@ impl Tc {
     pub fn redirect(&self) -> i32 {
         // SAFETY: the helper has no precondition.
         unsafe { bpf_redirect(self.ifindex(), 0) as i32 }
-    }
-
-    /// Whether XDP handed the packet on, see [`crate::xdp::Xdp`].
-    ///
-    /// Where the kernel does not drop the tag with the buffer that was too short
-    /// (6.18 does, observed), it leaves with the reply. Only another second stage
-    /// looks for it, and to that a reply is no query.
-    #[inline(always)]
-    pub fn is_handed_on(&self) -> bool {
-        // SAFETY: the context is the kernel's own.
-        let tag = unsafe { (&raw const (*self.context.skb.skb).data_meta).read_volatile() as usize };
-        // SAFETY: just compared with the metadata's end.
-        tag + size_of::<u64>() <= self.data() && unsafe { load::<u64>(tag) } == HAND_OFF_TAG
     }
 }
 

@@ -7,19 +7,17 @@
 //! wrong bytes would be written over an answer. So the packet grows at its end there,
 //! and at its start only where the checksum is finished (observed on 6.18).
 //!
-//! A packet that cannot be made long enough, or of whose checksum only tc can tell
-//! whether it is finished, is handed on to the tc program behind this one, where there
-//! is one: the metadata before the packet (kernel 4.15) tells that program which ones
-//! are its.
+//! A packet that cannot be made long enough goes up (`no_room`), and in generic mode so
+//! does one whose checksum field does not tell whether it is finished.
 
 use aya_ebpf::{
     EbpfContext as _,
-    helpers::{bpf_xdp_adjust_head, bpf_xdp_adjust_meta, bpf_xdp_adjust_tail},
+    helpers::{bpf_xdp_adjust_head, bpf_xdp_adjust_tail},
     programs::XdpContext,
 };
 use dns_common::{
     XDP_HEAD_ROOM,
-    control::{Control, HAND_OFF_TAG, LOOPBACK_IFINDEX},
+    control::{Control, LOOPBACK_IFINDEX},
 };
 
 use crate::{
@@ -127,12 +125,6 @@ impl<const NATIVE: bool> Hook for Xdp<NATIVE> {
         self.adjust_tail(-behind);
         false
     }
-
-    #[inline(always)]
-    fn hand_on(&self, control: &Control) -> bool {
-        let (word, bit) = Control::second_stage(self.ifindex());
-        control.second_stages[word] & bit != 0 && self.write_tag()
-    }
 }
 
 impl<const NATIVE: bool> Xdp<NATIVE> {
@@ -149,25 +141,6 @@ impl<const NATIVE: bool> Xdp<NATIVE> {
     fn adjust_head(&self, more: i32) -> bool {
         // SAFETY: as above.
         unsafe { bpf_xdp_adjust_head(self.context.ctx, -more) == 0 }
-    }
-
-    /// Puts the tag of packets that are handed on before the packet; false: the
-    /// driver keeps no metadata, or there is no room for more of it.
-    #[inline(always)]
-    fn write_tag(&self) -> bool {
-        const LEN: usize = size_of::<u64>();
-        // SAFETY: the context is the kernel's own.
-        if unsafe { bpf_xdp_adjust_meta(self.context.ctx, -(LEN as i32)) } != 0 {
-            return false;
-        }
-        // SAFETY: as above.
-        let tag = unsafe { (&raw const (*self.context.ctx).data_meta).read_volatile() as usize };
-        if tag + LEN > self.data() {
-            return false;
-        }
-        // SAFETY: just compared with the metadata's end.
-        unsafe { store(tag, HAND_OFF_TAG) };
-        true
     }
 
     /// Moves headers and question `by` bytes towards the new start of the frame.

@@ -57,14 +57,12 @@ pub enum Hook {
     XdpGeneric,
     /// The program for tc.
     Tc,
-    /// The program for tc behind XDP.
-    TcSecond,
 }
 
 impl Hook {
     /// Whether it runs at XDP.
     pub const fn is_xdp(self) -> bool {
-        !matches!(self, Self::Tc | Self::TcSecond)
+        !matches!(self, Self::Tc)
     }
 
     /// Name of the program in the object.
@@ -73,7 +71,6 @@ impl Hook {
             Self::Xdp => object::XDP_PROGRAM,
             Self::XdpGeneric => object::XDP_GENERIC_PROGRAM,
             Self::Tc => object::TC_PROGRAM,
-            Self::TcSecond => object::TC_SECOND_PROGRAM,
         }
     }
 }
@@ -146,7 +143,7 @@ impl Program {
                 ebpf.program_mut(hook.program()).context("a program is missing in the object")?.try_into()?;
             program.load().with_context(|| format!("cannot load {}", hook.program()))?;
         }
-        for name in [object::TC_PROGRAM, object::TC_SECOND_PROGRAM, object::TC_ANSWER_PROGRAM] {
+        for name in [object::TC_PROGRAM, object::TC_ANSWER_PROGRAM] {
             let program: &mut SchedClassifier =
                 ebpf.program_mut(name).context("a program is missing in the object")?.try_into()?;
             program.load().with_context(|| format!("cannot load {name}"))?;

@@ -26,7 +26,7 @@ use dns_common::object;
 use parking_lot::Mutex;
 
 use super::{
-    attach::filters::Filters,
+    attach::{filters::Filters, hook::Hook},
     bpf,
     mailbox::{self, Ended},
 };
@@ -51,8 +51,6 @@ pub(crate) enum Program {
     XdpGeneric,
     /// For tc.
     Tc,
-    /// For tc behind XDP.
-    TcSecond,
 }
 
 impl Program {
@@ -62,13 +60,16 @@ impl Program {
             Self::Xdp => object::XDP_PROGRAM,
             Self::XdpGeneric => object::XDP_GENERIC_PROGRAM,
             Self::Tc => object::TC_PROGRAM,
-            Self::TcSecond => object::TC_SECOND_PROGRAM,
         }
     }
 
-    /// Whether it goes on in the program that answers at tc, and is of no use without that.
-    const fn calls_answer(self) -> bool {
-        matches!(self, Self::Tc | Self::TcSecond)
+    /// The program that answers at a hook.
+    pub(crate) const fn of(hook: Hook) -> Self {
+        match hook {
+            Hook::Native => Self::Xdp,
+            Hook::Generic => Self::XdpGeneric,
+            Hook::Tcx | Hook::Clsact => Self::Tc,
+        }
     }
 }
 
@@ -208,11 +209,6 @@ impl Programs {
         }
     }
 
-    /// Whether a program is still being loaded.
-    pub(crate) fn is_loading(&self, program: Program) -> bool {
-        matches!(self.ordered.get(&program), Some(Ordered::Loading))
-    }
-
     /// Whether the kernel's number is that of one of ours.
     pub(crate) fn are(&self, id: u32) -> bool {
         self.ordered.values().any(|ordered| {
@@ -325,15 +321,15 @@ struct Loader {
     ebpf: Ebpf,
     /// Where it is noted how programs fare.
     board: ProgramBoard,
-    /// What came of the program that answers at tc, which two others need; `None`: nobody
-    /// needed it yet.
+    /// What came of the program that answers at tc, which [`Program::Tc`] calls; `None`: it was
+    /// not needed yet.
     answer: Option<Result<(), LoadProblem>>,
 }
 
 impl Loader {
     /// Loads a program, and the one that it calls.
     fn load(&mut self, program: Program) -> Result<ProgramFd, LoadProblem> {
-        if program.calls_answer() {
+        if program == Program::Tc {
             self.load_answer()?;
         }
         self.load_named(program.name())

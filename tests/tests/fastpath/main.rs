@@ -15,4 +15,3 @@ mod overload;
 mod races;
 mod real_server;
 mod refused;
-mod second_stage;

@@ -183,8 +183,6 @@ fn each_program_that_is_refused_takes_its_own_hook_away() -> Result<()> {
     let cases = [
         ("generic", object::XDP_GENERIC_PROGRAM, Fault::TooLong, &["tcx", "clsact"][..], None),
         ("native", object::XDP_PROGRAM, Fault::Unreadable, &["tcx", "clsact"], None),
-        ("generic", object::TC_SECOND_PROGRAM, Fault::Unreadable, &["generic"], None),
-        ("generic", object::TC_ANSWER_PROGRAM, Fault::TooLong, &["generic"], Some(object::TC_SECOND_PROGRAM)),
         ("auto", object::TC_ANSWER_PROGRAM, Fault::Unreadable, &["none"], Some(object::TC_PROGRAM)),
         // Not needed, so not even tried.
         (

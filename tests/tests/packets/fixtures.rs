@@ -3,14 +3,10 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use aya::TestRunOptions;
-use dns_common::{
-    control::{Control, HAND_OFF_TAG},
-    counters::Outcome,
-    entry::Rules,
-};
+use dns_common::{counters::Outcome, entry::Rules};
 use whole_system_tests::{
     checksum::{checksum, pseudo},
-    program::{Hook, Program, Published, TC_ACT_UNSPEC, XDP_PASS},
+    program::{Hook, Program, Published, XDP_PASS},
 };
 
 use crate::{
@@ -348,14 +344,6 @@ fn the_table_holds_at_every_hook() {
                 failures.push(format!("{name} at {hook:?}: {problem}"));
             }
         }
-        // No packet here bears the tag of XDP: a run at tc takes no metadata. What
-        // the second stage does with those that do is seen in `fastpath/second_stage.rs`.
-        let before = program.counters().outcomes;
-        match program.run(Hook::TcSecond, &frame) {
-            Ok(run) if run.verdict == TC_ACT_UNSPEC && run.packet == frame => {}
-            other => failures.push(format!("{name} at the second stage: {other:?}")),
-        }
-        assert_eq!(program.counters().outcomes, before, "{name}: counted by the second stage");
     }
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
 }
@@ -462,7 +450,7 @@ fn long_replies_find_room_before_the_packet_or_at_both_ends() {
 }
 
 #[test]
-fn a_packet_without_room_goes_up_untouched_tagged_where_a_second_stage_waits_for_it() {
+fn packet_without_room_goes_up_untouched() {
     /// Bytes that a driver left before the packet: the kernel moves them with its
     /// start. As much as older kernels take (Linux 6.1).
     const METADATA: usize = 32;
@@ -477,24 +465,9 @@ fn a_packet_without_room_goes_up_untouched_tagged_where_a_second_stage_waits_for
     // Longer than what a run at XDP has room for at both ends.
     let query = long_query(&mut program, 255);
     let frame = Datagram { tags: vec![(0x8100, 5)], ..Datagram::v6(query) }.frame();
-    let tag = HAND_OFF_TAG.to_ne_bytes();
-    // Runs are on `lo` as far as the program can see.
-    let (word, bit) = Control::second_stage(1);
-    for (slots, outcome) in [(!bit, Outcome::NoRoom), (bit, Outcome::HandedOn), (u64::MAX, Outcome::HandedOn)]
-    {
-        program.set_control(|control| control.second_stages[word] = slots);
-        let (output, counted) = run_with_metadata(&mut program, &frame, 0);
-        assert_eq!(counted, outcome, "{slots:#x}");
-        let tag = if outcome == Outcome::HandedOn { &tag[..] } else { &[] };
-        assert!(output == [tag, &frame[..]].concat(), "{slots:#x}: the packet itself is untouched");
-    }
-    // Whether there may be more metadata is up to the kernel.
-    let input = [vec![0x5a; METADATA], frame].concat();
-    let (output, counted) = run_with_metadata(&mut program, &input, METADATA);
-    match counted {
-        Outcome::HandedOn => assert!(output == [&tag[..], &input[..]].concat()),
-        other => assert!(other == Outcome::NoRoom && output == input, "{other:?}"),
-    }
+    let (output, counted) = run_with_metadata(&mut program, &frame, 0);
+    assert_eq!(counted, Outcome::NoRoom);
+    assert!(output == frame);
 }
 
 /// Publishes [`LONG_LIST`] under a name of this length; returns a query for all of it.

@@ -12,8 +12,6 @@ use bosh_dns_xdp_benches::{
     report::{self, Bar, Data, Figure, Rounds, number},
     yardstick::Hook,
 };
-use dns_common::counters::Outcome;
-use dns_platform::metrics::names;
 use whole_system_tests::metrics::{Metrics, wait_for_metrics};
 
 use crate::{
@@ -166,8 +164,6 @@ struct Counted {
     fast: u64,
     /// Replies of userspace.
     userspace: u64,
-    /// Those of them that a second program gave, because there was no room at XDP.
-    second: u64,
 }
 
 impl Counted {
@@ -177,11 +173,9 @@ impl Counted {
             return Ok(Self::default());
         }
         let metrics = Metrics::read(&lab.server)?;
-        let handed_on = format!("outcome=\"{}\"", Outcome::HandedOn.label());
         Ok(Self {
             fast: metrics.fast_path_replies(),
             userspace: metrics.userspace_replies(),
-            second: metrics.sum(names::FAST_PATH_PACKETS_TOTAL, &handed_on),
         })
     }
 
@@ -196,18 +190,14 @@ impl Sub for Counted {
     type Output = Self;
 
     fn sub(self, earlier: Self) -> Self {
-        let Self { fast, userspace, second } = self;
-        Self {
-            fast: fast - earlier.fast,
-            userspace: userspace - earlier.userspace,
-            second: second - earlier.second,
-        }
+        let Self { fast, userspace } = self;
+        Self { fast: fast - earlier.fast, userspace: userspace - earlier.userspace }
     }
 }
 
 impl fmt::Display for Counted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(share) = self.share() else { return Ok(()) };
-        write!(f, "{share:.1} % by the interface, {} of them at tc behind XDP", self.second)
+        write!(f, "{share:.1} % by the interface")
     }
 }

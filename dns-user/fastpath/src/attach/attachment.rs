@@ -7,15 +7,11 @@ use std::{
     path::PathBuf,
 };
 
-use dns_common::object;
-
 use crate::{
-    attach::{
-        filters::Filters,
-        hook::Hook,
-        netlink::{Link, Socket},
-        pins::{PinnedLink, Pins, remove_if_there},
-    },
+    attach::filters::Filters,
+    attach::hook::Hook,
+    attach::netlink::{Link, Socket},
+    attach::pins::{PinnedLink, Pins, remove_if_there},
     bpf::{self, LinkKind},
     programs::{Missing, Program, Programs},
 };
@@ -26,14 +22,13 @@ impl Filters {
         &self,
         ifindex: u32,
         program: BorrowedFd<'_>,
-        stage: Stage,
         netlink: &mut Socket,
     ) -> Result<u16, HookError> {
         let clsact = |error| HookError::Os { hook: Hook::Clsact, error };
         netlink.add_clsact(ifindex).map_err(clsact)?;
         let place = self.place(|priority| Ok(netlink.filter(ifindex, priority)?.map(|(_, name)| name)));
         let (priority, replace) = place.map_err(clsact)?.ok_or(HookError::NoPriority)?;
-        let name = self.name(stage.tc_program());
+        let name = self.name();
         netlink.set_filter(ifindex, priority, replace, program, &name).map_err(clsact)?;
         Ok(priority)
     }
@@ -44,35 +39,6 @@ impl Filters {
         match place? {
             Some((priority, true)) => netlink.remove_filter(ifindex, priority).map(|()| true),
             _ => Ok(false),
-        }
-    }
-}
-
-/// What a program is to an interface.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
-    /// It answers.
-    First,
-    /// It answers what XDP before it found no room for.
-    Second,
-}
-
-impl Stage {
-    /// The name of its program at tc, which filters of clsact show.
-    const fn tc_program(self) -> &'static str {
-        match self {
-            Self::First => object::TC_PROGRAM,
-            Self::Second => object::TC_SECOND_PROGRAM,
-        }
-    }
-
-    /// The program that does so on a hook.
-    pub(crate) const fn program(self, hook: Hook) -> Program {
-        match (self, hook) {
-            (Self::Second, _) => Program::TcSecond,
-            (Self::First, Hook::Native) => Program::Xdp,
-            (Self::First, Hook::Generic) => Program::XdpGeneric,
-            (Self::First, Hook::Tcx | Hook::Clsact) => Program::Tc,
         }
     }
 }
@@ -199,11 +165,10 @@ impl HookAttachment {
     /// Attaches and pins.
     pub(crate) fn take(
         hook: Hook,
-        stage: Stage,
         interface: &Link,
         means: &mut Means<'_>,
     ) -> Result<Self, HookError> {
-        let (held, pin) = attach(hook, stage, interface, means)?;
+        let (held, pin) = attach(hook, interface, means)?;
         let pin = pin.or_else(|| match &held {
             Held::Link(link) => pin_new(means.pins, link, interface, hook),
             Held::Filter(_) => None,
@@ -272,17 +237,12 @@ pub(crate) fn drop_predecessor(link: PinnedLink) {
 }
 
 /// Attaches to one hook. With a link that was taken over comes its pin.
-fn attach(
-    hook: Hook,
-    stage: Stage,
-    link: &Link,
-    means: &mut Means<'_>,
-) -> Result<(Held, Option<PathBuf>), HookError> {
+fn attach(hook: Hook, link: &Link, means: &mut Means<'_>) -> Result<(Held, Option<PathBuf>), HookError> {
     let Means { programs, pins: _, predecessor, netlink } = means;
     let filters = programs.filters.clone();
-    let program = programs.get(stage.program(hook))?;
+    let program = programs.get(Program::of(hook))?;
     let Some(kind) = hook.link_kind() else {
-        let priority = filters.set(link.ifindex, program, stage, netlink)?;
+        let priority = filters.set(link.ifindex, program, netlink)?;
         return Ok((Held::Filter(priority), None));
     };
     // The predecessor's own link on this hook: one step, no packet meets none or both.

@@ -3,12 +3,10 @@
 use std::fmt;
 
 use crate::{
-    attach::{
-        attachment::{HookAttachment, HookError, Means, Stage, Standing},
-        hook::Hook,
-        netlink::{Link, Socket},
-    },
-    programs::{Missing, Programs},
+    attach::attachment::{HookAttachment, HookError, Means, Standing},
+    attach::hook::Hook,
+    attach::netlink::{Link, Socket},
+    programs::{Missing, Program, Programs},
 };
 use dns_core::config::HookMode;
 
@@ -27,16 +25,8 @@ impl Plan {
     /// Has the programs loaded that the best hook needs, before they are.
     pub(crate) fn order(&self, programs: &mut Programs) {
         if let Some(&hook) = self.hooks.first() {
-            order(hook, programs);
+            programs.order(Program::of(hook));
         }
-    }
-}
-
-/// Has the programs loaded that a hook needs.
-fn order(hook: Hook, programs: &mut Programs) {
-    programs.order(Stage::First.program(hook));
-    if hook.is_xdp() {
-        programs.order(Stage::Second.program(hook));
     }
 }
 
@@ -121,29 +111,22 @@ pub(crate) fn plan(mode: HookMode, link: &Link) -> Result<Plan, NotServed> {
 /// An interface that is served.
 #[derive(Debug)]
 pub(crate) struct Attachment {
-    /// Interface.
+    /// Its number.
     ifindex: u32,
-    /// The program that answers.
-    first: HookAttachment,
+    /// The program on it.
+    program: HookAttachment,
     /// Why there.
     why: String,
-    /// The program behind it at tc; `None`: `first` is at tc itself, or it cannot be had.
-    second: Option<HookAttachment>,
-    /// Why `second` could not be had when it was last tried.
-    refusal: Option<String>,
 }
 
 impl Attachment {
-    /// Attaches to the best hook of the plan that takes the program, in the
-    /// place of what a predecessor left there. [`Self::complete`] is next.
-    ///
-    /// Waits for all programs of a hook, so that both stages are attached together.
+    /// Attaches to the best hook of the plan that takes the program, in the place of what a
+    /// predecessor left there.
     pub(crate) fn make(plan: Plan, link: &Link, means: &mut Means<'_>) -> Result<Self, NotServed> {
         let Plan { hooks, why, wanted_first } = plan;
         let mut refusals = Refusals::default();
         for (index, &hook) in hooks.iter().enumerate() {
-            order(hook, means.programs);
-            match means.programs.get(Stage::First.program(hook)) {
+            match means.programs.get(Program::of(hook)) {
                 Ok(_) => {}
                 Err(Missing::Loading) => return Err(NotServed::Loading),
                 Err(missing) => {
@@ -151,10 +134,7 @@ impl Attachment {
                     continue;
                 }
             }
-            if hook.is_xdp() && means.programs.is_loading(Stage::Second.program(hook)) {
-                return Err(NotServed::Loading);
-            }
-            let first = match HookAttachment::take(hook, Stage::First, link, means) {
+            let program = match HookAttachment::take(hook, link, means) {
                 Ok(attachment) => attachment,
                 Err(refusal) => {
                     refusals.push(refusal);
@@ -162,7 +142,7 @@ impl Attachment {
                 }
             };
             let why = if refusals.0.is_empty() { why } else { format!("{why}; but {refusals}") };
-            // Between tcx and clsact the kernel's age decides; nobody need act on it.
+            // Between tcx and clsact the kernel's age decides, which calls for no action.
             if index > 0 && hooks[0].is_xdp() {
                 if wanted_first {
                     tracing::warn!(interface = %link.name, %hook, why, "requested hook unavailable; falling back to tc");
@@ -170,101 +150,34 @@ impl Attachment {
                     tracing::info!(interface = %link.name, %hook, why, "best hook unavailable; falling back to tc");
                 }
             }
-            return Ok(Self { ifindex: link.ifindex, first, why, second: None, refusal: None });
+            return Ok(Self { ifindex: link.ifindex, program, why });
         }
         Err(refusals.into())
     }
 
-    /// Attaches the second stage where XDP answers and has none behind it yet.
-    ///
-    /// After the first one: until then what a predecessor left at tc answers.
-    pub(crate) fn complete(&mut self, link: &Link, means: &mut Means<'_>) {
-        if !self.is_xdp() || self.second.is_some() {
-            return;
-        }
-        let program = Stage::Second.program(Hook::Tcx);
-        if means.programs.get(program).is_err_and(|missing| missing == Missing::Loading) {
-            return;
-        }
-        let mut refusals = Refusals::default();
-        for hook in Hook::TC {
-            match HookAttachment::take(hook, Stage::Second, link, means) {
-                Ok(attachment) => {
-                    tracing::debug!(interface = %link.name, %hook, "attached the second stage: it answers what finds no room at XDP");
-                    (self.second, self.refusal) = (Some(attachment), None);
-                    return;
-                }
-                Err(refusal) => refusals.push(refusal),
-            }
-        }
-        let why = refusals.to_string();
-        // Tried again and again, but said once.
-        if self.refusal.as_ref() != Some(&why) {
-            tracing::warn!(interface = %link.name, why, "cannot attach the second stage at tc: queries whose replies find no room at XDP are answered from userspace");
-        }
-        self.refusal = Some(why);
-    }
-
     /// The hook that answers.
     pub(crate) fn hook(&self) -> Hook {
-        self.first.hook
+        self.program.hook
     }
 
-    /// The hook behind it that answers what finds no room.
-    pub(crate) fn second_hook(&self) -> Option<Hook> {
-        self.second.as_ref().map(|attachment| attachment.hook)
+    /// Why this hook.
+    pub(crate) fn why(&self) -> &str {
+        &self.why
     }
 
-    /// Whether XDP answers.
-    pub(crate) fn is_xdp(&self) -> bool {
-        self.first.hook.is_xdp()
+    /// Whether our program is still there.
+    pub(crate) fn standing(&self, programs: &Programs, netlink: &mut Socket) -> Standing {
+        self.program.standing(self.ifindex, programs, netlink)
     }
 
-    /// Why these hooks.
-    pub(crate) fn why(&self) -> String {
-        let why = &self.why;
-        match (&self.second, &self.refusal) {
-            (Some(second), _) => format!("{why}; behind it {} for replies without room", second.hook),
-            (None, Some(refusal)) => format!("{why}; nothing behind it for replies without room: {refusal}"),
-            (None, None) => why.clone(),
-        }
-    }
-
-    /// Whether our programs are still there. A second stage that is gone is
-    /// forgotten: [`Self::complete`] brings it back.
-    pub(crate) fn look_after(&mut self, programs: &Programs, netlink: &mut Socket) -> Standing {
-        let second =
-            self.second.as_ref().map(|attachment| attachment.standing(self.ifindex, programs, netlink));
-        match second {
-            Some(Standing::TakenOver) => return Standing::TakenOver,
-            Some(Standing::Gone) => self.second = None,
-            Some(Standing::Ours) | None => {}
-        }
-        self.first.standing(self.ifindex, programs, netlink)
-    }
-
-    /// Takes off what is behind a first program that is gone, so that both can be
-    /// attached anew. The pin of what is gone stays: another server may have pinned
-    /// its own there, and ours is put in its place otherwise.
-    pub(crate) fn give_up(self, programs: &Programs, netlink: &mut Socket) {
-        if let Some(second) = self.second {
-            second.leave(self.ifindex, programs, netlink);
-        }
-    }
-
-    /// Takes the programs off the interface, unless a successor's are there by now.
+    /// Takes the program off the interface, unless a successor's is there by now.
     pub(crate) fn detach(self, programs: &Programs, netlink: &mut Socket) {
-        let Self { ifindex, first, why: _, second, refusal: _ } = self;
-        // XDP first: it leaves to the second what it cannot answer.
-        first.leave(ifindex, programs, netlink);
-        if let Some(second) = second {
-            second.leave(ifindex, programs, netlink);
-        }
+        self.program.leave(self.ifindex, programs, netlink);
     }
 
     /// Whether it outlives the process.
     pub(crate) fn is_kept(&self) -> bool {
-        self.first.is_kept() && self.second.as_ref().is_none_or(HookAttachment::is_kept)
+        self.program.is_kept()
     }
 }
 

@@ -27,14 +27,14 @@ impl Filters {
         Self { first: 0xb000 | (hash % 0x1000) as u16, owner }
     }
 
-    /// The name of a filter with this program.
-    pub(crate) fn name(&self, program: &str) -> String {
-        format!("{program} {}", self.owner)
+    /// The name of our filter.
+    pub(crate) fn name(&self) -> String {
+        format!("{} {}", object::TC_PROGRAM, self.owner)
     }
 
     /// Whether a filter of this name is ours.
     pub(crate) fn are(&self, name: &str) -> bool {
-        [object::TC_PROGRAM, object::TC_SECOND_PROGRAM].into_iter().any(|program| name == self.name(program))
+        name == self.name()
     }
 
     /// The priority of our filter, given who has which one, and whether it is there.
@@ -72,10 +72,10 @@ mod tests {
         };
         assert_eq!(place(&ours, &there), Some((ours.first, false)));
         // As if both addresses had the same hash.
-        there.insert(ours.first, theirs.name(object::TC_PROGRAM));
+        there.insert(ours.first, theirs.name());
         let next = 0xb000 | (ours.first + 1) & 0xfff;
         assert_eq!(place(&ours, &there), Some((next, false)));
-        there.insert(next, ours.name(object::TC_SECOND_PROGRAM));
+        there.insert(next, ours.name());
         assert_eq!(place(&ours, &there), Some((next, true)), "of an earlier process");
         // Its own is found even where the first one has become free.
         there.remove(&ours.first);

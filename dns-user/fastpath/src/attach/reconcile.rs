@@ -9,10 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dns_common::{
-    control::{Control, Interface, MAX_ENDPOINTS},
-    counters::INTERFACE_SLOTS,
-};
+use dns_common::control::{Interface, MAX_ENDPOINTS};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::sync::watch;
 
@@ -57,9 +54,6 @@ pub struct InterfaceStatus {
     pub ifindex: u32,
     /// The hook that serves it; null: none does, its queries are answered from userspace.
     pub hook: Option<Hook>,
-    /// The hook behind XDP where replies are given that find no room there; null:
-    /// there is none, or `hook` is no XDP.
-    pub second: Option<Hook>,
     /// Why that one, or why none.
     pub why: String,
 }
@@ -315,20 +309,11 @@ impl Follower {
             self.setting.kept_maps.prepare();
         }
         let before = self.attached.len();
-        if before < wanted.len() {
-            // A predecessor's program waits behind XDP until ours does; where nobody waits,
-            // what is handed on goes up all the same.
-            self.setting.control.set_second_stages([u64::MAX; INTERFACE_SLOTS / 64]);
-        }
         for (&ifindex, &link) in &wanted {
             if !self.attached.contains_key(&ifindex) {
                 self.attach(link);
             }
-            if let Some(attachment) = self.attached.get_mut(&ifindex) {
-                attachment.complete(link, &mut means(&mut self.setting, &mut self.netlink));
-            }
         }
-        self.setting.control.set_second_stages(second_stages(&self.attached));
         if !self.waiting.is_empty() {
             // What a predecessor left answers meanwhile.
         } else if !self.complete {
@@ -376,17 +361,15 @@ impl Follower {
         self.refused.values_mut().for_each(|refused| refused.again = true);
         let Self { setting, netlink, attached, taken_over, .. } = self;
         let mut gone = Vec::new();
-        for (&ifindex, attachment) in attached.iter_mut() {
-            match attachment.look_after(&setting.programs, netlink) {
+        for (&ifindex, attachment) in attached.iter() {
+            match attachment.standing(&setting.programs, netlink) {
                 Standing::Ours => {}
                 Standing::Gone => gone.push(ifindex),
                 Standing::TakenOver => *taken_over = true,
             }
         }
         for ifindex in gone {
-            if let Some(attachment) = attached.remove(&ifindex) {
-                attachment.give_up(&setting.programs, netlink);
-            }
+            attached.remove(&ifindex);
         }
     }
 
@@ -439,9 +422,8 @@ impl Follower {
                     name: link.name.clone(),
                     ifindex,
                     hook: attachment.map(Attachment::hook),
-                    second: attachment.and_then(Attachment::second_hook),
                     why: attachment
-                        .map(Attachment::why)
+                        .map(|attachment| attachment.why().to_owned())
                         .or_else(|| self.refused.get(&ifindex).map(|refused| refused.why.clone()))
                         .or_else(|| self.waiting.contains(&ifindex).then(|| NotServed::Loading.to_string()))
                         .unwrap_or_default(),
@@ -521,17 +503,6 @@ fn to_interface(link: &Link, all: &[Link]) -> Interface {
         ifindex: link.ifindex,
         padding: 0,
     }
-}
-
-/// Where XDP may hand packets on, as [`Control::second_stages`] has it.
-fn second_stages(attached: &BTreeMap<u32, Attachment>) -> [u64; INTERFACE_SLOTS / 64] {
-    let (mut with, mut without) = ([0; INTERFACE_SLOTS / 64], [0; INTERFACE_SLOTS / 64]);
-    for (&ifindex, attachment) in attached.iter().filter(|(_, attachment)| attachment.is_xdp()) {
-        let (word, bit) = Control::second_stage(ifindex);
-        let slots = if attachment.second_hook().is_some() { &mut with } else { &mut without };
-        slots[word] |= bit;
-    }
-    std::array::from_fn(|word| with[word] & !without[word])
 }
 
 #[cfg(test)]

@@ -6,9 +6,8 @@ use std::{
     sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
 };
 
-use dns_common::{
-    control::{CLIENT_BUCKETS, Control, Endpoint, INTERFACES, Interface, MAX_ENDPOINTS, VLAN_WORDS},
-    counters::INTERFACE_SLOTS,
+use dns_common::control::{
+    CLIENT_BUCKETS, Control, Endpoint, INTERFACES, Interface, MAX_ENDPOINTS, VLAN_WORDS,
 };
 use memmap2::MmapRaw;
 
@@ -158,14 +157,6 @@ impl ControlPage {
             unsafe { slot.write_volatile(Interface { ifindex: 0, ..wanted }) };
             fence(Ordering::SeqCst);
             number.store(wanted.ifindex, Ordering::Release);
-        }
-    }
-
-    /// Sets where XDP may hand packets on, see [`Control::second_stages`].
-    pub(crate) fn set_second_stages(&self, slots: [u64; INTERFACE_SLOTS / 64]) {
-        for (index, slots) in slots.into_iter().enumerate() {
-            let offset = std::mem::offset_of!(Control, second_stages) + index * size_of::<u64>();
-            self.word(offset).store(slots, Ordering::Relaxed);
         }
     }
 }

@@ -27,8 +27,8 @@ impl Counters {
     /// Packets to our addresses and ports that went up.
     pub fn went_up(&self) -> u64 {
         let goes_up = |outcome: &&Outcome| {
-            use Outcome::{HandedOn, Hit, HitTruncated, NotOurs, Shed};
-            !matches!(outcome, Hit | HitTruncated | NotOurs | HandedOn | Shed)
+            use Outcome::{Hit, HitTruncated, NotOurs, Shed};
+            !matches!(outcome, Hit | HitTruncated | NotOurs | Shed)
         };
         Outcome::ALL.iter().filter(goes_up).map(|&outcome| self.outcome(outcome)).sum()
     }

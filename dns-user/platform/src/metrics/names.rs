@@ -117,8 +117,7 @@ declare! {
         ["kind"] "From noticing a file to answering from it in userspace.";
 
     //----------- Ours: fast path ------------------------------------------
-    /// `outcome`: `hit`, `hit_truncated`, or why they went up. Those with `handed_on` count
-    /// once more, by what the tc program behind XDP made of them; those with `shed` were dropped.
+    /// `outcome`: `hit`, `hit_truncated`, or why they went up; those with `shed` were dropped.
     FAST_PATH_PACKETS_TOTAL: Counter = "bosh_dns_xdp_fast_path_packets_total"
         ["outcome"] "Packets by what became of them.";
     FAST_PATH_REPLIES_TOTAL: Counter = "bosh_dns_xdp_fast_path_replies_total"

@@ -229,11 +229,8 @@ impl Model {
             .outcomes
             .iter()
             .filter(|(outcome, rate)| {
-                // What was handed on counts once more, by what became of it then.
-                let is_query = !matches!(
-                    outcome.as_str(),
-                    "hit" | "hit_truncated" | "not_ours" | "response" | "handed_on"
-                );
+                let is_query =
+                    !matches!(outcome.as_str(), "hit" | "hit_truncated" | "not_ours" | "response");
                 is_query && **rate > 0.0
             })
             .map(|(outcome, rate)| (outcome.as_str(), *rate))
