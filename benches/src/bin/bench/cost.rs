@@ -173,10 +173,7 @@ impl Counted {
             return Ok(Self::default());
         }
         let metrics = Metrics::read(&lab.server)?;
-        Ok(Self {
-            fast: metrics.fast_path_replies(),
-            userspace: metrics.userspace_replies(),
-        })
+        Ok(Self { fast: metrics.fast_path_replies(), userspace: metrics.userspace_replies() })
     }
 
     /// Percentage of the replies that the program gave; none without replies.

@@ -18,12 +18,7 @@ use crate::{
 
 impl Filters {
     /// Sets our filter; its priority.
-    fn set(
-        &self,
-        ifindex: u32,
-        program: BorrowedFd<'_>,
-        netlink: &mut Socket,
-    ) -> Result<u16, HookError> {
+    fn set(&self, ifindex: u32, program: BorrowedFd<'_>, netlink: &mut Socket) -> Result<u16, HookError> {
         let clsact = |error| HookError::Os { hook: Hook::Clsact, error };
         netlink.add_clsact(ifindex).map_err(clsact)?;
         let place = self.place(|priority| Ok(netlink.filter(ifindex, priority)?.map(|(_, name)| name)));
@@ -163,11 +158,7 @@ pub(crate) struct HookAttachment {
 
 impl HookAttachment {
     /// Attaches and pins.
-    pub(crate) fn take(
-        hook: Hook,
-        interface: &Link,
-        means: &mut Means<'_>,
-    ) -> Result<Self, HookError> {
+    pub(crate) fn take(hook: Hook, interface: &Link, means: &mut Means<'_>) -> Result<Self, HookError> {
         let (held, pin) = attach(hook, interface, means)?;
         let pin = pin.or_else(|| match &held {
             Held::Link(link) => pin_new(means.pins, link, interface, hook),

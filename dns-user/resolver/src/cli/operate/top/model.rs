@@ -229,8 +229,7 @@ impl Model {
             .outcomes
             .iter()
             .filter(|(outcome, rate)| {
-                let is_query =
-                    !matches!(outcome.as_str(), "hit" | "hit_truncated" | "not_ours" | "response");
+                let is_query = !matches!(outcome.as_str(), "hit" | "hit_truncated" | "not_ours" | "response");
                 is_query && **rate > 0.0
             })
             .map(|(outcome, rate)| (outcome.as_str(), *rate))
