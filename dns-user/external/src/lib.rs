@@ -4,5 +4,10 @@
 //! I/O. Providers list and change zones; the engine connects the two:
 //! `list -> plan -> guard -> apply -> status`.
 
+pub mod domain;
+pub mod engine;
+pub mod guard;
+pub mod ownership;
+pub mod plan;
 pub mod provider;
 pub mod record;

@@ -1,59 +1,73 @@
-//! What a provider does: it lists its zones, and applies batches of changes.
+//! Providers list zones and apply batches of changes.
+
+mod groups;
 
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 
+pub use self::groups::{GroupSender, send_groups};
 use crate::record::{Name, Record, RecordType};
 
 /// A DNS service that holds zones.
 pub trait Provider: Send {
-    /// Name in `spec.provider`.
+    /// Returns the name in `spec.provider`.
     fn kind(&self) -> &'static str;
 
-    /// Adjusts wishes to what the service can hold: default and minimum TTL, aliases.
-    /// It runs before the plan, so that a second plan is empty.
+    /// Adjusts wanted records to what the service can hold: minimum TTL, aliases,
+    /// properties. It runs before the plan, so that a second plan is empty.
     fn adjust(&self, _desired: &mut Vec<Record>) {}
 
-    /// Lists all zones completely. A zone that cannot be listed to its end is reported
-    /// as failed, and contributes no records; an error means that no zone is known.
-    fn list(&mut self) -> BoxFuture<'_, Result<Listing, ProviderError>>;
+    /// Lists all zones. An error means that not even the zones are known; a zone that cannot
+    /// be listed to its end carries its own error.
+    fn list(&mut self) -> BoxFuture<'_, Result<Vec<Zone>, ProviderError>>;
 
     /// Applies a batch that was planned on the last listing. `progress` is called with the
-    /// number of transactions that are done.
-    fn apply<'a>(
-        &'a mut self,
-        batch: &'a Batch,
-        progress: &'a (dyn Fn(usize) + Send + Sync),
-    ) -> BoxFuture<'a, Outcome>;
+    /// number of transactions that were completed since the last call.
+    fn apply<'a>(&'a mut self, batch: &'a Batch, progress: Progress<'a>) -> BoxFuture<'a, Outcome>;
 }
 
-/// All record sets of a provider's zones at one moment.
-#[derive(Debug, Clone, Default)]
-pub struct Listing {
-    /// Sets of all types, including owner records and those of others.
-    pub records: Vec<Record>,
-    /// Every zone, in the order of the configuration.
-    pub zones: Vec<ZoneState>,
-}
+/// Receives the number of transactions that were completed.
+pub type Progress<'a> = &'a (dyn Fn(usize) + Send + Sync);
 
-/// A zone and whether it was listed.
+/// A zone as it was listed.
 #[derive(Debug, Clone)]
-pub struct ZoneState {
-    /// Apex.
-    pub name: Name,
-    /// Why its records are unknown.
-    pub failure: Option<ProviderError>,
+pub struct Zone {
+    /// Identity within the provider.
+    pub id: String,
+    /// Apex. Every name of the zone is at or below it.
+    pub apex: Name,
+    /// Clients that see the zone.
+    pub visibility: Visibility,
+    /// Sets of all types, including owner records and foreign ones; or the reason why they
+    /// are unknown.
+    pub records: Result<Vec<Record>, ProviderError>,
+}
+
+/// Clients that see a zone. A name belongs to the longest public zone, and to every private
+/// zone that contains it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Visibility {
+    /// All of them.
+    #[default]
+    Public,
+    /// Those within a private network.
+    Private,
 }
 
 /// Transactions in the order in which they are applied.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Batch {
+    /// Zone of all names.
+    pub zone: String,
+    /// Whether transactions that share a message with a refused one are tried again in
+    /// smaller groups. Without it they count as conflicts, and the next listing decides.
+    pub isolate: bool,
     /// Each is applied as a whole, or not at all.
     pub transactions: Vec<Transaction>,
 }
 
-/// Changes of one name and its owner records, which happen together.
+/// Changes of one name and its owner records, applied atomically.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transaction {
     /// Name that the documents contain.
@@ -91,12 +105,12 @@ pub struct Outcome {
     pub results: Vec<TransactionResult>,
 }
 
-/// What became of a transaction.
-#[derive(Debug, Clone)]
+/// Result of a transaction.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TransactionResult {
     /// All its changes are visible.
     Applied,
-    /// Another writer was there first: list again and plan anew.
+    /// The zone has changed since it was listed: list and plan again.
     Conflict,
     /// The provider refused it, or its fate is unknown (the next listing decides).
     Failed(ProviderError),

@@ -11,7 +11,7 @@ use super::{Name, RecordType};
 ///
 /// Addresses are in canonical spelling, names in the form of [`Name`]. TXT is the value
 /// of all its strings joined, without quotes; octets outside of UTF-8 appear as `\DDD`, and
-/// a backslash as `\\`. Types without a form of their own use RFC 3597 (`\# length hex`).
+/// a backslash as `\\`. All other types use RFC 3597 (`\# length hex`).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Target(Box<str>);
 

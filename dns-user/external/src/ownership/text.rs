@@ -1,0 +1,132 @@
+//! Text of owner records.
+
+use std::io::{Read, Write};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use flate2::{Compression, read::GzDecoder, write::GzEncoder};
+use ring::{
+    aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
+    rand::{SecureRandom, SystemRandom},
+};
+
+use crate::record::Labels;
+
+/// Value of `heritage`, and prefix of every label.
+const HERITAGE: &str = "external-dns";
+
+/// Octets of the largest text that decompression yields: an owner record is far smaller.
+const MAX_TEXT: u64 = 64 * 1024;
+
+/// Parses the text of an owner record; `None` if it is another TXT record.
+///
+/// Unknown labels are kept. Of a label that appears twice the last one counts.
+pub fn parse(text: &str) -> Option<Labels> {
+    let mut labels = Labels::default();
+    let mut is_ours = false;
+    for (key, value) in text.trim_matches('"').split(',').filter_map(|token| token.split_once('=')) {
+        if value.contains('=') {
+            continue;
+        }
+        if key == "heritage" {
+            if value != HERITAGE {
+                return None;
+            }
+            is_ours = true;
+        } else if let Some(label) = key.strip_prefix(HERITAGE) {
+            let label = label.strip_prefix('/').unwrap_or(label);
+            labels.0.insert(label.to_owned(), value.to_owned());
+        }
+    }
+    is_ours.then_some(labels)
+}
+
+/// Returns the text of labels, keys sorted, without quotes.
+pub fn write(labels: &Labels) -> String {
+    let mut text = format!("heritage={HERITAGE}");
+    for (label, value) in &labels.0 {
+        text.push_str(&format!(",{HERITAGE}/{label}={value}"));
+    }
+    text
+}
+
+/// Checks that a value survives [`write()`] and [`parse()`].
+pub fn check_value(value: &str) -> Result<(), ValueError> {
+    let bad = value.chars().find(|character| {
+        matches!(character, ',' | '=' | '"' | '\\') || !character.is_ascii() || character.is_ascii_control()
+    });
+    bad.map_or(Ok(()), |character| Err(ValueError { value: value.to_owned(), character }))
+}
+
+/// A value that an owner record cannot hold.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("owner or resource {value:?} contains {character:?}, which separates labels; choose another text")]
+pub struct ValueError {
+    value: String,
+    character: char,
+}
+
+/// Key that encrypts owner records: AES-256-GCM over gzip, in base64.
+#[derive(Clone)]
+pub struct Cipher(LessSafeKey);
+
+impl Cipher {
+    /// Octets of a key.
+    pub const KEY_LEN: usize = 32;
+
+    /// Takes a key of 32 octets, or base64 (standard or URL-safe) of as many.
+    pub fn new(key: &str) -> Result<Self, KeyError> {
+        let decoded = if key.len() == Self::KEY_LEN {
+            key.as_bytes().to_vec()
+        } else {
+            let standard: String =
+                key.trim().trim_end_matches('=').chars().map(|c| match c { '-' => '+', '_' => '/', c => c }).collect();
+            base64::engine::general_purpose::STANDARD_NO_PAD.decode(standard).unwrap_or_default()
+        };
+        if decoded.len() != Self::KEY_LEN {
+            return Err(KeyError);
+        }
+        let key = UnboundKey::new(&AES_256_GCM, &decoded).map_err(|_| KeyError)?;
+        Ok(Self(LessSafeKey::new(key)))
+    }
+
+    /// Encrypts with a random nonce.
+    pub fn encrypt(&self, text: &str) -> Result<String, CipherError> {
+        let mut nonce = [0; NONCE_LEN];
+        SystemRandom::new().fill(&mut nonce).map_err(|_| CipherError)?;
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+        encoder.write_all(text.as_bytes()).map_err(|_| CipherError)?;
+        let mut sealed = encoder.finish().map_err(|_| CipherError)?;
+        let unique = Nonce::assume_unique_for_key(nonce);
+        self.0.seal_in_place_append_tag(unique, Aad::empty(), &mut sealed).map_err(|_| CipherError)?;
+        Ok(STANDARD.encode([&nonce[..], &sealed].concat()))
+    }
+
+    /// Decrypts; `None` if the text is not of this key.
+    pub fn decrypt(&self, text: &str) -> Option<String> {
+        let mut octets = STANDARD.decode(text.trim_matches('"')).ok()?;
+        let (nonce, sealed) = octets.split_at_mut_checked(NONCE_LEN)?;
+        let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;
+        let plain = self.0.open_in_place(nonce, Aad::empty(), sealed).ok()?;
+        let mut text = Vec::new();
+        let unpacked = GzDecoder::new(&*plain).take(MAX_TEXT).read_to_end(&mut text);
+        // external-dns accepts text that was sealed without compression.
+        String::from_utf8(if unpacked.is_ok() { text } else { plain.to_vec() }).ok()
+    }
+}
+
+/// Hides the key.
+impl std::fmt::Debug for Cipher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Cipher")
+    }
+}
+
+/// A key of the wrong size.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("txt-encrypt-aes-key needs 32 bytes, or their base64; `openssl rand -base64 32` makes one")]
+pub struct KeyError;
+
+/// Encryption failed: the system gave no random numbers.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("cannot encrypt an owner record: no random numbers")]
+pub struct CipherError;

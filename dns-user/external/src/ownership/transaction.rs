@@ -1,0 +1,298 @@
+//! Joins the changes of a name with those of its owner records.
+
+use std::collections::BTreeMap;
+
+use super::{Registry, Texts, View, text};
+use crate::{
+    plan::{Action, NameChange},
+    provider::{Step, Transaction},
+    record::{Key, Name, Record, RecordType, Target},
+};
+
+/// Types whose absence a new CNAME requires.
+const BESIDE_ALIAS: [RecordType; 8] = [
+    RecordType::A,
+    RecordType::AAAA,
+    RecordType::MX,
+    RecordType::NAPTR,
+    RecordType::NS,
+    RecordType::PTR,
+    RecordType::SRV,
+    RecordType::TXT,
+];
+
+impl Registry {
+    /// Returns the transaction for a change, planned on `view`.
+    ///
+    /// Every step states the set that was listed. A record of which only the labels change
+    /// is required as it is; owner records of the older form are replaced by the current one.
+    pub fn transaction(&self, view: &View, change: &NameChange) -> Result<Transaction, OwnershipError> {
+        let mut draft = Draft { registry: self, view, sets: BTreeMap::new() };
+        for action in &change.actions {
+            draft.apply(action)?;
+        }
+        draft.replace_old_form(change)?;
+        Ok(Transaction { name: change.name.clone(), steps: draft.steps(&change.name) })
+    }
+}
+
+/// Sets that a transaction touches, as they will be.
+struct Draft<'a> {
+    registry: &'a Registry,
+    view: &'a View,
+    sets: BTreeMap<Key, Option<Record>>,
+}
+
+impl Draft<'_> {
+    fn apply(&mut self, action: &Action) -> Result<(), OwnershipError> {
+        match action {
+            Action::Create(record) => {
+                self.refuse_claimed(record)?;
+                self.put(record, None);
+                self.own(record)
+            }
+            Action::Update { before, after } => {
+                self.put(after, Some(before));
+                // An alias of Route 53 has its owner record elsewhere than a plain set.
+                if super::owner_type(before) != super::owner_type(after) {
+                    self.disown(before);
+                }
+                self.own(after)
+            }
+            Action::Delete(record) => {
+                self.remove(record);
+                self.disown(record);
+                Ok(())
+            }
+            Action::Release(record) => {
+                self.touch(record.key());
+                self.disown(record);
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns the set under a key as it will be.
+    fn touch(&mut self, key: Key) -> &mut Option<Record> {
+        let listed = self.view.listed.get(&key);
+        self.sets.entry(key).or_insert_with(|| listed.cloned())
+    }
+
+    /// Writes targets. Owner texts in the same TXT set stay.
+    fn put(&mut self, record: &Record, before: Option<&Record>) {
+        let unchanged = before.is_some_and(|before| {
+            before.targets == record.targets
+                && before.properties == record.properties
+                && record.ttl.is_none_or(|ttl| Some(ttl) == before.ttl)
+        });
+        let set = self.touch(record.key());
+        if unchanged {
+            return;
+        }
+        let mut after = Record { labels: Default::default(), ..record.clone() };
+        if let Some(listed) = set {
+            after.ttl = after.ttl.or(listed.ttl);
+            if let Some(before) = before {
+                let kept = listed.targets.iter().filter(|target| !before.targets.contains(target));
+                after.targets.extend(kept.cloned());
+            }
+        }
+        *set = Some(after);
+    }
+
+    /// Removes a record's targets. Owner texts in the same TXT set stay.
+    fn remove(&mut self, record: &Record) {
+        let set = self.touch(record.key());
+        if let Some(listed) = set {
+            listed.targets.retain(|target| !record.targets.contains(target));
+            if listed.targets.is_empty() {
+                *set = None;
+            }
+        }
+    }
+
+    /// Writes the owner record, unless the zone holds an equal one.
+    fn own(&mut self, record: &Record) -> Result<(), OwnershipError> {
+        if record.labels.owner().is_empty() {
+            return Ok(());
+        }
+        for value in record.labels.0.values() {
+            text::check_value(value)?;
+        }
+        let Some(key) = self.registry.owner_key(record, &self.view.apex) else {
+            return Err(OwnershipError::NoName { name: record.name.clone() });
+        };
+        let texts = self.owner_texts(&key);
+        if texts.iter().any(|(_, labels)| *labels == record.labels) {
+            return Ok(());
+        }
+        let plain = text::write(&record.labels);
+        let value = match &self.registry.cipher {
+            Some(cipher) => cipher.encrypt(&plain)?,
+            None => plain,
+        };
+        let set = self.touch(key.clone());
+        let written = set.get_or_insert_with(|| Record {
+            set_identifier: key.set_identifier,
+            ttl: record.ttl,
+            properties: owner_properties(record),
+            ..Record::new(key.name, RecordType::TXT, [])
+        });
+        for (target, _) in &texts {
+            written.targets.remove(target);
+        }
+        written.targets.insert(Target::text(value.as_bytes()));
+        Ok(())
+    }
+
+    /// Fails if another owner's text already stands where the record's owner record goes.
+    fn refuse_claimed(&mut self, record: &Record) -> Result<(), OwnershipError> {
+        let Some(key) = self.registry.owner_key(record, &self.view.apex) else { return Ok(()) };
+        let owner = record.labels.owner();
+        match self.owner_texts(&key).into_iter().find(|(_, labels)| labels.owner() != owner) {
+            Some((_, labels)) if !owner.is_empty() => Err(OwnershipError::Claimed {
+                name: record.name.clone(),
+                owner_record: key.name,
+                owner: labels.owner().to_owned(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes the owner texts of a record. Other values of the set stay.
+    fn disown(&mut self, record: &Record) {
+        if record.labels.owner().is_empty() {
+            return;
+        }
+        if let Some(key) = self.registry.owner_key(record, &self.view.apex)
+            && !self.view.old_form.contains_key(&record.key())
+        {
+            self.remove_texts(key, record.labels.owner());
+        }
+    }
+
+    /// Removes the texts of one owner.
+    fn remove_texts(&mut self, key: Key, owner: &str) {
+        let texts = self.owner_texts(&key);
+        let set = self.touch(key);
+        if let Some(owner_set) = set {
+            for (target, _) in texts.iter().filter(|(_, labels)| labels.owner() == owner) {
+                owner_set.targets.remove(target);
+            }
+            if owner_set.targets.is_empty() {
+                *set = None;
+            }
+        }
+    }
+
+    fn owner_texts(&mut self, key: &Key) -> Texts {
+        let registry = self.registry;
+        self.touch(key.clone()).as_ref().map(|set| registry.split(set).0).unwrap_or_default()
+    }
+
+    /// Moves all records of the name that own an owner record of the older form to the
+    /// current form, and removes the older one.
+    fn replace_old_form(&mut self, change: &NameChange) -> Result<(), OwnershipError> {
+        let view = self.view;
+        for record in view.records.iter().filter(|record| record.name == change.name) {
+            let Some(old) = view.old_form.get(&record.key()) else { continue };
+            if !change.actions.iter().any(|action| action.key() == record.key()) {
+                self.touch(record.key());
+                self.own(record)?;
+            }
+            self.remove_texts(old.clone(), record.labels.owner());
+        }
+        Ok(())
+    }
+
+    /// Lists the differences, and what the transaction requires of the rest.
+    fn steps(self, name: &Name) -> Vec<Step> {
+        let Self { registry: _, view, sets } = self;
+        let mut steps = Vec::new();
+        let mut creates = Vec::new();
+        for (key, after) in sets {
+            match (view.listed.get(&key).cloned(), after) {
+                (None, None) => steps.push(Step::RequireAbsent(key.name, key.record_type)),
+                (None, Some(after)) => {
+                    if key.name == *name {
+                        creates.push(key.record_type);
+                    }
+                    steps.push(Step::Create(after));
+                }
+                (Some(before), None) => steps.push(Step::Delete(before)),
+                (Some(before), Some(after)) if before == after => steps.push(Step::Require(before)),
+                (Some(before), Some(after)) => steps.push(Step::Replace { before, after }),
+            }
+        }
+        let is_listed = |record_type: RecordType| {
+            let from = Key { name: name.clone(), set_identifier: String::new(), record_type: RecordType(0) };
+            let mut listed = view.listed.range(from..).take_while(|(key, _)| key.name == *name);
+            listed.any(|(key, _)| key.record_type == record_type)
+        };
+        let rivals: &[RecordType] = match creates[..] {
+            [] => &[],
+            [RecordType::CNAME, ..] => &BESIDE_ALIAS,
+            _ => &[RecordType::CNAME],
+        };
+        for rival in rivals.iter().filter(|rival| !is_listed(**rival)) {
+            steps.push(Step::RequireAbsent(name.clone(), *rival));
+        }
+        // Requirements and deletions come first: some providers apply steps in their order.
+        steps.sort_by_key(|step| match step {
+            Step::Require(_) | Step::RequireAbsent(..) => 0,
+            Step::Delete(_) => 1,
+            Step::Replace { .. } => 2,
+            Step::Create(_) => 3,
+        });
+        steps
+    }
+}
+
+impl Action {
+    /// Returns the key of the set.
+    fn key(&self) -> Key {
+        match self {
+            Self::Create(record) | Self::Delete(record) | Self::Release(record) => record.key(),
+            Self::Update { after, .. } => after.key(),
+        }
+    }
+}
+
+/// Returns the properties of an owner record: those of its record (Route 53 wants the same
+/// routing policy for every set of an identifier) without the ones about its targets.
+fn owner_properties(record: &Record) -> BTreeMap<String, String> {
+    let about_targets = ["alias", "aws/evaluate-target-health", "aws/target-hosted-zone"];
+    let mut properties = record.properties.clone();
+    properties.retain(|name, _| !about_targets.contains(&name.as_str()));
+    properties
+}
+
+/// Owner records that cannot be written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OwnershipError {
+    /// The owner record of a name without records names another owner.
+    #[error(
+        "{name}: the owner record {owner_record} belongs to {owner:?} and has no record; if that publisher is \
+         gone, delete it by hand"
+    )]
+    Claimed {
+        /// Name of the record.
+        name: Name,
+        /// Name of the owner record.
+        owner_record: Name,
+        /// Its owner label.
+        owner: String,
+    },
+    /// No name fits.
+    #[error("{name}: no name for its owner record fits within 255 octets; use a shorter name or txt-prefix")]
+    NoName {
+        /// Name of the record.
+        name: Name,
+    },
+    /// A label's value cannot be written.
+    #[error(transparent)]
+    Value(#[from] text::ValueError),
+    /// Encryption failed.
+    #[error(transparent)]
+    Cipher(#[from] text::CipherError),
+}

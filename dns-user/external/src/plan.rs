@@ -1,0 +1,280 @@
+//! Compares the records that are there with the records that are wanted. Pure.
+
+mod change;
+mod resolve;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+pub use self::change::{Action, NameChange, Note, Plan, Reason};
+use self::resolve::{Candidates, drop_conflicting_aliases, merge};
+use crate::{
+    domain::DomainFilter,
+    record::{Labels, Name, Record, RecordType},
+};
+
+/// Changes that a publisher may make.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// Creates, updates and deletes.
+    #[default]
+    Sync,
+    /// Creates and updates.
+    UpsertOnly,
+    /// Creates.
+    CreateOnly,
+}
+
+impl std::str::FromStr for Policy {
+    type Err = UnknownPolicy;
+
+    fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
+        match text {
+            "sync" => Ok(Self::Sync),
+            "upsert-only" => Ok(Self::UpsertOnly),
+            "create-only" => Ok(Self::CreateOnly),
+            other => Err(UnknownPolicy(other.to_owned())),
+        }
+    }
+}
+
+/// Text that names no policy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown policy {0:?}; use sync, upsert-only or create-only")]
+pub struct UnknownPolicy(String);
+
+/// Rules of a plan.
+#[derive(Debug, Clone)]
+pub struct Rules {
+    /// Kinds of changes to make.
+    pub policy: Policy,
+    /// Owner label of this publisher. If it is empty, records are only created.
+    pub owner: String,
+    /// Types to manage.
+    pub managed: BTreeSet<RecordType>,
+    /// Names to manage.
+    pub domains: DomainFilter,
+    /// Former owner whose records are taken over if they are wanted.
+    pub migrate_from: Option<String>,
+}
+
+impl Rules {
+    /// Returns rules for an owner: policy `sync`, types A, AAAA and CNAME, every name.
+    pub fn of(owner: &str) -> Self {
+        Self {
+            policy: Policy::Sync,
+            owner: owner.to_owned(),
+            managed: RecordType::DEFAULT_MANAGED.into(),
+            domains: DomainFilter::default(),
+            migrate_from: None,
+        }
+    }
+
+    fn owns(&self, record: &Record) -> bool {
+        !self.owner.is_empty() && record.labels.owner() == self.owner
+    }
+
+    /// Returns whether a wanted record may replace this one.
+    fn may_replace(&self, record: &Record) -> bool {
+        self.owns(record)
+            || self.migrate_from.as_deref().is_some_and(|from| !from.is_empty() && record.labels.owner() == from)
+    }
+
+    fn manages(&self, record: &Record) -> bool {
+        self.managed.contains(&record.record_type) && self.domains.matches(&record.name)
+    }
+}
+
+/// Records that the sources want.
+#[derive(Debug, Clone, Default)]
+pub struct Desired {
+    /// Valid records of all sources.
+    pub records: Vec<Record>,
+    /// Resources whose document could not be read: their records stay as they are.
+    pub held: BTreeSet<String>,
+}
+
+/// Plans the changes that lead from `current` to `desired`.
+pub fn plan(rules: &Rules, current: &[Record], desired: &Desired) -> Plan {
+    let mut plan = Plan::default();
+    let mut names: BTreeMap<&Name, Rows<'_>> = BTreeMap::new();
+    for record in current {
+        let rows = names.entry(&record.name).or_default();
+        if rules.manages(record) {
+            rows.row(record).current.insert(record.record_type, record);
+        } else {
+            rows.unmanaged.insert(record.record_type);
+        }
+    }
+    for record in &desired.records {
+        if !rules.domains.matches(&record.name) {
+            plan.note(record, Reason::OutOfDomain);
+        } else if !rules.managed.contains(&record.record_type) {
+            plan.note(record, Reason::UnmanagedType);
+        } else {
+            let candidates = &mut names.entry(&record.name).or_default().row(record).candidates;
+            candidates.entry(record.record_type).or_default().push(record);
+        }
+    }
+    for (name, mut rows) in names {
+        drop_conflicting_aliases(rows.by_set.values_mut().map(|row| &mut row.candidates), &mut plan);
+        let mut actions = Vec::new();
+        for row in rows.by_set.values() {
+            actions.extend(plan_row(rules, row, &rows.unmanaged, &desired.held, &mut plan));
+        }
+        if !actions.is_empty() {
+            plan.changes.push(NameChange { name: name.clone(), actions });
+        }
+    }
+    plan
+}
+
+/// Plans to give `records` to another owner, or (with an empty `owner`) to give them up.
+/// Only owner records change.
+pub fn transfer<'a>(records: impl IntoIterator<Item = &'a Record>, owner: &str) -> Plan {
+    let mut names: BTreeMap<&Name, Vec<Action>> = BTreeMap::new();
+    for record in records {
+        if record.labels.owner() == owner {
+            continue;
+        }
+        let mut labels = record.labels.clone();
+        labels.0.insert(Labels::OWNER.to_owned(), owner.to_owned());
+        let action = if owner.is_empty() {
+            Action::Release(record.clone())
+        } else {
+            Action::Update { before: record.clone(), after: Record { labels, ..record.clone() } }
+        };
+        names.entry(&record.name).or_default().push(action);
+    }
+    let changes = names.into_iter().map(|(name, actions)| NameChange { name: name.clone(), actions });
+    Plan { changes: changes.collect(), notes: Vec::new() }
+}
+
+/// Plans to delete all `records` of `owner`.
+pub fn retire<'a>(records: impl IntoIterator<Item = &'a Record>, owner: &str) -> Plan {
+    let mut names: BTreeMap<&Name, Vec<Action>> = BTreeMap::new();
+    for record in records.into_iter().filter(|record| !owner.is_empty() && record.labels.owner() == owner) {
+        names.entry(&record.name).or_default().push(Action::Delete(record.clone()));
+    }
+    let changes = names.into_iter().map(|(name, actions)| NameChange { name: name.clone(), actions });
+    Plan { changes: changes.collect(), notes: Vec::new() }
+}
+
+/// All sets of one name.
+#[derive(Default)]
+struct Rows<'a> {
+    by_set: BTreeMap<&'a str, Row<'a>>,
+    /// Types that are there but not managed.
+    unmanaged: BTreeSet<RecordType>,
+}
+
+impl<'a> Rows<'a> {
+    fn row(&mut self, record: &'a Record) -> &mut Row<'a> {
+        self.by_set.entry(&record.set_identifier).or_default()
+    }
+}
+
+/// Sets of one name and set identifier, by type.
+#[derive(Default)]
+struct Row<'a> {
+    current: BTreeMap<RecordType, &'a Record>,
+    candidates: Candidates<'a>,
+}
+
+/// Plans one row. Everything in it is applied in one transaction.
+fn plan_row(
+    rules: &Rules,
+    row: &Row<'_>,
+    unmanaged: &BTreeSet<RecordType>,
+    held: &BTreeSet<String>,
+    plan: &mut Plan,
+) -> Vec<Action> {
+    let mut creates = Vec::new();
+    let mut updates = Vec::new();
+    for (record_type, candidates) in &row.candidates {
+        let current = row.current.get(record_type).copied();
+        let Some(wanted) = merge(candidates, current) else { continue };
+        match current {
+            _ if wanted.targets.is_empty() => plan.note(&wanted, Reason::NoTargets),
+            None => creates.push(owned_by(rules, wanted, None)),
+            Some(before) if !rules.may_replace(before) => {
+                let owner = before.labels.owner().to_owned();
+                plan.note(&wanted, Reason::Foreign { owner });
+            }
+            Some(before) => {
+                let after = owned_by(rules, wanted, Some(before));
+                if differs(before, &after) {
+                    updates.push(Action::Update { before: before.clone(), after });
+                }
+            }
+        }
+    }
+    let mut deletes = Vec::new();
+    for record in row.current.values().filter(|record| !row.candidates.contains_key(&record.record_type)) {
+        let replaced = !creates.is_empty() && rules.may_replace(record);
+        if held.contains(record.labels.resource()) && rules.owns(record) {
+            plan.note(record, Reason::SourceUnreadable);
+        } else if rules.owns(record) || replaced {
+            deletes.push(Action::Delete((*record).clone()));
+        }
+    }
+    if rules.policy != Policy::Sync {
+        deletes.clear();
+    }
+    if rules.policy == Policy::CreateOnly {
+        updates.clear();
+    }
+    if let Some(reason) = obstacle(rules, row, unmanaged, &creates, &deletes) {
+        for create in creates.drain(..) {
+            plan.note(&create, reason.clone());
+        }
+        // Without its replacement the old record is better than none.
+        if !row.candidates.is_empty() {
+            deletes.clear();
+        }
+    }
+    let creates = creates.into_iter().map(Action::Create);
+    deletes.into_iter().chain(updates).chain(creates).collect()
+}
+
+/// Returns why nothing may be created beside the records that will stay.
+fn obstacle(
+    rules: &Rules,
+    row: &Row<'_>,
+    unmanaged: &BTreeSet<RecordType>,
+    creates: &[Record],
+    deletes: &[Action],
+) -> Option<Reason> {
+    let first = creates.first()?;
+    let foreign = row.current.values().find(|record| !rules.owner.is_empty() && !rules.may_replace(record));
+    if let Some(foreign) = foreign {
+        return Some(Reason::Foreign { owner: foreign.labels.owner().to_owned() });
+    }
+    let is_deleted = |record_type: &RecordType| {
+        deletes.iter().any(|action| matches!(action, Action::Delete(old) if old.record_type == *record_type))
+    };
+    let conflicts = |record_type: &&RecordType| {
+        (**record_type == RecordType::CNAME) != (first.record_type == RecordType::CNAME)
+    };
+    if let Some(record_type) = unmanaged.iter().find(conflicts) {
+        return Some(Reason::Occupied { record_type: *record_type });
+    }
+    let stays = row.current.keys().filter(conflicts).find(|record_type| !is_deleted(record_type))?;
+    Some(Reason::NeedsDeletion { record_type: *stays })
+}
+
+/// Returns the wanted record with the labels that it gets: the old ones, our owner, and the
+/// resource that wants it.
+fn owned_by(rules: &Rules, mut wanted: Record, before: Option<&Record>) -> Record {
+    let mut labels = before.map(|before| before.labels.clone()).unwrap_or_default();
+    labels.0.extend(Labels::of(&rules.owner, wanted.labels.resource()).0);
+    wanted.labels = labels;
+    wanted
+}
+
+/// Returns whether a set must be written. A changed resource alone is no reason.
+fn differs(before: &Record, after: &Record) -> bool {
+    before.targets != after.targets
+        || after.ttl.is_some_and(|ttl| ttl > 0 && Some(ttl) != before.ttl)
+        || before.properties != after.properties
+        || before.labels.owner() != after.labels.owner()
+}

@@ -1,0 +1,153 @@
+//! Result of a plan.
+
+use std::fmt;
+
+use crate::record::{Name, Record, RecordType};
+
+/// Changes, and wishes that cannot be granted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Changes by name, in order.
+    pub changes: Vec<NameChange>,
+    /// Wishes without effect, for display and metrics.
+    pub notes: Vec<Note>,
+}
+
+impl Plan {
+    /// Returns whether nothing changes.
+    pub fn is_empty(&self) -> bool {
+        self.changes.is_empty()
+    }
+
+    /// Iterates over the changes of all names.
+    pub fn actions(&self) -> impl Iterator<Item = &Action> {
+        self.changes.iter().flat_map(|change| &change.actions)
+    }
+
+    /// Counts names that lose a record and gain none in its place.
+    pub fn deletions(&self) -> usize {
+        let is_deletion = |change: &&NameChange| {
+            let deletes = change.actions.iter().any(|action| matches!(action, Action::Delete(_)));
+            deletes && !change.actions.iter().any(|action| matches!(action, Action::Create(_)))
+        };
+        self.changes.iter().filter(is_deletion).count()
+    }
+
+    /// Adds a note on a record.
+    pub(crate) fn note(&mut self, record: &Record, reason: Reason) {
+        let note = Note { name: record.name.clone(), record_type: record.record_type, reason };
+        self.notes.push(note);
+    }
+}
+
+/// Changes of one name. They are applied together, with their owner records.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NameChange {
+    /// Name of all records in `actions`.
+    pub name: Name,
+    /// At most one change for each type and set identifier; deletions come first.
+    pub actions: Vec<Action>,
+}
+
+/// Change of one record set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Creates a set.
+    Create(Record),
+    /// Replaces a set, or only its labels.
+    Update {
+        /// Set as listed.
+        before: Record,
+        /// Set to write. Without TTL it keeps the old one.
+        after: Record,
+    },
+    /// Deletes a set.
+    Delete(Record),
+    /// Deletes the owner record and leaves the set.
+    Release(Record),
+}
+
+/// A wish that has no effect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Note {
+    /// Name of the record.
+    pub name: Name,
+    /// Type of the record.
+    pub record_type: RecordType,
+    /// Cause, with the remedy in its text.
+    pub reason: Reason,
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}: {}", self.name, self.record_type, self.reason)
+    }
+}
+
+/// Causes of notes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Reason {
+    /// The record, or another one of its name, belongs to another owner or to none.
+    #[error("the name has a record of {}; `adopt` or `transfer-owner` takes it over", Owner(owner))]
+    Foreign {
+        /// Owner label; empty if there is none.
+        owner: String,
+    },
+    /// The name is outside of the domain filter.
+    #[error("the name is out of scope: domain-filter or exclude-domains leave it out")]
+    OutOfDomain,
+    /// The type is not managed.
+    #[error("records of this type are not managed; add it to the managed types")]
+    UnmanagedType,
+    /// A type that is not managed holds the name.
+    #[error("a record of type {record_type} holds the name, and a CNAME stands alone; remove one of them")]
+    Occupied {
+        /// Type of the record in the way.
+        record_type: RecordType,
+    },
+    /// The policy forbids the deletion that a change of type needs.
+    #[error("blocked by the record of type {record_type}, which the policy does not allow to delete; use policy sync")]
+    NeedsDeletion {
+        /// Type of the record in the way.
+        record_type: RecordType,
+    },
+    /// Documents want a CNAME and another type.
+    #[error("the CNAME is dropped because other records of the name are wanted; remove one of them")]
+    AliasConflict,
+    /// No address is known at present.
+    #[error("no target is known; existing records stay")]
+    NoTargets,
+    /// The document that wanted the record cannot be read.
+    #[error("its document cannot be read; the record stays until it can")]
+    SourceUnreadable,
+    /// The owner record has no record.
+    #[error("the owner record of {} has no record; delete it by hand if no publisher uses it", Owner(owner))]
+    Orphan {
+        /// Owner label; empty if there is none.
+        owner: String,
+    },
+    /// One owner record fits two records, by the new and the old form of names.
+    #[error("its owner record also fits another record; neither is touched until `adopt` names the owner")]
+    Ambiguous,
+    /// No zone contains the name.
+    #[error("no zone of the provider contains the name")]
+    NoZone,
+    /// The zone of the name cannot be listed.
+    #[error("the zone {zone} cannot be listed; nothing changes there")]
+    ZoneUnavailable {
+        /// Apex.
+        zone: Name,
+    },
+}
+
+/// Owner in a sentence.
+struct Owner<'a>(&'a str);
+
+impl fmt::Display for Owner<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            "" => f.write_str("no owner"),
+            owner => write!(f, "owner {owner:?}"),
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Sends transactions in groups, and finds the one that spoils its group.
+
+use std::future::Future;
+
+use super::{Progress, ProviderError, Transaction, TransactionResult};
+
+/// Refused groups after which a batch stops looking for the transactions at fault.
+const MAX_REFUSALS: usize = 64;
+
+/// Sends a group of transactions in one message, which succeeds or fails as a whole.
+pub trait GroupSender: Send {
+    /// Returns how many of the first transactions fit into one message; at least 1.
+    fn fitting(&self, transactions: &[Transaction]) -> usize;
+
+    /// Sends one message.
+    fn send(&mut self, group: &[Transaction]) -> impl Future<Output = TransactionResult> + Send;
+}
+
+/// Sends all transactions.
+///
+/// With `isolate`, a refused group is halved until its bad transactions stand alone. After
+/// an unreachable server, or when refusals do not end, the rest fails with the last error.
+pub async fn send_groups(
+    sender: &mut impl GroupSender,
+    transactions: &[Transaction],
+    isolate: bool,
+    progress: Progress<'_>,
+) -> Vec<TransactionResult> {
+    let mut results = Vec::with_capacity(transactions.len());
+    let mut refusals = 0;
+    // Lengths of the groups that come next, the first one last.
+    let mut halves: Vec<usize> = Vec::new();
+    while results.len() < transactions.len() {
+        let rest = &transactions[results.len()..];
+        let fitting = sender.fitting(rest).clamp(1, rest.len());
+        let size = halves.pop().map_or(fitting, |half| half.min(fitting));
+        let result = sender.send(&rest[..size]).await;
+        let is_broken = matches!(
+            result,
+            TransactionResult::Failed(ProviderError::Unreachable { .. } | ProviderError::Throttled { .. })
+        );
+        refusals += usize::from(result != TransactionResult::Applied);
+        if is_broken || refusals > MAX_REFUSALS {
+            results.resize(transactions.len(), result);
+        } else if size > 1 && isolate && result != TransactionResult::Applied {
+            halves.extend([size - size / 2, size / 2]);
+            continue;
+        } else {
+            results.resize(results.len() + size, result);
+        }
+        progress(size);
+    }
+    results
+}

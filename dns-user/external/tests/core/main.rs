@@ -1,0 +1,7 @@
+//! The pure core against the facts about external-dns, and against generated zones.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot read its input has failed")]
+
+mod cases;
+mod model;
+mod properties;
