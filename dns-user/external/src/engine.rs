@@ -128,7 +128,10 @@ impl Report {
     /// Returns whether every wish was granted, except for notes.
     pub fn is_complete(&self) -> bool {
         self.zones.iter().all(|zone| {
-            zone.failures.is_empty() && zone.conflicts == 0 && zone.refusal.is_none() && zone.failure.is_none()
+            zone.failures.is_empty()
+                && zone.conflicts == 0
+                && zone.refusal.is_none()
+                && zone.failure.is_none()
         })
     }
 
@@ -294,8 +297,10 @@ impl Engine {
 /// Returns the zones of a name: the longest public one, and all private ones that contain it.
 fn places(survey: &[Surveyed], name: &Name) -> Vec<usize> {
     let fits = |zone: &Surveyed| name.is_within(&zone.apex);
-    let public = survey.iter().enumerate().filter(|(_, zone)| zone.visibility == Visibility::Public && fits(zone));
+    let public =
+        survey.iter().enumerate().filter(|(_, zone)| zone.visibility == Visibility::Public && fits(zone));
     let longest = public.max_by_key(|(_, zone)| zone.apex.labels().count());
-    let private = survey.iter().enumerate().filter(|(_, zone)| zone.visibility == Visibility::Private && fits(zone));
+    let private =
+        survey.iter().enumerate().filter(|(_, zone)| zone.visibility == Visibility::Private && fits(zone));
     longest.into_iter().chain(private).map(|(index, _)| index).collect()
 }

@@ -76,7 +76,10 @@ impl Rules {
     /// Returns whether a wanted record may replace this one.
     fn may_replace(&self, record: &Record) -> bool {
         self.owns(record)
-            || self.migrate_from.as_deref().is_some_and(|from| !from.is_empty() && record.labels.owner() == from)
+            || self
+                .migrate_from
+                .as_deref()
+                .is_some_and(|from| !from.is_empty() && record.labels.owner() == from)
     }
 
     fn manages(&self, record: &Record) -> bool {

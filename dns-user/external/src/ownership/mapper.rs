@@ -130,10 +130,7 @@ impl Mapper {
 }
 
 /// Removes an affix by `cut`, and returns the rest and its type.
-fn strip<'a>(
-    affix: &str,
-    cut: impl Fn(&str) -> Option<&'a str>,
-) -> Option<(String, Option<RecordType>)> {
+fn strip<'a>(affix: &str, cut: impl Fn(&str) -> Option<&'a str>) -> Option<(String, Option<RecordType>)> {
     if affix.contains(TEMPLATE) {
         for record_type in MAPPED_BACK {
             let affix = affix.replace(TEMPLATE, &record_type.to_string().to_ascii_lowercase());

@@ -78,8 +78,16 @@ impl Cipher {
         let decoded = if key.len() == Self::KEY_LEN {
             key.as_bytes().to_vec()
         } else {
-            let standard: String =
-                key.trim().trim_end_matches('=').chars().map(|c| match c { '-' => '+', '_' => '/', c => c }).collect();
+            let standard: String = key
+                .trim()
+                .trim_end_matches('=')
+                .chars()
+                .map(|c| match c {
+                    '-' => '+',
+                    '_' => '/',
+                    c => c,
+                })
+                .collect();
             base64::engine::general_purpose::STANDARD_NO_PAD.decode(standard).unwrap_or_default()
         };
         if decoded.len() != Self::KEY_LEN {

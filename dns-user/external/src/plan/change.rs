@@ -106,7 +106,9 @@ pub enum Reason {
         record_type: RecordType,
     },
     /// The policy forbids the deletion that a change of type needs.
-    #[error("blocked by the record of type {record_type}, which the policy does not allow to delete; use policy sync")]
+    #[error(
+        "blocked by the record of type {record_type}, which the policy does not allow to delete; use policy sync"
+    )]
     NeedsDeletion {
         /// Type of the record in the way.
         record_type: RecordType,

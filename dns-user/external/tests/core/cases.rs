@@ -128,7 +128,8 @@ impl PlanCase {
         };
         let (include, exclude) = (texts(&self.domains), texts(&self.exclude_domains));
         let filter =
-            DomainFilter::new(include.iter().map(String::as_str), exclude.iter().map(String::as_str)).unwrap();
+            DomainFilter::new(include.iter().map(String::as_str), exclude.iter().map(String::as_str))
+                .unwrap();
         let rules = Rules {
             policy: self.policy.parse::<Policy>().unwrap(),
             managed: types(&self.types).difference(&types(&self.exclude_types)).copied().collect(),
@@ -221,10 +222,13 @@ fn plans_match_cases() {
 fn filters_match_cases() {
     let mut failures = Failures::default();
     for case in array(&cases("domain_filter_cases.json")) {
-        let entries = |member: &str| array(&case[member]).iter().map(|entry| entry.as_str().unwrap().to_owned());
-        let (include, exclude): (Vec<_>, Vec<_>) = (entries("include").collect(), entries("exclude").collect());
+        let entries =
+            |member: &str| array(&case[member]).iter().map(|entry| entry.as_str().unwrap().to_owned());
+        let (include, exclude): (Vec<_>, Vec<_>) =
+            (entries("include").collect(), entries("exclude").collect());
         let filter =
-            DomainFilter::new(include.iter().map(String::as_str), exclude.iter().map(String::as_str)).unwrap();
+            DomainFilter::new(include.iter().map(String::as_str), exclude.iter().map(String::as_str))
+                .unwrap();
         let name = Name::parse(text_of(case, "name")).unwrap();
         failures.compare(text_of(case, "id"), &filter.matches(&name), &case["expect"].as_bool().unwrap());
     }
@@ -241,7 +245,11 @@ fn owner_names_match_cases() {
     for case in array(&file["txt_name"]) {
         let (name, record_type) = (text_of(case, "name"), text_of(case, "type"));
         let found = mapper(case).map(|mapper| mapper.text_of(name, record_type));
-        failures.compare(text_of(case, "id"), &found.unwrap_or_default(), &text_of(case, "expect").to_owned());
+        failures.compare(
+            text_of(case, "id"),
+            &found.unwrap_or_default(),
+            &text_of(case, "expect").to_owned(),
+        );
     }
     for case in array(&file["record_of_txt"]) {
         let owner = Name::parse(text_of(case, "txt")).unwrap();

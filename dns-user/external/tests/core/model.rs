@@ -41,7 +41,10 @@ impl ZoneModel {
         }
         let alias_beside_others = after.0.keys().find(|key| {
             key.record_type == RecordType::CNAME
-                && after.0.keys().any(|other| other.name == key.name && other.record_type != RecordType::CNAME)
+                && after
+                    .0
+                    .keys()
+                    .any(|other| other.name == key.name && other.record_type != RecordType::CNAME)
         });
         if let Some(key) = alias_beside_others {
             return Err(format!("a CNAME beside other data at {}", key.name));

@@ -237,7 +237,9 @@ fn guard_limits_deletions() {
     assert!(guard::check(&keep(269), 300, 269, None).is_err());
     assert!(guard::check(&keep(269), 300, 269, Some(31)).is_ok());
     assert!(guard::check(&keep(269), 300, 269, Some(30)).is_err());
-    assert!(guard::check(&keep(0), 300, 0, None).unwrap_err().to_string().contains("--confirm-deletions 300"));
+    assert!(
+        guard::check(&keep(0), 300, 0, None).unwrap_err().to_string().contains("--confirm-deletions 300")
+    );
 }
 
 #[test]
