@@ -11,6 +11,7 @@ use clap::{Parser, Subcommand};
 mod cast;
 mod debian;
 mod dist;
+mod docs;
 mod fuzz;
 mod kernel;
 mod packages;
@@ -62,6 +63,8 @@ enum Command {
     },
     /// Make what is handed out, below dist/: Debian package, BOSH release, image, bill of materials, sums.
     Dist(dist::Dist),
+    /// Build the documentation book into target/book and check every link.
+    Docs,
     /// Record the terminal session that the README shows: `try`, `dig` and `top` in namespaces. Needs root.
     Cast(cast::Cast),
     /// Run the fuzz targets from their corpora, or the BPF programs against their model.
@@ -146,6 +149,7 @@ fn main() -> Result<()> {
             kernel::test(&image, modules.as_deref())
         }
         Command::Dist(dist) => dist.run(),
+        Command::Docs => docs::build(),
         Command::Cast(cast) => {
             packages::ensure(packages::DEMO)?;
             toolchain::ensure()?;

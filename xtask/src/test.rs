@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    fuzz,
+    docs, fuzz,
     process::{capture, cargo, root, run as run_command},
     toolchain,
 };
@@ -48,6 +48,7 @@ pub(crate) fn run(filters: &[String]) -> Result<()> {
             cargo(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
             toolchain::lint_programs()
         })?;
+        times.step("documentation", docs::build)?;
         times.step("fuzzing", || fuzz::run(&[], fuzz::Effort::SMOKE))?;
     }
     times.step("build", || crate::release(&[]))?;

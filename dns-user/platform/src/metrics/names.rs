@@ -6,6 +6,16 @@
 
 use super::family::{Counter, Family, Gauge, Histogram};
 
+/// A declared family, for the metrics reference.
+#[cfg(test)]
+pub(crate) struct Declared {
+    pub(crate) name: &'static str,
+    /// `Counter`, `Gauge` or `Histogram`.
+    pub(crate) kind: &'static str,
+    pub(crate) labels: &'static [&'static str],
+    pub(crate) help: &'static str,
+}
+
 /// Declares families: the name of each, for whoever reads an exposition, and what exposes it.
 macro_rules! declare {
     ($(
@@ -17,6 +27,12 @@ macro_rules! declare {
             $(#[doc = $note])*
             pub const $family: &str = $name;
         )*
+
+        /// Every family, for the metrics reference.
+        #[cfg(test)]
+        pub(crate) const DECLARED: &[Declared] = &[$(
+            Declared { name: $name, kind: stringify!($kind), labels: &[$($label),*], help: $help }
+        ),*];
 
         /// The families, to expose them.
         pub mod families {

@@ -9,6 +9,8 @@ mod check;
 mod defaults;
 mod health;
 mod operate;
+#[cfg(test)]
+mod reference;
 mod resolver;
 mod try_out;
 mod wait;
