@@ -7,13 +7,16 @@
 use super::family::{Counter, Family, Gauge, Histogram};
 
 /// A declared family, for the metrics reference.
-#[cfg(test)]
-pub(crate) struct Declared {
-    pub(crate) name: &'static str,
+#[derive(Clone, Copy, Debug)]
+pub struct Declared {
+    /// Full name, unit included.
+    pub name: &'static str,
     /// `Counter`, `Gauge` or `Histogram`.
-    pub(crate) kind: &'static str,
-    pub(crate) labels: &'static [&'static str],
-    pub(crate) help: &'static str,
+    pub kind: &'static str,
+    /// Names of its labels.
+    pub labels: &'static [&'static str],
+    /// Help text of the exposition.
+    pub help: &'static str,
 }
 
 /// Declares families: the name of each, for whoever reads an exposition, and what exposes it.
@@ -29,8 +32,7 @@ macro_rules! declare {
         )*
 
         /// Every family, for the metrics reference.
-        #[cfg(test)]
-        pub(crate) const DECLARED: &[Declared] = &[$(
+        pub const DECLARED: &[Declared] = &[$(
             Declared { name: $name, kind: stringify!($kind), labels: &[$($label),*], help: $help }
         ),*];
 

@@ -9,7 +9,7 @@ use clap::{Command, CommandFactory};
 use dns_core::config::keys::{KEYS, Origin};
 
 use super::Cli;
-use crate::ops::metrics::names::DECLARED;
+use dns_platform::metrics::names::DECLARED;
 
 /// Note at the top of each page.
 const GENERATED: &str = "<!-- Generated: see dns-user/resolver/src/cli/reference.rs -->\n\n";
