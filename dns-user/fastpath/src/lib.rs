@@ -34,7 +34,7 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
 pub use self::{
@@ -183,10 +183,8 @@ pub struct LeaseStatus {
 
 /// The running fast path. Dropping it is [`FastPath::stop`].
 pub struct FastPath {
-    /// The publisher's thread; `None` once stopped.
-    publisher: Option<PublisherThread>,
-    /// The programs; `None` once stopped.
-    programs: Option<Attachments>,
+    /// The threads; `None` once stopped.
+    running: RwLock<Option<Running>>,
     /// The lease.
     lease: Lease,
     /// `CONTROL`.
@@ -199,7 +197,15 @@ pub struct FastPath {
     on_stop: OnStop,
 }
 
-/// Who attaches the programs.
+/// Publisher and attached programs.
+struct Running {
+    /// The publisher's thread.
+    publisher: PublisherThread,
+    /// The programs.
+    programs: Attachments,
+}
+
+/// The process that attaches the programs.
 enum Attachments {
     /// This process.
     Here(Here),
@@ -270,8 +276,7 @@ impl FastPath {
             .map_err(|error| FastPathError::io("starting the publisher", error))?;
         let programs = attach(publisher.shared.installs())?;
         Ok(Self {
-            publisher: Some(publisher),
-            programs: Some(programs),
+            running: RwLock::new(Some(Running { publisher, programs })),
             lease,
             control,
             tap: Mutex::new(tap),
@@ -282,33 +287,35 @@ impl FastPath {
 
     /// The handle of the publisher.
     pub fn publisher(&self) -> Publisher {
-        self.publisher.as_ref().map_or_else(Publisher::off, |thread| thread.publisher.clone())
+        self.running(|running| running.publisher.publisher.clone()).unwrap_or_else(Publisher::off)
     }
 
     /// Resolves when the first snapshot is in the map and all interfaces that
     /// there were have been dealt with.
     pub async fn ready(&self) {
-        let Some(programs) = &self.programs else { return };
-        let mut ready = programs.ready();
+        let Some(mut ready) = self.running(|running| running.programs.ready()) else { return };
         // An error means that the thread has ended: nothing is left to wait for.
         let _ = ready.wait_for(|ready| *ready).await;
     }
 
     /// Whether [`Self::ready`] would return at once.
     pub fn is_ready(&self) -> bool {
-        self.programs.as_ref().is_none_or(|programs| *programs.ready().borrow())
+        self.running(|running| *running.programs.ready().borrow()).unwrap_or(true)
     }
 
     /// Resolves when the attacher is gone: the programs answer on, but nobody follows the
     /// interfaces. Never, where this process attaches them itself.
     pub async fn lost(&self) {
-        match &self.programs {
-            Some(Attachments::Apart(apart)) => {
-                let mut lost = apart.lost();
+        let lost = self.running(|running| match &running.programs {
+            Attachments::Apart(apart) => Some(apart.lost()),
+            Attachments::Here(_) => None,
+        });
+        match lost.flatten() {
+            Some(mut lost) => {
                 // An error means that the thread has ended, too.
                 let _ = lost.wait_for(|lost| *lost).await;
             }
-            _ => std::future::pending().await,
+            None => std::future::pending().await,
         }
     }
 
@@ -326,15 +333,21 @@ impl FastPath {
 
     /// The state of everything.
     pub fn status(&self) -> FastPathStatus {
+        let (interfaces, programs, names, pinned_at) = self
+            .running(|Running { publisher, programs }| {
+                let names = publisher.shared.status();
+                (programs.status(), programs.programs(), names, programs.pinned_at())
+            })
+            .unwrap_or_default();
         FastPathStatus {
-            interfaces: self.programs.as_ref().map(Attachments::status).unwrap_or_default(),
-            programs: self.programs.as_ref().map(Attachments::programs).unwrap_or_default(),
-            names: self.publisher.as_ref().map(|thread| thread.shared.status()).unwrap_or_default(),
+            interfaces,
+            programs,
+            names,
             lease: LeaseStatus {
                 length_ms: self.lease.length().as_millis(),
                 remaining_ms: self.lease.remaining().as_millis(),
             },
-            pinned_at: self.programs.as_ref().and_then(Attachments::pinned_at),
+            pinned_at,
         }
     }
 
@@ -353,28 +366,27 @@ impl FastPath {
     /// Answers for exactly these addresses from now on, as addresses files come
     /// and go. The interfaces stay those that were chosen at the start.
     pub fn set_endpoints(&self, endpoints: &[SocketAddr]) {
-        match &self.programs {
-            Some(Attachments::Here(here)) => here.set_listen(endpoints),
-            Some(Attachments::Apart(apart)) => apart.set_listen(endpoints),
-            None => {}
-        }
+        self.running(|running| match &running.programs {
+            Attachments::Here(here) => here.set_listen(endpoints),
+            Attachments::Apart(apart) => apart.set_listen(endpoints),
+        });
     }
 
-    /// Detaches everything, or leaves it to a successor, per `xdp.on_stop`.
-    pub fn stop(mut self) {
-        self.stop_once();
+    /// Detaches everything, or leaves it to a successor, per `xdp.on_stop`, and joins the
+    /// threads. Whoever else holds the fast path sees one that answers nothing.
+    pub fn stop(&self) {
+        let running = self.running.write().take();
+        let Some(Running { publisher, programs }) = running else { return };
+        match programs {
+            Attachments::Here(here) => here.stop(self.on_stop),
+            Attachments::Apart(apart) => apart.stop(self.on_stop),
+        }
+        publisher.stop(self.on_stop == OnStop::Detach);
     }
 
-    /// The work of [`Self::stop`], done once.
-    fn stop_once(&mut self) {
-        match self.programs.take() {
-            Some(Attachments::Here(here)) => here.stop(self.on_stop),
-            Some(Attachments::Apart(apart)) => apart.stop(self.on_stop),
-            None => {}
-        }
-        if let Some(publisher) = self.publisher.take() {
-            publisher.stop(self.on_stop == OnStop::Detach);
-        }
+    /// Reads what runs; `None` once stopped.
+    fn running<T>(&self, read: impl FnOnce(&Running) -> T) -> Option<T> {
+        self.running.read().as_ref().map(read)
     }
 }
 
@@ -414,7 +426,7 @@ impl Attachments {
 
 impl Drop for FastPath {
     fn drop(&mut self) {
-        self.stop_once();
+        self.stop();
     }
 }
 

@@ -13,7 +13,6 @@ use std::{
     io,
     os::fd::{AsFd, BorrowedFd},
     sync::{Arc, mpsc},
-    thread,
     time::Instant,
 };
 
@@ -30,7 +29,10 @@ use super::{
     bpf,
     mailbox::{self, Ended},
 };
-use dns_platform::priority;
+use dns_platform::{
+    priority,
+    threads::{self, OnPanic},
+};
 
 /// Most lines of the verifier that are kept of a refusal: the last ones, where it says
 /// what it did not like.
@@ -179,7 +181,7 @@ impl Programs {
         let (orders, ordered) = mpsc::channel();
         let (done, results) = mailbox::channel()?;
         let mut loader = Loader { ebpf, board, answer: None };
-        thread::Builder::new().name("programs".into()).spawn(move || {
+        threads::spawn("programs", OnPanic::EndProcess, move || {
             priority::lower("loading programs");
             for program in ordered {
                 if done.send((program, loader.load(program))).is_err() {

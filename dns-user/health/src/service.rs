@@ -24,6 +24,7 @@ use dns_core::config::HealthConfig;
 use dns_platform::{
     limits::raise_file_limit,
     priority,
+    threads::{self, OnPanic},
     tls::{RotatingTls, TlsError},
 };
 
@@ -184,17 +185,16 @@ impl HealthService {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .max_blocking_threads(1)
+            .on_thread_start(|| threads::adopt(OnPanic::Continue))
             .build()
             .map_err(HealthError::Thread)?;
-        let thread = std::thread::Builder::new()
-            .name("health".to_owned())
-            .spawn(move || {
-                priority::lower("the health checks");
-                let local = tokio::task::LocalSet::new();
-                local.spawn_local(tls.watch(move |_| metrics.count_instances(&states)));
-                local.block_on(&runtime, watcher.run(orders, stopped));
-            })
-            .map_err(HealthError::Thread)?;
+        let thread = threads::spawn("health", OnPanic::EndProcess, move || {
+            priority::lower("the health checks");
+            let local = tokio::task::LocalSet::new();
+            local.spawn_local(tls.watch(move |_| metrics.count_instances(&states)));
+            local.block_on(&runtime, watcher.run(orders, stopped));
+        })
+        .map_err(HealthError::Thread)?;
         *watch = Watch::Running { stop, thread };
         Ok(())
     }

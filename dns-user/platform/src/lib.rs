@@ -6,7 +6,8 @@
 //! * [`mmsg`]: many datagrams with one system call.
 //! * [`logs`]: one line per event, levels by tag, changeable at run time.
 //! * [`metrics`]: every family, declared in one place.
-//! * [`clock`], [`limits`], [`priority`]: the kernel's clock, open files, threads in the background.
+//! * [`threads`], [`priority`]: threads, with what a panic in one means; threads in the background.
+//! * [`clock`], [`limits`]: the kernel's clock, open files.
 
 pub mod clock;
 pub mod files;
@@ -15,4 +16,5 @@ pub mod logs;
 pub mod metrics;
 pub mod mmsg;
 pub mod priority;
+pub mod threads;
 pub mod tls;

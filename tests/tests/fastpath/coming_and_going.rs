@@ -2,7 +2,10 @@
 
 use std::{
     net::IpAddr,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -30,6 +33,22 @@ fn one(last: u8) -> List {
 
 /// Nothing attached.
 const NOTHING: [&str; 0] = [];
+
+#[test]
+fn stop_detaches_while_others_hold() -> Result<()> {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return Ok(());
+    }
+    let (pair, bpffs) = (Pair::new("held")?, Bpffs::new()?);
+    let fast_path = Arc::new(start(&pair.server, &config(HookMode::Auto, &bpffs), &[v4()], one(1))?);
+    // As a scrape of the metrics does.
+    let held = fast_path.clone();
+    fast_path.stop();
+    assert_eq!(attached(&pair.server)?, NOTHING);
+    assert!(held.is_ready() && held.status().interfaces.interfaces.is_empty());
+    assert!(!held.publisher().is_published(&name_of("a.bosh")));
+    Ok(())
+}
 
 #[test]
 fn stopping_leaves_nothing_behind() -> Result<()> {

@@ -13,7 +13,6 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::Arc,
-    thread,
     time::Duration,
 };
 
@@ -29,6 +28,7 @@ use crate::{
     memory::Memory,
 };
 use dns_core::config::{ConfigError, OnStop, XdpConfig};
+use dns_platform::threads::{self, OnPanic};
 
 /// How often to look whether there is something new to tell: while programs are being attached, and
 /// later.
@@ -101,7 +101,7 @@ impl Attacher {
                 continue;
             }
             let config = config.clone();
-            let session = thread::Builder::new().name("session".into()).spawn(move || {
+            let session = threads::spawn("session", OnPanic::EndProcess, move || {
                 if let Err(error) = serve(&stream, &config) {
                     tracing::warn!(%error, "lost the connection to a server: its programs stay attached, and answer until its lease is over");
                 }

@@ -12,7 +12,7 @@ use std::{
         Arc,
         mpsc::{Receiver, Sender, channel},
     },
-    thread::{self, JoinHandle},
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -30,6 +30,7 @@ use crate::{
     programs::ProgramStatus,
 };
 use dns_core::{config::OnStop, name::Name};
+use dns_platform::threads::{self, OnPanic};
 
 /// How long the attacher may take to load its programs: seconds, on a small machine.
 const LOADING_PATIENCE: Duration = Duration::from_secs(60);
@@ -182,7 +183,7 @@ impl Connection {
             filled: false,
             end: end.clone(),
         };
-        let thread = thread::Builder::new().name("attacher".into()).spawn(move || {
+        let thread = threads::spawn("attacher", OnPanic::EndProcess, move || {
             if let Err(problem) = listener.run() {
                 tracing::warn!(%problem, "lost the connection to the attacher: attached programs go on answering; interfaces that appear now are answered from userspace until it is back");
             }

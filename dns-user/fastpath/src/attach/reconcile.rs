@@ -5,7 +5,7 @@ use std::{
     net::SocketAddr,
     os::fd::AsFd,
     sync::Arc,
-    thread::{self, JoinHandle},
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -29,6 +29,7 @@ use crate::{
     programs::Programs,
 };
 use dns_core::config::{HookMode, OnStop};
+use dns_platform::threads::{self, OnPanic};
 
 /// How long to wait for further news of the kernel before acting: containers bring several at once.
 const COALESCE: Duration = Duration::from_millis(20);
@@ -138,9 +139,9 @@ impl Interfaces {
         };
         // The addresses are known before anything can be answered.
         follower.follow_addresses();
-        let thread = thread::Builder::new()
-            .name("interfaces".into())
-            .spawn(move || follower.run(&news, &commanded, &is_ready))?;
+        let thread = threads::spawn("interfaces", OnPanic::EndProcess, move || {
+            follower.run(&news, &commanded, &is_ready);
+        })?;
         Ok(Self { commands, status: seen, ready, thread })
     }
 

@@ -9,6 +9,7 @@ use std::{io, thread, time::Duration};
 use crossbeam::channel::{Receiver, Sender, bounded};
 
 use crate::bpf;
+use dns_platform::threads::{self, OnPanic};
 
 /// How long cells stay in quarantine where the kernel refuses membarrier (with
 /// `nohz_full`, for one). A program run takes microseconds; this is a wide margin,
@@ -38,7 +39,7 @@ impl GracePeriods {
     pub(crate) fn start_with(mut wait: impl FnMut() -> bool + Send + 'static) -> io::Result<Self> {
         let (begin, begun) = bounded::<()>(1);
         let (tell, over) = bounded(1);
-        thread::Builder::new().name("grace".into()).spawn(move || {
+        threads::spawn("grace", OnPanic::EndProcess, move || {
             while begun.recv().is_ok() {
                 let vouched = wait();
                 if !vouched {

@@ -29,7 +29,10 @@ use crate::{
     },
 };
 use dns_core::name::{Name, NameRef};
-use dns_platform::clock::kernel_monotonic_ns;
+use dns_platform::{
+    clock::kernel_monotonic_ns,
+    threads::{self, OnPanic},
+};
 
 /// Names waiting to be learned. More than this within one round of the
 /// publisher are dropped; their next query brings them back.
@@ -254,7 +257,7 @@ impl PublisherThread {
             behind_since: None,
             next_behind_since: None,
         };
-        let thread = thread::Builder::new().name("publisher".into()).spawn(move || worker.run())?;
+        let thread = threads::spawn("publisher", OnPanic::EndProcess, move || worker.run())?;
         let handle = Handle { control, learn, filter, seed, index, memory, page };
         Ok(Self {
             publisher: Publisher { inner: Some(Arc::new(handle)) },

@@ -6,7 +6,6 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    thread,
     time::Duration,
 };
 
@@ -14,6 +13,7 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use tracing_subscriber::fmt::MakeWriter;
 
 use super::requests;
+use crate::threads::{self, OnPanic};
 
 /// Lines that wait at most; further ones are dropped and counted.
 const QUEUE_LINES: usize = 8192;
@@ -44,7 +44,7 @@ impl LineWriter {
         let (lines, queue) = bounded(QUEUE_LINES);
         let dropped = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&dropped);
-        thread::Builder::new().name("log".into()).spawn(move || write_lines(&queue, output, &counter))?;
+        threads::spawn("log", OnPanic::EndProcess, move || write_lines(&queue, output, &counter))?;
         Ok(Self { lines, dropped })
     }
 

@@ -1,13 +1,11 @@
-//! What becomes of panics.
+//! Handling of panics.
 //!
-//! There should be none. One that happens all the same is logged with its place and counted.
-//! On a thread of tokio it loses the one task: a request, which the client asks
-//! again, or a part of the server, whose end `serve` notices. So it does where a
-//! UDP worker polls a request for the first time; a UDP worker itself goes on with the
-//! next query. Where such panics repeat, the server ends all the same, as it does when
-//! any other thread (the publisher) panics, because then a part is gone for good: with
-//! exit code 70, in order, so that its supervisor starts a whole one. Half a server
-//! that looks alive would be worse.
+//! Every panic is a defect; it is logged with its place and counted. [`OnPanic`] of the thread
+//! decides what follows. On threads of the runtime and on UDP workers it loses one task: a
+//! request, which the client sends again, or a part of the server, whose end `serve` notices.
+//! On any other thread (the publisher, say) a part is gone for good, and the server ends in
+//! order with exit code 70, to be restarted by its supervisor. It also ends when panics of
+//! the first kind repeat. Half a server that looks alive would be worse.
 
 use std::{
     any::Any,
@@ -22,8 +20,10 @@ use prometheus::{IntCounter, Registry};
 use tokio::sync::mpsc;
 use tracing::error;
 
-use crate::server::in_first_poll;
-use dns_platform::metrics::families;
+use dns_platform::{
+    metrics::families,
+    threads::{OnPanic, on_panic},
+};
 
 /// So many panics of parts that go on by themselves...
 const MOST_PANICS: usize = 10;
@@ -65,10 +65,12 @@ impl Failures {
             let problem = format!("{} at {place}", text(panic.payload()));
             error!("panic in {name}: {problem}");
             counted.inc();
-            let goes_on = name.starts_with("tokio-") || name.starts_with("dns-udp-") || in_first_poll();
-            let repeats = || recent.lock().add(Instant::now());
-            if !goes_on || repeats() {
-                // Nobody is there to receive it after the end.
+            let is_over = match on_panic() {
+                OnPanic::EndProcess => true,
+                OnPanic::Continue => recent.lock().add(Instant::now()),
+            };
+            if is_over {
+                // The receiver is gone once the server has ended.
                 let _ = from_hook.send(Failure { part: name.to_owned(), problem });
             }
         }));

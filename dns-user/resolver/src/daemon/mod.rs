@@ -25,6 +25,7 @@ mod privileges;
 mod records;
 mod serve;
 mod service_manager;
+mod settings;
 mod signals;
 mod sources;
 mod start;
@@ -44,7 +45,10 @@ use tracing::error;
 use crate::{ops::api::ControlSocket, server::ServerError};
 use dns_core::config::{ConfigError, HookMode, Loaded};
 use dns_health::HealthError;
-use dns_platform::logs::{LogFormat, Logs, LogsError};
+use dns_platform::{
+    logs::{LogFormat, Logs, LogsError},
+    threads::{self, OnPanic},
+};
 
 /// Exit code after a part of the server failed from within (a panic): whoever
 /// supervises it is to start it again. As `EX_SOFTWARE` of sysexits.h.
@@ -124,7 +128,11 @@ fn start(path: &Path, options: RunOptions) -> Result<(), DaemonError> {
     dns_platform::limits::raise_file_limit();
     let logs = Logs::init(&loaded.config.logging, options.log_format)?;
     let failures = failures::Failures::install()?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        // A panic loses one task: a request, or a part of the server whose end `serve` notices.
+        .on_thread_start(|| threads::adopt(OnPanic::Continue))
+        .build()?;
     let result = runtime.block_on(serve(path, loaded, control, &logs, failures));
     // Blocking reads of files may still run; nothing of theirs is needed any more.
     runtime.shutdown_background();

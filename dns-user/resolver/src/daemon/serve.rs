@@ -20,7 +20,7 @@ use super::{
     fast_path::{self, Loading, NotLoaded, Slot},
     files::{Changes, Files},
     listeners::{Listeners, all_addresses},
-    service_manager,
+    service_manager, settings,
     signals::{Asked, Signals},
     sources::Sources,
     status::Board,
@@ -374,25 +374,13 @@ impl Daemon<'_> {
     fn reconfigure(&mut self, loaded: Loaded) {
         let begun = Instant::now();
         let Loaded { config, mut warnings } = loaded;
-        let stays = needs_restart(&self.config, &config);
-        if !stays.is_empty() {
-            warnings.push(format!("changed, but takes effect only after a restart: {}", stays.join(", ")));
+        let (config, kept) = settings::merge(&self.config, config);
+        if !kept.is_empty() {
+            warnings.push(format!("changed, but takes effect only after a restart: {}", kept.join(", ")));
         }
         for warning in &warnings {
             warn!("{warning}");
         }
-        let config = Config {
-            listen: self.config.listen,
-            timeout: self.config.timeout,
-            request_timeout: self.config.request_timeout,
-            api: self.config.api.clone(),
-            health: self.config.health.clone(),
-            metrics: self.config.metrics,
-            max_reply: self.config.max_reply,
-            jobs_dir: self.config.jobs_dir.clone(),
-            xdp: self.config.xdp.clone(),
-            ..config
-        };
         if let Err(problem) = self.logs.apply(&config.logging) {
             error!("{problem}");
         }
@@ -419,9 +407,7 @@ impl Daemon<'_> {
         // First, so that what interfaces answer no more finds the sockets open.
         if let Some(fast_path) = fast_path {
             // Waits for the kernel and joins threads.
-            // Someone who just looks at it for a moment drops it last, which stops it as well.
-            let stop = move || Arc::into_inner(fast_path).map(FastPath::stop);
-            let _ = tokio::task::spawn_blocking(stop).await;
+            let _ = tokio::task::spawn_blocking(move || fast_path.stop()).await;
         }
         listeners.stop().await;
         if let Some(health) = health {
@@ -478,23 +464,6 @@ async fn finished(loading: &mut Option<Loading>) -> Result<Result<FastPath, Fast
         Some(loading) => loading.await,
         None => std::future::pending().await,
     }
-}
-
-/// Settings that differ and take effect only after a restart, by their names.
-fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
-    let parts = [
-        ("address, port", old.listen != new.listen),
-        ("timeout", old.timeout != new.timeout),
-        ("request_timeout", old.request_timeout != new.request_timeout),
-        ("api", old.api != new.api),
-        ("jobs_dir", old.jobs_dir != new.jobs_dir),
-        ("health", old.health != new.health),
-        ("metrics", old.metrics != new.metrics),
-        ("max_reply", old.max_reply != new.max_reply),
-        ("identity", old.identity != new.identity),
-        ("xdp", old.xdp != new.xdp),
-    ];
-    parts.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
 }
 
 /// What of the object `"consul"` differs and takes effect only after a restart, in words.

@@ -35,7 +35,6 @@ use std::{
 use tokio::{sync::watch, task::JoinSet};
 
 pub use connections::OwnConnections;
-pub(crate) use eager::in_first_poll;
 pub use metrics::ServerMetrics;
 pub use overload::{ORDER as SHEDDING_ORDER, Overload};
 pub use service::{
@@ -44,6 +43,7 @@ pub use service::{
 };
 
 use crate::fleet::Fleet;
+use dns_platform::threads::{self, OnPanic};
 use service::QueryHandler;
 use sockets::Endpoint;
 
@@ -181,9 +181,8 @@ impl Workers {
     /// Starts a thread for `socket`.
     fn start(&mut self, address: SocketAddr, socket: Arc<udp::Socket>, handler: &Arc<QueryHandler>) {
         let worker = udp::Worker::new(socket.clone(), handler.clone());
-        let started = thread::Builder::new()
-            .name(format!("dns-udp-{}", self.threads.len()))
-            .spawn(move || worker.run());
+        let name = format!("dns-udp-{}", self.threads.len());
+        let started = threads::spawn(name, OnPanic::Continue, move || worker.run());
         match started {
             Ok(thread) => self.threads.push((socket, thread)),
             // The other threads of this address serve on: the kernel stops

@@ -3,13 +3,13 @@
 
 use std::{
     path::PathBuf,
-    thread,
     time::{Duration, Instant},
 };
 
 use crossbeam::channel::{Receiver, Sender, bounded};
 
 use super::{Contents, Source, Stamps, Walk};
+use dns_platform::threads::{self, OnPanic};
 
 /// What a look at a source saw.
 pub(super) struct Seen {
@@ -52,7 +52,7 @@ impl Reader {
             }
         };
         // Without a thread no answer ever comes, which is what the owner reports then.
-        if let Err(error) = thread::Builder::new().name("files".into()).spawn(work) {
+        if let Err(error) = threads::spawn("files", OnPanic::EndProcess, work) {
             tracing::error!("no thread can be started to read files: {error}");
         }
         Self { ask, answers, overdue: 0, asked: None }

@@ -1,0 +1,84 @@
+//! Which settings of `config.json` a reload changes, and which need a restart.
+
+use dns_core::config::Config;
+
+/// Declares the table: every field of [`Config`] stands in exactly one of the two lists. A
+/// field in neither list or in both does not compile.
+macro_rules! settings {
+    (restart { $($fixed:ident: $name:literal,)* } reload { $($free:ident,)* }) => {
+        /// Merges a configuration that was read anew with the one in use: settings that need a
+        /// restart keep their values. Returns the merged configuration and the names of
+        /// settings that differ but keep their values.
+        pub(super) fn merge(in_use: &Config, read: Config) -> (Config, Vec<&'static str>) {
+            let Config { $($fixed,)* $($free,)* } = read;
+            let mut kept = Vec::new();
+            $(if $fixed != in_use.$fixed {
+                kept.push($name);
+            })*
+            (Config { $($fixed: in_use.$fixed.clone(),)* $($free,)* }, kept)
+        }
+    };
+}
+
+settings! {
+    restart {
+        listen: "address, port",
+        timeout: "timeout",
+        request_timeout: "request_timeout",
+        control: "control",
+        api: "api",
+        jobs_dir: "jobs_dir",
+        health: "health",
+        metrics: "metrics",
+        max_reply: "max_reply",
+        identity: "identity",
+        xdp: "xdp",
+    }
+    reload {
+        recursion,
+        records_file,
+        alias_files_glob,
+        handlers_files_glob,
+        addresses_files_glob,
+        upcheck_domains,
+        internal_upcheck,
+        logging,
+        cache,
+        configure_systemd_resolved,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Parses a configuration with one more key.
+    fn config(key: &str) -> Config {
+        let text = format!(r#"{{"port": 53, "address": "127.0.0.1"{key}}}"#);
+        Config::parse("config.json", text.as_bytes()).unwrap().config
+    }
+
+    #[test]
+    fn restart_only_settings_are_reported_every_time() {
+        let before = config("");
+        for (key, name) in [
+            (r#", "identity": "off""#, "identity"),
+            (r#", "control": {"socket": "/run/x.sock"}"#, "control"),
+            (r#", "request_timeout": "1s""#, "request_timeout"),
+            (r#", "xdp": {"enabled": false}"#, "xdp"),
+        ] {
+            let (merged, kept) = merge(&before, config(key));
+            assert_eq!(kept, [name]);
+            assert_eq!(merged, before, "{key}");
+            let (_, kept) = merge(&merged, config(key));
+            assert_eq!(kept, [name], "{key}: the second reload");
+        }
+    }
+
+    #[test]
+    fn other_settings_change_at_once() {
+        let read =
+            config(r#", "log_level": "DEBUG", "recursors": ["10.0.0.1:53"], "cache": {"enabled": true}"#);
+        assert_eq!(merge(&config(""), read.clone()), (read, Vec::new()));
+    }
+}
