@@ -35,6 +35,7 @@ pub(crate) const TEST: &[&str] = &[
     "nginx-light",
     "nsd",
     "openjdk-17-jdk-headless",
+    "openssl",
     "prometheus",
     "python3",
     "qemu-system-x86",

@@ -75,19 +75,44 @@ fn every_licence_is_allowed() {
 }
 
 #[test]
-fn nothing_banned_is_linked() {
+fn banned_crates_have_only_their_wrappers() {
     let rules = rules();
-    let denied = rules["bans"]["deny"].as_array().unwrap().iter();
-    let denied: BTreeMap<String, String> = denied
-        .map(|entry| {
-            let text = |member: &str| entry.as_inline_table().unwrap()[member].as_str().unwrap().to_owned();
-            (text("crate"), text("reason"))
-        })
-        .collect();
-    for package in packages() {
-        let name = package["name"].as_str().unwrap();
-        assert!(!denied.contains_key(name), "{name} is banned: {}", denied[name]);
+    let dependents = dependents();
+    for entry in rules["bans"]["deny"].as_array().unwrap() {
+        let entry = entry.as_inline_table().unwrap();
+        let text = |member: &str| entry.get(member).unwrap().as_str().unwrap();
+        let wrappers = entry.get("wrappers").and_then(toml_edit::Value::as_array);
+        let wrappers: BTreeSet<&str> =
+            wrappers.into_iter().flatten().filter_map(|name| name.as_str()).collect();
+        for dependent in dependents.get(text("crate")).into_iter().flatten() {
+            let (banned, reason) = (text("crate"), text("reason"));
+            assert!(
+                wrappers.contains(dependent.as_str()),
+                "{banned} is banned, but {dependent} uses it: {reason}"
+            );
+        }
     }
+}
+
+/// Names of the crates that use each crate, with the features that are built.
+fn dependents() -> BTreeMap<String, BTreeSet<String>> {
+    let mut dependents: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for folder in [root(), root().join("dns-ebpf")] {
+        let metadata = metadata(&folder);
+        let names: BTreeMap<&str, &str> = metadata["packages"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|package| (package["id"].as_str().unwrap(), package["name"].as_str().unwrap()))
+            .collect();
+        for node in metadata["resolve"]["nodes"].as_array().unwrap() {
+            for used in node["deps"].as_array().unwrap() {
+                let used = names[used["pkg"].as_str().unwrap()].to_owned();
+                dependents.entry(used).or_default().insert(names[node["id"].as_str().unwrap()].to_owned());
+            }
+        }
+    }
+    dependents
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! dependencies in `Cargo.toml` prove it. From the bottom up; a module uses only
 //! those above it in this list:
 //!
+//! * [`canonical`]: labels of instance groups, networks and deployments.
 //! * [`name`]: domain names in the form that everything compares and hashes.
 //! * [`config`]: `config.json` and its kin, parsed into types that cannot be wrong.
 //! * [`query`]: what the labels of a name ask for.
@@ -13,6 +14,7 @@
 //! * [`listing`]: the names worth publishing before anybody asks.
 //! * [`wire`]: messages in and out, EDNS, truncation.
 
+pub mod canonical;
 pub mod catalog;
 pub mod config;
 pub mod link_address;

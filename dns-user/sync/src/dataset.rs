@@ -6,12 +6,12 @@
 
 use std::{borrow::Cow, collections::BTreeMap};
 
-use dns_core::catalog::RECORD_KEYS;
+use dns_core::{canonical::canonical, catalog::RECORD_KEYS};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     ids::{INSTANCE_GROUP, Ids, LINK},
-    inventory::{Instance, Inventory, canonical::canonical},
+    inventory::{Instance, Inventory},
 };
 
 /// A dataset before it has a version.

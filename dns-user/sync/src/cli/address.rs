@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
+use dns_core::canonical::canonical;
 use dns_core::link_address::{AddressGroup, Criteria, FirstLabel, LinkAddress, Status};
 
 use crate::{
     ids::{INSTANCE_GROUP, Ids, LINK},
-    inventory::canonical::canonical,
     publisher::state::{Folder, State},
 };
 

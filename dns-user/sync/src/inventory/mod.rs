@@ -3,7 +3,6 @@
 //! Raw files ([`file`], [`nodes`]) become [`Inventory`], which cannot be wrong: names have a
 //! canonical form, ids are unique, addresses are addresses, aliases mean something.
 
-pub mod canonical;
 pub mod changes;
 pub mod file;
 pub mod nodes;
@@ -12,7 +11,8 @@ use std::{collections::HashSet, net::IpAddr};
 
 use serde::{Deserialize, Serialize};
 
-use self::{canonical::canonical, file::RawInventory};
+use self::file::RawInventory;
+use dns_core::canonical::canonical;
 
 /// Everything there is, in the order of the files.
 #[derive(Clone, Debug, PartialEq, Eq)]

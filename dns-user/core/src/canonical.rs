@@ -1,21 +1,24 @@
 //! Canonical names of instance groups, networks and deployments.
 
-/// A name that has no canonical form.
+/// A name without a canonical form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotCanonical {
-    /// All of it was dropped.
+    /// Every character was dropped.
     #[error("no letter, digit or hyphen is left of it")]
     Empty,
-    /// A label neither begins nor ends with one.
-    #[error("its canonical form has a hyphen at an end")]
-    HyphenAtEnd,
+    /// A label cannot start with one.
+    #[error("its canonical form cannot start with a hyphen")]
+    LeadingHyphen,
+    /// A label cannot end with one.
+    #[error("its canonical form cannot end with a hyphen")]
+    TrailingHyphen,
     /// RFC 1035, section 2.3.4.
     #[error("its canonical form is longer than a label, 63 bytes")]
     TooLong,
 }
 
-/// The name as it stands in domain names: lower case, `_` becomes `-`, everything but
-/// `[a-z0-9-]` is dropped. A hyphen at either end is an error, and so is nothing left.
+/// Returns the name as directors write it in domain names: lower case, `_` becomes `-`, everything
+/// but `[a-z0-9-]` is dropped.
 pub fn canonical(name: &str) -> Result<String, NotCanonical> {
     let kept = name.chars().filter_map(|letter| match letter.to_ascii_lowercase() {
         '_' => Some('-'),
@@ -26,8 +29,11 @@ pub fn canonical(name: &str) -> Result<String, NotCanonical> {
     if kept.is_empty() {
         return Err(NotCanonical::Empty);
     }
-    if kept.starts_with('-') || kept.ends_with('-') {
-        return Err(NotCanonical::HyphenAtEnd);
+    if kept.starts_with('-') {
+        return Err(NotCanonical::LeadingHyphen);
+    }
+    if kept.ends_with('-') {
+        return Err(NotCanonical::TrailingHyphen);
     }
     if kept.len() > 63 {
         return Err(NotCanonical::TooLong);
@@ -43,8 +49,17 @@ mod tests {
     fn names_become_labels() {
         assert_eq!(canonical("Diego_Cell.2"), Ok("diego-cell2".to_owned()));
         assert_eq!(canonical("a b/c"), Ok("abc".to_owned()));
-        for bad in ["_x", "x-", "...", ""] {
-            assert!(canonical(bad).is_err(), "{bad}");
+    }
+
+    #[test]
+    fn unusable_names_are_refused() {
+        for (name, error) in [
+            ("_x", NotCanonical::LeadingHyphen),
+            ("x-", NotCanonical::TrailingHyphen),
+            ("...", NotCanonical::Empty),
+            ("", NotCanonical::Empty),
+        ] {
+            assert_eq!(canonical(name), Err(error), "{name}");
         }
     }
 }

@@ -1,0 +1,310 @@
+//! The CA: verified when it is loaded, then issues.
+//!
+//! The reference checks none of this and hands out certificates that peers refuse.
+
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use aws_lc_rs::digest;
+use rustls::{RootCertStore, server::WebPkiClientVerifier};
+use rustls_pki_types::{CertificateDer, UnixTime, pem::PemObject};
+use serde::{Deserialize, Serialize};
+use x509_parser::prelude::{FromDer, ParsedExtension, X509Certificate};
+
+use crate::{
+    certificate::{self, Issuer, Validity, moment, seconds},
+    keys::{KeyError, KeyType, PrivateKey, pem},
+    profile::Profile,
+};
+
+/// A CA that passed every check.
+#[derive(Debug)]
+pub struct Authority {
+    key: PrivateKey,
+    /// The CA's certificate and those above it, DER.
+    chain: Vec<CertificateDer<'static>>,
+    /// Subject of the first, DER.
+    subject: Vec<u8>,
+    key_id: Vec<u8>,
+    validity: Validity,
+    fingerprint: Fingerprint,
+}
+
+/// SHA-256 of a CA's certificate, as hexadecimal digits.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Fingerprint(String);
+
+/// A certificate just issued.
+#[derive(Debug)]
+pub struct Issued {
+    /// The leaf, then the CA and the certificates above it.
+    pub pem: String,
+    /// Its validity, cut to that of the CA.
+    pub validity: Validity,
+}
+
+/// A defect of a CA, with the remedy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// No certificate in the file.
+    #[error("no certificate in PEM form; put the CA's certificate first, then those that signed it")]
+    NoCertificate,
+    /// A block of PEM or DER is damaged.
+    #[error("certificate {0} is damaged: {1}; copy the file again")]
+    Damaged(usize, String),
+    /// The key cannot be used.
+    #[error("CA key: {0}")]
+    Key(KeyError),
+    /// The key belongs to another certificate.
+    #[error("the private key does not match the CA certificate; use the key of {0:?}")]
+    KeyMismatch(String),
+    /// BasicConstraints without CA.
+    #[error("certificate {0} is not a CA: BasicConstraints lacks CA:TRUE; create it as a CA")]
+    NotCa(usize),
+    /// SubjectKeyIdentifier is absent.
+    #[error(
+        "certificate {0} has no Subject Key Identifier, so leaves lack the authority key identifier and \
+         some verifiers refuse them; create the CA with subjectKeyIdentifier=hash"
+    )]
+    NoKeyIdentifier(usize),
+    /// KeyUsage does not allow to sign certificates.
+    #[error("certificate {0} lacks keyCertSign in KeyUsage; create the CA with keyUsage=keyCertSign,cRLSign")]
+    NoCertSign(usize),
+    /// ExtendedKeyUsage limits the leaves.
+    #[error(
+        "certificate {0} limits ExtendedKeyUsage, so peers refuse client or server certificates; omit the \
+         extension or use anyExtendedKeyUsage"
+    )]
+    ExtendedKeyUsage(usize),
+    /// Past its end.
+    #[error("certificate {0} expired at {1}; replace the CA")]
+    Expired(usize, String),
+    /// Before its start.
+    #[error("certificate {0} is valid only from {1}; check this machine's clock")]
+    NotYetValid(usize, String),
+    /// More CAs below it than it allows.
+    #[error(
+        "certificate {0} allows {1} CA certificates below it, but {2} follow; issue it with a larger pathlen"
+    )]
+    PathLength(usize, u32, usize),
+    /// The order of the chain is wrong.
+    #[error("certificate {0} was not issued by certificate {1}; order the file from the CA to the root")]
+    Order(usize, usize),
+    /// A verifier refused a certificate issued for trial.
+    #[error("a certificate issued for trial is refused: {0}")]
+    Refused(String),
+}
+
+/// Something that works but deserves attention.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Caution {
+    /// Leaves are cut to the CA's end.
+    #[error("the CA ends at {0}, before the leaf would; leaves end with the CA: replace it soon")]
+    EndsFirst(String),
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+impl Fingerprint {
+    /// Fingerprint of a certificate in DER.
+    pub fn of(der: &[u8]) -> Self {
+        let hash = digest::digest(&digest::SHA256, der);
+        Self(hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    /// The digits.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Authority {
+    /// Reads and checks a CA; returns every fault that it has.
+    ///
+    /// `chain` holds the CA's certificate and those above it, `key` its private key (PKCS#1,
+    /// SEC1 or PKCS#8), both in PEM form.
+    pub fn parse(chain: &[u8], key: &[u8], now: SystemTime) -> Result<Self, Vec<Fault>> {
+        let ders = certificates(chain).map_err(|fault| vec![fault])?;
+        let parsed = parse_all(&ders).map_err(|fault| vec![fault])?;
+        let mut faults = inspect(&parsed, now);
+        let key = match PrivateKey::from_pem(key) {
+            Ok(key) => Some(key),
+            Err(error) => {
+                faults.push(Fault::Key(error));
+                None
+            }
+        };
+        let first = &parsed[0];
+        if key.as_ref().is_some_and(|key| key.public_key_info() != first.public_key().raw) {
+            faults.push(Fault::KeyMismatch(first.subject().to_string()));
+        }
+        let (Some(key), Some(key_id), true) = (key, key_identifier(first), faults.is_empty()) else {
+            return Err(faults);
+        };
+        let authority = Self {
+            key,
+            subject: first.subject().as_raw().to_vec(),
+            key_id: key_id.to_vec(),
+            validity: validity(first),
+            fingerprint: Fingerprint::of(&ders[0]),
+            chain: ders.clone(),
+        };
+        authority.try_out(now).map_err(|problem| vec![Fault::Refused(problem)])?;
+        Ok(authority)
+    }
+
+    /// Issues a leaf and verifies it as a peer would. Finds what `inspect` does not know.
+    fn try_out(&self, now: SystemTime) -> Result<(), String> {
+        let text = |error: &dyn fmt::Display| error.to_string();
+        let key = PrivateKey::generate(KeyType::P256).map_err(|error| text(&error))?;
+        let profile = Profile::new("trial", &[], [], []).map_err(|error| text(&error))?;
+        let issued = self
+            .issue(&profile, key.public_key_info(), now, Duration::from_secs(3600))
+            .map_err(|error| text(&error))?;
+        let mut chain = certificates(issued.pem.as_bytes()).map_err(|error| text(&error))?;
+        let leaf = chain.remove(0);
+        let mut roots = RootCertStore::empty();
+        // Trust begins at the top, so that path lengths and usages of the chain count.
+        let top = chain.pop().ok_or("no certificate")?;
+        roots.add(top).map_err(|error| text(&error))?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+            .build()
+            .map_err(|error| text(&error))?;
+        let now = UnixTime::since_unix_epoch(Duration::from_secs(seconds(now)));
+        verifier.verify_client_cert(&leaf, &chain, now).map(|_| ()).map_err(|error| text(&error))
+    }
+
+    /// Issues a certificate from `now` for `length`, cut to the CA's own end.
+    pub fn issue(
+        &self,
+        profile: &Profile,
+        public_key_info: &[u8],
+        now: SystemTime,
+        length: Duration,
+    ) -> Result<Issued, KeyError> {
+        let mut validity = Validity::starting(now, length);
+        validity.not_after = validity.not_after.min(self.validity.not_after);
+        let issuer = Issuer { key: &self.key, subject: &self.subject, key_id: &self.key_id };
+        let leaf = certificate::issue(issuer, profile, public_key_info, validity)?;
+        let mut text = pem("CERTIFICATE", &leaf).to_string();
+        text.push_str(&self.chain_pem());
+        Ok(Issued { pem: text, validity })
+    }
+
+    /// The CA's certificates, PEM.
+    pub fn chain_pem(&self) -> String {
+        self.chain.iter().map(|der| pem("CERTIFICATE", der).to_string()).collect()
+    }
+
+    /// The CA's certificates, DER; its own first.
+    pub fn chain(&self) -> &[CertificateDer<'static>] {
+        &self.chain
+    }
+
+    /// Identifies the CA's certificate.
+    pub fn fingerprint(&self) -> &Fingerprint {
+        &self.fingerprint
+    }
+
+    /// Validity of the CA's certificate.
+    pub fn validity(&self) -> Validity {
+        self.validity
+    }
+
+    /// Whether the CA can still issue at `now`.
+    pub fn is_valid_at(&self, now: SystemTime) -> bool {
+        self.validity.not_before <= now && now < self.validity.not_after
+    }
+
+    /// What deserves attention when leaves of this length are issued.
+    pub fn cautions(&self, now: SystemTime, length: Duration) -> Vec<Caution> {
+        let ends_first = now + length > self.validity.not_after;
+        ends_first.then(|| Caution::EndsFirst(date(self.validity.not_after))).into_iter().collect()
+    }
+}
+
+/// Reads the certificates of a PEM text; at least one.
+pub fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, Fault> {
+    let mut ders = Vec::new();
+    for (number, read) in CertificateDer::pem_slice_iter(text).enumerate() {
+        ders.push(read.map_err(|error| Fault::Damaged(number + 1, error.to_string()))?);
+    }
+    if ders.is_empty() { Err(Fault::NoCertificate) } else { Ok(ders) }
+}
+
+/// Parses certificates in DER.
+pub fn parse_all<'a>(ders: &'a [CertificateDer<'static>]) -> Result<Vec<X509Certificate<'a>>, Fault> {
+    let parse = |(number, der): (usize, &'a CertificateDer<'static>)| {
+        let damaged = |error: &dyn fmt::Display| Fault::Damaged(number + 1, error.to_string());
+        X509Certificate::from_der(der).map(|(_, parsed)| parsed).map_err(|error| damaged(&error))
+    };
+    ders.iter().enumerate().map(parse).collect()
+}
+
+/// Checks the certificates of a CA, its own first. Faults count them from 1.
+pub fn inspect(chain: &[X509Certificate<'_>], now: SystemTime) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    for (below, certificate) in chain.iter().enumerate() {
+        let number = below + 1;
+        match certificate.basic_constraints() {
+            Ok(Some(constraints)) if constraints.value.ca => {
+                if let Some(allowed) = constraints.value.path_len_constraint
+                    && below > allowed as usize
+                {
+                    faults.push(Fault::PathLength(number, allowed, below));
+                }
+            }
+            _ => faults.push(Fault::NotCa(number)),
+        }
+        if key_identifier(certificate).is_none() {
+            faults.push(Fault::NoKeyIdentifier(number));
+        }
+        if !matches!(certificate.key_usage(), Ok(Some(usage)) if usage.value.key_cert_sign()) {
+            faults.push(Fault::NoCertSign(number));
+        }
+        if !matches!(certificate.extended_key_usage(), Ok(None))
+            && !matches!(certificate.extended_key_usage(), Ok(Some(usage)) if usage.value.any)
+        {
+            faults.push(Fault::ExtendedKeyUsage(number));
+        }
+        let Validity { not_before, not_after } = validity(certificate);
+        if not_after <= now {
+            faults.push(Fault::Expired(number, date(not_after)));
+        } else if now < not_before {
+            faults.push(Fault::NotYetValid(number, date(not_before)));
+        }
+        if chain.get(number).is_some_and(|above| above.subject().as_raw() != certificate.issuer().as_raw()) {
+            faults.push(Fault::Order(number, number + 1));
+        }
+    }
+    faults
+}
+
+/// Validity that a certificate states.
+pub fn validity(certificate: &X509Certificate<'_>) -> Validity {
+    let at = |seconds: i64| moment(u64::try_from(seconds).unwrap_or(0));
+    let stated = certificate.validity();
+    Validity { not_before: at(stated.not_before.timestamp()), not_after: at(stated.not_after.timestamp()) }
+}
+
+/// A moment as `2026-11-24 23:10:00 UTC`.
+pub fn date(at: SystemTime) -> String {
+    let at = time::OffsetDateTime::from(moment(seconds(at)));
+    let (hour, minute, second) = at.to_hms();
+    format!("{} {hour:02}:{minute:02}:{second:02} UTC", at.date())
+}
+
+fn key_identifier<'a>(certificate: &'a X509Certificate<'_>) -> Option<&'a [u8]> {
+    certificate.iter_extensions().find_map(|extension| match extension.parsed_extension() {
+        ParsedExtension::SubjectKeyIdentifier(identifier) if !identifier.0.is_empty() => Some(identifier.0),
+        _ => None,
+    })
+}

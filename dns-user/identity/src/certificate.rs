@@ -1,0 +1,283 @@
+//! Certificates and signing requests in DER, as Go's `crypto/x509` writes them for the reference:
+//! all organizational units in one SET before the common name, then key usage, extended key usage,
+//! authority key identifier and alternative names, and no basic constraints.
+
+use std::{
+    net::IpAddr,
+    time::{Duration, SystemTime},
+};
+
+use aws_lc_rs::rand::{SecureRandom, SystemRandom};
+use time::OffsetDateTime;
+use x509_parser::prelude::{FromDer, X509CertificationRequest};
+use yasna::{
+    DERWriter, Tag, construct_der,
+    models::ObjectIdentifier,
+    tags::{TAG_GENERALIZEDTIME, TAG_UTCTIME},
+};
+
+use crate::{
+    keys::{self, KeyError, PrivateKey},
+    profile::Profile,
+};
+
+/// Period in which a certificate is valid, in whole seconds as X.509 states it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Validity {
+    /// First valid moment.
+    pub not_before: SystemTime,
+    /// Last valid moment.
+    pub not_after: SystemTime,
+}
+
+impl Validity {
+    /// Starts at `now`, cut to its second, and lasts `length`.
+    pub fn starting(now: SystemTime, length: Duration) -> Self {
+        let not_before = moment(seconds(now));
+        Self { not_before, not_after: not_before + length }
+    }
+
+    /// Length; zero if the end precedes the start.
+    pub fn length(&self) -> Duration {
+        self.not_after.duration_since(self.not_before).unwrap_or_default()
+    }
+}
+
+/// Seconds since 1970; earlier moments count as 1970.
+pub(crate) fn seconds(moment: SystemTime) -> u64 {
+    moment.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// The moment at a number of seconds since 1970, bounded to the year 9999.
+pub(crate) fn moment(seconds: u64) -> SystemTime {
+    const LAST: u64 = 253_402_300_799;
+    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds.min(LAST))
+}
+
+/// The issuer's side of a leaf certificate.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Issuer<'a> {
+    /// Signs.
+    pub(crate) key: &'a PrivateKey,
+    /// Subject of the CA, DER.
+    pub(crate) subject: &'a [u8],
+    /// Subject key identifier of the CA.
+    pub(crate) key_id: &'a [u8],
+}
+
+/// Issues a leaf certificate; returns DER.
+pub(crate) fn issue(
+    issuer: Issuer<'_>,
+    profile: &Profile,
+    public_key_info: &[u8],
+    validity: Validity,
+) -> Result<Vec<u8>, KeyError> {
+    let serial = random_uuid()?;
+    let to_sign = construct_der(|writer| {
+        writer.write_sequence(|writer| {
+            // Version 3.
+            writer.next().write_tagged(Tag::context(0), |writer| writer.write_u8(2));
+            writer.next().write_bigint_bytes(&serial, true);
+            write_algorithm(writer.next(), issuer.key);
+            writer.next().write_der(issuer.subject);
+            writer.next().write_sequence(|writer| {
+                write_time(writer.next(), validity.not_before);
+                write_time(writer.next(), validity.not_after);
+            });
+            write_subject(writer.next(), profile);
+            writer.next().write_der(public_key_info);
+            writer.next().write_tagged(Tag::context(3), |writer| write_extensions(writer, issuer, profile));
+        });
+    });
+    sign(to_sign, issuer.key)
+}
+
+/// A verified request to certify a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SigningRequest {
+    /// `SubjectPublicKeyInfo` of the requester, DER.
+    pub public_key_info: Vec<u8>,
+}
+
+/// Writes a request (RFC 2986) that proves possession of `key`; the names travel outside of it.
+pub fn signing_request(key: &PrivateKey, common_name: &str) -> Result<Vec<u8>, KeyError> {
+    let info = construct_der(|writer| {
+        writer.write_sequence(|writer| {
+            writer.next().write_u8(0);
+            writer.next().write_sequence(|writer| {
+                writer.next().write_set(|writer| write_attribute(writer.next(), COMMON_NAME, common_name));
+            });
+            writer.next().write_der(key.public_key_info());
+            writer.next().write_tagged_implicit(Tag::context(0), |writer| writer.write_set(|_| {}));
+        });
+    });
+    sign(info, key)
+}
+
+impl SigningRequest {
+    /// Reads a request and verifies its signature; `None` if it is damaged or not signed by its key.
+    pub fn verify(der: &[u8]) -> Option<Self> {
+        let (rest, request) = X509CertificationRequest::from_der(der).ok()?;
+        let info = &request.certification_request_info;
+        let signed = keys::verify(
+            &request.signature_algorithm.algorithm.to_id_string(),
+            &info.subject_pki.subject_public_key.data,
+            info.raw,
+            &request.signature_value.data,
+        );
+        let public_key_info = info.subject_pki.raw.to_vec();
+        (rest.is_empty() && signed).then_some(Self { public_key_info })
+    }
+}
+
+/// id-at-commonName.
+const COMMON_NAME: &[u64] = &[2, 5, 4, 3];
+
+/// id-at-organizationalUnitName.
+const ORGANIZATIONAL_UNIT: &[u64] = &[2, 5, 4, 11];
+
+/// 16 random bytes as a UUID of version 4 (RFC 9562, section 5.4).
+fn random_uuid() -> Result<[u8; 16], KeyError> {
+    let mut bytes = [0; 16];
+    SystemRandom::new().fill(&mut bytes)?;
+    bytes[6] = bytes[6] & 0x0f | 0x40;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    Ok(bytes)
+}
+
+/// Appends algorithm and signature, as certificates and requests have them.
+fn sign(to_sign: Vec<u8>, key: &PrivateKey) -> Result<Vec<u8>, KeyError> {
+    let signature = key.sign(&to_sign)?;
+    Ok(construct_der(|writer| {
+        writer.write_sequence(|writer| {
+            writer.next().write_der(&to_sign);
+            write_algorithm(writer.next(), key);
+            writer.next().write_bitvec_bytes(&signature, signature.len() * 8);
+        });
+    }))
+}
+
+fn write_algorithm(writer: DERWriter<'_>, key: &PrivateKey) {
+    let (algorithm, has_null) = key.signature_algorithm();
+    writer.write_sequence(|writer| {
+        writer.next().write_oid(&algorithm);
+        if has_null {
+            writer.next().write_null();
+        }
+    });
+}
+
+/// UTCTime up to 2049, GeneralizedTime afterwards (RFC 5280, section 4.1.2.5).
+fn write_time(writer: DERWriter<'_>, at: SystemTime) {
+    let at = OffsetDateTime::from(moment(seconds(at)));
+    let (year, month, day) = at.to_calendar_date();
+    let (hour, minute, second) = at.to_hms();
+    let rest = format!("{:02}{day:02}{hour:02}{minute:02}{second:02}Z", u8::from(month));
+    let (tag, text) = match year {
+        ..2050 => (TAG_UTCTIME, format!("{:02}{rest}", year % 100)),
+        _ => (TAG_GENERALIZEDTIME, format!("{year:04}{rest}")),
+    };
+    writer.write_tagged_implicit(tag, |writer| writer.write_bytes(text.as_bytes()));
+}
+
+fn write_subject(writer: DERWriter<'_>, profile: &Profile) {
+    writer.write_sequence(|writer| {
+        if !profile.organizational_units().is_empty() {
+            // SET OF sorts by encoding, as DER requires.
+            writer.next().write_set_of(|writer| {
+                for unit in profile.organizational_units() {
+                    write_attribute(writer.next(), ORGANIZATIONAL_UNIT, unit);
+                }
+            });
+        }
+        writer.next().write_set(|writer| write_attribute(writer.next(), COMMON_NAME, profile.common_name()));
+    });
+}
+
+/// Type and value; PrintableString where the alphabet suffices, as Go chooses.
+fn write_attribute(writer: DERWriter<'_>, kind: &[u64], value: &str) {
+    let is_printable = |byte: u8| byte.is_ascii_alphanumeric() || b" '()+,-./:=?".contains(&byte);
+    writer.write_sequence(|writer| {
+        writer.next().write_oid(&ObjectIdentifier::from_slice(kind));
+        if value.bytes().all(is_printable) {
+            writer.next().write_printable_string(value);
+        } else {
+            writer.next().write_utf8_string(value);
+        }
+    });
+}
+
+fn write_extensions(writer: DERWriter<'_>, issuer: Issuer<'_>, profile: &Profile) {
+    // digitalSignature (0), keyEncipherment (2), keyAgreement (4).
+    let key_usage = construct_der(|writer| writer.write_bitvec_bytes(&[0b1010_1000], 5));
+    let extended = construct_der(|writer| {
+        writer.write_sequence(|writer| {
+            // clientAuth, serverAuth.
+            for purpose in [2, 1] {
+                let oid = ObjectIdentifier::from_slice(&[1, 3, 6, 1, 5, 5, 7, 3, purpose]);
+                writer.next().write_oid(&oid);
+            }
+        });
+    });
+    let authority = construct_der(|writer| {
+        writer.write_sequence(|writer| {
+            let key_id = |writer: DERWriter<'_>| writer.write_bytes(issuer.key_id);
+            writer.next().write_tagged_implicit(Tag::context(0), key_id);
+        });
+    });
+    let names = construct_der(|writer| {
+        writer.write_sequence(|writer| {
+            for name in profile.dns_names() {
+                let name = |writer: DERWriter<'_>| writer.write_bytes(name.as_bytes());
+                writer.next().write_tagged_implicit(Tag::context(2), name);
+            }
+            for address in profile.addresses() {
+                let octets = match address {
+                    IpAddr::V4(address) => address.octets().to_vec(),
+                    IpAddr::V6(address) => address.octets().to_vec(),
+                };
+                writer.next().write_tagged_implicit(Tag::context(7), |writer| writer.write_bytes(&octets));
+            }
+        });
+    });
+    // Identifiers of RFC 5280, section 4.2.1.
+    let extensions =
+        [(15, true, key_usage), (37, false, extended), (35, false, authority), (17, false, names)];
+    writer.write_sequence(|writer| {
+        for (number, is_critical, value) in extensions {
+            writer.next().write_sequence(|writer| {
+                writer.next().write_oid(&ObjectIdentifier::from_slice(&[2, 5, 29, number]));
+                if is_critical {
+                    writer.next().write_bool(true);
+                }
+                writer.next().write_bytes(&value);
+            });
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keys::KeyType;
+
+    #[test]
+    fn forged_requests_are_refused() {
+        let key = PrivateKey::generate(KeyType::P256).unwrap();
+        let request = signing_request(&key, "i1").unwrap();
+        let read = SigningRequest::verify(&request).unwrap();
+        assert_eq!(read.public_key_info, key.public_key_info());
+        for at in 0..request.len() {
+            let mut changed = request.clone();
+            changed[at] ^= 1;
+            assert_eq!(SigningRequest::verify(&changed), None, "byte {at}");
+        }
+        assert_eq!(SigningRequest::verify(&request[1..]), None);
+    }
+
+    #[test]
+    fn rsa_requests_are_read() {
+        let key = PrivateKey::generate(KeyType::Rsa2048).unwrap();
+        assert!(SigningRequest::verify(&signing_request(&key, "i1").unwrap()).is_some());
+    }
+}

@@ -1,0 +1,297 @@
+//! Private keys: generated, read, written as PEM, and used to sign. Secrets are wiped from
+//! memory when they are dropped.
+
+use std::{fmt, str::FromStr};
+
+use aws_lc_rs::{
+    encoding::{AsDer, Pkcs8V1Der, PublicKeyX509Der},
+    rand::SystemRandom,
+    rsa,
+    signature::{
+        self, ECDSA_P256_SHA256_ASN1_SIGNING, ECDSA_P384_SHA384_ASN1_SIGNING, EcdsaKeyPair, KeyPair as _,
+        RSA_PKCS1_SHA256,
+    },
+};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use serde::{Deserialize, Serialize};
+use yasna::models::ObjectIdentifier;
+use zeroize::Zeroizing;
+
+/// Kind and size of a leaf's key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum KeyType {
+    /// RSA with 2048 bits: the reference before November 2025.
+    #[serde(rename = "rsa-2048")]
+    Rsa2048,
+    /// RSA with 3072 bits: the reference's.
+    #[default]
+    #[serde(rename = "rsa-3072")]
+    Rsa3072,
+    /// ECDSA on P-256: thousands of times faster to generate.
+    #[serde(rename = "p-256")]
+    P256,
+}
+
+impl FromStr for KeyType {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "rsa-2048" => Ok(Self::Rsa2048),
+            "rsa-3072" => Ok(Self::Rsa3072),
+            "p-256" => Ok(Self::P256),
+            _ => Err("use rsa-2048, rsa-3072 or p-256".to_owned()),
+        }
+    }
+}
+
+/// A private key, of a leaf or a CA.
+pub struct PrivateKey {
+    pair: Pair,
+    /// `SubjectPublicKeyInfo`, DER.
+    public_key_info: Vec<u8>,
+}
+
+enum Pair {
+    Rsa(rsa::KeyPair),
+    P256(EcdsaKeyPair),
+    P384(EcdsaKeyPair),
+}
+
+/// A key that cannot be generated, read or used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    /// The cryptographic library gives no reason.
+    #[error("the cryptographic library failed")]
+    Library,
+    /// The text has no PEM block of a private key.
+    #[error("no private key in PEM form; expected `-----BEGIN PRIVATE KEY-----` or an RSA or EC form")]
+    NoPem,
+    /// A key protected by a passphrase.
+    #[error("the private key is encrypted; decrypt it with `openssl pkey`")]
+    Encrypted,
+    /// Base64 or DER is damaged.
+    #[error("the private key is damaged: its PEM block cannot be decoded")]
+    Damaged,
+    /// An algorithm without support.
+    #[error("the private key is neither RSA (2048 to 8192 bits) nor ECDSA on P-256 or P-384")]
+    Unsupported,
+}
+
+impl From<aws_lc_rs::error::Unspecified> for KeyError {
+    fn from(_: aws_lc_rs::error::Unspecified) -> Self {
+        Self::Library
+    }
+}
+
+impl fmt::Debug for PrivateKey {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.pair {
+            Pair::Rsa(_) => "RSA",
+            Pair::P256(_) => "P-256",
+            Pair::P384(_) => "P-384",
+        };
+        write!(out, "PrivateKey({kind}, secret)")
+    }
+}
+
+impl PrivateKey {
+    /// Generates a key. RSA takes tens to hundreds of milliseconds of CPU.
+    pub fn generate(kind: KeyType) -> Result<Self, KeyError> {
+        let pair = match kind {
+            KeyType::Rsa2048 => Pair::Rsa(rsa::KeyPair::generate(rsa::KeySize::Rsa2048)?),
+            KeyType::Rsa3072 => Pair::Rsa(rsa::KeyPair::generate(rsa::KeySize::Rsa3072)?),
+            KeyType::P256 => Pair::P256(EcdsaKeyPair::generate(&ECDSA_P256_SHA256_ASN1_SIGNING)?),
+        };
+        Self::new(pair)
+    }
+
+    /// Reads the first private key of a PEM text: PKCS#1, SEC1 or PKCS#8.
+    pub fn from_pem(text: &[u8]) -> Result<Self, KeyError> {
+        let text = str::from_utf8(text).map_err(|_| KeyError::Damaged)?;
+        let (label, der) = first_key_block(text)?;
+        let ecdsa = |sec1: bool| {
+            let read = |algorithm| match sec1 {
+                true => EcdsaKeyPair::from_private_key_der(algorithm, &der),
+                false => EcdsaKeyPair::from_pkcs8(algorithm, &der),
+            };
+            if let Ok(pair) = read(&ECDSA_P256_SHA256_ASN1_SIGNING) {
+                return Ok(Pair::P256(pair));
+            }
+            read(&ECDSA_P384_SHA384_ASN1_SIGNING).map(Pair::P384).map_err(|_| KeyError::Unsupported)
+        };
+        let pair = match label {
+            "RSA PRIVATE KEY" => Pair::Rsa(rsa::KeyPair::from_der(&der).map_err(|_| KeyError::Unsupported)?),
+            "EC PRIVATE KEY" => ecdsa(true)?,
+            _ => match rsa::KeyPair::from_pkcs8(&der) {
+                Ok(pair) => Pair::Rsa(pair),
+                Err(_) => ecdsa(false)?,
+            },
+        };
+        Self::new(pair)
+    }
+
+    fn new(pair: Pair) -> Result<Self, KeyError> {
+        let public_key_info: PublicKeyX509Der<'_> = match &pair {
+            Pair::Rsa(pair) => pair.public_key().as_der()?,
+            Pair::P256(pair) | Pair::P384(pair) => pair.public_key().as_der()?,
+        };
+        let public_key_info = public_key_info.as_ref().to_vec();
+        Ok(Self { pair, public_key_info })
+    }
+
+    /// `SubjectPublicKeyInfo` of RFC 5280, DER.
+    pub fn public_key_info(&self) -> &[u8] {
+        &self.public_key_info
+    }
+
+    /// Signs with SHA-256, or SHA-384 on P-384.
+    pub fn sign(&self, message: &[u8]) -> Result<Vec<u8>, KeyError> {
+        let random = SystemRandom::new();
+        match &self.pair {
+            Pair::Rsa(pair) => {
+                let mut signature = vec![0; pair.public_modulus_len()];
+                pair.sign(&RSA_PKCS1_SHA256, &random, message, &mut signature)?;
+                Ok(signature)
+            }
+            Pair::P256(pair) | Pair::P384(pair) => Ok(pair.sign(&random, message)?.as_ref().to_vec()),
+        }
+    }
+
+    /// OID of [`Self::sign`]'s algorithm, and whether its parameters are NULL (RFC 4055) or
+    /// absent (RFC 5758).
+    pub(crate) fn signature_algorithm(&self) -> (ObjectIdentifier, bool) {
+        match self.pair {
+            Pair::Rsa(_) => (ObjectIdentifier::from_slice(SHA256_WITH_RSA), true),
+            Pair::P256(_) => (ObjectIdentifier::from_slice(ECDSA_WITH_SHA256), false),
+            Pair::P384(_) => (ObjectIdentifier::from_slice(&[1, 2, 840, 10045, 4, 3, 3]), false),
+        }
+    }
+
+    /// Writes the key as PEM: PKCS#1 for RSA, PKCS#8 for ECDSA.
+    pub fn to_pem(&self) -> Result<Zeroizing<String>, KeyError> {
+        match &self.pair {
+            Pair::Rsa(pair) => {
+                let pkcs8: Pkcs8V1Der<'_> = pair.as_der()?;
+                let pkcs1 = pkcs1_of(pkcs8.as_ref())?;
+                Ok(pem("RSA PRIVATE KEY", &pkcs1))
+            }
+            Pair::P256(pair) | Pair::P384(pair) => Ok(pem("PRIVATE KEY", pair.to_pkcs8v1()?.as_ref())),
+        }
+    }
+}
+
+/// sha256WithRSAEncryption, RFC 4055.
+const SHA256_WITH_RSA: &[u64] = &[1, 2, 840, 113549, 1, 1, 11];
+
+/// ecdsa-with-SHA256, RFC 5758.
+const ECDSA_WITH_SHA256: &[u64] = &[1, 2, 840, 10045, 4, 3, 2];
+
+/// Verifies the signature of a request by the key in it. `key` is the content of the bit string in
+/// a `SubjectPublicKeyInfo`, `algorithm` the OID as text.
+pub(crate) fn verify(algorithm: &str, key: &[u8], message: &[u8], signature: &[u8]) -> bool {
+    let algorithm: &'static dyn signature::VerificationAlgorithm = match algorithm {
+        "1.2.840.113549.1.1.11" => &signature::RSA_PKCS1_2048_8192_SHA256,
+        "1.2.840.10045.4.3.2" => &signature::ECDSA_P256_SHA256_ASN1,
+        "1.2.840.10045.4.3.3" => &signature::ECDSA_P384_SHA384_ASN1,
+        _ => return false,
+    };
+    signature::UnparsedPublicKey::new(algorithm, key).verify(message, signature).is_ok()
+}
+
+/// Label and DER of the first block of a private key.
+fn first_key_block(text: &str) -> Result<(&str, Zeroizing<Vec<u8>>), KeyError> {
+    let mut rest = text;
+    loop {
+        let (_, after) = rest.split_once("-----BEGIN ").ok_or(KeyError::NoPem)?;
+        let (label, after) = after.split_once("-----").ok_or(KeyError::NoPem)?;
+        let (body, after) = after.split_once("-----END ").ok_or(KeyError::Damaged)?;
+        match label {
+            "ENCRYPTED PRIVATE KEY" => return Err(KeyError::Encrypted),
+            "PRIVATE KEY" | "RSA PRIVATE KEY" | "EC PRIVATE KEY" => {
+                if body.contains("ENCRYPTED") {
+                    return Err(KeyError::Encrypted);
+                }
+                let mut base64 = Zeroizing::new(Vec::with_capacity(body.len()));
+                base64.extend(body.bytes().filter(|byte| !byte.is_ascii_whitespace()));
+                let der = STANDARD.decode(&*base64).map_err(|_| KeyError::Damaged)?;
+                return Ok((label, Zeroizing::new(der)));
+            }
+            _ => rest = after,
+        }
+    }
+}
+
+/// Takes the RSAPrivateKey out of a PrivateKeyInfo (RFC 5208).
+fn pkcs1_of(pkcs8: &[u8]) -> Result<Zeroizing<Vec<u8>>, KeyError> {
+    let key = yasna::parse_der(pkcs8, |reader| {
+        reader.read_sequence(|reader| {
+            reader.next().read_u8()?;
+            reader.next().read_der()?;
+            reader.next().read_bytes()
+        })
+    });
+    key.map(Zeroizing::new).map_err(|_| KeyError::Library)
+}
+
+/// Encodes DER as PEM. The text is allocated once, so no copy of a secret stays behind.
+pub(crate) fn pem(label: &str, der: &[u8]) -> Zeroizing<String> {
+    let base64 = Zeroizing::new(STANDARD.encode(der));
+    let mut text = Zeroizing::new(String::with_capacity(base64.len() * 65 / 64 + 2 * label.len() + 40));
+    let mut push = |part: &str| text.push_str(part);
+    for part in ["-----BEGIN ", label, "-----\n"] {
+        push(part);
+    }
+    let mut rest = base64.as_str();
+    while !rest.is_empty() {
+        let (line, after) = rest.split_at(rest.len().min(64));
+        push(line);
+        push("\n");
+        rest = after;
+    }
+    for part in ["-----END ", label, "-----\n"] {
+        push(part);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn written_keys_are_read_again() {
+        for (kind, label) in [
+            (KeyType::Rsa2048, "-----BEGIN RSA PRIVATE KEY-----\n"),
+            (KeyType::P256, "-----BEGIN PRIVATE KEY-----\n"),
+        ] {
+            let key = PrivateKey::generate(kind).unwrap();
+            let text = key.to_pem().unwrap();
+            assert!(text.starts_with(label), "{kind:?}");
+            let again = PrivateKey::from_pem(text.as_bytes()).unwrap();
+            assert_eq!(again.public_key_info(), key.public_key_info());
+        }
+    }
+
+    #[test]
+    fn unusable_keys_are_explained() {
+        let block =
+            |label: &str, body: &str| format!("-----BEGIN {label}-----\n{body}\n-----END {label}-----\n");
+        for (text, error) in [
+            (String::new(), KeyError::NoPem),
+            (block("CERTIFICATE", "AAAA"), KeyError::NoPem),
+            (block("ENCRYPTED PRIVATE KEY", "AAAA"), KeyError::Encrypted),
+            (block("RSA PRIVATE KEY", "Proc-Type: 4,ENCRYPTED\n\nAAAA"), KeyError::Encrypted),
+            (block("PRIVATE KEY", "!"), KeyError::Damaged),
+            (block("PRIVATE KEY", "AAAA"), KeyError::Unsupported),
+        ] {
+            assert_eq!(PrivateKey::from_pem(text.as_bytes()).unwrap_err(), error, "{text}");
+        }
+    }
+
+    #[test]
+    fn debug_output_hides_secret() {
+        let key = PrivateKey::generate(KeyType::P256).unwrap();
+        assert_eq!(format!("{key:?}"), "PrivateKey(P-256, secret)");
+    }
+}

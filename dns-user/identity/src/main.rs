@@ -1,0 +1,3 @@
+//! The program `bosh-dns-identity`.
+
+fn main() {}

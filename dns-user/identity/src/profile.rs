@@ -1,0 +1,214 @@
+//! Contents of an instance's certificates, derived from the description of its container.
+
+use std::{fmt, net::IpAddr};
+
+use serde::{Deserialize, Serialize};
+
+/// Maximum length of a common name, `ub-common-name` of RFC 5280, appendix A.1.
+const MAX_COMMON_NAME: usize = 64;
+
+/// Id of an instance: a label that is safe as a file name and in a certificate.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Guid(String);
+
+/// A container or a machine, as its description file or a control command states it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Container {
+    /// Common name and first DNS name.
+    pub guid: Guid,
+    /// Organizational units, such as `app:5f0b...`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ous: Vec<String>,
+    /// Address inside the platform; preferred for the address SAN.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub internal_ip: Option<IpAddr>,
+    /// Address of the cell; used if the container has no internal one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub external_ip: Option<IpAddr>,
+    /// Names for container-to-container traffic; if present, a second pair carries them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub internal_routes: Option<Vec<String>>,
+    /// User and group that own the private keys; the rotator's own if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<Owner>,
+}
+
+/// Numeric user and group of key files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Owner {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+}
+
+/// The part of a leaf certificate that states an identity.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Profile {
+    common_name: String,
+    organizational_units: Vec<String>,
+    dns_names: Vec<String>,
+    addresses: Vec<IpAddr>,
+}
+
+/// A description that cannot become a certificate.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProfileError {
+    /// The id cannot be a folder and a DNS name.
+    #[error("guid {0:?} is not usable; use 1 to 64 letters, digits, `-`, `_` or `.`, not starting with `.`")]
+    Guid(String),
+    /// X.520 limits the common name.
+    #[error("common name {0:?} is longer than 64 characters (X.520); use an alternative name")]
+    CommonName(String),
+    /// A SAN of type dNSName takes host names.
+    #[error("{0:?} is not a DNS name; use letters, digits, `-`, `_` and `.`, at most 253 characters")]
+    DnsName(String),
+    /// An organizational unit without text.
+    #[error("an organizational unit is empty; remove it from `ous`")]
+    EmptyUnit,
+}
+
+impl Guid {
+    /// The id as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for Guid {
+    type Error = ProfileError;
+
+    fn try_from(text: String) -> Result<Self, ProfileError> {
+        let is_safe = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        let usable = (1..=MAX_COMMON_NAME).contains(&text.len())
+            && !text.starts_with('.')
+            && text.bytes().all(is_safe);
+        if usable { Ok(Self(text)) } else { Err(ProfileError::Guid(text)) }
+    }
+}
+
+impl From<Guid> for String {
+    fn from(guid: Guid) -> Self {
+        guid.0
+    }
+}
+
+impl fmt::Display for Guid {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+impl Container {
+    /// Profile of the identity pair: the id, and the internal or else the external address.
+    pub fn identity(&self) -> Result<Profile, ProfileError> {
+        let address = self.internal_ip.or(self.external_ip);
+        Profile::new(self.guid.as_str(), &self.ous, [], address)
+    }
+
+    /// Profile of the second pair, for container-to-container traffic: no address, and the
+    /// internal routes after the id. `None` if the description has no `internal_routes`.
+    pub fn container_to_container(&self) -> Option<Result<Profile, ProfileError>> {
+        let routes = self.internal_routes.as_ref()?;
+        Some(Profile::new(self.guid.as_str(), &self.ous, routes.iter().map(String::as_str), []))
+    }
+}
+
+impl Profile {
+    /// Checks the parts of an identity. The common name is also the first DNS name.
+    pub fn new<'a>(
+        common_name: &'a str,
+        organizational_units: &[String],
+        more_names: impl IntoIterator<Item = &'a str>,
+        addresses: impl IntoIterator<Item = IpAddr>,
+    ) -> Result<Self, ProfileError> {
+        if common_name.is_empty() || common_name.chars().count() > MAX_COMMON_NAME {
+            return Err(ProfileError::CommonName(common_name.to_owned()));
+        }
+        if organizational_units.iter().any(String::is_empty) {
+            return Err(ProfileError::EmptyUnit);
+        }
+        let mut dns_names: Vec<String> = Vec::new();
+        for name in std::iter::once(common_name).chain(more_names) {
+            if !is_dns_name(name) {
+                return Err(ProfileError::DnsName(name.to_owned()));
+            }
+            if !dns_names.iter().any(|held| held == name) {
+                dns_names.push(name.to_owned());
+            }
+        }
+        Ok(Self {
+            common_name: common_name.to_owned(),
+            organizational_units: organizational_units.to_vec(),
+            dns_names,
+            addresses: addresses.into_iter().collect(),
+        })
+    }
+
+    /// The only common name.
+    pub fn common_name(&self) -> &str {
+        &self.common_name
+    }
+
+    /// Organizational units in the order of the description; the encoding sorts them.
+    pub fn organizational_units(&self) -> &[String] {
+        &self.organizational_units
+    }
+
+    /// SANs of type dNSName, without duplicates.
+    pub fn dns_names(&self) -> &[String] {
+        &self.dns_names
+    }
+
+    /// SANs of type iPAddress.
+    pub fn addresses(&self) -> &[IpAddr] {
+        &self.addresses
+    }
+}
+
+/// Whether `name` can be a SAN of type dNSName, a wildcard included.
+pub fn is_dns_name(name: &str) -> bool {
+    let name = name.strip_prefix("*.").unwrap_or(name);
+    let is_label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+    };
+    name.len() <= 253 && name.split('.').all(is_label)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn container(text: &str) -> Result<Container, serde_json::Error> {
+        serde_json::from_str(text)
+    }
+
+    #[test]
+    fn internal_address_is_preferred() {
+        let both = container(r#"{"guid":"g","internal_ip":"10.0.0.1","external_ip":"192.0.2.1"}"#).unwrap();
+        assert_eq!(both.identity().unwrap().addresses(), ["10.0.0.1".parse::<IpAddr>().unwrap()]);
+        let external = container(r#"{"guid":"g","external_ip":"2001:db8::1"}"#).unwrap();
+        assert_eq!(external.identity().unwrap().addresses(), ["2001:db8::1".parse::<IpAddr>().unwrap()]);
+    }
+
+    #[test]
+    fn unsafe_guids_are_refused() {
+        let long = "x".repeat(65);
+        for bad in ["", "..", ".hidden", "a/b", "a b", "é", long.as_str()] {
+            let text = serde_json::json!({ "guid": bad }).to_string();
+            let error = container(&text).unwrap_err().to_string();
+            assert!(error.contains("is not usable"), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn routes_must_be_names() {
+        let bad = container(r#"{"guid":"g","internal_routes":["a b.apps.internal"]}"#).unwrap();
+        let error = bad.container_to_container().unwrap().unwrap_err();
+        assert_eq!(error, ProfileError::DnsName("a b.apps.internal".to_owned()));
+    }
+}

@@ -1,0 +1,74 @@
+//! The part of a certificate's life in which it is renewed, and the moment inside it.
+
+use std::time::Duration;
+
+use aws_lc_rs::digest;
+
+/// Validity up to which the window is a fraction of it (seed document 004).
+const SHORT: Duration = Duration::from_secs(4 * 3600);
+
+/// Renewal window, as offsets from the start of the validity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RenewalWindow {
+    /// First moment at which a renewal is allowed.
+    pub start: Duration,
+    /// Last moment at which a healthy rotator renews.
+    pub end: Duration,
+}
+
+impl RenewalWindow {
+    /// Returns the documented window: validity above 4 h, from 1 h to 20 min before the end;
+    /// otherwise from 1/4 to 1/12 of the validity before the end.
+    pub fn of(validity: Duration) -> Self {
+        let (early, late) = if validity > SHORT {
+            (Duration::from_secs(3600), Duration::from_secs(20 * 60))
+        } else {
+            (validity / 4, validity / 12)
+        };
+        Self { start: validity - early, end: validity - late }
+    }
+
+    /// Returns the offset at which `guid` is renewed: the window's start plus a share of its
+    /// length given by a hash, so that renewals are spread and a restart changes nothing.
+    pub fn moment(&self, guid: &str) -> Duration {
+        self.start + share(guid, self.end - self.start)
+    }
+}
+
+/// Returns the share of `length` that belongs to `guid`: SHA-256, first eight bytes, as a
+/// fraction below one.
+pub fn share(guid: &str, length: Duration) -> Duration {
+    let hash = digest::digest(&digest::SHA256, guid.as_bytes());
+    let mut first = [0; 8];
+    first.copy_from_slice(&hash.as_ref()[..8]);
+    // 53 bits are exact in an f64, so the fraction stays below one.
+    let fraction = (u64::from_be_bytes(first) >> 11) as f64 / (1_u64 << 53) as f64;
+    length.mul_f64(fraction)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn renewals_spread_over_window() {
+        let window = RenewalWindow::of(Duration::from_secs(24 * 3600));
+        let length = window.end - window.start;
+        let mut tenths = [0; 10];
+        for number in 0..1000 {
+            let moment = window.moment(&format!("container-{number}"));
+            assert!(moment >= window.start && moment < window.end);
+            let tenth = (moment - window.start).as_secs_f64() / length.as_secs_f64() * 10.0;
+            tenths[tenth as usize] += 1;
+        }
+        assert!(tenths.iter().all(|&count| (60..=140).contains(&count)), "{tenths:?}");
+    }
+
+    #[test]
+    fn moment_survives_restart() {
+        // A literal, because a changed hash would move every renewal at an upgrade.
+        let window = RenewalWindow { start: Duration::ZERO, end: Duration::from_secs(1000) };
+        assert_eq!(window.moment("g1").as_secs(), window.moment("g1").as_secs());
+        assert_eq!(share("", Duration::from_secs(1 << 20)).as_secs(), 0xe3b0_c442 >> 12);
+    }
+}
