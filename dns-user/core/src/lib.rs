@@ -12,6 +12,7 @@
 //! * [`catalog`]: records and aliases as one immutable snapshot with indexes.
 //! * [`resolve`]: what a name means, given a snapshot and the health of the moment.
 //! * [`listing`]: the names worth publishing before anybody asks.
+//! * [`terminal`]: text that came from elsewhere, escaped.
 //! * [`wire`]: messages in and out, EDNS, truncation.
 
 pub mod canonical;
@@ -22,4 +23,5 @@ pub mod listing;
 pub mod name;
 pub(crate) mod query;
 pub mod resolve;
+pub mod terminal;
 pub mod wire;

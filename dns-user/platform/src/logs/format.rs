@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Write as _};
 
+use dns_core::terminal;
 use serde_json::{Map, Value};
 use time::{OffsetDateTime, macros::format_description};
 use tracing::{
@@ -73,7 +74,7 @@ impl Line<'_> {
             let key = if object.contains_key(key) { format!("{key}_") } else { key.to_owned() };
             object.insert(key, value);
         }
-        writeln!(out, "{}", Value::Object(object))
+        writeln!(out, "{}", terminal::json(&Value::Object(object).to_string()))
     }
 }
 
@@ -89,11 +90,11 @@ struct Fields {
 /// `message key=value`, on one line.
 impl fmt::Display for Fields {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", OneLine(&self.message))?;
+        f.write_str(&terminal::line(&self.message))?;
         for (key, value) in &self.others {
             match value {
                 Value::String(text) if is_bare(text) => write!(f, " {key}={text}")?,
-                other => write!(f, " {key}={other}")?,
+                other => write!(f, " {key}={}", terminal::json(&other.to_string()))?,
             }
         }
         Ok(())
@@ -148,26 +149,10 @@ impl Visit for Fields {
     }
 }
 
-/// Shows a text with control characters escaped, so that nothing that came
-/// from the network can begin a line of its own.
-struct OneLine<'a>(&'a str);
-
-impl fmt::Display for OneLine<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for character in self.0.chars() {
-            if character.is_control() {
-                write!(f, "{}", character.escape_default())?;
-            } else {
-                f.write_char(character)?;
-            }
-        }
-        Ok(())
-    }
-}
-
 /// Whether a value can stand without quotes.
 fn is_bare(text: &str) -> bool {
-    !text.is_empty() && text.chars().all(|c| !c.is_whitespace() && !c.is_control() && !"\"=\\".contains(c))
+    !text.is_empty()
+        && text.chars().all(|c| !c.is_whitespace() && !terminal::is_active(c) && !"\"=\\".contains(c))
 }
 
 /// Message and fields of an event, as a text line has them.
@@ -191,7 +176,7 @@ mod tests {
     /// Fields with a message that tries to forge a line.
     fn fields() -> Fields {
         Fields {
-            message: "hello\n2026 ERROR forged".into(),
+            message: "hello\n2026 ERROR forged\u{9b}2J".into(),
             others: vec![("name", "a.b.".into()), ("level", "x y".into()), ("count", 3.into())],
         }
     }
@@ -211,7 +196,7 @@ mod tests {
     fn text_is_one_line() {
         assert_eq!(
             line(LogFormat::Text),
-            "T INFO  [main] hello\\n2026 ERROR forged name=a.b. level=\"x y\" count=3\n"
+            "T INFO  [main] hello\\n2026 ERROR forged\\u{9b}2J name=a.b. level=\"x y\" count=3\n"
         );
     }
 
@@ -223,7 +208,8 @@ mod tests {
         assert_eq!(object["level"], "INFO");
         assert_eq!(object["level_"], "x y");
         assert_eq!(object["count"], 3);
-        assert_eq!(object["message"], "hello\n2026 ERROR forged");
+        assert_eq!(object["message"], "hello\n2026 ERROR forged\u{9b}2J");
+        assert!(!text.contains('\u{9b}'));
     }
 
     #[test]

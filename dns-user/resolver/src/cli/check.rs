@@ -4,7 +4,9 @@ use std::{fmt::Write, process::ExitCode};
 
 use clap::Args;
 
-use super::ConfigFile;
+use dns_core::terminal;
+
+use super::{ConfigFile, complain};
 use crate::daemon::check::{CheckReport, Serves, check};
 
 /// Warnings that are shown; `--json` shows all.
@@ -28,14 +30,14 @@ impl Check {
         let report = check(&config);
         if json {
             match serde_json::to_string_pretty(&report) {
-                Ok(text) => println!("{text}"),
-                Err(problem) => eprintln!("bosh-dns-xdp: {problem}"),
+                Ok(text) => println!("{}", terminal::json(&text)),
+                Err(problem) => complain(&problem),
             }
         } else {
-            print!("{}", table(&report));
+            print!("{}", terminal::lines(&table(&report)));
         }
         for error in &report.errors {
-            eprintln!("bosh-dns-xdp: {error}");
+            complain(&error);
         }
         if report.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
@@ -46,7 +48,7 @@ fn table(report: &CheckReport) -> String {
     let mut text = String::new();
     let mut row = |name: &str, value: &str| {
         // Writing to a text cannot fail.
-        let _ = writeln!(text, "{name:<18} {value}");
+        let _ = writeln!(text, "{name:<18} {}", terminal::line(value));
     };
     if let Some(serves) = &report.serves {
         for (name, value) in rows(serves) {

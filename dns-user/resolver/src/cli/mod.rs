@@ -20,6 +20,7 @@ use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::{daemon, ops::version::VERSION_AND_COMMIT};
+use dns_core::terminal;
 use dns_platform::logs::LogFormat;
 
 /// Exit code for a call that cannot be understood, as clap and the reference have it.
@@ -79,6 +80,11 @@ pub(crate) struct ConfigFile {
     pub(crate) config: PathBuf,
 }
 
+/// Says on standard error what went wrong; what a terminal would act on is escaped.
+fn complain(problem: &dyn std::fmt::Display) {
+    eprintln!("bosh-dns-xdp: {}", terminal::lines(&problem.to_string()));
+}
+
 /// Does what the arguments say; the first of them is the program's own name.
 pub fn main(arguments_given: impl IntoIterator<Item = OsString>) -> ExitCode {
     let given = called_as::own_form(arguments_given.into_iter().collect());
@@ -96,7 +102,7 @@ pub fn main(arguments_given: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
     };
     if !ignored.is_empty() {
-        eprintln!("bosh-dns-xdp: ignored: {}", ignored.join(" "));
+        complain(&format_args!("ignored: {}", ignored.join(" ")));
     }
     match cli.command {
         Command::Run(Run { config: ConfigFile { config }, log_format }) => {

@@ -27,6 +27,7 @@ mod top;
 use std::process::ExitCode;
 
 use clap::Subcommand;
+use dns_core::terminal;
 
 /// The answer is bad.
 const BAD_ANSWER: u8 = 1;
@@ -105,13 +106,22 @@ impl Operate {
             Err(problem @ Problem::BadAnswer(_)) => (problem, BAD_ANSWER),
             Err(problem @ Problem::Unreachable(_)) => (problem, UNREACHABLE),
         };
-        eprintln!("bosh-dns-xdp: {problem}");
+        super::complain(&problem);
         ExitCode::from(code)
     }
 }
 
-/// Writes text to standard output.
+/// Writes text to standard output; what a terminal would act on is escaped.
 fn print(text: &str) -> Result<(), Problem> {
+    write(&terminal::lines(text))
+}
+
+/// Writes JSON to standard output, escaped by its own means.
+fn print_json(text: &str) -> Result<(), Problem> {
+    write(&terminal::json(text))
+}
+
+fn write(text: &str) -> Result<(), Problem> {
     use std::io::Write;
     let mut output = std::io::stdout().lock();
     output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(|_| Problem::OutputClosed)

@@ -5,6 +5,7 @@ use std::{net::IpAddr, path::PathBuf, process::ExitCode, time::Duration};
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::complain;
 use crate::{
     daemon::domains::RoutedDomains,
     system::{ResolvConf, Resolved, SystemError},
@@ -43,7 +44,7 @@ impl Resolver {
         match self.keep_up() {
             Ok(()) => ExitCode::SUCCESS,
             Err(problem) => {
-                eprintln!("bosh-dns-xdp: {problem}");
+                complain(&problem);
                 ExitCode::FAILURE
             }
         }
@@ -76,7 +77,7 @@ impl Resolver {
                 // A problem may go away by itself (a resolver that is just being installed), and
                 // ending would not help: it is told, and tried again.
                 if let Err(problem) = way.look() {
-                    eprintln!("bosh-dns-xdp: {problem}");
+                    complain(&problem);
                 }
                 tokio::select! {
                     _ = terminate.recv() => break,

@@ -11,6 +11,7 @@ use clap::Args;
 use dns_core::catalog::RECORD_KEYS;
 use serde_json::{Value, json};
 
+use super::complain;
 use crate::daemon;
 use dns_platform::logs::LogFormat;
 
@@ -41,12 +42,12 @@ impl Try {
             Ok((folder, config)) => {
                 let code = daemon::run(&config, daemon::RunOptions { log_format: LogFormat::default() });
                 if let Err(problem) = folder.close() {
-                    eprintln!("bosh-dns-xdp: the files of this try are left behind: {problem}");
+                    complain(&format_args!("the files of this try are left behind: {problem}"));
                 }
                 code
             }
             Err(problem) => {
-                eprintln!("bosh-dns-xdp: {problem}");
+                complain(&problem);
                 ExitCode::FAILURE
             }
         }

@@ -10,6 +10,7 @@ use clap::Args;
 use dns_core::{config::duration::parse_duration, name::Name};
 use tokio::time::{self, Instant};
 
+use super::complain;
 use crate::daemon::upcheck::{self, NoAnswer};
 
 /// Between two tries.
@@ -59,9 +60,9 @@ impl Wait {
         match result {
             Ok(()) => ExitCode::SUCCESS,
             Err(problem) => {
-                eprintln!(
-                    "bosh-dns-xdp: {check_domain} was not resolved by {whom} within {timeout:?}: {problem}"
-                );
+                complain(&format_args!(
+                    "{check_domain} was not resolved by {whom} within {timeout:?}: {problem}"
+                ));
                 ExitCode::FAILURE
             }
         }

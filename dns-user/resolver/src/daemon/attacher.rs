@@ -46,7 +46,7 @@ pub fn attach(path: &Path, options: RunOptions) -> ExitCode {
         Err(problem) => problem,
     };
     error!("{problem}");
-    eprintln!("bosh-dns-xdp: {problem}");
+    eprintln!("bosh-dns-xdp: {}", dns_core::terminal::lines(&problem.to_string()));
     ExitCode::FAILURE
 }
 

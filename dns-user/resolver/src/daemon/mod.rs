@@ -109,7 +109,7 @@ pub fn run(path: &Path, options: RunOptions) -> ExitCode {
         Err(problem) => problem,
     };
     error!("{problem}");
-    eprintln!("bosh-dns-xdp: {problem}");
+    eprintln!("bosh-dns-xdp: {}", dns_core::terminal::lines(&problem.to_string()));
     match problem {
         DaemonError::Failed(_) => ExitCode::from(INTERNAL_FAILURE),
         _ => ExitCode::FAILURE,

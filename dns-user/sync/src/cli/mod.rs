@@ -106,7 +106,7 @@ pub fn main() -> ExitCode {
 
 /// Says what went wrong.
 fn failed(error: &anyhow::Error) -> ExitCode {
-    eprintln!("bosh-dns-sync: {error:#}");
+    eprintln!("bosh-dns-sync: {}", dns_core::terminal::lines(&format!("{error:#}")));
     ExitCode::FAILURE
 }
 

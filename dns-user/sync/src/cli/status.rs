@@ -4,6 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Context;
 use clap::Args;
+use dns_core::terminal;
 
 use super::instance::call;
 use crate::{
@@ -52,9 +53,9 @@ impl Status {
         let count = book.count();
         let code = if count.synced == count.agents { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         if json {
-            println!("{}", serde_json::to_string(&book)?);
+            println!("{}", terminal::json(&serde_json::to_string(&book)?));
         } else {
-            print!("{}", table(&book, all, now_ms()));
+            print!("{}", terminal::lines(&table(&book, all, now_ms())));
         }
         Ok(code)
     }

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 
-use super::{Problem, address::HealthFilter, print};
+use super::{Problem, address::HealthFilter, print_json};
 use crate::daemon::aliases_of_consul;
 
 /// `consul-aliases`.
@@ -28,9 +28,9 @@ impl ConsulAliases {
         let made = aliases_of_consul(&config, status.into(), Duration::from_secs(seconds))
             .map_err(|problem| Problem::BadAnswer(problem.to_string()))?;
         for note in &made.notes {
-            eprintln!("bosh-dns-xdp: {note}");
+            crate::cli::complain(&note);
         }
         // A map of texts has a form in JSON.
-        print(&(serde_json::to_string_pretty(&made.targets).unwrap_or_default() + "\n"))
+        print_json(&(serde_json::to_string_pretty(&made.targets).unwrap_or_default() + "\n"))
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{Problem, print};
+use super::{Problem, print, print_json};
 use dns_fastpath::{Detached, detach_all};
 
 /// `detach`.
@@ -27,7 +27,7 @@ impl Detach {
         let detached = detach_all(&config.xdp, &[config.listen])
             .map_err(|error| Problem::BadAnswer(format!("cannot detach everything: {error}")))?;
         if self.json {
-            return print(&(serde_json::to_string(&detached).unwrap_or_default() + "\n"));
+            return print_json(&(serde_json::to_string(&detached).unwrap_or_default() + "\n"));
         }
         let Detached { links, filters, folder } = detached;
         print(&format!("detached {links} links and {filters} filters; {} is gone\n", folder.display()))

@@ -7,7 +7,7 @@ use super::{
     Problem,
     client::{Client, escaped, wait_for},
     connection::Connection,
-    print,
+    print, print_json,
 };
 
 /// `resolve`.
@@ -30,13 +30,13 @@ impl Resolve {
         let path = format!("/resolve?name={}", escaped(&name));
         let answer = wait_for(async { Client::new(&connection)?.get(&path).await })?.good()?;
         let explanation: Value = answer.json()?;
-        print(&if json {
-            serde_json::to_string_pretty(&explanation).unwrap_or_default() + "\n"
+        if json {
+            print_json(&(serde_json::to_string_pretty(&explanation).unwrap_or_default() + "\n"))?;
         } else {
             let [text, answered_by] =
                 ["text", "answered_by"].map(|key| explanation[key].as_str().unwrap_or_default());
-            format!("{}\nanswered by: {answered_by}\n", text.trim_end())
-        })?;
+            print(&format!("{}\nanswered by: {answered_by}\n", text.trim_end()))?;
+        }
         match explanation.get("rcode").and_then(Value::as_str) {
             Some(rcode) if rcode != "NOERROR" => Err(Problem::BadAnswer(format!("{name}: {rcode}"))),
             _ => Ok(()),

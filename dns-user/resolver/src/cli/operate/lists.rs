@@ -6,7 +6,7 @@ use super::{
     Problem,
     client::{Client, escaped, wait_for},
     connection::Connection,
-    print,
+    print, print_json,
     table::Table,
 };
 use crate::ops::api::{Group, InstanceLine};
@@ -35,7 +35,7 @@ impl Instances {
         };
         let answer = wait_for(async { Client::new(&connection)?.get(&path).await })?.good()?;
         if json {
-            return print(&String::from_utf8_lossy(&answer.body));
+            return print_json(&answer.text());
         }
         let mut table =
             Table::new(&["ID", "GROUP", "NETWORK", "DEPLOYMENT", "IP", "DOMAIN", "AZ", "INDEX", "HEALTH"]);
@@ -64,7 +64,7 @@ impl LocalGroups {
         let Self { connection, json } = self;
         let answer = wait_for(async { Client::new(&connection)?.get("/local-groups").await })?.good()?;
         if json {
-            return print(&String::from_utf8_lossy(&answer.body));
+            return print_json(&answer.text());
         }
         let mut table = Table::new(&["JOB", "LINK", "TYPE", "GROUP", "HEALTH"]);
         for Group { job_name, link_name, link_type, group_id, health_state } in

@@ -8,7 +8,7 @@ use super::{
     Problem,
     client::{Client, wait_for},
     connection::Connection,
-    print,
+    print, print_json,
     table::{self, Table},
 };
 use crate::ops::api::{LogChange, Reloaded};
@@ -47,7 +47,7 @@ impl Log {
             client.get("/log").await?.good()?.json::<Value>()
         })?;
         if json {
-            return print(&format!("{shown}\n"));
+            return print_json(&format!("{shown}\n"));
         }
         let levels = &shown["levels"];
         let mut text = format!("level: {}\n", table::plain(&levels["level"]));
@@ -87,8 +87,7 @@ impl Reload {
             return answer.good().map(drop);
         };
         if json {
-            print(&String::from_utf8_lossy(&answer.body))?;
-            print("\n")?;
+            print_json(&(answer.text() + "\n"))?;
         } else {
             print(&done.iter().map(|part| format!("ok      {part}\n")).collect::<String>())?;
             print(&failed.iter().map(|part| format!("failed  {part}\n")).collect::<String>())?;
@@ -120,7 +119,7 @@ impl Flush {
         let answer =
             wait_for(async { Client::new(&connection)?.post("/flush", Bytes::new()).await })?.good()?;
         if json {
-            return print(&(answer.text() + "\n"));
+            return print_json(&(answer.text() + "\n"));
         }
         match answer.json::<Value>()?.get("flushed").and_then(Value::as_u64) {
             Some(count) => print(&format!("{count} cached answers dropped\n")),

@@ -3,12 +3,13 @@
 use std::{collections::BTreeSet, fmt::Write, net::SocketAddr};
 
 use clap::Args;
+use dns_core::terminal;
 
 use super::{
     Problem,
     client::{Client, wait_for},
     connection::Connection,
-    netfilter, print,
+    netfilter, print, print_json,
     table::{self, Table, count, duration, percent},
 };
 use crate::ops::{
@@ -34,7 +35,7 @@ impl Status {
         let answer = wait_for(async { Client::new(&connection)?.get("/status").await })?.good()?;
         let status: Answer = answer.json()?;
         if json {
-            print(&(answer.text() + "\n"))?;
+            print_json(&(answer.text() + "\n"))?;
         } else {
             print(&(text(&status) + &filter_text(&status)))?;
         }
@@ -55,11 +56,16 @@ fn text(status: &Answer) -> String {
         if status.ready { "ready" } else { "NOT READY" }
     );
     for check in &status.checks {
-        let _ =
-            writeln!(out, "  {:<4}  {}: {}", if check.ok { "ok" } else { "FAIL" }, check.name, check.detail);
+        let _ = writeln!(
+            out,
+            "  {:<4}  {}: {}",
+            if check.ok { "ok" } else { "FAIL" },
+            check.name,
+            terminal::line(&check.detail)
+        );
     }
     for note in &status.notes {
-        let _ = writeln!(out, "  note  {note}");
+        let _ = writeln!(out, "  note  {}", terminal::line(note));
     }
     let _ = writeln!(out, "\nlisten      {}", status.listen.join(", "));
     let records = &status.records;
@@ -70,7 +76,11 @@ fn text(status: &Answer) -> String {
         "records     version {version}, read {age}: {} instances, {} aliases, domains {}",
         count(records.instances as u64),
         count(records.aliases as u64),
-        if records.domains.is_empty() { "-".to_owned() } else { records.domains.join(" ") }
+        if records.domains.is_empty() {
+            "-".into()
+        } else {
+            terminal::line(&records.domains.join(" ")).into_owned()
+        }
     );
     let replies = &status.replies;
     let all = replies.fast + replies.userspace;

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use dns_core::terminal;
 use serde_json::Value;
 
 /// Columns of text, aligned.
@@ -18,7 +19,7 @@ impl Table {
 
     /// Adds a line; control characters are escaped, so that a line stays one.
     pub(super) fn line(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.lines.push(cells.into_iter().map(|cell| one_line(&cell)).collect());
+        self.lines.push(cells.into_iter().map(|cell| terminal::line(&cell).into_owned()).collect());
     }
 
     /// Whether there is nothing but the heading.
@@ -45,13 +46,6 @@ impl Table {
         }
         text
     }
-}
-
-/// A text with control characters escaped.
-fn one_line(text: &str) -> String {
-    text.chars()
-        .flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] })
-        .collect()
 }
 
 /// `12,345`.
@@ -152,7 +146,7 @@ pub(super) fn plain(value: &Value) -> String {
         Value::Null => "-".to_owned(),
         Value::Bool(true) => "yes".to_owned(),
         Value::Bool(false) => "no".to_owned(),
-        Value::String(text) => one_line(text),
+        Value::String(text) => terminal::line(text).into_owned(),
         Value::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
             Some(fraction) => format!("{fraction:.3}"),
             None => number.to_string(),

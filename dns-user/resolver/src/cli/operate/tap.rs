@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use dns_core::terminal;
 use serde::Deserialize;
 use tokio::time::{Instant, timeout_at};
 
@@ -10,7 +11,7 @@ use super::{
     Problem,
     client::{Client, escaped, wait_for},
     connection::Connection,
-    print,
+    print, print_json,
 };
 use crate::ops::tap::{TapLine, TapPath};
 
@@ -124,7 +125,7 @@ impl TapArgs {
                     return Err(Problem::Unreachable("the server ended the stream".to_owned()));
                 };
                 if json {
-                    print(&(String::from_utf8_lossy(&line).into_owned() + "\n"))?;
+                    print_json(&(String::from_utf8_lossy(&line).into_owned() + "\n"))?;
                     shown += 1;
                     continue;
                 }
@@ -160,7 +161,10 @@ fn text(line: &TapLine) -> String {
     };
     format!(
         "{hours:02}:{minutes:02}:{seconds:06.3}Z {path} {interface:<8} {:<21} {:<3} {:<5} {} {answer}\n",
-        line.client, line.transport, line.query_type, line.name
+        line.client,
+        line.transport,
+        line.query_type,
+        terminal::line(&line.name)
     )
 }
 

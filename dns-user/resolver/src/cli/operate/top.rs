@@ -20,7 +20,7 @@ use super::{
     Problem,
     client::{Client, Lines, wait_for},
     connection::Connection,
-    print,
+    print, print_json,
     tap::{Filter, Sent},
 };
 use crate::ops::status::Status;
@@ -56,7 +56,10 @@ impl Top {
             let mut watch = Watch::begin(&self).await?;
             if once {
                 watch.look().await?;
-                return print(&if self.json { watch.model.json() } else { watch.model.text() });
+                return match self.json {
+                    true => print_json(&watch.model.json()),
+                    false => print(&watch.model.text()),
+                };
             }
             // Restores the terminal when it is dropped or on a panic.
             let mut terminal = ratatui::try_init()

@@ -1,0 +1,74 @@
+//! Text that came from elsewhere, for terminals and logs.
+//!
+//! A terminal obeys control characters (C0, DEL, and C1 as one character of UTF-8), and marks of
+//! direction make a line read otherwise than it is written.
+
+use std::{borrow::Cow, fmt::Write as _};
+
+/// Whether a terminal acts on a character instead of showing it.
+pub fn is_active(character: char) -> bool {
+    character.is_control()
+        || matches!(
+            character,
+            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}' | '\u{2029}'
+                | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        )
+}
+
+/// Escapes all active characters: what was one line stays one.
+pub fn line(text: &str) -> Cow<'_, str> {
+    escape(text, is_active, |out, character| write!(out, "{}", character.escape_default()))
+}
+
+/// Escapes all active characters but line ends and tabs.
+pub fn lines(text: &str) -> Cow<'_, str> {
+    let is_active = |character| is_active(character) && character != '\n' && character != '\t';
+    escape(text, is_active, |out, character| write!(out, "{}", character.escape_default()))
+}
+
+/// Escapes them in JSON, of which it stays the same value.
+pub fn json(text: &str) -> Cow<'_, str> {
+    let is_active = |character| is_active(character) && !matches!(character, '\n' | '\r' | '\t');
+    // All of them are in the plane that four digits reach.
+    escape(text, is_active, |out, character| write!(out, "\\u{:04x}", u32::from(character)))
+}
+
+fn escape(
+    text: &str,
+    is_active: impl Fn(char) -> bool,
+    write: impl Fn(&mut String, char) -> std::fmt::Result,
+) -> Cow<'_, str> {
+    if !text.chars().any(&is_active) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for character in text.chars() {
+        if is_active(character) {
+            // Writing to a string cannot fail.
+            let _ = write(&mut out, character);
+        } else {
+            out.push(character);
+        }
+    }
+    Cow::Owned(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn active_characters_are_escaped() {
+        assert_eq!(line("a\u{1b}[2J\n\u{9b}2J\u{202e}b\u{7f}é"), "a\\u{1b}[2J\\n\\u{9b}2J\\u{202e}b\\u{7f}é");
+        assert_eq!(lines("a\tb\nc\r\u{85}"), "a\tb\nc\\r\\u{85}");
+        assert!(matches!(line("plain text, ünïcödé"), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn json_stays_the_same_value() {
+        let text = serde_json::to_string("a\u{1b}\u{9b}\u{2066}é").unwrap();
+        let escaped = json(&text);
+        assert!(!escaped.chars().any(is_active), "{escaped}");
+        assert_eq!(serde_json::from_str::<String>(&escaped).unwrap(), "a\u{1b}\u{9b}\u{2066}é");
+    }
+}
