@@ -19,7 +19,10 @@ use hyper::{Response, StatusCode, body::Bytes, server::conn::http1, service::ser
 use hyper_util::rt::TokioIo;
 use parking_lot::{Mutex, MutexGuard};
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+};
 use tokio_rustls::TlsAcceptor;
 
 //----------- Certificates ---------------------------------------------------
@@ -101,6 +104,13 @@ pub enum Says {
     Body(String),
     /// Takes the connection and never says a word.
     Nothing,
+    /// Raw bytes: `head`, then `again` until the client goes away.
+    Flood {
+        /// Sent once.
+        head: Vec<u8>,
+        /// Sent without end.
+        again: Vec<u8>,
+    },
 }
 
 impl Says {
@@ -261,6 +271,10 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) -> Option<()> {
         shared.state().failed_handshakes += 1;
         return None;
     };
+    let says = shared.state().says.get(&ip).cloned();
+    if let Some(Says::Flood { head, again }) = says {
+        return flood(stream, &head, &again).await.ok();
+    }
     let service = service_fn(|_| {
         let shared = shared.clone();
         async move {
@@ -268,7 +282,7 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) -> Option<()> {
             tokio::task::yield_now().await;
             let response = match says {
                 Says::Body(body) => Response::new(Full::new(Bytes::from(body))),
-                Says::Nothing => {
+                Says::Nothing | Says::Flood { .. } => {
                     let mut response = Response::new(Full::default());
                     *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
                     response
@@ -279,6 +293,17 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) -> Option<()> {
         }
     });
     http1::Builder::new().serve_connection(TokioIo::new(stream), service).await.ok()
+}
+
+/// Waits for a request and sends without end.
+async fn flood(mut stream: impl AsyncRead + AsyncWrite + Unpin, head: &[u8], again: &[u8]) -> io::Result<()> {
+    let mut request = [0; 1];
+    stream.read_exact(&mut request).await?;
+    stream.write_all(head).await?;
+    let again = again.repeat(16_384 / again.len());
+    loop {
+        stream.write_all(&again).await?;
+    }
 }
 
 impl Shared {

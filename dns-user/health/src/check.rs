@@ -3,8 +3,8 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::{Request, StatusCode, Uri, client::conn::http1, header};
+use http_body_util::{BodyExt, Empty};
+use hyper::{Request, StatusCode, Uri, body::Incoming, client::conn::http1, header};
 use hyper_util::rt::TokioIo;
 use rustls_pki_types::ServerName;
 use tokio::{net::TcpStream, task::AbortHandle};
@@ -12,10 +12,15 @@ use tokio_rustls::TlsConnector;
 
 use super::{
     HEALTH_NAME,
+    metered::{Allowance, Metered},
     report::{self, MAX_REPORT, ReportError},
     states::InstanceHealth,
 };
 use dns_platform::tls::TlsMaterial;
+
+/// Bytes that an instance may send for one check, below TLS: a handshake, a head and the longest
+/// report, with room for their framing. Chunks of one byte and informational responses count, too.
+const MAX_RECEIVED: usize = MAX_REPORT + (48 << 10);
 
 /// A connection to an instance's health server, kept between checks.
 #[derive(Debug)]
@@ -24,6 +29,8 @@ pub(super) struct Connection {
     sender: http1::SendRequest<Empty<Bytes>>,
     /// Drives the connection; ends with it.
     driver: AbortHandle,
+    /// Bytes that the instance may still send.
+    allowance: Allowance,
     /// Which set of certificates it was made with.
     generation: u64,
 }
@@ -43,9 +50,9 @@ pub(super) enum CheckError {
     /// Another status than 200.
     #[error("status {0}")]
     Status(StatusCode),
-    /// The body broke off or is too long.
-    #[error("body: {0}")]
-    Body(Box<dyn std::error::Error + Send + Sync>),
+    /// The body is too long.
+    #[error("its report is longer than {MAX_REPORT} bytes")]
+    TooLong,
     /// The body is not what it should be.
     #[error("answer: {0}")]
     Answer(#[from] ReportError),
@@ -64,7 +71,8 @@ pub(super) async fn check(
     if let Some(mut connection) = kept {
         match connection.ask(address).await {
             // The other end may have closed it just now; asking again does no harm.
-            Err(CheckError::Http(_) | CheckError::Body(_)) => {}
+            Err(CheckError::Http(_)) => {}
+            Err(CheckError::TooLong) => return (Err(CheckError::TooLong), None),
             answered => return (answered, Some(connection)),
         }
     }
@@ -73,7 +81,7 @@ pub(super) async fn check(
         Err(error) => return (Err(error), None),
     };
     match connection.ask(address).await {
-        Err(error @ (CheckError::Http(_) | CheckError::Body(_))) => (Err(error), None),
+        Err(error @ (CheckError::Http(_) | CheckError::TooLong)) => (Err(error), None),
         answered => (answered, Some(connection)),
     }
 }
@@ -85,17 +93,20 @@ impl Connection {
         // One small request at a time gains nothing from waiting for more.
         let _ = tcp.set_nodelay(true);
         let name = ServerName::try_from(HEALTH_NAME).expect("the constant is a DNS name");
+        let allowance = Allowance::new(MAX_RECEIVED);
+        let connector = TlsConnector::from(Arc::clone(&tls.client));
         let stream =
-            TlsConnector::from(Arc::clone(&tls.client)).connect(name, tcp).await.map_err(CheckError::Tls)?;
+            connector.connect(name, Metered::new(tcp, allowance.clone())).await.map_err(CheckError::Tls)?;
         let (sender, connection) =
             http1::Builder::new().max_buf_size(16 << 10).handshake(TokioIo::new(stream)).await?;
         // Errors come out at the request that they concern.
         let driver = tokio::task::spawn_local(async move { _ = connection.await }).abort_handle();
-        Ok(Self { sender, driver, generation: tls.generation })
+        Ok(Self { sender, driver, allowance, generation: tls.generation })
     }
 
     /// One request and its answer.
     async fn ask(&mut self, address: SocketAddr) -> Result<InstanceHealth, CheckError> {
+        self.allowance.renew(MAX_RECEIVED);
         self.sender.ready().await?;
         let mut request = Request::new(Empty::new());
         *request.uri_mut() = Uri::from_static("/health");
@@ -104,13 +115,26 @@ impl Connection {
         let response = self.sender.send_request(request).await?;
         let status = response.status();
         // Read also where it is not wanted, so that the connection can be kept.
-        let body =
-            Limited::new(response.into_body(), MAX_REPORT).collect().await.map_err(CheckError::Body)?;
+        let body = read(response.into_body()).await?;
         if status != StatusCode::OK {
             return Err(CheckError::Status(status));
         }
-        Ok(report::parse(&body.to_bytes())?)
+        Ok(report::parse(&body)?)
     }
+}
+
+/// Reads a body of at most [`MAX_REPORT`] bytes into one buffer: a list of its chunks could take
+/// many times their bytes.
+async fn read(mut incoming: Incoming) -> Result<Vec<u8>, CheckError> {
+    let mut body = Vec::new();
+    while let Some(frame) = incoming.frame().await {
+        let Ok(data) = frame?.into_data() else { continue };
+        if body.len() + data.len() > MAX_REPORT {
+            return Err(CheckError::TooLong);
+        }
+        body.extend_from_slice(&data);
+    }
+    Ok(body)
 }
 
 impl Drop for Connection {

@@ -8,12 +8,14 @@
 //! * [`server`]: the process that answers `GET /health`.
 
 mod check;
+mod metered;
 mod metrics;
 mod pulse;
 mod report;
 mod schedule;
 pub mod server;
 mod service;
+mod sight;
 mod states;
 mod tracker;
 mod watcher;

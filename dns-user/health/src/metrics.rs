@@ -24,6 +24,8 @@ pub struct HealthMetrics {
     pub(super) tracked_names: IntGauge,
     /// Instances by state.
     instances: IntGaugeVec,
+    /// 1 while no instance can be checked.
+    pub(super) blind: IntGauge,
 }
 
 /// How a check ended.
@@ -56,17 +58,19 @@ impl HealthMetrics {
             in_flight: families::HEALTH_CHECKS_IN_FLIGHT.gauge()?,
             tracked_names: families::HEALTH_TRACKED_NAMES.gauge()?,
             instances: families::HEALTH_INSTANCES.gauges()?,
+            blind: families::HEALTH_BLIND.gauge()?,
         })
     }
 
     /// Adds all families to a registry.
     pub fn register(&self, registry: &Registry) -> prometheus::Result<()> {
-        let Self { checks, seconds, in_flight, tracked_names, instances } = self;
+        let Self { checks, seconds, in_flight, tracked_names, instances, blind } = self;
         registry.register(Box::new(checks.clone()))?;
         registry.register(Box::new(seconds.clone()))?;
         registry.register(Box::new(in_flight.clone()))?;
         registry.register(Box::new(tracked_names.clone()))?;
-        registry.register(Box::new(instances.clone()))
+        registry.register(Box::new(instances.clone()))?;
+        registry.register(Box::new(blind.clone()))
     }
 
     /// How many checks have ended, whatever their result.
@@ -131,7 +135,7 @@ impl From<&CheckError> for CheckResult {
             CheckError::Connect(_) => Self::Unreachable,
             CheckError::Tls(_) => Self::Tls,
             CheckError::Status(_) => Self::Status,
-            CheckError::Http(_) | CheckError::Body(_) | CheckError::Answer(_) => Self::Malformed,
+            CheckError::Http(_) | CheckError::TooLong | CheckError::Answer(_) => Self::Malformed,
         }
     }
 }

@@ -7,9 +7,11 @@ use serde::Serialize;
 use super::states::InstanceHealth;
 use dns_core::{config::json::Json, resolve::HealthState};
 
-/// Most bytes of an answer that are read. An instance in many thousand groups
-/// still fits.
-pub(super) const MAX_REPORT: usize = 1 << 20;
+/// Bytes of the longest report: room for [`MAX_GROUPS`] groups twice over.
+pub(super) const MAX_REPORT: usize = 64 << 10;
+
+/// Groups of the longest report. An instance has one for each link that its jobs provide.
+const MAX_GROUPS: usize = 1024;
 
 /// The answer of a health server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -33,6 +35,9 @@ pub(super) enum ReportError {
     /// The states of groups are of another kind.
     #[error("group_state is {0}, not an object")]
     NoGroups(&'static str),
+    /// It names more groups than any instance has.
+    #[error("group_state has more than {MAX_GROUPS} groups")]
+    TooManyGroups,
     /// A state is of another kind.
     #[error("a state is {0}, not a text")]
     NoText(&'static str),
@@ -58,6 +63,9 @@ pub(super) fn parse(body: &[u8]) -> Result<InstanceHealth, ReportError> {
                     for (group, value) in members {
                         let state = text(&value)?.map_or(HealthState::Unknown, state_of);
                         groups.insert(group, state);
+                        if groups.len() > MAX_GROUPS {
+                            return Err(ReportError::TooManyGroups);
+                        }
                     }
                 }
                 Json::Null => groups.clear(),
@@ -127,6 +135,16 @@ mod tests {
         let health = parse(br#"{"state":"running","group_state":{"2":"odd","1":"failing"}}"#).unwrap();
         let groups: Vec<_> = health.groups.iter().map(|(group, state)| (&**group, *state)).collect();
         assert_eq!(groups, [("1", HealthState::Failing), ("2", HealthState::Unknown)]);
+    }
+
+    #[test]
+    fn too_many_groups_are_refused() {
+        let report = |groups: usize| {
+            let groups: Vec<_> = (0..groups).map(|group| format!(r#""{group}":"failing""#)).collect();
+            parse(format!(r#"{{"state":"running","group_state":{{{}}}}}"#, groups.join(",")).as_bytes())
+        };
+        assert_eq!(report(MAX_GROUPS).unwrap().groups.len(), MAX_GROUPS);
+        assert!(matches!(report(MAX_GROUPS + 1), Err(ReportError::TooManyGroups)));
     }
 
     #[test]

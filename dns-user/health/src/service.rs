@@ -4,7 +4,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     sync::Arc,
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use parking_lot::Mutex;
@@ -16,6 +16,7 @@ use super::{
     check::check,
     pulse::Pulse,
     schedule::Lanes,
+    sight::Sight,
     states::InstanceHealth,
     tracker::{Limits, Order},
     watcher::{BEAT, Watcher},
@@ -36,8 +37,8 @@ const FAST_LANE: usize = 128;
 /// Checks at once in the slow lane, if the limit on open files allows.
 const SLOW_LANE: usize = 1024;
 
-/// Open files that are left to the rest of the process.
-const OTHER_FILES: u64 = 256;
+/// Connections kept between checks, if the limit on open files allows. Each takes some 20 KiB.
+const KEPT: usize = 2048;
 
 /// Shortest interval between two checks, whatever the configuration says.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
@@ -54,6 +55,8 @@ pub struct HealthService {
     metrics: HealthMetrics,
     /// Signs of life of the watcher.
     pulse: Arc<Pulse>,
+    /// How the last checks ended.
+    sight: Arc<Sight>,
     /// The watcher, before and while it runs.
     watch: Mutex<Watch>,
     /// Port, interval, time limit.
@@ -125,6 +128,7 @@ impl HealthService {
             tls,
             metrics,
             pulse: Arc::new(Pulse::new()),
+            sight: Arc::default(),
             watch: Mutex::new(Watch::Waiting(orders)),
             settings: Settings {
                 port: config.port,
@@ -167,21 +171,25 @@ impl HealthService {
         };
         self.tracker.join(fast_path.clone());
         let Settings { port, interval, timeout } = self.settings;
+        let Budget { lanes, kept } = Budget::of(raise_file_limit(), timeout);
         let watcher = Watcher {
             port,
             interval,
             timeout,
-            lanes: lanes(timeout),
+            lanes,
+            kept,
             tls: self.tls.clone(),
             tracker: self.tracker.clone(),
             on_change,
             fast_path,
             metrics: self.metrics.clone(),
             pulse: self.pulse.clone(),
+            sight: self.sight.clone(),
         };
         self.pulse.beat();
         let (stop, stopped) = oneshot::channel();
         let (states, metrics, tls) = (self.states.clone(), self.metrics.clone(), self.tls.clone());
+        let sight = self.sight.clone();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .max_blocking_threads(1)
@@ -191,7 +199,11 @@ impl HealthService {
         let thread = threads::spawn("health", OnPanic::EndProcess, move || {
             priority::lower("the health checks");
             let local = tokio::task::LocalSet::new();
-            local.spawn_local(tls.watch(move |_| metrics.count_instances(&states)));
+            local.spawn_local(tls.watch(move |tls| {
+                metrics.count_instances(&states);
+                let is_blind = sight.blindness(&tls.current(), SystemTime::now()).is_some();
+                metrics.blind.set(i64::from(is_blind));
+            }));
             local.block_on(&runtime, watcher.run(orders, stopped));
         })
         .map_err(HealthError::Thread)?;
@@ -206,6 +218,11 @@ impl HealthService {
             Watch::Running { .. } => self.pulse.silent_for().saturating_sub(BEAT),
             Watch::Waiting(_) | Watch::Stopped => Duration::ZERO,
         }
+    }
+
+    /// Why no instance can be checked, as far as certificates are the cause; `None` while some can.
+    pub fn blindness(&self) -> Option<String> {
+        self.sight.blindness(&self.tls.current(), SystemTime::now())
     }
 
     /// Asks one instance now, beside the watcher; nothing is remembered. No
@@ -244,12 +261,35 @@ impl Drop for HealthService {
     }
 }
 
-/// How many checks may run at once, given the limit on open files, which is
-/// raised as far as it goes: every instance keeps a connection.
-fn lanes(timeout: Duration) -> Lanes {
-    let files = raise_file_limit();
-    let left = usize::try_from(files.saturating_sub(OTHER_FILES)).unwrap_or(usize::MAX);
-    let slow = (left / 4).clamp(16, SLOW_LANE);
-    // Twice as fast as they end when all of them are silent, so the lane is full.
-    Lanes { fast: FAST_LANE, slow, pace: timeout / 2 / slow as u32 }
+/// A quarter of the open files allowed, which is the health checks' share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Budget {
+    lanes: Lanes,
+    /// Connections kept between checks; the checks of the other instances open one each time.
+    kept: usize,
+}
+
+impl Budget {
+    fn of(files: u64, timeout: Duration) -> Self {
+        let share = usize::try_from(files / 4).unwrap_or(usize::MAX);
+        let fast = (share / 4).clamp(4, FAST_LANE);
+        let slow = (share / 4).clamp(4, SLOW_LANE);
+        // Checks begin twice as fast as they end when all of them are silent, so the lane is full.
+        let lanes = Lanes { fast, slow, pace: timeout / 2 / slow as u32 };
+        Self { lanes, kept: (share / 2).min(KEPT) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checks_stay_within_their_share_of_files() {
+        for files in [64, 256, 1024, 2048, 65_536, 1 << 20] {
+            let Budget { lanes: Lanes { fast, slow, .. }, kept } = Budget::of(files, Duration::from_secs(1));
+            let most = (fast + slow + kept) as u64;
+            assert!(most <= files / 4 && fast > 0 && slow > 0, "{files} files: {fast} + {slow} + {kept}");
+        }
+    }
 }

@@ -30,7 +30,7 @@ pub struct HealthStates {
 pub struct InstanceHealth {
     /// Of the whole instance.
     pub state: HealthState,
-    /// Of link groups, by group id, each id once.
+    /// Of link groups, sorted by group id, each id once.
     pub groups: Box<[(Box<str>, HealthState)]>,
 }
 
@@ -38,6 +38,12 @@ impl InstanceHealth {
     /// An instance that gave no usable answer.
     pub fn unknown() -> Self {
         Self { state: HealthState::Unknown, groups: Box::default() }
+    }
+
+    /// Leaves out groups that are as the instance: they count as it does anyway.
+    fn condensed(self) -> Self {
+        let Self { state, groups } = self;
+        Self { state, groups: groups.into_iter().filter(|(_, of_group)| *of_group != state).collect() }
     }
 }
 
@@ -50,6 +56,7 @@ impl HealthStates {
     /// Notes what the instance said. Says whether that differs from what was
     /// known; something known for the first time differs unless it is "unchecked".
     pub fn set(&self, ip: IpAddr, health: InstanceHealth) -> bool {
+        let health = health.condensed();
         let mut shard = self.write(ip);
         let changed = match shard.get(&ip) {
             Some(old) => *old != health,
@@ -117,8 +124,8 @@ impl Health for HealthStates {
             return HealthState::Unchecked;
         };
         group
-            .and_then(|wanted| health.groups.iter().find(|(id, _)| **id == *wanted))
-            .map_or(health.state, |(_, state)| *state)
+            .and_then(|wanted| health.groups.binary_search_by(|(id, _)| (**id).cmp(wanted)).ok())
+            .map_or(health.state, |place| health.groups[place].1)
     }
 }
 

@@ -23,10 +23,11 @@ use super::{
     metrics::{CheckResult, HealthMetrics},
     pulse::Pulse,
     schedule::{Ending, Lane, Lanes, Schedule, Ticket},
+    sight::Sight,
     states::InstanceHealth,
     tracker::{Decide, FastPathUse, Order, Tracker},
 };
-use dns_platform::tls::RotatingTls;
+use dns_platform::{logs::LineLimit, tls::RotatingTls};
 
 /// How long a check may stay in the fast lane. An instance in the same data
 /// centre answers within a few milliseconds, handshake included.
@@ -48,6 +49,8 @@ pub(super) struct Watcher {
     pub(super) timeout: Duration,
     /// How many checks may run at once.
     pub(super) lanes: Lanes,
+    /// How many connections may be kept between checks.
+    pub(super) kept: usize,
     /// Certificates.
     pub(super) tls: Arc<RotatingTls>,
     /// Who decides what is checked.
@@ -60,6 +63,8 @@ pub(super) struct Watcher {
     pub(super) metrics: HealthMetrics,
     /// Signs of life.
     pub(super) pulse: Arc<Pulse>,
+    /// How the last checks ended.
+    pub(super) sight: Arc<Sight>,
 }
 
 /// The watcher at work; shared by the tasks of its thread.
@@ -176,6 +181,7 @@ impl Work {
     /// Ends everything that concerns an instance.
     fn drop_instance(&self, ip: IpAddr) {
         self.connections.borrow_mut().remove(&ip);
+        self.watcher.sight.forget(ip);
         let running = self.schedule.borrow_mut().remove(ip);
         let task = running.and_then(|ticket| self.tasks.borrow_mut().remove(&ticket));
         if let Some(task) = task {
@@ -205,7 +211,7 @@ impl Running {
     /// Carries out the check and makes its result known.
     async fn check(mut self, ip: IpAddr, lane: Lane) {
         let work = self.work.clone();
-        let Watcher { port, timeout, tls, tracker, on_change, metrics, .. } = &work.watcher;
+        let Watcher { port, timeout, tls, tracker, on_change, metrics, sight, .. } = &work.watcher;
         let started = Instant::now();
         let kept = work.connections.borrow_mut().remove(&ip);
         let tls = tls.current();
@@ -214,27 +220,29 @@ impl Running {
             // Cut off: nothing is known, and nothing changes.
             return;
         };
-        let health = match done {
+        let (result, health) = match done {
             Some((Ok(health), connection)) => {
                 self.ending = Ending::Answered;
                 self.keep(ip, connection);
-                metrics.observe(CheckResult::of(health.state), started.elapsed());
-                health
+                (CheckResult::of(health.state), health)
             }
             Some((Err(error), connection)) => {
                 let quick = started.elapsed() < PATIENCE;
                 self.ending = if quick { Ending::Answered } else { Ending::Silent };
                 self.keep(ip, connection);
-                metrics.observe(CheckResult::from(&error), started.elapsed());
                 log_failure(ip, &error);
-                InstanceHealth::unknown()
+                if let CheckError::Tls(error) = &error {
+                    sight.note_tls_error(error);
+                }
+                (CheckResult::from(&error), InstanceHealth::unknown())
             }
             None => {
-                metrics.observe(CheckResult::Timeout, started.elapsed());
                 tracing::debug!(%ip, "health check timed out");
-                InstanceHealth::unknown()
+                (CheckResult::Timeout, InstanceHealth::unknown())
             }
         };
+        metrics.observe(result, started.elapsed());
+        sight.note(ip, result);
         if tracker.checked(ip, health) {
             on_change(&[ip]);
         }
@@ -266,12 +274,16 @@ impl Running {
         Some(tokio::time::timeout(left, check).await.ok())
     }
 
-    /// Keeps the connection for the next check, unless there will be none.
+    /// Keeps the connection for the next check, unless there will be none or as many are kept as may
+    /// be. Those that are there stay: closing the oldest would leave none for its next check where
+    /// instances take turns.
     fn keep(&self, ip: IpAddr, connection: Option<Connection>) {
+        let mut kept = self.work.connections.borrow_mut();
         if let Some(connection) = connection
             && self.work.schedule.borrow().holds(ip)
+            && kept.len() < self.work.watcher.kept
         {
-            self.work.connections.borrow_mut().insert(ip, connection);
+            kept.insert(ip, connection);
         }
     }
 }
@@ -287,7 +299,12 @@ impl Drop for Running {
 /// A failed check is everyday business; wrong certificates are not.
 fn log_failure(ip: IpAddr, error: &CheckError) {
     match error {
-        CheckError::Tls(_) => tracing::info!(%ip, "health check failed: {error}"),
+        CheckError::Tls(_) => {
+            static LIMIT: LineLimit = LineLimit::new();
+            if let Some(left_out) = LIMIT.admit(ip) {
+                tracing::info!(%ip, left_out, "health check failed: {error}");
+            }
+        }
         _ => tracing::debug!(%ip, "health check failed: {error}"),
     }
 }

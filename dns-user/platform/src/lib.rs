@@ -6,6 +6,7 @@
 //! * [`mmsg`]: many datagrams with one system call.
 //! * [`logs`]: one line per event, levels by tag, changeable at run time.
 //! * [`metrics`]: every family, declared in one place.
+//! * [`stall`]: streams whose peer has to read.
 //! * [`threads`], [`priority`]: threads, with what a panic in one means; threads in the background.
 //! * [`clock`], [`limits`]: the kernel's clock, open files.
 
@@ -16,5 +17,6 @@ pub mod logs;
 pub mod metrics;
 pub mod mmsg;
 pub mod priority;
+pub mod stall;
 pub mod threads;
 pub mod tls;

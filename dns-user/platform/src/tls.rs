@@ -311,12 +311,16 @@ impl TlsMaterial {
         let clients = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
             .build()
             .map_err(|error| TlsError::Unusable { path: ca.clone(), problem: error.to_string() })?;
-        let server = ServerConfig::builder_with_provider(provider.clone())
+        let mut server = ServerConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
             .map_err(unusable(certificate))?
             .with_client_cert_verifier(clients)
             .with_single_cert(chain.clone(), key.clone_key())
             .map_err(unusable(private_key))?;
+        // A resumed session skips the client's certificate: one that has expired since, or whose CA
+        // has been replaced, would still be let in.
+        server.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
+        server.send_tls13_tickets = 0;
         let mut client = ClientConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
             .map_err(unusable(certificate))?

@@ -262,11 +262,14 @@ pub fn server(files: &TlsFiles) -> Result<ServerConfig, TlsError> {
         .build()
         .map_err(|error| TlsError::new(&files.ca, error))?;
     let identity = read_identity(files)?;
-    let config = ServerConfig::builder_with_provider(provider())
+    let mut config = ServerConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .map_err(|error| TlsError::new(&files.certificate, error))?
         .with_client_cert_verifier(clients)
         .with_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from((*identity).clone())));
+    // A resumed session would not be checked against the CA and the clock again.
+    config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
     Ok(config)
 }
 

@@ -27,11 +27,18 @@ use self::{
 };
 pub use self::{config::HealthServerConfig, process::run};
 use super::{HEALTH_NAME, Report};
-use dns_platform::limits::raise_file_limit;
-use dns_platform::tls::{RotatingTls, TlsError, common_name};
+use dns_platform::{
+    limits::raise_file_limit,
+    logs::LineLimit,
+    stall::{StallLimit, WRITE_TIMEOUT},
+    tls::{RotatingTls, TlsError, common_name},
+};
 
-/// Most connections at once: every VM that looks names up keeps one.
+/// Connections at once, if the limit on open files allows: every VM that looks names up keeps one.
 const MAX_CONNECTIONS: usize = 8192;
+
+/// Open files that scripts, certificates and the agent's file need.
+const OTHER_FILES: u64 = 64;
 
 /// How long a connection may stay open without a request: three check intervals
 /// of the reference, and some more.
@@ -84,7 +91,6 @@ impl HealthServer {
         if !tls.current().certificate.is_issued_to(HEALTH_NAME) {
             tracing::warn!("the certificate is not issued to {HEALTH_NAME}: clients will not accept it");
         }
-        raise_file_limit();
         let address = config.listen;
         let socket =
             TcpListener::bind(address).await.map_err(|error| HealthServerError::Listen { address, error })?;
@@ -111,7 +117,8 @@ impl HealthServer {
         let mut background = JoinSet::new();
         background.spawn(vm.jobs.clone().run());
         background.spawn(tls.clone().watch(|_| {}));
-        let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let files = usize::try_from(raise_file_limit().saturating_sub(OTHER_FILES)).unwrap_or(usize::MAX);
+        let room = Arc::new(Semaphore::new(files.clamp(1, MAX_CONNECTIONS)));
         let (stopping, _) = watch::channel(false);
         let mut connections = JoinSet::new();
         let mut stop = std::pin::pin!(stop);
@@ -131,8 +138,11 @@ impl HealthServer {
                     connections.spawn(serve(stream, client, tls.clone(), vm.clone(), stopping, room));
                 }
                 Err(error) => {
+                    static LIMIT: LineLimit = LineLimit::new();
+                    if let Some(left_out) = LIMIT.admit_any() {
+                        tracing::warn!(left_out, "cannot accept a connection: {error}");
+                    }
                     // Out of files, most likely; some will be closed soon.
-                    tracing::warn!("cannot accept a connection: {error}");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }
@@ -158,16 +168,32 @@ async fn serve(
 ) {
     // Answers are small and complete: nothing is gained by waiting for more.
     let _ = stream.set_nodelay(true);
+    static HANDSHAKES: LineLimit = LineLimit::new();
+    static OTHER_NAMES: LineLimit = LineLimit::new();
     let handshake = TlsAcceptor::from(tls.server_config()).accept(stream);
-    let stream = match tokio::time::timeout(vm.patience, handshake).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return tracing::info!(%client, "TLS handshake failed: {error}"),
-        Err(_) => return tracing::info!(%client, "TLS handshake timed out"),
+    let why = match tokio::time::timeout(vm.patience, handshake).await {
+        Ok(Ok(stream)) => Ok(stream),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err("it did not finish in time".to_owned()),
+    };
+    let stream = match why {
+        Ok(stream) => stream,
+        Err(why) => {
+            if let Some(left_out) = HANDSHAKES.admit(client.ip()) {
+                tracing::info!(%client, left_out, "TLS handshake failed: {why}");
+            }
+            return;
+        }
     };
     let name = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first()).and_then(common_name);
     let is_known = name.as_deref() == Some(HEALTH_NAME);
-    if !is_known {
-        tracing::warn!(%client, name = name.as_deref().unwrap_or("-"), "refused a client: its certificate has another name");
+    if !is_known && let Some(left_out) = OTHER_NAMES.admit(client.ip()) {
+        tracing::warn!(
+            %client,
+            name = name.as_deref().unwrap_or("-"),
+            left_out,
+            "refused a client: its certificate has another name"
+        );
     }
     let service = service_fn(|request| {
         let vm = vm.clone();
@@ -177,7 +203,7 @@ async fn serve(
         .timer(TokioTimer::new())
         .header_read_timeout(IDLE_LIMIT)
         .max_buf_size(16 << 10)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(StallLimit::new(stream, WRITE_TIMEOUT)), service);
     let mut connection = std::pin::pin!(connection);
     // An error means that the server is gone: stop as well.
     let told = async { _ = stopping.wait_for(|stopping| *stopping).await };

@@ -10,6 +10,7 @@ mod recent;
 mod request;
 pub mod requests;
 mod status;
+mod strangers;
 pub mod tags;
 mod writer;
 
@@ -27,6 +28,7 @@ use tracing_subscriber::{
 pub use self::{
     request::Request,
     status::{LoggingStatus, Problem},
+    strangers::LineLimit,
 };
 use dns_core::config::{LogLevel, LoggingConfig};
 use recent::Recent;

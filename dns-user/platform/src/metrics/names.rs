@@ -188,6 +188,8 @@ declare! {
         [] "Names whose instances are checked.";
     HEALTH_INSTANCES: Gauge = "bosh_dns_xdp_health_instances"
         ["state"] "Checked instances, by state.";
+    HEALTH_BLIND: Gauge = "bosh_dns_xdp_health_blind"
+        [] "1 while no instance can be checked because of certificates.";
     HEALTH_CHECKS_IN_FLIGHT: Gauge = "bosh_dns_xdp_health_checks_in_flight"
         [] "Health checks under way.";
 

@@ -15,7 +15,9 @@ pub struct CertificateFacts {
     pub common_name: Option<String>,
     /// DNS names among the subject's alternative names.
     pub dns_names: Vec<String>,
-    /// When it ends.
+    /// Start of its validity.
+    pub not_before: SystemTime,
+    /// End of its validity.
     pub not_after: SystemTime,
 }
 
@@ -50,8 +52,20 @@ impl CertificateFacts {
         Ok(Self {
             common_name: first_common_name(parsed.subject()),
             dns_names,
+            not_before: moment(parsed.validity().not_before.timestamp()),
             not_after: moment(parsed.validity().not_after.timestamp()),
         })
+    }
+
+    /// Why the certificate is not valid at `now`; `None` if it is.
+    pub fn invalid_at(&self, now: SystemTime) -> Option<&'static str> {
+        if now < self.not_before {
+            Some("is not valid yet")
+        } else if now > self.not_after {
+            Some("has expired")
+        } else {
+            None
+        }
     }
 
     /// Whether the certificate is issued to `name`: by its common name, or by

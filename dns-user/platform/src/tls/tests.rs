@@ -47,8 +47,8 @@ fn files(folder: &Path, (certificate, key): &(String, String), ca: &str) -> TlsF
     files
 }
 
-/// A handshake in memory; both ends' errors in one text.
-fn handshake(client: Arc<ClientConfig>, server: Arc<ServerConfig>) -> Result<(), String> {
+/// Shakes hands in memory; both ends' errors are one text.
+fn handshake(client: Arc<ClientConfig>, server: Arc<ServerConfig>) -> Result<rustls::HandshakeKind, String> {
     let name = rustls_pki_types::ServerName::try_from("health.bosh-dns").unwrap();
     let mut client = rustls::ClientConnection::new(client, name).map_err(|e| e.to_string())?;
     let mut server = rustls::ServerConnection::new(server).map_err(|e| e.to_string())?;
@@ -72,7 +72,41 @@ fn handshake(client: Arc<ClientConfig>, server: Arc<ServerConfig>) -> Result<(),
             client.process_new_packets().map_err(|e| format!("client: {e}"))?;
         }
     }
-    if client.is_handshaking() || server.is_handshaking() { Err("not done".to_owned()) } else { Ok(()) }
+    if client.is_handshaking() {
+        Err("not done".to_owned())
+    } else {
+        server.handshake_kind().ok_or("not done".to_owned())
+    }
+}
+
+#[test]
+fn sessions_are_not_resumed() {
+    let ca = Authority::new("ca");
+    let folder = tempfile::tempdir().unwrap();
+    let files = files(folder.path(), &ca.issue("health.bosh-dns"), &ca.pem);
+    let tls = RotatingTls::load("t", "health.bosh-dns", &files).unwrap();
+    for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+        // A client that keeps sessions, as browsers and Go's clients do.
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(CertificateDer::pem_file_iter(&files.ca).unwrap().flatten());
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let verifier = verify::IssuedTo::new("health.bosh-dns", Arc::new(roots), provider.clone());
+        let client = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[version])
+            .unwrap()
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier))
+            .with_client_auth_cert(
+                CertificateDer::pem_file_iter(&files.certificate).unwrap().flatten().collect(),
+                PrivateKeyDer::from_pem_file(&files.private_key).unwrap(),
+            )
+            .unwrap();
+        let client = Arc::new(client);
+        for _ in 0..3 {
+            let kind = handshake(client.clone(), tls.server_config()).unwrap();
+            assert_eq!(kind, rustls::HandshakeKind::Full, "{version:?}");
+        }
+    }
 }
 
 #[test]

@@ -140,7 +140,7 @@ pub(super) async fn start<'a>(
     let listed: Vec<String> = listen.iter().map(ToString::to_string).collect();
     info!("up: serving on {}", listed.join(", "));
 
-    let wellness = Wellness { board: board.clone(), slot: slot.clone() };
+    let wellness = Wellness { board: board.clone(), slot: slot.clone(), health: health.clone() };
     expose(&config, &metrics, &wellness, logs, failures).await;
     let (reloads, reload_orders) = mpsc::channel(4);
     let mut certificates: Vec<_> = health.iter().map(|health| health.tls().clone()).collect();

@@ -1,5 +1,7 @@
 //! Whether the server is well, for `/healthz`, `/readyz` and the command `status`.
 
+use std::sync::Arc;
+
 use super::{
     fast_path::Slot,
     status::{Board, State},
@@ -8,6 +10,7 @@ use crate::ops::{
     journal::Kind,
     probe::{Check, Probe},
 };
+use dns_health::HealthService;
 
 /// Looks at the board, and at the interfaces.
 #[derive(Clone)]
@@ -16,11 +19,13 @@ pub(super) struct Wellness {
     pub(super) board: Board,
     /// The fast path.
     pub(super) slot: Slot,
+    /// Health checks; `None` if they are off.
+    pub(super) health: Option<Arc<HealthService>>,
 }
 
 impl Probe for Wellness {
     fn checks(&self) -> Vec<Check> {
-        let Self { board, slot } = self;
+        let Self { board, slot, health } = self;
         let State {
             listen,
             fast_path_off,
@@ -65,10 +70,26 @@ impl Probe for Wellness {
             vital: false,
             detail: fast_path_off.map_or_else(|| slot.in_words(), |reason| format!("off: {reason}")),
         });
+        if let Some(health) = health {
+            let blindness = health.blindness();
+            checks.push(Check {
+                name: "health checks",
+                ok: blindness.is_none(),
+                // Names resolve to all their instances meanwhile.
+                vital: false,
+                detail: blindness.unwrap_or_else(|| health_in_words(health)),
+            });
+        }
         if !parts_off.is_empty() {
             // DNS is served all the same.
             checks.push(Check { name: "parts off", ok: true, vital: false, detail: parts_off.join("; ") });
         }
         checks
     }
+}
+
+/// The states of instances, in a few words.
+fn health_in_words(health: &HealthService) -> String {
+    let [running, failing, unknown, _] = health.states().counts();
+    format!("{running} instances running, {failing} failing, {unknown} unknown")
 }

@@ -1,5 +1,5 @@
-//! Serving HTTP to operators within bounds: so many connections, and so long for a
-//! request to be complete. Beyond them the oldest connection is closed.
+//! HTTP for operators within bounds: a number of connections, a time for each request's head, and a
+//! time for each reply. Beyond them a connection is closed.
 
 use std::{collections::VecDeque, future::Future, time::Duration};
 
@@ -11,18 +11,29 @@ use hyper_util::{
 };
 use tokio::task::AbortHandle;
 
-/// Most connections to one port at a time.
+use dns_platform::stall::{StallLimit, WRITE_TIMEOUT};
+
+/// Connections to one port at a time; a new one closes the oldest.
 const MAX_CONNECTIONS: usize = 64;
 
-/// How long a client may take for the head of its next request, idle time included.
-/// Longer than Prometheus usually waits between two scrapes.
+/// Time for the head of the next request, idle time included. Longer than Prometheus usually waits
+/// between two scrapes.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(65);
 
 /// Serves connections until `shutdown` ends; then all are cut. `routes` gives those for one.
 pub(crate) async fn serve<L: Listener>(
+    listener: L,
+    routes: impl Fn(&L::Io) -> Router,
+    shutdown: impl Future<Output = ()>,
+) {
+    serve_within(listener, routes, shutdown, WRITE_TIMEOUT).await;
+}
+
+async fn serve_within<L: Listener>(
     mut listener: L,
     routes: impl Fn(&L::Io) -> Router,
     shutdown: impl Future<Output = ()>,
+    write_timeout: Duration,
 ) {
     let mut open: VecDeque<Connection> = VecDeque::new();
     tokio::pin!(shutdown);
@@ -33,15 +44,14 @@ pub(crate) async fn serve<L: Listener>(
         };
         open.retain(|Connection(task)| !task.is_finished());
         if open.len() >= MAX_CONNECTIONS {
-            // Dropped: closed.
             open.pop_front();
         }
         let service = TowerToHyperService::new(routes(&stream));
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEADER_TIMEOUT)
-            .serve_connection(TokioIo::new(stream), service);
-        // A client that goes away is no news.
+            .max_buf_size(64 << 10)
+            .serve_connection(TokioIo::new(StallLimit::new(stream, write_timeout)), service);
         let task = tokio::spawn(async { drop(connection.await) });
         open.push_back(Connection(task.abort_handle()));
     }
@@ -53,5 +63,41 @@ struct Connection(AbortHandle);
 impl Drop for Connection {
     fn drop(&mut self) {
         self.0.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::{TcpListener, TcpStream},
+    };
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_unread_reply_is_given_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = Router::new().route("/", get(|| async { vec![b'x'; 64 << 20] }));
+        let served = serve_within(
+            listener,
+            |_: &TcpStream| router.clone(),
+            std::future::pending(),
+            Duration::from_millis(200),
+        );
+        let client = async {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+            // Long enough for the server to give up, whatever else the machine does.
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            let mut read = Vec::new();
+            // A reset is as good an end.
+            let _ = client.read_to_end(&mut read).await;
+            read.len()
+        };
+        let read = tokio::select! { () = served => unreachable!("it never ends"), read = client => read };
+        assert!(read < 64 << 20, "{read}");
     }
 }

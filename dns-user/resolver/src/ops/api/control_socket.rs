@@ -18,6 +18,7 @@ use tokio::net::{UnixListener, UnixStream, unix::SocketAddr};
 use super::{ApiBackend, routes};
 use crate::ops::http;
 use dns_core::config::ControlConfig;
+use dns_platform::logs::LineLimit;
 
 /// The control socket, bound.
 #[derive(Debug)]
@@ -128,8 +129,11 @@ impl axum::serve::Listener for Admitting {
             let (stream, address) = match self.listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
+                    static LIMIT: LineLimit = LineLimit::new();
+                    if let Some(left_out) = LIMIT.admit_any() {
+                        tracing::warn!(%error, left_out, "the control socket cannot accept a connection");
+                    }
                     // Out of file descriptors, most likely: give others time to close some.
-                    tracing::warn!(%error, "the control socket cannot accept a connection");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
                 }
@@ -138,12 +142,21 @@ impl axum::serve::Listener for Admitting {
                 Ok(peer) if self.admitted.admits(Uid::from_raw(peer.uid()), Gid::from_raw(peer.gid())) => {
                     return (stream, address);
                 }
-                Ok(peer) => tracing::warn!(
-                    user = peer.uid(),
-                    "the control socket refused a client: control.user and control.group do not admit its user"
-                ),
+                Ok(peer) => {
+                    static LIMIT: LineLimit = LineLimit::new();
+                    if let Some(left_out) = LIMIT.admit_any() {
+                        tracing::warn!(
+                            user = peer.uid(),
+                            left_out,
+                            "the control socket refused a client: control.user and control.group do not admit its user"
+                        );
+                    }
+                }
                 Err(error) => {
-                    tracing::warn!(%error, "the control socket refused a client: cannot read its user id (SO_PEERCRED)")
+                    static LIMIT: LineLimit = LineLimit::new();
+                    if let Some(left_out) = LIMIT.admit_any() {
+                        tracing::warn!(%error, left_out, "the control socket refused a client: cannot read its user id (SO_PEERCRED)");
+                    }
                 }
             }
         }

@@ -10,7 +10,7 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
-use dns_platform::tls::RotatingTls;
+use dns_platform::{logs::LineLimit, tls::RotatingTls};
 
 /// How long a handshake may take.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
@@ -76,8 +76,11 @@ async fn accept(socket: TcpListener, tls: Arc<RotatingTls>, done: mpsc::Sender<A
         let (stream, client) = match socket.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
+                static LIMIT: LineLimit = LineLimit::new();
+                if let Some(left_out) = LIMIT.admit_any() {
+                    tracing::warn!(%error, left_out, "the API cannot accept a connection");
+                }
                 // Out of file descriptors, most likely: give others time to close some.
-                tracing::warn!(%error, "the API cannot accept a connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -86,11 +89,20 @@ async fn accept(socket: TcpListener, tls: Arc<RotatingTls>, done: mpsc::Sender<A
         let acceptor = TlsAcceptor::from(tls.server_config());
         let done = done.clone();
         tokio::spawn(async move {
-            match tokio::time::timeout(HANDSHAKE_LIMIT, acceptor.accept(stream)).await {
-                // The receiver is gone only when the API ends.
-                Ok(Ok(stream)) => drop(done.send((stream, client)).await),
-                Ok(Err(error)) => tracing::info!(%client, %error, "an API client was refused"),
-                Err(_) => tracing::info!(%client, "an API client did not finish its TLS handshake in time"),
+            static LIMIT: LineLimit = LineLimit::new();
+            let why = match tokio::time::timeout(HANDSHAKE_LIMIT, acceptor.accept(stream)).await {
+                Ok(Ok(stream)) => {
+                    // The receiver is gone only when the API ends.
+                    drop(done.send((stream, client)).await);
+                    None
+                }
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(_) => Some("it did not finish its TLS handshake in time".to_owned()),
+            };
+            if let Some(why) = why
+                && let Some(left_out) = LIMIT.admit(client.ip())
+            {
+                tracing::info!(%client, why, left_out, "the API refused a client");
             }
             drop(place);
         });

@@ -1,0 +1,208 @@
+//! Instances of the fleet that answer health checks with as much as they can send.
+
+use std::{
+    net::{IpAddr, SocketAddr, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use dns_core::{
+    name::Name,
+    resolve::{Checks, Existence, Resolution},
+};
+use dns_health::{HealthService, NoFastPath};
+use dns_platform::metrics::names;
+use hickory_proto::{op::ResponseCode, rr::RecordType};
+use serde_json::json;
+use whole_system_tests::{
+    client,
+    health::{Fleet, Says, config, instance},
+    metrics::Metrics,
+    namespace::Namespace,
+    process::wait_until,
+    requirements,
+    server::{self, Server},
+};
+
+use crate::pki::{Client, Pki};
+
+/// Longer than anything here takes on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Checks `count` instances that all say the same; returns how much this process grew meanwhile.
+fn growth(count: u32, says: &Says) -> u64 {
+    let pki = Pki::new(Client::Good);
+    let fleet = Fleet::start(&pki.server).unwrap();
+    (0..count).for_each(|n| fleet.says(instance(n), says.clone()));
+    let interval = Duration::from_millis(200);
+    let service = HealthService::new(&config(&fleet, pki.client.clone(), interval), LIMIT).unwrap();
+    let before = resident();
+    service.start(Arc::new(|_| {}), Arc::new(NoFastPath)).unwrap();
+    let checks = Checks { instances: (0..count).map(instance).collect(), tracked: true, synchronous: false };
+    let resolution = Resolution { existence: Existence::Found, v4: Vec::new(), v6: Vec::new(), checks };
+    service.tracker().asked(&Name::from_text("all").unwrap(), &resolution);
+    // Its time limit ends no check within the patience of this test: the bounds have to.
+    let all_unknown = || service.states().counts() == [0, 0, count as usize, 0];
+    wait_until("all instances to be unknown", LIMIT, all_unknown).unwrap();
+    resident().saturating_sub(before)
+}
+
+/// Memory of this process in RAM, bytes.
+fn resident() -> u64 {
+    of_process("self")
+}
+
+/// Memory of a process in RAM, bytes.
+fn of_process(pid: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+#[test]
+fn one_byte_chunks_take_bounded_memory() {
+    let head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n".to_vec();
+    let grown = growth(60, &Says::Flood { head, again: b"1\r\nx\r\n".to_vec() });
+    assert!(grown < 96 << 20, "{grown} bytes");
+}
+
+#[test]
+fn endless_informational_responses_end_a_check() {
+    growth(4, &Says::Flood { head: Vec::new(), again: b"HTTP/1.1 100 Continue\r\n\r\n".to_vec() });
+}
+
+#[test]
+fn endless_headers_end_a_check() {
+    growth(4, &Says::Flood { head: b"HTTP/1.1 200 OK\r\n".to_vec(), again: b"X: y\r\n".to_vec() });
+}
+
+#[test]
+fn reports_of_very_many_groups_are_refused() {
+    let groups: Vec<String> = (0..48_000).map(|group| format!("\"{group}\":\"failing\"")).collect();
+    let report = format!("{{\"state\":\"running\",\"group_state\":{{{}}}}}", groups.join(","));
+    let grown = growth(60, &Says::Body(report));
+    assert!(grown < 160 << 20, "{grown} bytes, of which the servers of this test take a part");
+}
+
+/// Where the server listens, in a namespace of its own.
+const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 53);
+
+/// Number of instances of a large fleet.
+const MANY: u32 = 3000;
+
+#[test]
+fn many_instances_share_few_descriptors() {
+    if !requirements::namespaces() {
+        return;
+    }
+    let namespace = Namespace::new("few").unwrap();
+    namespace.run(few_descriptors).unwrap();
+}
+
+/// Serves DNS with 1,024 descriptors while 3,000 instances are checked by TLS.
+fn few_descriptors() {
+    raise_own_limit();
+    let pki = Pki::new(Client::Good);
+    let fleet = Fleet::start(&pki.server).unwrap();
+    let recursor = Recursor::start();
+    let folder = server::folder(&records(), None).unwrap();
+    let settings = json!({
+        "health": {
+            "enabled": true, "port": fleet.port, "check_interval": "20s",
+            "certificate_file": pki.client.certificate, "private_key_file": pki.client.private_key,
+            "ca_file": pki.client.ca,
+        },
+        "metrics": {"enabled": true}, "xdp": {"mode": "off"},
+        "disable_recursors": false, "recursors": [recursor.address.to_string()],
+    });
+    let mut server = Server::start_prepared(None, folder, ADDRESS, &settings, |command| {
+        use std::os::unix::process::CommandExt;
+        // SAFETY: setrlimit is a plain system call, allowed between fork and exec.
+        unsafe {
+            command.pre_exec(|| {
+                let limit = nix::sys::resource::Resource::RLIMIT_NOFILE;
+                Ok(nix::sys::resource::setrlimit(limit, 1024, 1024)?)
+            });
+        }
+    })
+    .unwrap();
+    let query = |name: &str| client::query(name, RecordType::A, Some(1232)).unwrap();
+    client::ask(ADDRESS, &query("q-s3.q-g1.bosh.")).unwrap();
+    let mut most = 0;
+    let mut answered = [0; 2];
+    let mut asked = 0;
+    let mut all_running = || {
+        let by_tcp = client::ask_tcp(ADDRESS, &query("q-s0.q-g2.bosh."));
+        answered[0] += u32::from(by_tcp.is_ok_and(|reply| !reply.answers.is_empty()));
+        let forwarded = client::ask(ADDRESS, &query(&format!("n{asked}.outside.test.")));
+        let is_good = |code| code == ResponseCode::NoError;
+        answered[1] += u32::from(forwarded.is_ok_and(|reply| is_good(reply.metadata.response_code)));
+        asked += 1;
+        most = most.max(of_process(&server.pid().to_string()));
+        std::thread::sleep(Duration::from_millis(200));
+        Metrics::here()
+            .is_ok_and(|metrics| metrics.sum(names::HEALTH_INSTANCES, "state=\"running\"") == u64::from(MANY))
+    };
+    wait_until("all instances to be checked", LIMIT * 3, &mut all_running).unwrap();
+    // A whole interval more, so that every connection that may be kept is.
+    let later = std::time::Instant::now() + Duration::from_secs(22);
+    wait_until("another round", LIMIT, || all_running() && std::time::Instant::now() > later).unwrap();
+    println!("{asked} questions by TCP and {asked} forwarded; at most {} MiB", most >> 20);
+    assert_eq!(answered, [asked; 2], "of {asked}, by TCP and forwarded:\n{}", server.log());
+    assert!(server.process().ended().unwrap().is_none(), "{}", server.log());
+    assert!(most < 128 << 20, "{} MiB", most >> 20);
+}
+
+/// Raises this process's own limit on open files: it plays all instances.
+fn raise_own_limit() {
+    let limit = nix::sys::resource::Resource::RLIMIT_NOFILE;
+    let (_, hard) = nix::sys::resource::getrlimit(limit).unwrap();
+    nix::sys::resource::setrlimit(limit, hard, hard).unwrap();
+}
+
+/// records.json of one group with all instances, and one with a single other one.
+fn records() -> Vec<u8> {
+    let row =
+        |n: u32, group: &str| json!([format!("i{n}"), "web", [group], "net", "dep", instance(n), "bosh", n]);
+    let rows: Vec<_> = (0..MANY).map(|n| row(n, "1")).chain([row(MANY, "2")]).collect();
+    let keys =
+        ["id", "instance_group", "group_ids", "network", "deployment", "ip", "domain", "instance_index"];
+    serde_json::to_vec(&json!({"record_keys": keys, "record_infos": rows, "version": 1})).unwrap()
+}
+
+/// Answers every query with NOERROR and no data.
+struct Recursor {
+    address: SocketAddr,
+    ended: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Recursor {
+    fn start() -> Self {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        let address = socket.local_addr().unwrap();
+        let ended = Arc::new(AtomicBool::new(false));
+        let ends = ended.clone();
+        let thread = std::thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while !ends.load(Ordering::Relaxed) {
+                let Ok((length, client)) = socket.recv_from(&mut buffer) else { continue };
+                // A reply, RA set.
+                (buffer[2], buffer[3]) = (buffer[2] | 0x80, 0x80);
+                let _ = socket.send_to(&buffer[..length], client);
+            }
+        });
+        Self { address, ended, thread: Some(thread) }
+    }
+}
+
+impl Drop for Recursor {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().map(std::thread::JoinHandle::join);
+    }
+}

@@ -1,0 +1,8 @@
+//! What an insider can try, and what comes of it: the tests that docs/security.md names.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot set up its world has failed")]
+
+mod blindness;
+mod health;
+mod pki;
+mod terminal;
