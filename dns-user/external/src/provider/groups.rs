@@ -2,27 +2,30 @@
 
 use std::future::Future;
 
-use super::{Progress, ProviderError, Transaction, TransactionResult};
+use super::{Progress, ProviderError, TransactionResult};
 
 /// Refused groups after which a batch stops looking for the transactions at fault.
 const MAX_REFUSALS: usize = 64;
 
 /// Sends a group of transactions in one message, which succeeds or fails as a whole.
-pub trait GroupSender: Send {
+pub(super) trait GroupSender: Send {
+    /// A transaction as it is sent.
+    type Item: Send + Sync;
+
     /// Returns how many of the first transactions fit into one message; at least 1.
-    fn fitting(&self, transactions: &[Transaction]) -> usize;
+    fn fitting(&self, transactions: &[Self::Item]) -> usize;
 
     /// Sends one message.
-    fn send(&mut self, group: &[Transaction]) -> impl Future<Output = TransactionResult> + Send;
+    fn send(&mut self, group: &[Self::Item]) -> impl Future<Output = TransactionResult> + Send;
 }
 
 /// Sends all transactions.
 ///
 /// With `isolate`, a refused group is halved until its bad transactions stand alone. After
 /// an unreachable server, or when refusals do not end, the rest fails with the last error.
-pub async fn send_groups(
-    sender: &mut impl GroupSender,
-    transactions: &[Transaction],
+pub(super) async fn send_groups<Sender: GroupSender>(
+    sender: &mut Sender,
+    transactions: &[Sender::Item],
     isolate: bool,
     progress: Progress<'_>,
 ) -> Vec<TransactionResult> {

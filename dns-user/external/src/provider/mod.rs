@@ -1,13 +1,39 @@
 //! Providers list zones and apply batches of changes.
 
 mod groups;
+mod parameters;
+pub mod rfc2136;
+mod tls;
 
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 
-pub use self::groups::{GroupSender, send_groups};
+use self::groups::{GroupSender, send_groups};
+pub use self::{parameters::Parameters, tls::TlsFiles};
 use crate::record::{Name, Record, RecordType};
+
+/// Providers by their name in `spec.provider`. A new provider is one row here.
+const TABLE: &[Row] = &[Row {
+    kind: "rfc2136",
+    open: |parameters| Ok(Box::new(rfc2136::Rfc2136::new(rfc2136::Settings::from_parameters(parameters)?))),
+}];
+
+/// Constructor of a provider.
+struct Row {
+    kind: &'static str,
+    open: fn(&Parameters) -> Result<Box<dyn Provider>, ProviderError>,
+}
+
+/// Opens the provider of this name. Nothing is sent yet.
+pub fn open(kind: &str, parameters: &Parameters) -> Result<Box<dyn Provider>, ProviderError> {
+    let Some(row) = TABLE.iter().find(|row| row.kind == kind) else {
+        let known: Vec<&str> = TABLE.iter().map(|row| row.kind).collect();
+        let message = format!("provider {kind:?} is not supported at run time; use one of {}", known.join(", "));
+        return Err(ProviderError::Settings(message));
+    };
+    (row.open)(parameters)
+}
 
 /// A DNS service that holds zones.
 pub trait Provider: Send {
@@ -130,7 +156,7 @@ pub enum ProviderError {
         /// Error of the transport.
         reason: String,
     },
-    /// The server said no.
+    /// The server rejects the request.
     #[error("{server} refused: {reason}")]
     Refused {
         /// Address or URL.

@@ -69,6 +69,11 @@ impl Target {
         value
     }
 
+    /// Splits `"one" "two"` into the octets of its strings; `None` if a quote is open.
+    pub(crate) fn quoted(text: &str) -> Option<Vec<Vec<u8>>> {
+        quoted_strings(text)
+    }
+
     /// Returns the normalised text.
     pub fn as_str(&self) -> &str {
         &self.0

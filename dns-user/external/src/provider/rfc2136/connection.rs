@@ -1,0 +1,176 @@
+//! One TCP or TLS connection to a name server.
+
+use std::{
+    io,
+    time::{Duration, SystemTime},
+};
+
+use rustls_pki_types::ServerName;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+    net::TcpStream,
+    time::timeout,
+};
+use tokio_rustls::TlsConnector;
+
+use super::{
+    Settings,
+    tsig::{Key, TsigError},
+    wire::WireError,
+};
+use crate::provider::ProviderError;
+
+/// Address of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Server {
+    /// Host name or address.
+    pub host: String,
+    /// TCP port.
+    pub port: u16,
+    /// Whether messages go over TLS (RFC 9103).
+    pub tls: bool,
+}
+
+impl Server {
+    /// Parses `host`, `host:port`, `[address]:port` or `tls://host:port`.
+    pub fn parse(text: &str) -> Result<Self, ProviderError> {
+        let (tls, rest) = text.trim().strip_prefix("tls://").map_or((false, text.trim()), |rest| (true, rest));
+        let default = if tls { 853 } else { 53 };
+        let bad = || {
+            ProviderError::Settings(format!(
+                "rfc2136-host is {text:?}; write host, host:port, [address]:port or tls://host:port"
+            ))
+        };
+        let (host, port) = if let Some(rest) = rest.strip_prefix('[') {
+            let (host, behind) = rest.split_once(']').ok_or_else(bad)?;
+            (host, behind.strip_prefix(':'))
+        } else if rest.matches(':').count() == 1 {
+            let (host, port) = rest.split_once(':').ok_or_else(bad)?;
+            (host, Some(port))
+        } else {
+            (rest, None)
+        };
+        if host.is_empty() || host.contains('/') {
+            return Err(bad());
+        }
+        let port = port.map_or(Ok(default), str::parse).map_err(|_| bad())?;
+        Ok(Self { host: host.to_owned(), port, tls })
+    }
+}
+
+impl std::fmt::Display for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { host, port, tls } = self;
+        let scheme = if *tls { "tls://" } else { "" };
+        if host.contains(':') {
+            write!(f, "{scheme}[{host}]:{port}")
+        } else {
+            write!(f, "{scheme}{host}:{port}")
+        }
+    }
+}
+
+/// Failure of a connection.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ConnectionError {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("no answer within {} s", .0.as_secs())]
+    Timeout(Duration),
+    #[error("TLS name: {0}")]
+    ServerName(String),
+    #[error(transparent)]
+    Settings(#[from] ProviderError),
+    #[error(transparent)]
+    Tsig(#[from] TsigError),
+    #[error(transparent)]
+    Wire(#[from] WireError),
+}
+
+/// Bytes in both directions.
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
+/// An open connection. Messages have a length in front (RFC 1035, section 4.2.2).
+pub(super) struct Connection {
+    stream: Box<dyn Stream>,
+    patience: Duration,
+    clock: fn() -> SystemTime,
+}
+
+impl Connection {
+    pub(super) async fn open(settings: &Settings) -> Result<Self, ConnectionError> {
+        let Settings { server, files, patience, clock, .. } = settings;
+        let (patience, clock) = (*patience, *clock);
+        let open = async {
+            let tcp = TcpStream::connect((server.host.as_str(), server.port)).await?;
+            tcp.set_nodelay(true)?;
+            if !server.tls {
+                return Ok::<_, ConnectionError>(Box::new(tcp) as Box<dyn Stream>);
+            }
+            let name = ServerName::try_from(server.host.clone())
+                .map_err(|error| ConnectionError::ServerName(error.to_string()))?;
+            // RFC 9103, section 7.1.
+            let config = files.config(&[b"dot"])?;
+            Ok(Box::new(TlsConnector::from(config).connect(name, tcp).await?) as Box<dyn Stream>)
+        };
+        let stream = timeout(patience, open).await.map_err(|_| ConnectionError::Timeout(patience))??;
+        Ok(Self { stream, patience, clock })
+    }
+
+    /// Sends a message, signed if there is a key, and passes every response to `take`
+    /// until it returns true. Signatures are verified and removed before.
+    pub(super) async fn ask<E: From<ConnectionError>>(
+        &mut self,
+        mut message: Vec<u8>,
+        key: Option<&Key>,
+        mut take: impl FnMut(&[u8]) -> Result<bool, E>,
+    ) -> Result<(), E> {
+        let mut verifier = key.map(|key| key.sign(&mut message, self.now()));
+        self.send(&message).await?;
+        loop {
+            let mut response = self.receive().await?;
+            if let Some(verifier) = &mut verifier {
+                verifier.verify(&mut response, self.now()).map_err(ConnectionError::from)?;
+            }
+            if take(&response)? {
+                break;
+            }
+        }
+        if let Some(verifier) = &verifier {
+            verifier.finish().map_err(ConnectionError::from)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the seconds since 1970.
+    fn now(&self) -> u64 {
+        (self.clock)().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    }
+
+    async fn send(&mut self, message: &[u8]) -> Result<(), ConnectionError> {
+        let length = u16::try_from(message.len()).map_err(|_| WireError("a message above 65,535 octets"))?;
+        let framed = [&length.to_be_bytes(), message].concat();
+        let write = async {
+            self.stream.write_all(&framed).await?;
+            self.stream.flush().await
+        };
+        Ok(timeout(self.patience, write).await.map_err(|_| ConnectionError::Timeout(self.patience))??)
+    }
+
+    async fn receive(&mut self) -> Result<Vec<u8>, ConnectionError> {
+        let read = async {
+            let mut message = vec![0; usize::from(self.stream.read_u16().await?)];
+            self.stream.read_exact(&mut message).await?;
+            Ok(message)
+        };
+        let read = timeout(self.patience, read).await.map_err(|_| ConnectionError::Timeout(self.patience))?;
+        read.map_err(|error: io::Error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                ConnectionError::Io(io::Error::new(error.kind(), "the server closed the connection in the middle"))
+            }
+            _ => ConnectionError::Io(error),
+        })
+    }
+}

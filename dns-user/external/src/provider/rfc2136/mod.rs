@@ -1,0 +1,344 @@
+//! Name servers that take updates by RFC 2136, such as BIND and Knot.
+//!
+//! A zone is listed by AXFR, which counts only if it is complete and its signatures are
+//! right. An update requires the sets that were listed, so that it either meets the state
+//! that was planned on or changes nothing.
+
+mod connection;
+mod transfer;
+mod tsig;
+mod update;
+mod wire;
+
+use std::{
+    collections::HashMap,
+    time::{Duration, SystemTime},
+};
+
+use futures::future::BoxFuture;
+
+pub use self::{
+    connection::Server,
+    tsig::{Algorithm, Key},
+};
+use self::{
+    connection::{Connection, ConnectionError},
+    transfer::{Transfer, TransferError, Transferred, soa_serial},
+    tsig::TsigError,
+    update::Encoded,
+    wire::{Message, Reader, TYPE_AXFR, WireError},
+};
+use super::{
+    Batch, GroupSender, Outcome, Parameters, Progress, Provider, ProviderError, TransactionResult, Visibility,
+    Zone, send_groups, tls::TlsFiles,
+};
+use crate::record::{Name, Record, RecordType};
+
+/// TTL of new records if none is wanted, in seconds.
+pub const DEFAULT_TTL: u32 = update::DEFAULT_TTL;
+
+/// Longest wait for a connection or a message.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Settings of one server.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Address.
+    pub server: Server,
+    /// Zones to publish to.
+    pub zones: Vec<Name>,
+    /// Key that signs messages; `None` sends them unsigned.
+    pub key: Option<Key>,
+    /// Least TTL of published records, in seconds.
+    pub min_ttl: u32,
+    /// Files for TLS.
+    pub files: TlsFiles,
+    /// Longest wait for a connection or a message.
+    pub patience: Duration,
+    /// Clock of signatures.
+    pub clock: fn() -> SystemTime,
+}
+
+impl Settings {
+    /// Reads the parameters `rfc2136-*`, and `tls-*` if the host is `tls://`.
+    pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
+        let mut server = Server::parse(parameters.required("rfc2136-host")?)?;
+        server.port = match parameters.number("rfc2136-port", u32::from(server.port))?.try_into() {
+            Ok(port) => port,
+            Err(_) => return Err(ProviderError::Settings("rfc2136-port is above 65535".to_owned())),
+        };
+        let zones = parameters.list("rfc2136-zone").into_iter().map(Name::parse).collect::<Result<Vec<_>, _>>();
+        let zones = zones.map_err(|error| ProviderError::Settings(format!("rfc2136-zone: {error}")))?;
+        if zones.is_empty() {
+            return Err(ProviderError::Settings("rfc2136-zone is missing; name the zones to update".to_owned()));
+        }
+        let key = if parameters.flag("rfc2136-gss-tsig")? {
+            let message = "rfc2136 does not support GSS-TSIG (rfc2136-gss-tsig); use a TSIG key";
+            return Err(ProviderError::Settings(message.to_owned()));
+        } else if parameters.flag("rfc2136-insecure")? {
+            None
+        } else {
+            let algorithm = parameters.text("rfc2136-tsig-secret-alg").unwrap_or("hmac-sha256").parse()?;
+            let name = parameters.required("rfc2136-tsig-keyname")?;
+            Some(Key::new(name, algorithm, parameters.required("rfc2136-tsig-secret")?)?)
+        };
+        let min_ttl = parameters.duration("rfc2136-min-ttl", Duration::ZERO)?.as_secs();
+        Ok(Self {
+            server,
+            zones,
+            key,
+            min_ttl: u32::try_from(min_ttl).unwrap_or(u32::MAX),
+            files: TlsFiles::from_parameters(parameters)?,
+            patience: PATIENCE,
+            clock: SystemTime::now,
+        })
+    }
+}
+
+/// Publisher to one server.
+pub struct Rfc2136 {
+    settings: Settings,
+    /// Last transfer of each zone, with its serial number.
+    transferred: HashMap<Name, (u32, Vec<Record>)>,
+}
+
+impl Rfc2136 {
+    /// Returns a provider that has listed nothing yet.
+    pub fn new(settings: Settings) -> Self {
+        Self { settings, transferred: HashMap::new() }
+    }
+
+    async fn connect(&self) -> Result<Connection, ConnectionError> {
+        Connection::open(&self.settings).await
+    }
+
+    /// Lists one zone. An unchanged serial number saves the transfer.
+    async fn list_zone(&mut self, apex: &Name) -> Result<Vec<Record>, ProviderError> {
+        let failed = |error: ListError| error.of(&self.settings, apex);
+        let mut connection = self.connect().await.map_err(|error| failed(error.into()))?;
+        if let Some((serial, records)) = self.transferred.get(apex)
+            && self.serial(&mut connection, apex).await.map_err(failed)? == *serial
+        {
+            return Ok(records.clone());
+        }
+        let transferred = self.transfer(&mut connection, apex).await;
+        let Transferred { serial, records } = transferred.map_err(failed)?;
+        self.transferred.insert(apex.clone(), (serial, records.clone()));
+        Ok(records)
+    }
+
+    async fn serial(&self, connection: &mut Connection, apex: &Name) -> Result<u32, ListError> {
+        let id = fastrand::u16(..);
+        let query = Message::new(id, 0, apex, RecordType::SOA.0).finish();
+        let mut serial = None;
+        let take = |message: &[u8]| {
+            let mut reader = Reader::new(message);
+            let header = reader.header()?;
+            if header.id != id || !header.is_response() {
+                return Err(TransferError::OtherQuestion.into());
+            }
+            if header.rcode() != 0 {
+                return Err(TransferError::Code(header.rcode()).into());
+            }
+            for _ in 0..header.counts[0] {
+                reader.question()?;
+            }
+            for _ in 0..header.counts[1] {
+                let record = reader.record()?;
+                if record.record_type == RecordType::SOA && record.name == *apex {
+                    serial = Some(soa_serial(message, record.data.start)?);
+                }
+            }
+            Ok::<_, ListError>(true)
+        };
+        connection.ask(query, self.settings.key.as_ref(), take).await?;
+        Ok(serial.ok_or_else(|| TransferError::NoSoa(apex.clone()))?)
+    }
+
+    async fn transfer(&self, connection: &mut Connection, apex: &Name) -> Result<Transferred, ListError> {
+        let id = fastrand::u16(..);
+        let query = Message::new(id, 0, apex, TYPE_AXFR).finish();
+        let mut transfer = Transfer::new(apex, id);
+        let take = |message: &[u8]| Ok::<_, ListError>(transfer.take(message)?);
+        connection.ask(query, self.settings.key.as_ref(), take).await?;
+        Ok(transfer.finish()?)
+    }
+
+    async fn apply_all(&mut self, batch: &Batch, progress: Progress<'_>) -> Outcome {
+        let Some(zone) = self.settings.zones.iter().find(|zone| zone.as_str() == batch.zone).cloned() else {
+            let error = ProviderError::Settings(format!("no zone {}", batch.zone));
+            return Outcome { results: vec![TransactionResult::Failed(error); batch.transactions.len()] };
+        };
+        let mut results = vec![TransactionResult::Conflict; batch.transactions.len()];
+        let mut encoded = Vec::with_capacity(batch.transactions.len());
+        let mut places = Vec::with_capacity(batch.transactions.len());
+        for (place, transaction) in batch.transactions.iter().enumerate() {
+            match Encoded::new(&zone, transaction) {
+                Ok(one) if one.fits() => {
+                    encoded.push(one);
+                    places.push(place);
+                }
+                refused => {
+                    let reason = refused.err().map_or("the change exceeds 64,000 octets".into(), |e| e.to_string());
+                    let error = ProviderError::TooBig { name: transaction.name.clone(), reason };
+                    results[place] = TransactionResult::Failed(error);
+                }
+            }
+        }
+        let mut sender = Sender { provider: self, zone, connection: None };
+        let sent = send_groups(&mut sender, &encoded, batch.isolate, progress).await;
+        for (place, result) in places.into_iter().zip(sent) {
+            results[place] = result;
+        }
+        Outcome { results }
+    }
+}
+
+impl Provider for Rfc2136 {
+    fn kind(&self) -> &'static str {
+        "rfc2136"
+    }
+
+    fn adjust(&self, desired: &mut Vec<Record>) {
+        for record in desired {
+            record.ttl = record.ttl.map(|ttl| ttl.max(self.settings.min_ttl));
+            record.properties.clear();
+        }
+    }
+
+    fn list(&mut self) -> BoxFuture<'_, Result<Vec<Zone>, ProviderError>> {
+        Box::pin(async {
+            let mut zones = Vec::new();
+            for apex in self.settings.zones.clone() {
+                let records = self.list_zone(&apex).await;
+                zones.push(Zone { id: apex.to_string(), apex, visibility: Visibility::Public, records });
+            }
+            Ok(zones)
+        })
+    }
+
+    fn apply<'a>(&'a mut self, batch: &'a Batch, progress: Progress<'a>) -> BoxFuture<'a, Outcome> {
+        Box::pin(self.apply_all(batch, progress))
+    }
+}
+
+/// Sends the updates of one batch over one connection.
+struct Sender<'a> {
+    provider: &'a Rfc2136,
+    zone: Name,
+    connection: Option<Connection>,
+}
+
+impl GroupSender for Sender<'_> {
+    type Item = Encoded;
+
+    fn fitting(&self, transactions: &[Encoded]) -> usize {
+        update::fitting(transactions)
+    }
+
+    async fn send(&mut self, group: &[Encoded]) -> TransactionResult {
+        match self.update(group).await {
+            Ok(code) => self.result(code, group),
+            Err(error) => {
+                self.connection = None;
+                TransactionResult::Failed(ListError::from(error).of(&self.provider.settings, &self.zone))
+            }
+        }
+    }
+}
+
+impl Sender<'_> {
+    /// Sends one message and returns the response code.
+    async fn update(&mut self, group: &[Encoded]) -> Result<u8, ConnectionError> {
+        let connection = match &mut self.connection {
+            Some(connection) => connection,
+            empty => empty.insert(self.provider.connect().await?),
+        };
+        let id = fastrand::u16(..);
+        let mut code = 0;
+        let take = |message: &[u8]| {
+            let header = Reader::new(message).header()?;
+            if header.id != id || !header.is_response() {
+                return Err(ConnectionError::Wire(WireError("a response to another message")));
+            }
+            code = header.rcode();
+            Ok(true)
+        };
+        let message = update::message(id, &self.zone, group);
+        connection.ask(message, self.provider.settings.key.as_ref(), take).await?;
+        Ok(code)
+    }
+
+    fn result(&self, code: u8, group: &[Encoded]) -> TransactionResult {
+        match code {
+            0 => TransactionResult::Applied,
+            // A prerequisite failed: YXDOMAIN, YXRRSET, NXRRSET, or NXDOMAIN.
+            3 | 6..=8 => TransactionResult::Conflict,
+            _ => {
+                let error = ListError::Transfer(TransferError::Code(code));
+                let failed = error.of(&self.provider.settings, &self.zone);
+                match (failed, group) {
+                    (ProviderError::Refused { server, reason }, [one]) => {
+                        let reason = format!("{}: {reason}", one.name);
+                        TransactionResult::Failed(ProviderError::Refused { server, reason })
+                    }
+                    (failed, _) => TransactionResult::Failed(failed),
+                }
+            }
+        }
+    }
+}
+
+/// Failure of a listing.
+#[derive(Debug, thiserror::Error)]
+enum ListError {
+    #[error(transparent)]
+    Connection(#[from] ConnectionError),
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+}
+
+impl From<WireError> for ListError {
+    fn from(error: WireError) -> Self {
+        Self::Transfer(error.into())
+    }
+}
+
+impl ListError {
+    /// Returns the error with server, zone and remedy.
+    fn of(self, settings: &Settings, zone: &Name) -> ProviderError {
+        let server = settings.server.to_string();
+        let about = |reason: String| format!("zone {zone}: {reason}");
+        match self {
+            Self::Connection(ConnectionError::Settings(error)) => error,
+            Self::Connection(ConnectionError::Wire(error)) => {
+                ProviderError::BadAnswer { server, reason: about(error.to_string()) }
+            }
+            Self::Connection(ConnectionError::Tsig(error)) => match error {
+                TsigError::UnknownKey(_) | TsigError::Rejected | TsigError::Clock(_) | TsigError::Other(_) => {
+                    ProviderError::Refused { server, reason: about(error.to_string()) }
+                }
+                _ => ProviderError::BadAnswer { server, reason: about(error.to_string()) },
+            },
+            Self::Connection(error) => ProviderError::Unreachable { server, reason: about(error.to_string()) },
+            Self::Transfer(TransferError::Code(code)) => {
+                let (name, remedy) = explain(code);
+                ProviderError::Refused { server, reason: about(format!("{name}; {remedy}")) }
+            }
+            Self::Transfer(error) => ProviderError::BadAnswer { server, reason: about(error.to_string()) },
+        }
+    }
+}
+
+/// Returns the name of a response code, and a remedy.
+fn explain(code: u8) -> (String, &'static str) {
+    match code {
+        1 => ("FORMERR".to_owned(), "the server does not understand the message"),
+        2 => ("SERVFAIL".to_owned(), "see the server's log; its journal may not be writable"),
+        4 => ("NOTIMP".to_owned(), "the server takes no updates; name the primary in rfc2136-host"),
+        5 => ("REFUSED".to_owned(), "allow the key to transfer and to update the zone"),
+        9 => ("NOTAUTH".to_owned(), "the server does not serve the zone; check rfc2136-zone and rfc2136-host"),
+        10 => ("NOTZONE".to_owned(), "a name is outside of the zone; check rfc2136-zone"),
+        other => (format!("response code {other}"), "see the server's log"),
+    }
+}

@@ -1,0 +1,118 @@
+//! Zone transfers, from SOA to SOA (RFC 5936). Pure.
+
+use super::wire::{CLASS_IN, Reader, Sets, TYPE_AXFR, WireError, decode};
+use crate::record::{Name, Record, RecordType};
+
+/// Types that belong to DNSSEC's signatures: servers make them, and they block nothing.
+const SIGNATURES: [u16; 4] = [46, 47, 50, 51];
+
+/// A transfer under way.
+pub(super) struct Transfer {
+    apex: Name,
+    id: u16,
+    /// Serial number of the first SOA.
+    serial: Option<u32>,
+    is_complete: bool,
+    sets: Sets,
+}
+
+/// A complete transfer.
+pub(super) struct Transferred {
+    pub(super) serial: u32,
+    pub(super) records: Vec<Record>,
+}
+
+/// Defect of a transfer. Nothing of it counts.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum TransferError {
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    #[error("it answers another question")]
+    OtherQuestion,
+    #[error("response code {0}")]
+    Code(u8),
+    #[error("the first record is not the SOA of {0}")]
+    NoSoa(Name),
+    #[error("the zone changed during the transfer: serial numbers {first} and {last}")]
+    Changed {
+        first: u32,
+        last: u32,
+    },
+    #[error("records follow the last SOA")]
+    Trailing,
+    #[error("a record of {0} is outside of the zone")]
+    Outside(Name),
+    #[error("it ended before the last SOA")]
+    Incomplete,
+}
+
+impl Transfer {
+    pub(super) fn new(apex: &Name, id: u16) -> Self {
+        Self { apex: apex.clone(), id, serial: None, is_complete: false, sets: Sets::default() }
+    }
+
+    /// Takes the next message, without its signature. Returns whether it was the last one.
+    pub(super) fn take(&mut self, message: &[u8]) -> Result<bool, TransferError> {
+        let mut reader = Reader::new(message);
+        let header = reader.header()?;
+        if header.id != self.id || !header.is_response() {
+            return Err(TransferError::OtherQuestion);
+        }
+        if header.rcode() != 0 {
+            return Err(TransferError::Code(header.rcode()));
+        }
+        // Messages after the first one may leave the question out (RFC 5936, section 2.2.1).
+        for _ in 0..header.counts[0] {
+            let (name, record_type) = reader.question()?;
+            if name != self.apex || record_type != TYPE_AXFR {
+                return Err(TransferError::OtherQuestion);
+            }
+        }
+        for _ in 0..header.counts[1] {
+            let record = reader.record()?;
+            if self.is_complete {
+                return Err(TransferError::Trailing);
+            }
+            let is_soa = record.record_type == RecordType::SOA && record.name == self.apex;
+            match (self.serial, is_soa) {
+                (None, true) => self.serial = Some(soa_serial(message, record.data.start)?),
+                (None, false) => return Err(TransferError::NoSoa(self.apex.clone())),
+                (Some(first), true) => {
+                    let last = soa_serial(message, record.data.start)?;
+                    if first != last {
+                        return Err(TransferError::Changed { first, last });
+                    }
+                    self.is_complete = true;
+                }
+                (Some(_), false) => {
+                    if !record.name.is_within(&self.apex) {
+                        return Err(TransferError::Outside(record.name));
+                    }
+                    if record.class == CLASS_IN && !SIGNATURES.contains(&record.record_type.0) {
+                        let target = decode(message, &record)?;
+                        self.sets.add(record.name, record.record_type, record.ttl, target);
+                    }
+                }
+            }
+        }
+        Ok(self.is_complete)
+    }
+
+    /// Returns the zone. The SOA and the zone's own name servers are left out: they are the
+    /// server's business.
+    pub(super) fn finish(self) -> Result<Transferred, TransferError> {
+        let Self { apex, id: _, serial, is_complete, sets } = self;
+        let serial = serial.filter(|_| is_complete).ok_or(TransferError::Incomplete)?;
+        let mut records = sets.finish();
+        records.retain(|record| record.record_type != RecordType::NS || record.name != apex);
+        Ok(Transferred { serial, records })
+    }
+}
+
+/// Reads the serial number of a SOA's data.
+pub(super) fn soa_serial(message: &[u8], data: usize) -> Result<u32, WireError> {
+    let mut reader = Reader::at(message, data);
+    reader.name()?;
+    reader.name()?;
+    reader.u32()
+}

@@ -1,0 +1,76 @@
+//! TLS to providers. Files are read for every connection, so renewed certificates are used.
+
+use std::{path::Path, path::PathBuf, sync::Arc};
+
+use hyper_rustls::ConfigBuilderExt as _;
+use rustls::{ClientConfig, RootCertStore};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
+
+use super::{Parameters, ProviderError};
+
+/// Files of a TLS client.
+#[derive(Debug, Clone, Default)]
+pub struct TlsFiles {
+    /// Authorities that may sign the server's certificate; the system's if it is absent.
+    pub ca: Option<PathBuf>,
+    /// Client certificate and its key.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
+
+impl TlsFiles {
+    /// Reads `tls-ca`, `tls-client-cert` and `tls-client-cert-key`.
+    pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
+        let identity = match (parameters.path("tls-client-cert"), parameters.path("tls-client-cert-key")) {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (None, None) => None,
+            _ => {
+                let message = "tls-client-cert and tls-client-cert-key belong together; set both or neither";
+                return Err(ProviderError::Settings(message.to_owned()));
+            }
+        };
+        Ok(Self { ca: parameters.path("tls-ca"), identity })
+    }
+
+    /// Loads the files. `protocols` are offered by ALPN.
+    pub fn config(&self, protocols: &[&[u8]]) -> Result<Arc<ClientConfig>, ProviderError> {
+        let unusable = |error: rustls::Error| ProviderError::Settings(format!("TLS: {error}"));
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider);
+        let builder = builder.with_safe_default_protocol_versions().map_err(unusable)?;
+        let builder = match &self.ca {
+            Some(path) => {
+                let mut roots = RootCertStore::empty();
+                for authority in certificates(path)? {
+                    roots.add(authority).map_err(|error| bad_file(path, error))?;
+                }
+                builder.with_root_certificates(roots)
+            }
+            None => builder.with_native_roots().map_err(|error| {
+                ProviderError::Settings(format!("TLS: no authorities of the system: {error}; set tls-ca"))
+            })?,
+        };
+        let mut config = match &self.identity {
+            Some((certificate, key)) => {
+                let key = PrivateKeyDer::from_pem_file(key).map_err(|error| bad_file(key, error))?;
+                builder.with_client_auth_cert(certificates(certificate)?, key).map_err(unusable)?
+            }
+            None => builder.with_no_client_auth(),
+        };
+        config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
+        Ok(Arc::new(config))
+    }
+}
+
+/// Reads the certificates of a file, at least one.
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ProviderError> {
+    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    match read {
+        Ok(certificates) if certificates.is_empty() => Err(bad_file(path, "no certificate in PEM form")),
+        Ok(certificates) => Ok(certificates),
+        Err(error) => Err(bad_file(path, error)),
+    }
+}
+
+fn bad_file(path: &Path, problem: impl std::fmt::Display) -> ProviderError {
+    ProviderError::Settings(format!("{}: {problem}", path.display()))
+}
