@@ -29,7 +29,8 @@ struct Row {
 pub fn open(kind: &str, parameters: &Parameters) -> Result<Box<dyn Provider>, ProviderError> {
     let Some(row) = TABLE.iter().find(|row| row.kind == kind) else {
         let known: Vec<&str> = TABLE.iter().map(|row| row.kind).collect();
-        let message = format!("provider {kind:?} is not supported at run time; use one of {}", known.join(", "));
+        let message =
+            format!("provider {kind:?} is not supported at run time; use one of {}", known.join(", "));
         return Err(ProviderError::Settings(message));
     };
     (row.open)(parameters)

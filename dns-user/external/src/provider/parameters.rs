@@ -57,7 +57,8 @@ impl Parameters {
             "m" => Some(Duration::from_mins(1)),
             _ => None,
         };
-        let parsed = number.parse().ok().zip(factor).and_then(|(count, unit): (u32, _)| unit.checked_mul(count));
+        let parsed =
+            number.parse().ok().zip(factor).and_then(|(count, unit): (u32, _)| unit.checked_mul(count));
         parsed.ok_or_else(|| bad(name, text, "a duration such as 500ms, 1s or 2m"))
     }
 }

@@ -114,7 +114,10 @@ async fn clock_difference_is_named() {
         settings.clock = || SystemTime::now() - Duration::from_mins(10);
         let report = engine(settings).reconcile(&names(1), None, &quiet).await.unwrap();
         let text = failure(&report);
-        assert!(text.contains("clocks of server and publisher differ by 60") || text.contains("by 59"), "{program:?}: {text}");
+        assert!(
+            text.contains("clocks of server and publisher differ by 60") || text.contains("by 59"),
+            "{program:?}: {text}"
+        );
     }
 }
 

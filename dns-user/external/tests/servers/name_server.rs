@@ -249,7 +249,9 @@ fn knot(folder: &Path, address: SocketAddr, options: &Options) -> String {
     }
     text.push_str("acl:\n  - id: publisher\n    key: publisher\n    action: [transfer, update]\n");
     text.push_str("  - id: read\n    key: publisher\n    action: transfer\n");
-    text.push_str(&format!("template:\n  - id: default\n    storage: {folder}\n    file: \"%s.zone\"\nzone:\n"));
+    text.push_str(&format!(
+        "template:\n  - id: default\n    storage: {folder}\n    file: \"%s.zone\"\nzone:\n"
+    ));
     for zone in zones {
         let role = if primary.is_some() { "master: primary\n    acl: read" } else { "acl: publisher" };
         text.push_str(&format!("  - domain: {zone}\n    {role}\n"));

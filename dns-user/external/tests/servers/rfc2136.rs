@@ -118,7 +118,11 @@ async fn every_type_is_read_back() {
             ("mail.example.org", RecordType::MX, "10 mx.example.net"),
             ("_sip._tcp.example.org", RecordType::SRV, "10 5 5060 sip.example.net"),
             ("text.example.org", RecordType::TXT, "two words, \"quotes\" and \\ a backslash"),
-            ("enum.example.org", RecordType::NAPTR, r#"100 10 "u" "E2U+sip" "!^.*$!sip:info@example.org!" ."#),
+            (
+                "enum.example.org",
+                RecordType::NAPTR,
+                r#"100 10 "u" "E2U+sip" "!^.*$!sip:info@example.org!" ."#,
+            ),
             ("sub.example.org", RecordType::NS, "ns.example.net"),
             ("ptr.example.org", RecordType::PTR, "host.example.net"),
             ("*.wild.example.org", RecordType::AAAA, "2001:db8::1"),

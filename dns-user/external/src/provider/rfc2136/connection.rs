@@ -34,7 +34,8 @@ pub struct Server {
 impl Server {
     /// Parses `host`, `host:port`, `[address]:port` or `tls://host:port`.
     pub fn parse(text: &str) -> Result<Self, ProviderError> {
-        let (tls, rest) = text.trim().strip_prefix("tls://").map_or((false, text.trim()), |rest| (true, rest));
+        let (tls, rest) =
+            text.trim().strip_prefix("tls://").map_or((false, text.trim()), |rest| (true, rest));
         let default = if tls { 853 } else { 53 };
         let bad = || {
             ProviderError::Settings(format!(
@@ -167,9 +168,10 @@ impl Connection {
         };
         let read = timeout(self.patience, read).await.map_err(|_| ConnectionError::Timeout(self.patience))?;
         read.map_err(|error: io::Error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => {
-                ConnectionError::Io(io::Error::new(error.kind(), "the server closed the connection in the middle"))
-            }
+            io::ErrorKind::UnexpectedEof => ConnectionError::Io(io::Error::new(
+                error.kind(),
+                "the server closed the connection in the middle",
+            )),
             _ => ConnectionError::Io(error),
         })
     }

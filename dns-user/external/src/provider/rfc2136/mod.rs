@@ -29,8 +29,8 @@ use self::{
     wire::{Message, Reader, TYPE_AXFR, WireError},
 };
 use super::{
-    Batch, GroupSender, Outcome, Parameters, Progress, Provider, ProviderError, TransactionResult, Visibility,
-    Zone, send_groups, tls::TlsFiles,
+    Batch, GroupSender, Outcome, Parameters, Progress, Provider, ProviderError, TransactionResult,
+    Visibility, Zone, send_groups, tls::TlsFiles,
 };
 use crate::record::{Name, Record, RecordType};
 
@@ -67,10 +67,13 @@ impl Settings {
             Ok(port) => port,
             Err(_) => return Err(ProviderError::Settings("rfc2136-port is above 65535".to_owned())),
         };
-        let zones = parameters.list("rfc2136-zone").into_iter().map(Name::parse).collect::<Result<Vec<_>, _>>();
+        let zones =
+            parameters.list("rfc2136-zone").into_iter().map(Name::parse).collect::<Result<Vec<_>, _>>();
         let zones = zones.map_err(|error| ProviderError::Settings(format!("rfc2136-zone: {error}")))?;
         if zones.is_empty() {
-            return Err(ProviderError::Settings("rfc2136-zone is missing; name the zones to update".to_owned()));
+            return Err(ProviderError::Settings(
+                "rfc2136-zone is missing; name the zones to update".to_owned(),
+            ));
         }
         let key = if parameters.flag("rfc2136-gss-tsig")? {
             let message = "rfc2136 does not support GSS-TSIG (rfc2136-gss-tsig); use a TSIG key";
@@ -179,7 +182,8 @@ impl Rfc2136 {
                     places.push(place);
                 }
                 refused => {
-                    let reason = refused.err().map_or("the change exceeds 64,000 octets".into(), |e| e.to_string());
+                    let reason =
+                        refused.err().map_or("the change exceeds 64,000 octets".into(), |e| e.to_string());
                     let error = ProviderError::TooBig { name: transaction.name.clone(), reason };
                     results[place] = TransactionResult::Failed(error);
                 }
@@ -315,12 +319,15 @@ impl ListError {
                 ProviderError::BadAnswer { server, reason: about(error.to_string()) }
             }
             Self::Connection(ConnectionError::Tsig(error)) => match error {
-                TsigError::UnknownKey(_) | TsigError::Rejected | TsigError::Clock(_) | TsigError::Other(_) => {
-                    ProviderError::Refused { server, reason: about(error.to_string()) }
-                }
+                TsigError::UnknownKey(_)
+                | TsigError::Rejected
+                | TsigError::Clock(_)
+                | TsigError::Other(_) => ProviderError::Refused { server, reason: about(error.to_string()) },
                 _ => ProviderError::BadAnswer { server, reason: about(error.to_string()) },
             },
-            Self::Connection(error) => ProviderError::Unreachable { server, reason: about(error.to_string()) },
+            Self::Connection(error) => {
+                ProviderError::Unreachable { server, reason: about(error.to_string()) }
+            }
             Self::Transfer(TransferError::Code(code)) => {
                 let (name, remedy) = explain(code);
                 ProviderError::Refused { server, reason: about(format!("{name}; {remedy}")) }
@@ -337,7 +344,9 @@ fn explain(code: u8) -> (String, &'static str) {
         2 => ("SERVFAIL".to_owned(), "see the server's log; its journal may not be writable"),
         4 => ("NOTIMP".to_owned(), "the server takes no updates; name the primary in rfc2136-host"),
         5 => ("REFUSED".to_owned(), "allow the key to transfer and to update the zone"),
-        9 => ("NOTAUTH".to_owned(), "the server does not serve the zone; check rfc2136-zone and rfc2136-host"),
+        9 => {
+            ("NOTAUTH".to_owned(), "the server does not serve the zone; check rfc2136-zone and rfc2136-host")
+        }
         10 => ("NOTZONE".to_owned(), "a name is outside of the zone; check rfc2136-zone"),
         other => (format!("response code {other}"), "see the server's log"),
     }

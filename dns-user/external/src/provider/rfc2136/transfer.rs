@@ -34,10 +34,7 @@ pub(super) enum TransferError {
     #[error("the first record is not the SOA of {0}")]
     NoSoa(Name),
     #[error("the zone changed during the transfer: serial numbers {first} and {last}")]
-    Changed {
-        first: u32,
-        last: u32,
-    },
+    Changed { first: u32, last: u32 },
     #[error("records follow the last SOA")]
     Trailing,
     #[error("a record of {0} is outside of the zone")]

@@ -82,7 +82,9 @@ impl Key {
         let name = Name::parse(name)
             .map_err(|error| ProviderError::Settings(format!("rfc2136-tsig-keyname: {error}")))?;
         let secret = STANDARD.decode(secret.trim()).map_err(|error| {
-            ProviderError::Settings(format!("rfc2136-tsig-secret is not base64: {error}; `tsig-keygen` makes one"))
+            ProviderError::Settings(format!(
+                "rfc2136-tsig-secret is not base64: {error}; `tsig-keygen` makes one"
+            ))
         })?;
         Ok(Self { name, algorithm, secret })
     }
@@ -270,7 +272,17 @@ impl Signature {
         let error = data.u16()?;
         let length = usize::from(data.u16()?);
         let other = data.octets(length)?.to_vec();
-        Ok(Some(Self { start: last.start, key: last.name, algorithm, time, fudge, code, original_id, error, other }))
+        Ok(Some(Self {
+            start: last.start,
+            key: last.name,
+            algorithm,
+            time,
+            fudge,
+            code,
+            original_id,
+            error,
+            other,
+        }))
     }
 
     /// Returns the server's time in a BADTIME response.

@@ -1,8 +1,6 @@
 //! Updates with prerequisites (RFC 2136). Pure.
 
-use super::wire::{
-    CLASS_ANY, CLASS_IN, CLASS_NONE, HEADER, Message, Records, UPDATE, WireError, encode,
-};
+use super::wire::{CLASS_ANY, CLASS_IN, CLASS_NONE, HEADER, Message, Records, UPDATE, WireError, encode};
 use crate::{
     provider::{Step, Transaction},
     record::{Name, Record, RecordType},

@@ -153,7 +153,8 @@ pub(super) fn encode(record_type: RecordType, target: &Target) -> Result<Vec<u8>
             let strings = format!("\"{strings}");
             let strings = Target::quoted(&strings).ok_or(WireError("data with an open quote"))?;
             for string in strings {
-                let length = u8::try_from(string.len()).map_err(|_| WireError("a string above 255 octets"))?;
+                let length =
+                    u8::try_from(string.len()).map_err(|_| WireError("a string above 255 octets"))?;
                 data.push(length);
                 data.extend(string);
             }
@@ -162,8 +163,10 @@ pub(super) fn encode(record_type: RecordType, target: &Target) -> Result<Vec<u8>
         _ => {
             let hex = text.rsplit_once(' ').map_or("", |(head, hex)| if head == r"\#" { "" } else { hex });
             for pair in hex.as_bytes().chunks(2) {
-                let digits = std::str::from_utf8(pair).map_err(|_| WireError("malformed hexadecimal data"))?;
-                let octet = u8::from_str_radix(digits, 16).map_err(|_| WireError("malformed hexadecimal data"))?;
+                let digits =
+                    std::str::from_utf8(pair).map_err(|_| WireError("malformed hexadecimal data"))?;
+                let octet =
+                    u8::from_str_radix(digits, 16).map_err(|_| WireError("malformed hexadecimal data"))?;
                 data.push(octet);
             }
         }
