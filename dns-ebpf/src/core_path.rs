@@ -102,7 +102,7 @@ pub fn answer_datagram<H: Hook>(hook: &H, means: &Means, frame: Frame) -> Verdic
             (verdict, Seen { outcome: outcome as u8, answered: false, rcode: 0, answers: 0 })
         }
     };
-    if control.tap_every != 0 && tap::is_due(scratch, control) {
+    if control.tap_every != 0 && tap::is_due(control) {
         // A full ring loses events, which is all that can be done about it.
         let _ = tap::send(hook, zero, &frame, &seen.launder(zero));
     }

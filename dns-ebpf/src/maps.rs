@@ -53,10 +53,6 @@ pub struct Scratch {
     pub tick: u64,
     /// `CLOCK_MONOTONIC_COARSE` in ns, see [`crate::clock`].
     pub now_ns: u64,
-    /// Queries since the last one that went to the tap.
-    pub tap_turn: u32,
-    /// Explicit padding.
-    pub padding: u32,
     /// Always zero, see [`crate::bytes::Zero`].
     pub zero: usize,
     /// See [`crate::frame::Frame::keep`].

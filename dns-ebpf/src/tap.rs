@@ -1,7 +1,7 @@
 //! The tap: one query in so many, as an event for userspace, because tcpdump
 //! does not see what XDP answers. Nothing of it runs while the tap is off.
 
-use aya_ebpf::helpers::bpf_ktime_get_ns;
+use aya_ebpf::helpers::{bpf_get_prandom_u32, bpf_ktime_get_ns};
 use dns_common::{
     control::Control,
     name::{first_zero, zero_byte},
@@ -13,7 +13,7 @@ use crate::{
     frame::Frame,
     headers::{HEADER_LEN, IPV4_LEN, IPV6_LEN},
     hook::Hook,
-    maps::{Scratch, TAP},
+    maps::TAP,
 };
 
 /// What became of the query.
@@ -42,18 +42,13 @@ impl Seen {
     }
 }
 
-/// Whether this query's turn has come.
+/// Returns whether to sample this query: true for one in `tap_every` at random, because clients
+/// that alternate A and AAAA would bias a counter.
 #[inline(always)]
-pub fn is_due(scratch: *mut Scratch, control: &Control) -> bool {
-    // SAFETY: this CPU's own element, alone while the program runs.
-    unsafe {
-        (*scratch).tap_turn += 1;
-        if (*scratch).tap_turn < control.tap_every {
-            return false;
-        }
-        (*scratch).tap_turn = 0;
-    }
-    true
+pub fn is_due(control: &Control) -> bool {
+    // SAFETY: the helper takes nothing.
+    let random = unsafe { bpf_get_prandom_u32() } as u64;
+    random * control.tap_every as u64 >> 32 == 0
 }
 
 /// Sends the event; none if the ring is full or nobody reads it.

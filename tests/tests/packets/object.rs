@@ -9,7 +9,7 @@ use crate::{
     HOOKS,
     fixtures::world,
     install, load,
-    packet::{A, Datagram, Query, wire},
+    packet::{A, AAAA, Datagram, Query, wire},
 };
 
 /// The last helper of Linux 5.15, `bpf_task_pt_regs`
@@ -138,7 +138,7 @@ fn an_entry_of_another_name_is_not_used() {
 }
 
 #[test]
-fn the_tap_shows_queries_and_replies() {
+fn tap_reports_queries_and_replies() {
     use dns_common::{counters::Outcome, tap::TapEvent};
     use zerocopy::FromBytes as _;
 
@@ -151,21 +151,14 @@ fn the_tap_shows_queries_and_replies() {
         program.run(hook, &hit).expect("the program runs");
         program.run(hook, &miss).expect("the program runs");
     }
-    program.set_control(|control| control.tap_every = 3);
-    for _ in 0..9 {
-        program.run(Hook::Xdp, &hit).expect("the program runs");
-    }
-
     let mut events = Vec::new();
     let map = program.ebpf().map_mut(dns_common::object::TAP).expect("in the object");
     let mut ring = aya::maps::RingBuf::try_from(map).expect("a ring buffer");
     while let Some(item) = ring.next() {
         events.push(TapEvent::read_from_bytes(&item).expect("an event"));
     }
-    // Two runs at each hook, and a third of nine (the runs may be on more than one CPU).
-    let all = 2 * HOOKS.len();
-    assert!((all + 2..=all + 3).contains(&events.len()), "{} events", events.len());
-    for pair in events[..all].chunks(2) {
+    assert_eq!(events.len(), 2 * HOOKS.len());
+    for pair in events.chunks(2) {
         let [hit, miss] = pair else { panic!("pairs of events") };
         assert_eq!((hit.outcome, hit.rcode, hit.answers), (Outcome::Hit as u8, 0, 3));
         assert_eq!(&hit.client, b"\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\x01\x02\x03");
@@ -177,4 +170,29 @@ fn the_tap_shows_queries_and_replies() {
         assert_eq!(&miss.name[..miss.name_len as usize], wire("Nobody.bosh"));
         assert_eq!(std::net::IpAddr::from(miss.client), crate::packet::CLIENT6);
     }
+}
+
+#[test]
+fn tap_samples_alternating_queries_evenly() {
+    use dns_common::tap::TapEvent;
+    use zerocopy::FromBytes as _;
+
+    const RUNS: usize = 2000;
+    let Some(mut program) = load() else { return };
+    install(&mut program, &world());
+    program.set_control(|control| control.tap_every = 10);
+    let [a, aaaa] = [A, AAAA].map(|kind| Datagram::v4(Query::new("V4-3.bosh", kind).bytes()).frame());
+    for _ in 0..RUNS {
+        program.run(Hook::Xdp, &a).expect("the program runs");
+        program.run(Hook::Xdp, &aaaa).expect("the program runs");
+    }
+    let map = program.ebpf().map_mut(dns_common::object::TAP).expect("in the object");
+    let mut ring = aya::maps::RingBuf::try_from(map).expect("a ring buffer");
+    let mut counts = [0usize; 2];
+    while let Some(item) = ring.next() {
+        let event = TapEvent::read_from_bytes(&item).expect("an event");
+        counts[usize::from(event.query_type == AAAA)] += 1;
+    }
+    // Binomial with p = 0.1: the expected 200 has a standard deviation of 13.4; ten of them are allowed.
+    assert!(counts.iter().all(|count| (66..=334).contains(count)), "{counts:?}");
 }

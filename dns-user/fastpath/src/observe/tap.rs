@@ -8,6 +8,7 @@ use std::{
 };
 
 use dns_common::tap::TapEvent;
+use dns_platform::clock::kernel_monotonic_ns;
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::watch,
@@ -24,13 +25,13 @@ const MOST_IN_WINDOW: u32 = 500;
 /// See [`MOST_IN_WINDOW`]: together 5,000 events a second.
 const WINDOW: Duration = Duration::from_millis(100);
 
-/// What the tap gives.
+/// An item of the tap.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::large_enum_variant, reason = "events are handed on one by one, never stored in numbers")]
 pub enum TapItem {
-    /// A query.
-    Event(TapEvent),
-    /// So many queries were sampled, but there were too many to hand on.
+    /// A query, and the time since the program saw it.
+    Event(TapEvent, Duration),
+    /// Number of sampled queries beyond the bound of one window.
     Lost(u32),
 }
 
@@ -55,8 +56,15 @@ impl TapReader {
     /// Hands events to `publish` for as long as `wanted` has a sender. `wanted`
     /// is how many queries there are to one sample: 1 for all of them, 0 for none.
     pub async fn feed(mut self, mut wanted: watch::Receiver<u32>, mut publish: impl FnMut(TapItem)) {
+        // Events from before the current session: of an earlier one that ended with a full buffer.
+        let mut session_start = 0;
+        let mut before = 0;
         loop {
             let every = *wanted.borrow_and_update();
+            if before == 0 && every > 0 {
+                session_start = kernel_monotonic_ns();
+            }
+            before = every;
             self.control.set_tap_every(every);
             tokio::select! {
                 changed = wanted.changed() => if changed.is_err() {
@@ -66,7 +74,7 @@ impl TapReader {
                     tracing::warn!(%error, "cannot read the ring buffer TAP: queries answered by interfaces are not shown by `tap` any more");
                     break;
                 } else {
-                    self.hand_on(&mut publish);
+                    self.hand_on(session_start, &mut publish);
                     // The window: what comes meanwhile waits in the buffer, or is lost there.
                     tokio::time::sleep(WINDOW).await;
                 },
@@ -80,16 +88,19 @@ impl TapReader {
         self.ring.readable().await.map(|mut guard| guard.clear_ready())
     }
 
-    /// Hands on what is in the buffer, up to the bound; the rest is counted.
-    fn hand_on(&mut self, publish: &mut impl FnMut(TapItem)) {
+    /// Hands on the events in the buffer that are not older than `session_start` (ns of the
+    /// kernel's monotonic clock), up to the bound; the rest is counted.
+    fn hand_on(&mut self, session_start: u64, publish: &mut impl FnMut(TapItem)) {
         let begun = Instant::now();
         let (mut handed, mut lost) = (0, 0);
         let mut record = [0; size_of::<TapEvent>()];
         while let Some(length) = self.ring.get_mut().next(&mut record) {
             match TapEvent::read_from_bytes(&record[..length]) {
+                Ok(event) if event.time_ns < session_start => {}
                 Ok(event) if handed < MOST_IN_WINDOW => {
                     handed += 1;
-                    publish(TapItem::Event(event));
+                    let age = kernel_monotonic_ns().saturating_sub(event.time_ns);
+                    publish(TapItem::Event(event, Duration::from_nanos(age)));
                 }
                 _ => lost += 1,
             }

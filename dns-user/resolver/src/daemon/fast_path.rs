@@ -316,7 +316,7 @@ pub(super) fn feed_tap(fast_path: &Arc<FastPath>) -> Option<JoinHandle<()>> {
     let rate = wanted.clone();
     // Ends by itself where the ring buffer cannot be read; it says so then.
     Some(tokio::spawn(tap.feed(wanted, move |item| match item {
-        TapItem::Event(event) => tap::global().publish(line(&event, *rate.borrow())),
+        TapItem::Event(event, age) => tap::global().publish(line(&event, age, *rate.borrow())),
         TapItem::Lost(_) => {}
     })))
 }
@@ -387,7 +387,7 @@ fn program(status: ProgramStatus) -> ProgramView {
 }
 
 /// A query that an interface saw, for the tap.
-fn line(event: &TapEvent, weight: u32) -> TapLine {
+fn line(event: &TapEvent, age: Duration, weight: u32) -> TapLine {
     let address = std::net::Ipv6Addr::from(event.client).to_canonical();
     let length = usize::from(event.name_len).min(event.name.len());
     let name = Name::from_wire(&event.name[..length]);
@@ -395,7 +395,7 @@ fn line(event: &TapEvent, weight: u32) -> TapLine {
     let outcome = outcome.map_or("unknown", |outcome| outcome.label());
     let answered = outcome.starts_with("hit");
     TapLine {
-        time: seconds_since_1970(),
+        time: seconds_since_1970() - age.as_secs_f64(),
         path: TapPath::Fast,
         interface: interface_name(event.ifindex),
         client: SocketAddr::new(address, event.client_port),

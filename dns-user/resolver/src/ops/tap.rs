@@ -189,7 +189,7 @@ impl Tap {
         self.change_lookers(|lookers| {
             lookers.insert(number, every);
         });
-        TapView { tap: self.clone(), number, every, owed: 0, lines }
+        TapView { tap: self.clone(), number, every, lines }
     }
 
     /// Changes who looks, and with it what is sampled.
@@ -219,8 +219,6 @@ pub struct TapView {
     number: u64,
     /// How many queries a line shall stand for.
     every: u32,
-    /// Queries that lines left out so far stood for.
-    owed: u32,
     /// Where the lines come.
     lines: broadcast::Receiver<Arc<TapLine>>,
 }
@@ -240,10 +238,9 @@ impl TapView {
         loop {
             match self.lines.recv().await {
                 Ok(line) => {
-                    // Others may look closer: then one of our lines stands for several of theirs.
-                    self.owed = self.owed.saturating_add(line.weight);
-                    if self.owed >= self.every {
-                        let weight = std::mem::take(&mut self.owed);
+                    // Another view may sample more densely: thin its lines at random.
+                    let weight = line.weight.max(self.every);
+                    if fastrand::u32(..weight) < line.weight {
                         return Some(TapItem::Line(TapLine { weight, ..TapLine::clone(&line) }));
                     }
                 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use dns_core::terminal;
+use hickory_proto::rr::RecordType;
 use serde::Deserialize;
 use tokio::time::{Instant, timeout_at};
 
@@ -13,7 +14,7 @@ use super::{
     connection::Connection,
     print, print_json,
 };
-use crate::ops::tap::{TapLine, TapPath};
+use crate::ops::tap::{TapLine, TapPath, type_text};
 
 /// `tap`.
 #[derive(Debug, Args)]
@@ -53,8 +54,8 @@ pub(super) struct Filter {
     /// Only clients whose address begins with this
     #[arg(long, value_name = "ADDRESS")]
     pub(super) client: Option<String>,
-    /// Only this type
-    #[arg(long = "type", value_name = "TYPE")]
+    /// Only this query type: A, AAAA, TYPE65, ...
+    #[arg(long = "type", value_name = "TYPE", value_parser = query_type)]
     pub(super) query_type: Option<String>,
     /// Only this path
     #[arg(long, value_enum)]
@@ -90,6 +91,19 @@ impl Filter {
         }
         text
     }
+}
+
+/// Parses the name of a query type; returns it as the server spells it.
+fn query_type(text: &str) -> Result<String, String> {
+    let upper = text.to_ascii_uppercase();
+    let number = match upper.strip_prefix("TYPE").map(str::parse::<u16>) {
+        Some(Ok(number)) => number,
+        _ => match upper.parse::<RecordType>() {
+            Ok(known) => known.into(),
+            Err(_) => return Err("unknown query type; allowed are names such as AAAA and TYPE65".to_owned()),
+        },
+    };
+    Ok(type_text(number))
 }
 
 /// What the API sends.
@@ -192,6 +206,16 @@ mod tests {
             text(&line),
             "01:02:03.500Z fast lo       10.0.0.1:5353         udp A     a.bosh. NOERROR 3 hit\n"
         );
+    }
+
+    #[test]
+    fn unknown_types_are_refused() {
+        assert_eq!(query_type("aaaa").unwrap(), "AAAA");
+        assert_eq!(query_type("TYPE1").unwrap(), "A");
+        assert_eq!(query_type("type4242").unwrap(), "TYPE4242");
+        for wrong in ["BOGUS", "", "TYPE65536", "TYPEX"] {
+            assert!(query_type(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

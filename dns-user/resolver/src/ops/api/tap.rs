@@ -1,6 +1,9 @@
 //! `/tap`: live queries as JSON lines, until the client goes away.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use axum::{
     body::{Body, Bytes},
@@ -24,6 +27,13 @@ const MAX_RATE: u32 = 50_000;
 /// How long a stream stays silent before an empty line shows that it lives,
 /// and a client that went away is noticed.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
+
+/// How long a line is held back so that both paths come out in the order of their time stamps:
+/// the reader of the fast path empties its buffer every 100 ms.
+const REORDER: Duration = Duration::from_millis(200);
+
+/// Most lines that are held back; beyond it the oldest leave early.
+const MOST_HELD: usize = 20_000;
 
 /// Parameters of `/tap`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -63,7 +73,16 @@ impl TapParameters {
 pub(super) async fn tap(State(backend): State<Backend>, Query(parameters): Query<TapParameters>) -> Response {
     let rate = parameters.rate.unwrap_or(DEFAULT_RATE).clamp(1, MAX_RATE);
     let view = backend.tap().look(parameters.every.unwrap_or(1));
-    let state = Stream { view, parameters, rate, second: Instant::now(), written: 0, suppressed: 0 };
+    let state = Stream {
+        view,
+        parameters,
+        rate,
+        second: Instant::now(),
+        written: 0,
+        suppressed: 0,
+        held: BTreeMap::new(),
+        number: 0,
+    };
     let lines = stream::unfold(state, |mut state| async move {
         let text = state.next().await?;
         Some((Ok::<_, std::convert::Infallible>(Bytes::from(text)), state))
@@ -85,23 +104,44 @@ struct Stream {
     written: u32,
     /// Lines left out since the last report.
     suppressed: u64,
+    /// Lines held back, by time stamp in microseconds and order of arrival.
+    held: BTreeMap<(u64, u64), (Instant, TapLine)>,
+    /// Number of the next line.
+    number: u64,
 }
 
 impl Stream {
-    /// The next text to send; `None`: the server ends.
+    /// Returns the next line in order of time; `None` once the server ends. An error means that
+    /// nothing happened for [`KEEP_ALIVE`].
+    async fn next_line(&mut self) -> Result<Option<TapLine>, tokio::time::error::Elapsed> {
+        loop {
+            let due = self.held.first_key_value().map(|(_, (arrived, _))| *arrived + REORDER);
+            if self.held.len() > MOST_HELD || due.is_some_and(|due| due <= Instant::now()) {
+                return Ok(self.held.pop_first().map(|(_, (_, line))| line));
+            }
+            let patience = due.map_or(KEEP_ALIVE, |due| due.saturating_duration_since(Instant::now()));
+            match tokio::time::timeout(patience, self.view.next()).await {
+                Ok(Some(TapItem::Lost(lost))) => self.suppressed += lost,
+                Ok(Some(TapItem::Line(line))) if self.parameters.admit(&line) => {
+                    // Microseconds keep the order, and a negative time counts as 0.
+                    let key = ((line.time * 1e6) as u64, self.number);
+                    self.number += 1;
+                    self.held.insert(key, (Instant::now(), line));
+                }
+                Ok(Some(TapItem::Line(_))) => {}
+                Ok(None) => return Ok(self.held.pop_first().map(|(_, (_, line))| line)),
+                Err(_) if due.is_some() => {}
+                Err(elapsed) => return Err(elapsed),
+            }
+        }
+    }
+
+    /// Returns the next text to send; `None` once the server ends.
     async fn next(&mut self) -> Option<String> {
         loop {
-            let item = match tokio::time::timeout(KEEP_ALIVE, self.view.next()).await {
-                Ok(item) => item?,
+            let line = match self.next_line().await {
+                Ok(line) => line?,
                 Err(_) => return Some(self.report().unwrap_or_else(|| "\n".to_owned())),
-            };
-            let line = match item {
-                TapItem::Lost(lost) => {
-                    self.suppressed += lost;
-                    continue;
-                }
-                TapItem::Line(line) if self.parameters.admit(&line) => line,
-                TapItem::Line(_) => continue,
             };
             let mut text = String::new();
             if self.second.elapsed() >= Duration::from_secs(1) {
@@ -125,5 +165,61 @@ impl Stream {
     fn report(&mut self) -> Option<String> {
         let suppressed = std::mem::take(&mut self.suppressed);
         (suppressed > 0).then(|| json!({ "suppressed": suppressed }).to_string() + "\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::ops::tap::Tap;
+
+    /// A line of the given path and time.
+    fn line(path: TapPath, time: f64) -> TapLine {
+        TapLine {
+            time,
+            path,
+            interface: None,
+            client: "10.0.0.1:5353".parse().unwrap(),
+            transport: "udp".into(),
+            name: "a.bosh.".into(),
+            query_type: "A".into(),
+            outcome: "hit".into(),
+            rcode: Some("NOERROR".into()),
+            answers: 1,
+            micros: None,
+            weight: 1,
+        }
+    }
+
+    #[tokio::test]
+    async fn paths_are_ordered_by_time() {
+        let tap = Tap::new();
+        let mut stream = Stream {
+            view: tap.look(1),
+            parameters: TapParameters::default(),
+            rate: 100,
+            second: Instant::now(),
+            written: 0,
+            suppressed: 0,
+            held: BTreeMap::new(),
+            number: 0,
+        };
+        // Userspace reports at once, the interface in batches.
+        for (path, time) in [
+            (TapPath::Userspace, 10.0),
+            (TapPath::Userspace, 10.2),
+            (TapPath::Fast, 10.1),
+            (TapPath::Fast, 9.9),
+        ] {
+            tap.publish(line(path, time));
+        }
+        let mut times = Vec::new();
+        for _ in 0..4 {
+            let text = tokio::time::timeout(Duration::from_secs(30), stream.next()).await.unwrap().unwrap();
+            times.push(serde_json::from_str::<TapLine>(&text).unwrap().time);
+        }
+        assert_eq!(times, [9.9, 10.0, 10.1, 10.2]);
     }
 }

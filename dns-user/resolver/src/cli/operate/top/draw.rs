@@ -10,8 +10,8 @@ use ratatui::{
 use serde_json::Value;
 
 use super::{
-    super::table::{count, duration, plain},
-    model::Model,
+    super::table::{count, duration, percent, plain},
+    model::{Model, Ranked, rate_text},
 };
 
 /// Draws everything.
@@ -108,25 +108,27 @@ fn heading(frame: &mut Frame<'_>, area: Rect, model: &Model) {
 /// Names.
 fn hottest(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     let rows =
-        model.names().into_iter().take(usize::from(area.height)).map(|((name, query_type), asked, share)| {
-            Row::new([share, count(asked.fast), count(asked.userspace), query_type.clone(), name.clone()])
+        model.names().into_iter().take(usize::from(area.height)).map(|Ranked { key, asked, per_second }| {
+            let (name, query_type) = key;
+            let fast = percent(asked.fast, asked.total());
+            Row::new([rate_text(per_second), asked.error_text(), fast, query_type.clone(), name.clone()])
         });
-    let widths = [7, 10, 10, 6].map(Constraint::Length).into_iter().chain([Constraint::Min(20)]);
+    let widths = [7, 6, 7, 5].map(Constraint::Length).into_iter().chain([Constraint::Min(18)]);
     let table = Table::new(rows, widths)
-        .header(Row::new(["SHARE", "FAST", "USER", "TYPE", "NAME"]).style(Modifier::BOLD))
+        .header(Row::new(["/S", "", "FAST", "TYPE", "NAME"]).style(Modifier::BOLD))
         .block(Block::bordered().title(" hottest names "));
     frame.render_widget(table, area);
 }
 
 /// Clients.
 fn busiest(frame: &mut Frame<'_>, area: Rect, model: &Model) {
-    let rows = model
-        .clients()
-        .into_iter()
-        .take(usize::from(area.height))
-        .map(|(client, asked, share)| Row::new([share, count(asked.total()), client.to_string()]));
-    let table = Table::new(rows, [Constraint::Length(7), Constraint::Length(10), Constraint::Min(15)])
-        .header(Row::new(["SHARE", "QUERIES", "CLIENT"]).style(Modifier::BOLD))
+    let rows = model.clients().into_iter().take(usize::from(area.height)).map(
+        |Ranked { key, asked, per_second }| {
+            Row::new([rate_text(per_second), asked.error_text(), key.to_string()])
+        },
+    );
+    let table = Table::new(rows, [Constraint::Length(7), Constraint::Length(6), Constraint::Min(12)])
+        .header(Row::new(["/S", "", "CLIENT"]).style(Modifier::BOLD))
         .block(Block::bordered().title(" busiest clients "));
     frame.render_widget(table, area);
 }

@@ -57,19 +57,36 @@ pub(super) struct Rates {
     pub(super) interfaces: BTreeMap<String, f64>,
 }
 
-/// How often something was asked.
+/// Queries for one key, estimated from sampled lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Asked {
     /// Answered by the interface.
     pub(super) fast: u64,
     /// Answered by the sockets.
     pub(super) userspace: u64,
+    /// Sampled lines behind both figures.
+    pub(super) lines: u64,
 }
 
 impl Asked {
-    /// By both.
+    /// Queries on both paths.
     pub(super) fn total(self) -> u64 {
         self.fast + self.userspace
+    }
+
+    /// Half-width of the 95 % interval of the estimate, relative to it: the number of sampled
+    /// lines is binomial.
+    pub(super) fn relative_error(self) -> f64 {
+        1.96 / (self.lines.max(1) as f64).sqrt()
+    }
+
+    /// The error as text: `±6 %`, nothing if every query was counted.
+    pub(super) fn error_text(self) -> String {
+        if self.lines >= self.total() {
+            String::new()
+        } else {
+            format!("±{:.0} %", (self.relative_error() * 100.0).min(100.0))
+        }
     }
 }
 
@@ -128,8 +145,8 @@ impl Model {
     pub(super) fn line(&mut self, line: &TapLine) {
         let weight = u64::from(line.weight);
         let asked = match line.path {
-            TapPath::Fast => Asked { fast: weight, userspace: 0 },
-            TapPath::Userspace => Asked { fast: 0, userspace: weight },
+            TapPath::Fast => Asked { fast: weight, userspace: 0, lines: 1 },
+            TapPath::Userspace => Asked { fast: 0, userspace: weight, lines: 1 },
         };
         self.names.add((line.name.clone(), line.query_type.clone()), asked);
         self.clients.add(line.client.ip().to_canonical(), asked);
@@ -140,14 +157,14 @@ impl Model {
         self.left_out += lines;
     }
 
-    /// The hottest names with type, counts and share.
-    pub(super) fn names(&self) -> Vec<(&(String, String), Asked, String)> {
-        self.names.ranked()
+    /// The hottest names and types.
+    pub(super) fn names(&self) -> Vec<Ranked<'_, (String, String)>> {
+        self.names.ranked(self.rate())
     }
 
     /// The busiest clients.
-    pub(super) fn clients(&self) -> Vec<(&IpAddr, Asked, String)> {
-        self.clients.ranked()
+    pub(super) fn clients(&self) -> Vec<Ranked<'_, IpAddr>> {
+        self.clients.ranked(self.rate())
     }
 
     /// The share of the fast path in the replies of late, in words.
@@ -169,14 +186,15 @@ impl Model {
             count(self.rates.external as u64),
             duration(self.status.uptime_seconds)
         );
-        let mut names = Table::new(&["SHARE", "FAST", "USER", "TYPE", "NAME"]);
-        for ((name, query_type), asked, share) in self.names().into_iter().take(PRINTED) {
-            let (fast, user) = (count(asked.fast), count(asked.userspace));
-            names.line([share, fast, user, query_type.clone(), name.clone()]);
+        let mut names = Table::new(&["PER SECOND", "", "FAST", "TYPE", "NAME"]);
+        for Ranked { key: (name, query_type), asked, per_second } in self.names().into_iter().take(PRINTED) {
+            let fast = percent(asked.fast, asked.total());
+            names.line([rate_text(per_second), asked.error_text(), fast, query_type.clone(), name.clone()]);
         }
-        let mut clients = Table::new(&["SHARE", "FAST", "USER", "CLIENT"]);
-        for (client, asked, share) in self.clients().into_iter().take(PRINTED) {
-            clients.line([share, count(asked.fast), count(asked.userspace), client.to_string()]);
+        let mut clients = Table::new(&["PER SECOND", "", "FAST", "CLIENT"]);
+        for Ranked { key: client, asked, per_second } in self.clients().into_iter().take(PRINTED) {
+            let fast = percent(asked.fast, asked.total());
+            clients.line([rate_text(per_second), asked.error_text(), fast, client.to_string()]);
         }
         let mut outcomes = Table::new(&["PER SECOND", "PASSED ON BECAUSE"]);
         for (outcome, rate) in self.misses() {
@@ -199,15 +217,21 @@ impl Model {
         let names: Vec<Value> = self
             .names()
             .into_iter()
-            .map(|((name, query_type), asked, _)| {
-                json!({"name": name, "type": query_type, "fast": asked.fast, "userspace": asked.userspace})
+            .map(|Ranked { key: (name, query_type), asked, per_second }| {
+                json!({
+                    "name": name, "type": query_type, "fast": asked.fast, "userspace": asked.userspace,
+                    "lines": asked.lines, "per_second": per_second, "relative_error": asked.relative_error(),
+                })
             })
             .collect();
         let clients: Vec<Value> = self
             .clients()
             .into_iter()
-            .map(|(client, asked, _)| {
-                json!({"client": client, "fast": asked.fast, "userspace": asked.userspace})
+            .map(|Ranked { key: client, asked, per_second }| {
+                json!({
+                    "client": client, "fast": asked.fast, "userspace": asked.userspace,
+                    "lines": asked.lines, "per_second": per_second, "relative_error": asked.relative_error(),
+                })
             })
             .collect();
         let Rates { fast, userspace, external, outcomes, interfaces } = &self.rates;
@@ -239,7 +263,21 @@ impl Model {
     }
 }
 
+/// A rate for people: whole numbers from 10 on.
+pub(super) fn rate_text(per_second: f64) -> String {
+    if per_second < 10.0 { format!("{per_second:.1}") } else { count(per_second.round() as u64) }
+}
+
 //----------- Counts ---------------------------------------------------------
+
+/// A key with its share of the traffic.
+#[derive(Debug, PartialEq)]
+pub(super) struct Ranked<'a, K> {
+    pub(super) key: &'a K,
+    pub(super) asked: Asked,
+    /// Queries per second, estimated from the share in the sample and the exact rate of all.
+    pub(super) per_second: f64,
+}
 
 /// Counts by something, bounded.
 struct Counts<K> {
@@ -261,6 +299,7 @@ impl<K: std::hash::Hash + Eq + Ord> Counts<K> {
         let entry = self.counts.entry(key).or_default();
         entry.fast += asked.fast;
         entry.userspace += asked.userspace;
+        entry.lines += asked.lines;
         self.total += asked.total();
         if self.counts.len() > COUNTED {
             let mut totals: Vec<u64> = self.counts.values().map(|asked| asked.total()).collect();
@@ -271,13 +310,17 @@ impl<K: std::hash::Hash + Eq + Ord> Counts<K> {
         }
     }
 
-    /// Most asked for first, with the share of all.
-    fn ranked(&self) -> Vec<(&K, Asked, String)> {
+    /// All keys, the most frequent first. `rate` is the rate of all queries per second.
+    fn ranked(&self, rate: f64) -> Vec<Ranked<'_, K>> {
         let mut ranked: Vec<(&K, Asked)> = self.counts.iter().map(|(key, asked)| (key, *asked)).collect();
         ranked.sort_by(|(key, asked), (other_key, other)| {
             other.total().cmp(&asked.total()).then_with(|| key.cmp(other_key))
         });
-        ranked.into_iter().map(|(key, asked)| (key, asked, percent(asked.total(), self.total))).collect()
+        let per_query = rate / self.total.max(1) as f64;
+        ranked
+            .into_iter()
+            .map(|(key, asked)| Ranked { key, asked, per_second: asked.total() as f64 * per_query })
+            .collect()
     }
 }
 
@@ -286,27 +329,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hot_keys_survive_a_flood_of_rare_ones() {
+    fn hot_keys_survive_rare_flood() {
         let mut counts = Counts::default();
-        let once = Asked { fast: 1, userspace: 0 };
+        let once = Asked { fast: 1, userspace: 0, lines: 1 };
         for number in 0..3 * COUNTED as u64 {
             counts.add(number + 1_000_000, once);
             counts.add(number % 7, once);
         }
         assert!(counts.counts.len() <= COUNTED);
-        let hottest: Vec<u64> = counts.ranked().iter().take(7).map(|(key, ..)| **key).collect();
+        let hottest: Vec<u64> = counts.ranked(1.0).iter().take(7).map(|ranked| *ranked.key).collect();
         let mut sorted = hottest.clone();
         sorted.sort_unstable();
         assert_eq!(sorted, [0, 1, 2, 3, 4, 5, 6]);
     }
 
     #[test]
-    fn shares_are_of_everything() {
+    fn rates_follow_shares() {
         let mut counts = Counts::default();
-        counts.add("a", Asked { fast: 3, userspace: 0 });
-        counts.add("b", Asked { fast: 0, userspace: 1 });
-        let ranked = counts.ranked();
-        assert_eq!(ranked[0], (&"a", Asked { fast: 3, userspace: 0 }, "75.0 %".to_owned()));
-        assert_eq!(ranked[1].2, "25.0 %");
+        let frequent = Asked { fast: 300, userspace: 0, lines: 3 };
+        counts.add("a", frequent);
+        counts.add("b", Asked { fast: 0, userspace: 100, lines: 1 });
+        let ranked = counts.ranked(1000.0);
+        assert_eq!(ranked[0], Ranked { key: &"a", asked: frequent, per_second: 750.0 });
+        assert_eq!(ranked[1].per_second, 250.0);
+    }
+
+    #[test]
+    fn error_shrinks_with_sample() {
+        let sampled = |lines| Asked { fast: lines * 10, userspace: 0, lines };
+        assert_eq!(sampled(100).error_text(), "±20 %");
+        assert_eq!(sampled(10_000).error_text(), "±2 %");
+        assert_eq!(Asked { fast: 7, userspace: 1, lines: 8 }.error_text(), "");
     }
 }
