@@ -28,6 +28,11 @@ pub struct Control {
     /// decides which name falls out of health tracking; 0: they have the
     /// resolution of a tick, which costs less.
     pub exact_last_used: u32,
+    /// 1: the OPT of a reply repeats the client's size, DO clear; 0: it announces
+    /// [`crate::UDP_PAYLOAD_SIZE`] and copies DO.
+    pub echo_opt: u32,
+    /// Explicit padding, zero.
+    pub padding: u32,
     /// Until this moment of `CLOCK_MONOTONIC` (ns) a part of what would go up is shed, as
     /// `pass_shares` says: userspace has more queries than it can answer. Short, so that
     /// a server that hangs or dies sheds nothing for long.

@@ -23,12 +23,16 @@ pub mod tap;
 /// Version of everything in this crate that lies in a map.
 ///
 /// Part of the pin path: a process never adopts maps of another layout.
-pub const LAYOUT_VERSION: u32 = 7;
+pub const LAYOUT_VERSION: u32 = 8;
 
 /// Room before a packet that the XDP program for drivers makes use of, in bytes: what
 /// drivers keep there for XDP (256 bytes, `XDP_PACKET_HEADROOM`) less what the kernel
 /// keeps of it for itself (`struct xdp_frame`: 40 bytes since Linux 5.18, 32 before).
 pub const XDP_HEAD_ROOM: usize = 256 - 40;
+
+/// Size of datagram that our replies announce in their OPT (RFC 6891, section 6.2.3): what
+/// passes every usual path without fragments (RFC 9715, section 3.1).
+pub const UDP_PAYLOAD_SIZE: u16 = 1232;
 
 /// Names of the maps and programs inside the object, used by the loader and by
 /// whoever looks with `bpftool`.

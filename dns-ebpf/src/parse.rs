@@ -143,7 +143,7 @@ fn one_option(at: usize, end: usize, options_len: usize) -> Result<(), Outcome> 
     Ok(())
 }
 
-/// Start of the OPT at `at` with its flags cleared, and the length of its
+/// Start of the OPT at `at` with all flags but DO cleared, and the length of its
 /// options; none if it is no OPT of version 0.
 ///
 /// # Safety
@@ -153,7 +153,7 @@ unsafe fn opt(at: usize) -> Option<(u64, usize)> {
     // Root label, type 41; size; extended RCODE and version.
     const SAME: u64 = u64::from_ne_bytes([0xff, 0xff, 0xff, 0, 0, 0xff, 0xff, 0]);
     const OPT: u64 = u64::from_ne_bytes([0, 0, 41, 0, 0, 0, 0, 0]);
-    const KEPT: u64 = u64::from_ne_bytes([0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0]);
+    const KEPT: u64 = u64::from_ne_bytes([0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0x80]);
     // SAFETY: the caller's promise.
     let (start, options_len): (u64, u16) = unsafe { (load(at), load(at + 9)) };
     (start & SAME == OPT).then(|| (start & KEPT, u16::from_be(options_len) as usize))

@@ -1,6 +1,6 @@
 //! The question of a plain query.
 
-use dns_common::name::MAX_NAME_WORDS;
+use dns_common::{UDP_PAYLOAD_SIZE, name::MAX_NAME_WORDS};
 
 use crate::{
     bytes::{Zero, has, masked, opaque},
@@ -16,7 +16,7 @@ pub struct Question {
     pub name_len: usize,
     /// Which list answers it: a [`QueryKind`] as a number.
     pub kind: usize,
-    /// First eight bytes of the query's OPT, flags cleared; 0 without one.
+    /// First eight bytes of the query's OPT, all flags but DO cleared; 0 without one.
     pub opt: u64,
     /// The client's size for replies: 512 without OPT, never less.
     pub limit: usize,
@@ -40,6 +40,22 @@ impl Question {
     #[inline(always)]
     pub fn has_opt(&self) -> bool {
         has(self.opt as usize, OPT_TYPE)
+    }
+
+    /// First eight bytes of the reply's OPT: our size and the client's DO, or the client's
+    /// size alone; 0 without one.
+    #[inline(always)]
+    pub fn reply_opt(&self, echo: u32) -> u64 {
+        const SIZE: u64 = u64::from_ne_bytes([0, 0, 0, 0xff, 0xff, 0, 0, 0]);
+        const DO: u64 = u64::from_ne_bytes([0, 0, 0, 0, 0, 0, 0, 0x80]);
+        const OURS: u64 = {
+            let [high, low] = UDP_PAYLOAD_SIZE.to_be_bytes();
+            u64::from_ne_bytes([0, 0, 0, high, low, 0, 0, 0])
+        };
+        // Masks in place of branches, which the verifier would follow apart from here on.
+        let echo = (echo as u64 & 1).wrapping_neg();
+        let has_opt = (self.opt >> 16 & 1).wrapping_neg();
+        self.opt & !(SIZE & !echo | DO & echo) | OURS & has_opt & !echo
     }
 
     /// Bytes of the reply's OPT: [`OPT_LEN`] if the query has one, else none.

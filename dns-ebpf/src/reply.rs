@@ -100,7 +100,7 @@ pub fn plan<H: Hook>(
     }
     Ok(Plan {
         frame,
-        question,
+        question: Question { opt: question.reply_opt(control.echo_opt), ..question },
         rcode,
         entry: entry.address,
         list,
@@ -144,8 +144,8 @@ fn write_parts<H: Hook>(hook: &H, scratch: *mut Scratch, zero: Zero, plan: &Plan
         }
         // SAFETY: just compared with the end.
         unsafe {
-            store(opt, plan.question.opt);
             store(opt + 7, 0u32);
+            store(opt, plan.question.opt);
         }
         sum.add(plan.question.opt);
     }

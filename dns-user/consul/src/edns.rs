@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use dns_core::wire::{HEADER_LEN, Query, TYPE_OPT};
+use dns_core::wire::Query;
 
 /// Option code of the client subnet.
 const CLIENT_SUBNET: u16 = 8;
@@ -31,27 +31,10 @@ impl ClientSubnet<'_> {
     }
 }
 
-/// The client subnet option of a query.
+/// The Client Subnet option of a query.
 pub(crate) fn client_subnet<'a>(query: &Query<'a>) -> Option<ClientSubnet<'a>> {
-    query.edns?;
-    // Clients send the OPT right behind the question; whatever else there may be is
-    // no reason to look further.
-    let opt = query.message.get(HEADER_LEN + query.question.wire_len()..)?;
-    let [0, type_high, type_low, ..] = *opt else { return None };
-    if u16::from_be_bytes([type_high, type_low]) != TYPE_OPT {
-        return None;
-    }
-    let length = u16::from_be_bytes(*opt.get(9..)?.first_chunk()?);
-    let mut options = opt.get(11..11 + usize::from(length))?;
-    while let Some(&[code_high, code_low, length_high, length_low]) = options.first_chunk() {
-        let end = 4 + usize::from(u16::from_be_bytes([length_high, length_low]));
-        let option = options.get(4..end)?;
-        if u16::from_be_bytes([code_high, code_low]) == CLIENT_SUBNET {
-            return read(option);
-        }
-        options = &options[end..];
-    }
-    None
+    // Code and length come first.
+    read(query.client_subnet()?.get(4..)?)
 }
 
 /// Family, source prefix, scope prefix, as many bytes of the address as the prefix takes.

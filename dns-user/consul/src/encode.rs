@@ -2,7 +2,7 @@
 
 use dns_core::{
     name::Name,
-    wire::{CLASS_IN, HEADER_LEN, Query, TYPE_A, TYPE_AAAA, TYPE_OPT, TYPE_PTR, TYPE_TXT},
+    wire::{CLASS_IN, HEADER_LEN, Query, TYPE_A, TYPE_AAAA, TYPE_PTR, TYPE_TXT},
 };
 use hashbrown::HashMap;
 
@@ -55,11 +55,8 @@ impl Reply<'_> {
         for record in answers.iter().chain(authority).chain(additional.iter().copied()) {
             writer.record(record, raw_name);
         }
-        if let Some(edns) = query.edns {
-            writer.out.push(0);
-            writer.u16(TYPE_OPT);
-            writer.u16(edns.udp_size);
-            writer.u32(0);
+        if let Some([fields @ .., _, _]) = query.reply_opt(0) {
+            writer.out.extend_from_slice(&fields);
             writer.u16(options.len() as u16);
             writer.out.extend_from_slice(options);
         }

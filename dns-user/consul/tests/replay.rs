@@ -12,7 +12,7 @@ use std::{
 use dns_consul::{Asker, Zone, catalog::Catalog, chain_of, config::Config};
 use dns_core::{
     config::{json::Json, reader::Reader},
-    wire::{Parsed, Transport, parse},
+    wire::{Parsed, Query, Transport, parse},
 };
 use hickory_proto::{
     op::{Message, MessageType, OpCode},
@@ -83,6 +83,8 @@ fn zone_of(scenario: &Scenario) -> Zone {
 fn reply_to(scenario: &Scenario, zone: &Zone, case: &Case, random: &mut fastrand::Rng) -> Option<Vec<u8>> {
     let bytes = query_of(case, 4711);
     let Parsed::Query(query) = parse(&bytes) else { panic!("a query") };
+    // The cases hold Consul's replies.
+    let query = Query { echoes_opt: true, ..query };
     let asker = Asker {
         transport: if case.transport == "tcp" { Transport::Tcp } else { Transport::Udp },
         client: case.client.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)),

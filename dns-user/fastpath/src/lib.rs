@@ -331,6 +331,11 @@ impl FastPath {
         self.control.set_max_reply(bytes.into());
     }
 
+    /// Sets whether the OPT of a reply repeats the client's size with DO clear.
+    pub fn set_echo_opt(&self, echo: bool) {
+        self.control.set_echo_opt(echo);
+    }
+
     /// The state of everything.
     pub fn status(&self) -> FastPathStatus {
         let (interfaces, programs, names, pinned_at) = self

@@ -15,12 +15,15 @@ use moka::{Expiry, notification::RemovalCause, sync::Cache as Store};
 use smallvec::SmallVec;
 
 use super::{
-    Ask,
     message::{self, Flags, Outline},
+    outgoing::{Form, KEY_CLASS, Key},
 };
-use dns_core::config::{CacheConfig, RecursorErrors};
+use dns_core::{
+    config::{CacheConfig, Compat},
+    wire::{self, OPT_LEN, Query, Transport},
+};
 
-/// Least TTL, seconds: lower ones are raised to it (observed). Also the time for
+/// Least TTL, seconds: lower ones but 0 are raised to it (observed). Also the time for
 /// which an empty answer without SOA is kept (observed).
 const MIN_TTL: u32 = 5;
 /// Largest TTL of an answer with data, seconds (observed).
@@ -45,9 +48,10 @@ pub(crate) struct Cache {
     store: Store<Box<[u8]>, Arc<Entry>, foldhash::fast::RandomState>,
     /// How long past their time entries may be given; `None`: never.
     pub(crate) stale: Option<Duration>,
-    /// Hits are as the reference's: AA is set whatever the upstream said, and
-    /// the class makes no difference.
-    as_reference: bool,
+    /// What of a query goes up, and so decides about the answer.
+    form: Form,
+    /// Effects of the reference that are kept.
+    compat: Compat,
     /// What became of look-ups.
     pub(crate) counters: Arc<CacheCounters>,
 }
@@ -111,13 +115,10 @@ pub(crate) enum Lookup {
     Miss,
 }
 
-/// What an answer is kept by: flags, type, class, name in lower case.
-pub(crate) type Key = SmallVec<[u8; 128]>;
-
 impl Cache {
     /// An empty cache. Bounded by bytes: where that would allow more entries
     /// than configured, small entries count as more.
-    pub(crate) fn new(config: &CacheConfig, errors: RecursorErrors) -> Self {
+    pub(crate) fn new(config: &CacheConfig, form: Form, compat: Compat) -> Self {
         let counters = Arc::new(CacheCounters::default());
         let least_weight = config.max_bytes / config.max_entries.max(1);
         let on_eviction = Arc::clone(&counters);
@@ -132,35 +133,38 @@ impl Cache {
                 }
             })
             .build_with_hasher(foldhash::fast::RandomState::default());
-        Self { store, stale: config.serve_stale, as_reference: errors == RecursorErrors::Nxdomain, counters }
+        Self { store, stale: config.serve_stale, form, compat, counters }
     }
 
-    /// The key for a query; `None` where its answer is not to be kept: without
-    /// RD, for this client alone, whole zones.
-    pub(crate) fn key(&self, ask: &Ask<'_>) -> Option<Key> {
-        let flags = ask.flags();
-        let cacheable = flags.recursion_desired()
-            && flags.opcode() == 0
-            && !UNCACHEABLE_TYPES.contains(&ask.qtype())
-            && !ask.is_personal();
+    /// The key for a query; `None` if its answer is not kept: without RD, for one subnet
+    /// alone, whole zones.
+    pub(crate) fn key(&self, query: &Query<'_>) -> Option<Key> {
+        let cacheable = query.recursion_desired()
+            && !UNCACHEABLE_TYPES.contains(&query.question.qtype)
+            && self.form.subnet(query).is_none();
         if !cacheable {
             return None;
         }
-        let mut key = Key::new();
-        key.push(u8::from(ask.dnssec_ok()) | u8::from(flags.checking_disabled()) << 1);
-        key.extend_from_slice(&ask.qtype().to_be_bytes());
-        let class = if self.as_reference { 0 } else { ask.qclass() };
-        key.extend_from_slice(&class.to_be_bytes());
-        key.extend_from_slice(ask.name());
-        key[5..].make_ascii_lowercase();
+        let mut key = self.form.key(query);
+        if self.compat.cache_as_authority {
+            key[KEY_CLASS..KEY_CLASS + 2].fill(0);
+        }
         Some(key)
     }
 
+    /// A fresh answer to the same question without DO: of more use than a failure.
+    pub(crate) fn without_dnssec(&self, query: &Query<'_>) -> Option<Vec<u8>> {
+        let edns = query.edns.filter(|edns| edns.dnssec_ok)?;
+        let plain = Query { edns: Some(wire::Edns { dnssec_ok: false, ..edns }), ..*query };
+        let mut reply = Vec::new();
+        self.write_fresh(&self.key(&plain)?, query, &mut reply).then_some(reply)
+    }
+
     /// Looks up an answer, and counts what is not here as a miss.
-    pub(crate) fn get(&self, key: &Key, ask: &Ask<'_>) -> Lookup {
+    pub(crate) fn get(&self, key: &Key, query: &Query<'_>) -> Lookup {
         let entry = self.store.get(&key[..]);
         let mut reply = Vec::new();
-        if entry.as_ref().is_some_and(|entry| self.write_if_fresh(entry, ask, &mut reply)) {
+        if entry.as_ref().is_some_and(|entry| self.write_if_fresh(entry, query, &mut reply)) {
             return Lookup::Fresh(reply);
         }
         self.counters.misses.fetch_add(1, Ordering::Relaxed);
@@ -170,19 +174,19 @@ impl Cache {
             return Lookup::Miss;
         }
         if u128::from(entry.no_recheck_before_ms.load(Ordering::Relaxed)) > age.as_millis() {
-            return Lookup::Fresh(self.stale_reply(&entry, ask));
+            return Lookup::Fresh(self.stale_reply(&entry, query));
         }
         Lookup::Stale(entry)
     }
 
     /// Writes an answer that is still good into `reply`, and says whether there
     /// is one. What is not found is not counted: whoever asks comes again.
-    pub(crate) fn write_fresh(&self, key: &Key, ask: &Ask<'_>, reply: &mut Vec<u8>) -> bool {
-        self.store.get(&key[..]).is_some_and(|entry| self.write_if_fresh(&entry, ask, reply))
+    pub(crate) fn write_fresh(&self, key: &Key, query: &Query<'_>, reply: &mut Vec<u8>) -> bool {
+        self.store.get(&key[..]).is_some_and(|entry| self.write_if_fresh(&entry, query, reply))
     }
 
     /// Writes an answer into `reply` if it is still good; says whether it is.
-    fn write_if_fresh(&self, entry: &Entry, ask: &Ask<'_>, reply: &mut Vec<u8>) -> bool {
+    fn write_if_fresh(&self, entry: &Entry, query: &Query<'_>, reply: &mut Vec<u8>) -> bool {
         let age = entry.since.elapsed();
         if age >= entry.lifetime {
             return false;
@@ -190,27 +194,34 @@ impl Cache {
         let count = if entry.denial { &self.counters.denial_hits } else { &self.counters.hits };
         count.fetch_add(1, Ordering::Relaxed);
         let passed = u32::try_from(age.as_secs()).unwrap_or(u32::MAX);
-        self.write(entry, ask, entry.ttl.saturating_sub(passed), reply);
+        self.write(entry, query, entry.ttl.saturating_sub(passed), reply);
         true
     }
 
     /// The answer past its time: renewing it was in vain.
-    pub(crate) fn stale_reply(&self, entry: &Entry, ask: &Ask<'_>) -> Vec<u8> {
+    pub(crate) fn stale_reply(&self, entry: &Entry, query: &Query<'_>) -> Vec<u8> {
         self.counters.stale_hits.fetch_add(1, Ordering::Relaxed);
         let mut reply = Vec::new();
-        self.write(entry, ask, STALE_TTL, &mut reply);
+        self.write(entry, query, STALE_TTL, &mut reply);
         reply
     }
 
     /// Takes an upstream's answer: gives it the form that clients get from a
     /// cache, and keeps it where that is allowed. `reply` has the client's id
     /// and letter case.
-    pub(crate) fn admit(&self, key: &Key, ask: &Ask<'_>, reply: &mut Vec<u8>, outline: &mut Outline) {
-        let Some(terms) = Terms::of(ask, reply, outline) else { return };
+    pub(crate) fn admit(
+        &self,
+        key: &Key,
+        query: &Query<'_>,
+        transport: Transport,
+        reply: &mut Vec<u8>,
+        outline: &mut Outline,
+    ) {
+        let Some(terms) = Terms::of(query, reply, outline, self.compat) else { return };
         message::remove_opt(reply, outline);
         let mut ttls = SmallVec::new();
         let mut owners = SmallVec::new();
-        let name = ask.name();
+        let name = query.question.raw_name;
         for (_, record) in outline.walk(reply) {
             let (Ok(ttl_at), Ok(owner)) = (u16::try_from(record.ttl_at), u16::try_from(record.owner)) else {
                 return;
@@ -226,10 +237,12 @@ impl Cache {
             reply[at..at + 4].copy_from_slice(&terms.ttl.to_be_bytes());
         }
         let entry_message = Box::from(&reply[..]);
-        hide_authentic(reply, ask);
-        let with_opt = reply.len() + if ask.udp_size().is_some() { OPT_LEN } else { 0 };
-        if with_opt > ask.reply_limit() {
-            // This client gets it cut; that is not kept (observed).
+        if self.compat.transparent_forwarding {
+            message::hide_authentic(reply, query);
+        }
+        let with_opt = reply.len() + if query.edns.is_some() { OPT_LEN } else { 0 };
+        if self.compat.transparent_forwarding && with_opt > query.limit(transport) {
+            // This client gets it cut; the reference does not keep that (observed).
             return;
         }
         let entry = Entry {
@@ -248,13 +261,13 @@ impl Cache {
     }
 
     /// Writes a reply to this client from an entry.
-    fn write(&self, entry: &Entry, ask: &Ask<'_>, ttl: u32, reply: &mut Vec<u8>) {
+    fn write(&self, entry: &Entry, query: &Query<'_>, ttl: u32, reply: &mut Vec<u8>) {
         reply.clear();
         reply.reserve(entry.message.len() + OPT_LEN);
         reply.extend_from_slice(&entry.message);
-        message::set_id(reply, message::id(ask.message));
-        let name = ask.name();
-        reply[ask.question.clone()].copy_from_slice(&ask.message[ask.question.clone()]);
+        message::set_id(reply, query.id);
+        let name = query.question.raw_name;
+        reply[query.question_range()].copy_from_slice(&query.message[query.question_range()]);
         for &at in &entry.owners {
             let at = usize::from(at);
             reply[at..at + name.len()].copy_from_slice(name);
@@ -263,12 +276,15 @@ impl Cache {
             let at = usize::from(at);
             reply[at..at + 4].copy_from_slice(&ttl.to_be_bytes());
         }
-        message::set_recursion_desired(reply, true);
-        if self.as_reference {
+        if self.compat.transparent_forwarding {
+            message::hide_authentic(reply, query);
+        } else {
+            message::set_own_flags(reply, query);
+        }
+        if self.compat.cache_as_authority {
             message::set_authoritative(reply, true);
         }
-        hide_authentic(reply, ask);
-        ask.add_opt(reply);
+        wire::append_opt(query, reply);
     }
 
     /// Does the work that moka has put off, so that counts are exact.
@@ -302,16 +318,6 @@ impl Entry {
     }
 }
 
-/// Bytes of an OPT without options.
-const OPT_LEN: usize = 11;
-
-/// AD is for clients that asked for it, by AD or DO (RFC 6840, section 5.8).
-pub(crate) fn hide_authentic(reply: &mut [u8], ask: &Ask<'_>) {
-    if !ask.dnssec_ok() && !ask.flags().authentic() {
-        message::set_authentic(reply, false);
-    }
-}
-
 /// On what terms an answer is kept.
 #[derive(Debug, PartialEq, Eq)]
 struct Terms {
@@ -324,11 +330,11 @@ struct Terms {
 }
 
 impl Terms {
-    /// Those of an answer to `ask`; `None`: it is not to be kept.
-    fn of(ask: &Ask<'_>, reply: &[u8], outline: &Outline) -> Option<Self> {
+    /// Those of an answer to `query`; `None`: it is not to be kept.
+    fn of(query: &Query<'_>, reply: &[u8], outline: &Outline, compat: Compat) -> Option<Self> {
         let flags = Flags::of(reply);
         let question = message::question_range(reply)?;
-        let same = message::same_question(&ask.message[ask.question.clone()], reply.get(question)?);
+        let same = message::same_question(&query.message[query.question_range()], reply.get(question)?);
         if !same || flags.truncated() || flags.opcode() != 0 {
             return None;
         }
@@ -342,6 +348,11 @@ impl Terms {
                 // The last of the SOA's fields.
                 minimum = record.data.end.checked_sub(4).and_then(|at| message::u32_at(reply, at));
             }
+        }
+        // For the transaction in progress alone (RFC 1035, section 3.2.1).
+        let is_for_now = smallest == 0 || outline.records[0] == 0 && minimum == Some(0);
+        if is_for_now && !compat.cache_zero_ttl {
+            return None;
         }
         match (flags.rcode(), outline.records[0], minimum) {
             (message::NOERROR, 1.., _) => {

@@ -3,16 +3,25 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    Ask,
-    cache::{Cache, Entry, Key, Lookup, hide_authentic},
-    flight::{Flights, Landed, Landing, Leader, Part},
+    admission::{Admission, AdmissionStatus, Permit},
+    cache::{Cache, Entry, Lookup},
+    failures::Failures,
+    flight::{FlightKey, Flights, Landed, Leader, Part},
     forward::Forwarder,
     forwarded::Forwarded,
     http::HttpSource,
     message,
+    outgoing::{Form, Key},
 };
-use dns_core::wire::{Query, ReplyFlags, Transport, empty_reply};
+use dns_core::{
+    config::Compat,
+    wire::{Query, Transport, append_opt},
+};
 
+/// Most queries that wait for the recursors of the configuration, or of one handler.
+const MAX_WAITING_FOR_DNS: usize = 8192;
+/// Most queries that wait for one HTTP handler.
+const MAX_WAITING_FOR_HTTP: usize = 1024;
 /// So long a client waits for the renewal of an answer that is past its time
 /// before it gets that (RFC 8767, section 5: "client response timer", 1.8 s).
 const STALE_PATIENCE: Duration = Duration::from_millis(1800);
@@ -31,8 +40,21 @@ struct Shared {
     source: Source,
     /// Where they are kept.
     cache: Option<Arc<Cache>>,
-    /// Who waits for the same answer.
-    flights: Arc<Flights>,
+    /// What the source shares with the same one past the cache.
+    common: Arc<Common>,
+}
+
+/// What bounds the use of a source.
+#[derive(Debug)]
+struct Common {
+    /// What of a query goes up.
+    form: Form,
+    /// Queries that wait.
+    admission: Arc<Admission>,
+    /// Queries that wait for the same answer.
+    flights: Flights,
+    /// What failed a moment ago; `None`: that is not remembered.
+    failures: Option<Failures>,
 }
 
 /// Where answers come from.
@@ -75,156 +97,243 @@ struct Fetched {
 
 impl CachedSource {
     /// Answers from `source`, and from `cache` before.
-    pub(crate) fn new(source: Source, cache: Option<Arc<Cache>>) -> Self {
-        Self { shared: Arc::new(Shared { source, cache, flights: Arc::default() }) }
+    pub(crate) fn new(source: Source, cache: Option<Arc<Cache>>, form: Form, compat: Compat) -> Self {
+        let most = match source {
+            Source::Http(_) => MAX_WAITING_FOR_HTTP,
+            Source::Dns(_) | Source::Deny(_) => MAX_WAITING_FOR_DNS,
+        };
+        let common = Common {
+            form,
+            admission: Admission::new(most),
+            flights: Flights::default(),
+            failures: (!compat.forget_failures).then(Failures::default),
+        };
+        Self { shared: Arc::new(Shared { source, cache, common: Arc::new(common) }) }
     }
 
     /// Answers from the same source, past the cache.
     pub(crate) fn past_cache(&self) -> Self {
-        let Shared { source, cache: _, flights } = &*self.shared;
-        Self { shared: Arc::new(Shared { source: source.clone(), cache: None, flights: flights.clone() }) }
+        let Shared { source, cache: _, common } = &*self.shared;
+        Self { shared: Arc::new(Shared { source: source.clone(), cache: None, common: common.clone() }) }
+    }
+
+    /// How many queries wait for the source, and for whom.
+    pub fn admission(&self) -> AdmissionStatus {
+        self.shared.common.admission.status()
+    }
+
+    /// Queries answered with a failure of less than a second ago (RFC 9520).
+    pub fn failure_hits(&self) -> u64 {
+        self.shared.common.failures.as_ref().map_or(0, Failures::hits)
+    }
+
+    /// Forgets failures.
+    pub(crate) fn flush_failures(&self) {
+        if let Some(failures) = &self.shared.common.failures {
+            failures.flush();
+        }
     }
 
     /// The whole reply to a query: the client's id and letter case, not yet cut to size.
     pub async fn answer(&self, query: &Query<'_>, transport: Transport) -> Vec<u8> {
-        let Some(ask) = Ask::new(query.message, transport) else {
-            // `wire::parse` has let this message pass, so this is not reached;
-            // should the two ever differ, the client is told.
-            return empty_reply(query, hickory_proto::op::ResponseCode::FormErr, ReplyFlags::ERROR);
+        let shared = &self.shared;
+        let cached = shared.cache.as_ref().and_then(|cache| Some((cache, cache.key(query)?)));
+        let Some((cache, key)) = cached else {
+            let Some(_permit) = shared.admit(query) else { return Fetched::failure(query).reply };
+            return shared.fetch_for_all(None, query, transport, true).await.reply;
         };
-        let Some((cache, key)) = self.shared.cache.as_ref().and_then(|cache| Some((cache, cache.key(&ask)?)))
-        else {
-            return self.shared.fetch_for_all(None, &ask, true).await.reply;
+        let stale = match cache.get(&key, query) {
+            Lookup::Fresh(reply) => return reply,
+            Lookup::Miss => None,
+            Lookup::Stale(entry) => Some(entry),
         };
-        match cache.get(&key, &ask) {
-            Lookup::Fresh(reply) => reply,
-            Lookup::Miss => self.shared.fetch_for_all(Some((cache, &key)), &ask, true).await.reply,
-            Lookup::Stale(entry) => self.renew(cache, &key, &ask, &entry).await,
+        match (shared.admit(query), stale) {
+            (None, Some(entry)) => cache.stale_reply(&entry, query),
+            (None, None) => Fetched::failure(query).reply,
+            (Some(permit), Some(entry)) => self.renew(permit, cache, &key, query, transport, &entry).await,
+            (Some(_permit), None) => {
+                let fetched = shared.fetch_for_all(Some((cache, &key)), query, transport, true).await;
+                let plain = fetched.failed.then(|| cache.without_dnssec(query)).flatten();
+                plain.unwrap_or(fetched.reply)
+            }
         }
     }
 
-    /// Writes the reply to a query into `out` if it is in the cache, and says
-    /// whether it did; what is not will be asked for with [`Self::answer`].
+    /// Writes the reply to a query into `out` if nothing has to be waited for, and says
+    /// whether it did; otherwise [`Self::answer`] asks.
     pub fn answer_at_once(&self, query: &Query<'_>, transport: Transport, out: &mut Vec<u8>) -> bool {
-        let Some(cache) = &self.shared.cache else { return false };
-        let Some(ask) = Ask::new(query.message, transport) else { return false };
-        cache.key(&ask).is_some_and(|key| cache.write_fresh(&key, &ask, out))
+        let Shared { source, cache, common } = &*self.shared;
+        if let Source::Deny(denial) = source {
+            *out = message::begin_reply(query, true, true, denial.rcode());
+            return true;
+        }
+        if let Some(cache) = cache
+            && cache.key(query).is_some_and(|key| cache.write_fresh(&key, query, out))
+        {
+            return true;
+        }
+        if cache.as_ref().is_some_and(|cache| cache.stale.is_some() || query.dnssec_ok()) {
+            // There may be an answer that is better than a failure.
+            return false;
+        }
+        let failed =
+            common.failures.as_ref().and_then(|failures| failures.get(&common.flight(query, transport)));
+        if let Some(landed) = failed {
+            *out = Fetched::with_others(&landed, query, common.form).reply;
+            return true;
+        }
+        if common.admission.refuses(query.client) {
+            *out = Fetched::failure(query).reply;
+            return true;
+        }
+        false
     }
 
     /// Tries to renew an answer, and gives it as it is if that fails or takes too long.
-    async fn renew(&self, cache: &Arc<Cache>, key: &Key, ask: &Ask<'_>, entry: &Arc<Entry>) -> Vec<u8> {
+    async fn renew(
+        &self,
+        permit: Permit,
+        cache: &Arc<Cache>,
+        key: &Key,
+        query: &Query<'_>,
+        transport: Transport,
+        entry: &Arc<Entry>,
+    ) -> Vec<u8> {
         let renewal = {
             let (shared, cache, key) = (Arc::clone(&self.shared), Arc::clone(cache), key.clone());
-            let (message, transport) = (ask.message.to_vec(), ask.transport);
+            let query = query.to_owned();
             async move {
-                let ask = Ask::new(&message, transport)?;
-                Some(shared.fetch_for_all(Some((&cache, &key)), &ask, false).await)
+                let _permit = permit;
+                shared.fetch_for_all(Some((&cache, &key)), &query.as_query(), transport, false).await
             }
         };
         // It goes on when this client no longer waits for it.
         match tokio::time::timeout(STALE_PATIENCE, tokio::spawn(renewal)).await {
-            Ok(Ok(Some(Fetched { reply, failed: false }))) => reply,
+            Ok(Ok(Fetched { reply, failed: false })) => reply,
             _ => {
                 entry.renewal_failed();
-                cache.stale_reply(entry, ask)
+                cache.stale_reply(entry, query)
             }
         }
     }
 }
 
+impl Common {
+    /// The key of the flight of a query.
+    fn flight(&self, query: &Query<'_>, transport: Transport) -> FlightKey {
+        let mut key = self.form.key(query);
+        key.push(u8::from(transport == Transport::Tcp));
+        key
+    }
+}
+
 impl Shared {
-    /// Asks for an answer, together with all who wait for the same, and keeps it in a
-    /// cache. `keep_failures`: failures that may be kept are.
+    /// A place for a query; `None` if its client has too many already.
+    fn admit(&self, query: &Query<'_>) -> Option<Permit> {
+        self.common.admission.admit(query.client)
+    }
+
+    /// Asks for an answer, together with all queries that wait for the same, and keeps it
+    /// in a cache. `keep_failures`: failures that may be kept are.
     async fn fetch_for_all(
         &self,
         cache: Option<(&Cache, &Key)>,
-        ask: &Ask<'_>,
+        query: &Query<'_>,
+        transport: Transport,
         keep_failures: bool,
     ) -> Fetched {
-        let travels = !matches!(self.source, Source::Deny(_));
-        let Some(key) = travels.then(|| Flights::key(ask)).flatten() else {
-            return self.fetch(cache, ask, keep_failures, None).await;
-        };
-        let mut asked_by_another = false;
+        let key = self.common.flight(query, transport);
         loop {
-            match self.flights.join(key.clone()) {
-                Part::Leader(leader) => return self.fetch(cache, ask, keep_failures, Some(leader)).await,
-                Part::Follower(landing) => match landing.await {
-                    Ok(Landing::Reply(landed)) => {
-                        if asked_by_another || !landed.is_cut_below(ask.reply_limit()) {
-                            return Fetched::with_others(&landed, ask);
-                        }
-                        // Once: after that, by TCP.
-                        asked_by_another = true;
+            if let Some(landed) = self.common.failures.as_ref().and_then(|failures| failures.get(&key)) {
+                return Fetched::with_others(&landed, query, self.common.form);
+            }
+            match self.common.flights.join(&key) {
+                Part::Leader(leader) => {
+                    return self.fetch(cache, query, transport, keep_failures, leader, &key).await;
+                }
+                Part::Follower(landing) => {
+                    if let Ok(landed) = landing.await {
+                        return Fetched::with_others(&landed, query, self.common.form);
                     }
-                    Ok(Landing::GivenUp) => return Fetched::failure(ask),
-                    // Whoever asked has gone: ask anew.
-                    Err(_) => {}
-                },
+                    // The client that asked has gone: ask anew.
+                }
             }
         }
     }
 
-    /// Asks for an answer, keeps it, and gives it to all who wait with `leader`.
+    /// Asks for an answer, keeps it, and gives it to all queries that wait with `leader`.
     async fn fetch(
         &self,
         cache: Option<(&Cache, &Key)>,
-        ask: &Ask<'_>,
+        query: &Query<'_>,
+        transport: Transport,
         keep_failures: bool,
-        leader: Option<Leader<'_>>,
+        leader: Leader<'_>,
+        flight: &FlightKey,
     ) -> Fetched {
-        let Forwarded { mut reply, mut outline, failed, keep } = self.source.fetch(ask).await;
+        let Forwarded { mut reply, mut outline, failed, keep, busy } =
+            self.source.fetch(query, transport).await;
         if let Some((cache, key)) = cache
             && (!failed || keep && keep_failures)
         {
-            cache.admit(key, ask, &mut reply, &mut outline);
+            cache.admit(key, query, transport, &mut reply, &mut outline);
         }
-        if let Some(leader) = leader {
-            let limit = ask.reply_limit();
-            leader.land(|| Landed { reply: reply.clone(), outline: outline.clone(), failed, limit });
+        let landed = Arc::new(Landed { reply, outline, failed });
+        if failed
+            && !busy
+            && let Some(failures) = &self.common.failures
+        {
+            failures.insert(flight.clone(), Arc::clone(&landed));
         }
-        if outline.opt.is_none() {
-            ask.add_opt(&mut reply);
+        leader.land(&landed);
+        let (mut reply, has_opt) = match Arc::try_unwrap(landed) {
+            Ok(landed) => (landed.reply, landed.outline.opt.is_some()),
+            Err(landed) => (landed.reply.clone(), landed.outline.opt.is_some()),
+        };
+        if !self.common.form.transparent {
+            message::set_own_flags(&mut reply, query);
+        }
+        if !has_opt {
+            append_opt(query, &mut reply);
         }
         Fetched { reply, failed }
     }
 }
 
 impl Fetched {
-    /// The reply for a client whose question somebody else has asked: with the client's
-    /// id, letter case and EDNS. The upstream's OPT was for who asked.
-    fn with_others(landed: &Landed, ask: &Ask<'_>) -> Self {
-        let Landed { reply, outline, failed, limit: _ } = landed;
-        if message::has_extended_rcode(reply, outline) {
-            return Self::failure(ask);
-        }
+    /// The reply for a client whose question another one has asked: with the client's id,
+    /// flags, letter case and EDNS.
+    fn with_others(landed: &Landed, query: &Query<'_>, form: Form) -> Self {
+        let Landed { reply, outline, failed } = landed;
         let mut reply = reply.clone();
         message::remove_opt(&mut reply, &mut outline.clone());
-        message::set_id(&mut reply, message::id(ask.message));
-        ask.restore_case(&mut reply);
-        hide_authentic(&mut reply, ask);
-        ask.add_opt(&mut reply);
+        message::set_id(&mut reply, query.id);
+        message::restore_case(&mut reply, query);
+        if form.transparent {
+            message::hide_authentic(&mut reply, query);
+        } else {
+            message::set_own_flags(&mut reply, query);
+        }
+        append_opt(query, &mut reply);
         Self { reply, failed: *failed }
     }
 
     /// SERVFAIL.
-    fn failure(ask: &Ask<'_>) -> Self {
-        let Forwarded { mut reply, .. } = Forwarded::bare(ask, true, message::SERVFAIL);
-        ask.add_opt(&mut reply);
+    fn failure(query: &Query<'_>) -> Self {
+        let Forwarded { mut reply, .. } = Forwarded::bare(query, true, message::SERVFAIL);
+        append_opt(query, &mut reply);
         Self { reply, failed: true }
     }
 }
 
 impl Source {
     /// Asks for an answer.
-    async fn fetch(&self, ask: &Ask<'_>) -> Forwarded {
+    async fn fetch(&self, query: &Query<'_>, transport: Transport) -> Forwarded {
         match self {
-            Self::Dns(forwarder) => forwarder.forward(ask).await,
-            Self::Http(http) => http.fetch(ask).await,
+            Self::Dns(forwarder) => forwarder.forward(query, transport).await,
+            Self::Http(http) => http.fetch(query).await,
             Self::Deny(denial) => {
-                let rcode = denial.rcode();
-                let reply = message::begin_reply(ask.message, ask.question.clone(), true, true, rcode);
-                Forwarded::own(reply, false)
+                Forwarded::own(message::begin_reply(query, true, true, denial.rcode()), false)
             }
         }
     }

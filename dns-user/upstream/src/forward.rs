@@ -5,14 +5,17 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 
 use super::{
-    Ask, TryError,
+    TryError,
     forwarded::Forwarded,
     message,
     order::RecursorOrder,
     readable::Readable,
     recursor::{Manner, Recursor, Worth},
 };
-use dns_core::config::{RecursorErrors, RecursorSelection};
+use dns_core::{
+    config::{Compat, RecursorSelection},
+    wire::{Query, Transport},
+};
 
 /// A list of recursors that is asked until one answers.
 #[derive(Debug)]
@@ -23,8 +26,8 @@ pub(crate) struct Forwarder {
     manner: Manner,
     /// In which order.
     selection: RecursorSelection,
-    /// What the client gets when all failed.
-    errors: RecursorErrors,
+    /// Effects of the reference that are kept.
+    compat: Compat,
 }
 
 /// The recursors and what their order has learned.
@@ -42,10 +45,10 @@ impl Forwarder {
         names: &[String],
         manner: Manner,
         selection: RecursorSelection,
-        errors: RecursorErrors,
+        compat: Compat,
     ) -> Self {
         let set = ArcSwap::from_pointee(RecursorSet::new(names, manner, selection, &[]));
-        Self { set, manner, selection, errors }
+        Self { set, manner, selection, compat }
     }
 
     /// Asks others from now on. Those that stay keep their sockets and counters.
@@ -61,71 +64,69 @@ impl Forwarder {
     }
 
     /// Asks until a recursor answers with NOERROR.
-    pub(crate) async fn forward(&self, ask: &Ask<'_>) -> Forwarded {
+    pub(crate) async fn forward(&self, query: &Query<'_>, transport: Transport) -> Forwarded {
         let set = self.set.load_full();
-        let mut query = ask.message.to_vec();
+        let form = self.manner.form;
+        let mut message = form.message(query);
         let mut best: Option<Failure> = None;
+        let mut busy = false;
         for index in set.order.order() {
             let recursor = &set.recursors[index];
-            if best.is_some() && !self.is_worth_waiting(recursor, ask) {
+            if best.is_some() && !self.is_worth_waiting(recursor, query, transport) {
                 continue;
             }
-            let outcome = recursor.ask(ask, &mut query).await;
+            let outcome = recursor.ask(query, transport, &mut message).await;
             set.order.record(index, self.counts_as_failure(&outcome));
             match outcome {
-                Ok(readable) if readable.rcode() == message::NOERROR => return readable.finish(ask),
+                Ok(readable) if readable.rcode() == message::NOERROR => return readable.finish(query, form),
                 Ok(readable) => {
                     let failure = Failure::of(readable);
                     if best.as_ref().is_none_or(|best| failure.rank() >= best.rank()) {
                         best = Some(failure);
                     }
                 }
-                Err(_) => {}
+                Err(error) => busy |= error == TryError::Busy,
             }
         }
-        match (self.errors, best) {
-            (RecursorErrors::Nxdomain, best) => {
-                let failed = best.is_none_or(|best| best.rank() == 0);
-                Forwarded { failed, keep: false, ..Forwarded::bare(ask, false, message::NXDOMAIN) }
-            }
-            (RecursorErrors::Truthful, Some(failure)) => failure.finish(ask),
-            (RecursorErrors::Truthful, None) => {
-                Forwarded { keep: false, ..Forwarded::bare(ask, true, message::SERVFAIL) }
-            }
+        if self.compat.nxdomain_for_failures {
+            let failed = best.is_none_or(|best| best.rank() == 0);
+            return Forwarded { failed, ..Forwarded::bare(query, false, message::NXDOMAIN) };
+        }
+        match best {
+            Some(failure) => failure.finish(query, self.manner),
+            None => Forwarded { busy, ..Forwarded::bare(query, true, message::SERVFAIL) },
         }
     }
 
-    /// Whether a client who has an answer already, if not NOERROR, should wait for
-    /// this recursor: not for one that is silent, or every name that does not exist
-    /// would take a timeout. The reference waits.
-    fn is_worth_waiting(&self, recursor: &Arc<Recursor>, ask: &Ask<'_>) -> bool {
-        if self.errors == RecursorErrors::Nxdomain {
+    /// Whether a query that has an answer already, if not NOERROR, should wait for this
+    /// recursor: not for a silent one, or every name that does not exist would take a
+    /// timeout.
+    fn is_worth_waiting(&self, recursor: &Arc<Recursor>, query: &Query<'_>, transport: Transport) -> bool {
+        if self.compat.wait_for_silent_recursors {
             return true;
         }
         match recursor.worth() {
             Worth::Waiting => true,
             Worth::Nothing => false,
             Worth::Probing => {
-                let (recursor, message) = (Arc::clone(recursor), ask.message.to_vec());
-                let transport = ask.transport;
+                let (recursor, query, form) = (Arc::clone(recursor), query.to_owned(), self.manner.form);
                 tokio::spawn(async move {
-                    if let Some(ask) = Ask::new(&message, transport) {
-                        // It is the recursor who learns from this.
-                        let _ = recursor.ask(&ask, &mut message.clone()).await;
-                    }
+                    let query = query.as_query();
+                    // The recursor's counters learn from this.
+                    let _ = recursor.ask(&query, transport, &mut form.message(&query)).await;
                 });
                 false
             }
         }
     }
 
-    /// Whether an outcome speaks against the recursor. That a name does not
-    /// exist does not, but to the reference.
+    /// Whether an outcome speaks against the recursor. NXDOMAIN does not, nor does a lack
+    /// of room here.
     fn counts_as_failure(&self, outcome: &Result<Readable, TryError>) -> bool {
         match outcome {
-            Ok(readable) if readable.rcode() == message::NXDOMAIN => self.errors == RecursorErrors::Nxdomain,
+            Ok(readable) if readable.rcode() == message::NXDOMAIN => self.compat.nxdomain_is_failure,
             Ok(readable) => readable.rcode() != message::NOERROR,
-            Err(_) => true,
+            Err(error) => *error != TryError::Busy,
         }
     }
 }
@@ -169,14 +170,15 @@ impl Failure {
         }
     }
 
-    /// The reply for the client: as it came, or newly made where it does not
-    /// even repeat the question.
-    fn finish(self, ask: &Ask<'_>) -> Forwarded {
+    /// The reply for the client: as it came, or a new one where it does not repeat the
+    /// question or is about our exchange with the recursor.
+    fn finish(self, query: &Query<'_>, manner: Manner) -> Forwarded {
         let failed = self.rank() == 0;
-        if self.0.outline.questions == 1 {
-            return Forwarded { failed, ..self.0.finish(ask) };
+        let Self(readable) = self;
+        if readable.outline.questions == 1 && !readable.has_extended_rcode() {
+            return Forwarded { failed, ..readable.finish(query, manner.form) };
         }
-        let rcode = self.0.rcode();
-        Forwarded { failed, keep: false, ..Forwarded::bare(ask, true, rcode) }
+        let rcode = readable.rcode();
+        Forwarded { failed, ..Forwarded::bare(query, true, rcode) }
     }
 }

@@ -1,35 +1,36 @@
-//! How a query to somebody else ended.
+//! How a query to another server ended.
 
-use super::{
-    Ask,
-    message::{self, Outline},
-};
+use super::message::{self, Outline};
+use dns_core::wire::Query;
 
 /// How a query ended.
 #[derive(Debug)]
 pub(crate) struct Forwarded {
-    /// The reply: the client's id and letter case; no OPT was added yet, and it
-    /// is not cut to size.
+    /// The reply: the client's id and letter case, not cut to size. It has an OPT only
+    /// where forwarding is transparent.
     pub(crate) reply: Vec<u8>,
     /// Its sections.
     pub(crate) outline: Outline,
     /// There was no usable answer: nobody answered, or only by errors.
     pub(crate) failed: bool,
-    /// A failure that is kept for a while all the same.
+    /// The answer cache keeps the reply although it is a failure.
     pub(crate) keep: bool,
+    /// Nobody was asked for lack of room here, which says nothing about the name.
+    pub(crate) busy: bool,
 }
 
 impl Forwarded {
     /// A reply of our own without records: a failure.
-    pub(crate) fn bare(ask: &Ask<'_>, recursion_available: bool, rcode: u8) -> Self {
-        let reply =
-            message::begin_reply(ask.message, ask.question.clone(), false, recursion_available, rcode);
-        Self::own(reply, true)
+    pub(crate) fn bare(query: &Query<'_>, recursion_available: bool, rcode: u8) -> Self {
+        Self {
+            keep: false,
+            ..Self::own(message::begin_reply(query, false, recursion_available, rcode), true)
+        }
     }
 
-    /// A reply of our own making.
+    /// A reply of our own making. As a failure the answer cache keeps it.
     pub(crate) fn own(reply: Vec<u8>, failed: bool) -> Self {
         let outline = Outline::of(&reply).unwrap_or_default();
-        Self { reply, outline, failed, keep: failed }
+        Self { reply, outline, failed, keep: failed, busy: false }
     }
 }

@@ -4,15 +4,15 @@
 use std::time::Duration;
 
 use super::{
-    ask::Ask,
     cache::{Cache, Lookup},
     json_answer,
-    message::Outline,
+    message::{self, Outline},
+    outgoing::Form,
     readable::Readable,
 };
 use dns_core::{
-    config::{CacheConfig, RecursorErrors},
-    wire::Transport,
+    config::{CacheConfig, Compat},
+    wire::{Parsed, Query, Transport, append_opt, parse},
 };
 
 /// A cache and what a client gets by way of it.
@@ -37,7 +37,7 @@ impl CachedReplies {
             max_bytes: 1 << 20,
             serve_stale: Some(Duration::from_secs(60)),
         };
-        Self(Cache::new(&config, RecursorErrors::Truthful))
+        Self(Cache::new(&config, Form::default(), Compat::default()))
     }
 
     /// What a client gets that asked `query` by UDP, where a recursor answers `reply`;
@@ -45,17 +45,16 @@ impl CachedReplies {
     pub fn give(&self, query: &[u8], reply: Vec<u8>) -> Option<Given> {
         let Self(cache) = self;
         cache.flush();
-        let ask = Ask::new(query, Transport::Udp)?;
-        let forwarded = Readable::new(reply).ok()?.finish(&ask);
+        let query = parsed(query)?;
+        let forwarded = Readable::new(reply).ok()?.finish(&query, Form::default());
         let (mut reply, mut outline) = (forwarded.reply, forwarded.outline);
-        let key = cache.key(&ask);
+        let key = cache.key(&query);
         if let Some(key) = &key {
-            cache.admit(key, &ask, &mut reply, &mut outline);
+            cache.admit(key, &query, Transport::Udp, &mut reply, &mut outline);
         }
-        if outline.opt.is_none() {
-            ask.add_opt(&mut reply);
-        }
-        let from_cache = key.and_then(|key| match cache.get(&key, &ask) {
+        message::set_own_flags(&mut reply, &query);
+        append_opt(&query, &mut reply);
+        let from_cache = key.and_then(|key| match cache.get(&key, &query) {
             Lookup::Fresh(reply) => Some(reply),
             Lookup::Stale(_) | Lookup::Miss => None,
         });
@@ -72,8 +71,15 @@ impl Default for CachedReplies {
 /// What a client gets that asked `query`, where an HTTP server answers `document`; `None`:
 /// the document says nothing.
 pub fn http_answer(query: &[u8], document: &[u8]) -> Option<Vec<u8>> {
-    let ask = Ask::new(query, Transport::Udp)?;
-    json_answer::reply(&ask, document).ok()
+    json_answer::reply(&parsed(query)?, document).ok()
+}
+
+/// The query in a message.
+fn parsed(message: &[u8]) -> Option<Query<'_>> {
+    match parse(message) {
+        Parsed::Query(query) => Some(query),
+        Parsed::Reply(_) | Parsed::Drop => None,
+    }
 }
 
 /// Whether a message is whole: its counts fit, its names end, its data is of its types' forms.

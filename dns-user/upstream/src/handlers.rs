@@ -9,6 +9,7 @@ use super::{
     RecursorStatus,
     cache::Cache,
     cached::{CachedSource, Denial, Source},
+    form,
     forward::Forwarder,
     http::{HttpSource, client},
     manner, status,
@@ -119,7 +120,10 @@ impl Handlers {
 
     /// Forgets all answers of handlers.
     pub fn flush_cache(&self) {
-        self.by_domain.values().filter_map(|handler| handler.cache.as_ref()).for_each(|cache| cache.flush());
+        for Handler { source, cache, .. } in self.by_domain.values() {
+            cache.iter().for_each(|cache| cache.flush());
+            source.flush_failures();
+        }
     }
 
     /// The recursors of handlers by domain.
@@ -144,12 +148,8 @@ impl Handler {
         let mut forwarder = None;
         let source = match &handler.source {
             HandlerSource::Dns(recursors) => {
-                let own = Arc::new(Forwarder::new(
-                    recursors,
-                    manner(recursion),
-                    recursion.selection,
-                    recursion.errors,
-                ));
+                let own =
+                    Arc::new(Forwarder::new(recursors, manner(config), recursion.selection, config.compat));
                 forwarder = Some(Arc::clone(&own));
                 Source::Dns(own)
             }
@@ -159,9 +159,10 @@ impl Handler {
             HandlerSource::Deny(denial) => Source::Deny(*denial),
         };
         let worth_keeping = !matches!(source, Source::Deny(_));
+        let (form, compat) = (form(config), config.compat);
         let cache =
-            (handler.cache && worth_keeping).then(|| Arc::new(Cache::new(&config.cache, recursion.errors)));
-        let source = CachedSource::new(source, cache.clone());
+            (handler.cache && worth_keeping).then(|| Arc::new(Cache::new(&config.cache, form, compat)));
+        let source = CachedSource::new(source, cache.clone(), form, compat);
         Self { config: handler, source, forwarder, cache }
     }
 }

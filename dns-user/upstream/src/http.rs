@@ -11,7 +11,8 @@ use hyper_util::{
 };
 use url::Url;
 
-use super::{Ask, forwarded::Forwarded, give_up::OldestOut, json_answer, message};
+use super::{forwarded::Forwarded, json_answer, message};
+use dns_core::wire::Query;
 
 /// Largest document that is read, bytes.
 const MAX_DOCUMENT: usize = 4 << 20;
@@ -19,8 +20,6 @@ const MAX_DOCUMENT: usize = 4 << 20;
 const MAX_IDLE: usize = 16;
 /// How long idle connections are kept.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Most requests of one handler at a time.
-const MAX_REQUESTS: usize = 512;
 
 /// Keeps connections to all servers of all handlers.
 pub(crate) type HttpClient = Client<HttpsConnector<HttpConnector>, Empty<Bytes>>;
@@ -59,13 +58,11 @@ pub(crate) struct HttpSource {
     client: HttpClient,
     /// For one answer, connecting included.
     timeout: Duration,
-    /// Bounds the requests under way.
-    requests: OldestOut,
 }
 
 impl fmt::Debug for HttpSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { url, client: _, timeout, requests: _ } = self;
+        let Self { url, client: _, timeout } = self;
         f.debug_struct("HttpSource")
             .field("url", &url.as_str())
             .field("timeout", timeout)
@@ -94,9 +91,6 @@ enum HttpError {
     /// It took too long.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
-    /// Too many requests, and this was the oldest.
-    #[error("given up for later requests")]
-    GivenUp,
 }
 
 impl HttpSource {
@@ -107,36 +101,30 @@ impl HttpSource {
         }
         // A little less, so that the client gets the handler's own SERVFAIL.
         let timeout = request_timeout - request_timeout / 10;
-        Self { url, client, timeout, requests: OldestOut::new(MAX_REQUESTS) }
+        Self { url, client, timeout }
     }
 
     /// Asks for an answer. Whatever goes wrong is SERVFAIL.
-    pub(crate) async fn fetch(&self, ask: &Ask<'_>) -> Forwarded {
-        let request = tokio::time::timeout(self.timeout, self.request(ask));
-        let outcome = match self.requests.run(request).await {
-            Some(Ok(outcome)) => outcome,
-            Some(Err(_)) => Err(HttpError::TimedOut(self.timeout)),
-            None => Err(HttpError::GivenUp),
+    pub(crate) async fn fetch(&self, query: &Query<'_>) -> Forwarded {
+        let outcome = match tokio::time::timeout(self.timeout, self.request(query)).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(HttpError::TimedOut(self.timeout)),
         };
         match outcome {
             Ok(reply) => Forwarded::own(reply, false),
             Err(error) => {
                 tracing::debug!(url = %self.url, %error, "the HTTP request of a handler failed: the query gets SERVFAIL");
-                let rcode = message::SERVFAIL;
-                Forwarded::own(
-                    message::begin_reply(ask.message, ask.question.clone(), true, true, rcode),
-                    true,
-                )
+                Forwarded::own(message::begin_reply(query, true, true, message::SERVFAIL), true)
             }
         }
     }
 
     /// One request.
-    async fn request(&self, ask: &Ask<'_>) -> Result<Vec<u8>, HttpError> {
+    async fn request(&self, query: &Query<'_>) -> Result<Vec<u8>, HttpError> {
         let mut url = self.url.clone();
         url.query_pairs_mut()
-            .append_pair("type", &ask.qtype().to_string())
-            .append_pair("name", &presentation(ask.name()));
+            .append_pair("type", &query.question.qtype.to_string())
+            .append_pair("name", &presentation(query.question.raw_name));
         let request = Request::get(url.as_str()).header("accept", "application/dns-json, application/json");
         let response = self.client.request(request.body(Empty::new())?).await?;
         if response.status() != StatusCode::OK {
@@ -144,7 +132,7 @@ impl HttpSource {
         }
         let document = Limited::new(response.into_body(), MAX_DOCUMENT).collect().await;
         let document = document.map_err(HttpError::Body)?.to_bytes();
-        Ok(json_answer::reply(ask, &document)?)
+        Ok(json_answer::reply(query, &document)?)
     }
 }
 

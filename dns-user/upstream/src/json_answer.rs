@@ -6,11 +6,8 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use super::{
-    Ask,
-    message::{self, QUESTION_NAME},
-};
-use dns_core::config::json::Json;
+use super::message::{self, QUESTION_NAME};
+use dns_core::{config::json::Json, wire::Query};
 
 /// A JSON document that is no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -26,8 +23,8 @@ pub(crate) enum JsonAnswerError {
     Unreadable(usize),
 }
 
-/// Makes a reply to `ask` from a JSON document.
-pub(crate) fn reply(ask: &Ask<'_>, document: &[u8]) -> Result<Vec<u8>, JsonAnswerError> {
+/// Makes a reply to `query` from a JSON document.
+pub(crate) fn reply(query: &Query<'_>, document: &[u8]) -> Result<Vec<u8>, JsonAnswerError> {
     let json = Json::parse(document).map_err(|error| JsonAnswerError::Syntax(error.to_string()))?;
     let document = members(&json).ok_or(JsonAnswerError::Kind("the document"))?;
     let truncated = match find(document, "TC") {
@@ -43,12 +40,12 @@ pub(crate) fn reply(ask: &Ask<'_>, document: &[u8]) -> Result<Vec<u8>, JsonAnswe
     };
     let answers: Vec<Answer<'_>> = items.iter().map(Answer::parse).collect::<Result<_, _>>()?;
 
-    let mut reply = message::begin_reply(ask.message, ask.question.clone(), true, true, rcode);
+    let mut reply = message::begin_reply(query, true, true, rcode);
     let mut numbers = message::question_numbers(&reply);
     message::set_truncated(&mut reply, truncated);
     // The first owner is the question's name whatever the JSON says (observed);
     // behind an alias it is what that leads to.
-    let mut owner = if ask.name().len() > 1 { QUESTION_NAME.to_vec() } else { vec![0] };
+    let mut owner = if query.question.raw_name.len() > 1 { QUESTION_NAME.to_vec() } else { vec![0] };
     let mut written = 0;
     for answer in &answers {
         let Some(data) = rdata(answer.rtype, answer.data) else {
@@ -283,15 +280,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use dns_core::wire::Transport;
+    use dns_core::wire::{Parsed, parse};
 
     /// A query for `x.example. A`.
     const QUERY: &[u8] = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x01x\x07example\0\0\x01\0\x01";
 
     /// The reply to [`QUERY`].
     fn reply_to(document: &str) -> Result<Vec<u8>, JsonAnswerError> {
-        let ask = Ask::new(QUERY, Transport::Udp).unwrap();
-        reply(&ask, document.as_bytes())
+        let Parsed::Query(query) = parse(QUERY) else { panic!("a query") };
+        reply(&query, document.as_bytes())
     }
 
     #[test]

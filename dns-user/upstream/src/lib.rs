@@ -3,23 +3,24 @@
 //!
 //! * [`forward`]: one recursor after the other, in the order of [`order`].
 //! * [`recursor`], [`udp`], [`inbox`], [`tcp`]: asking one of them.
-//! * [`cached`], [`cache`], [`flight`]: the cache before a source, one query for many clients.
+//! * [`cached`], [`cache`], [`failures`], [`flight`]: what lies before a source, one query
+//!   for many clients; [`admission`]: who may wait.
 //! * [`handlers`], [`http`], [`json_answer`]: domains with an answerer of their own.
 //! * [`reverse`]: names of addresses.
-//! * [`message`], [`fields`], [`ask`]: looking into messages, which stay the bytes they were;
-//!   [`sound`]: whether those bytes mean what they claim to.
+//! * [`outgoing`]: queries to recursors; [`message`], [`fields`]: looking into replies, whose
+//!   records stay the bytes they were; [`sound`]: whether those bytes mean what they claim to.
 //! * [`fuzzing`]: what fuzz targets call.
 
-mod ask;
+pub mod admission;
 mod cache;
 mod cached;
+mod failures;
 mod fields;
 mod flight;
 mod forward;
 mod forwarded;
 #[doc(hidden)]
 pub mod fuzzing;
-mod give_up;
 mod handlers;
 mod http;
 mod inbox;
@@ -27,6 +28,7 @@ mod json_answer;
 mod message;
 pub mod metrics;
 mod order;
+mod outgoing;
 mod random;
 mod readable;
 mod recursor;
@@ -44,8 +46,8 @@ use std::{io, net::SocketAddr, sync::Arc};
 use arc_swap::ArcSwap;
 
 use self::{
-    ask::Ask, cache::Cache, cached::Source, forward::Forwarder, recursor::Manner, resolv_conf::Nameservers,
-    udp::Matching,
+    cache::Cache, cached::Source, forward::Forwarder, outgoing::Form, recursor::Manner,
+    resolv_conf::Nameservers, udp::Matching,
 };
 pub use self::{
     cached::{CachedSource, Denial},
@@ -53,7 +55,7 @@ pub use self::{
     reverse::Reverse,
     status::{CacheStatus, RecursorStatus},
 };
-use dns_core::config::{Config, RecursionConfig, RecursorErrors};
+use dns_core::config::Config;
 
 /// The recursors of the configuration.
 #[derive(Debug)]
@@ -81,7 +83,7 @@ impl Upstream {
             return Self { forwarder: None, cache: None, recursors: None, uncached: None, own };
         }
         let new = |names: &[String]| {
-            Arc::new(Forwarder::new(names, manner(recursion), recursion.selection, recursion.errors))
+            Arc::new(Forwarder::new(names, manner(config), recursion.selection, config.compat))
         };
         let forwarder = if recursion.recursors.is_empty() {
             let nameservers = Nameservers::new(own.clone(), recursion.excluded.clone());
@@ -91,8 +93,9 @@ impl Upstream {
         } else {
             new(&without_excluded(recursion.recursors.clone(), &recursion.excluded))
         };
-        let cache = config.cache.enabled.then(|| Arc::new(Cache::new(&config.cache, recursion.errors)));
-        let recursors = CachedSource::new(Source::Dns(Arc::clone(&forwarder)), cache.clone());
+        let (form, compat) = (form(config), config.compat);
+        let cache = config.cache.enabled.then(|| Arc::new(Cache::new(&config.cache, form, compat)));
+        let recursors = CachedSource::new(Source::Dns(Arc::clone(&forwarder)), cache.clone(), form, compat);
         Self {
             uncached: Some(recursors.past_cache()),
             recursors: Some(recursors),
@@ -111,6 +114,9 @@ impl Upstream {
     pub fn flush_cache(&self) {
         if let Some(cache) = &self.cache {
             cache.flush();
+        }
+        if let Some(recursors) = &self.recursors {
+            recursors.flush_failures();
         }
     }
 
@@ -146,16 +152,22 @@ impl Upstream {
 }
 
 /// How the recursors of the configuration are asked.
-fn manner(recursion: &RecursionConfig) -> Manner {
+fn manner(config: &Config) -> Manner {
     Manner {
-        timeout: recursion.timeout,
-        max_retries: recursion.max_retries,
-        matching: match recursion.errors {
-            RecursorErrors::Truthful => Matching::Strict,
-            RecursorErrors::Nxdomain => Matching::Lenient,
+        timeout: config.recursion.timeout,
+        max_retries: config.recursion.max_retries,
+        form: form(config),
+        matching: match config.compat.accept_other_questions {
+            false => Matching::Strict,
+            true => Matching::Lenient,
         },
-        randomise_case: recursion.randomise_case,
+        randomise_case: config.recursion.randomise_case,
     }
+}
+
+/// What of a client's query goes up.
+fn form(config: &Config) -> Form {
+    Form { transparent: config.compat.transparent_forwarding, client_subnet: config.recursion.client_subnet }
 }
 
 /// Removes the recursors that are not to be used. Addresses are compared as
@@ -191,9 +203,9 @@ pub(crate) enum TryError {
     /// Something came that is no DNS message.
     #[error("unreadable reply")]
     Unreadable,
-    /// Too many were in flight, and this was the oldest.
-    #[error("given up for later queries")]
-    GivenUp,
+    /// Too many are in flight.
+    #[error("too many queries in flight")]
+    Busy,
 }
 
 impl TryError {
@@ -201,14 +213,20 @@ impl TryError {
     pub(crate) fn is_network_error(self) -> bool {
         match self {
             Self::TimedOut | Self::Refused | Self::Reset | Self::WrongReply => true,
-            Self::Closed | Self::Unreadable | Self::GivenUp => false,
+            Self::Closed | Self::Unreadable | Self::Busy => false,
         }
+    }
+
+    /// Whether a connection was closed, in good order or not.
+    pub(crate) fn is_end_of_connection(self) -> bool {
+        matches!(self, Self::Closed | Self::Reset)
     }
 }
 
 impl From<io::Error> for TryError {
     fn from(error: io::Error) -> Self {
         match error.kind() {
+            io::ErrorKind::InvalidData => Self::WrongReply,
             io::ErrorKind::TimedOut => Self::TimedOut,
             io::ErrorKind::UnexpectedEof => Self::Closed,
             io::ErrorKind::ConnectionReset

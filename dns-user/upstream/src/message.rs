@@ -9,13 +9,18 @@ use std::ops::Range;
 
 pub(crate) use super::fields::{HEADER_LEN, TYPE_OPT, TYPE_SOA, u16_at, u32_at};
 use super::sound::{FixedFields, is_sound_data, name_end};
+use dns_core::wire::Query;
 
 /// RCODE NOERROR.
 pub(crate) const NOERROR: u8 = 0;
+/// RCODE FORMERR.
+pub(crate) const FORMERR: u8 = 1;
 /// RCODE SERVFAIL.
 pub(crate) const SERVFAIL: u8 = 2;
 /// RCODE NXDOMAIN.
 pub(crate) const NXDOMAIN: u8 = 3;
+/// RCODE NOTIMP.
+pub(crate) const NOTIMP: u8 = 4;
 /// RCODE REFUSED.
 pub(crate) const REFUSED: u8 = 5;
 
@@ -33,8 +38,11 @@ const RA: u8 = 0x80;
 const AD: u8 = 0x20;
 /// CD in the fourth byte (RFC 4035).
 const CD: u8 = 0x10;
+/// RCODE in the fourth byte.
+const RCODE: u8 = 0x0f;
 
 /// The message's id; 0 for one without a header.
+#[cfg(test)]
 pub(crate) fn id(message: &[u8]) -> u16 {
     u16_at(message, 0).unwrap_or(0)
 }
@@ -66,21 +74,6 @@ impl Flags {
         self.0[0] & TC != 0
     }
 
-    /// RD: recursion desired.
-    pub(crate) fn recursion_desired(self) -> bool {
-        self.0[0] & RD != 0
-    }
-
-    /// AD: authentic data; in a query: the client understands it (RFC 6840, section 5.7).
-    pub(crate) fn authentic(self) -> bool {
-        self.0[1] & AD != 0
-    }
-
-    /// CD: checking disabled.
-    pub(crate) fn checking_disabled(self) -> bool {
-        self.0[1] & CD != 0
-    }
-
     /// The kind of message: 0 for a query.
     pub(crate) fn opcode(self) -> u8 {
         self.0[0] >> 3 & 15
@@ -102,12 +95,8 @@ pub(crate) fn set_truncated(message: &mut [u8], on: bool) {
     set_bit(message, 2, TC, on);
 }
 
-/// Sets or clears RD.
-pub(crate) fn set_recursion_desired(message: &mut [u8], on: bool) {
-    set_bit(message, 2, RD, on);
-}
-
 /// Sets or clears AD.
+#[cfg(test)]
 pub(crate) fn set_authentic(message: &mut [u8], on: bool) {
     set_bit(message, 3, AD, on);
 }
@@ -241,12 +230,11 @@ pub(crate) fn same_question(ours: &[u8], theirs: &[u8]) -> bool {
     ours[split..] == theirs[split..] && ours[..split].eq_ignore_ascii_case(&theirs[..split])
 }
 
-/// Appends an OPT as the reference does: the client's size, DO clear, no options.
-/// `message` must end with its last record.
+/// Appends an OPT of the given size, DO clear, no options.
+#[cfg(test)]
 pub(crate) fn append_opt(message: &mut Vec<u8>, udp_size: u16) {
     let Some(count) = u16_at(message, 10) else { return };
-    let size = udp_size.to_be_bytes();
-    message.extend_from_slice(&[0, 0, TYPE_OPT as u8, size[0], size[1], 0, 0, 0, 0, 0, 0]);
+    message.extend_from_slice(&dns_core::wire::opt_record(udp_size, 0, false));
     message[10..12].copy_from_slice(&count.saturating_add(1).to_be_bytes());
 }
 
@@ -266,28 +254,48 @@ pub(crate) fn remove_opt(message: &mut Vec<u8>, outline: &mut Outline) {
     message[10..12].copy_from_slice(&outline.records[2].to_be_bytes());
 }
 
-/// Begins a reply of our own: id, opcode, RD and CD of the query and its question;
-/// AA, RA and the RCODE as told; no records yet.
+/// Begins a reply of our own: id, RD, CD and question of the query; AA, RA and RCODE as
+/// told; no records yet.
 pub(crate) fn begin_reply(
-    query: &[u8],
-    question: Range<usize>,
+    query: &Query<'_>,
     authoritative: bool,
     recursion_available: bool,
     rcode: u8,
 ) -> Vec<u8> {
     let mut reply = Vec::with_capacity(512);
-    let mut high = QR | query.get(2).map_or(0, |byte| byte & (0x78 | RD));
-    if authoritative {
-        high |= AA;
-    }
-    let mut low = rcode & 15 | query.get(3).map_or(0, |byte| byte & CD);
-    if recursion_available {
-        low |= RA;
-    }
-    reply.extend_from_slice(&id(query).to_be_bytes());
+    let [high, low] = query.flags.to_be_bytes();
+    let high = QR | high & RD | if authoritative { AA } else { 0 };
+    let low = rcode & 15 | low & CD | if recursion_available { RA } else { 0 };
+    reply.extend_from_slice(&query.id.to_be_bytes());
     reply.extend_from_slice(&[high, low, 0, 1, 0, 0, 0, 0, 0, 0]);
-    reply.extend_from_slice(query.get(question).unwrap_or(&[0, 0, 0, 0, 0]));
+    reply.extend_from_slice(&query.message[query.question_range()]);
     reply
+}
+
+/// Gives a recursor's reply the flags that are ours to set: RD and CD of the query, RA,
+/// and AD only for a client that understands it (RFC 6840, section 5.8).
+pub(crate) fn set_own_flags(reply: &mut [u8], query: &Query<'_>) {
+    let Some([high, low]) = reply.get_mut(2..4).and_then(|flags| flags.first_chunk_mut()) else { return };
+    let [asked_high, asked_low] = query.flags.to_be_bytes();
+    *high = *high & !RD | asked_high & RD;
+    let kept = if query.wants_authentic_data() { AD | RCODE } else { RCODE };
+    *low = *low & kept | asked_low & CD | RA;
+}
+
+/// Clears AD for a client that does not understand it (RFC 6840, section 5.8).
+pub(crate) fn hide_authentic(reply: &mut [u8], query: &Query<'_>) {
+    if !query.wants_authentic_data() {
+        set_bit(reply, 3, AD, false);
+    }
+}
+
+/// Overwrites the name in the reply's question with the client's letter case.
+pub(crate) fn restore_case(reply: &mut [u8], query: &Query<'_>) {
+    let Some(theirs) = question_range(reply) else { return };
+    let ours = &query.message[query.question_range()];
+    if same_question(ours, &reply[theirs.clone()]) {
+        reply[theirs].copy_from_slice(ours);
+    }
 }
 
 /// Appends a record to the answer section of a message that has no other sections

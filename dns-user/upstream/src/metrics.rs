@@ -107,14 +107,14 @@ fn of_recursors(handler: &str, forwarder: &Forwarder) -> Vec<MetricFamily> {
             tries,
             network_errors,
             error_replies,
-            given_up,
+            refused,
             mismatched,
             latency_us: _,
             latencies,
             latency_sum_us,
         } = &recursor.counters;
         let labels = [recursor.name(), handler];
-        let failures = [("network", network_errors), ("rcode", error_replies), ("given_up", given_up)];
+        let failures = [("network", network_errors), ("rcode", error_replies), ("given_up", refused)];
         [
             families::RECURSOR_QUERIES_TOTAL.of([(labels, tries.load(Relaxed))]),
             families::RECURSOR_FAILURES_TOTAL.of(

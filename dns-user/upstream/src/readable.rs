@@ -1,10 +1,12 @@
-//! A recursor's reply, looked through before anybody uses it.
+//! A recursor's reply that has been checked before anything is made of it.
 
 use super::{
-    Ask, TryError,
+    TryError,
     forwarded::Forwarded,
     message::{self, Flags, Outline},
+    outgoing::Form,
 };
+use dns_core::wire::Query;
 
 /// A recursor's reply that is a whole and sound message ([`Outline`]).
 #[derive(Debug)]
@@ -16,26 +18,42 @@ pub(crate) struct Readable {
 }
 
 impl Readable {
-    /// Walks a reply. One that is not sound is of no more use than none: clients would
-    /// get it broken.
+    /// Checks a reply. One that is not sound is worth no more than none: clients would get
+    /// it broken.
     pub(crate) fn new(reply: Vec<u8>) -> Result<Self, TryError> {
         let outline = Outline::of(&reply).ok_or(TryError::Unreadable)?;
         Ok(Self { reply, outline })
     }
 
-    /// The RCODE, its upper bits from the OPT left out: any of them is an error,
-    /// and their lower bits (BADVERS 16, BADCOOKIE 23) do not matter here.
+    /// The RCODE. With upper bits in the OPT it is an error of the exchange between us and
+    /// the recursor (BADVERS 16, BADCOOKIE 23), of which a client gets SERVFAIL.
     pub(crate) fn rcode(&self) -> u8 {
-        if message::has_extended_rcode(&self.reply, &self.outline) {
+        if self.has_extended_rcode() {
             return message::SERVFAIL;
         }
         Flags::of(&self.reply).rcode()
     }
 
-    /// The reply for the client.
-    pub(crate) fn finish(self, ask: &Ask<'_>) -> Forwarded {
-        let Self { mut reply, outline } = self;
-        ask.finish(&mut reply, &outline);
-        Forwarded { reply, outline, failed: false, keep: false }
+    /// Whether the RCODE has upper bits in the OPT.
+    pub(crate) fn has_extended_rcode(&self) -> bool {
+        message::has_extended_rcode(&self.reply, &self.outline)
+    }
+
+    /// TC: the reply was cut.
+    pub(crate) fn is_truncated(&self) -> bool {
+        Flags::of(&self.reply).truncated()
+    }
+
+    /// The reply with the client's id and letter case. The recursor's OPT was for us
+    /// (RFC 6891, section 6.1.1).
+    pub(crate) fn finish(self, query: &Query<'_>, form: Form) -> Forwarded {
+        let Self { mut reply, mut outline } = self;
+        reply.truncate(outline.end);
+        message::set_id(&mut reply, query.id);
+        message::restore_case(&mut reply, query);
+        if !form.transparent {
+            message::remove_opt(&mut reply, &mut outline);
+        }
+        Forwarded { reply, outline, failed: false, keep: false, busy: false }
     }
 }

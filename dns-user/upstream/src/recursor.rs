@@ -12,15 +12,15 @@ use std::{
 use arc_swap::ArcSwapOption;
 
 use super::{
-    Ask, TryError, message, random,
+    TryError, message,
+    outgoing::Form,
+    random,
     readable::Readable,
     tcp::TcpConnections,
     udp::{Matching, UdpSockets},
 };
-use dns_core::wire::Transport;
+use dns_core::wire::{Query, Transport};
 
-/// Most queries in flight by UDP to one recursor.
-const IN_FLIGHT: usize = 4096;
 /// So many tries in a row without any answer, and a recursor counts as silent.
 const SILENT_TRIES: u32 = 5;
 /// How often a silent recursor is asked although nobody waits for it.
@@ -33,6 +33,8 @@ pub(crate) struct Manner {
     pub(crate) timeout: Duration,
     /// Further tries after network errors.
     pub(crate) max_retries: u32,
+    /// What of a client's query goes up.
+    pub(crate) form: Form,
     /// How replies are held against their question.
     pub(crate) matching: Matching,
     /// Random letter case in the question (0x20).
@@ -96,8 +98,8 @@ pub(crate) struct RecursorCounters {
     pub(crate) network_errors: AtomicU64,
     /// Replies with an RCODE other than NOERROR and NXDOMAIN, or unreadable.
     pub(crate) error_replies: AtomicU64,
-    /// Given up to make room for later ones.
-    pub(crate) given_up: AtomicU64,
+    /// Queries that were not sent for lack of room.
+    pub(crate) refused: AtomicU64,
     /// Datagrams that were no reply to any query of ours: late, wrong or forged.
     pub(crate) mismatched: Arc<AtomicU64>,
     /// Smoothed time to a reply, microseconds; 0: none yet.
@@ -133,41 +135,76 @@ impl Recursor {
         self.sockets.load().as_ref().map(|sockets| sockets.address)
     }
 
-    /// Asks it, as often as the configuration says. `query` is the message to
-    /// send; its id and, with 0x20, its letter case are overwritten.
-    pub(crate) async fn ask(&self, ask: &Ask<'_>, query: &mut [u8]) -> Result<Readable, TryError> {
+    /// Asks it, as often as the configuration says. `message` is what [`Form::message`]
+    /// made of `query`; its id and, with 0x20, its letter case are overwritten.
+    pub(crate) async fn ask(
+        &self,
+        query: &Query<'_>,
+        transport: Transport,
+        message: &mut [u8],
+    ) -> Result<Readable, TryError> {
         let mut tries = 0;
-        loop {
+        let reply = loop {
             // A server that does not keep the letter case answers the last try.
             let randomise_case = self.manner.randomise_case && tries == 0;
-            let outcome = self.ask_once(ask, query, randomise_case).await;
+            let outcome = self.ask_once(query, transport, message, randomise_case).await;
             match outcome {
                 Err(error) if error.is_network_error() && tries < self.manner.max_retries => tries += 1,
                 Err(TryError::TimedOut) if randomise_case && tries == self.manner.max_retries => tries += 1,
-                outcome => return outcome,
+                outcome => break outcome?,
             }
+        };
+        Ok(self.made_whole(query, transport, message, reply).await)
+    }
+
+    /// A reply that is cut or says that the recursor does not understand EDNS, or a better
+    /// one by TCP or without EDNS (RFC 6891, section 7). A client without TCP, such as musl,
+    /// gets of the whole answer what fits.
+    async fn made_whole(
+        &self,
+        query: &Query<'_>,
+        transport: Transport,
+        message: &mut [u8],
+        reply: Readable,
+    ) -> Readable {
+        let form = self.manner.form;
+        if form.transparent {
+            return reply;
         }
+        let better = if transport == Transport::Udp && reply.is_truncated() {
+            self.ask_once(query, Transport::Tcp, message, false).await
+        } else if matches!(reply.rcode(), message::FORMERR | message::NOTIMP) && reply.outline.opt.is_none() {
+            let mut plain = message[..query.question_range().end].to_vec();
+            // No additional records.
+            plain[11] = 0;
+            self.ask_once(query, transport, &mut plain, false).await
+        } else {
+            return reply;
+        };
+        better.unwrap_or(reply)
     }
 
     /// One try.
     async fn ask_once(
         &self,
-        ask: &Ask<'_>,
-        query: &mut [u8],
+        query: &Query<'_>,
+        transport: Transport,
+        message: &mut [u8],
         randomise_case: bool,
     ) -> Result<Readable, TryError> {
         let sockets = self.sockets().await?;
         self.counters.tries.fetch_add(1, Ordering::Relaxed);
         let start = Instant::now();
-        let outcome = match ask.transport {
+        let question = query.question_range();
+        let outcome = match transport {
             Transport::Udp => {
                 if randomise_case {
-                    randomise(&mut query[ask.question.clone()]);
+                    randomise(&mut message[question.clone()]);
                 }
-                // Only questions for one client alone have not been looked for before.
-                sockets.udp.ask(query, ask.question.clone(), randomise_case, ask.is_personal()).await
+                let alone = self.manner.form.subnet(query).is_some();
+                sockets.udp.ask(message, question, randomise_case, alone).await
             }
-            Transport::Tcp => sockets.tcp.ask(query, ask.question.clone()).await,
+            Transport::Tcp => sockets.tcp.ask(message, question).await,
         };
         let outcome = outcome.and_then(Readable::new);
         self.note(&outcome, start.elapsed());
@@ -200,8 +237,8 @@ impl Recursor {
     fn note(&self, outcome: &Result<Readable, TryError>, took: Duration) {
         match outcome {
             Err(TryError::TimedOut) => _ = self.silence.tries.fetch_add(1, Ordering::Relaxed),
-            // It had no time to answer.
-            Err(TryError::GivenUp) => {}
+            // It was not asked.
+            Err(TryError::Busy) => {}
             // Written only where it changes something: all threads read it.
             _ if self.silence.tries.load(Ordering::Relaxed) == 0 => {}
             _ => self.silence.tries.store(0, Ordering::Relaxed),
@@ -210,7 +247,7 @@ impl Recursor {
             tries: _,
             network_errors,
             error_replies,
-            given_up,
+            refused,
             mismatched: _,
             latency_us,
             latencies,
@@ -230,7 +267,7 @@ impl Recursor {
                 }
             }
             Err(TryError::Unreadable) => drop(error_replies.fetch_add(1, Ordering::Relaxed)),
-            Err(TryError::GivenUp) => drop(given_up.fetch_add(1, Ordering::Relaxed)),
+            Err(TryError::Busy) => drop(refused.fetch_add(1, Ordering::Relaxed)),
             Err(_) => drop(network_errors.fetch_add(1, Ordering::Relaxed)),
         }
     }
@@ -255,7 +292,7 @@ impl Sockets {
         let mismatched = Arc::clone(&counters.mismatched);
         Self {
             address,
-            udp: UdpSockets::new(address, timeout, IN_FLIGHT, matching, mismatched),
+            udp: UdpSockets::new(address, timeout, matching, mismatched),
             tcp: TcpConnections::new(address, timeout, matching),
         }
     }

@@ -2,11 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::{
-    Ask,
-    message::{self, QUESTION_NAME},
-};
-use dns_core::wire::{Query, TYPE_ANY, TYPE_PTR, Transport};
+use super::message::{self, QUESTION_NAME};
+use dns_core::wire::{Query, TYPE_ANY, TYPE_PTR, append_opt};
 
 /// Answers for addresses that are known here.
 pub struct Reverse {
@@ -26,15 +23,13 @@ impl Reverse {
     /// The reply to a query for the name of a known address; `None`: others may
     /// know. AA is set and RA clear (observed). Types other than PTR exist for
     /// no reverse name: NOERROR without answers.
-    pub fn answer(&self, query: &Query<'_>, transport: Transport) -> Option<Vec<u8>> {
-        let ask = Ask::new(query.message, transport)?;
-        let mut names = (self.names)(address_of(ask.name())?);
+    pub fn answer(&self, query: &Query<'_>) -> Option<Vec<u8>> {
+        let mut names = (self.names)(address_of(query.question.raw_name)?);
         if names.is_empty() {
             return None;
         }
-        let mut reply =
-            message::begin_reply(ask.message, ask.question.clone(), true, false, message::NOERROR);
-        if matches!(ask.qtype(), TYPE_PTR | TYPE_ANY) {
+        let mut reply = message::begin_reply(query, true, false, message::NOERROR);
+        if matches!(query.question.qtype, TYPE_PTR | TYPE_ANY) {
             fastrand::shuffle(&mut names);
             for name in &names {
                 if !message::push_answer(&mut reply, &QUESTION_NAME, TYPE_PTR, 0, name) {
@@ -43,7 +38,7 @@ impl Reverse {
                 }
             }
         }
-        ask.add_opt(&mut reply);
+        append_opt(query, &mut reply);
         Some(reply)
     }
 }
@@ -137,7 +132,7 @@ mod tests {
             message.extend_from_slice(&qtype.to_be_bytes());
             message.extend_from_slice(&[0, 1]);
             let Parsed::Query(query) = parse(&message) else { panic!("a query") };
-            reverse.answer(&query, Transport::Udp)
+            reverse.answer(&query)
         };
         let known = b"\x015\x010\x011\x0210\x07in-addr\x04arpa\0";
         for (qtype, count) in [(TYPE_PTR, 2), (TYPE_ANY, 2), (1, 0), (16, 0)] {

@@ -23,8 +23,9 @@ pub struct RecursorStatus {
     pub network_errors: u64,
     /// Replies that were errors (neither NOERROR nor NXDOMAIN) or unreadable.
     pub error_replies: u64,
-    /// Tries given up because too many were in flight.
-    pub given_up: u64,
+    /// Queries that were not sent because too many were in flight.
+    #[serde(rename = "given_up")]
+    pub refused: u64,
     /// Datagrams that were no reply to any query of ours: late, wrong or forged.
     #[serde(rename = "strays")]
     pub mismatched: u64,
@@ -88,7 +89,7 @@ fn one(recursor: &Recursor, preferred: bool, recent_failures: u32) -> RecursorSt
         tries,
         network_errors,
         error_replies,
-        given_up,
+        refused,
         mismatched,
         latency_us,
         latencies: _,
@@ -102,7 +103,7 @@ fn one(recursor: &Recursor, preferred: bool, recent_failures: u32) -> RecursorSt
         tries: tries.load(Ordering::Relaxed),
         network_errors: network_errors.load(Ordering::Relaxed),
         error_replies: error_replies.load(Ordering::Relaxed),
-        given_up: given_up.load(Ordering::Relaxed),
+        refused: refused.load(Ordering::Relaxed),
         mismatched: mismatched.load(Ordering::Relaxed),
         recent_failures,
         latency_ms: (latency != 0).then_some(latency as f64 / 1000.0),

@@ -1,26 +1,47 @@
-//! Asking one address by TCP. Connections are kept for a while and used again.
+//! Asking one address by TCP: persistent connections, many queries on each (RFC 7766).
+//!
+//! A query goes to an idle connection, else to a new one while there are few, else to the
+//! one with the fewest queries. Connections that are not needed any more become idle and
+//! are closed; so the pool follows its use, and no port is spent on a single query.
 
 use std::{
+    collections::HashMap,
     io,
     net::SocketAddr,
+    ops::Range,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use bytes::{Buf, BytesMut};
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+    net::{
+        TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::{mpsc, oneshot},
 };
 
-use super::{TryError, give_up::OldestOut, message, random, udp::Matching};
+use super::{
+    TryError, message, random,
+    udp::{Matching, Verdict, judge},
+};
 
-/// Most idle connections that are kept for one recursor.
-const MAX_IDLE: usize = 4;
-/// How long an idle connection is kept: less than servers do (RFC 7766, section
+/// Connections that are opened before queries share one.
+const FEW: usize = 4;
+/// Most connections to one recursor.
+const MAX_CONNECTIONS: usize = 64;
+/// Most queries on one connection.
+const MAX_PIPELINED: usize = 64;
+/// How long a connection without queries is kept: less than servers do (RFC 7766, section
 /// 6.2.3 speaks of a few seconds).
-const MAX_IDLE_AGE: Duration = Duration::from_secs(4);
-/// Most queries by TCP at a time for one recursor.
-const MAX_CONNECTIONS: usize = 256;
+const MAX_IDLE: Duration = Duration::from_secs(4);
+/// How long queries do not share connections after one was closed with queries unanswered:
+/// some servers close a connection after each reply.
+const UNSHARED: Duration = Duration::from_secs(10);
 
 /// The TCP connections to one recursor.
 #[derive(Debug)]
@@ -31,117 +52,251 @@ pub(crate) struct TcpConnections {
     timeout: Duration,
     /// How replies are matched.
     matching: Matching,
-    /// Connections that wait for further use, the one used last at the end.
-    idle: Mutex<Vec<(Instant, TcpStream)>>,
-    /// Bounds the connections in use.
-    in_use: OldestOut,
+    /// What is open, and how it is shared.
+    pool: Arc<Mutex<Pool>>,
+}
+
+/// The open connections.
+#[derive(Debug, Default)]
+struct Pool {
+    /// Those that take queries.
+    open: Vec<Arc<Connection>>,
+    /// When a connection was last closed with queries unanswered.
+    cut_off: Option<Instant>,
+}
+
+/// A connection, which a task of its own serves.
+#[derive(Debug)]
+struct Connection {
+    /// Takes framed queries to the task.
+    frames: mpsc::UnboundedSender<Vec<u8>>,
+    /// What waits for replies.
+    pending: Mutex<Pending>,
+}
+
+/// The queries on a connection.
+#[derive(Debug, Default)]
+struct Pending {
+    /// By the id they were sent with. Queries whose time is up stay, because a late reply
+    /// to them is no wrong one.
+    waiting: HashMap<u16, Waiting, foldhash::fast::RandomState>,
+    /// Queries so far.
+    uses: u64,
+    /// It takes no queries any more.
+    ended: bool,
+}
+
+/// One query on a connection.
+#[derive(Debug)]
+struct Waiting {
+    /// Its question section as it was sent.
+    question: SmallVec<[u8; 64]>,
+    /// Where the reply goes.
+    sender: oneshot::Sender<Result<Vec<u8>, Unanswered>>,
+}
+
+/// A query that a connection left unanswered.
+#[derive(Clone, Copy, Debug)]
+struct Unanswered {
+    /// Why.
+    error: TryError,
+    /// The connection was closed and served other queries, too: the query may never have
+    /// been looked at.
+    shared: bool,
 }
 
 impl TcpConnections {
     /// No connection to `address` yet.
     pub(crate) fn new(address: SocketAddr, timeout: Duration, matching: Matching) -> Self {
-        Self { address, timeout, matching, idle: Mutex::default(), in_use: OldestOut::new(MAX_CONNECTIONS) }
+        Self { address, timeout, matching, pool: Arc::default() }
     }
 
-    /// Sends `query` with a new id and waits for its reply.
-    pub(crate) async fn ask(
-        &self,
-        query: &mut [u8],
-        question: std::ops::Range<usize>,
-    ) -> Result<Vec<u8>, TryError> {
-        let exchange = tokio::time::timeout(self.timeout, self.exchange(query, question));
-        match self.in_use.run(exchange).await {
-            Some(Ok(outcome)) => outcome,
-            Some(Err(_)) => Err(TryError::TimedOut),
-            None => Err(TryError::GivenUp),
-        }
-    }
-
-    /// One exchange, over an idle connection where there is one.
-    async fn exchange(
-        &self,
-        query: &mut [u8],
-        question: std::ops::Range<usize>,
-    ) -> Result<Vec<u8>, TryError> {
-        message::set_id(query, random::u32() as u16);
-        let length = u16::try_from(query.len()).map_err(|_| TryError::Unreadable)?;
-        let frame = [&length.to_be_bytes()[..], query].concat();
-        if let Some(mut stream) = self.take_idle() {
-            match self.converse(&mut stream, &frame, query, question.clone()).await {
-                // The server closed it while our query was under way: it never
-                // looked at the query.
-                Err(TryError::Reset) => {}
-                Ok(reply) => {
-                    self.keep(stream);
-                    return Ok(reply);
-                }
-                Err(error) => return Err(error),
+    /// Sends `query` with a new id and waits for its reply. One that a shared connection
+    /// leaves unanswered as it closes is sent once more, on a new connection.
+    pub(crate) async fn ask(&self, query: &mut [u8], question: Range<usize>) -> Result<Vec<u8>, TryError> {
+        let exchange = async {
+            let connection = self.choose().ok_or(TryError::Busy)?;
+            let unanswered = match connection.exchange(query, question.clone()).await {
+                Ok(reply) => return Ok(reply),
+                Err(unanswered) => unanswered,
+            };
+            if !unanswered.shared {
+                return Err(unanswered.error);
             }
-        }
-        let mut stream = TcpStream::connect(self.address).await?;
-        let _ = stream.set_nodelay(true);
-        let reply = self.converse(&mut stream, &frame, query, question).await?;
-        self.keep(stream);
-        Ok(reply)
+            let connection = self.open();
+            let reply = connection.exchange(query, question).await.map_err(|unanswered| unanswered.error)?;
+            self.pool.lock().open.push(connection);
+            Ok(reply)
+        };
+        tokio::time::timeout(self.timeout, exchange).await.unwrap_or(Err(TryError::TimedOut))
     }
 
-    /// Sends a framed query over a connection and reads its reply.
-    async fn converse(
-        &self,
-        stream: &mut TcpStream,
-        frame: &[u8],
-        query: &[u8],
-        question: std::ops::Range<usize>,
-    ) -> Result<Vec<u8>, TryError> {
-        stream.write_all(frame).await?;
-        let length = stream.read_u16().await?;
-        let mut reply = vec![0; usize::from(length)];
-        stream.read_exact(&mut reply).await?;
-        if reply.len() < message::HEADER_LEN {
-            return Err(TryError::Unreadable);
+    /// The connection for a query; `None` if all have as many queries as they may.
+    fn choose(&self) -> Option<Arc<Connection>> {
+        let mut pool = self.pool.lock();
+        pool.open.retain(|connection| connection.takes_queries());
+        let most = match pool.cut_off {
+            Some(last) if last.elapsed() < UNSHARED => 1,
+            _ => MAX_PIPELINED,
+        };
+        let least =
+            pool.open.iter().map(|connection| (connection.load(), connection)).min_by_key(|(load, _)| *load);
+        match least {
+            Some((0, connection)) => return Some(Arc::clone(connection)),
+            Some((load, connection)) if pool.open.len() >= FEW && load < most => {
+                return Some(Arc::clone(connection));
+            }
+            _ if pool.open.len() >= MAX_CONNECTIONS => return None,
+            _ => {}
         }
-        if message::id(&reply) != message::id(query) || !message::Flags::of(&reply).is_reply() {
-            // Only one query is under way: this peer is not to be trusted.
-            return Err(TryError::WrongReply);
+        let connection = self.open();
+        pool.open.push(Arc::clone(&connection));
+        Some(connection)
+    }
+
+    /// A new connection that is not in the pool.
+    fn open(&self) -> Arc<Connection> {
+        let (frames, queue) = mpsc::unbounded_channel();
+        let connection = Arc::new(Connection { frames, pending: Mutex::default() });
+        let (served, pool) = (Arc::clone(&connection), Arc::clone(&self.pool));
+        let (address, matching) = (self.address, self.matching);
+        tokio::spawn(async move {
+            let ended = served.serve(address, matching, queue).await;
+            // Nothing else ends it in good order but being idle.
+            let error = ended.err().map_or(TryError::Closed, TryError::from);
+            if served.end(error) {
+                pool.lock().cut_off = Some(Instant::now());
+            }
+        });
+        connection
+    }
+}
+
+impl Connection {
+    /// Sends a query and waits for its reply, however long that takes.
+    async fn exchange(&self, query: &mut [u8], question: Range<usize>) -> Result<Vec<u8>, Unanswered> {
+        let alone = |error: TryError| Unanswered { error, shared: false };
+        let question = query.get(question).ok_or(alone(TryError::Unreadable))?;
+        let length = u16::try_from(query.len()).map_err(|_| alone(TryError::Unreadable))?;
+        let (sender, receiver) = oneshot::channel();
+        let id = self.enter(Waiting { question: SmallVec::from_slice(question), sender })?;
+        message::set_id(query, id);
+        // If the task has ended it tells `receiver` so.
+        let _ = self.frames.send([&length.to_be_bytes()[..], query].concat());
+        receiver.await.unwrap_or(Err(Unanswered { error: TryError::Closed, shared: true }))
+    }
+
+    /// Enters a query under a free random id.
+    fn enter(&self, waiting: Waiting) -> Result<u16, Unanswered> {
+        let mut pending = self.pending.lock();
+        if pending.ended {
+            return Err(Unanswered { error: TryError::Closed, shared: true });
         }
-        let same = match (query.get(question), message::question_range(&reply)) {
-            (Some(ours), Some(theirs)) => message::same_question(ours, &reply[theirs]),
-            // Some servers refuse without repeating the question.
-            _ => {
-                message::u16_at(&reply, 4) == Some(0)
-                    && message::Flags::of(&reply).rcode() != message::NOERROR
+        let id = loop {
+            let id = random::u32() as u16;
+            if !pending.waiting.contains_key(&id) {
+                break id;
             }
         };
-        if same || self.matching == Matching::Lenient { Ok(reply) } else { Err(TryError::WrongReply) }
+        pending.uses += 1;
+        pending.waiting.insert(id, waiting);
+        Ok(id)
     }
 
-    /// An idle connection that the server has not closed.
-    fn take_idle(&self) -> Option<TcpStream> {
-        let mut idle = self.idle.lock();
-        while let Some((since, stream)) = idle.pop() {
-            if since.elapsed() > MAX_IDLE_AGE {
-                // The others are older still.
-                idle.clear();
-                return None;
-            }
-            let open = match stream.try_read(&mut [0]) {
-                Err(error) => error.kind() == io::ErrorKind::WouldBlock,
-                // Closed, or bytes that nobody asked for.
-                Ok(_) => false,
-            };
-            if open {
-                return Some(stream);
-            }
-        }
-        None
+    /// Whether it may have further queries. One on which many were never answered may not.
+    fn takes_queries(&self) -> bool {
+        let pending = self.pending.lock();
+        let given_up = pending.waiting.values().filter(|waiting| waiting.sender.is_closed()).count();
+        !pending.ended && given_up < MAX_PIPELINED
     }
 
-    /// Keeps a connection for the next query.
-    fn keep(&self, stream: TcpStream) {
-        let mut idle = self.idle.lock();
-        if idle.len() >= MAX_IDLE {
-            idle.remove(0);
-        }
-        idle.push((Instant::now(), stream));
+    /// Queries that wait for replies.
+    fn load(&self) -> usize {
+        self.pending.lock().waiting.values().filter(|waiting| !waiting.sender.is_closed()).count()
     }
+
+    /// Connects, then sends queries and hands out replies until the connection is closed or
+    /// has been idle for long.
+    async fn serve(
+        &self,
+        address: SocketAddr,
+        matching: Matching,
+        queue: mpsc::UnboundedReceiver<Vec<u8>>,
+    ) -> io::Result<()> {
+        let stream = TcpStream::connect(address).await?;
+        let _ = stream.set_nodelay(true);
+        let (reader, writer) = stream.into_split();
+        tokio::select! {
+            ended = self.read(reader, matching) => ended,
+            ended = write(writer, queue) => ended,
+        }
+    }
+
+    /// Hands out replies.
+    async fn read(&self, mut reader: OwnedReadHalf, matching: Matching) -> io::Result<()> {
+        let mut input = BytesMut::new();
+        loop {
+            match tokio::time::timeout(MAX_IDLE, reader.read_buf(&mut input)).await {
+                Ok(Ok(0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(read) => drop(read?),
+                Err(_) if self.end_if_idle() => return Ok(()),
+                Err(_) => {}
+            }
+            while let Some(length) = input.first_chunk::<2>() {
+                let length = usize::from(u16::from_be_bytes(*length));
+                if input.len() < 2 + length {
+                    break;
+                }
+                input.advance(2);
+                self.deliver(&input.split_to(length), matching)?;
+            }
+        }
+    }
+
+    /// Gives a reply to the query that it belongs to. An error: to none, so this server is
+    /// not to be trusted.
+    fn deliver(&self, reply: &[u8], matching: Matching) -> io::Result<()> {
+        let mut pending = self.pending.lock();
+        let waiting = message::u16_at(reply, 0).and_then(|id| pending.waiting.remove(&id));
+        let Some(Waiting { question, sender }) = waiting else {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, TryError::WrongReply));
+        };
+        let outcome = match judge(reply, &question, false) {
+            Verdict::Reply => Ok(reply.to_vec()),
+            Verdict::OtherQuestion if matching == Matching::Lenient => Ok(reply.to_vec()),
+            Verdict::Unreadable => Err(TryError::Unreadable),
+            Verdict::OtherQuestion | Verdict::NoReply => Err(TryError::WrongReply),
+        };
+        // The client may have gone.
+        let _ = sender.send(outcome.map_err(|error| Unanswered { error, shared: false }));
+        Ok(())
+    }
+
+    /// Ends it if nothing waits for replies.
+    fn end_if_idle(&self) -> bool {
+        let mut pending = self.pending.lock();
+        pending.ended = pending.waiting.values().all(|waiting| waiting.sender.is_closed());
+        pending.ended
+    }
+
+    /// Ends all waits; whether a reply had come before.
+    fn end(&self, error: TryError) -> bool {
+        let mut pending = self.pending.lock();
+        pending.ended = true;
+        let (uses, left) = (pending.uses, pending.waiting.len() as u64);
+        let shared = uses > 1 && error.is_end_of_connection();
+        let mut unanswered = false;
+        for (_, waiting) in pending.waiting.drain() {
+            unanswered |= waiting.sender.send(Err(Unanswered { error, shared })).is_ok();
+        }
+        unanswered && left < uses
+    }
+}
+
+/// Sends framed queries.
+async fn write(mut writer: OwnedWriteHalf, mut queue: mpsc::UnboundedReceiver<Vec<u8>>) -> io::Result<()> {
+    while let Some(frame) = queue.recv().await {
+        writer.write_all(&frame).await?;
+    }
+    Ok(())
 }

@@ -33,6 +33,9 @@ const SOCKETS: usize = 8;
 const LIFETIME: Duration = Duration::from_secs(10);
 /// ...or has sent so many: then its port changes.
 const MAX_USES: u32 = 8192;
+/// Most queries in flight on one socket: enough ids stay free. Admission (see
+/// [`super::admission`]) lets fewer pass.
+const MAX_IN_FLIGHT: usize = 16_384;
 /// How long a query waits for room in the send buffer, and how often.
 const SEND_PAUSE: Duration = Duration::from_millis(1);
 /// See [`SEND_PAUSE`].
@@ -62,8 +65,6 @@ pub(crate) struct UdpSockets {
     timeout: Duration,
     /// How replies are matched.
     matching: Matching,
-    /// Most queries in flight on one socket; beyond it the oldest is given up.
-    limit: usize,
     /// The sockets that take queries now.
     slots: [Mutex<Option<Arc<Socket>>>; SOCKETS],
     /// Datagrams that were no reply to any query of ours.
@@ -71,21 +72,19 @@ pub(crate) struct UdpSockets {
 }
 
 impl UdpSockets {
-    /// Sockets for `address`, none open yet; at most about `in_flight` queries at a time.
+    /// Sockets for `address`, none open yet.
     pub(crate) fn new(
         address: SocketAddr,
         timeout: Duration,
-        in_flight: usize,
         matching: Matching,
         mismatched: Arc<AtomicU64>,
     ) -> Self {
-        let limit = (in_flight / SOCKETS).clamp(1, 16_384);
-        Self { address, timeout, matching, limit, slots: Default::default(), mismatched }
+        Self { address, timeout, matching, slots: Default::default(), mismatched }
     }
 
-    /// Sends `query` with a new id and waits for its reply. `question` is where
-    /// its question lies. The query keeps the id it was sent with. `alone`: nobody has seen
-    /// to it that the same question is not asked already, so here somebody does.
+    /// Sends `query` with a new id and waits for its reply. `question` is where its question
+    /// lies. The query keeps the id it was sent with. `alone`: queries that differ in more
+    /// than the question may be under way, of which a socket takes one.
     pub(crate) async fn ask(
         &self,
         query: &mut [u8],
@@ -94,8 +93,8 @@ impl UdpSockets {
         alone: bool,
     ) -> Result<Vec<u8>, TryError> {
         let question = SmallVec::from_slice(query.get(question).ok_or(TryError::Unreadable)?);
-        let chosen = if alone { self.without(&question) } else { random::u32() as usize % SOCKETS };
-        let (socket, id, waiting) = self.register(chosen, question, exact_case, alone)?;
+        let chosen = if alone { self.without(&question)? } else { random::u32() as usize % SOCKETS };
+        let (socket, id, waiting) = self.register(chosen, question, exact_case)?;
         message::set_id(query, id);
         socket.send(query).await?;
         // The sender is dropped unused only when the socket's task has ended
@@ -103,17 +102,16 @@ impl UdpSockets {
         waiting.await.unwrap_or(Err(TryError::TimedOut))
     }
 
-    /// A socket on which this question is not under way; any, where it is on all of them.
-    /// Whoever enters it there ends the one that is ([`Socket::enter`]), so the question is
-    /// never asked more than [`SOCKETS`] times at once, whichever threads choose.
-    fn without(&self, question: &[u8]) -> usize {
+    /// A socket on which this question is not under way. So it is asked about [`SOCKETS`]
+    /// times at once at most.
+    fn without(&self, question: &[u8]) -> Result<usize, TryError> {
         let first = random::u32() as usize % SOCKETS;
         let asks_it = |at: usize| {
             let socket = self.slots[at].lock().clone();
-            socket.is_some_and(|socket| socket.pending.lock().finds(question).is_some())
+            socket.is_some_and(|socket| socket.pending.lock().asks(question))
         };
         let mut all = (0..SOCKETS).map(|step| (first + step) % SOCKETS);
-        all.find(|&at| !asks_it(at)).unwrap_or(first)
+        all.find(|&at| !asks_it(at)).ok_or(TryError::Busy)
     }
 
     /// Enters the query into the table of one of the sockets.
@@ -122,11 +120,10 @@ impl UdpSockets {
         chosen: usize,
         question: SmallVec<[u8; 64]>,
         exact_case: bool,
-        alone: bool,
     ) -> Result<(Arc<Socket>, u16, oneshot::Receiver<Exchange>), TryError> {
         let mut slot = self.slots[chosen].lock();
         let (sender, receiver) = oneshot::channel();
-        let mut waiting = Waiting { question, exact_case, alone, serial: 0, second_best: None, sender };
+        let mut waiting = Waiting { question, exact_case, serial: 0, second_best: None, sender };
         if let Some(socket) = &*slot {
             match socket.enter(waiting, self, Wear::Counts) {
                 Ok(id) => return Ok((Arc::clone(socket), id, receiver)),
@@ -211,8 +208,6 @@ struct Waiting {
     question: SmallVec<[u8; 64]>,
     /// The reply has to repeat the letter case (0x20).
     exact_case: bool,
-    /// No other query on the socket asks the same: whichever does is given up.
-    alone: bool,
     /// Which use of the id this is.
     serial: u64,
     /// A reply with another question, kept by [`Matching::Lenient`].
@@ -247,11 +242,9 @@ impl Socket {
             return Err(query);
         }
         pending.forget_answered();
-        if query.alone {
-            pending.give_up(&query.question);
-        }
-        if pending.waiting.len() >= sockets.limit {
-            pending.give_up_oldest();
+        if pending.waiting.len() >= MAX_IN_FLIGHT {
+            // Its ids could be guessed.
+            return Err(query);
         }
         let id = loop {
             let id = random::u32() as u16;
@@ -349,7 +342,7 @@ impl Pending {
     fn deliver(&mut self, datagram: &[u8], matching: Matching) -> bool {
         let Some(id) = message::u16_at(datagram, 0) else { return false };
         let Some(waiting) = self.waiting.get_mut(&id) else { return false };
-        let outcome = match judge(datagram, waiting) {
+        let outcome = match judge(datagram, &waiting.question, waiting.exact_case) {
             Verdict::Reply => Ok(datagram.to_vec()),
             Verdict::Unreadable => Err(TryError::Unreadable),
             Verdict::OtherQuestion => {
@@ -381,27 +374,9 @@ impl Pending {
         }
     }
 
-    /// Makes room: the query that has waited longest waits no more.
-    fn give_up_oldest(&mut self) {
-        while let Some((_, id, serial)) = self.order.pop_front() {
-            if let Some(waiting) = self.take(id, serial) {
-                let _ = waiting.sender.send(Err(TryError::GivenUp));
-                return;
-            }
-        }
-    }
-
-    /// The id of a query that asks the same.
-    fn finds(&self, question: &[u8]) -> Option<u16> {
-        let mut all = self.waiting.iter();
-        all.find(|(_, waiting)| message::same_question(&waiting.question, question)).map(|(&id, _)| id)
-    }
-
-    /// A query that asks the same waits no more.
-    fn give_up(&mut self, question: &[u8]) {
-        if let Some(waiting) = self.finds(question).and_then(|id| self.waiting.remove(&id)) {
-            let _ = waiting.sender.send(Err(TryError::GivenUp));
-        }
+    /// Whether a query asks the same.
+    fn asks(&self, question: &[u8]) -> bool {
+        self.waiting.values().any(|waiting| message::same_question(&waiting.question, question))
     }
 
     /// Drops the places of answered queries at the front of the order.
@@ -435,38 +410,34 @@ impl Pending {
     }
 }
 
-/// What a datagram with the id of a query is.
-enum Verdict {
+/// What a message with the id of a query is.
+pub(super) enum Verdict {
     /// The reply.
     Reply,
     /// From the right address and with the right id, but no message.
     Unreadable,
     /// A reply to another question.
     OtherQuestion,
-    /// A query.
+    /// A query, or a reply to another kind of request (NOTIFY, UPDATE).
     NoReply,
 }
 
-/// Holds a datagram against the query with its id.
-fn judge(datagram: &[u8], waiting: &Waiting) -> Verdict {
+/// Holds a message against the question of the query with its id.
+pub(super) fn judge(datagram: &[u8], question: &[u8], exact_case: bool) -> Verdict {
     if datagram.len() < message::HEADER_LEN {
         return Verdict::Unreadable;
     }
     let flags = message::Flags::of(datagram);
-    if !flags.is_reply() {
+    if !flags.is_reply() || flags.opcode() != 0 {
         return Verdict::NoReply;
     }
     if message::u16_at(datagram, 4) == Some(0) {
         // Some servers refuse without repeating the question.
         return if flags.rcode() != message::NOERROR { Verdict::Reply } else { Verdict::OtherQuestion };
     }
-    let Some(question) = message::question_range(datagram).map(|range| &datagram[range]) else {
+    let Some(theirs) = message::question_range(datagram).map(|range| &datagram[range]) else {
         return Verdict::Unreadable;
     };
-    let same = if waiting.exact_case {
-        *question == *waiting.question
-    } else {
-        message::same_question(&waiting.question, question)
-    };
+    let same = if exact_case { *theirs == *question } else { message::same_question(question, theirs) };
     if same { Verdict::Reply } else { Verdict::OtherQuestion }
 }

@@ -56,6 +56,7 @@ pub(crate) fn world() -> World {
         published,
         lease: true,
         max_reply: None,
+        echo_opt: false,
         vlans: vec![5, 7],
     }
 }

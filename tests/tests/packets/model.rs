@@ -20,6 +20,8 @@ pub(crate) struct World {
     pub(crate) lease: bool,
     /// Bound on replies, in bytes of DNS message, where there is one.
     pub(crate) max_reply: Option<usize>,
+    /// The OPT repeats the client's size, without DO.
+    pub(crate) echo_opt: bool,
     /// VLANs whose frames are answered.
     pub(crate) vlans: Vec<u16>,
 }
@@ -233,7 +235,11 @@ fn answer(
             return None;
         }
         let size = [fixed[3], fixed[4]];
-        let opt = vec![0, 0, 41, size[0], size[1], 0, 0, 0, 0, 0, 0];
+        let opt = if world.echo_opt {
+            vec![0, 0, 41, size[0], size[1], 0, 0, 0, 0, 0, 0]
+        } else {
+            vec![0, 0, 41, 0x04, 0xd0, 0, 0, fixed[7] & 0x80, 0, 0, 0]
+        };
         (usize::from(u16::from_be_bytes(size)).max(512), opt)
     } else if rest.is_empty() {
         (512, vec![])

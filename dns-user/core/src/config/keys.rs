@@ -81,8 +81,10 @@ pub const KEYS: &[Key] = keys! {
         "Time limit for one attempt at one recursor";
     "recursor_max_retries" BoshDns "number, 0 to 1000" = "0", "2", "0":
         "Further attempts at one recursor after network errors";
-    "recursor_errors" Ours "truthful or nxdomain" = "\"truthful\"", "\"nxdomain\"", "\"truthful\"":
-        "Reply when all recursors failed: the actual result, or NXDOMAIN as bosh-dns gives it";
+    "recursor_errors" Ours "truthful or nxdomain" = "\"truthful\"", "\"nxdomain\"", "":
+        "Older key: nxdomain sets every member of compat that the object does not mention";
+    "recursor_client_subnet" Ours "boolean" = "false", "true", "false":
+        "Forward the Client Subnet option of queries (RFC 7871); their answers are not cached";
     "recursor_0x20" Ours "boolean" = "false", "true", "false":
         "Randomise the letter case of forwarded questions, which makes replies harder to forge";
     "request_timeout" BoshDns "duration" = "\"5s\"", "\"3s\"", "\"5s\"":
@@ -146,6 +148,34 @@ pub const KEYS: &[Key] = keys! {
         "Most memory of the cache";
     "cache.serve_stale" Ours "duration; 0s: never" = "\"0s\"", "\"1h\"", "\"0s\"":
         "How long after its TTL an answer is served while recursors fail (RFC 8767)";
+    "compat.nxdomain_for_failures" Ours "boolean" = "false", "true", "":
+        "NXDOMAIN without records whenever no recursor answered with NOERROR";
+    "compat.forget_failures" Ours "boolean" = "false", "true", "":
+        "Ask recursors again at once for a name that has just failed";
+    "compat.wait_for_silent_recursors" Ours "boolean" = "false", "true", "":
+        "Wait for recursors that have stopped answering although an NXDOMAIN or error is there";
+    "compat.accept_other_questions" Ours "boolean" = "false", "true", "":
+        "Take a reply to another question if no better one comes in time";
+    "compat.nxdomain_is_failure" Ours "boolean" = "false", "true", "":
+        "Count NXDOMAIN against the preferred recursor";
+    "compat.transparent_forwarding" Ours "boolean" = "false", "true", "":
+        "Forward without an OPT of our own; pass RD, RA, TC and the OPT of the recursor on";
+    "compat.cache_as_authority" Ours "boolean" = "false", "true", "":
+        "Set AA in cached answers and ignore the class";
+    "compat.cache_zero_ttl" Ours "boolean" = "false", "true", "":
+        "Cache an answer with TTL 0 for five seconds";
+    "compat.retired_handlers" Ours "boolean" = "false", "true", "":
+        "Never return to a handler whose domain the records once had";
+    "compat.require_health_certificates" Ours "boolean" = "false", "true", "":
+        "Do not start without usable health certificates";
+    "compat.formerr_for_malformed_names" Ours "boolean" = "false", "true", "":
+        "FORMERR for names below a records domain that the query language does not know";
+    "compat.nxdomain_for_empty_non_terminals" Ours "boolean" = "false", "true", "":
+        "NXDOMAIN for a name that has only names below it";
+    "compat.any_class" Ours "boolean" = "false", "true", "":
+        "Ignore the class of a question";
+    "compat.echo_opt" Ours "boolean" = "false", "true", "":
+        "Repeat the client's size in the OPT of a reply, with DO clear";
     "control.socket" Ours "absolute path" = "", "\"/run/bosh-dns-xdp/control.sock\"",
         "\"/run/bosh-dns-xdp/control.sock\"":
         "Unix socket for status, top, tap and the other commands";

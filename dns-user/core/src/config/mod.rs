@@ -4,6 +4,7 @@
 //! Pure: whoever reads the files hands their bytes over.
 
 pub mod addresses;
+mod compat;
 pub mod duration;
 pub mod file_pattern;
 pub mod json;
@@ -12,7 +13,7 @@ pub mod parse;
 pub mod reader;
 pub mod recursor;
 
-pub use self::parse::Loaded;
+pub use self::{compat::Compat, parse::Loaded};
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -64,6 +65,8 @@ pub struct Config {
     pub max_reply: Option<u16>,
     /// `identity`, ours: whom the server tells its version and the host's name.
     pub identity: Identity,
+    /// `compat`, ours: effects of the reference that are kept.
+    pub compat: Compat,
     /// Our own settings.
     pub xdp: XdpConfig,
 }
@@ -94,8 +97,8 @@ pub struct RecursionConfig {
     pub timeout: Duration,
     /// `recursor_max_retries`: further tries of one recursor after network errors.
     pub max_retries: u32,
-    /// `recursor_errors`, ours: what a client gets when all failed.
-    pub errors: RecursorErrors,
+    /// `recursor_client_subnet`, ours: whether the Client Subnet option of a query goes up.
+    pub client_subnet: bool,
     /// `recursor_0x20`, ours: random letter case in questions, which replies have
     /// to repeat: forging them becomes harder still.
     pub randomise_case: bool,
@@ -108,15 +111,6 @@ pub enum RecursorSelection {
     Smart,
     /// Always from the first.
     Serial,
-}
-
-/// What a client gets when all recursors failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RecursorErrors {
-    /// The truth: SERVFAIL, the last RCODE, or the NXDOMAIN that one gave.
-    Truthful,
-    /// The reference's way: bare NXDOMAIN, whatever happened.
-    Nxdomain,
 }
 
 /// `log_level` and `logging`.

@@ -7,9 +7,9 @@ use std::{
 };
 
 use super::{
-    ApiConfig, CacheConfig, Config, ConfigError, ControlConfig, HealthConfig, HookMode, Identity, LogLevel,
-    LoggingConfig, MetricsConfig, OnStop, RecursionConfig, RecursorErrors, RecursorSelection, TlsFiles,
-    XdpConfig, file_pattern, json::Json, keys, reader::Reader, recursor::with_port,
+    ApiConfig, CacheConfig, Compat, Config, ConfigError, ControlConfig, HealthConfig, HookMode, Identity,
+    LogLevel, LoggingConfig, MetricsConfig, OnStop, RecursionConfig, RecursorSelection, TlsFiles, XdpConfig,
+    file_pattern, json::Json, keys, reader::Reader, recursor::with_port,
 };
 use crate::{
     name::Name,
@@ -84,6 +84,7 @@ impl Config {
                     &[("edns", Identity::Edns), ("always", Identity::Always), ("off", Identity::Off)],
                 )?
                 .unwrap_or(Identity::Edns),
+            compat: Compat::read(root)?,
             xdp: xdp(&root.object("xdp")?)?,
         })
     }
@@ -122,12 +123,7 @@ fn recursion(root: &Reader<'_>) -> Result<RecursionConfig, ConfigError> {
             .unwrap_or(RecursorSelection::Smart),
         timeout: or_default(root.duration("recursor_timeout")?, Duration::from_secs(2)),
         max_retries: root.number("recursor_max_retries", 0, 1000)?.unwrap_or(0) as u32,
-        errors: root
-            .choice(
-                "recursor_errors",
-                &[("truthful", RecursorErrors::Truthful), ("nxdomain", RecursorErrors::Nxdomain)],
-            )?
-            .unwrap_or(RecursorErrors::Truthful),
+        client_subnet: root.boolean("recursor_client_subnet")?.unwrap_or(false),
         randomise_case: root.boolean("recursor_0x20")?.unwrap_or(false),
     })
 }
@@ -385,7 +381,7 @@ mod tests {
         assert_eq!(config.request_timeout, Duration::from_secs(5));
         assert_eq!(config.recursion.timeout, Duration::from_secs(2));
         assert_eq!(config.recursion.selection, RecursorSelection::Smart);
-        assert_eq!(config.recursion.errors, RecursorErrors::Truthful);
+        assert_eq!(config.compat, Compat::default());
         assert_eq!(config.health.check_interval, Duration::from_secs(20));
         assert_eq!(config.health.max_tracked_queries, 2000);
         assert_eq!(config.health.synchronous_check_timeout, Duration::from_secs(1));

@@ -1,6 +1,6 @@
 //! Addresses of recursors as they are written in configurations and handler files.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 /// A text that is not the address of a recursor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -14,22 +14,34 @@ pub struct NoRecursor(pub String);
 /// (observed: `[::1]` alone is refused).
 pub fn with_port(text: &str) -> Result<String, NoRecursor> {
     let refused = || NoRecursor(text.to_owned());
-    if let Ok(address) = text.parse::<IpAddr>() {
-        return Ok(match address {
-            IpAddr::V4(address) => format!("{address}:53"),
-            IpAddr::V6(_) => format!("[{text}]:53"),
-        });
+    match text.parse::<IpAddr>() {
+        Ok(IpAddr::V4(address)) => return Ok(format!("{address}:53")),
+        _ if is_ipv6(text) => return Ok(format!("[{text}]:53")),
+        _ => {}
     }
     let (host, port) = text.rsplit_once(':').ok_or_else(refused)?;
     let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     let host_is_sound = match bracketed {
-        Some(host) => host.parse::<IpAddr>().is_ok_and(|address| address.is_ipv6()),
+        Some(host) => is_ipv6(host),
         None => !host.is_empty() && !host.contains([':', '[', ']', '/', ' ']),
     };
     if !host_is_sound || port.parse::<u16>().map_or(true, |port| port == 0) {
         return Err(refused());
     }
     Ok(text.to_owned())
+}
+
+/// Whether the text is an IPv6 address, with or without a zone (`fe80::2%eth0`, RFC 6874).
+/// Only a link-local address has a zone.
+fn is_ipv6(text: &str) -> bool {
+    let (address, zone) = text.split_once('%').map_or((text, None), |(address, zone)| (address, Some(zone)));
+    address.parse::<Ipv6Addr>().is_ok_and(|address| {
+        zone.is_none_or(|zone| {
+            address.is_unicast_link_local()
+                && !zone.is_empty()
+                && !zone.contains([':', '[', ']', '/', ' ', '%'])
+        })
+    })
 }
 
 #[cfg(test)]
@@ -44,11 +56,26 @@ mod tests {
             ("::1", "[::1]:53"),
             ("[::1]:53", "[::1]:53"),
             ("localhost:53", "localhost:53"),
+            ("fe80::2%eth0", "[fe80::2%eth0]:53"),
+            ("[fe80::2%eth0]:53", "[fe80::2%eth0]:53"),
         ] {
             assert_eq!(with_port(text).as_deref(), Ok(expected));
         }
-        for text in ["", "1.2.3", "localhost", "not-an-ip", "[::1]", "[x]:53", ":53", "a:b:53", "a:0", "a:x"]
-        {
+        for text in [
+            "",
+            "1.2.3",
+            "localhost",
+            "not-an-ip",
+            "[::1]",
+            "[x]:53",
+            ":53",
+            "a:b:53",
+            "a:0",
+            "a:x",
+            "[fe80::2%]:53",
+            "[2001:db8::2%eth0]:53",
+            "fe80::2%e/0",
+        ] {
             assert!(with_port(text).is_err(), "{text}");
         }
     }

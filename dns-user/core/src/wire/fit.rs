@@ -5,11 +5,7 @@ use hickory_proto::{
     serialize::binary::BinEncoder,
 };
 
-use super::{
-    HEADER_LEN, Query, TYPE_OPT, Transport, flag,
-    reply::{error_reply, opt_record},
-    skip_name, u16_at,
-};
+use super::{HEADER_LEN, Query, TYPE_OPT, Transport, flag, reply::error_reply, skip_name, u16_at};
 
 /// Brings a whole reply to the form that the client takes:
 ///
@@ -21,20 +17,20 @@ use super::{
 /// A reply that cannot be read is passed on while it fits; else SERVFAIL.
 pub fn fit(query: &Query<'_>, mut reply: Vec<u8>, transport: Transport) -> Vec<u8> {
     let limit = query.limit(transport);
-    if reply.len() <= limit && query.edns.is_none_or(|edns| ends_with_opt(&reply, edns.udp_size)) {
+    let ours = query.reply_opt(0);
+    if reply.len() <= limit && ours.is_none_or(|opt| ends_with_opt(&reply, &opt)) {
         return reply;
     }
     let Some(layout) = Layout::read(&reply) else {
         return if reply.len() <= limit { reply } else { unreadable(query) };
     };
-    let opt = match (layout.opt, query.edns) {
+    let opt = match (layout.opt, ours) {
         (Some((start, end)), _) => reply[start..end].to_vec(),
-        (None, Some(edns)) => {
+        (None, Some(opt)) => {
             reply.truncate(layout.end);
-            let opt = opt_record(edns.udp_size, 0).to_vec();
             reply.extend_from_slice(&opt);
             add_to_count(&mut reply, ADDITIONAL_COUNT_AT, 1);
-            opt
+            opt.to_vec()
         }
         (None, None) => Vec::new(),
     };
@@ -52,11 +48,10 @@ pub fn fit(query: &Query<'_>, mut reply: Vec<u8>, transport: Transport) -> Vec<u
     cut
 }
 
-/// Whether the last record is an OPT as we write them ourselves. (Data of another
-/// record that looks like one would cost the client an OPT, nothing else.)
-fn ends_with_opt(reply: &[u8], udp_size: u16) -> bool {
-    u16_at(reply, ADDITIONAL_COUNT_AT).is_some_and(|count| count > 0)
-        && reply.ends_with(&opt_record(udp_size, 0))
+/// Whether the last record is `opt`. (Data of another record that looks like it would
+/// cost the client its OPT, nothing else.)
+fn ends_with_opt(reply: &[u8], opt: &[u8]) -> bool {
+    u16_at(reply, ADDITIONAL_COUNT_AT).is_some_and(|count| count > 0) && reply.ends_with(opt)
 }
 
 /// Where ARCOUNT stands in the header.

@@ -14,11 +14,15 @@ pub mod reply;
 #[cfg(test)]
 mod tests;
 
+pub use dns_common::UDP_PAYLOAD_SIZE;
 pub use fit::fit;
 pub use read::parse;
-pub use reply::{ReplyFlags, Shuffle, address_reply, empty_reply, error_reply, local_reply};
+pub use reply::{
+    OPT_LEN, ReplyFlags, Shuffle, address_reply, append_opt, empty_reply, error_reply, local_reply,
+    opt_record,
+};
 
-use std::net::IpAddr;
+use std::{net::IpAddr, ops::Range};
 
 use crate::name::Name;
 
@@ -53,6 +57,8 @@ pub const TYPE_DS: u16 = 43;
 pub const TYPE_ANY: u16 = 255;
 /// Class IN.
 pub const CLASS_IN: u16 = 1;
+/// Query class ANY.
+pub const CLASS_ANY: u16 = 255;
 /// Class CH, in which servers tell about themselves.
 pub const CLASS_CH: u16 = 3;
 
@@ -91,18 +97,20 @@ pub struct Query<'a> {
     pub edns: Option<Edns>,
     /// Most bytes of a reply by UDP, whatever the client takes.
     pub most_by_udp: usize,
-    /// Who asks, where that is known: whoever received the message says so.
+    /// Address of the client, as far as the receiver of the message knows it.
     pub client: Option<IpAddr>,
+    /// Whether the OPT of the reply repeats the client's size with DO clear, as the
+    /// reference's does. The receiver of the message sets it.
+    pub echoes_opt: bool,
 }
 
 impl Query<'_> {
-    /// The same, with a message of its own: for who answers it after the buffer that
-    /// it came in has taken another one.
+    /// Copies the query and its message, so that it outlives the receive buffer.
     pub fn to_owned(&self) -> OwnedQuery {
-        let Query { message, id, flags, question, edns, most_by_udp, client } = *self;
+        let Query { message, id, flags, question, edns, most_by_udp, client, echoes_opt } = *self;
         let Question { raw_name, qtype, qclass } = question;
         let (message, name_len) = (message.into(), raw_name.len());
-        OwnedQuery { message, id, flags, name_len, qtype, qclass, edns, most_by_udp, client }
+        OwnedQuery { message, id, flags, name_len, qtype, qclass, edns, most_by_udp, client, echoes_opt }
     }
 }
 
@@ -127,12 +135,15 @@ pub struct OwnedQuery {
     most_by_udp: usize,
     /// See [`Query::client`].
     client: Option<IpAddr>,
+    /// See [`Query::echoes_opt`].
+    echoes_opt: bool,
 }
 
 impl OwnedQuery {
     /// The query that it was made of, without reading the message again.
     pub fn as_query(&self) -> Query<'_> {
-        let Self { message, id, flags, name_len, qtype, qclass, edns, most_by_udp, client } = self;
+        let Self { message, id, flags, name_len, qtype, qclass, edns, most_by_udp, client, echoes_opt } =
+            self;
         let raw_name = &message[HEADER_LEN..HEADER_LEN + name_len];
         let question = Question { raw_name, qtype: *qtype, qclass: *qclass };
         Query {
@@ -143,6 +154,7 @@ impl OwnedQuery {
             edns: *edns,
             most_by_udp: *most_by_udp,
             client: *client,
+            echoes_opt: *echoes_opt,
         }
     }
 }
@@ -166,9 +178,12 @@ pub struct Edns {
     pub udp_size: u16,
     /// DO: the client wants DNSSEC records (RFC 3225).
     pub dnssec_ok: bool,
+    /// Start and end of the Client Subnet option in the message, its code and length
+    /// included (RFC 7871, section 6).
+    pub client_subnet: Option<(u16, u16)>,
 }
 
-impl Query<'_> {
+impl<'a> Query<'a> {
     /// RD: the client wants recursion.
     pub fn recursion_desired(&self) -> bool {
         self.flags & flag::RD != 0
@@ -177,6 +192,38 @@ impl Query<'_> {
     /// CD: the client wants no DNSSEC checks done for it.
     pub fn checking_disabled(&self) -> bool {
         self.flags & flag::CD != 0
+    }
+
+    /// Whether the client understands AD in a reply: it set AD or DO (RFC 6840, section 5.8).
+    pub fn wants_authentic_data(&self) -> bool {
+        self.flags & flag::AD != 0 || self.dnssec_ok()
+    }
+
+    /// DO (RFC 3225); clear without an OPT.
+    pub fn dnssec_ok(&self) -> bool {
+        self.edns.is_some_and(|edns| edns.dnssec_ok)
+    }
+
+    /// Range of the question in the message: name, type, class.
+    pub fn question_range(&self) -> Range<usize> {
+        HEADER_LEN..HEADER_LEN + self.question.wire_len()
+    }
+
+    /// The Client Subnet option with its code and length (RFC 7871, section 6).
+    pub fn client_subnet(&self) -> Option<&'a [u8]> {
+        let (start, end) = self.edns?.client_subnet?;
+        self.message.get(usize::from(start)..usize::from(end))
+    }
+
+    /// The OPT of a reply to this query, without options; `None` if the query has none
+    /// (RFC 6891, section 6.1.1). DO is copied (RFC 3225, section 3).
+    pub fn reply_opt(&self, extended_rcode: u8) -> Option<[u8; OPT_LEN]> {
+        let edns = self.edns?;
+        Some(if self.echoes_opt {
+            opt_record(edns.udp_size, extended_rcode, false)
+        } else {
+            opt_record(UDP_PAYLOAD_SIZE, extended_rcode, edns.dnssec_ok)
+        })
     }
 
     /// Most bytes that a reply may have.
@@ -214,6 +261,8 @@ pub(crate) mod flag {
     pub(crate) const TC: u16 = 0x0200;
     /// Recursion is desired.
     pub(crate) const RD: u16 = 0x0100;
+    /// Authentic data.
+    pub(crate) const AD: u16 = 0x0020;
     /// Recursion is available.
     pub(crate) const RA: u16 = 0x0080;
     /// Checking disabled.

@@ -20,10 +20,11 @@ use super::{
 /// * not one question, more than one answer or authority record, more than two
 ///   additional ones, or a question that cannot be read (compression in it
 ///   included): FORMERR, without the question;
-/// * a record that cannot be read: FORMERR, with the question;
+/// * a record that cannot be read, or a second OPT (RFC 6891, section 6.1.1): FORMERR,
+///   with the question;
 /// * an EDNS version above 0: BADVERS.
 ///
-/// Bytes after the last record are ignored. Of several OPTs the last one counts.
+/// Bytes after the last record are ignored.
 pub fn parse(message: &[u8]) -> Parsed<'_> {
     let Some(header) = message.first_chunk::<HEADER_LEN>() else {
         return Parsed::Drop;
@@ -43,7 +44,16 @@ pub fn parse(message: &[u8]) -> Parsed<'_> {
     let Some((question, end)) = read_question(message) else {
         return Parsed::Reply(questionless_reply(id, flags, ResponseCode::FormErr));
     };
-    let query = Query { message, id, flags, question, edns: None, most_by_udp: MAX_UDP_SIZE, client: None };
+    let query = Query {
+        message,
+        id,
+        flags,
+        question,
+        edns: None,
+        most_by_udp: MAX_UDP_SIZE,
+        client: None,
+        echoes_opt: false,
+    };
     let Some(opt) = read_records(message, end, counts) else {
         return Parsed::Reply(empty_reply(&query, ResponseCode::FormErr, ReplyFlags::ERROR));
     };
@@ -56,6 +66,9 @@ pub fn parse(message: &[u8]) -> Parsed<'_> {
     }
     Parsed::Query(query)
 }
+
+/// Code of the Client Subnet option (RFC 7871, section 6).
+const OPTION_CLIENT_SUBNET: u16 = 8;
 
 /// Records by section, as the header counts them.
 #[derive(Clone, Copy)]
@@ -124,15 +137,23 @@ fn read_opt(message: &[u8], at: usize) -> Option<(Opt, usize)> {
     let fixed: &[u8; 10] = message.get(at..)?.first_chunk()?;
     let [_, _, size_high, size_low, _extended_rcode, version, flags_high, _, length_high, length_low] =
         *fixed;
-    let start = at + fixed.len();
+    let mut start = at + fixed.len();
     let end = start + usize::from(u16::from_be_bytes([length_high, length_low]));
-    let mut options = message.get(start..end)?;
-    while !options.is_empty() {
-        let length = usize::from(u16_at(options, 2)?);
-        options = options.get(4 + length..)?;
+    let options = message.get(..end)?;
+    let mut client_subnet = None;
+    while start < end {
+        let code = u16_at(options, start)?;
+        let next = start + 4 + usize::from(u16_at(options, start + 2)?);
+        if next > end {
+            return None;
+        }
+        if code == OPTION_CLIENT_SUBNET && client_subnet.is_none() {
+            client_subnet = u16::try_from(start).ok().zip(u16::try_from(next).ok());
+        }
+        start = next;
     }
-    let edns =
-        Edns { udp_size: u16::from_be_bytes([size_high, size_low]), dnssec_ok: flags_high & 0x80 != 0 };
+    let udp_size = u16::from_be_bytes([size_high, size_low]);
+    let edns = Edns { udp_size, dnssec_ok: flags_high & 0x80 != 0, client_subnet };
     Some((Opt { edns, version }, end))
 }
 
@@ -149,8 +170,8 @@ fn walk_records(message: &[u8], start: usize, counts: Counts) -> Option<Option<O
             let (opt, end) = read_opt(message, type_at)?;
             decoder.read_slice(end - decoder.index()).ok()?;
             // An OPT outside the additional section means nothing (observed).
-            if number >= before_additionals {
-                found = Some(opt);
+            if number >= before_additionals && found.replace(opt).is_some() {
+                return None;
             }
         } else {
             Record::read(&mut decoder).ok()?;

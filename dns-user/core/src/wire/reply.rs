@@ -7,8 +7,8 @@ use hickory_proto::op::ResponseCode;
 use super::{CLASS_IN, HEADER_LEN, Query, TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_OPT, flag};
 use crate::resolve::{Existence, LocalAnswer};
 
-/// Bytes of an OPT without options.
-pub(super) const OPT_LEN: usize = 11;
+/// Bytes of an OPT without options (RFC 6891, section 6.1.2).
+pub const OPT_LEN: usize = 11;
 /// Bytes of the fields between the owner name and the data of a record.
 const FIXED_LEN: usize = 10;
 /// A pointer to the question's name (RFC 1035, section 4.1.4).
@@ -123,7 +123,9 @@ pub(super) fn bare_reply(query: &Query<'_>, rcode: ResponseCode, flags: ReplyFla
 
 /// A header alone, for messages whose question is not to be believed.
 pub(super) fn questionless_reply(id: u16, query_flags: u16, rcode: ResponseCode) -> Vec<u8> {
-    let flags = flag::QR | query_flags & (flag::COPIED | flag::OPCODE) | u16::from(rcode.low());
+    // CD means something in queries alone (RFC 4035, section 3.2.2).
+    let copied = if query_flags & flag::OPCODE == 0 { flag::COPIED } else { flag::RD };
+    let flags = flag::QR | query_flags & (copied | flag::OPCODE) | u16::from(rcode.low());
     let mut out = vec![0; HEADER_LEN];
     out[..2].copy_from_slice(&id.to_be_bytes());
     out[2..4].copy_from_slice(&flags.to_be_bytes());
@@ -204,19 +206,27 @@ fn write_start(query: &Query<'_>, flags: u16, answers: usize, out: &mut Vec<u8>)
     out.extend_from_slice(&query.message[HEADER_LEN..HEADER_LEN + query.question.wire_len()]);
 }
 
-/// The OPT of the reply, if the query had one: the client's size is repeated,
-/// DO and options are not (observed).
+/// Appends the OPT of the reply if the query had one.
 fn write_opt(query: &Query<'_>, extended_rcode: u8, out: &mut Vec<u8>) {
-    if let Some(edns) = query.edns {
-        out.extend_from_slice(&opt_record(edns.udp_size, extended_rcode));
+    if let Some(opt) = query.reply_opt(extended_rcode) {
+        out.extend_from_slice(&opt);
     }
 }
 
 /// An OPT of version 0 without options (RFC 6891, section 6.1.2).
-pub(super) fn opt_record(udp_size: u16, extended_rcode: u8) -> [u8; OPT_LEN] {
+pub fn opt_record(udp_size: u16, extended_rcode: u8, dnssec_ok: bool) -> [u8; OPT_LEN] {
     let [type_high, type_low] = TYPE_OPT.to_be_bytes();
     let [size_high, size_low] = udp_size.to_be_bytes();
-    [0, type_high, type_low, size_high, size_low, extended_rcode, 0, 0, 0, 0, 0]
+    let flags = if dnssec_ok { 0x80 } else { 0 };
+    [0, type_high, type_low, size_high, size_low, extended_rcode, 0, flags, 0, 0, 0]
+}
+
+/// Appends the OPT of a reply to `query` and counts it, if the query has one. The reply
+/// ends with its last record and has no OPT.
+pub fn append_opt(query: &Query<'_>, reply: &mut Vec<u8>) {
+    let (Some(opt), Some(count)) = (query.reply_opt(0), super::u16_at(reply, 10)) else { return };
+    reply.extend_from_slice(&opt);
+    reply[10..12].copy_from_slice(&count.saturating_add(1).to_be_bytes());
 }
 
 /// TYPE, CLASS, TTL 0 and RDLENGTH.

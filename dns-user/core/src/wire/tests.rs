@@ -80,6 +80,8 @@ fn other_opcodes_are_not_implemented() {
         let flags = 0x8104 | u16::from(opcode) << 11;
         assert_eq!(instant_reply(&message), (0x1234, flags, 0));
         assert_eq!(instant_reply(&message[..HEADER_LEN]), (0x1234, flags, 0));
+        message[3] |= 0x10;
+        assert_eq!(instant_reply(&message), (0x1234, flags, 0), "CD is not copied");
     }
 }
 
@@ -122,12 +124,36 @@ fn records_that_cannot_be_read_are_formerr_with_the_question() {
 fn the_opt_is_found_wherever_it_stands_among_the_additionals() {
     let opt = b"\0\0\x29\x04\xd0\0\0\x80\0\0\0";
     let address = b"\xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x04\x01\x02\x03\x04";
-    let edns = Some(Edns { udp_size: 1232, dnssec_ok: true });
+    let edns = Some(Edns { udp_size: 1232, dnssec_ok: true, client_subnet: None });
     assert_eq!(query(&with_records(0, 0, 1, opt)).edns, edns);
     assert_eq!(query(&with_records(0, 0, 2, &[&opt[..], address].concat())).edns, edns);
     assert_eq!(query(&with_records(0, 0, 2, &[&address[..], opt].concat())).edns, edns);
     assert_eq!(query(&with_records(1, 0, 0, opt)).edns, None);
     assert_eq!(query(&with_records(0, 0, 0, b"trailing bytes")).edns, None);
+}
+
+#[test]
+fn two_opts_are_formerr() {
+    let opt = &opt_record(1232, 0, false)[..];
+    assert_eq!(instant_reply(&with_records(0, 0, 2, &opt.repeat(2))), (0x1234, 0x8101, 1));
+}
+
+#[test]
+fn the_reply_announces_our_size() {
+    let message = with_records(0, 0, 1, &opt_record(4096, 0, true));
+    let query = query(&message);
+    assert_eq!(query.reply_opt(0), Some(opt_record(1232, 0, true)));
+    let echoing = Query { echoes_opt: true, ..query };
+    assert_eq!(echoing.reply_opt(0), Some(opt_record(4096, 0, false)));
+}
+
+#[test]
+fn client_subnet_is_found() {
+    let subnet = b"\0\x08\0\x07\0\x01\x18\0\xc0\0\x02";
+    let opt = [&b"\0\0\x29\x04\xd0\0\0\0\0\0\x11\0\x0a\0\x02ab"[..], subnet].concat();
+    let message = with_records(0, 0, 1, &opt);
+    assert_eq!(query(&message).client_subnet(), Some(&subnet[..]));
+    assert_eq!(query(PLAIN).client_subnet(), None);
 }
 
 #[test]
@@ -144,7 +170,7 @@ fn other_versions_of_edns_are_badvers() {
 
 #[test]
 fn sizes_follow_client_and_transport() {
-    let opt = |size: u16| with_records(0, 0, 1, &reply::opt_record(size, 0));
+    let opt = |size: u16| with_records(0, 0, 1, &opt_record(size, 0, false));
     let limit = |size| query(&opt(size)).limit(Transport::Udp);
     assert_eq!([limit(0), limit(100), limit(1232), limit(65_535)], [512, 512, 1232, MAX_UDP_SIZE]);
     assert_eq!(query(PLAIN).limit(Transport::Udp), 512);
@@ -154,7 +180,7 @@ fn sizes_follow_client_and_transport() {
 #[test]
 fn as_many_answers_as_fit() {
     // 32 bytes of header and question, 16 an address: 30 fit into 512, 29 beside an OPT.
-    let with_opt = with_records(0, 0, 1, &reply::opt_record(512, 0));
+    let with_opt = with_records(0, 0, 1, &opt_record(512, 0, false));
     for (message, fit) in [(PLAIN, 30), (&with_opt[..], 29)] {
         for (count, expected, truncated) in [(fit, fit, false), (fit + 1, fit, true), (2000, fit, true)] {
             let mut out = Vec::new();
@@ -205,7 +231,7 @@ fn a_truncated_answer_is_a_random_part() {
 
 #[test]
 fn a_large_foreign_reply_is_compressed_then_cut() {
-    let with_opt = with_records(0, 0, 1, &reply::opt_record(1232, 0));
+    let with_opt = with_records(0, 0, 1, &opt_record(1232, 0, false));
     let uncompressed = |count: u8| {
         let mut reply = PLAIN.to_vec();
         reply[2..4].copy_from_slice(&[0x81, 0x80]);
@@ -234,11 +260,11 @@ fn a_large_foreign_reply_is_compressed_then_cut() {
 
 #[test]
 fn an_opt_is_added_once_and_never_taken_away() {
-    let with_opt = with_records(0, 0, 1, &reply::opt_record(1232, 0));
+    let with_opt = with_records(0, 0, 1, &opt_record(1232, 0, false));
     let mut reply = PLAIN.to_vec();
     reply[2] |= 0x80;
     let fitted = fit(&query(&with_opt), reply.clone(), Transport::Udp);
-    assert_eq!(fitted, [&with_counts(&reply, 1), &reply::opt_record(1232, 0)[..]].concat());
+    assert_eq!(fitted, [&with_counts(&reply, 1), &opt_record(1232, 0, false)[..]].concat());
     assert_eq!(fit(&query(&with_opt), fitted.clone(), Transport::Tcp), fitted);
     assert_eq!(fit(&query(PLAIN), fitted.clone(), Transport::Udp), fitted);
     assert_eq!(fit(&query(PLAIN), reply.clone(), Transport::Udp), reply);
@@ -305,9 +331,9 @@ fn by_hickory(query: &Message, rcode: ResponseCode, ours: &Message, truncated: b
         reply.add_answer(Record::from_rdata(owner.clone(), 0, answer.data.clone()));
     }
     if let Some(edns) = &query.edns {
-        let mut echoed = HickoryEdns::new();
-        echoed.set_max_payload(edns.max_payload());
-        reply.set_edns(echoed);
+        let mut opt = HickoryEdns::new();
+        opt.set_max_payload(UDP_PAYLOAD_SIZE).set_dnssec_ok(edns.flags().dnssec_ok);
+        reply.set_edns(opt);
     }
     reply.to_vec().unwrap()
 }
@@ -447,9 +473,9 @@ proptest! {
         expected.metadata.response_code = rcode;
         expected.add_query(message.queries[0].clone());
         if let Some(edns) = &message.edns {
-            let mut echoed = HickoryEdns::new();
-            echoed.set_max_payload(edns.max_payload());
-            expected.set_edns(echoed);
+            let mut opt = HickoryEdns::new();
+            opt.set_max_payload(UDP_PAYLOAD_SIZE).set_dnssec_ok(edns.flags().dnssec_ok);
+            expected.set_edns(opt);
         }
         prop_assert_eq!(error_reply(&query(&bytes), rcode), expected.to_vec().unwrap());
     }
@@ -480,7 +506,7 @@ proptest! {
         prop_assert!(fitted.len() <= query.limit(transport));
         let read = Message::from_vec(&fitted).unwrap();
         prop_assert_eq!(read.edns.is_some(), query.edns.is_some());
-        let opt_len = if query.edns.is_some() { reply::OPT_LEN } else { 0 };
+        let opt_len = if query.edns.is_some() { OPT_LEN } else { 0 };
         let fits = whole.len() + opt_len <= query.limit(transport);
         prop_assert_eq!(read.metadata.truncation, !fits);
         prop_assert!(reply.answers.starts_with(&read.answers));

@@ -118,6 +118,11 @@ impl ControlPage {
         self.half(std::mem::offset_of!(Control, max_reply)).store(bytes, Ordering::Relaxed);
     }
 
+    /// Sets whether the OPT of a reply repeats the client's, see [`Control::echo_opt`].
+    pub(crate) fn set_echo_opt(&self, echo: bool) {
+        self.half(std::mem::offset_of!(Control, echo_opt)).store(u32::from(echo), Ordering::Relaxed);
+    }
+
     /// Sets the VLANs whose frames are answered.
     pub(crate) fn set_vlans(&self, vlans: &[u16]) {
         let mut words = [0; VLAN_WORDS];

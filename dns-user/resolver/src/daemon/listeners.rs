@@ -161,6 +161,7 @@ pub(super) fn options(config: &Config, addresses: usize, own: OwnConnections) ->
         max_tcp_connections,
         own,
         max_reply: config.max_reply,
+        compat: config.compat,
         overload: if config.xdp.shed { Overload::on() } else { Overload::default() },
         ..Options::default()
     }

@@ -166,6 +166,7 @@ impl Daemon<'_> {
         self.not_loaded_because = None;
         self.board.change(|state| state.fast_path_off = None);
         let first = self.fast_path.is_none();
+        fast_path.set_echo_opt(self.config.compat.echo_opt);
         if let Some(bytes) = self.config.max_reply {
             fast_path.set_max_reply(bytes);
         }

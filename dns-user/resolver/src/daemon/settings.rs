@@ -32,6 +32,7 @@ settings! {
         metrics: "metrics",
         max_reply: "max_reply",
         identity: "identity",
+        compat: "compat",
         xdp: "xdp",
     }
     reload {

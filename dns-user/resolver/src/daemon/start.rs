@@ -37,7 +37,7 @@ use crate::{
     server::{Identity, OwnConnections, ServerMetrics},
 };
 use dns_core::{
-    config::{Config, Loaded, RecursorErrors},
+    config::{Config, Loaded},
     resolve::{AllRunning, Health},
 };
 use dns_health::HealthService;
@@ -79,7 +79,7 @@ pub(super) async fn start<'a>(
             None => None,
             Some(Ok(health)) => Some(Arc::new(health)),
             // The reference's way.
-            Some(Err(problem)) if config.recursion.errors == RecursorErrors::Nxdomain => {
+            Some(Err(problem)) if config.compat.require_health_certificates => {
                 return Err(problem.into());
             }
             // DNS without health checks is better than none.

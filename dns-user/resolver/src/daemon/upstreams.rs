@@ -19,7 +19,7 @@ use crate::{
 use dns_consul::config::Config as ConsulConfig;
 use dns_core::{
     catalog::Snapshot,
-    config::{Config, RecursorErrors},
+    config::Config,
     name::Name,
     wire::{Query, Transport},
 };
@@ -214,7 +214,7 @@ impl Upstreams {
             handlers,
             reverse: Some(Arc::new(reverse)),
             recursors: root,
-            handlers_stay_away: config.recursion.errors == RecursorErrors::Nxdomain,
+            handlers_stay_away: config.compat.retired_handlers,
         }
     }
 }
@@ -248,15 +248,15 @@ struct ReverseNames {
 impl Answer for ReverseNames {
     fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>> {
         Box::pin(async move {
-            match self.names.answer(query, transport) {
+            match self.names.answer(query) {
                 Some(reply) => reply,
                 None => self.past.answer(query, transport).await,
             }
         })
     }
 
-    fn answer_at_once(&self, query: &Query<'_>, transport: Transport, out: &mut Vec<u8>) -> bool {
-        self.names.answer(query, transport).is_some_and(|reply| {
+    fn answer_at_once(&self, query: &Query<'_>, _transport: Transport, out: &mut Vec<u8>) -> bool {
+        self.names.answer(query).is_some_and(|reply| {
             out.extend_from_slice(&reply);
             true
         })

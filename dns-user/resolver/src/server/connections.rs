@@ -6,7 +6,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    net::{IpAddr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -16,6 +16,8 @@ use std::{
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+
+use dns_upstream::admission::{Client, client_of};
 
 /// Connections that the server makes to itself. They are never closed for others.
 #[derive(Clone, Debug, Default)]
@@ -85,10 +87,6 @@ struct Entry {
     /// Tells the connection to close.
     called_off: Notify,
 }
-
-/// What counts as one client: an IPv4 address, or the network of an IPv6 one, of
-/// which a single machine has as many as it likes (RFC 4291, section 2.5.4).
-type Client = IpAddr;
 
 impl Connections {
     /// None yet. A client may have a quarter of them.
@@ -187,17 +185,6 @@ impl Drop for Place {
     }
 }
 
-/// As whom a client counts.
-fn client_of(address: IpAddr) -> Client {
-    match address.to_canonical() {
-        // All neighbours share the network fe80::/64.
-        IpAddr::V6(address) if !address.is_unicast_link_local() => {
-            IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !0 << 64))
-        }
-        address => address,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use futures::FutureExt;
@@ -242,14 +229,5 @@ mod tests {
         assert_eq!(called_off(&theirs), [0, 1]);
         drop(guard);
         assert!(!own.contains(client(1, 1)));
-    }
-
-    #[test]
-    fn a_network_of_ipv6_is_one_client() {
-        let of = |text: &str| client_of(text.parse().unwrap());
-        assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:2"));
-        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
-        assert_ne!(of("fe80::1"), of("fe80::2"));
-        assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
     }
 }

@@ -43,6 +43,7 @@ pub use service::{
 };
 
 use crate::fleet::Fleet;
+use dns_core::config::Compat;
 use dns_platform::threads::{self, OnPanic};
 use service::QueryHandler;
 use sockets::Endpoint;
@@ -56,9 +57,12 @@ pub struct Options {
     pub request_timeout: Duration,
     /// UDP threads for each listen address; `None`: one for each CPU that we may use.
     pub workers: Option<NonZeroUsize>,
-    /// Queries that wait for somebody else at the same time; the ones above are
-    /// answered with SERVFAIL at once.
+    /// Queries that wait for recursors, handlers or first checks at the same time, whatever
+    /// they wait for; further ones of a client that holds as many places as are free get
+    /// SERVFAIL at once. Each source has a bound of its own besides.
     pub max_in_flight: usize,
+    /// Effects of the reference that are kept.
+    pub compat: Compat,
     /// Open TCP connections, of one client a quarter of them; beyond that the idlest
     /// one is closed for a new one.
     pub max_tcp_connections: usize,
@@ -79,7 +83,8 @@ impl Default for Options {
         Self {
             request_timeout: Duration::from_secs(5),
             workers: None,
-            max_in_flight: 16_384,
+            max_in_flight: 32_768,
+            compat: Compat::default(),
             max_tcp_connections: 1024,
             own: OwnConnections::default(),
             max_reply: None,

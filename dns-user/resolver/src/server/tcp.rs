@@ -199,7 +199,11 @@ impl Session {
         let received = std::time::Instant::now();
         let stripe = self.handler.metrics.tasks();
         let query = match wire::parse(message) {
-            Parsed::Query(query) => Query { client: Some(self.client.ip().to_canonical()), ..query },
+            Parsed::Query(query) => Query {
+                client: Some(self.client.ip().to_canonical()),
+                echoes_opt: self.handler.options.compat.echo_opt,
+                ..query
+            },
             Parsed::Reply(reply) => {
                 let took = received.elapsed();
                 observe_unreadable(stripe, self.client, Transport::Tcp, message, &reply, took);
@@ -210,7 +214,7 @@ impl Session {
         let mut reply = Vec::new();
         let by = match self.handler.answer_at_once(&query, Transport::Tcp, &mut self.shuffle, &mut reply) {
             AtOnce::Replied { by, resolution: _ } => by,
-            AtOnce::Later(later) => match self.handler.admit() {
+            AtOnce::Later(later) => match self.handler.admit(&query) {
                 Some(permit) => {
                     let number = self.number();
                     let (handler, client) = (self.handler.clone(), self.client);

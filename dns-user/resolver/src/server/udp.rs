@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{runtime::Handle, sync::OwnedSemaphorePermit};
+use tokio::runtime::Handle;
 
 use super::{
     answer_cache::{AnswerCache, LowerName},
@@ -25,8 +25,9 @@ use super::{
         observe::{observe, observe_unreadable},
     },
 };
-use dns_core::wire::{self, CLASS_CH, Parsed, Query, Shuffle, TYPE_DS, Transport};
+use dns_core::wire::{self, CLASS_IN, Parsed, Query, Shuffle, TYPE_DS, Transport};
 use dns_platform::mmsg::{ControlMessages, socket_address};
+use dns_upstream::admission::Permit;
 
 /// How long a task waits for room in the socket's send buffer, and how often.
 const SEND_RETRY: (Duration, usize) = (Duration::from_millis(1), 20);
@@ -166,9 +167,12 @@ impl Worker {
 
     /// Answers until the socket is stopped.
     pub(super) fn run(mut self) {
-        // A defect in how one query is answered must not end the service of all.
+        // What answers a single query is guarded in `serve`; this keeps the thread alive
+        // whatever else fails.
         while let Err(_panic) = panic::catch_unwind(AssertUnwindSafe(|| self.serve())) {
-            tracing::error!("a UDP thread panicked and goes on; the query that caused it got no reply");
+            tracing::error!(
+                "a UDP thread panicked between queries and goes on; a batch may have got no replies"
+            );
             self.cache = AnswerCache::new();
         }
     }
@@ -200,7 +204,14 @@ impl Worker {
                 messages += usize::from(!datagram.query.is_empty());
                 // Whether it can be read or not: it took its place in the queue.
                 self.queue.took(socket_address(datagram.peer).ip());
-                self.answer(&mut datagram, &mut clock);
+                // A defect in how one query is answered must not cost the others their replies.
+                if panic::catch_unwind(AssertUnwindSafe(|| self.answer(&mut datagram, &mut clock))).is_err() {
+                    tracing::error!(
+                        "a UDP thread panicked over a query, which got no reply; all others were answered"
+                    );
+                    datagram.reply.clear();
+                    self.cache = AnswerCache::new();
+                }
             }
             let failed = batch.send(descriptor, count);
             if failed > 0 {
@@ -236,6 +247,7 @@ impl Worker {
             }
         };
         query.client = Some(socket_address(datagram.peer).ip().to_canonical());
+        query.echoes_opt = self.handler.options.compat.echo_opt;
         if let Some(most) = self.handler.options.max_reply {
             let ifindex = datagram.control.interface(datagram.control_len);
             if !self.near.holds(socket_address(datagram.peer).ip(), ifindex) {
@@ -255,8 +267,8 @@ impl Worker {
 
     /// Answers a local name that was asked for before.
     fn answer_from_cache(&mut self, query: &Query<'_>, reply: &mut Vec<u8>) -> Option<By> {
-        // Both may be routed elsewhere than the other types and classes.
-        if query.question.qtype == TYPE_DS || query.question.qclass == CLASS_CH {
+        // Type DS may be routed elsewhere, and other classes are not ours.
+        if query.question.qtype == TYPE_DS || query.question.qclass != CLASS_IN {
             return None;
         }
         let remembered = self.cache.get(&LowerName::new(query.question.raw_name))?;
@@ -286,7 +298,7 @@ impl Worker {
                 }
                 Some(by)
             }
-            AtOnce::Later(later) => match self.handler.admit() {
+            AtOnce::Later(later) => match self.handler.admit(query) {
                 Some(permit) => {
                     self.hand_over(later, datagram, received, permit);
                     None
@@ -300,13 +312,7 @@ impl Worker {
     }
 
     /// Begins what a query needs that has to wait; the rest is done by a task.
-    fn hand_over(
-        &self,
-        later: Later,
-        datagram: &Datagram<'_>,
-        received: Instant,
-        permit: OwnedSemaphorePermit,
-    ) {
+    fn hand_over(&self, later: Later, datagram: &Datagram<'_>, received: Instant, permit: Permit) {
         let path = ReturnPath::of(datagram);
         let (socket, handler) = (self.socket.clone(), self.handler.clone());
         spawn_eagerly(&self.runtime, async move {

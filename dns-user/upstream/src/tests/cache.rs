@@ -10,10 +10,7 @@ use crate::{
     cache::Cache,
     cached::{CachedSource, Source},
 };
-use dns_core::{
-    config::CacheConfig,
-    wire::{Parsed, parse},
-};
+use dns_core::config::CacheConfig;
 
 /// `ok.example.`
 const NAME: &[u8] = b"\x02ok\x07example\0";
@@ -23,16 +20,15 @@ const CONFIG: CacheConfig =
     CacheConfig { enabled: true, max_entries: 1000, max_bytes: 1 << 20, serve_stale: None };
 
 /// A source to one recursor with a cache.
-fn source(recursor: &Scripted, errors: RecursorErrors, config: &CacheConfig) -> (CachedSource, Arc<Cache>) {
-    let cache = Arc::new(Cache::new(config, errors));
-    let source = Source::Dns(Arc::new(forwarder(&[recursor.name()], 0, errors)));
-    (CachedSource::new(source, Some(Arc::clone(&cache))), cache)
+fn source(recursor: &Scripted, compat: Compat, config: &CacheConfig) -> (CachedSource, Arc<Cache>) {
+    let cache = Arc::new(Cache::new(config, form(compat), compat));
+    let source = Source::Dns(Arc::new(forwarder(&[recursor.name()], 0, compat)));
+    (CachedSource::new(source, Some(Arc::clone(&cache)), form(compat), compat), cache)
 }
 
 /// Asks a source by UDP.
 async fn ask(source: &CachedSource, message: &[u8]) -> Vec<u8> {
-    let Parsed::Query(query) = parse(message) else { panic!("a query of our own making") };
-    let reply = source.answer(&query, Transport::Udp).await;
+    let reply = source.answer(&parsed(message), Transport::Udp).await;
     assert_eq!(message::id(&reply), message::id(message));
     reply
 }
@@ -76,9 +72,9 @@ async fn a_hit_has_the_clients_id_letter_case_and_opt() {
         vec![reply]
     })
     .await;
-    let (source, _) = source(&recursor, RecursorErrors::Truthful, &CONFIG);
+    let (source, _) = source(&recursor, Compat::default(), &CONFIG);
     let first = ask(&source, &query(NAME, 1)).await;
-    assert_eq!(message::Outline::of(&first).unwrap().opt, None, "the upstream's OPT is its own affair");
+    assert_eq!(message::Outline::of(&first).unwrap().opt, None, "the recursor's OPT was for us");
 
     let mixed = with_opt(query(b"\x02oK\x07EXAMple\0", 1), false);
     let hit = ask(&source, &mixed).await;
@@ -92,11 +88,9 @@ async fn a_hit_has_the_clients_id_letter_case_and_opt() {
 
 #[tokio::test]
 async fn ttls_are_raised_capped_and_made_equal() {
-    for (ttls, expected) in
-        [(&[0u32][..], 5), (&[6], 6), (&[100_000], 3600), (&[u32::MAX], 5), (&[300, 60, 900], 60)]
-    {
+    for (ttls, expected) in [(&[1u32][..], 5), (&[6], 6), (&[100_000], 3600), (&[300, 60, 900], 60)] {
         let recursor = with_ttls(ttls).await;
-        let (source, _) = source(&recursor, RecursorErrors::Truthful, &CONFIG);
+        let (source, _) = source(&recursor, Compat::default(), &CONFIG);
         for _ in 0..2 {
             let reply = ask(&source, &query(NAME, 1)).await;
             let outline = message::Outline::of(&reply).unwrap();
@@ -107,9 +101,98 @@ async fn ttls_are_raised_capped_and_made_equal() {
 }
 
 #[tokio::test]
+async fn ttl_zero_is_not_kept() {
+    for ttls in [&[0][..], &[u32::MAX], &[300, 0]] {
+        let recursor = with_ttls(ttls).await;
+        let (modern, _) = source(&recursor, Compat::default(), &CONFIG);
+        for expected in [1, 2] {
+            assert_eq!(ttl(&ask(&modern, &query(NAME, 1)).await), ttls[0]);
+            assert_eq!(recursor.counts().0, expected);
+        }
+        let (reference, _) = source(&recursor, Compat { cache_zero_ttl: true, ..Compat::default() }, &CONFIG);
+        for _ in 0..2 {
+            assert_eq!(ttl(&ask(&reference, &query(NAME, 1)).await), 5);
+            assert_eq!(recursor.counts().0, 3);
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_answer_without_dnssec_beats_a_failure() {
+    let recursor = Scripted::start(|query| match parsed(query).dnssec_ok() {
+        false => vec![answer(query, &[[192, 0, 2, 1]])],
+        true => vec![refuse(query, message::SERVFAIL)],
+    })
+    .await;
+    let (source, _) = source(&recursor, Compat::default(), &CONFIG);
+    ask(&source, &query(NAME, 1)).await;
+    let reply = ask(&source, &with_opt(query(NAME, 1), true)).await;
+    assert_eq!((rcode(&reply), reply[7]), (message::NOERROR, 1));
+}
+
+#[tokio::test]
+async fn failures_are_kept_for_a_second() {
+    for failure in [Some(message::SERVFAIL), Some(message::REFUSED), None] {
+        let failing =
+            Scripted::start(move |query| failure.map(|rcode| refuse(query, rcode)).into_iter().collect())
+                .await;
+        let uncached = |compat| {
+            let source = Source::Dns(Arc::new(forwarder(&[failing.name()], 0, compat)));
+            CachedSource::new(source, None, form(compat), compat)
+        };
+        let modern = uncached(Compat::default());
+        for _ in 0..20 {
+            assert_eq!(rcode(&ask(&modern, &query(NAME, 1)).await), failure.unwrap_or(message::SERVFAIL));
+        }
+        assert_eq!((failing.counts().0, modern.failure_hits()), (1, 19));
+        tokio::time::sleep(Duration::from_millis(1050)).await;
+        ask(&modern, &query(NAME, 1)).await;
+        assert_eq!(failing.counts().0, 2);
+        let forgetful = uncached(Compat { forget_failures: true, ..Compat::default() });
+        for expected in [3, 4] {
+            ask(&forgetful, &query(NAME, 1)).await;
+            assert_eq!(failing.counts().0, expected);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_flood_of_one_client_leaves_room() {
+    let silent = Scripted::start(|_| vec![]).await;
+    let compat = Compat { forget_failures: true, ..Compat::default() };
+    let source = Source::Dns(Arc::new(forwarder(&[silent.name()], 0, compat)));
+    let source = CachedSource::new(source, None, form(compat), compat);
+    let flood: Vec<_> = (0..6000u32)
+        .map(|number| {
+            let source = source.clone();
+            tokio::spawn(async move {
+                let name = [&b"\x06"[..], format!("{number:06}").as_bytes(), b"\0"].concat();
+                let message = query(&name, 1);
+                let flooding = Query { client: Some([192, 0, 2, 1].into()), ..parsed(&message) };
+                source.answer(&flooding, Transport::Udp).await;
+            })
+        })
+        .collect();
+    while source.admission().refused == 0 {
+        tokio::task::yield_now().await;
+    }
+    let mut reply = Vec::new();
+    let message = query(NAME, 1);
+    let flooding = Query { client: Some([192, 0, 2, 1].into()), ..parsed(&message) };
+    assert!(source.answer_at_once(&flooding, Transport::Udp, &mut reply), "refused without a task");
+    assert_eq!(rcode(&reply), message::SERVFAIL);
+    let other = Query { client: Some([192, 0, 2, 2].into()), ..parsed(&message) };
+    assert!(!source.answer_at_once(&other, Transport::Udp, &mut reply), "another client may wait");
+    for query in flood {
+        query.await.unwrap();
+    }
+    assert_eq!(source.admission().waiting, 0);
+}
+
+#[tokio::test]
 async fn ttls_count_down() {
     let recursor = with_ttls(&[300]).await;
-    let (source, _) = source(&recursor, RecursorErrors::Truthful, &CONFIG);
+    let (source, _) = source(&recursor, Compat::default(), &CONFIG);
     ask(&source, &query(NAME, 1)).await;
     tokio::time::sleep(Duration::from_millis(2100)).await;
     assert!((290..=298).contains(&ttl(&ask(&source, &query(NAME, 1)).await)));
@@ -118,7 +201,7 @@ async fn ttls_count_down() {
 #[tokio::test]
 async fn type_class_do_and_cd_are_told_apart_and_rd_clear_goes_past() {
     let recursor = with_ttls(&[300]).await;
-    let (source, _) = source(&recursor, RecursorErrors::Truthful, &CONFIG);
+    let (source, _) = source(&recursor, Compat::default(), &CONFIG);
     let plain = query(NAME, 1);
     let mut chaos = plain.clone();
     *chaos.last_mut().unwrap() = 3;
@@ -143,9 +226,14 @@ async fn type_class_do_and_cd_are_told_apart_and_rd_clear_goes_past() {
 }
 
 #[tokio::test]
-async fn client_subnet_goes_past() {
+async fn client_subnet_goes_past_where_it_goes_up() {
     let recursor = with_ttls(&[300]).await;
-    let (source, _) = source(&recursor, RecursorErrors::Truthful, &CONFIG);
+    let (plain, _) = source(&recursor, Compat::default(), &CONFIG);
+    let form = Form { client_subnet: true, ..Form::default() };
+    let manner = Manner { form, ..manner(0, Compat::default()) };
+    let forwarder = Forwarder::new(&[recursor.name()], manner, RecursorSelection::Serial, Compat::default());
+    let cache = Arc::new(Cache::new(&CONFIG, form, Compat::default()));
+    let source = CachedSource::new(Source::Dns(Arc::new(forwarder)), Some(cache), form, Compat::default());
     let mut personal = with_opt(query(NAME, 1), false);
     let end = personal.len();
     personal[end - 1] = 8;
@@ -154,30 +242,32 @@ async fn client_subnet_goes_past() {
         ask(&source, &personal).await;
         assert_eq!(recursor.counts().0, expected);
     }
+    for _ in 0..2 {
+        ask(&plain, &personal).await;
+        assert_eq!(recursor.counts().0, 3, "the option stays behind");
+    }
 }
 
 #[tokio::test]
-async fn nxdomain_is_kept_by_its_soa_and_failures_are_not() {
+async fn nxdomain_is_kept_by_its_soa() {
     let denying = Scripted::start(|query| vec![nxdomain(query)]).await;
-    let (to_denying, _) = source(&denying, RecursorErrors::Truthful, &CONFIG);
+    let (to_denying, _) = source(&denying, Compat::default(), &CONFIG);
     for _ in 0..2 {
         let reply = ask(&to_denying, &query(NAME, 1)).await;
         assert_eq!((rcode(&reply), ttl(&reply)), (message::NXDOMAIN, 120));
     }
     assert_eq!(denying.counts().0, 1);
-    let (reference, _) = source(&denying, RecursorErrors::Nxdomain, &CONFIG);
+    let (reference, _) = source(&denying, Compat::REFERENCE, &CONFIG);
     for expected in [2, 3] {
         ask(&reference, &query(NAME, 1)).await;
         assert_eq!(denying.counts().0, expected, "the reference keeps no NXDOMAIN");
     }
 
-    for failure in [message::SERVFAIL, message::REFUSED, message::NXDOMAIN] {
-        let failing = Scripted::start(move |query| vec![refuse(query, failure)]).await;
-        let (source, _) = source(&failing, RecursorErrors::Truthful, &CONFIG);
-        for expected in [1, 2] {
-            assert_eq!(rcode(&ask(&source, &query(NAME, 1)).await), failure);
-            assert_eq!(failing.counts().0, expected);
-        }
+    let bare = Scripted::start(|query| vec![refuse(query, message::NXDOMAIN)]).await;
+    let (source, _) = source(&bare, Compat::default(), &CONFIG);
+    for expected in [1, 2] {
+        assert_eq!(rcode(&ask(&source, &query(NAME, 1)).await), message::NXDOMAIN);
+        assert_eq!(bare.counts().0, expected);
     }
 }
 
@@ -189,14 +279,40 @@ async fn cut_replies_are_not_kept() {
         vec![reply]
     })
     .await;
+    let (cut, _) = source(&cutting, Compat::default(), &CONFIG);
+    for expected in [1, 2] {
+        ask(&cut, &query(NAME, 1)).await;
+        assert_eq!(cutting.counts(), (expected, expected), "TCP says no more");
+    }
     let large = Scripted::start(|query| vec![answer(query, &[[192, 0, 2, 1]; 60])]).await;
-    for recursor in [&cutting, &large] {
-        let (source, _) = source(recursor, RecursorErrors::Truthful, &CONFIG);
-        for expected in [1, 2] {
+    for (compat, expected) in [(Compat::default(), [1, 1]), (Compat::REFERENCE, [2, 3])] {
+        let (source, _) = source(&large, compat, &CONFIG);
+        for expected in expected {
             ask(&source, &query(NAME, 1)).await;
-            assert_eq!(recursor.counts().0, expected);
+            assert_eq!(large.counts().0, expected, "kept whole, whatever the client takes");
         }
     }
+}
+
+#[tokio::test]
+async fn a_cut_reply_is_asked_for_by_tcp() {
+    let count = Arc::new(AtomicUsize::new(0));
+    let recursor = {
+        let count = Arc::clone(&count);
+        Scripted::start(move |query| match count.fetch_add(1, Ordering::Relaxed) {
+            0 => {
+                let mut reply = refuse(query, message::NOERROR);
+                message::set_truncated(&mut reply, true);
+                vec![reply]
+            }
+            _ => vec![answer(query, &[[192, 0, 2, 1]; 200])],
+        })
+        .await
+    };
+    let (source, _) = source(&recursor, Compat::default(), &CONFIG);
+    let reply = ask(&source, &query(NAME, 1)).await;
+    assert_eq!(message::u16_at(&reply, 6), Some(200));
+    assert_eq!(recursor.counts(), (1, 1));
 }
 
 #[tokio::test]
@@ -207,7 +323,7 @@ async fn ad_is_for_those_who_ask_for_it() {
         vec![reply]
     })
     .await;
-    let (source, _) = source(&recursor, RecursorErrors::Truthful, &CONFIG);
+    let (source, _) = source(&recursor, Compat::default(), &CONFIG);
     let mut asking = query(NAME, 1);
     asking[3] |= 0x20;
     for _ in 0..2 {
@@ -236,16 +352,11 @@ async fn many_clients_share_one_upstream_query() {
             }
         }
     });
-    let cache = Arc::new(Cache::new(&CONFIG, RecursorErrors::Truthful));
-    let manner = Manner {
-        timeout: Duration::from_secs(20),
-        max_retries: 0,
-        matching: Matching::Strict,
-        randomise_case: false,
-    };
-    let errors = RecursorErrors::Truthful;
-    let forwarder = Arc::new(Forwarder::new(&names, manner, RecursorSelection::Serial, errors));
-    let source = CachedSource::new(Source::Dns(forwarder), Some(cache));
+    let compat = Compat::default();
+    let cache = Arc::new(Cache::new(&CONFIG, form(compat), compat));
+    let manner = Manner { timeout: Duration::from_secs(20), ..manner(0, compat) };
+    let forwarder = Arc::new(Forwarder::new(&names, manner, RecursorSelection::Serial, compat));
+    let source = CachedSource::new(Source::Dns(forwarder), Some(cache), form(compat), compat);
     let clients: Vec<_> = (0..200u16)
         .map(|id| {
             let source = source.clone();
@@ -282,7 +393,7 @@ async fn a_client_that_goes_leaves_the_others_an_answer() {
         })
         .await
     };
-    let (source, _) = source(&recursor, RecursorErrors::Truthful, &CONFIG);
+    let (source, _) = source(&recursor, Compat::default(), &CONFIG);
     let first = tokio::spawn({
         let source = source.clone();
         async move { ask(&source, &query(NAME, 1)).await }
@@ -303,7 +414,7 @@ async fn a_client_that_goes_leaves_the_others_an_answer() {
 async fn the_bounds_hold_and_flushing_forgets() {
     let recursor = with_ttls(&[300]).await;
     let config = CacheConfig { max_entries: 100, ..CONFIG };
-    let (source, cache) = source(&recursor, RecursorErrors::Truthful, &config);
+    let (source, cache) = source(&recursor, Compat::default(), &config);
     for number in 0..1000u16 {
         let name = [b"\x05", format!("{number:05}").as_bytes(), b"\0"].concat();
         ask(&source, &query(&name, 1)).await;
@@ -328,7 +439,7 @@ async fn the_bounds_hold_and_flushing_forgets() {
 async fn hot_answers_belong_to_one_cache_and_end_with_their_time() {
     let recursors = [with_ttls(&[5]).await, with_ttls(&[5]).await];
     let [(one, _), (other, _)] =
-        recursors.each_ref().map(|recursor| source(recursor, RecursorErrors::Truthful, &CONFIG));
+        recursors.each_ref().map(|recursor| source(recursor, Compat::default(), &CONFIG));
     for _ in 0..40 {
         ask(&one, &query(NAME, 1)).await;
         ask(&other, &query(NAME, 1)).await;
@@ -347,7 +458,7 @@ async fn stale_answers_are_served_while_recursors_are_down() {
         Scripted::start(move |query| match count.fetch_add(1, Ordering::Relaxed) {
             0 => {
                 let mut reply = refuse(query, message::NOERROR);
-                assert!(message::push_answer(&mut reply, &message::QUESTION_NAME, 1, 0, &[192, 0, 2, 1]));
+                assert!(message::push_answer(&mut reply, &message::QUESTION_NAME, 1, 1, &[192, 0, 2, 1]));
                 vec![reply]
             }
             _ => vec![refuse(query, message::SERVFAIL)],
@@ -355,7 +466,7 @@ async fn stale_answers_are_served_while_recursors_are_down() {
         .await
     };
     let config = CacheConfig { serve_stale: Some(Duration::from_secs(60)), ..CONFIG };
-    let (source, cache) = source(&recursor, RecursorErrors::Truthful, &config);
+    let (source, cache) = source(&recursor, Compat::default(), &config);
     assert_eq!(ttl(&ask(&source, &query(NAME, 1)).await), 5);
     tokio::time::sleep(Duration::from_millis(5200)).await;
     for _ in 0..3 {

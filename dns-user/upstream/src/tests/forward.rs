@@ -25,14 +25,15 @@ async fn id_and_letter_case_come_back_and_the_rest_is_untouched() {
         vec![reply]
     })
     .await;
-    let forwarder = forwarder(&[recursor.name()], 0, RecursorErrors::Truthful);
+    let forwarder = forwarder(&[recursor.name()], 0, Compat::default());
     for transport in [Transport::Udp, Transport::Tcp] {
         let query = query(NAME, 1);
         let reply = ask(&forwarder, &query, transport).await;
         assert_eq!(&reply[12..12 + NAME.len()], NAME);
         assert!(reply.ends_with(b"\xc0\x0c\xff\0\0\x01\0\0\0\x01\0\x02\x01\x02"));
         let sent = seen.lock().pop().unwrap();
-        assert_eq!(sent[2..], query[2..], "the query goes up as it came, but for its id");
+        assert_eq!(sent[2..12], *b"\x01\x20\0\x01\0\0\0\0\0\x01", "AD and an OPT are ours");
+        assert_eq!(sent[12..query.len()], query[12..], "the question goes up as it came");
     }
 }
 
@@ -45,7 +46,7 @@ async fn ids_and_ports_change() {
         vec![answer(query, &[])]
     })
     .await;
-    let forwarder = forwarder(&[recursor.name()], 0, RecursorErrors::Truthful);
+    let forwarder = forwarder(&[recursor.name()], 0, Compat::default());
     for _ in 0..100 {
         ask(&forwarder, &query(NAME, 1), Transport::Udp).await;
     }
@@ -64,13 +65,19 @@ async fn forged_replies_are_dropped_and_the_true_one_is_taken() {
         let mut wrong_class = answer(query, &[[6, 6, 6, 6]]);
         wrong_class[12 + NAME.len() + 3] = 3;
         let no_reply = query.to_vec();
-        vec![wrong_id, wrong_name, wrong_type, wrong_class, no_reply, answer(query, &[[192, 0, 2, 1]])]
+        let mut notify = answer(query, &[[6, 6, 6, 6]]);
+        notify[2] |= 4 << 3;
+        let mut update = answer(query, &[[6, 6, 6, 6]]);
+        update[2] |= 5 << 3;
+        let other_kinds = [no_reply, notify, update];
+        let others = [wrong_id, wrong_name, wrong_type, wrong_class].into_iter().chain(other_kinds);
+        others.chain([answer(query, &[[192, 0, 2, 1]])]).collect()
     })
     .await;
-    for errors in [RecursorErrors::Truthful, RecursorErrors::Nxdomain] {
-        let forwarder = forwarder(&[recursor.name()], 0, errors);
+    for compat in [Compat::default(), Compat::REFERENCE] {
+        let forwarder = forwarder(&[recursor.name()], 0, compat);
         let reply = ask(&forwarder, &query(NAME, 1), Transport::Udp).await;
-        assert!(reply.ends_with(&[192, 0, 2, 1]), "{errors:?}");
+        assert!(reply.ends_with(&[192, 0, 2, 1]), "{compat:?}");
     }
 }
 
@@ -83,9 +90,9 @@ async fn only_the_reference_takes_another_question() {
     })
     .await;
     let names = [recursor.name()];
-    let reply = ask(&forwarder(&names, 0, RecursorErrors::Truthful), &query(NAME, 1), Transport::Udp).await;
+    let reply = ask(&forwarder(&names, 0, Compat::default()), &query(NAME, 1), Transport::Udp).await;
     assert_eq!(rcode(&reply), message::SERVFAIL);
-    let reply = ask(&forwarder(&names, 0, RecursorErrors::Nxdomain), &query(NAME, 1), Transport::Udp).await;
+    let reply = ask(&forwarder(&names, 0, Compat::REFERENCE), &query(NAME, 1), Transport::Udp).await;
     assert_eq!((rcode(&reply), reply[13]), (message::NOERROR, b'x'));
 }
 
@@ -100,14 +107,14 @@ async fn network_errors_are_retried_and_others_are_not() {
         })
         .await
     };
-    let forwarder2 = forwarder(&[silent_twice.name()], 2, RecursorErrors::Truthful);
+    let forwarder2 = forwarder(&[silent_twice.name()], 2, Compat::default());
     let reply = ask(&forwarder2, &query(NAME, 1), Transport::Udp).await;
     assert_eq!((rcode(&reply), silent_twice.counts().0), (message::NOERROR, 3));
 
-    for broken in [message::SERVFAIL, message::REFUSED, 1] {
+    for broken in [message::SERVFAIL, message::REFUSED, 9] {
         let failing = Scripted::start(move |query| vec![refuse(query, broken)]).await;
         let working = Scripted::start(|query| vec![answer(query, &[[192, 0, 2, 2]])]).await;
-        let forwarder = forwarder(&[failing.name(), working.name()], 2, RecursorErrors::Truthful);
+        let forwarder = forwarder(&[failing.name(), working.name()], 2, Compat::default());
         for transport in [Transport::Udp, Transport::Tcp] {
             let reply = ask(&forwarder, &query(NAME, 1), transport).await;
             assert_eq!(rcode(&reply), message::NOERROR);
@@ -123,7 +130,7 @@ async fn network_errors_are_retried_and_others_are_not() {
             vec![reply]
         })
         .await;
-        let forwarder = forwarder(&[broken.name()], 2, RecursorErrors::Truthful);
+        let forwarder = forwarder(&[broken.name()], 2, Compat::default());
         let reply = ask(&forwarder, &query(NAME, 1), Transport::Udp).await;
         assert_eq!((rcode(&reply), broken.counts().0), (message::SERVFAIL, 1));
     }
@@ -142,7 +149,7 @@ async fn who_has_an_answer_does_not_wait_for_a_silent_recursor() {
     };
     let denying = Scripted::start(|query| vec![nxdomain(query)]).await;
     let names = [denying.name(), other.name()];
-    let truthful = forwarder(&names, 0, RecursorErrors::Truthful);
+    let truthful = forwarder(&names, 0, Compat::default());
     let question = query(NAME, 1);
     for _ in 0..5 {
         assert_eq!(rcode(&ask(&truthful, &question, Transport::Udp).await), message::NXDOMAIN);
@@ -154,7 +161,7 @@ async fn who_has_an_answer_does_not_wait_for_a_silent_recursor() {
     }
     assert!(begun.elapsed() < 10 * TIMEOUT, "20 answers took {:?}", begun.elapsed());
     // Nobody has an answer: then it is asked, silent as it is.
-    let alone = forwarder(&names[1..], 0, RecursorErrors::Truthful);
+    let alone = forwarder(&names[1..], 0, Compat::default());
     for _ in 0..6 {
         assert_eq!(rcode(&ask(&alone, &question, Transport::Udp).await), message::SERVFAIL);
     }
@@ -166,7 +173,7 @@ async fn who_has_an_answer_does_not_wait_for_a_silent_recursor() {
 
     // The reference waits.
     answers.store(0, Ordering::Relaxed);
-    let (before, reference) = (other.counts().0, forwarder(&names, 0, RecursorErrors::Nxdomain));
+    let (before, reference) = (other.counts().0, forwarder(&names, 0, Compat::REFERENCE));
     for _ in 0..7 {
         ask(&reference, &question, Transport::Udp).await;
     }
@@ -176,7 +183,7 @@ async fn who_has_an_answer_does_not_wait_for_a_silent_recursor() {
 #[tokio::test]
 async fn a_closed_connection_is_not_retried() {
     let closing = Scripted::start(|_| vec![]).await;
-    let forwarder = forwarder(&[closing.name()], 3, RecursorErrors::Truthful);
+    let forwarder = forwarder(&[closing.name()], 3, Compat::default());
     let reply = ask(&forwarder, &query(NAME, 1), Transport::Tcp).await;
     assert_eq!((rcode(&reply), closing.counts().1), (message::SERVFAIL, 1));
 }
@@ -184,7 +191,7 @@ async fn a_closed_connection_is_not_retried() {
 #[tokio::test]
 async fn tcp_connections_are_used_again() {
     let recursor = Scripted::start(|query| vec![answer(query, &[[192, 0, 2, 1]])]).await;
-    let forwarder = forwarder(&[recursor.name()], 0, RecursorErrors::Truthful);
+    let forwarder = forwarder(&[recursor.name()], 0, Compat::default());
     for _ in 0..5 {
         ask(&forwarder, &query(NAME, 1), Transport::Tcp).await;
     }
@@ -194,14 +201,14 @@ async fn tcp_connections_are_used_again() {
 /// What a recursor does with every query.
 type End = fn(&[u8]) -> Vec<Vec<u8>>;
 
-/// What the client gets when recursors end so, by `errors`.
-async fn verdict(errors: RecursorErrors, ends: &[End]) -> Vec<u8> {
+/// What the client gets when recursors end so, by `compat`.
+async fn verdict(compat: Compat, ends: &[End]) -> Vec<u8> {
     let mut recursors = Vec::new();
     for &end in ends {
         recursors.push(Scripted::start(end).await);
     }
     let names: Vec<String> = recursors.iter().map(Scripted::name).collect();
-    ask(&forwarder(&names, 0, errors), &query(NAME, 1), Transport::Udp).await
+    ask(&forwarder(&names, 0, compat), &query(NAME, 1), Transport::Udp).await
 }
 
 #[tokio::test]
@@ -213,7 +220,7 @@ async fn errors_are_truthful() {
     let with_soa: End = |query| vec![nxdomain(query)];
     let headless: End = |query| {
         let mut reply = query[..12].to_vec();
-        reply[2..6].copy_from_slice(&[0x81, 0x80 | message::REFUSED, 0, 0]);
+        reply[2..].copy_from_slice(&[0x81, 0x80 | message::REFUSED, 0, 0, 0, 0, 0, 0, 0, 0]);
         vec![reply]
     };
     for (ends, expected) in [
@@ -228,7 +235,7 @@ async fn errors_are_truthful() {
         (vec![with_soa, servfail, silent], message::NXDOMAIN),
         (vec![with_soa, bare], message::NXDOMAIN),
     ] {
-        let reply = verdict(RecursorErrors::Truthful, &ends).await;
+        let reply = verdict(Compat::default(), &ends).await;
         assert_eq!(rcode(&reply), expected);
         assert_eq!(&reply[12..12 + NAME.len()], NAME);
         let has_soa = reply[9] == 1;
@@ -237,7 +244,7 @@ async fn errors_are_truthful() {
             ends.iter().any(|&end| std::ptr::fn_addr_eq(end, with_soa)),
             "the SOA comes along"
         );
-        let reply = verdict(RecursorErrors::Nxdomain, &ends).await;
+        let reply = verdict(Compat::REFERENCE, &ends).await;
         assert_eq!(reply[2..12], [0x81, message::NXDOMAIN, 0, 1, 0, 0, 0, 0, 0, 0], "bare NXDOMAIN");
     }
 }
@@ -246,7 +253,7 @@ async fn errors_are_truthful() {
 async fn a_closed_port_is_noticed_at_once() {
     let closed = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let working = Scripted::start(|query| vec![answer(query, &[[192, 0, 2, 1]])]).await;
-    let forwarder = forwarder(&[closed, working.name()], 1, RecursorErrors::Truthful);
+    let forwarder = forwarder(&[closed, working.name()], 1, Compat::default());
     for transport in [Transport::Udp, Transport::Tcp] {
         let start = std::time::Instant::now();
         let reply = ask(&forwarder, &query(NAME, 1), transport).await;
@@ -260,13 +267,12 @@ async fn a_closed_port_is_noticed_at_once() {
 async fn ipv6_and_host_names_work() {
     let recursor = Scripted::start_on("[::1]:0", |query| vec![answer(query, &[[192, 0, 2, 1]])]).await;
     let reply =
-        ask(&forwarder(&[recursor.name()], 0, RecursorErrors::Truthful), &query(NAME, 1), Transport::Udp)
-            .await;
+        ask(&forwarder(&[recursor.name()], 0, Compat::default()), &query(NAME, 1), Transport::Udp).await;
     assert_eq!(rcode(&reply), message::NOERROR);
 
     let recursor = Scripted::start(|query| vec![answer(query, &[[192, 0, 2, 1]])]).await;
     let by_name = format!("localhost:{}", recursor.address.port());
-    let forwarder = forwarder(&[by_name], 3, RecursorErrors::Truthful);
+    let forwarder = forwarder(&[by_name], 3, Compat::default());
     let reply = ask(&forwarder, &query(NAME, 1), Transport::Udp).await;
     assert_eq!(rcode(&reply), message::NOERROR);
 }
@@ -275,7 +281,7 @@ async fn ipv6_and_host_names_work() {
 async fn large_replies_are_read_whole() {
     let addresses: Vec<[u8; 4]> = (0..4000u16).map(|n| [10, 0, (n >> 8) as u8, n as u8]).collect();
     let recursor = Scripted::start(move |query| vec![answer(query, &addresses)]).await;
-    let forwarder = forwarder(&[recursor.name()], 0, RecursorErrors::Truthful);
+    let forwarder = forwarder(&[recursor.name()], 0, Compat::default());
     for transport in [Transport::Udp, Transport::Tcp] {
         let reply = ask(&forwarder, &query(NAME, 1), transport).await;
         assert_eq!(message::u16_at(&reply, 6), Some(4000));
@@ -284,27 +290,85 @@ async fn large_replies_are_read_whole() {
 }
 
 #[tokio::test]
-async fn past_the_bound_the_oldest_give_way() {
-    let silent = Scripted::start(|_| vec![]).await;
-    let mismatched = Arc::default();
-    let sockets = Arc::new(crate::udp::UdpSockets::new(
-        silent.address,
-        Duration::from_secs(30),
-        64,
-        Matching::Strict,
-        mismatched,
-    ));
-    let mut waits = tokio::task::JoinSet::new();
-    for _ in 0..400 {
-        let sockets = Arc::clone(&sockets);
-        waits.spawn(
-            async move { sockets.ask(&mut query(NAME, 1), 12..12 + NAME.len() + 4, false, false).await },
-        );
+async fn a_server_without_edns_is_asked_without() {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let old = {
+        let seen = Arc::clone(&seen);
+        Scripted::start(move |query| {
+            seen.lock().push(parsed(query).edns.is_some());
+            let rcode = if parsed(query).edns.is_some() { message::FORMERR } else { message::NOERROR };
+            vec![refuse(query, rcode)]
+        })
+        .await
+    };
+    let forwarder = forwarder(&[old.name()], 0, Compat::default());
+    for transport in [Transport::Udp, Transport::Tcp] {
+        assert_eq!(rcode(&ask(&forwarder, &query(NAME, 1), transport).await), message::NOERROR);
     }
-    // Room for 64 at most, so at least 336 are told soon, long before their time is up.
-    for _ in 0..336 {
-        let outcome = tokio::time::timeout(Duration::from_secs(20), waits.join_next()).await;
-        assert_eq!(outcome.unwrap().unwrap().unwrap(), Err(crate::TryError::GivenUp));
+    assert_eq!(*seen.lock(), [true, false, true, false]);
+}
+
+#[tokio::test]
+async fn many_queries_share_few_connections() {
+    let recursor = Scripted::start(|query| vec![answer(query, &[[192, 0, 2, 1]])]).await;
+    let forwarder = Arc::new(forwarder(&[recursor.name()], 0, Compat::default()));
+    for _ in 0..5 {
+        let mut queries = tokio::task::JoinSet::new();
+        for number in 0..100u8 {
+            let forwarder = Arc::clone(&forwarder);
+            queries.spawn(async move {
+                let name = [b"\x01", &[number][..], b"\0"].concat();
+                rcode(&ask(&forwarder, &query(&name, 1), Transport::Tcp).await)
+            });
+        }
+        while let Some(rcode) = queries.join_next().await {
+            assert_eq!(rcode.unwrap(), message::NOERROR);
+        }
+    }
+    assert_eq!(recursor.counts().1, 500);
+    assert!(recursor.connections.load(Ordering::Relaxed) <= 4);
+}
+
+/// A server that closes each TCP connection after a number of replies, as a FIN that
+/// crosses the next query.
+async fn closing_after(replies: usize) -> (String, Arc<AtomicUsize>) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let name = listener.local_addr().unwrap().to_string();
+    let connections = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&connections);
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            count.fetch_add(1, Ordering::Relaxed);
+            tokio::spawn(async move {
+                for left in (0..=replies).rev() {
+                    let Ok(length) = stream.read_u16().await else { return };
+                    let mut query = vec![0; usize::from(length)];
+                    let read = stream.read_exact(&mut query).await;
+                    if read.is_err() || left == 0 {
+                        return;
+                    }
+                    let reply = answer(&query, &[[192, 0, 2, 1]]);
+                    let frame = [&(reply.len() as u16).to_be_bytes()[..], &reply].concat();
+                    let _ = stream.write_all(&frame).await;
+                }
+            });
+        }
+    });
+    (name, connections)
+}
+
+#[tokio::test]
+async fn a_query_on_a_closed_connection_is_retried() {
+    for replies in [1, 3] {
+        let (name, connections) = closing_after(replies).await;
+        let forwarder = forwarder(&[name], 0, Compat::default());
+        for number in 0..20u8 {
+            let name = [b"\x01", &[number][..], b"\0"].concat();
+            let reply = ask(&forwarder, &query(&name, 1), Transport::Tcp).await;
+            assert_eq!(rcode(&reply), message::NOERROR, "query {number}, {replies} replies a connection");
+        }
+        assert!(connections.load(Ordering::Relaxed) >= 20 / (replies + 1));
     }
 }
 
@@ -317,10 +381,8 @@ async fn random_letter_case_is_checked_and_undone() {
         vec![answer(query, &[[192, 0, 2, 1]])]
     })
     .await;
-    let manner =
-        Manner { timeout: TIMEOUT, max_retries: 0, matching: Matching::Strict, randomise_case: true };
-    let forwarder =
-        Forwarder::new(&[recursor.name()], manner, RecursorSelection::Serial, RecursorErrors::Truthful);
+    let manner = Manner { randomise_case: true, ..manner(0, Compat::default()) };
+    let forwarder = Forwarder::new(&[recursor.name()], manner, RecursorSelection::Serial, Compat::default());
     for _ in 0..20 {
         let reply = ask(&forwarder, &query(NAME, 1), Transport::Udp).await;
         assert_eq!(&reply[12..12 + NAME.len()], NAME);
@@ -338,8 +400,7 @@ async fn random_letter_case_is_checked_and_undone() {
         vec![reply]
     })
     .await;
-    let forwarder =
-        Forwarder::new(&[lowering.name()], manner, RecursorSelection::Serial, RecursorErrors::Truthful);
+    let forwarder = Forwarder::new(&[lowering.name()], manner, RecursorSelection::Serial, Compat::default());
     let reply = ask(&forwarder, &query(NAME, 1), Transport::Udp).await;
     assert_eq!(rcode(&reply), message::NOERROR);
     assert_eq!(&reply[12..12 + NAME.len()], NAME);

@@ -12,8 +12,7 @@ const NAME: &[u8] = b"\x02ok\x07example\0";
 
 /// A reply with an alias, an address, an SOA and an OPT, names compressed.
 fn reply_to(query: &[u8]) -> Vec<u8> {
-    let question = message::question_range(query).expect("a query of our own making");
-    let mut reply = message::begin_reply(query, question, false, true, message::NOERROR);
+    let mut reply = message::begin_reply(&parsed(query), false, true, message::NOERROR);
     assert!(message::push_answer(&mut reply, &message::QUESTION_NAME, 5, 300, b"\x01a\xc0\x0f"));
     assert!(message::push_answer(&mut reply, b"\x01a\xc0\x0f", 1, 300, &[192, 0, 2, 1]));
     reply[9] = 1;
@@ -26,7 +25,7 @@ fn reply_to(query: &[u8]) -> Vec<u8> {
 /// A cache of ordinary size.
 fn cache() -> Cache {
     let config = CacheConfig { enabled: true, max_entries: 10, max_bytes: 1 << 20, serve_stale: None };
-    Cache::new(&config, RecursorErrors::Truthful)
+    Cache::new(&config, Form::default(), Compat::default())
 }
 
 proptest! {
@@ -40,7 +39,7 @@ proptest! {
         if with_edns {
             message::append_opt(&mut query, 1232);
         }
-        let ask = Ask::new(&query, Transport::Udp).expect("a query of our own making");
+        let ask = parsed(&query);
         let mut bytes = reply_to(&query);
         for (at, byte) in changes {
             let at = at.index(bytes.len());
@@ -48,11 +47,11 @@ proptest! {
         }
         bytes.truncate(bytes.len().saturating_sub(cut / 100 * (cut % 100)));
         let Ok(readable) = Readable::new(bytes) else { return Ok(()) };
-        let mut forwarded = readable.finish(&ask);
+        let mut forwarded = readable.finish(&ask, Form::default());
         prop_assert!(Outline::of(&forwarded.reply).is_some(), "passed on: {:02x?}", forwarded.reply);
         let cache = cache();
         let key = cache.key(&ask).expect("an ordinary question");
-        cache.admit(&key, &ask, &mut forwarded.reply, &mut forwarded.outline);
+        cache.admit(&key, &ask, Transport::Udp, &mut forwarded.reply, &mut forwarded.outline);
         prop_assert_eq!(Outline::of(&forwarded.reply), Some(forwarded.outline.clone()));
         let mut hit = Vec::new();
         if cache.write_fresh(&key, &ask, &mut hit) {
@@ -78,8 +77,7 @@ proptest! {
             .collect();
         let document = serde_json::json!({"Status": status, "Answer": answers}).to_string();
         let query = query(NAME, 1);
-        let ask = Ask::new(&query, Transport::Udp).expect("a query of our own making");
-        if let Ok(reply) = json_answer::reply(&ask, document.as_bytes()) {
+        if let Ok(reply) = json_answer::reply(&parsed(&query), document.as_bytes()) {
             prop_assert!(Outline::of(&reply).is_some(), "{document}: {reply:02x?}");
         }
     }

@@ -8,10 +8,10 @@ mod scripted;
 
 use std::time::Duration;
 
-use super::{Ask, forward::Forwarder, message, recursor::Manner, udp::Matching};
+use super::{forward::Forwarder, message, outgoing::Form, recursor::Manner, udp::Matching};
 use dns_core::{
-    config::{RecursorErrors, RecursorSelection},
-    wire::Transport,
+    config::{Compat, RecursorSelection},
+    wire::{Parsed, Query, Transport, append_opt, parse},
 };
 
 /// Time for one try in tests: long enough on a busy machine, short enough to wait for.
@@ -26,18 +26,33 @@ fn query(name: &[u8], qtype: u16) -> Vec<u8> {
     query
 }
 
+/// What of a query goes up.
+fn form(compat: Compat) -> Form {
+    Form { transparent: compat.transparent_forwarding, client_subnet: false }
+}
+
+/// How recursors are asked.
+fn manner(retries: u32, compat: Compat) -> Manner {
+    let matching = if compat.accept_other_questions { Matching::Lenient } else { Matching::Strict };
+    Manner { timeout: TIMEOUT, max_retries: retries, form: form(compat), matching, randomise_case: false }
+}
+
 /// A forwarder to these addresses.
-fn forwarder(names: &[String], retries: u32, errors: RecursorErrors) -> Forwarder {
-    let matching = if errors == RecursorErrors::Nxdomain { Matching::Lenient } else { Matching::Strict };
-    let manner = Manner { timeout: TIMEOUT, max_retries: retries, matching, randomise_case: false };
-    Forwarder::new(names, manner, RecursorSelection::Serial, errors)
+fn forwarder(names: &[String], retries: u32, compat: Compat) -> Forwarder {
+    Forwarder::new(names, manner(retries, compat), RecursorSelection::Serial, compat)
+}
+
+/// The query in a message of our own making.
+fn parsed(message: &[u8]) -> Query<'_> {
+    let Parsed::Query(query) = parse(message) else { panic!("a query of our own making") };
+    query
 }
 
 /// Forwards a query and checks that the reply is to it.
 async fn ask(forwarder: &Forwarder, query: &[u8], transport: Transport) -> Vec<u8> {
-    let ask = Ask::new(query, transport).expect("a query of our own making");
-    let mut reply = forwarder.forward(&ask).await.reply;
-    ask.add_opt(&mut reply);
+    let ask = parsed(query);
+    let mut reply = forwarder.forward(&ask, transport).await.reply;
+    append_opt(&ask, &mut reply);
     assert_eq!(message::id(&reply), message::id(query), "the client's id");
     assert!(message::Flags::of(&reply).is_reply());
     reply

@@ -134,8 +134,7 @@ pub(super) fn answer(query: &[u8], addresses: &[[u8; 4]]) -> Vec<u8> {
 
 /// A reply without records.
 pub(super) fn refuse(query: &[u8], rcode: u8) -> Vec<u8> {
-    let question = message::question_range(query).expect("a forwarded query has one question");
-    message::begin_reply(query, question, false, true, rcode)
+    message::begin_reply(&super::parsed(query), false, true, rcode)
 }
 
 /// NXDOMAIN with an SOA of TTL 900 and minimum 120 in the authority section.

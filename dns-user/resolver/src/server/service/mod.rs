@@ -11,10 +11,9 @@ pub(super) mod identity;
 pub(super) mod observe;
 pub(super) mod route;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use hickory_proto::op::ResponseCode;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use self::{
     identity::{Chaos, add_options, chaos_reply, chaos_text},
@@ -26,10 +25,14 @@ use dns_core::{
     name::Name,
     resolve::Resolution,
     wire::{
-        OwnedQuery, Query, ReplyFlags, Shuffle, Transport, address_reply, empty_reply, error_reply, fit,
-        local_reply,
+        CLASS_ANY, CLASS_CH, CLASS_IN, OwnedQuery, Query, ReplyFlags, Shuffle, Transport, address_reply,
+        empty_reply, error_reply, fit, local_reply,
     },
 };
+use dns_upstream::admission::{Admission, Permit};
+
+/// How often a server that stops looks whether queries still wait.
+const IDLE_POLL: Duration = Duration::from_millis(5);
 
 /// The way from a query to its reply, and its limits.
 pub(in crate::server) struct QueryHandler {
@@ -41,8 +44,8 @@ pub(in crate::server) struct QueryHandler {
     pub(in crate::server) metrics: ServerMetrics,
     /// Limits.
     pub(in crate::server) options: Options,
-    /// One permit for each query that may wait for somebody else.
-    in_flight: Arc<Semaphore>,
+    /// Queries that wait.
+    admission: Arc<Admission>,
 }
 
 /// What became of a query at once.
@@ -84,8 +87,8 @@ impl QueryHandler {
         metrics: ServerMetrics,
         options: Options,
     ) -> Self {
-        let in_flight = Arc::new(Semaphore::new(options.max_in_flight.min(Semaphore::MAX_PERMITS)));
-        Self { fleet, chaos, metrics, options, in_flight }
+        let admission = Admission::new(options.max_in_flight);
+        Self { fleet, chaos, metrics, options, admission }
     }
 
     /// Writes the reply into `out` if nobody has to be waited for.
@@ -102,12 +105,24 @@ impl QueryHandler {
             self.add_options(query, transport, out);
             return AtOnce::Replied { by: By::Chaos, resolution: None };
         }
+        let qclass = query.question.qclass;
+        if qclass == CLASS_CH && !self.options.compat.any_class {
+            *out = error_reply(query, ResponseCode::Refused);
+            return AtOnce::Replied { by: By::Nobody, resolution: None };
+        }
         let state = self.fleet.state();
         let route = Route::of(&state, &name, query.question.qtype);
         let by = by(&route);
         let later = |source| AtOnce::Later(Later { query: query.to_owned(), source, by });
         let limit = query.limit(transport);
         let mut resolution = None;
+        let is_ours = matches!(route, Route::Local | Route::Upcheck);
+        let route = match qclass {
+            // What we know ourselves is of class IN.
+            CLASS_IN | CLASS_ANY => route,
+            _ if is_ours && !self.options.compat.any_class => Route::Refused,
+            _ => route,
+        };
         match route {
             Route::Local => match self.fleet.look_up(&state, &name) {
                 LookedUp::Found(found) => {
@@ -144,16 +159,16 @@ impl QueryHandler {
         add_options(self.chaos.as_deref(), query, transport, reply);
     }
 
-    /// A place among the queries that wait; `None`: there are too many.
-    pub(in crate::server) fn admit(&self) -> Option<OwnedSemaphorePermit> {
-        self.in_flight.clone().try_acquire_owned().ok()
+    /// A place among the queries that wait; `None`: the client holds too many.
+    pub(in crate::server) fn admit(&self, query: &Query<'_>) -> Option<Permit> {
+        self.admission.admit(query.client)
     }
 
     /// Waits until no query waits any more.
     pub(in crate::server) async fn idle(&self) {
-        let all = u32::try_from(self.options.max_in_flight).unwrap_or(u32::MAX);
-        // The semaphore is never closed.
-        let _ = self.in_flight.acquire_many(all).await;
+        while !self.admission.is_idle() {
+            tokio::time::sleep(IDLE_POLL).await;
+        }
     }
 
     /// The reply of somebody else, cut to what the client takes; SERVFAIL if it

@@ -1,0 +1,136 @@
+//! `compat`: effects of the reference that are kept on request.
+
+use super::{ConfigError, reader::Reader};
+
+/// Effects of the reference that RFCs and clients speak against. All are off by default;
+/// docs/differences.md describes each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Compat {
+    /// `nxdomain_for_failures`: NXDOMAIN without records whenever no recursor answered
+    /// with NOERROR; no NXDOMAIN is cached.
+    pub nxdomain_for_failures: bool,
+    /// `forget_failures`: a failed resolution is not cached (against RFC 9520).
+    pub forget_failures: bool,
+    /// `wait_for_silent_recursors`: a query that has an NXDOMAIN or an error waits for
+    /// recursors that have stopped answering, too.
+    pub wait_for_silent_recursors: bool,
+    /// `accept_other_questions`: a reply with the right id and address is taken although
+    /// its question is another one, if no better reply comes in time.
+    pub accept_other_questions: bool,
+    /// `nxdomain_is_failure`: NXDOMAIN counts against the preferred recursor.
+    pub nxdomain_is_failure: bool,
+    /// `transparent_forwarding`: a query without EDNS goes up without, AD as the client
+    /// set it; RD, RA, TC and the OPT of the recursor reach the client.
+    pub transparent_forwarding: bool,
+    /// `cache_as_authority`: cached answers have AA set, and the class makes no difference.
+    pub cache_as_authority: bool,
+    /// `cache_zero_ttl`: an answer with TTL 0 is cached for five seconds.
+    pub cache_zero_ttl: bool,
+    /// `retired_handlers`: a handler whose domain the records had stays away for good.
+    pub retired_handlers: bool,
+    /// `require_health_certificates`: the server does not start without usable ones.
+    pub require_health_certificates: bool,
+    /// `formerr_for_malformed_names`: FORMERR for a name below a records domain that
+    /// does not follow the query language.
+    pub formerr_for_malformed_names: bool,
+    /// `nxdomain_for_empty_non_terminals`: NXDOMAIN for a name that has no addresses but
+    /// names below it.
+    pub nxdomain_for_empty_non_terminals: bool,
+    /// `any_class`: the class of a question makes no difference.
+    pub any_class: bool,
+    /// `echo_opt`: the OPT of a reply repeats the client's size, and DO is clear.
+    pub echo_opt: bool,
+}
+
+impl Compat {
+    /// Every effect of the reference.
+    pub const REFERENCE: Self = Self {
+        nxdomain_for_failures: true,
+        forget_failures: true,
+        wait_for_silent_recursors: true,
+        accept_other_questions: true,
+        nxdomain_is_failure: true,
+        transparent_forwarding: true,
+        cache_as_authority: true,
+        cache_zero_ttl: true,
+        retired_handlers: true,
+        require_health_certificates: true,
+        formerr_for_malformed_names: true,
+        nxdomain_for_empty_non_terminals: true,
+        any_class: true,
+        echo_opt: true,
+    };
+
+    /// Reads `compat`. `recursor_errors: nxdomain`, its predecessor, stands for
+    /// [`Self::REFERENCE`]; members of `compat` override it.
+    pub(super) fn read(root: &Reader<'_>) -> Result<Self, ConfigError> {
+        let choices = [("truthful", Self::default()), ("nxdomain", Self::REFERENCE)];
+        let mut compat = root.choice("recursor_errors", &choices)?.unwrap_or_default();
+        let object = root.object("compat")?;
+        for (name, member) in compat.members() {
+            if let Some(value) = object.boolean(name)? {
+                *member = value;
+            }
+        }
+        Ok(compat)
+    }
+
+    /// The members by name.
+    fn members(&mut self) -> [(&'static str, &mut bool); 14] {
+        let Self {
+            nxdomain_for_failures,
+            forget_failures,
+            wait_for_silent_recursors,
+            accept_other_questions,
+            nxdomain_is_failure,
+            transparent_forwarding,
+            cache_as_authority,
+            cache_zero_ttl,
+            retired_handlers,
+            require_health_certificates,
+            formerr_for_malformed_names,
+            nxdomain_for_empty_non_terminals,
+            any_class,
+            echo_opt,
+        } = self;
+        [
+            ("nxdomain_for_failures", nxdomain_for_failures),
+            ("forget_failures", forget_failures),
+            ("wait_for_silent_recursors", wait_for_silent_recursors),
+            ("accept_other_questions", accept_other_questions),
+            ("nxdomain_is_failure", nxdomain_is_failure),
+            ("transparent_forwarding", transparent_forwarding),
+            ("cache_as_authority", cache_as_authority),
+            ("cache_zero_ttl", cache_zero_ttl),
+            ("retired_handlers", retired_handlers),
+            ("require_health_certificates", require_health_certificates),
+            ("formerr_for_malformed_names", formerr_for_malformed_names),
+            ("nxdomain_for_empty_non_terminals", nxdomain_for_empty_non_terminals),
+            ("any_class", any_class),
+            ("echo_opt", echo_opt),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::json::Json;
+
+    /// Reads `compat` from a whole configuration.
+    fn read(text: &str) -> Compat {
+        let json = Json::parse(text.as_bytes()).unwrap();
+        Compat::read(&Reader::document("config.json", &json).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn members_override_the_old_key() {
+        assert_eq!(read("{}"), Compat::default());
+        assert_eq!(read(r#"{"recursor_errors": "nxdomain"}"#), Compat::REFERENCE);
+        assert_eq!(
+            read(r#"{"recursor_errors": "nxdomain", "compat": {"any_class": false}}"#),
+            Compat { any_class: false, ..Compat::REFERENCE }
+        );
+        assert_eq!(read(r#"{"compat": {"echo_opt": true}}"#), Compat { echo_opt: true, ..Compat::default() });
+    }
+}

@@ -1,0 +1,109 @@
+//! Failed resolutions, remembered for a second (RFC 9520).
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+
+use super::{flight::FlightKey, flight::Landed};
+
+/// How long a failure is remembered: the least that RFC 9520, section 3.2, allows, because
+/// recursors of a machine come back within moments.
+const LIFETIME: Duration = Duration::from_secs(1);
+/// Most failures that are remembered; one more replaces the oldest.
+const MAX_FAILURES: usize = 4096;
+
+/// Failed resolutions of one source.
+#[derive(Debug, Default)]
+pub(crate) struct Failures {
+    /// What is remembered.
+    remembered: Mutex<Remembered>,
+    /// How many those are, read without the lock.
+    count: AtomicUsize,
+    /// Queries answered from here.
+    hits: AtomicU64,
+}
+
+/// Failures by key, and in the order in which they end.
+#[derive(Debug, Default)]
+struct Remembered {
+    /// The replies.
+    by_key: HashMap<FlightKey, (Instant, Arc<Landed>), foldhash::fast::RandomState>,
+    /// When each was put in.
+    order: VecDeque<(Instant, FlightKey)>,
+}
+
+impl Failures {
+    /// The reply that failed less than [`LIFETIME`] ago.
+    pub(crate) fn get(&self, key: &FlightKey) -> Option<Arc<Landed>> {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let remembered = self.remembered.lock();
+        let (since, landed) = remembered.by_key.get(key)?;
+        (since.elapsed() < LIFETIME).then(|| {
+            self.hits.fetch_add(1, Ordering::Relaxed);
+            Arc::clone(landed)
+        })
+    }
+
+    /// Remembers a failure.
+    pub(crate) fn insert(&self, key: FlightKey, landed: Arc<Landed>) {
+        let now = Instant::now();
+        let mut remembered = self.remembered.lock();
+        while let Some((since, _)) = remembered.order.front()
+            && (now.duration_since(*since) >= LIFETIME || remembered.order.len() >= MAX_FAILURES)
+        {
+            remembered.forget_oldest();
+        }
+        remembered.order.push_back((now, key.clone()));
+        remembered.by_key.insert(key, (now, landed));
+        self.count.store(remembered.order.len(), Ordering::Relaxed);
+    }
+
+    /// Forgets everything.
+    pub(crate) fn flush(&self) {
+        *self.remembered.lock() = Remembered::default();
+        self.count.store(0, Ordering::Relaxed);
+    }
+
+    /// Queries answered from here since the start.
+    pub(crate) fn hits(&self) -> u64 {
+        self.hits.load(Ordering::Relaxed)
+    }
+}
+
+impl Remembered {
+    /// Forgets the oldest failure, unless its key has failed again since.
+    fn forget_oldest(&mut self) {
+        let Some((since, key)) = self.order.pop_front() else { return };
+        if self.by_key.get(&key).is_some_and(|(latest, _)| *latest == since) {
+            self.by_key.remove(&key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_failure_makes_room() {
+        let failures = Failures::default();
+        let landed = Arc::new(Landed { reply: Vec::new(), outline: Default::default(), failed: true });
+        let key = |number: usize| FlightKey::from_slice(&number.to_be_bytes());
+        for number in 0..=MAX_FAILURES {
+            failures.insert(key(number), Arc::clone(&landed));
+        }
+        assert!(failures.get(&key(0)).is_none());
+        assert!(failures.remembered.lock().by_key.len() <= MAX_FAILURES);
+        failures.flush();
+        assert!(failures.get(&key(MAX_FAILURES)).is_none());
+    }
+}

@@ -1,0 +1,148 @@
+//! Queries to recursors, built from the question of a client.
+//!
+//! Nothing of a client's message goes up but what a recursor has to know: name, type and
+//! class, RD, CD and DO, and Client Subnet where that is configured. So no option or flag
+//! of one client can spoil the reply that others get of the same recursor query.
+
+use smallvec::SmallVec;
+
+use dns_core::wire::{OPT_LEN, Query, UDP_PAYLOAD_SIZE, opt_record};
+
+/// RD, AD and CD in the second 16 bits of a header.
+const RD: u16 = 0x0100;
+/// See [`RD`].
+const AD: u16 = 0x0020;
+/// See [`RD`].
+const CD: u16 = 0x0010;
+
+/// What of a client's query goes up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Form {
+    /// A query without EDNS goes up without, and AD as the client set it
+    /// (`compat.transparent_forwarding`). Otherwise a query always has an OPT, and AD, so
+    /// that AD in the reply tells whether the recursor has validated it (RFC 6840,
+    /// section 5.7).
+    pub(crate) transparent: bool,
+    /// Client Subnet goes up (`recursor_client_subnet`).
+    pub(crate) client_subnet: bool,
+}
+
+/// Everything in which recursor queries differ: flags, type, class, name in lower case,
+/// Client Subnet.
+pub(crate) type Key = SmallVec<[u8; 128]>;
+
+/// Bytes of a [`Key`] before the class.
+pub(crate) const KEY_CLASS: usize = 3;
+
+impl Form {
+    /// The message to a recursor, with id 0.
+    pub(crate) fn message(self, query: &Query<'_>) -> Vec<u8> {
+        let mut flags = query.flags & (RD | CD | AD);
+        if !self.transparent {
+            flags |= AD;
+        }
+        let has_opt = self.has_opt(query);
+        let question = &query.message[query.question_range()];
+        let subnet = self.subnet(query).unwrap_or_default();
+        let mut message = Vec::with_capacity(12 + question.len() + OPT_LEN + subnet.len());
+        message.extend_from_slice(&[0, 0]);
+        message.extend_from_slice(&flags.to_be_bytes());
+        message.extend_from_slice(&[0, 1, 0, 0, 0, 0, 0, u8::from(has_opt)]);
+        message.extend_from_slice(question);
+        if has_opt {
+            let [fields @ .., _, _] = opt_record(UDP_PAYLOAD_SIZE, 0, query.dnssec_ok());
+            message.extend_from_slice(&fields);
+            // It came behind a length of 16 bits, and is a part of that.
+            message.extend_from_slice(&(subnet.len() as u16).to_be_bytes());
+            message.extend_from_slice(subnet);
+        }
+        message
+    }
+
+    /// The key of the recursor query. Queries with equal keys are equal to every recursor.
+    pub(crate) fn key(self, query: &Query<'_>) -> Key {
+        let mut key = Key::new();
+        let mut flags = u8::from(query.dnssec_ok())
+            | u8::from(query.checking_disabled()) << 1
+            | u8::from(query.recursion_desired()) << 2;
+        if self.transparent {
+            flags |= u8::from(query.flags & AD != 0) << 3 | u8::from(query.edns.is_some()) << 4;
+        }
+        key.push(flags);
+        key.extend_from_slice(&query.question.qtype.to_be_bytes());
+        key.extend_from_slice(&query.question.qclass.to_be_bytes());
+        let name = key.len();
+        key.extend_from_slice(query.question.raw_name);
+        key[name..].make_ascii_lowercase();
+        key.extend_from_slice(self.subnet(query).unwrap_or_default());
+        key
+    }
+
+    /// The Client Subnet option that goes up.
+    pub(crate) fn subnet<'a>(self, query: &Query<'a>) -> Option<&'a [u8]> {
+        self.client_subnet.then(|| query.client_subnet()).flatten()
+    }
+
+    /// Whether the recursor query has an OPT.
+    pub(crate) fn has_opt(self, query: &Query<'_>) -> bool {
+        !self.transparent || query.edns.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dns_core::wire::{Parsed, parse};
+
+    /// A query for `oK. A` with these flags and OPT.
+    fn message(flags: [u8; 2], opt: &[u8]) -> Vec<u8> {
+        let count = u8::from(!opt.is_empty());
+        let header = [0x12, 0x34, flags[0], flags[1], 0, 1, 0, 0, 0, 0, 0, count];
+        [&header[..], b"\x02oK\0\0\x01\0\x01", opt].concat()
+    }
+
+    /// The query in `message`.
+    fn query(message: &[u8]) -> Query<'_> {
+        let Parsed::Query(query) = parse(message) else { panic!("a query of our own making") };
+        query
+    }
+
+    /// An OPT of 4096 bytes with DO, a cookie that is too short, and Client Subnet.
+    const OPT: &[u8] = b"\0\0\x29\x10\0\0\0\x80\0\0\x10\0\x0a\0\x01x\0\x08\0\x07\0\x01\x18\0\xc0\0\x02";
+
+    #[test]
+    fn client_options_stay_behind() {
+        let asked = message([0x01, 0x10], OPT);
+        let sent = Form::default().message(&query(&asked));
+        assert_eq!(sent[..12], *b"\0\0\x01\x30\0\x01\0\0\0\0\0\x01", "AD is ours, CD is the client's");
+        assert_eq!(sent[12..], *b"\x02oK\0\0\x01\0\x01\0\0\x29\x04\xd0\0\0\x80\0\0\0");
+        let with_subnet = Form { client_subnet: true, ..Form::default() };
+        let sent = with_subnet.message(&query(&asked));
+        assert_eq!(sent[29..], *b"\0\x0b\0\x08\0\x07\0\x01\x18\0\xc0\0\x02");
+    }
+
+    #[test]
+    fn keys_differ_as_messages_do() {
+        let opt = |dnssec_ok: bool| opt_record(512, 0, dnssec_ok).to_vec();
+        let messages: Vec<Vec<u8>> = [[0, 0], [1, 0], [1, 0x10], [1, 0x20]]
+            .into_iter()
+            .flat_map(|flags| [&[][..], &opt(false), &opt(true), OPT].map(|opt| message(flags, opt)))
+            .collect();
+        for form in [
+            Form::default(),
+            Form { transparent: true, client_subnet: false },
+            Form { transparent: false, client_subnet: true },
+        ] {
+            for one in &messages {
+                for other in &messages {
+                    let (one, other) = (query(one), query(other));
+                    assert_eq!(
+                        form.key(&one) == form.key(&other),
+                        form.message(&one) == form.message(&other),
+                        "{form:?}: {one:?} and {other:?}"
+                    );
+                }
+            }
+        }
+    }
+}
