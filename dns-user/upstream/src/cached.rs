@@ -127,6 +127,11 @@ impl CachedSource {
         self.shared.common.failures.as_ref().map_or(0, Failures::hits)
     }
 
+    /// Whether queries wait for it; they do not where every name is denied.
+    pub(crate) fn waits(&self) -> bool {
+        !matches!(self.shared.source, Source::Deny(_))
+    }
+
     /// Forgets failures.
     pub(crate) fn flush_failures(&self) {
         if let Some(failures) = &self.shared.common.failures {

@@ -13,7 +13,8 @@ use prometheus::{
 };
 
 use super::{
-    Handlers, Upstream,
+    CachedSource, Handlers, Upstream,
+    admission::AdmissionStatus,
     cache::{Cache, CacheCounters},
     forward::Forwarder,
     recursor::{LATENCY_BOUNDS_US, Recursor, RecursorCounters},
@@ -66,6 +67,12 @@ impl Collector for UpstreamMetrics {
         for (domain, cache) in handlers.caches() {
             all.extend(of_cache(&self.server, &domain.to_string(), cache));
         }
+        if let Some(source) = self.upstream.recursors() {
+            all.extend(of_source("", &source));
+        }
+        for (domain, source) in handlers.sources().filter(|(_, source)| source.waits()) {
+            all.extend(of_source(&domain.to_string(), source));
+        }
         if let Some(forwarder) = self.upstream.forwarder() {
             all.extend(of_recursors("", forwarder));
         }
@@ -94,6 +101,18 @@ fn of_cache(server: &str, zones: &str, cache: &Cache) -> [MetricFamily; 7] {
         families::COREDNS_CACHE_SERVED_STALE_TOTAL.of([(common, stale_hits)]),
         families::COREDNS_CACHE_EVICTIONS_TOTAL.of([(success, evictions)]),
         families::CACHE_BYTES.of([([zones], cache.bytes() as f64)]),
+    ]
+}
+
+/// The families of what may wait for a source; `handler`: its domain, empty for the
+/// recursors of the configuration.
+fn of_source(handler: &str, source: &CachedSource) -> [MetricFamily; 4] {
+    let AdmissionStatus { limit, waiting, clients: _, heaviest: _, refused } = source.admission();
+    [
+        families::WAITING_QUERIES.of([([handler], waiting as f64)]),
+        families::WAITING_QUERIES_LIMIT.of([([handler], limit as f64)]),
+        families::REFUSED_QUERIES_TOTAL.of([([handler], refused)]),
+        families::FAILURE_CACHE_HITS_TOTAL.of([([handler], source.failure_hits())]),
     ]
 }
 

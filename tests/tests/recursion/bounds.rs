@@ -1,8 +1,7 @@
-//! What is in flight is bounded: the oldest give way, and nobody is left without an answer.
+//! Queries that wait are bounded by client: a flood is refused, and other clients are not.
 
 use std::{
-    collections::HashMap,
-    net::{Ipv4Addr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, UdpSocket},
     time::Duration,
 };
 
@@ -15,27 +14,33 @@ use serde_json::json;
 use whole_system_tests::client;
 
 use super::{
-    lab::{LOCAL_NAME, Lab, OURS, loopback, namespace},
-    scripted::Scripted,
+    lab::{LOCAL_NAME, Lab, OURS, RECORDS, loopback, namespace},
+    scripted::{Say, Scripted},
 };
 
-/// What one recursor's sockets hold.
-const BOUND: usize = 4096;
-/// Queries: well past the bound.
-const QUERIES: u16 = 6000;
+/// Places that one client gets of those for the recursors.
+const SHARE: usize = 4096;
+/// Queries of the flood: well past its share.
+const FLOOD: u16 = 6000;
 
 #[test]
-fn past_the_bound_the_oldest_get_servfail_and_nobody_silence() -> Result<()> {
+fn a_flood_takes_half_of_the_places() -> Result<()> {
     let Some(namespace) = namespace("bound")? else { return Ok(()) };
     let silent = Scripted::silent(&namespace, loopback(10))?;
-    let lab = Lab::start(&namespace, &[loopback(10)], &json!({"recursor_timeout": "3s"}))?;
-    // The number of each query in the order of their answers.
-    let order = namespace.run(|| -> Result<Vec<u16>> {
+    let handler = Scripted::start(&namespace, loopback(11), |asked| {
+        vec![Say::from(asked.answer(Ipv4Addr::new(192, 0, 2, 1), 300))]
+    })?;
+    let extra = json!({
+        "recursor_timeout": "3s",
+        "handlers": [{"domain": "healthy.", "source": {"type": "dns", "recursors": [loopback(11)]}}],
+    });
+    let lab = Lab::start(&namespace, &[loopback(10)], &extra)?;
+    let refused_at_once = namespace.run(|| -> Result<usize> {
         let socket = socket2::Socket::from(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?);
         socket.set_recv_buffer_size(4 << 20)?;
         let socket = UdpSocket::from(socket);
         socket.connect(OURS)?;
-        for number in 0..QUERIES {
+        for number in 0..FLOOD {
             let mut query = client::query(&format!("n{number}.test."), RecordType::A, None)?;
             query.metadata.id = number;
             socket.send(&query.to_vec()?)?;
@@ -44,32 +49,36 @@ fn past_the_bound_the_oldest_get_servfail_and_nobody_silence() -> Result<()> {
                 std::thread::sleep(Duration::from_millis(3));
             }
         }
-        // Local names do not mind.
-        let reply = client::ask(OURS, &client::query(LOCAL_NAME, RecordType::A, None)?)?;
-        ensure!(reply.metadata.response_code == ResponseCode::NoError, "{reply}");
-        socket.set_read_timeout(Some(Duration::from_secs(5)))?;
+        // Names of the fleet and a healthy handler do not notice, nor does another client.
+        for name in [LOCAL_NAME, "www.healthy."] {
+            let reply = client::ask(OURS, &client::query(name, RecordType::A, None)?)?;
+            ensure!(reply.metadata.response_code == ResponseCode::NoError, "{reply}");
+        }
+        let before = silent.count();
+        let other = UdpSocket::bind((IpAddr::from([127, 0, 0, 3]), 0))?;
+        for number in 0..100 {
+            let query = client::query(&format!("o{number}.test."), RecordType::A, None)?;
+            other.send_to(&query.to_vec()?, OURS)?;
+        }
+        while silent.count() < before + 100 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        socket.set_read_timeout(Some(Duration::from_secs(10)))?;
         let mut buffer = [0; 512];
-        (0..QUERIES)
-            .map(|count| {
-                let length = socket.recv(&mut buffer).with_context(|| format!("after {count} answers"))?;
-                let reply = Message::from_vec(&buffer[..length])?;
-                ensure!(reply.metadata.response_code == ResponseCode::ServFail, "{reply}");
-                Ok(reply.metadata.id)
-            })
-            .collect()
+        let mut refused = 0;
+        for count in 0..FLOOD {
+            let length = socket.recv(&mut buffer).with_context(|| format!("after {count} answers"))?;
+            let reply = Message::from_vec(&buffer[..length])?;
+            ensure!(reply.metadata.response_code == ResponseCode::ServFail, "{reply}");
+            // The first were sent first, and waited; nothing gave way to later ones.
+            refused += usize::from(usize::from(reply.metadata.id) >= SHARE);
+        }
+        Ok(refused)
     })??;
-    let places: HashMap<u16, usize> = order.iter().enumerate().map(|(place, &id)| (id, place)).collect();
-    ensure!(places.len() == usize::from(QUERIES), "a query was answered twice");
-    let given_up = lab.metric("bosh_dns_xdp_recursor_failures_total", "reason=\"given_up\"")? as usize;
-    let surplus = usize::from(QUERIES) - BOUND;
-    // Queries are spread over the sockets by chance, so that one may be full before another.
-    ensure!(
-        (surplus..surplus + BOUND / 4).contains(&given_up),
-        "{given_up} were given up, {surplus} were too many"
-    );
-    // Who gave way was answered first, and was among the oldest.
-    let oldest = order[..given_up].iter().filter(|&&id| usize::from(id) < surplus + BOUND / 4).count();
-    ensure!(oldest == given_up, "{} of {given_up} that gave way were not old", given_up - oldest);
-    ensure!(silent.count() == usize::from(QUERIES), "{} were forwarded", silent.count());
+    ensure!(refused_at_once == usize::from(FLOOD) - SHARE, "{refused_at_once} of the flood were late");
+    let refused = lab.metric("bosh_dns_xdp_refused_queries_total", "handler=\"\"")? as usize;
+    ensure!(refused == usize::from(FLOOD) - SHARE, "{refused} were refused");
+    ensure!(silent.count() == SHARE + 100, "{} were forwarded", silent.count());
+    ensure!(handler.count() == 1 && RECORDS.contains("10.0.0.1"), "the handler was asked once");
     Ok(())
 }

@@ -107,6 +107,13 @@ declare! {
     /// Too many in all, or too many of one client.
     TCP_CLOSED_FOR_OTHERS_TOTAL: Counter = "bosh_dns_xdp_tcp_closed_for_others_total"
         [] "TCP connections closed because there were too many.";
+    /// No query is read meanwhile.
+    TCP_PAUSED_TOTAL: Counter = "bosh_dns_xdp_tcp_paused_total"
+        [] "Times that a TCP connection had as many bytes of replies unsent as it may.";
+    TCP_UNREAD_CLOSED_TOTAL: Counter = "bosh_dns_xdp_tcp_unread_closed_total"
+        [] "TCP connections closed because the client did not read its replies.";
+    TCP_REPLY_BYTES: Gauge = "bosh_dns_xdp_tcp_reply_bytes"
+        [] "Bytes of replies that TCP connections hold.";
     /// For lack of descriptors mostly.
     ACCEPT_FAILURES_TOTAL: Counter = "bosh_dns_xdp_accept_failures_total"
         [] "Times that no TCP connection could be accepted.";
@@ -217,6 +224,15 @@ declare! {
         ["recursor", "handler"] "Time to the replies of recursors.";
     RECURSOR_PREFERRED: Gauge = "bosh_dns_xdp_recursor_preferred"
         ["recursor", "handler"] "1 for the recursor that is asked first.";
+    WAITING_QUERIES: Gauge = "bosh_dns_xdp_waiting_queries"
+        ["handler"] "Queries that wait for the recursors or for a handler.";
+    WAITING_QUERIES_LIMIT: Gauge = "bosh_dns_xdp_waiting_queries_limit"
+        ["handler"] "Most queries that may wait; one client may hold as many places as are free.";
+    /// They get SERVFAIL.
+    REFUSED_QUERIES_TOTAL: Counter = "bosh_dns_xdp_refused_queries_total"
+        ["handler"] "Queries refused because their client had too many waiting.";
+    FAILURE_CACHE_HITS_TOTAL: Counter = "bosh_dns_xdp_failure_cache_hits_total"
+        ["handler"] "Queries answered with a failure of less than a second ago.";
 
     //----------- Ours: Consul's names -------------------------------------
     /// By files and by agents.

@@ -48,6 +48,10 @@ struct Shared {
     tcp_called_off: AtomicU64,
     /// Times that no TCP connection could be accepted.
     tcp_not_accepted: AtomicU64,
+    /// Times that a TCP connection held as many bytes as it may.
+    tcp_paused: AtomicU64,
+    /// TCP connections closed because the client did not read.
+    tcp_unread: AtomicU64,
     /// Queries that wait for somebody else.
     in_flight: AtomicI64,
     /// Stands for all families in the registry.
@@ -153,6 +157,8 @@ impl ServerMetrics {
                 tcp_sessions: AtomicI64::new(0),
                 tcp_called_off: AtomicU64::new(0),
                 tcp_not_accepted: AtomicU64::new(0),
+                tcp_paused: AtomicU64::new(0),
+                tcp_unread: AtomicU64::new(0),
                 in_flight: AtomicI64::new(0),
                 description: families::REPLIES_TOTAL.describe()?,
             }),
@@ -189,6 +195,16 @@ impl ServerMetrics {
     /// Counts that no TCP connection could be accepted.
     pub(super) fn tcp_not_accepted(&self) {
         self.shared.tcp_not_accepted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A TCP connection holds as many bytes of replies as it may.
+    pub(super) fn tcp_paused(&self) {
+        self.shared.tcp_paused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A TCP connection is closed because its client does not read.
+    pub(super) fn tcp_unread(&self) {
+        self.shared.tcp_unread.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Replies that were given so far, to whomever.
@@ -481,6 +497,9 @@ impl Collector for ServerMetrics {
             families::TCP_SESSIONS.is(shared.tcp_sessions.load(Ordering::Relaxed) as f64),
             families::TCP_CLOSED_FOR_OTHERS_TOTAL.is(value(&shared.tcp_called_off)),
             families::ACCEPT_FAILURES_TOTAL.is(value(&shared.tcp_not_accepted)),
+            families::TCP_PAUSED_TOTAL.is(value(&shared.tcp_paused)),
+            families::TCP_UNREAD_CLOSED_TOTAL.is(value(&shared.tcp_unread)),
+            families::TCP_REPLY_BYTES.is(super::tcp::held_by_all() as f64),
             families::REQUESTS_IN_FLIGHT.is(shared.in_flight.load(Ordering::Relaxed) as f64),
         ]
     }

@@ -1,6 +1,15 @@
 //! TCP: several queries on a connection (RFC 7766).
 
-use std::{collections::BTreeMap, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::{Buf, BytesMut};
 use tokio::{
@@ -30,6 +39,14 @@ const MAX_WAITING: usize = 64;
 const HOLD_ORDER: Duration = Duration::from_millis(500);
 /// How long a client may take to accept replies before it is given up.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes of replies that a connection may hold, framed or waiting for their turn. It reads
+/// no further query meanwhile; the reply that crosses the bound has 64 KiB at most.
+const MAX_HELD: usize = 128 << 10;
+/// Bytes of replies that all connections may hold. A connection that holds some reads no
+/// further query unless it holds less than what is left.
+const MAX_HELD_BY_ALL: usize = 16 << 20;
+/// Capacity of a buffer that a connection keeps for its next replies.
+const KEPT_BUFFER: usize = 16 << 10;
 /// How long to wait after `accept` failed, for lack of descriptors for example.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How often that is logged.
@@ -108,6 +125,8 @@ struct Session {
     next_reply: u64,
     /// Framed replies that may go out.
     output: Vec<u8>,
+    /// Bytes of `held` and `output`, counted among those of all connections.
+    bytes: HeldBytes,
     /// Order of answers.
     shuffle: Shuffle,
     /// Last time that a query came in or replies went out.
@@ -130,6 +149,7 @@ impl Session {
             next_query: 0,
             next_reply: 0,
             output: Vec::new(),
+            bytes: HeldBytes::new(),
             shuffle: Shuffle::default(),
             active: Instant::now(),
             holding: None,
@@ -141,13 +161,15 @@ impl Session {
     async fn run(mut self, mut stopped: watch::Receiver<bool>) -> io::Result<()> {
         let mut reading = true;
         while reading || !self.waiting.is_empty() {
+            self.bytes.set(self.held_len() + self.output.len());
             let deadline = match self.holding {
                 Some(since) => since + HOLD_ORDER,
                 None => self.active + self.handler.options.tcp_idle_timeout,
             };
             let idle = self.waiting.is_empty();
             tokio::select! {
-                read = self.stream.read_buf(&mut self.input), if reading && self.waiting.len() < MAX_WAITING => {
+                // Queries that came in before go first: what is left of them had to wait for a place.
+                read = self.stream.read_buf(&mut self.input), if reading && self.may_read() => {
                     reading = read? > 0;
                     self.take_queries();
                 }
@@ -172,6 +194,12 @@ impl Session {
             }
             self.release_in_order();
             self.write().await?;
+            // Those that were left for want of room.
+            while self.has_query() && self.has_room() {
+                self.take_queries();
+                self.release_in_order();
+                self.write().await?;
+            }
         }
         self.overtake();
         self.write().await?;
@@ -180,18 +208,54 @@ impl Session {
 
     /// Answers the complete queries that came in, as long as there is a place.
     fn take_queries(&mut self) {
-        while self.waiting.len() < MAX_WAITING {
-            let Some(length) = self.input.first_chunk::<2>() else { return };
-            let length = usize::from(u16::from_be_bytes(*length));
-            if self.input.len() < 2 + length {
-                return;
-            }
+        while self.has_room() {
+            let Some(length) = self.query_len() else { return };
             self.input.advance(2);
             let message = self.input.split_to(length);
             self.active = Instant::now();
             self.place.touch();
             self.answer(&message);
         }
+    }
+
+    /// Bytes of the complete query that came in first.
+    fn query_len(&self) -> Option<usize> {
+        let length = usize::from(u16::from_be_bytes(*self.input.first_chunk()?));
+        (self.input.len() >= 2 + length).then_some(length)
+    }
+
+    /// Whether a complete query has come in.
+    fn has_query(&self) -> bool {
+        self.query_len().is_some()
+    }
+
+    /// Whether one more query may be answered: not too many wait, and not too many bytes of
+    /// replies are held.
+    fn has_room(&mut self) -> bool {
+        if self.waiting.len() >= MAX_WAITING {
+            return false;
+        }
+        self.bytes.set(self.held_len() + self.output.len());
+        if self.bytes.has_room() {
+            return true;
+        }
+        if !self.held.is_empty() {
+            // Behind an earlier query that still waits: they overtake it.
+            self.overtake();
+        }
+        self.handler.metrics.tcp_paused();
+        false
+    }
+
+    /// Whether bytes are to be read: there may be room for their replies, and those that
+    /// were read before are used up.
+    fn may_read(&self) -> bool {
+        self.waiting.len() < MAX_WAITING && !self.has_query()
+    }
+
+    /// Bytes of the replies that wait for their turn.
+    fn held_len(&self) -> usize {
+        self.held.values().map(Vec::len).sum()
     }
 
     /// Answers one query, now or later.
@@ -293,11 +357,63 @@ impl Session {
             return Ok(());
         }
         tokio::select! {
-            written = timeout(WRITE_TIMEOUT, self.stream.write_all(&self.output)) => written??,
+            written = timeout(WRITE_TIMEOUT, self.stream.write_all(&self.output)) => match written {
+                Ok(written) => written?,
+                Err(unread) => {
+                    self.handler.metrics.tcp_unread();
+                    return Err(unread.into());
+                }
+            },
             () = self.place.called_off() => return Err(io::ErrorKind::ConnectionAborted.into()),
         }
         self.output.clear();
+        self.output.shrink_to(KEPT_BUFFER);
+        if self.input.is_empty() && self.input.capacity() > KEPT_BUFFER {
+            self.input = BytesMut::new();
+        }
+        self.bytes.set(self.held_len());
         self.active = Instant::now();
         Ok(())
+    }
+}
+
+/// Bytes of replies that all connections hold.
+static HELD_BY_ALL: AtomicUsize = AtomicUsize::new(0);
+
+/// Bytes of replies that all TCP connections hold.
+pub(super) fn held_by_all() -> usize {
+    HELD_BY_ALL.load(Ordering::Relaxed)
+}
+
+/// Bytes of replies that one connection holds, as a part of those of all.
+struct HeldBytes(usize);
+
+impl HeldBytes {
+    /// None.
+    const fn new() -> Self {
+        Self(0)
+    }
+
+    /// Counts other bytes from now on.
+    fn set(&mut self, bytes: usize) {
+        let Self(before) = self;
+        if bytes >= *before {
+            HELD_BY_ALL.fetch_add(bytes - *before, Ordering::Relaxed);
+        } else {
+            HELD_BY_ALL.fetch_sub(*before - bytes, Ordering::Relaxed);
+        }
+        *before = bytes;
+    }
+
+    /// Whether one more reply may be added. A connection that holds none always may.
+    fn has_room(&self) -> bool {
+        let left = MAX_HELD_BY_ALL.saturating_sub(held_by_all());
+        self.0 == 0 || self.0 < MAX_HELD.min(left)
+    }
+}
+
+impl Drop for HeldBytes {
+    fn drop(&mut self) {
+        self.set(0);
     }
 }

@@ -326,15 +326,65 @@ impl Answer for Denied {
 }
 
 #[tokio::test]
-async fn class_ch_tells_about_ourselves_and_else_means_what_in_means() {
+async fn class_ch_tells_about_the_server_alone() {
     let server = Running::start(local(fleet(1, 1)), upcheck_only()).await;
     let reply = ask_udp(server.address(), &query(1, "VERSION.bind", TYPE_TXT, CLASS_CH)).await;
     assert_eq!(reply.answers[0].data.to_string(), "bosh-dns-xdp test");
     assert_eq!(u16::from(reply.answers[0].dns_class), CLASS_CH);
     let reply = ask_udp(server.address(), &query(1, "other.bind", TYPE_TXT, CLASS_CH)).await;
     assert_eq!(reply.metadata.response_code, ResponseCode::Refused);
+    for class in [CLASS_CH, 4] {
+        // Asked before in class IN, so that the answer is remembered.
+        for name in ["upcheck.bosh-dns", "q-s0.q-g1.bosh"] {
+            ask_udp(server.address(), &query(1, name, TYPE_A, CLASS_IN)).await;
+            let reply = ask_udp(server.address(), &query(1, name, TYPE_A, class)).await;
+            assert_eq!(reply.metadata.response_code, ResponseCode::Refused, "{name} in class {class}");
+        }
+    }
+    server.stop().await;
+    let options = Options { compat: Compat { any_class: true, ..Compat::default() }, ..Options::default() };
+    let server = Running::start_with(&["127.0.0.1:0"], local(fleet(1, 1)), upcheck_only(), options).await;
     let reply = ask_udp(server.address(), &query(1, "upcheck.bosh-dns", TYPE_A, CLASS_CH)).await;
     assert_eq!(addresses(&reply), [IpAddr::V4(Ipv4Addr::LOCALHOST)]);
+    server.stop().await;
+}
+
+/// Panics over every query.
+struct Defective;
+
+impl Answer for Defective {
+    fn answer<'a>(&'a self, query: &'a Query<'a>, _transport: Transport) -> BoxFuture<'a, Vec<u8>> {
+        Box::pin(async move { error_reply(query, ResponseCode::ServFail) })
+    }
+
+    fn answer_at_once(&self, _query: &Query<'_>, _transport: Transport, _out: &mut Vec<u8>) -> bool {
+        panic!("as a defect would");
+    }
+}
+
+#[tokio::test]
+async fn a_panic_spares_the_batch() {
+    let routes = Routes { recursors: Some(Arc::new(Defective)), ..upcheck_only() };
+    let options = Options { workers: NonZeroUsize::new(1), ..Options::default() };
+    let server = Running::start_with(&["127.0.0.1:0"], local(fleet(1, 1)), routes, options).await;
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    socket.connect(server.address()).await.unwrap();
+    // Many at once, so that the server takes them in batches.
+    let defective = query(9999, "example.com", TYPE_A, CLASS_IN);
+    for id in 0..200u16 {
+        socket.send(&query(id, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN)).await.unwrap();
+        if id % 10 == 5 {
+            socket.send(&defective).await.unwrap();
+        }
+    }
+    let mut answered = std::collections::HashSet::new();
+    while answered.len() < 200 {
+        let mut buffer = [0; 512];
+        let length = timeout(PATIENCE, socket.recv(&mut buffer)).await.unwrap().unwrap();
+        let reply = Message::from_vec(&buffer[..length]).unwrap();
+        assert_eq!(addresses(&reply).len(), 1);
+        answered.insert(reply.metadata.id);
+    }
     server.stop().await;
 }
 
@@ -420,7 +470,8 @@ async fn a_stalled_upstream_delays_nobody_else_and_ends_in_servfail() {
     let routes = Routes { recursors: Some(recursors.clone()), ..upcheck_only() };
     let options = Options {
         request_timeout: Duration::from_millis(300),
-        max_in_flight: 8,
+        // Of which one client gets a half.
+        max_in_flight: 16,
         workers: NonZeroUsize::new(1),
         ..Options::default()
     };
@@ -570,6 +621,45 @@ async fn replies_keep_their_order_while_that_costs_little() {
         for id in expected {
             assert_eq!(read_reply(&mut stream).await.unwrap().metadata.id, id);
         }
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn replies_that_are_not_read_are_bounded() {
+    const QUERIES: u16 = 20_000;
+    let stalled = Stalling::new();
+    let routes = Routes { recursors: Some(stalled.clone()), ..upcheck_only() };
+    // 250 addresses are 4 KiB: 80 MiB in all.
+    let server = Running::start(local(fleet(1, 250)), routes).await;
+    for behind_a_forwarded_name in [false, true] {
+        let stream = TcpStream::connect(server.address()).await.unwrap();
+        let (mut reader, mut writer) = stream.into_split();
+        let writing = tokio::spawn(async move {
+            if behind_a_forwarded_name {
+                writer.write_all(&framed(&query(0, "example.com", TYPE_A, CLASS_IN))).await.unwrap();
+            }
+            for id in 0..QUERIES {
+                writer.write_all(&framed(&query(id, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN))).await.unwrap();
+            }
+            writer
+        });
+        let mut most = 0;
+        for _ in 0..50 {
+            most = most.max(tcp::held_by_all());
+            sleep(Duration::from_millis(10)).await;
+        }
+        assert!(most <= 300 << 10, "{most} bytes of replies were held");
+        // All are there once they are read.
+        stalled.release();
+        let expected = usize::from(QUERIES) + usize::from(behind_a_forwarded_name);
+        for count in 0..expected {
+            let length = timeout(PATIENCE, reader.read_u16()).await.unwrap().unwrap();
+            let mut reply = vec![0; usize::from(length)];
+            reader.read_exact(&mut reply).await.unwrap();
+            assert!(reply.len() > 12, "reply {count}");
+        }
+        drop(writing.await.unwrap());
     }
     server.stop().await;
 }
