@@ -19,6 +19,12 @@ impl DomainFilter {
         Ok(Self { include: suffixes(include)?, exclude: suffixes(exclude)? })
     }
 
+    /// Returns whether a zone may contain names that match.
+    pub fn may_contain(&self, apex: &Name) -> bool {
+        self.include.is_empty()
+            || self.include.iter().any(|suffix| suffix.domain.is_within(apex) || apex.is_within(&suffix.domain))
+    }
+
     /// Returns whether a name may be touched.
     pub fn matches(&self, name: &Name) -> bool {
         let included = self.include.is_empty() || self.include.iter().any(|suffix| suffix.matches(name));

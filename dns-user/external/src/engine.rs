@@ -36,6 +36,8 @@ pub struct Surveyed {
     pub visibility: Visibility,
     /// Records and ownership.
     pub view: Result<View, ProviderError>,
+    /// Foreign data that could not be read, and is left alone.
+    pub warnings: Vec<String>,
 }
 
 /// Plan of a run.
@@ -111,6 +113,8 @@ pub struct ZoneReport {
     pub failure: Option<ProviderError>,
     /// Wishes without effect.
     pub notes: Vec<Note>,
+    /// Foreign data that could not be read, and is left alone.
+    pub warnings: Vec<String>,
 }
 
 /// Failure of one name.
@@ -149,9 +153,9 @@ impl Engine {
     }
 
     fn read(&self, zone: Zone) -> Surveyed {
-        let Zone { id, apex, visibility, records } = zone;
+        let Zone { id, apex, visibility, records, warnings } = zone;
         let view = records.map(|records| self.registry.read(&apex, records));
-        Surveyed { id, apex, visibility, view }
+        Surveyed { id, apex, visibility, view, warnings }
     }
 
     /// Plans on a survey.
@@ -212,6 +216,7 @@ impl Engine {
         let mut report = Report { notes: planned.notes.clone(), rounds: 1, ..Report::default() };
         for zone in survey {
             let mut result = ZoneReport { id: zone.id.clone(), ..ZoneReport::default() };
+            result.warnings.clone_from(&zone.warnings);
             match &zone.view {
                 Err(failure) => result.failure = Some(failure.clone()),
                 Ok(view) => {

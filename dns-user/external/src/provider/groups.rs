@@ -21,8 +21,9 @@ pub(super) trait GroupSender: Send {
 
 /// Sends all transactions.
 ///
-/// With `isolate`, a refused group is halved until its bad transactions stand alone. After
-/// an unreachable server, or when refusals do not end, the rest fails with the last error.
+/// A refused group is halved until its bad transactions stand alone; a group that met another
+/// writer is halved only with `isolate`. After an unreachable server, or when refusals do not
+/// end, the rest fails with the last error.
 pub(super) async fn send_groups<Sender: GroupSender>(
     sender: &mut Sender,
     transactions: &[Sender::Item],
@@ -45,7 +46,13 @@ pub(super) async fn send_groups<Sender: GroupSender>(
         refusals += usize::from(result != TransactionResult::Applied);
         if is_broken || refusals > MAX_REFUSALS {
             results.resize(transactions.len(), result);
-        } else if size > 1 && isolate && result != TransactionResult::Applied {
+        } else if size > 1
+            && match result {
+                TransactionResult::Applied => false,
+                TransactionResult::Conflict => isolate,
+                TransactionResult::Failed(_) => true,
+            }
+        {
             halves.extend([size - size / 2, size / 2]);
             continue;
         } else {

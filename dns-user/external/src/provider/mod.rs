@@ -1,6 +1,9 @@
 //! Providers list zones and apply batches of changes.
 
+pub mod aws;
+pub mod coredns;
 mod groups;
+mod http;
 mod parameters;
 pub mod rfc2136;
 mod tls;
@@ -9,15 +12,21 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 
-use self::groups::{GroupSender, send_groups};
+use self::{
+    aws::Aws,
+    coredns::CoreDns,
+    groups::{GroupSender, send_groups},
+    rfc2136::Rfc2136,
+};
 pub use self::{parameters::Parameters, tls::TlsFiles};
 use crate::record::{Name, Record, RecordType};
 
 /// Providers by their name in `spec.provider`. A new provider is one row here.
-const TABLE: &[Row] = &[Row {
-    kind: "rfc2136",
-    open: |parameters| Ok(Box::new(rfc2136::Rfc2136::new(rfc2136::Settings::from_parameters(parameters)?))),
-}];
+const TABLE: &[Row] = &[
+    Row { kind: "rfc2136", open: |given| Ok(Box::new(Rfc2136::new(rfc2136::Settings::from_parameters(given)?))) },
+    Row { kind: "coredns", open: |given| Ok(Box::new(CoreDns::new(coredns::Settings::from_parameters(given)?)?)) },
+    Row { kind: "aws", open: |given| Ok(Box::new(Aws::new(aws::Settings::from_parameters(given)?)?)) },
+];
 
 /// Constructor of a provider.
 struct Row {
@@ -69,6 +78,8 @@ pub struct Zone {
     /// Sets of all types, including owner records and foreign ones; or the reason why they
     /// are unknown.
     pub records: Result<Vec<Record>, ProviderError>,
+    /// Foreign data that could not be read, and is left alone.
+    pub warnings: Vec<String>,
 }
 
 /// Clients that see a zone. A name belongs to the longest public zone, and to every private
@@ -87,8 +98,8 @@ pub enum Visibility {
 pub struct Batch {
     /// Zone of all names.
     pub zone: String,
-    /// Whether transactions that share a message with a refused one are tried again in
-    /// smaller groups. Without it they count as conflicts, and the next listing decides.
+    /// Whether transactions that share a message with a conflicting one are tried again in
+    /// smaller groups. Without it all of them count as conflicts, and the next listing decides.
     pub isolate: bool,
     /// Each is applied as a whole, or not at all.
     pub transactions: Vec<Transaction>,
@@ -181,9 +192,9 @@ pub enum ProviderError {
         /// Pause before the next attempt.
         wait: Duration,
     },
-    /// A single name exceeds a limit of the provider.
+    /// The provider cannot hold the records of one name.
     #[error("{name}: {reason}")]
-    TooBig {
+    Unfit {
         /// Name of the transaction.
         name: Name,
         /// Limit and remedy.

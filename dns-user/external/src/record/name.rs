@@ -16,6 +16,11 @@ impl Name {
     /// Octets of the longest name on the wire, with length octets and root.
     pub const MAX_WIRE: usize = 255;
 
+    /// Returns the root.
+    pub fn root() -> Self {
+        Self(".".into())
+    }
+
     /// Parses presentation form, with or without final dot, in any case.
     pub fn parse(text: &str) -> Result<Self, NameError> {
         let trimmed = text.trim();

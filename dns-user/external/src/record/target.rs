@@ -39,6 +39,12 @@ impl Target {
         Ok(Self(normal.into()))
     }
 
+    /// Returns the target of an alias set of Route 53, which has an address type but holds a
+    /// name.
+    pub fn alias(name: &Name) -> Self {
+        Self(name.as_str().into())
+    }
+
     /// Returns the TXT value of these octets.
     pub fn text(octets: &[u8]) -> Self {
         let mut text = String::with_capacity(octets.len());

@@ -1,10 +1,13 @@
-//! Providers against real servers: BIND and Knot, each on a loopback address and in a
-//! folder that the test made.
+//! Providers against real servers: BIND, Knot and etcd, each on a loopback port and in a
+//! folder that the test made; Route 53 against moto and a strict double.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot set up its server has failed")]
 
+mod etcd;
 mod faults;
 mod name_server;
 mod process;
 mod rfc2136;
+mod route53;
+mod route53_double;
 mod scale;

@@ -184,7 +184,7 @@ impl Rfc2136 {
                 refused => {
                     let reason =
                         refused.err().map_or("the change exceeds 64,000 octets".into(), |e| e.to_string());
-                    let error = ProviderError::TooBig { name: transaction.name.clone(), reason };
+                    let error = ProviderError::Unfit { name: transaction.name.clone(), reason };
                     results[place] = TransactionResult::Failed(error);
                 }
             }
@@ -215,7 +215,13 @@ impl Provider for Rfc2136 {
             let mut zones = Vec::new();
             for apex in self.settings.zones.clone() {
                 let records = self.list_zone(&apex).await;
-                zones.push(Zone { id: apex.to_string(), apex, visibility: Visibility::Public, records });
+                zones.push(Zone {
+                    id: apex.to_string(),
+                    apex,
+                    visibility: Visibility::Public,
+                    records,
+                    warnings: Vec::new(),
+                });
             }
             Ok(zones)
         })

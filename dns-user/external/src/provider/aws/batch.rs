@@ -1,0 +1,171 @@
+//! Batches of changes within the limits of `ChangeResourceRecordSets`. Pure.
+
+use super::{sets, xml::Element};
+use crate::{
+    provider::{Step, Transaction},
+    record::Record,
+};
+
+/// Changes in a batch.
+pub(super) const MAX_CHANGES: usize = 1_000;
+
+/// Characters of all values in a batch.
+const MAX_OCTETS: usize = 32_000;
+
+/// Values in a batch.
+const MAX_VALUES: usize = 1_000;
+
+/// Change of one record set. Its order within a batch: deletions first, then by name and type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verb {
+    Delete,
+    Create,
+}
+
+impl Verb {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Delete => "DELETE",
+            Self::Create => "CREATE",
+        }
+    }
+}
+
+/// Amounts that Route 53 limits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Size {
+    pub(super) changes: usize,
+    pub(super) octets: usize,
+    pub(super) values: usize,
+}
+
+impl Size {
+    /// Counts one set. An alias counts its target once.
+    pub(super) fn of(set: &Element) -> Self {
+        if let Some(alias) = set.child("AliasTarget") {
+            return Self { changes: 1, octets: alias.text_of("DNSName").trim_end_matches('.').len(), values: 1 };
+        }
+        let values = set.list("ResourceRecords").map(|value| value.text_of("Value").len());
+        let (octets, values) = values.fold((0, 0), |(octets, count), length| (octets + length, count + 1));
+        Self { changes: 1, octets, values }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.changes += other.changes;
+        self.octets += other.octets;
+        self.values += other.values;
+    }
+
+    fn fits(self, max_changes: usize) -> bool {
+        self.changes <= max_changes && self.octets <= MAX_OCTETS && self.values <= MAX_VALUES
+    }
+}
+
+/// Changes of one transaction. They are never parted.
+#[derive(Debug, Clone)]
+pub(super) struct Changes {
+    changes: Vec<(Verb, Element)>,
+    pub(super) size: Size,
+}
+
+impl Changes {
+    /// Turns steps into changes. `listed` returns a set exactly as Route 53 listed it.
+    ///
+    /// A deletion must name the exact set, so it also compares: a set that must stay is
+    /// deleted and created in the same batch. A creation fails if the set exists.
+    pub(super) fn new(transaction: &Transaction, listed: impl Fn(&Record) -> Option<Element>) -> Self {
+        let old = |record: &Record| listed(record).unwrap_or_else(|| sets::write(record));
+        let mut changes = Vec::new();
+        for step in &transaction.steps {
+            match step {
+                Step::Create(record) => changes.push((Verb::Create, sets::write(record))),
+                Step::Delete(record) => changes.push((Verb::Delete, old(record))),
+                Step::Replace { before, after } => {
+                    changes.push((Verb::Delete, old(before)));
+                    changes.push((Verb::Create, sets::write(after)));
+                }
+                Step::Require(record) => {
+                    changes.push((Verb::Delete, old(record)));
+                    changes.push((Verb::Create, old(record)));
+                }
+                // Route 53 itself refuses a CNAME beside other sets.
+                Step::RequireAbsent(..) => {}
+            }
+        }
+        let mut size = Size::default();
+        for (_, set) in &changes {
+            size.add(Size::of(set));
+        }
+        Self { changes, size }
+    }
+
+    /// Returns whether the changes fit into one batch.
+    pub(super) fn fits(&self, max_changes: usize) -> bool {
+        self.size.fits(max_changes)
+    }
+}
+
+/// Counts the first transactions that fit into one batch.
+pub(super) fn fitting(transactions: &[Changes], max_changes: usize) -> usize {
+    let mut size = Size::default();
+    let fits = |changes: &&Changes| {
+        size.add(changes.size);
+        size.fits(max_changes)
+    };
+    transactions.iter().take_while(fits).count()
+}
+
+/// Builds a `ChangeResourceRecordSetsRequest`.
+pub(super) fn request(group: &[Changes]) -> Element {
+    let mut changes: Vec<&(Verb, Element)> = group.iter().flat_map(|changes| &changes.changes).collect();
+    changes.sort_by_key(|(verb, set)| (*verb == Verb::Create, set.text_of("Name"), set.text_of("Type")));
+    let change = |(verb, set): &(Verb, Element)| {
+        Element::of("Change", [Element::text("Action", verb.text()), set.clone()])
+    };
+    let changes = Element::of("Changes", changes.into_iter().map(change));
+    let batch = Element::of("ChangeBatch", [Element::text("Comment", "bosh-dns-publish"), changes]);
+    Element::of("ChangeResourceRecordSetsRequest", [batch])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{RecordType, Target};
+
+    fn set(targets: &[&str]) -> Element {
+        sets::write(&Record::parse("api.example.org", RecordType::A, targets).unwrap())
+    }
+
+    #[test]
+    fn values_are_counted() {
+        let size = Size::of(&set(&["192.0.2.1", "192.0.2.2"]));
+        assert_eq!((size.octets, size.values), (18, 2));
+        let name = crate::record::Name::parse("lb.us-east-1.elb.amazonaws.com").unwrap();
+        let mut alias = Record::parse("api.example.org", RecordType::A, [] as [&str; 0]).unwrap();
+        alias.targets.insert(Target::alias(&name));
+        alias.properties.insert("alias".to_owned(), "true".to_owned());
+        let size = Size::of(&sets::write(&alias));
+        assert_eq!((size.octets, size.values), (30, 1));
+    }
+
+    #[test]
+    fn deletions_come_first() {
+        let record = |name: &str, record_type, target| Record::parse(name, record_type, [target]).unwrap();
+        let steps = vec![
+            Step::Create(record("b.example.org", RecordType::A, "192.0.2.1")),
+            Step::Delete(record("c.example.org", RecordType::CNAME, "x.example.net")),
+            Step::Delete(record("a.example.org", RecordType::A, "192.0.2.1")),
+        ];
+        let name = record("a.example.org", RecordType::A, "192.0.2.1").name;
+        let changes = Changes::new(&Transaction { name, steps }, |_| None);
+        let request = request(&[changes]);
+        let order: Vec<String> = request
+            .find("Changes")
+            .unwrap()
+            .children
+            .iter()
+            .map(|change| format!("{} {}", change.text_of("Action"), change.children[1].text_of("Name")))
+            .collect();
+        assert_eq!(order, ["DELETE a.example.org.", "DELETE c.example.org.", "CREATE b.example.org."]);
+    }
+}

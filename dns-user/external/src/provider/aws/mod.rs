@@ -1,0 +1,345 @@
+//! Route 53.
+//!
+//! A deletion has to name a set exactly as it is, and a batch is applied as a whole:
+//! deleting the listed set and creating the new one in one batch is a compare-and-set.
+
+mod api;
+mod balancers;
+mod batch;
+mod sets;
+mod sign;
+mod xml;
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
+
+use futures::future::BoxFuture;
+use tokio::time::Instant;
+
+pub use self::sign::Credentials;
+use self::{
+    api::{Api, CallError},
+    batch::{Changes, MAX_CHANGES},
+    xml::Element,
+};
+use super::{
+    Batch, GroupSender, Outcome, Parameters, Progress, Provider, ProviderError, TlsFiles, TransactionResult,
+    Visibility, Zone, send_groups,
+};
+use crate::{
+    domain::DomainFilter,
+    record::{Key, Name, Record, RecordType},
+};
+
+/// Zones in one call for tags.
+const TAGS_PER_CALL: usize = 10;
+
+/// Sets in one page of a listing.
+const PAGE: &str = "300";
+
+/// Settings of one account.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// URL of Route 53.
+    pub endpoint: String,
+    /// URL of the token service.
+    pub token_endpoint: String,
+    /// Region of signatures.
+    pub region: String,
+    /// Keys of the account.
+    pub credentials: Credentials,
+    /// Role to assume.
+    pub role: Option<String>,
+    /// Only zones that these clients see.
+    pub visibility: Option<Visibility>,
+    /// Only zones with these tags; without a value the key suffices.
+    pub tags: Vec<(String, Option<String>)>,
+    /// Only zones whose id ends with one of these.
+    pub zone_ids: Vec<String>,
+    /// Only zones that the filter matches.
+    pub domains: DomainFilter,
+    /// Changes in a batch.
+    pub batch_size: usize,
+    /// Time between batches.
+    pub batch_interval: Duration,
+    /// Attempts after a throttled call.
+    pub retries: u32,
+    /// Whether CNAMEs to load balancers stay CNAMEs.
+    pub prefer_cname: bool,
+    /// Whether aliases follow the health of their target.
+    pub evaluate_health: bool,
+    /// Files for TLS.
+    pub files: TlsFiles,
+    /// Longest wait for an answer.
+    pub patience: Duration,
+}
+
+impl Settings {
+    /// Reads the parameters `aws-*`, `zone-id-filter` and `domain-filter`. Credentials are
+    /// `aws-access-key-id`, `aws-secret-access-key` and `aws-session-token`.
+    pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
+        let missing = "Route 53 needs credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY";
+        let credential = |name| {
+            parameters.text(name).map(str::to_owned).ok_or_else(|| ProviderError::Settings(missing.to_owned()))
+        };
+        let visibility = match parameters.text("aws-zone-type") {
+            None => None,
+            Some("public") => Some(Visibility::Public),
+            Some("private") => Some(Visibility::Private),
+            Some(other) => {
+                let message = format!("aws-zone-type is {other:?}; write public or private");
+                return Err(ProviderError::Settings(message));
+            }
+        };
+        let tag = |tag: &str| match tag.split_once('=') {
+            Some((key, value)) => (key.to_owned(), Some(value.to_owned())),
+            None => (tag.to_owned(), None),
+        };
+        let domains = DomainFilter::new(parameters.list("domain-filter"), parameters.list("exclude-domains"));
+        let domains = domains.map_err(|error| ProviderError::Settings(format!("domain-filter: {error}")))?;
+        let batch_size = parameters.number("aws-batch-change-size", 1_000)? as usize;
+        let endpoint = |name, default: &str| {
+            parameters.text(name).unwrap_or(default).trim_end_matches('/').to_owned()
+        };
+        Ok(Self {
+            endpoint: endpoint("aws-endpoint", "https://route53.amazonaws.com"),
+            token_endpoint: endpoint("aws-sts-endpoint", "https://sts.amazonaws.com"),
+            region: parameters.text("aws-region").unwrap_or("us-east-1").to_owned(),
+            credentials: Credentials {
+                key_id: credential("aws-access-key-id")?,
+                secret: credential("aws-secret-access-key")?,
+                token: parameters.text("aws-session-token").map(str::to_owned),
+            },
+            role: parameters.text("aws-assume-role").map(str::to_owned),
+            visibility,
+            tags: parameters.list("aws-zone-tags").into_iter().map(tag).collect(),
+            zone_ids: parameters.list("zone-id-filter").into_iter().map(str::to_owned).collect(),
+            domains,
+            batch_size: batch_size.clamp(1, MAX_CHANGES),
+            batch_interval: parameters.duration("aws-batch-change-interval", Duration::from_secs(1))?,
+            retries: parameters.number("aws-api-retries", 3)?,
+            prefer_cname: parameters.flag("aws-prefer-cname")?,
+            evaluate_health: parameters.text("aws-evaluate-target-health") != Some("false")
+                && !parameters.flag("no-aws-evaluate-target-health")?,
+            files: TlsFiles::from_parameters(parameters)?,
+            patience: Duration::from_secs(30),
+        })
+    }
+}
+
+/// Publisher to one account.
+pub struct Aws {
+    settings: Settings,
+    api: Api,
+    /// Sets as Route 53 listed them, by zone.
+    listed: HashMap<String, BTreeMap<Key, Element>>,
+    last_batch: Option<Instant>,
+}
+
+/// A hosted zone that passed the filters.
+struct Hosted {
+    id: String,
+    apex: Name,
+    visibility: Visibility,
+}
+
+impl Aws {
+    /// Returns a provider that has listed nothing yet.
+    pub fn new(settings: Settings) -> Result<Self, ProviderError> {
+        let api = Api::new(&settings)?;
+        Ok(Self { settings, api, listed: HashMap::new(), last_batch: None })
+    }
+
+    async fn list_all(&mut self) -> Result<Vec<Zone>, ProviderError> {
+        let mut zones = Vec::new();
+        for Hosted { id, apex, visibility } in self.hosted_zones().await? {
+            let records = self.list_zone(&id, &apex).await;
+            zones.push(Zone { id, apex, visibility, records, warnings: Vec::new() });
+        }
+        Ok(zones)
+    }
+
+    /// Lists the zones that pass the filters.
+    async fn hosted_zones(&mut self) -> Result<Vec<Hosted>, ProviderError> {
+        let mut hosted = Vec::new();
+        let mut marker = String::new();
+        loop {
+            let query = [("marker", marker.as_str()), ("maxitems", "100")];
+            let query = if marker.is_empty() { &query[1..] } else { &query[..] };
+            let page = self.api.get("hostedzone", query).await?;
+            for zone in page.list("HostedZones") {
+                hosted.extend(self.accept(zone)?);
+            }
+            if page.text_of("IsTruncated") != "true" {
+                break;
+            }
+            page.text_of("NextMarker").clone_into(&mut marker);
+        }
+        if !self.settings.tags.is_empty() {
+            hosted = self.with_tags(hosted).await?;
+        }
+        Ok(hosted)
+    }
+
+    /// Returns a zone unless a filter excludes it.
+    fn accept(&self, zone: &Element) -> Result<Option<Hosted>, ProviderError> {
+        let Settings { visibility: wanted, zone_ids, domains, .. } = &self.settings;
+        let id = zone.text_of("Id").trim_start_matches("/hostedzone/").to_owned();
+        let apex = Name::parse(zone.text_of("Name")).map_err(|error| ProviderError::BadAnswer {
+            server: self.api.server().to_owned(),
+            reason: error.to_string(),
+        })?;
+        let is_private = zone.find("PrivateZone").is_some_and(|private| private.text.trim() == "true");
+        let visibility = if is_private { Visibility::Private } else { Visibility::Public };
+        let accepted = wanted.is_none_or(|wanted| wanted == visibility)
+            && (zone_ids.is_empty() || zone_ids.iter().any(|suffix| id.ends_with(suffix.as_str())))
+            && domains.may_contain(&apex);
+        Ok(accepted.then_some(Hosted { id, apex, visibility }))
+    }
+
+    /// Keeps the zones with all wanted tags.
+    async fn with_tags(&mut self, hosted: Vec<Hosted>) -> Result<Vec<Hosted>, ProviderError> {
+        let mut kept: Vec<String> = Vec::new();
+        for zones in hosted.chunks(TAGS_PER_CALL) {
+            let ids = zones.iter().map(|zone| Element::text("ResourceId", &zone.id));
+            let request = Element::of("ListTagsForResourcesRequest", [Element::of("ResourceIds", ids)]);
+            let answer = self.api.post("tags/hostedzone", &request).await;
+            let answer = answer.map_err(|error| error.into_provider(self.api.server()))?;
+            for tagged in answer.list("ResourceTagSets") {
+                let tags: Vec<(&str, &str)> =
+                    tagged.list("Tags").map(|tag| (tag.text_of("Key"), tag.text_of("Value"))).collect();
+                let has = |(key, value): &(String, Option<String>)| {
+                    tags.iter().any(|tag| tag.0 == key && value.as_deref().is_none_or(|value| tag.1 == value))
+                };
+                if self.settings.tags.iter().all(has) {
+                    kept.push(tagged.text_of("ResourceId").to_owned());
+                }
+            }
+        }
+        Ok(hosted.into_iter().filter(|zone| kept.contains(&zone.id)).collect())
+    }
+
+    /// Lists a zone, page by page. Its SOA and its own name servers are left out.
+    async fn list_zone(&mut self, id: &str, apex: &Name) -> Result<Vec<Record>, ProviderError> {
+        let mut records = Vec::new();
+        let mut listed = BTreeMap::new();
+        let path = format!("hostedzone/{id}/rrset");
+        let mut next: Vec<(&str, String)> = Vec::new();
+        loop {
+            let mut query: Vec<(&str, &str)> = next.iter().map(|(name, value)| (*name, value.as_str())).collect();
+            query.push(("maxitems", PAGE));
+            let page = self.api.get(&path, &query).await?;
+            for set in page.list("ResourceRecordSets") {
+                let is_servers = |record: &Record| {
+                    record.record_type == RecordType::SOA
+                        || record.record_type == RecordType::NS && record.name == *apex
+                };
+                if set.text_of("Type") == "SOA" {
+                    continue;
+                }
+                match sets::read(set) {
+                    Ok(record) if is_servers(&record) => {}
+                    Ok(record) => {
+                        listed.insert(record.key(), set.clone());
+                        records.push(record);
+                    }
+                    // Types that only Route 53 writes as text stay as they are.
+                    Err(reason) => tracing::debug!(zone = id, reason, "record set is left alone"),
+                }
+            }
+            if page.text_of("IsTruncated") != "true" {
+                break;
+            }
+            next = [("name", "NextRecordName"), ("type", "NextRecordType"), ("identifier", "NextRecordIdentifier")]
+                .into_iter()
+                .map(|(parameter, element)| (parameter, page.text_of(element).to_owned()))
+                .filter(|(_, value)| !value.is_empty())
+                .collect();
+        }
+        self.listed.insert(id.to_owned(), listed);
+        Ok(records)
+    }
+
+    async fn apply_all(&mut self, batch: &Batch, progress: Progress<'_>) -> Outcome {
+        let listed = self.listed.remove(&batch.zone).unwrap_or_default();
+        let mut results = vec![TransactionResult::Conflict; batch.transactions.len()];
+        let mut changes = Vec::new();
+        let mut places = Vec::new();
+        for (place, transaction) in batch.transactions.iter().enumerate() {
+            let one = Changes::new(transaction, |record| listed.get(&record.key()).cloned());
+            if one.fits(self.settings.batch_size) {
+                changes.push(one);
+                places.push(place);
+            } else {
+                let reason = "its change exceeds Route 53's limit of 32,000 characters or 1,000 values in a batch; \
+                              use fewer targets"
+                    .to_owned();
+                let error = ProviderError::Unfit { name: transaction.name.clone(), reason };
+                results[place] = TransactionResult::Failed(error);
+            }
+        }
+        let mut sender = Sender { aws: self, zone: &batch.zone };
+        let sent = send_groups(&mut sender, &changes, batch.isolate, progress).await;
+        for (place, result) in places.into_iter().zip(sent) {
+            results[place] = result;
+        }
+        Outcome { results }
+    }
+}
+
+impl Provider for Aws {
+    fn kind(&self) -> &'static str {
+        "aws"
+    }
+
+    fn adjust(&self, desired: &mut Vec<Record>) {
+        sets::adjust(desired, self.settings.prefer_cname, self.settings.evaluate_health);
+    }
+
+    fn list(&mut self) -> BoxFuture<'_, Result<Vec<Zone>, ProviderError>> {
+        Box::pin(self.list_all())
+    }
+
+    fn apply<'a>(&'a mut self, batch: &'a Batch, progress: Progress<'a>) -> BoxFuture<'a, Outcome> {
+        Box::pin(self.apply_all(batch, progress))
+    }
+}
+
+/// Sends batches to one zone, not faster than the interval.
+struct Sender<'a> {
+    aws: &'a mut Aws,
+    zone: &'a str,
+}
+
+impl GroupSender for Sender<'_> {
+    type Item = Changes;
+
+    fn fitting(&self, transactions: &[Changes]) -> usize {
+        batch::fitting(transactions, self.aws.settings.batch_size)
+    }
+
+    async fn send(&mut self, group: &[Changes]) -> TransactionResult {
+        if let Some(last) = self.aws.last_batch {
+            tokio::time::sleep_until(last + self.aws.settings.batch_interval).await;
+        }
+        let path = format!("hostedzone/{}/rrset", self.zone);
+        let result = self.aws.api.post(&path, &batch::request(group)).await;
+        self.aws.last_batch = Some(Instant::now());
+        match result {
+            Ok(_) => TransactionResult::Applied,
+            Err(CallError::InvalidBatch(messages)) if messages.iter().any(|message| is_conflict(message)) => {
+                TransactionResult::Conflict
+            }
+            Err(error) => TransactionResult::Failed(error.into_provider(self.aws.api.server())),
+        }
+    }
+}
+
+/// Returns whether a message reports another state than the one that was listed.
+fn is_conflict(message: &str) -> bool {
+    ["but it already exists", "but it was not found", "but the values provided do not match"]
+        .iter()
+        .any(|text| message.contains(text))
+}

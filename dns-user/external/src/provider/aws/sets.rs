@@ -1,0 +1,231 @@
+//! Record sets between Route 53's XML and the record model. Pure.
+
+use super::{
+    balancers,
+    xml::Element,
+};
+use crate::record::{Name, Record, RecordType, Target};
+
+/// TTL of new sets if none is wanted, and the TTL by which alias sets compare.
+pub(super) const DEFAULT_TTL: u32 = 300;
+
+/// Properties with an element of the same meaning, in the order of the schema.
+const ROUTING: [(&str, &str); 5] = [
+    ("aws/weight", "Weight"),
+    ("aws/region", "Region"),
+    ("aws/failover", "Failover"),
+    ("aws/multi-value-answer", "MultiValueAnswer"),
+    ("aws/health-check-id", "HealthCheckId"),
+];
+
+/// Properties with a child of `GeoLocation`.
+const GEOLOCATION: [(&str, &str); 3] = [
+    ("aws/geolocation-continent-code", "ContinentCode"),
+    ("aws/geolocation-country-code", "CountryCode"),
+    ("aws/geolocation-subdivision-code", "SubdivisionCode"),
+];
+
+const ALIAS: &str = "alias";
+const TARGET_ZONE: &str = "aws/target-hosted-zone";
+const TARGET_HEALTH: &str = "aws/evaluate-target-health";
+
+/// Returns whether a set is an alias of Route 53.
+pub(super) fn is_alias(record: &Record) -> bool {
+    record.properties.get(ALIAS).is_some_and(|alias| alias == "true")
+}
+
+/// Reads a `ResourceRecordSet`.
+pub(super) fn read(set: &Element) -> Result<Record, String> {
+    let name = Name::parse(&octal_to_decimal(set.text_of("Name"))).map_err(|error| error.to_string())?;
+    let record_type: RecordType = set.text_of("Type").parse().map_err(|_| {
+        format!("{name}: type {:?} is unknown", set.text_of("Type"))
+    })?;
+    let mut record = Record::new(name, record_type, []);
+    set.text_of("SetIdentifier").clone_into(&mut record.set_identifier);
+    for (property, element) in ROUTING {
+        if let Some(value) = set.child(element) {
+            record.properties.insert(property.to_owned(), value.text.trim().to_owned());
+        }
+    }
+    for (property, element) in GEOLOCATION {
+        if let Some(value) = set.child("GeoLocation").and_then(|location| location.child(element)) {
+            record.properties.insert(property.to_owned(), value.text.trim().to_owned());
+        }
+    }
+    if let Some(alias) = set.child("AliasTarget") {
+        let target = Name::parse(&octal_to_decimal(alias.text_of("DNSName"))).map_err(|error| error.to_string())?;
+        record.targets.insert(Target::alias(&target));
+        record.ttl = Some(DEFAULT_TTL);
+        for (property, value) in [
+            (ALIAS, "true"),
+            (TARGET_ZONE, alias.text_of("HostedZoneId")),
+            (TARGET_HEALTH, alias.text_of("EvaluateTargetHealth")),
+        ] {
+            record.properties.insert(property.to_owned(), value.to_owned());
+        }
+        return Ok(record);
+    }
+    record.ttl = set.text_of("TTL").parse().ok();
+    for value in set.list("ResourceRecords") {
+        let text = value.text_of("Value");
+        let text = if record_type == RecordType::TXT { octal_to_decimal(text) } else { text.to_owned() };
+        let target = Target::parse(record_type, &text);
+        record.targets.insert(target.map_err(|error| format!("{}: {error}", record.name))?);
+    }
+    Ok(record)
+}
+
+/// Writes a `ResourceRecordSet`.
+pub(super) fn write(record: &Record) -> Element {
+    let property = |name: &str| record.properties.get(name).map(String::as_str);
+    let mut children = vec![
+        Element::text("Name", &format!("{}.", record.name)),
+        Element::text("Type", &record.record_type.to_string()),
+    ];
+    if !record.set_identifier.is_empty() {
+        children.push(Element::text("SetIdentifier", &record.set_identifier));
+    }
+    let (health_check, routing) = ROUTING.split_last().map_or((None, &ROUTING[..]), |(last, rest)| (Some(last), rest));
+    let location: Vec<Element> = GEOLOCATION
+        .iter()
+        .filter_map(|(name, element)| Some(Element::text(element, property(name)?)))
+        .collect();
+    let mut location = Some(location).filter(|location| !location.is_empty());
+    for (name, element) in routing {
+        // The schema has GeoLocation before Failover.
+        if *element == "Failover"
+            && let Some(location) = location.take()
+        {
+            children.push(Element::of("GeoLocation", location));
+        }
+        children.extend(property(name).map(|value| Element::text(element, value)));
+    }
+    if is_alias(record) {
+        let target = record.targets.first().map_or("", Target::as_str);
+        children.push(Element::of("AliasTarget", [
+            Element::text("HostedZoneId", property(TARGET_ZONE).unwrap_or("")),
+            Element::text("DNSName", target),
+            Element::text("EvaluateTargetHealth", property(TARGET_HEALTH).unwrap_or("true")),
+        ]));
+    } else {
+        let value = |target: &Target| {
+            Element::of("ResourceRecord", [Element::text("Value", &value_text(record.record_type, target))])
+        };
+        children.push(Element::text("TTL", &record.ttl.unwrap_or(DEFAULT_TTL).to_string()));
+        children.push(Element::of("ResourceRecords", record.targets.iter().map(value)));
+    }
+    if let Some((name, element)) = health_check {
+        children.extend(property(name).map(|value| Element::text(element, value)));
+    }
+    Element::of("ResourceRecordSet", children)
+}
+
+/// Returns a value as Route 53 takes it: TXT in quoted strings of at most 255 octets.
+fn value_text(record_type: RecordType, target: &Target) -> String {
+    if record_type != RecordType::TXT {
+        return target.as_str().to_owned();
+    }
+    let octets = target.text_octets();
+    let quoted = |string: &[u8]| {
+        let text: String = string
+            .iter()
+            .map(|octet| match octet {
+                b'"' | b'\\' => format!("\\{}", char::from(*octet)),
+                b' '..=b'~' => char::from(*octet).to_string(),
+                // Route 53 escapes in octal.
+                _ => format!("\\{octet:03o}"),
+            })
+            .collect();
+        format!("\"{text}\"")
+    };
+    if octets.is_empty() {
+        return "\"\"".to_owned();
+    }
+    octets.chunks(255).map(quoted).collect::<Vec<_>>().join(" ")
+}
+
+/// Rewrites Route 53's octal escapes, such as `\052` for `*`, in decimal. Other escapes stay.
+fn octal_to_decimal(text: &str) -> String {
+    let mut rewritten = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('\\') {
+        let (before, escape) = rest.split_at(at);
+        rewritten.push_str(before);
+        match escape.get(1..4).and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(octet) => {
+                rewritten.push_str(&format!("\\{octet:03}"));
+                rest = &escape[4..];
+            }
+            None => {
+                let length = 1 + escape.chars().nth(1).map_or(0, char::len_utf8);
+                rewritten.push_str(&escape[..length]);
+                rest = &escape[length..];
+            }
+        }
+    }
+    rewritten + rest
+}
+
+/// Adjusts wanted sets: a CNAME to a load balancer becomes alias sets of both address types,
+/// unless `prefer_cname`.
+pub(super) fn adjust(desired: &mut Vec<Record>, prefer_cname: bool, evaluate_health: bool) {
+    let mut adjusted = Vec::with_capacity(desired.len());
+    for mut record in desired.drain(..) {
+        record.properties.retain(|name, value| name.starts_with("aws/") || (name == ALIAS && value == "true"));
+        let target = record.targets.first().map_or("", Target::as_str);
+        let zone = if record.record_type == RecordType::CNAME && !prefer_cname {
+            balancers::hosted_zone(target)
+        } else {
+            None
+        };
+        let Some(zone) = zone else {
+            // Only a CNAME to a known zone can become an alias.
+            record.properties.remove(ALIAS);
+            adjusted.push(record);
+            continue;
+        };
+        record.ttl = Some(DEFAULT_TTL);
+        record.properties.insert(ALIAS.to_owned(), "true".to_owned());
+        record.properties.insert(TARGET_ZONE.to_owned(), zone.to_owned());
+        let health = record.properties.entry(TARGET_HEALTH.to_owned());
+        health.or_insert_with(|| evaluate_health.to_string());
+        for record_type in [RecordType::A, RecordType::AAAA] {
+            adjusted.push(Record { record_type, ..record.clone() });
+        }
+    }
+    *desired = adjusted;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn balancer_becomes_alias_of_both_types() {
+        let cname = Record::parse("www.example.org", RecordType::CNAME, ["lb.us-east-1.elb.amazonaws.com"]).unwrap();
+        let mut desired = vec![cname.clone()];
+        adjust(&mut desired, false, true);
+        let types: Vec<RecordType> = desired.iter().map(|record| record.record_type).collect();
+        assert_eq!(types, [RecordType::A, RecordType::AAAA]);
+        assert!(desired.iter().all(|record| is_alias(record) && record.ttl == Some(300)));
+        let again = read(&write(&desired[0])).unwrap();
+        assert_eq!(again, desired[0]);
+        let mut kept = vec![cname.clone()];
+        adjust(&mut kept, true, true);
+        assert_eq!(kept, [cname]);
+    }
+
+    #[test]
+    fn sets_survive_xml() {
+        let mut record = Record::parse("*.example.org", RecordType::TXT, ["a \"b\" \\303 <&> \u{e9}"]).unwrap();
+        record.ttl = Some(60);
+        record.set_identifier = "blue".to_owned();
+        record.properties.insert("aws/weight".to_owned(), "10".to_owned());
+        record.properties.insert("aws/geolocation-country-code".to_owned(), "DE".to_owned());
+        let xml = write(&record).document("urn:x");
+        let parsed = Element::parse(xml.as_bytes()).unwrap();
+        assert_eq!(read(&parsed).unwrap(), record);
+        let listed = xml.replace("<Name>*.", "<Name>\\052.");
+        assert_eq!(read(&Element::parse(listed.as_bytes()).unwrap()).unwrap(), record);
+    }
+}

@@ -1,0 +1,270 @@
+//! etcd's JSON gateway (`/v3/kv/...`). Keys and values are base64, 64-bit numbers are text.
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::{Request, StatusCode, header};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::Settings;
+use crate::provider::{ProviderError, http::Http};
+
+/// A key's octets.
+pub(super) type EtcdKey = Vec<u8>;
+
+/// Keys in one response of a listing.
+const PAGE: usize = 4_000;
+
+/// Listings that are begun again because etcd compacted their revision meanwhile.
+const MAX_COMPACTIONS: usize = 5;
+
+/// Client of one cluster.
+pub(super) struct Etcd {
+    urls: Vec<String>,
+    user: Option<(String, String)>,
+    token: Option<String>,
+    http: Http,
+}
+
+/// A key with its value.
+pub(super) struct Pair {
+    pub(super) key: EtcdKey,
+    pub(super) value: Vec<u8>,
+    pub(super) mod_revision: i64,
+}
+
+/// Comparisons and operations of one transaction.
+#[derive(Debug, Default)]
+pub(super) struct Txn {
+    compare: Vec<Value>,
+    pub(super) operations: Vec<(EtcdKey, Operation)>,
+}
+
+/// Change of a key.
+#[derive(Debug)]
+pub(super) enum Operation {
+    Put(Vec<u8>),
+    Delete,
+}
+
+impl Txn {
+    pub(super) fn comparisons(&self) -> usize {
+        self.compare.len()
+    }
+
+    /// Requires a key in its listed revision.
+    pub(super) fn compare_revision(&mut self, key: &[u8], revision: i64) {
+        let key = STANDARD.encode(key);
+        let revision = revision.to_string();
+        self.compare.push(json!({"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": revision}));
+    }
+
+    /// Requires that a key, and all keys below it, were not written after a revision.
+    pub(super) fn compare_unchanged(&mut self, key: &[u8], revision: i64) {
+        let next = (revision + 1).to_string();
+        let below = [key, b"/"].concat();
+        // The octet after the slash is a zero.
+        let end = [key, b"0"].concat();
+        let (key, below, end) = (STANDARD.encode(key), STANDARD.encode(below), STANDARD.encode(end));
+        self.compare.push(json!({"key": key, "target": "MOD", "result": "LESS", "mod_revision": next}));
+        self.compare.push(json!({
+            "key": below, "range_end": end, "target": "MOD", "result": "LESS", "mod_revision": next
+        }));
+    }
+}
+
+#[derive(Deserialize)]
+struct RangeResponse {
+    header: Header,
+    #[serde(default)]
+    kvs: Vec<PairResponse>,
+    #[serde(default)]
+    more: bool,
+}
+
+#[derive(Deserialize)]
+struct Header {
+    revision: String,
+}
+
+#[derive(Deserialize)]
+struct PairResponse {
+    key: String,
+    #[serde(default)]
+    value: String,
+    mod_revision: String,
+}
+
+#[derive(Deserialize)]
+struct TxnResponse {
+    #[serde(default)]
+    succeeded: bool,
+}
+
+#[derive(Deserialize)]
+struct TokenResponse {
+    token: String,
+}
+
+/// Failure of a call.
+enum CallError {
+    /// The token has expired, or is missing.
+    Unauthenticated(String),
+    Other(ProviderError),
+}
+
+impl Etcd {
+    pub(super) fn new(settings: &Settings) -> Result<Self, ProviderError> {
+        let http = Http::new(&settings.files, settings.patience)?;
+        Ok(Self { urls: settings.urls.clone(), user: settings.user.clone(), token: None, http })
+    }
+
+    /// Returns all keys that begin with `prefix`, which ends with a slash, as they are at
+    /// one revision of the store.
+    pub(super) async fn range(&mut self, prefix: &str) -> Result<(i64, Vec<Pair>), ProviderError> {
+        for _ in 0..MAX_COMPACTIONS {
+            match self.range_once(prefix).await {
+                Err(ProviderError::Refused { reason, .. }) if reason.contains("compacted") => {}
+                result => return result,
+            }
+        }
+        let reason = "its history is compacted faster than the keys can be listed".to_owned();
+        Err(ProviderError::BadAnswer { server: self.server(), reason })
+    }
+
+    async fn range_once(&mut self, prefix: &str) -> Result<(i64, Vec<Pair>), ProviderError> {
+        let mut end = prefix.as_bytes().to_vec();
+        // The octet after the slash is a zero.
+        end.pop();
+        end.push(b'0');
+        let mut from = prefix.as_bytes().to_vec();
+        let mut revision: Option<i64> = None;
+        let mut pairs = Vec::new();
+        loop {
+            let (start, stop) = (STANDARD.encode(&from), STANDARD.encode(&end));
+            let mut body = json!({"key": start, "range_end": stop, "limit": PAGE.to_string()});
+            if let Some(revision) = revision {
+                body["revision"] = revision.to_string().into();
+            }
+            let response: RangeResponse = self.call("/v3/kv/range", &body).await?;
+            let bad = |what: &str| ProviderError::BadAnswer { server: self.server(), reason: what.to_owned() };
+            let number = |text: &str| text.parse::<i64>().map_err(|_| bad("a revision is no number"));
+            revision.get_or_insert(number(&response.header.revision)?);
+            for pair in response.kvs {
+                let decode = |text: &str| STANDARD.decode(text).map_err(|_| bad("a key or value is no base64"));
+                let mod_revision = number(&pair.mod_revision)?;
+                pairs.push(Pair { key: decode(&pair.key)?, value: decode(&pair.value)?, mod_revision });
+            }
+            match pairs.last() {
+                Some(last) if response.more => from = [&last.key[..], b"\0"].concat(),
+                _ => return Ok((revision.unwrap_or(0), pairs)),
+            }
+        }
+    }
+
+    /// Applies transactions as one. Returns false if a comparison failed.
+    pub(super) async fn txn(&mut self, transactions: &[Txn]) -> Result<bool, ProviderError> {
+        let compare: Vec<&Value> = transactions.iter().flat_map(|txn| &txn.compare).collect();
+        let operations = transactions.iter().flat_map(|txn| &txn.operations);
+        let success: Vec<Value> = operations
+            .map(|(key, operation)| {
+                let key = STANDARD.encode(key);
+                match operation {
+                    Operation::Put(value) => json!({"request_put": {"key": key, "value": STANDARD.encode(value)}}),
+                    Operation::Delete => json!({"request_delete_range": {"key": key}}),
+                }
+            })
+            .collect();
+        let body = json!({"compare": compare, "success": success});
+        let response: TxnResponse = self.call("/v3/kv/txn", &body).await?;
+        Ok(response.succeeded)
+    }
+
+    /// Calls the gateway, with a fresh token if the old one has expired.
+    async fn call<T: serde::de::DeserializeOwned>(&mut self, path: &str, body: &Value) -> Result<T, ProviderError> {
+        if self.token.is_none() && self.user.is_some() {
+            self.authenticate().await?;
+        }
+        match self.try_members(path, body).await {
+            Err(CallError::Unauthenticated(_)) if self.user.is_some() => {
+                self.authenticate().await?;
+                self.try_members(path, body).await.map_err(|error| self.provider_error(error))
+            }
+            result => result.map_err(|error| self.provider_error(error)),
+        }
+    }
+
+    async fn authenticate(&mut self) -> Result<(), ProviderError> {
+        self.token = None;
+        let Some((name, password)) = &self.user else { return Ok(()) };
+        let body = json!({"name": name, "password": password});
+        let response: Result<TokenResponse, _> = self.try_members("/v3/auth/authenticate", &body).await;
+        self.token = Some(response.map_err(|error| self.provider_error(error))?.token);
+        Ok(())
+    }
+
+    /// Asks the first member that can be reached; the order then starts with it.
+    ///
+    /// A transaction is sent only once: after a broken connection its fate is unknown, and
+    /// the next listing decides.
+    async fn try_members<T: serde::de::DeserializeOwned>(
+        &mut self,
+        path: &str,
+        body: &Value,
+    ) -> Result<T, CallError> {
+        // One attempt more than members: an idle connection may have been closed meanwhile.
+        let attempts = if path == "/v3/kv/txn" { 1 } else { self.urls.len() + 1 };
+        let mut result = self.post(path, body).await;
+        for _ in 1..attempts {
+            let Err(CallError::Other(ProviderError::Unreachable { .. })) = result else { break };
+            self.urls.rotate_left(1);
+            result = self.post(path, body).await;
+        }
+        result
+    }
+
+    async fn post<T: serde::de::DeserializeOwned>(&self, path: &str, body: &Value) -> Result<T, CallError> {
+        let server = self.server();
+        let mut request = Request::post(format!("{server}{path}")).header(header::CONTENT_TYPE, "application/json");
+        if let Some(token) = &self.token {
+            request = request.header(header::AUTHORIZATION, token);
+        }
+        let request = request.body(Full::new(Bytes::from(body.to_string()))).map_err(|error| {
+            CallError::Other(ProviderError::Settings(format!("etcd-urls: {error}")))
+        })?;
+        let response = self.http.send(&server, request).await.map_err(CallError::Other)?;
+        if response.status == StatusCode::OK {
+            return serde_json::from_slice(&response.body).map_err(|error| {
+                CallError::Other(ProviderError::BadAnswer { server, reason: error.to_string() })
+            });
+        }
+        let answer: Value = serde_json::from_slice(&response.body).unwrap_or_default();
+        let text = answer["error"].as_str().or(answer["message"].as_str()).unwrap_or("no reason given").to_owned();
+        let is_token = text.contains("invalid auth token") || text.contains("user name is empty");
+        if response.status == StatusCode::UNAUTHORIZED || is_token {
+            return Err(CallError::Unauthenticated(text));
+        }
+        let reason = format!("{} ({text})", response.status);
+        Err(CallError::Other(if response.status == StatusCode::SERVICE_UNAVAILABLE {
+            ProviderError::Unreachable { server, reason }
+        } else {
+            ProviderError::Refused { server, reason }
+        }))
+    }
+
+    fn server(&self) -> String {
+        // Settings have at least one URL.
+        self.urls.first().cloned().unwrap_or_default()
+    }
+
+    fn provider_error(&self, error: CallError) -> ProviderError {
+        match error {
+            CallError::Other(error) => error,
+            CallError::Unauthenticated(text) => {
+                let reason = format!("{text}; set etcd-username and etcd-password");
+                ProviderError::Refused { server: self.server(), reason }
+            }
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! CoreDNS, which answers from keys in etcd (its plugin `etcd`, the format of SkyDNS).
+//!
+//! Keys are read and written through etcd's JSON gateway: the few calls that are needed do
+//! not justify a gRPC stack. A transaction compares the revisions of all keys of its names,
+//! and touches exact keys only, never a prefix.
+
+mod etcd;
+mod value;
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
+
+use futures::future::BoxFuture;
+
+use self::{
+    etcd::{Etcd, EtcdKey, Operation, Txn},
+    value::{Service, key_of, name_of},
+};
+use super::{
+    Batch, GroupSender, Outcome, Parameters, Progress, Provider, ProviderError, Step, TlsFiles, Transaction,
+    TransactionResult, Visibility, Zone, send_groups,
+};
+use crate::record::{Key, Name, Record, RecordType};
+
+/// Operations, and comparisons, that a transaction may have: etcd's default of
+/// `--max-txn-ops`.
+const MAX_OPERATIONS: usize = 128;
+
+/// Property with the group of CoreDNS.
+const GROUP: &str = "coredns/group";
+
+/// Types that the format can hold.
+const HELD: [RecordType; 5] =
+    [RecordType::A, RecordType::AAAA, RecordType::CNAME, RecordType::PTR, RecordType::TXT];
+
+/// Settings of one etcd cluster.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// URLs of the members; the first one that can be reached is used.
+    pub urls: Vec<String>,
+    /// Keys begin with `/<prefix>/`.
+    pub prefix: String,
+    /// User and password.
+    pub user: Option<(String, String)>,
+    /// Owner that is written into values. Keys of others are not even listed then.
+    pub strict_owner: Option<String>,
+    /// Files for TLS.
+    pub files: TlsFiles,
+    /// Longest wait for an answer.
+    pub patience: Duration,
+}
+
+impl Settings {
+    /// Reads the parameters `coredns-prefix`, `coredns-strictly-owned`, `etcd-urls`,
+    /// `etcd-username`, `etcd-password` and `tls-*`.
+    pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
+        let mut urls: Vec<String> = parameters.list("etcd-urls").into_iter().map(str::to_owned).collect();
+        if urls.is_empty() {
+            urls.push("http://localhost:2379".to_owned());
+        }
+        for url in &mut urls {
+            if !url.starts_with("http://") && !url.starts_with("https://") {
+                return Err(ProviderError::Settings(format!(
+                    "etcd-urls has {url:?}; write http://host:2379 or https://host:2379"
+                )));
+            }
+            url.truncate(url.trim_end_matches('/').len());
+        }
+        let prefix = parameters.text("coredns-prefix").unwrap_or("skydns").trim_matches('/').to_owned();
+        let user = match (parameters.text("etcd-username"), parameters.text("etcd-password")) {
+            (Some(user), Some(password)) => Some((user.to_owned(), password.to_owned())),
+            (None, None) => None,
+            _ => {
+                let message = "etcd-username and etcd-password belong together; set both or neither";
+                return Err(ProviderError::Settings(message.to_owned()));
+            }
+        };
+        let strict_owner = if parameters.flag("coredns-strictly-owned")? {
+            Some(parameters.text("txt-owner-id").unwrap_or("default").to_owned())
+        } else {
+            None
+        };
+        let files = TlsFiles::from_parameters(parameters)?;
+        Ok(Self { urls, prefix: format!("/{prefix}/"), user, strict_owner, files, patience: Duration::from_secs(10) })
+    }
+}
+
+/// Publisher to one etcd cluster.
+pub struct CoreDns {
+    settings: Settings,
+    etcd: Etcd,
+    listed: Listed,
+}
+
+/// The last listing.
+#[derive(Default)]
+struct Listed {
+    /// Revision of the store.
+    revision: i64,
+    /// Keys of each record set.
+    sets: HashMap<Key, Vec<EtcdKey>>,
+    /// Values of keys that hold records.
+    services: HashMap<EtcdKey, (i64, Service)>,
+}
+
+impl CoreDns {
+    /// Returns a provider that has listed nothing yet.
+    pub fn new(settings: Settings) -> Result<Self, ProviderError> {
+        let etcd = Etcd::new(&settings)?;
+        Ok(Self { settings, etcd, listed: Listed::default() })
+    }
+
+    async fn list_keys(&mut self) -> Result<Zone, ProviderError> {
+        let prefix = self.settings.prefix.clone();
+        let (revision, pairs) = self.etcd.range(&prefix).await?;
+        let mut listed = Listed { revision, ..Listed::default() };
+        let mut records: BTreeMap<Key, Record> = BTreeMap::new();
+        let mut warnings = Vec::new();
+        for pair in pairs {
+            let service: Service = match serde_json::from_slice(&pair.value) {
+                Ok(service) => service,
+                Err(error) => {
+                    let key = String::from_utf8_lossy(&pair.key).into_owned();
+                    warnings.push(format!("etcd key {key} is left alone: its value is not JSON ({error})"));
+                    continue;
+                }
+            };
+            let is_foreign = |owner: &String| service.owner.as_ref() != Some(owner);
+            if self.settings.strict_owner.as_ref().is_some_and(is_foreign) {
+                continue;
+            }
+            let Some(name) = name_of(&prefix, &pair.key, service.targetstrip) else {
+                let key = String::from_utf8_lossy(&pair.key).into_owned();
+                warnings.push(format!("etcd key {key} is left alone: it holds no domain name"));
+                continue;
+            };
+            for (record_type, target) in service.records(&name) {
+                let mut record = Record { ttl: service.ttl, ..Record::new(name.clone(), record_type, []) };
+                if let Some(group) = &service.group {
+                    record.properties.insert(GROUP.to_owned(), group.clone());
+                }
+                let key = record.key();
+                listed.sets.entry(key.clone()).or_default().push(pair.key.clone());
+                records.entry(key).or_insert(record).targets.insert(target);
+            }
+            listed.services.insert(pair.key, (pair.mod_revision, service));
+        }
+        self.listed = listed;
+        let records = Ok(records.into_values().collect());
+        // The names of all zones share one tree.
+        let apex = Name::root();
+        Ok(Zone { id: prefix, apex, visibility: Visibility::Public, records, warnings })
+    }
+
+    async fn apply_all(&mut self, batch: &Batch, progress: Progress<'_>) -> Outcome {
+        // The comparison of a name covers the keys below it, so shorter names are written first.
+        let mut order: Vec<usize> = (0..batch.transactions.len()).collect();
+        order.sort_by_key(|place| batch.transactions[*place].name.labels().count());
+        let mut results = vec![TransactionResult::Conflict; order.len()];
+        let mut places = Vec::new();
+        let mut drafts = Vec::new();
+        for place in order {
+            match self.draft(&batch.transactions[place]) {
+                Ok(draft) => {
+                    drafts.push(draft);
+                    places.push(place);
+                }
+                Err(error) => results[place] = TransactionResult::Failed(error),
+            }
+        }
+        let mut sender = Sender { etcd: &mut self.etcd };
+        let sent = send_groups(&mut sender, &drafts, batch.isolate, progress).await;
+        for (place, result) in places.into_iter().zip(sent) {
+            results[place] = result;
+        }
+        Outcome { results }
+    }
+
+    /// Turns a transaction into comparisons and operations on keys.
+    fn draft(&self, transaction: &Transaction) -> Result<Txn, ProviderError> {
+        let mut edits: BTreeMap<EtcdKey, Option<Service>> = BTreeMap::new();
+        let mut txn = Txn::default();
+        let mut names: Vec<&Name> = Vec::new();
+        for step in &transaction.steps {
+            let (name, before, after) = match step {
+                Step::Require(record) => (&record.name, Some(record), Some(record)),
+                Step::RequireAbsent(name, _) => (name, None, None),
+                Step::Create(record) => (&record.name, None, Some(record)),
+                Step::Delete(record) => (&record.name, Some(record), None),
+                Step::Replace { before, after } => (&before.name, Some(before), Some(after)),
+            };
+            if !names.contains(&name) {
+                names.push(name);
+            }
+            if !matches!(step, Step::Require(_)) {
+                self.edit(&mut edits, before, after)?;
+            }
+            for key in before.and_then(|before| self.listed.sets.get(&before.key())).into_iter().flatten() {
+                if let Some((revision, _)) = self.listed.services.get(key) {
+                    txn.compare_revision(key, *revision);
+                }
+            }
+        }
+        for name in names {
+            let directory = key_of(&self.settings.prefix, name);
+            txn.compare_unchanged(&directory, self.listed.revision);
+        }
+        for (key, service) in edits {
+            let value = |service: &Service| serde_json::to_vec(service).unwrap_or_default();
+            let operation = match service.filter(|service| !service.is_empty()) {
+                Some(service) => Operation::Put(value(&service)),
+                None => Operation::Delete,
+            };
+            txn.operations.push((key, operation));
+        }
+        if txn.comparisons() > MAX_OPERATIONS || txn.operations.len() > MAX_OPERATIONS {
+            let reason = format!("its change takes more than etcd's {MAX_OPERATIONS} operations; use fewer targets");
+            return Err(ProviderError::Unfit { name: transaction.name.clone(), reason });
+        }
+        Ok(txn)
+    }
+
+    /// Edits the keys of a set: keys whose target stays are kept.
+    fn edit(
+        &self,
+        edits: &mut BTreeMap<EtcdKey, Option<Service>>,
+        before: Option<&Record>,
+        after: Option<&Record>,
+    ) -> Result<(), ProviderError> {
+        let mut wanted = match after {
+            Some(after) => self.services(after)?,
+            None => Vec::new(),
+        };
+        let old = before.and_then(|before| self.listed.sets.get(&before.key()));
+        for key in old.into_iter().flatten() {
+            let Some((_, listed)) = self.listed.services.get(key) else { continue };
+            let current = edits.get(key).cloned().unwrap_or_else(|| Some(listed.clone()));
+            let record_type = before.map_or(RecordType::A, |before| before.record_type);
+            let same = wanted.iter().position(|(_, service)| listed.has_target_of(service, record_type));
+            let edited = match same {
+                Some(index) => {
+                    let (_, service) = wanted.swap_remove(index);
+                    current.map(|current| Service { ttl: service.ttl, group: service.group, ..current })
+                }
+                None => current.map(|current| current.without(record_type)),
+            };
+            if edited.as_ref() == Some(listed) {
+                edits.remove(key);
+            } else {
+                edits.insert(key.clone(), edited);
+            }
+        }
+        edits.extend(wanted.into_iter().map(|(key, service)| (key, Some(service))));
+        Ok(())
+    }
+
+    /// Returns keys and values for a new set.
+    fn services(&self, record: &Record) -> Result<Vec<(EtcdKey, Service)>, ProviderError> {
+        if !HELD.contains(&record.record_type) {
+            let reason = format!("CoreDNS's etcd format has no records of type {}", record.record_type);
+            return Err(ProviderError::Unfit { name: record.name.clone(), reason });
+        }
+        let directory = key_of(&self.settings.prefix, &record.name);
+        let is_pointer = record.record_type == RecordType::PTR;
+        let targets = record.targets.iter().take(if is_pointer { 1 } else { usize::MAX });
+        let service = |target| {
+            let mut key = directory.clone();
+            if !is_pointer {
+                key.extend(format!("/{:08x}", fastrand::u32(..)).bytes());
+            }
+            let service = Service {
+                ttl: record.ttl,
+                targetstrip: u32::from(!is_pointer),
+                group: record.properties.get(GROUP).cloned(),
+                owner: self.settings.strict_owner.clone(),
+                ..Service::of(record.record_type, target)
+            };
+            (key, service)
+        };
+        Ok(targets.map(service).collect())
+    }
+}
+
+impl Provider for CoreDns {
+    fn kind(&self) -> &'static str {
+        "coredns"
+    }
+
+    fn adjust(&self, desired: &mut Vec<Record>) {
+        for record in desired {
+            record.properties.retain(|name, _| name == GROUP);
+        }
+    }
+
+    fn list(&mut self) -> BoxFuture<'_, Result<Vec<Zone>, ProviderError>> {
+        Box::pin(async { Ok(vec![self.list_keys().await?]) })
+    }
+
+    fn apply<'a>(&'a mut self, batch: &'a Batch, progress: Progress<'a>) -> BoxFuture<'a, Outcome> {
+        Box::pin(self.apply_all(batch, progress))
+    }
+}
+
+/// Sends transactions, as many in one of etcd as fit.
+struct Sender<'a> {
+    etcd: &'a mut Etcd,
+}
+
+impl GroupSender for Sender<'_> {
+    type Item = Txn;
+
+    fn fitting(&self, transactions: &[Txn]) -> usize {
+        let (mut comparisons, mut operations) = (0, 0);
+        let fits = |txn: &&Txn| {
+            comparisons += txn.comparisons();
+            operations += txn.operations.len();
+            comparisons <= MAX_OPERATIONS && operations <= MAX_OPERATIONS
+        };
+        transactions.iter().take_while(fits).count()
+    }
+
+    async fn send(&mut self, group: &[Txn]) -> TransactionResult {
+        match self.etcd.txn(group).await {
+            Ok(true) => TransactionResult::Applied,
+            Ok(false) => TransactionResult::Conflict,
+            Err(error) => TransactionResult::Failed(error),
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! HTTP requests to providers.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::{Request, StatusCode};
+use hyper_rustls::HttpsConnector;
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use tokio::time::timeout;
+
+use super::{ProviderError, TlsFiles};
+
+/// Octets of the largest response that is read.
+const MAX_BODY: usize = 256 << 20;
+
+/// A client that keeps connections open between requests.
+pub(super) struct Http {
+    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    patience: Duration,
+}
+
+/// A complete response.
+pub(super) struct Response {
+    pub(super) status: StatusCode,
+    pub(super) body: Bytes,
+}
+
+impl Http {
+    /// Creates a client. Each request takes at most `patience`.
+    pub(super) fn new(files: &TlsFiles, patience: Duration) -> Result<Self, ProviderError> {
+        let config = files.config(&[])?;
+        let connector = hyper_rustls::HttpsConnectorBuilder::new()
+            .with_tls_config((*config).clone())
+            .https_or_http()
+            .enable_http1()
+            .build();
+        let client = Client::builder(TokioExecutor::new()).build(connector);
+        Ok(Self { client, patience })
+    }
+
+    /// Sends a request and reads the whole response. `server` names it in errors.
+    pub(super) async fn send(
+        &self,
+        server: &str,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response, ProviderError> {
+        let unreachable = |reason: String| ProviderError::Unreachable { server: server.to_owned(), reason };
+        let exchange = async {
+            let response = self.client.request(request).await.map_err(|error| unreachable(causes(&error)))?;
+            let (head, body) = response.into_parts();
+            let body = Limited::new(body, MAX_BODY).collect().await;
+            let body = body.map_err(|error| unreachable(format!("the response broke off: {error}")))?;
+            Ok(Response { status: head.status, body: body.to_bytes() })
+        };
+        let seconds = self.patience.as_secs();
+        timeout(self.patience, exchange).await.map_err(|_| unreachable(format!("no answer within {seconds} s")))?
+    }
+}
+
+/// Returns an error with its causes.
+fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}
