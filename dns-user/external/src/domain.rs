@@ -22,7 +22,10 @@ impl DomainFilter {
     /// Returns whether a zone may contain names that match.
     pub fn may_contain(&self, apex: &Name) -> bool {
         self.include.is_empty()
-            || self.include.iter().any(|suffix| suffix.domain.is_within(apex) || apex.is_within(&suffix.domain))
+            || self
+                .include
+                .iter()
+                .any(|suffix| suffix.domain.is_within(apex) || apex.is_within(&suffix.domain))
     }
 
     /// Returns whether a name may be touched.

@@ -57,7 +57,9 @@ impl Http {
             Ok(Response { status: head.status, body: body.to_bytes() })
         };
         let seconds = self.patience.as_secs();
-        timeout(self.patience, exchange).await.map_err(|_| unreachable(format!("no answer within {seconds} s")))?
+        timeout(self.patience, exchange)
+            .await
+            .map_err(|_| unreachable(format!("no answer within {seconds} s")))?
     }
 }
 

@@ -23,8 +23,14 @@ use crate::record::{Name, Record, RecordType};
 
 /// Providers by their name in `spec.provider`. A new provider is one row here.
 const TABLE: &[Row] = &[
-    Row { kind: "rfc2136", open: |given| Ok(Box::new(Rfc2136::new(rfc2136::Settings::from_parameters(given)?))) },
-    Row { kind: "coredns", open: |given| Ok(Box::new(CoreDns::new(coredns::Settings::from_parameters(given)?)?)) },
+    Row {
+        kind: "rfc2136",
+        open: |given| Ok(Box::new(Rfc2136::new(rfc2136::Settings::from_parameters(given)?))),
+    },
+    Row {
+        kind: "coredns",
+        open: |given| Ok(Box::new(CoreDns::new(coredns::Settings::from_parameters(given)?)?)),
+    },
     Row { kind: "aws", open: |given| Ok(Box::new(Aws::new(aws::Settings::from_parameters(given)?)?)) },
 ];
 

@@ -48,7 +48,14 @@ impl Etcd {
         let client = format!("{scheme}://{}", self.address);
         let data = self.folder.path().join("data").display().to_string();
         let mut command = Command::new("etcd");
-        command.args(["--data-dir", &data, "--listen-client-urls", &client, "--advertise-client-urls", &client]);
+        command.args([
+            "--data-dir",
+            &data,
+            "--listen-client-urls",
+            &client,
+            "--advertise-client-urls",
+            &client,
+        ]);
         command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
         command.args(["--initial-cluster", &format!("default={peer}"), "--unsafe-no-fsync"]);
         if let Some((certificate, key)) = &self.tls {
@@ -141,7 +148,9 @@ async fn stale_revision_is_refused() {
         let planned = engine.plan(&survey, &wanted);
         let key = etcd.keys().into_iter().find(|key| key.starts_with("/skydns/org/example/api/")).unwrap();
         match change {
-            "added" => etcd.ctl(&["put", "/skydns/org/example/api/hand", r#"{"host":"192.0.2.9","targetstrip":1}"#]),
+            "added" => {
+                etcd.ctl(&["put", "/skydns/org/example/api/hand", r#"{"host":"192.0.2.9","targetstrip":1}"#])
+            }
             "changed" => etcd.ctl(&["put", &key, r#"{"host":"192.0.2.8","targetstrip":1}"#]),
             _ => etcd.ctl(&["del", &key]),
         };
@@ -242,7 +251,11 @@ async fn user_and_tls_are_required() {
 #[tokio::test]
 async fn strict_owner_hides_foreign_keys() {
     let etcd = Etcd::start(None);
-    etcd.ctl(&["put", "/skydns/org/example/theirs/1", r#"{"host":"192.0.2.7","targetstrip":1,"owner":"you"}"#]);
+    etcd.ctl(&[
+        "put",
+        "/skydns/org/example/theirs/1",
+        r#"{"host":"192.0.2.7","targetstrip":1,"owner":"you"}"#,
+    ]);
     let mut parameters = etcd.parameters();
     parameters.0.insert("coredns-strictly-owned".to_owned(), "true".to_owned());
     parameters.0.insert("txt-owner-id".to_owned(), "me".to_owned());

@@ -73,7 +73,8 @@ async fn double_takes_every_kind() {
     let double = Double::start(&[("Z1", "example.org", false)]).await;
     let mut engine = engine(settings(&double.url, &[]));
     publish(&mut engine, &kinds()).await;
-    let sets: Vec<String> = double.with(|state| state.zones[0].3.keys().map(|key| key.0.clone() + " " + &key.1).collect());
+    let sets: Vec<String> =
+        double.with(|state| state.zones[0].3.keys().map(|key| key.0.clone() + " " + &key.1).collect());
     assert!(sets.contains(&"cname-www.example.org. TXT".to_owned()), "{sets:?}");
     assert!(sets.contains(&"www.example.org. AAAA".to_owned()), "{sets:?}");
     assert_eq!(publish(&mut engine, &kinds()).await.applied(), 0);
@@ -97,7 +98,12 @@ async fn batches_stay_within_limits() {
     // Too many values for one batch: an error of this name alone.
     let many = (0..600).map(|number| format!("10.0.{}.{}", number / 250, number % 250));
     let huge = Record::parse("huge.example.org", RecordType::A, many.clone()).unwrap();
-    let huger = Record::parse("huger.example.org", RecordType::A, many.chain((0..600).map(|n| format!("10.1.{}.{}", n / 250, n % 250)))).unwrap();
+    let huger = Record::parse(
+        "huger.example.org",
+        RecordType::A,
+        many.chain((0..600).map(|n| format!("10.1.{}.{}", n / 250, n % 250))),
+    )
+    .unwrap();
     desired.records.extend([huge, huger]);
     let report = engine.reconcile(&desired, None, &quiet).await.unwrap();
     assert_eq!(report.applied(), 1_201, "{:?}", report.zones[0].failures);
@@ -117,7 +123,8 @@ async fn foreign_change_is_a_conflict() {
     let mut engine = engine(settings(&double.url, &[]));
     publish(&mut engine, &names(3)).await;
     let survey = engine.survey().await.unwrap();
-    let wanted = wish((0..3).map(|number| record(&format!("n{number}.example.org"), RecordType::A, "192.0.2.77")));
+    let wanted =
+        wish((0..3).map(|number| record(&format!("n{number}.example.org"), RecordType::A, "192.0.2.77")));
     let planned = engine.plan(&survey, &wanted);
     let changed = double.with(|state| {
         let sets = &mut state.zones[0].3;
@@ -155,7 +162,9 @@ async fn zones_are_chosen_and_filtered() {
     ];
     let double = Double::start(&zones).await;
     let desired = wish([record("a.dev.example.org", RecordType::A, "192.0.2.1")]);
-    let counts = |double: &Double| double.with(|state| state.zones.iter().map(|zone| zone.3.len()).collect::<Vec<_>>());
+    let counts = |double: &Double| {
+        double.with(|state| state.zones.iter().map(|zone| zone.3.len()).collect::<Vec<_>>())
+    };
     publish(&mut engine(settings(&double.url, &[])), &desired).await;
     assert_eq!(counts(&double), [0, 2, 2, 0], "the longest public zone, and the private one");
 

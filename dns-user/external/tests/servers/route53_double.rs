@@ -48,9 +48,9 @@ impl Double {
     pub(crate) async fn start(zones: &[(&str, &str, bool)]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let zones = zones.iter().map(|(id, apex, private)| {
-            ((*id).to_owned(), (*apex).to_owned(), *private, Sets::new())
-        });
+        let zones = zones
+            .iter()
+            .map(|(id, apex, private)| ((*id).to_owned(), (*apex).to_owned(), *private, Sets::new()));
         let state = Arc::new(Mutex::new(State { zones: zones.collect(), page: 300, ..State::default() }));
         let shared = state.clone();
         let task = tokio::spawn(async move {
@@ -158,7 +158,9 @@ impl State {
             )
         };
         let sets: String = ids.iter().map(set).collect();
-        format!("<ListTagsForResourcesResponse><ResourceTagSets>{sets}</ResourceTagSets></ListTagsForResourcesResponse>")
+        format!(
+            "<ListTagsForResourcesResponse><ResourceTagSets>{sets}</ResourceTagSets></ListTagsForResourcesResponse>"
+        )
     }
 
     fn sets(&mut self, id: &str) -> &mut Sets {
@@ -173,8 +175,10 @@ impl State {
         };
         let start = (parameter("name").replace("%2A", "*"), parameter("type"), parameter("identifier"));
         let from = self.sets(id).range(start..);
-        let taken: Vec<(SetKey, String)> = from.take(page + 1).map(|(key, set)| (key.clone(), set.clone())).collect();
-        let sets: String = taken.iter().take(page).map(|(_, set)| set.replace("<Name>*.", "<Name>\\052.")).collect();
+        let taken: Vec<(SetKey, String)> =
+            from.take(page + 1).map(|(key, set)| (key.clone(), set.clone())).collect();
+        let sets: String =
+            taken.iter().take(page).map(|(_, set)| set.replace("<Name>*.", "<Name>\\052.")).collect();
         let next = taken.get(page).map(|((name, record_type, identifier), _)| {
             format!(
                 "<IsTruncated>true</IsTruncated><NextRecordName>{name}</NextRecordName>\
@@ -193,7 +197,8 @@ impl State {
         self.batches.push(Instant::now());
         let changes = all(body, "Change");
         let values: usize = changes.iter().map(|change| all(change, "Value").len()).sum();
-        let values_of = |change: &String| all(change, "Value").into_iter().map(|value| value.replace("&quot;", "\""));
+        let values_of =
+            |change: &String| all(change, "Value").into_iter().map(|value| value.replace("&quot;", "\""));
         let characters: usize = changes.iter().flat_map(values_of).map(|value| value.len()).sum();
         let invalid = |message: String| ("InvalidChangeBatch".to_owned(), vec![message]);
         if changes.len() > 1_000 || values > 1_000 || characters > 32_000 {
@@ -241,7 +246,11 @@ impl State {
 /// Returns the content of all elements of a name, which do not nest.
 fn all(xml: &str, name: &str) -> Vec<String> {
     let (open, close) = (format!("<{name}>"), format!("</{name}>"));
-    xml.split(&open).skip(1).filter_map(|rest| rest.split_once(&close)).map(|(text, _)| text.to_owned()).collect()
+    xml.split(&open)
+        .skip(1)
+        .filter_map(|rest| rest.split_once(&close))
+        .map(|(text, _)| text.to_owned())
+        .collect()
 }
 
 fn one(xml: &str, name: &str) -> String {
@@ -267,7 +276,8 @@ fn check_signature(head: &hyper::http::request::Parts, body: &[u8]) -> Result<St
     if key_id == "ASIAROLE" && header("x-amz-security-token") != "token" {
         return Err(denied("temporary keys need their token"));
     }
-    let mut query: Vec<&str> = head.uri.query().unwrap_or("").split('&').filter(|pair| !pair.is_empty()).collect();
+    let mut query: Vec<&str> =
+        head.uri.query().unwrap_or("").split('&').filter(|pair| !pair.is_empty()).collect();
     query.sort_unstable();
     let hex = |octets: &[u8]| -> String { octets.iter().map(|octet| format!("{octet:02x}")).collect() };
     let hash = |octets: &[u8]| hex(digest::digest(&digest::SHA256, octets).as_ref());

@@ -135,8 +135,12 @@ impl Api {
         let code = answer.find("Code").map_or("", |code| code.text.trim());
         let message = answer.find("Message").map_or("no reason given", |message| message.text.trim());
         if answer.name == "InvalidChangeBatch" || code == "InvalidChangeBatch" {
-            let mut messages: Vec<String> =
-                answer.find("Messages").into_iter().flat_map(|list| &list.children).map(|one| one.text.clone()).collect();
+            let mut messages: Vec<String> = answer
+                .find("Messages")
+                .into_iter()
+                .flat_map(|list| &list.children)
+                .map(|one| one.text.clone())
+                .collect();
             if messages.is_empty() {
                 messages.push(message.to_owned());
             }
@@ -150,9 +154,10 @@ impl Api {
             _ if response.status == StatusCode::TOO_MANY_REQUESTS => {
                 ProviderError::Throttled { server, wait: LONG_PAUSE }
             }
-            _ if response.status.is_server_error() => {
-                ProviderError::Unreachable { server, reason: format!("{} {code}: {message}", response.status) }
-            }
+            _ if response.status.is_server_error() => ProviderError::Unreachable {
+                server,
+                reason: format!("{} {code}: {message}", response.status),
+            },
             _ => ProviderError::Refused { server, reason: format!("{code}: {message}") },
         }))
     }

@@ -43,7 +43,11 @@ impl Size {
     /// Counts one set. An alias counts its target once.
     pub(super) fn of(set: &Element) -> Self {
         if let Some(alias) = set.child("AliasTarget") {
-            return Self { changes: 1, octets: alias.text_of("DNSName").trim_end_matches('.').len(), values: 1 };
+            return Self {
+                changes: 1,
+                octets: alias.text_of("DNSName").trim_end_matches('.').len(),
+                values: 1,
+            };
         }
         let values = set.list("ResourceRecords").map(|value| value.text_of("Value").len());
         let (octets, values) = values.fold((0, 0), |(octets, count), length| (octets + length, count + 1));

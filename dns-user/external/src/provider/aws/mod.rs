@@ -82,7 +82,10 @@ impl Settings {
     pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
         let missing = "Route 53 needs credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY";
         let credential = |name| {
-            parameters.text(name).map(str::to_owned).ok_or_else(|| ProviderError::Settings(missing.to_owned()))
+            parameters
+                .text(name)
+                .map(str::to_owned)
+                .ok_or_else(|| ProviderError::Settings(missing.to_owned()))
         };
         let visibility = match parameters.text("aws-zone-type") {
             None => None,
@@ -100,9 +103,8 @@ impl Settings {
         let domains = DomainFilter::new(parameters.list("domain-filter"), parameters.list("exclude-domains"));
         let domains = domains.map_err(|error| ProviderError::Settings(format!("domain-filter: {error}")))?;
         let batch_size = parameters.number("aws-batch-change-size", 1_000)? as usize;
-        let endpoint = |name, default: &str| {
-            parameters.text(name).unwrap_or(default).trim_end_matches('/').to_owned()
-        };
+        let endpoint =
+            |name, default: &str| parameters.text(name).unwrap_or(default).trim_end_matches('/').to_owned();
         Ok(Self {
             endpoint: endpoint("aws-endpoint", "https://route53.amazonaws.com"),
             token_endpoint: endpoint("aws-sts-endpoint", "https://sts.amazonaws.com"),
@@ -228,7 +230,8 @@ impl Aws {
         let path = format!("hostedzone/{id}/rrset");
         let mut next: Vec<(&str, String)> = Vec::new();
         loop {
-            let mut query: Vec<(&str, &str)> = next.iter().map(|(name, value)| (*name, value.as_str())).collect();
+            let mut query: Vec<(&str, &str)> =
+                next.iter().map(|(name, value)| (*name, value.as_str())).collect();
             query.push(("maxitems", PAGE));
             let page = self.api.get(&path, &query).await?;
             for set in page.list("ResourceRecordSets") {
@@ -252,11 +255,15 @@ impl Aws {
             if page.text_of("IsTruncated") != "true" {
                 break;
             }
-            next = [("name", "NextRecordName"), ("type", "NextRecordType"), ("identifier", "NextRecordIdentifier")]
-                .into_iter()
-                .map(|(parameter, element)| (parameter, page.text_of(element).to_owned()))
-                .filter(|(_, value)| !value.is_empty())
-                .collect();
+            next = [
+                ("name", "NextRecordName"),
+                ("type", "NextRecordType"),
+                ("identifier", "NextRecordIdentifier"),
+            ]
+            .into_iter()
+            .map(|(parameter, element)| (parameter, page.text_of(element).to_owned()))
+            .filter(|(_, value)| !value.is_empty())
+            .collect();
         }
         self.listed.insert(id.to_owned(), listed);
         Ok(records)
@@ -273,9 +280,10 @@ impl Aws {
                 changes.push(one);
                 places.push(place);
             } else {
-                let reason = "its change exceeds Route 53's limit of 32,000 characters or 1,000 values in a batch; \
+                let reason =
+                    "its change exceeds Route 53's limit of 32,000 characters or 1,000 values in a batch; \
                               use fewer targets"
-                    .to_owned();
+                        .to_owned();
                 let error = ProviderError::Unfit { name: transaction.name.clone(), reason };
                 results[place] = TransactionResult::Failed(error);
             }

@@ -1,9 +1,6 @@
 //! Record sets between Route 53's XML and the record model. Pure.
 
-use super::{
-    balancers,
-    xml::Element,
-};
+use super::{balancers, xml::Element};
 use crate::record::{Name, Record, RecordType, Target};
 
 /// TTL of new sets if none is wanted, and the TTL by which alias sets compare.
@@ -37,9 +34,10 @@ pub(super) fn is_alias(record: &Record) -> bool {
 /// Reads a `ResourceRecordSet`.
 pub(super) fn read(set: &Element) -> Result<Record, String> {
     let name = Name::parse(&octal_to_decimal(set.text_of("Name"))).map_err(|error| error.to_string())?;
-    let record_type: RecordType = set.text_of("Type").parse().map_err(|_| {
-        format!("{name}: type {:?} is unknown", set.text_of("Type"))
-    })?;
+    let record_type: RecordType = set
+        .text_of("Type")
+        .parse()
+        .map_err(|_| format!("{name}: type {:?} is unknown", set.text_of("Type")))?;
     let mut record = Record::new(name, record_type, []);
     set.text_of("SetIdentifier").clone_into(&mut record.set_identifier);
     for (property, element) in ROUTING {
@@ -53,7 +51,8 @@ pub(super) fn read(set: &Element) -> Result<Record, String> {
         }
     }
     if let Some(alias) = set.child("AliasTarget") {
-        let target = Name::parse(&octal_to_decimal(alias.text_of("DNSName"))).map_err(|error| error.to_string())?;
+        let target =
+            Name::parse(&octal_to_decimal(alias.text_of("DNSName"))).map_err(|error| error.to_string())?;
         record.targets.insert(Target::alias(&target));
         record.ttl = Some(DEFAULT_TTL);
         for (property, value) in [
@@ -85,7 +84,8 @@ pub(super) fn write(record: &Record) -> Element {
     if !record.set_identifier.is_empty() {
         children.push(Element::text("SetIdentifier", &record.set_identifier));
     }
-    let (health_check, routing) = ROUTING.split_last().map_or((None, &ROUTING[..]), |(last, rest)| (Some(last), rest));
+    let (health_check, routing) =
+        ROUTING.split_last().map_or((None, &ROUTING[..]), |(last, rest)| (Some(last), rest));
     let location: Vec<Element> = GEOLOCATION
         .iter()
         .filter_map(|(name, element)| Some(Element::text(element, property(name)?)))
@@ -102,11 +102,14 @@ pub(super) fn write(record: &Record) -> Element {
     }
     if is_alias(record) {
         let target = record.targets.first().map_or("", Target::as_str);
-        children.push(Element::of("AliasTarget", [
-            Element::text("HostedZoneId", property(TARGET_ZONE).unwrap_or("")),
-            Element::text("DNSName", target),
-            Element::text("EvaluateTargetHealth", property(TARGET_HEALTH).unwrap_or("true")),
-        ]));
+        children.push(Element::of(
+            "AliasTarget",
+            [
+                Element::text("HostedZoneId", property(TARGET_ZONE).unwrap_or("")),
+                Element::text("DNSName", target),
+                Element::text("EvaluateTargetHealth", property(TARGET_HEALTH).unwrap_or("true")),
+            ],
+        ));
     } else {
         let value = |target: &Target| {
             Element::of("ResourceRecord", [Element::text("Value", &value_text(record.record_type, target))])
@@ -171,7 +174,9 @@ fn octal_to_decimal(text: &str) -> String {
 pub(super) fn adjust(desired: &mut Vec<Record>, prefer_cname: bool, evaluate_health: bool) {
     let mut adjusted = Vec::with_capacity(desired.len());
     for mut record in desired.drain(..) {
-        record.properties.retain(|name, value| name.starts_with("aws/") || (name == ALIAS && value == "true"));
+        record
+            .properties
+            .retain(|name, value| name.starts_with("aws/") || (name == ALIAS && value == "true"));
         let target = record.targets.first().map_or("", Target::as_str);
         let zone = if record.record_type == RecordType::CNAME && !prefer_cname {
             balancers::hosted_zone(target)
@@ -202,7 +207,8 @@ mod tests {
 
     #[test]
     fn balancer_becomes_alias_of_both_types() {
-        let cname = Record::parse("www.example.org", RecordType::CNAME, ["lb.us-east-1.elb.amazonaws.com"]).unwrap();
+        let cname =
+            Record::parse("www.example.org", RecordType::CNAME, ["lb.us-east-1.elb.amazonaws.com"]).unwrap();
         let mut desired = vec![cname.clone()];
         adjust(&mut desired, false, true);
         let types: Vec<RecordType> = desired.iter().map(|record| record.record_type).collect();
@@ -217,7 +223,8 @@ mod tests {
 
     #[test]
     fn sets_survive_xml() {
-        let mut record = Record::parse("*.example.org", RecordType::TXT, ["a \"b\" \\303 <&> \u{e9}"]).unwrap();
+        let mut record =
+            Record::parse("*.example.org", RecordType::TXT, ["a \"b\" \\303 <&> \u{e9}"]).unwrap();
         record.ttl = Some(60);
         record.set_identifier = "blue".to_owned();
         record.properties.insert("aws/weight".to_owned(), "10".to_owned());

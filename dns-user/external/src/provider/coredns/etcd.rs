@@ -148,11 +148,13 @@ impl Etcd {
                 body["revision"] = revision.to_string().into();
             }
             let response: RangeResponse = self.call("/v3/kv/range", &body).await?;
-            let bad = |what: &str| ProviderError::BadAnswer { server: self.server(), reason: what.to_owned() };
+            let bad =
+                |what: &str| ProviderError::BadAnswer { server: self.server(), reason: what.to_owned() };
             let number = |text: &str| text.parse::<i64>().map_err(|_| bad("a revision is no number"));
             revision.get_or_insert(number(&response.header.revision)?);
             for pair in response.kvs {
-                let decode = |text: &str| STANDARD.decode(text).map_err(|_| bad("a key or value is no base64"));
+                let decode =
+                    |text: &str| STANDARD.decode(text).map_err(|_| bad("a key or value is no base64"));
                 let mod_revision = number(&pair.mod_revision)?;
                 pairs.push(Pair { key: decode(&pair.key)?, value: decode(&pair.value)?, mod_revision });
             }
@@ -171,7 +173,9 @@ impl Etcd {
             .map(|(key, operation)| {
                 let key = STANDARD.encode(key);
                 match operation {
-                    Operation::Put(value) => json!({"request_put": {"key": key, "value": STANDARD.encode(value)}}),
+                    Operation::Put(value) => {
+                        json!({"request_put": {"key": key, "value": STANDARD.encode(value)}})
+                    }
                     Operation::Delete => json!({"request_delete_range": {"key": key}}),
                 }
             })
@@ -182,7 +186,11 @@ impl Etcd {
     }
 
     /// Calls the gateway, with a fresh token if the old one has expired.
-    async fn call<T: serde::de::DeserializeOwned>(&mut self, path: &str, body: &Value) -> Result<T, ProviderError> {
+    async fn call<T: serde::de::DeserializeOwned>(
+        &mut self,
+        path: &str,
+        body: &Value,
+    ) -> Result<T, ProviderError> {
         if self.token.is_none() && self.user.is_some() {
             self.authenticate().await?;
         }
@@ -226,13 +234,14 @@ impl Etcd {
 
     async fn post<T: serde::de::DeserializeOwned>(&self, path: &str, body: &Value) -> Result<T, CallError> {
         let server = self.server();
-        let mut request = Request::post(format!("{server}{path}")).header(header::CONTENT_TYPE, "application/json");
+        let mut request =
+            Request::post(format!("{server}{path}")).header(header::CONTENT_TYPE, "application/json");
         if let Some(token) = &self.token {
             request = request.header(header::AUTHORIZATION, token);
         }
-        let request = request.body(Full::new(Bytes::from(body.to_string()))).map_err(|error| {
-            CallError::Other(ProviderError::Settings(format!("etcd-urls: {error}")))
-        })?;
+        let request = request
+            .body(Full::new(Bytes::from(body.to_string())))
+            .map_err(|error| CallError::Other(ProviderError::Settings(format!("etcd-urls: {error}"))))?;
         let response = self.http.send(&server, request).await.map_err(CallError::Other)?;
         if response.status == StatusCode::OK {
             return serde_json::from_slice(&response.body).map_err(|error| {
@@ -240,7 +249,8 @@ impl Etcd {
             });
         }
         let answer: Value = serde_json::from_slice(&response.body).unwrap_or_default();
-        let text = answer["error"].as_str().or(answer["message"].as_str()).unwrap_or("no reason given").to_owned();
+        let text =
+            answer["error"].as_str().or(answer["message"].as_str()).unwrap_or("no reason given").to_owned();
         let is_token = text.contains("invalid auth token") || text.contains("user name is empty");
         if response.status == StatusCode::UNAUTHORIZED || is_token {
             return Err(CallError::Unauthenticated(text));

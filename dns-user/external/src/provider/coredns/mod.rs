@@ -83,7 +83,14 @@ impl Settings {
             None
         };
         let files = TlsFiles::from_parameters(parameters)?;
-        Ok(Self { urls, prefix: format!("/{prefix}/"), user, strict_owner, files, patience: Duration::from_secs(10) })
+        Ok(Self {
+            urls,
+            prefix: format!("/{prefix}/"),
+            user,
+            strict_owner,
+            files,
+            patience: Duration::from_secs(10),
+        })
     }
 }
 
@@ -216,7 +223,8 @@ impl CoreDns {
             txn.operations.push((key, operation));
         }
         if txn.comparisons() > MAX_OPERATIONS || txn.operations.len() > MAX_OPERATIONS {
-            let reason = format!("its change takes more than etcd's {MAX_OPERATIONS} operations; use fewer targets");
+            let reason =
+                format!("its change takes more than etcd's {MAX_OPERATIONS} operations; use fewer targets");
             return Err(ProviderError::Unfit { name: transaction.name.clone(), reason });
         }
         Ok(txn)

@@ -72,7 +72,11 @@ impl Service {
 
     /// Returns the value without the target of one type.
     pub(super) fn without(mut self, record_type: RecordType) -> Self {
-        if record_type == RecordType::TXT { self.text.clear() } else { self.host.clear() }
+        if record_type == RecordType::TXT {
+            self.text.clear()
+        } else {
+            self.host.clear()
+        }
         self
     }
 
