@@ -1,35 +1,49 @@
-//! The connection to NATS: mutual TLS, reconnects for ever, and says when it is there again.
+//! The connection to NATS: mutual TLS, endless reconnects, and a signal for each new connection.
 
 use std::time::Duration;
 
 use async_nats::{Client, ConnectOptions, Event};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::tls::{self, TlsFiles};
+use crate::{
+    limit::LogLimit,
+    publisher::now_ms,
+    tls::{self, TlsFiles},
+};
 
-/// What the common name of every NATS server of a director is below.
+/// Suffix of the common names of a director's NATS servers.
 const SERVERS_BELOW: &str = "nats.bosh-internal";
 
-/// How often it is looked whether certificates were rotated.
+/// Interval of the check for rotated certificates.
 const ROTATION_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Longest pause between two attempts to connect.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Longest time for one attempt. A server that is back has a whole fleet at its door: who gives
-/// up early has made it work for nothing, and begins anew at the end of the queue. It is the
-/// time that `nats-config` gives the server for a handshake.
+/// Longest time for one attempt with a single server. After a restart the whole fleet connects at
+/// once; an agent that gives up early has cost the server a handshake and starts over at the end of the
+/// queue. `nats-config` gives the server the same time.
 const LONGEST_ATTEMPT: Duration = Duration::from_secs(60);
 
-/// Where NATS is and who we are.
+/// Longest time for one attempt if another server can be tried next.
+const SHORT_ATTEMPT: Duration = Duration::from_secs(10);
+
+/// Default of `--ping-every`: a server that hangs is left after three times as long.
+pub const PING_EVERY: u64 = 10;
+
+/// Servers and certificates.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub struct BusOptions {
-    /// NATS servers, tls://HOST:PORT; several with commas
+    /// NATS servers, tls://HOST:PORT, separated by commas
     #[arg(long, value_name = "URL", value_delimiter = ',', required = true)]
     pub nats: Vec<String>,
-    /// Our certificates.
+    /// The client's certificates.
     #[command(flatten)]
     pub tls: TlsFiles,
+    /// Seconds between pings; a server that hangs is left after three of them
+    #[arg(long, value_name = "SECONDS", default_value_t = PING_EVERY, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub ping_every: u64,
 }
 
 /// A connection.
@@ -37,44 +51,50 @@ pub struct BusOptions {
 pub struct Bus {
     /// The client.
     pub client: Client,
-    /// Counts connections: changes whenever there is one again.
+    /// Number of connections so far; changes with each new one.
     pub connected: watch::Receiver<u64>,
 }
 
-/// Why there is no connection at all.
+/// Failures that no reconnect repairs.
 #[derive(Debug, thiserror::Error)]
 pub enum BusError {
     /// The certificates cannot be used.
     #[error(transparent)]
     Tls(#[from] tls::TlsError),
-    /// The options make no sense.
+    /// The options are invalid.
     #[error("NATS at {servers}: {problem}")]
     Connect {
         /// The servers.
         servers: String,
-        /// What is wrong.
+        /// The client's message.
         problem: String,
     },
 }
 
 impl Bus {
-    /// Connects; a server that is not there yet is waited for in the background.
-    /// `inboxes` is the prefix for the replies of JetStream, which only its blobstore needs.
+    /// Starts to connect; reconnects run in the background. `name` is also the prefix of JetStream's inboxes.
     pub async fn connect(options: &BusOptions, name: &str) -> Result<Self, BusError> {
-        let BusOptions { nats, tls: files } = options;
+        let BusOptions { nats, tls: files, ping_every } = options;
         let config = tls::client(files, Some(SERVERS_BELOW))?;
         let (said, connected) = watch::channel(0_u64);
+        let warnings = Mutex::new(LogLimit::default());
         let events = move |event: Event| {
             match &event {
                 Event::Connected => said.send_modify(|count| *count += 1),
                 Event::ServerError(_) | Event::ClientError(_) | Event::SlowConsumer(_) => {
-                    tracing::warn!("NATS: {event}");
+                    // Another client can cause these as fast as it sends.
+                    if let Some(omitted) = warnings.lock().allow(now_ms()) {
+                        tracing::warn!(omitted, "NATS: {event}");
+                    }
                 }
                 other => tracing::info!("NATS: {other}"),
             }
             std::future::ready(())
         };
+        let attempt = if nats.len() > 1 { SHORT_ATTEMPT } else { LONGEST_ATTEMPT };
         let client = options_for(config)
+            .connection_timeout(attempt)
+            .ping_interval(Duration::from_secs(*ping_every))
             .name(name)
             .retry_on_initial_connect()
             .custom_inbox_prefix(format!("_INBOX.{name}"))
@@ -87,8 +107,8 @@ impl Bus {
     }
 }
 
-/// How everybody connects.
-pub(crate) fn options_for(config: rustls::ClientConfig) -> ConnectOptions {
+/// Returns the options that publisher, agents and the benches share.
+pub fn options_for(config: rustls::ClientConfig) -> ConnectOptions {
     ConnectOptions::new()
         .require_tls(true)
         .tls_client_config(config)
@@ -98,23 +118,23 @@ pub(crate) fn options_for(config: rustls::ClientConfig) -> ConnectOptions {
         .reconnect_delay_callback(pause)
 }
 
-/// The pause before an attempt: grows, and is never the same for all of a fleet.
+/// Returns the pause before an attempt: growing, and random so that a fleet spreads out.
 fn pause(attempt: usize) -> Duration {
     let base = Duration::from_millis(100) * 2_u32.pow(attempt.min(6) as u32);
     base.min(LONGEST_PAUSE).mul_f64(0.5 + fastrand::f64())
 }
 
-/// Connects anew when the certificates were rotated.
+/// Reconnects after a rotation of the certificates.
 async fn follow_rotation(client: Client, files: TlsFiles) {
     let mut seen = tls::stamp(&files);
     let mut ticks = tokio::time::interval(ROTATION_INTERVAL);
     loop {
         ticks.tick().await;
         let now = tls::stamp(&files);
-        // Only a set that can be used is worth a new connection.
+        // A set that cannot be used is not worth a new connection.
         if now != seen && tls::client(&files, None).is_ok() {
             seen = now;
-            tracing::info!("certificates were rotated: reconnecting to NATS");
+            tracing::info!("certificates were rotated; reconnecting to NATS");
             if client.force_reconnect().await.is_err() {
                 return;
             }

@@ -4,7 +4,10 @@
 //! here. Rows are in the order of the instances' numbers, which never change: what stays the
 //! same stays where it is, and a patch is small.
 
-use std::{borrow::Cow, collections::BTreeMap};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashSet},
+};
 
 use dns_core::{canonical::canonical, catalog::RECORD_KEYS};
 use serde::{Deserialize, Serialize};
@@ -14,14 +17,15 @@ use crate::{
     inventory::{Instance, Inventory},
 };
 
+/// Highest version: JSON numbers are exact up to here in every reader.
+pub const LAST_VERSION: u64 = (1 << 53) - 1;
+
 /// A dataset before it has a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dataset {
     /// Pairs for `/etc/hosts`: address, name.
     records: Vec<(String, String)>,
-    /// Rows.
     infos: Vec<Row>,
-    /// Aliases by domain.
     aliases: BTreeMap<String, Vec<AliasRow>>,
 }
 
@@ -58,18 +62,14 @@ struct AliasRow {
     placeholder_type: Option<String>,
 }
 
-/// The written form.
 #[derive(Serialize)]
 struct Written<'a> {
     /// Pairs for `/etc/hosts`.
     records: &'a [(String, String)],
-    /// Version.
     version: u64,
     /// Names of the columns.
     record_keys: [&'static str; 13],
-    /// Rows.
     record_infos: &'a [Row],
-    /// Aliases.
     aliases: &'a BTreeMap<String, Vec<AliasRow>>,
 }
 
@@ -204,6 +204,18 @@ impl<'a> Read<'a> {
     pub fn parse(bytes: &'a [u8]) -> Result<Self, serde_json::Error> {
         serde_json::from_slice(bytes)
     }
+}
+
+/// Returns the ids of a dataset's instances.
+pub fn instance_ids(bytes: &[u8]) -> Result<HashSet<String>, serde_json::Error> {
+    #[derive(Deserialize)]
+    struct Rows {
+        record_infos: Vec<Vec<serde_json::Value>>,
+    }
+    let rows: Rows = serde_json::from_slice(bytes)?;
+    // The id is the first of [`RECORD_KEYS`].
+    let id = |row: Vec<serde_json::Value>| row.into_iter().next()?.as_str().map(str::to_owned);
+    Ok(rows.record_infos.into_iter().filter_map(id).collect())
 }
 
 #[cfg(test)]

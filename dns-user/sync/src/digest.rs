@@ -22,9 +22,9 @@ pub enum DigestError {
     /// The bytes are other ones.
     #[error("the digest of the blob is {found}, announced is {announced}")]
     Mismatch {
-        /// Of the bytes.
+        /// Digest of the bytes.
         found: String,
-        /// As announced.
+        /// Digest in the announcement.
         announced: String,
     },
 }
@@ -65,6 +65,12 @@ impl MultiDigest {
 /// `sha256:<hex>` of bytes, as a director announces them.
 pub fn sha256(bytes: &[u8]) -> String {
     format!("sha256:{}", hex(digest::digest(&digest::SHA256, bytes).as_ref()))
+}
+
+/// Returns whether a text has the form that [`sha256`] gives.
+pub fn is_sha256(text: &str) -> bool {
+    let digits = text.strip_prefix("sha256:").unwrap_or_default();
+    digits.len() == 64 && digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// Lower-case hexadecimal digits.

@@ -1,52 +1,84 @@
-//! Files that are always one whole version: written beside, synced, renamed, folder synced.
+//! Atomic file replacement: written to a temporary file, synced, renamed, folder synced.
 
 use std::{
-    fs::{self, File},
-    io::{self, Write},
-    os::unix::fs::{PermissionsExt, fchown},
+    fs::{self, File, OpenOptions},
+    io::{self, Read, Write},
+    os::unix::fs::{OpenOptionsExt, PermissionsExt, fchown},
     path::{Path, PathBuf},
 };
 
-/// Mode and owner of a file that is replaced.
+/// Mode and owner of the new file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permissions {
     /// Mode, such as `0o640`.
     pub mode: u32,
-    /// User, unless it is ours.
+    /// Owner; `None` keeps the process's own.
     pub user: Option<u32>,
-    /// Group, unless it is ours.
+    /// Group; `None` keeps the process's own.
     pub group: Option<u32>,
 }
 
 impl Permissions {
-    /// For us alone.
+    /// Readable by the process's user only.
     pub const PRIVATE: Self = Self { mode: 0o600, user: None, group: None };
 }
 
-/// Why a file could not be replaced; the old one is as it was.
+/// A failed replacement; the old file is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {source}; the file stays as it was", path.display())]
 pub struct ReplaceError {
-    /// The file.
     path: PathBuf,
     /// What the system says.
     source: io::Error,
 }
 
-/// Replaces a file: at any moment, and after a crash, it is the old one or the new one.
+/// Replaces a file: at any moment, and after a crash, it is the old one or the new one. If the path is a
+/// symbolic link, its target is replaced and the link stays.
 pub fn replace(path: &Path, bytes: &[u8], permissions: Permissions) -> Result<(), ReplaceError> {
-    try_replace(path, bytes, permissions).map_err(|source| ReplaceError { path: path.to_owned(), source })
+    target(path)
+        .and_then(|target| try_replace(&target, bytes, permissions))
+        .map_err(|source| ReplaceError { path: path.to_owned(), source })
 }
 
-/// As [`replace`], with the bare error.
+/// Follows symbolic links at the end of a path; the last target need not exist.
+fn target(path: &Path) -> io::Result<PathBuf> {
+    const MOST_LINKS: usize = 40;
+    let mut path = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        match fs::read_link(&path) {
+            Ok(next) => path = path.parent().unwrap_or(Path::new(".")).join(next),
+            // Not a link, or missing.
+            Err(_) => return Ok(path),
+        }
+    }
+    Err(io::Error::from_raw_os_error(nix::libc::ELOOP))
+}
+
+/// Reads a regular file of at most `longest` bytes. A FIFO or a device is an error and never blocks.
+pub fn read(path: &Path, longest: u64) -> io::Result<Vec<u8>> {
+    let file = OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)?;
+    let facts = file.metadata()?;
+    if !facts.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    if facts.len() > longest {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("longer than {longest} bytes")));
+    }
+    let mut bytes = Vec::with_capacity(facts.len() as usize);
+    file.take(longest.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > longest {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("longer than {longest} bytes")));
+    }
+    Ok(bytes)
+}
+
 fn try_replace(path: &Path, bytes: &[u8], permissions: Permissions) -> io::Result<()> {
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
-    // Removed again whatever fails below. A kill leaves it; its name says whose it is,
-    // and [`sweep`] takes it away.
+    // The drop removes it on every error below. After a kill [`sweep`] finds it by its name.
     let mut beside = tempfile::Builder::new().prefix(&temporary(&name)).suffix("").tempfile_in(folder)?;
     beside.write_all(bytes)?;
     let file = beside.as_file();
@@ -60,8 +92,9 @@ fn try_replace(path: &Path, bytes: &[u8], permissions: Permissions) -> io::Resul
     File::open(folder)?.sync_all()
 }
 
-/// Removes what killed writers of a file left beside it. Only for its one writer.
+/// Removes temporary files of killed writers. Only a file's single writer may call this.
 pub fn sweep(path: &Path) {
+    let Ok(path) = target(path) else { return };
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else { return };
     let prefix = temporary(&name.to_string_lossy());
     let Ok(entries) = fs::read_dir(folder) else { return };
@@ -73,7 +106,7 @@ pub fn sweep(path: &Path) {
     }
 }
 
-/// Start of the names beside a file.
+/// Returns the start of a file's temporary names.
 fn temporary(name: &str) -> String {
     format!(".{name}.bosh-dns-sync-")
 }
@@ -85,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_replaced_with_its_mode_and_nothing_is_left() {
+    fn replacement_sets_the_mode() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("records.json");
         let permissions = Permissions { mode: 0o640, ..Permissions::PRIVATE };
@@ -99,5 +132,31 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         let error = replace(&folder.path().join("no/records.json"), b"x", permissions).unwrap_err();
         assert!(error.to_string().contains("no/records.json"), "{error}");
+    }
+
+    #[test]
+    fn symlinks_are_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (link, real) = (folder.path().join("records.json"), folder.path().join("real"));
+        fs::write(&real, "old").unwrap();
+        std::os::unix::fs::symlink("real", &link).unwrap();
+        replace(&link, b"new", Permissions::PRIVATE).unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read(&real).unwrap(), b"new");
+        let circle = folder.path().join("circle");
+        std::os::unix::fs::symlink("circle", &circle).unwrap();
+        assert!(replace(&circle, b"x", Permissions::PRIVATE).is_err());
+    }
+
+    #[test]
+    fn fifos_never_block() {
+        let folder = tempfile::tempdir().unwrap();
+        let fifo = folder.path().join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert_eq!(read(&fifo, 10).unwrap_err().to_string(), "not a regular file");
+        let file = folder.path().join("file");
+        fs::write(&file, "0123456789").unwrap();
+        assert_eq!(read(&file, 10).unwrap(), b"0123456789");
+        assert!(read(&file, 9).is_err());
     }
 }

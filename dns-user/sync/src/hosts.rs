@@ -82,7 +82,6 @@ fn line_at(text: &str, line: &str) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// Two records.
     fn records() -> impl Iterator<Item = (&'static str, &'static str)> {
         [("10.0.0.1", "a.g.n.d.bosh"), ("fd00::1", "b.g.n.d.bosh")].into_iter()
     }

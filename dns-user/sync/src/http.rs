@@ -17,11 +17,10 @@ use serde_json::{Map, Value};
 /// A client of a blobstore.
 #[derive(Clone, Debug)]
 pub struct HttpClient {
-    /// The client.
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
 }
 
-/// A request.
+/// A request to a blobstore or to the publisher's API.
 #[derive(Clone, Debug)]
 pub struct Call<'a> {
     /// Method.
@@ -44,23 +43,23 @@ pub enum HttpError {
     Request {
         /// Without its query, which may be a secret.
         url: String,
-        /// What is wrong.
+        /// The HTTP client's message with its causes.
         problem: String,
     },
     /// The store says no.
     #[error("{url}: the blobstore says {status}")]
     Status {
-        /// Without its query.
+        /// The URL without its query, which may be a secret.
         url: String,
-        /// The status.
+        /// The status of the answer.
         status: StatusCode,
     },
     /// It took too long.
     #[error("{url}: not done within {limit:?}")]
     Timeout {
-        /// Without its query.
+        /// The URL without its query, which may be a secret.
         url: String,
-        /// The limit.
+        /// The limit that was exceeded.
         limit: Duration,
     },
 }

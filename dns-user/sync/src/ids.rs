@@ -16,11 +16,9 @@ pub const LINK: &str = "link";
 pub struct Ids {
     /// Availability zones by name.
     zones: BTreeMap<String, u64>,
-    /// Networks by name.
     networks: BTreeMap<String, u64>,
     /// Groups by deployment, type and name; instance groups and links share the numbers.
     groups: BTreeMap<String, BTreeMap<String, BTreeMap<String, u64>>>,
-    /// Instances by id.
     instances: BTreeMap<String, u64>,
     /// Highest number among the groups.
     last_group: u64,

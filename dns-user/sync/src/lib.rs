@@ -1,18 +1,19 @@
-//! `bosh-dns-sync`: records reach the fleet, in the language of a BOSH director.
+//! `bosh-dns-sync`: distributes records to a fleet with a BOSH director's protocol.
 //!
-//! Pure, without any I/O of their own (but for reading an inventory's files):
+//! Pure modules, without I/O (but for reading an inventory's files):
 //!
-//! * [`inventory`]: what an operator says there is, checked.
+//! * [`inventory`]: the operator's input, validated.
 //! * [`ids`]: ids that are allocated once.
 //! * [`dataset`]: the bytes that become `records.json`.
-//! * [`digest`], [`patch`]: how bytes are told apart, and how one version comes out of another.
+//! * [`digest`], [`patch`]: digests, and differences between versions.
 //! * [`message`]: calls, replies, subjects.
 //! * [`dav`]: paths and signatures of blobs.
 //! * [`hosts`][]: the file `/etc/hosts`.
 //! * [`nats_config`]: the configuration of nats-server.
+//! * [`publisher`]'s `plan` and `book`: its decisions.
 //!
-//! With I/O: [`files`] (always one whole version), [`tls`], [`bus`] (NATS), [`http`], [`store`]
-//! (blobs), [`agent`], [`publisher`], [`simulate`], and the command line, [`main`].
+//! Modules with I/O: [`files`] (atomic replacement), [`tls`], [`bus`] (NATS), [`http`], [`store`] (blobs),
+//! [`agent`], [`publisher`], and the command line, [`main`].
 
 pub mod agent;
 pub mod bus;
@@ -25,19 +26,20 @@ pub mod hosts;
 pub mod http;
 pub mod ids;
 pub mod inventory;
+mod limit;
 pub mod message;
 mod metrics_server;
 pub mod nats_config;
 pub mod patch;
 pub mod publisher;
-pub mod simulate;
+mod server;
 pub mod store;
 pub mod tls;
 
 pub use cli::main;
 
-/// Waits until the process is told to end.
-pub(crate) async fn ended() {
+/// Waits until the process is told to end (SIGTERM, SIGINT).
+pub async fn ended() {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut terminate), Ok(mut interrupt)) =
         (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))

@@ -1,14 +1,22 @@
-//! What goes over the bus: calls, replies, subjects, byte for byte as a director and its
-//! agents have them.
+//! Messages on the bus: calls, replies and subjects, byte for byte as a BOSH director and its agents use them.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Version of the protocol that a director names.
+use crate::digest;
+
+/// Version of the director's protocol.
 const PROTOCOL: u8 = 3;
 
-/// Second token of the subject on which agents ask by themselves; no director listens there.
+/// Second token of the subject on which agents report by themselves; no director listens there.
 pub const ASK: &str = "bosh-dns-sync";
+
+/// Start of the second token of our publishers' reply subjects. It tells an agent of ours that
+/// the caller reads a [`Report`] in the reply; a director gets the bytes it knows.
+pub const OURS: &str = "bosh-dns-sync-";
+
+/// Longest text of another party that is kept, shown or logged, in characters.
+const LONGEST_TEXT: usize = 300;
 
 /// Subject on which an agent listens.
 pub fn agent_subject(agent: &str) -> String {
@@ -20,7 +28,7 @@ pub fn reply_subject(process: &str, agent: &str, request: &str) -> String {
     format!("director.{process}.{agent}.{request}")
 }
 
-/// Agent and request of a subject that we listen on.
+/// Returns agent and request of a reply subject.
 pub fn read_reply_subject(subject: &str) -> Option<(&str, &str)> {
     let mut tokens = subject.split('.');
     let (first, _process) = (tokens.next()?, tokens.next()?);
@@ -28,67 +36,121 @@ pub fn read_reply_subject(subject: &str) -> Option<(&str, &str)> {
     (first == "director" && tokens.next().is_none()).then_some((agent, request))
 }
 
+/// Returns whether a reply on this subject is read by a publisher of ours.
+pub fn wants_report(reply_to: &str) -> bool {
+    reply_to.strip_prefix("director.").is_some_and(|rest| rest.starts_with(OURS))
+}
+
+/// Returns a text of another party, safe to log and to show on a terminal: control characters are
+/// escaped and the length is bounded.
+pub fn printable(text: &str) -> String {
+    let mut clean = String::new();
+    for character in text.chars().take(LONGEST_TEXT) {
+        match character.is_control() || matches!(character, '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+        {
+            true => clean.extend(character.escape_default()),
+            false => clean.push(character),
+        }
+    }
+    if text.chars().nth(LONGEST_TEXT).is_some() {
+        clean.push('…');
+    }
+    clean
+}
+
 /// An announcement of a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Announcement {
-    /// Where the blob is.
+    /// Location of the blob.
     pub source: Source,
     /// Digest or digests of the blob.
     pub digest: String,
-    /// Its version.
+    /// Version of the dataset; 0 asks an agent for a report and changes nothing.
     pub version: u64,
-    /// Ours alone: agents of a director ignore surplus arguments.
+    /// Sent to agents of ours only.
     pub extra: Option<Extra>,
 }
 
-/// Where a blob is.
+/// Location of a blob.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// In the blobstore that the agent knows, by its id: `sync_dns`.
+    /// An id in the blobstore that the agent is configured with: `sync_dns`.
     Blob(String),
-    /// At an URL that needs nothing else: `sync_dns_with_signed_url`.
+    /// A URL that needs no credentials: `sync_dns_with_signed_url`.
     Signed {
-        /// The URL.
+        /// The complete URL.
         url: String,
-        /// Headers that the store needs.
+        /// Headers that the store requires.
         headers: Map<String, Value>,
     },
 }
 
-/// What we add for our own agents.
+/// The extra argument for agents of ours.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extra {
-    /// How the new version comes out of an older one.
+    /// Turns an older version into the announced one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patch: Option<Patch>,
-    /// Milliseconds over which downloads of the whole blob are to be spread.
+    /// Milliseconds over which the fleet's downloads of the whole blob are spread.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub spread_ms: u64,
+    /// Length of the blob in bytes; bounds download and decompression.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub size: u64,
 }
 
-/// Whether nothing is to be spread.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
 fn is_zero(value: &u64) -> bool {
     *value == 0
 }
 
-/// A patch.
+/// A compressed difference between two versions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Patch {
-    /// Version that it belongs to.
+    /// Version that the patch applies to.
     pub from: u64,
     /// Base64 of the zstd frame.
     pub zstd: String,
 }
 
-/// The body of a call; the order of the members is a director's.
+/// What an agent of ours has, as it reports it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// Version of its file; 0 without a usable file.
+    pub version: u64,
+    /// `sha256:<hex>` of the file; `None` without a usable file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
+    /// Whether the agent applies patches.
+    #[serde(default)]
+    pub patches: bool,
+}
+
+impl Report {
+    /// Reads the body of an agent's own report. Returns `None` if it is malformed.
+    pub fn read(body: &[u8]) -> Option<Self> {
+        Self::of(&serde_json::from_slice(body).ok()?)
+    }
+
+    fn of(value: &Value) -> Option<Self> {
+        let report: Self = serde_json::from_value(value.clone()).ok()?;
+        let good = report.digest.as_deref().is_none_or(digest::is_sha256);
+        (good && report.version <= crate::dataset::LAST_VERSION).then_some(report)
+    }
+
+    /// The body of an agent's own report.
+    pub fn write(&self) -> Vec<u8> {
+        // Text and numbers always serialise.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+}
+
+/// The body of a call, its members in the director's order.
 #[derive(Serialize)]
 struct Call<'a> {
-    /// [`PROTOCOL`].
     protocol: u8,
     /// Name of the method.
     method: &'a str,
-    /// Its arguments.
     arguments: Vec<Argument<'a>>,
     /// Subject for the reply.
     reply_to: &'a str,
@@ -98,24 +160,18 @@ struct Call<'a> {
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Argument<'a> {
-    /// A text.
     Text(&'a str),
-    /// The version.
     Number(u64),
     /// The object of `sync_dns_with_signed_url`.
     Signed(SignedArgument<'a>),
-    /// Ours.
     Extra(&'a Extra),
 }
 
 /// The argument of `sync_dns_with_signed_url`.
 #[derive(Serialize)]
 struct SignedArgument<'a> {
-    /// The URL.
     signed_url: &'a str,
-    /// Digests.
     multi_digest: &'a str,
-    /// Version.
     version: u64,
     /// Headers that the store needs.
     #[serde(skip_serializing_if = "Map::is_empty")]
@@ -142,7 +198,7 @@ impl Announcement {
         };
         arguments.extend(extra.as_ref().map(Argument::Extra));
         let call = Call { protocol: PROTOCOL, method, arguments, reply_to };
-        // Texts and numbers only: there is nothing that cannot be written.
+        // Text and numbers always serialise.
         serde_json::to_vec(&call).unwrap_or_default()
     }
 }
@@ -159,16 +215,19 @@ pub struct Received {
 /// A call that an agent cannot follow; the text is the reply's exception.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
-    /// A method that agents of ours do not have.
+    /// A method that our agents do not implement.
     #[error("unknown message {0}")]
     UnknownMethod(String),
     /// `sync_dns` without its three arguments.
     #[error("sync_dns: the arguments must be a blob id, a digest and a version")]
     SyncDns,
-    /// `sync_dns` with a version that is none.
-    #[error("sync_dns: the version must be a number of 0 or more")]
+    /// `sync_dns` with an invalid version.
+    #[error("sync_dns: the version must be a number of 0 to 9007199254740991")]
     Version,
-    /// `sync_dns_with_signed_url` without what it needs.
+    /// A blob id that could leave the blobstore's folder or path.
+    #[error("sync_dns: the blob id must be a plain name: letters, digits, `-`, `_` and `.`, 128 at most")]
+    BlobName,
+    /// `sync_dns_with_signed_url` without its members.
     #[error(
         "sync_dns_with_signed_url: the argument must be an object with signed_url, multi_digest, version"
     )]
@@ -181,7 +240,6 @@ struct AnyCall {
     /// Name of the method.
     #[serde(default)]
     method: String,
-    /// Arguments.
     #[serde(default)]
     arguments: Vec<Value>,
     /// Subject for the reply.
@@ -189,8 +247,7 @@ struct AnyCall {
     reply_to: String,
 }
 
-/// Reads a call. `None`: JSON that cannot be read, or nobody to reply to; an agent says
-/// nothing then.
+/// Reads a call. Returns `None` for malformed JSON or a missing reply subject; an agent stays silent then.
 pub fn read_call(body: &[u8]) -> Option<Received> {
     let AnyCall { method, arguments, reply_to } = serde_json::from_slice(body).ok()?;
     if reply_to.is_empty() {
@@ -199,22 +256,25 @@ pub fn read_call(body: &[u8]) -> Option<Received> {
     let call = match method.as_str() {
         "sync_dns" => read_sync_dns(&arguments),
         "sync_dns_with_signed_url" => read_signed(&arguments),
-        other => Err(CallError::UnknownMethod(other.to_owned())),
+        other => Err(CallError::UnknownMethod(printable(other))),
     };
     Some(Received { reply_to, call })
 }
 
-/// Arguments of `sync_dns`.
 fn read_sync_dns(arguments: &[Value]) -> Result<Announcement, CallError> {
     let [Value::String(blob), Value::String(digest), version, rest @ ..] = arguments else {
         return Err(CallError::SyncDns);
     };
-    let version = version.as_u64().ok_or(CallError::Version)?;
+    let version = version.as_u64().filter(|version| *version <= crate::dataset::LAST_VERSION);
+    let version = version.ok_or(CallError::Version)?;
+    // Nothing is fetched for version 0.
+    if version > 0 && !is_plain_name(blob) {
+        return Err(CallError::BlobName);
+    }
     let source = Source::Blob(blob.clone());
     Ok(Announcement { source, digest: digest.clone(), version, extra: read_extra(rest) })
 }
 
-/// Arguments of `sync_dns_with_signed_url`.
 fn read_signed(arguments: &[Value]) -> Result<Announcement, CallError> {
     let wrong = CallError::SyncDnsWithSignedUrl;
     let [Value::Object(object), rest @ ..] = arguments else { return Err(wrong) };
@@ -228,54 +288,69 @@ fn read_signed(arguments: &[Value]) -> Result<Announcement, CallError> {
     Ok(Announcement { source, digest: digest.to_owned(), version, extra: read_extra(rest) })
 }
 
-/// Our own argument, if there is one that can be read; whatever else is surplus is ignored.
+/// Returns our extra argument if it is there and well-formed; other surplus arguments are ignored.
 fn read_extra(rest: &[Value]) -> Option<Extra> {
     serde_json::from_value(rest.first()?.clone()).ok()
 }
 
-/// What an agent replies.
+fn is_plain_name(text: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    (1..=128).contains(&text.len()) && text.bytes().all(plain) && !text.starts_with('.')
+}
+
+/// The reply to a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// It has the version or a higher one.
-    Synced,
-    /// Why not: causes from the outermost on.
+    /// The agent has the announced version or a higher one. A BOSH agent does not report which.
+    Synced(Option<Report>),
+    /// The reason of a failure, outermost cause first.
     Exception(String),
+}
+
+/// The reply of an agent of ours to a publisher of ours.
+#[derive(Serialize)]
+struct Synced<'a> {
+    value: &'static str,
+    #[serde(flatten)]
+    report: &'a Report,
 }
 
 impl Reply {
     /// The body of the reply.
     pub fn write(&self) -> Vec<u8> {
         match self {
-            Self::Synced => br#"{"value":"synced"}"#.to_vec(),
+            Self::Synced(None) => br#"{"value":"synced"}"#.to_vec(),
+            // Text and numbers always serialise.
+            Self::Synced(Some(report)) => {
+                serde_json::to_vec(&Synced { value: "synced", report }).unwrap_or_default()
+            }
             Self::Exception(message) => {
                 serde_json::json!({ "exception": { "message": message } }).to_string().into_bytes()
             }
         }
     }
 
-    /// Reads a reply; whatever is neither counts as an exception.
+    /// Reads a reply; a malformed one counts as an exception.
     pub fn read(body: &[u8]) -> Self {
         let reply: Value = serde_json::from_slice(body).unwrap_or_default();
         if reply.get("value").and_then(Value::as_str) == Some("synced") {
-            return Self::Synced;
+            return match reply.get("version") {
+                None => Self::Synced(None),
+                Some(_) => match Report::of(&reply) {
+                    Some(report) => Self::Synced(Some(report)),
+                    None => Self::Exception("the reply's version or digest is malformed".to_owned()),
+                },
+            };
         }
         let message = reply.pointer("/exception/message").and_then(Value::as_str);
-        Self::Exception(message.unwrap_or("a reply that is neither `synced` nor an exception").to_owned())
+        Self::Exception(printable(message.unwrap_or("the reply is neither `synced` nor an exception")))
     }
-}
-
-/// What one of our agents says by itself: what it has.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hello {
-    /// Version of its file; 0 without one.
-    pub version: u64,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A reply subject.
     const REPLY_TO: &str = "director.p.a.r";
 
     /// An announcement of version 42.
@@ -284,11 +359,11 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_golden_and_read_back() {
+    fn calls_round_trip() {
         let blob = Source::Blob("blob-1".to_owned());
         let headers = Map::from_iter([("x-k".to_owned(), Value::from("v"))]);
         let signed = |headers| Source::Signed { url: "https://b/s?x=1&y=2".to_owned(), headers };
-        let patch = Extra { patch: Some(Patch { from: 41, zstd: "AA==".to_owned() }), spread_ms: 9 };
+        let patch = Extra { patch: Some(Patch { from: 41, zstd: "AA==".to_owned() }), spread_ms: 9, size: 0 };
         for (call, golden) in [
             (
                 announcement(blob.clone(), None),
@@ -314,27 +389,50 @@ mod tests {
     }
 
     #[test]
-    fn replies_are_golden_and_read_back() {
+    fn replies_round_trip() {
+        let digest = digest::sha256(b"");
+        let report = Report { version: 7, digest: Some(digest.clone()), patches: true };
+        let detailed = format!(r#"{{"value":"synced","version":7,"digest":"{digest}","patches":true}}"#);
         for (reply, golden) in [
-            (Reply::Synced, r#"{"value":"synced"}"#),
+            (Reply::Synced(None), r#"{"value":"synced"}"#),
+            (Reply::Synced(Some(report)), &detailed),
             (Reply::Exception("a: b \"c\"".to_owned()), r#"{"exception":{"message":"a: b \"c\""}}"#),
         ] {
             assert_eq!(String::from_utf8(reply.write()).unwrap(), golden);
             assert_eq!(Reply::read(golden.as_bytes()), reply);
         }
-        for other in ["", "{}", r#"{"value":"sync"}"#, "[1]"] {
+        let bad_digest = r#"{"value":"synced","version":7,"digest":"sha256:12"}"#;
+        let bad_version = r#"{"value":"synced","version":18446744073709551615}"#;
+        for other in ["", "{}", r#"{"value":"sync"}"#, "[1]", bad_digest, bad_version] {
             assert!(matches!(Reply::read(other.as_bytes()), Reply::Exception(_)), "{other}");
         }
     }
 
     #[test]
-    fn what_cannot_be_done_is_an_exception_and_what_cannot_be_read_is_nothing() {
+    fn foreign_text_is_printable() {
+        let reply = Reply::read(br#"{"exception":{"message":"\u001b]0;owned\u0007\n\u001b[2J"}}"#);
+        assert_eq!(reply, Reply::Exception(r"\u{1b}]0;owned\u{7}\n\u{1b}[2J".to_owned()));
+        assert_eq!(printable(&"x".repeat(10_000)).chars().count(), LONGEST_TEXT + 1);
+    }
+
+    #[test]
+    fn blob_ids_are_plain_names() {
+        for id in ["../state.json", "/etc/passwd", "a/b", "", ".hidden", "a\u{0}b"] {
+            let body = serde_json::json!({"method": "sync_dns", "arguments": [id, "d", 1], "reply_to": "r"});
+            let call = read_call(body.to_string().as_bytes()).unwrap().call;
+            assert_eq!(call, Err(CallError::BlobName), "{id}");
+        }
+    }
+
+    #[test]
+    fn malformed_calls_are_refused() {
         assert_eq!(read_call(b"{"), None);
         assert_eq!(read_call(br#"{"method":"sync_dns"}"#), None);
         for body in [
             r#"{"method":"ping","reply_to":"r"}"#,
             r#"{"method":"sync_dns","arguments":["b","d"],"reply_to":"r"}"#,
             r#"{"method":"sync_dns","arguments":["b","d",-1],"reply_to":"r"}"#,
+            r#"{"method":"sync_dns","arguments":["b","d",18446744073709551615],"reply_to":"r"}"#,
             r#"{"method":"sync_dns_with_signed_url","arguments":[{"signed_url":"u"}],"reply_to":"r"}"#,
         ] {
             assert!(read_call(body.as_bytes()).unwrap().call.is_err(), "{body}");
@@ -344,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn subjects_are_read_back() {
+    fn subjects_round_trip() {
         assert_eq!(read_reply_subject(&reply_subject("p", "a", "r")), Some(("a", "r")));
         for other in ["director.p.a", "director.p.a.r.x", "agent.p.a.r"] {
             assert_eq!(read_reply_subject(other), None);

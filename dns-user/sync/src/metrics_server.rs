@@ -1,10 +1,12 @@
 //! `/metrics` for Prometheus.
 
-use std::{io, net::SocketAddr};
+use std::net::SocketAddr;
 
 use anyhow::Context;
 use axum::{Router, routing::get};
 use prometheus::{Registry, TextEncoder};
+
+use crate::server;
 
 /// Serves a registry at an address until the process ends.
 pub(crate) async fn spawn(address: SocketAddr, registry: Registry) -> anyhow::Result<()> {
@@ -14,11 +16,12 @@ pub(crate) async fn spawn(address: SocketAddr, registry: Registry) -> anyhow::Re
         TextEncoder::new().encode_to_string(&registry.gather()).unwrap_or_else(|error| format!("# {error}\n"))
     };
     let router = Router::new().route("/metrics", get(text));
-    tokio::spawn(async move {
-        let served: io::Result<()> = axum::serve(listener, router).await;
-        if let Err(error) = served {
-            tracing::error!("the metrics server has stopped: {error}");
+    tokio::spawn(server::accept(listener, move |stream| {
+        let router = router.clone();
+        async move {
+            // A scraper that disconnects is no event.
+            let _ = server::serve(stream, router).await;
         }
-    });
+    }));
     Ok(())
 }

@@ -15,19 +15,19 @@ pub fn agent_name(agent: &str) -> String {
     format!("{agent}.agent.bosh-internal")
 }
 
-/// By which part of its certificate nats-server knows who connects.
+/// The part of a certificate by which nats-server identifies a client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum UsersBy {
-    /// The subject, as a director's certificates have it. nats-server (2.9 to 2.11) compares it
-    /// with one user after the other, under one lock: 10,000 agents take minutes to connect.
+    /// The subject, as in a director's certificates. nats-server (2.9 to 2.11) compares it with one
+    /// user after the other, under one lock: 10,000 agents take minutes to connect.
     #[default]
     Subject,
-    /// A DNS name among the alternative names: found at once, however many agents there are.
+    /// A DNS name among the alternative names; the lookup takes constant time.
     DnsName,
 }
 
 impl UsersBy {
-    /// The user whose certificate has this common name.
+    /// Returns the user name for a common name.
     fn user(self, common_name: &str) -> String {
         match self {
             Self::Subject => format!("{SUBJECT}{common_name}"),
@@ -36,8 +36,8 @@ impl UsersBy {
     }
 }
 
-/// The configuration for a fleet. `jetstream` is the folder of its store where its object
-/// store keeps the blobs of `bucket`; a director gives nobody JetStream.
+/// Returns the configuration for a fleet. `jetstream` is the folder of JetStream's store and the bucket of the
+/// blobs; a director's configuration has no JetStream.
 pub fn write<'a>(
     listen: &str,
     files: &TlsFiles,
@@ -54,7 +54,7 @@ pub fn write<'a>(
          verify_and_map: true\n  timeout: 60\n}}\n"
     );
     if let Some((folder, _)) = jetstream {
-        // Writing to a String cannot fail, here and below.
+        // Writing to a String cannot fail.
         let _ = writeln!(text, "jetstream {{ store_dir: {:?} }}", folder.display().to_string());
     }
     text.push_str("authorization {\n  users: [\n");
@@ -68,15 +68,10 @@ pub fn write<'a>(
         let (mut publish, mut subscribe) =
             (vec![format!("director.*.{agent}.*")], vec![agent_subject(agent)]);
         if let Some((_, bucket)) = jetstream {
-            // To read the bucket; replies come to inboxes of their own.
-            publish.extend(
-                ["STREAM.INFO.OBJ_", "STREAM.MSG.GET.OBJ_", "DIRECT.GET.OBJ_"]
-                    .map(|call| format!("$JS.API.{call}{bucket}")),
-            );
+            // Direct reads only. A consumer would let nats-server deliver to any subject, and an
+            // agent could create them without bound.
+            publish.push(format!("$JS.API.DIRECT.GET.OBJ_{bucket}"));
             publish.push(format!("$JS.API.DIRECT.GET.OBJ_{bucket}.>"));
-            publish.push(format!("$JS.API.CONSUMER.*.OBJ_{bucket}"));
-            publish.push(format!("$JS.API.CONSUMER.*.OBJ_{bucket}.>"));
-            publish.push(format!("$JS.FC.OBJ_{bucket}.>"));
             subscribe.push(format!("_INBOX.{agent}.>"));
         }
         user(&mut text, &users_by.user(&agent_name(agent)), &publish, &subscribe);
@@ -99,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn permissions_are_a_directors() {
+    fn permissions_match_a_director() {
         let files = TlsFiles { ca: "/ca".into(), certificate: "/crt".into(), key: "/key".into() };
         let text = write("0.0.0.0:4222", &files, None, UsersBy::Subject, ["a1"].into_iter());
         assert_eq!(
@@ -138,5 +133,6 @@ authorization {
         let jetstream = Some((Path::new("/js"), "dns"));
         let with_blobs = write("0.0.0.0:4222", &files, jetstream, UsersBy::Subject, ["a1"].into_iter());
         assert!(with_blobs.contains(r#"subscribe: ["agent.a1", "_INBOX.a1.>"]"#), "{with_blobs}");
+        assert!(!with_blobs.contains("CONSUMER"), "{with_blobs}");
     }
 }

@@ -1,13 +1,16 @@
 //! Patches: a dataset compressed with zstd, the version before it as the dictionary.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 
-use zstd::stream::raw::{CParameter, DParameter};
+use zstd::{
+    stream::raw::CParameter,
+    zstd_safe::{DCtx, get_frame_content_size},
+};
 
 /// Level of the compression: beyond it a patch of one instance gains nothing (measured).
 const LEVEL: i32 = 3;
 
-/// Smallest and greatest window, as powers of two, that zstd takes without being asked twice.
+/// Smallest and greatest window that zstd accepts by default, as powers of two.
 const WINDOW: std::ops::RangeInclusive<u32> = 10..=27;
 
 /// Makes the patch from one version to another.
@@ -21,19 +24,25 @@ pub fn make(old: &[u8], new: &[u8]) -> io::Result<Vec<u8>> {
     encoder.finish()
 }
 
-/// Applies a patch; the result may not be longer than `limit` bytes.
+/// Applies a patch. The result has at most `limit` bytes, and no more memory than that is used: the
+/// frame states the length of its content, and the result itself serves as the window.
 pub fn apply(old: &[u8], patch: &[u8], limit: usize) -> io::Result<Vec<u8>> {
-    let mut decoder = zstd::stream::read::Decoder::with_ref_prefix(patch, old)?;
-    decoder.set_parameter(DParameter::WindowLogMax(*WINDOW.end()))?;
-    let mut new = Vec::with_capacity(old.len().min(limit));
-    decoder.take(limit as u64 + 1).read_to_end(&mut new)?;
-    if new.len() > limit {
-        return Err(io::Error::other(format!("the patched file is longer than {limit} bytes")));
-    }
+    let length = match get_frame_content_size(patch) {
+        Ok(Some(length)) => length,
+        _ => return Err(io::Error::other("the frame does not state the length of its content")),
+    };
+    let length = usize::try_from(length).ok().filter(|length| *length <= limit);
+    let length =
+        length.ok_or_else(|| io::Error::other(format!("the patched file is longer than {limit} bytes")))?;
+    let failed = |code| io::Error::other(zstd::zstd_safe::get_error_name(code));
+    let mut context = DCtx::create();
+    context.ref_prefix(old).map_err(failed)?;
+    let mut new = Vec::with_capacity(length);
+    context.decompress(&mut new, patch).map_err(failed)?;
     Ok(new)
 }
 
-/// A window that holds so many bytes.
+/// Returns the window that holds this number of bytes, as a power of two.
 fn window(bytes: usize) -> u32 {
     let needed = usize::BITS - bytes.leading_zeros();
     needed.clamp(*WINDOW.start(), *WINDOW.end())
@@ -44,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_patch_of_one_instance_is_small_and_exact() {
+    fn small_change_makes_a_small_patch() {
         let old: String =
             (0..10_000).map(|number| format!("[\"{:x}\",\"10.0.{number}\"],", fastrand::u128(..))).collect();
         let new = old.replacen("10.0.5000", "10.9.5000", 1);
@@ -55,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_an_error_or_other_bytes() {
+    fn unfit_patches_never_pass() {
         let (old, new) = (b"abcdefgh".repeat(500), b"abcdefgi".repeat(500));
         let patch = make(&old, &new).unwrap();
         let on_another = apply(&b"hgfedcba".repeat(500), &patch, 1 << 20);
@@ -63,5 +72,17 @@ mod tests {
         assert!(apply(&old, &patch[..patch.len() / 2], 1 << 20).is_err());
         assert!(apply(&old, b"no patch", 1 << 20).is_err());
         assert_eq!(apply(b"", &make(b"", b"").unwrap(), 0).unwrap(), b"");
+    }
+
+    #[test]
+    fn bombs_are_refused() {
+        let bomb = make(b"", &vec![0; 300 << 20]).unwrap();
+        assert!(bomb.len() < 100_000, "{}", bomb.len());
+        let error = apply(b"", &bomb, 1 << 20).unwrap_err();
+        assert!(error.to_string().contains("longer than 1048576 bytes"), "{error}");
+        // Without a stated length nothing is decompressed.
+        let mut encoder = zstd::stream::write::Encoder::new(Vec::new(), LEVEL).unwrap();
+        encoder.write_all(&[0; 1000]).unwrap();
+        assert!(apply(b"", &encoder.finish().unwrap(), 1 << 20).is_err());
     }
 }

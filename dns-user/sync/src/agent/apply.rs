@@ -1,26 +1,23 @@
-//! One version: patch or blob, checked, written.
+//! Applies one version: patch or blob, checked, written.
 
-use std::{fs, io, path::PathBuf, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use tokio::sync::watch;
 
 use super::{
-    AgentOptions, HostsMode,
+    disk::{Disk, DiskError},
     metrics::{BY_BLOB, BY_PATCH, Metrics},
 };
 use crate::{
-    dataset,
-    digest::{DigestError, MultiDigest},
-    files::{self, Permissions},
-    hosts,
-    message::{Announcement, Patch, Source},
+    digest::MultiDigest,
+    message::{Announcement, Extra, Patch, Report, Source},
     patch,
-    store::{LONGEST_BLOB, Store, StoreError},
+    store::{Store, StoreError},
 };
 
-/// Attempts to get a blob.
+/// Attempts to download a blob.
 const ATTEMPTS: u32 = 3;
 
 /// Pause after the first attempt; doubled after each.
@@ -29,117 +26,88 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// Longest time over which downloads are spread, whatever a publisher asks for.
 const LONGEST_SPREAD: Duration = Duration::from_secs(600);
 
-/// A version that is so much above ours is said loudly: after it nothing lower is taken.
+/// Step above our version that is logged as an error, because no lower version is taken after it.
 const FAR: u64 = 1_000_000;
 
 /// Takes versions.
 #[derive(Debug)]
 pub(super) struct Applier {
-    /// Where things are.
-    options: AgentOptions,
-    /// Where blobs come from.
+    mute: bool,
+    disk: Disk,
     store: Store,
-    /// Counters.
     metrics: Arc<Metrics>,
-    /// Version of the file; 0 without one.
-    version: watch::Sender<u64>,
-    /// Highest version that was announced and not dealt with yet; 0: none.
+    /// The file as last seen.
+    held: watch::Sender<Report>,
+    /// Highest version announced and not finished; 0 if there is none.
     announced: watch::Sender<u64>,
-    /// With `--mute`: the bytes that were checked last, as they may not be in the file yet.
-    checked: Option<Bytes>,
 }
 
-/// Why a version is not taken.
+/// Failures to take a version.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ApplyError {
-    /// The blob cannot be had.
+    /// The blob cannot be downloaded.
     #[error("downloading the blob failed {ATTEMPTS} times: {0}")]
     Download(StoreError),
-    /// The blob cannot be had, and another attempt would not help.
+    /// The blob cannot be downloaded, and another attempt cannot help.
     #[error("downloading the blob: {0}")]
     NotTried(StoreError),
-    /// While its turn to download had not come yet a newer one was announced.
+    /// A newer version was announced before this one was downloaded.
     #[error("a newer version was announced meanwhile")]
     Overtaken,
-    /// Its digest is another one.
+    /// The announced digest has an unknown form.
     #[error("checking the blob: {0}")]
-    Digest(#[from] DigestError),
-    /// It is no dataset.
-    #[error("reading the blob: {0}")]
-    Content(serde_json::Error),
-    /// It is another version.
-    #[error("the blob has version {found}, announced is {announced}")]
-    Version {
-        /// Of the blob.
-        found: u64,
-        /// As announced.
-        announced: u64,
-    },
-    /// A file cannot be used: the old records for a patch, or the hosts file.
-    #[error("{}: {problem}", path.display())]
-    Unusable {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        problem: String,
-    },
-    /// A file cannot be written.
-    #[error("writing: {0}")]
-    Write(#[from] files::ReplaceError),
-    /// The task that reads and writes files failed.
-    #[error("internal: {0}")]
-    Task(#[from] tokio::task::JoinError),
+    Digest(#[from] crate::digest::DigestError),
+    /// The patch is malformed.
+    #[error("patch: {0}")]
+    Patch(String),
+    /// The blob is wrong, or a file cannot be used.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
 }
 
 impl Applier {
-    /// Looks what is there.
-    pub(super) fn new(options: &AgentOptions, store: Store, metrics: Arc<Metrics>) -> Self {
-        if !options.mute {
-            files::sweep(&options.records);
-            files::sweep(&options.hosts_file);
-        }
-        let version = match fs::read(&options.records) {
-            Ok(bytes) => dataset::Read::parse(&bytes).map(|read| read.version).unwrap_or_else(|error| {
-                tracing::warn!(
-                    "{}: not a dataset ({error}); the next version that is announced replaces it",
-                    options.records.display()
-                );
-                0
-            }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
-            Err(error) => {
-                tracing::warn!(
-                    "{}: {error}; the next version that is announced replaces it",
-                    options.records.display()
-                );
-                0
-            }
+    /// Reads what the file holds; a folder that hangs counts as no file.
+    pub(super) async fn new(mute: bool, disk: Disk, store: Store, metrics: Arc<Metrics>) -> Self {
+        let applier = Self {
+            mute,
+            disk,
+            store,
+            metrics,
+            held: watch::Sender::new(Report { patches: true, ..Report::default() }),
+            announced: watch::Sender::new(0),
         };
-        metrics.version.set(version.cast_signed());
-        let (version, _) = watch::channel(version);
-        let (announced, _) = watch::channel(0);
-        Self { options: options.clone(), store, metrics, version, announced, checked: None }
+        if let Err(error) = applier.look().await {
+            tracing::error!("cannot read the records; trying again: {error}");
+        }
+        applier
     }
 
-    /// Version of the file.
-    pub(super) fn version(&self) -> u64 {
-        *self.version.borrow()
+    /// Follows what the file holds.
+    pub(super) fn held(&self) -> watch::Receiver<Report> {
+        self.held.subscribe()
     }
 
-    /// Follows the version of the file.
-    pub(super) fn watch_version(&self) -> watch::Receiver<u64> {
-        self.version.subscribe()
-    }
-
-    /// To be told of versions as soon as they are announced.
+    /// Returns the channel on which announced versions are published before they are applied.
     pub(super) fn announced(&self) -> watch::Sender<u64> {
         self.announced.clone()
     }
 
-    /// Takes a version; one that is not above ours is taken already.
-    pub(super) async fn apply(&mut self, announcement: &Announcement) -> Result<(), ApplyError> {
+    /// Looks at the file, which another program may have changed.
+    pub(super) async fn look(&self) -> Result<Report, DiskError> {
+        let report = self.disk.call(|records| Ok(records.look())).await?;
+        self.metrics.version.set(report.version.cast_signed());
+        self.held.send_if_modified(|held| {
+            let changed = *held != report;
+            held.clone_from(&report);
+            changed
+        });
+        Ok(report)
+    }
+
+    /// Takes a version unless ours is as high. Returns what the file holds afterwards.
+    pub(super) async fn apply(&mut self, announcement: &Announcement) -> Result<Report, ApplyError> {
         let done = self.try_apply(announcement).await;
-        // Dealt with, be it well or not: what cannot be taken keeps nobody from a lower one.
+        // A version that cannot be taken must not hold up a lower one.
         self.announced.send_if_modified(|newest| {
             let this = *newest == announcement.version;
             if this {
@@ -150,91 +118,104 @@ impl Applier {
         done
     }
 
-    /// As [`Self::apply`].
-    async fn try_apply(&mut self, announcement: &Announcement) -> Result<(), ApplyError> {
-        let (ours, announced) = (self.version(), announcement.version);
+    async fn try_apply(&mut self, announcement: &Announcement) -> Result<Report, ApplyError> {
+        let held = self.look().await?;
+        let (ours, announced) = (held.version, announcement.version);
         if announced <= ours {
-            if announced < ours {
+            if announced > 0 && announced < ours {
                 self.metrics.lower.inc();
                 tracing::info!(announced, ours, "ignored an announcement of a lower version than ours");
             }
-            return Ok(());
+            return Ok(held);
+        }
+        if announced == 0 {
+            return Ok(held);
         }
         if ours > 0 && announced - ours > FAR {
             tracing::error!(
                 announced,
                 ours,
-                "the announced version is far above ours: after it no lower one is taken; \
-                 if nobody meant that, stop the publisher, remove records.json here and start again"
+                "the announced version is far above ours, and no lower one is taken after it; if it is a mistake, \
+                 stop the publisher, remove records.json and start the publisher again"
             );
         }
-        let result = self.take(announcement).await;
-        match &result {
+        match self.take(announcement, ours).await {
             Ok(by) => {
                 self.metrics.taken.with_label_values(&[by]).inc();
-                self.metrics.version.set(announced.cast_signed());
-                self.version.send_replace(announced);
-                let mute = self.options.mute;
-                tracing::info!(version = announced, by, mute, "took a version of the records");
+                tracing::info!(version = announced, by, mute = self.mute, "took a version of the records");
+                Ok(self.look().await?)
             }
-            Err(_) => self.metrics.failed.inc(),
+            Err(error) => {
+                self.metrics.failed.inc();
+                Err(error)
+            }
         }
-        result.map(drop)
     }
 
-    /// Gets and writes a version; says how it was got.
-    async fn take(&mut self, announcement: &Announcement) -> Result<&'static str, ApplyError> {
-        // A digest of no known kind is known before anything is downloaded.
+    /// Gets and writes a version. Returns the way it came.
+    async fn take(&mut self, announcement: &Announcement, ours: u64) -> Result<&'static str, ApplyError> {
+        // An unknown kind of digest is refused before the download.
         let digest = MultiDigest::parse(&announcement.digest)?;
-        let extra = announcement.extra.clone().unwrap_or_default();
-        if let Some(patch) = extra.patch.filter(|patch| patch.from == self.version()) {
-            match self.by_patch(patch, digest.clone(), announcement.version).await {
+        let Extra { patch, spread_ms, size } = announcement.extra.clone().unwrap_or_default();
+        let longest = match usize::try_from(size) {
+            Ok(size @ 1..) => size.min(self.store.longest()),
+            _ => self.store.longest(),
+        };
+        if let Some(patch) = patch.filter(|patch| patch.from == ours && ours > 0) {
+            match self.by_patch(patch, digest.clone(), announcement.version, longest).await {
                 Ok(()) => return Ok(BY_PATCH),
-                Err(error @ ApplyError::Write(_)) => return Err(error),
+                Err(error @ ApplyError::Disk(DiskError::Write(_) | DiskError::Hangs(_))) => {
+                    return Err(error);
+                }
                 Err(error) => {
                     self.metrics.patch_failed.inc();
                     tracing::warn!("the patch cannot be applied; fetching the whole blob: {error}");
                 }
             }
         }
-        let spread = Duration::from_millis(extra.spread_ms).min(LONGEST_SPREAD);
+        let spread = Duration::from_millis(spread_ms).min(LONGEST_SPREAD);
         let mut newest = self.announced.subscribe();
-        tokio::select! {
+        let bytes = tokio::select! {
             biased;
             Ok(_) = newest.wait_for(|newest| *newest > announcement.version) => {
                 return Err(ApplyError::Overtaken);
             }
-            () = tokio::time::sleep(spread.mul_f64(fastrand::f64())) => {}
-        }
-        let bytes = self.download(&announcement.source).await?;
-        self.write(bytes, digest, announcement.version).await?;
+            downloaded = async {
+                tokio::time::sleep(spread.mul_f64(fastrand::f64())).await;
+                self.download(&announcement.source, longest).await
+            } => downloaded?,
+        };
+        let version = announcement.version;
+        self.disk.call(move |records| records.write(bytes, &digest, version)).await?;
         Ok(BY_BLOB)
     }
 
-    /// Makes the version out of ours.
-    async fn by_patch(&mut self, patch: Patch, digest: MultiDigest, version: u64) -> Result<(), ApplyError> {
-        let (path, checked) = (self.options.records.clone(), self.checked.clone());
-        let patched = tokio::task::spawn_blocking(move || {
-            let wrong = |problem: String| ApplyError::Unusable { path: path.clone(), problem };
-            let old = match checked {
-                Some(bytes) => bytes,
-                None => fs::read(&path).map_err(|error| wrong(error.to_string()))?.into(),
-            };
-            let bytes = STANDARD.decode(&patch.zstd).map_err(|error| wrong(format!("patch: {error}")))?;
-            patch::apply(&old, &bytes, LONGEST_BLOB).map_err(|error| wrong(format!("patch: {error}")))
-        });
-        let bytes = patched.await??;
-        self.write(bytes.into(), digest, version).await
+    /// Makes the version from ours.
+    async fn by_patch(
+        &mut self,
+        patch: Patch,
+        digest: MultiDigest,
+        version: u64,
+        longest: usize,
+    ) -> Result<(), ApplyError> {
+        let frame = STANDARD.decode(&patch.zstd).map_err(|error| ApplyError::Patch(error.to_string()))?;
+        let old = self.disk.call(|records| records.bytes()).await?;
+        let patched = tokio::task::spawn_blocking(move || patch::apply(&old, &frame, longest)).await;
+        let patched = match patched {
+            Ok(patched) => patched.map_err(|error| ApplyError::Patch(error.to_string()))?,
+            Err(error) => return Err(ApplyError::Patch(error.to_string())),
+        };
+        Ok(self.disk.call(move |records| records.write(patched.into(), &digest, version)).await?)
     }
 
-    /// Gets the blob, a bounded number of times.
-    async fn download(&self, source: &Source) -> Result<Bytes, ApplyError> {
+    /// Downloads the blob, with a bounded number of attempts.
+    async fn download(&self, source: &Source, longest: usize) -> Result<Bytes, ApplyError> {
         let mut pause = FIRST_PAUSE;
         let mut attempt = 1;
         loop {
             let got = match source {
-                Source::Blob(id) => self.store.get(id).await,
-                Source::Signed { url, headers } => self.store.get_signed(url, headers).await,
+                Source::Blob(id) => self.store.get(id, longest).await,
+                Source::Signed { url, headers } => self.store.get_signed(url, headers, longest).await,
             };
             match got {
                 Ok(bytes) => return Ok(bytes),
@@ -247,61 +228,19 @@ impl Applier {
             attempt += 1;
         }
     }
-
-    /// Checks bytes and, unless mute, writes the hosts file and then the records.
-    async fn write(&mut self, bytes: Bytes, digest: MultiDigest, announced: u64) -> Result<(), ApplyError> {
-        let options = self.options.clone();
-        let kept = bytes.clone();
-        let written = tokio::task::spawn_blocking(move || {
-            digest.verify(&bytes)?;
-            let read = dataset::Read::parse(&bytes).map_err(ApplyError::Content)?;
-            if read.version != announced {
-                return Err(ApplyError::Version { found: read.version, announced });
-            }
-            if options.mute {
-                return Ok(());
-            }
-            write_hosts(&options, &read)?;
-            Ok(files::replace(&options.records, &bytes, options.permissions())?)
-        });
-        written.await??;
-        if self.options.mute {
-            self.checked = Some(kept);
-        }
-        Ok(())
-    }
-}
-
-/// Writes the hosts file as configured.
-fn write_hosts(options: &AgentOptions, read: &dataset::Read<'_>) -> Result<(), ApplyError> {
-    let path = &options.hosts_file;
-    let wrong = |problem: String| ApplyError::Unusable { path: path.clone(), problem };
-    let records = read.records.iter().map(|(address, name)| (address.as_ref(), name.as_ref()));
-    let text = match options.hosts {
-        HostsMode::Off => return Ok(()),
-        HostsMode::Replaced => {
-            let name = nix::unistd::gethostname().map_err(|error| wrong(error.to_string()))?;
-            hosts::replaced(&name.to_string_lossy(), records)
-        }
-        HostsMode::Block => {
-            let old = match fs::read_to_string(path) {
-                Ok(text) => text,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-                Err(error) => return Err(wrong(error.to_string())),
-            };
-            hosts::with_block(&old, records).map_err(|problem| wrong(problem.to_string()))?
-        }
-    };
-    let permissions = Permissions { mode: 0o644, ..Permissions::PRIVATE };
-    Ok(files::replace(path, text.as_bytes(), permissions)?)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use clap::Parser;
 
-    use super::*;
-    use crate::{digest, message::Extra, store::StoreOptions};
+    use super::{super::AgentOptions, *};
+    use crate::{
+        digest,
+        store::{LONGEST_BLOB, StoreOptions},
+    };
 
     /// A command line of `agent` alone.
     #[derive(Parser)]
@@ -312,7 +251,7 @@ mod tests {
     }
 
     /// An agent with a folder of blobs, both in `folder`.
-    fn applier(folder: &std::path::Path) -> Applier {
+    async fn applier(folder: &std::path::Path) -> Applier {
         let words = "agent --id a --nats tls://n --tls-ca c --tls-certificate c --tls-key k --records";
         let records = folder.join("records.json").display().to_string();
         let words = words.split(' ').map(str::to_owned).chain([records]);
@@ -322,8 +261,10 @@ mod tests {
             blobstore_credentials: None,
             blobstore_ca: None,
             blobstore_timeout: 5,
+            longest_blob: LONGEST_BLOB,
         };
-        Applier::new(&options, Store::open(&store, None).unwrap(), Arc::new(Metrics::new().unwrap()))
+        let disk = Disk::start(&options, LONGEST_BLOB).unwrap();
+        Applier::new(false, disk, Store::open(&store, None).unwrap(), Arc::new(Metrics::new().unwrap())).await
     }
 
     /// The bytes of a version.
@@ -341,15 +282,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_a_higher_version_that_fits_is_taken() {
+    async fn only_valid_higher_versions_apply() {
         let place = tempfile::tempdir().unwrap();
         let folder = place.path();
         let blob = |bytes: &[u8]| fs::write(folder.join("blob"), bytes).unwrap();
         let file = || fs::read(folder.join("records.json")).unwrap();
-        let mut agent = applier(folder);
+        let mut agent = applier(folder).await;
         blob(&dataset(5));
         agent.apply(&announcement(5, &dataset(5), None)).await.unwrap();
-        assert_eq!((file(), agent.version()), (dataset(5), 5));
+        assert_eq!((file(), agent.held.borrow().version), (dataset(5), 5));
         // Lower and the same: taken already, nothing is fetched.
         blob(b"no dataset");
         for version in [4, 5] {
@@ -357,25 +298,28 @@ mod tests {
         }
         assert_eq!((file(), agent.metrics.lower.get()), (dataset(5), 1));
         // Another digest, another version inside, no dataset, no digest.
-        assert!(matches!(agent.apply(&announcement(6, &dataset(6), None)).await, Err(ApplyError::Digest(_))));
+        assert!(matches!(
+            agent.apply(&announcement(6, &dataset(6), None)).await,
+            Err(ApplyError::Disk(DiskError::Digest(_)))
+        ));
         assert!(matches!(
             agent.apply(&announcement(6, b"no dataset", None)).await,
-            Err(ApplyError::Content(_))
+            Err(ApplyError::Disk(DiskError::Content(_)))
         ));
         blob(&dataset(7));
         let wrong = agent.apply(&announcement(6, &dataset(7), None)).await;
-        assert!(matches!(wrong, Err(ApplyError::Version { found: 7, announced: 6 })));
-        assert_eq!((file(), agent.version()), (dataset(5), 5));
+        assert!(matches!(wrong, Err(ApplyError::Disk(DiskError::Version { found: 7, announced: 6 }))));
+        assert_eq!((file(), agent.held.borrow().version), (dataset(5), 5));
         // The next start finds what there is.
-        assert_eq!(applier(folder).version(), 5);
+        assert_eq!(applier(folder).await.held.borrow().version, 5);
     }
 
     #[tokio::test]
-    async fn who_waits_for_its_turn_is_overtaken_by_a_newer_version() {
+    async fn newer_announcement_overtakes() {
         let place = tempfile::tempdir().unwrap();
-        let mut agent = applier(place.path());
+        let mut agent = applier(place.path()).await;
         let announced = agent.announced();
-        let spread = Some(Extra { patch: None, spread_ms: u64::MAX });
+        let spread = Some(Extra { patch: None, spread_ms: u64::MAX, size: 0 });
         let waiting = announcement(5, &dataset(5), spread);
         let (done, ()) = tokio::join!(agent.apply(&waiting), async {
             tokio::task::yield_now().await;
@@ -384,7 +328,7 @@ mod tests {
         assert!(matches!(done, Err(ApplyError::Overtaken)));
         fs::write(place.path().join("blob"), dataset(6)).unwrap();
         agent.apply(&announcement(6, &dataset(6), None)).await.unwrap();
-        assert_eq!(agent.version(), 6);
+        assert_eq!(agent.held.borrow().version, 6);
         // What was announced and could not be taken keeps nobody from a lower one.
         announced.send_replace(9);
         assert!(agent.apply(&announcement(9, b"another blob", None)).await.is_err());
@@ -393,16 +337,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_patch_is_taken_where_it_fits_and_the_blob_where_it_does_not() {
+    async fn unfit_patch_falls_back_to_blob() {
         let place = tempfile::tempdir().unwrap();
         let folder = place.path();
-        let mut agent = applier(folder);
+        let mut agent = applier(folder).await;
         fs::write(folder.join("blob"), dataset(1)).unwrap();
         agent.apply(&announcement(1, &dataset(1), None)).await.unwrap();
         fs::remove_file(folder.join("blob")).unwrap();
         let patch = |from: u64, old: &[u8], new: &[u8]| {
             let zstd = STANDARD.encode(patch::make(old, new).unwrap());
-            Some(Extra { patch: Some(Patch { from, zstd }), spread_ms: 0 })
+            Some(Extra { patch: Some(Patch { from, zstd }), spread_ms: 0, size: 0 })
         };
         let fits = patch(1, &dataset(1), &dataset(2));
         agent.apply(&announcement(2, &dataset(2), fits)).await.unwrap();
@@ -412,5 +356,29 @@ mod tests {
         assert_eq!(fs::read(folder.join("records.json")).unwrap(), dataset(3));
         let taken = |by: &str| agent.metrics.taken.with_label_values(&[by]).get();
         assert_eq!((taken("patch"), taken("blob"), agent.metrics.patch_failed.get()), (1, 2, 1));
+    }
+
+    #[tokio::test]
+    async fn altered_file_counts_as_missing() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = place.path();
+        let records = folder.join("records.json");
+        let mut agent = applier(folder).await;
+        fs::write(folder.join("blob"), dataset(5)).unwrap();
+        agent.apply(&announcement(5, &dataset(5), None)).await.unwrap();
+        for alter in
+            [&|| fs::remove_file(&records).unwrap() as (), &|| fs::write(&records, "half").unwrap(), &|| {
+                fs::write(&records, [dataset(5), vec![b' ']].concat()).unwrap()
+            }] as [&dyn Fn(); 3]
+        {
+            alter();
+            assert_eq!(agent.look().await.unwrap().version, 0);
+            let report = agent.apply(&announcement(5, &dataset(5), None)).await.unwrap();
+            assert_eq!(report.digest, Some(digest::sha256(&dataset(5))));
+            assert_eq!(fs::read(&records).unwrap(), dataset(5));
+        }
+        // An older file is taken for what it is.
+        fs::write(&records, dataset(4)).unwrap();
+        assert_eq!(agent.look().await.unwrap().version, 4);
     }
 }

@@ -1,17 +1,15 @@
-//! What an agent counts.
+//! The metrics of an agent.
 
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
-/// A version was made out of the one before.
+/// Label of a version made from the one before.
 pub(super) const BY_PATCH: &str = "patch";
 
-/// A version was fetched as a whole.
+/// Label of a version fetched as a whole.
 pub(super) const BY_BLOB: &str = "blob";
 
-/// The metrics.
 #[derive(Debug)]
 pub(super) struct Metrics {
-    /// All of them.
     pub(super) registry: Registry,
     /// Version of the file.
     pub(super) version: IntGauge,
@@ -26,7 +24,6 @@ pub(super) struct Metrics {
 }
 
 impl Metrics {
-    /// All at zero.
     pub(super) fn new() -> prometheus::Result<Self> {
         let registry = Registry::new();
         let counter = |name: &str, help: &str| {
@@ -40,7 +37,7 @@ impl Metrics {
             &["by"],
         )?;
         registry.register(Box::new(taken.clone()))?;
-        // Both are there from the start: a rate needs a zero to begin with.
+        // A rate needs a zero to begin with.
         for by in [BY_PATCH, BY_BLOB] {
             taken.with_label_values(&[by]);
         }

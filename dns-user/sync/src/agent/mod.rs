@@ -1,9 +1,10 @@
-//! The agent: hears of versions, fetches and checks them, replaces the files.
+//! The agent: hears of versions, fetches and checks them, replaces the files, and reports what it holds.
 //!
-//! One task reads the bus and answers what cannot be understood; one applies versions, the
-//! newest first: an announcement that came meanwhile is answered by what is there then.
+//! One task reads the bus; one applies versions, the newest first: an older announcement that waits is
+//! answered with the file's state after the newer one.
 
 mod apply;
+mod disk;
 mod metrics;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -12,33 +13,40 @@ use anyhow::Context;
 use futures::StreamExt;
 use tokio::sync::{mpsc, watch};
 
-use self::{apply::Applier, metrics::Metrics};
+use self::{apply::Applier, disk::Disk, metrics::Metrics};
 use crate::{
     bus::{Bus, BusOptions},
-    files::Permissions,
-    message::{self, ASK, Announcement, Hello, Received, Reply},
+    limit::LogLimit,
+    message::{self, ASK, Announcement, Received, Reply, Report, printable},
     metrics_server,
+    publisher::now_ms,
     store::{Store, StoreOptions},
 };
 
-/// What `/etc/hosts` becomes.
+/// Interval of the check for a changed or removed file.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Announcements that may wait.
+const QUEUE: usize = 256;
+
+/// The treatment of `/etc/hosts`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum HostsMode {
-    /// It is left alone.
+    /// The file is not touched.
     Off,
-    /// A marked block of it is ours.
+    /// A marked block is maintained.
     Block,
-    /// It is replaced as a whole, as a BOSH agent does.
+    /// The whole file is replaced, as a BOSH agent does.
     Replaced,
 }
 
 /// `agent`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct AgentOptions {
-    /// Our id: the agent_id of the inventory
+    /// The agent's id: agent_id of the inventory
     #[arg(long, value_name = "ID")]
     pub id: String,
-    /// Beside a real agent: listen, fetch and check, neither reply nor write
+    /// Listen, fetch and check, without replies and writes: for a machine with a BOSH agent
     #[arg(long)]
     pub mute: bool,
     /// The bus.
@@ -53,22 +61,22 @@ pub struct AgentOptions {
     /// Mode of the file, octal
     #[arg(long, value_name = "MODE", default_value = "640", value_parser = octal)]
     pub mode: u32,
-    /// Owner of the file, by number; ours unless said
+    /// Owner of the file, by number; the process's own by default
     #[arg(long, value_name = "UID")]
     pub user: Option<u32>,
-    /// Group of the file, by number; ours unless said
+    /// Group of the file, by number; the process's own by default
     #[arg(long, value_name = "GID")]
     pub group: Option<u32>,
-    /// What becomes of the hosts file
+    /// Treatment of the hosts file
     #[arg(long, value_enum, default_value_t = HostsMode::Off)]
     pub hosts: HostsMode,
     /// The hosts file
     #[arg(long, value_name = "FILE", default_value = "/etc/hosts")]
     pub hosts_file: PathBuf,
-    /// Longest wait before the publisher is asked for what was missed, after a connection, in milliseconds
+    /// Longest random wait before the report after a connection, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 2000)]
     pub ask_jitter: u64,
-    /// How often the publisher is told what is here, in seconds
+    /// Average interval of reports to the publisher, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     pub ask_every: u64,
     /// Prometheus metrics at http://ADDRESS/metrics
@@ -76,14 +84,7 @@ pub struct AgentOptions {
     pub metrics: Option<std::net::SocketAddr>,
 }
 
-impl AgentOptions {
-    /// Mode and owner of `records.json`.
-    fn permissions(&self) -> Permissions {
-        Permissions { mode: self.mode, user: self.user, group: self.group }
-    }
-}
-
-/// An announcement and where its reply goes.
+/// An announcement and the subject of its reply.
 type Work = (Announcement, String);
 
 /// Runs until the process is told to end.
@@ -94,21 +95,27 @@ pub async fn run(options: AgentOptions) -> anyhow::Result<()> {
     if let Some(address) = options.metrics {
         metrics_server::spawn(address, metrics.registry.clone()).await?;
     }
-    let applier = Applier::new(&options, store, metrics.clone());
-    tracing::info!(id = options.id, version = applier.version(), mute = options.mute, "agent started");
-    let (queue, work) = mpsc::channel(1024);
-    let (version, announced) = (applier.watch_version(), applier.announced());
-    let worker = tokio::spawn(apply_all(applier, work, bus.clone(), options.mute));
-    if !options.mute {
-        tokio::spawn(ask(bus.clone(), options.clone(), version));
-    }
-    let listening = listen(&bus, &options, &queue, &announced);
+    let running = async {
+        let disk = Disk::start(&options, store.longest())?;
+        let applier = Applier::new(options.mute, disk, store, metrics).await;
+        let held = applier.held();
+        let Report { version, digest, .. } = held.borrow().clone();
+        tracing::info!(id = options.id, version, digest, mute = options.mute, "agent started");
+        let (queue, work) = mpsc::channel(QUEUE);
+        let announced = applier.announced();
+        let applying = tokio::spawn(apply_all(applier, work, bus.clone(), options.mute));
+        if !options.mute {
+            tokio::spawn(report(bus.clone(), options.clone(), held));
+        }
+        tokio::select! {
+            ended = listen(&bus, &options, &queue, &announced) => ended,
+            ended = applying => ended.context("the task that applies versions failed"),
+        }
+    };
     tokio::select! {
-        ended = listening => ended,
-        ended = worker => ended.context("the task that applies versions failed"),
+        ended = running => ended,
         () = crate::ended() => {
-            // What is being written is written beside and renamed: it is the old one or the new one.
-            // A last reply may be on its way; without a bus there is none.
+            // The file is the old one or the new one at any time. A last reply may be on its way.
             let _ = tokio::time::timeout(Duration::from_secs(1), bus.client.flush()).await;
             Ok(())
         }
@@ -123,9 +130,12 @@ async fn listen(
     announced: &watch::Sender<u64>,
 ) -> anyhow::Result<()> {
     let mut messages = bus.client.subscribe(message::agent_subject(&options.id)).await?;
+    let mut warnings = LogLimit::default();
     while let Some(message) = messages.next().await {
         let Some(Received { reply_to, call }) = message::read_call(&message.payload) else {
-            tracing::warn!("ignored a message that is not a call");
+            if let Some(omitted) = warnings.allow(now_ms()) {
+                tracing::warn!(omitted, "ignored a message that is not a call");
+            }
             continue;
         };
         match call {
@@ -135,9 +145,10 @@ async fn listen(
                     *newest = announcement.version.max(*newest);
                     newer
                 });
-                queue.send((announcement, reply_to)).await?;
+                // A full queue holds newer work than the caller can wait for; it asks again.
+                let _ = queue.try_send((announcement, reply_to));
             }
-            // A real agent answers all that is not ours to know.
+            // A mute agent leaves unknown methods to the BOSH agent beside it.
             Err(problem) if !options.mute => {
                 reply(bus, &reply_to, Reply::Exception(problem.to_string())).await
             }
@@ -147,22 +158,43 @@ async fn listen(
     anyhow::bail!("the subscription ended")
 }
 
-/// Applies what is announced; several announcements that wait are settled by the newest.
+/// Applies announcements; of several that wait the newest comes first.
 async fn apply_all(mut applier: Applier, mut work: mpsc::Receiver<Work>, bus: Bus, mute: bool) {
+    let mut looks = tokio::time::interval(LOOK_INTERVAL);
+    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut warnings = LogLimit::default();
     let mut waiting: Vec<Work> = Vec::new();
-    while work.recv_many(&mut waiting, 1024).await > 0 {
+    loop {
+        tokio::select! {
+            received = work.recv_many(&mut waiting, QUEUE) => {
+                if received == 0 {
+                    return;
+                }
+            }
+            _ = looks.tick() => {
+                if let Err(error) = applier.look().await
+                    && let Some(omitted) = warnings.allow(now_ms())
+                {
+                    tracing::error!(omitted, "cannot look at the records; they stay as they are: {error}");
+                }
+            }
+        }
         waiting.sort_by_key(|(announcement, _)| std::cmp::Reverse(announcement.version));
         for (announcement, reply_to) in waiting.drain(..) {
             let done = applier.apply(&announcement).await;
-            if let Err(problem) = &done {
+            if let Err(problem) = &done
+                && let Some(omitted) = warnings.allow(now_ms())
+            {
                 tracing::error!(
                     version = announcement.version,
-                    "cannot take the announced version; the records stay as they are: {problem}"
+                    omitted,
+                    "cannot take the announced version; the records stay as they are: {}",
+                    printable(&problem.to_string())
                 );
             }
             if !mute {
                 let answer = match done {
-                    Ok(()) => Reply::Synced,
+                    Ok(report) => Reply::Synced(message::wants_report(&reply_to).then_some(report)),
                     Err(problem) => Reply::Exception(problem.to_string()),
                 };
                 reply(&bus, &reply_to, answer).await;
@@ -171,16 +203,20 @@ async fn apply_all(mut applier: Applier, mut work: mpsc::Receiver<Work>, bus: Bu
     }
 }
 
-/// Sends a reply.
+/// Sends a reply. If it is lost, the publisher asks again.
 async fn reply(bus: &Bus, subject: &str, reply: Reply) {
-    if let Err(error) = bus.client.publish(subject.to_owned(), reply.write().into()).await {
-        // The publisher asks again.
-        tracing::warn!("cannot send the reply: {error}");
+    /// A bus that takes nothing must not hold up versions.
+    const LIMIT: Duration = Duration::from_secs(5);
+    let sent = bus.client.publish(subject.to_owned(), reply.write().into());
+    match tokio::time::timeout(LIMIT, sent).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!("cannot send the reply: {error}"),
+        Err(_) => tracing::warn!("cannot send the reply: NATS takes no messages"),
     }
 }
 
-/// Tells what is here, after each connection and now and then: whoever missed something gets it.
-async fn ask(bus: Bus, options: AgentOptions, version: watch::Receiver<u64>) {
+/// Reports what the file holds: after each connection, when another program changed it, and now and then.
+async fn report(bus: Bus, options: AgentOptions, mut held: watch::Receiver<Report>) {
     let mut connected = bus.connected.clone();
     let every = Duration::from_secs(options.ask_every.max(1));
     loop {
@@ -189,14 +225,18 @@ async fn ask(bus: Bus, options: AgentOptions, version: watch::Receiver<u64>) {
                 if changed.is_err() {
                     return;
                 }
-                // A server that is back has a whole fleet at its door.
+                // After a restart of the server the whole fleet reports.
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(0..=options.ask_jitter))).await;
+            }
+            changed = held.changed() => {
+                if changed.is_err() {
+                    return;
+                }
             }
             () = tokio::time::sleep(every.mul_f64(0.5 + fastrand::f64())) => {}
         }
         let subject = message::reply_subject(ASK, &options.id, "hello");
-        let hello = Hello { version: *version.borrow() };
-        let body = serde_json::to_vec(&hello).unwrap_or_default();
+        let body = held.borrow_and_update().write();
         if bus.client.publish(subject, body.into()).await.is_err() {
             return;
         }

@@ -1,5 +1,4 @@
-//! The command line. Exit codes: 0 all went well; 1 it did not, or somebody lags; 2 the call
-//! cannot be understood.
+//! The command line. Exit codes: 0 success; 1 failure, or an agent lags or disagrees; 2 invalid usage.
 
 mod address;
 mod instance;
@@ -20,7 +19,6 @@ use crate::{
     files::{self, Permissions},
     nats_config,
     publisher::{self, PublishOptions, book::Count, source::InventoryOptions, state::Folder},
-    simulate,
     tls::TlsFiles,
 };
 
@@ -36,23 +34,39 @@ struct CommandLine {
 /// The commands.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Make the dataset of an inventory and bring it to the fleet, or to one file
+    /// Make the dataset of an inventory and distribute it to the fleet, or write it to one file
     Publish(Box<PublishOptions>),
     /// Receive records on a VM
     Agent(Box<agent::AgentOptions>),
     /// Add, remove or move an instance, by the folder of state or by the publisher's API
     #[command(subcommand)]
     Instance(instance::Instance),
-    /// Who has what: versions by agent, lag, silent ones, bytes sent
+    /// Show versions by agent, lag, silent and disagreeing agents
     Status(status::Status),
     /// Print the name of a link or an instance group
     Address(address::Address),
     /// Print the name of a link for a certificate
     San(address::San),
-    /// Measure a whole fleet on this machine: real connections to one real nats-server
-    Simulate(simulate::SimulateOptions),
-    /// Print the configuration of nats-server, with the permissions that a director gives
+    /// Confirm that the inventory may remove this many instances at once
+    ConfirmRemovals(ConfirmRemovals),
+    /// Print the configuration of nats-server, with a director's permissions
     NatsConfig(NatsConfig),
+}
+
+/// `confirm-removals`.
+#[derive(Debug, clap::Args)]
+struct ConfirmRemovals {
+    /// Number of instances, as the publisher's log gives it
+    instances: usize,
+    /// Folder of state of the publisher on this machine
+    #[arg(long, value_name = "FOLDER")]
+    state: PathBuf,
+}
+
+impl ConfirmRemovals {
+    fn run(self) -> anyhow::Result<()> {
+        Ok(Folder::look(&self.state).write(publisher::keeper::CONFIRMED, &self.instances)?)
+    }
 }
 
 /// `nats-config`.
@@ -67,7 +81,7 @@ struct NatsConfig {
     /// Address and port
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:4222")]
     listen: String,
-    /// nats-server's own certificates.
+    /// The server's certificates.
     #[command(flatten)]
     tls: TlsFiles,
     /// By which part of a certificate nats-server knows its owner; with thousands of agents: dns-name
@@ -98,20 +112,22 @@ pub fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error.into()),
     };
-    match runtime.block_on(command.run(&bars)) {
+    let code = match runtime.block_on(command.run(&bars)) {
         Ok(code) => code,
         Err(error) => failed(&error),
-    }
+    };
+    // A call to a folder that hangs must not keep the process.
+    runtime.shutdown_background();
+    code
 }
 
-/// Says what went wrong.
 fn failed(error: &anyhow::Error) -> ExitCode {
     eprintln!("bosh-dns-sync: {}", dns_core::terminal::lines(&format!("{error:#}")));
     ExitCode::FAILURE
 }
 
 impl Command {
-    /// Does it; a progress bar goes among `bars`.
+    /// Runs the command; its progress bar is drawn among `bars`.
     async fn run(self, bars: &MultiProgress) -> anyhow::Result<ExitCode> {
         match self {
             Self::Publish(options) => publish(*options, bars).await,
@@ -120,13 +136,13 @@ impl Command {
             Self::Status(status) => status.run().await,
             Self::Address(address) => address.run().map(|()| ExitCode::SUCCESS),
             Self::San(san) => san.run().map(|()| ExitCode::SUCCESS),
-            Self::Simulate(options) => simulate::run(options).await.map(|()| ExitCode::SUCCESS),
+            Self::ConfirmRemovals(confirm) => confirm.run().map(|()| ExitCode::SUCCESS),
             Self::NatsConfig(config) => config.run().map(|()| ExitCode::SUCCESS),
         }
     }
 }
 
-/// Standard error for lines of the log: a progress bar steps aside while one is written.
+/// Standard error for log lines; progress bars are hidden while one is written.
 #[derive(Clone)]
 struct Log(MultiProgress);
 
@@ -152,18 +168,18 @@ async fn publish(options: PublishOptions, bars: &MultiProgress) -> anyhow::Resul
         last.set(count);
         bar.set_length(count.agents as u64);
         bar.set_position(count.synced as u64);
-        bar.set_message(format!("{} failing, {} silent", count.failing, count.silent));
+        bar.set_message(count.to_string());
     })
     .await?;
-    // Not finished: that would show all agents as synced.
+    // `finish` would show all agents as synced.
     bar.abandon();
-    let Count { agents, synced, failing, silent } = last.get();
-    println!("{synced} of {agents} agents have the version, {failing} failing, {silent} silent");
+    let count = last.get();
+    let Count { agents, synced, .. } = count;
+    println!("{synced} of {agents} agents have the version, {count}");
     Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 impl NatsConfig {
-    /// Prints or writes it.
     fn run(self) -> anyhow::Result<()> {
         let Self { source, state, listen, tls, users_by, jetstream, bucket, output } = self;
         let folder = Folder::look(&state.unwrap_or_default());
@@ -191,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn command_line_is_consistent() {
         CommandLine::command().debug_assert();
         for words in [
             "publish --nodes n --state s --local f",

@@ -1,4 +1,4 @@
-//! `status`: who has what.
+//! `status`: the version that each agent reported.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -8,15 +8,16 @@ use dns_core::terminal;
 
 use super::instance::call;
 use crate::{
+    message::printable,
     publisher::{
-        book::{Agent, Book, Count},
+        book::{Agent, Book, Count, Standing},
         now_ms,
         state::Folder,
     },
     tls::TlsOptions,
 };
 
-/// `status`. Exit code 1 where somebody lags.
+/// `status`. The exit code is 1 unless all agents hold the version.
 #[derive(Debug, Args)]
 pub(super) struct Status {
     /// Folder of state of the publisher on this machine
@@ -51,7 +52,7 @@ impl Status {
             }
         };
         let count = book.count();
-        let code = if count.synced == count.agents { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        let code = if count.complete() && book.version > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         if json {
             println!("{}", terminal::json(&serde_json::to_string(&book)?));
         } else {
@@ -61,33 +62,41 @@ impl Status {
     }
 }
 
-/// The book for people.
+/// Formats the book as text.
 fn table(book: &Book, all: bool, now: u64) -> String {
-    let Count { agents, synced, failing, silent } = book.count();
+    let count = book.count();
+    let Count { agents, synced, .. } = count;
     let ago = |at: Option<u64>| {
         at.map_or("never".to_owned(), |at| format!("{} s ago", now.saturating_sub(at) / 1000))
     };
     let mut text = format!(
-        "version {}, made {}\n{synced} of {agents} agents have it, {failing} failing, {silent} silent\n{} bytes of messages sent for it\n",
+        "version {}, made {}\n{synced} of {agents} agents have it, {count}\n{} bytes of messages sent for it\n",
         book.version,
         ago(Some(book.made)),
         book.bytes_sent
     );
-    let shown = book.agents.iter().filter(|(_, agent)| all || agent.version < book.version);
+    let shown = book.agents.iter().filter(|(_, agent)| all || book.standing(agent) != Standing::Synced);
     let mut rows =
         vec![["AGENT", "VERSION", "LAG", "HEARD", "ASKED", "ATTEMPTS", "ERROR"].map(str::to_owned)];
     for (id, agent) in shown {
-        let Agent { version, heard, asked, failures, error, .. } = agent;
-        let lag = book.version.saturating_sub(*version);
-        let error = error.clone().unwrap_or_default();
+        let Agent { held, heard, asked, failures, error, .. } = agent;
+        let version = held.as_ref().map_or(0, |held| held.version);
+        let error = match (book.standing(agent), error) {
+            (Standing::Disagreeing, _) => {
+                let digest = held.as_ref().and_then(|held| held.digest.as_deref()).unwrap_or_default();
+                format!("disagrees: holds {digest}")
+            }
+            (Standing::Unverified, _) => "reports no digest (BOSH agent)".to_owned(),
+            (_, error) => error.clone().unwrap_or_default(),
+        };
         rows.push([
-            id.clone(),
+            printable(id),
             version.to_string(),
-            lag.to_string(),
+            book.version.saturating_sub(version).to_string(),
             ago(*heard),
             ago(*asked),
             failures.to_string(),
-            error,
+            printable(&error),
         ]);
     }
     if rows.len() == 1 {
@@ -111,21 +120,32 @@ fn table(book: &Book, all: bool, now: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::Reply;
+    use crate::{
+        message::{Reply, Report},
+        publisher::book::Call,
+    };
 
     #[test]
-    fn those_that_lag_are_shown() {
+    fn unsynced_agents_are_listed() {
+        let call = Call { version: 5, nonce: 1 };
         let mut book = Book::default();
-        book.set_agents(["a", "b"].into_iter());
-        book.set_version(5, 0);
-        book.replied("a", 5, Reply::Synced, 1000, 0.5);
-        book.replied("b", 5, Reply::Exception("disk full".to_owned()), 1000, 0.5);
+        book.set_agents(["a", "b", "c"].into_iter());
+        book.set_version(5, "five", 0);
+        for id in ["a", "b", "c"] {
+            book.asked(id, call, 0, 0, 0.5);
+        }
+        let report = |digest: &str| Report { version: 5, digest: Some(digest.to_owned()), patches: true };
+        book.replied("a", call, Reply::Synced(Some(report("five"))), 1000, 0.5);
+        book.replied("b", call, Reply::Exception("disk full".to_owned()), 1000, 0.5);
+        book.replied("c", call, Reply::Synced(Some(report("other"))), 1000, 0.5);
         let text = table(&book, false, 4000);
         assert_eq!(
             text,
-            "version 5, made 4 s ago\n1 of 2 agents have it, 1 failing, 0 silent\n0 bytes of messages sent for it\n\
-             AGENT  VERSION  LAG  HEARD    ASKED  ATTEMPTS  ERROR\n\
-             b      0        5    3 s ago  never  0         disk full\n"
+            "version 5, made 4 s ago\n1 of 3 agents have it, 1 failing, 0 silent, 1 disagreeing\n\
+             0 bytes of messages sent for it\n\
+             AGENT  VERSION  LAG  HEARD    ASKED    ATTEMPTS  ERROR\n\
+             b      0        5    3 s ago  4 s ago  1         disk full\n\
+             c      5        0    3 s ago  4 s ago  0         disagrees: holds other\n"
         );
         assert!(table(&book, true, 4000).contains("\na "));
     }

@@ -1,6 +1,8 @@
-//! Changes by command: `instance add|remove|move`, laid over what the files say.
+//! Changes by command: `instance add|remove|move`, laid over the inventory's files.
 //!
-//! A change wins over the files until they say the same; then it is dropped.
+//! Each change records what the files said about the instance at the time of the command. It holds
+//! until the files say the same as the change, or say something else than at the time of the
+//! command: the later statement wins.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -15,25 +17,25 @@ use super::{
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "change", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Change {
-    /// It is there.
+    /// Adds an instance.
     Add {
-        /// Deployment.
+        /// Name of its deployment.
         deployment: String,
-        /// Instance group.
+        /// Name of its instance group.
         group: String,
         /// The instance.
         instance: RawInstance,
     },
-    /// It is gone.
+    /// Removes an instance.
     Remove {
         /// Its id.
         id: String,
     },
-    /// It has another address.
+    /// Gives an instance another address.
     Move {
         /// Its id.
         id: String,
-        /// Network; may be left out where it has but one.
+        /// The network; optional if the instance has only one.
         #[serde(default)]
         network: Option<String>,
         /// Its new address.
@@ -41,29 +43,49 @@ pub enum Change {
     },
 }
 
-/// Outstanding changes by instance id: the last one of each kind that matters.
+/// Outstanding changes by instance id.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Changes {
-    /// Instances that are there, or gone (`None`).
+    /// The last change to each instance.
     #[serde(default)]
-    pub instances: BTreeMap<String, Option<Placed>>,
+    pub outstanding: BTreeMap<String, Outstanding>,
 }
 
-/// An instance with its place.
+/// A change that the files do not contain yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Outstanding {
+    /// The instance as commanded; `None` if removed.
+    pub wanted: Option<Placed>,
+    /// The instance in the files at the time of the command; `None` if it was not there.
+    pub files: Option<Placed>,
+}
+
+/// Why a change no longer holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// The files say the same.
+    Adopted,
+    /// The files changed after the command.
+    Superseded,
+}
+
+/// An instance with its deployment and instance group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placed {
-    /// Deployment.
+    /// Name of the deployment.
     pub deployment: String,
-    /// Instance group.
+    /// Name of the instance group.
     pub group: String,
     /// The instance.
     pub instance: RawInstance,
 }
 
 impl Changes {
-    /// Takes in a change; `files` is what the files say.
+    /// Adds a change to the files' present content.
     pub fn make(&mut self, change: Change, files: &RawInventory) -> Result<(), InventoryError> {
-        match change {
+        let (id, wanted) = match change {
             Change::Add { deployment, group, instance } => {
                 if self.find(&instance.id, files).is_some() {
                     return Err(InventoryError::new(
@@ -71,12 +93,11 @@ impl Changes {
                         "there is such an instance; move or remove it",
                     ));
                 }
-                let id = instance.id.clone();
-                self.instances.insert(id, Some(Placed { deployment, group, instance }));
+                (instance.id.clone(), Some(Placed { deployment, group, instance }))
             }
             Change::Remove { id } => {
                 self.find(&id, files).ok_or_else(|| unknown(&id))?;
-                self.instances.insert(id, None);
+                (id, None)
             }
             Change::Move { id, network, ip } => {
                 let mut placed = self.find(&id, files).ok_or_else(|| unknown(&id))?;
@@ -89,23 +110,30 @@ impl Changes {
                     return Err(InventoryError::new(id, format!("it is not on network {network}")));
                 };
                 *address = ip;
-                self.instances.insert(id, Some(placed));
+                (id, Some(placed))
             }
-        }
+        };
+        let files = in_files(&id, files);
+        self.outstanding.insert(id, Outstanding { wanted, files });
         Ok(())
     }
 
-    /// What the files say with the changes laid over.
+    /// Returns the files' content with the changes that still hold.
     pub fn over(&self, mut files: RawInventory) -> RawInventory {
-        let mut open = self.instances.clone();
+        let mut open: BTreeMap<&str, Option<Placed>> = BTreeMap::new();
+        for (id, change) in &self.outstanding {
+            if change.settled(in_files(id, &files).as_ref()).is_none() {
+                open.insert(id, change.wanted.clone());
+            }
+        }
         for deployment in &mut files.deployments {
             for group in &mut deployment.instance_groups {
                 let mut position = 0;
                 group.instances.retain_mut(|instance| {
-                    // The index is that of the file, whoever is gone.
+                    // The index is the position in the file, removed instances included.
                     instance.index.get_or_insert(position);
                     position += 1;
-                    match open.remove(&instance.id) {
+                    match open.remove(instance.id.as_str()) {
                         None => true,
                         Some(None) => false,
                         Some(Some(placed)) => {
@@ -122,50 +150,75 @@ impl Changes {
         files
     }
 
-    /// Drops the changes that the files have by now; says how many.
-    pub fn settle(&mut self, files: &RawInventory) -> usize {
-        let before = self.instances.len();
-        self.instances.retain(|id, change| {
-            let said = in_files(id, files);
-            match (change, said) {
-                (None, None) => false,
-                (Some(placed), Some(said)) => {
-                    placed.instance.networks != said.instance.networks
-                        || placed.instance.az != said.instance.az
-                }
-                _ => true,
+    /// Drops the changes that no longer hold and returns their ids with the reason.
+    pub fn settle(&mut self, files: &RawInventory) -> Vec<(String, Settled)> {
+        let mut settled = Vec::new();
+        self.outstanding.retain(|id, change| match change.settled(in_files(id, files).as_ref()) {
+            None => true,
+            Some(reason) => {
+                settled.push((id.clone(), reason));
+                false
             }
         });
-        before - self.instances.len()
+        settled
     }
 
-    /// An instance as it is with the changes.
+    /// Returns an instance with the changes laid over, its index filled in.
     fn find(&self, id: &str, files: &RawInventory) -> Option<Placed> {
-        match self.instances.get(id) {
-            Some(change) => change.clone(),
-            None => in_files(id, files),
+        let now = in_files(id, files);
+        match self.outstanding.get(id) {
+            Some(change) if change.settled(now.as_ref()).is_none() => change.wanted.clone(),
+            _ => {
+                let mut placed = now?;
+                placed.instance.index = placed.instance.index.or(position(id, files));
+                Some(placed)
+            }
         }
     }
 }
 
-/// The error about an instance that is not there.
+impl Outstanding {
+    /// Returns why the change no longer holds, given the files' present content.
+    fn settled(&self, now: Option<&Placed>) -> Option<Settled> {
+        let same = match (&self.wanted, now) {
+            (None, None) => true,
+            (Some(wanted), Some(now)) => {
+                wanted.instance.networks == now.instance.networks
+                    && wanted.instance.az == now.instance.az
+                    && (&wanted.deployment, &wanted.group) == (&now.deployment, &now.group)
+            }
+            _ => false,
+        };
+        match (same, self.files.as_ref() == now) {
+            (true, _) => Some(Settled::Adopted),
+            (false, true) => None,
+            (false, false) => Some(Settled::Superseded),
+        }
+    }
+}
+
 fn unknown(id: &str) -> InventoryError {
     InventoryError::new(id, "there is no such instance")
 }
 
-/// An instance as the files have it.
+/// Returns an instance exactly as the files have it.
 fn in_files(id: &str, files: &RawInventory) -> Option<Placed> {
     files.deployments.iter().find_map(|deployment| {
         deployment.instance_groups.iter().find_map(|group| {
-            let position = group.instances.iter().position(|instance| instance.id == id)?;
-            let mut instance = group.instances[position].clone();
-            instance.index.get_or_insert(position as u64);
+            let instance = group.instances.iter().find(|instance| instance.id == id)?.clone();
             Some(Placed { deployment: deployment.name.clone(), group: group.name.clone(), instance })
         })
     })
 }
 
-/// The instance group of a new instance, made where there is none.
+/// Returns an instance's position in its group, its index unless the file gives one.
+fn position(id: &str, files: &RawInventory) -> Option<u64> {
+    let mut groups = files.deployments.iter().flat_map(|deployment| &deployment.instance_groups);
+    let position = groups.find_map(|group| group.instances.iter().position(|instance| instance.id == id));
+    position.map(|position| position as u64)
+}
+
+/// Returns the instance group of a new instance; creates it if it is missing.
 fn group_of<'a>(files: &'a mut RawInventory, placed: &Placed) -> &'a mut RawGroup {
     let deployments = &mut files.deployments;
     let at = deployments.iter().position(|deployment| deployment.name == placed.deployment);
@@ -194,20 +247,19 @@ mod tests {
         .unwrap()
     }
 
-    /// A change from its JSON.
     fn change(text: &str) -> Change {
         serde_json::from_str(text).unwrap()
     }
 
-    /// Ids, indexes and first addresses of the only group.
-    fn told(raw: &RawInventory) -> Vec<(String, Option<u64>, String)> {
+    /// Returns ids, indexes and first addresses of the only group.
+    fn rows(raw: &RawInventory) -> Vec<(String, Option<u64>, String)> {
         let instances = &raw.deployments[0].instance_groups[0].instances;
-        let told = |one: &RawInstance| (one.id.clone(), one.index, one.networks["n"].to_string());
-        instances.iter().map(told).collect()
+        let row = |one: &RawInstance| (one.id.clone(), one.index, one.networks["n"].to_string());
+        instances.iter().map(row).collect()
     }
 
     #[test]
-    fn changes_win_until_the_files_say_the_same() {
+    fn files_adopt_changes() {
         let mut changes = Changes::default();
         for text in [
             r#"{"change":"remove","id":"a"}"#,
@@ -220,14 +272,49 @@ mod tests {
         let expected = [("b", 1, "10.0.0.9"), ("c", 7, "10.0.0.3")];
         let expected: Vec<_> =
             expected.map(|(id, index, ip)| (id.to_owned(), Some(index), ip.to_owned())).to_vec();
-        assert_eq!(told(&now), expected);
-        assert_eq!(changes.clone().settle(&files()), 0);
-        assert_eq!(changes.settle(&now), 3);
+        assert_eq!(rows(&now), expected);
+        assert_eq!(changes.clone().settle(&files()), []);
+        assert_eq!(changes.settle(&now).len(), 3);
         assert_eq!(changes, Changes::default());
     }
 
     #[test]
-    fn what_is_not_there_cannot_be_changed() {
+    fn later_file_change_wins() {
+        let with = |text: &str| super::super::file::read(text.as_bytes()).unwrap();
+        let group = |instances: &str| {
+            with(&format!(
+                "deployments: [{{name: d, instance_groups: [{{name: g, instances: [{instances}]}}]}}]"
+            ))
+        };
+        let mut changes = Changes::default();
+        changes.make(change(r#"{"change":"move","id":"b","ip":"10.0.0.9"}"#), &files()).unwrap();
+        changes.make(change(r#"{"change":"remove","id":"a"}"#), &files()).unwrap();
+        // Another instance in front moves the positions and changes nothing about b.
+        let unrelated = group(
+            "{id: z, networks: {n: 10.0.0.7}}, {id: a, networks: {n: 10.0.0.1}}, {id: b, networks: {n: 10.0.0.2}}",
+        );
+        assert_eq!(changes.clone().settle(&unrelated), []);
+        // Both edits come after the commands.
+        let later = group("{id: a, networks: {n: 10.0.0.8}}, {id: b, networks: {n: 10.0.0.3}}");
+        let expected = [("a", 0, "10.0.0.8"), ("b", 1, "10.0.0.3")];
+        let expected = expected.map(|(id, index, ip)| (id.to_owned(), Some(index), ip.to_owned())).to_vec();
+        assert_eq!(rows(&changes.over(later.clone())), expected);
+        let superseded = ["a", "b"].map(|id| (id.to_owned(), Settled::Superseded)).to_vec();
+        assert_eq!(changes.settle(&later), superseded);
+    }
+
+    #[test]
+    fn removed_instance_can_return() {
+        let mut changes = Changes::default();
+        changes.make(change(r#"{"change":"remove","id":"a"}"#), &files()).unwrap();
+        let mut without = files();
+        without.deployments[0].instance_groups[0].instances.remove(0);
+        assert_eq!(changes.settle(&without), [("a".to_owned(), Settled::Adopted)]);
+        assert_eq!(changes.over(files()).deployments[0].instance_groups[0].instances.len(), 2);
+    }
+
+    #[test]
+    fn unknown_instances_are_refused() {
         let mut changes = Changes::default();
         for text in [
             r#"{"change":"remove","id":"x"}"#,

@@ -11,7 +11,10 @@ use serde::{Deserialize, Serialize};
 
 use super::Alias;
 
-/// What one file says.
+/// Longest inventory file, in bytes.
+const LONGEST_FILE: u64 = 256 << 20;
+
+/// The content of one file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawInventory {
@@ -21,23 +24,23 @@ pub struct RawInventory {
     /// Whether `/etc/hosts` also gets names with the index.
     #[serde(default)]
     pub index_records: Option<bool>,
-    /// Deployments.
+    /// Deployments; those of the same name in several files are merged.
     #[serde(default)]
     pub deployments: Vec<RawDeployment>,
 }
 
-/// A deployment.
+/// A deployment as written in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawDeployment {
     /// Its name.
     pub name: String,
-    /// Its instance groups.
+    /// Instance groups of the deployment.
     #[serde(default)]
     pub instance_groups: Vec<RawGroup>,
 }
 
-/// An instance group.
+/// An instance group as written in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawGroup {
@@ -46,26 +49,26 @@ pub struct RawGroup {
     /// Links that it provides.
     #[serde(default)]
     pub links: Vec<RawLink>,
-    /// Its instances.
+    /// Instances; their position is their default index.
     #[serde(default)]
     pub instances: Vec<RawInstance>,
 }
 
-/// A link.
+/// A link as written in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawLink {
     /// Its name.
     pub name: String,
-    /// Its type.
+    /// Type of the link.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Its aliases.
+    /// Aliases that lead to the link's instances.
     #[serde(default)]
     pub aliases: Vec<Alias>,
 }
 
-/// An instance.
+/// An instance as written in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawInstance {
@@ -80,7 +83,7 @@ pub struct RawInstance {
     /// Id of its agent.
     #[serde(default)]
     pub agent_id: Option<String>,
-    /// Address by network.
+    /// Addresses by network name.
     #[serde(default)]
     pub networks: BTreeMap<String, IpAddr>,
 }
@@ -91,7 +94,7 @@ pub enum FileError {
     /// The system refuses it.
     #[error("{}: {source}", path.display())]
     Io {
-        /// File or folder.
+        /// The file, or the folder.
         path: PathBuf,
         /// What the system says.
         source: io::Error,
@@ -99,9 +102,9 @@ pub enum FileError {
     /// It is not what it should be.
     #[error("{}: {problem}", path.display())]
     Content {
-        /// File, or folder.
+        /// The file, or the folder.
         path: PathBuf,
-        /// What is wrong.
+        /// The mistake.
         problem: ContentError,
     },
 }
@@ -115,7 +118,7 @@ pub enum ContentError {
     /// No YAML of this shape, with the place.
     #[error("{0}")]
     Malformed(Box<serde_saphyr::Error>),
-    /// Two files disagree.
+    /// Two files give different domains.
     #[error("another file has another `domain`; say it once")]
     TwoDomains,
     /// A folder without files.
@@ -142,7 +145,8 @@ pub fn load(path: &Path) -> Result<RawInventory, FileError> {
     let mut all = RawInventory::default();
     for file in files(path)? {
         let content = |problem| FileError::Content { path: file.clone(), problem };
-        let text = fs::read(&file).map_err(|source| FileError::Io { path: file.clone(), source })?;
+        let failed = |source| FileError::Io { path: file.clone(), source };
+        let text = crate::files::read(&file, LONGEST_FILE).map_err(failed)?;
         let RawInventory { domain, index_records, deployments } = read(&text).map_err(content)?;
         if all.domain.is_some() && domain.is_some() && all.domain != domain {
             return Err(content(ContentError::TwoDomains));

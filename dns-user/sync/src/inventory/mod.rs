@@ -77,7 +77,7 @@ pub struct Alias {
     /// `smart`, `healthy`, `unhealthy`, `all`.
     #[serde(default)]
     pub health_filter: Option<String>,
-    /// `asynchronous`, `synchronous`.
+    /// `asynchronous` or `synchronous`.
     #[serde(default)]
     pub initial_health_check: Option<String>,
     /// What `_` stands for: `uuid`, `index`, `az` (`availability_zone`), `network`.

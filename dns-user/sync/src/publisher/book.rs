@@ -1,161 +1,355 @@
-//! Who has what, and who is to be asked next. Pure: the clock is a number of milliseconds.
+//! The version that each agent holds, and the agents to ask next. Pure: the clock is a number of milliseconds.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::message::Reply;
+use crate::message::{Reply, Report};
 
-/// How long a reply is waited for, beyond the time over which downloads are spread.
+/// Time that an agent gets for its reply, beyond the time over which downloads are spread.
 pub const PATIENCE_MS: u64 = 10_000;
 
-/// Longest pause before an agent that does not answer is asked again.
+/// Longest pause before a silent agent is asked again.
 const LONGEST_PAUSE_MS: u64 = 300_000;
 
-/// Pause after an exception.
+/// First pause after an exception.
 const EXCEPTION_PAUSE_MS: u64 = 5_000;
 
-/// What is known of one agent.
+/// Shortest time between two calls to one agent, however often it reports.
+const SHORTEST_GAP_MS: u64 = 1_000;
+
+/// Calls to one agent whose replies are accepted; older ones are forgotten.
+const OPEN_CALLS: usize = 4;
+
+/// Largest step by which a report raises the version. A single faulty agent must not use up the numbers.
+pub const LARGEST_RAISE: u64 = 1_000_000;
+
+/// The file that an agent holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    /// Version of the file; 0 without one.
+    pub version: u64,
+    /// Digest of the file; `None` from a BOSH agent, which reports none.
+    pub digest: Option<String>,
+}
+
+/// One agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Agent {
-    /// Version that it has said to have; 0: not known.
-    pub version: u64,
-    /// When it was last heard, in milliseconds since 1970.
+    /// Its file, as last reported to this publisher process.
+    pub held: Option<Held>,
+    /// Time of its last message, in milliseconds since 1970.
     pub heard: Option<u64>,
-    /// When it was last asked.
+    /// Time of the last call.
     pub asked: Option<u64>,
-    /// Attempts since it last did what it was asked to.
+    /// Calls since it last complied.
     pub failures: u32,
-    /// What it last said went wrong.
+    /// Its last exception.
     pub error: Option<String>,
-    /// When it is to be asked next, if it lags.
+    /// Whether it applies patches: an agent of ours.
+    #[serde(default)]
+    pub patches: bool,
+    /// Time of the next call if it lags.
     #[serde(default)]
     next: u64,
+    /// Whether it has reported to this process: a later surprise means a second publisher.
+    #[serde(skip)]
+    met: bool,
+    /// Open calls, oldest first.
+    #[serde(skip)]
+    calls: Vec<Call>,
+}
+
+/// An open call to an agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// Announced version; 0 for a question.
+    pub version: u64,
+    /// Random number in the reply's subject. Another party cannot guess it.
+    pub nonce: u64,
+}
+
+impl Call {
+    /// The last token of the reply's subject.
+    pub fn token(self) -> String {
+        format!("{}-{:016x}", self.version, self.nonce)
+    }
+
+    /// Reads the last token of a reply's subject.
+    pub fn parse(token: &str) -> Option<Self> {
+        let (version, nonce) = token.split_once('-')?;
+        Some(Self { version: version.parse().ok()?, nonce: u64::from_str_radix(nonce, 16).ok()? })
+    }
+}
+
+/// An agent's state relative to the version of the fleet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Holds the version with its digest.
+    Synced,
+    /// Replied `synced` without a digest, as BOSH agents do.
+    Unverified,
+    /// Holds a higher version, or other bytes with this version.
+    Disagreeing,
+    /// Holds an older version or none, and answered the last call.
+    Failing,
+    /// Holds an older version or none, and did not answer the last call.
+    Silent,
 }
 
 /// All agents.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Book {
-    /// Version that all should have.
+    /// Version that all agents should hold; 0 before the first one.
     pub version: u64,
-    /// When it was made, in milliseconds since 1970.
+    /// Its digest.
+    #[serde(default)]
+    pub digest: String,
+    /// Time of its announcement, in milliseconds since 1970.
     #[serde(default)]
     pub made: u64,
-    /// Bytes of messages sent since the version was made.
+    /// Bytes of announcements sent for it.
     #[serde(default)]
     pub bytes_sent: u64,
     /// Agents by id.
     pub agents: BTreeMap<String, Agent>,
 }
 
-/// Numbers of a [`Book`].
+/// Agents by [`Standing`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// Agents.
+    /// All agents.
     pub agents: usize,
-    /// Those that have the version.
+    /// Agents that hold the version, including `unverified` ones.
     pub synced: usize,
-    /// Those that lag and have answered the last call, with an exception or an older version.
+    /// BOSH agents that replied `synced`, which proves no digest.
+    pub unverified: usize,
+    /// Agents that hold a higher version or other bytes.
+    pub disagreeing: usize,
+    /// Lagging agents that answered the last call, with an exception or an older version.
     pub failing: usize,
-    /// Those that lag and have not answered.
+    /// Lagging agents that did not answer.
     pub silent: usize,
 }
 
+impl Count {
+    /// Returns whether every agent holds the version.
+    pub fn complete(&self) -> bool {
+        self.synced == self.agents
+    }
+}
+
+impl std::fmt::Display for Count {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { agents: _, synced: _, unverified, disagreeing, failing, silent } = self;
+        write!(out, "{failing} failing, {silent} silent")?;
+        if *disagreeing > 0 {
+            write!(out, ", {disagreeing} disagreeing")?;
+        }
+        if *unverified > 0 {
+            write!(out, ", {unverified} unverified (BOSH agents report no digest)")?;
+        }
+        Ok(())
+    }
+}
+
+/// Consequence of a message from an agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// No consequence beyond the book.
+    Noted,
+    /// The agent replied with an exception that it had not given before.
+    Complains(String),
+    /// The first report of an agent surprises: the next version must be above this one.
+    Raise(u64),
+    /// An agent that reported before now disagrees: another publisher is active.
+    Disagrees(Held),
+    /// The message answers no open call, or comes from an unknown agent.
+    Ignored,
+}
+
 impl Book {
-    /// Sets who there is; whoever is new is asked at once, whoever is gone is forgotten.
+    /// Prepares the book of an earlier process: reports are collected again.
+    pub fn forget_reports(&mut self) {
+        for agent in self.agents.values_mut() {
+            let Agent { held: _, heard, asked, failures: _, error: _, patches: _, next: _, met: _, calls: _ } =
+                agent;
+            *agent = Agent { heard: *heard, asked: *asked, ..Agent::default() };
+        }
+    }
+
+    /// Sets the fleet's agents; new ones are due immediately, missing ones are forgotten.
     pub fn set_agents<'a>(&mut self, ids: impl Iterator<Item = &'a str>) {
         let mut old = std::mem::take(&mut self.agents);
         self.agents = ids.map(|id| (id.to_owned(), old.remove(id).unwrap_or_default())).collect();
     }
 
-    /// Sets what all should have; all that lag are asked at once.
-    pub fn set_version(&mut self, version: u64, made: u64) {
-        if version == self.version {
+    /// Sets the fleet's version; lagging agents are due immediately.
+    pub fn set_version(&mut self, version: u64, digest: &str, made: u64) {
+        if version == self.version && digest == self.digest {
             return;
         }
-        (self.version, self.made, self.bytes_sent) = (version, made, 0);
-        self.hurry();
-    }
-
-    /// Asks all that lag at once.
-    pub fn hurry(&mut self) {
+        (self.version, self.digest, self.made, self.bytes_sent) = (version, digest.to_owned(), made, 0);
         for agent in self.agents.values_mut() {
             (agent.next, agent.failures) = (0, 0);
         }
     }
 
-    /// Agents that are to be asked now, with the version that each has.
-    pub fn due(&self, now: u64) -> Vec<(String, u64)> {
-        let lags = |agent: &Agent| agent.version < self.version && agent.next <= now;
-        let due = self.agents.iter().filter(|(_, agent)| lags(agent));
-        due.map(|(id, agent)| (id.clone(), agent.version)).collect()
+    /// Returns an agent's standing.
+    pub fn standing(&self, agent: &Agent) -> Standing {
+        match &agent.held {
+            Some(Held { version, digest: None }) if *version > 0 && *version >= self.version => {
+                Standing::Unverified
+            }
+            Some(Held { version, digest }) if *version == self.version && *version > 0 => {
+                match digest.as_deref() == Some(&*self.digest) {
+                    true => Standing::Synced,
+                    false => Standing::Disagreeing,
+                }
+            }
+            Some(Held { version, .. }) if *version > self.version => Standing::Disagreeing,
+            _ if agent.heard.is_some() && agent.heard >= agent.asked && agent.error.is_some() => {
+                Standing::Failing
+            }
+            _ => Standing::Silent,
+        }
     }
 
-    /// When somebody is to be asked next.
-    pub fn next(&self) -> Option<u64> {
-        let lagging = self.agents.values().filter(|agent| agent.version < self.version);
-        lagging.map(|agent| agent.next).min()
+    fn lags(&self, agent: &Agent) -> bool {
+        matches!(self.standing(agent), Standing::Failing | Standing::Silent)
     }
 
-    /// An agent is asked; its reply may take `spread` longer. `random` is in 0..1.
-    pub fn asked(&mut self, id: &str, now: u64, spread: u64, random: f64) {
+    /// Returns the agents to ask now, with the version that each holds if it applies patches.
+    pub fn due(&self, now: u64) -> Vec<(String, Option<u64>)> {
+        let due = self.agents.iter().filter(|(_, agent)| agent.next <= now && self.lags(agent));
+        due.map(|(id, agent)| {
+            let held = agent.held.as_ref().filter(|_| agent.patches);
+            (id.clone(), held.map(|held| held.version))
+        })
+        .collect()
+    }
+
+    /// Returns whether every agent has answered this process.
+    pub fn all_met(&self) -> bool {
+        self.agents.values().all(|agent| agent.met)
+    }
+
+    /// Notes a call that is sent at `at` and whose reply may take `spread` longer. `random` is in 0..1.
+    pub fn asked(&mut self, id: &str, call: Call, at: u64, spread: u64, random: f64) {
         let Some(agent) = self.agents.get_mut(id) else { return };
+        if agent.calls.len() == OPEN_CALLS {
+            agent.calls.remove(0);
+        }
+        agent.calls.push(call);
+        if call.version == 0 {
+            return;
+        }
         let pause = (PATIENCE_MS << agent.failures.min(6)).min(LONGEST_PAUSE_MS);
-        agent.asked = Some(now);
+        agent.asked = Some(at);
         agent.failures = agent.failures.saturating_add(1);
-        agent.next = now + spread + jitter(pause, random);
+        agent.next = at + spread + jitter(pause, random);
     }
 
-    /// An agent replied to a call about `version`. Doubled, late and foreign replies do no harm:
-    /// a version only grows, and never above what there is.
-    pub fn replied(&mut self, id: &str, version: u64, reply: Reply, now: u64, random: f64) {
-        let known = version <= self.version;
-        let Some(agent) = self.agents.get_mut(id).filter(|_| known) else { return };
+    /// Takes a reply. Only a reply to an open call counts, once; late ones count for what they report.
+    pub fn replied(&mut self, id: &str, call: Call, reply: Reply, now: u64, random: f64) -> Verdict {
+        let Some(agent) = self.agents.get_mut(id) else { return Verdict::Ignored };
+        let Some(open) = agent.calls.iter().position(|open| *open == call) else { return Verdict::Ignored };
+        agent.calls.remove(open);
         agent.heard = Some(now);
         match reply {
-            Reply::Synced => {
-                if agent.version < version && version < self.version {
-                    // It came late, and from here on there may be a patch.
+            Reply::Synced(Some(report)) => {
+                (agent.failures, agent.error) = (0, None);
+                self.report(id, report, now)
+            }
+            Reply::Synced(None) => {
+                agent.met = true;
+                if call.version == 0 {
+                    return Verdict::Noted;
+                }
+                let before = agent.held.as_ref().map_or(0, |held| held.version);
+                if before < call.version {
+                    agent.held = Some(Held { version: call.version, digest: None });
+                }
+                if call.version < self.version {
+                    // It came late; the current version is due now.
                     agent.next = now;
                 }
-                agent.version = agent.version.max(version);
                 (agent.failures, agent.error) = (0, None);
+                Verdict::Noted
             }
-            // What could not be done about an older version is over.
-            Reply::Exception(_) if version < self.version => {}
+            // A BOSH agent without a file fails at a question; an older version no longer matters.
+            Reply::Exception(_) if call.version < self.version => {
+                agent.met = true;
+                Verdict::Noted
+            }
             Reply::Exception(problem) => {
-                agent.error = Some(problem);
+                agent.met = true;
+                let known = agent.error.as_ref() == Some(&problem);
+                agent.error = Some(problem.clone());
                 let pause = (EXCEPTION_PAUSE_MS << agent.failures.min(6)).min(LONGEST_PAUSE_MS);
                 agent.next = now + jitter(pause, random);
+                if known { Verdict::Noted } else { Verdict::Complains(problem) }
             }
         }
     }
 
-    /// An agent says what it has. Returns whether that is more than there is.
-    pub fn said(&mut self, id: &str, version: u64, now: u64) -> bool {
-        let Some(agent) = self.agents.get_mut(id) else { return false };
-        // It may have less than before: a new disk. It is there: no pause is left.
-        (agent.heard, agent.version) = (Some(now), version.min(self.version));
-        (agent.next, agent.failures) = (0, 0);
-        version > self.version
+    /// Takes an agent's report of its file.
+    pub fn report(&mut self, id: &str, report: Report, now: u64) -> Verdict {
+        let Report { version, digest, patches } = report;
+        let Some(agent) = self.agents.get_mut(id) else { return Verdict::Ignored };
+        let held = Held { version, digest: Some(digest.unwrap_or_default()) };
+        let changed = agent.held.as_ref() != Some(&held);
+        let first = !std::mem::replace(&mut agent.met, true);
+        agent.patches = patches;
+        agent.heard = Some(now);
+        if changed || first {
+            // It may hold less than before, on a new disk. It is reachable: its pauses end.
+            agent.failures = 0;
+            agent.next = agent.asked.map_or(0, |asked| asked + SHORTEST_GAP_MS).min(now + SHORTEST_GAP_MS);
+            if version < self.version && first {
+                agent.next = 0;
+            }
+        }
+        agent.held = Some(held.clone());
+        let agent = &self.agents[id];
+        if self.standing(agent) != Standing::Disagreeing {
+            return Verdict::Noted;
+        }
+        match first && version <= self.version.saturating_add(LARGEST_RAISE) {
+            true => Verdict::Raise(version),
+            false if changed => Verdict::Disagrees(held),
+            false => Verdict::Noted,
+        }
     }
 
-    /// How many have it.
+    /// Counts agents by standing.
     pub fn count(&self) -> Count {
         let mut count = Count { agents: self.agents.len(), ..Count::default() };
         for agent in self.agents.values() {
-            let answered = agent.heard.is_some() && agent.heard >= agent.asked;
-            match agent.version >= self.version {
-                true => count.synced += 1,
-                false if answered && agent.error.is_some() => count.failing += 1,
-                false => count.silent += 1,
+            match self.standing(agent) {
+                Standing::Synced => count.synced += 1,
+                Standing::Unverified => {
+                    count.synced += 1;
+                    count.unverified += 1;
+                }
+                Standing::Disagreeing => count.disagreeing += 1,
+                Standing::Failing => count.failing += 1,
+                Standing::Silent => count.silent += 1,
             }
         }
         count
     }
+
+    /// Returns the first disagreeing agent.
+    pub fn disagreeing(&self) -> Option<(&str, &Held)> {
+        self.agents.iter().find_map(|(id, agent)| {
+            let held = agent.held.as_ref()?;
+            (self.standing(agent) == Standing::Disagreeing).then_some((&**id, held))
+        })
+    }
 }
 
-/// A pause between 75 % and 125 %.
+/// Returns a pause between 75 % and 125 %.
 fn jitter(pause: u64, random: f64) -> u64 {
     (pause as f64 * (0.75 + random / 2.0)) as u64
 }
@@ -164,69 +358,135 @@ fn jitter(pause: u64, random: f64) -> u64 {
 mod tests {
     use super::*;
 
-    /// A book of three agents at version 5, all asked at 0.
+    fn call(version: u64) -> Call {
+        Call { version, nonce: version * 100 }
+    }
+
+    fn report(version: u64, digest: &str) -> Report {
+        Report { version, digest: Some(digest.to_owned()), patches: true }
+    }
+
+    fn synced(version: u64, digest: &str) -> Reply {
+        Reply::Synced(Some(report(version, digest)))
+    }
+
+    /// Three agents at version 5, all asked at 0.
     fn book() -> Book {
         let mut book = Book::default();
         book.set_agents(["a", "b", "c"].into_iter());
-        book.set_version(5, 0);
+        book.set_version(5, "five", 0);
         assert_eq!(book.due(0).len(), 3);
         for id in ["a", "b", "c"] {
-            book.asked(id, 0, 0, 0.5);
+            book.asked(id, call(5), 0, 0, 0.5);
         }
         assert_eq!(book.due(0), []);
         book
     }
 
     #[test]
-    fn who_does_not_answer_is_asked_again_for_itself() {
+    fn silent_agents_back_off_separately() {
         let mut book = book();
-        book.replied("a", 5, Reply::Synced, 10, 0.5);
-        book.replied("b", 5, Reply::Exception("full".to_owned()), 10, 0.5);
-        assert_eq!(book.count(), Count { agents: 3, synced: 1, failing: 1, silent: 1 });
-        assert_eq!(book.due(10_000), [("c".to_owned(), 0)]);
-        book.asked("c", 10_000, 0, 0.5);
-        assert_eq!(book.due(10_010), [("b".to_owned(), 0)]);
-        assert_eq!(book.due(29_999), [("b".to_owned(), 0)]);
+        book.replied("a", call(5), synced(5, "five"), 10, 0.5);
+        let complaint = book.replied("b", call(5), Reply::Exception("full".to_owned()), 10, 0.5);
+        assert_eq!(complaint, Verdict::Complains("full".to_owned()));
+        let count = Count { agents: 3, synced: 1, failing: 1, silent: 1, ..Count::default() };
+        assert_eq!(book.count(), count);
+        assert_eq!(book.due(10_000), [("c".to_owned(), None)]);
+        book.asked("c", call(5), 10_000, 0, 0.5);
+        assert_eq!(book.due(10_010), [("b".to_owned(), None)]);
         assert_eq!(book.due(30_000).len(), 2);
         for round in 0..100 {
-            book.asked("c", round, 0, 1.0);
+            book.asked("c", call(5), round, 0, 1.0);
         }
-        assert!(book.next().unwrap() < 2 * LONGEST_PAUSE_MS);
+        assert!(book.agents["c"].next < 2 * LONGEST_PAUSE_MS);
+        assert_eq!(book.agents["c"].calls.len(), OPEN_CALLS);
     }
 
     #[test]
-    fn doubled_late_and_foreign_replies_do_no_harm() {
+    fn synced_requires_version_and_digest() {
         let mut book = book();
-        for _ in 0..2 {
-            book.replied("a", 5, Reply::Synced, 10, 0.5);
+        book.replied("a", call(5), synced(5, "five"), 10, 0.5);
+        book.replied("b", call(5), synced(5, "other"), 10, 0.5);
+        book.replied("c", call(5), synced(9, "nine"), 10, 0.5);
+        let count = Count { agents: 3, synced: 1, disagreeing: 2, ..Count::default() };
+        assert_eq!(book.count(), count);
+    }
+
+    #[test]
+    fn first_report_raises_later_disagree() {
+        let mut book = book();
+        assert_eq!(book.report("a", report(9, "nine"), 1), Verdict::Raise(9));
+        assert_eq!(book.report("b", report(5, "other"), 1), Verdict::Raise(5));
+        book.set_version(10, "ten", 2);
+        assert_eq!(book.count().disagreeing, 0);
+        assert_eq!(book.due(1_000_000).len(), 3);
+        let held = Held { version: 11, digest: Some("eleven".to_owned()) };
+        assert_eq!(book.report("a", report(11, "eleven"), 3), Verdict::Disagrees(held));
+        assert_eq!(book.disagreeing().map(|(id, _)| id), Some("a"));
+        assert_eq!(book.report("a", report(11, "eleven"), 4), Verdict::Noted, "logged once");
+        let far = report(10 + LARGEST_RAISE + 1, "far");
+        assert!(matches!(book.report("c", far, 5), Verdict::Disagrees(_)));
+    }
+
+    #[test]
+    fn only_open_calls_count() {
+        let mut book = book();
+        let forged = Call { version: 5, nonce: 1 };
+        assert_eq!(book.replied("a", forged, synced(5, "five"), 10, 0.5), Verdict::Ignored);
+        assert_eq!(book.replied("x", call(5), synced(5, "five"), 10, 0.5), Verdict::Ignored);
+        assert_eq!(book.replied("a", call(5), synced(5, "five"), 10, 0.5), Verdict::Noted);
+        assert_eq!(book.replied("a", call(5), Reply::Exception("x".to_owned()), 10, 0.5), Verdict::Ignored);
+        assert_eq!(book.count().synced, 1);
+    }
+
+    #[test]
+    fn late_reply_counts_for_its_version() {
+        let mut book = book();
+        book.set_version(6, "six", 20);
+        book.asked("c", call(6), 21, 0, 0.5);
+        book.replied("c", call(5), Reply::Synced(None), 22, 0.5);
+        assert_eq!(book.agents["c"].held, Some(Held { version: 5, digest: None }));
+        assert!(book.due(22).contains(&("c".to_owned(), None)));
+        book.asked("c", Call { version: 6, nonce: 1 }, 22, 0, 0.5);
+        book.replied("c", Call { version: 6, nonce: 1 }, Reply::Synced(None), 23, 0.5);
+        assert_eq!((book.count().synced, book.count().unverified), (1, 1));
+    }
+
+    #[test]
+    fn reports_cannot_flood_calls() {
+        let mut book = book();
+        let mut calls = 0;
+        for now in 0..1000 {
+            book.report("a", report(now % 2, "x"), 10_000 + now);
+            for (id, _) in book.due(10_000 + now).into_iter().filter(|(id, _)| id == "a") {
+                book.asked(&id, call(5), 10_000 + now, 0, 0.5);
+                calls += 1;
+            }
         }
-        book.set_version(6, 20);
-        book.replied("a", 5, Reply::Synced, 21, 0.5);
-        book.asked("c", 21, 0, 0.5);
-        book.replied("c", 5, Reply::Synced, 22, 0.5);
-        assert_eq!(book.due(22).last(), Some(&("c".to_owned(), 5)), "late, and told at once what is new");
-        book.asked("c", 22, 0, 0.5);
-        book.replied("c", 5, Reply::Synced, 23, 0.5);
-        book.replied("b", 7, Reply::Synced, 21, 0.5);
-        book.replied("x", 6, Reply::Synced, 21, 0.5);
-        assert_eq!(book.due(23), [("a".to_owned(), 5), ("b".to_owned(), 0)]);
+        assert!(calls <= 2, "{calls}");
     }
 
     #[test]
-    fn who_comes_back_is_asked_at_once() {
+    fn returning_agent_is_due_immediately() {
         let mut book = book();
-        assert!(!book.said("c", 3, 100));
-        assert_eq!(book.due(100), [("c".to_owned(), 3)]);
-        assert!(book.said("a", 9, 100));
-        assert_eq!(book.agents["a"].version, 5);
-        assert!(!book.said("a", 0, 200));
-        assert_eq!(book.agents["a"].version, 0);
+        assert_eq!(book.report("c", report(3, "three"), 100), Verdict::Noted);
+        assert_eq!(book.due(100), [("c".to_owned(), Some(3))]);
     }
 
     #[test]
-    fn who_is_gone_is_forgotten() {
+    fn missing_agents_are_forgotten() {
         let mut book = book();
         book.set_agents(["b", "d"].into_iter());
-        assert_eq!(book.due(0), [("d".to_owned(), 0)]);
+        assert_eq!(book.due(0), [("d".to_owned(), None)]);
+    }
+
+    #[test]
+    fn restart_collects_reports_again() {
+        let mut book = book();
+        book.replied("a", call(5), synced(5, "five"), 10, 0.5);
+        let text = serde_json::to_vec(&book).unwrap();
+        let mut book: Book = serde_json::from_slice(&text).unwrap();
+        book.forget_reports();
+        assert_eq!((book.count().synced, book.all_met()), (0, false));
     }
 }

@@ -1,32 +1,26 @@
-//! What a publisher counts.
+//! The metrics of a publisher.
 
 use prometheus::{IntCounter, IntGauge, Registry};
 
-use super::book::{Book, Count};
+use super::{book::Count, plan::Plan};
 
 /// The metrics.
 #[derive(Debug)]
 pub(super) struct Metrics {
-    /// All of them.
     pub(super) registry: Registry,
-    /// Messages sent.
     pub(super) sent: IntCounter,
-    /// Their bytes.
     pub(super) sent_bytes: IntCounter,
-    /// Exceptions that agents replied.
-    pub(super) exceptions: IntCounter,
-    /// Length of the newest blob.
+    exceptions: IntCounter,
+    ignored: IntCounter,
     pub(super) blob_bytes: IntGauge,
-    /// Whether the inventory in use is the newest.
     pub(super) inventory_good: IntGauge,
-    /// The version.
     version: IntGauge,
-    /// Agents, and how many of them have it, fail, or say nothing.
-    agents: [IntGauge; 4],
+    /// The members of [`Count`], in its order.
+    agents: [IntGauge; 6],
 }
 
 impl Metrics {
-    /// All at zero.
+    /// Registers all families at zero.
     pub(super) fn new() -> prometheus::Result<Self> {
         let registry = Registry::new();
         let gauge = |name: &str, help: &str| {
@@ -41,24 +35,30 @@ impl Metrics {
             sent: counter("messages_total", "Announcements sent")?,
             sent_bytes: counter("message_bytes_total", "Bytes of announcements sent")?,
             exceptions: counter("exceptions_total", "Exceptions that agents replied")?,
+            ignored: counter("ignored_messages_total", "Messages that answered no open call")?,
             blob_bytes: gauge("blob_bytes", "Length of the newest blob")?,
             inventory_good: gauge("inventory_good", "1 while the inventory in use is the newest")?,
-            version: gauge("version", "Version that the fleet should have")?,
+            version: gauge("version", "Version of the fleet")?,
             agents: [
                 gauge("agents", "Agents of the inventory")?,
-                gauge("agents_synced", "Agents that have the version")?,
-                gauge("agents_failing", "Agents that lag and said why")?,
-                gauge("agents_silent", "Agents that lag and say nothing")?,
+                gauge("agents_synced", "Agents that hold the version")?,
+                gauge("agents_unverified", "Agents that claim the version without a digest")?,
+                gauge("agents_disagreeing", "Agents with a higher version or other records")?,
+                gauge("agents_failing", "Agents that lag and gave a reason")?,
+                gauge("agents_silent", "Agents that lag and do not answer")?,
             ],
             registry,
         })
     }
 
-    /// Shows the book.
-    pub(super) fn set(&self, book: &Book, count: Count) {
-        self.version.set(book.version.cast_signed());
-        let Count { agents, synced, failing, silent } = count;
-        for (gauge, value) in self.agents.iter().zip([agents, synced, failing, silent]) {
+    /// Updates the families that follow the plan.
+    pub(super) fn set(&self, plan: &Plan, count: Count) {
+        self.version.set(plan.book.version.cast_signed());
+        self.ignored.inc_by(plan.ignored.saturating_sub(self.ignored.get()));
+        self.exceptions.inc_by(plan.exceptions.saturating_sub(self.exceptions.get()));
+        let Count { agents, synced, unverified, disagreeing, failing, silent } = count;
+        let values = [agents, synced, unverified, disagreeing, failing, silent];
+        for (gauge, value) in self.agents.iter().zip(values) {
             gauge.set(value as i64);
         }
     }

@@ -1,511 +1,316 @@
-//! The publisher: makes versions, puts their blobs, tells the fleet, keeps who has what.
+//! The publisher: makes versions, puts their blobs, announces them, and tracks what each agent holds.
 //!
-//! One task owns everything. The order makes a crash harmless: the version is committed, then
-//! the blob is put, then it is announced; at the start the newest version goes the same way
-//! again, to all who are not known to have it.
+//! [`plan`] decides and does no I/O. [`keeper`] does all work on disk, on a thread. The loop here passes
+//! events to the plan and starts its actions as tasks with deadlines; it waits for none of them, so that
+//! neither a blobstore, a disk nor a bus that hangs delays an announcement or the end of the process.
 
 pub mod api;
 pub mod book;
+pub mod keeper;
+mod local;
 mod metrics;
+mod options;
+mod plan;
 pub mod source;
 pub mod state;
+mod tasks;
 
 use std::{
-    collections::HashMap,
-    path::PathBuf,
-    sync::{Arc, OnceLock},
+    sync::{Arc, OnceLock, mpsc},
     time::{Duration, Instant},
 };
 
-use anyhow::Context;
-use base64::{Engine, engine::general_purpose::STANDARD};
-use bytes::Bytes;
+use anyhow::{Context, bail};
+use async_nats::connection::State as Connection;
 use futures::{StreamExt, stream::select};
 use parking_lot::Mutex;
+use tokio::sync::mpsc::UnboundedReceiver;
 
+pub use self::options::PublishOptions;
 use self::{
     api::Desk,
-    book::{Book, Count},
+    book::{Book, Count, Held},
+    keeper::{Job, Keeper, Note, TICK},
     metrics::Metrics,
-    source::{InventoryOptions, Stamps},
-    state::{Folder, Made, State, StateError},
+    plan::{Action, Now, Plan, Settings},
+    tasks::{Done, Tasks},
 };
 use crate::{
     bus::{Bus, BusOptions},
-    dataset::Dataset,
-    files::{self, Permissions},
-    message::{self, ASK, Announcement, Extra, Hello, Patch, Reply, Source},
+    limit::LogLimit,
+    message::{ASK, OURS},
     metrics_server,
-    nats_config::PUBLISHER,
-    patch,
-    store::{Store, StoreOptions, unix_now},
-    tls::TlsOptions,
+    store::{Store, unix_now},
 };
 
-/// How often files are looked at, and lagging agents.
-const TICK: Duration = Duration::from_millis(100);
+/// Longest wait for the last write of `agents.json` when the process is told to end.
+const LAST_WRITE: Duration = Duration::from_secs(1);
 
-/// How often `agents.json` is written while it changes.
-const BOOK_INTERVAL_MS: u64 = 1000;
-
-/// Longest patch in a message: NATS takes a megabyte, and Base64 adds a third.
-const LONGEST_PATCH: usize = 500_000;
-
-/// Pause before a blob that could not be put is put again.
-const PUT_PAUSE: Duration = Duration::from_secs(2);
-
-/// Pause before what the disk refused is written again, in milliseconds.
-const DISK_PAUSE_MS: u64 = 2000;
-
-/// `publish`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct PublishOptions {
-    /// The inventory.
-    #[command(flatten)]
-    pub source: InventoryOptions,
-    /// Folder of ids, versions and who has what; to be kept, and only one publisher has it
-    #[arg(long, value_name = "FOLDER")]
-    pub state: PathBuf,
-    /// No bus and no blobstore: write the dataset to this file of this machine
-    #[arg(long, value_name = "FILE", conflicts_with = "nats")]
-    pub local: Option<PathBuf>,
-    /// NATS servers, tls://HOST:PORT; several with commas
-    #[arg(
-        long,
-        value_name = "URL",
-        value_delimiter = ',',
-        requires = "ca",
-        required_unless_present = "local"
-    )]
-    pub nats: Vec<String>,
-    /// Our certificates, for NATS and for the API.
-    #[command(flatten)]
-    pub tls: TlsOptions,
-    /// The blobstore.
-    #[command(flatten)]
-    pub store: StoreOptions,
-    /// Stay: publish whatever changes, bring back whoever lags
-    #[arg(long)]
-    pub watch: bool,
-    /// Without --watch: how long agents are waited for, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
-    pub timeout: u64,
-    /// Begin above this version, where the folder of a former publisher was lost
-    #[arg(long, value_name = "VERSION", default_value_t = 0)]
-    pub above: u64,
-    /// Bytes a second that all downloads of whole blobs together may take
-    #[arg(long, value_name = "BYTES", default_value_t = 125_000_000)]
-    pub bandwidth: u64,
-    /// How long signed links to a blob are good, in seconds; S3 takes a week at most
-    #[arg(long, value_name = "SECONDS", default_value_t = 86_400, value_parser = clap::value_parser!(u64).range(1..=604_800))]
-    pub links_good_for: u64,
-    /// Send no patches and spread nothing, as a director
-    #[arg(long)]
-    pub no_patches: bool,
-    /// HTTPS API for status and changes; asks for a certificate of --tls-ca
-    #[arg(long, value_name = "ADDRESS", requires = "watch")]
-    pub api: Option<std::net::SocketAddr>,
-    /// Common names of the certificates that may use the API; several with commas
-    #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "api", default_value = PUBLISHER)]
-    pub api_clients: Vec<String>,
-    /// Prometheus metrics at http://ADDRESS/metrics
-    #[arg(long, value_name = "ADDRESS", requires = "watch")]
-    pub metrics: Option<std::net::SocketAddr>,
-}
-
-/// What others may look at while the publisher works.
+/// The book as last written, for the API.
 pub type Shared = Arc<Mutex<Book>>;
 
-/// The publisher of a fleet.
-#[derive(Debug)]
+/// A running publisher.
 struct Publisher {
-    /// What was asked for.
     options: PublishOptions,
-    /// The folder.
-    folder: Folder,
-    /// Ids and versions.
-    state: State,
-    /// Who has what.
-    book: Book,
-    /// A copy of it for the API.
-    shared: Shared,
-    /// The bus.
+    plan: Plan,
+    jobs: mpsc::Sender<Job>,
+    notes: UnboundedReceiver<Note>,
+    tasks: Tasks,
     bus: Bus,
-    /// The blobstore.
     store: Store,
-    /// The third token of our subjects: `director.<process>`.
-    process: String,
-    /// What is announced now.
-    current: Option<Current>,
-    /// Files as they were read last.
-    stamps: Stamps,
-    /// When they are read again although they are as they were: the disk refused what was made of them.
-    read_again: Option<u64>,
-    /// Whether the book changed since it was written, and when that was.
-    unwritten: bool,
-    /// When the book was written.
-    written: u64,
-    /// Counters.
+    shared: Shared,
     metrics: Metrics,
+    failures: LogLimit,
+    /// The failure that was logged last; it is repeated only with the limit above.
+    last_failure: String,
 }
 
-/// The version that is announced.
-#[derive(Debug)]
-struct Current {
-    /// It.
-    made: Made,
-    /// Its bytes.
-    bytes: Bytes,
-    /// Where agents get it.
-    source: Source,
-    /// When that was signed, since 1970.
-    signed: Duration,
-    /// Patches to it, by the version they start from; `None`: too long, or that one is gone.
-    patches: HashMap<u64, Option<Patch>>,
-}
-
-/// Runs `publish`. Returns whether all have the version.
+/// Runs `publish`. Returns whether all agents hold the version.
 pub async fn run(options: PublishOptions, progress: impl Fn(Count)) -> anyhow::Result<bool> {
-    let folder = Folder::lock(&options.state)?;
-    let state: State = folder.read("state.json")?.unwrap_or_default();
+    let keeper = Keeper::open(&options)?;
     if let Some(file) = options.local.clone() {
-        return run_local(&options, &folder, state, &file).await.map(|()| true);
+        return local::run(&options, keeper, &file).await.map(|()| true);
     }
     let tls =
-        options.tls.clone().files().context("say --nats URL with its --tls-* files, or --local FILE")?;
-    let bus_options = BusOptions { nats: options.nats.clone(), tls };
-    anyhow::ensure!(options.store.blobstore.is_some(), "say where blobs are: --blobstore URL");
+        options.tls.clone().files().context("give --nats URL with its --tls-* files, or --local FILE")?;
+    let bus_options = BusOptions { nats: options.nats.clone(), tls, ping_every: crate::bus::PING_EVERY };
+    anyhow::ensure!(options.store.blobstore.is_some(), "give the blobstore: --blobstore URL");
     let bus = Bus::connect(&bus_options, "bosh-dns-sync-publisher").await?;
     let store = Store::open(&options.store, Some(&bus))?;
-    // Who has what is asked again where it cannot be read.
-    let mut book: Book = folder.read("agents.json").unwrap_or_default().unwrap_or_default();
-    book.hurry();
+    // An unreadable book costs one question to each agent.
+    let book: Book = keeper.read("agents.json").unwrap_or_default().unwrap_or_default();
     let shared = Shared::default();
     if let (Some(address), true) = (options.api, options.watch) {
-        api::spawn(
-            address,
-            bus_options.tls.clone(),
-            options.api_clients.clone(),
-            Desk { source: options.source.clone(), state: options.state.clone(), shared: shared.clone() },
-        )
-        .await?;
+        let desk =
+            Desk { source: options.source.clone(), state: options.state.clone(), shared: shared.clone() };
+        api::spawn(address, bus_options.tls.clone(), options.api_clients.clone(), desk).await?;
     }
     let metrics = Metrics::new()?;
     if let Some(address) = options.metrics {
         metrics_server::spawn(address, metrics.registry.clone()).await?;
     }
+    let settings = Settings {
+        bandwidth: options.bandwidth,
+        patches: !options.no_patches,
+        links_good_for: Duration::from_secs(options.links_good_for),
+    };
+    let plan = Plan::new(settings, book, keeper.newest(), options.above);
+    let (jobs, work) = mpsc::channel();
+    let (said, notes) = tokio::sync::mpsc::unbounded_channel();
+    std::thread::Builder::new().name("keeper".to_owned()).spawn(move || keeper.run(&work, &said))?;
+    let process = format!("{OURS}{}", state::blob_id());
+    let tasks = Tasks::new(bus.client.clone(), store.clone(), process, options.bandwidth);
     let publisher = Publisher {
-        process: state::blob_id(),
         options,
-        folder,
-        state,
-        book,
-        shared,
+        plan,
+        jobs,
+        notes,
+        tasks,
         bus,
         store,
-        current: None,
-        stamps: Stamps::new(),
-        read_again: None,
-        unwritten: true,
-        written: 0,
+        shared,
         metrics,
+        failures: LogLimit::default(),
+        last_failure: String::new(),
     };
     publisher.run(progress).await
 }
 
-/// `--local`: the file alone.
-async fn run_local(
-    options: &PublishOptions,
-    folder: &Folder,
-    mut state: State,
-    file: &std::path::Path,
-) -> anyhow::Result<()> {
-    let permissions = Permissions { mode: 0o640, ..Permissions::PRIVATE };
-    files::sweep(file);
-    let mut stamps = Stamps::new();
-    let mut read_again = None;
-    let mut ended = std::pin::pin!(crate::ended());
-    loop {
-        let now = options.source.stamps(&options.state);
-        if now != stamps || read_again.is_some_and(|at| now_ms() >= at) {
-            (stamps, read_again) = (now, None);
-            let written = make(options, folder, &mut state).and_then(|_| {
-                let newest = state.versions.last().context("no version was made")?;
-                let bytes = folder.dataset(newest.version).context("the dataset is gone")?;
-                if std::fs::read(file).ok().as_deref() != Some(&bytes) {
-                    files::replace(file, &bytes, permissions)?;
-                    tracing::info!(version = newest.version, file = %file.display(), "wrote the records");
-                }
-                Ok(folder.forget_old(&mut state, unix_now().as_secs())?)
-            });
-            match written {
-                Err(error) if options.watch && !state.versions.is_empty() => {
-                    tracing::error!("cannot use the inventory; the last good version stays: {error:#}");
-                    read_again = is_of_the_disk(&error).then(|| now_ms() + DISK_PAUSE_MS);
-                }
-                Err(error) => return Err(error),
-                Ok(_) => {}
-            }
-        }
-        if !options.watch {
-            return Ok(());
-        }
-        tokio::select! {
-            () = tokio::time::sleep(TICK) => {}
-            () = &mut ended => return Ok(()),
-        }
-    }
-}
-
-/// Makes a version if something changed; returns the agents of the inventory.
-fn make(options: &PublishOptions, folder: &Folder, state: &mut State) -> anyhow::Result<Vec<String>> {
-    let inventory = options.source.load(folder)?;
-    let mut ids = state.ids.clone();
-    let dataset = Dataset::build(&inventory, &mut ids);
-    if folder.commit(state, ids, &dataset, options.above, unix_now().as_secs())? {
-        let version = state.versions.last().map_or(0, |made| made.version);
-        tracing::info!(version, rows = dataset.rows(), "made a new version of the records");
-    }
-    Ok(inventory.instances.into_iter().filter_map(|instance| instance.agent).collect())
-}
-
 impl Publisher {
-    /// The loop.
     async fn run(mut self, progress: impl Fn(Count)) -> anyhow::Result<bool> {
-        let own = self.bus.client.subscribe(format!("director.{}.>", self.process)).await?;
-        let asked = self.bus.client.subscribe(format!("director.{ASK}.>")).await?;
-        let mut messages = select(own, asked);
+        let own = self.bus.client.subscribe(format!("director.{}.>", self.tasks.process())).await?;
+        let reports = self.bus.client.subscribe(format!("director.{ASK}.>")).await?;
+        let mut messages = select(own, reports);
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let deadline = tokio::time::Instant::now() + Duration::from_secs(self.options.timeout);
-        let mut put_again = tokio::time::Instant::now();
         let mut ended = std::pin::pin!(crate::ended());
         loop {
             tokio::select! {
                 message = messages.next() => {
                     let message = message.context("the subscription ended")?;
-                    self.heard(&message.subject, &message.payload);
+                    self.plan.heard(&message.subject, &message.payload, now_ms(), fastrand::f64());
                     continue;
                 }
+                note = self.notes.recv() => self.noted(note.context("the thread of the state folder ended")?)?,
+                done = self.tasks.next() => self.done(done),
                 _ = ticks.tick() => {}
                 () = &mut ended => {
-                    self.write_book()?;
-                    let Count { agents, synced, .. } = self.book.count();
-                    return Ok(self.options.watch || self.current.is_some() && synced == agents);
+                    let complete = self.plan.announced() && self.plan.book.count().complete();
+                    self.write_last().await;
+                    return Ok(self.options.watch || complete);
                 }
             }
-            self.look_at_files()?;
-            if self.current.is_none()
-                && tokio::time::Instant::now() >= put_again
-                && let Err(error) = self.put().await
-            {
-                tracing::error!("cannot store the blob; the fleet keeps the previous version: {error:#}");
-                put_again = tokio::time::Instant::now() + PUT_PAUSE;
-            }
-            self.announce().await?;
-            let count = self.book.count();
-            self.metrics.set(&self.book, count);
+            self.act()?;
+            let count = self.plan.book.count();
+            self.metrics.set(&self.plan, count);
             progress(count);
-            if self.unwritten
-                && now_ms() >= self.written + BOOK_INTERVAL_MS
-                && let Err(error) = self.write_book()
-            {
-                // Lost, it costs a question to each agent: the fleet does without it.
-                tracing::error!("cannot write down which agent has which version: {error:#}");
-                self.written = now_ms() + DISK_PAUSE_MS;
-            }
             if self.options.watch {
+                self.plan.take_disagreement();
                 continue;
             }
-            let done = self.current.is_some() && count.synced == count.agents;
-            if done || tokio::time::Instant::now() >= deadline {
-                self.write_book()?;
-                anyhow::ensure!(self.current.is_some(), "the blob could not be put within the timeout");
-                return Ok(done);
+            if let Some((agent, Held { version, digest })) = self.plan.take_disagreement() {
+                self.write_last().await;
+                bail!(
+                    "agent {agent} now has version {version} ({}), this publisher made version {} ({}): another \
+                     publisher is active, stop it; `publish` again begins above the highest version",
+                    digest.unwrap_or_default(),
+                    self.plan.book.version,
+                    self.plan.book.digest,
+                );
+            }
+            let complete = self.plan.announced() && count.complete();
+            if complete || tokio::time::Instant::now() >= deadline {
+                let announced = self.plan.announced();
+                self.write_last().await;
+                if let Some((agent, Held { version, digest })) = self.plan.book.disagreeing() {
+                    bail!(
+                        "agent {agent} has version {version} ({}), above or beside version {} ({})",
+                        digest.as_deref().unwrap_or_default(),
+                        self.plan.book.version,
+                        self.plan.book.digest,
+                    );
+                }
+                anyhow::ensure!(
+                    announced,
+                    "no version was announced within the timeout: the log says whether NATS, the blobstore or the \
+                     state folder is the cause"
+                );
+                return Ok(complete);
             }
         }
     }
 
-    /// Makes a version where files changed. A bad inventory leaves the last good version.
-    fn look_at_files(&mut self) -> anyhow::Result<()> {
-        let now = self.options.source.stamps(&self.options.state);
-        if now == self.stamps && self.read_again.is_none_or(|at| now_ms() < at) {
-            return Ok(());
+    /// Has the plan decide, and starts what it decided.
+    fn act(&mut self) -> anyhow::Result<()> {
+        let connected = self.bus.client.connection_state() == Connection::Connected;
+        let store = &self.store;
+        let mut now = Now {
+            ms: now_ms(),
+            unix: unix_now(),
+            max_payload: connected.then(|| self.bus.client.max_payload()),
+            random: &mut random,
+            sign: &|blob, now, good_for| store.signed_url(blob, now, good_for),
+        };
+        for action in self.plan.step(&mut now) {
+            match action {
+                Action::Commit { floor } => self.jobs.send(Job::Commit { floor })?,
+                Action::Patch { from, to, bytes } => self.jobs.send(Job::Patch { from, to, bytes })?,
+                Action::WriteBook(book) => self.jobs.send(Job::WriteBook(book))?,
+                Action::Put(made, bytes) => self.tasks.put(made, bytes),
+                Action::Delete(gone) => self.tasks.delete(gone),
+                Action::Ask(questions) => self.tasks.ask(questions),
+                Action::Send(batch) => self.tasks.send(batch),
+            }
         }
-        self.stamps = now;
-        self.read_again = None;
-        match make(&self.options, &self.folder, &mut self.state) {
-            Ok(agents) => {
-                self.book.set_agents(agents.iter().map(String::as_str));
-                self.unwritten = true;
+        Ok(())
+    }
+
+    /// Takes a result of the keeper.
+    fn noted(&mut self, note: Note) -> anyhow::Result<()> {
+        match note {
+            Note::Inventory(agents) => {
+                self.plan.inventory(&agents, now_ms());
                 self.metrics.inventory_good.set(1);
             }
-            Err(error) if self.options.watch && !self.state.versions.is_empty() => {
+            Note::Committed(committed) => {
+                self.metrics.blob_bytes.set(committed.bytes.len() as i64);
+                if let Some(Action::Delete(gone)) = self.plan.committed(committed, now_ms()) {
+                    self.tasks.delete(gone);
+                }
+            }
+            Note::Failed(error) => {
                 self.metrics.inventory_good.set(0);
-                tracing::error!("cannot use the inventory; the last good version stays: {error:#}");
-                self.read_again = is_of_the_disk(&error).then(|| now_ms() + DISK_PAUSE_MS);
+                self.plan.commit_failed(now_ms());
+                if !self.options.watch || !self.plan.has_version() {
+                    return Err(error);
+                }
+                self.log_failure(format!("cannot use the inventory; the last good version stays: {error:#}"));
             }
-            Err(error) => return Err(error),
-        }
-        let newest = self.state.versions.last().map(|made| made.version);
-        if self.current.as_ref().map(|current| current.made.version) != newest {
-            self.current = None;
-        }
-        Ok(())
-    }
-
-    /// Puts the blob of the newest version; from then on it is announced.
-    async fn put(&mut self) -> anyhow::Result<()> {
-        let Some(made) = self.state.versions.last().cloned() else { return Ok(()) };
-        let bytes: Bytes = self.folder.dataset(made.version).context("the dataset is gone")?.into();
-        self.store.put(&made.blob, &bytes).await?;
-        let (source, signed) = self.sign(&made);
-        self.book.set_version(made.version, now_ms());
-        self.metrics.blob_bytes.set(bytes.len() as i64);
-        self.current = Some(Current { made, bytes, source, signed, patches: HashMap::new() });
-        self.unwritten = true;
-        for old in self.folder.forget_old(&mut self.state, unix_now().as_secs())? {
-            if let Err(error) = self.store.delete(&old.blob).await {
-                tracing::warn!(
-                    version = old.version,
-                    "cannot delete an old blob from the blobstore: {error}"
-                );
+            Note::Patch { from, to, patch } => self.plan.patch(from, to, patch),
+            // The API shows what is on disk.
+            Note::BookWritten(Ok(())) => *self.shared.lock() = self.plan.book.clone(),
+            Note::BookWritten(Err(error)) => {
+                // Lost, it costs a question to each agent.
+                self.log_failure(format!("cannot write down which agent has which version: {error}"));
+                self.plan.book_failed(now_ms());
             }
         }
         Ok(())
     }
 
-    /// Where agents get a version, and when that was signed.
-    fn sign(&self, made: &Made) -> (Source, Duration) {
-        let (now, good_for) = (unix_now(), Duration::from_secs(self.options.links_good_for));
-        let source = match self.store.signed_url(&made.blob, now, good_for) {
-            Some(url) => Source::Signed { url, headers: serde_json::Map::new() },
-            None => Source::Blob(made.blob.clone()),
-        };
-        (source, now)
-    }
-
-    /// Tells all who are due.
-    async fn announce(&mut self) -> anyhow::Result<()> {
-        // What is sent without a bus waits for it, and we with it.
-        if self.bus.client.connection_state() != async_nats::connection::State::Connected {
-            return Ok(());
-        }
-        let now = now_ms();
-        let due = self.book.due(now);
-        if due.is_empty() {
-            return Ok(());
-        }
-        // A link is signed once a version, and anew when whoever comes late would find it over.
-        let half = Duration::from_secs(self.options.links_good_for) / 2;
-        let Some(current) = &self.current else { return Ok(()) };
-        if is_over(current.signed, half, unix_now()) {
-            let (source, signed) = self.sign(&current.made);
-            self.current = self.current.take().map(|current| Current { source, signed, ..current });
-        }
-        let Some(current) = &mut self.current else { return Ok(()) };
-        // Whether a patch fits is known to the agent only: all may come for the blob.
-        let spread = match self.options.no_patches {
-            true => 0,
-            false => (due.len() * current.bytes.len()) as u64 * 1000 / self.options.bandwidth.max(1),
-        };
-        let mut announcement = Announcement {
-            source: current.source.clone(),
-            digest: current.made.digest.clone(),
-            version: current.made.version,
-            extra: None,
-        };
-        for (agent, has) in due {
-            let patch = match self.options.no_patches {
-                true => None,
-                false => current.patch(has, &self.folder),
-            };
-            announcement.extra =
-                (patch.is_some() || spread > 0).then_some(Extra { patch, spread_ms: spread });
-            let request = format!("{}-{:08x}", current.made.version, fastrand::u32(..));
-            let body = announcement.write(&message::reply_subject(&self.process, &agent, &request));
-            self.book.bytes_sent += body.len() as u64;
-            self.metrics.sent.inc();
-            self.metrics.sent_bytes.inc_by(body.len() as u64);
-            self.bus.client.publish(message::agent_subject(&agent), body.into()).await?;
-            self.book.asked(&agent, now, spread, fastrand::f64());
-        }
-        self.unwritten = true;
-        Ok(())
-    }
-
-    /// A message came.
-    fn heard(&mut self, subject: &str, body: &[u8]) {
-        let Some((agent, request)) = message::read_reply_subject(subject) else { return };
-        let now = now_ms();
-        self.unwritten = true;
-        if subject.split('.').nth(1) == Some(ASK) {
-            let Ok(Hello { version }) = serde_json::from_slice(body) else { return };
-            if self.book.said(agent, version, now) {
-                tracing::error!(
-                    agent,
-                    version,
-                    ours = self.book.version,
-                    "an agent has a higher version than there is and takes nothing lower: another publisher, \
-                     or the folder of state was lost; start with `--above {version}`"
-                );
+    /// Takes the result of a task.
+    fn done(&mut self, done: Done) {
+        match done {
+            Done::Put { version, result } => {
+                if let Err(error) = &result {
+                    self.log_failure(format!(
+                        "cannot store the blob; the fleet keeps the previous version: {error:#}"
+                    ));
+                }
+                self.plan.put(version, result.is_ok(), now_ms());
             }
+            Done::Deleted(Err(error)) => {
+                self.log_failure(format!("cannot delete an old blob; it stays in the blobstore: {error:#}"));
+            }
+            Done::Deleted(Ok(())) | Done::Asked => {}
+            Done::Sent { version, messages, bytes, result } => {
+                self.metrics.sent.inc_by(messages);
+                self.metrics.sent_bytes.inc_by(bytes);
+                self.plan.sent(version, bytes);
+                if let Err(error) = result {
+                    self.log_failure(format!(
+                        "cannot send the announcements; agents are asked again: {error:#}"
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Logs a failure; a repeated one only as often as the limit allows.
+    fn log_failure(&mut self, text: String) {
+        if text == self.last_failure && self.failures.allow(now_ms()).is_none() {
             return;
         }
-        let Some(version) = request.split('-').next().and_then(|version| version.parse().ok()) else {
+        tracing::error!("{text}");
+        self.last_failure = text;
+    }
+
+    /// Writes the book a last time, unless the disk hangs.
+    async fn write_last(&mut self) {
+        let book = serde_json::to_vec(&self.plan.book).unwrap_or_default();
+        if self.jobs.send(Job::WriteBook(book)).is_err() {
             return;
-        };
-        let reply = Reply::read(body);
-        if let Reply::Exception(problem) = &reply
-            && version >= self.book.version
-        {
-            self.metrics.exceptions.inc();
-            tracing::warn!(agent, version, "the agent could not take the version: {problem}");
         }
-        self.book.replied(agent, version, reply, now, fastrand::f64());
-    }
-
-    /// Writes who has what.
-    fn write_book(&mut self) -> anyhow::Result<()> {
-        self.folder.write("agents.json", &self.book)?;
-        // The API shows what is on disk; nothing panics while it is locked.
-        *self.shared.lock() = self.book.clone();
-        (self.unwritten, self.written) = (false, now_ms());
-        Ok(())
-    }
-}
-
-impl Current {
-    /// The patch from a version, if there can be one that is short.
-    fn patch(&mut self, from: u64, folder: &Folder) -> Option<Patch> {
-        let Self { made: _, bytes, source: _, signed: _, patches } = self;
-        let make = || {
-            let old = folder.dataset(from)?;
-            let frame = patch::make(&old, bytes)
-                .inspect_err(|error| {
-                    tracing::warn!("cannot make a patch; agents fetch the whole blob: {error}")
-                })
-                .ok()?;
-            (frame.len() <= LONGEST_PATCH.min(bytes.len()))
-                .then(|| Patch { from, zstd: STANDARD.encode(frame) })
+        let written = async {
+            // Earlier writes are reported first: the last one is the one after which nothing is queued.
+            let mut open = self.notes.recv().await;
+            while let Some(note) = open {
+                if matches!(note, Note::BookWritten(_)) && self.notes.is_empty() {
+                    return;
+                }
+                open = self.notes.recv().await;
+            }
         };
-        patches.entry(from).or_insert_with(make).clone()
+        if tokio::time::timeout(LAST_WRITE, written).await.is_err() {
+            tracing::warn!("the state folder does not answer; agents are asked again at the next start");
+        }
     }
 }
 
-/// Whether an inventory was not taken because a file could not be written: that may go better later,
-/// although the inventory stays as it is.
-fn is_of_the_disk(error: &anyhow::Error) -> bool {
-    error.is::<StateError>() || error.is::<files::ReplaceError>()
+/// Returns a random number that other parties cannot guess.
+fn random() -> u64 {
+    use ring::rand::{SecureRandom, SystemRandom};
+    let mut bytes = [0; 8];
+    // Linux's source does not fail once it is seeded; a guessable number is still checked against the agent.
+    match SystemRandom::new().fill(&mut bytes) {
+        Ok(()) => u64::from_ne_bytes(bytes),
+        Err(_) => fastrand::u64(..),
+    }
 }
 
-/// Whether so much time has passed since `signed`; a clock that was set back counts as that.
-fn is_over(signed: Duration, after: Duration, now: Duration) -> bool {
-    now.checked_sub(signed).is_none_or(|age| age >= after)
-}
-
-/// Milliseconds since 1970 as the clock said when the process began, and steady since: a clock
-/// that is set does not keep anybody waiting.
+/// Milliseconds since 1970 by the clock at the process's start, steady since: setting the clock delays
+/// nothing.
 pub(crate) fn now_ms() -> u64 {
     static BEGUN: OnceLock<(Instant, Duration)> = OnceLock::new();
     let (begun, clock) = BEGUN.get_or_init(|| (Instant::now(), unix_now()));

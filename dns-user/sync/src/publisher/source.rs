@@ -1,49 +1,56 @@
-//! What the publisher reads: the inventory's files with the changes by command laid over.
+//! The publisher's input: the inventory's files with the changes by command laid over.
 
 use std::{
     fs,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     time::SystemTime,
 };
 
 use super::state::{Folder, StateError};
-use crate::inventory::{
-    Inventory, InventoryError,
-    changes::{Change, Changes},
-    file::{self, FileError, RawInventory},
-    nodes,
+use crate::{
+    files as file_access,
+    inventory::{
+        Inventory, InventoryError,
+        changes::{Change, Changes, Settled},
+        file::{self, FileError, RawInventory},
+        nodes,
+    },
 };
 
-/// Name of the file of changes by command.
+/// File of the changes by command.
 pub const CHANGES: &str = "changes.json";
 
-/// Where the inventory is.
+/// Longest hosts file that is read.
+const LONGEST_FILE: u64 = 256 << 20;
+
+/// Location of the inventory.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 #[group(required = true, multiple = false, id = "inventory_source")]
 pub struct InventoryOptions {
     /// Inventory, YAML or JSON; of a folder all *.yml, *.yaml, *.json
     #[arg(long, value_name = "FILE|FOLDER")]
     pub inventory: Option<PathBuf>,
-    /// Inventory in the form of /etc/hosts: an instance and an agent a line
+    /// Inventory in the form of /etc/hosts: an instance and an agent per line
     #[arg(long, value_name = "HOSTSFILE")]
     pub nodes: Option<PathBuf>,
 }
 
-/// Why there is no inventory.
+/// Failures of reading the inventory.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     /// A file cannot be read.
     #[error(transparent)]
     File(#[from] FileError),
-    /// It makes no sense.
+    /// The files' content is not a valid inventory.
     #[error("{}: {source}", path.display())]
     Inventory {
         /// File or folder.
         path: PathBuf,
-        /// What is wrong.
+        /// The first mistake.
         source: InventoryError,
     },
-    /// A change makes no sense.
+    /// A change by command is not valid.
     #[error(transparent)]
     Change(#[from] InventoryError),
     /// The changes cannot be read or written.
@@ -51,31 +58,53 @@ pub enum SourceError {
     State(#[from] StateError),
 }
 
-/// Files as they are on disk.
-pub type Stamps = Vec<(PathBuf, Option<(SystemTime, u64)>)>;
+/// Identity of the files' content: path, time of change, inode and length.
+pub type Stamps = Vec<(PathBuf, Option<(SystemTime, u64, u64)>)>;
 
 impl InventoryOptions {
-    /// The file or folder.
     fn path(&self) -> &Path {
-        // clap asks for one of them.
+        // clap requires one of them.
         self.inventory.as_deref().or(self.nodes.as_deref()).unwrap_or(Path::new(""))
     }
 
-    /// What the files say, without the changes.
+    /// Reads the files, without the changes.
     pub fn files(&self) -> Result<RawInventory, SourceError> {
         let Some(path) = &self.nodes else { return Ok(file::load(self.path())?) };
-        let text = fs::read_to_string(path).map_err(|source| FileError::Io { path: path.clone(), source })?;
+        let failed = |source| FileError::Io { path: path.clone(), source };
+        let bytes = file_access::read(path, LONGEST_FILE).map_err(failed)?;
+        let text = String::from_utf8_lossy(&bytes);
         nodes::read(&text).map_err(|source| SourceError::Inventory { path: path.clone(), source })
     }
 
-    /// What there is.
+    /// Reads the inventory. Changes that no longer hold are dropped from the folder and logged.
     pub fn load(&self, folder: &Folder) -> Result<Inventory, SourceError> {
+        let files = self.files()?;
         let changes: Changes = folder.read(CHANGES)?.unwrap_or_default();
-        Inventory::parse(changes.over(self.files()?))
+        if !changes.clone().settle(&files).is_empty() {
+            let dropped = folder.edit(CHANGES, |changes: &mut Changes| {
+                for (id, reason) in changes.settle(&files) {
+                    match reason {
+                        Settled::Adopted => {
+                            tracing::info!(id, "the inventory's files have adopted a change by command")
+                        }
+                        Settled::Superseded => tracing::warn!(
+                            id,
+                            "the inventory's files changed this instance after a command did; the files win"
+                        ),
+                    }
+                }
+                Ok::<(), StateError>(())
+            });
+            // They are ignored below in any case.
+            if let Err(error) = dropped {
+                tracing::warn!("cannot drop settled changes; trying again at the next change: {error}");
+            }
+        }
+        Inventory::parse(changes.over(files))
             .map_err(|source| SourceError::Inventory { path: self.path().to_owned(), source })
     }
 
-    /// Takes in a change by command; what does not make an inventory is refused.
+    /// Adds a change by command. A change that makes the inventory invalid is refused.
     pub fn change(&self, folder: &Folder, change: Change) -> Result<(), SourceError> {
         let files = self.files()?;
         folder.edit(CHANGES, |changes: &mut Changes| {
@@ -86,14 +115,83 @@ impl InventoryOptions {
         })
     }
 
-    /// How the files look: other stamps mean that they changed.
-    pub fn stamps(&self, state: &Path) -> Stamps {
-        let mut paths = file::files(self.path()).unwrap_or_else(|_| vec![self.path().to_owned()]);
-        paths.push(state.join(CHANGES));
-        let stamp = |path: &PathBuf| {
-            let facts = fs::metadata(path).ok()?;
-            Some((facts.modified().ok()?, std::os::unix::fs::MetadataExt::ino(&facts)))
+    /// Returns the identity of the inventory's files.
+    pub fn stamps(&self) -> Stamps {
+        let paths = file::files(self.path()).unwrap_or_else(|_| vec![self.path().to_owned()]);
+        stamps(paths)
+    }
+}
+
+/// Returns the identity of files.
+pub(super) fn stamps(paths: Vec<PathBuf>) -> Stamps {
+    let stamp = |path: &PathBuf| {
+        let facts = fs::metadata(path).ok()?;
+        Some((facts.modified().ok()?, facts.ino(), facts.len()))
+    };
+    paths.into_iter().map(|path| (path.clone(), stamp(&path))).collect()
+}
+
+/// Decides when changed files are complete: once they have been unchanged for a while. Pure.
+#[derive(Debug, Default)]
+pub(super) struct Quiet {
+    /// The stamps that were last read.
+    read: Option<Stamps>,
+    /// The stamps of the last look, and the time of the first look that saw them.
+    seen: Option<(Stamps, u64)>,
+}
+
+/// Time without a change after which a file counts as complete, in milliseconds.
+const QUIET_MS: u64 = 200;
+
+impl Quiet {
+    /// Takes a look at time `now`. Returns whether the files should be read. `settled` skips the wait: the
+    /// files have not changed for long.
+    pub(super) fn look(&mut self, stamps: Stamps, now: u64, settled: bool) -> bool {
+        if self.read.as_ref() == Some(&stamps) {
+            self.seen = None;
+            return false;
+        }
+        let since = match &self.seen {
+            Some((seen, since)) if *seen == stamps => *since,
+            _ => now,
         };
-        paths.into_iter().map(|path| (path.clone(), stamp(&path))).collect()
+        if settled || now >= since + QUIET_MS {
+            (self.read, self.seen) = (Some(stamps), None);
+            return true;
+        }
+        self.seen = Some((stamps, since));
+        false
+    }
+
+    /// Has the files read again although they did not change.
+    pub(super) fn forget(&mut self) {
+        self.read = None;
+    }
+}
+
+/// Returns whether the newest file was last changed more than two seconds ago by the machine's clock.
+pub(super) fn is_old(stamps: &Stamps) -> bool {
+    let old = |time: &SystemTime| time.elapsed().is_ok_and(|age| age.as_secs() >= 2);
+    stamps.iter().all(|(_, stamp)| stamp.as_ref().is_some_and(|(time, ..)| old(time)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growing_file_is_not_read() {
+        let stamp = |length: u64| vec![(PathBuf::from("f"), Some((SystemTime::UNIX_EPOCH, 1, length)))];
+        let mut quiet = Quiet::default();
+        for step in 0..20 {
+            assert!(!quiet.look(stamp(step), step * 100, false), "step {step}");
+        }
+        assert!(!quiet.look(stamp(19), 2000, false));
+        assert!(quiet.look(stamp(19), 2100, false));
+        assert!(!quiet.look(stamp(19), 9000, false));
+        quiet.forget();
+        assert!(!quiet.look(stamp(19), 9100, false));
+        assert!(quiet.look(stamp(19), 9300, false));
+        assert!(quiet.look(stamp(20), 9400, true));
     }
 }

@@ -1,14 +1,15 @@
-//! The publisher's memory: a folder of files, each replaced as a whole and synced.
+//! The publisher's persistent state: a folder of files, each replaced as a whole and synced.
 //!
-//! A file and no embedded database: it is read once, at the start, and written once a version,
-//! all of it or nothing; an operator can read it, copy it and keep it under version control.
+//! Plain files instead of an embedded database: the state is read once, at the start, and written
+//! once per version; an operator can read it, copy it and keep it under version control.
 //!
-//! | File | Holds |
+//! | File | Content |
 //! |---|---|
-//! | `state.json` | ids, the newest version, the blobs that are kept |
+//! | `state.json` | ids, kept versions, the newest last |
 //! | `datasets/<version>.json` | datasets that patches start from |
-//! | `changes.json` | changes by command that the inventory's files do not have yet |
-//! | `agents.json` | who has what; lost, all are asked again |
+//! | `changes.json` | changes by command that the inventory's files do not contain yet |
+//! | `confirmed.json` | number of removals that an operator has confirmed |
+//! | `agents.json` | the version that each agent reported; all agents are asked again at a start |
 //! | `lock` | held by the one publisher |
 
 use std::{
@@ -21,99 +22,110 @@ use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
-    dataset::Dataset,
+    dataset::{Dataset, LAST_VERSION},
     digest,
     files::{self, Permissions},
     ids::Ids,
 };
 
-/// Blobs and datasets that are kept however old they are.
+/// Versions that are kept regardless of their age.
 pub(crate) const KEPT: usize = 10;
 
-/// Age in seconds up to which a blob is kept however many there are.
+/// Age in seconds up to which more versions are kept, as far as the bytes allow.
 const KEPT_SECONDS: u64 = 3600;
 
-/// `state.json`.
+/// Versions that are kept regardless of their bytes: the newest and the one before it.
+const KEPT_AT_LEAST: usize = 2;
+
+/// Content of `state.json`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
     /// Ids.
     pub ids: Ids,
-    /// Versions that were made, oldest first; the last one is what the fleet should have.
+    /// Kept versions, oldest first; the last one is the fleet's.
     pub versions: Vec<Made>,
 }
 
-/// A version.
+/// A committed version with its blob.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Made {
-    /// Version.
+    /// Number of the version.
     pub version: u64,
     /// Id of its blob.
     pub blob: String,
-    /// `sha256:...`.
+    /// `sha256:...` of its dataset.
     pub digest: String,
-    /// When, in seconds since 1970.
+    /// Time of the commit, in seconds since 1970.
     pub at: u64,
 }
 
-/// The folder, locked.
+/// An open state folder; the publisher holds its lock.
 #[derive(Debug)]
 pub struct Folder {
-    /// Where.
     path: PathBuf,
     /// Held while the publisher lives.
     _lock: Option<Flock<File>>,
 }
 
-/// Why the state cannot be used.
+/// Failures of the state folder.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// The system refuses something.
+    /// A system call failed.
     #[error("{}: {source}", path.display())]
     Io {
-        /// Where.
+        /// The file that failed.
         path: PathBuf,
-        /// What it says.
+        /// The system's error.
         source: io::Error,
     },
-    /// Another publisher has it.
+    /// Another publisher holds the lock.
     #[error("{} is in use by another publisher; stop it, or give this one another folder", .0.display())]
     Locked(PathBuf),
-    /// A file is not what it was.
+    /// A file is malformed.
     #[error("{}: {problem}; ids must not be given away twice: restore the file from a copy", path.display())]
     Content {
-        /// Where.
+        /// The file that failed.
         path: PathBuf,
-        /// What is wrong.
+        /// The reader's message.
         problem: String,
     },
     /// A file could not be written.
     #[error(transparent)]
     Replace(#[from] files::ReplaceError),
+    /// A higher version would not be exact as a JSON number.
+    #[error("version {0} is the highest possible; start again with an empty state folder and empty agents")]
+    NoMoreVersions(u64),
 }
 
 impl Folder {
-    /// Opens a folder as its one publisher; makes it where it is missing.
+    /// Opens a folder for the one publisher; creates it if it is missing.
     pub fn lock(path: &Path) -> Result<Self, StateError> {
         let failed = |source| StateError::Io { path: path.to_owned(), source };
         fs::create_dir_all(path.join("datasets")).map_err(failed)?;
         let file = File::create(path.join("lock")).map_err(failed)?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
             .map_err(|_| StateError::Locked(path.to_owned()))?;
-        // The one writer of these: what a killed predecessor left goes.
+        // We are the only writer of these: temporary files of a killed predecessor can go.
         for name in ["state.json", "agents.json"] {
             files::sweep(&path.join(name));
         }
-        Ok(Self { path: path.to_owned(), _lock: Some(lock) })
+        let folder = Self { path: path.to_owned(), _lock: Some(lock) };
+        for entry in fs::read_dir(path.join("datasets")).map_err(failed)?.flatten() {
+            if entry.file_name().to_string_lossy().starts_with('.') {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+        Ok(folder)
     }
 
-    /// Opens a folder to read it, and to change what is changed by command.
+    /// Opens a folder for reading and for the files that commands edit.
     pub fn look(path: &Path) -> Self {
         Self { path: path.to_owned(), _lock: None }
     }
 
-    /// Reads one of its files; `None` where there is none.
+    /// Reads one of its files. Returns `None` if it does not exist.
     pub fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, StateError> {
         let path = self.path.join(name);
         match fs::read(&path) {
@@ -126,15 +138,25 @@ impl Folder {
         }
     }
 
+    /// Returns the folder's path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Writes one of its files.
     pub fn write(&self, name: &str, value: &impl Serialize) -> Result<(), StateError> {
         let path = self.path.join(name);
         let bytes = serde_json::to_vec(value)
             .map_err(|error| StateError::Content { path: path.clone(), problem: error.to_string() })?;
-        Ok(files::replace(&path, &bytes, Permissions::PRIVATE)?)
+        self.write_bytes(name, &bytes)
     }
 
-    /// Changes a file while no other command does.
+    /// Writes one of its files from its bytes.
+    pub fn write_bytes(&self, name: &str, bytes: &[u8]) -> Result<(), StateError> {
+        Ok(files::replace(&self.path.join(name), bytes, Permissions::PRIVATE)?)
+    }
+
+    /// Edits a file under its own lock.
     pub fn edit<T: DeserializeOwned + Serialize + Default, E: From<StateError>>(
         &self,
         name: &str,
@@ -149,20 +171,31 @@ impl Folder {
         Ok(self.write(name, &value)?)
     }
 
-    /// The dataset of a version, if it is still there.
+    /// Reads the dataset of a version if it is kept.
     pub fn dataset(&self, version: u64) -> Option<Vec<u8>> {
         fs::read(self.dataset_path(version)).ok()
     }
 
-    /// Where the dataset of a version is.
     fn dataset_path(&self, version: u64) -> PathBuf {
         self.path.join(format!("datasets/{version}.json"))
     }
 
-    /// Makes a version of a dataset, above `floor`, unless the newest one says the same.
+    /// Removes a file if it exists.
+    pub fn remove(&self, name: &str) -> Result<(), StateError> {
+        let path = self.path.join(name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(StateError::Io { path, source: error })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Commits a dataset as a version above `floor`, unless the newest version has the same content.
     ///
-    /// First the dataset, then the state: a crash between them leaves a file that the next
-    /// version replaces. Once this is done the version is never given to anything else.
+    /// Dataset first, then state: a crash between them leaves a file that the next commit replaces.
+    /// A committed number is never given to other content. On a full disk the datasets that only
+    /// serve patches are given up, so that room for a new version does not depend on an operator.
     pub fn commit(
         &self,
         state: &mut State,
@@ -178,36 +211,71 @@ impl Folder {
         }
         let mut next = State { ids, versions: state.versions.clone() };
         if !same {
-            let version = newest.max(floor) + 1;
+            let last = newest.max(floor);
+            if last >= LAST_VERSION {
+                return Err(StateError::NoMoreVersions(last));
+            }
+            let version = last + 1;
             let bytes = dataset.write(version);
-            files::replace(&self.dataset_path(version), &bytes, Permissions::PRIVATE)?;
+            let write = || files::replace(&self.dataset_path(version), &bytes, Permissions::PRIVATE);
+            if write().is_err() {
+                self.give_up_datasets(newest);
+                write()?;
+            }
             let digest = digest::sha256(&bytes);
             next.versions.push(Made { version, blob: blob_id(), digest, at: now });
         }
-        self.write("state.json", &next)?;
+        if self.write("state.json", &next).is_err() {
+            self.give_up_datasets(newest);
+            self.write("state.json", &next)?;
+        }
         *state = next;
         Ok(!same)
     }
 
-    /// Forgets old versions: ten remain, and all of the last hour. Returns the forgotten.
-    pub fn forget_old(&self, state: &mut State, now: u64) -> Result<Vec<Made>, StateError> {
-        let surplus = state.versions.len().saturating_sub(KEPT);
-        let old = |made: &&Made| made.at + KEPT_SECONDS < now;
-        let count = state.versions.iter().take(surplus).take_while(old).count();
+    /// Removes all datasets below the newest committed one, and those of failed commits above it.
+    fn give_up_datasets(&self, newest: u64) {
+        let Ok(entries) = fs::read_dir(self.path.join("datasets")) else { return };
+        for entry in entries.flatten() {
+            let version = entry.path().file_stem().and_then(|stem| stem.to_str()?.parse::<u64>().ok());
+            if version.is_some_and(|version| version < newest) {
+                // Agents then fetch the whole blob instead of a patch.
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+
+    /// Forgets old versions before a new one is written: ten are kept, and more of the last hour, all
+    /// within `bytes`. Returns the forgotten versions, whose blobs can be deleted.
+    pub fn forget_old(&self, state: &mut State, now: u64, bytes: u64) -> Result<Vec<Made>, StateError> {
+        let length =
+            |made: &Made| fs::metadata(self.dataset_path(made.version)).map_or(0, |facts| facts.len());
+        let mut kept = 0;
+        let mut room = bytes;
+        for made in state.versions.iter().rev() {
+            let length = length(made);
+            let young = kept < KEPT || made.at.saturating_add(KEPT_SECONDS) >= now;
+            if kept >= KEPT_AT_LEAST && (length > room || !young) {
+                break;
+            }
+            room = room.saturating_sub(length);
+            kept += 1;
+        }
+        let count = state.versions.len() - kept;
         if count == 0 {
             return Ok(Vec::new());
         }
         let gone: Vec<Made> = state.versions.drain(..count).collect();
-        self.write("state.json", state)?;
         for made in &gone {
-            // What is left of a dataset costs room only.
+            // A leftover costs only room. The files go first: on a full disk they make room for the state.
             let _ = fs::remove_file(self.dataset_path(made.version));
         }
+        self.write("state.json", state)?;
         Ok(gone)
     }
 }
 
-/// A random uuid (RFC 9562, version 4), as a director names its blobs.
+/// Returns a random uuid (RFC 9562, version 4), the form of a director's blob ids.
 pub(crate) fn blob_id() -> String {
     let random = (fastrand::u128(..) & !(0xf << 76) & !(0x3 << 62)) | (0x4 << 76) | (0x2 << 62);
     let hex = format!("{random:032x}");
@@ -219,7 +287,7 @@ mod tests {
     use super::*;
     use crate::inventory::{Inventory, file};
 
-    /// A dataset of one instance with this address, and its ids.
+    /// Returns a dataset of one instance with this address, and its ids.
     fn dataset(address: &str, mut ids: Ids) -> (Dataset, Ids) {
         let text = format!(
             "deployments: [{{name: d, instance_groups: [{{name: g, instances: [{{id: a, networks: {{n: {address}}}}}]}}]}}]"
@@ -229,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_is_made_only_when_something_changed() {
+    fn unchanged_inventory_makes_no_version() {
         let place = tempfile::tempdir().unwrap();
         let folder = Folder::lock(place.path()).unwrap();
         assert!(matches!(Folder::lock(place.path()), Err(StateError::Locked(_))));
@@ -245,13 +313,16 @@ mod tests {
             let newest = state.versions.last().unwrap();
             assert_eq!((newest.version, folder.dataset(version)), (version, Some(dataset.write(version))));
         }
-        assert_eq!(folder.read::<State>("state.json").unwrap(), Some(state));
+        assert_eq!(folder.read::<State>("state.json").unwrap(), Some(state.clone()));
+        let (dataset, ids) = dataset("10.0.0.3", state.ids.clone());
+        let wrapped = folder.commit(&mut state, ids, &dataset, u64::MAX, 100);
+        assert!(matches!(wrapped, Err(StateError::NoMoreVersions(u64::MAX))));
         fs::write(place.path().join("state.json"), "{").unwrap();
         assert!(folder.read::<State>("state.json").unwrap_err().to_string().contains("given away twice"));
     }
 
     #[test]
-    fn ten_versions_and_the_last_hour_remain() {
+    fn old_versions_are_forgotten() {
         let place = tempfile::tempdir().unwrap();
         let folder = Folder::lock(place.path()).unwrap();
         let mut state = State::default();
@@ -259,13 +330,18 @@ mod tests {
             let (dataset, ids) = dataset(&format!("10.0.0.{number}"), state.ids.clone());
             folder.commit(&mut state, ids, &dataset, 0, number).unwrap();
         }
-        assert_eq!(folder.forget_old(&mut state, 100).unwrap(), []);
-        let gone = folder.forget_old(&mut state, 5000).unwrap();
+        assert_eq!(folder.forget_old(&mut state, 100, u64::MAX).unwrap(), []);
+        let gone = folder.forget_old(&mut state, 5000, u64::MAX).unwrap();
         assert_eq!((gone.len(), state.versions.len(), folder.dataset(5)), (5, 10, None));
+        // A clock that jumps back keeps more, within the bytes.
+        let length = folder.dataset(15).unwrap().len() as u64;
+        assert_eq!(folder.forget_old(&mut state, 0, 4 * length + 8).unwrap().len(), 6);
+        assert_eq!(folder.forget_old(&mut state, 0, 0).unwrap().len(), 2);
+        assert_eq!(state.versions.len(), KEPT_AT_LEAST);
     }
 
     #[test]
-    fn blobs_are_named_by_uuids() {
+    fn blob_ids_are_uuids() {
         let id = blob_id();
         assert_eq!((id.len(), &id[14..15]), (36, "4"));
         assert!(matches!(&id[19..20], "8" | "9" | "a" | "b"), "{id}");

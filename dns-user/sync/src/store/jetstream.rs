@@ -1,68 +1,101 @@
-//! JetStream's object store. It needs more permissions than a director gives:
-//! `nats-config --jetstream` has them.
+//! JetStream's object store. It needs more permissions than a director grants: `nats-config --jetstream`
+//! grants agents direct reads of the bucket, and no consumers.
 
 use std::time::Duration;
 
-use async_nats::jetstream::{self, object_store::Config};
+use async_nats::jetstream::{
+    self,
+    object_store::{Config, ObjectInfo},
+};
+use base64::{Engine, engine::general_purpose::URL_SAFE};
 use bytes::Bytes;
-use tokio::io::AsyncReadExt;
 
-use super::{LONGEST_BLOB, StoreError};
+use super::StoreError;
 use crate::bus::Bus;
 
 /// A bucket.
 #[derive(Clone, Debug)]
 pub(super) struct Objects {
-    /// JetStream.
     context: jetstream::Context,
-    /// Name of the bucket.
     bucket: String,
 }
 
-/// An error in our own words.
 fn failed(error: impl std::fmt::Display) -> StoreError {
     StoreError::JetStream(error.to_string())
 }
 
+/// Bounds a call in time.
+async fn within<T>(
+    limit: Duration,
+    call: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    match tokio::time::timeout(limit, call).await {
+        Ok(result) => result,
+        Err(_) => Err(failed(format!("not done within {limit:?}"))),
+    }
+}
+
 impl Objects {
-    /// A bucket; it is opened with every use, for it may come later than we.
+    /// Refers to a bucket; each call opens it, for it may be created later.
     pub(super) fn new(bus: &Bus, bucket: &str) -> Self {
         Self { context: jetstream::new(bus.client.clone()), bucket: bucket.to_owned() }
     }
 
-    /// Puts a blob; makes the bucket where it is missing.
-    pub(super) async fn put(&self, id: &str, bytes: &Bytes) -> Result<(), StoreError> {
-        let store = match self.context.get_object_store(&self.bucket).await {
-            Ok(store) => store,
-            Err(_) => {
-                let config = Config { bucket: self.bucket.clone(), ..Config::default() };
-                self.context.create_object_store(config).await.map_err(failed)?
-            }
-        };
-        store.put(id, &mut bytes.as_ref()).await.map_err(failed)?;
-        Ok(())
+    /// Puts a blob; creates the bucket if it is missing.
+    pub(super) async fn put(&self, id: &str, bytes: &Bytes, limit: Duration) -> Result<(), StoreError> {
+        within(limit, async {
+            let store = match self.context.get_object_store(&self.bucket).await {
+                Ok(store) => store,
+                Err(_) => {
+                    let config = Config { bucket: self.bucket.clone(), ..Config::default() };
+                    self.context.create_object_store(config).await.map_err(failed)?
+                }
+            };
+            store.put(id, &mut bytes.as_ref()).await.map_err(failed)?;
+            Ok(())
+        })
+        .await
     }
 
-    /// Gets a blob.
-    pub(super) async fn get(&self, id: &str, limit: Duration) -> Result<Bytes, StoreError> {
-        let get = async {
-            let store = self.context.get_object_store(&self.bucket).await.map_err(failed)?;
-            let object = store.get(id).await.map_err(failed)?;
-            let mut bytes = Vec::new();
-            object.take(LONGEST_BLOB as u64 + 1).read_to_end(&mut bytes).await.map_err(failed)?;
-            Ok(bytes)
-        };
-        let bytes = tokio::time::timeout(limit, get).await;
-        let bytes = bytes.unwrap_or_else(|_| Err(failed(format!("not done within {limit:?}"))))?;
-        if bytes.len() > LONGEST_BLOB {
-            return Err(StoreError::TooLong(id.to_owned()));
-        }
-        Ok(bytes.into())
+    /// Gets a blob by direct reads of its chunks, which need no consumer.
+    pub(super) async fn get(&self, id: &str, longest: usize, limit: Duration) -> Result<Bytes, StoreError> {
+        let Self { context, bucket } = self;
+        within(limit, async {
+            let stream = context.get_stream_no_info(format!("OBJ_{bucket}")).await.map_err(failed)?;
+            let subject = format!("$O.{bucket}.M.{}", URL_SAFE.encode(id));
+            let info = stream.direct_get_last_for_subject(subject).await.map_err(failed)?;
+            let info: ObjectInfo = serde_json::from_slice(&info.payload).map_err(failed)?;
+            if info.deleted {
+                return Err(failed(format!("the blob {id} was deleted")));
+            }
+            if info.size > longest {
+                return Err(StoreError::TooLong { blob: id.to_owned(), longest });
+            }
+            let chunks = format!("$O.{bucket}.C.{}", info.nuid);
+            let mut bytes = Vec::with_capacity(info.size);
+            let mut sequence = 0;
+            while bytes.len() < info.size {
+                let chunk = stream
+                    .direct_get_next_for_subject(chunks.clone(), Some(sequence + 1))
+                    .await
+                    .map_err(failed)?;
+                if chunk.sequence <= sequence || chunk.payload.len() > info.size - bytes.len() {
+                    return Err(failed(format!("the chunks of blob {id} do not add up")));
+                }
+                sequence = chunk.sequence;
+                bytes.extend_from_slice(&chunk.payload);
+            }
+            Ok(bytes.into())
+        })
+        .await
     }
 
     /// Removes a blob.
-    pub(super) async fn delete(&self, id: &str) -> Result<(), StoreError> {
-        let store = self.context.get_object_store(&self.bucket).await.map_err(failed)?;
-        store.delete(id).await.map_err(failed)
+    pub(super) async fn delete(&self, id: &str, limit: Duration) -> Result<(), StoreError> {
+        within(limit, async {
+            let store = self.context.get_object_store(&self.bucket).await.map_err(failed)?;
+            store.delete(id).await.map_err(failed)
+        })
+        .await
     }
 }

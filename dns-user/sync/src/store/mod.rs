@@ -5,6 +5,7 @@ mod jetstream;
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -14,6 +15,7 @@ use jiff::Timestamp;
 use rusty_s3::{Bucket, Credentials, S3Action, UrlStyle};
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use tokio::sync::Semaphore;
 use url::Url;
 
 use crate::{
@@ -23,16 +25,22 @@ use crate::{
     tls,
 };
 
-/// Longest blob that is read: a dataset of 10,000 instances is 2.6 MB.
-pub const LONGEST_BLOB: usize = 256 << 20;
+/// Default of `--longest-blob`; a dataset of 10,000 instances has 2.6 MB.
+pub const LONGEST_BLOB: usize = 64 << 20;
 
-/// Where blobs are.
+/// Longest body of an answer to PUT and DELETE.
+const LONGEST_ANSWER: usize = 1 << 20;
+
+/// Reads and writes of a shared folder that may hang at a time.
+const FOLDER_CALLS: usize = 4;
+
+/// Location of the blobs.
 #[derive(Clone, Debug, clap::Args)]
 pub struct StoreOptions {
     /// Blobstore: file:///FOLDER, https://HOST/PATH (WebDAV), s3+https://HOST/BUCKET?region=R (&style=virtual-host), nats:BUCKET (JetStream)
     #[arg(long, value_name = "URL")]
     pub blobstore: Option<String>,
-    /// JSON file {"user", "password", "signing_secret", "access_key", "secret_key"}: those that the blobstore needs
+    /// JSON file with the members that the blobstore needs: "user", "password", "signing_secret", "access_key", "secret_key"
     #[arg(long, value_name = "FILE")]
     pub blobstore_credentials: Option<PathBuf>,
     /// PEM file of the CA of the blobstore's certificate
@@ -41,6 +49,9 @@ pub struct StoreOptions {
     /// Longest time for one attempt to get or put a blob, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub blobstore_timeout: u64,
+    /// Longest blob, also after decompression, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = LONGEST_BLOB)]
+    pub longest_blob: usize,
 }
 
 /// The file of credentials.
@@ -70,18 +81,21 @@ impl std::fmt::Debug for Secrets {
 pub struct Store {
     /// What kind it is.
     kind: Kind,
-    /// For HTTP, and for signed URLs whatever the store is.
+    /// For HTTP stores, and for signed URLs with any store.
     http: HttpClient,
     /// Longest time for one attempt.
     limit: Duration,
+    longest: usize,
+    /// Permits for calls to a folder; a call that hangs keeps its own.
+    folder_calls: Arc<Semaphore>,
 }
 
 /// Kinds of blobstores.
 #[derive(Clone, Debug)]
 enum Kind {
-    /// None is known: only signed URLs work.
+    /// No store is configured: only signed URLs work.
     None,
-    /// A folder that all share.
+    /// A folder shared by all machines.
     Folder(PathBuf),
     /// WebDAV.
     Dav {
@@ -94,17 +108,17 @@ enum Kind {
     S3 {
         /// The bucket.
         bucket: Box<Bucket>,
-        /// Who we are.
+        /// Keys for signatures.
         credentials: Option<Credentials>,
     },
     /// JetStream's object store.
     JetStream(jetstream::Objects),
 }
 
-/// Why a blob could not be put or got.
+/// Failures of a blobstore.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The options make no sense.
+    /// The options are invalid.
     #[error("{0}")]
     Options(String),
     /// The certificates cannot be used.
@@ -118,7 +132,7 @@ pub enum StoreError {
     File {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// A file could not be written.
@@ -128,21 +142,35 @@ pub enum StoreError {
     #[error("JetStream: {0}")]
     JetStream(String),
     /// The blob is too long.
-    #[error("the blob {0} is longer than {LONGEST_BLOB} bytes")]
-    TooLong(String),
+    #[error("the blob {blob} is longer than {longest} bytes (--longest-blob)")]
+    TooLong {
+        /// Its id.
+        blob: String,
+        /// The limit.
+        longest: usize,
+    },
+    /// A shared folder does not answer.
+    #[error("{}: not done within {limit:?}; the folder hangs", path.display())]
+    Hangs {
+        /// The file.
+        path: PathBuf,
+        /// The limit.
+        limit: Duration,
+    },
 }
 
 impl StoreError {
-    /// Whether another attempt may go better.
+    /// Returns whether another attempt can succeed.
     pub fn is_worth_retrying(&self) -> bool {
-        !matches!(self, Self::Options(_) | Self::Tls(_) | Self::TooLong(_))
+        !matches!(self, Self::Options(_) | Self::Tls(_) | Self::TooLong { .. })
     }
 }
 
 impl Store {
     /// Opens a blobstore; `bus` is needed for JetStream.
     pub fn open(options: &StoreOptions, bus: Option<&Bus>) -> Result<Self, StoreError> {
-        let StoreOptions { blobstore, blobstore_credentials, blobstore_ca, blobstore_timeout } = options;
+        let StoreOptions { blobstore, blobstore_credentials, blobstore_ca, blobstore_timeout, longest_blob } =
+            options;
         let secrets = match blobstore_credentials {
             Some(path) => read_secrets(path)?,
             None => Secrets::default(),
@@ -155,77 +183,116 @@ impl Store {
             None => Kind::None,
             Some(text) => Kind::parse(text, secrets, bus)?,
         };
-        Ok(Self { kind, http: HttpClient::new(tls), limit: Duration::from_secs(*blobstore_timeout) })
+        Ok(Self {
+            kind,
+            http: HttpClient::new(tls),
+            limit: Duration::from_secs(*blobstore_timeout),
+            longest: *longest_blob,
+            folder_calls: Arc::new(Semaphore::new(FOLDER_CALLS)),
+        })
     }
 
-    /// Puts a blob; one that is there is replaced.
+    /// Runs a call to a folder, which may hang.
+    async fn in_folder<T: Send + 'static>(
+        &self,
+        path: PathBuf,
+        call: impl FnOnce(&Path) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let hangs = || StoreError::Hangs { path: path.clone(), limit: self.limit };
+        let running = async {
+            // The semaphore is never closed.
+            let permit = self.folder_calls.clone().acquire_owned().await.map_err(|_| hangs())?;
+            let path = path.clone();
+            let called = tokio::task::spawn_blocking(move || {
+                let _permit = permit;
+                call(&path)
+            });
+            called.await.map_err(|error| StoreError::Options(error.to_string()))?
+        };
+        tokio::time::timeout(self.limit, running).await.unwrap_or_else(|_| Err(hangs()))
+    }
+
+    /// Returns the longest blob that is accepted, in bytes.
+    pub fn longest(&self) -> usize {
+        self.longest
+    }
+
+    /// Puts a blob; an existing one is replaced.
     pub async fn put(&self, id: &str, bytes: &Bytes) -> Result<(), StoreError> {
         match &self.kind {
             Kind::None => Err(no_store()),
             Kind::Folder(folder) => {
                 let permissions = files::Permissions { mode: 0o644, ..files::Permissions::PRIVATE };
-                Ok(files::replace(&folder.join(id), bytes, permissions)?)
+                let bytes = bytes.clone();
+                self.in_folder(folder.join(id), move |path| Ok(files::replace(path, &bytes, permissions)?))
+                    .await
             }
             Kind::Dav { endpoint, secrets } => {
                 let url = format!("{endpoint}/{}", dav::path(id));
-                self.http(Method::PUT, &url, Some(secrets), None, bytes.clone()).await.map(drop)
+                self.http(Method::PUT, &url, Some(secrets), bytes.clone(), LONGEST_ANSWER).await.map(drop)
             }
             Kind::S3 { bucket, credentials } => {
                 let url = bucket.put_object(credentials.as_ref(), id).sign(self.limit);
-                self.http(Method::PUT, url.as_str(), None, None, bytes.clone()).await.map(drop)
+                self.http(Method::PUT, url.as_str(), None, bytes.clone(), LONGEST_ANSWER).await.map(drop)
             }
-            Kind::JetStream(objects) => objects.put(id, bytes).await,
+            Kind::JetStream(objects) => objects.put(id, bytes, self.limit).await,
         }
     }
 
-    /// Gets a blob by its id.
-    pub async fn get(&self, id: &str) -> Result<Bytes, StoreError> {
+    /// Gets a blob by its id. `longest` bounds it further than the options do.
+    pub async fn get(&self, id: &str, longest: usize) -> Result<Bytes, StoreError> {
+        let longest = longest.min(self.longest);
         match &self.kind {
             Kind::None => Err(no_store()),
             Kind::Folder(folder) => {
-                let path = folder.join(id);
-                let read = || {
-                    if fs::metadata(&path)?.len() > LONGEST_BLOB as u64 {
-                        return Err(io::ErrorKind::FileTooLarge.into());
-                    }
-                    fs::read(&path)
+                let read = move |path: &Path| {
+                    let failed = |source| StoreError::File { path: path.to_owned(), source };
+                    Ok(files::read(path, longest as u64).map_err(failed)?.into())
                 };
-                Ok(read().map_err(|source| StoreError::File { path: path.clone(), source })?.into())
+                self.in_folder(folder.join(id), read).await
             }
             Kind::Dav { endpoint, secrets } => {
                 let url = format!("{endpoint}/{}", dav::path(id));
-                self.http(Method::GET, &url, Some(secrets), None, Bytes::new()).await
+                self.http(Method::GET, &url, Some(secrets), Bytes::new(), longest).await
             }
             Kind::S3 { bucket, credentials } => {
                 let url = bucket.get_object(credentials.as_ref(), id).sign(self.limit);
-                self.http(Method::GET, url.as_str(), None, None, Bytes::new()).await
+                self.http(Method::GET, url.as_str(), None, Bytes::new(), longest).await
             }
-            Kind::JetStream(objects) => objects.get(id, self.limit).await,
+            Kind::JetStream(objects) => objects.get(id, longest, self.limit).await,
         }
     }
 
-    /// Gets a blob by a signed URL.
-    pub async fn get_signed(&self, url: &str, headers: &Map<String, Value>) -> Result<Bytes, StoreError> {
-        self.http(Method::GET, url, None, Some(headers), Bytes::new()).await
+    /// Gets a blob by a signed URL. `longest` bounds it further than the options do.
+    pub async fn get_signed(
+        &self,
+        url: &str,
+        headers: &Map<String, Value>,
+        longest: usize,
+    ) -> Result<Bytes, StoreError> {
+        let call = Call { method: Method::GET, url, basic: None, headers: Some(headers), body: Bytes::new() };
+        Ok(self.http.send(call, longest.min(self.longest), self.limit).await?)
     }
 
-    /// Removes a blob; one that is gone is no error.
+    /// Removes a blob; a missing one is no error.
     pub async fn delete(&self, id: &str) -> Result<(), StoreError> {
         let gone = match &self.kind {
             Kind::None => Err(no_store()),
             Kind::Folder(folder) => {
-                let path = folder.join(id);
-                fs::remove_file(&path).map_err(|source| StoreError::File { path, source })
+                let remove = |path: &Path| {
+                    fs::remove_file(path).map_err(|source| StoreError::File { path: path.to_owned(), source })
+                };
+                self.in_folder(folder.join(id), remove).await
             }
             Kind::Dav { endpoint, secrets } => {
                 let url = format!("{endpoint}/{}", dav::path(id));
-                self.http(Method::DELETE, &url, Some(secrets), None, Bytes::new()).await.map(drop)
+                self.http(Method::DELETE, &url, Some(secrets), Bytes::new(), LONGEST_ANSWER).await.map(drop)
             }
             Kind::S3 { bucket, credentials } => {
                 let url = bucket.delete_object(credentials.as_ref(), id).sign(self.limit);
-                self.http(Method::DELETE, url.as_str(), None, None, Bytes::new()).await.map(drop)
+                self.http(Method::DELETE, url.as_str(), None, Bytes::new(), LONGEST_ANSWER).await.map(drop)
             }
-            Kind::JetStream(objects) => objects.delete(id).await,
+            Kind::JetStream(objects) => objects.delete(id, self.limit).await,
         };
         match gone {
             Err(StoreError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -238,8 +305,7 @@ impl Store {
         }
     }
 
-    /// An URL by which anybody gets the blob for so long, where the store can sign.
-    /// `now` is the time since 1970.
+    /// Returns a URL that gives access to a blob for a time, if the store can sign. `now` is the time since 1970.
     pub fn signed_url(&self, id: &str, now: Duration, good_for: Duration) -> Option<String> {
         match &self.kind {
             Kind::Dav { endpoint, secrets } => {
@@ -249,7 +315,7 @@ impl Store {
             }
             Kind::S3 { bucket, credentials } => {
                 let credentials = credentials.as_ref()?;
-                // A clock beyond the year 9999 signs as if it were 1970: every store refuses that.
+                // A clock beyond the year 9999 signs for 1970, which every store refuses.
                 let now = Timestamp::from_second(now.as_secs().cast_signed()).unwrap_or_default();
                 Some(bucket.get_object(Some(credentials), id).sign_with_time(good_for, &now).to_string())
             }
@@ -263,15 +329,15 @@ impl Store {
         method: Method,
         url: &str,
         secrets: Option<&Secrets>,
-        headers: Option<&Map<String, Value>>,
         body: Bytes,
+        longest: usize,
     ) -> Result<Bytes, StoreError> {
         let basic = secrets.and_then(|secrets| {
             let Secrets { user, password, .. } = secrets;
             Some((user.as_deref()?, password.as_deref().unwrap_or_default()))
         });
-        let call = Call { method, url, basic, headers, body };
-        Ok(self.http.send(call, LONGEST_BLOB, self.limit).await?)
+        let call = Call { method, url, basic, headers: None, body };
+        Ok(self.http.send(call, longest, self.limit).await?)
     }
 }
 
@@ -327,13 +393,14 @@ fn no_store() -> StoreError {
 
 /// Reads the file of credentials.
 fn read_secrets(path: &Path) -> Result<Secrets, StoreError> {
-    let text = fs::read(path).map_err(|source| StoreError::File { path: path.to_owned(), source })?;
+    let text =
+        files::read(path, 1 << 20).map_err(|source| StoreError::File { path: path.to_owned(), source })?;
     serde_json::from_slice(&text).map_err(|error| StoreError::Options(format!("{}: {error}", path.display())))
 }
 
 /// The time since 1970, as signatures have it.
 pub fn unix_now() -> Duration {
-    // A clock before 1970 signs as if it were 1970: every store refuses that.
+    // A clock before 1970 signs for 1970, which every store refuses.
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
@@ -353,19 +420,20 @@ mod tests {
             blobstore_credentials: credentials,
             blobstore_ca: None,
             blobstore_timeout: 5,
+            longest_blob: LONGEST_BLOB,
         };
         Store::open(&options, None)
     }
 
     #[tokio::test]
-    async fn a_folder_keeps_blobs() {
+    async fn folder_keeps_blobs() {
         let folder = tempfile::tempdir().unwrap();
         let store = open(&format!("file://{}", folder.path().display())).unwrap();
         store.put("a", &Bytes::from_static(b"blob")).await.unwrap();
-        assert_eq!(store.get("a").await.unwrap(), "blob");
+        assert_eq!(store.get("a", LONGEST_BLOB).await.unwrap(), "blob");
         store.delete("a").await.unwrap();
         store.delete("a").await.unwrap();
-        assert!(store.get("a").await.is_err());
+        assert!(store.get("a", LONGEST_BLOB).await.is_err());
         assert_eq!(store.signed_url("a", Duration::ZERO, Duration::from_secs(1)), None);
     }
 
@@ -373,7 +441,7 @@ mod tests {
     /// documentation ("Authenticating Requests: Using Query Parameters"); the others were
     /// computed by hand from the same description, with Python's hmac.
     #[test]
-    fn links_to_s3_are_golden() {
+    fn s3_links_are_golden() {
         let folder = tempfile::tempdir().unwrap();
         let credentials = folder.path().join("credentials.json");
         fs::write(
@@ -410,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_in_the_url_are_told() {
+    fn invalid_urls_are_refused() {
         for url in [
             "ftp://x",
             "nats:b",

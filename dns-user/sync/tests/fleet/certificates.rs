@@ -7,9 +7,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, SanType,
 };
 
-/// A CA.
 pub(crate) struct Authority {
-    /// It.
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 

@@ -52,7 +52,7 @@ fn an_agent_replies_to_a_director() -> Result<()> {
             ensure!(director.is_silent_for(Duration::from_millis(300)), "{why}: a reply");
             continue;
         };
-        let reply = director.hear().context(why.to_owned())?;
+        let reply = director.hear_reply().context(why.to_owned())?;
         assert_eq!(reply.subject.as_str(), reply_to, "{why}");
         assert_eq!(String::from_utf8_lossy(&reply.payload), filled(golden.to_owned()), "{why}");
         if let Some(version) = case["version"].as_u64() {

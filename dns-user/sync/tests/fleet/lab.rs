@@ -19,17 +19,13 @@ use crate::certificates::Authority;
 /// Longest wait for anything: machines that test are slow at times.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A fleet.
 pub(crate) struct Lab {
     /// nats-server, while it runs.
     nats: Option<Kept>,
-    /// All files.
     folder: TempDir,
     /// Where nats-server listens.
     nats_port: u16,
-    /// `--blobstore...`.
     pub(crate) blobstore: Vec<String>,
-    /// The CA.
     pub(crate) authority: Authority,
     /// Whether nats-server has JetStream.
     jetstream: bool,
@@ -93,8 +89,7 @@ impl Lab {
         Ok(fs::rename(self.path("inventory.new"), self.path("inventory.json"))?)
     }
 
-    /// `--tls-*` of somebody.
-    fn tls(&self, who: &str) -> Vec<String> {
+    pub(crate) fn tls(&self, who: &str) -> Vec<String> {
         let TlsFiles { ca, certificate, key } = self.tls_files(who);
         [("--tls-ca", ca), ("--tls-certificate", certificate), ("--tls-key", key)]
             .into_iter()
@@ -111,6 +106,12 @@ impl Lab {
 
     /// Starts nats-server on the configuration that we generate.
     pub(crate) fn start_nats(&mut self) -> Result<()> {
+        self.write_nats_config()?;
+        self.start_nats_again()
+    }
+
+    /// Writes nats-server's configuration.
+    fn write_nats_config(&self) -> Result<()> {
         let listen = format!("127.0.0.1:{}", self.nats_port);
         let mut generate = self.command(&["nats-config", "--listen", &listen])?;
         generate.args(self.source()).args(self.tls("nats")).arg("--output").arg(self.path("nats.conf"));
@@ -119,6 +120,11 @@ impl Lab {
         }
         generate.args(&self.nats_options);
         capture(&mut generate)?;
+        Ok(())
+    }
+
+    /// Starts nats-server with the configuration as it is.
+    pub(crate) fn start_nats_again(&mut self) -> Result<()> {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.path("nats.log"))?;
         let mut server = Command::new("nats-server");
         server.arg("-c").arg(self.path("nats.conf")).stdout(log.try_clone()?).stderr(log);
@@ -163,7 +169,18 @@ impl Lab {
         }
     }
 
-    /// Kills nats-server.
+    /// Replaces the newest blob with a FIFO.
+    pub(crate) fn make_newest_blob_a_fifo(&self) -> Result<()> {
+        let blob = self.path("blobs").join(self.newest_blob()?);
+        fs::remove_file(&blob)?;
+        Ok(nix::unistd::mkfifo(&blob, nix::sys::stat::Mode::S_IRWXU)?)
+    }
+
+    /// Stops nats-server without ending it (SIGSTOP), or lets it go on.
+    pub(crate) fn pause_nats(&self, pause: bool) -> Result<()> {
+        self.nats.as_ref().context("nats-server does not run")?.pause(pause)
+    }
+
     pub(crate) fn kill_nats(&mut self) -> Result<()> {
         self.nats.take().context("nats-server does not run")?.kill()
     }
@@ -173,13 +190,11 @@ impl Lab {
         fs::read_to_string(self.path("nats.log")).unwrap_or_default()
     }
 
-    /// `--inventory...`.
-    fn source(&self) -> Vec<String> {
+    pub(crate) fn source(&self) -> Vec<String> {
         vec!["--inventory".to_owned(), self.path("inventory.json").display().to_string()]
     }
 
-    /// `--nats...` of somebody.
-    fn bus(&self, who: &str) -> Vec<String> {
+    pub(crate) fn bus(&self, who: &str) -> Vec<String> {
         ["--nats".to_owned(), self.nats_url()].into_iter().chain(self.tls(who)).collect()
     }
 
@@ -225,7 +240,6 @@ impl Lab {
         self.path(&format!("{id}.json"))
     }
 
-    /// What somebody said.
     pub(crate) fn log(&self, who: &str) -> String {
         fs::read_to_string(self.path(&format!("{who}.log"))).unwrap_or_default()
     }

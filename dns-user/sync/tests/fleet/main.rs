@@ -4,6 +4,7 @@
 mod certificates;
 mod director;
 mod faults;
+mod floods;
 mod lab;
 mod nginx;
 mod process;
@@ -13,3 +14,5 @@ mod security;
 mod seen;
 mod speaker;
 mod spreading;
+mod stuck;
+mod truth;

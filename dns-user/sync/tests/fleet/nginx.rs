@@ -26,11 +26,8 @@ function check(r) {
 export default { check };
 "#;
 
-/// A running nginx.
 pub(crate) struct Nginx {
-    /// It.
     process: Option<Kept>,
-    /// Where it listens.
     pub(crate) port: u16,
 }
 

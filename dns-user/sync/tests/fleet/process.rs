@@ -16,7 +16,6 @@ use nix::{
 pub(crate) struct Kept(Child);
 
 impl Kept {
-    /// Starts a command.
     pub(crate) fn spawn(command: &mut Command) -> Result<Self> {
         Ok(Self(command.spawn().with_context(|| format!("cannot run {command:?}"))?))
     }
@@ -32,6 +31,12 @@ impl Kept {
             ensure!(begun.elapsed() < Duration::from_secs(5), "process {} does not end", self.0.id());
             thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    /// Stops the process without ending it (SIGSTOP), or lets it go on.
+    pub(crate) fn pause(&self, pause: bool) -> Result<()> {
+        let signal = if pause { Signal::SIGSTOP } else { Signal::SIGCONT };
+        Ok(kill(Pid::from_raw(self.0.id().cast_signed()), signal)?)
     }
 
     /// Ends it without asking (SIGKILL) and waits.
@@ -63,7 +68,7 @@ pub(crate) fn capture(command: &mut Command) -> Result<String> {
 pub(crate) fn wait_until(what: &str, limit: Duration, mut ready: impl FnMut() -> bool) -> Result<()> {
     let begun = Instant::now();
     while !ready() {
-        ensure!(begun.elapsed() < limit, "waited {limit:?} in vain for {what}");
+        ensure!(begun.elapsed() < limit, "waited {limit:?} for {what}");
         thread::sleep(Duration::from_millis(5));
     }
     Ok(())

@@ -5,7 +5,7 @@ use std::{fs, net::SocketAddr, path::PathBuf, process::Command, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use dns_sync::store::{Store, StoreOptions, unix_now};
+use dns_sync::store::{LONGEST_BLOB, Store, StoreOptions, unix_now};
 use hyper_util::rt::TokioIo;
 use s3s::{auth::SimpleAuth, service::S3ServiceBuilder};
 use s3s_fs::FileSystem;
@@ -16,14 +16,12 @@ use crate::{faults::bad_blobs, lab::Lab, process::capture};
 /// Access key of the publisher.
 pub(crate) const KEY: &str = "AKIAIOSFODNN7EXAMPLE";
 
-/// Its secret.
 pub(crate) const SECRET: &str = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY";
 
 /// A server with one bucket, `dns`.
 struct S3 {
     /// Where it listens; nobody does while it is stopped.
     address: SocketAddr,
-    /// Its buckets.
     folder: PathBuf,
     /// It runs here; dropped, it breaks off whatever it does.
     runtime: Option<Runtime>,
@@ -92,6 +90,7 @@ pub(crate) fn open(lab: &Lab, url: &str, credentials: &str) -> Result<Store> {
         blobstore_credentials: Some(file),
         blobstore_ca: None,
         blobstore_timeout: 20,
+        longest_blob: LONGEST_BLOB,
     };
     Ok(Store::open(&options, None)?)
 }
@@ -153,11 +152,11 @@ pub(crate) fn is_for_signers_alone(lab: &Lab, url: &str) -> Result<()> {
     let runtime = Runtime::new()?;
     let blob = Bytes::from_static(b"a blob");
     runtime.block_on(store.put("one", &blob))?;
-    assert_eq!(runtime.block_on(store.get("one"))?, blob);
+    assert_eq!(runtime.block_on(store.get("one", LONGEST_BLOB))?, blob);
     for stranger in &strangers {
         for error in [
             runtime.block_on(stranger.put("two", &blob)).err().context("put")?,
-            runtime.block_on(stranger.get("one")).err().context("get")?,
+            runtime.block_on(stranger.get("one", LONGEST_BLOB)).err().context("get")?,
             runtime.block_on(stranger.delete("one")).err().context("delete")?,
         ] {
             assert!(error.to_string().contains("the blobstore says 403"), "{error}");
@@ -175,7 +174,7 @@ pub(crate) fn is_for_signers_alone(lab: &Lab, url: &str) -> Result<()> {
     assert_eq!(status(&early)?, "403");
     runtime.block_on(store.delete("one"))?;
     runtime.block_on(store.delete("one"))?;
-    let gone = runtime.block_on(store.get("one")).err().context("it is gone")?;
+    let gone = runtime.block_on(store.get("one", LONGEST_BLOB)).err().context("it is gone")?;
     assert!(gone.to_string().contains("the blobstore says 404"), "{gone}");
     Ok(())
 }

@@ -30,18 +30,15 @@ type Blobs = Arc<Mutex<BTreeMap<String, Vec<u8>>>>;
 
 /// A running double with one bucket, `dns`, of the region `eu-1`.
 struct Double {
-    /// Where it listens.
     port: u16,
     /// Its blobs, by path.
     blobs: Blobs,
     /// Tells its thread to end.
     ended: Arc<AtomicBool>,
-    /// Its thread.
     thread: Option<thread::JoinHandle<()>>,
 }
 
 impl Double {
-    /// Starts one.
     fn start() -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let port = listener.local_addr()?.port();

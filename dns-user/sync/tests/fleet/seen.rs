@@ -62,7 +62,7 @@ fn drawn(screen: &vt100::Parser) -> Vec<String> {
 
 /// The bar fills, says who fails and who is silent, and no line of the log runs into it.
 #[test]
-fn publish_shows_a_bar_on_a_terminal() -> Result<()> {
+fn terminal_shows_a_bar() -> Result<()> {
     let mut lab = Lab::new(3)?;
     let _agent = lab.agent("a0", &[])?;
     let good = lab.blobstore.clone();
@@ -94,7 +94,7 @@ fn publish_shows_a_bar_on_a_terminal() -> Result<()> {
 /// Where nobody looks there is no bar: lines of the log on standard error, the count on standard
 /// output.
 #[test]
-fn publish_shows_no_bar_elsewhere() -> Result<()> {
+fn pipe_shows_no_bar() -> Result<()> {
     let lab = Lab::new(1)?;
     let _agent = lab.agent("a0", &[])?;
     let published = lab.publish(&[])?;
@@ -139,7 +139,7 @@ fn is_told(golden: &str, told: &str) -> bool {
 
 /// One agent has the version, one says why not, one is not there.
 #[test]
-fn the_publisher_tells_prometheus() -> Result<()> {
+fn publisher_metrics_are_golden() -> Result<()> {
     let mut lab = Lab::new(3)?;
     let address = free_address()?;
     let _publisher = lab.watch(&["--metrics", &address.to_string()])?;
@@ -159,7 +159,7 @@ fn the_publisher_tells_prometheus() -> Result<()> {
 /// Versions by blob and by patch, a patch that does not fit, a lower version, one that is not
 /// taken: a director by hand calls an agent.
 #[test]
-fn an_agent_tells_prometheus() -> Result<()> {
+fn agent_metrics_are_golden() -> Result<()> {
     let lab = Lab::new(1)?;
     let mut director = Speaker::new(&lab, "director", "director.>")?;
     let address = free_address()?;
@@ -177,7 +177,7 @@ fn an_agent_tells_prometheus() -> Result<()> {
         let call = json!({"protocol": 3, "method": "sync_dns",
             "arguments": ["blob", digest, number, extra], "reply_to": "director.by-hand.a0.r"});
         director.say("agent.a0", &call.to_string())?;
-        Ok(String::from_utf8(director.hear()?.payload.to_vec())?)
+        Ok(String::from_utf8(director.hear_reply()?.payload.to_vec())?)
     };
     let synced = r#"{"value":"synced"}"#;
     let patched = |from: u64, zstd: &str| json!({"patch": {"from": from, "zstd": zstd}});

@@ -1,4 +1,4 @@
-//! Somebody who speaks on the bus by hand: a director, or an agent that loses its replies.
+//! A hand-driven client of the bus: a director, or an agent that loses its replies.
 
 use std::time::Duration;
 
@@ -13,11 +13,8 @@ use crate::lab::{Lab, PATIENCE};
 
 /// A connection and what it hears.
 pub(crate) struct Speaker {
-    /// Where it runs.
     runtime: Runtime,
-    /// The connection.
     bus: Bus,
-    /// What it hears.
     heard: Subscriber,
 }
 
@@ -25,7 +22,7 @@ impl Speaker {
     /// Connects with the certificate of `who` and listens on a subject.
     pub(crate) fn new(lab: &Lab, who: &str, subject: &str) -> Result<Self> {
         let runtime = Runtime::new()?;
-        let options = BusOptions { nats: vec![lab.nats_url()], tls: lab.tls_files(who) };
+        let options = BusOptions { nats: vec![lab.nats_url()], tls: lab.tls_files(who), ping_every: 10 };
         let (bus, heard) = runtime.block_on(async {
             let bus = Bus::connect(&options, "by-hand").await?;
             let heard = bus.client.subscribe(subject.to_owned()).await?;
@@ -36,19 +33,34 @@ impl Speaker {
         Ok(Self { runtime, bus, heard })
     }
 
-    /// The next message.
     pub(crate) fn hear(&mut self) -> Result<Message> {
         let Self { runtime, heard, .. } = self;
         let next = runtime.block_on(async { tokio::time::timeout(PATIENCE, heard.next()).await });
         next.context("nothing is heard")?.context("the subscription ended")
     }
 
-    /// The next call.
-    pub(crate) fn hear_call(&mut self) -> Result<Value> {
-        Ok(serde_json::from_slice(&self.hear()?.payload)?)
+    /// Returns the next message that is no report of an agent.
+    pub(crate) fn hear_reply(&mut self) -> Result<Message> {
+        loop {
+            let message = self.hear()?;
+            if !message.subject.ends_with(".hello") {
+                return Ok(message);
+            }
+        }
     }
 
-    /// Says something.
+    /// Returns the next announcement; answers questions as a BOSH agent does.
+    pub(crate) fn hear_call(&mut self) -> Result<Value> {
+        loop {
+            let call: Value = serde_json::from_slice(&self.hear()?.payload)?;
+            if call["arguments"][2] != 0 {
+                return Ok(call);
+            }
+            let reply_to = call["reply_to"].as_str().context("reply_to")?;
+            self.say(reply_to, r#"{"value":"synced"}"#)?;
+        }
+    }
+
     pub(crate) fn say(&self, subject: &str, body: &str) -> Result<()> {
         self.runtime.block_on(async {
             self.bus.client.publish(subject.to_owned(), body.to_owned().into()).await?;
@@ -56,9 +68,14 @@ impl Speaker {
         })
     }
 
-    /// Whether there is silence for so long.
+    /// Returns whether nothing but reports of agents is heard for this time.
     pub(crate) fn is_silent_for(&mut self, time: Duration) -> bool {
         let Self { runtime, heard, .. } = self;
-        runtime.block_on(async { tokio::time::timeout(time, heard.next()).await }).is_err()
+        runtime.block_on(async {
+            let other = async {
+                while heard.next().await.is_some_and(|message| message.subject.ends_with(".hello")) {}
+            };
+            tokio::time::timeout(time, other).await.is_err()
+        })
     }
 }

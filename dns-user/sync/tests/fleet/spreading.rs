@@ -8,7 +8,7 @@ use crate::lab::Lab;
 
 /// A version reaches all by blob, the next one by patch, and the file is what was made.
 #[test]
-fn a_change_reaches_all_agents() -> Result<()> {
+fn changes_reach_the_fleet() -> Result<()> {
     let lab = Lab::new(3)?;
     let hosts = lab.path("hosts");
     fs::write(&hosts, "192.0.2.1 mine\n")?;
@@ -75,7 +75,7 @@ fn a_change_reaches_all_agents() -> Result<()> {
 
 /// Whoever is dead delays nobody, and has everything when it is back.
 #[test]
-fn who_is_away_delays_nobody_and_catches_up() -> Result<()> {
+fn absent_agents_catch_up() -> Result<()> {
     let lab = Lab::new(3)?;
     let _others = [lab.agent("a0", &[])?, lab.agent("a1", &[])?];
     let _publisher = lab.watch(&[])?;
@@ -99,7 +99,7 @@ fn who_is_away_delays_nobody_and_catches_up() -> Result<()> {
 
 /// `--mute` checks and neither writes nor replies.
 #[test]
-fn a_mute_agent_only_listens() -> Result<()> {
+fn mute_agent_only_listens() -> Result<()> {
     let lab = Lab::new(1)?;
     let _mute = lab.agent("a0", &["--mute"])?;
     let _publisher = lab.watch(&[])?;
@@ -113,7 +113,7 @@ fn a_mute_agent_only_listens() -> Result<()> {
 
 /// One machine, no engine.
 #[test]
-fn one_machine_needs_no_engine() -> Result<()> {
+fn local_mode_needs_no_nats() -> Result<()> {
     let lab = Lab::new(0)?;
     let nodes = lab.path("nodes");
     fs::write(&nodes, "10.0.0.1 web1\n10.0.0.2 web2.example\n")?;
@@ -131,7 +131,7 @@ fn one_machine_needs_no_engine() -> Result<()> {
 
 /// Blobs in JetStream's object store, with the permissions that are generated for it.
 #[test]
-fn blobs_by_jetstream() -> Result<()> {
+fn jetstream_serves_blobs() -> Result<()> {
     let mut lab = Lab::new(2)?;
     lab.use_jetstream()?;
     let _agents = [lab.agent("a0", &[])?, lab.agent("a1", &[])?];

@@ -1,6 +1,6 @@
-//! The peer: the director's own way, emulated from what is known of it. One message each, the
-//! whole blob each, no patches, one sender; whoever has not answered 10 s after the last message
-//! is asked again in rounds of 10 s.
+//! The peer: the director's method, emulated from documented facts. One message and one whole blob for each
+//! agent, no patches, one sender; agents that have not answered 10 s after the last message are asked
+//! again in rounds of 10 s.
 
 use std::{
     collections::BTreeSet,
@@ -8,16 +8,16 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
+use dns_sync::{
+    bus::Bus,
+    message::{self, Announcement, Reply, Source},
+};
 use futures::StreamExt;
 
 use super::{
     fleet::Fleet,
     ground::{Ground, agent_id},
     newest,
-};
-use crate::{
-    bus::Bus,
-    message::{self, Announcement, Reply, Source},
 };
 
 /// Time of a round.
@@ -40,7 +40,7 @@ pub(super) async fn announce(ground: &Ground, fleet: &Fleet, limit: Duration) ->
     let mut rounds = 0;
     let mut bytes = 0;
     while !open.is_empty() {
-        ensure!(begun.elapsed() < limit, "waited {limit:?} in vain for the peer: {} agents lag", open.len());
+        ensure!(begun.elapsed() < limit, "waited {limit:?} for the peer: {} agents lag", open.len());
         rounds += 1;
         for id in &open {
             let body = announcement.write(&message::reply_subject("peer", id, "r"));
@@ -51,7 +51,7 @@ pub(super) async fn announce(ground: &Ground, fleet: &Fleet, limit: Duration) ->
         while !open.is_empty() {
             let Ok(Some(reply)) = tokio::time::timeout_at(end, replies.next()).await else { break };
             if let Some((agent, _)) = message::read_reply_subject(&reply.subject)
-                && Reply::read(&reply.payload) == Reply::Synced
+                && Reply::read(&reply.payload) == Reply::Synced(None)
             {
                 open.remove(agent);
             }

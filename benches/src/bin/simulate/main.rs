@@ -1,11 +1,10 @@
-//! `simulate`: a whole fleet on one machine, measured, for each size that is asked for.
+//! Measures a whole fleet on one machine: `cargo run --release --bin simulate -- 10000`.
 //!
-//! A real nats-server with the permissions that we generate, one TLS connection with a
-//! certificate of its own for each agent, the publisher as a process of its own, and a sample of
-//! agents as processes with files. The other agents are connections that read calls and reply:
-//! they do not apply patches, and those that are told to fetch the whole blob read it from the
-//! folder of blobs and check its digest. With `--resolver` the DNS server reads one agent's file
-//! and is asked for the address that changed.
+//! A real nats-server with generated permissions, one TLS connection with its own certificate for each
+//! agent, the publisher as a process, and a sample of agents as processes with files. The other agents
+//! are connections that read calls and reply: they do not apply patches, and if told to fetch the whole
+//! blob they read it from the folder of blobs and check its digest. With `--resolver` the DNS server
+//! reads one agent's file and is asked for the address that changed.
 
 mod director;
 mod fleet;
@@ -18,7 +17,14 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
-use clap::ValueEnum;
+use clap::{Parser, ValueEnum};
+use dns_sync::{
+    nats_config::UsersBy,
+    publisher::{
+        book::Book,
+        state::{Made, State},
+    },
+};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -31,41 +37,44 @@ use self::{
     ground::{Ground, address_of},
     resolver::Resolver,
 };
-use crate::{nats_config::UsersBy, publisher::book::Book};
 
 /// Changes whose way to the last agent is measured.
 const CHANGES: u8 = 3;
 
-/// `simulate`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct SimulateOptions {
+/// Measure a whole fleet on this machine: real connections to one real nats-server
+#[derive(Clone, Debug, Parser)]
+#[command(name = "simulate")]
+struct SimulateOptions {
     /// How many agents; several sizes one after the other
     #[arg(required = true, value_name = "AGENTS")]
-    pub sizes: Vec<usize>,
+    sizes: Vec<usize>,
     /// How many of them are processes that write files
     #[arg(long, value_name = "NUMBER", default_value_t = 8)]
-    pub sample: usize,
+    sample: usize,
+    /// The program bosh-dns-sync; by default the one beside this program
+    #[arg(long, value_name = "FILE")]
+    sync: Option<PathBuf>,
     /// The program nats-server
     #[arg(long, value_name = "FILE", default_value = "nats-server")]
-    pub nats_server: PathBuf,
+    nats_server: PathBuf,
     /// By which part of a certificate nats-server knows its owner
     #[arg(long, value_enum, default_value_t = UsersBy::DnsName)]
-    pub users_by: UsersBy,
+    users_by: UsersBy,
     /// The program bosh-dns-xdp, to be asked for what changed; it answers on lo of this network namespace
     #[arg(long, value_name = "FILE")]
-    pub resolver: Option<PathBuf>,
+    resolver: Option<PathBuf>,
     /// Longest wait for any step, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 240)]
-    pub limit: u64,
-    /// Leave out the director's own way
+    limit: u64,
+    /// Leave out the director's method
     #[arg(long)]
-    pub no_peer: bool,
-    /// Measure the one size in this very process, and write its figures to a file
+    no_peer: bool,
+    /// Measure the one size in this process, and write its figures to a file
     #[arg(long, value_name = "FILE", hide = true)]
-    pub figures: Option<PathBuf>,
+    figures: Option<PathBuf>,
 }
 
-/// What is compared between sizes; seconds.
+/// The figures that are compared between sizes, in seconds.
 #[derive(Debug, Serialize, Deserialize)]
 struct Figures {
     /// Agents.
@@ -74,36 +83,37 @@ struct Figures {
     blob: f64,
     /// Changes by patch, to the last agent.
     patch: Vec<f64>,
-    /// The same changes, to the answer of the DNS server, and how many by the interface.
+    /// The same changes, to the DNS server's answer.
     answer: Vec<f64>,
     /// Whether the interface gave the answers.
     by_interface: bool,
-    /// All connected again after nats-server was killed.
+    /// Time until all agents reconnected after nats-server was killed.
     storm: f64,
-    /// The director's own way.
+    /// The director's method.
     peer: Option<f64>,
 }
 
-/// Runs it and prints tables.
-pub async fn run(options: SimulateOptions) -> anyhow::Result<()> {
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let options = SimulateOptions::parse();
     if let (Some(file), &[agents]) = (&options.figures, &options.sizes[..]) {
         ensure!(agents > 0, "at least one agent is needed");
         println!("\n{agents} agents\n\n| step | seconds | more |\n|---|---|---|");
-        // What was started ends with what is dropped here.
+        // Dropping the future ends the processes.
         let figures = tokio::select! {
             figures = measure(&options, agents) => figures?,
-            () = crate::ended() => bail!("told to end"),
+            () = dns_sync::ended() => bail!("told to end"),
         };
         return Ok(std::fs::write(file, serde_json::to_vec(&figures)?)?);
     }
     let mut all = Vec::new();
     for &agents in &options.sizes {
-        all.push(in_a_process_of_its_own(&options, agents).await?);
+        all.push(in_separate_process(&options, agents).await?);
     }
     println!("\nSeconds by size of the fleet:\n");
     println!(
         "| agents | change to last agent, by patch | change to the DNS server's answer | by whole blob | \
-         all connected after a crash of nats-server | peer: the director's own way, emulated |"
+         all connected after a crash of nats-server | peer: the director's method, emulated |"
     );
     println!("|---|---|---|---|---|---|");
     for Figures { agents, blob, patch, answer, by_interface, storm, peer } in all {
@@ -118,21 +128,33 @@ pub async fn run(options: SimulateOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measures one size in a process of its own: nothing of another size is left in it.
+/// Measures one size in a separate process, so that sizes do not influence each other.
 ///
-/// It does not see the machine's certification authorities. The client of NATS reads all of
-/// them for every connection, although it is given a configuration of TLS that needs none
-/// (async-nats 0.51): some 25 ms of CPU for each agent, which in a fleet are spread over as many machines.
-async fn in_a_process_of_its_own(options: &SimulateOptions, agents: usize) -> anyhow::Result<Figures> {
-    let SimulateOptions { sizes: _, sample, nats_server, users_by, resolver, limit, no_peer, figures: _ } =
-        options;
+/// The process does not see the machine's certification authorities: async-nats 0.51 reads all of them for every
+/// connection, even with a TLS configuration that needs none. In a fleet these 25 ms of CPU for each agent are
+/// spread over its machines.
+async fn in_separate_process(options: &SimulateOptions, agents: usize) -> anyhow::Result<Figures> {
+    let SimulateOptions {
+        sizes: _,
+        sample,
+        sync,
+        nats_server,
+        users_by,
+        resolver,
+        limit,
+        no_peer,
+        figures: _,
+    } = options;
     let file = tempfile::NamedTempFile::new()?;
     let mut command = Command::new(std::env::current_exe()?);
-    command.arg("simulate").arg(agents.to_string()).arg("--figures").arg(file.path());
+    command.arg(agents.to_string()).arg("--figures").arg(file.path());
     command.arg("--sample").arg(sample.to_string()).arg("--limit").arg(limit.to_string());
     command.arg("--nats-server").arg(nats_server);
     if let Some(by) = users_by.to_possible_value() {
         command.arg("--users-by").arg(by.get_name());
+    }
+    if let Some(sync) = sync {
+        command.arg("--sync").arg(sync);
     }
     if let Some(resolver) = resolver {
         command.arg("--resolver").arg(resolver);
@@ -143,7 +165,7 @@ async fn in_a_process_of_its_own(options: &SimulateOptions, agents: usize) -> an
     let mut process = command.env("SSL_CERT_FILE", "/dev/null").env_remove("SSL_CERT_DIR").spawn()?;
     let status = tokio::select! {
         status = process.wait() => status?,
-        () = crate::ended() => {
+        () = dns_sync::ended() => {
             if let Some(id) = process.id() {
                 kill(Pid::from_raw(id.cast_signed()), Signal::SIGTERM)?;
             }
@@ -201,7 +223,7 @@ async fn measure(options: &SimulateOptions, agents: usize) -> anyhow::Result<Fig
         false => {
             let begun = Instant::now();
             let told = director::announce(&ground, &fleet, limit).await?;
-            Some(row("peer: the director's own way, emulated", begun, &told))
+            Some(row("peer: the director's method, emulated", begun, &told))
         }
     };
     Ok(Figures { agents, blob, patch, answer, by_interface, storm, peer })
@@ -250,7 +272,7 @@ fn row(step: &str, begun: Instant, more: &str) -> f64 {
     seconds
 }
 
-/// The least and the most of some figures.
+/// Formats the smallest and the largest figure.
 fn range(figures: &[f64]) -> String {
     let least = figures.iter().copied().fold(f64::INFINITY, f64::min);
     let most = figures.iter().copied().fold(0.0, f64::max);
@@ -261,18 +283,18 @@ fn range(figures: &[f64]) -> String {
 async fn until(what: &str, limit: Duration, ready: impl Fn() -> bool) -> anyhow::Result<()> {
     let begun = Instant::now();
     while !ready() {
-        ensure!(begun.elapsed() < limit, "waited {limit:?} in vain for {what}");
+        ensure!(begun.elapsed() < limit, "waited {limit:?} for {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     Ok(())
 }
 
-/// Who has what, as the publisher wrote it last.
+/// Reads the book that the publisher wrote last.
 fn book(ground: &Ground) -> Option<Book> {
     serde_json::from_slice(&std::fs::read(ground.path("state/agents.json")).ok()?).ok()
 }
 
-/// Whether the publisher knows that all have a version.
+/// Returns whether the publisher knows that all agents hold a version.
 fn synced(ground: &Ground, version: u64) -> bool {
     book(ground).is_some_and(|book| {
         let count = book.count();
@@ -280,9 +302,8 @@ fn synced(ground: &Ground, version: u64) -> bool {
     })
 }
 
-/// The newest version's blob and digest.
-fn newest(ground: &Ground) -> anyhow::Result<crate::publisher::state::Made> {
-    let state: crate::publisher::state::State =
-        serde_json::from_slice(&std::fs::read(ground.path("state/state.json"))?)?;
+/// Returns the newest version.
+fn newest(ground: &Ground) -> anyhow::Result<Made> {
+    let state: State = serde_json::from_slice(&std::fs::read(ground.path("state/state.json"))?)?;
     state.versions.last().cloned().context("no version yet")
 }

@@ -8,6 +8,11 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use dns_sync::{
+    bus::{BusOptions, PING_EVERY},
+    nats_config::{self, PUBLISHER, agent_name},
+    tls::TlsFiles,
+};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, SanType,
@@ -16,13 +21,7 @@ use serde_json::json;
 use tokio::process::{Child, Command};
 
 use super::SimulateOptions;
-use crate::{
-    bus::BusOptions,
-    nats_config::{self, PUBLISHER, agent_name},
-    tls::TlsFiles,
-};
 
-/// The ground.
 pub(super) struct Ground {
     /// Everything lies here and goes with it.
     folder: tempfile::TempDir,
@@ -30,6 +29,8 @@ pub(super) struct Ground {
     port: u16,
     /// The program nats-server.
     nats_server: PathBuf,
+    /// The program bosh-dns-sync.
+    sync: PathBuf,
     /// How many agents there are.
     agents: usize,
 }
@@ -38,9 +39,12 @@ impl Ground {
     /// Makes certificates, the inventory of version 1, and nats-server's configuration.
     pub(super) fn new(options: &SimulateOptions, agents: usize) -> Result<Self> {
         allow_open_files(agents)?;
+        let beside = || anyhow::Ok(std::env::current_exe()?.with_file_name("bosh-dns-sync"));
+        let sync = options.sync.clone().map_or_else(beside, Ok)?;
+        ensure!(sync.is_file(), "{}: build it first, or say --sync FILE", sync.display());
         let folder = tempfile::TempDir::with_prefix("bosh-dns-sync-")?;
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let ground = Self { folder, port, nats_server: options.nats_server.clone(), agents };
+        let ground = Self { folder, port, nats_server: options.nats_server.clone(), sync, agents };
         fs::create_dir(ground.path("blobs"))?;
         ground.issue_all()?;
         ground.change(1)?;
@@ -71,12 +75,14 @@ impl Ground {
         }
     }
 
-    /// How somebody connects.
     pub(super) fn bus(&self, who: &str) -> BusOptions {
-        BusOptions { nats: vec![format!("tls://127.0.0.1:{}", self.port)], tls: self.tls(who) }
+        BusOptions {
+            nats: vec![format!("tls://127.0.0.1:{}", self.port)],
+            tls: self.tls(who),
+            ping_every: PING_EVERY,
+        }
     }
 
-    /// Issues all certificates.
     fn issue_all(&self) -> Result<()> {
         let mut params = CertificateParams::new(Vec::<String>::new())?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -138,8 +144,8 @@ impl Ground {
     /// A command of this program with the options of somebody.
     fn own(&self, command: &str, who: &str, log: &str) -> Result<Command> {
         let log = fs::File::create(self.path(log))?;
-        let BusOptions { nats, tls } = self.bus(who);
-        let mut own = Command::new(std::env::current_exe()?);
+        let BusOptions { nats, tls, ping_every: _ } = self.bus(who);
+        let mut own = Command::new(&self.sync);
         own.arg(command).arg("--nats").args(nats).arg("--tls-ca").arg(tls.ca);
         own.arg("--tls-certificate").arg(tls.certificate).arg("--tls-key").arg(tls.key);
         own.arg("--blobstore").arg(self.blobstore()).kill_on_drop(true);
@@ -152,7 +158,6 @@ impl Ground {
         format!("file://{}", self.path("blobs").display())
     }
 
-    /// Starts the publisher.
     pub(super) fn start_publisher(&self) -> Result<Child> {
         let mut command = self.own("publish", "publisher", "publisher.log")?;
         command.arg("--watch").arg("--inventory").arg(self.path("inventory.json"));

@@ -12,18 +12,18 @@ use std::{
 
 use anyhow::Result;
 use async_nats::{Client, Event};
+use dns_sync::{
+    bus, dataset,
+    digest::MultiDigest,
+    message::{self, ASK, Reply, Report, Source},
+    store::{LONGEST_BLOB, Store, StoreOptions},
+    tls,
+};
 use futures::StreamExt;
 use parking_lot::Mutex;
 use tokio::{process::Child, sync::Semaphore};
 
 use super::ground::{Ground, agent_id};
-use crate::{
-    bus, dataset,
-    digest::MultiDigest,
-    message::{self, ASK, Hello, Reply, Source},
-    store::{Store, StoreOptions},
-    tls,
-};
 
 /// Connections that are made at a time.
 const AT_ONCE: usize = 256;
@@ -31,10 +31,13 @@ const AT_ONCE: usize = 256;
 /// Whole blobs that are held at a time: this process stands for a whole fleet's memory.
 const BLOBS_AT_ONCE: usize = 16;
 
+/// What a connection holds, as it reports it.
+type Held = Arc<Mutex<Report>>;
+
 /// All agents.
 pub(super) struct Fleet {
     /// Versions of the connections.
-    versions: Vec<Arc<AtomicU64>>,
+    versions: Vec<Held>,
     /// How often each connected.
     connections: Vec<Arc<AtomicU64>>,
     /// Whole blobs fetched since the count was taken.
@@ -45,7 +48,6 @@ pub(super) struct Fleet {
 
 /// An agent that is a process.
 struct Sampled {
-    /// Its file.
     file: PathBuf,
     /// Number and version of the file that was read last: each is read once.
     seen: Mutex<(u64, u64)>,
@@ -72,11 +74,9 @@ impl Sampled {
 /// What all connections share.
 #[derive(Clone)]
 struct Shared {
-    /// The blobstore.
     store: Store,
     /// Limits the blobs in memory.
     room: Arc<Semaphore>,
-    /// Counts whole blobs.
     fetched: Arc<AtomicU64>,
 }
 
@@ -90,13 +90,14 @@ impl Fleet {
             blobstore_credentials: None,
             blobstore_ca: None,
             blobstore_timeout: 60,
+            longest_blob: LONGEST_BLOB,
         };
         let store = Store::open(&store, None)?;
         let shared =
             Shared { store, room: Arc::new(Semaphore::new(BLOBS_AT_ONCE)), fetched: fetched.clone() };
         let numbers = processes..ground.agents();
         let (versions, connections): (Vec<_>, Vec<_>) =
-            numbers.clone().map(|_| <(Arc<AtomicU64>, Arc<AtomicU64>)>::default()).unzip();
+            numbers.clone().map(|_| <(Held, Arc<AtomicU64>)>::default()).unzip();
         for (number, (version, connected)) in numbers.zip(versions.iter().zip(&connections)) {
             connect(ground, agent_id(number), version.clone(), connected.clone(), shared.clone()).await?;
             while waiting(&connections[..=number - processes]) > AT_ONCE {
@@ -113,7 +114,7 @@ impl Fleet {
     /// Whether all have a version, the sample in their files.
     pub(super) fn all_have(&self, version: u64) -> bool {
         let Self { versions, sample, .. } = self;
-        versions.iter().all(|has| has.load(Ordering::Relaxed) >= version)
+        versions.iter().all(|has| has.lock().version >= version)
             && sample.iter().all(|sampled| sampled.version() >= version)
     }
 
@@ -122,7 +123,6 @@ impl Fleet {
         waiting(&self.connections) == 0
     }
 
-    /// Counts connections anew.
     pub(super) fn forget_connections(&self) {
         self.connections.iter().for_each(|count| count.store(0, Ordering::Relaxed));
     }
@@ -143,11 +143,10 @@ fn waiting(connections: &[Arc<AtomicU64>]) -> usize {
     connections.iter().filter(|count| count.load(Ordering::Relaxed) == 0).count()
 }
 
-/// One connection.
 async fn connect(
     ground: &Ground,
     id: String,
-    version: Arc<AtomicU64>,
+    held: Held,
     connected: Arc<AtomicU64>,
     shared: Shared,
 ) -> Result<()> {
@@ -169,35 +168,34 @@ async fn connect(
         .connect(bus.nats)
         .await?;
     let mut calls = client.subscribe(message::agent_subject(&id)).await?;
-    let (asking, has) = (client.clone(), version.clone());
+    let (asking, has) = (client.clone(), held.clone());
     tokio::spawn(async move {
         while again.changed().await.is_ok() {
             tokio::time::sleep(Duration::from_millis(fastrand::u64(0..2000))).await;
-            let hello = Hello { version: has.load(Ordering::Relaxed) };
-            let body = serde_json::to_vec(&hello).unwrap_or_default();
+            let body = has.lock().write();
             let _ = asking.publish(message::reply_subject(ASK, &id, "hello"), body.into()).await;
         }
     });
     tokio::spawn(async move {
         while let Some(message) = calls.next().await {
-            take(&client, &message.payload, &version, &shared).await;
+            take(&client, &message.payload, &held, &shared).await;
         }
     });
     Ok(())
 }
 
 /// Does what a call asks for, without a file.
-async fn take(client: &Client, body: &[u8], version: &AtomicU64, shared: &Shared) {
+async fn take(client: &Client, body: &[u8], held: &Held, shared: &Shared) {
     let Some(received) = message::read_call(body) else { return };
     let Ok(call) = received.call else { return };
-    let has = version.load(Ordering::Relaxed);
+    let has = held.lock().version;
     let patch = call.extra.and_then(|extra| extra.patch).is_some_and(|patch| patch.from == has);
-    let mut reply = Reply::Synced;
+    let mut failed = None;
     if !patch && call.version > has {
         // The semaphore is never closed; what is held is one blob.
         let _room = shared.room.acquire().await;
         let Source::Blob(blob) = &call.source else { return };
-        let checked = match shared.store.get(blob).await {
+        let checked = match shared.store.get(blob, LONGEST_BLOB).await {
             Ok(bytes) => MultiDigest::parse(&call.digest)
                 .and_then(|digest| digest.verify(&bytes))
                 .map_err(|error| error.to_string()),
@@ -205,11 +203,18 @@ async fn take(client: &Client, body: &[u8], version: &AtomicU64, shared: &Shared
         };
         shared.fetched.fetch_add(1, Ordering::Relaxed);
         if let Err(problem) = checked {
-            reply = Reply::Exception(problem);
+            failed = Some(problem);
         }
     }
-    if reply == Reply::Synced {
-        version.fetch_max(call.version, Ordering::Relaxed);
-    }
+    let reply = match failed {
+        Some(problem) => Reply::Exception(problem),
+        None => {
+            let mut held = held.lock();
+            if call.version > held.version {
+                *held = Report { version: call.version, digest: Some(call.digest), patches: true };
+            }
+            Reply::Synced(message::wants_report(&received.reply_to).then(|| held.clone()))
+        }
+    };
     let _ = client.publish(received.reply_to, reply.write().into()).await;
 }

@@ -25,11 +25,8 @@ use super::ground::{Ground, address_of, agent_id};
 /// Longest wait for its first answer, and for its end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A running server.
 pub(super) struct Resolver {
-    /// It.
     process: Option<Child>,
-    /// Where it answers.
     address: SocketAddr,
     /// Where its metrics are.
     metrics: SocketAddr,

@@ -1,0 +1,238 @@
+//! All access to `records.json` and the hosts file, on one thread: a folder that hangs fails the calls that
+//! need it, and neither the bus nor the end of the process waits for it.
+//!
+//! One thread also keeps the order: a write that hangs and completes late cannot replace a newer file.
+
+use std::{
+    fs, io,
+    path::PathBuf,
+    sync::mpsc::{SyncSender, sync_channel},
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+use tokio::sync::oneshot;
+
+use super::{AgentOptions, HostsMode};
+use crate::{
+    dataset,
+    digest::{DigestError, MultiDigest, sha256},
+    files::{self, Permissions},
+    hosts,
+    message::Report,
+};
+
+/// Longest wait for one call.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Calls that may wait.
+const QUEUE: usize = 4;
+
+/// Failures of reading and writing the files.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum DiskError {
+    /// The folder does not answer.
+    #[error("{}: not done within {LIMIT:?}; its folder hangs", .0.display())]
+    Hangs(PathBuf),
+    /// The digest does not match.
+    #[error("checking the blob: {0}")]
+    Digest(#[from] DigestError),
+    /// The bytes are no dataset.
+    #[error("reading the blob: {0}")]
+    Content(serde_json::Error),
+    /// The dataset has another version.
+    #[error("the blob has version {found}, announced is {announced}")]
+    Version { found: u64, announced: u64 },
+    /// A file cannot be used: the old records for a patch, or the hosts file.
+    #[error("{}: {problem}", path.display())]
+    Unusable { path: PathBuf, problem: String },
+    /// A file cannot be written.
+    #[error("writing: {0}")]
+    Write(#[from] files::ReplaceError),
+}
+
+/// Identity of the file's content.
+type Stamp = (SystemTime, u64, u64);
+
+type Job = Box<dyn FnOnce(&mut Records) + Send>;
+
+/// A handle of the thread.
+#[derive(Clone, Debug)]
+pub(super) struct Disk {
+    jobs: SyncSender<Job>,
+    path: PathBuf,
+}
+
+impl Disk {
+    /// Starts the thread.
+    pub(super) fn start(options: &AgentOptions, longest: usize) -> io::Result<Self> {
+        let (jobs, queue) = sync_channel::<Job>(QUEUE);
+        let options = options.clone();
+        let path = options.records.clone();
+        std::thread::Builder::new().name("records".to_owned()).spawn(move || {
+            if !options.mute {
+                files::sweep(&options.records);
+                files::sweep(&options.hosts_file);
+            }
+            let mut records = Records {
+                options,
+                longest,
+                stamp: None,
+                read: false,
+                held: Report::default(),
+                checked: None,
+            };
+            while let Ok(job) = queue.recv() {
+                job(&mut records);
+            }
+        })?;
+        Ok(Self { jobs, path })
+    }
+
+    /// Runs a call on the thread. A call that is given up before it began is skipped.
+    pub(super) async fn call<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut Records) -> Result<T, DiskError> + Send + 'static,
+    ) -> Result<T, DiskError> {
+        let hangs = || DiskError::Hangs(self.path.clone());
+        let (answer, answered) = oneshot::channel();
+        let job: Job = Box::new(move |records| {
+            if !answer.is_closed() {
+                // The caller may have given up meanwhile.
+                let _ = answer.send(call(records));
+            }
+        });
+        self.jobs.try_send(job).map_err(|_| hangs())?;
+        match tokio::time::timeout(LIMIT, answered).await {
+            Ok(Ok(result)) => result,
+            _ => Err(hangs()),
+        }
+    }
+}
+
+/// The files, owned by the thread.
+#[derive(Debug)]
+pub(super) struct Records {
+    options: AgentOptions,
+    longest: usize,
+    /// Stamp of the content described by `held`; `None` without a file.
+    stamp: Option<Stamp>,
+    /// Whether the file was read at all.
+    read: bool,
+    held: Report,
+    /// With `--mute`: the bytes checked last, which are not in the file.
+    checked: Option<Bytes>,
+}
+
+impl Records {
+    fn stamp(&self) -> Option<Stamp> {
+        let facts = fs::metadata(&self.options.records).ok()?;
+        Some((facts.modified().ok()?, std::os::unix::fs::MetadataExt::ino(&facts), facts.len()))
+    }
+
+    /// Returns what the file holds now; reads it only if it changed.
+    pub(super) fn look(&mut self) -> Report {
+        if self.checked.is_some() {
+            return self.held.clone();
+        }
+        let stamp = self.stamp();
+        if self.read && stamp == self.stamp {
+            return self.held.clone();
+        }
+        let path = &self.options.records;
+        let nothing = Report { version: 0, digest: None, patches: true };
+        let found = match files::read(path, self.longest as u64) {
+            Ok(bytes) => match dataset::Read::parse(&bytes) {
+                Ok(read) => Report { version: read.version, digest: Some(sha256(&bytes)), patches: true },
+                Err(error) => {
+                    tracing::warn!(
+                        "{}: not a dataset ({error}); the newest version replaces it",
+                        path.display()
+                    );
+                    nothing
+                }
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => nothing,
+            Err(error) => {
+                tracing::warn!("{}: {error}; the newest version replaces it", path.display());
+                nothing
+            }
+        };
+        let edited = self.read && found.version == self.held.version && found.digest != self.held.digest;
+        if self.read && found != self.held {
+            tracing::warn!(
+                version = found.version,
+                ours = self.held.version,
+                "{}: another program changed or removed the file; asking for the newest version",
+                path.display()
+            );
+        }
+        // The same version with other bytes is not what the publisher made.
+        self.held = if edited { Report { version: 0, digest: None, patches: true } } else { found };
+        (self.stamp, self.read) = (stamp, true);
+        self.held.clone()
+    }
+
+    /// Returns the bytes that a patch applies to.
+    pub(super) fn bytes(&self) -> Result<Bytes, DiskError> {
+        if let Some(checked) = &self.checked {
+            return Ok(checked.clone());
+        }
+        let path = self.options.records.clone();
+        match files::read(&path, self.longest as u64) {
+            Ok(bytes) => Ok(bytes.into()),
+            Err(error) => Err(DiskError::Unusable { path, problem: error.to_string() }),
+        }
+    }
+
+    /// Checks bytes and, unless mute, writes the hosts file and then the records.
+    pub(super) fn write(
+        &mut self,
+        bytes: Bytes,
+        digest: &MultiDigest,
+        announced: u64,
+    ) -> Result<(), DiskError> {
+        digest.verify(&bytes)?;
+        let read = dataset::Read::parse(&bytes).map_err(DiskError::Content)?;
+        if read.version != announced {
+            return Err(DiskError::Version { found: read.version, announced });
+        }
+        if self.options.mute {
+            self.held = Report { version: announced, digest: Some(sha256(&bytes)), patches: true };
+            self.checked = Some(bytes);
+            return Ok(());
+        }
+        write_hosts(&self.options, &read)?;
+        let AgentOptions { mode, user, group, .. } = self.options;
+        files::replace(&self.options.records, &bytes, Permissions { mode, user, group })?;
+        self.held = Report { version: announced, digest: Some(sha256(&bytes)), patches: true };
+        (self.stamp, self.read) = (self.stamp(), true);
+        Ok(())
+    }
+}
+
+/// Writes the hosts file as configured.
+fn write_hosts(options: &AgentOptions, read: &dataset::Read<'_>) -> Result<(), DiskError> {
+    /// Longest hosts file that a block is added to.
+    const LONGEST: u64 = 64 << 20;
+    let path = &options.hosts_file;
+    let wrong = |problem: String| DiskError::Unusable { path: path.clone(), problem };
+    let records = read.records.iter().map(|(address, name)| (address.as_ref(), name.as_ref()));
+    let text = match options.hosts {
+        HostsMode::Off => return Ok(()),
+        HostsMode::Replaced => {
+            let name = nix::unistd::gethostname().map_err(|error| wrong(error.to_string()))?;
+            hosts::replaced(&name.to_string_lossy(), records)
+        }
+        HostsMode::Block => {
+            let old = match files::read(path, LONGEST) {
+                Ok(bytes) => String::from_utf8(bytes).map_err(|error| wrong(error.to_string()))?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+                Err(error) => return Err(wrong(error.to_string())),
+            };
+            hosts::with_block(&old, records).map_err(|problem| wrong(problem.to_string()))?
+        }
+    };
+    let permissions = Permissions { mode: 0o644, ..Permissions::PRIVATE };
+    Ok(files::replace(path, text.as_bytes(), permissions)?)
+}

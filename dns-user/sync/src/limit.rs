@@ -1,0 +1,41 @@
+//! A limit for log lines that another party can cause.
+
+/// Lines in a row that are logged.
+const BURST: u64 = 10;
+
+/// Time after which one more line is logged, in milliseconds.
+const INTERVAL_MS: u64 = 1000;
+
+/// Allows a burst of lines, then one per second, and counts the omitted ones.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LogLimit {
+    /// Time at which all lines of a burst are allowed again.
+    full_at: u64,
+    omitted: u64,
+}
+
+impl LogLimit {
+    /// Returns the number of lines omitted since the last one if a line may be logged now.
+    pub(crate) fn allow(&mut self, now: u64) -> Option<u64> {
+        let base = self.full_at.max(now);
+        if base - now >= BURST * INTERVAL_MS {
+            self.omitted += 1;
+            return None;
+        }
+        self.full_at = base + INTERVAL_MS;
+        Some(std::mem::take(&mut self.omitted))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floods_become_one_line_per_second() {
+        let mut limit = LogLimit::default();
+        let logged: Vec<u64> = (0..5000).filter_map(|now| limit.allow(now)).collect();
+        assert_eq!(logged.len() as u64, BURST + 5);
+        assert!(logged.iter().sum::<u64>() > 4900 - 1000, "{logged:?}");
+    }
+}

@@ -1,0 +1,48 @@
+//! `publish --local`: one file on this machine, without bus and blobstore.
+
+use std::path::Path;
+
+use super::{
+    PublishOptions,
+    keeper::{Keeper, TICK, is_of_the_disk},
+};
+use crate::files::{self, Permissions};
+
+/// Writes the dataset to a file whenever the inventory changes.
+pub(super) async fn run(options: &PublishOptions, mut keeper: Keeper, file: &Path) -> anyhow::Result<()> {
+    let permissions = Permissions { mode: 0o640, ..Permissions::PRIVATE };
+    files::sweep(file);
+    let mut ended = std::pin::pin!(crate::ended());
+    let mut done = false;
+    loop {
+        let written = keeper.look().map(|read| {
+            read.and_then(|_| {
+                let committed = keeper.commit(options.above)?;
+                if std::fs::read(file).ok().as_deref() != Some(&committed.bytes) {
+                    files::replace(file, &committed.bytes, permissions)?;
+                    let version = committed.made.version;
+                    tracing::info!(version, file = %file.display(), "wrote the records");
+                }
+                Ok(())
+            })
+        });
+        match written {
+            Some(Ok(())) => done = true,
+            Some(Err(error)) if options.watch && keeper.newest().is_some() => {
+                tracing::error!("cannot use the inventory; the last good version stays: {error:#}");
+                if is_of_the_disk(&error) {
+                    keeper.retry();
+                }
+            }
+            Some(Err(error)) => return Err(error),
+            None => {}
+        }
+        if done && !options.watch {
+            return Ok(());
+        }
+        tokio::select! {
+            () = tokio::time::sleep(TICK) => {}
+            () = &mut ended => return Ok(()),
+        }
+    }
+}

@@ -1,0 +1,538 @@
+//! The publisher's decisions. Pure: events and the time go in, [`Action`]s come out; files, blobstore and
+//! bus are the caller's.
+//!
+//! A publisher first asks every agent what it holds, so that its next version is above all of them
+//! even if its state folder was lost or restored. Then each version takes three steps, and a crash between
+//! them is harmless because a restart repeats them: commit, put the blob, announce.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+
+use super::{
+    book::{Book, Call, Held, Verdict},
+    keeper::Committed,
+    state::Made,
+};
+use crate::{
+    limit::LogLimit,
+    message::{self, Announcement, Extra, Patch, Reply, Report, Source},
+};
+
+/// Longest wait for agents to report before the first version, in milliseconds.
+const INQUIRY_MS: u64 = 2000;
+
+/// Pause before a blob is put again, and before a failed commit is repeated, in milliseconds.
+const PAUSE_MS: u64 = 2000;
+
+/// Shortest time between two writes of `agents.json`, in milliseconds.
+const BOOK_INTERVAL_MS: u64 = 1000;
+
+/// Longest wait for a patch before the whole blob is announced instead, in milliseconds.
+const PATCH_PATIENCE_MS: u64 = 2000;
+
+/// Versions in a row that need no pause.
+const BURST: f64 = 4.0;
+
+/// Shortest average time between two versions, in milliseconds.
+const SHORTEST_INTERVAL_MS: f64 = 250.0;
+
+/// Bytes of datasets per second that versions may write, beyond a burst. Faster changes share versions.
+const WRITTEN_PER_SECOND: f64 = 500_000.0;
+
+/// Room in a message besides the patch.
+const ENVELOPE: usize = 4096;
+
+/// Longest reply that is read; our agents' are below 1 KiB.
+const LONGEST_REPLY: usize = 16 << 10;
+
+/// Settings of the decisions.
+#[derive(Clone, Debug)]
+pub(super) struct Settings {
+    /// Bytes per second for all blobs and messages together.
+    pub(super) bandwidth: u64,
+    /// Whether patches are sent.
+    pub(super) patches: bool,
+    /// Validity of a signed link.
+    pub(super) links_good_for: Duration,
+}
+
+/// The surroundings of one step.
+pub(super) struct Now<'a> {
+    /// Milliseconds since 1970, steady.
+    pub(super) ms: u64,
+    /// The clock, for signatures.
+    pub(super) unix: Duration,
+    /// Longest message of the bus; `None` without a connection.
+    pub(super) max_payload: Option<usize>,
+    /// Random numbers that another party cannot guess.
+    pub(super) random: &'a mut dyn FnMut() -> u64,
+    /// Signs a link to a blob, if the store can.
+    pub(super) sign: &'a dyn Fn(&str, Duration, Duration) -> Option<String>,
+}
+
+/// Work for the caller.
+#[derive(Debug)]
+pub(super) enum Action {
+    /// Ask these agents for a report.
+    Ask(Vec<(String, Call)>),
+    /// Commit the inventory above a version.
+    Commit { floor: u64 },
+    /// Put the blob of a version.
+    Put(Made, Bytes),
+    /// Delete the blobs of forgotten versions.
+    Delete(Vec<Made>),
+    /// Make a patch.
+    Patch { from: u64, to: u64, bytes: Bytes },
+    /// Send announcements, at the bandwidth. A previous batch is abandoned.
+    Send(Vec<Outgoing>),
+    /// Write `agents.json`.
+    WriteBook(Vec<u8>),
+}
+
+/// One announcement to one agent.
+#[derive(Clone, Debug)]
+pub(super) struct Outgoing {
+    pub(super) agent: String,
+    pub(super) call: Call,
+    pub(super) announcement: Arc<Announcement>,
+}
+
+/// Progress of the start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// No inventory has been read.
+    Starting,
+    /// Agents are asked what they hold, until this time once they were asked.
+    Asking { until: Option<u64> },
+    /// Versions are made and announced.
+    Open,
+}
+
+/// Progress of the next commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Commit {
+    Idle,
+    /// Due from this time on.
+    Due(u64),
+    Running,
+}
+
+/// Progress of the blob.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Blob {
+    /// Due from this time on.
+    Due(u64),
+    Running,
+    Stored,
+}
+
+/// A patch to the current version.
+#[derive(Clone, Debug)]
+enum PatchState {
+    Requested(u64),
+    /// `None` if there is none.
+    Made(Option<Arc<Patch>>),
+}
+
+/// The newest version.
+#[derive(Debug)]
+struct Current {
+    made: Made,
+    bytes: Bytes,
+    blob: Blob,
+    /// Location for agents, and the time of its signature.
+    source: Option<(Source, Duration)>,
+    /// Patches by the version that they start from.
+    patches: HashMap<u64, PatchState>,
+}
+
+/// The decisions of one publisher process.
+#[derive(Debug)]
+pub(super) struct Plan {
+    settings: Settings,
+    /// The version that each agent reported.
+    pub(super) book: Book,
+    phase: Phase,
+    commit: Commit,
+    /// The next version is above this one.
+    floor: u64,
+    current: Option<Current>,
+    /// Whether a batch is being sent, and of which version.
+    sending: Option<u64>,
+    /// Versions that may be made without a pause, and the time of this number.
+    allowance: (f64, u64),
+    /// Times for `agents.json`: whether it is out of date, and the next write.
+    unwritten: bool,
+    write_at: u64,
+    /// A disagreement that has not been taken yet.
+    disagreement: Option<(String, Held)>,
+    complaints: LogLimit,
+    /// Messages that answered no open call.
+    pub(super) ignored: u64,
+    /// Exceptions of agents.
+    pub(super) exceptions: u64,
+}
+
+impl Plan {
+    /// Starts with the newest version of the state folder and the book of the process before.
+    pub(super) fn new(settings: Settings, mut book: Book, newest: Option<&Made>, above: u64) -> Self {
+        book.forget_reports();
+        match newest {
+            Some(Made { version, digest, .. }) => {
+                let made = book.made;
+                book.set_version(*version, digest, made);
+            }
+            None => book.set_version(0, "", 0),
+        }
+        Self {
+            settings,
+            book,
+            phase: Phase::Starting,
+            commit: Commit::Idle,
+            floor: above,
+            current: None,
+            sending: None,
+            allowance: (BURST, 0),
+            unwritten: true,
+            write_at: 0,
+            disagreement: None,
+            complaints: LogLimit::default(),
+            ignored: 0,
+            exceptions: 0,
+        }
+    }
+
+    /// Takes the agents of a newly read inventory.
+    pub(super) fn inventory(&mut self, agents: &[String], now: u64) {
+        self.book.set_agents(agents.iter().map(String::as_str));
+        self.unwritten = true;
+        if self.phase == Phase::Starting {
+            self.phase = Phase::Asking { until: None };
+        }
+        if self.commit != Commit::Running {
+            self.commit = Commit::Due(now);
+        }
+    }
+
+    /// Takes the newest version after a commit. Returns the deletion of old blobs.
+    pub(super) fn committed(&mut self, committed: Committed, now: u64) -> Option<Action> {
+        let Committed { made, bytes, new, gone } = committed;
+        // A report may have raised the floor meanwhile.
+        self.commit = if made.version > self.floor { Commit::Idle } else { Commit::Due(now) };
+        if new {
+            self.allowance.0 -= 1.0;
+        }
+        if self.current.as_ref().is_none_or(|current| current.made != made) {
+            let blob = Blob::Due(now);
+            self.current = Some(Current { made, bytes, blob, source: None, patches: HashMap::new() });
+        }
+        self.unwritten = true;
+        (!gone.is_empty()).then_some(Action::Delete(gone))
+    }
+
+    /// Notes a failed commit; it is repeated later.
+    pub(super) fn commit_failed(&mut self, now: u64) {
+        if self.commit == Commit::Running {
+            self.commit = Commit::Due(now + PAUSE_MS);
+        }
+    }
+
+    /// Returns whether a version exists that the fleet can keep.
+    pub(super) fn has_version(&self) -> bool {
+        self.current.is_some() || self.book.version > 0
+    }
+
+    /// Takes the result of putting a version's blob.
+    pub(super) fn put(&mut self, version: u64, stored: bool, now: u64) {
+        let Some(current) = self.current.as_mut().filter(|current| current.made.version == version) else {
+            return;
+        };
+        current.blob = if stored { Blob::Stored } else { Blob::Due(now + PAUSE_MS) };
+        if stored {
+            self.book.set_version(version, &current.made.digest, now);
+            self.unwritten = true;
+        }
+    }
+
+    /// Takes a patch to a version.
+    pub(super) fn patch(&mut self, from: u64, to: u64, patch: Option<Patch>) {
+        if let Some(current) = self.current.as_mut().filter(|current| current.made.version == to) {
+            current.patches.insert(from, PatchState::Made(patch.map(Arc::new)));
+        }
+    }
+
+    /// Notes that a batch has left, or was given up.
+    pub(super) fn sent(&mut self, version: u64, bytes: u64) {
+        if self.sending == Some(version) {
+            self.sending = None;
+        }
+        self.book.bytes_sent += bytes;
+        self.unwritten = true;
+    }
+
+    /// Notes that `agents.json` was not written.
+    pub(super) fn book_failed(&mut self, now: u64) {
+        self.unwritten = true;
+        self.write_at = now + PAUSE_MS;
+    }
+
+    /// Returns whether the current version is announced.
+    pub(super) fn announced(&self) -> bool {
+        self.commit == Commit::Idle
+            && self.current.as_ref().is_some_and(|current| {
+                current.blob == Blob::Stored && current.made.version == self.book.version
+            })
+    }
+
+    /// Returns an agent that began to disagree since the last call.
+    pub(super) fn take_disagreement(&mut self) -> Option<(String, Held)> {
+        self.disagreement.take()
+    }
+
+    /// Takes a message from the bus.
+    pub(super) fn heard(&mut self, subject: &str, body: &[u8], now: u64, random: f64) {
+        let Some((agent, request)) = message::read_reply_subject(subject) else { return };
+        if self.phase == Phase::Starting {
+            // All agents are asked once the inventory names them.
+            return;
+        }
+        if body.len() > LONGEST_REPLY {
+            self.ignored += 1;
+            return;
+        }
+        let verdict = match subject.split('.').nth(1) {
+            Some(message::ASK) => match Report::read(body) {
+                Some(report) => self.book.report(agent, report, now),
+                None => Verdict::Ignored,
+            },
+            _ => match Call::parse(request) {
+                Some(call) => {
+                    let reply = Reply::read(body);
+                    self.exceptions += u64::from(matches!(reply, Reply::Exception(_)) && call.version > 0);
+                    self.book.replied(agent, call, reply, now, random)
+                }
+                None => Verdict::Ignored,
+            },
+        };
+        match verdict {
+            Verdict::Ignored => self.ignored += 1,
+            Verdict::Noted => self.unwritten = true,
+            Verdict::Complains(problem) => {
+                self.unwritten = true;
+                let version = self.book.version;
+                if let Some(omitted) = self.complaints.allow(now) {
+                    tracing::warn!(
+                        agent,
+                        version,
+                        omitted,
+                        "the agent could not take the version: {problem}"
+                    );
+                }
+            }
+            Verdict::Raise(version) => {
+                self.unwritten = true;
+                if version >= self.floor {
+                    tracing::warn!(
+                        agent,
+                        version,
+                        ours = self.book.version,
+                        "an agent holds a version that is not ours: the state folder was lost or restored; \
+                         the next version will be above it"
+                    );
+                    self.floor = version;
+                    if self.phase == Phase::Open && self.commit == Commit::Idle {
+                        self.commit = Commit::Due(now);
+                    }
+                }
+            }
+            Verdict::Disagrees(held) => {
+                self.unwritten = true;
+                if let Some(omitted) = self.complaints.allow(now) {
+                    let Held { version, digest } = &held;
+                    tracing::error!(
+                        agent,
+                        version,
+                        digest,
+                        ours = self.book.version,
+                        omitted,
+                        "an agent has a higher version than there is, or other records with ours: is another \
+                         publisher active? Stop it, then start this one again"
+                    );
+                }
+                self.disagreement.get_or_insert((agent.to_owned(), held));
+            }
+        }
+    }
+
+    /// Decides the next work.
+    pub(super) fn step(&mut self, now: &mut Now<'_>) -> Vec<Action> {
+        let mut actions = Vec::new();
+        self.ask(now, &mut actions);
+        if self.phase == Phase::Open {
+            self.commit(now, &mut actions);
+            self.put_blob(now, &mut actions);
+            self.announce(now, &mut actions);
+        }
+        if self.unwritten && now.ms >= self.write_at {
+            // Text and numbers always serialise.
+            actions.push(Action::WriteBook(serde_json::to_vec(&self.book).unwrap_or_default()));
+            (self.unwritten, self.write_at) = (false, now.ms + BOOK_INTERVAL_MS);
+        }
+        actions
+    }
+
+    fn ask(&mut self, now: &mut Now<'_>, actions: &mut Vec<Action>) {
+        let Phase::Asking { until } = self.phase else { return };
+        match until {
+            None if self.book.agents.is_empty() => self.phase = Phase::Open,
+            None if now.max_payload.is_some() => {
+                let ids: Vec<String> = self.book.agents.keys().cloned().collect();
+                let questions = ids.into_iter().map(|id| {
+                    let call = Call { version: 0, nonce: (now.random)() };
+                    self.book.asked(&id, call, now.ms, 0, 0.0);
+                    (id, call)
+                });
+                actions.push(Action::Ask(questions.collect()));
+                self.phase = Phase::Asking { until: Some(now.ms + INQUIRY_MS) };
+            }
+            None => {}
+            Some(until) if now.ms >= until || self.book.all_met() => {
+                let silent = self.book.count().silent;
+                tracing::info!(
+                    silent,
+                    version = self.book.version,
+                    "agents have reported; publishing begins"
+                );
+                self.phase = Phase::Open;
+            }
+            Some(_) => {}
+        }
+    }
+
+    fn commit(&mut self, now: &Now<'_>, actions: &mut Vec<Action>) {
+        let length = self.current.as_ref().map_or(0, |current| current.bytes.len());
+        let interval = SHORTEST_INTERVAL_MS.max(length as f64 / WRITTEN_PER_SECOND * 1000.0);
+        let (allowed, at) = self.allowance;
+        let allowed = (allowed + now.ms.saturating_sub(at) as f64 / interval).min(BURST);
+        self.allowance = (allowed, now.ms);
+        let Commit::Due(at) = self.commit else { return };
+        if now.ms >= at && allowed >= 1.0 {
+            self.commit = Commit::Running;
+            actions.push(Action::Commit { floor: self.floor });
+        }
+    }
+
+    fn put_blob(&mut self, now: &Now<'_>, actions: &mut Vec<Action>) {
+        let Some(current) = &mut self.current else { return };
+        if let Blob::Due(at) = current.blob
+            && now.ms >= at
+        {
+            current.blob = Blob::Running;
+            actions.push(Action::Put(current.made.clone(), current.bytes.clone()));
+        }
+    }
+
+    /// Announces the current version to all agents that are due.
+    fn announce(&mut self, now: &mut Now<'_>, actions: &mut Vec<Action>) {
+        let Some(max_payload) = now.max_payload else { return };
+        let Some(current) = self.current.as_mut().filter(|current| current.blob == Blob::Stored) else {
+            return;
+        };
+        if self.sending == Some(current.made.version) {
+            return;
+        }
+        let due = self.book.due(now.ms);
+        if due.is_empty() {
+            return;
+        }
+        let source = current.signed_source(now, self.settings.links_good_for);
+        let (mut ready, mut blobs) = (Vec::new(), 0_u64);
+        for (agent, held) in due {
+            let from = held.filter(|_| self.settings.patches);
+            let patch = match from {
+                None | Some(0) => None,
+                Some(from) => match current.find_patch(from, now.ms, actions) {
+                    // The patch is being made; the agent stays due.
+                    None => continue,
+                    Some(patch) => patch.filter(|patch| patch.zstd.len() + ENVELOPE <= max_payload),
+                },
+            };
+            blobs += u64::from(patch.is_none());
+            ready.push((agent, patch, held.is_some()));
+        }
+        if ready.is_empty() {
+            return;
+        }
+        let bandwidth = self.settings.bandwidth.max(1);
+        let length = current.bytes.len() as u64;
+        let time =
+            |bytes: u64| (u128::from(bytes) * 1000 / u128::from(bandwidth)).try_into().unwrap_or(u64::MAX);
+        let spread: u64 = time(blobs.saturating_mul(length));
+        // An agent whose patch does not fit joins the downloads of the whole blob.
+        let patched_spread: u64 = time((ready.len() as u64).saturating_mul(length));
+        let mut batch = Vec::with_capacity(ready.len());
+        let mut shared: HashMap<(u64, bool), Arc<Announcement>> = HashMap::new();
+        let mut queued = 0_u64;
+        for (agent, patch, ours) in ready {
+            let from = patch.as_ref().map_or(0, |patch| patch.from);
+            queued += patch.as_ref().map_or(0, |patch| patch.zstd.len() as u64) + 512;
+            let announcement = shared.entry((from, ours)).or_insert_with(|| {
+                let spread_ms = if patch.is_some() { patched_spread } else { spread };
+                let extra = Extra { patch: patch.as_deref().cloned(), spread_ms, size: length };
+                // A BOSH agent logs surplus arguments as errors.
+                let extra = (ours && self.settings.patches).then_some(extra);
+                let Made { version, digest, .. } = current.made.clone();
+                Arc::new(Announcement { source: source.clone(), digest, version, extra })
+            });
+            let call = Call { version: current.made.version, nonce: (now.random)() };
+            let random = (now.random)() as f64 / u64::MAX as f64;
+            let wait = if patch.is_none() && ours && self.settings.patches { spread } else { 0 };
+            self.book.asked(&agent, call, now.ms.saturating_add(time(queued)), wait, random);
+            batch.push(Outgoing { agent, call, announcement: announcement.clone() });
+        }
+        self.sending = Some(current.made.version);
+        self.unwritten = true;
+        actions.push(Action::Send(batch));
+    }
+}
+
+impl Current {
+    /// Returns the blob's location; a link is signed again at half of its validity.
+    fn signed_source(&mut self, now: &Now<'_>, good_for: Duration) -> Source {
+        match &self.source {
+            Some((source, signed)) if !is_over(*signed, good_for / 2, now.unix) => source.clone(),
+            _ => {
+                let source = match (now.sign)(&self.made.blob, now.unix, good_for) {
+                    Some(url) => Source::Signed { url, headers: serde_json::Map::new() },
+                    None => Source::Blob(self.made.blob.clone()),
+                };
+                self.source = Some((source.clone(), now.unix));
+                source
+            }
+        }
+    }
+
+    /// Returns the patch from a version; `None` while it is being made.
+    #[expect(clippy::option_option, reason = "not known yet, known to be missing, known")]
+    fn find_patch(&mut self, from: u64, now: u64, actions: &mut Vec<Action>) -> Option<Option<Arc<Patch>>> {
+        match self.patches.get(&from) {
+            Some(PatchState::Made(patch)) => Some(patch.clone()),
+            Some(PatchState::Requested(at)) if now < at + PATCH_PATIENCE_MS => None,
+            Some(PatchState::Requested(_)) => Some(None),
+            None => {
+                self.patches.insert(from, PatchState::Requested(now));
+                actions.push(Action::Patch { from, to: self.made.version, bytes: self.bytes.clone() });
+                None
+            }
+        }
+    }
+}
+
+/// Returns whether a duration has passed since `signed`; a clock that was set back counts as that.
+fn is_over(signed: Duration, after: Duration, now: Duration) -> bool {
+    now.checked_sub(signed).is_none_or(|age| age >= after)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,280 @@
+//! Scenarios with their own time, without files, blobstore and bus.
+
+use super::*;
+
+/// A plan with its clock.
+struct World {
+    plan: Plan,
+    now: u64,
+    nonce: u64,
+    connected: bool,
+    max_payload: usize,
+}
+
+fn made(version: u64) -> Made {
+    Made { version, blob: format!("blob-{version}"), digest: digest(version), at: 0 }
+}
+
+fn digest(version: u64) -> String {
+    crate::digest::sha256(&version.to_le_bytes())
+}
+
+fn report(version: u64) -> Report {
+    let digest = (version > 0).then(|| digest(version));
+    Report { version, digest, patches: true }
+}
+
+impl World {
+    fn new(agents: &[&str], newest: Option<u64>) -> Self {
+        let settings =
+            Settings { bandwidth: 1_000_000, patches: true, links_good_for: Duration::from_secs(1000) };
+        let newest = newest.map(made);
+        let mut plan = Plan::new(settings, Book::default(), newest.as_ref(), 0);
+        plan.write_at = u64::MAX;
+        let agents: Vec<String> = agents.iter().map(|id| (*id).to_owned()).collect();
+        plan.inventory(&agents, 0);
+        Self { plan, now: 0, nonce: 0, connected: true, max_payload: 1 << 20 }
+    }
+
+    fn step(&mut self) -> Vec<Action> {
+        let nonce = &mut self.nonce;
+        let mut random = || {
+            *nonce += 1;
+            *nonce
+        };
+        let mut now = Now {
+            ms: self.now,
+            unix: Duration::from_millis(self.now),
+            max_payload: self.connected.then_some(self.max_payload),
+            random: &mut random,
+            sign: &|_, _, _| None,
+        };
+        self.plan.step(&mut now)
+    }
+
+    /// Answers the questions of a start with these versions.
+    fn start(&mut self, held: &[(&str, u64)]) {
+        let Some(Action::Ask(questions)) = self.step().pop() else { panic!("no question") };
+        for (agent, call) in questions {
+            if let Some((_, version)) = held.iter().find(|(id, _)| *id == agent) {
+                self.reply(&agent, call, Reply::Synced(Some(report(*version))));
+            }
+        }
+    }
+
+    fn reply(&mut self, agent: &str, call: Call, reply: Reply) {
+        let subject = message::reply_subject("p", agent, &call.token());
+        self.plan.heard(&subject, &reply.write(), self.now, 0.5);
+    }
+
+    /// Carries out a commit and the put of its blob. Returns the batch of announcements.
+    fn publish(&mut self, version: u64, bytes: &Bytes) -> Vec<Outgoing> {
+        let committed = Committed { made: made(version), bytes: bytes.clone(), new: true, gone: Vec::new() };
+        self.plan.committed(committed, self.now);
+        assert!(matches!(&self.step()[..], [Action::Put(..)]));
+        self.plan.put(version, true, self.now);
+        self.batch()
+    }
+
+    /// Steps until a batch comes; there are no patches.
+    fn batch(&mut self) -> Vec<Outgoing> {
+        for _ in 0..3 {
+            for action in self.step() {
+                match action {
+                    Action::Send(batch) => return batch,
+                    Action::Patch { from, to, .. } => self.plan.patch(from, to, None),
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        Vec::new()
+    }
+}
+
+#[test]
+fn first_version_is_above_reports() {
+    let mut world = World::new(&["a", "b"], Some(3));
+    world.start(&[("a", 57), ("b", 57)]);
+    assert!(matches!(world.step()[..], [Action::Commit { floor: 57 }]));
+    let batch = world.publish(58, &Bytes::from_static(b"x"));
+    for Outgoing { agent, call, .. } in batch {
+        world.reply(&agent, call, Reply::Synced(Some(report(58))));
+    }
+    assert!(world.plan.announced() && world.plan.book.count().complete());
+}
+
+#[test]
+fn silent_agents_delay_the_first_version_briefly() {
+    let mut world = World::new(&["a", "b"], Some(3));
+    world.start(&[("a", 3)]);
+    assert!(world.step().is_empty());
+    world.now = INQUIRY_MS;
+    assert!(matches!(world.step()[..], [Action::Commit { floor: 0 }]));
+}
+
+#[test]
+fn other_records_with_our_version_raise_it() {
+    let mut world = World::new(&["a"], Some(3));
+    let Some(Action::Ask(questions)) = world.step().pop() else { panic!("no question") };
+    let other = Report { digest: Some(digest(99)), ..report(3) };
+    world.reply("a", questions[0].1, Reply::Synced(Some(other)));
+    assert!(matches!(world.step()[..], [Action::Commit { floor: 3 }]));
+}
+
+#[test]
+fn second_publisher_is_a_disagreement() {
+    let mut world = World::new(&["a"], None);
+    world.start(&[("a", 0)]);
+    world.step();
+    world.step();
+    let batch = world.publish(1, &Bytes::from_static(b"x"));
+    world.reply("a", batch[0].call, Reply::Synced(Some(report(1))));
+    assert!(world.plan.book.count().complete());
+    let body = report(2).write();
+    world.plan.heard("director.bosh-dns-sync.a.hello", &body, 10, 0.5);
+    assert_eq!(world.plan.take_disagreement().map(|(_, held)| held.version), Some(2));
+    assert_eq!(world.plan.book.count().disagreeing, 1);
+    assert!(!world.plan.book.count().complete());
+}
+
+#[test]
+fn forged_and_oversized_replies_are_ignored() {
+    let mut world = World::new(&["a"], None);
+    world.start(&[("a", 0)]);
+    world.step();
+    world.step();
+    world.publish(1, &Bytes::from_static(b"x"));
+    world.reply("a", Call { version: 1, nonce: 77 }, Reply::Synced(Some(report(1))));
+    world.plan.heard("director.p.a.1-1", &[b'x'; LONGEST_REPLY + 1], 0, 0.5);
+    assert_eq!((world.plan.ignored, world.plan.book.count().synced), (2, 0));
+}
+
+#[test]
+fn only_agents_of_ours_get_patches() {
+    let mut world = World::new(&["bosh", "ours"], Some(1));
+    world.start(&[("ours", 1)]);
+    world.now = INQUIRY_MS;
+    world.step();
+    world.step();
+    let committed = Committed { made: made(2), bytes: Bytes::from_static(b"x"), new: true, gone: Vec::new() };
+    world.plan.committed(committed, world.now);
+    world.step();
+    world.plan.put(2, true, world.now);
+    let mut extras = HashMap::new();
+    for _ in 0..2 {
+        for action in world.step() {
+            match action {
+                Action::Patch { from, to, .. } => {
+                    world.plan.patch(from, to, Some(Patch { from, zstd: "AAAA".to_owned() }));
+                }
+                Action::Send(batch) => {
+                    for out in batch {
+                        extras.insert(out.agent, out.announcement.extra.clone());
+                    }
+                    world.plan.sent(2, 0);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    assert_eq!(extras["bosh"], None);
+    assert!(extras["ours"].as_ref().is_some_and(|extra| extra.patch.is_some() && extra.size == 1));
+}
+
+#[test]
+fn patches_fit_the_payload() {
+    let mut world = World::new(&["a"], Some(1));
+    world.max_payload = ENVELOPE + 3;
+    world.start(&[("a", 1)]);
+    world.step();
+    world.step();
+    let committed = Committed { made: made(2), bytes: Bytes::from_static(b"x"), new: true, gone: Vec::new() };
+    world.plan.committed(committed, 0);
+    world.step();
+    world.plan.put(2, true, 0);
+    assert!(matches!(world.step()[..], [Action::Patch { from: 1, to: 2, .. }]));
+    world.plan.patch(1, 2, Some(Patch { from: 1, zstd: "AAAA".to_owned() }));
+    let batch = world.batch();
+    assert!(batch[0].announcement.extra.as_ref().is_some_and(|extra| extra.patch.is_none()));
+}
+
+#[test]
+fn queued_messages_are_not_repeated() {
+    let agents: Vec<String> = (0..100).map(|number| format!("a{number}")).collect();
+    let ids: Vec<&str> = agents.iter().map(String::as_str).collect();
+    let mut world = World::new(&ids, Some(1));
+    // 100 messages of 400 kB take 40 s.
+    let held: Vec<(&str, u64)> = ids.iter().map(|id| (*id, 1)).collect();
+    world.start(&held);
+    world.step();
+    world.step();
+    let committed = Committed { made: made(2), bytes: vec![0; 500_000].into(), new: true, gone: Vec::new() };
+    world.plan.committed(committed, 0);
+    world.step();
+    world.plan.put(2, true, 0);
+    world.step();
+    world.plan.patch(1, 2, Some(Patch { from: 1, zstd: "A".repeat(400_000) }));
+    assert_eq!(world.batch().len(), 100);
+    world.plan.sent(2, 0);
+    world.now = 7_000;
+    assert!(world.batch().is_empty());
+    world.now = 20_000;
+    let again = world.batch().len();
+    assert!((1..60).contains(&again), "{again}");
+}
+
+#[test]
+fn fast_changes_share_versions() {
+    let mut world = World::new(&["a"], None);
+    world.start(&[("a", 0)]);
+    let mut version = 0;
+    // Four changes per second for a minute, 2.5 MB each.
+    let bytes = Bytes::from(vec![0; 2_500_000]);
+    for change in 0..240 {
+        world.now = change * 250;
+        world.plan.inventory(&["a".to_owned()], world.now);
+        for action in world.step() {
+            if let Action::Commit { .. } = action {
+                version += 1;
+                let committed =
+                    Committed { made: made(version), bytes: bytes.clone(), new: true, gone: Vec::new() };
+                world.plan.committed(committed, world.now);
+            }
+        }
+    }
+    assert!((12..=17).contains(&version), "{version} versions");
+}
+
+#[test]
+fn stuck_blobstore_delays_no_announcement() {
+    let mut world = World::new(&["a", "b"], None);
+    world.start(&[("a", 0), ("b", 0)]);
+    world.step();
+    world.step();
+    let batch = world.publish(1, &Bytes::from_static(b"x"));
+    assert_eq!(batch.len(), 2);
+    world.plan.sent(1, 0);
+    // The put of version 2 never returns; agents of version 1 are still served.
+    let committed =
+        Committed { made: made(2), bytes: Bytes::from_static(b"y"), new: true, gone: vec![made(1)] };
+    assert!(matches!(world.plan.committed(committed, 0), Some(Action::Delete(_))));
+    assert!(matches!(world.step()[..], [Action::Put(..)]));
+    world.now = 60_000;
+    assert!(world.step().is_empty());
+    world.plan.put(2, false, world.now);
+    world.now += PAUSE_MS;
+    assert!(matches!(world.step()[..], [Action::Put(..)]));
+}
+
+#[test]
+fn raised_floor_commits_again() {
+    let mut world = World::new(&["a", "b"], None);
+    world.start(&[("a", 0)]);
+    world.now = INQUIRY_MS;
+    assert!(matches!(world.step()[..], [Action::Commit { floor: 0 }]));
+    // The other agent reports while the commit runs.
+    world.plan.heard("director.bosh-dns-sync.b.hello", &report(9).write(), world.now, 0.5);
+    let committed = Committed { made: made(1), bytes: Bytes::from_static(b"x"), new: true, gone: Vec::new() };
+    world.plan.committed(committed, world.now);
+    assert!(matches!(world.step()[..], [Action::Commit { floor: 9 }, Action::Put(..)]));
+}
