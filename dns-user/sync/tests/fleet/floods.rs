@@ -29,8 +29,7 @@ fn flooding_agent_fills_no_log() -> Result<()> {
     let mut count = 0;
     while begun.elapsed() < Duration::from_secs(3) {
         for subject in [&reply_to, "director.bosh-dns-sync.a0.hello"] {
-            let text =
-                format!(r#"{{"exception":{{"message":"{count} \u001b[2J\u0007{long}"}}}}"#);
+            let text = format!(r#"{{"exception":{{"message":"{count} \u001b[2J\u0007{long}"}}}}"#);
             hostile.say(subject, &text)?;
             count += 1;
         }
