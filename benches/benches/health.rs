@@ -6,10 +6,8 @@
 use std::{
     env,
     io::{BufRead, BufReader, Write},
-    net::IpAddr,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -21,7 +19,8 @@ use dns_core::{
     name::Name,
     resolve::{Checks, Existence, Resolution},
 };
-use dns_health::{HEALTH_NAME, HealthService, NoFastPath};
+use dns_fastpath::Slot;
+use dns_health::{HEALTH_NAME, HealthService};
 use whole_system_tests::health::{Authority, Fleet, instance, write_files};
 
 /// How many instances.
@@ -109,8 +108,8 @@ fn service(fleet: &OtherProcess, files: &TlsFiles, check_interval: Duration) -> 
         synchronous_check_timeout: Duration::from_secs(1),
         tracked_query_ttl: None,
     };
-    let service = HealthService::new(&config, Duration::from_secs(5))?;
-    service.start(Arc::new(|_: &[IpAddr]| {}), Arc::new(NoFastPath))?;
+    let service = HealthService::new(&config, Duration::from_secs(5), Slot::default())?;
+    service.start()?;
     Ok(service)
 }
 

@@ -9,7 +9,7 @@ use dns_core::{
     name::Name,
 };
 use dns_platform::logs::{LogFormat, Logs, Request, requests};
-use dns_resolver::ops::tap;
+use dns_resolver::ops::tap::Tap;
 
 /// One request, told of again and again.
 fn telling(criterion: &mut Criterion) {
@@ -27,17 +27,18 @@ fn telling(criterion: &mut Criterion) {
         answered_by: "local",
         took: Duration::from_micros(3),
     };
+    let tap = Tap::new();
     let tell = || {
-        if requests::wanted() || tap::global().is_wanted() {
+        if requests::wanted() || tap.is_wanted() {
             requests::log(black_box(&request));
-            tap::global().observe(black_box(&request));
+            tap.observe(black_box(&request));
         }
     };
     criterion.bench_function("request told: nobody wants to know", |bencher| bencher.iter(tell));
     logs.set(Some("RequestLoggerHandler"), LogLevel::Debug).expect("the log runs");
     criterion.bench_function("request told: to the log, bounded", |bencher| bencher.iter(tell));
     logs.unset("RequestLoggerHandler").expect("the log runs");
-    let view = tap::global().look(100);
+    let view = tap.look(100);
     criterion.bench_function("request told: to the tap, one in 100", |bencher| bencher.iter(tell));
     drop(view);
 }

@@ -4,10 +4,6 @@
 
 use std::{
     net::IpAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
     time::{Duration, Instant},
 };
 
@@ -16,8 +12,8 @@ use dns_core::{
     name::Name,
     resolve::{Checks, Existence, Health, HealthState, Resolution},
 };
-use dns_health::{HEALTH_NAME, HealthService, NoFastPath};
-use parking_lot::Mutex;
+use dns_fastpath::Slot;
+use dns_health::{HEALTH_NAME, HealthService};
 use tempfile::TempDir;
 use whole_system_tests::{
     health::{Authority, Fleet, Says, config, instance, write_files},
@@ -74,8 +70,9 @@ fn checks_of_a_thousand_instances_are_spread_one_at_a_time_over_kept_connections
     let interval = Duration::from_secs(4);
     let pki = pki();
     let fleet = Fleet::start(&pki.files[0]).unwrap();
-    let service = HealthService::new(&config(&fleet, pki.files[1].clone(), interval), LIMIT).unwrap();
-    service.start(Arc::new(|_| {}), Arc::new(NoFastPath)).unwrap();
+    let service =
+        HealthService::new(&config(&fleet, pki.files[1].clone(), interval), LIMIT, Slot::default()).unwrap();
+    service.start().unwrap();
     service.tracker().asked(&name("all"), &needs((0..COUNT).map(instance), false));
     until("first checks", || service.states().counts()[0] == COUNT as usize);
     // Every instance has found its place in the interval one and a half
@@ -98,38 +95,34 @@ fn checks_of_a_thousand_instances_are_spread_one_at_a_time_over_kept_connections
 }
 
 #[test]
-fn every_change_is_told_at_once_and_only_then() {
+fn every_change_is_counted_once() {
     let pki = pki();
     let fleet = Fleet::start(&pki.files[0]).unwrap();
-    let service =
-        HealthService::new(&config(&fleet, pki.files[1].clone(), Duration::from_millis(100)), LIMIT).unwrap();
-    let told = Arc::new(Mutex::new(Vec::new()));
+    let service = HealthService::new(
+        &config(&fleet, pki.files[1].clone(), Duration::from_millis(100)),
+        LIMIT,
+        Slot::default(),
+    )
+    .unwrap();
     let (states, tracker) = (service.states(), service.tracker());
-    let on_change = {
-        let (told, states) = (told.clone(), states.clone());
-        // What is told is known already.
-        move |ips: &[IpAddr]| {
-            told.lock().extend(ips.iter().map(|ip| (*ip, states.state(*ip, None))));
-        }
-    };
-    service.start(Arc::new(on_change), Arc::new(NoFastPath)).unwrap();
+    service.start().unwrap();
     let (one, two) = (instance(0), instance(1));
     fleet.says(two, Says::Body(r#"{"state":"running","group_state":{"7":"failing"}}"#.to_owned()));
     tracker.asked(&name("both"), &needs([one, two], false));
-    until("first checks", || told.lock().len() == 2);
+    until("first checks", || states.changes() == 2);
     assert_eq!(states.state(two, Some("7")), HealthState::Failing);
 
     let before = fleet.hits().len();
     until("more checks", || fleet.hits().len() > before + 6);
-    assert_eq!(told.lock().len(), 2, "nothing has changed");
+    assert_eq!(states.changes(), 2, "nothing has changed");
 
     fleet.says(one, Says::state("failing"));
-    until("the change", || told.lock().len() == 3);
-    assert_eq!(told.lock()[2], (one, HealthState::Failing));
+    until("the change", || states.changes() == 3);
+    assert_eq!(states.state(one, None), HealthState::Failing);
 
     fleet.says(one, Says::Body("nonsense".to_owned()));
-    until("the change", || told.lock().len() == 4);
-    assert_eq!(told.lock()[3], (one, HealthState::Unknown));
+    until("the change", || states.changes() == 4);
+    assert_eq!(states.state(one, None), HealthState::Unknown);
     service.stop();
     let after = fleet.hits().len();
     std::thread::sleep(Duration::from_millis(300));
@@ -142,8 +135,8 @@ fn an_instance_that_nobody_needs_is_asked_no_more() {
     let fleet = Fleet::start(&pki.files[0]).unwrap();
     let mut settings = config(&fleet, pki.files[1].clone(), Duration::from_millis(50));
     settings.max_tracked_queries = 1;
-    let service = HealthService::new(&settings, LIMIT).unwrap();
-    service.start(Arc::new(|_| {}), Arc::new(NoFastPath)).unwrap();
+    let service = HealthService::new(&settings, LIMIT, Slot::default()).unwrap();
+    service.start().unwrap();
     let (states, tracker) = (service.states(), service.tracker());
     tracker.asked(&name("a"), &needs([instance(0)], false));
     until("the first check", || states.is_checked(instance(0)));
@@ -167,18 +160,12 @@ fn certificates_rotate_in_three_steps_and_no_check_is_lost() {
     let pki = pki();
     let fleet = Fleet::start(&pki.files[0]).unwrap();
     let interval = Duration::from_millis(500);
-    let service = HealthService::new(&config(&fleet, pki.files[1].clone(), interval), LIMIT).unwrap();
-    let lost = Arc::new(AtomicUsize::new(0));
-    let on_change = {
-        let (lost, states) = (lost.clone(), service.states());
-        move |ips: &[IpAddr]| {
-            let bad = ips.iter().filter(|ip| states.state(**ip, None) != HealthState::Running).count();
-            lost.fetch_add(bad, Ordering::Relaxed);
-        }
-    };
-    service.start(Arc::new(on_change), Arc::new(NoFastPath)).unwrap();
+    let service =
+        HealthService::new(&config(&fleet, pki.files[1].clone(), interval), LIMIT, Slot::default()).unwrap();
+    service.start().unwrap();
     service.tracker().asked(&name("all"), &needs((0..COUNT).map(instance), false));
     until("first checks", || service.states().counts()[0] == COUNT as usize);
+    let changes = service.states().changes();
 
     let new = Authority::new("ca").unwrap();
     let old_pairs = [0, 1].map(|end| whole_system_tests::health::Identity {
@@ -212,7 +199,7 @@ fn certificates_rotate_in_three_steps_and_no_check_is_lost() {
             }
         }
     }
-    assert_eq!(lost.load(Ordering::Relaxed), 0);
+    assert_eq!(service.states().changes(), changes, "no check was lost");
     assert_eq!(fleet.failed_handshakes(), 0);
     assert_eq!(service.states().counts(), [COUNT as usize, 0, 0, 0]);
     assert_eq!(service.tls().current().authorities.len(), 1);
@@ -227,8 +214,10 @@ fn silent_instances_do_not_delay_the_others() {
     (0..SILENT).for_each(|n| fleet.says(instance(n), Says::Nothing));
     let interval = Duration::from_secs(2);
     let timeout = Duration::from_secs(2);
-    let service = HealthService::new(&config(&fleet, pki.files[1].clone(), interval), timeout).unwrap();
-    service.start(Arc::new(|_| {}), Arc::new(NoFastPath)).unwrap();
+    let service =
+        HealthService::new(&config(&fleet, pki.files[1].clone(), interval), timeout, Slot::default())
+            .unwrap();
+    service.start().unwrap();
     let (states, tracker) = (service.states(), service.tracker());
     tracker.asked(&name("silent"), &needs((0..SILENT).map(instance), false));
     // Behind three thousand that never answer.

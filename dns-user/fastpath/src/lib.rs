@@ -11,7 +11,7 @@
 //! * [`object`] loads the maps, [`programs`] the programs, each as it is needed; [`bpf`] are
 //!   the system calls.
 //!
-//! [`FastPath`] owns all of it.
+//! [`FastPath`] owns all of it; [`Slot`] is the handle of its users.
 
 mod apart;
 mod attach;
@@ -24,6 +24,7 @@ mod object;
 mod observe;
 mod programs;
 mod publish;
+mod slot;
 
 use std::{
     hash::{BuildHasher as _, Hasher as _},
@@ -51,6 +52,7 @@ pub use self::{
         publisher::Publisher,
         table::{NameSource, TableStatus, UnfittingStatus, fuzzing},
     },
+    slot::Slot,
 };
 use self::{
     apart::server::{Apart, HandedOver},

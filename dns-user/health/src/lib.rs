@@ -20,19 +20,13 @@ mod states;
 mod tracker;
 mod watcher;
 
-use std::{net::IpAddr, sync::Arc};
-
 pub use self::{
     metrics::HealthMetrics,
     report::Report,
     service::{HealthError, HealthService},
     states::{HealthStates, InstanceHealth},
-    tracker::{Decide, FastPathUse, NoFastPath, Tracker},
+    tracker::{Limits, Order, Tracker},
 };
 
 /// The name that certificates of both ends are issued to (observed).
 pub const HEALTH_NAME: &str = "health.bosh-dns";
-
-/// Is told the addresses of instances whose known state has just changed. Must
-/// not block, and must not call the tracker.
-pub type OnChange = Arc<dyn Fn(&[IpAddr]) + Send + Sync>;

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    FastPathUse, HEALTH_NAME, HealthMetrics, HealthStates, OnChange, Tracker,
+    HEALTH_NAME, HealthMetrics, HealthStates, Tracker,
     check::check,
     pulse::Pulse,
     schedule::Lanes,
@@ -22,6 +22,7 @@ use super::{
     watcher::{BEAT, Watcher},
 };
 use dns_core::config::HealthConfig;
+use dns_fastpath::Slot;
 use dns_platform::{
     limits::raise_file_limit,
     priority,
@@ -49,6 +50,8 @@ pub struct HealthService {
     states: Arc<HealthStates>,
     /// What is checked.
     tracker: Arc<Tracker>,
+    /// The fast path, told of every change of a state.
+    fast_path: Slot,
     /// Certificates.
     tls: Arc<RotatingTls>,
     /// Counters.
@@ -111,7 +114,11 @@ pub enum HealthError {
 impl HealthService {
     /// Loads the certificates; nothing is checked until [`Self::start`].
     /// `request_timeout` is the time limit of a check (observed).
-    pub fn new(config: &HealthConfig, request_timeout: Duration) -> Result<Self, HealthError> {
+    pub fn new(
+        config: &HealthConfig,
+        request_timeout: Duration,
+        fast_path: Slot,
+    ) -> Result<Self, HealthError> {
         let files = config.tls.as_ref().ok_or(HealthError::NoCertificates)?;
         let tls = RotatingTls::load("health_client", HEALTH_NAME, files)?;
         let states = Arc::new(HealthStates::new());
@@ -120,11 +127,12 @@ impl HealthService {
             first_checks: config.synchronous_check_timeout,
             ttl: config.tracked_query_ttl,
         };
-        let (tracker, orders) = Tracker::new(limits, states.clone());
+        let (tracker, orders) = Tracker::new(limits, states.clone(), fast_path.clone());
         let metrics = HealthMetrics::new()?;
         Ok(Self {
             states,
             tracker: Arc::new(tracker),
+            fast_path,
             tls,
             metrics,
             pulse: Arc::new(Pulse::new()),
@@ -158,9 +166,8 @@ impl HealthService {
         &self.tls
     }
 
-    /// Starts the watcher's thread; again: does nothing. Every change of a state
-    /// is given to `on_change` at once; `fast_path` is the fast path.
-    pub fn start(&self, on_change: OnChange, fast_path: Arc<dyn FastPathUse>) -> Result<(), HealthError> {
+    /// Starts the watcher's thread; does nothing if it has been started.
+    pub fn start(&self) -> Result<(), HealthError> {
         let mut watch = self.watch.lock();
         let orders = match std::mem::replace(&mut *watch, Watch::Stopped) {
             Watch::Waiting(orders) => orders,
@@ -169,7 +176,6 @@ impl HealthService {
                 return Ok(());
             }
         };
-        self.tracker.join(fast_path.clone());
         let Settings { port, interval, timeout } = self.settings;
         let Budget { lanes, kept } = Budget::of(raise_file_limit(), timeout);
         let watcher = Watcher {
@@ -180,8 +186,7 @@ impl HealthService {
             kept,
             tls: self.tls.clone(),
             tracker: self.tracker.clone(),
-            on_change,
-            fast_path,
+            fast_path: self.fast_path.clone(),
             metrics: self.metrics.clone(),
             pulse: self.pulse.clone(),
             sight: self.sight.clone(),

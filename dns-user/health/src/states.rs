@@ -4,6 +4,7 @@ use std::{
     collections::HashMap,
     hash::{BuildHasher, RandomState},
     net::IpAddr,
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -23,6 +24,8 @@ pub struct HealthStates {
     shards: [RwLock<HashMap<IpAddr, InstanceHealth>>; SHARDS],
     /// Chooses the part.
     hasher: RandomState,
+    /// Incremented after each change.
+    changes: AtomicU64,
 }
 
 /// What one instance said of itself.
@@ -50,7 +53,11 @@ impl InstanceHealth {
 impl HealthStates {
     /// No instance was asked yet.
     pub fn new() -> Self {
-        Self { shards: std::array::from_fn(|_| RwLock::default()), hasher: RandomState::new() }
+        Self {
+            shards: std::array::from_fn(|_| RwLock::default()),
+            hasher: RandomState::new(),
+            changes: AtomicU64::new(0),
+        }
     }
 
     /// Notes what the instance said. Says whether that differs from what was
@@ -63,12 +70,26 @@ impl HealthStates {
             None => health.state != HealthState::Unchecked || !health.groups.is_empty(),
         };
         shard.insert(ip, health);
+        drop(shard);
+        if changed {
+            self.changes.fetch_add(1, Ordering::Release);
+        }
         changed
     }
 
     /// Forgets the instance: it is unchecked again. Says whether it was known.
     pub fn remove(&self, ip: IpAddr) -> bool {
-        self.write(ip).remove(&ip).is_some()
+        let was_known = self.write(ip).remove(&ip).is_some();
+        if was_known {
+            self.changes.fetch_add(1, Ordering::Release);
+        }
+        was_known
+    }
+
+    /// Returns how many states have changed so far. Whoever sees the number after a change
+    /// sees the changed state.
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
     }
 
     /// Whether the instance has been asked since it is tracked.

@@ -18,15 +18,16 @@ use tokio::{
 };
 
 use super::{
-    OnChange,
     check::{self, CheckError, Connection},
     metrics::{CheckResult, HealthMetrics},
     pulse::Pulse,
     schedule::{Ending, Lane, Lanes, Schedule, Ticket},
     sight::Sight,
     states::InstanceHealth,
-    tracker::{Decide, FastPathUse, Order, Tracker},
+    tracker::{Order, Tracker},
 };
+use dns_core::catalog::Snapshot;
+use dns_fastpath::Slot;
 use dns_platform::{logs::LineLimit, tls::RotatingTls};
 
 /// How long a check may stay in the fast lane. An instance in the same data
@@ -55,10 +56,8 @@ pub(super) struct Watcher {
     pub(super) tls: Arc<RotatingTls>,
     /// Who decides what is checked.
     pub(super) tracker: Arc<Tracker>,
-    /// Who is told of every change.
-    pub(super) on_change: OnChange,
-    /// The fast path.
-    pub(super) fast_path: Arc<dyn FastPathUse>,
+    /// The fast path, told of every change.
+    pub(super) fast_path: Slot,
     /// Counters.
     pub(super) metrics: HealthMetrics,
     /// Signs of life.
@@ -97,7 +96,7 @@ impl Watcher {
             tasks: RefCell::default(),
             room: Notify::new(),
         });
-        let mut decide: Option<Decide> = None;
+        let mut records: Option<Arc<Snapshot>> = None;
         let mut batch = Vec::with_capacity(ORDERS_AT_ONCE);
         let mut expiry = tokio::time::interval(expire_every);
         expiry.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -121,7 +120,7 @@ impl Watcher {
                     }
                     work.watcher.tracker.taken(count);
                     for order in batch.drain(..) {
-                        work.obey(order, &mut decide);
+                        work.obey(order, &mut records);
                     }
                 }
                 () = wake => {}
@@ -147,24 +146,20 @@ impl Work {
     }
 
     /// Does what the tracker wants.
-    fn obey(&self, order: Order, decide: &mut Option<Decide>) {
-        let Watcher { tracker, on_change, fast_path, .. } = &self.watcher;
+    fn obey(&self, order: Order, records: &mut Option<Arc<Snapshot>>) {
+        let Watcher { tracker, fast_path, .. } = &self.watcher;
         match order {
             Order::Check { ip, urgent } => self.schedule.borrow_mut().add(ip, urgent),
             Order::Dropped { names, instances } => {
-                if !names.is_empty() {
-                    fast_path.withdraw(&names);
-                }
+                fast_path.withdraw(&names);
                 // One that is needed again in the meantime begins anew: the order
                 // for that comes behind this one.
                 instances.iter().for_each(|ip| self.drop_instance(*ip));
-                if !instances.is_empty() {
-                    on_change(&instances);
-                }
+                fast_path.health_changed(&instances);
             }
             Order::Began(tracked) => {
-                if let Some(decide) = decide {
-                    tracker.let_go(&tracker.decide(&tracked, decide));
+                if let Some(records) = records {
+                    tracker.let_go(&tracker.decide(&tracked, records));
                 }
             }
             Order::Decide(new) => {
@@ -173,7 +168,7 @@ impl Work {
                 let before: Vec<_> =
                     tracker.all().iter().flat_map(|tracked| tracker.decide(tracked, &new)).collect();
                 tracker.let_go(&before);
-                *decide = Some(new);
+                *records = Some(new);
             }
         }
     }
@@ -211,7 +206,7 @@ impl Running {
     /// Carries out the check and makes its result known.
     async fn check(mut self, ip: IpAddr, lane: Lane) {
         let work = self.work.clone();
-        let Watcher { port, timeout, tls, tracker, on_change, metrics, sight, .. } = &work.watcher;
+        let Watcher { port, timeout, tls, tracker, fast_path, metrics, sight, .. } = &work.watcher;
         let started = Instant::now();
         let kept = work.connections.borrow_mut().remove(&ip);
         let tls = tls.current();
@@ -244,7 +239,7 @@ impl Running {
         metrics.observe(result, started.elapsed());
         sight.note(ip, result);
         if tracker.checked(ip, health) {
-            on_change(&[ip]);
+            fast_path.health_changed(&[ip]);
         }
     }
 

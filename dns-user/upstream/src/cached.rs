@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures::future::BoxFuture;
+
 use super::{
+    Answer,
     admission::{Admission, AdmissionStatus, Permit},
     cache::{Cache, Entry, Lookup},
     failures::Failures,
@@ -139,8 +142,8 @@ impl CachedSource {
         }
     }
 
-    /// The whole reply to a query: the client's id and letter case, not yet cut to size.
-    pub async fn answer(&self, query: &Query<'_>, transport: Transport) -> Vec<u8> {
+    /// Returns the whole reply to a query.
+    async fn reply(&self, query: &Query<'_>, transport: Transport) -> Vec<u8> {
         let shared = &self.shared;
         let cached = shared.cache.as_ref().and_then(|cache| Some((cache, cache.key(query)?)));
         let Some((cache, key)) = cached else {
@@ -162,36 +165,6 @@ impl CachedSource {
                 plain.unwrap_or(fetched.reply)
             }
         }
-    }
-
-    /// Writes the reply to a query into `out` if nothing has to be waited for, and says
-    /// whether it did; otherwise [`Self::answer`] asks.
-    pub fn answer_at_once(&self, query: &Query<'_>, transport: Transport, out: &mut Vec<u8>) -> bool {
-        let Shared { source, cache, common } = &*self.shared;
-        if let Source::Deny(denial) = source {
-            *out = message::begin_reply(query, true, true, denial.rcode());
-            return true;
-        }
-        if let Some(cache) = cache
-            && cache.key(query).is_some_and(|key| cache.write_fresh(&key, query, out))
-        {
-            return true;
-        }
-        if cache.as_ref().is_some_and(|cache| cache.stale.is_some() || query.dnssec_ok()) {
-            // There may be an answer that is better than a failure.
-            return false;
-        }
-        let failed =
-            common.failures.as_ref().and_then(|failures| failures.get(&common.flight(query, transport)));
-        if let Some(landed) = failed {
-            *out = Fetched::with_others(&landed, query, common.form).reply;
-            return true;
-        }
-        if common.admission.refuses(query.client) {
-            *out = Fetched::failure(query).reply;
-            return true;
-        }
-        false
     }
 
     /// Tries to renew an answer, and gives it as it is if that fails or takes too long.
@@ -220,6 +193,40 @@ impl CachedSource {
                 cache.stale_reply(entry, query)
             }
         }
+    }
+}
+
+impl Answer for CachedSource {
+    fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>> {
+        Box::pin(self.reply(query, transport))
+    }
+
+    fn answer_at_once(&self, query: &Query<'_>, transport: Transport, out: &mut Vec<u8>) -> bool {
+        let Shared { source, cache, common } = &*self.shared;
+        if let Source::Deny(denial) = source {
+            *out = message::begin_reply(query, true, true, denial.rcode());
+            return true;
+        }
+        if let Some(cache) = cache
+            && cache.key(query).is_some_and(|key| cache.write_fresh(&key, query, out))
+        {
+            return true;
+        }
+        if cache.as_ref().is_some_and(|cache| cache.stale.is_some() || query.dnssec_ok()) {
+            // There may be an answer that is better than a failure.
+            return false;
+        }
+        let failed =
+            common.failures.as_ref().and_then(|failures| failures.get(&common.flight(query, transport)));
+        if let Some(landed) = failed {
+            *out = Fetched::with_others(&landed, query, common.form).reply;
+            return true;
+        }
+        if common.admission.refuses(query.client) {
+            *out = Fetched::failure(query).reply;
+            return true;
+        }
+        false
     }
 }
 

@@ -12,6 +12,7 @@
 //! * [`fuzzing`]: what fuzz targets call.
 
 pub mod admission;
+mod answer;
 mod cache;
 mod cached;
 mod failures;
@@ -23,6 +24,7 @@ mod forwarded;
 pub mod fuzzing;
 mod handlers;
 mod http;
+mod in_force;
 mod inbox;
 mod json_answer;
 mod message;
@@ -45,15 +47,17 @@ use std::{io, net::SocketAddr, sync::Arc};
 
 use arc_swap::ArcSwap;
 
+pub use self::{
+    answer::Answer,
+    cached::{CachedSource, Denial},
+    handlers::{HandlerConfig, HandlerSource, Handlers},
+    in_force::InForce,
+    reverse::reverse_reply,
+    status::{CacheStatus, RecursorStatus},
+};
 use self::{
     cache::Cache, cached::Source, forward::Forwarder, outgoing::Form, recursor::Manner,
     resolv_conf::Nameservers, udp::Matching,
-};
-pub use self::{
-    cached::{CachedSource, Denial},
-    handlers::{HandlerConfig, HandlerSource, Handlers},
-    reverse::Reverse,
-    status::{CacheStatus, RecursorStatus},
 };
 use dns_core::config::Config;
 

@@ -13,7 +13,7 @@ use prometheus::{
 };
 
 use super::{
-    CachedSource, Handlers, Upstream,
+    CachedSource, InForce,
     admission::AdmissionStatus,
     cache::{Cache, CacheCounters},
     forward::Forwarder,
@@ -24,10 +24,8 @@ use dns_platform::metrics::{families, labels};
 /// The families of this room.
 #[derive(Clone)]
 pub struct UpstreamMetrics {
-    /// The recursors of the configuration.
-    upstream: Arc<Upstream>,
-    /// The handlers in force.
-    handlers: Arc<dyn Fn() -> Arc<Handlers> + Send + Sync>,
+    /// The recursors and handlers in force.
+    in_force: Arc<InForce>,
     /// Value of the label `server`.
     server: String,
     /// Stands for all families in the registry.
@@ -35,14 +33,10 @@ pub struct UpstreamMetrics {
 }
 
 impl UpstreamMetrics {
-    /// Metrics of `upstream` and of the handlers that are in force at each time.
-    pub fn new(
-        upstream: Arc<Upstream>,
-        handlers: impl Fn() -> Arc<Handlers> + Send + Sync + 'static,
-        server: String,
-    ) -> prometheus::Result<Self> {
+    /// Metrics of whatever is in force when they are read.
+    pub fn new(in_force: Arc<InForce>, server: String) -> prometheus::Result<Self> {
         let desc = families::RECURSOR_QUERIES_TOTAL.describe()?;
-        Ok(Self { upstream, handlers: Arc::new(handlers), server, desc })
+        Ok(Self { in_force, server, desc })
     }
 
     /// Makes them part of what is scraped.
@@ -59,21 +53,21 @@ impl Collector for UpstreamMetrics {
 
     /// The registry puts together what belongs to the same family.
     fn collect(&self) -> Vec<MetricFamily> {
-        let handlers = (self.handlers)();
+        let (upstream, handlers) = (self.in_force.upstream.load(), self.in_force.handlers.load());
         let mut all = Vec::new();
-        if let Some(cache) = self.upstream.cache() {
+        if let Some(cache) = upstream.cache() {
             all.extend(of_cache(&self.server, ".", cache));
         }
         for (domain, cache) in handlers.caches() {
             all.extend(of_cache(&self.server, &domain.to_string(), cache));
         }
-        if let Some(source) = self.upstream.recursors() {
+        if let Some(source) = upstream.recursors() {
             all.extend(of_source("", &source));
         }
         for (domain, source) in handlers.sources().filter(|(_, source)| source.waits()) {
             all.extend(of_source(&domain.to_string(), source));
         }
-        if let Some(forwarder) = self.upstream.forwarder() {
+        if let Some(forwarder) = upstream.forwarder() {
             all.extend(of_recursors("", forwarder));
         }
         for (domain, forwarder) in handlers.forwarders() {

@@ -3,44 +3,36 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::message::{self, QUESTION_NAME};
-use dns_core::wire::{Query, TYPE_ANY, TYPE_PTR, append_opt};
+use dns_core::{
+    catalog::Snapshot,
+    wire::{Query, TYPE_ANY, TYPE_PTR, append_opt},
+};
 
-/// Answers for addresses that are known here.
-pub struct Reverse {
-    /// The names of an address: wire format, letter case as in the file.
-    names: Box<NamesOf>,
+/// Returns the reply to a query for the name of an address that `records` know; `None` if it
+/// is not one. AA is set and RA clear (observed). Types other than PTR exist for no reverse
+/// name: NOERROR without answers.
+pub fn reverse_reply(query: &Query<'_>, records: &Snapshot) -> Option<Vec<u8>> {
+    reply(query, |address| records.reverse(address))
 }
 
-/// Looks up the names of an address.
-type NamesOf = dyn Fn(IpAddr) -> Vec<Box<[u8]>> + Send + Sync;
-
-impl Reverse {
-    /// Answers from `names`, which gives the names of an address in wire format.
-    pub fn new(names: impl Fn(IpAddr) -> Vec<Box<[u8]>> + Send + Sync + 'static) -> Self {
-        Self { names: Box::new(names) }
+/// Returns the reply by the names of an address: wire format, letter case as in the file.
+fn reply(query: &Query<'_>, names: impl Fn(IpAddr) -> Vec<Box<[u8]>>) -> Option<Vec<u8>> {
+    let mut names = names(address_of(query.question.raw_name)?);
+    if names.is_empty() {
+        return None;
     }
-
-    /// The reply to a query for the name of a known address; `None`: others may
-    /// know. AA is set and RA clear (observed). Types other than PTR exist for
-    /// no reverse name: NOERROR without answers.
-    pub fn answer(&self, query: &Query<'_>) -> Option<Vec<u8>> {
-        let mut names = (self.names)(address_of(query.question.raw_name)?);
-        if names.is_empty() {
-            return None;
-        }
-        let mut reply = message::begin_reply(query, true, false, message::NOERROR);
-        if matches!(query.question.qtype, TYPE_PTR | TYPE_ANY) {
-            fastrand::shuffle(&mut names);
-            for name in &names {
-                if !message::push_answer(&mut reply, &QUESTION_NAME, TYPE_PTR, 0, name) {
-                    message::set_truncated(&mut reply, true);
-                    break;
-                }
+    let mut reply = message::begin_reply(query, true, false, message::NOERROR);
+    if matches!(query.question.qtype, TYPE_PTR | TYPE_ANY) {
+        fastrand::shuffle(&mut names);
+        for name in &names {
+            if !message::push_answer(&mut reply, &QUESTION_NAME, TYPE_PTR, 0, name) {
+                message::set_truncated(&mut reply, true);
+                break;
             }
         }
-        append_opt(query, &mut reply);
-        Some(reply)
     }
+    append_opt(query, &mut reply);
+    Some(reply)
 }
 
 /// The address whose reverse name this is (RFC 1035, section 3.5; RFC 3596,
@@ -124,15 +116,14 @@ mod tests {
     #[test]
     fn only_ptr_and_any_get_ptr_records() {
         let names = || vec![Box::from(&b"\x05Third\x04BOSH\0"[..]), Box::from(&b"\x01b\0"[..])];
-        let reverse =
-            Reverse::new(move |address| if address == Ipv4Addr::new(10, 1, 0, 5) { names() } else { vec![] });
+        let names = |address| if address == Ipv4Addr::new(10, 1, 0, 5) { names() } else { vec![] };
         let ask = |name: &[u8], qtype: u16| {
             let mut message = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0".to_vec();
             message.extend_from_slice(name);
             message.extend_from_slice(&qtype.to_be_bytes());
             message.extend_from_slice(&[0, 1]);
             let Parsed::Query(query) = parse(&message) else { panic!("a query") };
-            reverse.answer(&query)
+            reply(&query, names)
         };
         let known = b"\x015\x010\x011\x0210\x07in-addr\x04arpa\0";
         for (qtype, count) in [(TYPE_PTR, 2), (TYPE_ANY, 2), (1, 0), (16, 0)] {

@@ -13,7 +13,8 @@ use dns_core::{
     name::Name,
     resolve::{Checks, Existence, Resolution},
 };
-use dns_health::{HealthService, NoFastPath};
+use dns_fastpath::Slot;
+use dns_health::HealthService;
 use dns_platform::metrics::names;
 use hickory_proto::{op::ResponseCode, rr::RecordType};
 use serde_json::json;
@@ -38,9 +39,10 @@ fn growth(count: u32, says: &Says) -> u64 {
     let fleet = Fleet::start(&pki.server).unwrap();
     (0..count).for_each(|n| fleet.says(instance(n), says.clone()));
     let interval = Duration::from_millis(200);
-    let service = HealthService::new(&config(&fleet, pki.client.clone(), interval), LIMIT).unwrap();
+    let service =
+        HealthService::new(&config(&fleet, pki.client.clone(), interval), LIMIT, Slot::default()).unwrap();
     let before = resident();
-    service.start(Arc::new(|_| {}), Arc::new(NoFastPath)).unwrap();
+    service.start().unwrap();
     let checks = Checks { instances: (0..count).map(instance).collect(), tracked: true, synchronous: false };
     let resolution = Resolution { existence: Existence::Found, v4: Vec::new(), v6: Vec::new(), checks };
     service.tracker().asked(&Name::from_text("all").unwrap(), &resolution);

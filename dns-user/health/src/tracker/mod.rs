@@ -8,7 +8,7 @@ use std::{
     collections::HashMap,
     net::IpAddr,
     sync::{
-        Arc, OnceLock,
+        Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -20,47 +20,22 @@ use tokio::sync::mpsc;
 use self::registry::{FirstChecks, Registry};
 use super::states::{HealthStates, InstanceHealth};
 use dns_core::{
+    catalog::Snapshot,
     name::{Name, NameRef},
-    resolve::{Checks, Resolution},
+    resolve::{AllRunning, Checks, Resolution, resolve},
 };
-use dns_fastpath::Admission;
+use dns_fastpath::{Admission, Slot};
 use dns_platform::clock::kernel_monotonic_ns;
-
-/// What the tracker needs of the fast path: when names were answered there, and
-/// that names which fall out of tracking are answered there no more.
-pub trait FastPathUse: Send + Sync {
-    /// When the program last answered for the name, `CLOCK_MONOTONIC` in
-    /// nanoseconds; `None`: never, or not published.
-    fn last_used_ns(&self, name: &Name) -> Option<u64>;
-    /// The names are no longer tracked.
-    fn withdraw(&self, names: &[Name]);
-    /// Whether the order of uses decides now which name falls out.
-    fn order_counts(&self, counts: bool);
-}
-
-/// There is no fast path.
-#[derive(Clone, Copy, Debug)]
-pub struct NoFastPath;
-
-impl FastPathUse for NoFastPath {
-    fn last_used_ns(&self, _name: &Name) -> Option<u64> {
-        None
-    }
-
-    fn withdraw(&self, _names: &[Name]) {}
-
-    fn order_counts(&self, _counts: bool) {}
-}
 
 /// Bounds of the tracker.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub struct Limits {
     /// Most names (`max_tracked_queries`).
-    pub(super) names: usize,
+    pub names: usize,
     /// How long y1 waits (`synchronous_check_timeout`).
-    pub(super) first_checks: Duration,
+    pub first_checks: Duration,
     /// A name not asked for so long is forgotten (`tracked_query_ttl`).
-    pub(super) ttl: Option<Duration>,
+    pub ttl: Option<Duration>,
 }
 
 /// The names asked for last, up to a limit, and the instances that they need.
@@ -79,8 +54,8 @@ pub struct Tracker {
     registry: Mutex<Registry>,
     /// The last moment that was given to a use: every use gets its own.
     latest_use: AtomicU64,
-    /// The fast path, once it runs.
-    fast_path: OnceLock<Arc<dyn FastPathUse>>,
+    /// The fast path, whose uses count as well.
+    fast_path: Slot,
     /// To the watcher's thread.
     orders: mpsc::UnboundedSender<Order>,
     /// Orders that it has not carried out yet.
@@ -89,9 +64,9 @@ pub struct Tracker {
 
 /// A tracked name.
 #[derive(Debug)]
-pub(super) struct Tracked {
+pub struct Tracked {
     /// The name.
-    pub(super) name: Name,
+    name: Name,
     /// When it was last asked for in userspace, `CLOCK_MONOTONIC` in ns.
     last_use: AtomicU64,
     /// Instances that it needs checked, each once. Changed under the registry's lock.
@@ -105,7 +80,7 @@ pub(super) struct Tracked {
 const MAX_QUEUED: usize = 65_536;
 
 /// What the watcher's thread is told.
-pub(super) enum Order {
+pub enum Order {
     /// Check this instance from now on; `urgent`: somebody waits for it.
     Check {
         /// Its address.
@@ -125,12 +100,8 @@ pub(super) enum Order {
     /// have changed in between.
     Began(Arc<Tracked>),
     /// There are new records: decide anew for every name.
-    Decide(Decide),
+    Decide(Arc<Snapshot>),
 }
-
-/// Says what a name needs checked, by the newest records; `None`: the name is
-/// no longer ours.
-pub type Decide = Arc<dyn Fn(&Name) -> Option<Checks> + Send + Sync>;
 
 impl std::fmt::Debug for Tracker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -139,9 +110,12 @@ impl std::fmt::Debug for Tracker {
 }
 
 impl Tracker {
-    /// Tracks nothing yet; what it has to say to the watcher comes out at the
-    /// receiver.
-    pub(super) fn new(limits: Limits, states: Arc<HealthStates>) -> (Self, mpsc::UnboundedReceiver<Order>) {
+    /// Tracks nothing yet. Orders to the watcher come out at the receiver.
+    pub fn new(
+        limits: Limits,
+        states: Arc<HealthStates>,
+        fast_path: Slot,
+    ) -> (Self, mpsc::UnboundedReceiver<Order>) {
         let (orders, receiver) = mpsc::unbounded_channel();
         let tracker = Self {
             limits,
@@ -149,16 +123,16 @@ impl Tracker {
             names: RwLock::default(),
             registry: Mutex::default(),
             latest_use: AtomicU64::new(0),
-            fast_path: OnceLock::new(),
+            fast_path,
             orders,
             queued: AtomicUsize::new(0),
         };
         (tracker, receiver)
     }
 
-    /// Joins the fast path; only the first call counts.
-    pub(super) fn join(&self, fast_path: Arc<dyn FastPathUse>) {
-        let _ = self.fast_path.set(fast_path);
+    /// Returns the states of the instances.
+    pub fn states(&self) -> &HealthStates {
+        &self.states
     }
 
     /// A query for the name was answered in userspace. Starts the first checks
@@ -234,10 +208,10 @@ impl Tracker {
         self.registry().instance_count()
     }
 
-    /// There are new records; the watcher's thread decides anew for every name
-    /// what it needs checked, as `decide` says (`None`: no longer a local name).
-    pub fn decide_by(&self, decide: Decide) {
-        self.order(Order::Decide(decide));
+    /// Follows new records: the watcher's thread decides anew for every name what it needs
+    /// checked.
+    pub fn install(&self, snapshot: Arc<Snapshot>) {
+        self.order(Order::Decide(snapshot));
     }
 
     /// Begins to track a name that was not tracked a moment ago. While the watcher's thread
@@ -269,9 +243,8 @@ impl Tracker {
             names.len()
         };
         self.order(Order::Began(tracked));
-        if let Some(fast_path) = self.fast_path.get() {
-            fast_path.order_counts(count >= self.limits.names);
-        }
+        // Once full, the order of uses decides which name falls out.
+        self.fast_path.keep_exact_last_used(count >= self.limits.names);
         for _ in self.limits.names..count {
             let last_use = |tracked: &Tracked| self.last_use(tracked);
             if let Some(oldest) = registry.pop_oldest(last_use) {
@@ -320,10 +293,17 @@ impl Tracker {
         gone
     }
 
-    /// Decides anew what a name needs, without letting go of what it needed
-    /// before; that has to be given to [`Self::let_go`].
-    pub(super) fn decide(&self, tracked: &Tracked, decide: &Decide) -> Box<[IpAddr]> {
-        let checks = decide(&tracked.name).filter(|checks| checks.tracked).unwrap_or_default();
+    /// Decides anew by the newest records what a name needs, without letting go of what it
+    /// needed before; that has to be given to [`Self::let_go`].
+    pub(super) fn decide(&self, tracked: &Tracked, records: &Snapshot) -> Box<[IpAddr]> {
+        // The health of instances does not matter for which of them need checks.
+        let checks = resolve(records, &AllRunning, &tracked.name).map(|resolution| resolution.checks);
+        self.set_checks(tracked, checks)
+    }
+
+    /// Sets what a name needs checked; `None` if it is no longer a local name.
+    fn set_checks(&self, tracked: &Tracked, checks: Option<Checks>) -> Box<[IpAddr]> {
+        let checks = checks.filter(|checks| checks.tracked).unwrap_or_default();
         let needed = needed(&checks);
         let mut registry = self.registry();
         // Fell out while we thought: nothing to decide.
@@ -355,7 +335,7 @@ impl Tracker {
     }
 
     /// A check has ended. Says whether what is known has changed by it.
-    pub(super) fn checked(&self, ip: IpAddr, health: InstanceHealth) -> bool {
+    pub fn checked(&self, ip: IpAddr, health: InstanceHealth) -> bool {
         let mut registry = self.registry();
         // Not tracked any more: it is to stay unchecked.
         let Some(waiting) = registry.take_waiting(ip) else { return false };
@@ -389,8 +369,7 @@ impl Tracker {
 
     /// When the name was last asked for, on either path.
     fn last_use(&self, tracked: &Tracked) -> u64 {
-        let used_there =
-            self.fast_path.get().and_then(|fast_path| fast_path.last_used_ns(&tracked.name)).unwrap_or(0);
+        let used_there = self.fast_path.last_used_ns(&tracked.name).unwrap_or(0);
         tracked.last_use.load(Ordering::Relaxed).max(used_there)
     }
 

@@ -28,7 +28,7 @@ fn needs(instances: &[u8], synchronous: bool) -> Resolution {
 fn tracker(ttl: Option<Duration>) -> (Tracker, mpsc::UnboundedReceiver<Order>, Arc<HealthStates>) {
     let states = Arc::new(HealthStates::new());
     let limits = Limits { names: 2, first_checks: Duration::from_secs(60), ttl };
-    let (tracker, orders) = Tracker::new(limits, states.clone());
+    let (tracker, orders) = Tracker::new(limits, states.clone(), Slot::default());
     (tracker, orders, states)
 }
 
@@ -56,19 +56,6 @@ fn dropped(orders: &mut mpsc::UnboundedReceiver<Order>) -> (Vec<Name>, Vec<IpAdd
     all
 }
 
-/// The fast path answered for one name at one moment.
-struct OneUse(Name, AtomicU64);
-
-impl FastPathUse for OneUse {
-    fn last_used_ns(&self, name: &Name) -> Option<u64> {
-        (*name == self.0).then(|| self.1.load(Ordering::Relaxed))
-    }
-
-    fn withdraw(&self, _names: &[Name]) {}
-
-    fn order_counts(&self, _counts: bool) {}
-}
-
 #[test]
 fn the_name_used_longest_ago_falls_out_with_its_instances() {
     let (tracker, mut orders, states) = tracker(None);
@@ -90,15 +77,16 @@ fn the_name_used_longest_ago_falls_out_with_its_instances() {
 }
 
 #[test]
-fn uses_on_the_fast_path_count() {
-    let (tracker, mut orders, _) = tracker(None);
-    let one_use = Arc::new(OneUse(name("a"), AtomicU64::new(0)));
-    tracker.join(one_use.clone());
+fn later_uses_elsewhere_count() {
+    let (tracker, _orders, _) = tracker(None);
     tracker.asked(&name("a"), &needs(&[1], false));
     tracker.asked(&name("b"), &needs(&[2], false));
-    one_use.1.store(kernel_monotonic_ns() + 1_000_000_000, Ordering::Relaxed);
-    tracker.asked(&name("c"), &needs(&[3], false));
-    assert_eq!(dropped(&mut orders).0, [name("b")]);
+    // As an interface would tell of the first name.
+    let last_use = |tracked: &Tracked| match tracked.name == name("a") {
+        true => tracker.last_use(tracked) + 1_000_000_000,
+        false => tracker.last_use(tracked),
+    };
+    assert_eq!(tracker.registry().pop_oldest(last_use).unwrap().name, name("b"));
 }
 
 #[test]
@@ -155,7 +143,7 @@ async fn y1_waits_for_exactly_the_first_checks() {
 #[tokio::test]
 async fn y1_waits_no_longer_than_its_limit() {
     let limits = Limits { names: 2, first_checks: Duration::from_millis(50), ttl: None };
-    let (tracker, _orders) = Tracker::new(limits, Arc::new(HealthStates::new()));
+    let (tracker, _orders) = Tracker::new(limits, Arc::new(HealthStates::new()), Slot::default());
     let started = std::time::Instant::now();
     tracker.first_checks(&name("a"), &needs(&[1], true)).await;
     assert!(started.elapsed() >= Duration::from_millis(50));
@@ -169,11 +157,12 @@ fn new_records_decide_anew_without_losing_what_moves() {
     (1..=3).for_each(|n| assert!(tracker.checked(ip(n), running())));
     checks(&mut orders);
     // Instance 2 moves from a to b, 1 is gone, 4 is new.
-    let decide: Decide = Arc::new(|asked: &Name| {
+    let checks_of = |asked: &Name| {
         let instances = if *asked == name("a") { vec![ip(4)] } else { vec![ip(2), ip(3)] };
         Some(Checks { instances, tracked: true, synchronous: false })
-    });
-    let before: Vec<_> = tracker.all().iter().flat_map(|tracked| tracker.decide(tracked, &decide)).collect();
+    };
+    let set = |tracked: &Arc<Tracked>| tracker.set_checks(tracked, checks_of(&tracked.name));
+    let before: Vec<_> = tracker.all().iter().flat_map(set).collect();
     tracker.let_go(&before);
     assert!(!states.is_checked(ip(1)) && states.is_checked(ip(2)) && states.is_checked(ip(3)));
     assert_eq!(tracker.instance_count(), 3);
@@ -188,8 +177,7 @@ fn new_records_decide_anew_without_losing_what_moves() {
     }
     assert_eq!((new, gone), (vec![ip(4)], vec![ip(1)]));
     // A name that means nothing any more stays tracked and needs nothing.
-    let nothing: Decide = Arc::new(|_: &Name| None);
-    let before: Vec<_> = tracker.all().iter().flat_map(|tracked| tracker.decide(tracked, &nothing)).collect();
+    let before: Vec<_> = tracker.all().iter().flat_map(|tracked| tracker.set_checks(tracked, None)).collect();
     tracker.let_go(&before);
     assert_eq!((tracker.name_count(), tracker.instance_count()), (2, 0));
 }

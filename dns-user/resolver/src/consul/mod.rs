@@ -16,7 +16,7 @@ mod recursors;
 
 use std::{
     net::{IpAddr, Ipv4Addr},
-    sync::{Arc, OnceLock},
+    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -29,7 +29,6 @@ use hickory_proto::{
 
 use tokio::sync::watch;
 
-use crate::fleet::Answer;
 pub(crate) use catalogs::{Catalogs, NewZone};
 pub(crate) use config::load_config;
 use dns_consul::{Asker, Draft, Zone, chain_of, record::Record};
@@ -38,6 +37,8 @@ use dns_core::{
     name::Name,
     wire::{Parsed, Query, TYPE_A, TYPE_AAAA, Transport, parse},
 };
+use dns_fastpath::Slot;
+use dns_upstream::Answer;
 pub(crate) use live::{follow, whole};
 pub(crate) use metrics::ConsulFamilies;
 pub(crate) use published::Published;
@@ -45,9 +46,6 @@ pub(crate) use recursors::recursors_of;
 
 /// How long an answer waits for what a live Consul has not told yet.
 const PATIENCE: Duration = Duration::from_secs(2);
-
-/// Told of names that interfaces might answer.
-type Learn = Box<dyn Fn(&Name) + Send + Sync>;
 
 /// Consul's names: the zone in force, and who is asked for host names.
 pub(crate) struct ConsulNames {
@@ -59,29 +57,23 @@ pub(crate) struct ConsulNames {
     version: watch::Sender<u64>,
     /// A live Consul, told what is asked for; empty: there is none.
     source: ArcSwapOption<Source>,
-    /// Told of names that interfaces might answer; empty: there are none.
-    learn: OnceLock<Learn>,
+    /// Learns names that interfaces can answer.
+    fast_path: Slot,
     /// See [`Published`].
     seed: u64,
 }
 
 impl ConsulNames {
     /// Answers from `zone` until another one is installed, without recursors.
-    pub(crate) fn new(NewZone { version, zone }: NewZone) -> Self {
+    pub(crate) fn new(NewZone { version, zone }: NewZone, fast_path: Slot) -> Self {
         Self {
             zone: ArcSwap::from_pointee(zone),
             recursors: ArcSwap::from_pointee(None),
             version: watch::channel(version).0,
             source: ArcSwapOption::empty(),
-            learn: OnceLock::new(),
+            fast_path,
             seed: fastrand::u64(..),
         }
-    }
-
-    /// Tells `learn` of names that interfaces might answer; once.
-    pub(crate) fn learn_by(&self, learn: impl Fn(&Name) + Send + Sync + 'static) {
-        // The daemon's start does so once.
-        let _ = self.learn.set(Box::new(learn));
     }
 
     /// What interfaces may answer now.
@@ -238,11 +230,8 @@ impl Answer for ConsulNames {
         if !draft.hosts().is_empty() {
             return false;
         }
-        if let Some(learn) = self.learn.get()
-            && matches!(query.question.qtype, TYPE_A | TYPE_AAAA)
-            && draft.is_only_addresses()
-        {
-            learn(&query.question.name());
+        if matches!(query.question.qtype, TYPE_A | TYPE_AAAA) && draft.is_only_addresses() {
+            self.fast_path.learn(&query.question.name());
         }
         out.extend_from_slice(&draft.finish(query, transport, &zone.config.dns, &Default::default()));
         true

@@ -5,13 +5,12 @@ use std::{net::SocketAddr, sync::Arc};
 use futures::future::BoxFuture;
 use hickory_proto::op::ResponseCode;
 
-use crate::fleet::Answer;
 use dns_consul::config::Config as ConsulConfig;
 use dns_core::{
     config::{CacheConfig, Config, RecursionConfig},
     wire::{Query, ReplyFlags, Transport, empty_reply},
 };
-use dns_upstream::{CachedSource, Upstream};
+use dns_upstream::{Answer, CachedSource, Upstream};
 
 /// The recursors of the object `"consul"`.
 struct Recursors {

@@ -14,6 +14,7 @@ use super::{
     wellness::Wellness,
 };
 use crate::{
+    consul::ConsulNames,
     fleet::Fleet,
     ops::{
         api::{
@@ -24,10 +25,9 @@ use crate::{
         metrics::Metrics,
         probe::{CheckStatus, Probe},
         status::{CertificateStatus, FastPathView, RecordsStatus, RepliesStatus, Status},
-        tap::{self, Tap},
+        tap::Tap,
         version,
     },
-    server::is_consuls,
 };
 use dns_core::{
     catalog::Instance,
@@ -37,6 +37,7 @@ use dns_core::{
 };
 use dns_health::HealthService;
 use dns_platform::{logs::Logs, metrics::names, tls::RotatingTls};
+use dns_upstream::InForce;
 use futures::{FutureExt, future::BoxFuture};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
@@ -75,43 +76,12 @@ pub(super) struct Backend {
     pub(super) certificates: Vec<Arc<RotatingTls>>,
     /// To the loop of the server.
     pub(super) reloads: ReloadOrders,
-    /// The rooms that are not asked by their handles.
-    pub(super) views: Views,
-}
-
-/// Why a name of Consul's means what it means; `None`: it is none.
-pub(super) type ExplainConsul = Box<dyn Fn(&Name) -> Option<dns_consul::Explanation> + Send + Sync>;
-
-/// What some rooms tell of themselves, and what can be asked of them.
-pub(super) struct Views {
-    /// The fast path; `None`: there is none.
-    pub(super) fast_path: Box<dyn Fn() -> Option<FastPathView> + Send + Sync>,
-    /// Whether the fast path answers a name now.
-    pub(super) is_published: Box<dyn Fn(&Name) -> bool + Send + Sync>,
-    /// Recursors, in the order in which they are asked.
-    pub(super) recursors: Box<dyn Fn() -> Vec<Value> + Send + Sync>,
-    /// Why a name of Consul's means what it means; `None`: it is none.
-    pub(super) explain_consul: ExplainConsul,
-    /// Consul's names; null: there are none.
-    pub(super) consul: Box<dyn Fn() -> Value + Send + Sync>,
-    /// The cache; null: there is none.
-    pub(super) cache: Box<dyn Fn() -> Value + Send + Sync>,
-    /// Empties the cache; how many answers were in it, `None` without a cache.
-    pub(super) flush: Box<dyn Fn() -> Option<u64> + Send + Sync>,
-}
-
-impl Default for Views {
-    fn default() -> Self {
-        Self {
-            fast_path: Box::new(|| None),
-            is_published: Box::new(|_| false),
-            recursors: Box::new(Vec::new),
-            explain_consul: Box::new(|_| None),
-            consul: Box::new(|| Value::Null),
-            cache: Box::new(|| Value::Null),
-            flush: Box::new(|| None),
-        }
-    }
+    /// Recursors and handlers.
+    pub(super) upstreams: Arc<InForce>,
+    /// Consul's names; `None` if there are none.
+    pub(super) consul: Option<Arc<ConsulNames>>,
+    /// Live queries.
+    pub(super) tap: Tap,
 }
 
 impl ApiBackend for Backend {
@@ -167,11 +137,16 @@ impl ApiBackend for Backend {
                 aliases: snapshot.alias_count(),
             },
             replies: self.replies(),
-            fast_path: (self.views.fast_path)(),
+            fast_path: self.fleet.fast_path.get().map(|fast_path| FastPathView::of(&fast_path)),
             fast_path_off,
-            recursors: (self.views.recursors)(),
-            consul: (self.views.consul)(),
-            cache: (self.views.cache)(),
+            recursors: self
+                .upstreams
+                .recursors()
+                .iter()
+                .filter_map(|status| serde_json::to_value(status).ok())
+                .collect(),
+            consul: self.consul.as_ref().map(|names| names.view()).unwrap_or_default(),
+            cache: serde_json::to_value(self.upstreams.cache()).unwrap_or_default(),
             health: self.checks.as_ref().map_or(Value::Null, |checks| health_status(checks)),
             certificates: self.certificates.iter().map(|tls| certificate(tls)).collect(),
             last_reload: journal.reloads(),
@@ -186,10 +161,10 @@ impl ApiBackend for Backend {
     fn explain(&self, name: &str) -> Result<Value, NameRefused> {
         let name = parse(name)?;
         let state = self.fleet.state_full();
-        if let Some(explanation) =
-            is_consuls(&state, &name).then(|| (self.views.explain_consul)(&name)).flatten()
-        {
-            let answered_by = match (self.views.is_published)(&name) {
+        let is_published = self.fleet.fast_path.is_published(&name);
+        let consul = self.consul.as_ref().filter(|_| state.is_consuls(&name));
+        if let Some(explanation) = consul.and_then(|names| names.zone().explain(&name)) {
+            let answered_by = match is_published {
                 true => "the interface (fast path), for addresses over UDP; userspace for all else",
                 false => "userspace",
             };
@@ -199,7 +174,7 @@ impl ApiBackend for Backend {
             }));
         }
         let explanation = explain(&self.fleet.snapshot(), &*self.health, &name);
-        let answered_by = match (&explanation.zone, (self.views.is_published)(&name)) {
+        let answered_by = match (&explanation.zone, is_published) {
             (Some(_), true) => "the interface (fast path), for A and AAAA over UDP",
             (Some(_), false) => "userspace; the fast path learns it when it is asked for",
             (None, _) => "handlers or recursors: the name is not one of the fleet",
@@ -225,7 +200,7 @@ impl ApiBackend for Backend {
     }
 
     fn flush(&self) -> BoxFuture<'_, Option<u64>> {
-        async { (self.views.flush)() }.boxed()
+        async { self.upstreams.flush() }.boxed()
     }
 
     fn logs(&self) -> Option<&Logs> {
@@ -233,7 +208,7 @@ impl ApiBackend for Backend {
     }
 
     fn tap(&self) -> &Tap {
-        tap::global()
+        &self.tap
     }
 }
 

@@ -8,7 +8,8 @@ use tracing::{error, info};
 
 use crate::{
     fleet::Fleet,
-    server::{Chaos, Options, Overload, OwnConnections, Server, ServerError, ServerMetrics},
+    ops::tap::Tap,
+    server::{Identity, Options, Overload, OwnConnections, Server, ServerError, ServerMetrics},
 };
 use dns_core::config::Config;
 use dns_platform::limits::raise_file_limit;
@@ -18,7 +19,7 @@ pub(super) struct Listeners {
     /// The state that they answer from.
     fleet: Arc<Fleet>,
     /// What they tell about themselves.
-    chaos: Arc<dyn Chaos>,
+    identity: Arc<Identity>,
     /// What they count.
     metrics: ServerMetrics,
     /// Their limits.
@@ -41,11 +42,11 @@ impl Listeners {
     /// No sockets yet.
     pub(super) fn new(
         fleet: Arc<Fleet>,
-        chaos: Arc<dyn Chaos>,
+        identity: Arc<Identity>,
         metrics: ServerMetrics,
         options: Options,
     ) -> Self {
-        Self { fleet, chaos, metrics, options, running: HashMap::new(), problems: HashMap::new() }
+        Self { fleet, identity, metrics, options, running: HashMap::new(), problems: HashMap::new() }
     }
 
     /// Listens on those of these that can be had; fails if it is none. Gives the
@@ -123,8 +124,8 @@ impl Listeners {
         }
         let ipv4_apart = all.iter().any(|other| other.is_ipv4() && other.port() == address.port());
         let options = Options { ipv4_apart, ..self.options.clone() };
-        let (fleet, chaos) = (self.fleet.clone(), Some(self.chaos.clone()));
-        let bound = Server::bind(&[address], fleet, chaos, self.metrics.clone(), options).await;
+        let (fleet, identity) = (self.fleet.clone(), self.identity.clone());
+        let bound = Server::bind(&[address], fleet, identity, self.metrics.clone(), options).await;
         let server = match bound {
             Ok(server) => server,
             Err(problem) => {
@@ -152,7 +153,7 @@ impl Listeners {
 /// The limits of a configuration that listens on so many addresses: TCP clients of all
 /// of them get at most a quarter of the descriptors, so that forwarding, health checks
 /// and files find some, too.
-pub(super) fn options(config: &Config, addresses: usize, own: OwnConnections) -> Options {
+pub(super) fn options(config: &Config, addresses: usize, own: OwnConnections, tap: Tap) -> Options {
     let share = raise_file_limit() / 4 / addresses.max(1) as u64;
     let most = Options::default().max_tcp_connections;
     let max_tcp_connections = usize::try_from(share).unwrap_or(most).clamp(16, most);
@@ -160,6 +161,7 @@ pub(super) fn options(config: &Config, addresses: usize, own: OwnConnections) ->
         request_timeout: config.request_timeout,
         max_tcp_connections,
         own,
+        tap,
         max_reply: config.max_reply,
         compat: config.compat,
         overload: if config.xdp.shed { Overload::on() } else { Overload::default() },

@@ -1,7 +1,7 @@
 //! The running server: joins the rooms in order, keeps up with files, ends in order.
 //!
 //! * `start`, `serve`, `signals`: the start in order; the loop, the end; what ends it.
-//! * `answers`, `fast_path`: join upstream and the interfaces to the server.
+//! * `upstreams`, `fast_path`: what answers other names; the life of the fast path.
 //! * `files`, `records`, `consul`, `sources`, `watch`: what is on disk becomes what is served.
 //! * [`domains`]: those that only this server knows, for systemd-resolved.
 //! * `listeners`: the sockets, as the addresses files come and go.
@@ -30,7 +30,6 @@ mod signals;
 mod sources;
 mod start;
 pub mod status;
-mod tracking;
 pub(crate) mod upcheck;
 mod upstreams;
 mod watch;

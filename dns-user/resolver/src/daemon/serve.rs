@@ -9,7 +9,6 @@ use std::{
 
 use tokio::{
     sync::{mpsc, oneshot},
-    task::{JoinError, JoinHandle},
     time,
 };
 use tracing::{error, info, warn};
@@ -17,7 +16,7 @@ use tracing::{error, info, warn};
 use super::{
     DaemonError,
     failures::{Failure, Failures},
-    fast_path::{self, Loading, NotLoaded, Slot},
+    fast_path::Lifecycle,
     files::{Changes, Files},
     listeners::{Listeners, all_addresses},
     service_manager, settings,
@@ -30,16 +29,12 @@ use super::{
 };
 use crate::{
     consul::ConsulNames,
-    fleet::{Fleet, Publish},
-    ops::{api::Reloaded, journal::Kind, metrics::Metrics},
+    fleet::Fleet,
+    ops::{api::Reloaded, journal::Kind},
     server::{OwnConnections, ServerMetrics},
 };
 use dns_consul::config::Config as ConsulConfig;
-use dns_core::{
-    config::{Config, ConfigError, Loaded},
-    resolve::{AllRunning, Health},
-};
-use dns_fastpath::{FastPath, FastPathError};
+use dns_core::config::{Config, ConfigError, Loaded};
 use dns_health::HealthService;
 use dns_platform::logs::Logs;
 
@@ -61,7 +56,7 @@ pub(super) struct Daemon<'a> {
     /// config.json.
     pub(super) path: &'a Path,
     /// What it said at the last good reading.
-    pub(super) config: Arc<Config>,
+    pub(super) config: Config,
     /// Levels can change.
     pub(super) logs: &'a Logs,
     /// What is shown to operators.
@@ -90,22 +85,8 @@ pub(super) struct Daemon<'a> {
     pub(super) server_metrics: ServerMetrics,
     /// Health checks; `None`: off.
     pub(super) health: Option<Arc<HealthService>>,
-    /// So many times in a row they had given no sign of life for long.
-    pub(super) health_silent: u32,
-    /// The fast path as other rooms hold it.
-    pub(super) slot: Slot,
-    /// Its programs while they are being loaded.
-    pub(super) loading: Option<Loading>,
-    /// Why nothing was loaded when it was last tried.
-    pub(super) not_loaded_because: Option<String>,
-    /// The fast path; `None`: there is none, or not yet.
-    pub(super) fast_path: Option<Arc<FastPath>>,
-    /// The one before it, until the programs of now are attached in place of its own.
-    pub(super) retiring: Option<Arc<FastPath>>,
-    /// Shows its live queries.
-    pub(super) tap: Option<JoinHandle<()>>,
-    /// All counters.
-    pub(super) metrics: Metrics,
+    /// The fast path.
+    pub(super) fast_path: Lifecycle,
     /// Reloads that were asked for by the API.
     pub(super) reload_orders: mpsc::Receiver<oneshot::Sender<Reloaded>>,
 }
@@ -122,11 +103,14 @@ impl Daemon<'_> {
         let mut unanswered = Unanswered::default();
         // Here and not in a task of its own: the interfaces answer as long as this loop,
         // which keeps their answers true, goes round.
-        let mut beats = time::interval(fast_path::heartbeat_interval(&self.config.xdp));
+        let mut beats = time::interval(self.fast_path.beat_interval());
         beats.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                _ = beats.tick() => self.beat(),
+                _ = beats.tick() => {
+                    self.fast_path.beat();
+                    service_manager::tell(service_manager::State::Alive);
+                }
                 () = self.watch.next() => self.look(false).await,
                 asked = signals.next() => match asked {
                     Asked::End(name) => {
@@ -140,8 +124,7 @@ impl Daemon<'_> {
                     // Whoever asked may have gone.
                     let _ = done.send(self.board.reloaded());
                 }
-                result = finished(&mut self.loading) => self.take_fast_path(result),
-                () = lost(&self.fast_path), if self.loading.is_none() => self.load_again(fast_path::ATTACHER_PAUSE),
+                event = self.fast_path.next() => self.fast_path.follow(event),
                 failure = failures.next() => return Err(failure.into()),
                 _ = asking.tick() => {
                     if let Some(address) = self.listeners.ended() {
@@ -153,89 +136,6 @@ impl Daemon<'_> {
                 }
             }
         }
-    }
-
-    /// The programs are loaded, or cannot be: from now on interfaces answer what
-    /// is published. Here, where snapshots are installed as well, so that none is missed.
-    fn take_fast_path(&mut self, result: Result<Result<FastPath, FastPathError>, JoinError>) {
-        self.loading = None;
-        let fast_path = match fast_path::loaded(result) {
-            Ok(fast_path) => fast_path,
-            Err(not_loaded) => return self.not_loaded(not_loaded),
-        };
-        self.not_loaded_because = None;
-        self.board.change(|state| state.fast_path_off = None);
-        let first = self.fast_path.is_none();
-        fast_path.set_echo_opt(self.config.compat.echo_opt);
-        if let Some(bytes) = self.config.max_reply {
-            fast_path.set_max_reply(bytes);
-        }
-        self.slot.fill(&fast_path);
-        self.slot.install(self.fleet.state_full());
-        fast_path.set_endpoints(&self.board.state().listen);
-        // The lease counts from the loop's signs of life from now on.
-        fast_path.heartbeat(Duration::ZERO);
-        if let Some(before) = std::mem::replace(&mut self.tap, fast_path::feed_tap(&fast_path)) {
-            before.abort();
-        }
-        if first {
-            fast_path::count(&self.slot, &self.metrics);
-        }
-        self.retiring = self.fast_path.replace(fast_path);
-    }
-
-    /// Says plainly, once, why everything is answered from userspace, or by what was loaded before.
-    fn not_loaded(&mut self, NotLoaded { problem, again }: NotLoaded) {
-        let is_new = self.not_loaded_because.as_ref() != Some(&problem);
-        match self.fast_path.is_some() {
-            true if is_new => {
-                warn!("cannot load new programs: {problem}; those that are attached go on answering")
-            }
-            false if is_new => warn!("no fast path: {problem}; every query is answered from userspace"),
-            _ => {}
-        }
-        if self.fast_path.is_none() {
-            self.board.change(|state| state.fast_path_off = Some(problem.clone()));
-        }
-        self.not_loaded_because = Some(problem);
-        if self.config.xdp.attach_socket.is_some() {
-            self.load_again(again);
-        }
-    }
-
-    /// Asks the attacher for programs, after a while.
-    fn load_again(&mut self, pause: Duration) {
-        let states: Arc<dyn Health + Send + Sync> = match &self.health {
-            Some(health) => health.states(),
-            None => Arc::new(AllRunning),
-        };
-        let listen = self.board.state().listen;
-        let health = self.health.as_deref();
-        self.loading = fast_path::load_after(pause, &self.config.xdp, &listen, states, health, &self.board);
-    }
-
-    /// A sign of life, to the fast path and to the service manager. Interfaces answer by
-    /// what health checks find: they stop when the checks hang.
-    fn beat(&mut self) {
-        let silent_for = self.health.as_ref().map_or(Duration::ZERO, |health| health.silent_for());
-        let hangs = silent_for >= self.config.xdp.lease / 2;
-        let now = if hangs { self.health_silent.saturating_add(1) } else { 0 };
-        match (std::mem::replace(&mut self.health_silent, now), now) {
-            // The first time all may have stood still, and we go on before they do.
-            (1, 2) => error!("health checks hang: until they go on, every query is answered from userspace"),
-            (2.., 0) => info!("health checks go on: interfaces answer again"),
-            _ => {}
-        }
-        for fast_path in self.fast_path.iter().chain(&self.retiring) {
-            fast_path.heartbeat(silent_for);
-        }
-        if self.retiring.is_some() && self.fast_path.as_ref().is_some_and(|fast_path| fast_path.is_ready()) {
-            self.slot.retire();
-            let retired = self.retiring.take();
-            // Joins threads.
-            drop(tokio::task::spawn_blocking(move || drop(retired)));
-        }
-        service_manager::tell(service_manager::State::Alive);
     }
 
     /// One round of questions to itself; an error once too many in a row went without any
@@ -280,8 +180,7 @@ impl Daemon<'_> {
 
     /// Replies so far, by sockets and interfaces.
     fn replies(&self) -> u64 {
-        let by_interfaces = self.fast_path.as_ref().map_or(0, |fast_path| fast_path.counters().hits());
-        self.server_metrics.replies() + by_interfaces
+        self.server_metrics.replies() + self.fast_path.replies()
     }
 
     /// Listens on wanted addresses that could not be had before.
@@ -296,13 +195,13 @@ impl Daemon<'_> {
         let Changes { snapshot, handlers, addresses, consul } = self.files.look(force).await;
         if let (Some(names), Some(zone)) = (&self.consul, consul) {
             names.install(zone);
-            self.slot.consul_changed(&self.fleet);
+            self.fleet.consul_changed();
         }
         let has_handlers = handlers.is_some();
         self.upstreams.follow(snapshot.map(Arc::new), handlers, &self.config);
         if has_handlers || force {
             // Done only when interfaces, too, answer by it: a handler may have taken names over.
-            if time::timeout(PUBLISHING_PATIENCE, self.slot.flushed()).await.is_err() {
+            if !self.fast_path.flushed(PUBLISHING_PATIENCE).await {
                 warn!("interfaces do not answer by the newly read files yet; userspace does");
             }
         }
@@ -327,9 +226,7 @@ impl Daemon<'_> {
         if served == self.board.state().listen {
             return;
         }
-        if let Some(fast_path) = &self.fast_path {
-            fast_path.set_endpoints(&served);
-        }
+        self.fast_path.set_endpoints(&served);
         let notes = self.config.unbounded_replies(&served).into_iter().collect();
         self.board.change(|state| {
             state.listen = served;
@@ -386,30 +283,17 @@ impl Daemon<'_> {
             error!("{problem}");
         }
         let listen = self.board.state().listen;
-        if let Err(problem) = self.upstreams.reconfigure(&self.config, &config, &listen) {
-            error!("the metrics of the recursors are not exposed: {problem}");
-        }
+        self.upstreams.reconfigure(&self.config, &config, &listen);
         self.files.follow(Sources::of(&config));
-        self.config = Arc::new(config);
+        self.config = config;
         self.board.loaded(Kind::Config, vec![self.path.to_owned()], warnings, begun.elapsed(), "read");
     }
 
     /// Ends in order.
     pub(super) async fn stop(self) {
-        let Self { listeners, health, mut fast_path, retiring, loading, config, .. } = self;
-        match loading {
-            // The attacher sees that nobody waits any more.
-            Some(loading) if config.xdp.attach_socket.is_some() => loading.abort(),
-            // What is loaded has to be taken away again.
-            Some(loading) => fast_path = fast_path::loaded(loading.await).ok(),
-            None => {}
-        }
-        drop(tokio::task::spawn_blocking(move || drop(retiring)));
+        let Self { listeners, health, fast_path, .. } = self;
         // First, so that what interfaces answer no more finds the sockets open.
-        if let Some(fast_path) = fast_path {
-            // Waits for the kernel and joins threads.
-            let _ = tokio::task::spawn_blocking(move || fast_path.stop()).await;
-        }
+        fast_path.stop().await;
         listeners.stop().await;
         if let Some(health) = health {
             // Joins a thread.
@@ -448,22 +332,6 @@ async fn read_config(path: &Path) -> Result<(Loaded, ConsulObject), ConfigError>
         Err(_) => {
             Err(failed(format!("the file system did not answer within {} s", CONFIG_PATIENCE.as_secs())))
         }
-    }
-}
-
-/// Returns when the attacher is gone; never, where there is none.
-async fn lost(fast_path: &Option<Arc<FastPath>>) {
-    match fast_path {
-        Some(fast_path) => fast_path.lost().await,
-        None => std::future::pending().await,
-    }
-}
-
-/// What came of loading the programs; never, if none are being loaded.
-async fn finished(loading: &mut Option<Loading>) -> Result<Result<FastPath, FastPathError>, JoinError> {
-    match loading {
-        Some(loading) => loading.await,
-        None => std::future::pending().await,
     }
 }
 

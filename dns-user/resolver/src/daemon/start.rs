@@ -1,5 +1,5 @@
-//! The start, in order: files, sockets, up-check, and only then the fast path and
-//! what operators touch, which must never keep DNS from starting.
+//! The start, in order: files, sockets, up-check, and only then the fast path and the ports of
+//! operators, which must never keep DNS from starting.
 
 use std::{
     future,
@@ -14,9 +14,9 @@ use tracing::{info, warn};
 
 use super::{
     DaemonError,
-    backend::{self, Backend, Control, Views},
+    backend::{self, Backend, Control},
     failures::Failures,
-    fast_path::{self, Slot},
+    fast_path::Lifecycle,
     files::{Files, First},
     listeners::{self, Listeners, all_addresses},
     serve::Daemon,
@@ -29,10 +29,11 @@ use super::{
 };
 use crate::{
     consul::{ConsulFamilies, ConsulNames, follow},
-    fleet::{Fleet, Publish, Track},
+    fleet::Fleet,
     ops::{
         journal::{Journal, Kind},
-        metrics::{Metrics, WholeMetrics, certificates::show as show_certificates, http::MetricsServer},
+        metrics::{CertificateFamilies, Metrics, MomentFamilies, WholeMetrics, http::MetricsServer},
+        tap::Tap,
     },
     server::{Identity, OwnConnections, ServerMetrics},
 };
@@ -40,11 +41,12 @@ use dns_core::{
     config::{Config, Loaded},
     resolve::{AllRunning, Health},
 };
+use dns_fastpath::Slot;
 use dns_health::HealthService;
 use dns_platform::{logs::Logs, metrics::labels};
 
-/// Reads the files, opens the sockets, waits until the server answers itself, and
-/// opens what operators touch.
+/// Reads the files, opens the sockets, waits until the server answers itself, and opens the
+/// ports of operators.
 pub(super) async fn start<'a>(
     path: &'a Path,
     loaded: Loaded,
@@ -54,115 +56,79 @@ pub(super) async fn start<'a>(
 ) -> Result<Daemon<'a>, DaemonError> {
     let begun = Instant::now();
     let Loaded { config, warnings } = loaded;
-    for warning in &warnings {
-        warn!("{warning}");
-    }
-    let whole = WholeMetrics::new()?;
-    let metrics = Metrics::new(labels::server_label(config.listen))?;
-    whole.register(metrics.registry())?;
+    let (slot, tap) = (Slot::default(), Tap::new());
+    let metrics = Metrics::new(labels::server_label(config.listen), slot.clone())?;
     failures.register(metrics.registry())?;
-    let board = Board::new(Journal::new(whole));
-    board.loaded(Kind::Config, vec![path.to_owned()], warnings, begun.elapsed(), "read");
+    let board = board(&metrics, logs)?;
     let (consul_config, odd) = crate::consul::load_config(path)?.unzip();
-    for warning in odd.iter().flatten() {
+    for warning in warnings.iter().chain(odd.iter().flatten()) {
         warn!("{warning}");
     }
+    board.loaded(Kind::Config, vec![path.to_owned()], warnings, begun.elapsed(), "read");
+
     let (files, First { snapshot, handlers, addresses, consul }) =
         Files::start(Sources::of(&config), consul_config.clone(), &board)?;
-    let consul = consul.map(|zone| Arc::new(ConsulNames::new(zone)));
     let mut watch = Watch::new();
     watch.set(files.folders());
     let listen = all_addresses(config.listen, &addresses);
 
-    let health =
-        match config.health.enabled.then(|| HealthService::new(&config.health, config.request_timeout)) {
-            None => None,
-            Some(Ok(health)) => Some(Arc::new(health)),
-            // The reference's way.
-            Some(Err(problem)) if config.compat.require_health_certificates => {
-                return Err(problem.into());
-            }
-            // DNS without health checks is better than none.
-            Some(Err(problem)) => {
-                board.stays_off(format!(
-                    "{problem}; health checks stay off: all instances count as running until the server is \
-                 started again with usable certificates"
-                ));
-                None
-            }
-        };
+    let health = health_checks(&config, &slot, &metrics, &board)?;
     let states: Arc<dyn Health + Send + Sync> = match &health {
         Some(health) => health.states(),
         None => Arc::new(AllRunning),
     };
-    let tracker = health.as_ref().map(|health| -> Arc<dyn Track> { health.tracker() });
-    let slot = Slot::default();
-    let fleet = Arc::new(Fleet::new(snapshot, states.clone(), Arc::new(slot.clone()), tracker));
-    if let Some(names) = &consul {
-        slot.publish_consul(names.clone());
-        let learned = slot.clone();
-        names.learn_by(move |name| learned.learn(name.into()));
-    }
-    let upstreams = Upstreams::new(
-        fleet.clone(),
-        &config,
-        &listen,
-        handlers,
-        consul.clone().zip(consul_config.clone()),
-        metrics.registry().clone(),
-        metrics.server().to_owned(),
-    )?;
+    let consul = consul.map(|zone| Arc::new(ConsulNames::new(zone, slot.clone())));
+    let tracker = health.as_ref().map(|health| health.tracker());
+    let fleet = Arc::new(Fleet::new(snapshot, states.clone(), slot.clone(), tracker, consul.clone()));
+    let consul_and_config = consul.clone().zip(consul_config.clone());
+    let upstreams = Upstreams::new(fleet.clone(), &config, &listen, handlers, consul_and_config, &metrics)?;
     if let Some(health) = &health {
-        health.metrics().register(metrics.registry())?;
-        let fleet = fleet.clone();
-        health.start(Arc::new(move |instances| fleet.health_changed(instances)), Arc::new(slot.clone()))?;
+        health.start()?;
     }
+    follow_consul(consul.clone(), &files, &fleet, &metrics, failures)?;
 
-    if let Some((names, catalogs)) = consul.clone().zip(files.consul_catalogs()) {
-        metrics.registry().register(Box::new(ConsulFamilies::new(names.clone())?))?;
-        let (told, of) = (slot.clone(), fleet.clone());
-        let installed = move || told.consul_changed(&of);
-        failures.spawn("the live source of Consul's names", follow(names, catalogs, installed));
-    }
     let server_metrics = ServerMetrics::new(metrics.server().to_owned())?;
     server_metrics.register(metrics.registry())?;
     let identity = Arc::new(Identity::of_this_host(config.identity));
     let own = OwnConnections::default();
-    let options = listeners::options(&config, listen.len(), own.clone());
+    let options = listeners::options(&config, listen.len(), own.clone(), tap.clone());
     let mut listeners = Listeners::new(fleet.clone(), identity, server_metrics.clone(), options);
     let wanted = listen;
     let (listen, upcheck) = come_up(&config, &wanted, &mut listeners, &own).await?;
-    let loading = fast_path::load(&config.xdp, &listen, states.clone(), health.as_deref(), &board);
     board.change(|state| {
         state.listen.clone_from(&listen);
         state.notes.extend(config.unbounded_replies(&listen));
     });
+    let mut fast_path =
+        Lifecycle::new(&config, fleet.clone(), states.clone(), health.clone(), board.clone(), tap.clone());
+    fast_path.load();
     let listed: Vec<String> = listen.iter().map(ToString::to_string).collect();
     info!("up: serving on {}", listed.join(", "));
 
-    let wellness = Wellness { board: board.clone(), slot: slot.clone(), health: health.clone() };
-    expose(&config, &metrics, &wellness, logs, failures).await;
+    let wellness = Wellness { board: board.clone(), slot, health: health.clone() };
+    expose(&config, &metrics, &wellness, failures).await;
     let (reloads, reload_orders) = mpsc::channel(4);
-    let mut certificates: Vec<_> = health.iter().map(|health| health.tls().clone()).collect();
     let api_tls = config.api.as_ref().and_then(|api| backend::certificates(api, &board));
-    certificates.extend(api_tls.clone());
-    show_certificates(&metrics, certificates.clone())?;
+    let health_tls = health.iter().map(|health| health.tls().clone());
+    let certificates: Vec<_> = health_tls.chain(api_tls.clone()).collect();
+    metrics.registry().register(Box::new(CertificateFamilies::new(certificates.clone())?))?;
     let api = config.api.as_ref().zip(api_tls);
     if api.is_some() || control.is_some() {
-        let backend = Backend {
+        let backend = Arc::new(Backend {
             board: board.clone(),
             wellness,
             logs: logs.clone(),
-            metrics: metrics.clone(),
+            metrics,
             fleet: fleet.clone(),
             health: states,
             checks: health.clone(),
             jobs_dir: jobs_dir(&config, &board),
             certificates,
             reloads,
-            views: views(&upstreams, slot.clone(), consul.clone()),
-        };
-        let backend = Arc::new(backend);
+            upstreams: upstreams.in_force.clone(),
+            consul: consul.clone(),
+            tap,
+        });
         if let Some(control) = control {
             backend::open_control(control, backend.clone(), failures);
         }
@@ -172,7 +138,7 @@ pub(super) async fn start<'a>(
     }
     Ok(Daemon {
         path,
-        config: Arc::new(config),
+        config,
         logs,
         board,
         files,
@@ -187,20 +153,67 @@ pub(super) async fn start<'a>(
         own,
         server_metrics,
         health,
-        health_silent: 0,
-        slot,
-        loading,
-        not_loaded_because: None,
-        fast_path: None,
-        retiring: None,
-        tap: None,
-        metrics,
+        fast_path,
         reload_orders,
     })
 }
 
-/// Binds the sockets and waits until the server answers itself, both within `timeout`.
-/// Gives the addresses that are served and what the server asks itself there.
+/// Opens the board that operators read, and the metrics of the server as a whole.
+fn board(metrics: &Metrics, logs: &Logs) -> Result<Board, DaemonError> {
+    let whole = WholeMetrics::new()?;
+    whole.register(metrics.registry())?;
+    let journal = Journal::new(whole);
+    metrics.registry().register(Box::new(MomentFamilies::new(journal.clone(), logs.clone())?))?;
+    Ok(Board::new(journal))
+}
+
+/// Loads the certificates of the health checks; `None` while the checks stay off.
+fn health_checks(
+    config: &Config,
+    slot: &Slot,
+    metrics: &Metrics,
+    board: &Board,
+) -> Result<Option<Arc<HealthService>>, DaemonError> {
+    if !config.health.enabled {
+        return Ok(None);
+    }
+    match HealthService::new(&config.health, config.request_timeout, slot.clone()) {
+        Ok(health) => {
+            health.metrics().register(metrics.registry())?;
+            Ok(Some(Arc::new(health)))
+        }
+        // The reference's way.
+        Err(problem) if config.compat.require_health_certificates => Err(problem.into()),
+        // DNS without health checks is better than none.
+        Err(problem) => {
+            board.stays_off(format!(
+                "{problem}; health checks stay off: all instances count as running until the server is started \
+                 again with usable certificates"
+            ));
+            Ok(None)
+        }
+    }
+}
+
+/// Keeps Consul's names up with a live Consul, if there are such names.
+fn follow_consul(
+    consul: Option<Arc<ConsulNames>>,
+    files: &Files,
+    fleet: &Arc<Fleet>,
+    metrics: &Metrics,
+    failures: &Failures,
+) -> Result<(), DaemonError> {
+    if let Some((names, catalogs)) = consul.zip(files.consul_catalogs()) {
+        metrics.registry().register(Box::new(ConsulFamilies::new(names.clone())?))?;
+        let fleet = fleet.clone();
+        let installed = move || fleet.consul_changed();
+        failures.spawn("the live source of Consul's names", follow(names, catalogs, installed));
+    }
+    Ok(())
+}
+
+/// Binds the sockets and waits until the server answers itself, both within `timeout`. Returns
+/// the addresses that are served and the up-check for them.
 async fn come_up(
     config: &Config,
     wanted: &[SocketAddr],
@@ -219,24 +232,23 @@ async fn come_up(
 }
 
 /// Opens the metrics port.
-async fn expose(config: &Config, metrics: &Metrics, wellness: &Wellness, logs: &Logs, failures: &Failures) {
+async fn expose(config: &Config, metrics: &Metrics, wellness: &Wellness, failures: &Failures) {
     if !config.metrics.enabled {
         return;
     }
-    let board = &wellness.board;
-    let (journal, logs) = (board.journal().clone(), logs.clone());
-    metrics.before_exposition(move || journal.metrics().refresh(&journal, Some(&logs)));
     let probe = Arc::new(wellness.clone());
     match MetricsServer::bind(config.metrics.listen, metrics.clone(), probe).await {
         Ok(server) => failures.spawn("the metrics port", server.run(future::pending())),
         Err(problem) => {
             let listen = config.metrics.listen;
-            board.stays_off(format!("metrics: cannot listen on {listen}: {problem}; metrics stay off"));
+            wellness
+                .board
+                .stays_off(format!("metrics: cannot listen on {listen}: {problem}; metrics stay off"));
         }
     }
 }
 
-/// The folder of the jobs, if it is there.
+/// Returns the folder of the jobs, if it is there.
 fn jobs_dir(config: &Config, board: &Board) -> Option<PathBuf> {
     match &config.jobs_dir {
         Some(folder) if folder.is_dir() => return Some(folder.clone()),
@@ -249,36 +261,4 @@ fn jobs_dir(config: &Config, board: &Board) -> Option<PathBuf> {
         None => board.stays_off("jobs_dir is missing; /local-groups stays empty".to_owned()),
     }
     None
-}
-
-/// What the rooms tell of themselves.
-fn views(upstreams: &Upstreams, slot: Slot, consul: Option<Arc<ConsulNames>>) -> Views {
-    let (recursors, flush, cache) =
-        (upstreams.current.clone(), upstreams.current.clone(), upstreams.current.clone());
-    let published = slot.clone();
-    Views {
-        fast_path: Box::new(move || slot.view()),
-        explain_consul: {
-            let consul = consul.clone();
-            Box::new(move |name| consul.as_ref()?.zone().explain(name))
-        },
-        consul: Box::new(move || consul.as_ref().map(|names| names.view()).unwrap_or_default()),
-        is_published: Box::new(move |name| published.is_published(name)),
-        recursors: Box::new(move || {
-            let upstream = recursors.upstream.load().status();
-            let all = upstream.into_iter().chain(recursors.handlers.load().status());
-            all.filter_map(|status| serde_json::to_value(status).ok()).collect()
-        }),
-        cache: Box::new(move || {
-            let status = cache.upstream.load().cache_status();
-            serde_json::to_value(status).unwrap_or_default()
-        }),
-        flush: Box::new(move || {
-            let upstream = flush.upstream.load();
-            let before = upstream.cache_status().map(|status| status.entries);
-            upstream.flush_cache();
-            flush.handlers.load().flush_cache();
-            before
-        }),
-    }
 }

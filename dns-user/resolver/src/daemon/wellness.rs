@@ -2,14 +2,12 @@
 
 use std::sync::Arc;
 
-use super::{
-    fast_path::Slot,
-    status::{Board, State},
-};
+use super::status::{Board, State};
 use crate::ops::{
     journal::Kind,
     probe::{Check, Probe},
 };
+use dns_fastpath::Slot;
 use dns_health::HealthService;
 
 /// Looks at the board, and at the interfaces.

@@ -12,26 +12,13 @@ use dns_core::{
     name::Name,
     wire::{Query, Transport, error_reply},
 };
+use dns_upstream::Answer;
 
 /// `arpa.` in wire format.
 pub(crate) const ARPA: &[u8] = b"\x04arpa\0";
 
 /// The root in wire format.
 pub(crate) const ROOT: &[u8] = b"\0";
-
-/// One thing that answers queries which are not local: recursors, handlers,
-/// reverse names.
-pub trait Answer: Send + Sync {
-    /// A whole reply: the client's id, its question with the letter case kept.
-    /// It may be larger than the client takes; whoever sends it cuts it.
-    fn answer<'a>(&'a self, query: &'a Query<'a>, transport: Transport) -> BoxFuture<'a, Vec<u8>>;
-
-    /// Writes the same into `out`, which is empty, if nobody has to be waited
-    /// for, and says whether it did. Has to be cheap: other queries wait meanwhile.
-    fn answer_at_once(&self, _query: &Query<'_>, _transport: Transport, _out: &mut Vec<u8>) -> bool {
-        false
-    }
-}
 
 /// Who answers for domains.
 pub type ByDomain = HashMap<Name, Arc<dyn Answer>, foldhash::fast::RandomState>;
@@ -45,8 +32,8 @@ pub struct Routes {
     pub consul: ByDomain,
     /// Handlers by domain. One for `arpa.` or the root counts only without recursors.
     pub handlers: ByDomain,
-    /// Answers names below `arpa.`, falls through by itself to whom
-    /// [`Routes::past_reverse`] says; `None`: nobody knows them.
+    /// Answers names below `arpa.` that the records do not know; `None`: those are names like
+    /// any other.
     pub reverse: Option<Arc<dyn Answer>>,
     /// Answers everything else; `None`: recursors are off.
     pub recursors: Option<Arc<dyn Answer>>,

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{journal::Event, probe::CheckStatus};
+use dns_fastpath::{FastPath, FastPathStatus, ProgramStatus};
 use dns_platform::logs::{LoggingStatus, Problem};
 
 /// The state of the server at one moment.
@@ -118,6 +119,44 @@ pub struct FastPathView {
     pub lease_seconds: Option<f64>,
     /// All that the fast path tells of itself.
     pub detail: Value,
+}
+
+impl FastPathView {
+    /// Describes a fast path.
+    pub fn of(fast_path: &FastPath) -> Self {
+        let (status, counters) = (fast_path.status(), fast_path.counters());
+        let detail = serde_json::to_value(&status).unwrap_or_default();
+        let FastPathStatus { interfaces, programs, names, lease, pinned_at: _ } = status;
+        let share = |part: usize, whole: usize| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
+        let interfaces = interfaces.interfaces.into_iter().map(|interface| InterfaceView {
+            hook: interface.hook.map_or("none", |hook| hook.label()).to_owned(),
+            replies: counters.interface(interface.ifindex),
+            name: interface.name,
+            why: interface.why,
+        });
+        let outcomes = counters.outcomes().map(|(outcome, count)| (outcome.label().to_owned(), count));
+        Self {
+            interfaces: interfaces.collect(),
+            programs: programs.into_iter().map(ProgramView::from).collect(),
+            outcomes: outcomes.collect(),
+            published: names.published,
+            learned: names.learned,
+            negative: names.negative,
+            unfitting: names.unfitting.total(),
+            map_fill: share(names.published + names.learned, names.max_names),
+            memory_fill: share(names.store.used, names.store.total),
+            lease_seconds: (lease.remaining_ms > 0).then(|| lease.remaining_ms as f64 / 1000.0),
+            detail,
+        }
+    }
+}
+
+impl From<ProgramStatus> for ProgramView {
+    fn from(status: ProgramStatus) -> Self {
+        let ProgramStatus { name, state, instructions, load_ms, why, verifier } = status;
+        let (name, state) = (name.into_owned(), state.label().to_owned());
+        Self { name, state, instructions, load_ms, why, verifier }
+    }
 }
 
 /// One interface.

@@ -6,18 +6,21 @@
 
 use std::{
     collections::BTreeMap,
-    net::SocketAddr,
+    fmt,
+    net::{Ipv6Addr, SocketAddr},
     sync::{
-        Arc, LazyLock,
+        Arc,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
 };
 
+use dns_common::{counters::Outcome, tap::TapEvent};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{broadcast, watch};
 
+use dns_core::name::Name;
 use dns_platform::{
     logs::Request,
     metrics::labels::{rcode_label, type_label},
@@ -72,6 +75,30 @@ pub enum TapPath {
 }
 
 impl TapLine {
+    /// The line of a query that an interface saw `age` ago.
+    pub fn from_event(event: &TapEvent, age: Duration, weight: u32) -> Self {
+        let address = Ipv6Addr::from(event.client).to_canonical();
+        let length = usize::from(event.name_len).min(event.name.len());
+        let name = Name::from_wire(&event.name[..length]);
+        let outcome = Outcome::ALL.iter().find(|outcome| **outcome as u8 == event.outcome);
+        let outcome = outcome.map_or("unknown", |outcome| outcome.label());
+        let answered = outcome.starts_with("hit");
+        Self {
+            time: seconds_since_1970() - age.as_secs_f64(),
+            path: TapPath::Fast,
+            interface: interface_name(event.ifindex),
+            client: SocketAddr::new(address, event.client_port),
+            transport: "udp".to_owned(),
+            name: name.map_or_else(|_| String::new(), |(name, _)| name.to_string()),
+            query_type: type_text(event.query_type),
+            outcome: outcome.to_owned(),
+            rcode: answered.then(|| rcode_label(event.rcode).into_owned()),
+            answers: event.answers,
+            micros: None,
+            weight: weight.max(1),
+        }
+    }
+
     /// The line of a request that userspace answered.
     fn from_request(request: &Request<'_>, weight: u32) -> Self {
         Self {
@@ -89,6 +116,11 @@ impl TapLine {
             weight,
         }
     }
+}
+
+/// Returns the name of an interface of now.
+fn interface_name(ifindex: u32) -> Option<String> {
+    nix::net::if_::if_indextoname(ifindex).ok()?.into_string().ok()
 }
 
 /// Name of a type, `TYPE123` where it has none (RFC 3597, section 5).
@@ -123,6 +155,12 @@ struct Shared {
     lines: broadcast::Sender<Arc<TapLine>>,
     /// Who looks, by number, and how closely.
     lookers: Mutex<BTreeMap<u64, u32>>,
+}
+
+impl fmt::Debug for Tap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tap").field("every", &self.shared.every).finish_non_exhaustive()
+    }
 }
 
 impl Default for Tap {
@@ -202,13 +240,6 @@ impl Tap {
     }
 }
 
-/// The tap of this process: requests are told of from too many places to hand
-/// it to each, as with the log.
-pub fn global() -> &'static Tap {
-    static TAP: LazyLock<Tap> = LazyLock::new(Tap::new);
-    &TAP
-}
-
 //----------- TapView --------------------------------------------------------
 
 /// Somebody who looks; dropping it ends that.
@@ -263,7 +294,6 @@ impl Drop for TapView {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dns_core::name::Name;
 
     /// A request for `name`.
     fn request(name: &Name) -> Request<'_> {

@@ -573,7 +573,7 @@ mod tests {
 
     #[test]
     fn stripes_add_up_under_the_names_of_coredns() {
-        let all = Metrics::new("dns://127.0.0.1:53".into()).unwrap();
+        let all = Metrics::new("dns://127.0.0.1:53".into(), dns_fastpath::Slot::default()).unwrap();
         let metrics = ServerMetrics::new(all.server().to_owned()).unwrap();
         metrics.register(all.registry()).unwrap();
         let (first, second) = (metrics.stripe(), metrics.stripe());

@@ -36,13 +36,10 @@ use tokio::{sync::watch, task::JoinSet};
 
 pub use connections::OwnConnections;
 pub use metrics::ServerMetrics;
-pub use overload::{ORDER as SHEDDING_ORDER, Overload};
-pub use service::{
-    identity::{Chaos, Identity},
-    route::{is_consuls, is_local},
-};
+pub use overload::Overload;
+pub use service::identity::Identity;
 
-use crate::fleet::Fleet;
+use crate::{fleet::Fleet, ops::tap::Tap};
 use dns_core::config::Compat;
 use dns_platform::threads::{self, OnPanic};
 use service::QueryHandler;
@@ -68,6 +65,8 @@ pub struct Options {
     pub max_tcp_connections: usize,
     /// Connections that the server makes to itself: not bounded.
     pub own: OwnConnections,
+    /// Shows live queries.
+    pub tap: Tap,
     /// Most bytes of a UDP reply to a client that is not near, see [`near`]; `None`: no bound.
     pub max_reply: Option<u16>,
     /// Whether a part of the queries is shed at the interface while more come than can be answered.
@@ -87,6 +86,7 @@ impl Default for Options {
             compat: Compat::default(),
             max_tcp_connections: 1024,
             own: OwnConnections::default(),
+            tap: Tap::new(),
             max_reply: None,
             overload: Overload::default(),
             tcp_idle_timeout: Duration::from_secs(8),
@@ -124,12 +124,11 @@ pub struct Server {
 
 impl Server {
     /// Binds UDP and TCP on every address of `listen`. Port 0 takes a free port,
-    /// the same for both. `chaos` answers in class CH; `None`: nobody does. Must be
-    /// called inside a tokio runtime.
+    /// the same for both. Must be called inside a tokio runtime.
     pub async fn bind(
         listen: &[SocketAddr],
         fleet: Arc<Fleet>,
-        chaos: Option<Arc<dyn Chaos>>,
+        identity: Arc<Identity>,
         metrics: ServerMetrics,
         options: Options,
     ) -> Result<Self, ServerError> {
@@ -142,7 +141,7 @@ impl Server {
             .iter()
             .map(|&address| Endpoint::bind(address, &options, workers))
             .collect::<Result<_, _>>()?;
-        Ok(Self { endpoints, handler: Arc::new(QueryHandler::new(fleet, chaos, metrics, options)) })
+        Ok(Self { endpoints, handler: Arc::new(QueryHandler::new(fleet, identity, metrics, options)) })
     }
 
     /// Where we listen, with the ports that were taken for port 0.

@@ -2,7 +2,7 @@
 //!
 //! A query that a full receive queue drops has cost the kernel its whole way up, and the more
 //! the queues drop the less of the CPU is left for answering. So while a queue is full, the
-//! program on the interface sheds a part of what would go up ([`Fleet::shed`]). Clients are told
+//! program on the interface sheds a part of what would go up ([`Slot::shed`](dns_fastpath::Slot::shed)). Clients are told
 //! apart by groups ([`client_bucket`]), and each group may have an equal part of what can be
 //! answered (max-min fairness): one client that floods the server takes nothing from the others.
 //!
@@ -23,10 +23,10 @@ use std::{
 use dns_common::control::{CLIENT_BUCKETS, client_bucket};
 use parking_lot::Mutex;
 
-use crate::fleet::{Fleet, PassShares};
+use crate::fleet::Fleet;
 
 /// How long an order to the program holds.
-pub const ORDER: Duration = Duration::from_millis(100);
+const ORDER: Duration = Duration::from_millis(100);
 
 /// How often the threads' reports are looked at.
 const WINDOW: Duration = Duration::from_millis(10);
@@ -168,17 +168,17 @@ impl Shared {
     /// Takes a thread's report, and tells the program what follows from it.
     fn report(&self, report: Report<'_>, now: Instant, fleet: &Fleet) {
         // Without a program there is nobody to shed.
-        let Some(went_up) = fleet.went_up() else { return };
+        let Some(went_up) = fleet.fast_path.went_up() else { return };
         let decision = self.limiter.lock().report(report, went_up, now);
         match decision {
             Decision::Nothing => {}
             Decision::Shed(shares) => {
                 self.is_shedding.store(true, Ordering::Relaxed);
-                fleet.shed(Some(&shares));
+                fleet.fast_path.shed(Some(&shares), ORDER);
             }
             Decision::End => {
                 self.is_shedding.store(false, Ordering::Relaxed);
-                fleet.shed(None);
+                fleet.fast_path.shed(None, ORDER);
             }
         }
     }
@@ -192,7 +192,7 @@ enum Decision {
     /// Things stay as they are.
     Nothing,
     /// So much goes up from now on: of 2^32 - 1 queries, by group of clients.
-    Shed(Box<PassShares>),
+    Shed(Box<[u32; CLIENT_BUCKETS]>),
     /// All goes up again.
     End,
 }
@@ -346,7 +346,7 @@ mod tests {
         /// Decides.
         limiter: Limiter,
         /// What goes up.
-        shares: Option<Box<PassShares>>,
+        shares: Option<Box<[u32; CLIENT_BUCKETS]>>,
         /// Queries in the queue, by group.
         queue: [f64; CLIENT_BUCKETS],
         /// Windows so far.

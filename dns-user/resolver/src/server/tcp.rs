@@ -23,10 +23,7 @@ use tokio::{
 use super::{
     connections::{Connections, Place},
     metrics::Dropped,
-    service::{
-        AtOnce, QueryHandler,
-        observe::{observe, observe_unreadable},
-    },
+    service::{AtOnce, QueryHandler, observe::observe_unreadable},
 };
 use dns_core::wire::{self, Parsed, Query, Shuffle, Transport};
 
@@ -288,7 +285,7 @@ impl Session {
                         let took = received.elapsed();
                         let stripe = handler.metrics.tasks();
                         let query = later.query.as_query();
-                        observe(stripe, client, Transport::Tcp, &query, &reply, later.by, took);
+                        handler.observe(stripe, client, Transport::Tcp, &query, &reply, later.by, took);
                         (number, reply)
                     });
                     return;
@@ -299,7 +296,7 @@ impl Session {
                 }
             },
         };
-        observe(stripe, self.client, Transport::Tcp, &query, &reply, by, received.elapsed());
+        self.handler.observe(stripe, self.client, Transport::Tcp, &query, &reply, by, received.elapsed());
         self.hold(reply);
     }
 

@@ -24,15 +24,19 @@ use tokio::{
 };
 
 use super::*;
-use crate::fleet::{Answer, ByDomain, Fleet, Routes, Track};
+use crate::fleet::{ByDomain, Fleet, Routes};
 use dns_core::{
     catalog::{AliasFiles, Records, Snapshot},
-    name::{Name, NameRef},
-    resolve::{AllRunning, Health, HealthState, Resolution},
+    config::Identity as Setting,
+    name::Name,
+    resolve::{AllRunning, Health, HealthState},
     wire::{
         CLASS_CH, CLASS_IN, Query, TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_DS, TYPE_TXT, Transport, error_reply,
     },
 };
+use dns_fastpath::Slot;
+use dns_health::{HealthStates, InstanceHealth, Limits, Tracker};
+use dns_upstream::Answer;
 
 /// How long any reply may take here. Far above what it takes: a failure, not a measurement.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -60,7 +64,12 @@ fn fleet(version: u8, count: u8) -> Snapshot {
 
 /// Local names of `snapshot` without health checks.
 fn local(snapshot: Snapshot) -> Arc<Fleet> {
-    Arc::new(Fleet::new(snapshot, Arc::new(AllRunning), Arc::new(()), None))
+    with_health(snapshot, Arc::new(AllRunning))
+}
+
+/// Local names of `snapshot` with this health of instances.
+fn with_health(snapshot: Snapshot, health: Arc<dyn Health + Send + Sync>) -> Arc<Fleet> {
+    Arc::new(Fleet::new(snapshot, health, Slot::default(), None, None))
 }
 
 /// `upcheck.bosh-dns.` and nobody else.
@@ -68,15 +77,6 @@ fn upcheck_only() -> Routes {
     Routes {
         upchecks: [Name::from_text("upcheck.bosh-dns").unwrap()].into_iter().collect(),
         ..Routes::default()
-    }
-}
-
-/// Tells about itself under one name.
-struct Version;
-
-impl Chaos for Version {
-    fn text(&self, name: &Name, _has_edns: bool) -> Option<String> {
-        (name.to_string() == "version.bind.").then(|| "bosh-dns-xdp test".to_owned())
     }
 }
 
@@ -103,8 +103,8 @@ impl Running {
         let listen: Vec<SocketAddr> = listen.iter().map(|address| address.parse().unwrap()).collect();
         local.set_routes(routes);
         let metrics = ServerMetrics::new("dns://test".into()).unwrap();
-        let chaos: Arc<dyn Chaos> = Arc::new(Version);
-        let server = Server::bind(&listen, local.clone(), Some(chaos), metrics, options).await.unwrap();
+        let identity = Arc::new(Identity::of_this_host(Setting::Always));
+        let server = Server::bind(&listen, local.clone(), identity, metrics, options).await.unwrap();
         let addresses = server.addresses();
         let (stop, stopped) = oneshot::channel();
         let ended = tokio::spawn(server.run(async {
@@ -329,7 +329,7 @@ impl Answer for Denied {
 async fn class_ch_tells_about_the_server_alone() {
     let server = Running::start(local(fleet(1, 1)), upcheck_only()).await;
     let reply = ask_udp(server.address(), &query(1, "VERSION.bind", TYPE_TXT, CLASS_CH)).await;
-    assert_eq!(reply.answers[0].data.to_string(), "bosh-dns-xdp test");
+    assert!(reply.answers[0].data.to_string().starts_with("bosh-dns-xdp "));
     assert_eq!(u16::from(reply.answers[0].dns_class), CLASS_CH);
     let reply = ask_udp(server.address(), &query(1, "other.bind", TYPE_TXT, CLASS_CH)).await;
     assert_eq!(reply.metadata.response_code, ResponseCode::Refused);
@@ -444,7 +444,8 @@ async fn a_port_that_is_taken_is_an_error_even_if_it_is_ours() {
     let server = Running::start(local(fleet(1, 1)), upcheck_only()).await;
     let again = async |address| {
         let metrics = ServerMetrics::new(String::new()).unwrap();
-        Server::bind(&[address], local(fleet(1, 1)), None, metrics, Options::default())
+        let identity = Arc::new(Identity::of_this_host(Setting::Off));
+        Server::bind(&[address], local(fleet(1, 1)), identity, metrics, Options::default())
             .await
             .err()
             .unwrap()
@@ -519,50 +520,34 @@ async fn queries_in_flight_are_answered_before_the_end() {
 }
 
 #[tokio::test]
-async fn y1_waits_for_first_checks_and_every_query_is_tracked() {
-    /// Counts, and makes `10.0.1.0` fail once it was checked.
-    #[derive(Default)]
-    struct Checks {
-        asked: AtomicUsize,
-        checked: AtomicBool,
-    }
-    impl Health for Checks {
-        fn state(&self, ip: IpAddr, _group: Option<&str>) -> HealthState {
-            match (self.checked.load(Ordering::SeqCst), ip == IpAddr::from([10, 0, 1, 0])) {
-                (false, _) => HealthState::Unchecked,
-                (true, true) => HealthState::Failing,
-                (true, false) => HealthState::Running,
-            }
-        }
-    }
-    impl Track for Checks {
-        fn install(&self, _snapshot: Arc<Snapshot>) {}
-        fn asked(&self, _name: &Name, _resolution: &Resolution) {
-            self.asked.fetch_add(1, Ordering::SeqCst);
-        }
-        fn asked_again(&self, _name: NameRef<'_>) -> bool {
-            self.asked.fetch_add(1, Ordering::SeqCst);
-            true
-        }
-        fn first_checks<'a>(&'a self, _name: &'a Name, _resolution: &'a Resolution) -> BoxFuture<'a, ()> {
-            Box::pin(async {
-                sleep(Duration::from_millis(20)).await;
-                self.checked.store(true, Ordering::SeqCst);
-            })
-        }
-    }
-    let checks = Arc::new(Checks::default());
-    let local = Arc::new(Fleet::new(fleet(1, 2), checks.clone(), Arc::new(()), Some(checks.clone())));
+async fn y1_waits_for_first_checks() {
+    let limits = Limits { names: 9, first_checks: PATIENCE, ttl: None };
+    let states = Arc::new(HealthStates::new());
+    let (tracker, _orders) = Tracker::new(limits, states.clone(), Slot::default());
+    let tracker = Arc::new(tracker);
+    let local =
+        Arc::new(Fleet::new(fleet(1, 2), states.clone(), Slot::default(), Some(tracker.clone()), None));
     let server = Running::start(local, upcheck_only()).await;
     let plain = query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN);
-    for asked in 1..4 {
+    for _ in 0..3 {
         assert_eq!(addresses(&ask_udp(server.address(), &plain).await).len(), 2);
-        assert_eq!(checks.asked.load(Ordering::SeqCst), asked);
+        assert!(tracker.is_tracked(&Name::from_text("q-s0.q-g1.bosh").unwrap()));
     }
     let waits = query(1, "q-s0y1.q-g1.bosh", TYPE_A, CLASS_IN);
+    let watcher = tokio::spawn(async move {
+        let y1 = Name::from_text("q-s0y1.q-g1.bosh").unwrap();
+        while !tracker.is_tracked(&y1) {
+            sleep(Duration::from_millis(1)).await;
+        }
+        sleep(Duration::from_millis(20)).await;
+        for (last, state) in [(0, HealthState::Failing), (1, HealthState::Running)] {
+            let health = InstanceHealth { state, groups: Box::default() };
+            assert!(tracker.checked(IpAddr::from([10, 0, 1, last]), health));
+        }
+    });
     assert_eq!(addresses(&ask_udp(server.address(), &waits).await), [IpAddr::from([10, 0, 1, 1])]);
-    // What was remembered before is void once the change is announced.
-    server.fleet.health_changed(&[IpAddr::from([10, 0, 1, 0])]);
+    watcher.await.unwrap();
+    // What was remembered before the checks is void.
     assert_eq!(addresses(&ask_udp(server.address(), &plain).await), [IpAddr::from([10, 0, 1, 1])]);
     server.stop().await;
 }
@@ -578,7 +563,7 @@ async fn a_panic_costs_one_reply() {
         }
     }
     let health = Arc::new(Panics(AtomicBool::new(true)));
-    let local = Arc::new(Fleet::new(fleet(1, 1), health.clone(), Arc::new(()), None));
+    let local = with_health(fleet(1, 1), health.clone());
     let options = Options { workers: NonZeroUsize::new(1), ..Options::default() };
     let server = Running::start_with(&["127.0.0.1:0"], local, upcheck_only(), options).await;
     let web = query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN);

@@ -20,10 +20,7 @@ use super::{
     metrics::{By, Dropped, Stripe},
     near::NearClients,
     overload::QueueWatch,
-    service::{
-        AtOnce, Later, QueryHandler,
-        observe::{observe, observe_unreadable},
-    },
+    service::{AtOnce, Later, QueryHandler, observe::observe_unreadable},
 };
 use dns_core::wire::{self, CLASS_IN, Parsed, Query, Shuffle, TYPE_DS, Transport};
 use dns_platform::mmsg::{ControlMessages, socket_address};
@@ -262,7 +259,7 @@ impl Worker {
             },
         };
         let client = socket_address(datagram.peer);
-        observe(&self.stripe, client, Transport::Udp, &query, datagram.reply, by, took);
+        self.handler.observe(&self.stripe, client, Transport::Udp, &query, datagram.reply, by, took);
     }
 
     /// Answers a local name that was asked for before.
@@ -322,7 +319,7 @@ impl Worker {
             let client = socket_address(&path.peer);
             let stripe = handler.metrics.tasks();
             let query = later.query.as_query();
-            observe(stripe, client, Transport::Udp, &query, &reply, later.by, received.elapsed());
+            handler.observe(stripe, client, Transport::Udp, &query, &reply, later.by, received.elapsed());
             if !socket.send(reply, path).await {
                 stripe.dropped(Dropped::NotSent, 1);
             }

@@ -7,6 +7,7 @@ use std::sync::{
 
 use super::{scripted::*, *};
 use crate::{
+    Answer as _,
     cache::Cache,
     cached::{CachedSource, Source},
 };

@@ -13,6 +13,7 @@ use tokio::{
 
 use super::*;
 use crate::{
+    Answer as _,
     cached::{CachedSource, Source},
     http::{HttpSource, client},
 };

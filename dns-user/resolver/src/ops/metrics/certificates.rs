@@ -1,37 +1,56 @@
-//! Certificates in use: when they end, and whether newer files can be used.
+//! Families of certificates in use: their end, and failed attempts to load newer files.
 
 use std::{
     sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use super::Metrics;
-use dns_platform::metrics::families;
-use dns_platform::tls::RotatingTls;
+use prometheus::{
+    core::{Collector, Desc},
+    proto::MetricFamily,
+};
 
-/// Shows `certificates` on the metrics port, as they are whenever somebody looks.
-pub fn show(metrics: &Metrics, certificates: Vec<Arc<RotatingTls>>) -> prometheus::Result<()> {
-    let ends = families::CERTIFICATE_EXPIRY_SECONDS.gauges()?;
-    let failures = families::CERTIFICATE_LOAD_FAILURES_TOTAL.counters()?;
-    metrics.registry().register(Box::new(ends.clone()))?;
-    metrics.registry().register(Box::new(failures.clone()))?;
-    metrics.before_exposition(move || {
-        for tls in &certificates {
-            let (purpose, material) = (tls.purpose(), tls.current());
-            let end = seconds(material.certificate.not_after);
-            ends.with_label_values(&[purpose, "certificate"]).set(end);
-            if let Some(first) = material.authorities_not_after() {
-                ends.with_label_values(&[purpose, "authority"]).set(seconds(first));
-            }
-            let failed = failures.with_label_values(&[purpose]);
-            failed.inc_by(tls.failures().saturating_sub(failed.get()));
-        }
-    });
-    Ok(())
+use dns_platform::{metrics::families, tls::RotatingTls};
+
+/// Collects the families of all certificates.
+pub struct CertificateFamilies {
+    certificates: Vec<Arc<RotatingTls>>,
+    /// One for the registry's bookkeeping.
+    description: Desc,
 }
 
-/// Seconds since 1970.
-fn seconds(moment: SystemTime) -> i64 {
-    let since = moment.duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+impl CertificateFamilies {
+    /// Families of these certificates.
+    pub fn new(certificates: Vec<Arc<RotatingTls>>) -> prometheus::Result<Self> {
+        Ok(Self { certificates, description: families::CERTIFICATE_EXPIRY_SECONDS.describe()? })
+    }
+}
+
+impl Collector for CertificateFamilies {
+    fn desc(&self) -> Vec<&Desc> {
+        vec![&self.description]
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let ends = self.certificates.iter().flat_map(|tls| {
+            let (purpose, material) = (tls.purpose(), tls.current());
+            let own = ([purpose, "certificate"], seconds(material.certificate.not_after));
+            let authority =
+                material.authorities_not_after().map(|end| ([purpose, "authority"], seconds(end)));
+            [Some(own), authority].into_iter().flatten()
+        });
+        let failures = self.certificates.iter().map(|tls| ([tls.purpose()], tls.failures()));
+        [
+            families::CERTIFICATE_EXPIRY_SECONDS.of(ends),
+            families::CERTIFICATE_LOAD_FAILURES_TOTAL.of(failures),
+        ]
+        .into_iter()
+        .filter(|family| !family.get_metric().is_empty())
+        .collect()
+    }
+}
+
+/// Returns the seconds since 1970.
+fn seconds(moment: SystemTime) -> f64 {
+    moment.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() as f64
 }

@@ -1,30 +1,24 @@
 //! The families of the fast path, read from its maps when somebody scrapes.
 
-use std::sync::Arc;
-
 use dns_common::counters::Outcome;
 use prometheus::{
     core::{Collector, Desc},
     proto::MetricFamily,
 };
 
-use dns_fastpath::{FastPath, FastPathStatus, Hook};
+use dns_fastpath::{FastPath, FastPathStatus, Hook, Slot};
 use dns_platform::metrics::{families, labels::rcode_label};
 
-/// The fast path of now, if there is one.
-type Source = Box<dyn Fn() -> Option<Arc<FastPath>> + Send + Sync>;
-
-/// Collects them. Does not keep the fast path alive.
+/// Collects the families of the fast path. Does not keep it alive.
 pub struct FastPathFamilies {
-    /// What is read.
-    fast_path: Source,
+    fast_path: Slot,
     /// One for the registry's bookkeeping.
     description: Desc,
 }
 
 impl FastPathFamilies {
-    /// Of this fast path.
-    pub fn new(fast_path: Source) -> prometheus::Result<Self> {
+    /// Families of the fast path in force.
+    pub fn new(fast_path: Slot) -> prometheus::Result<Self> {
         Ok(Self { fast_path, description: families::FAST_PATH_UP.describe()? })
     }
 }
@@ -35,8 +29,9 @@ impl Collector for FastPathFamilies {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        match (self.fast_path)() {
+        match self.fast_path.get() {
             Some(fast_path) => all(&fast_path),
+            None if self.fast_path.is_empty() => Vec::new(),
             None => vec![families::FAST_PATH_UP.is(0.0)],
         }
     }

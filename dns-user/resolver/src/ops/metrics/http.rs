@@ -129,7 +129,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_port_tells_metrics_life_and_readiness() {
-        let metrics = Metrics::new("dns://127.0.0.1:53".into()).unwrap();
+        let metrics = Metrics::new("dns://127.0.0.1:53".into(), dns_fastpath::Slot::default()).unwrap();
         let server =
             MetricsServer::bind("127.0.0.1:0".parse().unwrap(), metrics, Arc::new(Half)).await.unwrap();
         let address = server.local_addr().unwrap();

@@ -5,7 +5,7 @@
 //! read from the BPF maps when somebody scrapes and added to the families that
 //! speak of all replies.
 
-pub mod certificates;
+mod certificates;
 pub mod fast_path;
 mod fast_path_families;
 pub mod http;
@@ -14,12 +14,14 @@ mod whole;
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use prometheus::{Registry, TextEncoder, proto::MetricFamily};
 
+pub use certificates::CertificateFamilies;
 pub use fast_path::FastReplies;
 pub use fast_path_families::FastPathFamilies;
-pub use whole::WholeMetrics;
+pub use whole::{MomentFamilies, WholeMetrics};
+
+use dns_fastpath::Slot;
 
 //----------- Metrics --------------------------------------------------------
 
@@ -34,34 +36,20 @@ pub struct Metrics {
 struct Shared {
     /// Where the rooms register.
     registry: Registry,
-    /// Called before each exposition: for gauges that are cheaper to read than to keep.
-    refreshers: Mutex<Vec<Refresher>>,
-    /// Reads the replies of the fast path; `None`: there is none.
-    fast_path: Mutex<Option<FastPathSource>>,
+    /// Counts replies that userspace never sees.
+    fast_path: Slot,
     /// Value of the label `server`.
     server: String,
 }
 
-/// Brings some gauges up to date.
-type Refresher = Box<dyn Fn() + Send + Sync>;
-
-/// Reads what the program has counted.
-type FastPathSource = Box<dyn Fn() -> FastReplies + Send + Sync>;
-
 impl Metrics {
-    /// An empty registry with the figures of the process itself. `server` is
-    /// the value of the label of that name ([`dns_platform::metrics::labels::server_label`]).
-    pub fn new(server: String) -> prometheus::Result<Self> {
+    /// A registry with the figures of the process itself and those of the fast path. `server`
+    /// is the value of the label of that name ([`dns_platform::metrics::labels::server_label`]).
+    pub fn new(server: String, fast_path: Slot) -> prometheus::Result<Self> {
         let registry = Registry::new();
         process::register(&registry)?;
-        Ok(Self {
-            shared: Arc::new(Shared {
-                registry,
-                refreshers: Mutex::new(Vec::new()),
-                fast_path: Mutex::new(None),
-                server,
-            }),
-        })
+        registry.register(Box::new(FastPathFamilies::new(fast_path.clone())?))?;
+        Ok(Self { shared: Arc::new(Shared { registry, fast_path, server }) })
     }
 
     /// Where a room registers its metrics.
@@ -74,24 +62,12 @@ impl Metrics {
         &self.shared.server
     }
 
-    /// Calls `refresh` before each exposition.
-    pub fn before_exposition(&self, refresh: impl Fn() + Send + Sync + 'static) {
-        self.shared.refreshers.lock().push(Box::new(refresh));
-    }
-
-    /// Counts the replies that `read` tells of in the families that speak of all replies.
-    pub fn count_fast_path(&self, read: impl Fn() -> FastReplies + Send + Sync + 'static) {
-        *self.shared.fast_path.lock() = Some(Box::new(read));
-    }
-
     /// All families of the moment, the fast path's replies counted in.
     pub fn gather(&self) -> Vec<MetricFamily> {
-        for refresh in &*self.shared.refreshers.lock() {
-            refresh();
-        }
         let mut families = self.shared.registry.gather();
-        if let Some(read) = &*self.shared.fast_path.lock() {
-            read().add_to(&mut families, &self.shared.server);
+        if let Some(fast_path) = self.shared.fast_path.get() {
+            let replies = FastReplies { replies: fast_path.counters().replies() };
+            replies.add_to(&mut families, &self.shared.server);
         }
         families
     }
@@ -105,29 +81,32 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use dns_platform::metrics::names;
-    use prometheus::{IntCounter, IntGauge};
+    use prometheus::IntCounter;
 
     use super::*;
 
     #[test]
-    fn exposition_holds_what_was_registered_and_refreshed() {
-        let metrics = Metrics::new("dns://127.0.0.1:53".into()).unwrap();
-        let gauge = IntGauge::new("test_gauge", "For the test.").unwrap();
-        metrics.registry().register(Box::new(gauge.clone())).unwrap();
-        metrics.before_exposition(move || gauge.set(7));
+    fn exposition_holds_registered_metrics() {
+        let metrics = Metrics::new("dns://127.0.0.1:53".into(), Slot::default()).unwrap();
+        let counter = IntCounter::new("test_total", "For the test.").unwrap();
+        counter.inc_by(7);
+        metrics.registry().register(Box::new(counter)).unwrap();
         let text = metrics.text().unwrap();
-        assert!(text.contains("\ntest_gauge 7\n"), "{text}");
+        assert!(text.contains("\ntest_total 7\n"), "{text}");
         assert!(text.contains("process_resident_memory_bytes"), "{text}");
+        assert!(!text.contains("fast_path"), "{text}");
     }
 
     #[test]
-    fn replies_of_the_fast_path_count_among_all() {
-        let metrics = Metrics::new("dns://127.0.0.1:53".into()).unwrap();
+    fn fast_replies_count_among_all() {
+        let metrics = Metrics::new("dns://127.0.0.1:53".into(), Slot::default()).unwrap();
         let internal = IntCounter::new(names::REQUESTS_INTERNAL_TOTAL, "Internal.").unwrap();
         internal.inc_by(2);
         metrics.registry().register(Box::new(internal)).unwrap();
-        metrics.count_fast_path(|| FastReplies { replies: vec![("A", 0, 40), ("AAAA", 0, 1)] });
-        let text = metrics.text().unwrap();
+        let mut families = metrics.gather();
+        let replies = FastReplies { replies: vec![("A", 0, 40), ("AAAA", 0, 1)] };
+        replies.add_to(&mut families, metrics.server());
+        let text = TextEncoder::new().encode_to_string(&families).unwrap();
         assert!(text.contains("\nboshdns_requests_internal_total 43\n"), "{text}");
         assert!(
             text.contains(
@@ -137,7 +116,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("bosh_dns_xdp_replies_total{path=\"fast\"} 41"), "{text}");
-        // Adding must not add up from one exposition to the next.
-        assert!(metrics.text().unwrap().contains("\nboshdns_requests_internal_total 43\n"));
+        // The registry itself does not add up from one exposition to the next.
+        assert!(metrics.text().unwrap().contains("\nboshdns_requests_internal_total 2\n"));
     }
 }

@@ -29,43 +29,6 @@ const BARE_QUERY: usize = 12 + BARE_OPT;
 /// Bytes of an OPT without options: root, type, size, flags, length (RFC 6891, section 6.1.2).
 const BARE_OPT: usize = 11;
 
-/// What the server tells about itself.
-pub trait Chaos: Send + Sync {
-    /// The text for a name in class CH, such as `version.bind. TXT`; `None`: not
-    /// ours, the query goes on as any other. `has_edns`: whether it has an OPT.
-    fn text(&self, name: &Name, has_edns: bool) -> Option<String>;
-
-    /// Adds what the query's EDNS options ask for to its reply. Called for
-    /// queries with options only.
-    fn add_options(&self, _query: &Query<'_>, _transport: Transport, _reply: &mut Vec<u8>) {}
-}
-
-/// What the server tells about itself in class CH, such as `version.bind. TXT`;
-/// `None`: the query goes on as any other.
-pub(super) fn chaos_text(chaos: Option<&dyn Chaos>, query: &Query<'_>, name: &Name) -> Option<String> {
-    let Question { qtype, qclass, .. } = query.question;
-    if qclass != CLASS_CH || !matches!(qtype, TYPE_TXT | TYPE_ANY) {
-        return None;
-    }
-    chaos?.text(name, query.edns.is_some())
-}
-
-/// Adds what EDNS options of the query ask for (NSID). Most have none.
-#[inline]
-pub(super) fn add_options(
-    chaos: Option<&dyn Chaos>,
-    query: &Query<'_>,
-    transport: Transport,
-    reply: &mut Vec<u8>,
-) {
-    if let Some(chaos) = chaos
-        && query.edns.is_some()
-        && query.message.len() > query.question.wire_len() + BARE_QUERY
-    {
-        chaos.add_options(query, transport, reply);
-    }
-}
-
 /// What is told, and to whom.
 #[derive(Clone, Debug)]
 pub struct Identity {
@@ -88,8 +51,18 @@ impl Identity {
         }
     }
 
-    /// The text for a name in class CH; `None`: the query goes on as any other.
-    pub fn chaos(&self, name: &Name, has_edns: bool) -> Option<&str> {
+    /// Returns the text for a query in class CH, such as `version.bind. TXT`; `None` if the
+    /// query goes on as any other.
+    pub(super) fn chaos_text(&self, query: &Query<'_>, name: &Name) -> Option<&str> {
+        let Question { qtype, qclass, .. } = query.question;
+        if qclass != CLASS_CH || !matches!(qtype, TYPE_TXT | TYPE_ANY) {
+            return None;
+        }
+        self.chaos(name, query.edns.is_some())
+    }
+
+    /// Returns the text for a name in class CH.
+    fn chaos(&self, name: &Name, has_edns: bool) -> Option<&str> {
         let told = match self.setting {
             Setting::Always => true,
             Setting::Edns => has_edns,
@@ -105,9 +78,17 @@ impl Identity {
         }
     }
 
+    /// Adds what EDNS options of the query ask for (NSID). Most have none.
+    #[inline]
+    pub(super) fn add_options(&self, query: &Query<'_>, transport: Transport, reply: &mut Vec<u8>) {
+        if query.edns.is_some() && query.message.len() > query.question.wire_len() + BARE_QUERY {
+            self.add_nsid(query, transport, reply);
+        }
+    }
+
     /// Puts the host's name into the OPT of a reply whose query asked for it,
     /// if it fits.
-    pub fn add_nsid(&self, query: &Query<'_>, transport: Transport, reply: &mut Vec<u8>) {
+    fn add_nsid(&self, query: &Query<'_>, transport: Transport, reply: &mut Vec<u8>) {
         if self.setting == Setting::Off || query.edns.is_none() || !asks_for_nsid(query) {
             return;
         }
@@ -127,16 +108,6 @@ impl Identity {
         reply.extend_from_slice(&NSID.to_be_bytes());
         reply.extend_from_slice(&length(self.hostname.len()));
         reply.extend_from_slice(self.hostname.as_bytes());
-    }
-}
-
-impl Chaos for Identity {
-    fn text(&self, name: &Name, has_edns: bool) -> Option<String> {
-        self.chaos(name, has_edns).map(str::to_owned)
-    }
-
-    fn add_options(&self, query: &Query<'_>, transport: Transport, reply: &mut Vec<u8>) {
-        self.add_nsid(query, transport, reply);
     }
 }
 

@@ -1,7 +1,7 @@
 //! From a query to its reply, for all sockets. A query is read once and answered from
 //! one [`State`]; around the answer lie, from the inside:
 //!
-//! * [`route`]: who answers.
+//! * `fleet::Route`: who answers.
 //! * truncation: [`fit`] cuts what others answer to what the client takes; local
 //!   answers are made within that limit.
 //! * [`identity`]: class CH and the EDNS options that ask who we are.
@@ -9,18 +9,18 @@
 
 pub(super) mod identity;
 pub(super) mod observe;
-pub(super) mod route;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    net::{Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+    time::Duration,
+};
 
 use hickory_proto::op::ResponseCode;
 
-use self::{
-    identity::{Chaos, add_options, chaos_reply, chaos_text},
-    route::{Route, UPCHECK_V4, UPCHECK_V6},
-};
+use self::identity::{Identity, chaos_reply};
 use super::{Options, ServerMetrics, metrics::By};
-use crate::fleet::{Answer, Fleet, LookedUp, State};
+use crate::fleet::{Fleet, LookedUp, Route, State};
 use dns_core::{
     name::Name,
     resolve::Resolution,
@@ -29,17 +29,23 @@ use dns_core::{
         empty_reply, error_reply, fit, local_reply,
     },
 };
-use dns_upstream::admission::{Admission, Permit};
+use dns_upstream::{
+    Answer,
+    admission::{Admission, Permit},
+    reverse_reply,
+};
 
 /// How often a server that stops looks whether queries still wait.
 const IDLE_POLL: Duration = Duration::from_millis(5);
+/// Addresses of up-check names.
+const UPCHECK: ([Ipv4Addr; 1], [Ipv6Addr; 1]) = ([Ipv4Addr::LOCALHOST], [Ipv6Addr::LOCALHOST]);
 
 /// The way from a query to its reply, and its limits.
 pub(in crate::server) struct QueryHandler {
     /// The state that answers come from.
     pub(in crate::server) fleet: Arc<Fleet>,
-    /// What we tell about ourselves; `None`: nothing.
-    chaos: Option<Arc<dyn Chaos>>,
+    /// What the server tells about itself.
+    identity: Arc<Identity>,
     /// What is counted.
     pub(in crate::server) metrics: ServerMetrics,
     /// Limits.
@@ -83,12 +89,12 @@ impl QueryHandler {
     /// For queries about `fleet`.
     pub(in crate::server) fn new(
         fleet: Arc<Fleet>,
-        chaos: Option<Arc<dyn Chaos>>,
+        identity: Arc<Identity>,
         metrics: ServerMetrics,
         options: Options,
     ) -> Self {
         let admission = Admission::new(options.max_in_flight);
-        Self { fleet, chaos, metrics, options, admission }
+        Self { fleet, identity, metrics, options, admission }
     }
 
     /// Writes the reply into `out` if nobody has to be waited for.
@@ -100,8 +106,8 @@ impl QueryHandler {
         out: &mut Vec<u8>,
     ) -> AtOnce {
         let name = query.question.name();
-        if let Some(text) = chaos_text(self.chaos.as_deref(), query, &name) {
-            *out = chaos_reply(query, &text, transport);
+        if let Some(text) = self.identity.chaos_text(query, &name) {
+            *out = chaos_reply(query, text, transport);
             self.add_options(query, transport, out);
             return AtOnce::Replied { by: By::Chaos, resolution: None };
         }
@@ -131,12 +137,19 @@ impl QueryHandler {
                 }
                 LookedUp::NotChecked => return later(Source::FirstChecks(Arc::clone(&state), name)),
             },
-            Route::Upcheck => address_reply(query, &UPCHECK_V4, &UPCHECK_V6, limit, shuffle, out),
+            Route::Upcheck => address_reply(query, &UPCHECK.0, &UPCHECK.1, limit, shuffle, out),
             Route::Refused => *out = error_reply(query, ResponseCode::Refused),
-            Route::Consul(answer)
-            | Route::Handler(answer)
-            | Route::Reverse(answer)
-            | Route::Recursors(answer) => {
+            Route::Reverse(past) => match reverse_reply(query, &state.snapshot) {
+                Some(reply) => *out = fit(query, reply, transport),
+                None => {
+                    out.clear();
+                    if !past.answer_at_once(query, transport, out) {
+                        return later(Source::Other(past));
+                    }
+                    *out = fit(query, std::mem::take(out), transport);
+                }
+            },
+            Route::Consul(answer) | Route::Handler(answer) | Route::Recursors(answer) => {
                 out.clear();
                 if !answer.answer_at_once(query, transport, out) {
                     return later(Source::Other(answer));
@@ -156,7 +169,7 @@ impl QueryHandler {
         transport: Transport,
         reply: &mut Vec<u8>,
     ) {
-        add_options(self.chaos.as_deref(), query, transport, reply);
+        self.identity.add_options(query, transport, reply);
     }
 
     /// A place among the queries that wait; `None`: the client holds too many.

@@ -2,37 +2,42 @@
 
 use std::{net::SocketAddr, time::Duration};
 
+use super::QueryHandler;
 use crate::{
-    ops::tap,
+    ops::tap::Tap,
     server::metrics::{By, Observed, Stripe},
 };
 use dns_core::wire::{Query, Transport};
 use dns_platform::logs::{Request, requests};
 
-/// Counts a reply and logs it if asked to.
-pub(in crate::server) fn observe(
-    stripe: &Stripe,
-    client: SocketAddr,
-    transport: Transport,
-    query: &Query<'_>,
-    reply: &[u8],
-    by: By,
-    took: Duration,
-) {
-    let rcode = reply.get(3).map_or(0, |byte| byte & 15);
-    stripe.observe(&Observed {
-        transport,
-        from_v6: !client.ip().to_canonical().is_ipv4(),
-        qtype: Some(query.question.qtype),
-        dnssec_ok: query.edns.is_some_and(|edns| edns.dnssec_ok),
-        rcode,
-        by,
-        query_len: query.message.len(),
-        reply_len: reply.len(),
-        took,
-    });
-    if requests::wanted() || tap::global().is_wanted() {
-        log(client, transport, query, reply, by, took);
+impl QueryHandler {
+    /// Counts a reply, and tells the log and the tap of it if they want to know.
+    #[expect(clippy::too_many_arguments, reason = "each is a fact about the reply")]
+    pub(in crate::server) fn observe(
+        &self,
+        stripe: &Stripe,
+        client: SocketAddr,
+        transport: Transport,
+        query: &Query<'_>,
+        reply: &[u8],
+        by: By,
+        took: Duration,
+    ) {
+        let rcode = reply.get(3).map_or(0, |byte| byte & 15);
+        stripe.observe(&Observed {
+            transport,
+            from_v6: !client.ip().to_canonical().is_ipv4(),
+            qtype: Some(query.question.qtype),
+            dnssec_ok: query.edns.is_some_and(|edns| edns.dnssec_ok),
+            rcode,
+            by,
+            query_len: query.message.len(),
+            reply_len: reply.len(),
+            took,
+        });
+        if requests::wanted() || self.options.tap.is_wanted() {
+            tell(&self.options.tap, client, transport, query, reply, by, took);
+        }
     }
 }
 
@@ -58,9 +63,17 @@ pub(in crate::server) fn observe_unreadable(
     });
 }
 
-/// The line per request.
+/// Tells the log and the tap of a request.
 #[cold]
-fn log(client: SocketAddr, transport: Transport, query: &Query<'_>, reply: &[u8], by: By, took: Duration) {
+fn tell(
+    tap: &Tap,
+    client: SocketAddr,
+    transport: Transport,
+    query: &Query<'_>,
+    reply: &[u8],
+    by: By,
+    took: Duration,
+) {
     let request = Request {
         name: &query.question.name(),
         query_type: query.question.qtype,
@@ -76,5 +89,5 @@ fn log(client: SocketAddr, transport: Transport, query: &Query<'_>, reply: &[u8]
         took,
     };
     requests::log(&request);
-    tap::global().observe(&request);
+    tap.observe(&request);
 }

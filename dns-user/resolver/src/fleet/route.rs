@@ -1,35 +1,33 @@
 //! Who answers a query.
 
-use std::{
-    net::{Ipv4Addr, Ipv6Addr},
-    sync::Arc,
-};
+use std::sync::Arc;
 
-use crate::fleet::{ARPA, Answer, ROOT, State};
+use super::{
+    State,
+    routes::{ARPA, ROOT},
+};
 use dns_core::{
     name::Name,
     wire::{TYPE_A, TYPE_DS},
 };
+use dns_upstream::Answer;
 
-/// What up-check names resolve to.
-pub(super) const UPCHECK_V4: [Ipv4Addr; 1] = [Ipv4Addr::LOCALHOST];
-/// The same in IPv6.
-pub(super) const UPCHECK_V6: [Ipv6Addr; 1] = [Ipv6Addr::LOCALHOST];
+impl State {
+    /// Returns whether the routes send `name` to the fleet, for every type that interfaces
+    /// answer. Only userspace says what else a name means there.
+    pub(crate) fn is_local(&self, name: &Name) -> bool {
+        matches!(Route::of(self, name, TYPE_A), Route::Local)
+    }
 
-/// Whether a state's routes send `name` to the fleet, for every type that interfaces
-/// answer: what else a name means there, only userspace says.
-pub fn is_local(state: &State, name: &Name) -> bool {
-    matches!(Route::of(state, name, TYPE_A), Route::Local)
-}
-
-/// Whether a state's routes send `name` to Consul's names, for types A and AAAA.
-pub fn is_consuls(state: &State, name: &Name) -> bool {
-    matches!(Route::of(state, name, TYPE_A), Route::Consul(_))
+    /// Returns whether the routes send `name` to Consul's names, for types A and AAAA.
+    pub(crate) fn is_consuls(&self, name: &Name) -> bool {
+        matches!(Route::of(self, name, TYPE_A), Route::Consul(_))
+    }
 }
 
 /// Who answers one query.
 #[derive(Clone)]
-pub(super) enum Route {
+pub(crate) enum Route {
     /// 127.0.0.1 and ::1.
     Upcheck,
     /// The fleet: the name has a local zone in the state that was routed by.
@@ -38,7 +36,7 @@ pub(super) enum Route {
     Consul(Arc<dyn Answer>),
     /// A handler.
     Handler(Arc<dyn Answer>),
-    /// Names below `arpa.`
+    /// Names below `arpa.`: the state's own, then this answerer's.
     Reverse(Arc<dyn Answer>),
     /// Recursors.
     Recursors(Arc<dyn Answer>),
@@ -49,7 +47,7 @@ pub(super) enum Route {
 impl Route {
     /// Who answers `name`: the longest domain that ends the name wins; of equal ones,
     /// up-check names before local ones before Consul's before handlers.
-    pub(super) fn of(state: &State, name: &Name, qtype: u16) -> Self {
+    pub(crate) fn of(state: &State, name: &Name, qtype: u16) -> Self {
         if qtype == TYPE_DS {
             return Self::of_parent(state, name);
         }
