@@ -5,9 +5,9 @@ use std::{collections::BTreeSet, time::Duration};
 use crate::{
     guard::{self, Refusal},
     ownership::{OwnershipError, Registry, View},
-    plan::{self, Desired, Note, Plan, Reason, Rules},
+    plan::{self, Action, Desired, Note, Plan, Reason, Rules},
     provider::{Batch, Progress, Provider, ProviderError, TransactionResult, Visibility, Zone},
-    record::{Name, Record},
+    record::{Key, Name, Record},
 };
 
 /// Rounds of list, plan and apply in one run while other writers change the zones.
@@ -255,13 +255,47 @@ impl Engine {
             return;
         }
         let outcome = self.provider.apply(&batch, progress).await;
+        let mut applied = BTreeSet::new();
         for (transaction, outcome) in batch.transactions.into_iter().zip(outcome.results) {
             match outcome {
-                TransactionResult::Applied => result.applied += 1,
+                TransactionResult::Applied => {
+                    result.applied += 1;
+                    applied.insert(transaction.name);
+                }
                 TransactionResult::Conflict => result.conflicts += 1,
                 TransactionResult::Failed(error) => result.failures.push((transaction.name, error.into())),
             }
         }
+        let [before, after] = self.owned_around(view, &planned.plan, &applied);
+        result.owned = (result.owned + after).saturating_sub(before);
+    }
+
+    /// Counts the owned names of a zone before and after the changes of the names `applied`.
+    fn owned_around(&self, view: &View, plan: &Plan, applied: &BTreeSet<Name>) -> [usize; 2] {
+        let is_ours = |record: &Record| record.labels.owner() == self.rules.owner;
+        let count = |keys: &BTreeSet<Key>| keys.iter().map(|key| &key.name).collect::<BTreeSet<_>>().len();
+        let mut owned: BTreeSet<Key> =
+            view.records.iter().filter(|record| is_ours(record)).map(Record::key).collect();
+        let before = count(&owned);
+        for action in plan
+            .changes
+            .iter()
+            .filter(|change| applied.contains(&change.name))
+            .flat_map(|change| &change.actions)
+        {
+            match action {
+                Action::Create(record) | Action::Update { after: record, .. } if is_ours(record) => {
+                    owned.insert(record.key());
+                }
+                Action::Create(record)
+                | Action::Update { after: record, .. }
+                | Action::Delete(record)
+                | Action::Release(record) => {
+                    owned.remove(&record.key());
+                }
+            }
+        }
+        [before, count(&owned)]
     }
 
     /// Lists, plans and applies until the zones are as wanted. When another writer changes a

@@ -4,10 +4,27 @@
 //! I/O. Providers list and change zones; the engine connects the two:
 //! `list -> plan -> guard -> apply -> status`.
 
+pub mod api;
+mod cli;
+pub mod config;
+pub mod control;
+pub mod diff;
+pub mod documents;
 pub mod domain;
+pub mod endpoint;
 pub mod engine;
+pub mod fleet;
 pub mod guard;
+pub mod metrics;
 pub mod ownership;
 pub mod plan;
 pub mod provider;
+pub mod publication;
 pub mod record;
+pub mod render;
+pub mod runner;
+pub mod store;
+pub mod text;
+pub mod update_record;
+
+pub use cli::main;

@@ -21,17 +21,28 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Builds the binary against the old C library, and shows that it starts there.
 pub(super) fn build(release: &Release) -> Result<PathBuf> {
     let old = glibc::ensure()?;
-    let built = cargo(release, &glibc::link_arguments(&old))?;
+    let built = cargo(release, SERVER, &glibc::link_arguments(&old))?;
     let server = split(&built, release)?;
     check_symbols(&server)?;
     check_start(&server, &old)?;
     Ok(server)
 }
 
+/// Builds `bosh-dns-publish` against the old C library, without debug information.
+pub(super) fn build_publisher(release: &Release) -> Result<PathBuf> {
+    let old = glibc::ensure()?;
+    let built = cargo(release, ["dns-external", "bosh-dns-publish"], &glibc::link_arguments(&old))?;
+    let stripped = release.staging("publisher")?.join("bosh-dns-publish");
+    run(Command::new("objcopy").arg("--strip-debug").arg(&built).arg(&stripped))?;
+    check_symbols(&stripped)?;
+    check_start(&stripped, &old)?;
+    Ok(stripped)
+}
+
 /// Builds the binary with the C library in it: for images that hold nothing else. Elsewhere
 /// the machine's own is to be used, because its name service (nsswitch.conf) loads modules.
 pub(super) fn build_static(release: &Release) -> Result<PathBuf> {
-    let built = cargo(release, &["-Ctarget-feature=+crt-static".to_owned()])?;
+    let built = cargo(release, SERVER, &["-Ctarget-feature=+crt-static".to_owned()])?;
     let stripped = release.staging("static")?.join("bosh-dns-xdp");
     run(Command::new("objcopy").arg("--strip-debug").arg(&built).arg(&stripped))?;
     ensure!(!capture(Command::new("objdump").arg("-p").arg(&stripped))?.contains("NEEDED"), "not static");
@@ -56,8 +67,11 @@ pub(super) fn split(built: &Path, release: &Release) -> Result<PathBuf> {
     Ok(server)
 }
 
+/// Package and binary of the server.
+const SERVER: [&str; 2] = ["dns-resolver", "bosh-dns-xdp"];
+
 /// Builds with the paths of this machine taken out; the binary's path.
-fn cargo(release: &Release, flags: &[String]) -> Result<PathBuf> {
+fn cargo(release: &Release, [package, program]: [&str; 2], flags: &[String]) -> Result<PathBuf> {
     packages::ensure(&["binutils"])?;
     toolchain::ensure()?;
     let here = root().canonicalize()?;
@@ -72,7 +86,7 @@ fn cargo(release: &Release, flags: &[String]) -> Result<PathBuf> {
         all.push(format!("--remap-path-prefix={}=/usr/src/cargo", home.display()));
     }
     run(Command::new("cargo")
-        .args(["build", "--release", "--locked", "--package", "dns-resolver", "--bin", "bosh-dns-xdp"])
+        .args(["build", "--release", "--locked", "--package", package, "--bin", program])
         .args(["--target", TARGET])
         .env("CARGO_ENCODED_RUSTFLAGS", all.join("\u{1f}"))
         // Assertions of C code name the files they stand in.
@@ -80,7 +94,7 @@ fn cargo(release: &Release, flags: &[String]) -> Result<PathBuf> {
         .env("BOSH_DNS_XDP_COMMIT", &release.commit)
         .env("SOURCE_DATE_EPOCH", release.epoch.to_string())
         .current_dir(&here))?;
-    Ok(here.join("target").join(TARGET).join("release/bosh-dns-xdp"))
+    Ok(here.join("target").join(TARGET).join("release").join(program))
 }
 
 /// Fails if a symbol of a C library newer than [`glibc::VERSION`] is needed.
@@ -117,9 +131,9 @@ fn newest_glibc(symbols: &str) -> Option<(u32, u32)> {
 
 /// Runs the binary in the old root, where nothing but the old C library is.
 fn check_start(server: &Path, old: &Path) -> Result<()> {
-    let inside = old.join("bosh-dns-xdp");
+    let inside = old.join("program");
     fs::copy(server, &inside)?;
-    let said = capture(Command::new("chroot").arg(old).args(["/bosh-dns-xdp", "--version"]));
+    let said = capture(Command::new("chroot").arg(old).args(["/program", "--version"]));
     fs::remove_file(&inside)?;
     println!("  starts beside glibc {}.{}: {}", glibc::VERSION.0, glibc::VERSION.1, said?.trim());
     Ok(())

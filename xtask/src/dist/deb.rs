@@ -12,10 +12,15 @@ use anyhow::{Context, Result};
 use super::{Release, archive, binary};
 use crate::process::{capture, root, run};
 
-/// Writes the package; `server` is the stripped binary.
-pub(super) fn write(release: &Release, server: &Path) -> Result<()> {
+/// Writes the package of the stripped binaries. A trial may lack the publisher.
+pub(super) fn write(release: &Release, server: &Path, publisher: Option<&Path>) -> Result<()> {
     let package = release.staging("deb")?;
     put_files(&package, server, release)?;
+    if let Some(publisher) = publisher {
+        archive::copy(publisher, &package.join("usr/bin/bosh-dns-publish"), 0o755)?;
+        put_manual(&package, publisher)?;
+        put_completions(&package, publisher, "bosh-dns-publish")?;
+    }
     let control = package.join("DEBIAN");
     let scripts = root().join("deploy/debian");
     for script in ["postinst", "prerm", "postrm"] {
@@ -52,11 +57,13 @@ fn put_files(package: &Path, server: &Path, release: &Release) -> Result<()> {
         ("debian/config.json", "etc/bosh-dns-xdp/config.json"),
         ("debian/copyright", "usr/share/doc/bosh-dns-xdp/copyright"),
         ("grafana/bosh-dns-xdp.json", "usr/share/doc/bosh-dns-xdp/examples/grafana.json"),
+        ("debian/publish.yml", "usr/share/doc/bosh-dns-xdp/examples/publish.yml"),
+        ("grafana/bosh-dns-publish.json", "usr/share/doc/bosh-dns-xdp/examples/grafana-publish.json"),
         ("prometheus/rules.yml", "usr/share/doc/bosh-dns-xdp/examples/prometheus-rules.yml"),
     ] {
         archive::copy(&source(from), &below(to), 0o644)?;
     }
-    for folder in ["aliases.d", "handlers.d", "addresses.d"] {
+    for folder in ["aliases.d", "handlers.d", "addresses.d", "publish.d"] {
         fs::create_dir_all(below("etc/bosh-dns-xdp").join(folder))?;
     }
     for page in fs::read_dir(root().join("docs"))? {
@@ -67,29 +74,33 @@ fn put_files(package: &Path, server: &Path, release: &Release) -> Result<()> {
         }
     }
     put_manual(package, server)?;
-    put_completions(package, server)?;
+    put_completions(package, server, "bosh-dns-xdp")?;
     put_changelog(package, release)
 }
 
-/// The manual pages, which the binary writes itself.
+/// Puts the manual pages, which a binary writes itself.
 fn put_manual(package: &Path, server: &Path) -> Result<()> {
     let folder = package.join("usr/share/man/man1");
     fs::create_dir_all(&folder)?;
     run(Command::new(server).args(["man", "--folder"]).arg(&folder))?;
     for page in fs::read_dir(&folder)? {
-        run(Command::new("gzip").args(["--no-name", "--best"]).arg(page?.path()))?;
+        let page = page?.path();
+        // The other binary's pages are packed already.
+        if page.extension().is_some_and(|extension| extension != "gz") {
+            run(Command::new("gzip").args(["--no-name", "--best"]).arg(page))?;
+        }
     }
     Ok(())
 }
 
-/// The completions, which the binary writes as well.
-fn put_completions(package: &Path, server: &Path) -> Result<()> {
+/// Puts the completions, which a binary writes as well.
+fn put_completions(package: &Path, program: &Path, name: &str) -> Result<()> {
     for (shell, file) in [
-        ("bash", "usr/share/bash-completion/completions/bosh-dns-xdp"),
-        ("zsh", "usr/share/zsh/vendor-completions/_bosh-dns-xdp"),
-        ("fish", "usr/share/fish/vendor_completions.d/bosh-dns-xdp.fish"),
+        ("bash", format!("usr/share/bash-completion/completions/{name}")),
+        ("zsh", format!("usr/share/zsh/vendor-completions/_{name}")),
+        ("fish", format!("usr/share/fish/vendor_completions.d/{name}.fish")),
     ] {
-        let text = capture(Command::new(server).args(["completions", shell]))?;
+        let text = capture(Command::new(program).args(["completions", shell]))?;
         archive::put(&package.join(file), text, 0o644)?;
     }
     Ok(())

@@ -39,6 +39,9 @@ pub(crate) struct Dist {
     /// Pack this binary instead of building one: for tests of the packages. No image then.
     #[arg(long, value_name = "FILE")]
     binary: Option<PathBuf>,
+    /// Pack this `bosh-dns-publish` beside `--binary`; without it the package has none
+    #[arg(long, value_name = "FILE", requires = "binary")]
+    publisher: Option<PathBuf>,
     /// Where to put everything; made anew.
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
@@ -64,16 +67,16 @@ struct Release {
 impl Dist {
     /// Builds and packs everything, and lists it.
     pub(crate) fn run(self) -> Result<()> {
-        let Self { binary, out, twice } = self;
+        let Self { binary, publisher, out, twice } = self;
         let out = out.unwrap_or_else(|| root().join("dist"));
         archive::make_anew(&out)?;
         let release = Release::of_this_commit(out.canonicalize()?, binary.is_some())?;
-        let server = match &binary {
-            Some(given) => binary::split(given, &release)?,
-            None => binary::build(&release)?,
+        let (server, publisher) = match &binary {
+            Some(given) => (binary::split(given, &release)?, publisher),
+            None => (binary::build(&release)?, Some(binary::build_publisher(&release)?)),
         };
         sbom::write(&release)?;
-        deb::write(&release, &server)?;
+        deb::write(&release, &server, publisher.as_deref())?;
         bosh::write(&release, &server)?;
         if binary.is_none() {
             oci::write(&release, &binary::build_static(&release)?)?;

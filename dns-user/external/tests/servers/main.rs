@@ -3,11 +3,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot set up its server has failed")]
 
+mod commands;
 mod etcd;
 mod faults;
 mod name_server;
 mod process;
+mod publisher;
 mod rfc2136;
 mod route53;
 mod route53_double;
+mod running;
 mod scale;
+mod tutorial;

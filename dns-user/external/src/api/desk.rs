@@ -1,0 +1,178 @@
+//! State behind the API.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+
+use crate::{
+    documents::{DocumentId, DocumentStatus, Scan},
+    metrics::Metrics,
+    store::Store,
+};
+
+/// Resources, the documents of the folder, and the state of the publisher.
+#[derive(Debug)]
+pub struct Desk {
+    store: Store,
+    scan: Mutex<Arc<Scan>>,
+    overview: Mutex<Arc<Overview>>,
+    rounds: Mutex<Rounds>,
+    change: Notify,
+    metrics: Metrics,
+}
+
+/// State of the publisher, as `status` shows it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Overview {
+    /// Every provider, by `PROJECT/RECORD`.
+    pub providers: BTreeMap<String, ProviderOverview>,
+    /// Every document and resource.
+    pub documents: Vec<DocumentStatus>,
+    /// Problems of files that belong to no document.
+    pub problems: Vec<String>,
+}
+
+/// State of one provider.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ProviderOverview {
+    /// `spec.provider`.
+    pub provider: String,
+    /// Whether the last round published everything.
+    pub synced: bool,
+    /// Record sets that are wanted.
+    pub wanted: usize,
+    /// Names in its zones that are ours.
+    pub owned: usize,
+    /// Why something is not published.
+    pub problems: Vec<String>,
+    /// Remarks, such as parameters without effect.
+    pub remarks: Vec<String>,
+}
+
+/// Whether the publisher does its work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Health {
+    /// Whether it does.
+    pub healthy: bool,
+    /// Why not.
+    pub reasons: Vec<String>,
+}
+
+/// Rounds that are expected, by provider.
+#[derive(Debug, Default)]
+struct Rounds(BTreeMap<String, Round>);
+
+#[derive(Debug)]
+struct Round {
+    /// Longest time until a round has to have ended.
+    patience: Duration,
+    /// Beginning of the wait: the first round, or the last success.
+    since: Instant,
+    problem: Option<String>,
+}
+
+impl Desk {
+    /// Makes a desk without documents.
+    pub fn new(store: Store, metrics: Metrics) -> Self {
+        Self {
+            store,
+            scan: Mutex::default(),
+            overview: Mutex::default(),
+            rounds: Mutex::default(),
+            change: Notify::new(),
+            metrics,
+        }
+    }
+
+    /// Returns the store.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Returns the metrics.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Returns the metrics in Prometheus' text form.
+    pub fn metrics_text(&self) -> String {
+        self.metrics.text()
+    }
+
+    /// Returns the documents of the folder.
+    pub fn scan(&self) -> Arc<Scan> {
+        self.scan.lock().clone()
+    }
+
+    /// Sets the documents of the folder.
+    pub fn set_scan(&self, scan: Scan) {
+        *self.scan.lock() = Arc::new(scan);
+    }
+
+    /// Returns the state of the publisher.
+    pub fn overview(&self) -> Overview {
+        Overview::clone(&self.overview.lock())
+    }
+
+    /// Sets the state of the publisher.
+    pub fn set_overview(&self, overview: Overview) {
+        *self.overview.lock() = Arc::new(overview);
+    }
+
+    /// Returns the status of a document or resource.
+    pub fn status_of(&self, id: &DocumentId) -> Option<DocumentStatus> {
+        self.overview.lock().documents.iter().find(|status| status.id == *id).cloned()
+    }
+
+    /// Has the next round begin soon.
+    pub fn wake(&self) {
+        self.change.notify_one();
+    }
+
+    /// Waits until a resource changes.
+    pub async fn changed(&self) {
+        self.change.notified().await;
+    }
+
+    /// Expects rounds of these providers, each within its time.
+    pub fn expect(&self, providers: impl IntoIterator<Item = (String, Duration)>) {
+        let mut rounds = self.rounds.lock();
+        let mut before = std::mem::take(&mut rounds.0);
+        for (provider, patience) in providers {
+            let round = before.remove(&provider);
+            let since = round.as_ref().map_or_else(Instant::now, |round| round.since);
+            rounds
+                .0
+                .insert(provider, Round { patience, since, problem: round.and_then(|round| round.problem) });
+        }
+    }
+
+    /// Notes the end of a provider's round.
+    pub fn note_round(&self, provider: &str, result: Result<(), String>) {
+        if let Some(round) = self.rounds.lock().0.get_mut(provider) {
+            match result {
+                Ok(()) => (round.since, round.problem) = (Instant::now(), None),
+                Err(problem) => round.problem = Some(problem),
+            }
+        }
+    }
+
+    /// Returns whether every provider had a successful round in time.
+    pub fn health(&self) -> Health {
+        let rounds = self.rounds.lock();
+        let late = rounds.0.iter().filter(|(_, round)| round.since.elapsed() > round.patience);
+        let reasons: Vec<String> = late
+            .map(|(provider, Round { since, problem, .. })| {
+                let problem = problem.as_deref().unwrap_or("the round has not ended");
+                format!("{provider}: no successful round for {} s: {problem}", since.elapsed().as_secs())
+            })
+            .collect();
+        Health { healthy: reasons.is_empty(), reasons }
+    }
+}

@@ -1,0 +1,314 @@
+//! Create, read, replace, delete and list.
+
+use std::collections::BTreeMap;
+
+use axum::{
+    Json,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+
+use super::Desk;
+use crate::{
+    documents::{Content, Document, DocumentId, DocumentStatus, Kind},
+    store::{StoreError, Write, Written},
+    text::{self, Problem, Problems, Reader},
+    update_record::{Intent, ListOwner, RecordList, UpdateRecord, is_identifier},
+};
+
+/// Name of a body in problems.
+const BODY: &str = "body";
+
+/// The collection that a path names.
+pub(super) struct Scope {
+    kind: Kind,
+    project: String,
+    /// Set for lists, of which an owner has one.
+    owner: Option<ListOwner>,
+}
+
+impl Scope {
+    /// Resources of a kind in a project.
+    pub(super) fn of_project(kind: Kind, project: String) -> Self {
+        Self { kind, project, owner: None }
+    }
+
+    /// The list of an owner.
+    pub(super) fn of_list(owner: ListOwner) -> Self {
+        let project = match &owner {
+            ListOwner::LogicalCloud { project, .. } => project.clone(),
+            ListOwner::Cluster { .. } => String::new(),
+        };
+        Self { kind: Kind::List, project, owner: Some(owner) }
+    }
+
+    fn id(&self, name: &str) -> DocumentId {
+        match &self.owner {
+            Some(owner) => DocumentId::of_list(owner),
+            None => DocumentId { kind: self.kind, namespace: self.project.clone(), name: name.to_owned() },
+        }
+    }
+
+    /// Returns whether the parts of the path can be names.
+    fn problem(&self) -> Option<String> {
+        let parts: Vec<&str> = match &self.owner {
+            None => vec![&self.project],
+            Some(ListOwner::LogicalCloud { project, name }) => vec![project, name],
+            Some(ListOwner::Cluster { provider, name }) => vec![provider, name],
+        };
+        let bad = parts.into_iter().find(|part| !is_identifier(part))?;
+        Some(format!(
+            "{bad:?} in the path cannot be a name; use up to 63 letters, digits, dashes, dots and underscores"
+        ))
+    }
+
+    fn includes(&self, id: &DocumentId) -> bool {
+        match &self.owner {
+            Some(owner) => *id == DocumentId::of_list(owner),
+            None => id.kind == self.kind && id.namespace == self.project,
+        }
+    }
+}
+
+/// Lists a collection: documents of the folder and stored resources, sorted by name.
+pub(super) fn list(desk: &Desk, scope: &Scope) -> Response {
+    let stored = match desk.store().all() {
+        Ok(stored) => stored,
+        Err(error) => return failure(&error),
+    };
+    let scan = desk.scan();
+    let mut found = BTreeMap::new();
+    for resource in stored.into_iter().filter(|resource| scope.includes(&resource.id)) {
+        found.insert(resource.id.clone(), resource.body);
+    }
+    for document in scan.documents.iter().filter(|document| scope.includes(&document.id)) {
+        found.extend(document_body(document).map(|body| (document.id.clone(), body)));
+    }
+    let items = found.into_iter().map(|(id, body)| with_status(body, desk.status_of(&id)));
+    Json(items.collect::<Vec<_>>()).into_response()
+}
+
+/// Creates a resource.
+pub(super) fn create(desk: &Desk, scope: &Scope, body: &[u8]) -> Response {
+    write(desk, scope, None, body, Write::Create)
+}
+
+/// Replaces a resource, or creates it.
+pub(super) fn replace(desk: &Desk, scope: &Scope, name: &str, body: &[u8]) -> Response {
+    write(desk, scope, Some(name), body, Write::Put)
+}
+
+fn write(desk: &Desk, scope: &Scope, name: Option<&str>, body: &[u8], how: Write) -> Response {
+    if let Some(problem) = scope.problem() {
+        return refusal(StatusCode::BAD_REQUEST, &problem);
+    }
+    let Parsed { name: own, line, body } = match parse(scope.kind, body) {
+        Ok(parsed) => parsed,
+        Err(problems) => {
+            return (StatusCode::BAD_REQUEST, Json(json!({ "problems": problems }))).into_response();
+        }
+    };
+    if let Some(name) = name.filter(|name| *name != own) {
+        let problem = Problem {
+            file: BODY.into(),
+            line,
+            path: "metadata.name".to_owned(),
+            reason: format!("{own:?} differs from {name:?} in the path"),
+            remedy: "write the same name in both places; a resource cannot be renamed".to_owned(),
+        };
+        return (StatusCode::BAD_REQUEST, Json(json!({ "problems": [problem] }))).into_response();
+    }
+    let id = scope.id(&own);
+    if let Some(file) = file_of(desk, &id) {
+        return refusal(
+            StatusCode::CONFLICT,
+            &format!("{id} is defined by the document {file}; change it there"),
+        );
+    }
+    match desk.store().write(&id, body, how) {
+        Ok((Written::Exists, _)) => refusal(
+            StatusCode::CONFLICT,
+            &format!("{id} exists; replace it with PUT, or choose another name"),
+        ),
+        Ok((written, resource)) => {
+            desk.wake();
+            let code = if written == Written::Created { StatusCode::CREATED } else { StatusCode::OK };
+            (code, Json(resource.body)).into_response()
+        }
+        Err(error) => failure(&error),
+    }
+}
+
+/// Reads a resource.
+pub(super) fn read(desk: &Desk, scope: &Scope, name: &str) -> Response {
+    let id = scope.id(name);
+    let scan = desk.scan();
+    let document = scan.documents.iter().find(|document| document.id == id).and_then(document_body);
+    let found = match document {
+        Some(body) => Ok(Some(body)),
+        None => desk.store().get(&id).map(|resource| resource.map(|resource| resource.body)),
+    };
+    match found {
+        Ok(Some(body)) if scope.owner.is_none() || name == RecordList::NAME => {
+            Json(with_status(body, desk.status_of(&id))).into_response()
+        }
+        Ok(_) => missing(&id),
+        Err(error) => failure(&error),
+    }
+}
+
+/// Deletes a resource. Its published records stay in their zones; `retire` deletes them.
+pub(super) fn delete(desk: &Desk, scope: &Scope, name: &str) -> Response {
+    let id = scope.id(name);
+    if scope.owner.is_some() && name != RecordList::NAME {
+        return missing(&id);
+    }
+    if let Some(file) = file_of(desk, &id) {
+        return refusal(
+            StatusCode::CONFLICT,
+            &format!("{id} is defined by the document {file}; remove it there"),
+        );
+    }
+    match user_of(desk, &id) {
+        Ok(Some(list)) => {
+            return refusal(
+                StatusCode::CONFLICT,
+                &format!("{id} is named by {list}; take it off that list first"),
+            );
+        }
+        Ok(None) => {}
+        Err(error) => return failure(&error),
+    }
+    match desk.store().delete(&id) {
+        Ok(true) => {
+            desk.wake();
+            StatusCode::NO_CONTENT.into_response()
+        }
+        Ok(false) => missing(&id),
+        Err(error) => failure(&error),
+    }
+}
+
+/// Returns the file and line of a document.
+fn file_of(desk: &Desk, id: &DocumentId) -> Option<String> {
+    let scan = desk.scan();
+    scan.files.iter().find_map(|file| {
+        let document = file.documents.iter().find(|document| document.id == *id)?;
+        Some(format!("{}:{}", file.path.display(), document.line))
+    })
+}
+
+/// Returns a list that names a DNS Update Record.
+fn user_of(desk: &Desk, id: &DocumentId) -> Result<Option<DocumentId>, StoreError> {
+    if id.kind != Kind::UpdateRecord {
+        return Ok(None);
+    }
+    let stored = desk.store().all()?;
+    let stored: Vec<Document> =
+        stored.iter().filter_map(|resource| Document::of_resource(&resource.id, &resource.body)).collect();
+    let scan = desk.scan();
+    let names = |document: &Document| match &document.content {
+        Some(Content::List(owner, list)) => {
+            // A cluster's list may be meant for any project.
+            let is_of_project = match owner {
+                ListOwner::LogicalCloud { project, .. } => *project == id.namespace,
+                ListOwner::Cluster { .. } => true,
+            };
+            is_of_project && list.records().contains(&id.name.as_str())
+        }
+        _ => false,
+    };
+    Ok(stored
+        .iter()
+        .chain(&scan.documents)
+        .find(|document| names(document))
+        .map(|document| document.id.clone()))
+}
+
+/// A body that was read.
+struct Parsed {
+    name: String,
+    line: u64,
+    body: Value,
+}
+
+fn parse(kind: Kind, body: &[u8]) -> Result<Parsed, Vec<Problem>> {
+    let problems = Problems::of(BODY);
+    let parsed = std::str::from_utf8(body).ok().and_then(|text| match text::documents(text)[..] {
+        [document] => text::parse(document, &problems),
+        _ => None,
+    });
+    let Some(node) = parsed else {
+        if problems.count() == 0 {
+            problems.add(1, "", "the body is not one JSON object", "send {\"metadata\": ..., \"spec\": ...}");
+        }
+        return Err(problems.into_vec());
+    };
+    let found = Reader::root(&node, &problems).fields().and_then(|mut fields| {
+        // A client may send back what it has read.
+        drop(fields.optional("status"));
+        let found = match kind {
+            Kind::UpdateRecord => {
+                UpdateRecord::read(&mut fields).map(|record| (record.metadata.name.clone(), record.to_json()))
+            }
+            Kind::List => {
+                RecordList::read(&mut fields).map(|list| (list.metadata.name.clone(), list.to_json()))
+            }
+            Kind::Intent => {
+                Intent::read(&mut fields).map(|intent| (intent.metadata.name.clone(), intent.to_json()))
+            }
+            // No collection has them.
+            Kind::Endpoint | Kind::Fleet => None,
+        };
+        fields.finish(&["metadata", "spec"]);
+        found
+    });
+    let problems = problems.into_vec();
+    match found {
+        Some((name, body)) if problems.is_empty() => Ok(Parsed { name, line: node.line, body }),
+        _ => Err(problems),
+    }
+}
+
+/// A document of the folder as the API shows it.
+fn document_body(document: &Document) -> Option<Value> {
+    match document.content.as_ref()? {
+        Content::UpdateRecord(record) => Some(record.to_json()),
+        Content::List(_, list) => Some(list.to_json()),
+        Content::Intent(intent) => Some(intent.to_json()),
+        Content::Endpoints(_) | Content::Fleet(_) => None,
+    }
+}
+
+fn with_status(mut body: Value, status: Option<DocumentStatus>) -> Value {
+    if let Some(status) = status {
+        let DocumentStatus { id: _, observed_generation, digest: _, providers, last_error, remarks } = status;
+        let problems: Vec<&String> =
+            last_error.iter().chain(providers.values().flat_map(|result| &result.problems)).collect();
+        body["status"] = json!({
+            "observedGeneration": observed_generation,
+            "ready": problems.is_empty(),
+            "problems": problems,
+            "remarks": remarks,
+        });
+    }
+    body
+}
+
+fn missing(id: &DocumentId) -> Response {
+    refusal(StatusCode::NOT_FOUND, &format!("there is no {id}; list the collection to see which there are"))
+}
+
+/// A refusal without a place in the body.
+fn refusal(code: StatusCode, reason: &str) -> Response {
+    let (reason, remedy) = reason.split_once("; ").unwrap_or((reason, ""));
+    let problem = json!({ "file": BODY, "line": 1, "path": "", "reason": reason, "remedy": remedy });
+    (code, Json(json!({ "problems": [problem] }))).into_response()
+}
+
+/// The store failed.
+pub(super) fn failure(error: &StoreError) -> Response {
+    tracing::error!(%error, "the store failed; the change was not made");
+    refusal(StatusCode::INTERNAL_SERVER_ERROR, &format!("{error}; look at the log and the disk"))
+}

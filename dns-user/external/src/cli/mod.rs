@@ -1,0 +1,271 @@
+//! The command line. Exit codes: 0 all is well, 1 something failed, 2 `plan` found changes or the
+//! call cannot be understood.
+
+mod ownership;
+mod publish;
+mod show;
+
+use std::{
+    io::{self, IsTerminal as _},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use indicatif::MultiProgress;
+
+use crate::{
+    config::{Config, USUAL},
+    publication::Target,
+    runner,
+};
+
+/// Publish names of the fleet to DNS servers outside of it: BIND, Knot, CoreDNS, Route 53
+#[derive(Debug, Parser)]
+#[command(name = "bosh-dns-publish", version, arg_required_else_help = true)]
+struct CommandLine {
+    /// Configuration file [default: /etc/bosh-dns-xdp/publish.yml if it exists]
+    #[arg(long, value_name = "FILE", global = true, env = "BOSH_DNS_PUBLISH_CONFIG")]
+    config: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Publish continuously, and serve the API
+    Run,
+    /// Show what `apply` would change; exit code 2 if there are changes
+    Plan(publish::Plan),
+    /// Publish once
+    Apply(publish::Apply),
+    /// Take over wanted records that have no owner; only ownership records change
+    Adopt(ownership::Adopt),
+    /// Give records of one owner to another; only ownership records change
+    TransferOwner(ownership::Transfer),
+    /// Delete everything that this owner published, or hand it back without an owner
+    Retire(ownership::Retire),
+    /// Check configuration and documents
+    Check,
+    /// Write manifests of external-dns for Kubernetes
+    Render(show::Render),
+    /// Show what the running publisher does
+    Status(show::Status),
+    /// Print completions for a shell
+    #[command(hide = true)]
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page
+    #[command(hide = true)]
+    Man {
+        /// Write a page for each command into this folder
+        #[arg(long, value_name = "FOLDER")]
+        folder: Option<PathBuf>,
+    },
+}
+
+/// Selects providers.
+#[derive(Debug, Args)]
+struct Selection {
+    /// Only these DNS Update Records, as PROJECT/NAME; of project `default` NAME is enough
+    #[arg(long = "provider", value_name = "PROJECT/NAME")]
+    providers: Vec<String>,
+}
+
+impl Selection {
+    /// Returns the selected targets; an unknown name is an error.
+    fn of<'a>(&self, read: &'a runner::Read) -> anyhow::Result<Vec<&'a Target>> {
+        let targets = &read.state.publication.targets;
+        for name in &self.providers {
+            if !targets.keys().any(|target| is_named(target, name)) {
+                let known: Vec<&str> = targets.keys().map(String::as_str).collect();
+                anyhow::bail!("there is no DNS Update Record {name}; known are: {}", known.join(", "));
+            }
+        }
+        let is_selected = |target: &str| {
+            self.providers.is_empty() || self.providers.iter().any(|name| is_named(target, name))
+        };
+        Ok(targets.iter().filter(|(name, _)| is_selected(name)).map(|(_, target)| &**target).collect())
+    }
+}
+
+fn is_named(target: &str, name: &str) -> bool {
+    target == name || target.strip_prefix("default/") == Some(name)
+}
+
+/// When to colour.
+#[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
+enum Colour {
+    /// On a terminal
+    #[default]
+    Auto,
+    /// In any case
+    Always,
+    /// Not at all
+    Never,
+}
+
+impl Colour {
+    fn is_on(self) -> bool {
+        match self {
+            Self::Auto => io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none(),
+            Self::Always => true,
+            Self::Never => false,
+        }
+    }
+}
+
+/// Runs the program.
+pub fn main() -> ExitCode {
+    let CommandLine { config, command } = CommandLine::parse();
+    let bars = MultiProgress::new();
+    start_logs(&bars);
+    match execute(config, command, &bars) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("bosh-dns-publish: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn execute(config: Option<PathBuf>, command: Command, bars: &MultiProgress) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Completions { shell } => {
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut CommandLine::command(), "bosh-dns-publish", &mut text);
+            print(&String::from_utf8_lossy(&text))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Command::Man { folder } => {
+            let command = CommandLine::command();
+            match folder {
+                Some(folder) => clap_mangen::generate_to(command, &folder)?,
+                None => {
+                    let mut text = Vec::new();
+                    clap_mangen::Man::new(command).render(&mut text)?;
+                    print(&String::from_utf8_lossy(&text))?;
+                }
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+        _ => {}
+    }
+    let config = load(config)?;
+    let runtime = tokio::runtime::Runtime::new()?;
+    runtime.block_on(async {
+        match command {
+            Command::Run => runner::run(config).await.map(|()| ExitCode::SUCCESS),
+            Command::Plan(plan) => plan.run(&config).await,
+            Command::Apply(apply) => apply.run(&config, bars).await,
+            Command::Adopt(adopt) => adopt.run(&config).await,
+            Command::TransferOwner(transfer) => transfer.run(&config).await,
+            Command::Retire(retire) => retire.run(&config).await,
+            Command::Check => show::check(&config).await,
+            Command::Render(render) => render.run(&config).await,
+            Command::Status(status) => status.run(&config).await,
+            Command::Completions { .. } | Command::Man { .. } => Ok(ExitCode::SUCCESS),
+        }
+    })
+}
+
+/// Loads the configuration that is named, else the usual one, else the defaults.
+fn load(path: Option<PathBuf>) -> anyhow::Result<Config> {
+    let path = match path {
+        Some(path) => path,
+        None if PathBuf::from(USUAL).exists() => PathBuf::from(USUAL),
+        None => return Ok(Config::default()),
+    };
+    Config::load(&path).map_err(|problems| {
+        let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        anyhow::anyhow!("{}", lines.join("\n"))
+    })
+}
+
+fn start_logs(bars: &MultiProgress) {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    let log = Log(bars.clone());
+    tracing_subscriber::fmt()
+        .with_writer(move || log.clone())
+        .with_ansi(io::stderr().is_terminal())
+        .with_target(false)
+        .with_env_filter(filter)
+        .init();
+}
+
+/// Standard error for log lines: a progress bar steps aside for each.
+#[derive(Clone)]
+struct Log(MultiProgress);
+
+impl io::Write for Log {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.suspend(|| io::stderr().write(line))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+/// Prints to standard output; a reader that has enough is no error.
+fn print(text: &str) -> io::Result<()> {
+    use io::Write as _;
+    match io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
+}
+
+/// Reads the sources once and reports their problems. Returns whether there are any.
+async fn read_sources(config: &Config) -> anyhow::Result<(runner::Read, bool)> {
+    let read = runner::read_once(config).await?;
+    let mut problems: Vec<String> = read.state.scan.problems().map(ToString::to_string).collect();
+    let of_documents = read.state.publication.problems.iter();
+    problems.extend(
+        of_documents.flat_map(|(id, found)| found.iter().map(move |problem| format!("{id}: {problem}"))),
+    );
+    problems.extend(read.state.fleet_problem.clone());
+    for problem in &problems {
+        eprintln!("{problem}");
+    }
+    Ok((read, !problems.is_empty()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_line_is_consistent() {
+        CommandLine::command().debug_assert();
+        for words in [
+            "run",
+            "plan --json --provider a/b",
+            "apply --dry-run",
+            "apply --confirm-deletions 12",
+            "adopt",
+            "transfer-owner --from a --to b",
+            "retire --confirm-deletions 3",
+            "retire --keep-records",
+            "check",
+            "render --output d",
+            "status --json",
+            "--config f plan",
+        ] {
+            let line = std::iter::once("bosh-dns-publish").chain(words.split(' '));
+            assert!(CommandLine::try_parse_from(line).is_ok(), "{words}");
+        }
+        for words in ["transfer-owner --from a", "apply --confirm-deletions x"] {
+            let line = std::iter::once("bosh-dns-publish").chain(words.split(' '));
+            assert!(CommandLine::try_parse_from(line).is_err(), "{words}");
+        }
+    }
+
+    #[test]
+    fn default_project_is_implied() {
+        assert!(is_named("default/bind", "bind") && is_named("shop/bind", "shop/bind"));
+        assert!(!is_named("shop/bind", "bind"));
+    }
+}

@@ -1,0 +1,252 @@
+//! The configuration file.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use dns_core::config::TlsFiles;
+
+use crate::{
+    record::RecordType,
+    text::{self, Problem, Problems, Reader},
+};
+
+/// Where the configuration lies unless `--config` says otherwise.
+pub const USUAL: &str = "/etc/bosh-dns-xdp/publish.yml";
+
+/// The configuration with every default filled in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Files and folders of documents.
+    pub documents: Vec<PathBuf>,
+    /// `config.json` of the DNS server, which says where records, aliases and control socket are.
+    pub server: Option<PathBuf>,
+    /// File of the store.
+    pub store: PathBuf,
+    /// Control socket.
+    pub socket: PathBuf,
+    /// Group that may connect to the control socket.
+    pub group: Option<String>,
+    /// API by mutual TLS.
+    pub api: Option<ApiConfig>,
+    /// Address of metrics and health.
+    pub metrics: Option<SocketAddr>,
+    /// Record types to manage.
+    pub managed: BTreeSet<RecordType>,
+    /// File with the AES-256 key of ownership records: 32 octets, or their base64.
+    pub txt_encryption_key: Option<PathBuf>,
+    /// Settings of providers, by `PROJECT/RECORD`, that are no parameters of document 003.
+    pub provider_settings: BTreeMap<String, BTreeMap<String, String>>,
+}
+
+/// API by mutual TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiConfig {
+    /// Address to listen on.
+    pub address: SocketAddr,
+    /// Certificates.
+    pub tls: TlsFiles,
+    /// Common names of clients; `None` admits every certificate of the CA.
+    pub clients: Option<Vec<String>>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            documents: vec![PathBuf::from("/etc/bosh-dns-xdp/publish.d")],
+            server: None,
+            store: PathBuf::from("/var/lib/bosh-dns-publish/store.redb"),
+            socket: PathBuf::from("/run/bosh-dns-publish/control.sock"),
+            group: None,
+            api: None,
+            metrics: None,
+            managed: RecordType::DEFAULT_MANAGED.into(),
+            txt_encryption_key: None,
+            provider_settings: BTreeMap::new(),
+        }
+    }
+}
+
+const MEMBERS: [&str; 9] = [
+    "documents",
+    "server",
+    "store",
+    "control",
+    "api",
+    "metrics",
+    "managed_record_types",
+    "txt_encryption_key_file",
+    "provider_settings",
+];
+
+impl Config {
+    /// Reads a configuration file.
+    pub fn load(path: &Path) -> Result<Self, Vec<Problem>> {
+        let problems = Problems::of(path.display().to_string());
+        match fs::read_to_string(path) {
+            Ok(text) => Self::parse(&text, problems),
+            Err(error) => {
+                problems.add(
+                    1,
+                    "",
+                    format!("cannot be read: {error}"),
+                    "correct the path given with --config",
+                );
+                Err(problems.into_vec())
+            }
+        }
+    }
+
+    /// Parses a configuration. Relative paths count from the working folder.
+    pub fn parse(text: &str, problems: Problems) -> Result<Self, Vec<Problem>> {
+        let mut config = Self::default();
+        match text::documents(text)[..] {
+            // An empty file means all defaults.
+            [] => {}
+            [document] => {
+                if let Some(node) = text::parse(document, &problems) {
+                    config.read(&Reader::root(&node, &problems));
+                }
+            }
+            [_, second, ..] => {
+                problems.add(second.line, "", "there is a second document", "keep one configuration")
+            }
+        }
+        let found = problems.into_vec();
+        if found.is_empty() { Ok(config) } else { Err(found) }
+    }
+
+    fn read(&mut self, root: &Reader<'_>) -> Option<()> {
+        let mut fields = root.fields()?;
+        if let Some(list) = fields.optional("documents") {
+            self.documents = paths(&list);
+        }
+        self.server = fields.optional("server").and_then(|path| read_path(&path));
+        if let Some(store) = fields.optional("store").and_then(|path| read_path(&path)) {
+            self.store = store;
+        }
+        if let Some(mut control) = fields.optional("control").and_then(|control| control.fields()) {
+            if let Some(socket) = control.optional("socket").and_then(|path| read_path(&path)) {
+                self.socket = socket;
+            }
+            self.group = control.optional("group").and_then(|group| group.filled_text().map(str::to_owned));
+            control.finish(&["socket", "group"]);
+        }
+        self.api = fields.optional("api").and_then(|api| read_api(&api));
+        if let Some(mut metrics) = fields.optional("metrics").and_then(|metrics| metrics.fields()) {
+            self.metrics = metrics.required("address").and_then(|address| read_address(&address));
+            metrics.finish(&["address"]);
+        }
+        if let Some(list) = fields.optional("managed_record_types") {
+            self.managed = list.items().into_iter().flatten().filter_map(|item| read_type(&item)).collect();
+        }
+        self.txt_encryption_key =
+            fields.optional("txt_encryption_key_file").and_then(|path| read_path(&path));
+        if let Some(mut providers) = fields.optional("provider_settings").and_then(|all| all.fields()) {
+            for (name, settings) in providers.others() {
+                let text =
+                    |(name, value): (&str, Reader<'_>)| Some((name.to_owned(), value.text()?.to_owned()));
+                let settings = settings.fields().map(|mut settings| settings.others()).unwrap_or_default();
+                self.provider_settings
+                    .insert(name.to_owned(), settings.into_iter().filter_map(text).collect());
+            }
+        }
+        fields.finish(&MEMBERS);
+        Some(())
+    }
+}
+
+fn read_api(reader: &Reader<'_>) -> Option<ApiConfig> {
+    let mut fields = reader.fields()?;
+    let address = fields.required("address").and_then(|address| read_address(&address));
+    let mut file = |name: &str| fields.required(name).and_then(|path| read_path(&path));
+    let (certificate, private_key, ca) =
+        (file("certificate_file"), file("private_key_file"), file("ca_file"));
+    let clients = fields.optional("clients").and_then(|clients| {
+        let names = clients.items()?.filter_map(|name| name.filled_text().map(str::to_owned));
+        Some(names.collect())
+    });
+    fields.finish(&["address", "certificate_file", "private_key_file", "ca_file", "clients"]);
+    let tls = TlsFiles { certificate: certificate?, private_key: private_key?, ca: ca? };
+    Some(ApiConfig { address: address?, tls, clients })
+}
+
+fn read_path(reader: &Reader<'_>) -> Option<PathBuf> {
+    reader.filled_text().map(PathBuf::from)
+}
+
+fn paths(list: &Reader<'_>) -> Vec<PathBuf> {
+    list.items().into_iter().flatten().filter_map(|item| read_path(&item)).collect()
+}
+
+fn read_address(reader: &Reader<'_>) -> Option<SocketAddr> {
+    let text = reader.filled_text()?;
+    // external-dns writes `:7979` for every address.
+    let full = if text.starts_with(':') { format!("[::]{text}") } else { text.to_owned() };
+    let address = full.parse().ok();
+    if address.is_none() {
+        reader.problem(format!("{text:?} is not an address with a port"), "write it as 127.0.0.1:7979");
+    }
+    address
+}
+
+fn read_type(reader: &Reader<'_>) -> Option<RecordType> {
+    match reader.filled_text()?.parse() {
+        Ok(record_type) => Some(record_type),
+        Err(error) => {
+            let error: crate::record::RecordError = error;
+            reader.problem(error.to_string(), "give record types such as A, AAAA and CNAME");
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, Vec<String>> {
+        Config::parse(text, Problems::of("publish.yml"))
+            .map_err(|problems| problems.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn empty_file_means_defaults() {
+        assert_eq!(parse("# nothing\n"), Ok(Config::default()));
+    }
+
+    #[test]
+    fn every_member_is_read() {
+        let config = parse(
+            "documents: [a.yml, d]\nserver: config.json\nstore: s\ncontrol: {socket: c, group: g}\n\
+             api: {address: '127.0.0.1:1', certificate_file: a, private_key_file: b, ca_file: c, clients: [x]}\n\
+             metrics: {address: ':7979'}\nmanaged_record_types: [A, TXT]\ntxt_encryption_key_file: k\n\
+             provider_settings: {shop/bind: {rfc2136-port: '5300'}}\n",
+        )
+        .unwrap();
+        assert_eq!(config.documents, [PathBuf::from("a.yml"), PathBuf::from("d")]);
+        assert_eq!(config.provider_settings["shop/bind"]["rfc2136-port"], "5300");
+        assert_eq!(config.metrics, Some("[::]:7979".parse().unwrap()));
+        assert_eq!(config.managed, BTreeSet::from([RecordType::A, RecordType::TXT]));
+        assert_eq!(config.api.unwrap().clients, Some(vec!["x".to_owned()]));
+        assert_eq!(
+            (config.group.as_deref(), config.txt_encryption_key),
+            (Some("g"), Some(PathBuf::from("k")))
+        );
+    }
+
+    #[test]
+    fn mistakes_have_line_and_remedy() {
+        let problems = parse("document: [a]\nmetrics: {address: 7979}\napi: {address: x}\n").unwrap_err();
+        assert!(
+            problems.iter().any(|problem| problem.starts_with("publish.yml:1: document: ")
+                && problem.contains("did you mean \"documents\"?")),
+            "{problems:#?}"
+        );
+        assert!(problems.iter().any(|problem| problem.starts_with("publish.yml:2: metrics.address: ")));
+        assert!(problems.iter().any(|problem| problem.contains("\"ca_file\" is missing")));
+    }
+}

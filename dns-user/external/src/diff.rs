@@ -1,0 +1,110 @@
+//! Plans for people and for programs. Pure.
+
+use serde_json::{Value, json};
+
+use crate::{engine::Planned, plan::Action, record::Record};
+
+/// Returns an action in one line, beginning with `+`, `~`, `-` or `=`.
+pub fn line(action: &Action) -> String {
+    match action {
+        Action::Create(record) => format!("+ {record}"),
+        Action::Update { before, after } => match change(before, after) {
+            Some(change) => format!("~ {} {}: {change}", before.name, before.record_type),
+            None => format!("~ {before} -> {after}"),
+        },
+        Action::Delete(record) => format!("- {record}"),
+        Action::Release(record) => format!("= {record}: stays without an owner"),
+    }
+}
+
+/// The members of a set that change.
+fn change(before: &Record, after: &Record) -> Option<String> {
+    let mut parts = Vec::new();
+    if let (Some(new), old) = (after.ttl, before.ttl)
+        && Some(new) != old
+    {
+        parts.push(format!("ttl {} -> {new}", old.unwrap_or(0)));
+    }
+    parts.extend(before.targets.difference(&after.targets).map(|target| format!("-{target}")));
+    parts.extend(after.targets.difference(&before.targets).map(|target| format!("+{target}")));
+    if before.labels.owner() != after.labels.owner() {
+        let shown = |owner: &str| if owner.is_empty() { "none".to_owned() } else { format!("{owner:?}") };
+        parts.push(format!("owner {} -> {}", shown(before.labels.owner()), shown(after.labels.owner())));
+    }
+    if before.properties != after.properties {
+        parts.push(format!("properties {:?} -> {:?}", before.properties, after.properties));
+    }
+    (!parts.is_empty()).then(|| parts.join(", "))
+}
+
+/// Writes the plan of one provider as lines, coloured for terminals. `confirmed` is the number of
+/// deletions that the operator allows.
+pub fn text(
+    name: &str,
+    planned: &Planned,
+    failures: &[String],
+    confirmed: Option<usize>,
+    is_coloured: bool,
+) -> String {
+    let paint = |code: &str, line: &str| match is_coloured {
+        true => format!("\x1b[{code}m{line}\x1b[0m\n"),
+        false => format!("{line}\n"),
+    };
+    let mut shown = paint("1", &format!("{name}:"));
+    for zone in &planned.zones {
+        for action in zone.plan.actions() {
+            let code = match action {
+                Action::Create(_) => "32",
+                Action::Update { .. } => "33",
+                Action::Delete(_) => "31",
+                Action::Release(_) => "36",
+            };
+            shown.push_str(&paint(code, &format!("  {}", line(action))));
+        }
+        for note in &zone.plan.notes {
+            shown.push_str(&paint("2", &format!("  # {note}")));
+        }
+        if let Err(refusal) = planned.check(zone, confirmed) {
+            shown.push_str(&paint("1;31", &format!("  ! {}: {refusal}", zone.id)));
+        }
+    }
+    for note in &planned.notes {
+        shown.push_str(&paint("2", &format!("  # {note}")));
+    }
+    for failure in failures {
+        shown.push_str(&paint("1;31", &format!("  ! {failure}")));
+    }
+    if planned.is_empty() && failures.is_empty() {
+        shown.push_str("  nothing to do\n");
+    }
+    shown
+}
+
+/// Returns the plan of one provider as JSON.
+pub fn json(planned: &Planned, failures: &[String]) -> Value {
+    let actions = || planned.zones.iter().flat_map(|zone| zone.plan.actions());
+    let lines = |wanted: fn(&Action) -> Option<Value>| actions().filter_map(wanted).collect::<Vec<_>>();
+    let notes = planned.zones.iter().flat_map(|zone| &zone.plan.notes).chain(&planned.notes);
+    let refusals = planned.zones.iter().filter_map(|zone| planned.check(zone, None).err());
+    json!({
+        "create": lines(|action| match action {
+            Action::Create(record) => Some(record.to_string().into()),
+            _ => None,
+        }),
+        "update": lines(|action| match action {
+            Action::Update { before, after } => Some(json!([before.to_string(), after.to_string()])),
+            _ => None,
+        }),
+        "delete": lines(|action| match action {
+            Action::Delete(record) => Some(record.to_string().into()),
+            _ => None,
+        }),
+        "release": lines(|action| match action {
+            Action::Release(record) => Some(record.to_string().into()),
+            _ => None,
+        }),
+        "notes": notes.map(ToString::to_string).collect::<Vec<_>>(),
+        "needs_confirmation": refusals.map(|refusal| refusal.to_string()).collect::<Vec<_>>(),
+        "errors": failures,
+    })
+}

@@ -1,0 +1,259 @@
+//! One document of a file. Pure.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{
+    endpoint::{self, Endpoints, Labels, read_labels},
+    fleet::{self, FleetNames},
+    text::{Fields, Node, Problems, Reader, remedy_for_unknown},
+    update_record::{
+        DEFAULT_PROJECT, Intent, ListOwner, Metadata, RecordList, UpdateRecord, read_identifier,
+    },
+};
+
+/// A document's kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Kind {
+    /// Endpoints in the form of external-dns's CRD.
+    #[serde(rename = "DNSEndpoint")]
+    Endpoint,
+    /// Names of the fleet.
+    #[serde(rename = "FleetName")]
+    Fleet,
+    /// A DNS Update Record.
+    #[serde(rename = "DNSUpdateRecord")]
+    UpdateRecord,
+    /// A list that binds DNS Update Records.
+    #[serde(rename = "DNSUpdateRecordList")]
+    List,
+    /// An inbound intent.
+    #[serde(rename = "InboundIntent")]
+    Intent,
+}
+
+/// Identity of a document, unique among all files.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct DocumentId {
+    /// Kind.
+    pub kind: Kind,
+    /// Namespace, which is the project; empty for lists of clusters.
+    pub namespace: String,
+    /// Name within the namespace.
+    pub name: String,
+}
+
+/// A document whose identity is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Document {
+    /// Identity.
+    pub id: DocumentId,
+    /// `metadata.labels`.
+    pub labels: Labels,
+    /// `metadata.generation`, which Kubernetes counts.
+    pub generation: Option<u64>,
+    /// First line in its file.
+    pub line: u64,
+    /// Last line in its file.
+    pub last_line: u64,
+    /// Content; `None` if its problems leave nothing.
+    pub content: Option<Content>,
+}
+
+/// Content of a document.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// Record sets.
+    Endpoints(Endpoints),
+    /// Fleet names.
+    Fleet(FleetNames),
+    /// A DNS Update Record.
+    UpdateRecord(UpdateRecord),
+    /// A list with its owner.
+    List(ListOwner, RecordList),
+    /// An inbound intent.
+    Intent(Intent),
+}
+
+/// `apiVersion` of the publisher's own kinds.
+const API_VERSION: &str = "bosh-dns-publish/v1";
+
+impl Kind {
+    const ALL: [Self; 5] = [Self::Endpoint, Self::Fleet, Self::UpdateRecord, Self::List, Self::Intent];
+
+    /// Returns the name in documents.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Endpoint => "DNSEndpoint",
+            Self::Fleet => "FleetName",
+            Self::UpdateRecord => "DNSUpdateRecord",
+            Self::List => "DNSUpdateRecordList",
+            Self::Intent => "InboundIntent",
+        }
+    }
+
+    /// Returns `apiVersion` of documents of this kind.
+    pub fn api_version(self) -> &'static str {
+        match self {
+            Self::Endpoint => endpoint::API_VERSION,
+            Self::Fleet | Self::UpdateRecord | Self::List | Self::Intent => API_VERSION,
+        }
+    }
+}
+
+impl DocumentId {
+    /// Returns the resource that owner records of its record sets name; external-dns writes
+    /// `crd/NAMESPACE/NAME` for a `DNSEndpoint`.
+    pub fn resource(&self) -> String {
+        let Self { kind, namespace, name } = self;
+        let kind = match kind {
+            Kind::Endpoint => "crd",
+            Kind::Fleet => "fleet",
+            Kind::UpdateRecord => "update-record",
+            Kind::List => "list",
+            Kind::Intent => "intent",
+        };
+        format!("{kind}/{namespace}/{name}")
+    }
+
+    fn list_owner(&self) -> Option<ListOwner> {
+        let (kind, name) = self.name.split_once('/')?;
+        match (kind, name.split_once('/')) {
+            ("logical-cloud", None) => {
+                Some(ListOwner::LogicalCloud { project: self.namespace.clone(), name: name.to_owned() })
+            }
+            ("cluster", Some((provider, name))) => {
+                Some(ListOwner::Cluster { provider: provider.to_owned(), name: name.to_owned() })
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the identity of the list of `owner`.
+    pub fn of_list(owner: &ListOwner) -> Self {
+        let (namespace, name) = match owner {
+            ListOwner::LogicalCloud { project, name } => (project.clone(), format!("logical-cloud/{name}")),
+            ListOwner::Cluster { provider, name } => (String::new(), format!("cluster/{provider}/{name}")),
+        };
+        Self { kind: Kind::List, namespace, name }
+    }
+}
+
+impl fmt::Display for DocumentId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, namespace, name } = self;
+        write!(f, "{} {namespace}/{name}", kind.name())
+    }
+}
+
+impl Document {
+    /// Reads a document that ends at a line; `None` if not even its identity is known. Problems
+    /// are reported.
+    pub fn read(node: &Node, last_line: u64, problems: &Problems) -> Option<Self> {
+        let root = Reader::root(node, problems);
+        let mut fields = root.fields()?;
+        let kind = fields.required("kind").and_then(|kind| read_kind(&kind))?;
+        if let Some(version) = fields.required("apiVersion")
+            && version.text().is_some_and(|text| text != kind.api_version())
+        {
+            version.problem(
+                format!("{} has another apiVersion", kind.name()),
+                format!("write apiVersion: {}", kind.api_version()),
+            );
+        }
+        // `status` is what Kubernetes would have written.
+        drop(fields.optional("status"));
+        let metadata = fields.required("metadata")?;
+        let mut members = metadata.fields()?;
+        let namespace = members
+            .optional("namespace")
+            .map_or(Some(DEFAULT_PROJECT.to_owned()), |name| read_identifier(&name));
+        let labels = read_labels(members.optional("labels"));
+        let generation = members.optional("generation").and_then(|value| value.integer(0..=u64::MAX));
+        let name = Metadata::read_fields(&mut members).map(|metadata| metadata.name);
+        let (id, content) = match kind {
+            Kind::List => read_list(&root, namespace?)?,
+            _ => {
+                let id = DocumentId { kind, namespace: namespace?, name: name? };
+                let content = read_content(kind, &root, fields);
+                (id, content)
+            }
+        };
+        Some(Self { id, labels, generation, line: root.line(), last_line, content })
+    }
+
+    /// Returns the document of a resource that came by the API; `None` if a newer version wrote it.
+    pub fn of_resource(id: &DocumentId, body: &Value) -> Option<Self> {
+        let problems = Problems::of("store");
+        let text = body.to_string();
+        let node = crate::text::parse(crate::text::Document { line: 1, text: &text }, &problems)?;
+        let mut fields = Reader::root(&node, &problems).fields()?;
+        let content = match id.kind {
+            Kind::UpdateRecord => Content::UpdateRecord(UpdateRecord::read(&mut fields)?),
+            Kind::Intent => Content::Intent(Intent::read(&mut fields)?),
+            Kind::List => Content::List(id.list_owner()?, RecordList::read(&mut fields)?),
+            // They come in documents only.
+            Kind::Endpoint | Kind::Fleet => return None,
+        };
+        let labels = Labels::new();
+        Some(Self { id: id.clone(), labels, generation: None, line: 1, last_line: 1, content: Some(content) })
+    }
+}
+
+fn read_kind(reader: &Reader<'_>) -> Option<Kind> {
+    let text = reader.text()?;
+    let found = Kind::ALL.into_iter().find(|kind| kind.name() == text);
+    if found.is_none() {
+        reader.problem(
+            format!("the kind {text:?} is unknown"),
+            remedy_for_unknown(text, &Kind::ALL.map(Kind::name)),
+        );
+    }
+    found
+}
+
+fn read_content(kind: Kind, root: &Reader<'_>, mut fields: Fields<'_>) -> Option<Content> {
+    const MEMBERS: [&str; 4] = ["apiVersion", "kind", "metadata", "spec"];
+    match kind {
+        Kind::Endpoint | Kind::Fleet => {
+            let spec = fields.required("spec")?;
+            fields.finish(&MEMBERS);
+            Some(match kind {
+                Kind::Fleet => Content::Fleet(fleet::read(&spec)),
+                _ => Content::Endpoints(endpoint::read(&spec)),
+            })
+        }
+        Kind::UpdateRecord => UpdateRecord::read(&mut root.fields()?).map(Content::UpdateRecord),
+        Kind::Intent => Intent::read(&mut root.fields()?).map(Content::Intent),
+        // A list's identity depends on its content.
+        Kind::List => None,
+    }
+}
+
+/// Reads a list; its owner stands in `spec`, because a file has no path as the API has.
+fn read_list(root: &Reader<'_>, namespace: String) -> Option<(DocumentId, Option<Content>)> {
+    let spec = root.fields()?.optional("spec")?;
+    let mut members = spec.fields()?;
+    let cloud = members.optional("logicalCloud");
+    let cluster = members.optional("cluster");
+    let owner = match (cloud, cluster) {
+        (Some(cloud), None) => ListOwner::LogicalCloud { project: namespace, name: read_identifier(&cloud)? },
+        (None, Some(cluster)) => ListOwner::read_cluster(&cluster)?,
+        _ => {
+            spec.problem(
+                "the owner of the list is not clear",
+                "give either logicalCloud or cluster (PROVIDER/NAME)",
+            );
+            return None;
+        }
+    };
+    let id = DocumentId::of_list(&owner);
+    let list = RecordList::read_open(&mut root.fields()?).map(|(list, mut spec)| {
+        drop((spec.optional("logicalCloud"), spec.optional("cluster")));
+        spec.finish(&["kv", "logicalCloud", "cluster"]);
+        list
+    });
+    Some((id, list.map(|list| Content::List(owner, list))))
+}

@@ -1,0 +1,98 @@
+//! Status beside the documents: `FILE.status`, written when it changes.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    io::Write as _,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::DocumentId;
+
+/// Status of one file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StatusFile {
+    /// Its documents, in order.
+    pub documents: Vec<DocumentStatus>,
+    /// Problems of the file that belong to no document.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
+}
+
+/// Status of one document.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DocumentStatus {
+    /// Identity.
+    #[serde(flatten)]
+    pub id: DocumentId,
+    /// `metadata.generation`, or how often the content has changed as seen by the publisher.
+    #[serde(rename = "observedGeneration")]
+    pub observed_generation: u64,
+    /// Digest of the content that was counted.
+    pub digest: String,
+    /// Result by provider, which is `PROJECT/RECORD`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub providers: BTreeMap<String, ProviderResult>,
+    /// The error that was seen last; absent while all is well.
+    #[serde(rename = "lastError", default, skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
+    /// Remarks, such as parameters without effect.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub remarks: Vec<String>,
+}
+
+/// Result of a document at one provider.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProviderResult {
+    /// Whether every record set is published as wanted.
+    pub synced: bool,
+    /// Record sets that are wanted there.
+    pub records: usize,
+    /// Why not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
+}
+
+impl StatusFile {
+    /// Reads the status beside a file of documents; `None` if there is none that can be read.
+    pub fn read(documents: &Path) -> Option<Self> {
+        serde_json::from_slice(&fs::read(path_beside(documents)).ok()?).ok()
+    }
+
+    /// Writes the status beside a file, if it differs from the one that is there.
+    pub fn write(&self, documents: &Path) -> io::Result<()> {
+        if Self::read(documents).as_ref() == Some(self) {
+            return Ok(());
+        }
+        let path = path_beside(documents);
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mut beside = tempfile::Builder::new().prefix(".status-").tempfile_in(folder)?;
+        serde_json::to_writer_pretty(&mut beside, self)?;
+        beside.write_all(b"\n")?;
+        beside.as_file().set_permissions(fs::Permissions::from_mode(0o644))?;
+        beside.persist(&path).map_err(|error| error.error)?;
+        Ok(())
+    }
+
+    /// Removes the status of files that are gone from a folder.
+    pub fn sweep(folder: &Path) {
+        let Ok(entries) = fs::read_dir(folder) else { return };
+        for path in entries.flatten().map(|entry| entry.path()) {
+            let is_status = path.extension().is_some_and(|extension| extension == "status");
+            let documents = path.with_extension("");
+            if is_status && super::folder::is_document_file(&documents) && !documents.exists() {
+                // The next round tries again.
+                let _ = fs::remove_file(&path);
+            }
+        }
+    }
+}
+
+fn path_beside(documents: &Path) -> PathBuf {
+    let mut name = documents.as_os_str().to_owned();
+    name.push(".status");
+    PathBuf::from(name)
+}

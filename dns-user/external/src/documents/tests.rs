@@ -1,0 +1,182 @@
+use std::{fs, path::Path};
+
+use super::*;
+
+const GOOD: &str = "apiVersion: externaldns.k8s.io/v1alpha1\nkind: DNSEndpoint\nmetadata: {name: NAME}\n\
+                    spec: {endpoints: [{dnsName: NAME.example.org, targets: [192.0.2.1]}]}\n";
+
+fn endpoint(name: &str) -> String {
+    GOOD.replace("NAME", name)
+}
+
+fn write(folder: &Path, file: &str, documents: &[&str]) {
+    fs::write(folder.join(file), documents.join("---\n")).unwrap();
+}
+
+fn names(scan: &Scan) -> Vec<String> {
+    scan.documents.iter().map(|document| document.id.to_string()).collect()
+}
+
+fn problems(scan: &Scan) -> Vec<String> {
+    let of_file = |text: String| text.rsplit_once('/').map_or(text.clone(), |(_, rest)| rest.to_owned());
+    scan.problems()
+        .map(|problem| {
+            let text = problem.to_string();
+            let file = of_file(problem.file.to_string());
+            text.replacen(&*problem.file, &file, 1)
+        })
+        .collect()
+}
+
+#[test]
+fn bad_document_affects_only_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    write(path, "a.yml", &[&endpoint("one"), "kind: [\n", &endpoint("two")]);
+    write(path, "b.yaml", &["kind: Service\napiVersion: v1\nmetadata: {name: x}\n", &endpoint("three")]);
+    write(
+        path,
+        "c.json",
+        &["{\"kind\": \"DNSEndpoint\", \"apiVersion\": \"v1\", \"metadata\": {\"name\": \"four\"}}"],
+    );
+    write(path, "ignored.txt", &["kind: [\n"]);
+    write(path, ".hidden.yml", &["kind: [\n"]);
+    let scan = Folder::new(vec![path.to_owned()]).scan();
+    assert_eq!(
+        names(&scan),
+        ["DNSEndpoint default/one", "DNSEndpoint default/two", "DNSEndpoint default/three"]
+    );
+    let problems = problems(&scan);
+    assert_eq!(problems.len(), 4, "{problems:#?}");
+    assert!(problems[0].starts_with("a.yml:") && problems[0].contains("not valid YAML"), "{problems:#?}");
+    assert!(problems[1].starts_with("b.yaml:1: kind: the kind \"Service\" is unknown; "), "{problems:#?}");
+    assert!(problems[2].contains("write apiVersion: externaldns.k8s.io/v1alpha1"), "{problems:#?}");
+    assert!(problems[3].contains("the member \"spec\" is missing"), "{problems:#?}");
+    assert!(scan.held.contains("crd/default/four"));
+}
+
+#[test]
+fn damaged_document_holds_records() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    write(path, "a.yml", &[&endpoint("one"), &endpoint("two")]);
+    let mut followed = Folder::new(vec![path.to_owned()]);
+    assert!(followed.scan().held.is_empty());
+    write(path, "a.yml", &[&endpoint("one"), "kind: [\n"]);
+    for _ in 0..2 {
+        let scan = followed.scan();
+        assert_eq!(names(&scan), ["DNSEndpoint default/one"]);
+        assert_eq!(scan.held.iter().collect::<Vec<_>>(), ["crd/default/two"]);
+    }
+    // Without the damaged part the document is gone.
+    write(path, "a.yml", &[&endpoint("one")]);
+    assert!(followed.scan().held.is_empty());
+}
+
+#[test]
+fn status_survives_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    write(path, "a.yml", &[&endpoint("one")]);
+    let id = Folder::new(vec![path.to_owned()]).scan().documents[0].id.clone();
+    let status = DocumentStatus {
+        id,
+        observed_generation: 3,
+        digest: "d".to_owned(),
+        providers: std::collections::BTreeMap::from([(
+            "default/bind".to_owned(),
+            ProviderResult { synced: true, records: 1, problems: Vec::new() },
+        )]),
+        last_error: None,
+        remarks: Vec::new(),
+    };
+    let file = StatusFile { documents: vec![status], problems: Vec::new() };
+    file.write(&path.join("a.yml")).unwrap();
+    let text = fs::read_to_string(path.join("a.yml.status")).unwrap();
+    assert!(
+        text.contains("\"observedGeneration\": 3") && text.contains("\"kind\": \"DNSEndpoint\""),
+        "{text}"
+    );
+    assert_eq!(StatusFile::read(&path.join("a.yml")), Some(file));
+    write(path, "a.yml", &["kind: [\n"]);
+    let scan = Folder::new(vec![path.to_owned()]).scan();
+    assert_eq!(scan.held.iter().collect::<Vec<_>>(), ["crd/default/one"]);
+    fs::remove_file(path.join("a.yml")).unwrap();
+    StatusFile::sweep(path);
+    assert_eq!(fs::read_dir(path).unwrap().count(), 0);
+}
+
+#[test]
+fn good_provider_stays_while_damaged() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let record = "apiVersion: bosh-dns-publish/v1\nkind: DNSUpdateRecord\nmetadata: {name: etcd}\nspec: {provider: coredns}\n";
+    write(path, "a.yml", &[record]);
+    let mut followed = Folder::new(vec![path.to_owned()]);
+    let before = followed.scan();
+    for damaged in [record.replace("coredns", "bind9"), "kind: [\n".to_owned()] {
+        write(path, "a.yml", &[&damaged]);
+        let scan = followed.scan();
+        assert_eq!(scan.documents, before.documents);
+        assert_eq!(problems(&scan).len(), 1);
+    }
+}
+
+#[test]
+fn first_of_two_definitions_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), "a.yml", &[&endpoint("one")]);
+    write(folder.path(), "b.yml", &["# second\n", &endpoint("one")]);
+    let scan = Folder::new(vec![folder.path().to_owned()]).scan();
+    assert_eq!(names(&scan).len(), 1);
+    let problems = problems(&scan);
+    assert!(
+        problems[0].starts_with("b.yml:") && problems[0].contains("is already defined at"),
+        "{problems:?}"
+    );
+}
+
+#[test]
+fn vanished_folder_holds_everything() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("publish.d");
+    fs::create_dir(&path).unwrap();
+    write(&path, "a.yml", &[&endpoint("one")]);
+    let mut followed = Folder::new(vec![path.clone()]);
+    followed.scan();
+    fs::rename(&path, folder.path().join("elsewhere")).unwrap();
+    let scan = followed.scan();
+    assert_eq!(scan.held.iter().collect::<Vec<_>>(), ["crd/default/one"]);
+    assert!(problems(&scan)[0].contains("cannot be read"));
+}
+
+#[test]
+fn list_names_owner() {
+    let folder = tempfile::tempdir().unwrap();
+    let list = |spec: &str| {
+        format!(
+            "apiVersion: bosh-dns-publish/v1\nkind: DNSUpdateRecordList\n\
+             metadata: {{name: dns-update-record-list, namespace: shop}}\nspec: {{{spec} kv: [{{key1: etcd}}]}}\n"
+        )
+    };
+    write(folder.path(), "a.yml", &[&list("logicalCloud: lc1,"), &list("cluster: p/edge,"), &list("")]);
+    let scan = Folder::new(vec![folder.path().to_owned()]).scan();
+    assert_eq!(
+        names(&scan),
+        ["DNSUpdateRecordList shop/logical-cloud/lc1", "DNSUpdateRecordList /cluster/p/edge"]
+    );
+    assert!(problems(&scan)[0].contains("give either logicalCloud or cluster"));
+}
+
+#[tokio::test]
+async fn change_wakes_the_watch() {
+    let folder = tempfile::tempdir().unwrap();
+    let other = tempfile::tempdir().unwrap();
+    let records = other.path().join("records.json");
+    fs::write(&records, "{}").unwrap();
+    let mut watch = Watch::start(&[folder.path().to_owned()], std::slice::from_ref(&records));
+    for path in [folder.path().join("new.yml"), records] {
+        fs::write(path, "{}").unwrap();
+        tokio::time::timeout(std::time::Duration::from_secs(20), watch.changed()).await.unwrap();
+    }
+}

@@ -1,0 +1,64 @@
+//! Waking up when files change.
+
+use std::path::{Path, PathBuf};
+
+use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
+use tokio::sync::mpsc;
+
+use super::folder::is_document_file;
+
+/// Reports changes of documents, and of the fleet's files.
+///
+/// Changes are a hint: everything is read again at every interval as well, so a lost event costs
+/// time and nothing else.
+pub struct Watch {
+    // Dropping it ends the watch.
+    _watcher: Option<RecommendedWatcher>,
+    events: mpsc::Receiver<()>,
+}
+
+impl Watch {
+    /// Watches folders of documents, and the folders in which other files lie.
+    pub fn start(documents: &[PathBuf], others: &[PathBuf]) -> Self {
+        let (sender, events) = mpsc::channel(1);
+        let watched: Vec<PathBuf> = others.to_vec();
+        let single: Vec<PathBuf> = documents.iter().filter(|path| !path.is_dir()).cloned().collect();
+        let concerns = move |path: &Path| {
+            is_document_file(path) || watched.iter().chain(&single).any(|file| file == path)
+        };
+        let handler = move |event: notify::Result<notify::Event>| {
+            let is_of_interest = match event {
+                Ok(event) => !event.kind.is_access() && event.paths.iter().any(|path| concerns(path)),
+                // Events were lost, perhaps.
+                Err(_) => true,
+            };
+            if is_of_interest {
+                // A waiting event stands for all.
+                let _ = sender.try_send(());
+            }
+        };
+        let watcher = notify::recommended_watcher(handler).and_then(|mut watcher| {
+            let mut folders: Vec<&Path> = Vec::new();
+            for path in documents.iter().chain(others) {
+                let folder =
+                    if path.is_dir() { path.as_path() } else { path.parent().unwrap_or(Path::new(".")) };
+                if !folders.contains(&folder) && folder.is_dir() {
+                    folders.push(folder);
+                    watcher.watch(folder, RecursiveMode::NonRecursive)?;
+                }
+            }
+            Ok(watcher)
+        });
+        let watcher = watcher.inspect_err(|error| {
+            tracing::warn!(%error, "cannot watch files; changes are seen at the next interval");
+        });
+        Self { _watcher: watcher.ok(), events }
+    }
+
+    /// Waits for a change.
+    pub async fn changed(&mut self) {
+        if self.events.recv().await.is_none() {
+            std::future::pending::<()>().await;
+        }
+    }
+}

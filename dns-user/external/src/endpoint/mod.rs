@@ -1,0 +1,227 @@
+//! `DNSEndpoint` documents, as external-dns's CRD source reads them. Pure.
+
+mod label;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+
+pub use self::label::{Labels, Selector, read_labels};
+use crate::{
+    record::{Key, Name, Record, RecordType, Target},
+    text::{Fields, Reader},
+};
+
+/// Highest TTL in seconds (RFC 2181, section 8).
+pub const LONGEST_TTL: u32 = i32::MAX as u32;
+
+/// `apiVersion` of `DNSEndpoint`.
+pub const API_VERSION: &str = "externaldns.k8s.io/v1alpha1";
+
+/// The endpoints of one document.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Endpoints {
+    /// Record sets. An entry with a problem is a set without targets, which leaves the present
+    /// records of its name and type alone.
+    pub records: Vec<Record>,
+    /// Whether name or type of an entry cannot be read: then all records of the document stay.
+    pub is_unreadable: bool,
+}
+
+const MEMBERS: [&str; 7] =
+    ["dnsName", "recordTTL", "recordType", "targets", "setIdentifier", "labels", "providerSpecific"];
+
+/// Reads `spec.endpoints`. An entry with a problem affects no other.
+pub fn read(spec: &Reader<'_>) -> Endpoints {
+    let mut found = Endpoints::default();
+    let Some(mut fields) = spec.fields() else { return found };
+    let endpoints = fields.required("endpoints").and_then(|endpoints| endpoints.items());
+    let mut seen = BTreeSet::new();
+    for item in endpoints.into_iter().flatten() {
+        let before = item.problems().count();
+        let record = item.fields().and_then(|fields| read_endpoint(fields, &mut seen));
+        match record {
+            Some(record) if item.problems().count() == before => found.records.push(record),
+            Some(record) => found.records.push(Record { targets: BTreeSet::new(), ..record }),
+            None => found.is_unreadable = true,
+        }
+    }
+    fields.finish(&["endpoints"]);
+    found
+}
+
+/// Reads an entry; `None` if its name or type cannot be read.
+fn read_endpoint(mut fields: Fields<'_>, seen: &mut BTreeSet<Key>) -> Option<Record> {
+    let entry = fields.map().clone();
+    let name = fields.required("dnsName").and_then(|reader| read_name(&reader));
+    let record_type = fields.optional("recordType");
+    let record_type = record_type.map(|reader| read_type(&reader));
+    let ttl = fields.optional("recordTTL").map(|ttl| ttl.integer(0..=LONGEST_TTL));
+    let set_identifier = fields.optional("setIdentifier").and_then(|text| text.text());
+    let labels = read_labels(fields.optional("labels"));
+    let properties = fields.optional("providerSpecific").map(|list| read_properties(&list));
+    let targets: Option<Vec<_>> = fields.required("targets").and_then(|list| Some(list.items()?.collect()));
+    fields.finish(&MEMBERS);
+
+    // external-dns takes A where the type is missing.
+    let record_type = record_type.unwrap_or(Some(RecordType::A));
+    let (name, record_type) = (name?, record_type?);
+    if targets.as_ref().is_some_and(Vec::is_empty) {
+        entry.problem("there are no targets", "add a target, or remove the entry to withdraw the name");
+    }
+    let mut parsed = BTreeSet::new();
+    for target in targets.iter().flatten() {
+        let Some(text) = target.filled_text() else { continue };
+        match Target::parse(record_type, text) {
+            Ok(target) => drop(parsed.insert(target)),
+            Err(error) => {
+                target.problem(error.to_string(), format!("give the data of a record of type {record_type}"))
+            }
+        }
+    }
+    if record_type == RecordType::CNAME && parsed.len() > 1 {
+        entry.problem("a CNAME has one target", "keep one target, or publish addresses with A or AAAA");
+    }
+    let mut record = Record::new(name.clone(), record_type, parsed);
+    record.ttl = ttl.flatten().filter(|ttl| *ttl > 0);
+    record.set_identifier = set_identifier.unwrap_or_default().to_owned();
+    record.labels.0 = labels;
+    record.properties = properties.unwrap_or_default();
+    if !seen.insert(record.key()) {
+        entry.problem(
+            format!("{name} has another entry of type {record_type} in this document"),
+            "list all targets in one entry, or tell them apart by setIdentifier",
+        );
+    }
+    Some(record)
+}
+
+/// Reads a domain name that may be published.
+pub fn read_name(reader: &Reader<'_>) -> Option<Name> {
+    match Name::parse(reader.filled_text()?) {
+        Ok(name) if name.is_root() => {
+            reader.problem("the root cannot be published", "give a name below a zone of yours");
+            None
+        }
+        Ok(name) => Some(name),
+        Err(error) => {
+            reader.problem(error.to_string(), "give a domain name with labels of up to 63 octets");
+            None
+        }
+    }
+}
+
+fn read_type(reader: &Reader<'_>) -> Option<RecordType> {
+    let text = reader.filled_text()?;
+    let forbidden = [RecordType::SOA];
+    match text.parse::<RecordType>() {
+        Ok(known) if !forbidden.contains(&known) => Some(known),
+        Ok(known) => {
+            reader.problem(format!("records of type {known} cannot be published"), "remove the entry");
+            None
+        }
+        Err(error) => {
+            reader.problem(error.to_string(), "give a record type such as A, AAAA or CNAME");
+            None
+        }
+    }
+}
+
+fn read_properties(list: &Reader<'_>) -> BTreeMap<String, String> {
+    let mut properties = BTreeMap::new();
+    for item in list.items().into_iter().flatten() {
+        let Some(mut fields) = item.fields() else { continue };
+        let name = fields.required("name").and_then(|name| name.filled_text());
+        let value = fields.required("value").and_then(|value| value.text());
+        fields.finish(&["name", "value"]);
+        if let (Some(name), Some(value)) = (name, value) {
+            properties.insert(name.to_owned(), value.to_owned());
+        }
+    }
+    properties
+}
+
+/// A record set as an entry of `spec.endpoints`.
+pub fn to_json(record: &Record) -> Value {
+    let Record { name, record_type, set_identifier, targets, ttl, labels, properties } = record;
+    let mut entry = json!({
+        "dnsName": name.as_str(),
+        "recordType": record_type.to_string(),
+        "targets": targets.iter().map(Target::as_str).collect::<Vec<_>>(),
+    });
+    if let Some(ttl) = ttl {
+        entry["recordTTL"] = (*ttl).into();
+    }
+    if !set_identifier.is_empty() {
+        entry["setIdentifier"] = set_identifier.as_str().into();
+    }
+    if !labels.0.is_empty() {
+        entry["labels"] = json!(labels.0);
+    }
+    if !properties.is_empty() {
+        let property = |(name, value): (&String, &String)| json!({ "name": name, "value": value });
+        entry["providerSpecific"] = properties.iter().map(property).collect();
+    }
+    entry
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::{Problems, documents, parse};
+
+    fn read_text(text: &str) -> (Endpoints, Vec<String>) {
+        let problems = Problems::of("records.yml");
+        let node = parse(documents(text)[0], &problems).unwrap();
+        let endpoints = read(&Reader::root(&node, &problems));
+        (endpoints, problems.into_vec().iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn entries_become_record_sets() {
+        let (found, problems) = read_text(
+            "endpoints:\n- {dnsName: ABC.123.com., recordTTL: 180, targets: [1.2.3.4, 5.6.7.8]}\n\
+             - dnsName: '*.example.org'\n  recordType: CNAME\n  targets: [abc.123.com]\n  setIdentifier: eu\n  \
+             providerSpecific: [{name: aws/region, value: eu-west-1}]\n",
+        );
+        assert_eq!(problems, [] as [String; 0]);
+        let shown: Vec<_> = found.records.iter().map(ToString::to_string).collect();
+        assert_eq!(shown, ["abc.123.com 180 A 1.2.3.4,5.6.7.8", "*.example.org 0 CNAME abc.123.com set=eu"]);
+        assert_eq!(found.records[1].properties["aws/region"], "eu-west-1");
+        assert_eq!(to_json(&found.records[0])["recordTTL"], 180);
+    }
+
+    #[test]
+    fn bad_entry_spares_others() {
+        let (found, problems) = read_text(
+            "endpoints:\n- dnsName: a.example.org\n  targets: [300.0.0.1]\n- dnsName: b..org\n  targets: [1.2.3.4]\n\
+             - dnsName: c.example.org\n  targets: [1.2.3.4]\n- dnsName: c.example.org\n  targets: [1.2.3.5]\n\
+             - dnsName: d.example.org\n  recordTTL: -1\n  targets: [1.2.3.4]\n- dnsName: e.example.org\n  targets: []\n",
+        );
+        let shown: Vec<_> = found.records.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            shown,
+            [
+                "a.example.org 0 A ",
+                "c.example.org 0 A 1.2.3.4",
+                "c.example.org 0 A ",
+                "d.example.org 0 A ",
+                "e.example.org 0 A ",
+            ]
+        );
+        assert!(found.is_unreadable);
+        let places: Vec<_> = problems.iter().map(|problem| problem.split(": ").nth(1).unwrap()).collect();
+        assert_eq!(
+            places,
+            [
+                "endpoints[0].targets[0]",
+                "endpoints[1].dnsName",
+                "endpoints[3]",
+                "endpoints[4].recordTTL",
+                "endpoints[5]"
+            ]
+        );
+        assert!(problems[0].starts_with("records.yml:3: ") && problems[0].contains("not an IPv4 address"));
+        assert!(problems.iter().all(|problem| problem.contains("; ")), "{problems:?}");
+    }
+}

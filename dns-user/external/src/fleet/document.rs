@@ -1,0 +1,167 @@
+//! `FleetName` documents: which names of the fleet are published, and as what. Pure.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use dns_core::{config::duration::parse_duration, name::Name as FleetDomain};
+use serde_json::{Value, json};
+
+use crate::{
+    endpoint::{LONGEST_TTL, read_name},
+    record::Name,
+    text::{Fields, Reader},
+};
+
+/// Illness that an address may have before it is withdrawn, unless a document says otherwise.
+const DEFAULT_HOLD: Duration = Duration::from_secs(30);
+
+/// One mapping.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FleetName {
+    /// Name to publish.
+    pub external: Name,
+    /// Name that the server would be asked for: an alias, or a query.
+    pub internal: FleetDomain,
+    /// TTL in seconds.
+    pub ttl: Option<u32>,
+    /// Illness that an address may have before it is withdrawn.
+    pub hold: Duration,
+}
+
+/// The mappings of a document.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FleetNames {
+    /// Mappings without problems.
+    pub names: Vec<FleetName>,
+    /// External names of entries with a problem: their records stay as they are.
+    pub damaged: Vec<Name>,
+    /// Whether the name of an entry cannot be read: then all records of the document stay.
+    pub is_unreadable: bool,
+}
+
+const MEMBERS: [&str; 6] = ["name", "alias", "group", "query", "ttl", "hold"];
+
+/// Reads `spec.names`. An entry with a problem affects no other.
+pub fn read(spec: &Reader<'_>) -> FleetNames {
+    let mut found = FleetNames::default();
+    let Some(mut fields) = spec.fields() else { return found };
+    let names = fields.required("names").and_then(|names| names.items());
+    let mut seen = BTreeSet::new();
+    for item in names.into_iter().flatten() {
+        let before = item.problems().count();
+        let (external, name) = item.fields().map_or((None, None), |fields| read_entry(fields, &mut seen));
+        match name {
+            Some(name) if item.problems().count() == before => found.names.push(name),
+            _ => match external {
+                Some(external) => found.damaged.push(external),
+                None => found.is_unreadable = true,
+            },
+        }
+    }
+    fields.finish(&["names"]);
+    found
+}
+
+fn read_entry(mut fields: Fields<'_>, seen: &mut BTreeSet<Name>) -> (Option<Name>, Option<FleetName>) {
+    let entry = fields.map().clone();
+    let external = fields.required("name").and_then(|name| read_name(&name));
+    let sources = ["alias", "group", "query"].map(|member| (member, fields.optional(member)));
+    let ttl = fields.optional("ttl").and_then(|ttl| ttl.integer(1..=LONGEST_TTL));
+    let hold = fields.optional("hold").map_or(Some(DEFAULT_HOLD), |hold| read_hold(&hold));
+    fields.finish(&MEMBERS);
+    let mut given = sources.into_iter().filter_map(|(member, reader)| Some((member, reader?)));
+    let internal = match (given.next(), given.next()) {
+        (Some((member, reader)), None) => read_internal(member, &reader),
+        (first, _) => {
+            let reason = if first.is_some() { "there is more than one of" } else { "there is none of" };
+            entry.problem(format!("{reason} alias, group and query"), "give exactly one of them");
+            None
+        }
+    };
+    if let Some(name) = &external
+        && !seen.insert(name.clone())
+    {
+        entry.problem(format!("{name} is mapped twice in this document"), "keep one of the two entries");
+    }
+    let name = (|| Some(FleetName { external: external.clone()?, internal: internal?, ttl, hold: hold? }))();
+    (external, name)
+}
+
+fn read_hold(reader: &Reader<'_>) -> Option<Duration> {
+    let text = reader.text()?;
+    match parse_duration(text) {
+        Ok(hold) => Some(hold),
+        Err(error) => {
+            reader.problem(format!("{text:?} {error}"), "give a number with a unit, such as 30s");
+            None
+        }
+    }
+}
+
+/// Reads an alias, a query, or a group as `GROUP.NETWORK.DEPLOYMENT.DOMAIN`.
+fn read_internal(member: &str, reader: &Reader<'_>) -> Option<FleetDomain> {
+    let text = reader.filled_text()?;
+    let name = match member {
+        "group" => {
+            let labels = text.trim_end_matches('.').split('.').count();
+            if labels < 4 {
+                reader.problem(
+                    format!("{text:?} is no group"),
+                    "write it as GROUP.NETWORK.DEPLOYMENT.DOMAIN, such as router.default.cf.bosh",
+                );
+                return None;
+            }
+            // The smart filter, as for an alias without `health_filter`.
+            format!("q-s0.{text}")
+        }
+        _ => text.to_owned(),
+    };
+    match FleetDomain::from_text(&name) {
+        Ok(name) => Some(name),
+        Err(error) => {
+            reader.problem(format!("{text:?} is not a domain name: {error}"), "give a name of the fleet");
+            None
+        }
+    }
+}
+
+/// A mapping as an entry of `spec.names`.
+pub fn to_json(name: &FleetName) -> Value {
+    let FleetName { external, internal, ttl, hold } = name;
+    let mut entry = json!({
+        "name": external.as_str(),
+        "query": internal.to_string(),
+        "hold": format!("{}ms", hold.as_millis()),
+    });
+    if let Some(ttl) = ttl {
+        entry["ttl"] = (*ttl).into();
+    }
+    entry
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::{Problems, documents, parse};
+
+    #[test]
+    fn bad_mapping_spares_others() {
+        let problems = Problems::of("names.yml");
+        let text = "names:\n- {name: Router.example.org, alias: gorouter.cf.internal, ttl: 60, hold: 10s}\n\
+                    - {name: db.example.org, group: mysql.default.cf.bosh}\n\
+                    - {name: all.example.org, query: q-s4.q-g1.bosh, alias: x.y}\n\
+                    - {name: none.example.org}\n- {name: bad.example.org, group: mysql}\n\
+                    - {name: router.example.org, alias: other.internal}\n- {name: h.example.org, alias: a.b, hold: '30'}\n";
+        let node = parse(documents(text)[0], &problems).unwrap();
+        let found = read(&Reader::root(&node, &problems));
+        assert_eq!(found.names.len(), 2);
+        let [router, database] = &found.names[..] else { panic!("{found:?}") };
+        assert_eq!((router.external.as_str(), router.ttl), ("router.example.org", Some(60)));
+        assert_eq!(router.hold, Duration::from_secs(10));
+        assert_eq!(database.internal.to_string().trim_end_matches('.'), "q-s0.mysql.default.cf.bosh");
+        assert_eq!(database.hold, DEFAULT_HOLD);
+        assert_eq!(found.damaged.len(), 5);
+        let problems = problems.into_vec();
+        let lines: Vec<_> = problems.iter().map(|problem| problem.line).collect();
+        assert_eq!(lines, [4, 5, 6, 7, 8], "{problems:?}");
+    }
+}

@@ -1,0 +1,126 @@
+//! Health of the fleet, as the running server knows it: asked over its control socket.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use dns_core::name::Name as FleetDomain;
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper::{Request, StatusCode, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use serde::Deserialize;
+use tokio::net::{UdpSocket, UnixStream};
+
+/// Longest wait for an answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Longest answer in bytes: an explanation of a group of 10,000 instances has about 2 MB.
+const LONGEST: usize = 64 << 20;
+
+/// A client of the server's control socket.
+#[derive(Debug)]
+pub struct ServerClient {
+    socket: PathBuf,
+    /// Where the server answers DNS. A query keeps a name's instances checked: the server checks
+    /// the instances of names that clients ask for.
+    dns: Option<SocketAddr>,
+    queries: Option<UdpSocket>,
+}
+
+/// Failure to learn the health of a name. The known state stays in use.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}: {reason}", socket.display())]
+pub struct ServerError {
+    socket: PathBuf,
+    reason: String,
+}
+
+/// The part of the server's answer to `/resolve` that matters here.
+#[derive(Debug, Deserialize)]
+struct Explanation {
+    targets: Vec<ExplainedTarget>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ExplainedTarget {
+    matches: Vec<ExplainedMatch>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ExplainedMatch {
+    ip: Option<IpAddr>,
+    health: String,
+}
+
+impl ServerClient {
+    /// Asks at a control socket, and keeps names checked by queries to `dns`.
+    pub fn new(socket: PathBuf, dns: Option<SocketAddr>) -> Self {
+        Self { socket, dns, queries: None }
+    }
+
+    /// Where the server is asked.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Returns the addresses of a name's instances that are ill.
+    pub async fn ill(&mut self, name: &FleetDomain) -> Result<BTreeSet<IpAddr>, ServerError> {
+        self.keep_checked(name).await;
+        let failed = |reason: String| ServerError { socket: self.socket.clone(), reason };
+        let answer = tokio::time::timeout(PATIENCE, self.explain(name)).await;
+        let answer = answer.map_err(|_| failed(format!("no answer within {PATIENCE:?}")))?.map_err(failed)?;
+        let Explanation { targets } = serde_json::from_slice(&answer)
+            .map_err(|error| failed(format!("the answer cannot be read: {error}")))?;
+        let ill = targets.into_iter().flat_map(|target| target.matches).filter_map(|found| {
+            // `unchecked` is no illness: nothing is known.
+            matches!(found.health.as_str(), "failing" | "unknown").then_some(found.ip?)
+        });
+        Ok(ill.collect())
+    }
+
+    async fn explain(&self, name: &FleetDomain) -> Result<Bytes, String> {
+        let stream = UnixStream::connect(&self.socket).await.map_err(|error| error.to_string())?;
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
+        // It ends with the answer.
+        tokio::spawn(connection);
+        let name: String = url::form_urlencoded::byte_serialize(name.to_string().as_bytes()).collect();
+        let request = Request::builder()
+            .uri(format!("/resolve?name={name}"))
+            .header("host", "api.bosh-dns")
+            .header("connection", "close")
+            .body(Empty::<Bytes>::new())
+            .map_err(|error| error.to_string())?;
+        let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), LONGEST).collect().await;
+        let body = body.map_err(|error| error.to_string())?.to_bytes();
+        match status {
+            StatusCode::OK => Ok(body),
+            status => Err(format!("{status}: {}", String::from_utf8_lossy(&body).trim_end())),
+        }
+    }
+
+    /// Asks the server for the name by DNS; the answer does not matter.
+    async fn keep_checked(&mut self, name: &FleetDomain) {
+        let Some(dns) = self.dns else { return };
+        if self.queries.is_none() {
+            let local = if dns.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+            self.queries = UdpSocket::bind(local).await.ok();
+        }
+        let Some(socket) = &self.queries else { return };
+        let mut reply = [0; 512];
+        while socket.try_recv(&mut reply).is_ok() {}
+        // Header with id, RD and one question (RFC 1035, section 4.1.1); type A, class IN.
+        let mut query = vec![0x5a, 0x5a, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+        query.extend_from_slice(name.as_wire());
+        query.extend_from_slice(&[0, 1, 0, 1]);
+        if let Err(error) = socket.send_to(&query, dns).await {
+            tracing::debug!(%dns, %error, "query to the server failed; its health checks may lapse");
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Metrics, under the names that users of external-dns know.
+//!
+//! Families of the controller and the registry carry the label `provider`, because one process
+//! serves several.
+
+use std::collections::BTreeMap;
+
+use prometheus::{
+    GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder, core::Collector,
+};
+
+/// All metrics.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    registry: Registry,
+    /// End of the last round that published everything, in seconds since 1970.
+    pub last_sync: GaugeVec,
+    /// End of the last round, in seconds since 1970.
+    pub last_reconcile: GaugeVec,
+    /// Rounds in a row that did not publish everything.
+    pub soft_errors: IntGaugeVec,
+    /// Rounds that changed nothing.
+    pub no_op_runs: IntCounterVec,
+    /// Wanted record sets that were found in the zones, by type.
+    pub verified_records: IntGaugeVec,
+    /// Record sets in the zones.
+    pub registry_endpoints: IntGaugeVec,
+    /// Failed rounds.
+    pub registry_errors: IntCounterVec,
+    /// Names in the zones that are ours.
+    pub registry_records: IntGaugeVec,
+    /// Wanted records that belong to another owner.
+    pub skipped: IntGaugeVec,
+    /// Deletions that wait for confirmation.
+    pub awaiting_confirmation: IntGaugeVec,
+    /// Wanted record sets.
+    pub source_endpoints: IntGauge,
+    /// Readings of documents that found problems.
+    pub source_errors: IntCounter,
+    /// Wanted record sets, by type.
+    pub source_records: IntGaugeVec,
+    /// Documents and entries with problems.
+    pub invalid_endpoints: IntGauge,
+    /// Record sets that several documents want.
+    pub deduplicated_endpoints: IntGauge,
+}
+
+impl Metrics {
+    /// Registers all metrics.
+    pub fn new() -> prometheus::Result<Self> {
+        let registry = Registry::new();
+        #[cfg(target_os = "linux")]
+        registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
+        Ok(Self {
+            last_sync: add(
+                &registry,
+                GaugeVec::new(
+                    Opts::new(
+                        "external_dns_controller_last_sync_timestamp_seconds",
+                        "End of the last round that published everything",
+                    ),
+                    &["provider"],
+                )?,
+            )?,
+            last_reconcile: add(
+                &registry,
+                GaugeVec::new(
+                    Opts::new(
+                        "external_dns_controller_last_reconcile_timestamp_seconds",
+                        "End of the last round",
+                    ),
+                    &["provider"],
+                )?,
+            )?,
+            soft_errors: gauges(
+                &registry,
+                "external_dns_controller_consecutive_soft_errors",
+                "Rounds in a row that did not publish everything",
+                &["provider"],
+            )?,
+            no_op_runs: counters(
+                &registry,
+                "external_dns_controller_no_op_runs_total",
+                "Rounds that changed nothing",
+            )?,
+            verified_records: gauges(
+                &registry,
+                "external_dns_controller_verified_records",
+                "Wanted record sets of providers whose last round published everything",
+                &["provider", "record_type"],
+            )?,
+            registry_endpoints: gauges(
+                &registry,
+                "external_dns_registry_endpoints_total",
+                "Record sets in the zones",
+                &["provider"],
+            )?,
+            registry_errors: counters(&registry, "external_dns_registry_errors_total", "Failed rounds")?,
+            registry_records: gauges(
+                &registry,
+                "external_dns_registry_records",
+                "Names in the zones that this owner has",
+                &["provider"],
+            )?,
+            skipped: gauges(
+                &registry,
+                "external_dns_registry_skipped_records_owner_mismatch_per_sync",
+                "Wanted records that belong to another owner",
+                &["provider"],
+            )?,
+            awaiting_confirmation: gauges(
+                &registry,
+                "bosh_dns_publish_deletions_awaiting_confirmation",
+                "Deletions that wait for --confirm-deletions",
+                &["provider"],
+            )?,
+            source_endpoints: add(
+                &registry,
+                IntGauge::new("external_dns_source_endpoints_total", "Wanted record sets")?,
+            )?,
+            source_errors: add(
+                &registry,
+                IntCounter::new(
+                    "external_dns_source_errors_total",
+                    "Readings of documents that found problems",
+                )?,
+            )?,
+            source_records: gauges(
+                &registry,
+                "external_dns_source_records",
+                "Wanted record sets by type",
+                &["record_type"],
+            )?,
+            invalid_endpoints: add(
+                &registry,
+                IntGauge::new("external_dns_source_invalid_endpoints", "Problems in documents")?,
+            )?,
+            deduplicated_endpoints: add(
+                &registry,
+                IntGauge::new(
+                    "external_dns_source_deduplicated_endpoints",
+                    "Record sets that several documents want",
+                )?,
+            )?,
+            registry,
+        })
+    }
+
+    /// Returns all metrics in Prometheus' text form.
+    pub fn text(&self) -> String {
+        let families = self.registry.gather();
+        TextEncoder::new().encode_to_string(&families).unwrap_or_else(|error| format!("# {error}\n"))
+    }
+
+    /// Sets the gauges of record types; types that are gone go to zero.
+    pub fn set_types(gauge: &IntGaugeVec, provider: Option<&str>, counts: &BTreeMap<String, usize>) {
+        for record_type in ["A", "AAAA", "CNAME"].into_iter().chain(counts.keys().map(String::as_str)) {
+            let count = counts.get(record_type).copied().unwrap_or_default();
+            let labels: Vec<&str> = provider.into_iter().chain([record_type]).collect();
+            gauge.with_label_values(&labels).set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// Removes the metrics of a provider that is gone.
+    pub fn forget(&self, provider: &str) {
+        // A family without the provider refuses; that is fine.
+        for family in [
+            &self.soft_errors,
+            &self.registry_endpoints,
+            &self.registry_records,
+            &self.skipped,
+            &self.awaiting_confirmation,
+        ] {
+            let _ = family.remove_label_values(&[provider]);
+        }
+        for family in [&self.last_sync, &self.last_reconcile] {
+            let _ = family.remove_label_values(&[provider]);
+        }
+    }
+}
+
+fn add<C: Collector + Clone + 'static>(registry: &Registry, metric: C) -> prometheus::Result<C> {
+    registry.register(Box::new(metric.clone())).map(|()| metric)
+}
+
+fn gauges(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntGaugeVec> {
+    add(registry, IntGaugeVec::new(Opts::new(name, help), labels)?)
+}
+
+fn counters(registry: &Registry, name: &str, help: &str) -> prometheus::Result<IntCounterVec> {
+    add(registry, IntCounterVec::new(Opts::new(name, help), &["provider"])?)
+}

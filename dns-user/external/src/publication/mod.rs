@@ -1,0 +1,202 @@
+//! Which records each provider should have: documents and resources joined. Pure.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use dns_core::name::Name as FleetDomain;
+
+use crate::{
+    documents::{Content, Document, DocumentId, Kind, Scan},
+    fleet::{FleetName, FleetNames},
+    plan::Desired,
+    record::{Labels, Name, Record, RecordType, Target as RecordTarget},
+    update_record::{ListOwner, PROVIDER_LABEL, RecordList, UpdateRecord},
+};
+
+/// A provider with everything that is wanted there.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// The DNS Update Record.
+    pub id: DocumentId,
+    /// Its parameters.
+    pub record: UpdateRecord,
+    /// Wanted records.
+    pub desired: Desired,
+    /// Documents that want each name.
+    pub origins: BTreeMap<Name, BTreeSet<DocumentId>>,
+    /// Record sets that each document wants.
+    pub counts: BTreeMap<DocumentId, usize>,
+}
+
+/// Wanted records of every provider.
+#[derive(Clone, Debug, Default)]
+pub struct Publication {
+    /// Providers, by `PROJECT/RECORD`.
+    pub targets: BTreeMap<String, Arc<Target>>,
+    /// Reasons why a document, or a part of it, is not published.
+    pub problems: BTreeMap<DocumentId, Vec<String>>,
+}
+
+/// Returns what a fleet name publishes, or why it publishes nothing.
+pub type ResolveFleet<'a> = &'a dyn Fn(&FleetName) -> Result<Vec<Record>, String>;
+
+impl Target {
+    /// Returns the name in status, metrics and commands: `PROJECT/RECORD`.
+    pub fn name(&self) -> String {
+        format!("{}/{}", self.id.namespace, self.id.name)
+    }
+
+    /// Returns whether another state of the target asks for the same.
+    pub fn wants_the_same(&self, other: &Self) -> bool {
+        self.record == other.record
+            && self.desired.records == other.desired.records
+            && self.desired.held == other.desired.held
+    }
+}
+
+/// Joins the documents of the folder with stored resources. A document of the folder wins over a
+/// resource of the same name.
+pub fn publish(scan: &Scan, stored: &[Document], resolve_fleet: ResolveFleet<'_>) -> Publication {
+    let mut publication = Publication::default();
+    let in_folder: BTreeSet<&DocumentId> = scan
+        .files
+        .iter()
+        .flat_map(|file| &file.documents)
+        .chain(&scan.documents)
+        .map(|document| &document.id)
+        .collect();
+    let stored = stored.iter().filter(|document| !in_folder.contains(&document.id));
+    let all: Vec<&Document> = scan.documents.iter().chain(stored).collect();
+
+    let mut targets: BTreeMap<String, Target> = BTreeMap::new();
+    for document in &all {
+        if let Some(Content::UpdateRecord(record)) = &document.content {
+            let target = Target {
+                id: document.id.clone(),
+                record: record.clone(),
+                desired: Desired { held: scan.held.clone(), ..Desired::default() },
+                origins: BTreeMap::new(),
+                counts: BTreeMap::new(),
+            };
+            targets.insert(target.name(), target);
+        }
+    }
+    let lists: BTreeMap<ListOwner, RecordList> = all
+        .iter()
+        .filter_map(|document| match &document.content {
+            Some(Content::List(owner, list)) => Some((owner.clone(), list.clone())),
+            _ => None,
+        })
+        .collect();
+    // A list or intent that cannot be read may hide wishes.
+    let hold_intents = scan.holds_intents;
+    for document in &all {
+        let Some(content) = &document.content else { continue };
+        match content {
+            Content::Endpoints(endpoints) => {
+                publication.select(document, endpoints.records.clone(), &mut targets);
+            }
+            Content::Fleet(names) => {
+                let records = publication.resolve(document, names, resolve_fleet);
+                publication.select(document, records, &mut targets);
+            }
+            Content::Intent(intent) => {
+                let project = document.id.namespace.as_str();
+                let is_record = |name: &str| targets.contains_key(&format!("{project}/{name}"));
+                let outcome = intent.bindings(project, &lists, is_record);
+                if !outcome.problems.is_empty() {
+                    publication.problems.entry(document.id.clone()).or_default().extend(outcome.problems);
+                    hold(&mut targets, &document.id);
+                }
+                for binding in outcome.bindings {
+                    if let Some(target) = targets.get_mut(&format!("{project}/{}", binding.update_record)) {
+                        target.add(document, binding.records);
+                    }
+                }
+            }
+            Content::UpdateRecord(_) | Content::List(..) => {}
+        }
+        if hold_intents && document.id.kind == Kind::Intent {
+            hold(&mut targets, &document.id);
+        }
+    }
+    publication.targets = targets.into_iter().map(|(name, target)| (name, Arc::new(target))).collect();
+    publication
+}
+
+/// Keeps the records of a document at every provider.
+fn hold(targets: &mut BTreeMap<String, Target>, id: &DocumentId) {
+    for target in targets.values_mut() {
+        target.desired.held.insert(id.resource());
+    }
+}
+
+impl Publication {
+    /// Gives records to the targets that select the document.
+    fn select(&mut self, document: &Document, records: Vec<Record>, targets: &mut BTreeMap<String, Target>) {
+        let mut is_selected = false;
+        for target in targets.values_mut() {
+            if target.id.namespace == document.id.namespace && target.record.selects(&document.labels) {
+                target.add(document, records.clone());
+                is_selected = true;
+            }
+        }
+        if !is_selected {
+            self.problems.entry(document.id.clone()).or_default().push(format!(
+                "no DNS Update Record of project {} selects it; label it {PROVIDER_LABEL}: NAME",
+                document.id.namespace
+            ));
+        }
+    }
+
+    /// Resolves fleet names. A name without addresses keeps the records that it has.
+    fn resolve(&mut self, document: &Document, names: &FleetNames, resolve: ResolveFleet<'_>) -> Vec<Record> {
+        let mut records = Vec::new();
+        let mut kept: Vec<&Name> = names.damaged.iter().collect();
+        for name in &names.names {
+            match resolve(name) {
+                Ok(found) => records.extend(found),
+                Err(problem) => {
+                    kept.push(&name.external);
+                    let problem = format!("{}: {problem}; its records stay as they are", name.external);
+                    self.problems.entry(document.id.clone()).or_default().push(problem);
+                }
+            }
+        }
+        for name in kept {
+            // A wish without targets leaves the present set alone.
+            let none: [RecordTarget; 0] = [];
+            let wish = |record_type| Record::new(name.clone(), record_type, none.clone());
+            records.extend([wish(RecordType::A), wish(RecordType::AAAA)]);
+        }
+        records
+    }
+}
+
+impl Target {
+    fn add(&mut self, document: &Document, records: Vec<Record>) {
+        let wanted = records.iter().filter(|record| !record.targets.is_empty()).count();
+        *self.counts.entry(document.id.clone()).or_default() += wanted;
+        for mut record in records {
+            self.origins.entry(record.name.clone()).or_default().insert(document.id.clone());
+            record.labels.0.insert(Labels::RESOURCE.to_owned(), document.id.resource());
+            self.desired.records.push(record);
+        }
+    }
+}
+
+/// Returns the fleet's names that documents ask for.
+pub fn fleet_names<'a>(documents: impl IntoIterator<Item = &'a Document>) -> BTreeSet<FleetDomain> {
+    let mut found = BTreeSet::new();
+    for document in documents {
+        if let Some(Content::Fleet(names)) = &document.content {
+            found.extend(names.names.iter().map(|name| name.internal.clone()));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,316 @@
+//! Manifests for Kubernetes: a Deployment of external-dns per DNS Update Record, and `DNSEndpoint`
+//! resources that its label filter selects. Pure.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use crate::{
+    endpoint,
+    publication::{Publication, Target},
+    record::{Labels, Record},
+    update_record::{PROVIDER_LABEL, Setting},
+};
+
+/// Image of the Deployments unless the command says otherwise.
+pub const IMAGE: &str = "registry.k8s.io/external-dns/external-dns:v0.19.0";
+
+/// Renders every provider: file names and their YAML.
+pub fn manifests(publication: &Publication, image: &str) -> BTreeMap<String, String> {
+    let mut files = BTreeMap::new();
+    for target in publication.targets.values() {
+        let name = kubernetes_name(&[&target.id.namespace, &target.id.name]);
+        files.insert(format!("{name}-deployment.yaml"), yaml(&deployment(target, image)));
+        let endpoints: Vec<String> = endpoints(target).iter().map(yaml).collect();
+        if !endpoints.is_empty() {
+            files.insert(format!("{name}-endpoints.yaml"), endpoints.join("---\n"));
+        }
+    }
+    files
+}
+
+fn deployment(target: &Target, image: &str) -> Value {
+    let Target { id, record, .. } = target;
+    let name = kubernetes_name(&["external-dns", &id.name]);
+    let labels = json!({ "app.kubernetes.io/name": "external-dns", PROVIDER_LABEL: id.name });
+    let mut arguments = vec![
+        "--source=crd".to_owned(),
+        format!("--crd-source-apiversion={}", endpoint::API_VERSION),
+        "--crd-source-kind=DNSEndpoint".to_owned(),
+        format!("--namespace={}", id.namespace),
+        format!("--label-filter={PROVIDER_LABEL}={}", id.name),
+        format!("--provider={}", record.provider),
+    ];
+    let mut environment = Vec::new();
+    for (parameter, setting) in record.parameters.iter() {
+        if parameter.name == "rfc2136-tsig-secret" {
+            // external-dns reads every flag from the environment as well; a manifest is no place
+            // for a secret.
+            environment.push(json!({
+                "name": "EXTERNAL_DNS_RFC2136_TSIG_SECRET",
+                "valueFrom": { "secretKeyRef": { "name": name, "key": parameter.name } },
+            }));
+        } else {
+            arguments.extend(arguments_of(parameter.name, setting));
+        }
+    }
+    let mut container = json!({ "name": "external-dns", "image": image, "args": arguments });
+    if !environment.is_empty() {
+        container["env"] = environment.into();
+    }
+    json!({
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": { "name": name, "namespace": id.namespace, "labels": labels },
+        "spec": {
+            "replicas": 1,
+            "strategy": { "type": "Recreate" },
+            "selector": { "matchLabels": labels },
+            "template": {
+                "metadata": { "labels": labels },
+                "spec": { "serviceAccountName": "external-dns", "containers": [container] },
+            },
+        },
+    })
+}
+
+/// A parameter in the syntax of external-dns's command line, which differs from the document's
+/// for some.
+fn arguments_of(name: &str, setting: &Setting) -> Vec<String> {
+    let Setting::Text(text) = setting else {
+        return match (name.strip_prefix("no-"), setting) {
+            (Some(positive), Setting::Boolean(false)) => vec![format!("--{positive}")],
+            _ => vec![setting.argument(name)],
+        };
+    };
+    match name {
+        "domain-filter" | "exclude-domains" | "zone-id-filter" | "aws-zone-tags" | "rfc2136-zone" => {
+            let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+            parts.map(|part| format!("--{name}={part}")).collect()
+        }
+        "rfc2136-host" => match text.rsplit_once(':') {
+            Some((host, port)) if port.parse::<u16>().is_ok() && !host.ends_with(':') => {
+                vec![format!("--rfc2136-host={host}"), format!("--rfc2136-port={port}")]
+            }
+            _ => vec![setting.argument(name)],
+        },
+        // A switch of external-dns, although the document makes it text.
+        "rfc2136-tsig-axfr" | "publish-host-ip" => {
+            let is_off = matches!(text.trim(), "" | "false" | "no" | "disabled");
+            vec![Setting::Boolean(!is_off).argument(name)]
+        }
+        _ => vec![setting.argument(name)],
+    }
+}
+
+/// `DNSEndpoint` resources of a target: one per document.
+fn endpoints(target: &Target) -> Vec<Value> {
+    let mut by_resource: BTreeMap<&str, Vec<&Record>> = BTreeMap::new();
+    for record in target.desired.records.iter().filter(|record| !record.targets.is_empty()) {
+        by_resource.entry(record.labels.resource()).or_default().push(record);
+    }
+    let resource = |(resource, records): (&str, Vec<&Record>)| {
+        let (kind, document) = resource.split_once('/').unwrap_or(("", resource));
+        let document = document.rsplit('/').next().unwrap_or(document);
+        let name = match kind {
+            "crd" => kubernetes_name(&[document, &target.id.name]),
+            _ => kubernetes_name(&[kind, document, &target.id.name]),
+        };
+        let entries: Vec<Value> = records
+            .into_iter()
+            .map(|record| {
+                let mut record = record.clone();
+                // external-dns sets the resource itself.
+                record.labels.0.remove(Labels::RESOURCE);
+                endpoint::to_json(&record)
+            })
+            .collect();
+        json!({
+            "apiVersion": endpoint::API_VERSION,
+            "kind": "DNSEndpoint",
+            "metadata": {
+                "name": name,
+                "namespace": target.id.namespace,
+                "labels": { PROVIDER_LABEL: target.id.name },
+            },
+            "spec": { "endpoints": entries },
+        })
+    };
+    by_resource.into_iter().map(resource).collect()
+}
+
+/// Joins words to a name that Kubernetes admits (RFC 1123, up to 63 octets).
+fn kubernetes_name(words: &[&str]) -> String {
+    let mut name: String = words
+        .join("-")
+        .to_ascii_lowercase()
+        .chars()
+        .map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' })
+        .collect();
+    name.truncate(63);
+    name.trim_matches('-').to_owned()
+}
+
+/// Writes a value as YAML in block style.
+fn yaml(value: &Value) -> String {
+    let mut text = String::new();
+    match value {
+        Value::Object(members) => write_members(&mut text, members, 0),
+        other => text.push_str(&other.to_string()),
+    }
+    text
+}
+
+fn write_members(text: &mut String, members: &Map<String, Value>, depth: usize) {
+    for (name, value) in members {
+        text.push_str(&" ".repeat(depth));
+        text.push_str(&scalar(name));
+        text.push(':');
+        write_value(text, value, depth);
+    }
+}
+
+/// Writes a value behind `name:`.
+fn write_value(text: &mut String, value: &Value, depth: usize) {
+    match value {
+        Value::Object(members) if !members.is_empty() => {
+            text.push('\n');
+            write_members(text, members, depth + 2);
+        }
+        Value::Array(items) if !items.is_empty() => {
+            text.push('\n');
+            for item in items {
+                text.push_str(&" ".repeat(depth));
+                text.push_str("- ");
+                match item {
+                    Value::Object(members) if !members.is_empty() => {
+                        let mut nested = String::new();
+                        write_members(&mut nested, members, depth + 2);
+                        text.push_str(nested.trim_start());
+                    }
+                    other => {
+                        text.push_str(&flow(other));
+                        text.push('\n');
+                    }
+                }
+            }
+        }
+        other => {
+            text.push(' ');
+            text.push_str(&flow(other));
+            text.push('\n');
+        }
+    }
+}
+
+fn flow(value: &Value) -> String {
+    match value {
+        Value::String(text) => scalar(text),
+        other => other.to_string(),
+    }
+}
+
+/// Writes text plainly where YAML can only read it as text, and in quotes otherwise.
+fn scalar(text: &str) -> String {
+    let starts_plain =
+        text.chars().next().is_some_and(|letter| letter.is_ascii_alphabetic() || letter == '/');
+    let is_plain = text.chars().all(|letter| letter.is_ascii_alphanumeric() || "-_./".contains(letter));
+    let is_word = matches!(
+        text.to_ascii_lowercase().as_str(),
+        "true" | "false" | "yes" | "no" | "on" | "off" | "null" | "y" | "n"
+    );
+    if starts_plain && is_plain && !is_word { text.to_owned() } else { Value::from(text).to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::{documents::Folder, publication::publish};
+
+    const DOCUMENTS: &str = "
+apiVersion: bosh-dns-publish/v1
+kind: DNSUpdateRecord
+metadata: {name: Corp_BIND, namespace: shop}
+spec:
+  provider: rfc2136
+  external-dns-parameters:
+    rfc2136-host: ns.example.org:5353
+    rfc2136-zone: example.org, example.net
+    rfc2136-tsig-keyname: key
+    rfc2136-tsig-secret: c2VjcmV0
+    rfc2136-tsig-axfr: axfr
+    policy: upsert-only
+    compatibility: mate
+    dry-run: false
+---
+apiVersion: externaldns.k8s.io/v1alpha1
+kind: DNSEndpoint
+metadata: {name: abc, namespace: shop, labels: {dnsprovider: Corp_BIND}}
+spec: {endpoints: [{dnsName: abc.example.org, recordTTL: 180, recordType: A, targets: [1.2.3.4, 5.6.7.8]}]}
+";
+
+    #[test]
+    fn manifests_carry_parameters() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("a.yml"), DOCUMENTS).unwrap();
+        let scan = Folder::new(vec![folder.path().to_owned()]).scan();
+        assert_eq!(scan.problems().count(), 0);
+        let files = manifests(&publish(&scan, &[], &|_| Ok(Vec::new())), "image:1");
+        assert_eq!(
+            files.keys().collect::<Vec<_>>(),
+            ["shop-corp-bind-deployment.yaml", "shop-corp-bind-endpoints.yaml"]
+        );
+        let deployment = &files["shop-corp-bind-deployment.yaml"];
+        let read: Value = serde_saphyr::from_str(deployment).unwrap();
+        assert_eq!(read["metadata"]["labels"]["dnsprovider"], "Corp_BIND");
+        let container = &read["spec"]["template"]["spec"]["containers"][0];
+        let arguments: Vec<_> =
+            container["args"].as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect();
+        assert_eq!(
+            arguments,
+            [
+                "--source=crd",
+                "--crd-source-apiversion=externaldns.k8s.io/v1alpha1",
+                "--crd-source-kind=DNSEndpoint",
+                "--namespace=shop",
+                "--label-filter=dnsprovider=Corp_BIND",
+                "--provider=rfc2136",
+                "--compatibility=mate",
+                "--no-dry-run",
+                "--policy=upsert-only",
+                "--rfc2136-host=ns.example.org",
+                "--rfc2136-port=5353",
+                "--rfc2136-tsig-axfr",
+                "--rfc2136-tsig-keyname=key",
+                "--rfc2136-zone=example.org",
+                "--rfc2136-zone=example.net",
+            ]
+        );
+        assert!(!deployment.contains("c2VjcmV0"), "{deployment}");
+        assert_eq!(container["env"][0]["valueFrom"]["secretKeyRef"]["name"], "external-dns-corp-bind");
+        let endpoint: Value = serde_saphyr::from_str(&files["shop-corp-bind-endpoints.yaml"]).unwrap();
+        assert_eq!(endpoint["metadata"]["labels"]["dnsprovider"], "Corp_BIND");
+        assert_eq!(
+            endpoint["spec"]["endpoints"][0],
+            json!({"dnsName": "abc.example.org", "recordTTL": 180, "recordType": "A", "targets": ["1.2.3.4", "5.6.7.8"]})
+        );
+    }
+
+    #[test]
+    fn ambiguous_text_is_quoted() {
+        for text in ["true", "No", "12", "a: b", "", "#x", "-x", "1.2.3.4", "*"] {
+            let read: Value = serde_saphyr::from_str(&yaml(&json!({ "m": text }))).unwrap();
+            assert_eq!(read["m"], text);
+        }
+    }
+
+    #[test]
+    fn negated_switch_turns_positive() {
+        let arguments = |name, value| arguments_of(name, &Setting::Boolean(value));
+        assert_eq!(arguments("no-aws-evaluate-target-health", true), ["--no-aws-evaluate-target-health"]);
+        assert_eq!(arguments("no-aws-evaluate-target-health", false), ["--aws-evaluate-target-health"]);
+        assert_eq!(arguments("once", false), ["--no-once"]);
+    }
+}

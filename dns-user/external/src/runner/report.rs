@@ -1,0 +1,153 @@
+//! Status of documents and providers, from what the last rounds did. Pure.
+
+use std::collections::BTreeMap;
+
+use super::sources::problems_by_document;
+use crate::{
+    api::{Overview, ProviderOverview},
+    documents::{Content, Document, DocumentId, DocumentStatus, ProviderResult, Scan},
+    engine::Report,
+    publication::{Publication, Target},
+    record::Name,
+    store::Resource,
+};
+
+/// Result of a provider's last round.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ProviderState {
+    /// Whether a round has ended.
+    pub ran: bool,
+    /// Names that are ours.
+    pub owned: usize,
+    /// Problems of the provider or a zone, which concern every document.
+    pub general: Vec<String>,
+    /// Problems of single names.
+    pub names: Vec<(Name, String)>,
+}
+
+impl ProviderState {
+    /// Reads a report.
+    pub fn of_report(report: &Report) -> Self {
+        let mut state = Self { ran: true, ..Self::default() };
+        let mut notes = report.notes.clone();
+        for zone in &report.zones {
+            state.owned += zone.owned;
+            if let Some(failure) = &zone.failure {
+                state.general.push(format!("zone {}: {failure}", zone.id));
+            }
+            if let Some(refusal) = &zone.refusal {
+                state.general.push(format!("zone {}: {refusal}", zone.id));
+            }
+            if zone.conflicts > 0 {
+                let conflicts = zone.conflicts;
+                state.general.push(format!(
+                    "zone {}: {conflicts} changes met another writer in every round; the next run tries again",
+                    zone.id
+                ));
+            }
+            let failures = zone.failures.iter().map(|(name, error)| (name.clone(), error.to_string()));
+            state.names.extend(failures);
+            notes.extend(zone.notes.iter().cloned());
+        }
+        state.names.extend(notes.into_iter().map(|note| (note.name.clone(), note.to_string())));
+        state
+    }
+
+    /// Makes the state of a provider that could not run.
+    pub fn failed(problem: impl ToString) -> Self {
+        Self { ran: true, general: vec![problem.to_string()], ..Self::default() }
+    }
+
+    fn result(&self, target: &Target, document: &DocumentId) -> ProviderResult {
+        let mut problems = self.general.clone();
+        let is_own = |name: &Name| target.origins.get(name).is_some_and(|origins| origins.contains(document));
+        problems
+            .extend(self.names.iter().filter(|(name, _)| is_own(name)).map(|(_, problem)| problem.clone()));
+        let records = target.counts.get(document).copied().unwrap_or_default();
+        ProviderResult { synced: self.ran && problems.is_empty(), records, problems }
+    }
+}
+
+/// Makes the status of everything. `before` is the last status, which counts generations.
+pub fn statuses(
+    scan: &Scan,
+    stored: &[Resource],
+    publication: &Publication,
+    states: &BTreeMap<String, ProviderState>,
+    before: &BTreeMap<DocumentId, DocumentStatus>,
+) -> Overview {
+    let (mut problems, of_files) = problems_by_document(scan);
+    for (id, found) in &publication.problems {
+        problems.entry(id.clone()).or_default().extend(found.iter().cloned());
+    }
+    let mut documents = Vec::new();
+    let stored_documents = super::Sources::stored(stored);
+    let generations: BTreeMap<&DocumentId, u64> =
+        stored.iter().map(|resource| (&resource.id, resource.generation)).collect();
+    let of_files_documents = scan.files.iter().flat_map(|file| &file.documents);
+    let mut seen = std::collections::BTreeSet::new();
+    for document in of_files_documents.chain(&stored_documents) {
+        if !seen.insert(&document.id) {
+            continue;
+        }
+        let digest = digest(document);
+        let counted = match before.get(&document.id) {
+            Some(known) if known.digest == digest => known.observed_generation,
+            Some(known) => known.observed_generation + 1,
+            None => 1,
+        };
+        let observed_generation =
+            document.generation.or_else(|| generations.get(&document.id).copied()).unwrap_or(counted);
+        let mut own = problems.remove(&document.id).unwrap_or_default();
+        let mut remarks = Vec::new();
+        let mut providers = BTreeMap::new();
+        for (name, target) in &publication.targets {
+            let state = states.get(name).cloned().unwrap_or_default();
+            if target.counts.contains_key(&document.id) {
+                providers.insert(name.clone(), state.result(target, &document.id));
+            }
+            if target.id == document.id {
+                own.extend(state.general);
+            }
+        }
+        if let Some(Content::UpdateRecord(record)) = &document.content {
+            remarks = record.remarks();
+        }
+        let of_providers = providers.values().flat_map(|result| result.problems.first());
+        let last_error = own.first().or_else(|| of_providers.into_iter().next()).cloned();
+        let last_error = last_error.map(|first| match own.len() {
+            0 | 1 => first,
+            count => format!("{first} (and {} more)", count - 1),
+        });
+        documents.push(DocumentStatus {
+            id: document.id.clone(),
+            observed_generation,
+            digest,
+            providers,
+            last_error,
+            remarks,
+        });
+    }
+    let providers = publication.targets.iter().map(|(name, target)| {
+        let state = states.get(name).cloned().unwrap_or_default();
+        let mut problems = state.general.clone();
+        problems.extend(state.names.iter().map(|(_, problem)| problem.clone()));
+        let overview = ProviderOverview {
+            provider: target.record.provider.name().to_owned(),
+            synced: state.ran && problems.is_empty(),
+            wanted: target.counts.values().sum(),
+            owned: state.owned,
+            problems,
+            remarks: target.record.remarks(),
+        };
+        (name.clone(), overview)
+    });
+    Overview { providers: providers.collect(), documents, problems: of_files }
+}
+
+/// Digest of what a document says, to count its changes.
+fn digest(document: &Document) -> String {
+    let Document { id: _, labels, generation: _, line: _, last_line: _, content } = document;
+    let digest = ring::digest::digest(&ring::digest::SHA256, format!("{labels:?}{content:?}").as_bytes());
+    digest.as_ref()[..8].iter().map(|octet| format!("{octet:02x}")).collect()
+}

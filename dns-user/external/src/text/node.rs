@@ -1,0 +1,208 @@
+//! The tree.
+
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_saphyr::Spanned;
+
+use super::Problems;
+
+/// A value and the line it begins on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// Line in the file, from 1.
+    pub line: u64,
+    /// Content.
+    pub value: Value,
+}
+
+/// A value of YAML's core schema, of which JSON is a part.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// `null`, `~`, or nothing.
+    Null,
+    /// `true` or `false`.
+    Bool(bool),
+    /// A whole number.
+    Integer(i128),
+    /// Any other number.
+    Float(f64),
+    /// Text.
+    Text(String),
+    /// A list.
+    List(Vec<Node>),
+    /// Members in the order of the text.
+    Map(Vec<Member>),
+}
+
+/// A member of a map.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Member {
+    /// Its name.
+    pub name: String,
+    /// Line of the name.
+    pub line: u64,
+    /// Its value.
+    pub node: Node,
+}
+
+/// One document of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Document<'a> {
+    /// Its first line in the file, from 1.
+    pub line: u64,
+    /// Its text.
+    pub text: &'a str,
+}
+
+/// Splits a file at its `---` lines; documents without content are left out.
+///
+/// A syntax error then stays within its document.
+pub fn documents(text: &str) -> Vec<Document<'_>> {
+    let mut found = Vec::new();
+    let (mut start, mut first, mut line, mut at) = (0, 1, 0, 0);
+    for piece in text.split_inclusive('\n') {
+        line += 1;
+        let end = at + piece.len();
+        let marker = piece.trim_end();
+        if marker == "---" || marker.starts_with("--- ") {
+            found.push(Document { line: first, text: &text[start..at] });
+            // Text after the marker belongs to the document.
+            (start, first) = (at + 3, line);
+        } else if marker == "..." {
+            found.push(Document { line: first, text: &text[start..at] });
+            (start, first) = (end, line + 1);
+        }
+        at = end;
+    }
+    found.push(Document { line: first, text: &text[start..] });
+    found.retain(|document| {
+        document.text.lines().map(str::trim).any(|line| !line.is_empty() && !line.starts_with('#'))
+    });
+    found
+}
+
+/// Reads one document; reports why it cannot be read.
+pub fn parse(document: Document<'_>, problems: &Problems) -> Option<Node> {
+    match serde_saphyr::from_str::<Tree>(document.text) {
+        Ok(Tree(node)) => Some(shift(node, document.line - 1)),
+        Err(error) => {
+            let line = error.location().map_or(1, |location| location.line());
+            let reason = error.without_snippet().to_string();
+            problems.add(
+                document.line - 1 + line.max(1),
+                "",
+                format!("not valid YAML or JSON: {}", reason.lines().next().unwrap_or_default()),
+                "correct the syntax at this line",
+            );
+            None
+        }
+    }
+}
+
+/// Moves all lines of a tree down.
+fn shift(mut node: Node, by: u64) -> Node {
+    if by > 0 {
+        shift_in_place(&mut node, by);
+    }
+    node
+}
+
+fn shift_in_place(node: &mut Node, by: u64) {
+    node.line += by;
+    match &mut node.value {
+        Value::List(items) => items.iter_mut().for_each(|item| shift_in_place(item, by)),
+        Value::Map(members) => {
+            for member in members {
+                member.line += by;
+                shift_in_place(&mut member.node, by);
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Integer(_) | Value::Float(_) | Value::Text(_) => {}
+    }
+}
+
+/// A [`Node`] in the form that serde reads.
+struct Tree(Node);
+
+impl<'de> Deserialize<'de> for Tree {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let spanned = Spanned::<Bare>::deserialize(deserializer)?;
+        Ok(Self(Node { line: spanned.referenced.line(), value: spanned.value.0 }))
+    }
+}
+
+/// A [`Value`] in the form that serde reads.
+struct Bare(Value);
+
+impl<'de> Deserialize<'de> for Bare {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(BareVisitor)
+    }
+}
+
+struct BareVisitor;
+
+impl<'de> Visitor<'de> for BareVisitor {
+    type Value = Bare;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value of YAML or JSON")
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Bare, E> {
+        Ok(Bare(Value::Bool(value)))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Bare, E> {
+        Ok(Bare(Value::Integer(value.into())))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Bare, E> {
+        Ok(Bare(Value::Integer(value.into())))
+    }
+
+    fn visit_i128<E>(self, value: i128) -> Result<Bare, E> {
+        Ok(Bare(Value::Integer(value)))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Bare, E> {
+        Ok(Bare(Value::Float(value)))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Bare, E> {
+        Ok(Bare(Value::Text(value.to_owned())))
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Bare, E> {
+        Ok(Bare(Value::Text(value)))
+    }
+
+    fn visit_unit<E>(self) -> Result<Bare, E> {
+        Ok(Bare(Value::Null))
+    }
+
+    fn visit_none<E>(self) -> Result<Bare, E> {
+        Ok(Bare(Value::Null))
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Bare, D::Error> {
+        Bare::deserialize(deserializer)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Bare, A::Error> {
+        let mut list = Vec::new();
+        while let Some(Tree(node)) = items.next_element()? {
+            list.push(node);
+        }
+        Ok(Bare(Value::List(list)))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Bare, A::Error> {
+        let mut members = Vec::new();
+        while let Some((name, Tree(node))) = entries.next_entry::<Spanned<String>, Tree>()? {
+            members.push(Member { line: name.referenced.line(), name: name.value, node });
+        }
+        Ok(Bare(Value::Map(members)))
+    }
+}

@@ -1,0 +1,68 @@
+//! Problems of documents, with their remedies.
+
+use std::{cell::RefCell, fmt, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+/// One mistake in a document. `Display` writes `file:line: path: reason; remedy`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Problem {
+    /// File name, or `body` for a request's body.
+    pub file: Arc<str>,
+    /// Line in the file, from 1.
+    pub line: u64,
+    /// Member within the document, such as `spec.endpoints[2].dnsName`; empty for the whole document.
+    pub path: String,
+    /// Cause.
+    pub reason: String,
+    /// Remedy.
+    pub remedy: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { file, line, path, reason, remedy } = self;
+        write!(f, "{file}:{line}: ")?;
+        if !path.is_empty() {
+            write!(f, "{path}: ")?;
+        }
+        write!(f, "{reason}; {remedy}")
+    }
+}
+
+impl std::error::Error for Problem {}
+
+/// Collects the problems of one file or request.
+#[derive(Debug)]
+pub struct Problems {
+    file: Arc<str>,
+    found: RefCell<Vec<Problem>>,
+}
+
+impl Problems {
+    /// Starts without any.
+    pub fn of(file: impl Into<Arc<str>>) -> Self {
+        Self { file: file.into(), found: RefCell::default() }
+    }
+
+    /// Adds one.
+    pub fn add(&self, line: u64, path: &str, reason: impl Into<String>, remedy: impl Into<String>) {
+        self.found.borrow_mut().push(Problem {
+            file: self.file.clone(),
+            line,
+            path: path.to_owned(),
+            reason: reason.into(),
+            remedy: remedy.into(),
+        });
+    }
+
+    /// How many there are; compared before and after a step, it tells whether the step found any.
+    pub fn count(&self) -> usize {
+        self.found.borrow().len()
+    }
+
+    /// All of them, in the order of discovery.
+    pub fn into_vec(self) -> Vec<Problem> {
+        self.found.into_inner()
+    }
+}

@@ -1,0 +1,238 @@
+//! Typed reading of a tree.
+
+use std::fmt::Write as _;
+
+use super::{
+    Problems,
+    node::{Member, Node, Value},
+};
+
+/// A node with its path, and where its problems go.
+#[derive(Clone, Debug)]
+pub struct Reader<'a> {
+    node: &'a Node,
+    path: String,
+    problems: &'a Problems,
+}
+
+/// The members of a map, each taken at most once.
+#[derive(Debug)]
+pub struct Fields<'a> {
+    map: Reader<'a>,
+    rest: Vec<&'a Member>,
+}
+
+impl<'a> Reader<'a> {
+    /// Reads the root of a document.
+    pub fn root(node: &'a Node, problems: &'a Problems) -> Self {
+        Self { node, path: String::new(), problems }
+    }
+
+    /// The value as it stands in the text.
+    pub fn value(&self) -> &'a Value {
+        &self.node.value
+    }
+
+    /// Line in the file, from 1.
+    pub fn line(&self) -> u64 {
+        self.node.line
+    }
+
+    /// Path from the root, such as `spec.endpoints[0]`.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Where problems of this document go.
+    pub fn problems(&self) -> &'a Problems {
+        self.problems
+    }
+
+    /// Reports a problem at this node.
+    pub fn problem(&self, reason: impl Into<String>, remedy: impl Into<String>) {
+        self.problems.add(self.node.line, &self.path, reason, remedy);
+    }
+
+    /// Returns whether nothing is there.
+    pub fn is_null(&self) -> bool {
+        self.node.value == Value::Null
+    }
+
+    /// Reads text.
+    pub fn text(&self) -> Option<&'a str> {
+        match &self.node.value {
+            Value::Text(text) => Some(text),
+            Value::Bool(_) | Value::Integer(_) | Value::Float(_) => {
+                self.problem(
+                    format!("{} instead of text", self.found()),
+                    format!("put it in quotes: \"{}\"", self.scalar()),
+                );
+                None
+            }
+            _ => self.expected("text"),
+        }
+    }
+
+    /// Reads text that is not empty.
+    pub fn filled_text(&self) -> Option<&'a str> {
+        let text = self.text()?;
+        if text.trim().is_empty() {
+            self.problem("it is empty", "give a value, or remove the member");
+            return None;
+        }
+        Some(text)
+    }
+
+    /// Reads `true` or `false`.
+    pub fn boolean(&self) -> Option<bool> {
+        match self.node.value {
+            Value::Bool(value) => Some(value),
+            _ => self.expected("true or false"),
+        }
+    }
+
+    /// Reads a whole number within a range.
+    pub fn integer<T>(&self, range: std::ops::RangeInclusive<T>) -> Option<T>
+    where
+        T: Copy + TryFrom<i128> + PartialOrd + std::fmt::Display,
+    {
+        let wanted = format!("a whole number from {} to {}", range.start(), range.end());
+        let Value::Integer(value) = self.node.value else { return self.expected(&wanted) };
+        match T::try_from(value) {
+            Ok(number) if range.contains(&number) => Some(number),
+            _ => {
+                self.problem(format!("{value} is out of range"), format!("give {wanted}"));
+                None
+            }
+        }
+    }
+
+    /// Reads a list.
+    pub fn items(&self) -> Option<impl ExactSizeIterator<Item = Reader<'a>> + use<'a>> {
+        let Value::List(items) = &self.node.value else { return self.expected("a list") };
+        let (path, problems) = (self.path.clone(), self.problems);
+        Some(items.iter().enumerate().map(move |(index, node)| Reader {
+            node,
+            path: format!("{path}[{index}]"),
+            problems,
+        }))
+    }
+
+    /// Reads a map.
+    pub fn fields(&self) -> Option<Fields<'a>> {
+        let Value::Map(members) = &self.node.value else { return self.expected("a map") };
+        Some(Fields { map: self.clone(), rest: members.iter().collect() })
+    }
+
+    /// Reports that something else was expected.
+    fn expected<T>(&self, wanted: &str) -> Option<T> {
+        self.problem(format!("{} instead of {wanted}", self.found()), format!("give {wanted}"));
+        None
+    }
+
+    /// Describes the value.
+    fn found(&self) -> String {
+        match &self.node.value {
+            Value::Null => "nothing".to_owned(),
+            Value::Bool(_) | Value::Integer(_) | Value::Float(_) => self.scalar(),
+            Value::Text(text) => format!("the text {:?}", shortened(text)),
+            Value::List(_) => "a list".to_owned(),
+            Value::Map(_) => "a map".to_owned(),
+        }
+    }
+
+    /// A scalar as text.
+    fn scalar(&self) -> String {
+        match &self.node.value {
+            Value::Bool(value) => value.to_string(),
+            Value::Integer(value) => value.to_string(),
+            Value::Float(value) => value.to_string(),
+            Value::Text(text) => text.clone(),
+            Value::Null | Value::List(_) | Value::Map(_) => String::new(),
+        }
+    }
+}
+
+impl<'a> Fields<'a> {
+    /// The map itself, for problems about it.
+    pub fn map(&self) -> &Reader<'a> {
+        &self.map
+    }
+
+    /// Takes a member; one that is null counts as absent.
+    pub fn optional(&mut self, name: &str) -> Option<Reader<'a>> {
+        let index = self.rest.iter().position(|member| member.name == name)?;
+        let member = self.rest.remove(index);
+        let reader = self.reader(member);
+        (!reader.is_null()).then_some(reader)
+    }
+
+    /// Takes a member; reports its absence.
+    pub fn required(&mut self, name: &str) -> Option<Reader<'a>> {
+        let found = self.optional(name);
+        if found.is_none() {
+            self.map.problem(format!("the member {name:?} is missing"), format!("add {name:?}"));
+        }
+        found
+    }
+
+    /// Takes all members that are left.
+    pub fn others(&mut self) -> Vec<(&'a str, Reader<'a>)> {
+        let rest = std::mem::take(&mut self.rest);
+        rest.into_iter().map(|member| (member.name.as_str(), self.reader(member))).collect()
+    }
+
+    /// Reports members that nothing took. `known` lists what may stand here, for the remedy.
+    pub fn finish(mut self, known: &[&str]) {
+        for (name, reader) in self.others() {
+            reader.problem(format!("the member {name:?} is unknown"), remedy_for_unknown(name, known));
+        }
+    }
+
+    fn reader(&self, member: &'a Member) -> Reader<'a> {
+        let mut path = self.map.path.clone();
+        if !path.is_empty() {
+            path.push('.');
+        }
+        // Writing to a String cannot fail.
+        let _ = write!(path, "{}", member.name);
+        // A value that begins on a later line is still looked for at its name.
+        Reader { node: &member.node, path, problems: self.map.problems }
+    }
+}
+
+/// Suggests the known name nearest to an unknown one, as the remedy of a problem.
+pub fn remedy_for_unknown(name: &str, known: &[&str]) -> String {
+    let near = known.iter().map(|word| (distance(name, word), *word)).min();
+    match near {
+        Some((distance, word)) if distance <= 2.max(name.len() / 4) => {
+            format!("did you mean {word:?}? Otherwise remove it")
+        }
+        _ if known.len() <= 12 => format!("remove it; known are {}", known.join(", ")),
+        _ => "remove it".to_owned(),
+    }
+}
+
+/// Levenshtein distance between two short words.
+fn distance(one: &str, other: &str) -> usize {
+    let other: Vec<char> = other.chars().flat_map(char::to_lowercase).collect();
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (index, letter) in one.chars().flat_map(char::to_lowercase).enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], index + 1);
+        for (column, known) in other.iter().enumerate() {
+            let replaced = diagonal + usize::from(letter != *known);
+            diagonal = row[column + 1];
+            row[column + 1] = replaced.min(row[column] + 1).min(diagonal + 1);
+        }
+    }
+    row[other.len()]
+}
+
+/// The beginning of a text, for messages.
+fn shortened(text: &str) -> String {
+    const LONGEST: usize = 60;
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}

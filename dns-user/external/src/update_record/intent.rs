@@ -1,0 +1,278 @@
+//! Inbound intents, and the document's algorithm that turns them into endpoints.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+
+use super::{ListOwner, Metadata, RecordList, Spelling, read_identifier};
+use crate::{
+    record::{Name, Record, RecordType, Target},
+    text::{Fields, Reader},
+};
+
+/// An inbound intent of a distributed application.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Intent {
+    /// Name and free text.
+    pub metadata: Metadata,
+    /// The application or microservice that is reached under the names.
+    pub app: String,
+    /// First labels of the published names.
+    pub external_name: Option<String>,
+    /// Domain of the public name, updated through the logical cloud's records.
+    pub public_domain: Option<String>,
+    /// Domain of the local name, updated through the clusters' records.
+    pub local_domain: Option<String>,
+    /// TTL of the endpoints in seconds.
+    pub ttl: Option<u32>,
+    /// Where the application runs.
+    pub placements: Vec<Placement>,
+}
+
+/// Clusters of one logical cloud in which the application runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// Name of the logical cloud.
+    pub logical_cloud: String,
+    /// Its clusters.
+    pub clusters: Vec<ClusterAddresses>,
+}
+
+/// Addresses of the application in one cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterAddresses {
+    /// The cluster, as the owner of a list.
+    pub cluster: ListOwner,
+    /// Reachable from public networks: IP addresses, or one host name.
+    pub public: Vec<String>,
+    /// Reachable within the cluster's network.
+    pub local: Vec<String>,
+}
+
+/// Record sets for one DNS Update Record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// Name of the DNS Update Record.
+    pub update_record: String,
+    /// Name of the endpoint document, derived from the intent.
+    pub document: String,
+    /// Record sets to publish there.
+    pub records: Vec<Record>,
+}
+
+/// Bindings of an intent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct IntentOutcome {
+    /// One binding per DNS Update Record and domain.
+    pub bindings: Vec<Binding>,
+    /// Reasons why a part of the intent is not published.
+    pub problems: Vec<String>,
+}
+
+const MEMBERS: [&str; 6] = ["app", "externalName", "publicDomain", "localDomain", "ttl", "placements"];
+
+impl Intent {
+    /// Reads `{metadata, spec}`; `None` if anything is wrong, which is reported.
+    pub fn read(fields: &mut Fields<'_>) -> Option<Self> {
+        let problems = fields.map().problems();
+        let before = problems.count();
+        let metadata = fields.required("metadata").and_then(|metadata| Metadata::read(&metadata));
+        let mut spec = fields.required("spec")?.fields()?;
+        let app = spec.required("app").and_then(|app| read_identifier(&app));
+        let name = |reader: Option<Reader<'_>>| {
+            let reader = reader?;
+            let text = reader.filled_text()?;
+            match Name::parse(text) {
+                Ok(name) => Some(name.to_string()),
+                Err(error) => {
+                    reader.problem(error.to_string(), "give a domain name");
+                    None
+                }
+            }
+        };
+        let external_name = name(spec.optional("externalName"));
+        let public_domain = name(spec.optional("publicDomain"));
+        let local_domain = name(spec.optional("localDomain"));
+        if external_name.is_none() && (public_domain.is_some() || local_domain.is_some()) {
+            spec.map().problem("there is a domain but no externalName", "add externalName");
+        }
+        let ttl = spec.optional("ttl").and_then(|ttl| ttl.integer(1..=crate::endpoint::LONGEST_TTL));
+        let placements = spec.optional("placements").and_then(|list| list.items());
+        let placements = placements.into_iter().flatten().filter_map(|item| Placement::read(&item)).collect();
+        spec.finish(&MEMBERS);
+        let intent = Self {
+            metadata: metadata?,
+            app: app?,
+            external_name,
+            public_domain,
+            local_domain,
+            ttl,
+            placements,
+        };
+        (problems.count() == before).then_some(intent)
+    }
+
+    /// The intent as the API returns it.
+    pub fn to_json(&self) -> Value {
+        let Self { metadata, app, external_name, public_domain, local_domain, ttl, placements } = self;
+        let mut spec = json!({ "app": app });
+        for (member, text) in
+            [("externalName", external_name), ("publicDomain", public_domain), ("localDomain", local_domain)]
+        {
+            if let Some(text) = text {
+                spec[member] = text.as_str().into();
+            }
+        }
+        if let Some(ttl) = ttl {
+            spec["ttl"] = (*ttl).into();
+        }
+        spec["placements"] = placements.iter().map(Placement::to_json).collect();
+        json!({ "metadata": metadata.to_json(Spelling::Lower), "spec": spec })
+    }
+
+    /// Follows the document's algorithm.
+    ///
+    /// `externalName` + `publicDomain` goes to the records of each logical cloud's list, with the
+    /// public addresses of its clusters. `externalName` + `localDomain` goes to the records of each
+    /// cluster's list, with that cluster's local addresses. Two parts that reach the same record
+    /// under the same name are merged.
+    pub fn bindings(
+        &self,
+        project: &str,
+        lists: &BTreeMap<ListOwner, RecordList>,
+        is_record: impl Fn(&str) -> bool,
+    ) -> IntentOutcome {
+        let mut outcome = IntentOutcome::default();
+        // By update record and whether the name is the public one.
+        let mut wanted: BTreeMap<(String, bool), BTreeSet<&str>> = BTreeMap::new();
+        let Some(first) = &self.external_name else { return outcome };
+        for Placement { logical_cloud, clusters } in &self.placements {
+            if self.public_domain.is_some() {
+                let owner =
+                    ListOwner::LogicalCloud { project: project.to_owned(), name: logical_cloud.clone() };
+                let addresses: BTreeSet<&str> =
+                    clusters.iter().flat_map(|cluster| &cluster.public).map(String::as_str).collect();
+                for record in outcome.records_of(&owner, lists, &is_record) {
+                    wanted.entry((record, true)).or_default().extend(&addresses);
+                }
+            }
+            if self.local_domain.is_some() {
+                for ClusterAddresses { cluster, public: _, local } in clusters {
+                    for record in outcome.records_of(cluster, lists, &is_record) {
+                        wanted.entry((record, false)).or_default().extend(local.iter().map(String::as_str));
+                    }
+                }
+            }
+        }
+        for ((update_record, is_public), addresses) in wanted {
+            let domain = if is_public { &self.public_domain } else { &self.local_domain };
+            // A binding is only wanted where there is a domain.
+            let Some(domain) = domain else { continue };
+            match records(&format!("{first}.{domain}"), &addresses, self.ttl) {
+                Ok(records) => outcome.bindings.push(Binding {
+                    document: format!(
+                        "{}-{}",
+                        self.metadata.name,
+                        if is_public { "public" } else { "local" }
+                    ),
+                    update_record,
+                    records,
+                }),
+                Err(problem) => outcome.problems.push(problem),
+            }
+        }
+        outcome
+    }
+}
+
+impl IntentOutcome {
+    /// The records of a list that exist; reports the others.
+    fn records_of(
+        &mut self,
+        owner: &ListOwner,
+        lists: &BTreeMap<ListOwner, RecordList>,
+        is_record: impl Fn(&str) -> bool,
+    ) -> Vec<String> {
+        let Some(list) = lists.get(owner) else {
+            self.problems
+                .push(format!("{owner} has no {}; add one, or nothing is published there", RecordList::NAME));
+            return Vec::new();
+        };
+        let mut found = Vec::new();
+        for record in list.records() {
+            if is_record(record) {
+                found.push(record.to_owned());
+            } else {
+                self.problems.push(format!(
+                    "the list of {owner} names the DNS Update Record {record:?}, which does not exist; create it, or \
+                     take it off the list"
+                ));
+            }
+        }
+        found
+    }
+}
+
+/// Record sets of a name with these addresses.
+fn records(name: &str, addresses: &BTreeSet<&str>, ttl: Option<u32>) -> Result<Vec<Record>, String> {
+    let owner = Name::parse(name).map_err(|error| error.to_string())?;
+    if addresses.is_empty() {
+        return Err(format!("{name}: no cluster has an address for it; add addresses to the placements"));
+    }
+    let mut sets: BTreeMap<RecordType, BTreeSet<Target>> = BTreeMap::new();
+    for address in addresses {
+        let record_type = match address.parse() {
+            Ok(std::net::IpAddr::V4(_)) => RecordType::A,
+            Ok(std::net::IpAddr::V6(_)) => RecordType::AAAA,
+            Err(_) => RecordType::CNAME,
+        };
+        let target = Target::parse(record_type, address).map_err(|error| format!("{name}: {error}"))?;
+        sets.entry(record_type).or_default().insert(target);
+    }
+    if sets.get(&RecordType::CNAME).is_some_and(|names| names.len() > 1 || sets.len() > 1) {
+        return Err(format!(
+            "{name}: a host name cannot stand beside other addresses; use IP addresses only"
+        ));
+    }
+    let record = |(record_type, targets)| Record { ttl, ..Record::new(owner.clone(), record_type, targets) };
+    Ok(sets.into_iter().map(record).collect())
+}
+
+impl Placement {
+    fn read(reader: &Reader<'_>) -> Option<Self> {
+        let mut fields = reader.fields()?;
+        let logical_cloud = fields.required("logicalCloud").and_then(|name| read_identifier(&name));
+        let clusters = fields.required("clusters").and_then(|list| list.items());
+        let clusters =
+            clusters.into_iter().flatten().filter_map(|item| ClusterAddresses::read(&item)).collect();
+        fields.finish(&["logicalCloud", "clusters"]);
+        Some(Self { logical_cloud: logical_cloud?, clusters })
+    }
+
+    fn to_json(&self) -> Value {
+        let cluster = |ClusterAddresses { cluster, public, local }: &ClusterAddresses| {
+            let name = match cluster {
+                ListOwner::Cluster { provider, name } => format!("{provider}/{name}"),
+                ListOwner::LogicalCloud { name, .. } => name.clone(),
+            };
+            json!({ "cluster": name, "publicAddresses": public, "localAddresses": local })
+        };
+        let clusters: Vec<_> = self.clusters.iter().map(cluster).collect();
+        json!({ "logicalCloud": self.logical_cloud, "clusters": clusters })
+    }
+}
+
+impl ClusterAddresses {
+    fn read(reader: &Reader<'_>) -> Option<Self> {
+        let mut fields = reader.fields()?;
+        let cluster = fields.required("cluster").and_then(|cluster| ListOwner::read_cluster(&cluster));
+        let addresses = |list: Option<Reader<'_>>| -> Vec<String> {
+            let items = list.and_then(|list| list.items());
+            items.into_iter().flatten().filter_map(|item| item.filled_text().map(str::to_owned)).collect()
+        };
+        let public = addresses(fields.optional("publicAddresses"));
+        let local = addresses(fields.optional("localAddresses"));
+        fields.finish(&["cluster", "publicAddresses", "localAddresses"]);
+        Some(Self { cluster: cluster?, public, local })
+    }
+}

@@ -1,0 +1,108 @@
+//! Parameters of external-dns: what a row of the table says.
+
+use super::Provider;
+
+pub use super::table::PARAMETERS;
+
+/// One parameter of `external-dns-parameters`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// Name in the API, which is also external-dns's flag.
+    pub name: &'static str,
+    /// For which providers it may be given.
+    pub group: Group,
+    /// Type.
+    pub kind: Kind,
+    /// Default, if the document states one.
+    pub default: Option<&'static str>,
+    /// Example for the OpenAPI document.
+    pub example: &'static str,
+    /// Meaning, for the OpenAPI document.
+    pub summary: &'static str,
+    /// Effect on the publisher.
+    pub effect: Effect,
+}
+
+/// The schemas among which the document divides the parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    /// `extdns_general`: for every provider.
+    General,
+    /// `extdns_provider_aws`.
+    Aws,
+    /// `extdns_provider_azure`.
+    Azure,
+    /// `extdns_provider_coredns`.
+    CoreDns,
+    /// `extdns_provider_rfc2136`.
+    Rfc2136,
+}
+
+/// Type of a parameter's value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A JSON string.
+    Text,
+    /// A JSON string that the document's own example writes as a boolean, so both are read.
+    TextOrBoolean,
+    /// A JSON string holding a Go duration, such as `30s`.
+    Duration,
+    /// A JSON boolean.
+    Boolean,
+    /// A JSON integer, not negative.
+    Integer,
+    /// A JSON string out of these.
+    Choice(&'static [&'static str]),
+}
+
+/// Effect of a parameter on the publisher. Rendered Deployments carry all parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// It applies to the record's provider.
+    Used,
+    /// It concerns external-dns's sources inside Kubernetes.
+    KubernetesOnly,
+    /// It concerns the external-dns process; the publisher's configuration has the equivalent.
+    Process,
+    /// The publisher always behaves in the way given here.
+    Fixed(&'static str),
+}
+
+impl Group {
+    /// Name of its schema in the document.
+    pub fn schema(self) -> &'static str {
+        match self {
+            Self::General => "extdns_general",
+            Self::Aws => "extdns_provider_aws",
+            Self::Azure => "extdns_provider_azure",
+            Self::CoreDns => "extdns_provider_coredns",
+            Self::Rfc2136 => "extdns_provider_rfc2136",
+        }
+    }
+
+    /// Whether a record of `provider` may have its parameters.
+    pub fn fits(self, provider: Provider) -> bool {
+        self == Self::General || self == provider.group()
+    }
+}
+
+impl Parameter {
+    /// Looks a parameter up.
+    pub fn named(name: &str) -> Option<&'static Self> {
+        PARAMETERS.iter().find(|parameter| parameter.name == name)
+    }
+
+    /// Why the publisher ignores it; `None` if it does not.
+    pub fn without_effect(&self) -> Option<&'static str> {
+        match self.effect {
+            Effect::Used => None,
+            Effect::KubernetesOnly => {
+                Some("has no effect here: it configures external-dns's sources inside Kubernetes")
+            }
+            Effect::Process => {
+                Some("has no effect here: the publisher's own configuration decides for the whole process")
+            }
+            Effect::Fixed(behaviour) => Some(behaviour),
+        }
+    }
+}

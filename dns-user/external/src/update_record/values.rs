@@ -1,0 +1,170 @@
+//! Values of parameters: read by the table, written back as they came.
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use dns_core::config::duration::parse_duration;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Provider,
+    parameters::{Kind, PARAMETERS, Parameter},
+};
+use crate::text::{Reader, Value};
+
+/// The parameters that a record states. Defaults are left out, so a record reads back as written.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Parameters(BTreeMap<&'static str, Setting>);
+
+/// The value of a parameter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Setting {
+    /// A boolean.
+    Boolean(bool),
+    /// An integer.
+    Integer(u32),
+    /// Everything else.
+    Text(String),
+}
+
+impl Parameters {
+    /// Reads `external-dns-parameters`; reports every member that the table does not allow.
+    pub fn read(reader: &Reader<'_>, provider: Option<Provider>) -> Self {
+        let mut settings = BTreeMap::new();
+        let Some(mut fields) = reader.fields() else { return Self(settings) };
+        // The document's schema asks for `provider` among the general parameters as well.
+        if let (Some(again), Some(provider)) = (fields.optional("provider"), provider)
+            && again.text().is_some_and(|name| name != provider.name())
+        {
+            again.problem("it differs from spec.provider", "remove it: spec.provider decides");
+        }
+        for (name, value) in fields.others() {
+            let Some(parameter) = Parameter::named(name) else {
+                let known: Vec<_> = PARAMETERS.iter().map(|parameter| parameter.name).collect();
+                value.problem(
+                    format!("external-dns has no parameter {name:?} in document 003"),
+                    crate::text::remedy_for_unknown(name, &known),
+                );
+                continue;
+            };
+            if let Some(provider) = provider.filter(|provider| !parameter.group.fits(*provider)) {
+                value.problem(
+                    format!("{name} is not a parameter of the provider {}", provider.name()),
+                    "remove it, or change spec.provider",
+                );
+                continue;
+            }
+            if let (false, Some(setting)) = (value.is_null(), parameter.kind.read(&value)) {
+                settings.insert(parameter.name, setting);
+            }
+        }
+        Self(settings)
+    }
+
+    /// Each stated parameter with its value.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static Parameter, &Setting)> {
+        // Every name comes from the table.
+        self.0.iter().filter_map(|(name, setting)| Some((Parameter::named(name)?, setting)))
+    }
+
+    /// Text of a parameter, or its default; empty text counts as none.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        let text = match self.0.get(name) {
+            Some(Setting::Text(text)) => text.as_str(),
+            _ => Parameter::named(name)?.default?,
+        };
+        Some(text.trim()).filter(|text| !text.is_empty())
+    }
+
+    /// Parts of a text separated by commas.
+    pub fn list(&self, name: &str) -> Vec<String> {
+        let parts = self.text(name).unwrap_or_default().split(',').map(str::trim);
+        parts.filter(|part| !part.is_empty()).map(str::to_owned).collect()
+    }
+
+    /// Returns whether a boolean is stated and true.
+    pub fn is_set(&self, name: &str) -> bool {
+        self.0.get(name) == Some(&Setting::Boolean(true))
+    }
+
+    /// Returns every parameter that is stated or has a default, as text.
+    pub fn texts(&self) -> BTreeMap<String, String> {
+        let defaults = PARAMETERS.iter().filter_map(|parameter| Some((parameter.name, parameter.default?)));
+        let mut texts: BTreeMap<String, String> =
+            defaults.map(|(name, text)| (name.to_owned(), text.to_owned())).collect();
+        texts.extend(self.0.iter().map(|(name, setting)| ((*name).to_owned(), setting.to_string())));
+        texts
+    }
+
+    /// A duration, or its default.
+    pub fn duration(&self, name: &str) -> Option<Duration> {
+        // Reading has let only durations through.
+        parse_duration(self.text(name)?).ok()
+    }
+
+    /// Stated parameters that the publisher ignores, with the reason.
+    pub fn without_effect(&self) -> Vec<String> {
+        let reason = |(parameter, _): (&Parameter, &Setting)| {
+            parameter.without_effect().map(|reason| format!("{} {reason}", parameter.name))
+        };
+        self.iter().filter_map(reason).collect()
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Boolean(value) => value.fmt(f),
+            Self::Integer(value) => value.fmt(f),
+            Self::Text(text) => text.fmt(f),
+        }
+    }
+}
+
+impl Setting {
+    /// The value as external-dns's command line has it.
+    pub fn argument(&self, name: &str) -> String {
+        match self {
+            Self::Boolean(true) => format!("--{name}"),
+            Self::Boolean(false) => format!("--no-{name}"),
+            Self::Integer(value) => format!("--{name}={value}"),
+            Self::Text(text) => format!("--{name}={text}"),
+        }
+    }
+}
+
+impl Kind {
+    /// Reads a value of this type.
+    fn read(self, value: &Reader<'_>) -> Option<Setting> {
+        match self {
+            Self::Text => value.text().map(|text| Setting::Text(text.to_owned())),
+            Self::TextOrBoolean => match value.value() {
+                Value::Bool(known) => Some(Setting::Boolean(*known)),
+                _ => value.text().map(|text| Setting::Text(text.to_owned())),
+            },
+            Self::Boolean => value.boolean().map(Setting::Boolean),
+            Self::Integer => value.integer(0..=u32::MAX).map(Setting::Integer),
+            Self::Duration => {
+                let text = value.text()?;
+                if let Err(error) = parse_duration(text) {
+                    value
+                        .problem(format!("{text:?} {error}"), "give a number with a unit, such as 30s or 1m");
+                    return None;
+                }
+                Some(Setting::Text(text.to_owned()))
+            }
+            Self::Choice(words) => {
+                let text = value.text()?;
+                if !words.contains(&text) {
+                    value.problem(
+                        format!("{text:?} is not a value of this parameter"),
+                        format!("give one of {}", words.join(", ")),
+                    );
+                    return None;
+                }
+                Some(Setting::Text(text.to_owned()))
+            }
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The commands against a real BIND or Knot.
+
+use serde_json::{Value, json};
+
+use crate::{
+    name_server::{NameServer, Program},
+    publisher::Publisher,
+};
+
+#[test]
+fn plan_apply_and_retire_agree() {
+    for program in Program::ALL {
+        let server = NameServer::start(program);
+        let publisher = Publisher::of(&server);
+        publisher.endpoints("web", &[("a.example.org", "192.0.2.1"), ("b.example.org", "192.0.2.2")]);
+        let plan = publisher.expect(2, "plan --color always");
+        assert!(plan.out.contains("\x1b[32m  + a.example.org 60 A 192.0.2.1\x1b[0m"), "{plan:?}");
+        publisher.expect(2, "apply --dry-run");
+        assert!(!server.transfer("example.org").contains("a.example.org"));
+        assert_eq!(publisher.expect(0, "apply").out, "default/bind: 2 names changed\n");
+        assert_eq!(publisher.expect(0, "plan").out, "default/bind:\n  nothing to do\n");
+        publisher.endpoints("web", &[("a.example.org", "192.0.2.9")]);
+        let plan: Value = serde_json::from_str(&publisher.expect(2, "plan --json").out).unwrap();
+        assert_eq!(
+            plan["default/bind"]["update"],
+            json!([["a.example.org 60 A 192.0.2.1", "a.example.org 60 A 192.0.2.9"]])
+        );
+        assert_eq!(plan["default/bind"]["delete"], json!(["b.example.org 60 A 192.0.2.2"]));
+        publisher.expect(0, "apply --provider bind");
+        let refused = publisher.expect(1, "retire");
+        assert!(refused.errors.contains("--confirm-deletions 1"), "{refused:?}");
+        assert!(server.transfer("example.org").contains("192.0.2.9"));
+        publisher.expect(0, "retire --confirm-deletions 1");
+        let left = server.transfer("example.org");
+        assert!(!left.contains("192.0.2.9") && !left.contains("heritage"), "{left}");
+    }
+}
+
+#[test]
+fn empty_source_needs_confirmation() {
+    let server = NameServer::start(Program::Knot);
+    let publisher = Publisher::of(&server);
+    publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
+    publisher.expect(0, "apply");
+    publisher.endpoints("web", &[]);
+    let plan = publisher.expect(2, "plan");
+    assert!(plan.out.contains("--confirm-deletions 1"), "{plan:?}");
+    let refused = publisher.expect(1, "apply");
+    assert!(refused.errors.contains("the sources want no record at all"), "{refused:?}");
+    publisher.expect(0, "apply --confirm-deletions 1");
+    assert!(!server.transfer("example.org").contains("192.0.2.1"));
+}
+
+#[test]
+fn damaged_document_keeps_records() {
+    let server = NameServer::start(Program::Bind);
+    let publisher = Publisher::of(&server);
+    publisher.endpoints("one", &[("a.example.org", "192.0.2.1")]);
+    publisher.endpoints("two", &[("b.example.org", "192.0.2.2"), ("c.example.org", "192.0.2.3")]);
+    publisher.expect(0, "apply");
+    publisher.endpoints("one", &[("a.example.org", "192.0.2.11")]);
+    publisher.endpoints("two", &[("b.example.org", "192.0.2.22"), ("c.example.org", "192.0.2.333")]);
+    let applied = publisher.expect(1, "apply");
+    assert!(applied.errors.contains("documents/two.json:1: spec.endpoints[1].targets[0]: "), "{applied:?}");
+    let zone = server.transfer("example.org");
+    for address in ["192.0.2.11", "192.0.2.22", "192.0.2.3\n"] {
+        assert!(zone.contains(address), "{address}: {zone}");
+    }
+    assert_eq!(publisher.expect(1, "check").out, "default/bind: 2 record sets from 2 documents\n");
+}
+
+#[test]
+fn records_change_hands() {
+    let server = NameServer::start(Program::Bind);
+    let publisher = Publisher::of(&server);
+    server.nsupdate("update add a.example.org 60 A 192.0.2.1\nupdate add x.example.org 60 A 192.0.2.9\n");
+    publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
+    let plan = publisher.expect(0, "plan");
+    assert!(plan.out.contains("# a.example.org A: the name has a record of no owner; `adopt`"), "{plan:?}");
+    publisher.expect(0, "adopt --dry-run");
+    assert!(!server.transfer("example.org").contains("heritage"));
+    let adopted = publisher.expect(0, "adopt");
+    assert!(adopted.out.contains("~ a.example.org A: owner none -> \"me\""), "{adopted:?}");
+    assert_eq!(publisher.expect(0, "plan").out, "default/bind:\n  nothing to do\n");
+    publisher.expect(0, "transfer-owner --from me --to other");
+    assert!(server.transfer("example.org").contains("external-dns/owner=other"));
+    assert!(publisher.expect(0, "plan").out.contains("owner \"other\""));
+    publisher.expect(0, "transfer-owner --from other --to me a.example.org");
+    let handed_back = publisher.expect(0, "retire --keep-records");
+    assert!(
+        handed_back.out.contains("= a.example.org 60 A 192.0.2.1: stays without an owner"),
+        "{handed_back:?}"
+    );
+    let zone = server.transfer("example.org");
+    assert!(zone.contains("192.0.2.1") && zone.contains("192.0.2.9") && !zone.contains("heritage"), "{zone}");
+}
+
+#[test]
+fn unavailable_provider_is_named() {
+    let server = NameServer::start(Program::Bind);
+    let publisher = Publisher::of(&server);
+    publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
+    publisher.write(
+        "documents/azure.yml",
+        "apiVersion: bosh-dns-publish/v1\nkind: DNSUpdateRecord\nmetadata: {name: azure}\n\
+         spec: {provider: azure, selector: dnsprovider=bind}\n",
+    );
+    for command in ["check", "apply"] {
+        let said = publisher.expect(1, command);
+        assert!(said.errors.contains("default/azure: azure-config-file is missing"), "{said:?}");
+        assert!(said.errors.contains("the provider azure is not available"), "{said:?}");
+    }
+    // The other provider is served all the same.
+    assert!(server.transfer("example.org").contains("192.0.2.1"));
+    let unknown = publisher.expect(1, "plan --provider shop/bind");
+    assert!(unknown.errors.contains("known are: default/azure, default/bind"), "{unknown:?}");
+    let rendered = publisher.expect(0, "render --output manifests");
+    assert_eq!(rendered.out.lines().count(), 4, "{rendered:?}");
+    let said = publisher.expect(1, "status");
+    assert!(said.errors.contains("is `bosh-dns-publish run` running?"), "{said:?}");
+}

@@ -1,0 +1,194 @@
+//! The program `bosh-dns-publish` in a folder with its configuration and documents.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::{Value, json};
+
+use crate::name_server::{NameServer, SECRET};
+
+/// Longest wait for an effect that comes by itself.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) struct Publisher {
+    pub(crate) folder: tempfile::TempDir,
+}
+
+/// Result of a command.
+#[derive(Debug)]
+pub(crate) struct Said {
+    pub(crate) code: i32,
+    pub(crate) out: String,
+    pub(crate) errors: String,
+}
+
+/// A running publisher, killed when dropped.
+pub(crate) struct Running {
+    child: Child,
+    folder: PathBuf,
+}
+
+impl Publisher {
+    pub(crate) fn new() -> Self {
+        let publisher = Self { folder: tempfile::tempdir().unwrap() };
+        fs::create_dir(publisher.path("documents")).unwrap();
+        publisher.write(
+            "publish.yml",
+            "documents: [documents]\nstore: state/store.redb\ncontrol: {socket: control.sock}\n",
+        );
+        publisher
+    }
+
+    /// With the DNS Update Record `bind` for a server.
+    pub(crate) fn of(server: &NameServer) -> Self {
+        let publisher = Self::new();
+        publisher.provider(server, &json!({}));
+        publisher
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).unwrap();
+    }
+
+    /// Writes the DNS Update Record `bind`, with further parameters.
+    pub(crate) fn provider(&self, server: &NameServer, more: &Value) {
+        let mut record = update_record(server);
+        let parameters = record["spec"]["external-dns-parameters"].as_object_mut().unwrap();
+        parameters.extend(more.as_object().unwrap().clone());
+        record["apiVersion"] = "bosh-dns-publish/v1".into();
+        record["kind"] = "DNSUpdateRecord".into();
+        self.write("documents/bind.json", &record.to_string());
+    }
+
+    /// Writes a DNSEndpoint with A records.
+    pub(crate) fn endpoints(&self, document: &str, addresses: &[(&str, &str)]) {
+        let entries: Vec<Value> = addresses
+            .iter()
+            .map(|(name, address)| json!({"dnsName": name, "recordTTL": 60, "targets": [address]}))
+            .collect();
+        let endpoint = json!({
+            "apiVersion": "externaldns.k8s.io/v1alpha1",
+            "kind": "DNSEndpoint",
+            "metadata": {"name": document, "labels": {"dnsprovider": "bind"}},
+            "spec": {"endpoints": entries},
+        });
+        self.write(&format!("documents/{document}.json"), &endpoint.to_string());
+    }
+
+    fn command(&self, arguments: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bosh-dns-publish"));
+        command.args(["--config", "publish.yml"]).args(arguments.split(' ')).current_dir(self.folder.path());
+        command
+    }
+
+    pub(crate) fn call(&self, arguments: &str) -> Said {
+        let output = self.command(arguments).output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        Said { code: output.status.code().unwrap(), out: text(output.stdout), errors: text(output.stderr) }
+    }
+
+    /// Calls a command that has to end with this code.
+    pub(crate) fn expect(&self, code: i32, arguments: &str) -> Said {
+        let said = self.call(arguments);
+        assert_eq!(said.code, code, "{arguments}: {said:?}");
+        said
+    }
+
+    /// Starts `run` and waits until it answers on its control socket.
+    pub(crate) fn start(&self) -> Running {
+        let log = fs::File::options().create(true).append(true).open(self.path("log")).unwrap();
+        let child = self.command("run").stdin(Stdio::null()).stderr(log).spawn().unwrap();
+        let running = Running { child, folder: self.folder.path().to_owned() };
+        running.wait_until("the control socket", || running.ask("GET", "/v2/openapi.json", None).is_some());
+        running
+    }
+}
+
+impl Running {
+    /// Asks on the control socket; `None` if the publisher does not answer.
+    pub(crate) fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Option<(u16, Value)> {
+        let socket = self.folder.join("control.sock");
+        let body = body.map(ToString::to_string).unwrap_or_default();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let call = dns_external::control::call(&socket, method.parse().unwrap(), path, body.into());
+        let (status, body) = runtime.block_on(call).ok()?;
+        let text = String::from_utf8_lossy(&body).into_owned();
+        Some((status.as_u16(), serde_json::from_str(&text).unwrap_or(Value::String(text))))
+    }
+
+    pub(crate) fn get(&self, path: &str) -> (u16, Value) {
+        self.ask("GET", path, None).unwrap()
+    }
+
+    pub(crate) fn wait_until(&self, what: &str, is_so: impl Fn() -> bool) {
+        let begin = Instant::now();
+        while !is_so() {
+            assert!(begin.elapsed() < PATIENCE, "{what} does not come: {}", self.log());
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.folder.join("log")).unwrap_or_default()
+    }
+
+    pub(crate) fn kill_now(&self) {
+        kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGKILL).unwrap();
+    }
+
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Asks it to end; it has to end well.
+    pub(crate) fn stop(mut self) {
+        kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM).unwrap();
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "{status}: {}", self.log());
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The DNS Update Record `bind` for a server, as the API takes it.
+pub(crate) fn update_record(server: &NameServer) -> Value {
+    json!({
+        "metadata": {"name": "bind"},
+        "spec": {
+            "provider": "rfc2136",
+            "external-dns-parameters": {
+                "rfc2136-host": server.address.to_string(),
+                "rfc2136-zone": "example.org",
+                "rfc2136-tsig-keyname": "publisher",
+                "rfc2136-tsig-secret": SECRET,
+                "rfc2136-tsig-secret-alg": "hmac-sha256",
+                "txt-owner-id": "me",
+            },
+        },
+    })
+}
+
+/// Returns the lines of a file that is there.
+pub(crate) fn read(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}

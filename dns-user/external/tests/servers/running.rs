@@ -1,0 +1,157 @@
+//! `run`: sources, API, status, and what a kill leaves.
+
+use serde_json::{Value, json};
+
+use crate::{
+    name_server::{NameServer, Program},
+    publisher::{Publisher, Running, read, update_record},
+};
+
+const RECORDS: &str = "/v2/project/default/dns-update-records/";
+
+fn has(server: &NameServer, text: &str) -> bool {
+    server.transfer("example.org").contains(text)
+}
+
+#[test]
+fn changes_are_published_at_once() {
+    let server = NameServer::start(Program::Bind);
+    let publisher = Publisher::new();
+    publisher.write(
+        "publish.yml",
+        "documents: [documents]\nstore: state/store.redb\ncontrol: {socket: control.sock}\n",
+    );
+    publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
+    let running = publisher.start();
+    // The provider comes by the API, its interval is a minute: only the event can be the cause.
+    let (code, _) = running.ask("POST", RECORDS, Some(&update_record(&server))).unwrap();
+    assert_eq!(code, 201);
+    running.wait_until("the first record", || has(&server, "192.0.2.1\n"));
+    publisher.endpoints("web", &[("a.example.org", "192.0.2.2")]);
+    running.wait_until("the change", || has(&server, "192.0.2.2\n") && !has(&server, "192.0.2.1\n"));
+    let status = publisher.path("documents/web.json.status");
+    let synced = |generation: u64| {
+        let status: Value = read(&status);
+        let document = &status["documents"][0];
+        document["observedGeneration"] == generation
+            && document["providers"]["default/bind"]["synced"] == true
+    };
+    running.wait_until("the status", || synced(2));
+    publisher.write("documents/web.json", "{\"kind\": \"DNSEndpoint\"");
+    running.wait_until("the error", || {
+        read(&status)["problems"][0].as_str().is_some_and(|text| text.contains("web.json:1"))
+    });
+    assert!(has(&server, "192.0.2.2\n"));
+    let (code, body) = running.get("/healthz");
+    assert_eq!((code, body), (200, json!("OK\n")));
+    let (_, metrics) = running.get("/metrics");
+    let metrics = metrics.as_str().unwrap();
+    for family in [
+        "external_dns_controller_last_sync_timestamp_seconds{provider=\"default/bind\"}",
+        "external_dns_controller_last_reconcile_timestamp_seconds{provider=\"default/bind\"}",
+        "external_dns_controller_consecutive_soft_errors{provider=\"default/bind\"} 0",
+        "external_dns_registry_endpoints_total{provider=\"default/bind\"}",
+        "external_dns_registry_records{provider=\"default/bind\"} 1",
+        "external_dns_source_invalid_endpoints 1",
+        "external_dns_source_errors_total",
+    ] {
+        assert!(metrics.contains(family), "{family}: {metrics}");
+    }
+    let (_, record) = running.get(&format!("{RECORDS}bind"));
+    assert_eq!(record["status"]["ready"], true, "{record}");
+    assert_eq!(
+        publisher.expect(1, "status").out.lines().next().unwrap(),
+        "default/bind (rfc2136): published, 0 record sets wanted, 1 names owned"
+    );
+    running.stop();
+    assert!(has(&server, "192.0.2.2\n"));
+}
+
+#[test]
+fn unreachable_provider_fails_health() {
+    let server = NameServer::start(Program::Knot);
+    let publisher = Publisher::of(&server);
+    publisher.provider(&server, &json!({"rfc2136-tsig-secret": "d3Jvbmc=", "interval": "1s"}));
+    publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
+    let running = publisher.start();
+    let errors = || {
+        let (_, metrics) = running.get("/metrics");
+        metrics.as_str().unwrap().contains("consecutive_soft_errors{provider=\"default/bind\"} 2")
+    };
+    running.wait_until("two failed rounds", errors);
+    let said = publisher.expect(1, "status --json");
+    let status: Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!(status["providers"]["default/bind"]["synced"], false);
+    let problem = status["providers"]["default/bind"]["problems"][0].as_str().unwrap();
+    assert!(problem.contains("rfc2136-tsig-secret"), "{problem}");
+    // With the right key the next round succeeds without a restart.
+    publisher.provider(&server, &json!({"interval": "1s"}));
+    running.wait_until("the record", || has(&server, "192.0.2.1\n"));
+    running.stop();
+}
+
+/// Acknowledged resources and those whose fate is open.
+fn store_until_killed(running: Running, round: usize, acknowledged: &mut Vec<String>) -> Option<String> {
+    let kill_after = fastrand::usize(1..20);
+    for index in 0..kill_after {
+        let name = format!("r{round}-{index}");
+        let body = json!({"metadata": {"name": name}, "spec": {"provider": "coredns"}});
+        let (code, _) = running.ask("POST", RECORDS, Some(&body)).unwrap();
+        assert_eq!(code, 201);
+        acknowledged.push(name);
+    }
+    // A request is on its way while the kill comes.
+    let name = format!("r{round}-open");
+    std::thread::scope(|scope| {
+        let asked = &running;
+        let open = name.clone();
+        let request = scope.spawn(move || {
+            let body = json!({"metadata": {"name": open}, "spec": {"provider": "coredns"}});
+            asked.ask("POST", RECORDS, Some(&body)).map(|(code, _)| code)
+        });
+        std::thread::sleep(std::time::Duration::from_micros(fastrand::u64(0..8_000)));
+        asked.kill_now();
+        match request.join().unwrap() {
+            Some(code) => {
+                assert_eq!(code, 201);
+                acknowledged.push(name.clone());
+                None
+            }
+            None => Some(name.clone()),
+        }
+    })
+}
+
+#[test]
+fn acknowledged_resources_survive_kill() {
+    let publisher = Publisher::new();
+    let mut acknowledged = Vec::new();
+    let mut open = Vec::new();
+    for round in 0..8 {
+        open.extend(store_until_killed(publisher.start(), round, &mut acknowledged));
+    }
+    let running = publisher.start();
+    let (_, list) = running.get(RECORDS);
+    let names: Vec<&str> =
+        list.as_array().unwrap().iter().map(|record| record["metadata"]["name"].as_str().unwrap()).collect();
+    for name in &acknowledged {
+        assert!(names.contains(&name.as_str()), "{name} was acknowledged and is lost");
+    }
+    for name in names {
+        assert!(acknowledged.iter().chain(&open).any(|known| known == name), "{name} was never sent");
+    }
+    running.kill();
+}
+
+#[test]
+fn commands_see_resources_of_the_running_publisher() {
+    let server = NameServer::start(Program::Bind);
+    let publisher = Publisher::new();
+    let running = publisher.start();
+    running.ask("POST", RECORDS, Some(&update_record(&server))).unwrap();
+    publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
+    running.wait_until("the record", || has(&server, "192.0.2.1\n"));
+    assert_eq!(publisher.expect(0, "plan").out, "default/bind:\n  nothing to do\n");
+    running.stop();
+    assert_eq!(publisher.expect(0, "plan").out, "default/bind:\n  nothing to do\n");
+}
