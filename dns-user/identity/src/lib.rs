@@ -3,14 +3,54 @@
 //! Pure, without I/O or a clock of their own:
 //!
 //! * [`profile`]: contents of a certificate, from the description of a container.
-//! * [`window`]: the renewal window and an instance's moment in it.
+//! * [`window`], [`schedule`]: the renewal window, an instance's moment in it, and backoff.
 //! * [`keys`], [`certificate`], [`authority`]: keys, DER, and the CA that signs.
-//! * [`san`], [`names`]: names of link providers, and certificates compared with a fleet.
+//! * [`san`], [`manifest`], [`names`]: names of link providers, and certificates compared with a fleet.
+//!
+//! With I/O:
+//!
+//! * [`folder`]: a folder whose files change in one step; [`ca_files`]: files of a CA.
+//! * [`pool`]: keys generated ahead.
+//! * [`rotator`]: renews a set of identities; [`run`] gives it a clock, [`descriptions`] or
+//!   [`control`] give it identities.
+//! * [`fleet`]: issuer, agents, and the rotation of their CA.
+//! * [`check`], [`metrics`], and the command line, [`main`].
 
 pub mod authority;
+pub mod ca_files;
 pub mod certificate;
+pub mod check;
+mod cli;
+pub mod control;
+pub mod descriptions;
+mod envoy;
+pub mod fleet;
+pub mod folder;
 pub mod keys;
+pub mod manifest;
+pub mod metrics;
 pub mod names;
+pub mod pool;
 pub mod profile;
+pub mod rotator;
+pub mod run;
 pub mod san;
+pub mod schedule;
 pub mod window;
+
+pub use cli::main;
+
+/// Waits until SIGTERM or SIGINT.
+pub(crate) async fn ended() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut terminate), Ok(mut interrupt)) =
+        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        // Without handlers the signals end the process by themselves.
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}

@@ -1,3 +1,5 @@
 //! The program `bosh-dns-identity`.
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    dns_identity::main()
+}

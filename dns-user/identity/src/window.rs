@@ -28,22 +28,31 @@ impl RenewalWindow {
         Self { start: validity - early, end: validity - late }
     }
 
-    /// Returns the offset at which `guid` is renewed: the window's start plus a share of its
-    /// length given by a hash, so that renewals are spread and a restart changes nothing.
-    pub fn moment(&self, guid: &str) -> Duration {
-        self.start + share(guid, self.end - self.start)
+    /// Returns the offset at which an identity is renewed: the window's start plus a share of its
+    /// length, so that renewals are spread and a restart changes nothing.
+    pub fn moment(&self, share: Share) -> Duration {
+        self.start + share.of_length(self.end - self.start)
     }
 }
 
-/// Returns the share of `length` that belongs to `guid`: SHA-256, first eight bytes, as a
-/// fraction below one.
-pub fn share(guid: &str, length: Duration) -> Duration {
-    let hash = digest::digest(&digest::SHA256, guid.as_bytes());
-    let mut first = [0; 8];
-    first.copy_from_slice(&hash.as_ref()[..8]);
-    // 53 bits are exact in an f64, so the fraction stays below one.
-    let fraction = (u64::from_be_bytes(first) >> 11) as f64 / (1_u64 << 53) as f64;
-    length.mul_f64(fraction)
+/// Fraction below one that a guid always has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Share(f64);
+
+impl Share {
+    /// Returns the share of `guid`: the first bits of its SHA-256 as a fraction.
+    pub fn of(guid: &str) -> Self {
+        let hash = digest::digest(&digest::SHA256, guid.as_bytes());
+        let mut first = [0; 8];
+        first.copy_from_slice(&hash.as_ref()[..8]);
+        // 53 bits are exact in an f64, so the fraction stays below one.
+        Self((u64::from_be_bytes(first) >> 11) as f64 / (1_u64 << 53) as f64)
+    }
+
+    /// Returns this share of `length`.
+    pub fn of_length(self, length: Duration) -> Duration {
+        length.mul_f64(self.0)
+    }
 }
 
 #[cfg(test)]
@@ -56,7 +65,7 @@ mod tests {
         let length = window.end - window.start;
         let mut tenths = [0; 10];
         for number in 0..1000 {
-            let moment = window.moment(&format!("container-{number}"));
+            let moment = window.moment(Share::of(&format!("container-{number}")));
             assert!(moment >= window.start && moment < window.end);
             let tenth = (moment - window.start).as_secs_f64() / length.as_secs_f64() * 10.0;
             tenths[tenth as usize] += 1;
@@ -67,8 +76,6 @@ mod tests {
     #[test]
     fn moment_survives_restart() {
         // A literal, because a changed hash would move every renewal at an upgrade.
-        let window = RenewalWindow { start: Duration::ZERO, end: Duration::from_secs(1000) };
-        assert_eq!(window.moment("g1").as_secs(), window.moment("g1").as_secs());
-        assert_eq!(share("", Duration::from_secs(1 << 20)).as_secs(), 0xe3b0_c442 >> 12);
+        assert_eq!(Share::of("").of_length(Duration::from_secs(1 << 20)).as_secs(), 0xe3b0_c442 >> 12);
     }
 }

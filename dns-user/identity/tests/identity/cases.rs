@@ -13,7 +13,7 @@ use dns_identity::{
     names::{Unresolved, unresolved},
     profile::Container,
     san::{Consumed, Ids, Link, Names, Options, Purpose, SanError},
-    window::RenewalWindow,
+    window::{RenewalWindow, Share},
 };
 use serde_json::Value;
 use x509_parser::prelude::{GeneralName, X509Certificate};
@@ -62,7 +62,7 @@ fn rotation(case: &Value) {
     let reference = Duration::from_secs_f64(case["diego_rotates_after_s"].as_f64().unwrap());
     assert!(window.start <= reference && reference <= window.end, "{case}");
     for guid in ["g1", "g2", ""] {
-        let moment = window.moment(guid);
+        let moment = window.moment(Share::of(guid));
         assert!(window.start <= moment && moment < window.end, "{case}: {moment:?}");
     }
 }

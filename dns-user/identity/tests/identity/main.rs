@@ -7,4 +7,6 @@ mod authorities;
 mod ca;
 mod cases;
 mod certificates;
+mod faults;
+mod rotator;
 mod tools;

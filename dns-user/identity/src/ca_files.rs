@@ -1,0 +1,73 @@
+//! Files of a CA: loaded, and loaded again when they change.
+
+use std::{
+    fmt, fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use zeroize::Zeroizing;
+
+use crate::authority::{Authority, Fault};
+
+/// PEM files of a CA.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+pub struct CaFiles {
+    /// PEM file of the CA's certificate, followed by the certificates above it
+    #[arg(long = "ca", value_name = "FILE")]
+    pub certificate: PathBuf,
+    /// PEM file of the CA's private key: PKCS#1, SEC1 or PKCS#8
+    #[arg(long = "ca-key", value_name = "FILE")]
+    pub key: PathBuf,
+}
+
+/// A CA that cannot be used.
+#[derive(Debug)]
+pub struct CaError(Vec<(PathBuf, String)>);
+
+impl fmt::Display for CaError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, (path, problem)) in self.0.iter().enumerate() {
+            let separator = if number > 0 { "\n" } else { "" };
+            write!(out, "{separator}{}: {problem}", path.display())?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for CaError {}
+
+/// Identifies a state of both files; equal stamps mean equal content.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stamp([Option<(u64, u64, i64, i64)>; 2]);
+
+impl CaFiles {
+    /// Loads and checks the CA; the error lists every fault with its file.
+    pub fn load(&self, now: SystemTime) -> Result<Authority, CaError> {
+        let read = |path: &Path| {
+            let failed = |error: io::Error| {
+                CaError(vec![(path.to_owned(), format!("{error}; name a readable PEM file"))])
+            };
+            fs::read(path).map(Zeroizing::new).map_err(failed)
+        };
+        let (certificate, key) = (read(&self.certificate)?, read(&self.key)?);
+        let with_path = |fault: Fault| {
+            let path = match fault {
+                Fault::Key(_) | Fault::KeyMismatch(_) => &self.key,
+                _ => &self.certificate,
+            };
+            (path.clone(), fault.to_string())
+        };
+        Authority::parse(&certificate, &key, now)
+            .map_err(|faults| CaError(faults.into_iter().map(with_path).collect()))
+    }
+
+    /// Device, inode and change time of both files.
+    pub fn stamp(&self) -> Stamp {
+        Stamp([&self.certificate, &self.key].map(|path| {
+            let facts = fs::metadata(path).ok()?;
+            Some((facts.ino(), facts.size(), facts.mtime(), facts.mtime_nsec()))
+        }))
+    }
+}

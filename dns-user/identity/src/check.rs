@@ -1,0 +1,218 @@
+//! `check`: finds defects of a CA, an identity folder, or the names of a certificate.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use dns_core::catalog::{AliasFiles, Records, Snapshot};
+use x509_parser::prelude::{GeneralName, X509Certificate};
+
+use crate::{
+    authority::{certificates, date, inspect, parse_all, validity},
+    ca_files::CaFiles,
+    folder::read_pair,
+    keys::PrivateKey,
+    names::unresolved,
+    window::RenewalWindow,
+};
+
+/// Findings of a check.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Findings {
+    /// Defects: file, cause and remedy.
+    pub errors: Vec<String>,
+    /// Facts that deserve attention.
+    pub warnings: Vec<String>,
+}
+
+impl Findings {
+    fn error(&mut self, path: &Path, problem: impl ToString) {
+        self.errors.push(format!("{}: {}", path.display(), problem.to_string()));
+    }
+
+    fn warning(&mut self, path: &Path, problem: impl ToString) {
+        self.warnings.push(format!("{}: {}", path.display(), problem.to_string()));
+    }
+}
+
+/// Checks a CA as `run` does when it loads it.
+pub fn authority(files: &CaFiles, now: SystemTime) -> Findings {
+    let mut found = Findings::default();
+    match files.load(now) {
+        Ok(authority) => {
+            for caution in authority.cautions(now, std::time::Duration::from_secs(24 * 3600)) {
+                found.warning(&files.certificate, caution);
+            }
+        }
+        Err(error) => found.errors.extend(error.to_string().lines().map(str::to_owned)),
+    }
+    found
+}
+
+/// Checks a CA certificate without its key.
+pub fn authority_certificate(path: &Path, now: SystemTime) -> Findings {
+    let mut found = Findings::default();
+    match fs::read(path) {
+        Err(error) => found.error(path, error),
+        Ok(text) => match certificates(&text) {
+            Err(fault) => found.error(path, fault),
+            Ok(ders) => match parse_all(&ders) {
+                Err(fault) => found.error(path, fault),
+                Ok(parsed) => inspect(&parsed, now).iter().for_each(|fault| found.error(path, fault)),
+            },
+        },
+    }
+    found
+}
+
+/// Checks every pair of an identity folder.
+pub fn folder(path: &Path, now: SystemTime) -> Findings {
+    let mut found = Findings::default();
+    let data = path.join("..data");
+    if !data.is_dir() {
+        found.error(&data, "no pair is there; create the identity, or wait for its first renewal");
+        return found;
+    }
+    for name in ["instance", "c2c"] {
+        if name == "c2c" && !data.join("c2c.crt").exists() {
+            continue;
+        }
+        pair(path, name, now, &mut found);
+    }
+    for name in ["instance.crt", "instance.key", "instance.pem"] {
+        let link = path.join(name);
+        if fs::read_link(&link).ok().as_deref() != Some(&Path::new("..data").join(name)) {
+            found.error(
+                &link,
+                format!("not a link to ..data/{name}; remove it, the next renewal restores it"),
+            );
+        }
+    }
+    let bundle = path.join("ca.crt");
+    let roots = fs::read(&bundle).map_err(|error| error.to_string());
+    match roots.and_then(|text| certificates(&text).map_err(|fault| fault.to_string())) {
+        Ok(roots) => {
+            let issuer = read_pair(path, "instance")
+                .ok()
+                .and_then(|pair| certificates(pair.certificate.as_bytes()).ok());
+            let issuer = issuer.and_then(|mut chain| (chain.len() > 1).then(|| chain.remove(1)));
+            if issuer.is_some_and(|issuer| !roots.contains(&issuer)) {
+                found.error(
+                    &bundle,
+                    "the CA of the certificate is not in the trust bundle; restart the rotator",
+                );
+            }
+        }
+        Err(problem) => found.error(&bundle, problem),
+    }
+    found
+}
+
+fn pair(folder: &Path, name: &str, now: SystemTime, found: &mut Findings) {
+    let (crt, key) = (folder.join(format!("{name}.crt")), folder.join(format!("{name}.key")));
+    let pair = match read_pair(folder, name) {
+        Ok(pair) => pair,
+        Err(error) => return found.error(&crt, format!("{error}; the next renewal replaces the pair")),
+    };
+    let ders = match certificates(pair.certificate.as_bytes()) {
+        Ok(ders) => ders,
+        Err(fault) => return found.error(&crt, fault),
+    };
+    let parsed = match parse_all(&ders) {
+        Ok(parsed) => parsed,
+        Err(fault) => return found.error(&crt, fault),
+    };
+    match PrivateKey::from_pem(pair.key.as_bytes()) {
+        Err(error) => found.error(&key, error),
+        Ok(held) if held.public_key_info() != parsed[0].public_key().raw => {
+            found.error(&key, format!("not the key of {}; destroy and create the identity", crt.display()));
+        }
+        Ok(_) => {}
+    }
+    let valid = validity(&parsed[0]);
+    let window = RenewalWindow::of(valid.length());
+    if valid.not_after <= now {
+        found.error(
+            &crt,
+            format!("expired at {}; see `status` for the failed renewal", date(valid.not_after)),
+        );
+    } else if now < valid.not_before {
+        found.error(&crt, format!("valid only from {}; check the clock", date(valid.not_before)));
+    } else if valid.not_before + window.end < now {
+        let ends = date(valid.not_after);
+        found.warning(&crt, format!("past its renewal window, ends at {ends}; see `status`"));
+    }
+    if parsed.len() < 2 {
+        found
+            .error(&crt, "the CA's certificate does not follow the leaf; the next renewal replaces the pair");
+    }
+    if let Ok(facts) = fs::metadata(&key) {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = facts.permissions().mode() & 0o777;
+        if mode & 0o077 != 0 {
+            found.error(
+                &key,
+                format!("mode {mode:03o} lets others read the key; destroy and create the identity"),
+            );
+        }
+    }
+}
+
+/// Reports the names of a certificate that do not resolve in the fleet of a `records.json`.
+pub fn names(certificate: &Path, records: &Path, aliases: &[PathBuf]) -> Result<Vec<String>, String> {
+    let named = |path: &Path| {
+        let path = path.display().to_string();
+        move |problem: String| format!("{path}: {problem}")
+    };
+    let text = fs::read(certificate).map_err(|error| named(certificate)(error.to_string()))?;
+    let ders = certificates(&text).map_err(|fault| named(certificate)(fault.to_string()))?;
+    let parsed = parse_all(&ders).map_err(|fault| named(certificate)(fault.to_string()))?;
+    let (names, addresses) = subject_names(&parsed[0]);
+    let snapshot = snapshot(records, aliases)?;
+    Ok(unresolved(&snapshot, &names, &addresses).iter().map(ToString::to_string).collect())
+}
+
+/// Reads a fleet.
+pub fn snapshot(records: &Path, aliases: &[PathBuf]) -> Result<Snapshot, String> {
+    let read = |path: &Path| fs::read(path).map_err(|error| format!("{}: {error}", path.display()));
+    let (parsed, _) =
+        Records::parse(&read(records)?).map_err(|error| format!("{}: {error}", records.display()))?;
+    let files: Vec<(String, Vec<u8>)> = aliases
+        .iter()
+        .map(|path| Ok((path.display().to_string(), read(path)?)))
+        .collect::<Result<_, String>>()?;
+    let files = files.iter().map(|(path, text)| (path.as_str(), text.as_slice()));
+    let (aliases, _) = AliasFiles::parse(files).map_err(|error| error.to_string())?;
+    Ok(Snapshot::build(parsed, &aliases).0)
+}
+
+/// DNS names and addresses among the SANs, and the common name if it looks like a host.
+fn subject_names(certificate: &X509Certificate<'_>) -> (Vec<String>, Vec<std::net::IpAddr>) {
+    let (mut names, mut addresses) = (Vec::new(), Vec::new());
+    if let Some(name) = certificate.subject().iter_common_name().find_map(|name| name.as_str().ok())
+        && name.contains('.')
+        && !name.contains(' ')
+    {
+        names.push(name.to_owned());
+    }
+    if let Ok(Some(alternative)) = certificate.subject_alternative_name() {
+        for name in &alternative.value.general_names {
+            match name {
+                GeneralName::DNSName(name) if !names.iter().any(|held| held == name) => {
+                    names.push((*name).to_owned());
+                }
+                GeneralName::IPAddress(octets) => {
+                    if let Ok(v4) = <[u8; 4]>::try_from(*octets) {
+                        addresses.push(v4.into());
+                    } else if let Ok(v6) = <[u8; 16]>::try_from(*octets) {
+                        addresses.push(v6.into());
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    (names, addresses)
+}

@@ -1,0 +1,230 @@
+//! The command line. Exit codes: 0 success; 1 failure or findings; 2 the call is not understood.
+
+mod certificates;
+mod fleet;
+mod names;
+mod shell;
+
+use std::{
+    io::{self, IsTerminal},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::{
+    control::{self, Command as Order, Reply},
+    fleet::{
+        agent::{self, AgentOptions},
+        issuer::{self, IssuerOptions},
+        rotate::{self, RotateOptions},
+    },
+    profile::Guid,
+    run::{self, RunOptions},
+};
+
+/// Certificates that state who an instance is and renew themselves
+#[derive(Debug, Parser)]
+#[command(name = "bosh-dns-identity", version, arg_required_else_help = true)]
+struct CommandLine {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Maintain the pairs of a set of identities
+    Run(Box<RunOptions>),
+    /// Issue a single pair into a folder
+    Issue(certificates::Issue),
+    /// Check a CA, an identity folder, or the names of a certificate
+    Check(certificates::Check),
+    /// Create an identity at a running rotator
+    Create(Describe),
+    /// Change the description of an identity at a running rotator
+    Update(Describe),
+    /// Remove an identity at a running rotator, with its files
+    Destroy(Destroy),
+    /// Show all identities of a running rotator; exit code 1 if one fails to renew
+    Status(Status),
+    /// Print the names of link providers for certificates
+    San(names::San),
+    /// Issue certificates to the agents of a fleet
+    Issuer(Box<IssuerOptions>),
+    /// Create a bootstrap token for one instance
+    Token(fleet::Token),
+    /// Keep the pairs of this machine fresh, by requests to the issuer
+    Agent(Box<AgentOptions>),
+    /// Rotate the CA of a fleet in three steps, each after all agents have followed
+    RotateCa(RotateOptions),
+    /// Write the manual page
+    Man(shell::Man),
+    /// Print completions for a shell
+    Completions(shell::Completions),
+}
+
+/// A socket and a description.
+#[derive(Debug, clap::Args)]
+struct Describe {
+    /// Control socket of the rotator
+    #[arg(long, value_name = "SOCKET")]
+    control: PathBuf,
+    /// JSON file with the description of the container
+    #[arg(value_name = "FILE")]
+    description: PathBuf,
+}
+
+/// `destroy`.
+#[derive(Debug, clap::Args)]
+struct Destroy {
+    /// Control socket of the rotator
+    #[arg(long, value_name = "SOCKET")]
+    control: PathBuf,
+    /// Id of the identity
+    guid: String,
+}
+
+/// `status`.
+#[derive(Debug, clap::Args)]
+struct Status {
+    /// Control socket of the rotator
+    #[arg(long, value_name = "SOCKET")]
+    control: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the program.
+pub fn main() -> ExitCode {
+    let CommandLine { command } = CommandLine::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
+    let filter = filter.unwrap_or_else(|_| "info".into());
+    let colours = io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(colours).with_env_filter(filter).init();
+    command.run().unwrap_or_else(|error| {
+        eprintln!("bosh-dns-identity: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+impl Command {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        match self {
+            Self::Run(options) => block_on(run::run(*options)),
+            Self::Issue(issue) => issue.run(),
+            Self::Check(check) => check.run(),
+            Self::Create(describe) => describe.send(|container| Order::Create { container }),
+            Self::Update(describe) => describe.send(|container| Order::Update { container }),
+            Self::Destroy(Destroy { control, guid }) => {
+                done(control::send(&control, &Order::Destroy { guid: Guid::try_from(guid)? })?)
+            }
+            Self::Status(status) => status.run(),
+            Self::San(san) => san.run(),
+            Self::Issuer(options) => block_on(issuer::run(*options)),
+            Self::Token(token) => token.run(),
+            Self::Agent(options) => block_on(agent::run(*options)),
+            Self::RotateCa(options) => block_on(rotate::run(options)),
+            Self::Man(man) => man.run(CommandLine::command()),
+            Self::Completions(completions) => completions.run(CommandLine::command()),
+        }
+    }
+}
+
+/// Runs a future to its end on a new runtime.
+fn block_on(future: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(future).map(|()| ExitCode::SUCCESS)
+}
+
+impl Describe {
+    fn send(self, order: impl FnOnce(crate::profile::Container) -> Order) -> anyhow::Result<ExitCode> {
+        let Self { control, description } = self;
+        let container = certificates::read_description(&description)?;
+        done(control::send(&control, &order(container))?)
+    }
+}
+
+fn done(reply: Reply) -> anyhow::Result<ExitCode> {
+    match reply {
+        Reply::Error(problem) => anyhow::bail!(problem),
+        Reply::Done | Reply::Status(_) => Ok(ExitCode::SUCCESS),
+    }
+}
+
+impl Status {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        let Self { control, json } = self;
+        let status = match control::send(&control, &Order::Status)? {
+            Reply::Status(status) => status,
+            Reply::Error(problem) => anyhow::bail!(problem),
+            Reply::Done => anyhow::bail!("the rotator did not return its status"),
+        };
+        let failing = status.identities.iter().any(|identity| identity.failure.is_some());
+        if json {
+            println!("{}", serde_json::to_string_pretty(&status)?);
+        } else {
+            print_status(&status);
+        }
+        let well = !failing && status.authority.problem.is_none();
+        Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+fn print_status(status: &crate::rotator::Status) {
+    use crate::authority::date;
+    let authority = &status.authority;
+    println!("CA {} ends {}", authority.file.display(), date(authority.not_after));
+    if let Some(problem) = &authority.problem {
+        println!("  new CA refused: {problem}");
+    }
+    println!("key pool {} of {}, {} renewals", status.pool_ready, status.pool_size, status.renewals);
+    for identity in &status.identities {
+        let ends = identity.not_after.map_or_else(|| "-".to_owned(), date);
+        println!("{}  ends {ends}  renews {}", identity.guid, date(identity.renews_at));
+        if let Some(failure) = &identity.failure {
+            println!(
+                "  failed {} times, next attempt {}: {}",
+                failure.attempts,
+                date(failure.retry_at),
+                failure.message
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_line_is_consistent() {
+        CommandLine::command().debug_assert();
+        for (words, understood) in [
+            ("run --ca a --ca-key k --folder f --containers c", true),
+            ("run --ca a --ca-key k --folder f --control s --validity 1h --key-type p-256", true),
+            ("run --ca a --ca-key k --folder f", false),
+            ("run --ca a --ca-key k --folder f --control s --validity 59m", false),
+            ("issue --ca a --ca-key k --container c --folder f", true),
+            ("check --ca a", true),
+            ("check --folder f", true),
+            ("check --certificate c --records r", true),
+            ("check", false),
+            ("san --deployment d --instance-group g", true),
+            ("san --manifest m", true),
+            ("san --manual db.example.org", true),
+            ("status --control s", true),
+            ("issuer --state s --records r", true),
+            ("issuer --state s --records r --ca a", false),
+            ("token --state s --instance i", true),
+            ("agent --issuer h:1 --instance i --folder f --trust a", true),
+            ("rotate-ca --state s --ca a --ca-key k", true),
+            ("rotate-ca --state s --back", true),
+            ("rotate-ca --state s", false),
+        ] {
+            let line = std::iter::once("bosh-dns-identity").chain(words.split(' '));
+            assert_eq!(CommandLine::try_parse_from(line).is_ok(), understood, "{words}");
+        }
+    }
+}

@@ -1,0 +1,517 @@
+//! `issuer`: issues the fleet's certificates to agents, over mutual TLS.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use anyhow::Context;
+use axum::{
+    Extension, Json, Router,
+    extract::{DefaultBodyLimit, State as Extract},
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::post,
+};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use dns_core::catalog::Snapshot;
+use hyper_util::{rt::TokioIo, service::TowerToHyperService};
+use parking_lot::Mutex;
+use rustls::{RootCertStore, ServerConfig, server::WebPkiClientVerifier};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+use tokio::{net::TcpListener, sync::Semaphore};
+use tokio_rustls::TlsAcceptor;
+
+use super::{
+    message::{Member, Members, Orders, PairReply, PairRequest, Refused, Report},
+    policy,
+    state::StateFolder,
+    trust::Trust,
+};
+use crate::{
+    authority::{Authority, certificates, parse_all},
+    ca_files::CaFiles,
+    certificate::{SigningRequest, seconds},
+    check::snapshot,
+    keys::{KeyType, PrivateKey, pem},
+    metrics::{self, Exposition},
+    profile::Profile,
+};
+
+/// Maximum number of connections at a time.
+const MOST_CONNECTIONS: usize = 1024;
+
+/// Maximum life of a connection.
+const LIFE: Duration = Duration::from_secs(30);
+
+/// Maximum size of a call in bytes.
+const LARGEST_CALL: usize = 64 << 10;
+
+/// Validity of the issuer's own certificate; renewed at half of it.
+const OWN_VALIDITY: Duration = Duration::from_secs(24 * 3600);
+
+/// Options of `issuer`.
+#[derive(Debug, clap::Args)]
+pub struct IssuerOptions {
+    /// Folder of state, readable for the issuer's user alone: CAs and their keys, members, tokens
+    #[arg(long, value_name = "FOLDER")]
+    state: PathBuf,
+    /// PEM file of the first CA; needed once, later CAs come by rotate-ca
+    #[arg(long, value_name = "FILE", requires = "ca_key")]
+    ca: Option<PathBuf>,
+    /// PEM file of the first CA's private key
+    #[arg(long, value_name = "FILE", requires = "ca")]
+    ca_key: Option<PathBuf>,
+    /// The fleet's records.json: names and addresses are verified against it
+    #[arg(long, value_name = "FILE")]
+    records: PathBuf,
+    /// Address and port for agents
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8854")]
+    listen: SocketAddr,
+    /// Name in the issuer's own certificate, which agents verify
+    #[arg(long, value_name = "NAME", default_value = "identity.bosh-dns")]
+    name: String,
+    /// Common name that every instance may request; repeatable
+    #[arg(long = "role", value_name = "NAME", default_values = ["health.bosh-dns", "api.bosh-dns"])]
+    roles: Vec<String>,
+    /// Validity of certificates: a number with h or m, at least 1h
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = crate::run::parse_validity)]
+    validity: Duration,
+    /// Address for Prometheus
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<SocketAddr>,
+}
+
+/// State shared by all connections.
+struct Desk {
+    state: StateFolder,
+    records: PathBuf,
+    name: String,
+    roles: Vec<String>,
+    validity: Duration,
+    shared: Mutex<Shared>,
+}
+
+struct Shared {
+    trust: Trust,
+    /// The issuing CA.
+    authority: Arc<Authority>,
+    bundle: String,
+    fleet: Arc<Snapshot>,
+    fleet_stamp: Option<SystemTime>,
+    members: Members,
+    /// Whether members differ from the file.
+    unsaved: bool,
+    tls: Arc<ServerConfig>,
+    /// When the issuer's own certificate is renewed.
+    tls_until: SystemTime,
+    issued: u64,
+    refused: BTreeMap<&'static str, u64>,
+    /// The last problem with a file, reported once.
+    problem: Option<String>,
+}
+
+/// Common name of a client's verified certificate.
+#[derive(Clone, Debug)]
+struct Peer(Option<String>);
+
+/// A call that is refused.
+struct Refusal {
+    status: StatusCode,
+    reason: &'static str,
+    error: String,
+}
+
+/// Serves agents until SIGTERM or SIGINT.
+pub async fn run(options: IssuerOptions) -> anyhow::Result<()> {
+    let IssuerOptions { state, ca, ca_key, records, listen, name, roles, validity, metrics } = options;
+    let now = SystemTime::now();
+    let state = StateFolder::open(state)?;
+    let trust = match (state.trust()?, ca.zip(ca_key)) {
+        (Some(trust), _) => trust,
+        (None, Some((certificate, key))) => {
+            let trust = Trust::new(state.import(&CaFiles { certificate, key }, now)?);
+            state.set_trust(&trust)?;
+            trust
+        }
+        (None, None) => anyhow::bail!("no CA yet; start once with --ca and --ca-key"),
+    };
+    let fleet = snapshot(&records, &[]).map_err(|error| anyhow::anyhow!(error))?;
+    let authority = state.authority(&trust.issuing, now)?;
+    let bundle = bundle(&state, &trust)?;
+    let tls = Arc::new(server_config(&authority, &bundle, &name, now)?);
+    let members = state.members()?;
+    let shared = Shared {
+        trust,
+        authority: Arc::new(authority),
+        bundle,
+        fleet: Arc::new(fleet),
+        fleet_stamp: modified(&records),
+        members,
+        unsaved: false,
+        tls,
+        tls_until: now + OWN_VALIDITY / 2,
+        issued: 0,
+        refused: BTreeMap::new(),
+        problem: None,
+    };
+    let shared = Mutex::new(shared);
+    let desk = Arc::new(Desk { state, records, name, roles, validity, shared });
+    if let Some(address) = metrics {
+        let desk = desk.clone();
+        metrics::serve(address, move || desk.metrics()).await?;
+    }
+    let listener = TcpListener::bind(listen).await.with_context(|| format!("cannot listen at {listen}"))?;
+    tracing::info!(address = %listener.local_addr()?, "issuer started");
+    let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]);
+    tokio::spawn(refresh(desk.clone()));
+    tokio::select! {
+        () = accept(listener, desk.clone()) => {}
+        () = crate::ended() => {}
+    }
+    desk.save();
+    Ok(())
+}
+
+async fn accept(listener: TcpListener, desk: Arc<Desk>) {
+    let router = Router::new()
+        .route("/v1/pair", post(pair))
+        .route("/v1/report", post(report))
+        .layer(DefaultBodyLimit::max(LARGEST_CALL))
+        .with_state(desk.clone());
+    let connections = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    loop {
+        // The semaphore is never closed.
+        let Ok(permit) = connections.clone().acquire_owned().await else { return };
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let acceptor = TlsAcceptor::from(desk.shared.lock().tls.clone());
+        let router = router.clone();
+        tokio::spawn(async move {
+            let _permit = permit;
+            let served = async {
+                let stream = acceptor.accept(stream).await?;
+                let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+                let router = router.layer(Extension(Peer(certificate.and_then(common_name))));
+                hyper::server::conn::http1::Builder::new()
+                    .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+                    .await
+                    .map_err(std::io::Error::other)
+            };
+            if let Ok(Err(error)) = tokio::time::timeout(LIFE, served).await {
+                tracing::debug!(%error, "connection ended");
+            }
+        });
+    }
+}
+
+/// Follows the files and keeps the issuer's own certificate fresh.
+async fn refresh(desk: Arc<Desk>) {
+    let mut ticks = tokio::time::interval(Duration::from_secs(1));
+    loop {
+        ticks.tick().await;
+        let desk = desk.clone();
+        // A panic in there is reported by its own message; the next tick goes on.
+        let _ = tokio::task::spawn_blocking(move || desk.follow(SystemTime::now())).await;
+    }
+}
+
+fn modified(path: &Path) -> Option<SystemTime> {
+    fs::metadata(path).and_then(|facts| facts.modified()).ok()
+}
+
+/// Certificates of all trusted CAs, PEM, each once.
+fn bundle(state: &StateFolder, trust: &Trust) -> anyhow::Result<String> {
+    let mut held: Vec<CertificateDer<'static>> = Vec::new();
+    for fingerprint in &trust.trusted {
+        let chain = state.chain(fingerprint)?;
+        for der in certificates(chain.as_bytes())? {
+            if !held.contains(&der) {
+                held.push(der);
+            }
+        }
+    }
+    Ok(held.iter().map(|der| pem("CERTIFICATE", der).to_string()).collect())
+}
+
+/// TLS with a certificate of our own; a client's certificate is verified if it shows one.
+fn server_config(
+    authority: &Authority,
+    bundle: &str,
+    name: &str,
+    now: SystemTime,
+) -> anyhow::Result<ServerConfig> {
+    let key = PrivateKey::generate(KeyType::P256)?;
+    let profile = Profile::new(name, &[], [], [])?;
+    let issued = authority.issue(&profile, key.public_key_info(), now, OWN_VALIDITY)?;
+    let chain = certificates(issued.pem.as_bytes())?;
+    let key = PrivateKeyDer::from_pem_slice(key.to_pem()?.as_bytes())?;
+    let mut roots = RootCertStore::empty();
+    for root in certificates(bundle.as_bytes())? {
+        roots.add(root)?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
+        .allow_unauthenticated()
+        .build()?;
+    Ok(ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_client_cert_verifier(clients)
+        .with_single_cert(chain, key)?)
+}
+
+fn common_name(certificate: &CertificateDer<'static>) -> Option<String> {
+    let parsed = parse_all(std::slice::from_ref(certificate)).ok()?;
+    parsed[0].subject().iter_common_name().next()?.as_str().ok().map(str::to_owned)
+}
+
+impl Desk {
+    /// Reads changed files; a file that cannot be used leaves the last good state.
+    fn follow(&self, now: SystemTime) {
+        if let Err(error) = self.try_follow(now) {
+            let problem = format!("{error:#}");
+            let mut shared = self.shared.lock();
+            if shared.problem.as_ref() != Some(&problem) {
+                tracing::error!("the last good state stays in use: {problem}");
+            }
+            shared.problem = Some(problem);
+        } else {
+            self.shared.lock().problem = None;
+        }
+        self.save();
+    }
+
+    fn try_follow(&self, now: SystemTime) -> anyhow::Result<()> {
+        let trust = self.state.trust()?.context("trust.json is gone; restore it from a backup")?;
+        let (changed, old) = {
+            let shared = self.shared.lock();
+            (trust != shared.trust, shared.tls_until <= now || now + OWN_VALIDITY < shared.tls_until)
+        };
+        if changed || old {
+            let authority = Arc::new(self.state.authority(&trust.issuing, now)?);
+            let bundle = bundle(&self.state, &trust)?;
+            let tls = Arc::new(server_config(&authority, &bundle, &self.name, now)?);
+            let mut shared = self.shared.lock();
+            if changed {
+                tracing::info!(generation = trust.generation, issuing = %trust.issuing, "trust of the fleet changed");
+            }
+            (shared.trust, shared.authority, shared.bundle) = (trust, authority, bundle);
+            (shared.tls, shared.tls_until) = (tls, now + OWN_VALIDITY / 2);
+        }
+        let stamp = modified(&self.records);
+        if stamp != self.shared.lock().fleet_stamp {
+            let fleet = snapshot(&self.records, &[]).map_err(|error| anyhow::anyhow!(error))?;
+            let mut shared = self.shared.lock();
+            (shared.fleet, shared.fleet_stamp) = (Arc::new(fleet), stamp);
+        }
+        let mut shared = self.shared.lock();
+        let fleet = shared.fleet.clone();
+        let known: std::collections::BTreeSet<&str> = fleet.instances().map(|row| row.id).collect();
+        let before = shared.members.len();
+        shared.members.retain(|id, member| member.not_after > seconds(now) && known.contains(id.as_str()));
+        shared.unsaved |= shared.members.len() != before;
+        Ok(())
+    }
+
+    /// Writes changed members for `rotate-ca`.
+    fn save(&self) {
+        let members = {
+            let mut shared = self.shared.lock();
+            if !std::mem::take(&mut shared.unsaved) {
+                return;
+            }
+            shared.members.clone()
+        };
+        if let Err(error) = self.state.set_members(&members) {
+            tracing::error!("members not saved; rotate-ca does not see the newest reports: {error}");
+            self.shared.lock().unsaved = true;
+        }
+    }
+
+    fn orders(&self) -> Orders {
+        let shared = self.shared.lock();
+        Orders {
+            generation: shared.trust.generation,
+            bundle: shared.bundle.clone(),
+            issuing: shared.trust.issuing.clone(),
+        }
+    }
+
+    fn metrics(&self) -> prometheus::Result<Exposition> {
+        let shared = self.shared.lock();
+        let shown = Exposition::default();
+        let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        let lagging = shared.trust.lagging(&shared.members, seconds(SystemTime::now())).count();
+        for (name, help, value) in [
+            ("bosh_dns_identity_members", "Instances that hold certificates.", number(shared.members.len())),
+            (
+                "bosh_dns_identity_lagging",
+                "Instances that have not taken the fleet's trust.",
+                number(lagging),
+            ),
+            (
+                "bosh_dns_identity_trusted_cas",
+                "CAs that the fleet trusts; more than 1 during a rotation.",
+                number(shared.trust.trusted.len()),
+            ),
+            (
+                "bosh_dns_identity_ca_expiry_timestamp_seconds",
+                "End of the CA's certificate, seconds since 1970.",
+                metrics::timestamp(shared.authority.validity().not_after),
+            ),
+            (
+                "bosh_dns_identity_files_usable",
+                "1 if trust, CA and records are the newest ones, 0 if an earlier state stays in use.",
+                i64::from(shared.problem.is_none()),
+            ),
+        ] {
+            shown.gauge(name, help, &[], [(vec![], value)])?;
+        }
+        shown.counter(
+            "bosh_dns_identity_issued_total",
+            "Certificates issued to agents.",
+            &[],
+            [(vec![], shared.issued)],
+        )?;
+        let refused = shared.refused.iter().map(|(reason, count)| (vec![*reason], *count));
+        shown.counter(
+            "bosh_dns_identity_refused_total",
+            "Calls refused, by reason.",
+            &["reason"],
+            refused,
+        )?;
+        Ok(shown)
+    }
+
+    /// Issues a pair to a client that has proved to be the instance.
+    fn pair(&self, peer: &Peer, token: Option<&str>, request: &PairRequest) -> Result<PairReply, Refusal> {
+        let now = SystemTime::now();
+        let refuse = |status, reason, error: String| Refusal { status, reason, error };
+        let (fleet, authority) = {
+            let shared = self.shared.lock();
+            (shared.fleet.clone(), shared.authority.clone())
+        };
+        let forbidden = |error: String| refuse(StatusCode::FORBIDDEN, "identity", error);
+        match (&peer.0, token) {
+            (Some(name), _) if *name == request.instance => {}
+            (Some(name), None) => {
+                let instance = &request.instance;
+                return Err(forbidden(format!(
+                    "certificate of {name:?} cannot request a pair of {instance:?}"
+                )));
+            }
+            (None, None) => {
+                return Err(refuse(
+                    StatusCode::UNAUTHORIZED,
+                    "identity",
+                    "show the instance's certificate, or a bootstrap token".to_owned(),
+                ));
+            }
+            (_, Some(_)) if request.role.is_some() => {
+                return Err(forbidden("a bootstrap token is for the instance's own pair only".to_owned()));
+            }
+            (_, Some(_)) => {}
+        }
+        let profile = policy::profile(&fleet, &self.roles, request)
+            .map_err(|error| refuse(StatusCode::FORBIDDEN, "names", error.to_string()))?;
+        let proved = STANDARD.decode(&request.request).ok().and_then(|der| SigningRequest::verify(&der));
+        let proved = proved.ok_or_else(|| {
+            let error = "the signing request is damaged or not signed by its key".to_owned();
+            refuse(StatusCode::BAD_REQUEST, "request", error)
+        })?;
+        let unable = |error: String| refuse(StatusCode::SERVICE_UNAVAILABLE, "authority", error);
+        if !authority.is_valid_at(now) {
+            return Err(unable("the CA expired; rotate to a new one".to_owned()));
+        }
+        let issued = authority
+            .issue(&profile, &proved.public_key_info, now, self.validity)
+            .map_err(|error| unable(error.to_string()))?;
+        // The token goes last, so that a refused request does not use it up; a certificate that
+        // loses the race for it never leaves the issuer.
+        if let (Some(token), false) = (token, peer.0.as_ref() == Some(&request.instance)) {
+            self.state
+                .use_token(token, &request.instance, now)
+                .map_err(|error| refuse(StatusCode::FORBIDDEN, "token", error.to_string()))?;
+        }
+        let mut shared = self.shared.lock();
+        shared.issued += 1;
+        let issuers = std::iter::once(authority.fingerprint().clone());
+        let end = seconds(issued.validity.not_after);
+        shared
+            .members
+            .entry(request.instance.clone())
+            .and_modify(|member| {
+                member.issuers.extend(issuers.clone());
+                member.not_after = member.not_after.max(end);
+            })
+            .or_insert_with(|| Member {
+                generation: 0,
+                issuers: issuers.clone().collect(),
+                not_after: end,
+                reported_at: seconds(now),
+            });
+        shared.unsaved = true;
+        drop(shared);
+        Ok(PairReply { certificate: issued.pem, orders: self.orders() })
+    }
+
+    fn report(&self, peer: &Peer, report: Report) -> Result<Orders, Refusal> {
+        let refuse = |status, error: String| Refusal { status, reason: "identity", error };
+        let instance = peer
+            .0
+            .clone()
+            .ok_or_else(|| refuse(StatusCode::UNAUTHORIZED, "show the instance's certificate".to_owned()))?;
+        let mut shared = self.shared.lock();
+        if !shared.fleet.instances().any(|row| row.id == instance) {
+            let error = policy::Refusal::UnknownInstance(instance).to_string();
+            return Err(refuse(StatusCode::FORBIDDEN, error));
+        }
+        let Report { generation, issuers, not_after } = report;
+        let reported_at = seconds(SystemTime::now());
+        shared.members.insert(instance, Member { generation, issuers, not_after, reported_at });
+        shared.unsaved = true;
+        drop(shared);
+        Ok(self.orders())
+    }
+
+    fn refused(&self, refusal: Refusal) -> Response {
+        let Refusal { status, reason, error } = refusal;
+        tracing::warn!(reason, "request refused: {error}");
+        *self.shared.lock().refused.entry(reason).or_default() += 1;
+        (status, Json(Refused { error })).into_response()
+    }
+}
+
+async fn pair(
+    Extract(desk): Extract<Arc<Desk>>,
+    Extension(peer): Extension<Peer>,
+    headers: HeaderMap,
+    Json(request): Json<PairRequest>,
+) -> Response {
+    let token = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let token = token.and_then(|value| value.strip_prefix("Bearer ")).map(str::to_owned);
+    let worker = desk.clone();
+    let done = tokio::task::spawn_blocking(move || worker.pair(&peer, token.as_deref(), &request)).await;
+    match done {
+        Ok(Ok(reply)) => Json(reply).into_response(),
+        Ok(Err(refusal)) => desk.refused(refusal),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+async fn report(
+    Extract(desk): Extract<Arc<Desk>>,
+    Extension(peer): Extension<Peer>,
+    Json(report): Json<Report>,
+) -> Response {
+    match desk.report(&peer, report) {
+        Ok(orders) => Json(orders).into_response(),
+        Err(refusal) => desk.refused(refusal),
+    }
+}

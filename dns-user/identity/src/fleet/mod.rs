@@ -1,0 +1,14 @@
+//! The fleet's own certificates: an issuer that knows the fleet, an agent on every machine, and the
+//! rotation of the CA across all of them.
+//!
+//! Pure: [`policy`] (which names belong to an instance) and [`trust`] (steps of a rotation).
+//! With I/O: [`state`] (files of the issuer), [`issuer`], [`agent`], [`rotate`].
+
+pub mod agent;
+mod client;
+pub mod issuer;
+pub mod message;
+pub mod policy;
+pub mod rotate;
+pub mod state;
+pub mod trust;

@@ -1,0 +1,139 @@
+//! `rotate-ca`: the three steps of a CA's rotation, each after the fleet has taken the former one.
+
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant, SystemTime},
+};
+
+use anyhow::Context;
+
+use super::{
+    state::StateFolder,
+    trust::{Step, Trust},
+};
+use crate::{authority::Fingerprint, ca_files::CaFiles, certificate::seconds};
+
+/// Options of `rotate-ca`.
+#[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("direction").required(true).args(["ca", "back", "resume"]))]
+pub struct RotateOptions {
+    /// Folder of state of the issuer, which keeps running
+    #[arg(long, value_name = "FOLDER")]
+    state: PathBuf,
+    /// PEM file of the new CA
+    #[arg(long, value_name = "FILE", requires = "ca_key")]
+    ca: Option<PathBuf>,
+    /// PEM file of the new CA's private key
+    #[arg(long, value_name = "FILE", requires = "ca")]
+    ca_key: Option<PathBuf>,
+    /// Return to the CA that issued before the last rotation
+    #[arg(long)]
+    back: bool,
+    /// Continue a rotation that was stopped
+    #[arg(long)]
+    resume: bool,
+    /// Seconds to wait after a step has converged: readers of the files follow, late members report
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    settle: u64,
+    /// Give up, in a consistent state, if a step takes longer than this many seconds
+    #[arg(long, value_name = "SECONDS")]
+    patience: Option<u64>,
+}
+
+/// Rotates until only the target is trusted; stops at SIGINT or SIGTERM, in a consistent state.
+pub async fn run(options: RotateOptions) -> anyhow::Result<()> {
+    let RotateOptions { state, ca, ca_key, back, resume, settle, patience } = options;
+    let state = StateFolder::open(state)?;
+    let _lock = state.lock()?.context("another rotate-ca is at work; wait for it or stop it")?;
+    let trust = state.trust()?.context("no CA yet; start the issuer with --ca first")?;
+    let target = match (ca.zip(ca_key), back, resume) {
+        (Some((certificate, key)), ..) => state.import(&CaFiles { certificate, key }, SystemTime::now())?,
+        (None, true, _) => trust.origin.clone().context("there was no rotation to go back from")?,
+        (None, false, _) => resumed(&trust).context("no rotation was stopped")?,
+    };
+    let rotation = Rotation { state, target, settle: Duration::from_secs(settle), patience };
+    tokio::select! {
+        done = rotation.run() => done,
+        () = crate::ended() => anyhow::bail!(
+            "stopped between two steps, which is safe; continue with --resume, or return with --back"
+        ),
+    }
+}
+
+/// The CA that a stopped rotation leads to: the trusted one that is not its origin.
+fn resumed(trust: &Trust) -> Option<Fingerprint> {
+    let origin = trust.origin.as_ref()?;
+    match trust.trusted.as_slice() {
+        [last] => Some(last.clone()),
+        several => several.iter().find(|authority| *authority != origin).cloned(),
+    }
+}
+
+struct Rotation {
+    state: StateFolder,
+    target: Fingerprint,
+    settle: Duration,
+    patience: Option<u64>,
+}
+
+impl Rotation {
+    async fn run(&self) -> anyhow::Result<()> {
+        let mut changed = false;
+        loop {
+            let trust = self.state.trust()?.context("trust.json is gone; restore it from a backup")?;
+            self.converge(&trust).await?;
+            if changed {
+                tokio::time::sleep(self.settle).await;
+            }
+            // The target is verified again: days may have passed since it was imported.
+            self.state.authority(&self.target, SystemTime::now())?;
+            let Some((step, next)) = trust.next(&self.target) else {
+                println!("done: only CA {} is trusted", self.target);
+                return Ok(());
+            };
+            self.state.set_trust(&next)?;
+            println!("{}", describe(step));
+            changed = true;
+        }
+    }
+
+    /// Waits until every member has taken the state.
+    async fn converge(&self, trust: &Trust) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        let mut shown = None;
+        loop {
+            let members = self.state.members()?;
+            let now = seconds(SystemTime::now());
+            let lagging: Vec<&str> = trust.lagging(&members, now).collect();
+            if lagging.is_empty() {
+                break;
+            }
+            if shown != Some(lagging.len()) {
+                let (count, all) = (lagging.len(), members.len());
+                let first = lagging.iter().take(3).copied().collect::<Vec<_>>().join(", ");
+                println!("  waiting for {count} of {all} instances, such as {first}");
+                shown = Some(count);
+            }
+            if self.patience.is_some_and(|patience| begun.elapsed() > Duration::from_secs(patience)) {
+                anyhow::bail!(
+                    "{} instances have not followed, such as {}; see their agents' logs, then --resume or --back",
+                    lagging.len(),
+                    lagging[0]
+                );
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        if shown.is_some() {
+            println!("  the fleet has followed");
+        }
+        Ok(())
+    }
+}
+
+fn describe(step: Step) -> &'static str {
+    match step {
+        Step::Trust => "step 1 of 3: the fleet trusts both CAs",
+        Step::Issue => "step 2 of 3: the new CA issues",
+        Step::Retire => "step 3 of 3: only one CA stays trusted",
+    }
+}

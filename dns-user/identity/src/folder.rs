@@ -1,0 +1,273 @@
+//! A folder whose certificate, key and trust bundle change in one step.
+//!
+//! The files of one generation lie in a data folder of their own; `..data` is a symlink to the
+//! current one and is replaced by one rename, as Kubernetes does for mounted secrets. The names at
+//! the top are symlinks through `..data`:
+//!
+//! ```text
+//! ..pair-Xa81k2/instance.crt, instance.key, instance.pem, ca.crt, ...
+//! ..data -> ..pair-Xa81k2
+//! instance.crt -> ..data/instance.crt
+//! ```
+//!
+//! A reader that opens two of the names at the top can still see two generations; one that
+//! resolves `..data` once ([`read_pair`]), or reads `instance.pem`, cannot. The generation before
+//! the current one stays until the next change, so a resolved path does not vanish under a reader.
+
+use std::{
+    ffi::OsStr,
+    fs::{self, File, OpenOptions, Permissions},
+    io::{self, Write},
+    os::unix::fs::{OpenOptionsExt, PermissionsExt, fchown, symlink},
+    path::{Path, PathBuf},
+};
+
+use zeroize::Zeroizing;
+
+use crate::profile::Owner;
+
+/// The symlink to the current generation.
+const DATA: &str = "..data";
+
+/// Start of the names of data folders.
+const GENERATION: &str = "..pair-";
+
+/// Start of the name of a folder that is being destroyed.
+const REMOVED: &str = ".removed-";
+
+/// The folder of one identity.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdentityFolder {
+    path: PathBuf,
+}
+
+/// One file of a generation.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry<'a> {
+    /// File name.
+    pub name: &'a str,
+    /// Content.
+    pub contents: &'a [u8],
+    /// Whether it holds a key: mode 0600 and the given owner; otherwise 0644.
+    pub secret: bool,
+}
+
+/// A change that failed; the generation in use stays.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {source}; the pair in use stays; {}", path.display(), remedy(source))]
+pub struct FolderError {
+    /// The file or folder.
+    pub path: PathBuf,
+    /// The system's error.
+    pub source: io::Error,
+}
+
+/// Remedy for an error of the file system.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "free space or enlarge the file system",
+        io::ErrorKind::ReadOnlyFilesystem => "mount the file system writable",
+        io::ErrorKind::PermissionDenied => "let the rotator's user write there",
+        io::ErrorKind::NotFound => "create the folder above it",
+        _ => "check the folder",
+    }
+}
+
+/// Certificate chain and key of one generation, PEM.
+#[derive(Debug)]
+pub struct Pair {
+    /// Leaf and CA.
+    pub certificate: String,
+    /// The leaf's key.
+    pub key: Zeroizing<String>,
+}
+
+impl Pair {
+    /// Certificate chain and key in one text, for `instance.pem`.
+    pub fn joined(&self) -> Zeroizing<String> {
+        let mut text = Zeroizing::new(String::with_capacity(self.certificate.len() + self.key.len()));
+        text.push_str(&self.certificate);
+        text.push_str(&self.key);
+        text
+    }
+}
+
+impl IdentityFolder {
+    /// The folder at a path; created by the first [`Self::replace`].
+    pub fn new(path: PathBuf) -> Self {
+        Self { path }
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Path of the current generation; `None` if there is none.
+    pub fn current(&self) -> Option<PathBuf> {
+        let target = fs::read_link(self.path.join(DATA)).ok()?;
+        let path = self.path.join(target);
+        path.is_dir().then_some(path)
+    }
+
+    /// Replaces all files in one step. After an error, or a kill at any moment, the old generation
+    /// is complete and in use.
+    pub fn replace(&self, entries: &[Entry<'_>], owner: Option<Owner>) -> Result<(), FolderError> {
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |source| FolderError { path, source }
+        };
+        fs::create_dir_all(&self.path).map_err(failed(&self.path))?;
+        let before = self.current();
+        // First, because the space may be needed.
+        self.sweep(before.as_deref())?;
+        let generation = tempfile::Builder::new()
+            .prefix(GENERATION)
+            .permissions(Permissions::from_mode(0o755))
+            .tempdir_in(&self.path)
+            .map_err(failed(&self.path))?;
+        for entry in entries {
+            // Named as readers know it: the generation's own name is new at every attempt.
+            let (path, known) = (generation.path().join(entry.name), self.path.join(entry.name));
+            write(&path, entry, owner).map_err(failed(&known))?;
+        }
+        sync(generation.path()).map_err(failed(&self.path))?;
+        let name = generation.path().file_name().unwrap_or_default().to_owned();
+        self.point(DATA, Path::new(&name))?;
+        // In use from here on: no longer removed when dropped.
+        let _ = generation.keep();
+        sync(&self.path).map_err(failed(&self.path))?;
+        for Entry { name, .. } in entries {
+            let target = Path::new(DATA).join(name);
+            if fs::read_link(self.path.join(name)).ok().as_deref() != Some(&target) {
+                self.point(name, &target)?;
+            }
+        }
+        self.remove_stale_links(entries);
+        Ok(())
+    }
+
+    /// Replaces the files of a single pair and its trust bundle.
+    pub fn replace_pair(&self, pair: &Pair, bundle: &str, owner: Option<Owner>) -> Result<(), FolderError> {
+        let joined = pair.joined();
+        let entries = [
+            Entry { name: "instance.crt", contents: pair.certificate.as_bytes(), secret: false },
+            Entry { name: "instance.key", contents: pair.key.as_bytes(), secret: true },
+            Entry { name: "instance.pem", contents: joined.as_bytes(), secret: true },
+            Entry { name: "ca.crt", contents: bundle.as_bytes(), secret: false },
+        ];
+        self.replace(&entries, owner)
+    }
+
+    /// Makes `name` a symlink to `target`, by rename.
+    fn point(&self, name: &str, target: &Path) -> Result<(), FolderError> {
+        let (next, path) = (self.path.join(format!("..{name}.next")), self.path.join(name));
+        let failed = |source| FolderError { path: path.clone(), source };
+        match fs::remove_file(&next) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
+        symlink(target, &next).map_err(failed)?;
+        fs::rename(&next, &path).map_err(failed)
+    }
+
+    /// Removes what earlier changes left: all but the current generation.
+    fn sweep(&self, current: Option<&Path>) -> Result<(), FolderError> {
+        let failed = |source| FolderError { path: self.path.clone(), source };
+        for entry in fs::read_dir(&self.path).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+            if Some(path.as_path()) != current && name.starts_with(GENERATION) {
+                fs::remove_dir_all(&path).map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes links at the top to files that the generation no longer has.
+    fn remove_stale_links(&self, entries: &[Entry<'_>]) {
+        let Ok(listed) = fs::read_dir(&self.path) else { return };
+        for path in listed.flatten().map(|entry| entry.path()) {
+            let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+            let ours = fs::read_link(&path).is_ok_and(|target| target == Path::new(DATA).join(name));
+            if ours && !entries.iter().any(|entry| entry.name == name) {
+                // A link that stays dangles; the next change tries again.
+                let _ = fs::remove_file(&path);
+            }
+        }
+    }
+
+    /// Removes the folder. A kill in between leaves a hidden rest for [`sweep_removed`].
+    pub fn destroy(self) -> Result<(), FolderError> {
+        let failed = |source| FolderError { path: self.path.clone(), source };
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        let hidden = self.path.with_file_name(format!("{REMOVED}{name}"));
+        match fs::rename(&self.path, &hidden) {
+            Ok(()) => fs::remove_dir_all(&hidden).map_err(failed),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(failed(error)),
+        }
+    }
+}
+
+/// Removes the rests of identities whose destruction was interrupted.
+pub fn sweep_removed(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(REMOVED) {
+            fs::remove_dir_all(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads a matching pair: `NAME.crt` and `NAME.key` of one generation.
+pub fn read_pair(folder: &Path, name: &str) -> io::Result<Pair> {
+    let mut tried = 0;
+    loop {
+        let data = folder.join(fs::read_link(folder.join(DATA))?);
+        let read = || {
+            Ok::<_, io::Error>(Pair {
+                certificate: fs::read_to_string(data.join(format!("{name}.crt")))?,
+                key: Zeroizing::new(fs::read_to_string(data.join(format!("{name}.key")))?),
+            })
+        };
+        match read() {
+            // Two changes since the link was read: the generation is gone.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && tried < 10 && !data.exists() => {
+                tried += 1;
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Writes a new file, private from its creation if it is secret.
+fn write(path: &Path, entry: &Entry<'_>, owner: Option<Owner>) -> io::Result<()> {
+    let mode = if entry.secret { 0o600 } else { 0o644 };
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
+    if let Some(Owner { uid, gid }) = owner.filter(|_| entry.secret) {
+        fchown(&file, Some(uid), Some(gid))?;
+    }
+    file.write_all(entry.contents)?;
+    file.sync_all()
+}
+
+fn sync(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+/// Replaces a single file in one step, with mode 0600.
+pub fn replace_file(path: &Path, contents: &[u8]) -> Result<(), FolderError> {
+    let failed = |source| FolderError { path: path.to_owned(), source };
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new("."));
+    let replace = || {
+        let mut file = tempfile::Builder::new().prefix(".next-").tempfile_in(folder)?;
+        file.write_all(contents)?;
+        file.as_file().sync_all()?;
+        file.persist(path).map_err(|error| error.error)?;
+        sync(folder)
+    };
+    replace().map_err(failed)
+}

@@ -1,0 +1,114 @@
+//! Keys generated ahead, by a thread of the lowest priority.
+
+use std::{sync::Arc, thread, time::Duration};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::keys::{KeyError, KeyType, PrivateKey};
+
+/// Keys of one type, at most `size` of them.
+pub struct KeyPool {
+    kind: KeyType,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    size: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    ready: Vec<PrivateKey>,
+    stopped: bool,
+}
+
+impl KeyPool {
+    /// Starts to fill a pool. The thread runs only while no other process wants its core (`SCHED_IDLE`).
+    pub fn start(kind: KeyType, size: usize) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared { size, state: Mutex::default(), changed: Condvar::new() });
+        let of_thread = shared.clone();
+        thread::Builder::new().name("key-pool".to_owned()).spawn(move || of_thread.fill(kind))?;
+        Ok(Self { kind, shared })
+    }
+
+    /// Type of the keys.
+    pub fn kind(&self) -> KeyType {
+        self.kind
+    }
+
+    /// Takes a key that is ready.
+    pub fn try_take(&self) -> Option<PrivateKey> {
+        let key = self.shared.state.lock().ready.pop();
+        self.shared.changed.notify_all();
+        key
+    }
+
+    /// Takes a key, or generates one on this thread if none is ready.
+    pub fn take(&self) -> Result<PrivateKey, KeyError> {
+        match self.try_take() {
+            Some(key) => Ok(key),
+            None => PrivateKey::generate(self.kind),
+        }
+    }
+
+    /// Number of keys that are ready.
+    pub fn ready(&self) -> usize {
+        self.shared.state.lock().ready.len()
+    }
+
+    /// Number of keys that the pool is filled up to.
+    pub fn size(&self) -> usize {
+        self.shared.size
+    }
+
+    /// Waits until `count` keys are ready; returns whether they are.
+    pub fn wait(&self, count: usize, timeout: Duration) -> bool {
+        let mut state = self.shared.state.lock();
+        let missing = |state: &mut State| state.ready.len() < count;
+        !self.shared.changed.wait_while_for(&mut state, missing, timeout).timed_out()
+    }
+}
+
+impl Drop for KeyPool {
+    fn drop(&mut self) {
+        self.shared.state.lock().stopped = true;
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Shared {
+    fn fill(&self, kind: KeyType) {
+        if let Err(error) = be_idle() {
+            tracing::warn!(%error, "key pool runs at normal priority: SCHED_IDLE is not permitted");
+        }
+        loop {
+            {
+                let mut state = self.state.lock();
+                let full = |state: &mut State| !state.stopped && state.ready.len() >= self.size;
+                self.changed.wait_while(&mut state, full);
+                if state.stopped {
+                    return;
+                }
+            }
+            match PrivateKey::generate(kind) {
+                Ok(key) => self.state.lock().ready.push(key),
+                Err(error) => {
+                    tracing::error!(%error, "key pool cannot generate a key; retrying in 10 s");
+                    thread::sleep(Duration::from_secs(10));
+                }
+            }
+            self.changed.notify_all();
+        }
+    }
+}
+
+/// Gives the calling thread the scheduling policy `SCHED_IDLE` (Linux 2.6.23).
+fn be_idle() -> std::io::Result<()> {
+    // SAFETY: the structure is plain data, for which zero is valid; musl has more members than glibc.
+    let parameters: libc::sched_param = unsafe { std::mem::zeroed() };
+    // SAFETY: 0 is the calling thread; the pointer is valid for the call.
+    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters) };
+    if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}

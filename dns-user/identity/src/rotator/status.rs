@@ -1,0 +1,111 @@
+//! State of a rotator, for `status` and metrics.
+
+use std::{collections::BTreeMap, path::PathBuf, time::SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{authority::Fingerprint, profile::Guid};
+
+/// State of a rotator.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Status {
+    /// The CA in use.
+    pub authority: AuthorityStatus,
+    /// Keys that are ready.
+    pub pool_ready: usize,
+    /// Keys that the pool is filled up to.
+    pub pool_size: usize,
+    /// Renewals since the start.
+    pub renewals: u64,
+    /// Failures since the start, by reason.
+    pub failures: BTreeMap<String, u64>,
+    /// All identities, by guid.
+    pub identities: Vec<IdentityStatus>,
+}
+
+/// State of the CA.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AuthorityStatus {
+    /// Its file.
+    pub file: PathBuf,
+    /// Its certificate in use.
+    pub fingerprint: Fingerprint,
+    /// End of its validity.
+    #[serde(with = "unix")]
+    pub not_after: SystemTime,
+    /// Why the files as they are now cannot be used.
+    pub problem: Option<String>,
+}
+
+/// State of one identity.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct IdentityStatus {
+    /// Its id.
+    pub guid: Guid,
+    /// Its folder.
+    pub folder: PathBuf,
+    /// Start of the pair in use.
+    #[serde(with = "unix_option")]
+    pub not_before: Option<SystemTime>,
+    /// End of the pair in use.
+    #[serde(with = "unix_option")]
+    pub not_after: Option<SystemTime>,
+    /// Next renewal or retry.
+    #[serde(with = "unix")]
+    pub renews_at: SystemTime,
+    /// CA of the pair in use.
+    pub issuer: Option<Fingerprint>,
+    /// The failure that has not been overcome yet.
+    pub failure: Option<FailureStatus>,
+}
+
+/// A failed renewal.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct FailureStatus {
+    /// Attempts so far.
+    pub attempts: u32,
+    /// Cause and remedy.
+    pub message: String,
+    /// Next attempt.
+    #[serde(with = "unix")]
+    pub retry_at: SystemTime,
+}
+
+/// Moments as seconds since 1970.
+pub(crate) mod unix {
+    use std::time::SystemTime;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use crate::certificate::{moment, seconds};
+
+    pub(crate) fn serialize<S: Serializer>(at: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(seconds(*at))
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {
+        u64::deserialize(deserializer).map(moment)
+    }
+}
+
+/// As [`unix`], or null.
+mod unix_option {
+    use std::time::SystemTime;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use crate::certificate::{moment, seconds};
+
+    pub(super) fn serialize<S: Serializer>(
+        at: &Option<SystemTime>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        at.map(seconds).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<SystemTime>, D::Error> {
+        Ok(Option::<u64>::deserialize(deserializer)?.map(moment))
+    }
+}

@@ -1,0 +1,165 @@
+//! When a pair is renewed: its window, early requests, and backoff after failures. Pure.
+
+use std::time::{Duration, SystemTime};
+
+use crate::{
+    certificate::Validity,
+    window::{RenewalWindow, Share},
+};
+
+/// A certificate may start this much after the local clock, as NTP corrects clocks in small steps.
+const CLOCK_TOLERANCE: Duration = Duration::from_secs(60);
+
+/// Delay after the first failure; doubles with every further one.
+const FIRST_DELAY: Duration = Duration::from_secs(1);
+
+/// Maximum delay between attempts.
+const LONGEST_DELAY: Duration = Duration::from_secs(300);
+
+/// Renewal state of one pair.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Schedule {
+    share: Share,
+    validity: Option<Validity>,
+    requested: Option<SystemTime>,
+    failure: Option<Failure>,
+}
+
+/// Attempts that failed since the last success.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Number of attempts.
+    pub attempts: u32,
+    /// Cause of the last one, with the remedy.
+    pub message: String,
+    /// Earliest next attempt.
+    pub retry_at: SystemTime,
+}
+
+impl Schedule {
+    /// A pair of this validity; `None` if there is no pair yet.
+    pub fn new(share: Share, validity: Option<Validity>) -> Self {
+        Self { share, validity, requested: None, failure: None }
+    }
+
+    /// Validity of the pair in use.
+    pub fn validity(&self) -> Option<Validity> {
+        self.validity
+    }
+
+    /// The failure that the last attempt ended with.
+    pub fn failure(&self) -> Option<&Failure> {
+        self.failure.as_ref()
+    }
+
+    /// Returns the moment of the next attempt; it may be in the past.
+    pub fn due(&self, now: SystemTime) -> SystemTime {
+        let Some(validity) = self.validity else { return self.not_before_retry(now, now) };
+        // The clock was set back: peers with a correct clock refuse the pair.
+        if validity.not_before > now + CLOCK_TOLERANCE {
+            return self.not_before_retry(now, now);
+        }
+        let renewal = validity.not_before + RenewalWindow::of(validity.length()).moment(self.share);
+        let due = self.requested.map_or(renewal, |requested| requested.min(renewal));
+        self.not_before_retry(due, now)
+    }
+
+    /// Last moment of the renewal window; `None` without a pair.
+    pub fn window_end(&self) -> Option<SystemTime> {
+        let validity = self.validity?;
+        Some(validity.not_before + RenewalWindow::of(validity.length()).end)
+    }
+
+    fn not_before_retry(&self, due: SystemTime, now: SystemTime) -> SystemTime {
+        match &self.failure {
+            // A retry further away than any delay dates from before the clock was set back.
+            Some(failure) if failure.retry_at <= now + LONGEST_DELAY => due.max(failure.retry_at),
+            _ => due,
+        }
+    }
+
+    /// Requests a renewal before its window: at its share of `spread`.
+    pub fn request(&mut self, now: SystemTime, spread: Duration) {
+        let at = now + self.share.of_length(spread);
+        self.requested = Some(self.requested.map_or(at, |earlier| earlier.min(at)));
+    }
+
+    /// Records a new pair.
+    pub fn succeeded(&mut self, validity: Validity) {
+        *self = Self::new(self.share, Some(validity));
+    }
+
+    /// Records a failed attempt; returns whether it is a new failure and must be reported.
+    pub fn failed(&mut self, now: SystemTime, message: String) -> bool {
+        let before = self.failure.take();
+        let attempts = before.as_ref().map_or(0, |failure| failure.attempts) + 1;
+        let delay = FIRST_DELAY.saturating_mul(1 << (attempts - 1).min(16)).min(LONGEST_DELAY);
+        let is_new = before.is_none_or(|before| before.message != message);
+        self.failure = Some(Failure { attempts, message, retry_at: now + delay });
+        is_new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn start() -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(2_000_000_000)
+    }
+
+    fn day() -> Schedule {
+        Schedule::new(Share::of("g1"), Some(Validity::starting(start(), 24 * HOUR)))
+    }
+
+    #[test]
+    fn renewal_falls_in_window() {
+        let due = day().due(start());
+        assert!(due >= start() + 23 * HOUR && due < day().window_end().unwrap());
+    }
+
+    #[test]
+    fn backoff_doubles_up_to_limit() {
+        let mut schedule = day();
+        let late = start() + 24 * HOUR;
+        let mut delays = Vec::new();
+        for _ in 0..12 {
+            schedule.failed(late, "disk full".to_owned());
+            delays.push(schedule.due(late).duration_since(late).unwrap().as_secs());
+        }
+        assert_eq!(delays, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]);
+    }
+
+    #[test]
+    fn each_failure_is_reported_once() {
+        let mut schedule = day();
+        let reported = ["full", "full", "read-only", "read-only", "full"]
+            .map(|cause| schedule.failed(start(), cause.to_owned()));
+        assert_eq!(reported, [true, false, true, false, true]);
+        schedule.succeeded(Validity::starting(start(), HOUR));
+        assert!(schedule.failed(start(), "full".to_owned()));
+    }
+
+    #[test]
+    fn clock_set_back_renews_now() {
+        let earlier = start() - HOUR;
+        assert_eq!(day().due(earlier), earlier);
+        let slightly = start() - Duration::from_secs(5);
+        assert!(day().due(slightly) > start(), "a small step renews nothing");
+        let mut failing = day();
+        failing.failed(start() + 100 * HOUR, "full".to_owned());
+        assert_eq!(failing.due(earlier), earlier, "an old retry does not delay it");
+    }
+
+    #[test]
+    fn requests_spread_but_hold() {
+        let mut schedule = day();
+        schedule.request(start(), HOUR);
+        let due = schedule.due(start());
+        assert!(due < start() + HOUR);
+        schedule.request(start() + HOUR, HOUR);
+        assert_eq!(schedule.due(start()), due, "an earlier request stands");
+    }
+}
