@@ -23,7 +23,6 @@ use dns_fastpath::Slot;
 use dns_health::{HEALTH_NAME, HealthService};
 use whole_system_tests::health::{Authority, Fleet, instance, write_files};
 
-/// How many instances.
 const COUNT: u32 = 1000;
 
 /// Names the folder of the instances' certificates to the other process.
@@ -127,7 +126,6 @@ fn all() -> Resolution {
 
 /// The process of the instances; ends with this.
 struct OtherProcess {
-    /// The process.
     child: Child,
     /// Where its instances listen.
     port: u16,

@@ -38,7 +38,6 @@ const OTHER_NAMES: u32 = 1_300;
 const NAME_LENGTHS: [usize; 3] = [14, 40, 90];
 /// Where the IP header's protocol stands in a frame, and UDP's destination port.
 const PROTOCOL_AND_PORT: (usize, usize) = (14 + 9, 14 + 20 + 2);
-/// Where queries go.
 const SERVER: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 2);
 /// Where they come from.
 const CLIENT: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 1);
@@ -90,7 +89,6 @@ fn stay_on_one_cpu() -> Result<()> {
 
 /// One program with one packet.
 struct Row {
-    /// What it is.
     label: String,
     /// The program, or none: the reset alone.
     subject: Option<ProgramFd>,
@@ -102,7 +100,6 @@ struct Row {
     answers: u32,
     /// How the name's addresses are given, where not as those of the fleet.
     rules: Option<Rules>,
-    /// What passes.
     frame: Frame,
     /// What each run must come to.
     expected: Expected,
@@ -113,9 +110,7 @@ struct Row {
 /// What passes a program.
 #[derive(Clone, Copy)]
 enum Frame {
-    /// A query.
     Query,
-    /// A TCP segment.
     Segment,
     /// A datagram of another UDP service.
     OtherPort,
@@ -248,13 +243,11 @@ struct Reflector {
 }
 
 impl Reflector {
-    /// Loads it.
     fn load(hook: yardstick::Hook) -> Result<Self> {
         let (object, name) = Yardstick::Reflector.load(hook)?;
         Ok(Self { object, name })
     }
 
-    /// The program.
     fn fd(&self) -> Result<&ProgramFd> {
         Ok(self.object.program(self.name).context("loaded by this name")?.fd()?)
     }
@@ -262,7 +255,6 @@ impl Reflector {
 
 /// The programs that make the packet anew (`dns-ebpf/src/bin/reset.rs`).
 struct Reset {
-    /// Programs and maps.
     ebpf: Ebpf,
 }
 
@@ -326,7 +318,6 @@ impl Reset {
     }
 }
 
-/// `count` IPv4 addresses.
 fn addresses(count: u32) -> Published {
     Published {
         v4: (0..count).map(|number| Ipv4Addr::from(0x0a00_0001 + number)).collect(),

@@ -92,11 +92,8 @@ fn measure(criterion: &mut Criterion, size: usize) -> Result<()> {
 
 /// A running fast path. Fields end in this order.
 struct Running {
-    /// Its publisher.
     publisher: Publisher,
-    /// Itself.
     _fast_path: FastPath,
-    /// Where it pins.
     _bpffs: Bpffs,
 }
 

@@ -25,7 +25,6 @@ criterion_main!(benches);
 
 /// A fleet with the names to be asked.
 struct Bench {
-    /// What is asked.
     snapshot: Snapshot,
     /// An instance of a group in the middle of the file.
     row: Row,

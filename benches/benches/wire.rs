@@ -19,7 +19,6 @@ const PLAIN: &[u8] = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x04q-s0\x04q-g1\x04bosh\
 /// An OPT for 1232 bytes.
 const OPT: &[u8] = b"\0\0\x29\x04\xd0\0\0\0\0\0\0";
 
-/// [`PLAIN`] with [`OPT`].
 fn with_opt() -> Vec<u8> {
     let mut message = [PLAIN, OPT].concat();
     message[11] = 1;
@@ -34,7 +33,6 @@ fn query(message: &[u8]) -> Query<'_> {
     }
 }
 
-/// Reading queries.
 fn reading(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("wire/parse");
     for (label, message) in [("plain", PLAIN.to_vec()), ("edns", with_opt())] {

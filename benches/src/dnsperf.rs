@@ -25,7 +25,6 @@ pub struct Load<'a> {
     pub one_at_a_time: bool,
 }
 
-/// What dnsperf saw.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// Queries sent.

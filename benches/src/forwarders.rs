@@ -20,20 +20,17 @@ pub const ZONE: &str = "forwarded.test";
 
 /// Where the authority listens: in the server's namespace, on its loopback.
 const AUTHORITY: &str = "127.0.0.1";
-/// Its port.
 const AUTHORITY_PORT: u16 = 5300;
 
 /// A server that forwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Forwarder {
-    /// Ours.
     Ours {
         /// Whether answers are kept.
         cache: bool,
     },
     /// NLnet Labs Unbound with a forward zone for everything.
     Unbound,
-    /// dnsmasq.
     Dnsmasq,
 }
 
@@ -44,9 +41,7 @@ pub struct Running {
     pub pid: u32,
     /// Ended before its files go.
     _forwarder: Box<dyn std::fmt::Debug>,
-    /// Answers the forwarder.
     _authority: Kept,
-    /// Files of both.
     _folder: TempDir,
 }
 

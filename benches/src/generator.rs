@@ -47,7 +47,6 @@ pub enum Load {
     Flood,
     /// A rate, whether it is answered or not; the client's core takes replies first.
     Rate {
-        /// Queries per second.
         rate: u32,
         /// So many leave together; 1: at equal distances.
         burst: u32,
@@ -74,17 +73,13 @@ impl Frames {
 
 /// The generator, with its counting program on the client's end: detached when dropped.
 pub struct Generator<'a> {
-    /// Where.
     lab: &'a Lab,
-    /// The programs.
     object: Ebpf,
-    /// How to ask.
     orders: Array<MapData, OrderWords>,
     /// What came of it.
     counts: Array<MapData, CountWords>,
     /// How many frames there are.
     frames: u64,
-    /// Loads so far.
     loads: u64,
 }
 
@@ -101,7 +96,6 @@ impl Counter<'_> {
 /// [`Orders`] as words: what aya knows to be plain data.
 type OrderWords = [u64; size_of::<Orders>() / 8];
 
-/// [`Counts`] as words.
 type CountWords = [u64; size_of::<Counts>() / 8];
 
 impl<'a> Generator<'a> {

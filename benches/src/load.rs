@@ -59,11 +59,9 @@ const BURST: u32 = 16;
 
 /// A server in a lab under load.
 pub struct Loaded<'a> {
-    /// Where.
     lab: &'a Lab,
     /// Processes whose CPU counts.
     processes: &'a [u32],
-    /// What asks.
     generator: Generator<'a>,
     /// The load under which most was answered, once that was looked for.
     best: Option<Load>,
@@ -214,7 +212,6 @@ fn around(rate: f64, step: f64) -> [f64; 2] {
 
 /// What there was up to a moment.
 struct Reading {
-    /// The moment.
     time: Instant,
     /// CPU time of the server's side.
     cpu: CpuTime,

@@ -22,7 +22,6 @@ use whole_system_tests::{
 
 use crate::lab::{self, Lab, SERVER_ADDRESS, SERVER_CPU};
 
-/// Another DNS server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
     /// NLnet Labs NSD: authoritative.
@@ -59,9 +58,7 @@ pub struct Names<'a> {
 pub struct Running {
     /// Ended when dropped, before its files go.
     process: Kept,
-    /// Which one.
     peer: Peer,
-    /// Its files.
     folder: TempDir,
 }
 

@@ -40,9 +40,7 @@ pub mod quoted {
 /// The reference that runs in a lab; it ends when dropped.
 #[derive(Debug)]
 pub struct Reference {
-    /// Ended first.
     process: Kept,
-    /// Its files.
     _folder: TempDir,
 }
 

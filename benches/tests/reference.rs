@@ -50,7 +50,6 @@ fn what_the_reference_says_before_it_ends_is_told() -> Result<()> {
     Ok(())
 }
 
-/// Writes a program.
 fn write(folder: &Path, text: &str) -> Result<std::path::PathBuf> {
     let path = folder.join("bosh-dns");
     fs::write(&path, text)?;

@@ -71,11 +71,8 @@ pub const INTERFACE_SLOTS: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum QueryKind {
-    /// A (1).
     A = 0,
-    /// AAAA (28).
     Aaaa = 1,
-    /// Any other type.
     Other = 2,
 }
 

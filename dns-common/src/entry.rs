@@ -123,7 +123,6 @@ impl Rules {
         Self(ttl as u64 | (most as u64) << 32 | plain << 48 | flags << 56)
     }
 
-    /// TTL in seconds.
     #[inline(always)]
     pub const fn ttl(self) -> u32 {
         self.0 as u32

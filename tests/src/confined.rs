@@ -6,7 +6,6 @@ use std::{io, os::unix::process::CommandExt as _, process::Command};
 
 use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
 
-/// `nobody`.
 const USER: u32 = 65534;
 
 /// What BPM's list allows, as far as this architecture has it. `clone` and `personality` are
@@ -315,13 +314,11 @@ fn enter(filter: &[libc::sock_filter]) -> io::Result<()> {
 /// The list as a filter (seccomp(2)): it looks at the number of the call, once the architecture is
 /// the one whose numbers these are.
 fn filter() -> Vec<libc::sock_filter> {
-    /// `AUDIT_ARCH_X86_64`.
     const ARCHITECTURE: u32 = 0xc000_003e;
     /// Load a word of `struct seccomp_data`.
     const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     /// Jump if it equals.
     const EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-    /// Return.
     const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
     let step = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut steps = vec![

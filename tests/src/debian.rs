@@ -66,7 +66,6 @@ pub struct Debian {
     holder: Kept,
     /// The first process, as seen from outside.
     init: u32,
-    /// Its processes' cgroup.
     cgroup: PathBuf,
     /// Where its mounts are, and what it shares with us as `/shared`.
     folder: TempDir,

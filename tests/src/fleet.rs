@@ -18,10 +18,8 @@ const GROUP_SIZES: [usize; 10] = [1, 2, 3, 2, 12, 3, 5, 40, 2, 14];
 const GROUP_NAMES: [&str; 10] =
     ["bbs", "api", "router", "uaa", "doppler", "database", "log-api", "diego-cell", "credhub", "scheduler"];
 
-/// Availability zones.
 const ZONES: usize = 3;
 
-/// A generated foundation.
 #[derive(Clone, Debug)]
 pub struct Fleet {
     /// Rows in the order of [`RECORD_KEYS`].
@@ -30,7 +28,6 @@ pub struct Fleet {
     pub version: u64,
 }
 
-/// One instance.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// A UUID.

@@ -29,7 +29,6 @@ use tokio_rustls::TlsAcceptor;
 
 /// A CA.
 pub struct Authority {
-    /// What signs.
     issuer: Issuer<'static, KeyPair>,
     /// Its own certificate, PEM.
     pub certificate: String,
@@ -106,9 +105,7 @@ pub enum Says {
     Nothing,
     /// Raw bytes: `head`, then `again` until the client goes away.
     Flood {
-        /// Sent once.
         head: Vec<u8>,
-        /// Sent without end.
         again: Vec<u8>,
     },
 }
@@ -152,11 +149,8 @@ struct Shared {
 struct State {
     /// What each says; the others are running.
     says: HashMap<IpAddr, Says>,
-    /// Requests.
     hits: Vec<Hit>,
-    /// TCP connections.
     connections: usize,
-    /// Handshakes that failed.
     failed_handshakes: usize,
     /// How many requests of each instance are being answered.
     in_flight: HashMap<IpAddr, usize>,
@@ -223,14 +217,12 @@ impl Fleet {
         self.state().overlapped
     }
 
-    /// The state.
     fn state(&self) -> MutexGuard<'_, State> {
         self.shared.state()
     }
 }
 
 impl Shared {
-    /// The state.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }

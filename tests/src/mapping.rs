@@ -12,9 +12,7 @@ use zerocopy::FromBytes as _;
 
 /// A map, mapped into memory for reading and writing.
 pub struct Mapping {
-    /// Where.
     address: NonNull<u8>,
-    /// Bytes.
     len: usize,
 }
 

@@ -14,7 +14,6 @@ use crate::{namespace::Namespace, process::wait_until};
 /// Default port of the metrics.
 const PORT: u16 = 53088;
 
-/// One scrape.
 #[derive(Clone, Debug)]
 pub struct Metrics(String);
 

@@ -47,7 +47,6 @@ impl<T: Borrow<MapData>> Names<T> {
         Ok(cells.collect())
     }
 
-    /// Pairs in use.
     fn pairs(&self) -> Result<u32> {
         Ok(u32::try_from(self.0.get(&0, 0)?[0])?)
     }

@@ -77,13 +77,9 @@ impl Hook {
 
 /// The loaded object.
 pub struct Program {
-    /// Programs and maps.
     ebpf: Ebpf,
-    /// The `ENTRIES` map.
     entries: Mapping,
-    /// The `CONTROL` map.
     control: Mapping,
-    /// The `COUNTERS` map.
     counters: Mapping,
     /// Cells of the store that are taken.
     used: u32,
@@ -271,7 +267,6 @@ impl Program {
         Ok(locations.into_iter().find(|&location| header_at(&mut self.entries, location).hash == hash))
     }
 
-    /// The `NAMES` map.
     fn names(&mut self) -> Result<Names<&mut MapData>> {
         Names::of(self.ebpf.map_mut(object::NAMES).context("no NAMES in the object")?)
     }

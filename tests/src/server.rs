@@ -31,7 +31,6 @@ pub struct Server {
     pub address: SocketAddr,
     /// Its files.
     pub folder: TempDir,
-    /// Where it runs.
     in_namespace: Option<String>,
     /// The program that it runs.
     program: PathBuf,

@@ -7,7 +7,6 @@ use anyhow::{Context, Result};
 /// A thread that does nothing until this is dropped, by the thread that made it.
 #[derive(Debug)]
 pub struct HeldThread {
-    /// Its number.
     id: libc::pid_t,
     /// Only the thread that stopped it may let it go (ptrace(2)).
     not_send: PhantomData<*const ()>,

@@ -28,7 +28,6 @@ pub enum Yardstick {
     Reflector,
     /// Sends this number of answers, always the same.
     Constant {
-        /// At most [`MAX_ANSWERS`].
         answers: u32,
     },
 }
@@ -40,7 +39,6 @@ pub enum Hook {
     Native,
     /// XDP in generic mode.
     Generic,
-    /// Ingress of tc.
     Tc,
 }
 

@@ -25,11 +25,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// Certificates of one CA for both ends.
 struct Pki {
-    /// The CA.
     authority: Authority,
     /// Folders of server and client.
     folders: [TempDir; 2],
-    /// Their files.
     files: [TlsFiles; 2],
 }
 
@@ -54,12 +52,10 @@ fn needs(instances: impl IntoIterator<Item = IpAddr>, synchronous: bool) -> Reso
     }
 }
 
-/// A name.
 fn name(text: &str) -> Name {
     Name::from_text(text).unwrap()
 }
 
-/// Waits for `ready`.
 fn until(what: &str, ready: impl FnMut() -> bool) {
     wait_until(what, LIMIT, ready).unwrap();
 }

@@ -146,7 +146,6 @@ impl Fleet<'_> {
         Ok([nats, publisher, self.keep(agent, "agent")?])
     }
 
-    /// What all said.
     fn logs(&self) -> String {
         let read = |name| fs::read_to_string(self.path(&format!("{name}.log"))).unwrap_or_default();
         ["nats", "publisher", "agent"].map(read).concat()

@@ -94,7 +94,6 @@ fn check(root: &Path, file: &Path, link: &str, pages: &HashMap<PathBuf, String>)
     }
 }
 
-/// `path` without `.` and `..`.
 fn normal(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();
     for part in path.components() {

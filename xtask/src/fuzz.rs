@@ -114,16 +114,12 @@ fn targets(folder: &Path) -> Result<Vec<String>> {
 
 /// One target at work.
 struct Run {
-    /// Its name.
     target: String,
-    /// The process.
     child: Child,
-    /// What it printed.
     log: PathBuf,
 }
 
 impl Run {
-    /// Starts a target.
     fn start(folder: &Path, target: String, effort: Effort) -> Result<Self> {
         let built = root().canonicalize()?.join("target");
         let found = built.join(if effort.goes_on { "fuzz" } else { "fuzz-smoke" }).join(&target);

@@ -75,7 +75,6 @@ impl Kernel {
         packages::unpack(&downloads, &folder)
     }
 
-    /// Where it is.
     fn folder(&self) -> PathBuf {
         root().join(".toolchain/kernels").join(self.name)
     }

@@ -152,7 +152,6 @@ impl Lists {
         Ok(Self { options: options.map(option).into() })
     }
 
-    /// Fetches them anew.
     pub(crate) fn update(&self) -> Result<()> {
         let words = ["update", "-qq"].into_iter().chain(self.options.iter().map(String::as_str));
         apt(&words.collect::<Vec<_>>())
@@ -209,7 +208,6 @@ struct NoServices {
 }
 
 impl NoServices {
-    /// Where Debian looks.
     const POLICY: &str = "/usr/sbin/policy-rc.d";
 
     /// Writes the policy, unless the machine has one of its own.

@@ -95,7 +95,6 @@ impl Times {
         Ok(())
     }
 
-    /// Prints all.
     fn tell(&self) {
         println!("\n== time (of groups of tests: the sum of their tests)");
         for (name, time) in &self.0 {

@@ -43,7 +43,6 @@ const LLVM_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libLLVM.so.22.1";
 
 /// Version of bpf-linker, and its feature that fits [`LLVM_PACKAGE`].
 const LINKER_VERSION: &str = "0.13.0";
-/// See [`LINKER_VERSION`].
 const LINKER_FEATURE: &str = "llvm-22";
 
 /// Makes sure that the BPF target can be built.

@@ -50,7 +50,6 @@ fn items(list: &Value, member: &str) -> BTreeSet<String> {
     items.map(|item| item[member].as_str().unwrap().to_owned()).collect()
 }
 
-/// The rules.
 fn rules() -> DocumentMut {
     fs::read_to_string(root().join("deny.toml")).unwrap().parse().unwrap()
 }
@@ -227,7 +226,6 @@ fn is_satisfied(expression: &str, allowed: &BTreeSet<String>) -> bool {
 /// The words of an expression.
 type Words<'a> = std::iter::Peekable<std::str::SplitWhitespace<'a>>;
 
-/// `TERM OR TERM ...`.
 fn any_of(words: &mut Words<'_>, allowed: &BTreeSet<String>) -> bool {
     let mut holds = all_of(words, allowed);
     while words.next_if_eq(&"OR").is_some() {
@@ -236,7 +234,6 @@ fn any_of(words: &mut Words<'_>, allowed: &BTreeSet<String>) -> bool {
     holds
 }
 
-/// `LICENCE AND LICENCE ...`.
 fn all_of(words: &mut Words<'_>, allowed: &BTreeSet<String>) -> bool {
     let mut holds = one(words, allowed);
     while words.next_if_eq(&"AND").is_some() {

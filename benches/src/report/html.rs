@@ -17,7 +17,6 @@ td:first-child, th:first-child { text-align: left } tr { border-bottom: 1px soli
 .short { color: #c40; font-weight: bold } details { margin: .5rem 0 }
 ";
 
-/// The whole page.
 pub(super) fn page(report: &Report) -> Result<String> {
     let mut page = format!(
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>bosh-dns-xdp: measurements</title>\
@@ -92,7 +91,6 @@ fn table(figure: &Figure) -> Result<String> {
     Ok(text)
 }
 
-/// Text as HTML.
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -86,7 +86,6 @@ fn escape(text: &str) -> String {
     text.replace('<', "&lt;")
 }
 
-/// `lowest–highest`.
 fn spread(rounds: &Rounds) -> String {
     let (low, high) = rounds.spread();
     format!("{}–{}", number(low), number(high))

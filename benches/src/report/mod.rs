@@ -108,7 +108,6 @@ impl Verdict {
     }
 }
 
-/// For terminals.
 impl fmt::Display for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { text, best, median, interval: (low, high), at_most, verdict } = self;
@@ -203,7 +202,6 @@ impl Sweep {
     }
 }
 
-/// One bar.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Bar {
     /// The subject.

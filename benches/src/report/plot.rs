@@ -38,7 +38,6 @@ const OTHER_LINES: [RGBColor; 5] = [
     RGBColor(140, 85, 45),
 ];
 
-/// Draws a figure.
 pub(super) fn draw(figure: &Figure) -> Result<String> {
     let mut svg = String::new();
     match &figure.data {

@@ -26,11 +26,8 @@ pub enum AddressGroup {
     Id(String),
     /// Long form: canonical names.
     Names {
-        /// Instance group.
         instance_group: String,
-        /// Network.
         network: String,
-        /// Deployment.
         deployment: String,
     },
 }
@@ -40,7 +37,6 @@ pub enum AddressGroup {
 pub enum FirstLabel {
     /// One instance, by its id.
     Instance(String),
-    /// A query.
     Query(Criteria),
     /// `*`, as certificates have it.
     Wildcard,
@@ -69,11 +65,8 @@ pub enum Status {
     /// Healthy ones; all if there are none.
     #[default]
     Smart,
-    /// Unhealthy ones.
     Unhealthy,
-    /// Healthy ones.
     Healthy,
-    /// All.
     All,
 }
 

@@ -85,7 +85,6 @@ struct Plain {
 }
 
 impl World {
-    /// The files' content.
     fn build(&self) -> Snapshot {
         let rows: Vec<Value> = self
             .rows
@@ -409,7 +408,6 @@ impl World {
 const IDS: [&str; 8] = ["i0", "i1", "i2", "i3", "q-s0", "Cap", "bosh", "my"];
 /// Domains: nested, of several labels, with capitals, with a dot.
 const DOMAINS: [&str; 6] = ["bosh", "inner.bosh", "my.custom.tld", "Upper.Dom", "other.", "xbosh"];
-/// Groups.
 const GROUPS: [&str; 4] = ["1", "2", "01", "3"];
 /// Labels of every kind.
 const LABELS: [&str; 40] = [

@@ -36,9 +36,7 @@ const API_PATIENCE: Duration = Duration::from_secs(8);
 /// What came of a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Observed {
-    /// A message.
     Reply {
-        /// As it came.
         message: Seen,
         /// Whether its id is the query's.
         id_echoed: bool,
@@ -103,7 +101,6 @@ pub fn ask_session(queries: &[Query], server: SocketAddr) -> Result<Vec<Observed
     Ok(replies.collect())
 }
 
-/// Walks a reply.
 fn read_reply(reply: &[u8], id: u16) -> Observed {
     match Seen::parse(reply) {
         Ok(message) => Observed::Reply { id_echoed: message.id == id, message },
@@ -153,7 +150,6 @@ fn ask_tcp(message: &[u8], length: u16, server: SocketAddr, patience: Duration) 
     receive_tcp(&mut stream)
 }
 
-/// A connection.
 fn connect(server: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&server, patience)?;
     stream.set_read_timeout(Some(patience))?;
@@ -162,7 +158,6 @@ fn connect(server: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// One message.
 fn receive_tcp(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     let mut length = [0; 2];
     stream.read_exact(&mut length)?;

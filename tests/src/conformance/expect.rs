@@ -80,9 +80,7 @@ struct Differences {
 /// By how many seconds a TTL may differ.
 #[derive(Clone, Copy, Debug)]
 struct Slack {
-    /// More than recorded.
     above: u32,
-    /// Less than recorded.
     below: u32,
 }
 

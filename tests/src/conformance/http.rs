@@ -19,7 +19,6 @@ pub struct HttpServer(Arc<Shared>);
 /// What its tasks share.
 #[derive(Debug)]
 struct Shared {
-    /// What it does.
     script: HttpScript,
     /// The requests, as recordings show them.
     seen: Mutex<Vec<Value>>,

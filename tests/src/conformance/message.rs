@@ -52,7 +52,6 @@ const RCODES: &[(&str, u16)] = &[
     ("BADVERS", 16),
 ];
 
-/// OPT's type.
 const OPT: u16 = 41;
 
 /// A message as it came.
@@ -104,7 +103,6 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// Reads them.
     fn read(bits: u16) -> Self {
         let bit = |number: u32| bits >> number & 1 == 1;
         Self {
@@ -420,16 +418,12 @@ fn show_label(shown: &mut String, label: &[u8]) {
     shown.push('.');
 }
 
-/// Walks a message.
 struct Reader<'a> {
-    /// All of it.
     message: &'a [u8],
-    /// What comes next.
     offset: usize,
 }
 
 impl<'a> Reader<'a> {
-    /// So many bytes.
     fn take(&mut self, length: usize) -> Result<&'a [u8]> {
         let end = self.offset + length;
         let bytes = self.message.get(self.offset..end).context("the message ends too early")?;
@@ -437,12 +431,10 @@ impl<'a> Reader<'a> {
         Ok(bytes)
     }
 
-    /// Two bytes.
     fn u16(&mut self) -> Result<u16> {
         Ok(u16::from_be_bytes(self.take(2)?.try_into()?))
     }
 
-    /// Four bytes.
     fn u32(&mut self) -> Result<u32> {
         Ok(u32::from_be_bytes(self.take(4)?.try_into()?))
     }

@@ -40,11 +40,9 @@ struct Shared(Mutex<State>);
 /// What it does, and what it has seen.
 #[derive(Debug, Default)]
 struct State {
-    /// What it does.
     script: RecursorScript,
     /// How often each rule with a sequence was used, by its place.
     used: HashMap<usize, usize>,
-    /// Queries by transport.
     counts: BTreeMap<String, u64>,
     /// The last query, as recordings show it.
     last: Option<Value>,
@@ -104,7 +102,6 @@ impl Recursor {
     }
 }
 
-/// Answers datagrams.
 async fn serve_udp(shared: Arc<Shared>, socket: Arc<UdpSocket>) {
     let mut buffer = vec![0; 65_535];
     loop {
@@ -127,7 +124,6 @@ async fn serve_udp(shared: Arc<Shared>, socket: Arc<UdpSocket>) {
     }
 }
 
-/// Answers connections.
 async fn serve_tcp(shared: Arc<Shared>, listener: TcpListener) {
     loop {
         let Ok((stream, _)) = listener.accept().await else { continue };
@@ -149,7 +145,6 @@ async fn converse(shared: Arc<Shared>, mut stream: TcpStream) -> Option<()> {
 }
 
 impl Shared {
-    /// The state.
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock()
     }

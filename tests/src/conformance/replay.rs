@@ -55,7 +55,6 @@ impl Verdict {
 pub struct Part {
     /// Name of the scenario.
     pub scenario: String,
-    /// Its folder.
     folder: PathBuf,
     /// A start of `startup.jsonl`; none: the queries and steps.
     start: Option<startup::Start>,

@@ -31,16 +31,13 @@ use super::{
 pub struct Responder {
     /// What its tasks share.
     shared: Arc<Shared>,
-    /// Takes connections.
     accepting: JoinHandle<()>,
 }
 
 /// What its tasks share.
 #[derive(Debug)]
 struct Shared {
-    /// What it says.
     script: Mutex<HealthScript>,
-    /// Requests.
     hits: AtomicU64,
 }
 

@@ -60,7 +60,6 @@ pub struct Scenario {
     pub ready_addr: IpAddr,
 }
 
-/// See [`Scenario::settle_ms`].
 fn default_settle() -> u64 {
     300
 }
@@ -79,10 +78,8 @@ fn default_address() -> IpAddr {
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// The DNS server.
     #[default]
     Dns,
-    /// The health server.
     Health,
 }
 
@@ -112,7 +109,6 @@ pub struct Rule {
     /// A record type, or `*`.
     #[serde(default = "any", rename = "type")]
     pub qtype: String,
-    /// `udp`, `tcp`, or `*`.
     #[serde(default = "any")]
     pub proto: String,
     /// What to do.
@@ -121,7 +117,6 @@ pub struct Rule {
     pub seq: Option<Vec<Action>>,
 }
 
-/// Matches everything.
 fn any() -> String {
     "*".to_owned()
 }
@@ -132,15 +127,12 @@ fn any() -> String {
 pub struct Action {
     /// NOERROR, if not said.
     pub rcode: Option<String>,
-    /// AA.
     #[serde(default)]
     pub aa: bool,
-    /// TC.
     #[serde(default)]
     pub tc: bool,
     /// RA; set, if not said.
     pub ra: Option<bool>,
-    /// AD.
     #[serde(default)]
     pub ad: bool,
     /// RD; the query's, if not said.
@@ -150,10 +142,8 @@ pub struct Action {
     /// The owner `@` is the name asked for.
     #[serde(default)]
     pub answers: Vec<Record>,
-    /// As `answers`.
     #[serde(default)]
     pub authority: Vec<Record>,
-    /// As `answers`.
     #[serde(default)]
     pub additional: Vec<Record>,
     /// A row of addresses after the answers.
@@ -163,10 +153,8 @@ pub struct Action {
     /// Milliseconds before the reply is sent.
     #[serde(default)]
     pub delay_ms: u64,
-    /// No reply.
     #[serde(default)]
     pub drop: bool,
-    /// Another message id.
     #[serde(default)]
     pub wrong_id: bool,
     /// A reply without a question.
@@ -180,7 +168,6 @@ pub struct Action {
     pub cut: Option<usize>,
 }
 
-/// Consecutive addresses.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ManyA {
@@ -198,15 +185,12 @@ pub struct ManyA {
 pub enum ScriptedOpt {
     /// `echo`: one of 1232 bytes with the query's DO bit, if the query has one.
     Echo(Echo),
-    /// This one.
     Given(Opt),
 }
 
-/// The word `echo`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Echo {
-    /// See [`ScriptedOpt::Echo`].
     Echo,
 }
 
@@ -228,7 +212,6 @@ pub struct HttpScript {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HttpRule {
-    /// A name, or `*`.
     #[serde(default = "any")]
     pub name: String,
     /// A type's number, or `*`.
@@ -238,12 +221,10 @@ pub struct HttpRule {
     pub action: HttpAction,
 }
 
-/// Matches everything.
 fn any_value() -> Value {
     "*".into()
 }
 
-/// An HTTP response.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HttpAction {
@@ -266,7 +247,6 @@ pub struct HttpAction {
 pub struct HealthScript {
     /// `running`, if not said.
     pub state: Option<String>,
-    /// States of groups.
     #[serde(default)]
     pub group_state: BTreeMap<String, String>,
     /// 200, if not said.
@@ -291,7 +271,6 @@ pub struct HealthScript {
 pub struct Case {
     /// Names the case.
     pub id: String,
-    /// What it shows.
     #[serde(default)]
     pub why: String,
     /// The query.
@@ -324,7 +303,6 @@ pub struct Case {
 /// By scripted server and transport.
 pub type Counts = BTreeMap<String, BTreeMap<String, u64>>;
 
-/// A query.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Query {
@@ -341,10 +319,8 @@ pub struct Query {
     pub proto: Option<Proto>,
     /// RD; set, if not said.
     pub rd: Option<bool>,
-    /// AD.
     #[serde(default)]
     pub ad: bool,
-    /// CD.
     #[serde(default)]
     pub cd: bool,
     /// QUERY (0), if not said.
@@ -360,14 +336,11 @@ pub struct Query {
     pub tcp_length: Option<u16>,
 }
 
-/// A transport.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Proto {
-    /// Datagrams.
     #[default]
     Udp,
-    /// A stream.
     Tcp,
 }
 
@@ -386,7 +359,6 @@ impl fmt::Display for Proto {
 pub struct Opt {
     /// The sender's UDP size.
     pub udp_size: u16,
-    /// The DO bit.
     #[serde(rename = "do")]
     pub dnssec_ok: Option<bool>,
     /// The EDNS version.
@@ -407,7 +379,6 @@ pub struct Record(
     pub u32,
     /// Rdata in presentation form.
     pub String,
-    /// Class.
     #[serde(default)]
     pub Option<String>,
 );
@@ -416,7 +387,6 @@ pub struct Record(
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Expect {
-    /// There is none.
     #[serde(default)]
     pub no_response: bool,
     /// The client's error.
@@ -442,7 +412,6 @@ pub struct Expect {
     /// QUERY (0), if not said.
     #[serde(default)]
     pub opcode: u8,
-    /// The reserved bit.
     #[serde(default)]
     pub z: bool,
     /// The OPT: not looked at, none, or this one.
@@ -453,7 +422,6 @@ pub struct Expect {
     pub question_echoed_case: bool,
     /// The questions: name, type, class.
     pub question: Option<Vec<(String, String, String)>>,
-    /// See `answers_mode`.
     #[serde(default)]
     pub answers: Vec<Record>,
     /// A file that holds the answers; the owner `@` is the name asked for.
@@ -463,7 +431,6 @@ pub struct Expect {
     pub answers_mode: AnswersMode,
     /// For `subset_of`: how many there are.
     pub count: Option<Between>,
-    /// The authority section.
     #[serde(default)]
     pub authority: Vec<Record>,
     /// The additional section without the OPT.
@@ -495,11 +462,9 @@ pub enum AnswersMode {
     ExactSet,
     /// A part of them.
     SubsetOf,
-    /// No answers.
     None,
 }
 
-/// Bounds, both included.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct Between {

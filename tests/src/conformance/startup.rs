@@ -27,9 +27,7 @@ const SETTLE_MS: u64 = 200;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Start {
-    /// Names the case.
     id: String,
-    /// What it shows.
     #[serde(default, rename = "why")]
     _why: String,
     /// Members of the configuration; an object's members are laid over it.
@@ -50,7 +48,6 @@ pub(super) struct Start {
     /// Asked once it has started.
     #[serde(default)]
     queries: Vec<Query>,
-    /// What was recorded.
     pub(super) expect: Option<Started>,
     /// Why the server may do otherwise.
     quirk: Option<String>,
@@ -60,7 +57,6 @@ pub(super) struct Start {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Started {
-    /// Whether it runs.
     starts: bool,
     /// Whether it is zero counts.
     exit_code: Option<i32>,
@@ -98,7 +94,6 @@ impl Start {
         Ok(Verdict { id: self.id.clone(), differences, quirk: self.quirk.clone() })
     }
 
-    /// Changes the configuration.
     fn change(&self, config: &mut Value) {
         let Some(config) = config.as_object_mut() else { return };
         for key in &self.config_remove {

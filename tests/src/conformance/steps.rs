@@ -27,9 +27,7 @@ const COUNTED: Duration = Duration::from_millis(200);
 #[derive(Clone, Debug, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub enum Step {
-    /// Asks.
     Query(Box<Case>),
-    /// Waits.
     Sleep(Sleep),
     /// Writes a file of the scratch folder.
     WriteFile(WriteFile),
@@ -49,7 +47,6 @@ pub enum Step {
     HealthHitsDuring(HealthHits),
     /// Queries that scripted servers have seen.
     UpstreamCounts(UpstreamCounts),
-    /// Values of metrics.
     Metrics(Metrics),
     /// A signal to the server.
     Signal(SendSignal),
@@ -64,10 +61,8 @@ macro_rules! step {
         #[derive(Clone, Debug, Deserialize)]
         #[serde(deny_unknown_fields)]
         pub struct $name {
-            /// Names the step.
             #[serde(default)]
             id: String,
-            /// What it shows.
             #[serde(default, rename = "why")]
             _why: String,
             $($(#[$attribute])* $member: $kind,)*
@@ -76,9 +71,7 @@ macro_rules! step {
 }
 
 step! {
-    /// See [`Step::Sleep`].
     Sleep {
-        /// Milliseconds.
         ms: u64,
     }
 }
@@ -90,9 +83,7 @@ step! {
         path: String,
         /// A file of the scenario's folder.
         from: Option<String>,
-        /// A document.
         json: Option<Value>,
-        /// A text.
         text: Option<String>,
         /// Beside it, then renamed; yes, if not said.
         atomic: Option<bool>,
@@ -100,7 +91,6 @@ step! {
 }
 
 step! {
-    /// See [`Step::DeleteFile`].
     DeleteFile {
         /// Below the scratch folder.
         path: String,
@@ -108,9 +98,7 @@ step! {
 }
 
 step! {
-    /// See [`Step::SetHealth`].
     SetHealth {
-        /// The instance.
         ip: IpAddr,
         /// What it says; nothing: its port is closed.
         health: Option<HealthScript>,
@@ -118,19 +106,14 @@ step! {
 }
 
 step! {
-    /// See [`Step::SetRecursor`].
     SetRecursor {
-        /// Its placeholder.
         name: String,
-        /// What it does.
         spec: RecursorScript,
     }
 }
 
 step! {
-    /// See [`Step::ApiGet`].
     ApiGet {
-        /// With the query.
         path: String,
         /// The client's certificate: `api_client`, if not said; null: none.
         #[serde(default = "api_client")]
@@ -141,7 +124,6 @@ step! {
         addr: Option<IpAddr>,
         /// GET, if not said.
         method: Option<String>,
-        /// What was recorded.
         expect: Option<Response>,
         /// Why the server may answer otherwise.
         quirk: Option<String>,
@@ -154,11 +136,9 @@ fn api_client() -> Option<String> {
 }
 
 step! {
-    /// See [`Step::TcpSession`].
     TcpSession {
         /// All sent at once.
         queries: Vec<Query>,
-        /// One for each.
         expect: Option<Vec<Expect>>,
         /// Why the server may answer otherwise.
         quirk: Option<String>,
@@ -166,14 +146,11 @@ step! {
 }
 
 step! {
-    /// See [`Step::HealthHits`].
     HealthHits {
-        /// The instances.
         ips: Vec<IpAddr>,
         /// How long, for [`Step::HealthHitsDuring`].
         #[serde(default)]
         ms: u64,
-        /// What was recorded.
         expect: Option<BTreeMap<IpAddr, Count>>,
         /// Why the server may do otherwise.
         quirk: Option<String>,
@@ -181,9 +158,7 @@ step! {
 }
 
 step! {
-    /// See [`Step::UpstreamCounts`].
     UpstreamCounts {
-        /// Placeholders.
         names: Vec<String>,
         /// What was recorded, by `placeholder.transport`.
         expect: Option<BTreeMap<String, Count>>,
@@ -193,15 +168,12 @@ step! {
 }
 
 step! {
-    /// See [`Step::Metrics`].
     Metrics {
-        /// Names with labels.
         names: Vec<String>,
         /// `/metrics`, if not said.
         path: Option<String>,
         /// Placeholder; `METRICS_PORT`, if not said.
         port: Option<String>,
-        /// What was recorded.
         expect: Option<Value>,
         /// Why the server may do otherwise.
         quirk: Option<String>,
@@ -209,19 +181,14 @@ step! {
 }
 
 step! {
-    /// See [`Step::Signal`].
     SendSignal {
-        /// Such as SIGTERM.
         signal: String,
     }
 }
 
 step! {
-    /// See [`Step::AwaitExit`].
     AwaitExit {
-        /// Milliseconds at most.
         within_ms: Option<u64>,
-        /// What was recorded.
         expect: Option<Value>,
         /// Why the server may do otherwise.
         quirk: Option<String>,
@@ -232,9 +199,7 @@ step! {
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(untagged)]
 enum Count {
-    /// This one.
     Exactly(u64),
-    /// One of these.
     Within(Between),
 }
 
@@ -352,7 +317,6 @@ impl Step {
 }
 
 impl WriteFile {
-    /// Writes the file.
     fn write(&self, world: &World<'_>) -> Result<()> {
         let text = match (&self.from, &self.json, &self.text) {
             (Some(file), None, None) => fs::read_to_string(world.source.join(file))?,
@@ -365,7 +329,6 @@ impl WriteFile {
 }
 
 impl ApiGet {
-    /// Sends the request.
     fn request(&self, world: &World<'_>) -> Result<Response> {
         let port = self.port.as_deref().unwrap_or("API_PORT");
         let port = *world.ports.get(port).with_context(|| port.to_owned())?;
@@ -493,7 +456,6 @@ impl Metrics {
     }
 }
 
-/// Compares documents.
 fn same(wanted: Option<&Value>, got: &Value) -> Option<Vec<String>> {
     let wanted = wanted?;
     Some(if wanted == got { Vec::new() } else { vec![format!("want {wanted}, got {got}")] })

@@ -56,7 +56,6 @@ pub struct World<'a> {
     pub folder: TempDir,
     /// Ports by placeholder.
     pub ports: Ports,
-    /// Texts by placeholder.
     texts: BTreeMap<String, String>,
     /// Scripted recursors by placeholder.
     pub recursors: BTreeMap<String, Recursor>,

@@ -26,11 +26,9 @@ use crate::support::scenario::Rule;
 /// Answers until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Recursor {
-    /// Where it listens.
     pub(crate) address: SocketAddr,
     /// Set when it is to end.
     stop: Arc<AtomicBool>,
-    /// Its threads.
     threads: Vec<JoinHandle<()>>,
 }
 

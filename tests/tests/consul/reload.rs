@@ -33,9 +33,7 @@ use crate::{
 struct Reloading {
     /// The server; ended before its namespace goes.
     server: Server,
-    /// Where it runs.
     namespace: Namespace,
-    /// Reloads so far.
     reloads: usize,
 }
 

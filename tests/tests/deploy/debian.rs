@@ -60,7 +60,6 @@ fn commands() -> Vec<String> {
     block
 }
 
-/// What `status` says.
 fn status(machine: &Debian) -> Value {
     serde_json::from_str(&machine.run("bosh-dns-xdp status --json").unwrap()).unwrap()
 }

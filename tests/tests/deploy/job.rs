@@ -16,7 +16,6 @@ use whole_system_tests::server::merge;
 /// A rendered job: texts by path below the job's folder; `monit` is among them.
 pub(crate) type Files = BTreeMap<String, String>;
 
-/// `manifests.json`.
 #[derive(Deserialize)]
 pub(crate) struct Table {
     /// What the reference's job gives for a manifest that says nothing.
@@ -30,9 +29,7 @@ pub(crate) struct Table {
 /// The reference's two configuration files.
 #[derive(Deserialize)]
 pub(crate) struct Defaults {
-    /// config/config.json.
     pub(crate) config: Value,
-    /// config/health_server_config.json.
     pub(crate) health_server: Value,
 }
 
@@ -51,9 +48,7 @@ pub(crate) struct Rendered {
     /// The same for the health server.
     #[serde(default)]
     pub(crate) health_server: Option<Value>,
-    /// dns/aliases.json.
     pub(crate) aliases: Option<Value>,
-    /// dns/handlers.json.
     pub(crate) handlers: Option<Value>,
     /// Files and what they have to contain.
     #[serde(default)]
@@ -75,13 +70,11 @@ pub(crate) struct Refused {
     pub(crate) refused: Vec<String>,
 }
 
-/// A default.
 fn yes() -> bool {
     true
 }
 
 impl Table {
-    /// Reads the table.
     pub(crate) fn read() -> Result<Self> {
         Ok(serde_json::from_str(include_str!("manifests.json"))?)
     }

@@ -71,12 +71,10 @@ impl Machine {
         Ok(Self { holder, folder })
     }
 
-    /// Its `/var/vcap`.
     pub(crate) fn vcap(&self) -> PathBuf {
         self.folder.path().join("vcap")
     }
 
-    /// A command inside.
     pub(crate) fn command(&self, program: &str) -> Command {
         let mut command = Command::new("nsenter");
         command.arg("--target").arg(self.holder.pid().to_string()).args(["--mount", "--net", "--", program]);

@@ -31,11 +31,8 @@ const REUNION: Duration = Duration::from_secs(30);
 
 /// Both parts on a veth.
 struct Parts {
-    /// Asked for programs.
     attacher: Kept,
-    /// Confined.
     server: Server,
-    /// Pins.
     bpffs: Bpffs,
     /// Where both and their clients live.
     pair: Pair,
@@ -88,7 +85,6 @@ impl Parts {
         capture(command.args(arguments).arg("--config").arg(config))
     }
 
-    /// What `status` says.
     fn status(&self) -> Result<Value> {
         Ok(serde_json::from_str(&self.operate(&["status", "--json"])?)?)
     }
@@ -110,7 +106,6 @@ fn start_attacher(pair: &Pair, server: &Server) -> Result<Kept> {
     Kept::spawn(command.stdout(log.try_clone()?).stderr(log))
 }
 
-/// What [`NAMES`] have.
 fn instances() -> Vec<IpAddr> {
     (0..3).map(|index| IpAddr::from([10, 0, 3, index])).collect()
 }

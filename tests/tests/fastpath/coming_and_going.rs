@@ -31,7 +31,6 @@ fn one(last: u8) -> List {
     List::default().with("a.bosh", [IpAddr::from([10, 0, 0, last])])
 }
 
-/// Nothing attached.
 const NOTHING: [&str; 0] = [];
 
 #[test]

@@ -91,7 +91,6 @@ impl NameSource for List {
     }
 }
 
-/// A name.
 pub(crate) fn name_of(text: &str) -> Name {
     text.parse().expect("tests write well-formed names")
 }
@@ -210,7 +209,6 @@ fn v4_of(number: u16) -> IpAddr {
     Ipv4Addr::from(0x0a00_0000 + u32::from(number)).into()
 }
 
-/// See [`v4_of`].
 fn v6_of(number: u16) -> IpAddr {
     Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number).into()
 }
@@ -229,7 +227,6 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Makes both.
     pub(crate) fn new(label: &str) -> Result<Self> {
         let server = Namespace::new(&format!("{label}-s"))?;
         let client = Namespace::new(&format!("{label}-c"))?;

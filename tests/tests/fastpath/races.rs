@@ -43,7 +43,6 @@ struct Versioned(u32);
 /// The state of the last instance of every name, in all versions.
 #[derive(Default)]
 struct LastInstance {
-    /// Whether it fails.
     fails: AtomicBool,
 }
 

@@ -52,14 +52,12 @@ const RECORDS: &str = r#"{
     "version": 1
 }"#;
 
-/// What [`NAME`] has.
 fn published() -> Vec<IpAddr> {
     vec![[10, 0, 0, 1].into(), [10, 0, 0, 2].into()]
 }
 
 /// A server on a veth, with pins of its own.
 struct Running {
-    /// Ended first.
     server: Server,
     /// Its pins, gone before the namespaces.
     bpffs: Bpffs,

@@ -61,9 +61,7 @@ impl Fault {
 
 /// A server with a spoilt program on a veth.
 struct Spoilt {
-    /// Ended first.
     server: Server,
-    /// Its program.
     program: PathBuf,
     /// Its pins, gone before the namespaces.
     _bpffs: Bpffs,

@@ -27,11 +27,8 @@ const LONG: Duration = Duration::from_secs(34);
 
 /// The server, and a machine beside it that has two addresses.
 struct Lab {
-    /// Ended first.
     server: Server,
-    /// Where it runs.
     ours: Namespace,
-    /// Where clients run.
     theirs: Namespace,
 }
 

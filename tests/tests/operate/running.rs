@@ -44,7 +44,6 @@ pub(crate) const RECORDS: &str = r#"{
 pub(crate) struct Running {
     /// The server; ended before its namespace goes.
     pub(crate) server: Server,
-    /// Its network.
     pub(crate) namespace: Namespace,
 }
 

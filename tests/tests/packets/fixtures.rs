@@ -63,9 +63,7 @@ pub(crate) fn world() -> World {
 
 /// One row of the table.
 struct Fixture {
-    /// What it shows.
     name: &'static str,
-    /// The packet.
     frame: Vec<u8>,
     /// What must be counted.
     outcome: Outcome,

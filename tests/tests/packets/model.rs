@@ -16,7 +16,6 @@ pub(crate) struct World {
     pub(crate) endpoints: Vec<(IpAddr, u16)>,
     /// What is published, by lower-case name in wire format.
     pub(crate) published: HashMap<Vec<u8>, Published>,
-    /// The lease holds.
     pub(crate) lease: bool,
     /// Bound on replies, in bytes of DNS message, where there is one.
     pub(crate) max_reply: Option<usize>,
@@ -39,7 +38,6 @@ pub(crate) struct Reply {
     pub(crate) opt: Vec<u8>,
     /// Offset of the IP header.
     pub(crate) ip: usize,
-    /// IPv6.
     pub(crate) v6: bool,
     /// The checksum is left unfinished.
     pub(crate) partial: bool,

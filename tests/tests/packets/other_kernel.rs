@@ -55,7 +55,6 @@ fn the_kernel_that_is_named() -> Result<()> {
 
 /// A kernel for a virtual machine.
 struct Kernel {
-    /// What qemu boots.
     image: PathBuf,
     /// The folder below which its modules are; none: everything is built in.
     modules: Option<PathBuf>,

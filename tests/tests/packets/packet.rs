@@ -4,15 +4,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use whole_system_tests::checksum::{checksum, pseudo};
 
-/// Type A.
 pub(crate) const A: u16 = 1;
-/// Type AAAA.
 pub(crate) const AAAA: u16 = 28;
 
 /// A DNS query as it goes into a datagram. Everything can be made wrong.
 #[derive(Clone, Debug)]
 pub(crate) struct Query {
-    /// Message id.
     pub(crate) id: u16,
     /// Third and fourth byte of the header.
     pub(crate) flags: u16,
@@ -22,11 +19,8 @@ pub(crate) struct Query {
     pub(crate) additional: Option<u16>,
     /// The name in wire format, or whatever stands in its place.
     pub(crate) name: Vec<u8>,
-    /// QTYPE.
     pub(crate) qtype: u16,
-    /// QCLASS.
     pub(crate) qclass: u16,
-    /// OPT record.
     pub(crate) opt: Option<Opt>,
     /// Whatever follows the message.
     pub(crate) trailing: Vec<u8>,
@@ -39,11 +33,8 @@ pub(crate) struct Opt {
     pub(crate) owner: u8,
     /// Type, 41 if right.
     pub(crate) kind: u16,
-    /// UDP size.
     pub(crate) size: u16,
-    /// Extended RCODE.
     pub(crate) extended: u8,
-    /// EDNS version.
     pub(crate) version: u8,
     /// DO and the rest.
     pub(crate) flags: u16,
@@ -54,7 +45,6 @@ pub(crate) struct Opt {
 }
 
 impl Opt {
-    /// A plain one.
     pub(crate) fn new(size: u16) -> Self {
         Self {
             owner: 0,
@@ -68,7 +58,6 @@ impl Opt {
         }
     }
 
-    /// One with options.
     pub(crate) fn with_options(size: u16, options: &[u8]) -> Self {
         Self { options: options.to_vec(), ..Self::new(size) }
     }
@@ -95,7 +84,6 @@ impl Query {
         Self { opt: Some(opt), ..self }
     }
 
-    /// The message.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut out = Vec::new();
         out.extend(self.id.to_be_bytes());
@@ -153,11 +141,8 @@ pub(crate) fn name_of_length(len: usize) -> Vec<u8> {
 pub(crate) struct Datagram {
     /// VLAN tags, outermost first.
     pub(crate) tags: Vec<(u16, u16)>,
-    /// Sender.
     pub(crate) from: (IpAddr, u16),
-    /// Receiver.
     pub(crate) to: (IpAddr, u16),
-    /// Payload of UDP.
     pub(crate) payload: Vec<u8>,
     /// Bytes behind the IP packet.
     pub(crate) padding: usize,

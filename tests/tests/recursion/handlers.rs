@@ -42,7 +42,6 @@ const HTTPS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(127
 struct JsonServer {
     /// What it has seen.
     seen: Arc<Seen>,
-    /// Its threads.
     _runtime: Runtime,
 }
 
@@ -94,7 +93,6 @@ impl JsonServer {
     }
 }
 
-/// Serves one connection.
 async fn serve(stream: TcpStream, acceptor: TlsAcceptor, seen: Arc<Seen>) -> Option<()> {
     let stream = acceptor.accept(stream).await.ok()?;
     seen.connections.fetch_add(1, Ordering::Relaxed);

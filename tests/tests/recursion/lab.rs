@@ -43,9 +43,7 @@ pub(crate) fn loopback(last: u8) -> SocketAddr {
 /// The server in its namespace.
 #[derive(Debug)]
 pub(crate) struct Lab<'a> {
-    /// The server.
     pub(crate) server: Server,
-    /// Where it runs.
     pub(crate) namespace: &'a Namespace,
 }
 
@@ -79,12 +77,10 @@ impl<'a> Lab<'a> {
         Ok(Self { server, namespace })
     }
 
-    /// Asks by UDP.
     pub(crate) fn ask(&self, message: &Message) -> Result<Message> {
         self.namespace.run(|| client::ask(self.server.address, message))?
     }
 
-    /// Asks by TCP.
     pub(crate) fn ask_tcp(&self, message: &Message) -> Result<Message> {
         self.namespace.run(|| client::ask_tcp(self.server.address, message))?
     }

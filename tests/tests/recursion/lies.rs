@@ -42,7 +42,6 @@ const KINDS: &[&str] = &[
     "txt-overrun",
 ];
 
-/// Appends a record.
 fn record(message: &mut Vec<u8>, owner: &[u8], rtype: u16, data: &[u8]) {
     message.extend_from_slice(owner);
     message.extend_from_slice(&rtype.to_be_bytes());

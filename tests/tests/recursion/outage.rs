@@ -29,9 +29,7 @@ const LIMIT: Duration = Duration::from_secs(15);
 /// What the clients have seen.
 #[derive(Default)]
 struct Seen {
-    /// Right answers.
     right: AtomicU64,
-    /// SERVFAIL.
     failed: AtomicU64,
     /// Anything else, and silence.
     wrong: Mutex<Vec<String>>,

@@ -63,7 +63,6 @@ impl Etc {
         Ok(etc)
     }
 
-    /// The file.
     fn resolv_conf(&self) -> PathBuf {
         self.0.path().join("resolv.conf")
     }

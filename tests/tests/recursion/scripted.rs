@@ -30,7 +30,6 @@ const NAP: Duration = Duration::from_millis(20);
 pub(crate) struct Scripted {
     /// What its threads share.
     shared: Arc<Shared>,
-    /// Its threads.
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -50,11 +49,8 @@ type Script = dyn Fn(&Asked) -> Vec<Say> + Send + Sync;
 /// A query that a recursor was sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
-    /// The message.
     pub(crate) bytes: Vec<u8>,
-    /// The same, read.
     pub(crate) message: Message,
-    /// Who sent it.
     pub(crate) from: SocketAddr,
     /// Whether it came by TCP.
     pub(crate) by_tcp: bool,
@@ -63,7 +59,6 @@ pub(crate) struct Asked {
 /// Something to be sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Say {
-    /// The message.
     pub(crate) bytes: Vec<u8>,
     /// Where it comes from, if not from whom was asked; for UDP.
     pub(crate) from: Option<SocketAddr>,
@@ -176,7 +171,6 @@ impl Drop for Scripted {
 }
 
 impl Shared {
-    /// What was asked.
     fn asked(&self) -> MutexGuard<'_, Vec<Asked>> {
         self.asked.lock()
     }
@@ -194,7 +188,6 @@ impl Shared {
         (self.script)(&asked)
     }
 
-    /// Answers datagrams.
     fn serve_udp(&self, socket: &UdpSocket) {
         let mut buffer = vec![0; 65_535];
         let mut elsewhere: HashMap<SocketAddr, UdpSocket> = HashMap::new();

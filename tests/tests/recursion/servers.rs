@@ -35,17 +35,13 @@ pub(crate) fn installed() -> bool {
     })
 }
 
-/// A running server.
 pub(crate) struct Recursor {
-    /// The process.
     pub(crate) process: Kept,
-    /// Where it listens.
     pub(crate) address: SocketAddr,
 }
 
 /// The files of all servers of a test.
 pub(crate) struct Zones {
-    /// Where they are.
     folder: TempDir,
 }
 

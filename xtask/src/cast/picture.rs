@@ -10,7 +10,6 @@ const WIDTH: f64 = 8.0;
 /// Height of a line.
 const HEIGHT: f64 = 17.0;
 
-/// Around the text.
 const MARGIN: f64 = 12.0;
 
 /// What is behind everything.
@@ -28,13 +27,9 @@ const COLOURS: [&str; 16] = [
 /// How characters look that stand together.
 #[derive(Clone, Copy, PartialEq)]
 struct Look {
-    /// Of the character.
     colour: Color,
-    /// Behind it.
     behind: Color,
-    /// Bold.
     is_bold: bool,
-    /// Less bright.
     is_dim: bool,
 }
 

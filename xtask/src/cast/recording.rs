@@ -15,9 +15,7 @@ pub(super) const ROWS: u16 = 34;
 /// Columns of the terminal.
 pub(super) const COLUMNS: u16 = 110;
 
-/// A recording.
 pub(super) struct Recording {
-    /// The first line.
     header: Value,
     /// Seconds since the start, kind (`o`: output, `m`: a mark), text.
     events: Vec<(f64, String, String)>,
@@ -28,7 +26,6 @@ pub(super) struct Recording {
 }
 
 impl Recording {
-    /// Begins one.
     pub(super) fn begin(title: &str) -> Self {
         // A clock before 1970 is told as 1970.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -53,7 +50,6 @@ impl Recording {
         }
     }
 
-    /// Marks a moment.
     pub(super) fn mark(&mut self, name: &str) {
         self.event("m", name.to_owned());
     }
@@ -72,7 +68,6 @@ impl Recording {
         fs::write(file, format!("{}\n{text}", self.header)).with_context(|| file.display().to_string())
     }
 
-    /// Reads a file.
     pub(super) fn read(file: &Path) -> Result<Self> {
         let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
         let mut lines = text.lines();

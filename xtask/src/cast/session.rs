@@ -85,16 +85,12 @@ struct Person {
     shell: Child,
     /// What is typed goes here.
     keyboard: File,
-    /// What comes out.
     output: Receiver<Vec<u8>>,
-    /// The screen.
     screen: vt100::Parser,
-    /// What was seen.
     recording: Recording,
 }
 
 impl Person {
-    /// Sits down.
     fn begin(program: &Path) -> Result<Self> {
         let size = Winsize { ws_row: ROWS, ws_col: COLUMNS, ws_xpixel: 0, ws_ypixel: 0 };
         let OpenptyResult { master, slave } = openpty(Some(&size), None)?;
@@ -150,7 +146,6 @@ impl Person {
         Ok(())
     }
 
-    /// Types a line.
     fn enter(&mut self, line: &str) -> Result<()> {
         for character in line.chars() {
             self.key(character.encode_utf8(&mut [0; 4]))?;
@@ -162,7 +157,6 @@ impl Person {
         Ok(())
     }
 
-    /// Presses a key.
     fn key(&mut self, key: &str) -> Result<()> {
         Ok(self.keyboard.write_all(key.as_bytes())?)
     }
@@ -178,7 +172,6 @@ impl Person {
         Ok((port, word_after("top --config ").context("no configuration")?))
     }
 
-    /// Leaves; the recording.
     fn end(mut self) -> Result<Recording> {
         let begun = Instant::now();
         while self.look(Duration::from_millis(100))? {

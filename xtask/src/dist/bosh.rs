@@ -66,7 +66,6 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// `release.MF`.
 fn manifest(release: &Release, job: &str, package: &str) -> String {
     let Release { version, commit, .. } = release;
     let changed = commit.ends_with(super::CHANGED);

@@ -130,7 +130,6 @@ fn md5sums(package: &Path) -> Result<String> {
     capture(Command::new("md5sum").args(files).current_dir(package))
 }
 
-/// The `control` file.
 fn description(release: &Release, package: &Path, server: &Path) -> Result<String> {
     let size = capture(
         Command::new("du").args(["--summarize", "--apparent-size", "--block-size=1024"]).arg(package),

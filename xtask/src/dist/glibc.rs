@@ -76,7 +76,6 @@ fn make_links_relative(folder: &Path) -> Result<()> {
 
 /// An apt that knows nothing but [`SUITE`], with folders of its own.
 struct Apt {
-    /// Lists, caches, downloads.
     folder: PathBuf,
 }
 

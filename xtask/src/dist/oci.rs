@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 
 use super::{Release, archive};
 
-/// Writes the image.
 pub(super) fn write(release: &Release, server: &Path) -> Result<()> {
     let layer_files = release.staging("layer")?;
     archive::copy(server, &layer_files.join("bosh-dns-xdp"), 0o755)?;

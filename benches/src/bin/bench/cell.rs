@@ -36,17 +36,14 @@ const LATENCY_PARTS: usize = 4;
 
 /// A subject that answers in a lab.
 pub(super) struct Cell<'a> {
-    /// Who.
     pub(super) subject: &'a Subject,
     /// Its processes; they end before the lab goes.
     pub(super) running: Running,
-    /// Where it runs.
     pub(super) lab: Lab,
 }
 
 /// Asks a cell by dnsperf.
 pub(super) struct Asker<'a> {
-    /// Whom.
     cell: &'a Cell<'a>,
     /// Without it sockets hear nothing from a subject in native mode.
     _program: Option<Ebpf>,
@@ -88,7 +85,6 @@ impl Asker<'_> {
         Ok(PERCENTILES.map(|(_, share)| Rounds(parts().map(|part| within(part, share)).collect())))
     }
 
-    /// Runs dnsperf.
     fn run(&self, load: Load<'_>) -> Result<Seen> {
         load.run(&self.cell.lab.client_launcher())
     }

@@ -31,10 +31,8 @@ use crate::{Plan, queries::Queries, subject::Subject};
 /// Instances of the service: what a user reported on, and many.
 const SIZES: [usize; 2] = [1_300, 5_000];
 
-/// The service.
 const NAME: &str = "web.service.consul.";
 
-/// The servers' port.
 const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(SERVER_ADDRESS), 53);
 
 /// How queries are sent.
@@ -75,7 +73,6 @@ const FIGURES: [(&str, &str, &str); 5] = [
     ),
 ];
 
-/// Who is asked.
 const SUBJECTS: [Subject; 4] =
     [Subject::Ours("tc"), Subject::Userspace, Subject::Peer(Peer::Knot), Subject::Peer(Peer::Unbound)];
 
@@ -84,9 +81,7 @@ const CONNECTIONS: usize = 8;
 
 /// What a load saw.
 struct Seen {
-    /// Replies.
     completed: u64,
-    /// Replies a second.
     rate: f64,
     /// How long each of them took.
     latencies: Vec<Duration>,
@@ -98,7 +93,6 @@ struct Town {
     processes: Vec<u32>,
     /// What has to live meanwhile.
     _kept: Box<dyn std::any::Any>,
-    /// Where it runs.
     lab: Lab,
 }
 

@@ -33,7 +33,6 @@ const INSTANCES: usize = 1_000;
 /// The subject that is measured with misses, too, and the label of that.
 const WITH_MISSES: (Subject, &str) = (Subject::Ours("tc"), "ours, tc, 1 % to userspace");
 
-/// All subjects.
 fn subjects(plan: &Plan) -> Vec<Subject> {
     let mut subjects = vec![
         Subject::Reflector(Hook::Generic),
@@ -162,12 +161,10 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
 struct Counted {
     /// Replies of the program.
     fast: u64,
-    /// Replies of userspace.
     userspace: u64,
 }
 
 impl Counted {
-    /// So far.
     fn read(lab: &Lab, subject: &Subject) -> Result<Self> {
         if !subject.is_ours() {
             return Ok(Self::default());

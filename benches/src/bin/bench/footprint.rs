@@ -30,7 +30,6 @@ pub(super) const MEMORY_TITLE: &str = "Resident memory of the process by size";
 /// Title of the figure of starts.
 pub(super) const START_TITLE: &str = "Start-up by size";
 
-/// Starts of each.
 const STARTS: usize = 5;
 
 /// How long a server is left alone before its memory counts: what a start takes for a moment goes

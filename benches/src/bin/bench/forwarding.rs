@@ -20,7 +20,6 @@ use tempfile::TempDir;
 
 use crate::Plan;
 
-/// Who is measured.
 const FORWARDERS: [Forwarder; 4] = [
     Forwarder::Ours { cache: true },
     Forwarder::Ours { cache: false },
@@ -54,11 +53,9 @@ enum Kind {
 enum Measure {
     /// CPU of the forwarder for one reply at a fixed rate, microseconds.
     Cost,
-    /// Median latency, microseconds.
     Median,
     /// What 99 of 100 queries stay within, microseconds.
     Tail,
-    /// Replies per second.
     Rate,
 }
 
@@ -66,10 +63,8 @@ enum Measure {
 type Values = HashMap<(Measure, Kind, Forwarder), Rounds>;
 
 impl Kind {
-    /// Both.
     const ALL: [Self; 2] = [Self::Cached, Self::Uncached];
 
-    /// For headlines.
     fn label(self) -> &'static str {
         match self {
             Self::Cached => "cached",
@@ -97,7 +92,6 @@ impl Measure {
     /// All, in the order of the report.
     const ALL: [Self; 4] = [Self::Cost, Self::Median, Self::Tail, Self::Rate];
 
-    /// Headline and unit.
     fn title(self, kind: Kind) -> (String, &'static str) {
         let cached = kind.label();
         match self {
@@ -115,7 +109,6 @@ impl Measure {
 
 /// Files of queries: no name occurs in two of them.
 struct Queries {
-    /// The files.
     folder: TempDir,
 }
 
@@ -139,7 +132,6 @@ impl Queries {
         Ok(queries)
     }
 
-    /// A file.
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -229,7 +221,6 @@ fn measure_one(
     ))
 }
 
-/// Runs dnsperf.
 fn load(lab: &Lab, queries: &Path, duration: Duration, rate: Option<u32>, percentiles: bool) -> Result<Seen> {
     let load = Load {
         server: SERVER_ADDRESS,

@@ -21,7 +21,6 @@ use whole_system_tests::{
 
 use crate::{Plan, subject::Subject};
 
-/// Port of iperf3.
 const PORT: &str = "5201";
 
 /// How the titles of the figures begin.

@@ -8,7 +8,6 @@ use tempfile::TempDir;
 
 /// Queries as `name type` lines.
 pub(super) struct Queries {
-    /// The lines.
     pub(super) lines: Vec<String>,
     /// The same as a file, for dnsperf.
     pub(super) path: PathBuf,
@@ -17,7 +16,6 @@ pub(super) struct Queries {
 }
 
 impl Queries {
-    /// Writes these lines.
     pub(super) fn write(lines: &[String]) -> Result<Self> {
         let folder = TempDir::with_prefix("bdx-queries-")?;
         let path = folder.path().join("queries");

@@ -112,14 +112,12 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
 
 /// What is answered of what is offered, and what does not reach the server.
 struct Curves {
-    /// Answers per second.
     answered: report::Sweep,
     /// Percentage of what was offered.
     dropped: report::Sweep,
 }
 
 impl Curves {
-    /// Nothing measured yet.
     fn new() -> Self {
         let new = || {
             let places = LADDER.map(|rate| number(rate.into())).to_vec();
@@ -158,7 +156,6 @@ impl Curves {
         Ok(())
     }
 
-    /// As figures.
     fn figures(self) -> [Figure; 2] {
         let figure = |title: &str, about: &str, unit: &str, sweep| Figure {
             title: title.to_owned(),
@@ -284,7 +281,6 @@ impl Size {
     }
 }
 
-/// All subjects.
 fn subjects(plan: &Plan, answers: u32) -> Vec<Subject> {
     let mut subjects = Vec::new();
     for (mode, hook) in HOOKS {

@@ -18,18 +18,14 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
-/// Something to measure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
     /// Ours, with the fast path by this mode.
     Ours(&'static str),
-    /// Ours, userspace only.
     Userspace,
     /// Another build of ours, by this mode of the fast path (`off`: userspace only).
     Build(PathBuf, &'static str),
-    /// Another server.
     Peer(Peer),
-    /// The reference server.
     Reference(PathBuf),
     /// The program that only swaps addresses, at this hook.
     Reflector(Hook),
@@ -116,7 +112,6 @@ impl Subject {
     }
 }
 
-/// Our own server.
 fn start_ours(lab: &Lab, foundation: &Foundation, mode: &str) -> Result<Running> {
     start_build(server::program()?, lab, foundation, mode)
 }
@@ -136,7 +131,6 @@ fn start_build(program: PathBuf, lab: &Lab, foundation: &Foundation, mode: &str)
     Ok(Running { processes: vec![server.pid()], server: Some(server), _kept: Box::new(()) })
 }
 
-/// A peer.
 fn start_peer(peer: Peer, lab: &Lab, foundation: &Foundation) -> Result<Running> {
     let running: RunningPeer = peer.start(lab, &foundation.entries(usize::MAX))?;
     Ok(Running { processes: running.processes()?, server: None, _kept: Box::new(running) })

@@ -22,7 +22,6 @@ use crate::{cell::Cell, queries::Queries, subject::Subject};
 /// How long one turn of a subject is looked at.
 const TURN: Duration = Duration::from_millis(250);
 
-/// Subjects that run.
 pub(super) struct Turns<'a> {
     /// Each in its lab.
     pub(super) cells: Vec<Cell<'a>>,
@@ -39,7 +38,6 @@ pub(super) struct Saturated {
 }
 
 impl<'a> Turns<'a> {
-    /// Starts them all.
     pub(super) fn start(subjects: impl IntoIterator<Item = (&'a Subject, &'a Foundation)>) -> Result<Self> {
         let start = |(subject, foundation)| Cell::start(Lab::split()?, subject, foundation);
         Ok(Self { cells: subjects.into_iter().map(start).collect::<Result<_>>()? })

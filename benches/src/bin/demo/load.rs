@@ -33,7 +33,6 @@ pub(super) struct Figures {
     slow: Duration,
     /// Replies from the interface.
     hits: u64,
-    /// Replies from userspace.
     misses: u64,
 }
 

@@ -22,7 +22,6 @@ pub struct AliasFiles {
 /// An alias of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FileAlias {
-    /// The file.
     pub(crate) file: Arc<str>,
     /// What it points to.
     pub(crate) targets: Vec<FileTarget>,
@@ -69,11 +68,8 @@ pub enum AliasError {
     /// The file is no object of lists of texts.
     #[error("{file}: line {line}, column {column}: {reason}")]
     Json {
-        /// The file.
         file: String,
-        /// From 1.
         line: usize,
-        /// From 1.
         column: usize,
         /// What is wrong there.
         reason: String,
@@ -81,11 +77,8 @@ pub enum AliasError {
     /// An alias is no domain name.
     #[error("{file}: alias {alias:?} is not a domain name: {error}")]
     Key {
-        /// The file.
         file: String,
-        /// The alias.
         alias: String,
-        /// Why.
         error: NameError,
     },
     /// Aliases point to one another in a circle.
@@ -99,7 +92,6 @@ pub enum AliasError {
         "the alias {0} leads to more than {MAX_TARGETS} targets, or there by more than {MAX_CHAIN} others"
     )]
     TooMuch(
-        /// The alias.
         Name,
     ),
 }

@@ -23,7 +23,6 @@ pub(crate) enum Target {
     Narrowed {
         /// Place of the name in [`Aliases::bases`].
         base: u32,
-        /// The criterion.
         by: Narrowing,
     },
 }
@@ -41,10 +40,8 @@ pub(crate) enum Narrowing {
     Network(Symbol),
 }
 
-/// Map from names.
 type ByName<T> = HashMap<Name, T, foldhash::fast::FixedState>;
 
-/// All aliases.
 #[derive(Debug, Default)]
 pub(crate) struct Aliases {
     /// Aliases of one name. The file's win over those of the records.
@@ -122,13 +119,11 @@ impl Target {
 
 /// The aliases while they are put together.
 struct Builder<'a> {
-    /// The instances.
     fleet: &'a Fleet,
     /// The aliases of the files.
     files: &'a AliasFiles,
     /// What there is so far.
     aliases: Aliases,
-    /// What was skipped.
     warnings: Vec<AliasWarning>,
 }
 

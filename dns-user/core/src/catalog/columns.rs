@@ -128,7 +128,6 @@ fn hash(bytes: &[u8]) -> u64 {
 /// One column: its texts and, by row, which of them.
 #[derive(Debug, Default)]
 pub(crate) struct Column {
-    /// The texts.
     pub(crate) dictionary: Dictionary,
     /// By row: the text, or [`NO_VALUE`].
     pub(crate) values: Vec<Symbol>,

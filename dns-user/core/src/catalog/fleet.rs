@@ -53,7 +53,6 @@ impl<'a> Instance<'a> {
 
 /// Texts of a row to be added.
 pub(crate) struct NewRow<'a> {
-    /// Instance id.
     pub(crate) id: &'a str,
     /// Name of the instance group.
     pub(crate) instance_group: &'a str,
@@ -86,21 +85,16 @@ pub(crate) struct NewRow<'a> {
 /// Fields are those of [`Fleet`].
 #[derive(Debug, Default)]
 pub(crate) struct FleetBuilder {
-    /// Instance ids.
     id: Column,
-    /// Numbers of instances.
     num_id: Column,
     /// Names of availability zones.
     az: Column,
     /// Numbers of availability zones.
     az_id: Column,
-    /// Numbers of networks.
     network_id: Column,
-    /// Ids of agents.
     agent_id: Column,
     /// Domains as the file has them, with a final dot.
     domains: Dictionary,
-    /// Distinct places.
     places: PlacesBuilder,
     /// Texts of the row before, and its place: neighbours are often alike.
     last: Option<([String; 4], PlaceNumber)>,
@@ -110,7 +104,6 @@ pub(crate) struct FleetBuilder {
     addresses: Vec<Option<IpAddr>>,
     /// By row: its index.
     indexes: Vec<Option<i64>>,
-    /// Ids of groups.
     groups: Dictionary,
     /// By row: where its groups end in `group_list`.
     group_ends: Vec<u32>,
@@ -119,7 +112,6 @@ pub(crate) struct FleetBuilder {
 }
 
 impl FleetBuilder {
-    /// Adds a row.
     pub(crate) fn push(&mut self, row: &NewRow<'_>) {
         let place = self.place(row);
         self.place.push(place);
@@ -159,7 +151,6 @@ impl FleetBuilder {
         number
     }
 
-    /// Builds the indexes.
     pub(crate) fn build(self) -> Fleet {
         let Self {
             mut id,
@@ -242,7 +233,6 @@ impl FleetBuilder {
 /// The instances with their indexes. Never changed once built.
 #[derive(Debug)]
 pub(crate) struct Fleet {
-    /// Instance ids.
     pub(crate) id: Column,
     /// Numbers of instances, texts of digits.
     pub(crate) num_id: Column,
@@ -252,7 +242,6 @@ pub(crate) struct Fleet {
     pub(crate) az_id: Column,
     /// Numbers of networks, texts of digits.
     pub(crate) network_id: Column,
-    /// Ids of agents.
     pub(crate) agent_id: Column,
     /// Domains as the file has them, with a final dot.
     pub(crate) domains: Dictionary,
@@ -260,7 +249,6 @@ pub(crate) struct Fleet {
     pub(crate) domain_names: Domains,
     /// Ids of the groups.
     pub(crate) groups: Dictionary,
-    /// Distinct places.
     pub(crate) places: Places,
     /// By row: its place.
     pub(crate) place: Vec<PlaceNumber>,

@@ -10,7 +10,6 @@ use serde::de::{DeserializeSeed, Deserializer, SeqAccess, Visitor};
 /// Where and why a JSON text was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct JsonError {
-    /// From 1.
     pub(super) line: usize,
     /// From 1, in bytes; 0 at the end of a line.
     pub(super) column: usize,
@@ -52,7 +51,6 @@ pub(super) struct Text<'de>(pub(super) Cow<'de, str>);
 
 impl<'de> Deserialize<'de> for Text<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        /// Borrows or copies.
         struct TextVisitor;
 
         impl<'de> Visitor<'de> for TextVisitor {
@@ -83,9 +81,7 @@ impl<'de> Deserialize<'de> for Text<'de> {
 pub(super) struct Each<T, F> {
     /// What the list should be, for error messages.
     expected: &'static str,
-    /// Takes the elements.
     take: F,
-    /// The elements' type.
     element: PhantomData<T>,
 }
 

@@ -30,15 +30,11 @@ use reverse::Reverse;
 /// Records and aliases of one moment. Never changed: new files make a new one.
 #[derive(Debug)]
 pub struct Snapshot {
-    /// The instances.
     fleet: Fleet,
-    /// The aliases.
     aliases: Aliases,
-    /// Names by address.
     reverse: Reverse,
     /// `version` of the records.
     version: Option<u64>,
-    /// `bosh-agent-id.`
     agent_domain: Name,
 }
 
@@ -97,12 +93,10 @@ impl Snapshot {
         self.reverse.names(address)
     }
 
-    /// The instances.
     pub(crate) fn fleet(&self) -> &Fleet {
         &self.fleet
     }
 
-    /// The aliases.
     pub(crate) fn aliases(&self) -> &Aliases {
         &self.aliases
     }

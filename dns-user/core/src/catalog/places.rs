@@ -11,11 +11,8 @@ use crate::query::Pattern;
 /// A place in the fleet. Many rows share one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Place {
-    /// In [`Places::instance_groups`].
     pub(crate) instance_group: Symbol,
-    /// In [`Places::networks`].
     pub(crate) network: Symbol,
-    /// In [`Places::deployments`].
     pub(crate) deployment: Symbol,
     /// In the fleet's domains.
     pub(crate) domain: Symbol,
@@ -29,11 +26,8 @@ pub(crate) type PlaceNumber = u32;
 pub(crate) struct PlacesBuilder {
     /// Names of instance groups.
     instance_groups: Dictionary,
-    /// Names of networks.
     networks: Dictionary,
-    /// Names of deployments.
     deployments: Dictionary,
-    /// By number.
     list: Vec<Place>,
     /// Number of each place.
     numbers: HashMap<Place, PlaceNumber, foldhash::fast::FixedState>,
@@ -61,7 +55,6 @@ impl PlacesBuilder {
         })
     }
 
-    /// Builds the indexes.
     pub(crate) fn build(self) -> Places {
         let Self { instance_groups, networks, deployments, list, numbers } = self;
         let by = |symbols: usize, symbol: fn(&Place) -> Symbol| {
@@ -85,11 +78,8 @@ impl PlacesBuilder {
 pub(crate) struct Places {
     /// Names of instance groups.
     pub(crate) instance_groups: Dictionary,
-    /// Names of networks.
     pub(crate) networks: Dictionary,
-    /// Names of deployments.
     pub(crate) deployments: Dictionary,
-    /// By number.
     list: Vec<Place>,
     /// Number of each place.
     numbers: HashMap<Place, PlaceNumber, foldhash::fast::FixedState>,
@@ -156,9 +146,7 @@ impl Places {
 
 /// The places that one pattern leaves.
 struct Candidates<'p> {
-    /// Names that fit.
     symbols: SmallVec<[Symbol; 1]>,
-    /// Places by name.
     postings: &'p Postings,
 }
 

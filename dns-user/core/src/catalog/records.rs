@@ -19,13 +19,11 @@ pub use super::rows::{RECORD_KEYS, RowWarning};
 /// something useful of it.
 #[derive(Debug, Default)]
 pub struct Records {
-    /// The instances.
     pub(super) fleet: FleetBuilder,
     /// `records`: pairs of an address and the name it is called, for reverse look-ups.
     pub(super) pairs: Vec<(IpAddr, Box<str>)>,
     /// `aliases`, in the order of the file.
     pub(super) aliases: Vec<(String, Vec<AliasDefinition>)>,
-    /// `version`.
     pub(super) version: Option<u64>,
 }
 
@@ -95,17 +93,12 @@ impl From<JsonError> for RecordsError {
 struct File {
     /// The columns, when they are known from an earlier reading.
     preset: Option<Vec<String>>,
-    /// `record_keys`.
     keys: Vec<String>,
     /// Whether `rows` were read as `keys` say.
     rows_fit_keys: bool,
-    /// `record_infos`.
     rows: RowsReader,
-    /// `records`.
     pairs: Vec<(IpAddr, Box<str>)>,
-    /// `aliases`.
     aliases: Vec<(String, Vec<AliasDefinition>)>,
-    /// `version`.
     version: Option<u64>,
 }
 
@@ -210,7 +203,6 @@ struct Aliases(Option<Vec<(String, Vec<AliasDefinition>)>>);
 
 impl<'de> Deserialize<'de> for Aliases {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        /// Reads the object.
         struct AliasesVisitor;
 
         impl<'de> Visitor<'de> for AliasesVisitor {

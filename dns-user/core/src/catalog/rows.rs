@@ -60,7 +60,6 @@ const MAX_WARNINGS: usize = 1000;
 /// What `record_keys` says about the cells of a row, from left to right.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Columns {
-    /// By position.
     meanings: Vec<Meaning>,
     /// The first required column that is not there: then no row can be used.
     missing: Option<&'static str>,
@@ -113,7 +112,6 @@ pub enum RowWarning {
     },
     /// The row has more or fewer cells than there are columns; it is dropped.
     WrongLength {
-        /// From 1.
         row: usize,
         /// Cells of the row.
         cells: usize,
@@ -122,7 +120,6 @@ pub enum RowWarning {
     },
     /// The row's cell is not what the column holds; the row is dropped.
     WrongType {
-        /// From 1.
         row: usize,
         /// The column's name.
         column: &'static str,
@@ -132,14 +129,11 @@ pub enum RowWarning {
     /// The row's `ip` is no address. Its name exists, but no address is ever
     /// given for it.
     NoAddress {
-        /// From 1.
         row: usize,
-        /// What stands there.
         text: String,
     },
     /// There were more warnings than are kept.
     More {
-        /// How many more.
         count: usize,
     },
 }
@@ -164,10 +158,8 @@ impl fmt::Display for RowWarning {
     }
 }
 
-/// Reads `record_infos`.
 #[derive(Debug, Default)]
 pub(super) struct RowsReader {
-    /// The columns.
     columns: Columns,
     /// The rows that can be used.
     fleet: FleetBuilder,
@@ -175,12 +167,10 @@ pub(super) struct RowsReader {
     warnings: Vec<RowWarning>,
     /// Warnings that were not kept.
     more: usize,
-    /// Rows seen.
     seen: usize,
 }
 
 impl RowsReader {
-    /// Nothing read yet.
     pub(super) fn new(columns: Columns) -> Self {
         Self { columns, ..Self::default() }
     }
@@ -278,13 +268,10 @@ impl<'de> Visitor<'de> for RowsReader {
 /// The cells of one row, sorted by meaning. Used again for every row.
 #[derive(Default)]
 struct RowCells<'de> {
-    /// As in [`REQUIRED`].
     required: [Cow<'de, str>; REQUIRED.len()],
     /// As in [`OPTIONAL`]; empty for null.
     optional: [Cow<'de, str>; OPTIONAL.len()],
-    /// `group_ids`.
     groups: Vec<Cow<'de, str>>,
-    /// `instance_index`.
     index: i64,
     /// The first cell that is not what its column holds: name and what it should be.
     wrong: Option<(&'static str, &'static str)>,
@@ -325,7 +312,6 @@ impl<'de> RowCells<'de> {
 
 /// Reads one row; gives the number of its cells.
 struct RowSeed<'a, 'de> {
-    /// The columns.
     columns: &'a Columns,
     /// Where the cells go.
     cells: &'a mut RowCells<'de>,
@@ -391,13 +377,10 @@ impl<'de> Visitor<'de> for RowSeed<'_, 'de> {
 
 /// One JSON value, as far as a row can use it.
 enum Cell<'de> {
-    /// A text.
     Text(Cow<'de, str>),
     /// A number, cut to a whole one.
     Number(i64),
-    /// null.
     Null,
-    /// Anything else.
     Other,
 }
 
@@ -407,7 +390,6 @@ impl<'de> Deserialize<'de> for Cell<'de> {
     }
 }
 
-/// Visitor of [`Cell`].
 struct CellVisitor;
 
 impl<'de> Visitor<'de> for CellVisitor {

@@ -14,7 +14,6 @@ pub enum DurationError {
     /// A unit other than ns, us, ms, s, m, h.
     #[error("has an unknown unit")]
     UnknownUnit,
-    /// Less than zero.
     #[error("is negative")]
     Negative,
     /// More than 2^63 ns, about 292 years.

@@ -61,7 +61,6 @@ enum Unit {
 struct Set {
     /// Whether the ranges are those that do not match.
     negated: bool,
-    /// Inclusive ranges.
     ranges: Vec<(u8, u8)>,
 }
 

@@ -8,15 +8,10 @@ use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 /// A JSON value that keeps the order of members and repeated names.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Json {
-    /// `null`.
     Null,
-    /// `true` or `false`.
     Bool(bool),
-    /// Any number.
     Number(serde_json::Number),
-    /// A text.
     Text(String),
-    /// A list.
     List(Vec<Json>),
     /// An object: its members in the order of the document.
     Object(Vec<(String, Json)>),

@@ -102,7 +102,6 @@ fn listen(root: &Reader<'_>) -> Result<SocketAddr, ConfigError> {
     Ok(SocketAddr::new(address, port))
 }
 
-/// Everything about recursors.
 fn recursion(root: &Reader<'_>) -> Result<RecursionConfig, ConfigError> {
     let recursors = |name| {
         let texts = root.texts(name)?.unwrap_or_default();
@@ -193,7 +192,6 @@ fn log_level(reader: &Reader<'_>) -> Result<Option<LogLevel>, ConfigError> {
     }
 }
 
-/// `control`, our own.
 fn control(object: &Reader<'_>) -> Result<Option<ControlConfig>, ConfigError> {
     let name =
         |key| Ok::<_, ConfigError>(object.text(key)?.filter(|text| !text.is_empty()).map(str::to_owned));
@@ -270,7 +268,6 @@ pub fn tls_files(object: &Reader<'_>) -> Result<Result<TlsFiles, NoFile>, Config
     })
 }
 
-/// `metrics`.
 fn metrics(object: &Reader<'_>) -> Result<MetricsConfig, ConfigError> {
     let enabled = object.boolean("enabled")?.unwrap_or(false);
     let default = SocketAddr::from((Ipv4Addr::LOCALHOST, 53088));
@@ -287,7 +284,6 @@ fn metrics(object: &Reader<'_>) -> Result<MetricsConfig, ConfigError> {
     Ok(MetricsConfig { enabled, listen: SocketAddr::new(address, port) })
 }
 
-/// `cache`.
 fn cache(object: &Reader<'_>) -> Result<CacheConfig, ConfigError> {
     Ok(CacheConfig {
         enabled: object.boolean("enabled")?.unwrap_or(false),

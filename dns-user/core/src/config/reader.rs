@@ -206,7 +206,6 @@ impl<'a> Reader<'a> {
         asked.iter().filter(|path| !inner(path)).cloned().collect()
     }
 
-    /// The list `name`.
     fn list(&self, name: &'static str) -> Result<Option<&'a [Json]>, ConfigError> {
         match self.value(name) {
             None => Ok(None),

@@ -38,7 +38,6 @@ impl Domains {
         Self { names, by_number }
     }
 
-    /// All names.
     pub(crate) fn names(&self) -> impl Iterator<Item = &Name> {
         self.names.keys()
     }

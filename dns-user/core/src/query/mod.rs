@@ -28,7 +28,6 @@ pub(crate) enum Question<'n> {
 /// What instances of a domain must be like.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Criteria<'n> {
-    /// Their id.
     pub(crate) id: Option<&'n [u8]>,
     /// What the first label demands.
     pub(crate) filter: Filter<'n>,
@@ -44,13 +43,11 @@ pub(crate) struct Criteria<'n> {
 pub(crate) struct Filter<'n> {
     /// `a`: numbers of availability zones.
     pub(crate) az_ids: Values<'n>,
-    /// `i`: indexes.
     pub(crate) indexes: Values<'n>,
     /// `m`: numbers of instances.
     pub(crate) num_ids: Values<'n>,
     /// `n`: numbers of networks.
     pub(crate) network_ids: Values<'n>,
-    /// The first `s`.
     pub(crate) strategy: Strategy,
     /// Whether the first `y` is `y1`: wait for the first checks.
     pub(crate) synchronous: bool,
@@ -66,18 +63,14 @@ pub(crate) enum Strategy {
     /// `s0`, no `s`, and any unknown one: running and unchecked ones; all if there are none.
     #[default]
     Smart,
-    /// `s1`: failing ones.
     Unhealthy,
-    /// `s3`: running ones.
     Healthy,
-    /// `s4`: all.
     All,
 }
 
 /// A middle label of the long form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pattern<'n> {
-    /// `*`.
     Any,
     /// `x*`: begins with x.
     Prefix(&'n [u8]),
@@ -103,7 +96,6 @@ pub(crate) enum Malformed {
 }
 
 impl<'n> Question<'n> {
-    /// Reads a name.
     pub(crate) fn read(name: &'n Name, domains: &Domains) -> Result<Self, Malformed> {
         let labels: SmallVec<[&[u8]; 8]> = name.labels().collect();
         if let [agent, _] = labels[..]

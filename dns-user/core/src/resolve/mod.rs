@@ -18,7 +18,6 @@ pub(crate) use select::select;
 /// What is known of an instance's health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HealthState {
-    /// All is well.
     Running,
     /// The instance, or the group on it, says that it fails.
     Failing,

@@ -56,11 +56,8 @@ type Symbols = SmallVec<[Symbol; 4]>;
 struct Bound<'f> {
     /// Where the rows are.
     fleet: &'f Fleet,
-    /// The domain.
     domain: Symbol,
-    /// The instance id.
     id: Option<Symbol>,
-    /// The group.
     group: Option<Symbol>,
     /// Numbers of places, in ascending order.
     places: Option<Symbols>,
@@ -70,9 +67,7 @@ struct Bound<'f> {
     num_ids: Symbols,
     /// Numbers of networks; none: all.
     network_ids: Symbols,
-    /// Indexes; none: all.
     indexes: SmallVec<[i64; 4]>,
-    /// From a placeholder.
     narrowing: Option<Narrowing>,
 }
 
@@ -178,7 +173,6 @@ impl<'f> Bound<'f> {
     }
 }
 
-/// Lists of candidates.
 type Lists<'f> = SmallVec<[&'f [Row]; 4]>;
 
 /// Looks up a criterion if it is set; `None` if its value does not occur.

@@ -73,19 +73,14 @@ const OPTION_CLIENT_SUBNET: u16 = 8;
 /// Records by section, as the header counts them.
 #[derive(Clone, Copy)]
 struct Counts {
-    /// ANCOUNT.
     answers: u16,
-    /// NSCOUNT.
     authorities: u16,
-    /// ARCOUNT.
     additionals: u16,
 }
 
 /// An OPT whose version has not been judged yet.
 struct Opt {
-    /// What it says.
     edns: Edns,
-    /// EDNS version.
     version: u8,
 }
 

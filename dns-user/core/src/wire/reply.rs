@@ -31,7 +31,6 @@ impl ReplyFlags {
     /// What recursors would know.
     pub const RECURSION: Self = Self { authoritative: false, recursion_available: true };
 
-    /// The bits.
     const fn bits(self) -> u16 {
         (if self.authoritative { flag::AA } else { 0 })
             | (if self.recursion_available { flag::RA } else { 0 })
@@ -113,7 +112,6 @@ pub fn empty_reply(query: &Query<'_>, rcode: ResponseCode, flags: ReplyFlags) ->
     bare_reply(query, rcode, flags)
 }
 
-/// See [`empty_reply`].
 pub(super) fn bare_reply(query: &Query<'_>, rcode: ResponseCode, flags: ReplyFlags) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER_LEN + query.question.wire_len() + OPT_LEN);
     write_start(query, flags.bits() | u16::from(rcode.low()), 0, &mut out);

@@ -26,7 +26,6 @@ use crate::{
 /// How long something may take that has no reason to take long.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The faults.
 const FAULTS: &[Fault] = &[
     Fault { name: "kill -9", throw: |faults, random| faults.kill(random) },
     Fault { name: "SIGSTOP", throw: |faults, random| faults.stop(random) },
@@ -46,7 +45,6 @@ const FAULTS: &[Fault] = &[
 
 /// Something that goes wrong.
 struct Fault {
-    /// For the report.
     name: &'static str,
     /// Does it and undoes it.
     throw: fn(&mut Faults<'_>, &mut Rng) -> Result<()>,
@@ -63,9 +61,7 @@ pub(crate) struct Faults<'a> {
     bpffs: &'a Bpffs,
     /// Its disk, certificates, clock.
     surroundings: &'a Surroundings,
-    /// Whom it asks.
     recursor: &'a Recursor,
-    /// The server.
     server: Server,
     /// Is told what goes on.
     load: &'a Load,

@@ -52,17 +52,14 @@ const TOLD: usize = 20;
 
 /// The clients, and what came of their queries.
 pub(crate) struct Load {
-    /// Judges replies.
     model: Arc<Model>,
     /// Answers other names, while it lives.
     recursor: Arc<Recursor>,
-    /// Whether to end.
     ended: AtomicBool,
     /// Replies by UDP that were right.
     by_udp: AtomicU64,
     /// Replies by TCP that were right.
     by_tcp: AtomicU64,
-    /// The rest.
     found: Mutex<Found>,
 }
 
@@ -76,7 +73,6 @@ struct Found {
     excused_until: Option<Instant>,
     /// From when to when userspace was away and interfaces answered, of late.
     covered: VecDeque<(Instant, Instant)>,
-    /// Wrong replies.
     wrong: Vec<String>,
     /// How many there were.
     wrong_count: u64,
@@ -122,7 +118,6 @@ impl Load {
         }
     }
 
-    /// What was found.
     fn found(&self) -> MutexGuard<'_, Found> {
         self.found.lock()
     }
@@ -334,7 +329,6 @@ impl Found {
     }
 }
 
-/// Asks once.
 fn ask(name: &str, by_tcp: bool) -> Result<Message> {
     let query = client::query(name, RecordType::A, Some(1232))?;
     if by_tcp {

@@ -47,14 +47,12 @@ const QUIET: Duration = Duration::from_secs(3);
 
 /// What is asked for on the command line: `[MINUTES] [SEED]`.
 struct Arguments {
-    /// How long.
     length: Duration,
     /// Makes the faults, their order and their lengths.
     seed: u64,
 }
 
 impl Arguments {
-    /// Reads them.
     fn read() -> Result<Self> {
         let mut words = std::env::args().skip(1);
         let minutes: f64 = words.next().map_or(Ok(2.0), |word| word.parse()).context("how many minutes")?;

@@ -16,7 +16,6 @@ use serde_json::{Value, json};
 /// Groups in the records.
 pub(crate) const GROUPS: u8 = 20;
 
-/// Instances of each.
 pub(crate) const INSTANCES: u8 = 6;
 
 /// An alias that comes and goes.
@@ -27,11 +26,9 @@ const ALIAS_GROUP: u8 = 3;
 
 /// What the files said, and when.
 pub(crate) struct Model {
-    /// All of it.
     state: Mutex<State>,
 }
 
-/// See [`Model`].
 struct State {
     /// Number of the records written last.
     version: u16,
@@ -46,7 +43,6 @@ struct State {
 pub(crate) enum Judgement {
     /// Right; for so long it had been outdated when it was asked for.
     Right(Duration),
-    /// Wrong, and why.
     Wrong(String),
 }
 
@@ -57,7 +53,6 @@ impl Model {
         Self { state: Mutex::new(state) }
     }
 
-    /// The state.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
@@ -131,7 +126,6 @@ impl Model {
         self.judge(ALIAS_GROUP, addresses, asked)
     }
 
-    /// The alias file.
     pub(crate) fn alias_file() -> Vec<u8> {
         let alias = ALIAS.trim_end_matches('.');
         json!({alias: [format!("q-s0.q-g{ALIAS_GROUP}.bosh")]}).to_string().into_bytes()

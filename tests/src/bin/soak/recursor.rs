@@ -10,7 +10,6 @@ use std::{
 use anyhow::Result;
 use parking_lot::Mutex;
 
-/// Where it listens.
 pub(crate) const RECURSOR: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(127, 0, 0, 53)), 5300);
 
@@ -20,9 +19,7 @@ pub(crate) const NAMES: u8 = 200;
 /// How long a query may wait for a dead recursor: the server's limit, and a client's patience.
 const MOURNING: Duration = Duration::from_secs(8);
 
-/// The recursor.
 pub(crate) struct Recursor {
-    /// Whether it answers.
     alive: AtomicBool,
     /// When it last came back, or died.
     changed: Mutex<Option<Instant>>,
@@ -79,7 +76,6 @@ pub(crate) fn name(number: u8) -> String {
     format!("r{number}.recursed.test.")
 }
 
-/// What it has.
 pub(crate) fn address(number: u8) -> Ipv4Addr {
     Ipv4Addr::new(192, 0, 2, number)
 }

@@ -33,7 +33,6 @@ pub(crate) struct Surroundings {
     disk: Disk,
     /// The API's certificates.
     certificates: TempDir,
-    /// Who issues them.
     authority: Authority,
     /// Where the wrapper and the clock's offset are.
     clock: TempDir,
@@ -75,7 +74,6 @@ impl Surroundings {
         }})
     }
 
-    /// New certificates.
     pub(crate) fn rotate(&self) -> Result<()> {
         let identity = self.authority.issue(API_NAME)?;
         write_files(self.certificates.path(), &identity, &self.authority.certificate).map(drop)
@@ -105,7 +103,6 @@ impl Surroundings {
         }
     }
 
-    /// Gives it back.
     pub(crate) fn free_disk(&self) -> Result<()> {
         Ok(fs::remove_file(self.disk.file("filler"))?)
     }
@@ -124,7 +121,6 @@ impl Surroundings {
 struct Disk(TempDir);
 
 impl Disk {
-    /// An empty one.
     fn new() -> Result<Self> {
         let folder = TempDir::new()?;
         let kind = Some("tmpfs");

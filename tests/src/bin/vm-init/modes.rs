@@ -104,9 +104,7 @@ fn try_mode(lab: &Lab, mode: &str, hooks: [&str; 2], said: &mut Vec<String>) -> 
 
 /// A server's namespace and a client's, joined by a veth.
 struct Lab {
-    /// The server's.
     server: Namespace,
-    /// The client's.
     client: Namespace,
     /// A program on the client's end: without one the kernel drops what native XDP on the
     /// server's end sends there.
@@ -114,7 +112,6 @@ struct Lab {
 }
 
 impl Lab {
-    /// Makes both.
     fn new() -> Result<Self> {
         let (server, client) = (Namespace::new("s")?, Namespace::new("c")?);
         join(
@@ -143,11 +140,9 @@ impl Lab {
 
 /// How an interface is served.
 struct Serving {
-    /// Its name.
     interface: &'static str,
     /// By which hook, or `none`.
     hook: String,
-    /// Why.
     why: String,
 }
 
