@@ -104,10 +104,7 @@ pub enum Says {
     /// Takes the connection and never says a word.
     Nothing,
     /// Raw bytes: `head`, then `again` until the client goes away.
-    Flood {
-        head: Vec<u8>,
-        again: Vec<u8>,
-    },
+    Flood { head: Vec<u8>, again: Vec<u8> },
 }
 
 impl Says {

@@ -27,9 +27,7 @@ pub enum Yardstick {
     /// Swaps addresses and sends an empty reply.
     Reflector,
     /// Sends this number of answers, always the same.
-    Constant {
-        answers: u32,
-    },
+    Constant { answers: u32 },
 }
 
 /// Where a yardstick is attached.

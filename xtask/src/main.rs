@@ -22,7 +22,7 @@ mod toolchain;
 
 /// Build, demonstrate, test and measure bosh-dns-xdp.
 #[derive(Parser)]
-#[command(name = "cargo xtask", disable_help_subcommand = true)]
+#[command(name = "cargo xtask")]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -38,6 +38,7 @@ enum Command {
         debug: bool,
     },
     /// Run the real server on a generated foundation between two network namespaces and show what it does.
+    #[command(disable_help_flag = true)]
     Demo {
         /// Further arguments of the demo: `--help` lists them.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -105,6 +106,7 @@ enum Command {
         seed: Option<u64>,
     },
     /// Measure everything side by side and write the report.
+    #[command(disable_help_flag = true)]
     Bench {
         /// Further arguments of the bench: `--help` lists them.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]

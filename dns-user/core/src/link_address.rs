@@ -25,11 +25,7 @@ pub enum AddressGroup {
     /// Short form: a group by its id.
     Id(String),
     /// Long form: canonical names.
-    Names {
-        instance_group: String,
-        network: String,
-        deployment: String,
-    },
+    Names { instance_group: String, network: String, deployment: String },
 }
 
 /// The first label of the name.

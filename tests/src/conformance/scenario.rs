@@ -379,8 +379,7 @@ pub struct Record(
     pub u32,
     /// Rdata in presentation form.
     pub String,
-    #[serde(default)]
-    pub Option<String>,
+    #[serde(default)] pub Option<String>,
 );
 
 /// What was recorded of a reply.

@@ -90,7 +90,7 @@ fn installed(folder: &Path) -> Option<(Debian, String, String)> {
 }
 
 #[test]
-fn five_commands_lead_to_an_answer_of_the_interface() {
+fn five_commands_reach_interface_answer() {
     if !requirements::bpf() {
         return;
     }
@@ -116,6 +116,21 @@ fn five_commands_lead_to_an_answer_of_the_interface() {
     assert_eq!(owner.trim(), "bosh-dns-xdp");
     assert!(status(&machine)["fast_path"]["detail"]["pinned_at"].is_string(), "{said}");
     assert!(machine.run("ls /sys/fs/bpf/bosh-dns-xdp/*/links").unwrap().contains("1-tcx"));
+
+    // The journal has the priority of each line, and no second time stamp.
+    machine.run("echo broken > /var/lib/bosh-dns-xdp/records.json").unwrap();
+    let journal = |priority: &str| {
+        machine
+            .run(&format!("journalctl --unit=bosh-dns-xdp --output=cat --priority={priority}..{priority}"))
+            .unwrap()
+    };
+    wait_until("a line about broken records", PATIENCE, || {
+        ["err", "warning"].iter().any(|priority| journal(priority).contains("[RecordsRepo]"))
+    })
+    .unwrap();
+    let informative = journal("info");
+    assert!(informative.lines().any(|line| line.starts_with("[main] ")), "{informative}");
+    assert!(!informative.contains(" INFO "), "{informative}");
 
     machine.run("apt-get remove --yes bosh-dns-xdp").unwrap();
     assert!(machine.run("systemctl is-active bosh-dns-xdp || true").unwrap().contains("inactive"));

@@ -76,11 +76,7 @@ pub enum AliasError {
     },
     /// An alias is no domain name.
     #[error("{file}: alias {alias:?} is not a domain name: {error}")]
-    Key {
-        file: String,
-        alias: String,
-        error: NameError,
-    },
+    Key { file: String, alias: String, error: NameError },
     /// Aliases point to one another in a circle.
     #[error("the aliases {} form a loop", .0.iter().map(Name::to_string).collect::<Vec<_>>().join(" -> "))]
     Loop(
@@ -91,9 +87,7 @@ pub enum AliasError {
     #[error(
         "the alias {0} leads to more than {MAX_TARGETS} targets, or there by more than {MAX_CHAIN} others"
     )]
-    TooMuch(
-        Name,
-    ),
+    TooMuch(Name),
 }
 
 impl AliasFiles {

@@ -128,14 +128,9 @@ pub enum RowWarning {
     },
     /// The row's `ip` is no address. Its name exists, but no address is ever
     /// given for it.
-    NoAddress {
-        row: usize,
-        text: String,
-    },
+    NoAddress { row: usize, text: String },
     /// There were more warnings than are kept.
-    More {
-        count: usize,
-    },
+    More { count: usize },
 }
 
 impl fmt::Display for RowWarning {

@@ -6,7 +6,7 @@ use dns_core::terminal;
 use serde_json::{Map, Value};
 use time::{OffsetDateTime, macros::format_description};
 use tracing::{
-    Event, Subscriber,
+    Event, Level, Subscriber,
     field::{Field, Visit},
 };
 use tracing_subscriber::{
@@ -18,8 +18,28 @@ use super::{LogFormat, tags};
 
 /// Writes events as text or JSON, always one line each.
 pub(super) struct Lines {
-    /// Which of the two.
     pub(super) format: LogFormat,
+    /// The journal reads the lines: it has a time stamp of its own, and takes the priority from a
+    /// prefix (sd-daemon(3)).
+    pub(super) journal: bool,
+}
+
+/// Returns whether standard output is connected to the journal: systemd names its device and
+/// inode in `JOURNAL_STREAM` (systemd.exec(5)).
+pub(super) fn stdout_is_journal() -> bool {
+    let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
+    nix::sys::stat::fstat(std::io::stdout())
+        .is_ok_and(|stat| stream == format!("{}:{}", stat.st_dev, stat.st_ino))
+}
+
+/// Prefix that gives a line its priority in the journal (sd-daemon(3), syslog(3)).
+fn priority(level: &Level) -> &'static str {
+    match *level {
+        Level::ERROR => "<3>",
+        Level::WARN => "<4>",
+        Level::INFO => "<6>",
+        Level::DEBUG | Level::TRACE => "<7>",
+    }
 }
 
 impl<S, N> FormatEvent<S, N> for Lines
@@ -31,6 +51,10 @@ where
         let metadata = event.metadata();
         let mut fields = Fields::default();
         event.record(&mut fields);
+        let mut out = out;
+        if self.journal {
+            out.write_str(priority(metadata.level()))?;
+        }
         let line = Line {
             time: &now(),
             level: metadata.level().as_str(),
@@ -38,6 +62,7 @@ where
             fields,
         };
         match self.format {
+            LogFormat::Text if self.journal => line.bare_text(out),
             LogFormat::Text => line.text(out),
             LogFormat::Json => line.json(out),
         }
@@ -61,6 +86,12 @@ impl Line<'_> {
     fn text(self, mut out: Writer<'_>) -> fmt::Result {
         let Self { time, level, tag, fields } = self;
         writeln!(out, "{time} {level:<5} [{tag}] {fields}")
+    }
+
+    /// `[tag] message key=value`, for a reader that adds time and level itself.
+    fn bare_text(self, mut out: Writer<'_>) -> fmt::Result {
+        let Self { time: _, level: _, tag, fields } = self;
+        writeln!(out, "[{tag}] {fields}")
     }
 
     /// One flat object. Fields named like one of ours get an underscore.
@@ -179,6 +210,15 @@ mod tests {
             message: "hello\n2026 ERROR forged\u{9b}2J".into(),
             others: vec![("name", "a.b.".into()), ("level", "x y".into()), ("count", 3.into())],
         }
+    }
+
+    #[test]
+    fn journal_lines_have_no_second_time() {
+        let mut text = String::new();
+        let line = Line { time: "T", level: "INFO", tag: "main", fields: fields() };
+        line.bare_text(Writer::new(&mut text)).unwrap();
+        assert!(text.starts_with("[main] hello"), "{text}");
+        assert_eq!((priority(&Level::ERROR), priority(&Level::DEBUG)), ("<3>", "<7>"));
     }
 
     /// The line as `format` makes it.

@@ -87,7 +87,7 @@ impl Logs {
         let levels = Levels::from_config(config);
         let (filter, handle) = reload::Layer::new(levels.filter());
         let output = tracing_subscriber::fmt::layer()
-            .event_format(format::Lines { format })
+            .event_format(format::Lines { format, journal: format::stdout_is_journal() })
             .with_ansi(false)
             .with_writer(writer.clone())
             .with_filter(filter);

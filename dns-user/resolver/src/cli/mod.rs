@@ -90,7 +90,7 @@ pub fn main(arguments_given: impl IntoIterator<Item = OsString>) -> ExitCode {
     let given = called_as::own_form(arguments_given.into_iter().collect());
     if given.len() < 2 {
         eprintln!("bosh-dns-xdp: no configuration: call bosh-dns-xdp --config FILE (or --help)");
-        return ExitCode::FAILURE;
+        return ExitCode::from(USAGE);
     }
     let (arguments, ignored) = arguments(given);
     let cli = match Cli::try_parse_from(arguments) {
