@@ -71,8 +71,11 @@ pub const INTERFACE_SLOTS: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum QueryKind {
+    /// Queries of type A (1).
     A = 0,
+    /// Queries of type AAAA (28).
     Aaaa = 1,
+    /// Queries of every other type.
     Other = 2,
 }
 

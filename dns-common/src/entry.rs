@@ -123,6 +123,7 @@ impl Rules {
         Self(ttl as u64 | (most as u64) << 32 | plain << 48 | flags << 56)
     }
 
+    /// Returns the TTL of the answers in seconds.
     #[inline(always)]
     pub const fn ttl(self) -> u32 {
         self.0 as u32

@@ -25,7 +25,14 @@ pub enum AddressGroup {
     /// Short form: a group by its id.
     Id(String),
     /// Long form: canonical names.
-    Names { instance_group: String, network: String, deployment: String },
+    Names {
+        /// Canonical name of the instance group.
+        instance_group: String,
+        /// Canonical name of the network.
+        network: String,
+        /// Canonical name of the deployment.
+        deployment: String,
+    },
 }
 
 /// The first label of the name.
@@ -33,6 +40,7 @@ pub enum AddressGroup {
 pub enum FirstLabel {
     /// One instance, by its id.
     Instance(String),
+    /// A filter: `q-` and the criteria.
     Query(Criteria),
     /// `*`, as certificates have it.
     Wildcard,
@@ -58,11 +66,14 @@ pub struct Criteria {
 /// `status` of a link's address, `health_filter` of an alias.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Status {
-    /// Healthy ones; all if there are none.
+    /// Healthy instances, or all if none is healthy (`s0`).
     #[default]
     Smart,
+    /// Only instances that fail (`s1`).
     Unhealthy,
+    /// Only instances that run (`s3`).
     Healthy,
+    /// Every instance, whatever its health (`s4`).
     All,
 }
 

@@ -68,15 +68,25 @@ pub enum AliasError {
     /// The file is no object of lists of texts.
     #[error("{file}: line {line}, column {column}: {reason}")]
     Json {
+        /// Path of the file, as configured.
         file: String,
+        /// Line of the error, from 1.
         line: usize,
+        /// Column of the error, from 1.
         column: usize,
-        /// What is wrong there.
+        /// Cause, without the position.
         reason: String,
     },
     /// An alias is no domain name.
     #[error("{file}: alias {alias:?} is not a domain name: {error}")]
-    Key { file: String, alias: String, error: NameError },
+    Key {
+        /// Path of the file, as configured.
+        file: String,
+        /// The key as written.
+        alias: String,
+        /// Reason why it is no name.
+        error: NameError,
+    },
     /// Aliases point to one another in a circle.
     #[error("the aliases {} form a loop", .0.iter().map(Name::to_string).collect::<Vec<_>>().join(" -> "))]
     Loop(

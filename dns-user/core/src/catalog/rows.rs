@@ -112,6 +112,7 @@ pub enum RowWarning {
     },
     /// The row has more or fewer cells than there are columns; it is dropped.
     WrongLength {
+        /// Number of the row, from 0.
         row: usize,
         /// Cells of the row.
         cells: usize,
@@ -120,6 +121,7 @@ pub enum RowWarning {
     },
     /// The row's cell is not what the column holds; the row is dropped.
     WrongType {
+        /// Number of the row, from 0.
         row: usize,
         /// The column's name.
         column: &'static str,
@@ -128,9 +130,17 @@ pub enum RowWarning {
     },
     /// The row's `ip` is no address. Its name exists, but no address is ever
     /// given for it.
-    NoAddress { row: usize, text: String },
+    NoAddress {
+        /// Number of the row, from 0.
+        row: usize,
+        /// The value of `ip`.
+        text: String,
+    },
     /// There were more warnings than are kept.
-    More { count: usize },
+    More {
+        /// Number of further warnings.
+        count: usize,
+    },
 }
 
 impl fmt::Display for RowWarning {

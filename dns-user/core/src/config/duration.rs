@@ -14,6 +14,7 @@ pub enum DurationError {
     /// A unit other than ns, us, ms, s, m, h.
     #[error("has an unknown unit")]
     UnknownUnit,
+    /// Negative durations are valid in Go, but no setting allows one.
     #[error("is negative")]
     Negative,
     /// More than 2^63 ns, about 292 years.

@@ -8,10 +8,15 @@ use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 /// A JSON value that keeps the order of members and repeated names.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Json {
+    /// The literal `null`, which leaves a setting at its default.
     Null,
+    /// One of the literals `true` and `false`.
     Bool(bool),
+    /// Any number, exactly as written.
     Number(serde_json::Number),
+    /// A text; invalid UTF-8 became U+FFFD.
     Text(String),
+    /// A list of values of any kind.
     List(Vec<Json>),
     /// An object: its members in the order of the document.
     Object(Vec<(String, Json)>),

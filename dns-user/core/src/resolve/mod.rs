@@ -15,13 +15,14 @@ pub use explain::{Explanation, MatchExplanation, ResultExplanation, TargetExplan
 
 pub(crate) use select::select;
 
-/// What is known of an instance's health.
+/// Result of the newest health check of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HealthState {
+    /// The instance reported `running` for itself or the group.
     Running,
-    /// The instance, or the group on it, says that it fails.
+    /// The instance reported `failing` for itself or the group.
     Failing,
-    /// It was asked and gave no usable answer.
+    /// The check failed, or its reply was unusable.
     Unknown,
     /// It was never asked.
     Unchecked,
