@@ -2,6 +2,11 @@
 //! namespaces, the server as a process, DNS clients, generated foundations, and the
 //! replay of recorded cases.
 
+#![allow(
+    missing_docs,
+    reason = "test support is read beside its callers; a comment says more than the name or is left out"
+)]
+
 pub mod bpffs;
 pub mod checksum;
 pub mod client;
