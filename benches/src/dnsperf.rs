@@ -25,6 +25,7 @@ pub struct Load<'a> {
     pub one_at_a_time: bool,
 }
 
+/// Totals of one run, as dnsperf reports them.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// Queries sent.

@@ -25,12 +25,14 @@ const AUTHORITY_PORT: u16 = 5300;
 /// A server that forwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Forwarder {
+    /// This server, in userspace.
     Ours {
-        /// Whether answers are kept.
+        /// Cache answers for their TTL.
         cache: bool,
     },
     /// NLnet Labs Unbound with a forward zone for everything.
     Unbound,
+    /// dnsmasq with its default cache.
     Dnsmasq,
 }
 

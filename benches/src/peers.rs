@@ -22,6 +22,7 @@ use whole_system_tests::{
 
 use crate::lab::{self, Lab, SERVER_ADDRESS, SERVER_CPU};
 
+/// A server to compare with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
     /// NLnet Labs NSD: authoritative.
