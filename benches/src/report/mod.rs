@@ -202,6 +202,7 @@ impl Sweep {
     }
 }
 
+/// One table of the report: headings, rows, and the text in front.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Bar {
     /// The subject.
