@@ -1,7 +1,7 @@
 //! The aliases of files and records together, checked against the domains of
 //! the records.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
 use super::alias_files::{AliasFiles, AliasWarning, FileAlias, FileTarget};
@@ -68,6 +68,20 @@ impl Aliases {
         }
         let Builder { aliases, warnings, .. } = builder;
         (aliases, warnings)
+    }
+
+    /// Wire-format names below which there are aliases: every parent of an alias, and `x`
+    /// of an alias `_.x`.
+    pub(crate) fn parents(&self) -> HashSet<Box<[u8]>, foldhash::fast::FixedState> {
+        let of_exact = self.exact.keys().flat_map(|name| name.suffixes().skip(1));
+        let of_below = self.below.keys().flat_map(Name::suffixes);
+        let mut parents = HashSet::default();
+        for parent in of_exact.chain(of_below) {
+            if !parents.contains(parent) {
+                parents.insert(Box::from(parent));
+            }
+        }
+        parents
     }
 
     /// How many there are.

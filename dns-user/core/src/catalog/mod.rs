@@ -11,7 +11,7 @@ mod records;
 mod reverse;
 mod rows;
 
-use std::net::IpAddr;
+use std::{collections::HashSet, net::IpAddr};
 
 pub use alias_files::{AliasError, AliasFiles, AliasWarning};
 pub use fleet::Instance;
@@ -36,6 +36,26 @@ pub struct Snapshot {
     /// `version` of the records.
     version: Option<u64>,
     agent_domain: Name,
+    /// Wire-format names below which there are aliases.
+    alias_parents: HashSet<Box<[u8]>, foldhash::fast::FixedState>,
+    /// What names without instances mean.
+    rules: NameRules,
+}
+
+/// What names below a domain mean that lead to no instance. The default is the reference's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NameRules {
+    /// A name that does not follow the query language gets FORMERR; else NXDOMAIN.
+    pub formerr_for_malformed: bool,
+    /// A name with names below it gets NXDOMAIN, as any other without instances; else
+    /// NOERROR without records (RFC 8020).
+    pub nxdomain_for_empty_non_terminals: bool,
+}
+
+impl Default for NameRules {
+    fn default() -> Self {
+        Self { formerr_for_malformed: true, nxdomain_for_empty_non_terminals: true }
+    }
 }
 
 impl Snapshot {
@@ -47,7 +67,24 @@ impl Snapshot {
         let (aliases, warnings) = Aliases::build(aliases, &definitions, &fleet);
         // The constant is a well-formed name.
         let (agent_domain, _) = Name::from_wire(AGENT_DOMAIN).unwrap_or((Name::root(), 0));
-        (Self { fleet, aliases, reverse, version, agent_domain }, warnings)
+        let alias_parents = aliases.parents();
+        let rules = NameRules::default();
+        (Self { fleet, aliases, reverse, version, agent_domain, alias_parents, rules }, warnings)
+    }
+
+    /// The same with other rules.
+    pub fn with_rules(self, rules: NameRules) -> Self {
+        Self { rules, ..self }
+    }
+
+    /// What names without instances mean.
+    pub(crate) fn rules(&self) -> NameRules {
+        self.rules
+    }
+
+    /// Whether there is an alias below the wire-format name.
+    pub(crate) fn has_alias_below(&self, wire: &[u8]) -> bool {
+        self.alias_parents.contains(wire)
     }
 
     /// Before any file was read: nothing but the agents' domain is ours.

@@ -211,7 +211,7 @@ impl<'n> Pattern<'n> {
 }
 
 /// The group id in a label `q-g<digits>`.
-fn group_id(label: &[u8]) -> Option<&[u8]> {
+pub(crate) fn group_id(label: &[u8]) -> Option<&[u8]> {
     label.strip_prefix(b"q-g").filter(|id| !id.is_empty() && id.iter().all(u8::is_ascii_digit))
 }
 

@@ -2,9 +2,12 @@
 
 use std::net::IpAddr;
 
-use super::select::{Matches, select};
 use super::{Checks, Existence, Health, HealthState, Resolution};
-use crate::catalog::{Instance, Row, Snapshot, Target};
+use super::{
+    below::has_names_below,
+    select::{Matches, select},
+};
+use crate::catalog::{Instance, NameRules, Row, Snapshot, Target};
 use crate::name::Name;
 use crate::query::{Malformed, Question, Strategy};
 
@@ -18,9 +21,13 @@ pub fn resolve(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> Option<
 /// [`Snapshot::local_zone`] for it.
 pub fn resolve_local(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> Resolution {
     let Ok(found) = Found::read(snapshot, name) else {
-        return Resolution::without_data(Existence::Malformed);
+        return Resolution::without_data(without_match(snapshot, name, Existence::Malformed));
     };
-    let mut resolution = Resolution::without_data(found.existence());
+    let existence = match found.existence() {
+        Existence::Found => Existence::Found,
+        none => without_match(snapshot, name, none),
+    };
+    let mut resolution = Resolution::without_data(existence);
     let mut checks = Vec::new();
     for matched in &found.matches {
         if !matched.needs_checks() {
@@ -44,6 +51,15 @@ pub fn resolve_local(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> R
         }
     }
     resolution
+}
+
+/// Whether a name that leads to no row exists all the same, by the snapshot's rules.
+fn without_match(snapshot: &Snapshot, name: &Name, existence: Existence) -> Existence {
+    let NameRules { formerr_for_malformed, nxdomain_for_empty_non_terminals } = snapshot.rules();
+    if !nxdomain_for_empty_non_terminals && has_names_below(snapshot, name) {
+        return Existence::Found;
+    }
+    if formerr_for_malformed { existence } else { Existence::NoSuchName }
 }
 
 /// The instances that a name gives after the health filter, whether it is ours

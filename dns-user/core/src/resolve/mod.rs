@@ -4,6 +4,7 @@
 //! the publisher, the BPF program.
 
 mod answer;
+mod below;
 mod explain;
 
 mod select;

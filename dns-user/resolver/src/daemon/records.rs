@@ -11,7 +11,7 @@ use super::{
 };
 use crate::ops::journal::Kind;
 use dns_core::{
-    catalog::{AliasError, AliasFiles, Records, RowWarning, Snapshot},
+    catalog::{AliasError, AliasFiles, NameRules, Records, RowWarning, Snapshot},
     config::ConfigError,
 };
 
@@ -29,6 +29,8 @@ pub(super) struct CatalogFiles {
     good_records: Vec<u8>,
     /// The aliases that are in use.
     good_aliases: AliasFiles,
+    /// What names without instances mean.
+    rules: NameRules,
     /// Where the state is shown.
     board: Board,
 }
@@ -44,6 +46,7 @@ impl CatalogFiles {
             aliases: Followed::new(sources.aliases.clone()),
             good_records: NO_RECORDS.to_vec(),
             good_aliases: AliasFiles::default(),
+            rules: sources.rules,
             board: board.clone(),
         };
         let begun = Instant::now();
@@ -131,6 +134,7 @@ impl CatalogFiles {
         };
         let (records, rows) = parsed.unwrap_or_default();
         let (snapshot, skipped) = Snapshot::build(records, &self.good_aliases);
+        let snapshot = snapshot.with_rules(self.rules);
 
         let (instances, aliases) = (snapshot.instances().len(), snapshot.alias_count());
         let version = snapshot.version().map_or_else(|| "none".to_owned(), |version| version.to_string());

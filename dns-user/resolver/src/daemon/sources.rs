@@ -19,7 +19,10 @@ use std::{
 
 use tracing::warn;
 
-use dns_core::config::{Config, ConfigError};
+use dns_core::{
+    catalog::NameRules,
+    config::{Config, ConfigError},
+};
 
 use self::reader::{Reader, Seen};
 use dns_platform::files::{
@@ -64,6 +67,8 @@ pub(super) struct Sources {
     pub(super) handlers: Source,
     /// The addresses files.
     pub(super) addresses: Source,
+    /// What names without instances mean.
+    pub(super) rules: NameRules,
 }
 
 impl Sources {
@@ -77,6 +82,10 @@ impl Sources {
             aliases: Source::Pattern(config.alias_files_glob.clone()),
             handlers: Source::Pattern(config.handlers_files_glob.clone()),
             addresses: Source::Pattern(config.addresses_files_glob.clone()),
+            rules: NameRules {
+                formerr_for_malformed: config.compat.formerr_for_malformed_names,
+                nxdomain_for_empty_non_terminals: config.compat.nxdomain_for_empty_non_terminals,
+            },
         }
     }
 }

@@ -1,0 +1,119 @@
+//! Empty non-terminals: names without addresses of their own that have names below them
+//! (RFC 8020). A resolver that minimises query names (RFC 9156) asks for them first, and
+//! takes NXDOMAIN for the whole subtree.
+
+use smallvec::SmallVec;
+
+use crate::{
+    catalog::Snapshot,
+    name::Name,
+    query::{AGENT_DOMAIN, Pattern, group_id},
+};
+
+/// Whether a name of the fleet lies below `name`: an instance's long or short form, a domain
+/// of the records, an agent's name, or an alias.
+pub(super) fn has_names_below(snapshot: &Snapshot, name: &Name) -> bool {
+    let wire = name.as_wire();
+    if wire == AGENT_DOMAIN {
+        return snapshot.fleet().agent_id.dictionary.len() > 0;
+    }
+    if snapshot.has_alias_below(wire) {
+        return true;
+    }
+    let mut domains = snapshot.domains();
+    if domains.any(|domain| domain.suffixes().any(|suffix| suffix == wire)) {
+        return true;
+    }
+    let fleet = snapshot.fleet();
+    let Some((domain, domain_labels)) = fleet.domain_names.longest(name) else { return false };
+    let labels: SmallVec<[&[u8]; 8]> = name.labels().collect();
+    let above = &labels[..labels.len() - domain_labels];
+    let is_place = |patterns: [Pattern<'_>; 3]| !fleet.places.find(domain, &patterns).is_empty();
+    match *above {
+        [label] => {
+            let group = group_id(label).and_then(|id| fleet.groups.find(id));
+            let in_domain =
+                |group| fleet.by_group.rows(group).iter().any(|&row| fleet.place_of(row).domain == domain);
+            group.is_some_and(in_domain) || is_place([Pattern::Any, Pattern::Any, Pattern::Exact(label)])
+        }
+        [network, deployment] => {
+            is_place([Pattern::Any, Pattern::Exact(network), Pattern::Exact(deployment)])
+        }
+        [instance_group, network, deployment] => {
+            is_place([instance_group, network, deployment].map(Pattern::Exact))
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        catalog::{AliasFiles, NameRules, Records},
+        resolve::{AllRunning, Existence, resolve},
+    };
+
+    /// Two instances, one with a group, and aliases.
+    fn snapshot(rules: NameRules) -> Snapshot {
+        let records =
+            br#"{"record_keys": ["id", "instance_group", "group_ids", "network", "deployment", "ip",
+            "domain"], "record_infos": [["a", "web", ["1"], "net", "dep", "10.0.0.1", "bosh"],
+            ["b", "db", ["2"], "net", "other", "10.0.0.2", "inner.my.tld"]]}"#;
+        let aliases = br#"{"x.deep.alias.bosh": ["10.0.0.9"], "_.any.bosh": ["_.web.net.dep.bosh"]}"#;
+        let (records, _) = Records::parse(records).unwrap();
+        let (aliases, _) = AliasFiles::parse([("aliases.json", &aliases[..])]).unwrap();
+        Snapshot::build(records, &aliases).0.with_rules(rules)
+    }
+
+    /// Whether a name exists.
+    fn existence(rules: NameRules, name: &str) -> Existence {
+        resolve(&snapshot(rules), &AllRunning, &Name::from_text(name).unwrap()).unwrap().existence
+    }
+
+    #[test]
+    fn names_with_names_below_exist() {
+        let modern = NameRules { formerr_for_malformed: false, nxdomain_for_empty_non_terminals: false };
+        for name in [
+            "bosh",
+            "dep.bosh",
+            "net.dep.bosh",
+            "web.net.dep.bosh",
+            "q-g1.bosh",
+            "alias.bosh",
+            "deep.alias.bosh",
+            "any.bosh",
+            "a.web.net.dep.bosh",
+            "q-s0.q-g1.bosh",
+        ] {
+            assert_eq!(existence(modern, name), Existence::Found, "{name}");
+        }
+        for name in [
+            "nonsense.bosh",
+            "other.bosh",
+            "net.other.bosh",
+            "db.net.dep.bosh",
+            "q-g2.bosh",
+            "q-g9.bosh",
+            "www.nonsense.bosh",
+            "x.web.net.dep.bosh",
+            "y.deep.alias.bosh",
+            "a.b.c.d.e.f.bosh",
+        ] {
+            assert_eq!(existence(modern, name), Existence::NoSuchName, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_reference_knows_neither() {
+        let reference = NameRules::default();
+        for (name, expected) in [
+            ("bosh", Existence::NoSuchName),
+            ("net.dep.bosh", Existence::NoSuchName),
+            ("dep.bosh", Existence::Malformed),
+            ("nonsense.bosh", Existence::Malformed),
+        ] {
+            assert_eq!(existence(reference, name), expected, "{name}");
+        }
+    }
+}
