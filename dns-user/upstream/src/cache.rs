@@ -145,7 +145,8 @@ impl Cache {
         if !cacheable {
             return None;
         }
-        let mut key = self.form.key(query);
+        // The reference gives a cached answer whether the query has EDNS or not.
+        let mut key = Form { transparent: false, ..self.form }.key(query);
         if self.compat.cache_as_authority {
             key[KEY_CLASS..KEY_CLASS + 2].fill(0);
         }

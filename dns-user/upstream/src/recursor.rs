@@ -288,12 +288,12 @@ impl Recursor {
 impl Sockets {
     /// None open yet.
     fn new(address: SocketAddr, manner: Manner, counters: &RecursorCounters) -> Self {
-        let Manner { timeout, matching, .. } = manner;
+        let Manner { timeout, matching, form, .. } = manner;
         let mismatched = Arc::clone(&counters.mismatched);
         Self {
             address,
             udp: UdpSockets::new(address, timeout, matching, mismatched),
-            tcp: TcpConnections::new(address, timeout, matching),
+            tcp: TcpConnections::new(address, timeout, matching, !form.transparent),
         }
     }
 }

@@ -52,6 +52,8 @@ pub(crate) struct TcpConnections {
     timeout: Duration,
     /// How replies are matched.
     matching: Matching,
+    /// Whether connections serve more than one query.
+    persistent: bool,
     /// What is open, and how it is shared.
     pool: Arc<Mutex<Pool>>,
 }
@@ -107,8 +109,8 @@ struct Unanswered {
 
 impl TcpConnections {
     /// No connection to `address` yet.
-    pub(crate) fn new(address: SocketAddr, timeout: Duration, matching: Matching) -> Self {
-        Self { address, timeout, matching, pool: Arc::default() }
+    pub(crate) fn new(address: SocketAddr, timeout: Duration, matching: Matching, persistent: bool) -> Self {
+        Self { address, timeout, matching, persistent, pool: Arc::default() }
     }
 
     /// Sends `query` with a new id and waits for its reply. One that a shared connection
@@ -133,6 +135,9 @@ impl TcpConnections {
 
     /// The connection for a query; `None` if all have as many queries as they may.
     fn choose(&self) -> Option<Arc<Connection>> {
+        if !self.persistent {
+            return Some(self.open());
+        }
         let mut pool = self.pool.lock();
         pool.open.retain(|connection| connection.takes_queries());
         let most = match pool.cut_off {
@@ -203,11 +208,11 @@ impl Connection {
         Ok(id)
     }
 
-    /// Whether it may have further queries. One on which many were never answered may not.
+    /// Whether it may have further queries. One on which a query was not answered in time may
+    /// not: the server may answer one query after the other.
     fn takes_queries(&self) -> bool {
         let pending = self.pending.lock();
-        let given_up = pending.waiting.values().filter(|waiting| waiting.sender.is_closed()).count();
-        !pending.ended && given_up < MAX_PIPELINED
+        !pending.ended && !pending.waiting.values().any(|waiting| waiting.sender.is_closed())
     }
 
     /// Queries that wait for replies.

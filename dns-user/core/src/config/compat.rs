@@ -20,7 +20,8 @@ pub struct Compat {
     /// `nxdomain_is_failure`: NXDOMAIN counts against the preferred recursor.
     pub nxdomain_is_failure: bool,
     /// `transparent_forwarding`: a query without EDNS goes up without, AD as the client
-    /// set it; RD, RA, TC and the OPT of the recursor reach the client.
+    /// set it, each query by TCP on a connection of its own; RD, RA, TC and the OPT of the
+    /// recursor reach the client.
     pub transparent_forwarding: bool,
     /// `cache_as_authority`: cached answers have AA set, and the class makes no difference.
     pub cache_as_authority: bool,
