@@ -12,7 +12,7 @@ use hickory_proto::{
     rr::{DNSClass, Name, RecordType},
 };
 use serde_json::json;
-use whole_system_tests::{client, process::wait_until};
+use whole_system_tests::client;
 
 use super::{
     lab::{Lab, OURS, loopback, namespace},
@@ -119,7 +119,7 @@ fn questions_by_subnet_are_asked_a_few_times_at_once() -> Result<()> {
     let recursor = Scripted::silent(&namespace, loopback(10))?;
     for goes_up in [true, false] {
         let settings = json!({"recursor_timeout": "2s", "recursor_client_subnet": goes_up});
-        let lab = Lab::start(&namespace, &[loopback(10)], &settings)?;
+        let _lab = Lab::start(&namespace, &[loopback(10)], &settings)?;
         let before = recursor.count();
         let sockets = namespace.run(|| -> Result<Vec<UdpSocket>> {
             (0..CLIENTS)
