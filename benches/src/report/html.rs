@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use anyhow::Result;
 
-use super::{Claim, Data, Figure, Report, Verdict, number, plot};
+use super::{Data, Figure, Report, number, plot};
 
 /// Look of the page; light and dark.
 const STYLE: &str = "
@@ -14,7 +14,7 @@ h1 { margin-bottom: 0 } h2 { margin-top: 3rem }
 svg { width: 100%; height: auto; background: #fff; border-radius: 6px }
 table { border-collapse: collapse; margin: 1rem 0 } td, th { padding: .2rem .8rem; text-align: right }
 td:first-child, th:first-child { text-align: left } tr { border-bottom: 1px solid #8884 }
-.short { color: #c40; font-weight: bold } details { margin: .5rem 0 }
+details { margin: .5rem 0 }
 ";
 
 pub(super) fn page(report: &Report) -> Result<String> {
@@ -26,7 +26,6 @@ pub(super) fn page(report: &Report) -> Result<String> {
         write!(page, "<tr><td>{}</td><td>{}</td></tr>", escape(key), escape(value))?;
     }
     page.push_str("</table>");
-    page.push_str(&claims(&report.claims)?);
     for (number, figure) in report.figures.iter().enumerate() {
         if let Some(heading) = report.heading(number) {
             write!(page, "<h1>{heading}</h1>")?;
@@ -37,27 +36,6 @@ pub(super) fn page(report: &Report) -> Result<String> {
     }
     page.push_str("</html>\n");
     Ok(page)
-}
-
-/// The claims and what came of them.
-fn claims(claims: &[Claim]) -> Result<String> {
-    let mut text = String::from(
-        "<table><tr><th>what is claimed, within this run</th><th>best quartiles</th><th>95 of 100 from</th><th>to</th>\
-         <th>median</th><th>at most</th><th></th></tr>",
-    );
-    for Claim { text: claimed, best, median, interval: (low, high), at_most, verdict } in claims {
-        let cells = [best, low, high, median, at_most].map(|value| format!("<td>{}</td>", number(*value)));
-        let class = if *verdict == Verdict::FallsShort { "short" } else { "" };
-        write!(
-            text,
-            "<tr class=\"{class}\"><td>{}</td>{}<td>{}</td></tr>",
-            escape(claimed),
-            cells.concat(),
-            verdict.text()
-        )?;
-    }
-    text.push_str("</table>");
-    Ok(text)
 }
 
 /// The numbers behind a plot.

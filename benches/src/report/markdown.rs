@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Claim, Data, Figure, Report, Rounds, Verdict, number};
+use super::{Data, Figure, Report, Rounds, number};
 
 /// All facts and figures.
 pub(super) fn tables(report: &Report) -> String {
@@ -11,29 +11,11 @@ pub(super) fn tables(report: &Report) -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "- {key}: {value}");
     }
-    let _ = writeln!(text, "\n{}", claims(&report.claims));
     for (number, figure) in report.figures.iter().enumerate() {
         if let Some(heading) = report.heading(number) {
             let _ = writeln!(text, "\n# {heading}");
         }
         let _ = writeln!(text, "\n## {}\n\n{}\n\n{}", figure.title, figure.about, table(figure));
-    }
-    text
-}
-
-/// The claims and what came of them.
-fn claims(claims: &[Claim]) -> String {
-    let mut text = String::from(
-        "| what is claimed, within this run | best quartiles | 95 of 100 | median | at most | |\n\
-         |---|---:|---:|---:|---:|---|\n",
-    );
-    for Claim { text: claimed, best, median, interval: (low, high), at_most, verdict } in claims {
-        let [best, low, high, median, at_most] = [*best, *low, *high, *median, *at_most].map(number);
-        let verdict = match verdict {
-            Verdict::FallsShort => format!("**{}**", verdict.text()),
-            other => other.text().to_owned(),
-        };
-        let _ = writeln!(text, "| {claimed} | {best} | {low}–{high} | {median} | {at_most} | {verdict} |");
     }
     text
 }

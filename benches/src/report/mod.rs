@@ -1,7 +1,5 @@
 //! The report: what was measured, as figures that can be drawn, read and parsed.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
 mod html;
@@ -17,120 +15,6 @@ pub struct Report {
     pub figures: Vec<Figure>,
     /// How many of them say the main things; the others go into particulars.
     pub main: usize,
-    /// What the project claims, held against the figures.
-    pub claims: Vec<Claim>,
-}
-
-/// A claim about a value, or about a ratio between two of the same run.
-#[derive(Clone, Debug, Serialize)]
-pub struct Claim {
-    /// What is claimed.
-    pub text: String,
-    /// Of what the best quarter of the values reaches: what is claimed. A machine that is shared with
-    /// others is disturbed for seconds at a time, and only ever slower by it.
-    pub best: f64,
-    /// The same of the medians.
-    pub median: f64,
-    /// Where [`Self::best`] may as well have come out: what 95 of 100 draws of these values give
-    /// (bootstrap; drawn in blocks, because values that follow each other are alike).
-    pub interval: (f64, f64),
-    /// The most that is claimed.
-    pub at_most: f64,
-    /// What came of it.
-    pub verdict: Verdict,
-}
-
-/// What came of a claim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    /// It came out as claimed.
-    Holds,
-    /// More was measured than is claimed.
-    FallsShort,
-    /// The limit lies within what chance makes of these values.
-    TooCloseToTell,
-}
-
-impl Claim {
-    /// That `value` is at most `at_most`, in the unit of its figure.
-    pub fn value(text: &str, value: Measured<'_>, at_most: f64) -> Self {
-        Self::new(text, value, None, at_most)
-    }
-
-    /// That `value` is at most so many times `base`.
-    pub fn ratio(text: &str, value: Measured<'_>, base: Measured<'_>, at_most: f64) -> Self {
-        Self::new(text, value, Some(base), at_most)
-    }
-
-    /// That `value`, as a multiple of `base` where there is one, is at most `at_most`.
-    fn new(text: &str, value: Measured<'_>, base: Option<Measured<'_>>, at_most: f64) -> Self {
-        let over = |of: &mut dyn FnMut(Measured<'_>) -> f64| of(value) / base.map_or(1.0, of);
-        let mut random = fastrand::Rng::with_seed(1);
-        let mut draws: Vec<f64> = (0..DRAWS)
-            .map(|_| over(&mut |figure| figure.best(&figure.rounds.drawn_again(&mut random))))
-            .collect();
-        draws.sort_by(f64::total_cmp);
-        let interval = (draws[DRAWS / 40], draws[DRAWS - 1 - DRAWS / 40]);
-        Self {
-            text: text.to_owned(),
-            best: over(&mut |figure| figure.best(figure.rounds)),
-            median: over(&mut |figure| figure.rounds.median()),
-            interval,
-            at_most,
-            verdict: Verdict::of(interval, at_most),
-        }
-    }
-}
-
-/// How often is drawn for [`Claim::interval`].
-const DRAWS: usize = 1_000;
-
-impl Verdict {
-    /// What an interval says of a limit.
-    fn of((low, high): (f64, f64), at_most: f64) -> Self {
-        if high <= at_most {
-            Self::Holds
-        } else if low > at_most {
-            Self::FallsShort
-        } else {
-            Self::TooCloseToTell
-        }
-    }
-
-    /// In words.
-    pub fn text(self) -> &'static str {
-        match self {
-            Self::Holds => "holds",
-            Self::FallsShort => "falls short",
-            Self::TooCloseToTell => "too close to tell",
-        }
-    }
-}
-
-impl fmt::Display for Claim {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { text, best, median, interval: (low, high), at_most, verdict } = self;
-        let [best, median, low, high, at_most] = [*best, *median, *low, *high, *at_most].map(number);
-        let verdict = verdict.text();
-        write!(f, "{verdict}: {text}: {best} ({low}–{high}; median {median}), claimed: at most {at_most}")
-    }
-}
-
-/// What was measured of a subject, and which end of it is the good one.
-#[derive(Clone, Copy, Debug)]
-pub struct Measured<'a> {
-    /// Slice by slice, or round by round.
-    pub rounds: &'a Rounds,
-    /// As of rates; of times and costs less is.
-    pub more_is_better: bool,
-}
-
-impl Measured<'_> {
-    /// What the best quarter of these values of the same subject reaches.
-    fn best(&self, rounds: &Rounds) -> f64 {
-        rounds.best_quartile(self.more_is_better)
-    }
 }
 
 /// One plot with its table.
@@ -257,20 +141,6 @@ impl Rounds {
         (fold(f64::min, f64::INFINITY), fold(f64::max, f64::NEG_INFINITY))
     }
 
-    /// As many values, drawn from these at random, each as often as it comes: in blocks of values
-    /// that follow each other, of the square root of their number.
-    fn drawn_again(&self, random: &mut fastrand::Rng) -> Self {
-        let count = self.0.len();
-        let block = count.isqrt();
-        let mut drawn = Vec::with_capacity(count + block);
-        while drawn.len() < count {
-            let start = random.usize(..count);
-            drawn.extend(self.0.iter().cycle().skip(start).take(block));
-        }
-        drawn.truncate(count);
-        Self(drawn)
-    }
-
     /// This figure as a multiple of another one, measured as often: what drifts with
     /// the machine's speed from round to round drifts in both.
     pub fn ratio_to(&self, other: &Self) -> Self {
@@ -279,7 +149,7 @@ impl Rounds {
 }
 
 impl Report {
-    /// Facts and figures of a report as it was written; claims are to be made of them anew.
+    /// Reads the facts and figures of a report.
     pub fn read(json: &[u8]) -> serde_json::Result<Self> {
         #[derive(Deserialize)]
         struct Numbers {
@@ -287,7 +157,7 @@ impl Report {
             figures: Vec<Figure>,
         }
         let Numbers { facts, figures } = serde_json::from_slice(json)?;
-        Ok(Self { facts, figures, main: 0, claims: Vec::new() })
+        Ok(Self { facts, figures, main: 0 })
     }
 
     /// Puts the figures with these titles first, in this order.
@@ -385,28 +255,19 @@ mod tests {
             assert!(sweep.value("ours", "10").is_none());
             Data::Sweep(sweep)
         };
-        let [one, two] = [Rounds(vec![2.0, 2.0, 2.0, 1.0]), Rounds(vec![2.0; 4])];
-        let [one, two] = [&one, &two].map(|rounds| Measured { rounds, more_is_better: false });
-        let claims = vec![
-            Claim::ratio("ours & theirs", one, two, 1.0),
-            Claim::ratio("ours", two, one, 1.0),
-            Claim::ratio("both", two, two, 1.0),
-            Claim::value("time, ms", two, 1.9),
-        ];
         let last = Figure { title: "Main".into(), ..figure(sweep(false)) };
         let mut report = Report {
             facts: vec![("machine".into(), "this".into())],
             figures: vec![figure(bars), figure(sweep(true)), last],
             main: 0,
-            claims,
         };
         assert!(!report.to_markdown().contains("Particulars"));
         let read = Report::read(&serde_json::to_vec(&report).unwrap()).unwrap();
-        assert_eq!((read.figures.len(), read.facts, read.claims.len()), (3, report.facts.clone(), 0));
+        assert_eq!((read.figures.len(), read.facts), (3, report.facts.clone()));
         report.put_first(&["Main", "Not measured"]);
         let page = report.to_html().unwrap();
         assert_eq!(page.matches("<svg").count(), 3);
-        assert!(page.contains("Cost &lt;1&gt;") && page.contains("ours &amp; theirs"));
+        assert!(page.contains("Cost &lt;1&gt;"));
         assert!(
             !page.contains("http://")
                 || page.matches("http://").count() == page.matches("http://www.w3.org").count()
@@ -418,9 +279,5 @@ mod tests {
         assert!(text.contains("| µs by instances | 100 | 1,000 |"));
         assert!(text.contains("| ours | 1.50, 1.00 (1.00–2.00) | 2.00 |"));
         assert!(text.contains("| peer | – | 4.00 |"));
-        assert!(text.contains("| ours & theirs | 1.00 | 0.50–1.00 | 1.00 | 1.00 | holds |"));
-        assert!(text.contains("| ours | 1.00 | 1.00–2.00 | 1.00 | 1.00 | too close to tell |"));
-        assert!(text.contains("| both | 1.00 | 1.00–1.00 | 1.00 | 1.00 | holds |"));
-        assert!(text.contains("| time, ms | 2.00 | 2.00–2.00 | 2.00 | 1.90 | **falls short** |"));
     }
 }

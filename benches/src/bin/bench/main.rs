@@ -19,7 +19,6 @@ use whole_system_tests::interrupt;
 
 mod against;
 mod cell;
-mod claims;
 mod consul;
 mod cost;
 mod footprint;
@@ -54,7 +53,7 @@ struct Arguments {
     /// With --against: by which modes of the fast path (`off`: userspace only).
     #[arg(long, value_name = "MODE", default_value = "tc", requires = "against", value_parser = ["tc", "generic", "native", "off"])]
     mode: Vec<String>,
-    /// A report.json: the same numbers, with claims and pages made anew; nothing is measured.
+    /// A report.json: the same numbers, with pages made anew; nothing is measured.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["against", "only", "subject", "quick", "rounds", "bosh_dns"])]
     from: Option<PathBuf>,
     /// Where the report goes.
@@ -156,7 +155,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         reference: arguments.bosh_dns.clone(),
         wanted: arguments.subject.clone(),
     };
-    let mut report = Report { facts: facts(arguments), figures: Vec::new(), main: 0, claims: Vec::new() };
+    let mut report = Report { facts: facts(arguments), figures: Vec::new(), main: 0 };
     let started = Instant::now();
     if !arguments.against.is_empty() {
         for mode in &arguments.mode {
@@ -179,9 +178,8 @@ fn run(arguments: &Arguments) -> Result<()> {
     finish(report, &arguments.output)
 }
 
-/// Holds the claims against the figures and writes the report, what matters most first.
+/// Writes the report, the main figures first.
 fn finish(mut report: Report, folder: &Path) -> Result<()> {
-    report.claims = claims::all(&report.figures);
     report.put_first(&[saturated::TITLE, latency::TITLE, saturated::SCALE_TITLE, harm::MAIN_TITLE]);
     write(&report, folder)
 }
@@ -205,8 +203,7 @@ fn facts(arguments: &Arguments) -> Vec<(String, String)> {
         (
             "values",
             "median, what the best quarter reaches, the lowest and the highest of all slices (125 ms) of a load in all \
-             rounds or turns, or of all rounds; claims with the interval that holds 95 of 100 ratios of what is drawn \
-             from these values again (bootstrap, in blocks)"
+             rounds or turns, or of all rounds"
                 .to_owned(),
         ),
         (

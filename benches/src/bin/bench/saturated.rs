@@ -37,7 +37,7 @@ const INSTANCES: usize = 1_000;
 pub(super) const HOOKS: [(&str, Hook); 3] =
     [("tc", Hook::Tc), ("generic", Hook::Generic), ("native", Hook::Native)];
 
-/// Title of the figure that claims rest on.
+/// Title of the main figure.
 pub(super) const TITLE: &str = "Queries per second of one saturated core";
 
 /// Title of the figure that tells how near to saturated it was.
