@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 
-mod cast;
 mod debian;
 mod dist;
 mod docs;
@@ -66,8 +65,6 @@ enum Command {
     Dist(dist::Dist),
     /// Build the documentation book into target/book and check every link.
     Docs,
-    /// Record the terminal session that the README shows: `try`, `dig` and `top` in namespaces. Needs root.
-    Cast(cast::Cast),
     /// Run the fuzz targets from their corpora, or the BPF programs against their model.
     ///
     /// The targets of tests/fuzz are libFuzzer targets of userspace code. With --program random
@@ -152,11 +149,6 @@ fn main() -> Result<()> {
         }
         Command::Dist(dist) => dist.run(),
         Command::Docs => docs::build(),
-        Command::Cast(cast) => {
-            packages::ensure(packages::DEMO)?;
-            toolchain::ensure()?;
-            cast.run()
-        }
         Command::Fuzz { program: true, packets, seed, .. } => {
             toolchain::ensure()?;
             fuzz::program(packets, seed)
