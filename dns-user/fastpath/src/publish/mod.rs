@@ -1,16 +1,14 @@
-//! What the programs answer: names come in, change, move and leave.
+//! What the programs answer: names come in, change and leave.
 //!
 //! * [`publisher`]: the one thread that changes anything, and the handle to it.
 //! * [`table`]: what is published, and the rules for it (`table/room.rs`: who leaves for whom).
 //! * [`allowance`]: how fast names that were asked for may push each other out.
 //! * [`dependents`]: which names a change of an instance's health concerns.
 //! * [`grace`]: when cells that were given back can be used again.
-//! * [`compaction`]: entries in use are moved next to each other.
 //! * [`learn`]: names that were asked for in userspace, on their way here.
 //! * [`lease`]: how long the programs may answer without hearing from userspace.
 
 pub(super) mod allowance;
-pub(super) mod compaction;
 pub(super) mod dependents;
 pub(super) mod grace;
 pub(super) mod learn;

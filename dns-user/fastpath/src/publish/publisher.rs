@@ -22,7 +22,6 @@ use crate::{
         store::EntryMemory,
     },
     publish::{
-        compaction::Pace,
         learn::LearnFilter,
         lease::Lease,
         table::{NameSource, Table, TableStatus},
@@ -251,7 +250,6 @@ impl PublisherThread {
             status: status.clone(),
             installed,
             earlier,
-            compaction: Pace::new(Instant::now()),
             flushes: Vec::new(),
             later_flushes: Vec::new(),
             behind_since: None,
@@ -293,8 +291,6 @@ struct Worker {
     installed: watch::Sender<u64>,
     /// Names that a predecessor had learned.
     earlier: Vec<Name>,
-    /// When to look for entries that lie scattered.
-    compaction: Pace,
     /// Who waits for the pass that is under way.
     flushes: Vec<oneshot::Sender<()>>,
     /// Who waits for the one after it.
@@ -316,11 +312,6 @@ impl Worker {
             if *self.installed.borrow() > 0 && renewed.is_none_or(|at| at.elapsed() >= interval) {
                 self.lease.renew(age(self.behind_since));
                 renewed = Some(Instant::now());
-            }
-            if !self.table.is_installing() && self.compaction.is_due(Instant::now()) {
-                let moved = self.table.compact();
-                tracing::debug!(moved, "compaction: moved entries in use next to each other");
-                self.publish_status();
             }
             self.table.reclaim();
             let wait = match () {
@@ -418,7 +409,6 @@ impl Worker {
             tracing::warn!(unfitting = ?status.unfitting, "some names do not fit into the maps: queries for them are answered from userspace");
         }
         self.lease.renew(age(self.behind_since));
-        self.compaction = Pace::new(Instant::now());
         self.installed.send_modify(|count| *count += 1);
         self.flush();
         self.flushes = std::mem::take(&mut self.later_flushes);

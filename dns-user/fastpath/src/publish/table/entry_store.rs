@@ -7,14 +7,12 @@ use dns_common::entry::{CELL_SIZE, Location};
 use dns_core::name::Name;
 use memmap2::MmapRaw;
 
-use crate::{
-    map::{
-        index::{Full, Index},
-        layout::{is_named, read_name},
-        store::{CellAllocator, EntryMemory, StoreFill, cells},
-        words::Words,
-    },
-    publish::compaction::Placed,
+use super::records::Placed;
+use crate::map::{
+    index::{Full, Index},
+    layout::{is_named, read_name},
+    store::{CellAllocator, EntryMemory, StoreFill, cells},
+    words::Words,
 };
 
 /// One of so many cells is kept for listed names and for entries that change: names
@@ -111,14 +109,6 @@ impl<W: Words> EntryStore<W> {
             self.allocator.free(location, size);
         }
         Ok(())
-    }
-
-    /// Moves an entry to other cells, allocated for it. The answer stays the same all the
-    /// while. Should the program answer from the old cells once more, that use is not counted.
-    pub(super) fn relocate(&mut self, old: Placed, new: Location) -> Result<(), Full> {
-        let Placed { key, location, size } = old;
-        let words = self.memory.read(location, size.div_ceil(8)).expect("entries lie inside the store");
-        self.write(Placed { key, location: new, size }, &words, Some((location, size)))
     }
 
     /// Takes an entry out: no program run that begins from now on finds it. Those that began

@@ -97,8 +97,7 @@ impl Trial {
                 self.machine.table.withdraw(&[name(text)]);
                 self.withdrawn.push(text);
             }
-            12 => self.machine.table.reclaim(),
-            13 => drop(self.machine.table.compact()),
+            12 | 13 => self.machine.table.reclaim(),
             _ => {
                 self.now_ns += 1;
                 if self.machine.place(text).is_some() {

@@ -20,14 +20,11 @@ use dns_common::{
     index::{self, BUCKET_SLOTS, Bucket, Pair},
 };
 
-use super::EntryStore;
-use crate::{
-    map::{
-        index::{Index, IndexMemory},
-        store::EntryMemory,
-        words::Words,
-    },
-    publish::compaction::Placed,
+use super::{EntryStore, Placed};
+use crate::map::{
+    index::{Index, IndexMemory},
+    store::EntryMemory,
+    words::Words,
 };
 
 /// How often a thread may be interrupted where it would not have to wait. Faults of such
@@ -258,28 +255,6 @@ fn what_was_removed_is_answered_no_more_whoever_lies_there_now() {
         };
         let program = side_by_side((publisher, program), publish, run);
         assert_eq!((program.answer(gone), program.answer(come)), (None, Some(2)));
-    });
-}
-
-#[test]
-fn a_move_changes_no_answer() {
-    explore(|| {
-        let (mut publisher, program) = machine(2, 3);
-        let [name, other] = twins();
-        let old = publisher.publish(name, 1, None);
-        let publish = move |publisher: &mut Publisher| {
-            let new = publisher.store.allocate(old.size).unwrap();
-            publisher.store.relocate(old, new).unwrap();
-            publisher.grace_period();
-            publisher.publish(other, 2, None);
-        };
-        let run = move |program: &Program| {
-            for _ in 0..2 {
-                assert_eq!(program.answer(name), Some(1));
-            }
-        };
-        let program = side_by_side((publisher, program), publish, run);
-        assert_eq!((program.answer(name), program.answer(other)), (Some(1), Some(2)));
     });
 }
 

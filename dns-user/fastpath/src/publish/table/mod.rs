@@ -23,27 +23,18 @@ mod status;
 
 use std::{cmp::Reverse, net::IpAddr, sync::Arc, time::Instant};
 
-use dns_common::{
-    entry::{CELL_SIZE, Location, Rules},
-    name::hash_name,
-};
+use dns_common::{entry::Rules, name::hash_name};
 
 pub(crate) use self::entry_store::EntryStore;
 pub use self::status::{TableStatus, UnfittingStatus};
 use self::{
     listing::{Listing, Pass, Step, Unfitting},
-    records::{Kind, Record, Records},
+    records::{Kind, Placed, Record, Records},
 };
 use crate::{
     Admission,
-    map::{layout::Encoded, store::cells},
-    publish::{
-        allowance::Allowance,
-        compaction::{self, Placed},
-        dependents::Dependents,
-        grace::GracePeriods,
-        learn::LearnFilter,
-    },
+    map::layout::Encoded,
+    publish::{allowance::Allowance, dependents::Dependents, grace::GracePeriods, learn::LearnFilter},
 };
 use dns_core::{
     name::Name,
@@ -118,8 +109,6 @@ pub(crate) struct Table {
     pass: Option<Pass>,
     /// Newer answers came after that pass had begun.
     is_outdated: bool,
-    /// The newest last use when [`Self::compact`] looked last.
-    newest_use_ns: u64,
     /// See [`TableStatus::evicted`].
     evicted: u64,
     /// Scratch space of the encoder.
@@ -151,7 +140,6 @@ impl Table {
             listing: Listing::default(),
             pass: None,
             is_outdated: false,
-            newest_use_ns: 0,
             evicted: 0,
             encoded: Encoded::default(),
         }
@@ -343,36 +331,6 @@ impl Table {
                 self.store.end_grace_period();
             }
         }
-    }
-
-    /// Moves the entries that were used since the last call next to each other, if they
-    /// lie scattered and there is room for them in one place. Tells how many it moved.
-    pub(crate) fn compact(&mut self) -> usize {
-        let since = self.newest_use_ns;
-        let mut used = Vec::new();
-        for (key, record) in self.records.iter() {
-            let last_used = self.store.last_used_ns(record.location());
-            self.newest_use_ns = self.newest_use_ns.max(last_used);
-            if last_used > since {
-                used.push(Placed { key, location: record.location(), size: record.size() });
-            }
-        }
-        let scattered = compaction::scattered(used);
-        let filled: u32 = scattered.iter().map(|entry| cells(entry.size)).sum();
-        if filled == 0 {
-            return 0;
-        }
-        let Some(Location(mut next)) = self.store.allocate(filled as usize * CELL_SIZE) else { return 0 };
-        for &entry in &scattered {
-            let new = Location(next);
-            next += cells(entry.size);
-            if self.store.relocate(entry, new).is_ok()
-                && let Some(record) = self.records.get_mut(entry.key)
-            {
-                record.place(new, record.size());
-            }
-        }
-        scattered.len()
     }
 
     /// Counts for status and metrics.

@@ -6,7 +6,18 @@ use dns_common::entry::{Location, MAX_ENTRY_SIZE};
 use hashbrown::HashMap;
 
 use super::entry_store::EntryStore;
-use crate::publish::{compaction::Placed, dependents::SetNumber};
+use crate::publish::dependents::SetNumber;
+
+/// Where an entry lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Placed {
+    /// Hash of its name.
+    pub(super) key: u64,
+    /// Its first cell.
+    pub(super) location: Location,
+    /// Its length in bytes.
+    pub(super) size: usize,
+}
 
 /// Why a name is in the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

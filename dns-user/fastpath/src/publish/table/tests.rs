@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use dns_common::entry::CHUNK_SIZE;
+use dns_common::entry::{CELL_SIZE, CHUNK_SIZE};
 
 use super::{
     machine::{Failing, Fixed, Machine, SEED, name},
@@ -157,50 +157,6 @@ fn a_change_of_health_touches_only_names_of_that_instance() {
     health.0.lock().clear();
     bench.table.health_changed(&[failing], &mut || {});
     assert_eq!(bench.answer("a.bosh"), Some(Ok(vec![1, 2])));
-}
-
-#[test]
-fn names_in_use_are_compacted_with_their_answers_and_last_uses() {
-    let mut bench = Machine::new(20_000, 4, 2);
-    let text = |number: u32| format!("n{number}.bosh");
-    let answers = (0..8_000).fold(Fixed::default(), |answers, number| {
-        answers.with(&text(number), true, &[(number % 250) as u8, 251])
-    });
-    bench.install(&answers);
-    let used = || (0..8_000).step_by(80).map(text);
-    let pages = |bench: &Machine| {
-        used().map(|text| bench.place(&text).unwrap().0 / 64).collect::<std::collections::HashSet<_>>().len()
-    };
-    assert_eq!(bench.table.compact(), 0, "nothing is in use");
-    used().for_each(|text| bench.use_at(&text, 99));
-    let before: Vec<_> = used().map(|text| bench.answer(&text)).collect();
-    assert!(pages(&bench) > 64);
-    assert_eq!(bench.table.compact(), 100);
-    bench.check();
-    assert!(pages(&bench) <= 3, "{}", pages(&bench));
-    let after: Vec<_> = used().map(|text| bench.answer(&text)).collect();
-    assert_eq!(before, after);
-    for text in used() {
-        assert_eq!(bench.memory.last_used_ns(bench.place(&text).unwrap()), 99, "{text}");
-    }
-    used().for_each(|text| bench.use_at(&text, 100));
-    assert_eq!(bench.table.compact(), 0, "they lie close together now");
-    used().for_each(|text| bench.use_at(&text, 100));
-    assert_eq!(bench.table.compact(), 0, "none was used since");
-}
-
-#[test]
-fn without_room_in_one_place_nothing_is_moved() {
-    let mut bench = Machine::new(40_000, 4, 1);
-    let text = |number: u32| format!("n{number}.bosh");
-    let answers =
-        (0..20_000).fold(Fixed::default(), |answers, number| answers.with(&text(number), true, &[1]));
-    bench.install(&answers);
-    let used: Vec<String> = (0..16_000).step_by(100).map(text).collect();
-    used.iter().for_each(|text| bench.use_at(text, 99));
-    assert_eq!(bench.table.compact(), 0);
-    bench.check();
-    assert!(used.iter().all(|text| bench.answer(text) == Some(Ok(vec![1]))));
 }
 
 #[test]
