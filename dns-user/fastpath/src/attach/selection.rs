@@ -11,6 +11,7 @@
 use std::net::SocketAddr;
 
 use super::netlink::Link;
+use dns_core::config::file_pattern;
 
 /// Which interfaces are to be served.
 #[derive(Debug)]
@@ -18,14 +19,14 @@ pub(crate) struct Selection {
     /// Of these.
     candidates: Candidates,
     /// But for these, by name or glob: they are left to userspace.
-    left_out: Vec<glob::Pattern>,
+    left_out: Vec<String>,
 }
 
 /// See [`Selection`].
 #[derive(Debug)]
 enum Candidates {
     /// By name or glob.
-    Listed(Vec<glob::Pattern>),
+    Listed(Vec<String>),
     /// Only the loopback.
     Loopback,
     /// Wherever queries can arrive.
@@ -36,18 +37,17 @@ impl Selection {
     /// The selection for this configuration.
     pub(crate) fn new(listed: Option<&[String]>, left_out: &[String], endpoints: &[SocketAddr]) -> Self {
         let candidates = match listed {
-            Some(names) => Candidates::Listed(patterns(names)),
+            Some(names) => Candidates::Listed(names.to_vec()),
             None if endpoints.iter().all(|endpoint| endpoint.ip().is_loopback()) => Candidates::Loopback,
             None => Candidates::All,
         };
-        Self { candidates, left_out: patterns(left_out) }
+        Self { candidates, left_out: left_out.to_vec() }
     }
 
     /// Whether to serve this interface.
     pub(super) fn takes(&self, link: &Link) -> bool {
         let Self { candidates, left_out } = self;
-        let is_among =
-            |patterns: &[glob::Pattern]| patterns.iter().any(|pattern| pattern.matches(&link.name));
+        let is_among = |patterns: &[String]| patterns.iter().any(|pattern| is_named(link, pattern));
         if is_among(left_out) {
             return false;
         }
@@ -62,15 +62,10 @@ impl Selection {
     }
 }
 
-/// Names and globs; names that are no globs stand for themselves.
-fn patterns(names: &[String]) -> Vec<glob::Pattern> {
-    let pattern = |name: &String| {
-        glob::Pattern::new(name).unwrap_or_else(|_| {
-            let literal = glob::Pattern::escape(name);
-            glob::Pattern::new(&literal).expect("an escaped text is a pattern")
-        })
-    };
-    names.iter().map(pattern).collect()
+/// Returns whether an interface has this name, or one that this pattern matches. A text that is
+/// no pattern stands for itself.
+fn is_named(link: &Link, pattern: &str) -> bool {
+    file_pattern::matches(pattern.as_bytes(), link.name.as_bytes()).unwrap_or(link.name == pattern)
 }
 
 #[cfg(test)]
