@@ -18,7 +18,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 /// Reads a file of cases.
-fn cases(file: &str) -> Value {
+pub(crate) fn cases(file: &str) -> Value {
     let default = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/cases");
     let folder = env::var_os("BOSH_DNS_EXTERNAL_CASES").map_or(default, PathBuf::from);
     let path = folder.join(file);
@@ -26,11 +26,11 @@ fn cases(file: &str) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-fn array(value: &Value) -> &Vec<Value> {
+pub(crate) fn array(value: &Value) -> &Vec<Value> {
     value.as_array().unwrap()
 }
 
-fn text_of<'a>(case: &'a Value, member: &str) -> &'a str {
+pub(crate) fn text_of<'a>(case: &'a Value, member: &str) -> &'a str {
     case[member].as_str().unwrap_or("")
 }
 

@@ -3,5 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its input has failed")]
 
 mod cases;
+mod messages;
 mod model;
 mod properties;

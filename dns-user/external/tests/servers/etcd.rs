@@ -12,6 +12,7 @@ use dns_external::{
     },
     record::{Record, RecordType},
 };
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::{
@@ -210,7 +211,7 @@ async fn restart_and_compaction_are_survived() {
     let mut engine = etcd.engine();
     publish(&mut engine, &names(50)).await;
     let output = etcd.ctl(&["get", "/none", "--write-out", "json"]);
-    let header: serde_json::Value = serde_json::from_str(&output).unwrap();
+    let header: Value = serde_json::from_str(&output).unwrap();
     etcd.ctl(&["compact", &header["header"]["revision"].to_string()]);
     assert_eq!(publish(&mut engine, &names(55)).await.applied(), 5);
     etcd.restart();
@@ -275,4 +276,76 @@ fn certificate(folder: &Path) -> (String, String) {
     std::fs::write(&certificate, certified.cert.pem()).unwrap();
     std::fs::write(&key, certified.signing_key.serialize_pem()).unwrap();
     (certificate.display().to_string(), key.display().to_string())
+}
+
+/// Returns a key with its random label replaced.
+fn without_random(key: &str) -> String {
+    let (head, last) = key.rsplit_once('/').unwrap();
+    let is_random = last.len() == 8 && last.bytes().all(|octet| octet.is_ascii_hexdigit());
+    if is_random { format!("{head}/<8 hex>") } else { key.to_owned() }
+}
+
+/// Parses `name ttl type target,target [coredns/group=...]`.
+fn record_of(line: &str) -> Record {
+    let (line, group) = line.split_once(" coredns/group=").map_or((line, None), |(line, group)| (line, Some(group)));
+    let words: Vec<&str> = line.splitn(4, ' ').collect();
+    let record_type: RecordType = words[2].parse().unwrap();
+    let targets = if record_type == RecordType::TXT { vec![words[3]] } else { words[3].split(',').collect() };
+    let mut record = Record::parse(words[0], record_type, targets).unwrap();
+    record.ttl = Some(words[1].parse().unwrap()).filter(|ttl| *ttl > 0);
+    record.properties.extend(group.map(|group| ("coredns/group".to_owned(), group.to_owned())));
+    record
+}
+
+#[tokio::test]
+async fn keys_match_cases() {
+    let default = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cases");
+    let folder = std::env::var("BOSH_DNS_EXTERNAL_CASES").unwrap_or_else(|_| default.to_owned());
+    let file = std::fs::read_to_string(format!("{folder}/coredns_cases.json")).unwrap();
+    let cases: Vec<Value> = serde_json::from_str(&file).unwrap();
+    let etcd = Etcd::start(None);
+    for case in &cases {
+        let Some(keys) = case["keys"].as_object() else { continue };
+        let lines = |list: &Value| -> Vec<Record> {
+            list.as_array().into_iter().flatten().map(|line| record_of(line.as_str().unwrap())).collect()
+        };
+        etcd.ctl(&["del", "/", "--prefix"]);
+        let mut parameters = etcd.parameters();
+        let prefix = case["prefix"].as_str().unwrap_or("/skydns/");
+        parameters.0.insert("coredns-prefix".to_owned(), prefix.to_owned());
+        if case["options"]["strictly_owned"] == true {
+            parameters.0.insert("coredns-strictly-owned".to_owned(), "true".to_owned());
+            parameters.0.insert("txt-owner-id".to_owned(), "me".to_owned());
+        }
+        let mut engine = engine(&parameters);
+        // The cases contain owner records as plain records.
+        engine.rules.owner = String::new();
+        engine.rules.managed.extend([RecordType::PTR, RecordType::TXT]);
+        let id = &case["id"];
+        if case["records"].is_array() {
+            publish(&mut engine, &wish(lines(&case["records"]))).await;
+            let pairs = |text: &Value| text.to_string();
+            let mut expected: Vec<(String, String)> = keys
+                .iter()
+                .map(|(key, value)| (key.replace("<8 hex a>", "<8 hex>").replace("<8 hex b>", "<8 hex>"), pairs(value)))
+                .collect();
+            let mut found: Vec<(String, String)> = Vec::new();
+            for key in etcd.keys() {
+                let value = etcd.ctl(&["get", &key, "--print-value-only"]);
+                found.push((without_random(&key), pairs(&serde_json::from_str(&value).unwrap())));
+            }
+            expected.sort();
+            found.sort();
+            assert_eq!(found, expected, "{id}");
+        } else {
+            for (key, value) in keys {
+                let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                etcd.ctl(&["put", key, &text]);
+            }
+            let survey = engine.survey().await.unwrap();
+            let expected = if case["ours"].is_array() { lines(&case["ours"]) } else { lines(&case["reads"]) };
+            let found = survey[0].view.as_ref().unwrap().records.clone();
+            assert_eq!(found, expected, "{id}");
+        }
+    }
 }

@@ -44,6 +44,38 @@ async fn racing_publishers_leave_no_orphan() {
 }
 
 #[tokio::test]
+async fn abandoned_run_is_completed() {
+    for program in Program::ALL {
+        let server = NameServer::start(program);
+        let desired = names(2_000);
+        // A publisher ends between two messages, or while one is under way.
+        for messages in 1..4 {
+            let sent = AtomicUsize::new(0);
+            let (stop, stopped) = tokio::sync::oneshot::channel();
+            let stop = std::sync::Mutex::new(Some(stop));
+            let progress = |_: usize| {
+                if sent.fetch_add(1, Ordering::Relaxed) + 1 == messages {
+                    stop.lock().unwrap().take().map(|stop| stop.send(()));
+                }
+            };
+            let mut engine = server.engine();
+            tokio::select! {
+                biased;
+                _ = stopped => {}
+                _ = engine.reconcile(&desired, None, &progress) => {}
+            }
+        }
+        let mut engine = server.engine();
+        let survey = engine.survey().await.unwrap();
+        let view = survey[0].view.as_ref().unwrap();
+        assert!(view.notes.is_empty(), "no owner record without its record: {:?}", view.notes);
+        publish(&server, &desired).await;
+        assert_eq!(publish(&server, &desired).await.applied(), 0);
+        assert_eq!(server.transfer("example.org").matches("external-dns/owner=me").count(), 2_000);
+    }
+}
+
+#[tokio::test]
 async fn type_change_never_yields_nxdomain() {
     for program in Program::ALL {
         let server = NameServer::start(program);

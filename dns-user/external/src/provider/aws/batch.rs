@@ -134,22 +134,47 @@ pub(super) fn request(group: &[Changes]) -> Element {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{RecordType, Target};
+    use crate::record::{Name, RecordType, Target};
 
-    fn set(targets: &[&str]) -> Element {
-        sets::write(&Record::parse("api.example.org", RecordType::A, targets).unwrap())
+    /// Parses `VERB name type target,target` or `VERB name type ALIAS target`.
+    fn change(line: &str) -> Changes {
+        let words: Vec<&str> = line.split(' ').collect();
+        let record_type: RecordType = words[2].parse().unwrap();
+        let name = Name::parse(&format!("{}.example.org", words[1])).unwrap();
+        let mut record = Record::new(name.clone(), record_type, []);
+        if let ["ALIAS", target] = words[3..] {
+            record.targets.insert(Target::alias(&Name::parse(target).unwrap()));
+            record.properties.insert("alias".to_owned(), "true".to_owned());
+        } else {
+            record.targets.extend(words[3].split(',').map(|target| Target::parse(record_type, target).unwrap()));
+        }
+        // A replacement stands for UPSERT: both count the values twice.
+        let step = match words[0] {
+            "CREATE" => Step::Create(record),
+            "DELETE" => Step::Delete(record),
+            _ => Step::Replace { before: record.clone(), after: record },
+        };
+        Changes::new(&Transaction { name, steps: vec![step] }, |_| None)
     }
 
     #[test]
-    fn values_are_counted() {
-        let size = Size::of(&set(&["192.0.2.1", "192.0.2.2"]));
-        assert_eq!((size.octets, size.values), (18, 2));
-        let name = crate::record::Name::parse("lb.us-east-1.elb.amazonaws.com").unwrap();
-        let mut alias = Record::parse("api.example.org", RecordType::A, [] as [&str; 0]).unwrap();
-        alias.targets.insert(Target::alias(&name));
-        alias.properties.insert("alias".to_owned(), "true".to_owned());
-        let size = Size::of(&sets::write(&alias));
-        assert_eq!((size.octets, size.values), (30, 1));
+    fn sizes_match_cases() {
+        let default = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cases");
+        let folder = std::env::var("BOSH_DNS_EXTERNAL_CASES").unwrap_or_else(|_| default.to_owned());
+        let file = std::fs::read_to_string(format!("{folder}/route53_cases.json")).unwrap();
+        let cases: Vec<serde_json::Value> = serde_json::from_str(&file).unwrap();
+        let counted = cases.iter().filter(|case| case["bytes"].is_u64() && case["changes"].is_array());
+        let mut found = 0;
+        for case in counted {
+            let mut size = Size::default();
+            for line in case["changes"].as_array().unwrap() {
+                size.add(change(line.as_str().unwrap()).size);
+            }
+            assert_eq!(Some(size.octets as u64), case["bytes"].as_u64(), "{}", case["id"]);
+            assert_eq!(Some(size.values as u64), case["values"].as_u64(), "{}", case["id"]);
+            found += 1;
+        }
+        assert!(found > 0, "the file has cases with sizes");
     }
 
     #[test]

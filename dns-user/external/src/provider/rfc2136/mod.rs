@@ -5,6 +5,8 @@
 //! that was planned on or changes nothing.
 
 mod connection;
+#[cfg(test)]
+mod tests;
 mod transfer;
 mod tsig;
 mod update;

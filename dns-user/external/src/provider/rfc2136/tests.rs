@@ -1,0 +1,150 @@
+//! Messages that a server must not get away with.
+
+use proptest::prelude::*;
+
+use super::{
+    Algorithm, Key,
+    transfer::{Transfer, TransferError},
+    tsig::TsigError,
+    update::{self, Encoded},
+    wire::{CLASS_IN, Message, Reader, Records, Sets, TYPE_AXFR, decode, encode},
+};
+use crate::{
+    provider::{Step, Transaction},
+    record::{Name, Record, RecordType, Target},
+};
+
+const NOW: u64 = 1_800_000_000;
+
+fn apex() -> Name {
+    Name::parse("example.org").unwrap()
+}
+
+fn key() -> Key {
+    Key::new("publisher", Algorithm::Sha256, "c2VjcmV0").unwrap()
+}
+
+/// Builds a response with records of the zone; `None` stands for its SOA.
+fn response(id: u16, records: &[Option<(&str, RecordType, &str)>]) -> Vec<u8> {
+    let mut section = Records::default();
+    for record in records {
+        match record {
+            Some((name, record_type, target)) => {
+                let data = encode(*record_type, &Target::parse(*record_type, target).unwrap()).unwrap();
+                section.push(&apex(), &Name::parse(name).unwrap(), *record_type, CLASS_IN, 60, &data).unwrap();
+            }
+            None => {
+                let soa = [&[0, 0][..], &7_u32.to_be_bytes(), &[0; 16]].concat();
+                section.push(&apex(), &apex(), RecordType::SOA, CLASS_IN, 60, &soa).unwrap();
+            }
+        }
+    }
+    let mut message = Message::new(id, 0, &apex(), TYPE_AXFR);
+    message.append(1, section.count, &section.octets);
+    let mut message = message.finish();
+    message[2] |= 0x80;
+    message
+}
+
+const API: Option<(&str, RecordType, &str)> = Some(("api.example.org", RecordType::A, "192.0.2.1"));
+
+#[test]
+fn transfer_must_be_complete() {
+    let take = |messages: &[Vec<u8>]| {
+        let mut transfer = Transfer::new(&apex(), 9);
+        for message in messages {
+            transfer.take(message)?;
+        }
+        transfer.finish().map(|zone| zone.records.len())
+    };
+    let whole = response(9, &[None, API, None]);
+    assert_eq!(take(&[whole.clone()]), Ok(1));
+    assert_eq!(take(&[response(9, &[None, API]), response(9, &[None])]), Ok(1));
+    assert_eq!(take(&[response(9, &[None, API])]), Err(TransferError::Incomplete));
+    assert_eq!(take(&[response(9, &[API, None])]), Err(TransferError::NoSoa(apex())));
+    assert_eq!(take(&[response(8, &[None, API, None])]), Err(TransferError::OtherQuestion));
+    assert_eq!(take(&[whole.clone(), response(9, &[API])]), Err(TransferError::Trailing));
+    let outside = Some(("api.example.net", RecordType::A, "192.0.2.1"));
+    let outside_name = Name::parse("api.example.net").unwrap();
+    assert_eq!(take(&[response(9, &[None, outside, None])]), Err(TransferError::Outside(outside_name)));
+    let mut refused = whole.clone();
+    refused[3] |= 5;
+    assert_eq!(take(&[refused]), Err(TransferError::Code(5)));
+    let mut changed = whole;
+    let serial = changed.len() - 17;
+    changed[serial] ^= 1;
+    assert_eq!(take(&[changed]), Err(TransferError::Changed { first: 7, last: 6 }));
+}
+
+#[test]
+fn unsigned_messages_are_refused() {
+    let key = key();
+    let mut request = Message::new(9, 0, &apex(), TYPE_AXFR).finish();
+    let mut verifier = key.sign(&mut request, NOW);
+    let mut plain = response(9, &[None]);
+    assert_eq!(verifier.verify(&mut plain, NOW), Err(TsigError::Missing));
+    // A request is no response to itself: its signature covers no earlier one.
+    assert_eq!(verifier.verify(&mut request, NOW), Err(TsigError::BadSignature));
+}
+
+#[test]
+fn group_fills_one_message() {
+    let transaction = |number: usize| {
+        let name = Name::parse(&format!("n{number}.example.org")).unwrap();
+        let target = Target::parse(RecordType::A, "192.0.2.1").unwrap();
+        let owner = Name::parse(&format!("a-n{number}.example.org")).unwrap();
+        let text = Target::text(b"heritage=external-dns,external-dns/owner=me");
+        let steps = vec![
+            Step::Create(Record::new(name.clone(), RecordType::A, [target])),
+            Step::Create(Record::new(owner, RecordType::TXT, [text])),
+            Step::RequireAbsent(name.clone(), RecordType::CNAME),
+        ];
+        Encoded::new(&apex(), &Transaction { name, steps }).unwrap()
+    };
+    let encoded: Vec<Encoded> = (0..1_000).map(transaction).collect();
+    assert_eq!(update::fitting(&encoded[..120]), 120, "120 names go in one message");
+    let fitting = update::fitting(&encoded);
+    let message = update::message(1, &apex(), &encoded[..fitting]);
+    assert!((50_000..=64_000).contains(&message.len()), "{}", message.len());
+}
+
+proptest! {
+    #[test]
+    fn octets_never_panic(octets in prop::collection::vec(any::<u8>(), 0..600)) {
+        let key = key();
+        let mut request = Message::new(9, 0, &apex(), TYPE_AXFR).finish();
+        let mut verifier = key.sign(&mut request, NOW);
+        let _ = verifier.verify(&mut octets.clone(), NOW);
+        let _ = Transfer::new(&apex(), 9).take(&octets);
+    }
+
+    #[test]
+    fn altered_messages_never_panic(at in 0_usize..200, octet in any::<u8>()) {
+        let mut message = response(9, &[None, API, Some(("t.example.org", RecordType::TXT, "text")), None]);
+        let place = at % message.len();
+        message[place] = octet;
+        let _ = Transfer::new(&apex(), 9).take(&message);
+    }
+
+    #[test]
+    fn data_survive_the_wire(octets in prop::collection::vec(any::<u8>(), 0..700)) {
+        let target = Target::text(&octets);
+        let data = encode(RecordType::TXT, &target).unwrap();
+        let mut section = Records::default();
+        section.push(&apex(), &apex(), RecordType::TXT, CLASS_IN, 60, &data).unwrap();
+        let mut reader = Reader::new(&section.octets);
+        // The name is a pointer to the question, which this section lacks.
+        prop_assert!(reader.name().is_err());
+        let mut message = Message::new(1, 0, &apex(), RecordType::TXT.0);
+        message.append(1, section.count, &section.octets);
+        let message = message.finish();
+        let mut reader = Reader::new(&message);
+        reader.header().unwrap();
+        reader.question().unwrap();
+        let record = reader.record().unwrap();
+        let mut sets = Sets::default();
+        sets.add(record.name.clone(), record.record_type, record.ttl, decode(&message, &record).unwrap());
+        let records = sets.finish();
+        prop_assert_eq!(records[0].targets.first().unwrap(), &target);
+    }
+}

@@ -1,0 +1,191 @@
+//! The cases of `rfc2136_cases.json`: the requirements and changes that a run sends.
+//!
+//! `ours` as lists of lines must be among the lines that are sent; this crate requires more
+//! (such as the owner record of a record that changes its type). `ours` as text is checked
+//! where it says that nothing is sent; the tests against real servers cover the rest.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
+
+use dns_external::{
+    engine::Engine,
+    ownership::{Mapper, Registry, text},
+    plan::{Desired, Reason, Rules},
+    provider::{
+        Batch, Outcome, Parameters, Progress, Provider, ProviderError, Step, TransactionResult, Visibility, Zone,
+        rfc2136::{DEFAULT_TTL, Rfc2136, Settings},
+    },
+    record::{Labels, Name, Record, RecordType, Target},
+};
+use futures::future::BoxFuture;
+use serde_json::Value;
+
+use crate::{
+    cases::{array, cases, text_of},
+    model::ZoneModel,
+};
+
+/// Lines that were sent, by zone.
+type Sent = Arc<Mutex<BTreeMap<String, Vec<String>>>>;
+
+/// Zones in memory with the adjustments of the real provider.
+struct InMemory {
+    real: Rfc2136,
+    zones: BTreeMap<String, ZoneModel>,
+    sent: Sent,
+}
+
+impl Provider for InMemory {
+    fn kind(&self) -> &'static str {
+        "rfc2136"
+    }
+
+    fn adjust(&self, desired: &mut Vec<Record>) {
+        self.real.adjust(desired);
+    }
+
+    fn list(&mut self) -> BoxFuture<'_, Result<Vec<Zone>, ProviderError>> {
+        let zone = |(id, model): (&String, &ZoneModel)| Zone {
+            id: id.clone(),
+            apex: Name::parse(id).unwrap(),
+            visibility: Visibility::Public,
+            records: Ok(model.records()),
+            warnings: Vec::new(),
+        };
+        let zones = self.zones.iter().map(zone).collect();
+        Box::pin(async { Ok(zones) })
+    }
+
+    fn apply<'a>(&'a mut self, batch: &'a Batch, _: Progress<'a>) -> BoxFuture<'a, Outcome> {
+        let model = self.zones.get_mut(&batch.zone).unwrap();
+        for transaction in &batch.transactions {
+            model.apply(transaction).unwrap();
+            let lines = transaction.steps.iter().flat_map(lines_of);
+            self.sent.lock().unwrap().entry(batch.zone.clone()).or_default().extend(lines);
+        }
+        let results = vec![TransactionResult::Applied; batch.transactions.len()];
+        Box::pin(async { Outcome { results } })
+    }
+}
+
+/// Returns the lines of a step.
+fn lines_of(step: &Step) -> Vec<String> {
+    let same = |record: &Record| -> Vec<String> {
+        record.targets.iter().map(|target| format!("same rrset {} {} {target}", record.name, record.record_type)).collect()
+    };
+    let add = |record: &Record| -> Vec<String> {
+        let ttl = record.ttl.unwrap_or(DEFAULT_TTL);
+        record.targets.iter().map(|target| format!("+ {} {ttl} {} {target}", record.name, record.record_type)).collect()
+    };
+    let absent = |name: &Name, record_type: RecordType| format!("absent rrset {name} {record_type}");
+    let remove = |record: &Record| format!("- rrset {} {}", record.name, record.record_type);
+    match step {
+        Step::Require(record) => same(record),
+        Step::RequireAbsent(name, record_type) => vec![absent(name, *record_type)],
+        Step::Create(record) => [vec![absent(&record.name, record.record_type)], add(record)].concat(),
+        Step::Delete(record) => [same(record), vec![remove(record)]].concat(),
+        Step::Replace { before, after } => [same(before), vec![remove(before)], add(after)].concat(),
+    }
+}
+
+/// Parses `name ttl type target,target`.
+fn record_of(line: &str) -> Option<Record> {
+    let words: Vec<&str> = line.splitn(4, ' ').collect();
+    let [name, ttl, record_type, targets] = words[..] else { return None };
+    let record_type: RecordType = record_type.parse().ok()?;
+    let whole = [targets];
+    let targets: Vec<&str> = if record_type == RecordType::TXT { whole.into() } else { targets.split(',').collect() };
+    let ttl = ttl.parse().ok().filter(|ttl| *ttl > 0);
+    Some(Record { ttl, ..Record::parse(name, record_type, targets).ok()? })
+}
+
+fn is_owner_record(record: &Record) -> bool {
+    record.targets.first().is_some_and(|target| text::parse(target.as_str()).is_some())
+}
+
+/// Runs a case; returns the lines that were sent and the reasons of notes.
+async fn run(case: &Value) -> (BTreeMap<String, Vec<String>>, Vec<Reason>) {
+    let lines = |list: &Value| -> Vec<String> {
+        list.as_array().into_iter().flatten().filter_map(|line| line.as_str().map(str::to_owned)).collect()
+    };
+    let changes = &case["changes"];
+    let updates: Vec<Vec<String>> = changes["update"].as_array().into_iter().flatten().map(lines).collect();
+    let before = updates.iter().map(|pair| pair[0].clone()).chain(lines(&changes["delete"]));
+    let after = updates.iter().map(|pair| pair[1].clone()).chain(lines(&changes["create"]));
+    let before: Vec<Record> = before.filter_map(|line| record_of(&line)).collect();
+    let records = after.filter_map(|line| record_of(&line)).filter(|record| !is_owner_record(record)).collect();
+
+    let zones: Vec<Name> = array(&case["zones"]).iter().map(|zone| Name::parse(zone.as_str().unwrap()).unwrap()).collect();
+    let mut models: BTreeMap<String, ZoneModel> =
+        zones.iter().map(|zone| (zone.to_string(), ZoneModel::default())).collect();
+    for record in before {
+        let Some(zone) = record.name.zone(&zones) else { continue };
+        let owner = Mapper::default().owner_name(&record.name, record.record_type, zone).unwrap();
+        let target = Target::text(text::write(&Labels::of("me", "")).as_bytes());
+        let model = models.get_mut(zone.as_str()).unwrap();
+        for record in [Record { ttl: record.ttl, ..Record::new(owner, RecordType::TXT, [target]) }, record] {
+            model.0.insert(record.key(), record);
+        }
+    }
+    let min_ttl = case["options"]["min_ttl"].as_u64().unwrap_or(0);
+    let parameters = [
+        ("rfc2136-host", "localhost".to_owned()),
+        ("rfc2136-zone", "example.org".to_owned()),
+        ("rfc2136-insecure", "true".to_owned()),
+        ("rfc2136-min-ttl", format!("{min_ttl}s")),
+    ];
+    let parameters = Parameters(parameters.map(|(name, value)| (name.to_owned(), value)).into());
+    let real = Rfc2136::new(Settings::from_parameters(&parameters).unwrap());
+    let sent = Sent::default();
+    let provider = Box::new(InMemory { real, zones: models, sent: sent.clone() });
+    let mut rules = Rules::of("me");
+    rules.managed.extend([RecordType::SRV, RecordType::MX, RecordType::NAPTR]);
+    let mut engine = Engine { provider, registry: Registry::default(), rules };
+    let desired = Desired { records, ..Desired::default() };
+    let report = engine.reconcile(&desired, Some(10), &|_| {}).await.unwrap();
+    assert!(report.is_complete(), "{report:?}");
+    let again = engine.reconcile(&desired, Some(10), &|_| {}).await.unwrap();
+    assert_eq!(again.applied(), 0, "{}", text_of(case, "id"));
+    let notes = report.notes.iter().chain(report.zones.iter().flat_map(|zone| &zone.notes));
+    let sent = sent.lock().unwrap().clone();
+    (sent, notes.map(|note| note.reason.clone()).collect())
+}
+
+/// Returns a line in the spelling of this crate: owner texts without quotes.
+fn normal(line: &str) -> String {
+    line.replace('"', "")
+}
+
+#[tokio::test]
+async fn messages_match_cases() {
+    for case in array(&cases("rfc2136_cases.json")) {
+        let id = text_of(case, "id");
+        let (sent, notes) = run(case).await;
+        let all: Vec<&String> = sent.values().flatten().collect();
+        let check = |zone: Option<&str>, lists: &Value| {
+            let lines: Vec<String> = match zone {
+                Some(zone) => sent.get(zone).cloned().unwrap_or_default(),
+                None => all.iter().map(|line| (*line).clone()).collect(),
+            };
+            for expected in lists.as_array().into_iter().flatten() {
+                for line in expected.as_array().map_or(vec![expected], |list| list.iter().collect()) {
+                    let line = normal(line.as_str().unwrap());
+                    assert!(lines.contains(&line), "{id}: {line:?} is not among {lines:#?}");
+                }
+            }
+        };
+        match &case["ours"] {
+            Value::Object(zones) => zones.iter().for_each(|(zone, lists)| check(Some(zone), lists)),
+            Value::Array(_) => check(None, &case["ours"]),
+            Value::String(text) if text.starts_with("no change") => assert!(all.is_empty(), "{id}: {all:?}"),
+            Value::String(text) if text.starts_with("no zone") => {
+                assert!(all.is_empty(), "{id}: {all:?}");
+                assert_eq!(notes, [Reason::NoZone], "{id}");
+            }
+            Value::String(text) => println!("{id}: covered by tests against servers ({text})"),
+            _ => {}
+        }
+    }
+}
