@@ -13,6 +13,7 @@ mod dist;
 mod docs;
 mod fuzz;
 mod kernel;
+mod moto;
 mod packages;
 mod packets;
 mod process;
@@ -139,6 +140,7 @@ fn main() -> Result<()> {
             toolchain::ensure()?;
             kernel::ensure()?;
             debian::ensure()?;
+            moto::ensure()?;
             test::run(&filters)
         }
         Command::KernelTest { image, modules } => {

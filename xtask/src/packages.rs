@@ -41,6 +41,7 @@ pub(crate) const TEST: &[&str] = &[
     "openssl",
     "prometheus",
     "python3",
+    "python3-venv",
     "qemu-system-x86",
     "ruby",
     "shellcheck",

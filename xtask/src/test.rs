@@ -62,6 +62,7 @@ pub(crate) fn run(filters: &[String]) -> Result<()> {
                 .args(["nextest", "run", "--workspace"])
                 .args(filters)
                 .env(NOT_RUN_VARIABLE, &not_run)
+                .env("PATH", crate::moto::search_path()?)
                 .envs(SEED_VARIABLES.map(|name| (name, env::var(name).unwrap_or_else(|_| "1".to_owned()))))
                 .current_dir(root()),
         )

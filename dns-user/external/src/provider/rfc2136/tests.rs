@@ -1,4 +1,4 @@
-//! Messages that a server must not get away with.
+//! Malformed, incomplete and forged messages.
 
 use proptest::prelude::*;
 
@@ -88,7 +88,7 @@ fn unsigned_messages_are_refused() {
 }
 
 #[test]
-fn group_fills_one_message() {
+fn names_share_a_message() {
     let transaction = |number: usize| {
         let name = Name::parse(&format!("n{number}.example.org")).unwrap();
         let target = Target::parse(RecordType::A, "192.0.2.1").unwrap();

@@ -1,7 +1,6 @@
 //! Transaction signatures (RFC 8945), over one message or a sequence of them. Pure.
 //!
-//! Neither `ring` nor the crate `domain`, which builds on it, has SHA-224; hence the crates
-//! of RustCrypto.
+//! The hashes are RustCrypto's: `ring`, on which the crate `domain` builds, lacks SHA-224.
 
 use std::{fmt, str::FromStr};
 
