@@ -14,7 +14,8 @@ use dns_external::{
     ownership::{Mapper, Registry, text},
     plan::{Desired, Reason, Rules},
     provider::{
-        Batch, Outcome, Parameters, Progress, Provider, ProviderError, Step, TransactionResult, Visibility, Zone,
+        Batch, Outcome, Parameters, Progress, Provider, ProviderError, Step, TransactionResult, Visibility,
+        Zone,
         rfc2136::{DEFAULT_TTL, Rfc2136, Settings},
     },
     record::{Labels, Name, Record, RecordType, Target},
@@ -73,11 +74,19 @@ impl Provider for InMemory {
 /// Returns the lines of a step.
 fn lines_of(step: &Step) -> Vec<String> {
     let same = |record: &Record| -> Vec<String> {
-        record.targets.iter().map(|target| format!("same rrset {} {} {target}", record.name, record.record_type)).collect()
+        record
+            .targets
+            .iter()
+            .map(|target| format!("same rrset {} {} {target}", record.name, record.record_type))
+            .collect()
     };
     let add = |record: &Record| -> Vec<String> {
         let ttl = record.ttl.unwrap_or(DEFAULT_TTL);
-        record.targets.iter().map(|target| format!("+ {} {ttl} {} {target}", record.name, record.record_type)).collect()
+        record
+            .targets
+            .iter()
+            .map(|target| format!("+ {} {ttl} {} {target}", record.name, record.record_type))
+            .collect()
     };
     let absent = |name: &Name, record_type: RecordType| format!("absent rrset {name} {record_type}");
     let remove = |record: &Record| format!("- rrset {} {}", record.name, record.record_type);
@@ -96,7 +105,8 @@ fn record_of(line: &str) -> Option<Record> {
     let [name, ttl, record_type, targets] = words[..] else { return None };
     let record_type: RecordType = record_type.parse().ok()?;
     let whole = [targets];
-    let targets: Vec<&str> = if record_type == RecordType::TXT { whole.into() } else { targets.split(',').collect() };
+    let targets: Vec<&str> =
+        if record_type == RecordType::TXT { whole.into() } else { targets.split(',').collect() };
     let ttl = ttl.parse().ok().filter(|ttl| *ttl > 0);
     Some(Record { ttl, ..Record::parse(name, record_type, targets).ok()? })
 }
@@ -115,9 +125,11 @@ async fn run(case: &Value) -> (BTreeMap<String, Vec<String>>, Vec<Reason>) {
     let before = updates.iter().map(|pair| pair[0].clone()).chain(lines(&changes["delete"]));
     let after = updates.iter().map(|pair| pair[1].clone()).chain(lines(&changes["create"]));
     let before: Vec<Record> = before.filter_map(|line| record_of(&line)).collect();
-    let records = after.filter_map(|line| record_of(&line)).filter(|record| !is_owner_record(record)).collect();
+    let records =
+        after.filter_map(|line| record_of(&line)).filter(|record| !is_owner_record(record)).collect();
 
-    let zones: Vec<Name> = array(&case["zones"]).iter().map(|zone| Name::parse(zone.as_str().unwrap()).unwrap()).collect();
+    let zones: Vec<Name> =
+        array(&case["zones"]).iter().map(|zone| Name::parse(zone.as_str().unwrap()).unwrap()).collect();
     let mut models: BTreeMap<String, ZoneModel> =
         zones.iter().map(|zone| (zone.to_string(), ZoneModel::default())).collect();
     for record in before {

@@ -287,7 +287,8 @@ fn without_random(key: &str) -> String {
 
 /// Parses `name ttl type target,target [coredns/group=...]`.
 fn record_of(line: &str) -> Record {
-    let (line, group) = line.split_once(" coredns/group=").map_or((line, None), |(line, group)| (line, Some(group)));
+    let (line, group) =
+        line.split_once(" coredns/group=").map_or((line, None), |(line, group)| (line, Some(group)));
     let words: Vec<&str> = line.splitn(4, ' ').collect();
     let record_type: RecordType = words[2].parse().unwrap();
     let targets = if record_type == RecordType::TXT { vec![words[3]] } else { words[3].split(',').collect() };
@@ -327,7 +328,9 @@ async fn keys_match_cases() {
             let pairs = |text: &Value| text.to_string();
             let mut expected: Vec<(String, String)> = keys
                 .iter()
-                .map(|(key, value)| (key.replace("<8 hex a>", "<8 hex>").replace("<8 hex b>", "<8 hex>"), pairs(value)))
+                .map(|(key, value)| {
+                    (key.replace("<8 hex a>", "<8 hex>").replace("<8 hex b>", "<8 hex>"), pairs(value))
+                })
                 .collect();
             let mut found: Vec<(String, String)> = Vec::new();
             for key in etcd.keys() {

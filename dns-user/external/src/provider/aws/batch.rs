@@ -146,7 +146,9 @@ mod tests {
             record.targets.insert(Target::alias(&Name::parse(target).unwrap()));
             record.properties.insert("alias".to_owned(), "true".to_owned());
         } else {
-            record.targets.extend(words[3].split(',').map(|target| Target::parse(record_type, target).unwrap()));
+            record
+                .targets
+                .extend(words[3].split(',').map(|target| Target::parse(record_type, target).unwrap()));
         }
         // A replacement stands for UPSERT: both count the values twice.
         let step = match words[0] {

@@ -31,7 +31,9 @@ fn response(id: u16, records: &[Option<(&str, RecordType, &str)>]) -> Vec<u8> {
         match record {
             Some((name, record_type, target)) => {
                 let data = encode(*record_type, &Target::parse(*record_type, target).unwrap()).unwrap();
-                section.push(&apex(), &Name::parse(name).unwrap(), *record_type, CLASS_IN, 60, &data).unwrap();
+                section
+                    .push(&apex(), &Name::parse(name).unwrap(), *record_type, CLASS_IN, 60, &data)
+                    .unwrap();
             }
             None => {
                 let soa = [&[0, 0][..], &7_u32.to_be_bytes(), &[0; 16]].concat();
