@@ -23,6 +23,7 @@ fn settings(url: &str, extra: &[(&str, &str)]) -> Settings {
     let base = [
         ("aws-endpoint", url),
         ("aws-sts-endpoint", url),
+        ("aws-metadata-endpoint", url),
         ("aws-access-key-id", KEY_ID),
         ("aws-secret-access-key", SECRET),
     ];
@@ -187,9 +188,33 @@ async fn role_is_assumed() {
     let keys = double.with(|state| state.signed_by.clone());
     assert_eq!(keys.into_iter().collect::<Vec<_>>(), [KEY_ID, "ASIAROLE"]);
     let mut wrong = settings(&double.url, &[]);
-    wrong.credentials.secret = "wrong".to_owned();
+    wrong.credentials.as_mut().unwrap().secret = "wrong".to_owned();
     let error = engine(wrong).survey().await.err().unwrap().to_string();
     assert!(error.contains("SignatureDoesNotMatch"), "{error}");
+}
+
+#[tokio::test]
+async fn instance_profile_signs() {
+    let double = Double::start(&[("Z1", "example.org", false)]).await;
+    let mut profile = settings(&double.url, &[]);
+    profile.credentials = None;
+    publish(&mut engine(profile.clone()), &names(1)).await;
+    assert_eq!(double.with(|state| state.signed_by.clone()).into_iter().collect::<Vec<_>>(), ["ASIAROLE"]);
+    profile.metadata_endpoint = "http://127.0.0.1:1".to_owned();
+    let error = engine(profile).survey().await.err().unwrap().to_string();
+    assert!(error.contains("AWS_ACCESS_KEY_ID is not set"), "{error}");
+}
+
+#[test]
+fn partition_follows_region() {
+    let of = |region: &str| {
+        let parameters = Parameters([("aws-region".to_owned(), region.to_owned())].into());
+        let settings = Settings::from_parameters(&parameters).unwrap();
+        (settings.region, settings.endpoint)
+    };
+    assert_eq!(of("eu-central-1"), ("us-east-1".to_owned(), "https://route53.amazonaws.com".to_owned()));
+    assert_eq!(of("cn-north-1"), ("cn-northwest-1".to_owned(), "https://route53.amazonaws.com.cn".to_owned()));
+    assert_eq!(of("us-gov-east-1").1, "https://route53.us-gov.amazonaws.com");
 }
 
 #[tokio::test]

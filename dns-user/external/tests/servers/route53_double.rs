@@ -86,6 +86,9 @@ async fn answer(
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let (head, body) = request.into_parts();
     let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    if let Some(text) = metadata(&head) {
+        return Ok(Response::new(Full::new(Bytes::from(text))));
+    }
     let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
     let answered = check_signature(&head, &body).and_then(|key| {
         state.signed_by.insert(key);
@@ -97,6 +100,25 @@ async fn answer(
         Err((code, messages)) => (StatusCode::BAD_REQUEST, failure(&code, &messages)),
     };
     Ok(Response::builder().status(status).body(Full::new(Bytes::from(text))).unwrap())
+}
+
+/// Answers as a machine's metadata service does (IMDSv2).
+fn metadata(head: &hyper::http::request::Parts) -> Option<String> {
+    let path = head.uri.path().strip_prefix("/latest/")?;
+    let has = |name: &str, value: &str| head.headers.get(name).is_some_and(|found| found == value);
+    let profile = "meta-data/iam/security-credentials/";
+    match (head.method.as_str(), path) {
+        ("PUT", "api/token") if head.headers.contains_key("x-aws-ec2-metadata-token-ttl-seconds") => {
+            Some("imds".to_owned())
+        }
+        ("GET", path) if path == profile && has("x-aws-ec2-metadata-token", "imds") => Some("publisher".to_owned()),
+        ("GET", path) if path == format!("{profile}publisher") && has("x-aws-ec2-metadata-token", "imds") => {
+            Some(format!(
+                r#"{{"Code":"Success","AccessKeyId":"ASIAROLE","SecretAccessKey":"{SECRET}","Token":"token","Expiration":"2999-01-01T00:00:00Z"}}"#
+            ))
+        }
+        _ => None,
+    }
 }
 
 /// Code and messages of an error.

@@ -1,6 +1,6 @@
 //! Calls to Route 53 and to the token service, signed and retried.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::Full;
@@ -9,6 +9,7 @@ use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::forma
 
 use super::{
     Settings,
+    credentials::Keys,
     sign::{self, Credentials, Scope, encode_query},
     xml::Element,
 };
@@ -23,20 +24,14 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// Pause that is recommended after throttling does not end.
 const LONG_PAUSE: Duration = Duration::from_mins(1);
 
-/// Time before the end of temporary credentials at which new ones are fetched.
-const RENEWAL: Duration = Duration::from_mins(5);
-
 const TIME: &[BorrowedFormatItem<'_>] = format_description!("[year][month][day]T[hour][minute][second]Z");
 
 /// Client of Route 53.
 pub(super) struct Api {
     http: Http,
     endpoint: String,
-    token_endpoint: String,
     region: String,
-    credentials: Credentials,
-    role: Option<String>,
-    assumed: Option<(Credentials, SystemTime)>,
+    keys: Keys,
     retries: u32,
 }
 
@@ -70,11 +65,8 @@ impl Api {
         Ok(Self {
             http: Http::new(&settings.files, settings.patience)?,
             endpoint: settings.endpoint.clone(),
-            token_endpoint: settings.token_endpoint.clone(),
             region: settings.region.clone(),
-            credentials: settings.credentials.clone(),
-            role: settings.role.clone(),
-            assumed: None,
+            keys: Keys::new(settings),
             retries: settings.retries,
         })
     }
@@ -103,7 +95,7 @@ impl Api {
         query: &[(&str, &str)],
         body: Option<String>,
     ) -> Result<Element, CallError> {
-        let credentials = self.credentials().await?;
+        let credentials = self.keys.current(&self.http).await?;
         let scope = Scope { region: self.region.clone(), service: "route53" };
         let path = format!("/{VERSION}/{path}");
         let mut pause = FIRST_PAUSE;
@@ -111,7 +103,7 @@ impl Api {
             let endpoint = &self.endpoint;
             let body = body.clone().unwrap_or_default();
             let request = signed(endpoint, method, &path, query, "text/xml", &body, &credentials, &scope)?;
-            match self.exchange(endpoint, request).await {
+            match exchange(&self.http, endpoint, request).await {
                 Err(CallError::Other(ProviderError::Throttled { .. })) if attempt < self.retries => {
                     tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
                     pause *= 2;
@@ -122,89 +114,54 @@ impl Api {
         // The loop has no end.
         Err(ProviderError::Throttled { server: self.endpoint.clone(), wait: LONG_PAUSE }.into())
     }
+}
 
-    /// Sends one request.
-    async fn exchange(&self, server: &str, request: Request<Full<Bytes>>) -> Result<Element, CallError> {
-        let response = self.http.send(server, request).await?;
-        let parsed = Element::parse(&response.body);
-        if response.status == StatusCode::OK {
-            let bad = |reason| ProviderError::BadAnswer { server: server.to_owned(), reason };
-            return Ok(parsed.map_err(bad)?);
-        }
-        let answer = parsed.unwrap_or_default();
-        let code = answer.find("Code").map_or("", |code| code.text.trim());
-        let message = answer.find("Message").map_or("no reason given", |message| message.text.trim());
-        if answer.name == "InvalidChangeBatch" || code == "InvalidChangeBatch" {
-            let mut messages: Vec<String> = answer
-                .find("Messages")
-                .into_iter()
-                .flat_map(|list| &list.children)
-                .map(|one| one.text.clone())
-                .collect();
-            if messages.is_empty() {
-                messages.push(message.to_owned());
-            }
-            return Err(CallError::InvalidBatch(messages));
-        }
-        let server = server.to_owned();
-        Err(CallError::Other(match code {
-            "Throttling" | "ThrottlingException" | "PriorRequestNotComplete" | "TooManyRequestsException" => {
-                ProviderError::Throttled { server, wait: LONG_PAUSE }
-            }
-            _ if response.status == StatusCode::TOO_MANY_REQUESTS => {
-                ProviderError::Throttled { server, wait: LONG_PAUSE }
-            }
-            _ if response.status.is_server_error() => ProviderError::Unreachable {
-                server,
-                reason: format!("{} {code}: {message}", response.status),
-            },
-            _ => ProviderError::Refused { server, reason: format!("{code}: {message}") },
-        }))
+/// Sends one request.
+pub(super) async fn exchange(
+    http: &Http,
+    server: &str,
+    request: Request<Full<Bytes>>,
+) -> Result<Element, CallError> {
+    let response = http.send(server, request).await?;
+    let parsed = Element::parse(&response.body);
+    if response.status == StatusCode::OK {
+        let bad = |reason| ProviderError::BadAnswer { server: server.to_owned(), reason };
+        return Ok(parsed.map_err(bad)?);
     }
-
-    /// Returns the credentials to use: those of the role, if there is one.
-    async fn credentials(&mut self) -> Result<Credentials, ProviderError> {
-        let Some(role) = self.role.clone() else { return Ok(self.credentials.clone()) };
-        if let Some((credentials, until)) = &self.assumed
-            && SystemTime::now() + RENEWAL < *until
-        {
-            return Ok(credentials.clone());
+    let answer = parsed.unwrap_or_default();
+    let code = answer.find("Code").map_or("", |code| code.text.trim());
+    let message = answer.find("Message").map_or("no reason given", |message| message.text.trim());
+    if answer.name == "InvalidChangeBatch" || code == "InvalidChangeBatch" {
+        let mut messages: Vec<String> = answer
+            .find("Messages")
+            .into_iter()
+            .flat_map(|list| &list.children)
+            .map(|one| one.text.clone())
+            .collect();
+        if messages.is_empty() {
+            messages.push(message.to_owned());
         }
-        let form = [
-            ("Action", "AssumeRole"),
-            ("DurationSeconds", "3600"),
-            ("RoleArn", role.as_str()),
-            ("RoleSessionName", "bosh-dns-publish"),
-            ("Version", "2011-06-15"),
-        ];
-        let body = encode_query(&form);
-        let scope = Scope { region: self.region.clone(), service: "sts" };
-        let endpoint = &self.token_endpoint;
-        let content_type = "application/x-www-form-urlencoded";
-        let request = signed(endpoint, "POST", "/", &[], content_type, &body, &self.credentials, &scope)?;
-        let answer = self.exchange(endpoint, request).await.map_err(|error| error.into_provider(endpoint))?;
-        let bad = || ProviderError::BadAnswer {
-            server: endpoint.clone(),
-            reason: "AssumeRole returned no credentials".to_owned(),
-        };
-        let found = answer.find("Credentials").ok_or_else(bad)?;
-        let credentials = Credentials {
-            key_id: found.text_of("AccessKeyId").to_owned(),
-            secret: found.text_of("SecretAccessKey").to_owned(),
-            token: Some(found.text_of("SessionToken").to_owned()),
-        };
-        if credentials.key_id.is_empty() || credentials.secret.is_empty() {
-            return Err(bad());
-        }
-        // `Expiration` agrees with the duration that was asked for.
-        self.assumed = Some((credentials.clone(), SystemTime::now() + Duration::from_hours(1)));
-        Ok(credentials)
+        return Err(CallError::InvalidBatch(messages));
     }
+    let server = server.to_owned();
+    Err(CallError::Other(match code {
+        "Throttling" | "ThrottlingException" | "PriorRequestNotComplete" | "TooManyRequestsException" => {
+            ProviderError::Throttled { server, wait: LONG_PAUSE }
+        }
+        _ if response.status == StatusCode::TOO_MANY_REQUESTS => {
+            ProviderError::Throttled { server, wait: LONG_PAUSE }
+        }
+        _ if response.status.is_server_error() => ProviderError::Unreachable {
+            server,
+            reason: format!("{} {code}: {message}", response.status),
+        },
+        _ => ProviderError::Refused { server, reason: format!("{code}: {message}") },
+    }))
 }
 
 /// Builds a signed request.
 #[expect(clippy::too_many_arguments, reason = "they are the parts of one request")]
-fn signed(
+pub(super) fn signed(
     endpoint: &str,
     method: &str,
     path: &str,

@@ -6,6 +6,7 @@
 mod api;
 mod balancers;
 mod batch;
+mod credentials;
 mod sets;
 mod sign;
 mod xml;
@@ -46,10 +47,12 @@ pub struct Settings {
     pub endpoint: String,
     /// URL of the token service.
     pub token_endpoint: String,
+    /// URL of the machine's metadata service.
+    pub metadata_endpoint: String,
     /// Region of signatures.
     pub region: String,
-    /// Keys of the account.
-    pub credentials: Credentials,
+    /// Keys of the account; `None` takes those of the machine's instance profile.
+    pub credentials: Option<Credentials>,
     /// Role to assume.
     pub role: Option<String>,
     /// Only zones that these clients see.
@@ -78,15 +81,27 @@ pub struct Settings {
 
 impl Settings {
     /// Reads the parameters `aws-*`, `zone-id-filter` and `domain-filter`. Credentials are
-    /// `aws-access-key-id`, `aws-secret-access-key` and `aws-session-token`.
+    /// `aws-access-key-id`, `aws-secret-access-key` and `aws-session-token`. `aws-region`
+    /// selects the partition only: Route 53 is one service for all its regions.
     pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
-        let missing = "Route 53 needs credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY";
-        let credential = |name| {
-            parameters
-                .text(name)
-                .map(str::to_owned)
-                .ok_or_else(|| ProviderError::Settings(missing.to_owned()))
+        let credentials = match (parameters.text("aws-access-key-id"), parameters.text("aws-secret-access-key")) {
+            (Some(key_id), Some(secret)) => Some(Credentials {
+                key_id: key_id.to_owned(),
+                secret: secret.to_owned(),
+                token: parameters.text("aws-session-token").map(str::to_owned),
+            }),
+            (None, None) => None,
+            _ => {
+                let message = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY belong together; set both or neither";
+                return Err(ProviderError::Settings(message.to_owned()));
+            }
         };
+        let (region, suffix) = match parameters.text("aws-region") {
+            Some(region) if region.starts_with("cn-") => ("cn-northwest-1", "amazonaws.com.cn"),
+            Some(region) if region.starts_with("us-gov-") => ("us-gov-west-1", "us-gov.amazonaws.com"),
+            _ => ("us-east-1", "amazonaws.com"),
+        };
+        let token_suffix = if region == "cn-northwest-1" { "amazonaws.com.cn" } else { "amazonaws.com" };
         let visibility = match parameters.text("aws-zone-type") {
             None => None,
             Some("public") => Some(Visibility::Public),
@@ -106,14 +121,11 @@ impl Settings {
         let endpoint =
             |name, default: &str| parameters.text(name).unwrap_or(default).trim_end_matches('/').to_owned();
         Ok(Self {
-            endpoint: endpoint("aws-endpoint", "https://route53.amazonaws.com"),
-            token_endpoint: endpoint("aws-sts-endpoint", "https://sts.amazonaws.com"),
-            region: parameters.text("aws-region").unwrap_or("us-east-1").to_owned(),
-            credentials: Credentials {
-                key_id: credential("aws-access-key-id")?,
-                secret: credential("aws-secret-access-key")?,
-                token: parameters.text("aws-session-token").map(str::to_owned),
-            },
+            endpoint: endpoint("aws-endpoint", &format!("https://route53.{suffix}")),
+            token_endpoint: endpoint("aws-sts-endpoint", &format!("https://sts.{region}.{token_suffix}")),
+            metadata_endpoint: endpoint("aws-metadata-endpoint", "http://169.254.169.254"),
+            region: region.to_owned(),
+            credentials,
             role: parameters.text("aws-assume-role").map(str::to_owned),
             visibility,
             tags: parameters.list("aws-zone-tags").into_iter().map(tag).collect(),

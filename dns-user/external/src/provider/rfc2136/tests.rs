@@ -60,7 +60,7 @@ fn transfer_must_be_complete() {
         transfer.finish().map(|zone| zone.records.len())
     };
     let whole = response(9, &[None, API, None]);
-    assert_eq!(take(&[whole.clone()]), Ok(1));
+    assert_eq!(take(std::slice::from_ref(&whole)), Ok(1));
     assert_eq!(take(&[response(9, &[None, API]), response(9, &[None])]), Ok(1));
     assert_eq!(take(&[response(9, &[None, API])]), Err(TransferError::Incomplete));
     assert_eq!(take(&[response(9, &[API, None])]), Err(TransferError::NoSoa(apex())));
