@@ -213,7 +213,10 @@ fn partition_follows_region() {
         (settings.region, settings.endpoint)
     };
     assert_eq!(of("eu-central-1"), ("us-east-1".to_owned(), "https://route53.amazonaws.com".to_owned()));
-    assert_eq!(of("cn-north-1"), ("cn-northwest-1".to_owned(), "https://route53.amazonaws.com.cn".to_owned()));
+    assert_eq!(
+        of("cn-north-1"),
+        ("cn-northwest-1".to_owned(), "https://route53.amazonaws.com.cn".to_owned())
+    );
     assert_eq!(of("us-gov-east-1").1, "https://route53.us-gov.amazonaws.com");
 }
 

@@ -111,7 +111,9 @@ fn metadata(head: &hyper::http::request::Parts) -> Option<String> {
         ("PUT", "api/token") if head.headers.contains_key("x-aws-ec2-metadata-token-ttl-seconds") => {
             Some("imds".to_owned())
         }
-        ("GET", path) if path == profile && has("x-aws-ec2-metadata-token", "imds") => Some("publisher".to_owned()),
+        ("GET", path) if path == profile && has("x-aws-ec2-metadata-token", "imds") => {
+            Some("publisher".to_owned())
+        }
         ("GET", path) if path == format!("{profile}publisher") && has("x-aws-ec2-metadata-token", "imds") => {
             Some(format!(
                 r#"{{"Code":"Success","AccessKeyId":"ASIAROLE","SecretAccessKey":"{SECRET}","Token":"token","Expiration":"2999-01-01T00:00:00Z"}}"#

@@ -151,10 +151,9 @@ pub(super) async fn exchange(
         _ if response.status == StatusCode::TOO_MANY_REQUESTS => {
             ProviderError::Throttled { server, wait: LONG_PAUSE }
         }
-        _ if response.status.is_server_error() => ProviderError::Unreachable {
-            server,
-            reason: format!("{} {code}: {message}", response.status),
-        },
+        _ if response.status.is_server_error() => {
+            ProviderError::Unreachable { server, reason: format!("{} {code}: {message}", response.status) }
+        }
         _ => ProviderError::Refused { server, reason: format!("{code}: {message}") },
     }))
 }

@@ -89,7 +89,8 @@ impl Keys {
             ))
         };
         let ask = async |request: hyper::http::request::Builder| {
-            let request = request.body(Full::new(Bytes::new())).map_err(|error| missing(error.to_string()))?;
+            let request =
+                request.body(Full::new(Bytes::new())).map_err(|error| missing(error.to_string()))?;
             let response = http.send(server, request).await.map_err(|error| missing(error.to_string()))?;
             match response.status {
                 StatusCode::OK => Ok(String::from_utf8_lossy(&response.body).trim().to_owned()),
@@ -102,7 +103,8 @@ impl Keys {
         let name = ask(get(format!("{server}{PROFILE}"))).await?;
         let text = ask(get(format!("{server}{PROFILE}{name}"))).await?;
         let profile: Profile = serde_json::from_str(&text).map_err(|error| missing(error.to_string()))?;
-        let until = OffsetDateTime::parse(&profile.expiration, &Rfc3339).map_err(|error| missing(error.to_string()))?;
+        let until = OffsetDateTime::parse(&profile.expiration, &Rfc3339)
+            .map_err(|error| missing(error.to_string()))?;
         let Profile { access_key_id: key_id, secret_access_key: secret, token, expiration: _ } = profile;
         Ok((Credentials { key_id, secret, token: Some(token) }, until.into()))
     }
@@ -125,7 +127,8 @@ impl Keys {
         let scope = Scope { region: self.region.clone(), service: "sts" };
         let content_type = "application/x-www-form-urlencoded";
         let request = signed(endpoint, "POST", "/", &[], content_type, &encode_query(&form), base, &scope)?;
-        let answer = exchange(http, endpoint, request).await.map_err(|error| error.into_provider(endpoint))?;
+        let answer =
+            exchange(http, endpoint, request).await.map_err(|error| error.into_provider(endpoint))?;
         let bad = || ProviderError::BadAnswer {
             server: endpoint.clone(),
             reason: "AssumeRole returned no credentials".to_owned(),

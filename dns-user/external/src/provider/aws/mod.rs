@@ -84,18 +84,20 @@ impl Settings {
     /// `aws-access-key-id`, `aws-secret-access-key` and `aws-session-token`. `aws-region`
     /// selects the partition only: Route 53 is one service for all its regions.
     pub fn from_parameters(parameters: &Parameters) -> Result<Self, ProviderError> {
-        let credentials = match (parameters.text("aws-access-key-id"), parameters.text("aws-secret-access-key")) {
-            (Some(key_id), Some(secret)) => Some(Credentials {
-                key_id: key_id.to_owned(),
-                secret: secret.to_owned(),
-                token: parameters.text("aws-session-token").map(str::to_owned),
-            }),
-            (None, None) => None,
-            _ => {
-                let message = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY belong together; set both or neither";
-                return Err(ProviderError::Settings(message.to_owned()));
-            }
-        };
+        let credentials =
+            match (parameters.text("aws-access-key-id"), parameters.text("aws-secret-access-key")) {
+                (Some(key_id), Some(secret)) => Some(Credentials {
+                    key_id: key_id.to_owned(),
+                    secret: secret.to_owned(),
+                    token: parameters.text("aws-session-token").map(str::to_owned),
+                }),
+                (None, None) => None,
+                _ => {
+                    let message =
+                        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY belong together; set both or neither";
+                    return Err(ProviderError::Settings(message.to_owned()));
+                }
+            };
         let (region, suffix) = match parameters.text("aws-region") {
             Some(region) if region.starts_with("cn-") => ("cn-northwest-1", "amazonaws.com.cn"),
             Some(region) if region.starts_with("us-gov-") => ("us-gov-west-1", "us-gov.amazonaws.com"),
