@@ -64,10 +64,12 @@ impl Schedule {
         self.not_before_retry(due, now)
     }
 
-    /// Last moment of the renewal window; `None` without a pair.
-    pub fn window_end(&self) -> Option<SystemTime> {
-        let validity = self.validity?;
-        Some(validity.not_before + RenewalWindow::of(validity.length()).end)
+    /// Returns whether the pair is valid, and its renewal window lasts for at least `time` longer.
+    pub fn can_wait(&self, now: SystemTime, time: Duration) -> bool {
+        self.validity.is_some_and(|validity| {
+            let end = validity.not_before + RenewalWindow::of(validity.length()).end;
+            validity.not_before <= now && now + time < end
+        })
     }
 
     fn not_before_retry(&self, due: SystemTime, now: SystemTime) -> SystemTime {
@@ -117,7 +119,10 @@ mod tests {
     #[test]
     fn renewal_falls_in_window() {
         let due = day().due(start());
-        assert!(due >= start() + 23 * HOUR && due < day().window_end().unwrap());
+        let end = start() + 24 * HOUR - Duration::from_secs(1200);
+        assert!(due >= start() + 23 * HOUR && due < end);
+        assert!(day().can_wait(due, Duration::ZERO) && !day().can_wait(end, Duration::ZERO));
+        assert!(!day().can_wait(start() - HOUR, Duration::ZERO), "not valid yet");
     }
 
     #[test]

@@ -31,9 +31,6 @@ use dns_core::config::TlsFiles;
 /// is never more urgent than this.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A certificate that ends within this time is warned about.
-pub const EXPIRY_WARNING: Duration = Duration::from_secs(30 * 24 * 3600);
-
 /// How often the warning about one certificate is repeated.
 const WARNING_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 
@@ -232,11 +229,10 @@ impl RotatingTls {
         }
     }
 
-    /// Warns once a day about certificates in use that end within [`EXPIRY_WARNING`].
+    /// Warns once a day about certificates in use that should have been renewed by now.
     fn warn_of_expiry(&self, now: SystemTime) {
         let material = self.current.load();
-        let soon = now + EXPIRY_WARNING;
-        let mut ending = material.ending_before(soon).peekable();
+        let mut ending = material.ending_soon(now).peekable();
         if ending.peek().is_none() {
             return;
         }
@@ -253,7 +249,7 @@ impl RotatingTls {
                 Ok(left) => tracing::warn!(
                     purpose = self.purpose,
                     subject,
-                    days_left = left.as_secs() / (24 * 3600),
+                    hours_left = left.as_secs() / 3600,
                     "certificate expires soon: rotate it"
                 ),
                 Err(_) => {
@@ -342,11 +338,16 @@ impl TlsMaterial {
         })
     }
 
-    /// Our own certificate and the CAs that end before `moment`.
-    fn ending_before(&self, moment: SystemTime) -> impl Iterator<Item = &CertificateFacts> {
+    /// Our own certificate and the CAs whose warnings have begun at `now`.
+    fn ending_soon(&self, now: SystemTime) -> impl Iterator<Item = &CertificateFacts> {
         std::iter::once(&self.certificate)
             .chain(&self.authorities)
-            .filter(move |facts| facts.not_after < moment)
+            .filter(move |facts| facts.warns_from() <= now)
+    }
+
+    /// Returns when the first warning about a CA of the bundle begins.
+    pub fn authorities_warn_from(&self) -> Option<SystemTime> {
+        self.authorities.iter().map(CertificateFacts::warns_from).min()
     }
 
     /// The earliest end among the CAs of the bundle.

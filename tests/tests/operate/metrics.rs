@@ -47,6 +47,9 @@ fn rules_are_sound_and_fire_when_they_should() -> Result<()> {
     let rules = deploy().join("prometheus");
     run(Command::new("promtool").args(["check", "rules", "rules.yml"]).current_dir(&rules))?;
     run(Command::new("promtool").args(["test", "rules", "rules_test.yml"]).current_dir(&rules))?;
+    let identity = deploy().join("identity/prometheus");
+    run(Command::new("promtool").args(["check", "rules", "rules.yml"]).current_dir(&identity))?;
+    run(Command::new("promtool").args(["test", "rules", "rules_test.yml"]).current_dir(&identity))?;
     run(Command::new("promtool").args(["check", "config", "prometheus.yml"]).current_dir(&rules))
 }
 

@@ -28,11 +28,11 @@ pub(super) fn build(release: &Release) -> Result<PathBuf> {
     Ok(server)
 }
 
-/// Builds `bosh-dns-publish` against the old C library, without debug information.
-pub(super) fn build_publisher(release: &Release) -> Result<PathBuf> {
+/// Builds another program (package, binary) against the old C library, without debug information.
+pub(super) fn build_companion(release: &Release, program: [&str; 2]) -> Result<PathBuf> {
     let old = glibc::ensure()?;
-    let built = cargo(release, ["dns-external", "bosh-dns-publish"], &glibc::link_arguments(&old))?;
-    let stripped = release.staging("publisher")?.join("bosh-dns-publish");
+    let built = cargo(release, program, &glibc::link_arguments(&old))?;
+    let stripped = release.staging(program[0])?.join(program[1]);
     run(Command::new("objcopy").arg("--strip-debug").arg(&built).arg(&stripped))?;
     check_symbols(&stripped)?;
     check_start(&stripped, &old)?;

@@ -28,14 +28,62 @@ pub(super) fn write(release: &Release, server: &Path, publisher: Option<&Path>) 
     }
     archive::put(&control.join("conffiles"), "/etc/bosh-dns-xdp/config.json\n", 0o644)?;
     archive::put(&control.join("md5sums"), md5sums(&package)?, 0o644)?;
-    archive::put(&control.join("control"), description(release, &package, server)?, 0o644)?;
-    let name = format!("bosh-dns-xdp_{}_amd64.deb", release.version);
+    let text = "Recommends: bind9-dnsutils\n\
+         Description: DNS server for the VMs of a BOSH-managed fleet\n \
+         A drop-in replacement for bosh-dns. A BPF program on the interface answers\n \
+         hot names from a map; everything else goes to a full resolver in userspace.\n";
+    let control_file = description(release, &package, server, "bosh-dns-xdp", text)?;
+    archive::put(&control.join("control"), control_file, 0o644)?;
+    pack(release, &package, "bosh-dns-xdp")
+}
+
+/// Writes the package of `bosh-dns-identity`, from `deploy/identity`; `program` is the stripped binary.
+pub(super) fn write_identity(release: &Release, program: &Path) -> Result<()> {
+    let package = release.staging("deb-identity")?;
+    let below = |path: &str| package.join(path);
+    let source = root().join("deploy/identity");
+    archive::copy(program, &below("usr/bin/bosh-dns-identity"), 0o755)?;
+    for unit in fs::read_dir(source.join("systemd"))? {
+        let unit = unit?;
+        archive::copy(&unit.path(), &below("usr/lib/systemd/system").join(unit.file_name()), 0o644)?;
+    }
+    let documents = below("usr/share/doc/bosh-dns-identity");
+    for (from, to) in [
+        ("deploy/debian/copyright", "copyright"),
+        ("deploy/identity/prometheus/rules.yml", "examples/prometheus-rules.yml"),
+        ("docs/identity.md", "identity.md"),
+    ] {
+        archive::copy(&root().join(from), &documents.join(to), 0o644)?;
+    }
+    fs::create_dir_all(below("etc/bosh-dns-identity"))?;
+    put_manual(&package, program)?;
+    put_completions(&package, program, "bosh-dns-identity")?;
+    put_changelog(&package, release, "bosh-dns-identity")?;
+    let control = package.join("DEBIAN");
+    for script in ["postinst", "prerm", "postrm"] {
+        archive::copy(&source.join("debian").join(script), &control.join(script), 0o755)?;
+    }
+    archive::put(&control.join("md5sums"), md5sums(&package)?, 0o644)?;
+    let text = "Description: certificates of instances that renew themselves\n \
+         Issues certificates that state who a container or a machine is, renews them before they\n \
+         expire, and rotates the CA of a fleet's health checks without a redeploy.\n";
+    archive::put(
+        &control.join("control"),
+        description(release, &package, program, "bosh-dns-identity", text)?,
+        0o644,
+    )?;
+    pack(release, &package, "bosh-dns-identity")
+}
+
+/// Builds the `.deb` of a laid out package.
+fn pack(release: &Release, package: &Path, name: &str) -> Result<()> {
+    let file = format!("{name}_{}_amd64.deb", release.version);
     run(Command::new("dpkg-deb")
         .args(["--root-owner-group", "--uniform-compression"])
         .args(if release.is_trial { ["-Zgzip", "-z1"] } else { ["-Zxz", "-z6"] })
         .arg("--build")
-        .arg(&package)
-        .arg(release.out.join(name))
+        .arg(package)
+        .arg(release.out.join(file))
         .env("SOURCE_DATE_EPOCH", release.epoch.to_string())
         .stdout(std::process::Stdio::null()))
 }
@@ -75,7 +123,7 @@ fn put_files(package: &Path, server: &Path, release: &Release) -> Result<()> {
     }
     put_manual(package, server)?;
     put_completions(package, server, "bosh-dns-xdp")?;
-    put_changelog(package, release)
+    put_changelog(package, release, "bosh-dns-xdp")
 }
 
 /// Puts the manual pages, which a binary writes itself.
@@ -107,14 +155,14 @@ fn put_completions(package: &Path, program: &Path, name: &str) -> Result<()> {
 }
 
 /// The changelog that Debian asks of every package.
-fn put_changelog(package: &Path, release: &Release) -> Result<()> {
+fn put_changelog(package: &Path, release: &Release, name: &str) -> Result<()> {
     let date = capture(Command::new("date").args(["-R", "-u", "-d"]).arg(format!("@{}", release.epoch)))?;
     let Release { version, commit, .. } = release;
     let text = format!(
-        "bosh-dns-xdp ({version}) unstable; urgency=medium\n\n  * Built of commit {commit}.\n\n \
+        "{name} ({version}) unstable; urgency=medium\n\n  * Built of commit {commit}.\n\n \
          -- bosh-dns-xdp <root@localhost>  {date}"
     );
-    let file = package.join("usr/share/doc/bosh-dns-xdp/changelog");
+    let file = package.join("usr/share/doc").join(name).join("changelog");
     archive::put(&file, text, 0o644)?;
     run(Command::new("gzip").args(["--no-name", "--best"]).arg(file))
 }
@@ -130,14 +178,15 @@ fn md5sums(package: &Path) -> Result<String> {
     capture(Command::new("md5sum").args(files).current_dir(package))
 }
 
-fn description(release: &Release, package: &Path, server: &Path) -> Result<String> {
+/// The `control` file; `text` holds the fields after the dependencies.
+fn description(release: &Release, package: &Path, program: &Path, name: &str, text: &str) -> Result<String> {
     let size = capture(
         Command::new("du").args(["--summarize", "--apparent-size", "--block-size=1024"]).arg(package),
     )?;
     let size = size.split_whitespace().next().context("du said nothing")?;
-    let (major, minor) = binary::needed_glibc(server)?;
+    let (major, minor) = binary::needed_glibc(program)?;
     Ok(format!(
-        "Package: bosh-dns-xdp\n\
+        "Package: {name}\n\
          Version: {}\n\
          Architecture: amd64\n\
          Maintainer: bosh-dns-xdp <root@localhost>\n\
@@ -145,10 +194,7 @@ fn description(release: &Release, package: &Path, server: &Path) -> Result<Strin
          Priority: optional\n\
          Installed-Size: {size}\n\
          Depends: libc6 (>= {major}.{minor}), libgcc-s1\n\
-         Recommends: bind9-dnsutils\n\
-         Description: DNS server for the VMs of a BOSH-managed fleet\n \
-         A drop-in replacement for bosh-dns. A BPF program on the interface answers\n \
-         hot names from a map; everything else goes to a full resolver in userspace.\n",
+         {text}",
         release.version
     ))
 }

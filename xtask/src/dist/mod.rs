@@ -3,6 +3,7 @@
 //! | File | For |
 //! |---|---|
 //! | `bosh-dns-xdp_VERSION_amd64.deb` | one Debian or Ubuntu machine |
+//! | `bosh-dns-identity_VERSION_amd64.deb` | the same, with the program for certificates |
 //! | `bosh-dns-xdp-VERSION.tgz` | a BOSH director: the release with the job `bosh-dns` |
 //! | `bosh-dns-xdp-VERSION-oci.tar` | containers: `scratch` and one static binary |
 //! | `bosh-dns-xdp` | the binary alone, for glibc 2.31 and newer |
@@ -42,6 +43,9 @@ pub(crate) struct Dist {
     /// Pack this `bosh-dns-publish` beside `--binary`; without it the package has none
     #[arg(long, value_name = "FILE", requires = "binary")]
     publisher: Option<PathBuf>,
+    /// Pack this `bosh-dns-identity` into a package of its own; without it `--binary` makes none
+    #[arg(long, value_name = "FILE", requires = "binary")]
+    identity: Option<PathBuf>,
     /// Where to put everything; made anew.
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
@@ -67,16 +71,23 @@ struct Release {
 impl Dist {
     /// Builds and packs everything, and lists it.
     pub(crate) fn run(self) -> Result<()> {
-        let Self { binary, publisher, out, twice } = self;
+        let Self { binary, publisher, identity, out, twice } = self;
         let out = out.unwrap_or_else(|| root().join("dist"));
         archive::make_anew(&out)?;
         let release = Release::of_this_commit(out.canonicalize()?, binary.is_some())?;
-        let (server, publisher) = match &binary {
-            Some(given) => (binary::split(given, &release)?, publisher),
-            None => (binary::build(&release)?, Some(binary::build_publisher(&release)?)),
+        let (server, publisher, identity) = match &binary {
+            Some(given) => (binary::split(given, &release)?, publisher, identity),
+            None => (
+                binary::build(&release)?,
+                Some(binary::build_companion(&release, ["dns-external", "bosh-dns-publish"])?),
+                Some(binary::build_companion(&release, ["dns-identity", "bosh-dns-identity"])?),
+            ),
         };
         sbom::write(&release)?;
         deb::write(&release, &server, publisher.as_deref())?;
+        if let Some(identity) = &identity {
+            deb::write_identity(&release, identity)?;
+        }
         bosh::write(&release, &server)?;
         if binary.is_none() {
             oci::write(&release, &binary::build_static(&release)?)?;

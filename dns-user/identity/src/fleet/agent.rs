@@ -24,7 +24,7 @@ use crate::{
     folder::{IdentityFolder, Pair, read_pair},
     keys::{KeyType, PrivateKey},
     metrics::{self, Exposition},
-    profile::Guid,
+    profile::{Guid, Owner},
     schedule::Schedule,
     window::Share,
 };
@@ -59,6 +59,9 @@ pub struct AgentOptions {
     /// File with the bootstrap token, for the first contact; removed after its use
     #[arg(long, value_name = "FILE")]
     token: Option<PathBuf>,
+    /// User that owns the keys of the roles, such as bosh-dns-xdp; the agent's own by default
+    #[arg(long, value_name = "USER", value_parser = find_user)]
+    owner: Option<Owner>,
     /// Key type: rsa-3072, rsa-2048 or p-256
     #[arg(long, value_name = "TYPE", default_value = "p-256")]
     key_type: KeyType,
@@ -70,11 +73,21 @@ pub struct AgentOptions {
     metrics: Option<SocketAddr>,
 }
 
+/// Looks up a user by name.
+fn find_user(name: &str) -> Result<Owner, String> {
+    match nix::unistd::User::from_name(name) {
+        Ok(Some(user)) => Ok(Owner { uid: user.uid.as_raw(), gid: user.gid.as_raw() }),
+        Ok(None) => Err("no such user".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 struct Agent {
     issuer: Issuer,
     instance: String,
     trust: PathBuf,
     token: Option<PathBuf>,
+    owner: Option<Owner>,
     key_type: KeyType,
     /// By role; `None` is the instance's own pair.
     pairs: BTreeMap<Option<String>, Kept>,
@@ -116,6 +129,7 @@ pub async fn run(options: AgentOptions) -> anyhow::Result<()> {
         roles,
         trust,
         token,
+        owner,
         key_type,
         interval,
         metrics,
@@ -136,7 +150,8 @@ pub async fn run(options: AgentOptions) -> anyhow::Result<()> {
     }
     let issuer = Issuer { address: issuer, name: issuer_name };
     let (generation, contact) = (0, Contact::default());
-    let mut agent = Agent { issuer, instance, trust, token, key_type, pairs, generation, contact, shown };
+    let mut agent =
+        Agent { issuer, instance, trust, token, owner, key_type, pairs, generation, contact, shown };
     let mut ticks = tokio::time::interval(Duration::from_secs(interval));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let ended = crate::ended();
@@ -259,7 +274,8 @@ impl Agent {
     /// Writes a changed trust bundle, and requests renewals if another CA issues.
     fn obey(&mut self, orders: &Orders, now: SystemTime) {
         let mut complete = true;
-        for kept in self.pairs.values_mut() {
+        for (role, kept) in &mut self.pairs {
+            let owner = self.owner.filter(|_| role.is_some());
             if kept.schedule.validity().is_none() {
                 continue;
             }
@@ -268,7 +284,7 @@ impl Agent {
                 let written = kept
                     .read()
                     .map_err(anyhow::Error::from)
-                    .and_then(|pair| Ok(kept.folder.replace_pair(&pair, &orders.bundle, None)?));
+                    .and_then(|pair| Ok(kept.folder.replace_pair(&pair, &orders.bundle, owner)?));
                 if let Err(error) = written {
                     complete = false;
                     tracing::error!("trust bundle not written; retrying: {error:#}");
@@ -338,7 +354,8 @@ impl Agent {
         let reply: PairReply = self.issuer.call("/v1/pair", &request, &roots, pair.as_ref(), token).await?;
         let pair = Pair { certificate: reply.certificate, key: key.to_pem()? };
         let (validity, issuer) = facts(&pair).context("the issuer's reply holds no certificate")?;
-        self.pairs[role].folder.replace_pair(&pair, &reply.orders.bundle, None)?;
+        let owner = self.owner.filter(|_| role.is_some());
+        self.pairs[role].folder.replace_pair(&pair, &reply.orders.bundle, owner)?;
         if token.is_some()
             && let Some(path) = &self.token
         {

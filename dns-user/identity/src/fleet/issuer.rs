@@ -443,6 +443,7 @@ impl Desk {
         shared.issued += 1;
         let issuers = std::iter::once(authority.fingerprint().clone());
         let end = seconds(issued.validity.not_after);
+        let is_new = !shared.members.contains_key(&request.instance);
         shared
             .members
             .entry(request.instance.clone())
@@ -458,6 +459,10 @@ impl Desk {
             });
         shared.unsaved = true;
         drop(shared);
+        if is_new {
+            // A rotation must know a member before the member holds a certificate.
+            self.save();
+        }
         Ok(PairReply { certificate: issued.pem, orders: self.orders() })
     }
 

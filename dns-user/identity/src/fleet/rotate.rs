@@ -84,6 +84,7 @@ impl Rotation {
             self.converge(&trust).await?;
             if changed {
                 tokio::time::sleep(self.settle).await;
+                self.converge(&trust).await?;
             }
             // The target is verified again: days may have passed since it was imported.
             self.state.authority(&self.target, SystemTime::now())?;

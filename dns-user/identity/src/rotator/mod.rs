@@ -247,7 +247,7 @@ impl Rotator {
         let Some(mut identity) = self.identities.remove(guid) else { return };
         // Early in the window a renewal waits for the pool, so that no key is generated at
         // normal priority.
-        let can_wait = identity.schedule.window_end().is_some_and(|end| now + REISSUE_SPREAD < end);
+        let can_wait = identity.schedule.can_wait(now, REISSUE_SPREAD);
         let keys = if identity.container.internal_routes.is_some() { 2 } else { 1 };
         if can_wait && self.pool.ready() < keys.min(self.pool.size()) {
             self.identities.insert(guid.clone(), identity);

@@ -8,5 +8,8 @@ mod ca;
 mod cases;
 mod certificates;
 mod faults;
+mod fleet;
+mod program;
 mod rotator;
 mod tools;
+mod tutorial;

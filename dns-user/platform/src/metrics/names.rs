@@ -204,6 +204,8 @@ declare! {
     /// `use`: `api`, `health_client`; `part`: `certificate`, or `authority`, the first CA to end.
     CERTIFICATE_EXPIRY_SECONDS: Gauge = "bosh_dns_xdp_certificate_expiry_timestamp_seconds"
         ["use", "part"] "End of certificates in use, seconds since 1970.";
+    CERTIFICATE_WARNING_SECONDS: Gauge = "bosh_dns_xdp_certificate_warning_timestamp_seconds"
+        ["use", "part"] "Moment from which the end of a certificate deserves a warning, seconds since 1970.";
     CERTIFICATE_LOAD_FAILURES_TOTAL: Counter = "bosh_dns_xdp_certificate_load_failures_total"
         ["use"] "Attempts to load changed certificate files that failed; the last good ones stay in use.";
 

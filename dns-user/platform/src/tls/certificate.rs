@@ -57,6 +57,17 @@ impl CertificateFacts {
         })
     }
 
+    /// Returns when warnings about the end begin: at 1/12 of the validity before it, but at most
+    /// 30 days. A validity of up to a week is renewed by a program, which may take until 20 minutes
+    /// before the end (docs/identity.md); warnings begin after that.
+    pub fn warns_from(&self) -> SystemTime {
+        const DAY: Duration = Duration::from_secs(24 * 3600);
+        const LATEST_RENEWAL: Duration = Duration::from_secs(20 * 60);
+        let validity = self.not_after.duration_since(self.not_before).unwrap_or_default();
+        let longest = if validity > 7 * DAY { 30 * DAY } else { LATEST_RENEWAL };
+        self.not_after - (validity / 12).min(longest)
+    }
+
     /// Why the certificate is not valid at `now`; `None` if it is.
     pub fn invalid_at(&self, now: SystemTime) -> Option<&'static str> {
         if now < self.not_before {

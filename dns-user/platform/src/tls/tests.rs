@@ -201,3 +201,26 @@ fn the_end_of_a_certificate_is_known() {
     assert_eq!(facts.not_after, SystemTime::UNIX_EPOCH + Duration::from_secs(1_927_843_200));
     assert!(facts.is_issued_to("A.example") && !facts.is_issued_to("b.example"));
 }
+
+#[test]
+fn warnings_are_relative_to_validity() {
+    let hour = Duration::from_secs(3600);
+    let start = SystemTime::UNIX_EPOCH + Duration::from_secs(2_000_000_000);
+    for (validity, warned) in [
+        (hour, hour / 12),
+        (4 * hour, hour / 3),
+        (24 * hour, hour / 3),
+        (7 * 24 * hour, hour / 3),
+        (90 * 24 * hour, 180 * hour),
+        (365 * 24 * hour, 720 * hour),
+        (3650 * 24 * hour, 720 * hour),
+    ] {
+        let facts = CertificateFacts {
+            common_name: None,
+            dns_names: Vec::new(),
+            not_before: start,
+            not_after: start + validity,
+        };
+        assert_eq!(facts.not_after.duration_since(facts.warns_from()).unwrap(), warned, "{validity:?}");
+    }
+}

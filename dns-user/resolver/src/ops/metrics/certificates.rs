@@ -39,9 +39,17 @@ impl Collector for CertificateFamilies {
                 material.authorities_not_after().map(|end| ([purpose, "authority"], seconds(end)));
             [Some(own), authority].into_iter().flatten()
         });
+        let warnings = self.certificates.iter().flat_map(|tls| {
+            let (purpose, material) = (tls.purpose(), tls.current());
+            let own = ([purpose, "certificate"], seconds(material.certificate.warns_from()));
+            let authority =
+                material.authorities_warn_from().map(|from| ([purpose, "authority"], seconds(from)));
+            [Some(own), authority].into_iter().flatten()
+        });
         let failures = self.certificates.iter().map(|tls| ([tls.purpose()], tls.failures()));
         [
             families::CERTIFICATE_EXPIRY_SECONDS.of(ends),
+            families::CERTIFICATE_WARNING_SECONDS.of(warnings),
             families::CERTIFICATE_LOAD_FAILURES_TOTAL.of(failures),
         ]
         .into_iter()

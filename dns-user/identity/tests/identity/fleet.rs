@@ -1,0 +1,273 @@
+//! A fleet: an issuer, agents and the rotation of their CA, as processes over real TLS.
+
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    thread,
+    time::Duration,
+};
+
+use dns_identity::folder::read_pair;
+use tempfile::TempDir;
+
+use crate::{
+    authorities::TestAuthority,
+    program::{Running, free_address, get, program, until},
+    rotator::{matches, memory},
+    tools::{openssl, text},
+};
+
+const RECORDS: &str = r#"{"record_keys":["id","instance_group","network","deployment","ip","domain"],
+    "record_infos":[["i1","web","default","app","10.0.0.1","bosh"],
+                    ["i2","web","default","app","10.0.0.2","bosh"],
+                    ["i3","web","default","app","10.0.0.3","bosh"]]}"#;
+
+struct Fleet {
+    folder: TempDir,
+    authority: TestAuthority,
+    address: SocketAddr,
+    _issuer: Running,
+    agents: Vec<Running>,
+}
+
+impl Fleet {
+    fn start() -> Self {
+        let (folder, authority) = (memory(), TestAuthority::new("old"));
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("records.json"), RECORDS).unwrap();
+        fs::write(path("trust.crt"), authority.certificate()).unwrap();
+        let address = free_address();
+        let (listen, state, records) = (address.to_string(), path("state"), path("records.json"));
+        let (ca, key) = (authority.certificate_path(), authority.key_path());
+        let issuer = Running::start(&[
+            "issuer",
+            "--state",
+            text(&state),
+            "--records",
+            text(&records),
+            "--listen",
+            &listen,
+            "--ca",
+            text(&ca),
+            "--ca-key",
+            text(&key),
+        ]);
+        let fleet = Self { folder, authority, address, _issuer: issuer, agents: Vec::new() };
+        until("the issuer", || std::net::TcpStream::connect(address).is_ok());
+        fleet
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn token(&self, instance: &str) -> String {
+        let state = self.path("state");
+        let output =
+            program().args(["token", "--state", text(&state), "--instance", instance]).output().unwrap();
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn agent(&mut self, instance: &str, token: &str, metrics: Option<SocketAddr>) {
+        let file = self.path(&format!("{instance}.token"));
+        fs::write(&file, token).unwrap();
+        let (issuer, folder, trust) = (self.address.to_string(), self.path(instance), self.path("trust.crt"));
+        let metrics = metrics.map(|address| address.to_string());
+        let mut arguments = vec![
+            "agent",
+            "--issuer",
+            &issuer,
+            "--instance",
+            instance,
+            "--folder",
+            text(&folder),
+            "--trust",
+            text(&trust),
+            "--token",
+            text(&file),
+            "--interval",
+            "1",
+        ];
+        if let Some(address) = &metrics {
+            arguments.extend(["--metrics", address]);
+        }
+        self.agents.push(Running::start(&arguments));
+    }
+
+    fn pair(&self, instance: &str, role: &str) -> PathBuf {
+        self.path(instance).join(role)
+    }
+
+    fn has_pairs(&self, instance: &str) -> bool {
+        ["instance", "health.bosh-dns", "api.bosh-dns"]
+            .iter()
+            .all(|role| read_pair(&self.pair(instance, role), "instance").is_ok())
+    }
+
+    fn rotate(&self, arguments: &[&str]) -> Command {
+        let state = self.path("state");
+        let mut command = program();
+        command.args(["rotate-ca", "--state", text(&state), "--settle", "1"]).args(arguments);
+        command
+    }
+
+    /// Whether every pair of an instance ends with the CA, and trusts these CAs.
+    fn follows(&self, instance: &str, issuer: &TestAuthority, trusted: &[&TestAuthority]) -> bool {
+        ["instance", "health.bosh-dns", "api.bosh-dns"].iter().all(|role| {
+            let folder = self.pair(instance, role);
+            let pair = read_pair(&folder, "instance").unwrap();
+            assert!(matches(&pair));
+            let bundle = fs::read_to_string(folder.join("ca.crt")).unwrap();
+            pair.certificate.ends_with(&issuer.certificate())
+                && bundle == trusted.iter().map(|ca| ca.certificate()).collect::<String>()
+        })
+    }
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&[output.stdout.as_slice(), &output.stderr].concat()).into_owned()
+}
+
+fn certificate(folder: &Path) -> String {
+    let pair = read_pair(folder, "instance").unwrap();
+    openssl(&["x509", "-noout", "-subject", "-ext", "subjectAltName"], pair.certificate.as_bytes()).unwrap()
+}
+
+#[test]
+fn agents_obtain_only_their_names() {
+    let mut fleet = Fleet::start();
+    let token = fleet.token("i1");
+    let metrics = free_address();
+    fleet.agent("i1", &token, Some(metrics));
+    until("the pairs of i1", || fleet.has_pairs("i1"));
+    let own = certificate(&fleet.pair("i1", "instance"));
+    assert!(own.contains("CN = i1") || own.contains("CN=i1"), "{own}");
+    assert!(own.contains("DNS:i1") && own.contains("IP Address:10.0.0.1"), "{own}");
+    let role = certificate(&fleet.pair("i1", "health.bosh-dns"));
+    assert!(role.contains("DNS:health.bosh-dns, DNS:i1, IP Address:10.0.0.1"), "{role}");
+    until("the token's end", || !fleet.path("i1.token").exists());
+    until("metrics", || {
+        get(metrics, "/metrics").is_some_and(|text| text.contains("bosh_dns_identity_renewals_total 3"))
+    });
+
+    // The token was used; it also belongs to another instance.
+    fleet.agent("i2", &token, None);
+    thread::sleep(Duration::from_secs(3));
+    assert!(!fleet.pair("i2", "instance").exists());
+    fs::write(fleet.path("i2.token"), fleet.token("i2")).unwrap();
+    until("the pairs of i2", || fleet.has_pairs("i2"));
+
+    // With the pair of i1, the pair of i2 and names of i2 are refused.
+    let folder = fleet.pair("i1", "instance");
+    let request = |body: &str| {
+        let (crt, key, ca) =
+            (folder.join("instance.crt"), folder.join("instance.key"), folder.join("ca.crt"));
+        let address = fleet.address;
+        let output = Command::new("curl")
+            .args(["--silent", "--cert", text(&crt), "--key", text(&key), "--cacert", text(&ca)])
+            .args(["--connect-to", &format!("identity.bosh-dns:443:{address}"), "--data", body])
+            .args(["--header", "content-type: application/json", "https://identity.bosh-dns/v1/pair"])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        said(&output)
+    };
+    let body = |instance: &str, names: &str| {
+        format!(r#"{{"instance":"{instance}","role":null,"names":[{names}],"addresses":null,"request":""}}"#)
+    };
+    let answer = request(&body("i2", ""));
+    assert!(answer.contains("cannot request a pair of"), "{answer}");
+    let answer = request(&body("i1", r#""i2.web.default.app.bosh""#));
+    assert!(answer.contains("does not belong to instance"), "{answer}");
+    let answer = request(&body("i1", ""));
+    assert!(answer.contains("not signed by its key"), "{answer}");
+    // A role's certificate is no instance.
+    let folder = fleet.pair("i1", "health.bosh-dns");
+    let (crt, key) = (folder.join("instance.crt"), folder.join("instance.key"));
+    let output = Command::new("curl")
+        .args([
+            "--silent",
+            "--insecure",
+            "--cert",
+            text(&crt),
+            "--key",
+            text(&key),
+            "--data",
+            &body("i1", ""),
+        ])
+        .args(["--header", "content-type: application/json", &format!("https://{}/v1/pair", fleet.address)])
+        .output()
+        .unwrap();
+    assert!(said(&output).contains("cannot request a pair of"), "{}", said(&output));
+}
+
+#[test]
+fn authority_rotates_and_returns() {
+    let mut fleet = Fleet::start();
+    for instance in ["i1", "i2", "i3"] {
+        let token = fleet.token(instance);
+        fleet.agent(instance, &token, None);
+    }
+    let all = ["i1", "i2", "i3"];
+    until("all pairs", || all.iter().all(|instance| fleet.has_pairs(instance)));
+    until("reports of all agents", || {
+        let members = fs::read_to_string(fleet.path("state/members.json")).unwrap_or_default();
+        members.matches("\"generation\": 1").count() == all.len()
+    });
+    let new = TestAuthority::new("new");
+    let (ca, key) = (new.certificate_path(), new.key_path());
+
+    // A CA with a defect changes nothing.
+    let foreign = TestAuthority::new("foreign");
+    let output = fleet.rotate(&["--ca", text(&ca), "--ca-key", text(&foreign.key_path())]).output().unwrap();
+    assert!(!output.status.success() && said(&output).contains("does not match"), "{}", said(&output));
+
+    // An agent that is down stops the rotation after the first step; going back restores the start.
+    fleet.agents[2].0.kill().unwrap();
+    fleet.agents[2].0.wait().unwrap();
+    let output =
+        fleet.rotate(&["--ca", text(&ca), "--ca-key", text(&key), "--patience", "3"]).output().unwrap();
+    let text_of = said(&output);
+    assert!(!output.status.success() && text_of.contains("i3"), "{text_of}");
+    assert!(text_of.contains("step 1 of 3") && !text_of.contains("step 2 of 3"), "{text_of}");
+    until("trust in both", || {
+        ["i1", "i2"]
+            .iter()
+            .all(|instance| fleet.follows(instance, &fleet.authority, &[&fleet.authority, &new]))
+    });
+    // The token file of i3 is gone, and not needed: its pair is valid.
+    fleet.agents.remove(2);
+    fleet.agent("i3", "", None);
+    let output = fleet.rotate(&["--back"]).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(all.iter().all(|instance| fleet.follows(instance, &fleet.authority, &[&fleet.authority])));
+
+    // All three steps, while a reader finds only pairs that every bundle of the fleet verifies.
+    let mut rotation = Running(
+        fleet
+            .rotate(&["--ca", text(&ca), "--ca-key", text(&key)])
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap(),
+    );
+    let mut read = 0;
+    let status = loop {
+        for (server, client) in [("i1", "i2"), ("i2", "i3"), ("i3", "i1")] {
+            let pair = read_pair(&fleet.pair(server, "health.bosh-dns"), "instance").unwrap();
+            let bundle = fleet.pair(client, "health.bosh-dns").join("ca.crt");
+            let leaf = fleet.path("leaf.crt");
+            fs::write(&leaf, &pair.certificate).unwrap();
+            openssl(&["verify", "-CAfile", text(&bundle), text(&leaf)], b"").unwrap();
+            read += 1;
+        }
+        if let Some(status) = rotation.0.try_wait().unwrap() {
+            break status;
+        }
+        thread::sleep(Duration::from_millis(50));
+    };
+    assert!(status.success() && read > 10, "{status}, {read} pairs verified");
+    assert!(all.iter().all(|instance| fleet.follows(instance, &new, &[&new])));
+}

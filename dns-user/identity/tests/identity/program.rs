@@ -1,0 +1,301 @@
+//! The program itself: sources of identities, sockets, kills, and the commands.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use dns_identity::{
+    control::{self, Command as Order, Reply},
+    folder::read_pair,
+};
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::{
+    authorities::TestAuthority,
+    rotator::{container, guid, joined, matches, memory},
+    tools::text,
+};
+
+/// Longer than anything here takes on a busy machine.
+const LIMIT: Duration = Duration::from_secs(120);
+
+pub(crate) fn program() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_bosh-dns-identity"))
+}
+
+/// A process that ends with the test.
+pub(crate) struct Running(pub(crate) Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Running {
+    pub(crate) fn start(arguments: &[&str]) -> Self {
+        Self(program().args(arguments).stderr(Stdio::null()).spawn().unwrap())
+    }
+
+    /// Asks the process to end; returns whether it succeeded.
+    pub(crate) fn stop(&mut self) -> bool {
+        let id = nix::unistd::Pid::from_raw(self.0.id().cast_signed());
+        nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGTERM).unwrap();
+        self.0.wait().unwrap().success()
+    }
+}
+
+pub(crate) fn until(what: &str, mut ready: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !ready() {
+        assert!(begun.elapsed() < LIMIT, "{what}: not within {LIMIT:?}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A port that was free a moment ago.
+pub(crate) fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+/// Body of a GET by HTTP/1.0.
+pub(crate) fn get(address: SocketAddr, path: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    write!(stream, "GET {path} HTTP/1.0\r\n\r\n").ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    text.split_once("\r\n\r\n").map(|(_, body)| body.to_owned())
+}
+
+struct World {
+    authority: TestAuthority,
+    folder: TempDir,
+    process: Running,
+}
+
+impl World {
+    fn start(source: &str) -> Self {
+        let (authority, folder) = (TestAuthority::new("program"), memory());
+        fs::create_dir(folder.path().join("containers")).unwrap();
+        let process = Self::run(&authority, folder.path(), source);
+        let world = Self { authority, folder, process };
+        world.ready();
+        world
+    }
+
+    fn run(authority: &TestAuthority, folder: &Path, source: &str) -> Running {
+        let path = |name: &str| text(&folder.join(name)).to_owned();
+        let (ca, key) = (authority.certificate_path(), authority.key_path());
+        let mut arguments = vec!["run", "--ca", text(&ca), "--ca-key", text(&key), "--key-type", "p-256"];
+        let (identities, control, containers) = (path("identities"), path("control"), path("containers"));
+        arguments.extend(["--folder", &identities, "--control", &control, "--pool", "2"]);
+        let words: Vec<String> =
+            source.split_whitespace().map(|word| word.replace("CONTAINERS", &containers)).collect();
+        arguments.extend(words.iter().map(String::as_str));
+        Running::start(&arguments)
+    }
+
+    fn restart(&mut self, source: &str) {
+        self.process = Self::run(&self.authority, self.folder.path(), source);
+        self.ready();
+    }
+
+    fn control(&self) -> PathBuf {
+        self.folder.path().join("control")
+    }
+
+    fn ready(&self) {
+        until("the control socket", || control::send(&self.control(), &Order::Status).is_ok());
+    }
+
+    fn identity(&self, guid: &str) -> PathBuf {
+        self.folder.path().join("identities").join(guid)
+    }
+
+    fn describe(&self, name: &str, contents: &str) {
+        let containers = self.folder.path().join("containers");
+        fs::write(containers.join(".next"), contents).unwrap();
+        fs::rename(containers.join(".next"), containers.join(name)).unwrap();
+    }
+}
+
+#[test]
+fn folder_of_descriptions_is_followed() {
+    let metrics = free_address();
+    let mut world = World::start(&format!("--containers CONTAINERS --metrics {metrics}"));
+    world.describe("g1.json", r#"{"guid":"g1","internal_ip":"10.0.0.1"}"#);
+    world.describe("g2.json", r#"{"guid":"g2"}"#);
+    until("two pairs", || {
+        ["g1", "g2"].iter().all(|name| read_pair(&world.identity(name), "instance").is_ok())
+    });
+    let first = read_pair(&world.identity("g1"), "instance").unwrap().certificate;
+    // A damaged description changes nothing; a corrected one does.
+    world.describe("g1.json", r#"{"guid":"g1","#);
+    world.describe("g2.json", r#"{"guid":"g2","ous":["app:a"]}"#);
+    let certificate = |name: &str| read_pair(&world.identity(name), "instance").map(|pair| pair.certificate);
+    let second = certificate("g2").unwrap();
+    until("the second description", || certificate("g2").unwrap() != second);
+    assert_eq!(certificate("g1").unwrap(), first);
+    fs::remove_file(world.folder.path().join("containers/g2.json")).unwrap();
+    until("the end of g2", || !world.identity("g2").exists());
+    assert!(world.identity("g1").exists());
+    // The folder decides; commands do not.
+    let create = Order::Create { container: container(json!({ "guid": "g3" })) };
+    let Reply::Error(problem) = control::send(&world.control(), &create).unwrap() else { panic!() };
+    assert!(problem.contains("--containers"), "{problem}");
+    until("metrics", || {
+        get(metrics, "/metrics").is_some_and(|text| {
+            text.contains("bosh_dns_identity_identities 1")
+                && text.contains("bosh_dns_identity_expiry_timestamp_seconds{guid=\"g1\"}")
+        })
+    });
+    assert!(world.process.stop());
+}
+
+#[test]
+fn kill_at_any_moment_keeps_pairs() {
+    let mut world = World::start("");
+    let order = |number: u32| Order::Create {
+        container: container(json!({ "guid": "g1", "ous": [format!("app:{number}")] })),
+    };
+    assert!(matches!(control::send(&world.control(), &order(0)).unwrap(), Reply::Done));
+    let path = world.identity("g1");
+    let mut number = 0;
+    for round in 0..25_u64 {
+        // Pairs change as fast as they can while the process is killed.
+        let control = world.control();
+        thread::scope(|scope| {
+            let writer = scope.spawn(move || {
+                let mut sent = number;
+                loop {
+                    sent += 1;
+                    if control::send(&control, &order(sent)).is_err() {
+                        return sent;
+                    }
+                }
+            });
+            thread::sleep(Duration::from_millis(3 + round * 2));
+            world.process.0.kill().unwrap();
+            world.process.0.wait().unwrap();
+            number = writer.join().unwrap();
+        });
+        assert!(matches(&read_pair(&path, "instance").unwrap()), "round {round}");
+        assert!(matches(&joined(&path).unwrap()), "round {round}");
+        world.restart("");
+        let Reply::Status(status) = control::send(&world.control(), &Order::Status).unwrap() else {
+            panic!()
+        };
+        assert_eq!(status.identities.len(), 1, "round {round}");
+    }
+    assert!(number > 25, "{number} changes");
+    // The next change removes every rest.
+    assert!(matches!(control::send(&world.control(), &order(number + 1)).unwrap(), Reply::Done));
+    let names: Vec<_> = fs::read_dir(&path)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.starts_with("..pair-"))
+        .collect();
+    assert!(names.len() <= 2, "{names:?}");
+    assert!(matches!(
+        control::send(&world.control(), &Order::Destroy { guid: guid("g1") }).unwrap(),
+        Reply::Done
+    ));
+    assert_eq!(fs::read_dir(world.folder.path().join("identities")).unwrap().count(), 0);
+}
+
+fn output(arguments: &[&str]) -> (bool, String) {
+    let Output { status, stdout, stderr } = program().args(arguments).output().unwrap();
+    (status.success(), String::from_utf8_lossy(&[stdout, stderr].concat()).into_owned())
+}
+
+#[test]
+fn commands_issue_and_check() {
+    let (authority, folder) = (TestAuthority::new("issuing"), memory());
+    let (ca, key) = (authority.certificate_path(), authority.key_path());
+    let description = folder.path().join("container.json");
+    fs::write(&description, r#"{"guid":"g1","internal_ip":"10.0.0.1","ous":["app:a"]}"#).unwrap();
+    let out = folder.path().join("out");
+    let issue = [
+        "issue",
+        "--ca",
+        text(&ca),
+        "--ca-key",
+        text(&key),
+        "--container",
+        text(&description),
+        "--folder",
+        text(&out),
+        "--key-type",
+        "p-256",
+    ];
+    assert_eq!(output(&issue), (true, String::new()));
+    assert!(matches(&read_pair(&out, "instance").unwrap()));
+    let sound = (true, "no defect found\n".to_owned());
+    assert_eq!(output(&["check", "--folder", text(&out)]), sound);
+    assert_eq!(output(&["check", "--ca", text(&ca), "--ca-key", text(&key)]), sound);
+    assert_eq!(output(&["check", "--ca", text(&ca)]), sound);
+    let other = TestAuthority::new("other");
+    let (well, said) = output(&["check", "--ca", text(&ca), "--ca-key", text(&other.key_path())]);
+    assert!(!well && said.contains("does not match the CA certificate"), "{said}");
+    // A key that others can read.
+    let (well, said) = output(&["check", "--folder", text(folder.path())]);
+    assert!(!well && said.contains("no pair is there"), "{said}");
+    fs::set_permissions(out.join("instance.key"), std::os::unix::fs::PermissionsExt::from_mode(0o644))
+        .unwrap();
+    let (well, said) = output(&["check", "--folder", text(&out)]);
+    assert!(!well && said.contains("mode 644 lets others read the key"), "{said}");
+    // Names that no instance answers to.
+    let records = folder.path().join("records.json");
+    fs::write(
+        &records,
+        r#"{"record_keys":["id","instance_group","network","deployment","ip","domain"],
+        "record_infos":[["i1","server-ig","default","app-service","10.0.0.2","bosh"]]}"#,
+    )
+    .unwrap();
+    let certificate = out.join("instance.crt");
+    let check = ["check", "--certificate", text(&certificate), "--records", text(&records)];
+    let (well, said) = output(&check);
+    assert!(well && said.contains("10.0.0.1: no instance has this address"), "{said}");
+    assert!(!output(&[&check[..], &["--strict"]].concat()).0);
+    let (well, said) = output(&[
+        "san",
+        "--deployment",
+        "app-service",
+        "--instance-group",
+        "server_ig",
+        "--wildcard",
+        "--records",
+        text(&records),
+        "--strict",
+    ]);
+    assert_eq!((well, said.as_str()), (true, "*.server-ig.default.app-service.bosh\n"));
+    let (well, said) = output(&[
+        "san",
+        "--deployment",
+        "app-service",
+        "--instance-group",
+        "nobody",
+        "--records",
+        text(&records),
+        "--strict",
+    ]);
+    assert!(!well && said.contains("no instance answers to it"), "{said}");
+}
+
+#[test]
+fn manual_pages_cover_commands() {
+    let folder = memory();
+    assert!(output(&["man", "--folder", text(folder.path())]).0);
+    let pages = fs::read_dir(folder.path()).unwrap().count();
+    assert!(pages > 10, "{pages} pages");
+    assert!(output(&["completions", "bash"]).1.contains("rotate-ca"));
+}
