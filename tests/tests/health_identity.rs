@@ -17,9 +17,10 @@ use std::{
 use dns_core::{
     config::{HealthConfig, TlsFiles},
     name::Name,
-    resolve::{Checks, Existence, Health, HealthState, Resolution},
+    resolve::{Checks, Existence, Resolution},
 };
-use dns_health::{HEALTH_NAME, HealthService, NoFastPath};
+use dns_fastpath::Slot;
+use dns_health::{HEALTH_NAME, HealthService};
 use dns_identity::{
     authority::{Authority, certificates},
     folder::{IdentityFolder, Pair, read_pair},
@@ -172,20 +173,13 @@ fn renewals_and_rotation_lose_no_check() {
         synchronous_check_timeout: Duration::from_secs(1),
         tracked_query_ttl: None,
     };
-    let service = HealthService::new(&config, LIMIT).unwrap();
-    let lost = Arc::new(AtomicUsize::new(0));
-    let on_change = {
-        let (lost, states) = (lost.clone(), service.states());
-        move |ips: &[IpAddr]| {
-            let bad = ips.iter().filter(|ip| states.state(**ip, None) != HealthState::Running).count();
-            lost.fetch_add(bad, Ordering::Relaxed);
-        }
-    };
-    service.start(Arc::new(on_change), Arc::new(NoFastPath)).unwrap();
+    let service = HealthService::new(&config, LIMIT, Slot::default()).unwrap();
+    service.start().unwrap();
     let checks = Checks { instances: all().collect(), tracked: true, synchronous: false };
     let needs = Resolution { existence: Existence::Found, v4: Vec::new(), v6: Vec::new(), checks };
     service.tracker().asked(&Name::from_text("all").unwrap(), &needs);
     wait_until("first checks", LIMIT, || service.states().counts()[0] == COUNT as usize).unwrap();
+    let changes = service.states().changes();
 
     // Ten renewals, then the three steps of a rotation. The client renews last, and so connects to
     // every machine anew.
@@ -213,8 +207,9 @@ fn renewals_and_rotation_lose_no_check() {
     }
     let (handshakes, failed) =
         (servers.handshakes.load(Ordering::Relaxed), servers.failed.load(Ordering::Relaxed));
-    println!("{handshakes} handshakes, {failed} failed, {} checks lost", lost.load(Ordering::Relaxed));
-    assert_eq!((failed, lost.load(Ordering::Relaxed)), (0, 0));
+    println!("{handshakes} handshakes, {failed} failed");
+    assert_eq!(failed, 0);
+    assert_eq!(service.states().changes(), changes, "no check was lost");
     assert_eq!(service.states().counts(), [COUNT as usize, 0, 0, 0]);
     assert_eq!(service.tls().current().authorities.len(), 1);
 }

@@ -32,9 +32,6 @@ use crate::{
 /// Name of the folder with the pair that authenticates the agent.
 const OWN: &str = "instance";
 
-/// Period over which a fleet renews after a change of the CA.
-const REISSUE_SPREAD: Duration = Duration::from_secs(60);
-
 /// Options of `agent`.
 #[derive(Debug, clap::Args)]
 pub struct AgentOptions {
@@ -68,6 +65,9 @@ pub struct AgentOptions {
     /// Seconds between two reports to the issuer
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     interval: u64,
+    /// Seconds over which the fleet's agents renew after a change of the CA
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    spread: u64,
     /// Address for Prometheus
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
@@ -89,6 +89,7 @@ struct Agent {
     token: Option<PathBuf>,
     owner: Option<Owner>,
     key_type: KeyType,
+    spread: Duration,
     /// By role; `None` is the instance's own pair.
     pairs: BTreeMap<Option<String>, Kept>,
     /// Generation of the trust bundle in all folders.
@@ -132,6 +133,7 @@ pub async fn run(options: AgentOptions) -> anyhow::Result<()> {
         owner,
         key_type,
         interval,
+        spread,
         metrics,
     } = options;
     let shown = Arc::new(Mutex::new(Shown::default()));
@@ -150,8 +152,9 @@ pub async fn run(options: AgentOptions) -> anyhow::Result<()> {
     }
     let issuer = Issuer { address: issuer, name: issuer_name };
     let (generation, contact) = (0, Contact::default());
+    let spread = Duration::from_secs(spread);
     let mut agent =
-        Agent { issuer, instance, trust, token, owner, key_type, pairs, generation, contact, shown };
+        Agent { issuer, instance, trust, token, owner, key_type, spread, pairs, generation, contact, shown };
     let mut ticks = tokio::time::interval(Duration::from_secs(interval));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let ended = crate::ended();
@@ -291,7 +294,7 @@ impl Agent {
                 }
             }
             if kept.issuer.as_ref() != Some(&orders.issuing) {
-                kept.schedule.request(now, REISSUE_SPREAD);
+                kept.schedule.request(now, self.spread);
             }
         }
         if complete {

@@ -90,6 +90,8 @@ impl Fleet {
             text(&file),
             "--interval",
             "1",
+            "--spread",
+            "5",
         ];
         if let Some(address) = &metrics {
             arguments.extend(["--metrics", address]);
