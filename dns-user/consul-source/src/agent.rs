@@ -212,6 +212,12 @@ impl Agent {
         self.gate.is_closed()
     }
 
+    /// Counts an answer that cannot be read as a failure.
+    pub(crate) fn count_unreadable(&self, problem: &str) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+        *self.problem.lock() = Some(problem.to_owned());
+    }
+
     /// An index fell.
     pub(crate) fn count_index_reset(&self) {
         self.index_resets.fetch_add(1, Ordering::Relaxed);

@@ -1,9 +1,10 @@
-//! Consul's JSON as registrations. Members that are missing or null are empty, unknown
-//! ones are passed over.
+//! Consul's JSON as registrations. Missing and null members are empty, unknown ones are ignored. Lists are read
+//! entry by entry: an invalid entry is dropped and counted, the others count.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, de::DeserializeOwned};
+use serde_json::Value;
 
 use dns_consul::catalog::registrations::{
     Check, Gateway, Instance, NamedPort, Node, PreparedQuery, Status, TaggedAddress, Template, Weights,
@@ -11,6 +12,34 @@ use dns_consul::catalog::registrations::{
 
 /// The name of the tagged address that is a service's virtual one.
 const VIRTUAL: &str = "consul-virtual";
+
+/// Entries of an answer that are invalid and were dropped.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Invalid {
+    /// Their number.
+    pub(crate) count: usize,
+    /// The first one's error.
+    pub(crate) reason: String,
+}
+
+impl Invalid {
+    fn note(&mut self, reason: impl ToString) {
+        if self.count == 0 {
+            self.reason = reason.to_string();
+        }
+        self.count += 1;
+    }
+}
+
+/// Reads a list. Only a list with an invalid entry is read a second time, entry by entry.
+fn list<T: DeserializeOwned>(body: &[u8], invalid: &mut Invalid) -> serde_json::Result<Vec<T>> {
+    if let Ok(entries) = serde_json::from_slice(body) {
+        return Ok(entries);
+    }
+    let entries: Vec<Value> = serde_json::from_slice(body)?;
+    let read = |entry: Value| serde_json::from_value(entry).inspect_err(|error| invalid.note(error)).ok();
+    Ok(entries.into_iter().filter_map(read).collect())
+}
 
 /// What the agent says of itself.
 #[derive(Debug, PartialEq, Eq)]
@@ -45,14 +74,32 @@ pub(crate) fn datacenters(body: &[u8]) -> serde_json::Result<Vec<String>> {
 }
 
 /// `/v1/catalog/services`: names and tags.
-pub(crate) fn services(body: &[u8]) -> serde_json::Result<BTreeMap<String, Vec<String>>> {
-    let services: BTreeMap<String, Option<Vec<String>>> = serde_json::from_slice(body)?;
-    Ok(services.into_iter().map(|(name, tags)| (name, tags.unwrap_or_default())).collect())
+pub(crate) fn services(
+    body: &[u8],
+    invalid: &mut Invalid,
+) -> serde_json::Result<BTreeMap<String, Vec<String>>> {
+    if let Ok(services) = serde_json::from_slice::<BTreeMap<String, Option<Vec<String>>>>(body) {
+        return Ok(services.into_iter().map(|(name, tags)| (name, tags.unwrap_or_default())).collect());
+    }
+    let services: BTreeMap<String, Value> = serde_json::from_slice(body)?;
+    // A service with unreadable tags exists; only changes of its tags go unnoticed.
+    let mut tags = |tags: Value| {
+        serde_json::from_value::<Option<Vec<String>>>(tags)
+            .inspect_err(|error| invalid.note(error))
+            .unwrap_or_default()
+    };
+    Ok(services.into_iter().map(|(name, value)| (name, tags(value).unwrap_or_default())).collect())
 }
 
 /// `/v1/catalog/nodes`.
-pub(crate) fn nodes(body: &[u8]) -> serde_json::Result<Vec<Arc<Node>>> {
-    let nodes: Vec<ApiNode> = serde_json::from_slice(body)?;
+pub(crate) fn nodes(body: &[u8], invalid: &mut Invalid) -> serde_json::Result<Vec<Arc<Node>>> {
+    let mut nodes: Vec<ApiNode> = list(body, invalid)?;
+    nodes.retain(|node| {
+        if node.node.is_empty() {
+            invalid.note("a node has no name");
+        }
+        !node.node.is_empty()
+    });
     Ok(nodes.into_iter().map(|node| Arc::new(node.into())).collect())
 }
 
@@ -61,21 +108,32 @@ pub(crate) fn nodes(body: &[u8]) -> serde_json::Result<Vec<Arc<Node>>> {
 pub(crate) struct Instances {
     /// The instances. Checks of their nodes are among their own.
     pub(crate) instances: Vec<Arc<Instance>>,
-    /// The virtual address.
-    pub(crate) virtual_address: Option<IpAddr>,
+    /// Virtual addresses by service. Consul tags a proxy with the address of its destination.
+    pub(crate) virtual_addresses: Vec<(String, IpAddr)>,
 }
 
 /// `/v1/health/service/:service`.
-pub(crate) fn health(body: &[u8]) -> serde_json::Result<Instances> {
-    let entries: Vec<ApiEntry> = serde_json::from_slice(body)?;
-    let virtual_address =
-        entries.iter().find_map(|entry| entry.service.tagged_addresses.get(VIRTUAL)?.address.parse().ok());
-    let instances = entries.into_iter().map(|entry| Arc::new(entry.into())).collect();
-    Ok(Instances { instances, virtual_address })
+pub(crate) fn health(body: &[u8], invalid: &mut Invalid) -> serde_json::Result<Instances> {
+    let entries: Vec<ApiEntry> = list(body, invalid)?;
+    let mut virtual_addresses: Vec<(String, IpAddr)> = Vec::new();
+    let mut instances: Vec<Arc<Instance>> = Vec::with_capacity(entries.len());
+    for entry in entries {
+        let address =
+            entry.service.tagged_addresses.get(VIRTUAL).and_then(|tagged| tagged.address.parse().ok());
+        let instance = Instance::from(entry);
+        if let Some(address) = address {
+            let service = instance.proxy_for.as_ref().unwrap_or(&instance.service);
+            if virtual_addresses.iter().all(|(known, _)| known != service) {
+                virtual_addresses.push((service.clone(), address));
+            }
+        }
+        instances.push(Arc::new(instance));
+    }
+    Ok(Instances { instances, virtual_addresses })
 }
 
 /// `/v1/config/ingress-gateway`.
-pub(crate) fn ingress(body: &[u8]) -> serde_json::Result<Vec<Gateway>> {
+pub(crate) fn ingress(body: &[u8], invalid: &mut Invalid) -> serde_json::Result<Vec<Gateway>> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
     struct Entry {
@@ -94,7 +152,7 @@ pub(crate) fn ingress(body: &[u8]) -> serde_json::Result<Vec<Gateway>> {
     struct Bound {
         name: String,
     }
-    let entries: Vec<Entry> = serde_json::from_slice(body)?;
+    let entries: Vec<Entry> = list(body, invalid)?;
     let gateway = |Entry { name, listeners }| {
         let mut services: Vec<String> =
             listeners.into_iter().flat_map(|listener| listener.services).map(|bound| bound.name).collect();
@@ -105,9 +163,9 @@ pub(crate) fn ingress(body: &[u8]) -> serde_json::Result<Vec<Gateway>> {
     Ok(entries.into_iter().map(gateway).collect())
 }
 
-/// `/v1/query`. Such that cannot be read as a whole are left out, with the reason.
-pub(crate) fn queries(body: &[u8]) -> serde_json::Result<Vec<PreparedQuery>> {
-    let queries: Vec<ApiQuery> = serde_json::from_slice(body)?;
+/// `/v1/query`.
+pub(crate) fn queries(body: &[u8], invalid: &mut Invalid) -> serde_json::Result<Vec<PreparedQuery>> {
+    let queries: Vec<ApiQuery> = list(body, invalid)?;
     Ok(queries.into_iter().map(Into::into).collect())
 }
 
@@ -310,12 +368,36 @@ struct ApiQueryService {
     connect: bool,
 }
 
-/// Where else it is looked.
+/// Datacenters to ask if the own one has no instance.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct ApiFailover {
     #[serde(default, deserialize_with = "or_default")]
     datacenters: Vec<String>,
+    #[serde(default, deserialize_with = "or_default")]
+    targets: Vec<ApiTarget>,
+}
+
+/// One target of a failover: a datacenter or a peer. Peers are not followed: their instances are not in the
+/// catalog's endpoints (see docs/consul.md).
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ApiTarget {
+    #[serde(default, deserialize_with = "or_default")]
+    datacenter: String,
+}
+
+impl ApiFailover {
+    /// Returns the datacenters in the order in which Consul asks them: targets exclude the other members.
+    fn datacenters(self) -> Vec<String> {
+        let Self { datacenters, targets } = self;
+        match targets.is_empty() {
+            true => datacenters,
+            false => {
+                targets.into_iter().map(|target| target.datacenter).filter(|name| !name.is_empty()).collect()
+            }
+        }
+    }
 }
 
 /// Whether it is a template; without a type it is none.
@@ -354,7 +436,7 @@ impl From<ApiQuery> for PreparedQuery {
             connect: service.connect,
             near: service.near,
             ttl: dns_consul::config::ttl_from_text(&dns.ttl),
-            failover: service.failover.datacenters,
+            failover: service.failover.datacenters(),
             template: (!kind.is_empty()).then_some(Template { regexp, remove_empty_tags }),
         }
     }
@@ -365,7 +447,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_of_health_becomes_an_instance() {
+    fn health_entries_become_instances() {
         let body = br#"[{"Node": {"ID": "a-b", "Node": "n1", "Address": "10.0.0.1", "Datacenter": "dc1",
             "TaggedAddresses": null, "Meta": {"rack": "r1"}, "CreateIndex": 7},
           "Service": {"ID": "web-1", "Service": "web", "Tags": null, "Address": "", "Port": 80,
@@ -373,28 +455,69 @@ mod tests {
             "Weights": {"Passing": 3, "Warning": 1}, "Proxy": {"Mode": ""}, "Connect": {}},
           "Checks": [{"CheckID": "serfHealth", "Status": "passing", "ServiceID": ""},
             {"CheckID": "up", "Status": "warning", "ServiceID": "web-1"}]}]"#;
-        let Instances { instances, virtual_address } = health(body).expect("read");
+        let Instances { instances, virtual_addresses } = health(body, &mut Invalid::default()).expect("read");
         let [instance] = &instances[..] else { panic!("one instance") };
         assert_eq!((instance.id.as_str(), instance.node.as_str(), instance.port), ("web-1", "n1", 80));
         assert_eq!(instance.weights, Weights { passing: 3, warning: 1 });
         assert_eq!(instance.checks[1].status, Status::Warning);
-        assert_eq!(virtual_address, Some(IpAddr::from([240, 0, 0, 5])));
+        assert_eq!(virtual_addresses, [("web".to_owned(), IpAddr::from([240, 0, 0, 5]))]);
     }
 
     #[test]
-    fn a_prepared_query_is_read() {
+    fn proxies_carry_the_virtual_address() {
+        let body = br#"[{"Node": {"Node": "n1"}, "Service": {"ID": "p", "Service": "web-sidecar-proxy",
+            "Kind": "connect-proxy", "Proxy": {"DestinationServiceName": "web"},
+            "TaggedAddresses": {"consul-virtual": {"Address": "240.0.0.6", "Port": 20000}}}}]"#;
+        let read = health(body, &mut Invalid::default()).expect("read");
+        assert_eq!(read.virtual_addresses, [("web".to_owned(), IpAddr::from([240, 0, 0, 6]))]);
+    }
+
+    #[test]
+    fn invalid_entries_are_dropped() {
+        let entry = |port: &str| {
+            format!(r#"{{"Node": {{"Node": "n"}}, "Service": {{"Service": "web", "Port": {port}}}}}"#)
+        };
+        let mut invalid = Invalid::default();
+        let body = format!("[{}, {}, {}]", entry("80"), entry("70000"), entry("81"));
+        let ports: Vec<u16> = health(body.as_bytes(), &mut invalid)
+            .expect("read")
+            .instances
+            .iter()
+            .map(|one| one.port)
+            .collect();
+        assert_eq!((ports, invalid.count), (vec![80, 81], 1));
+        assert!(invalid.reason.contains("70000"), "{}", invalid.reason);
+        let mut invalid = Invalid::default();
+        let body = br#"[{"Address": "10.0.0.1"}, {"Node": "", "Address": "10.0.0.2"}, {"Node": "n"}]"#;
+        assert_eq!((nodes(body, &mut invalid).expect("read").len(), invalid.count), (1, 2));
+        let mut invalid = Invalid::default();
+        let read = services(br#"{"a": 7, "b": ["t"]}"#, &mut invalid).expect("read");
+        assert_eq!((read.len(), invalid.count), (2, 1));
+        assert!(nodes(b"{", &mut invalid).is_err());
+    }
+
+    #[test]
+    fn prepared_queries_are_read() {
         let body = br#"[{"ID": "x", "Name": "geo-", "Session": "", "Token": "",
             "Template": {"Type": "name_prefix_match", "Regexp": "^geo-(.*)$"},
             "Service": {"Service": "${match(1)}", "Failover": {"NearestN": 0, "Datacenters": ["dc2"]},
               "OnlyPassing": true, "Tags": ["!old"]}, "DNS": {"TTL": "10s"}}]"#;
-        let query = &queries(body).expect("read")[0];
+        let mut invalid = Invalid::default();
+        let query = &queries(body, &mut invalid).expect("read")[0];
         assert_eq!((query.ttl, query.only_passing), (Some(10), true));
         assert_eq!(query.failover, ["dc2"]);
         assert!(query.template.is_some());
-        assert!(queries(b"{").is_err());
-        assert_eq!(services(br#"{"a": ["x"], "b": null}"#).expect("read")["b"], Vec::<String>::new());
+        assert!(queries(b"{", &mut invalid).is_err());
+        let targets = br#"[{"ID": "x", "Service": {"Service": "web", "Failover": {"Targets": [
+            {"Peer": "p"}, {"Datacenter": "dc3"}, {"Datacenter": "dc2"}]}}}]"#;
+        assert_eq!(queries(targets, &mut invalid).expect("read")[0].failover, ["dc3", "dc2"]);
         assert_eq!(
-            ingress(br#"[{"Name": "gw", "Listeners": [{"Services": [{"Name": "web"}]}]}]"#).expect("read")[0]
+            services(br#"{"a": ["x"], "b": null}"#, &mut invalid).expect("read")["b"],
+            Vec::<String>::new()
+        );
+        assert_eq!(
+            ingress(br#"[{"Name": "gw", "Listeners": [{"Services": [{"Name": "web"}]}]}]"#, &mut invalid)
+                .expect("read")[0]
                 .services,
             ["web"]
         );

@@ -25,8 +25,9 @@ use tokio::{
 
 use crate::{
     agent::{Agent, AgentError, Reply},
-    api,
+    api::{self, Invalid},
     cursor::{Cursor, Worth},
+    freshness::{Freshness, Summary},
     known::{Key, Known},
     pace::Backoff,
     token::Token,
@@ -69,8 +70,10 @@ pub struct Settings {
     pub datacenter: Option<String>,
     /// Whether any of Consul's servers may answer.
     pub allow_stale: bool,
-    /// How long what was told last is good for.
+    /// Age up to which the last answer is served while Consul fails to give another.
     pub max_stale: Duration,
+    /// Time of failures after which a part of the catalog is reported as stale.
+    pub stale_after: Duration,
 }
 
 /// What is registered, as far as it was told.
@@ -129,6 +132,16 @@ pub struct Status {
     pub pictures: u64,
     /// Why the last request failed, if it did.
     pub problem: Option<String>,
+    /// Questions that have failed for longer than `stale_after`: their old answers are served.
+    pub stale: usize,
+    /// Age in seconds of the oldest of these answers.
+    pub oldest_stale_seconds: Option<f64>,
+    /// The oldest of these questions and the reason of its failure.
+    pub stale_problem: Option<String>,
+    /// Entries of answers that are invalid and are left out.
+    pub invalid_entries: usize,
+    /// The first of them.
+    pub invalid_problem: Option<String>,
 }
 
 /// A live source; ends when it is dropped.
@@ -153,6 +166,8 @@ enum Demand {
     Lack(Lack),
     /// This was asked for, and is known.
     Asked(Key),
+    /// Interfaces answer for these.
+    Used(Vec<Key>),
 }
 
 impl Source {
@@ -172,6 +187,9 @@ impl Source {
             agents: None,
             updates,
             watched: HashMap::new(),
+            freshness: HashMap::new(),
+            invalid: HashMap::new(),
+            was_stale: false,
             tracked: HashMap::new(),
             queue: VecDeque::new(),
             fetching: 0,
@@ -210,6 +228,12 @@ impl Source {
     pub fn asked(&self, datacenter: &str, service: &str) {
         // One that finds no room comes again with the next question.
         let _ = self.demands.try_send(Demand::Asked((datacenter.to_owned(), service.to_owned())));
+    }
+
+    /// Reports services that interfaces answer for, so that they keep or get a watch. Never blocks.
+    pub fn used(&self, services: Vec<(String, String)>) {
+        // The next report comes soon.
+        let _ = self.demands.try_send(Demand::Used(services));
     }
 
     /// How it is doing.
@@ -258,19 +282,21 @@ enum Told {
     Ingress(Vec<Gateway>),
     /// [`Topic::Queries`].
     Queries(Vec<PreparedQuery>),
+    /// The same as before.
+    Unchanged,
 }
 
 impl Told {
     /// Reads the answer to a question.
-    fn read(topic: &Topic, body: &[u8]) -> serde_json::Result<Self> {
+    fn read(topic: &Topic, body: &[u8], invalid: &mut Invalid) -> serde_json::Result<Self> {
         Ok(match topic {
             Topic::Agent => Self::Agent(api::agent(body)?),
             Topic::Datacenters => Self::Datacenters(api::datacenters(body)?),
-            Topic::Nodes(_) => Self::Nodes(api::nodes(body)?),
-            Topic::Services(_) => Self::Services(api::services(body)?),
-            Topic::Health { .. } => Self::Health(api::health(body)?),
-            Topic::Ingress => Self::Ingress(api::ingress(body)?),
-            Topic::Queries => Self::Queries(api::queries(body)?),
+            Topic::Nodes(_) => Self::Nodes(api::nodes(body, invalid)?),
+            Topic::Services(_) => Self::Services(api::services(body, invalid)?),
+            Topic::Health { .. } => Self::Health(api::health(body, invalid)?),
+            Topic::Ingress => Self::Ingress(api::ingress(body, invalid)?),
+            Topic::Queries => Self::Queries(api::queries(body, invalid)?),
         })
     }
 }
@@ -286,6 +312,8 @@ struct Update {
     once: bool,
     /// The answer, or that there is none.
     told: Result<Told, NotTold>,
+    /// Entries of it that are left out; empty if it is unchanged.
+    invalid: Invalid,
 }
 
 /// Why there is no answer.
@@ -321,19 +349,26 @@ impl Manner {
     }
 }
 
-/// Reads a reply; one that cannot be read is asked for anew.
-fn read(agent: &Agent, topic: &Topic, cursor: &mut Cursor, reply: &Reply) -> Option<Result<Told, NotTold>> {
+/// Reads a reply. After one that cannot be read the question starts again.
+fn read(
+    agent: &Agent,
+    topic: &Topic,
+    cursor: &mut Cursor,
+    reply: &Reply,
+    invalid: &mut Invalid,
+) -> Result<Told, NotTold> {
     if cursor.falls_to(reply.index) {
         agent.count_index_reset();
     }
     if cursor.advance(reply.index, &reply.body) == Worth::Known {
-        return None;
+        return Ok(Told::Unchanged);
     }
-    let told = Told::read(topic, &reply.body);
-    Some(told.map_err(|error| {
+    Told::read(topic, &reply.body, invalid).map_err(|error| {
         *cursor = Cursor::default();
-        NotTold::Json("an answer of Consul's", error)
-    }))
+        let problem = NotTold::Json("an answer of Consul's", error);
+        agent.count_unreadable(&problem.to_string());
+        problem
+    })
 }
 
 /// Asks again and again. Ends with whoever listens.
@@ -354,30 +389,30 @@ async fn keep_asking(
             cursor.reset();
         }
         let begun = Instant::now();
-        let answer = manner.ask(&agent, &topic, &cursor).await;
-        let read = match answer {
-            Ok(reply) => read(&agent, &topic, &mut cursor, &reply),
-            Err(error) => Some(Err(error.into())),
+        let mut invalid = Invalid::default();
+        let told = match manner.ask(&agent, &topic, &cursor).await {
+            Ok(reply) => read(&agent, &topic, &mut cursor, &reply, &mut invalid),
+            Err(error) => Err(error.into()),
         };
-        let pause = match &read {
-            Some(Err(_)) => backoff.next(),
+        if told.is_ok() {
+            backoff.reset();
+        }
+        let pause = match &told {
+            Err(_) => backoff.next(),
             _ if !topic.can_be_watched() => POLL.mul_f64(0.9 + fastrand::f64() / 5.0),
-            Some(Ok(_)) => PAUSE,
             // It returned for nothing: the quicker, the longer the pause.
-            None => {
+            Ok(Told::Unchanged) => {
                 quick = if begun.elapsed() < manner.wait / 2 { (quick + 1).min(7) } else { 0 };
                 (PAUSE * (1 << quick)).mul_f64(0.5 + fastrand::f64() / 2.0)
             }
-        };
-        if let Some(told) = read {
-            if told.is_ok() {
-                backoff.reset();
+            Ok(_) => {
                 quick = 0;
+                PAUSE
             }
-            let update = Update { topic: topic.clone(), cursor, once: false, told };
-            if updates.send(update).await.is_err() {
-                return;
-            }
+        };
+        let update = Update { topic: topic.clone(), cursor, once: false, told, invalid };
+        if updates.send(update).await.is_err() {
+            return;
         }
         sleep(pause).await;
     }
@@ -397,6 +432,12 @@ struct Follower {
     updates: mpsc::Sender<Update>,
     /// Questions that are asked again and again, those for instances not among them.
     watched: HashMap<Topic, Running>,
+    /// Success and failure of each question.
+    freshness: HashMap<Topic, Freshness>,
+    /// Entries that are left out, by question.
+    invalid: HashMap<Topic, Invalid>,
+    /// Whether a question was stale at the last look.
+    was_stale: bool,
     /// Services.
     tracked: HashMap<Key, Tracked>,
     /// Services whose instances are to be fetched.
@@ -468,7 +509,8 @@ impl Follower {
 
     /// Takes an answer in.
     fn take(&mut self, update: Update) {
-        let Update { topic, cursor, once, told } = update;
+        let Update { topic, cursor, once, told, invalid } = update;
+        self.note_outcome(&topic, &told, invalid);
         if let Topic::Health { datacenter, service } = &topic {
             let key = (datacenter.clone(), service.to_ascii_lowercase());
             return self.take_instances(&key, cursor, once, told);
@@ -483,6 +525,7 @@ impl Follower {
         let is_news = match (topic, told) {
             (_, Told::Agent(api::Myself { datacenter, node_name })) => self.take_agent(datacenter, node_name),
             (_, Told::Datacenters(names)) => replace(&mut self.known.datacenters, names),
+            (Topic::Nodes(datacenter), Told::Unchanged) => self.known.unreachable.remove(&datacenter),
             (Topic::Nodes(datacenter), Told::Nodes(nodes)) => {
                 self.known.unreachable.remove(&datacenter) | self.known.set_nodes(&datacenter, nodes)
             }
@@ -492,7 +535,7 @@ impl Follower {
             }
             (_, Told::Ingress(gateways)) => replace(&mut self.known.gateways, gateways),
             (_, Told::Queries(queries)) => replace(&mut self.known.queries, queries),
-            // An answer is read by its question.
+            // Unchanged; other answers are read by their question.
             _ => false,
         };
         self.note(is_news);
@@ -524,6 +567,29 @@ impl Follower {
         }
     }
 
+    /// Notes whether a question succeeded, and warns once per reason about entries that are left out.
+    fn note_outcome(&mut self, topic: &Topic, told: &Result<Told, NotTold>, invalid: Invalid) {
+        let freshness = self.freshness.entry(topic.clone()).or_default();
+        match told {
+            Ok(Told::Unchanged) => freshness.succeeded(Instant::now()),
+            Ok(_) => {
+                freshness.succeeded(Instant::now());
+                let before = match invalid.count {
+                    0 => self.invalid.remove(topic),
+                    _ => self.invalid.insert(topic.clone(), invalid.clone()),
+                };
+                if invalid.count > 0 && before.is_none_or(|before| before.reason != invalid.reason) {
+                    tracing::warn!(
+                        "Consul: {topic}: {} invalid entries are left out, the others are used; the first: {}",
+                        invalid.count,
+                        invalid.reason
+                    );
+                }
+            }
+            Err(problem) => freshness.failed(Instant::now(), problem.to_string()),
+        }
+    }
+
     /// A datacenter told its services.
     fn take_services(&mut self, datacenter: &str, services: std::collections::BTreeMap<String, Vec<String>>) {
         let is_own = self.known.own.as_deref() == Some(datacenter);
@@ -531,6 +597,12 @@ impl Follower {
         for key in difference.gone {
             self.tracked.remove(&key);
             self.demanded.remove(&key);
+            let is_gone = |topic: &Topic| {
+                matches!(topic, Topic::Health { datacenter, service }
+                    if *datacenter == key.0 && service.eq_ignore_ascii_case(&key.1))
+            };
+            self.freshness.retain(|topic, _| !is_gone(topic));
+            self.invalid.retain(|topic, _| !is_gone(topic));
         }
         for key in difference.to_ask {
             if is_own || self.demanded.contains(&key) {
@@ -558,7 +630,10 @@ impl Follower {
                 let is_news = self.known.set_instances(key, instances);
                 self.note(is_news);
             }
-            Ok(_) => {}
+            Ok(_) => {
+                tracked.cursor = cursor;
+                tracked.told = Some(Instant::now());
+            }
             Err(problem) => tracing::debug!("Consul: {}: {problem}", key.1),
         }
         if is_watched {
@@ -598,13 +673,8 @@ impl Follower {
     /// Takes in what others want.
     fn take_demand(&mut self, demand: Demand) {
         match demand {
-            Demand::Asked(key) => {
-                let Some(tracked) = self.tracked.get_mut(&key) else { return };
-                tracked.asked = Some(Instant::now());
-                if tracked.watch.is_none() && !tracked.queued && self.make_room() {
-                    self.watch_instances(&key);
-                }
-            }
+            Demand::Asked(key) => self.note_use(&key),
+            Demand::Used(keys) => keys.iter().for_each(|key| self.note_use(key)),
             Demand::Lack(Lack { datacenter, service }) => {
                 if !self.known.is_datacenter(&datacenter) {
                     return;
@@ -618,6 +688,15 @@ impl Follower {
                     self.ask(key, true);
                 }
             }
+        }
+    }
+
+    /// Notes that a service is in use; it gets a watch if there is room for one.
+    fn note_use(&mut self, key: &Key) {
+        let Some(tracked) = self.tracked.get_mut(key) else { return };
+        tracked.asked = Some(Instant::now());
+        if tracked.watch.is_none() && !tracked.queued && self.make_room() {
+            self.watch_instances(key);
         }
     }
 
@@ -642,7 +721,9 @@ impl Follower {
                 }
             }
         }
-        let expired = self.agent.contact().is_some_and(|at| at.elapsed() > self.settings.max_stale);
+        let summary = self.summary();
+        let expired = self.agent.contact().is_some_and(|at| at.elapsed() > self.settings.max_stale)
+            || summary.catalog_age.is_some_and(|age| age > self.settings.max_stale);
         if expired != self.expired {
             self.expired = expired;
             self.note(true);
@@ -658,8 +739,26 @@ impl Follower {
                 (false, _) => tracing::info!("Consul answers again: {}", self.agent.address()),
             }
         }
+        let stale = summary.stale > 0;
+        if stale != self.was_stale {
+            self.was_stale = stale;
+            match summary.oldest {
+                Some((_, problem)) => tracing::warn!(
+                    "Consul: {} questions fail, their last answers are served; {problem}",
+                    summary.stale
+                ),
+                None => tracing::info!("Consul: all questions are answered again"),
+            }
+        }
         self.watches_all.store(self.watch_count() >= self.tracked.len(), Ordering::Relaxed);
         self.tell_status();
+    }
+
+    /// Sums up failing questions. Questions of other datacenters count: their names are served, too.
+    fn summary(&self) -> Summary {
+        let own = self.known.own.as_deref();
+        let catalog = |topic: &Topic| matches!(topic, Topic::Nodes(datacenter) | Topic::Services(datacenter) if own == Some(datacenter));
+        Summary::of(&self.freshness, self.settings.stale_after, catalog)
     }
 
     /// Notes that there are news.
@@ -684,6 +783,9 @@ impl Follower {
     fn tell_status(&self) {
         let (services, services_told, nodes, instances) = self.known.counts();
         let [requests, failures, index_resets] = self.agent.counts();
+        let Summary { stale, oldest, .. } = self.summary();
+        let (oldest_stale_seconds, stale_problem) =
+            oldest.map(|(age, problem)| (age.as_secs_f64(), problem)).unzip();
         let status = Status {
             address: self.agent.address().to_string(),
             away: self.was_away,
@@ -701,6 +803,15 @@ impl Follower {
             index_resets,
             pictures: self.pictures,
             problem: self.agent.problem(),
+            stale,
+            oldest_stale_seconds,
+            stale_problem,
+            invalid_entries: self.invalid.values().map(|invalid| invalid.count).sum(),
+            invalid_problem: self
+                .invalid
+                .iter()
+                .map(|(topic, invalid)| format!("{topic}: {}", invalid.reason))
+                .min(),
         };
         *self.status.lock() = status;
     }
@@ -816,21 +927,19 @@ impl Follower {
             self.fetching += 1;
             let (agent, manner, updates) = (self.agent.clone(), self.manner(), self.updates.clone());
             tokio::spawn(async move {
-                let mut cursor = Cursor::default();
+                let (mut cursor, mut invalid) = (Cursor::default(), Invalid::default());
                 let told = match manner.ask(&agent, &topic, &cursor).await {
                     // The first answer is always news.
-                    Ok(reply) => read(&agent, &topic, &mut cursor, &reply),
+                    Ok(reply) => read(&agent, &topic, &mut cursor, &reply, &mut invalid),
                     Err(error) => {
                         // The gate holds back all when nobody answers; this is for what just this
                         // service answers.
                         sleep(Backoff::default().next()).await;
-                        Some(Err(error.into()))
+                        Err(error.into())
                     }
                 };
-                if let Some(told) = told {
-                    // An error: the follower has ended.
-                    let _ = updates.send(Update { topic, cursor, once: true, told }).await;
-                }
+                // An error: the follower has ended.
+                let _ = updates.send(Update { topic, cursor, once: true, told, invalid }).await;
             });
         }
     }

@@ -180,16 +180,15 @@ impl Known {
         for (datacenter, place) in &self.places {
             registrations.nodes.extend(place.nodes.iter().flatten().cloned());
             for (key, service) in place.services.iter().flatten() {
-                let Some(Instances { instances, virtual_address }) = &service.instances else {
+                let Some(Instances { instances, virtual_addresses }) = &service.instances else {
                     registrations.pending.services.insert((datacenter.clone(), key.clone()));
                     continue;
                 };
                 registrations.instances.extend(instances.iter().cloned());
-                if let Some(address) = *virtual_address
-                    && datacenter == own
-                {
-                    let service = service.name.clone();
-                    registrations.virtual_addresses.push(VirtualAddress { service, peer: None, address });
+                if datacenter == own {
+                    for (service, address) in virtual_addresses.iter().cloned() {
+                        registrations.virtual_addresses.push(VirtualAddress { service, peer: None, address });
+                    }
                 }
             }
         }

@@ -8,6 +8,7 @@
 //! * `pace`: how often may be asked, and how long to wait after what went wrong.
 //! * `agent`: one question to whichever agent answers.
 //! * `cursor`: the index of blocking queries, and whether an answer is news.
+//! * `freshness`: success and failure of each question, and the age of old answers.
 //! * `topic`: what is asked for.
 //! * `api`: Consul's JSON as registrations.
 //! * `known`: all that was told so far.
@@ -18,6 +19,7 @@ mod api;
 mod connections;
 mod cursor;
 pub mod follow;
+mod freshness;
 mod known;
 mod pace;
 mod tls;

@@ -1,6 +1,6 @@
 //! What is asked for.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 /// One thing that can be asked for, and watched if Consul lets it be waited for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -65,6 +65,20 @@ impl Topic {
             add("stale");
         }
         path
+    }
+}
+
+impl fmt::Display for Topic {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Agent => out.write_str("the agent"),
+            Self::Datacenters => out.write_str("datacenters"),
+            Self::Nodes(datacenter) => write!(out, "nodes of {datacenter}"),
+            Self::Services(datacenter) => write!(out, "services of {datacenter}"),
+            Self::Health { datacenter, service } => write!(out, "service {service} of {datacenter}"),
+            Self::Ingress => out.write_str("ingress gateways"),
+            Self::Queries => out.write_str("prepared queries"),
+        }
     }
 }
 

@@ -95,6 +95,79 @@ async fn no_change_is_missed_whatever_the_agent_does() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn invalid_entries_freeze_nothing() {
+    let double = start(World::generated(5, 3), Rules::default());
+    let source = Source::start(settings(&[double.address], |_| {}));
+    until_same(&source, &double).await;
+    // One instance with a port that does not exist, and a node without a name.
+    double.change(|world| {
+        world.nodes.insert(String::new(), "10.6.6.6".to_owned());
+        world.move_node("node-1", "10.6.6.1");
+        world.register("service-1", Instance { port: 70_000, ..instance("node-1", "bad", "10.6.6.7") });
+        world.register("service-1", instance("node-2", "good", "10.6.6.8"));
+    });
+    let told = || {
+        let picture = source.pictures().borrow().clone();
+        picture.registrations.instances.iter().any(|instance| instance.id == "good")
+            && picture.registrations.nodes.iter().any(|node| node.address == "10.6.6.1")
+    };
+    until("the valid entries are told", told).await;
+    let picture = source.pictures().borrow().clone();
+    assert!(picture.registrations.instances.iter().all(|instance| instance.id != "bad"));
+    until("the status counts them", || source.status().invalid_entries == 2).await;
+    double.change(|world| {
+        world.nodes.remove("");
+        world.move_node("node-1", "10.6.6.2");
+        world.set_status("service-1", 0, "warning");
+        if let Some(service) = world.services.get_mut("service-1") {
+            service.instances.retain(|instance| instance.id != "bad");
+        }
+    });
+    until("all is valid", || source.status().invalid_entries == 0).await;
+    until_same(&source, &double).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn revoked_token_is_reported_and_expires() {
+    let folder = tempfile::tempdir().unwrap();
+    let token = folder.path().join("token");
+    fs::write(&token, "good\n").unwrap();
+    let rules = Rules { token: Some("good".to_owned()), ..Rules::default() };
+    let double = start(World::generated(5, 3), rules);
+    let mut settings = settings(&[double.address], |api| api.wait = Duration::from_secs(1));
+    settings.token_file = Some(token);
+    settings.max_stale = Duration::from_secs(8);
+    let source = Source::start(settings);
+    until_same(&source, &double).await;
+    assert_eq!((source.status().stale, source.status().expired), (0, false));
+    double.set_token("another");
+    until("it is stale", || source.status().stale > 0).await;
+    let problem = source.status().stale_problem.unwrap_or_default();
+    assert!(problem.contains("permission denied (403)"), "{problem}");
+    until("it has expired", || source.status().expired).await;
+    double.set_token("good");
+    until("it is fresh", || source.status().stale == 0 && !source.status().expired).await;
+    until_same(&source, &double).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn used_services_keep_their_watch() {
+    const SERVICES: usize = 300;
+    let double = start(World::generated(SERVICES, 1), Rules::default());
+    let source = Source::start(settings(&[double.address], |api| api.max_connections = 20));
+    until_same(&source, &double).await;
+    let watched = source.status().services_watched;
+    assert!(watched < 20, "{watched}");
+    // The interface reports its hot names; a query in userspace would have done the same.
+    source.used(vec![("dc1".to_owned(), "service-299".to_owned())]);
+    until("its watch", || double.waits_for("/v1/health/service/service-299")).await;
+    let begun = Instant::now();
+    double.change(|world| world.set_status("service-299", 0, "critical"));
+    until_same(&source, &double).await;
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_comes_back_is_not_stormed() {
     const RATE: usize = 200;
     let world = World::generated(300, 2);
@@ -255,6 +328,7 @@ fn settings(addresses: &[SocketAddr], change: impl FnOnce(&mut HttpApi)) -> Sett
         tls_server_name: None,
         wait: Duration::from_secs(30),
         rate: 1000,
+        stale_after: Duration::from_secs(2),
         max_connections: 150,
     };
     change(&mut api);
@@ -264,6 +338,7 @@ fn settings(addresses: &[SocketAddr], change: impl FnOnce(&mut HttpApi)) -> Sett
         datacenter: None,
         allow_stale: true,
         max_stale: Duration::from_secs(3600),
+        stale_after: Duration::from_secs(2),
     }
 }
 

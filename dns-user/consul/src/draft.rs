@@ -171,6 +171,13 @@ impl Page<'_> {
             let reply = self.write(count, count < all, self.compress && !measured_plain, 0);
             reply.len()
         };
+        // Nearly all replies fit as a whole: they are written once.
+        if count == all {
+            let reply = self.write(all, false, self.compress, 0);
+            if reply.len() <= room {
+                return reply;
+            }
+        }
         // At least one answer is tried, and cut below if the client cannot take it.
         let count = largest_that(count.min(1), count, |count| measure(count) <= room);
         let truncated = config.enable_truncate && count < all;

@@ -20,6 +20,8 @@ pub struct HttpApi {
     pub wait: Duration,
     /// `rate`: most requests in a second.
     pub rate: u32,
+    /// `stale_after`: time of failures after which a part of the catalog is reported as stale.
+    pub stale_after: Duration,
     /// `max_connections`: most TCP connections to one agent.
     pub max_connections: usize,
 }
@@ -70,8 +72,10 @@ impl HttpApi {
         if wait > LONGEST_WAIT {
             return Err(object.error("wait", "is longer than Consul takes; allowed is up to \"10m\""));
         }
+        let stale_after = object.positive("stale_after")?.unwrap_or(Duration::from_secs(60));
         let settings = Self {
             addresses,
+            stale_after,
             ca_file: path("ca_file")?,
             identity,
             tls_server_name: object.text("tls_server_name")?.map(str::to_owned),
@@ -86,7 +90,7 @@ impl HttpApi {
                 "addresses",
                 &format!(
                     "beside it stands {unknown}, which is unknown; allowed are addresses, ca_file, cert_file, \
-                     key_file, tls_server_name, wait, rate and max_connections"
+                     key_file, tls_server_name, wait, rate, stale_after and max_connections"
                 ),
             )),
             None => Ok(Some(settings)),

@@ -5,7 +5,7 @@ use std::{borrow::Cow, collections::BTreeMap, net::IpAddr};
 use regex::Regex;
 
 use crate::{
-    answer::Zone,
+    answer::{Lack, Zone},
     catalog::{
         InstanceId, Place, Reach,
         registrations::{PreparedQuery, Status, Template},
@@ -54,6 +54,28 @@ impl Zone {
         self.sort_by_nearness(&query.near, client, &mut found);
         let ttl = query.ttl.unwrap_or_else(|| self.config.dns.ttl_of(&query.service));
         Ok(Executed { instances: found, ttl })
+    }
+
+    /// Returns the first failover datacenter that the query needs and that no source has reported yet.
+    pub(crate) fn lacks_for_failover(&self, name: &str, datacenter: Option<&str>) -> Option<Lack> {
+        let stored = datacenter.unwrap_or(&self.config.datacenter);
+        let query = self.find_query(name, stored).ok()?;
+        if !self.matching(&query, stored).is_empty() {
+            return None;
+        }
+        for other in query.failover.iter().map(|other| other.to_ascii_lowercase()) {
+            if self.catalog.reach(&other) != Reach::Reachable {
+                continue;
+            }
+            let service = query.service.to_ascii_lowercase();
+            if self.catalog.is_pending(&other, Some(&service)) {
+                return Some(Lack { datacenter: other, service: Some(service) });
+            }
+            if !self.matching(&query, &other).is_empty() {
+                return None;
+            }
+        }
+        None
     }
 
     /// The query of this name, templates filled in.

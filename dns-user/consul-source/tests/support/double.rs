@@ -201,6 +201,11 @@ impl Double {
         lock(&self.shared.tally).clone()
     }
 
+    /// Whether a blocking query for this path waits now.
+    pub(crate) fn waits_for(&self, path: &str) -> bool {
+        lock(&self.shared.blocking).contains(path)
+    }
+
     /// Blocking queries that wait now.
     pub(crate) fn blocking(&self) -> usize {
         lock(&self.shared.blocking).len()

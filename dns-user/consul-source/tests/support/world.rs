@@ -37,7 +37,7 @@ pub(crate) struct Instance {
     pub(crate) node: String,
     pub(crate) id: String,
     pub(crate) address: String,
-    pub(crate) port: u16,
+    pub(crate) port: u32,
     pub(crate) tags: Vec<String>,
     pub(crate) status: &'static str,
 }

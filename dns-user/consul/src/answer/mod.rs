@@ -165,10 +165,17 @@ impl Zone {
                     || is_own && self.catalog.is_incomplete(&datacenter))
                 .then_some(Lack { datacenter, service: None })
             }
-            Question::Query { .. } => {
-                self.catalog.is_incomplete(&own()).then(|| Lack { datacenter: own(), service: None })
-            }
-            Question::Virtual { service, peer: None } => lack(own(), Some(service)),
+            Question::Query { name, datacenter } => match self.catalog.is_incomplete(&own()) {
+                true => Some(Lack { datacenter: own(), service: None }),
+                false => self.lacks_for_failover(&name, datacenter.as_deref()),
+            },
+            // The address is registered with the service's proxies, under another name.
+            Question::Virtual { service, peer: None } => match self.catalog.virtual_address(None, &service) {
+                Ok(None) if self.catalog.is_incomplete(&own()) => {
+                    Some(Lack { datacenter: own(), service: None })
+                }
+                _ => lack(own(), Some(service)),
+            },
             Question::Virtual { .. } | Question::Address(_) | Question::Empty | Question::Invalid => None,
         }
     }
@@ -187,6 +194,8 @@ impl Zone {
                 };
                 self.find_healthy(search, &service, found, is_tagged, &locality, random)
             }
+            // Consul reports an error of the access control here, and no empty answer.
+            Question::Connect { service, .. } if !self.catalog.is_readable(&service) => Err(Failure::Server),
             Question::Connect { service, locality } => {
                 let found = self.catalog.connect(&self.place(&locality)?, &service).to_vec();
                 self.find_healthy(search, &service, found, |_| true, &locality, random)

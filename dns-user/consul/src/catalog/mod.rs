@@ -233,6 +233,11 @@ impl Catalog {
         self.services.get(&(place.clone(), service.into())).map_or(&[], Vec::as_slice)
     }
 
+    /// Whether the token may read a service; `service` in lower case.
+    pub fn is_readable(&self, service: &str) -> bool {
+        self.visibility.service(service)
+    }
+
     /// Instances of the mesh that stand for a service; `service` in lower case.
     pub fn connect(&self, place: &Place, service: &str) -> &[InstanceId] {
         if !self.visibility.service(service) {
@@ -241,12 +246,15 @@ impl Catalog {
         self.connect.get(&(place.clone(), service.into())).map_or(&[], Vec::as_slice)
     }
 
-    /// Instances of the ingress gateways that a service is bound to; `service` in lower case.
+    /// Instances of the ingress gateways that a service is bound to; `service` in lower case. A gateway bound to `*`
+    /// serves every registered service, and no other name.
     pub fn ingress(&self, place: &Place, service: &str) -> Vec<InstanceId> {
         if !self.visibility.service(service) {
             return Vec::new();
         }
-        let bound = self.ingress.get(service).into_iter().chain(self.ingress.get("*"));
+        let exists = !self.service(place, service).is_empty() || !self.connect(place, service).is_empty();
+        let wildcard = self.ingress.get("*").filter(|_| exists);
+        let bound = self.ingress.get(service).into_iter().chain(wildcard);
         let mut gateways: Vec<&str> = bound.flatten().map(|gateway| &**gateway).collect();
         gateways.sort_unstable();
         gateways.dedup();

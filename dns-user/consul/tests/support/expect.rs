@@ -252,7 +252,8 @@ fn edns_fault(wanted: &Value, message: &Message, bytes: &[u8]) -> Option<String>
         Some(EdnsOption::Subnet(subnet)) => Some(u64::from(subnet.scope_prefix())),
         _ => None,
     };
-    (wanted["ecs_scope"].as_u64() != scope)
+    // Absent means not asserted.
+    (wanted.get("ecs_scope").is_some_and(|wanted| wanted.as_u64() != scope))
         .then(|| format!("scope is {scope:?}, not {}", wanted["ecs_scope"]))
 }
 

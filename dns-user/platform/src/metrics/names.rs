@@ -263,4 +263,9 @@ declare! {
     /// Consul's servers were restored.
     CONSUL_INDEX_RESETS_TOTAL: Counter = "bosh_dns_xdp_consul_index_resets_total"
         [] "Answers whose index was smaller than the one before.";
+    /// Failing for longer than `stale_after`; their last answers are served.
+    CONSUL_STALE_QUESTIONS: Gauge = "bosh_dns_xdp_consul_stale_questions"
+        [] "Failing questions whose old answers are served.";
+    CONSUL_INVALID_ENTRIES: Gauge = "bosh_dns_xdp_consul_invalid_entries"
+        [] "Entries of Consul's answers that are invalid and left out.";
 }

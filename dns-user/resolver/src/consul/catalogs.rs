@@ -150,6 +150,7 @@ fn settings_of(config: &Config) -> Option<Settings> {
         datacenter: (!config.datacenter_is_default).then(|| config.datacenter.clone()),
         allow_stale: config.dns.allow_stale,
         max_stale: config.dns.max_stale,
+        stale_after: config.http.as_ref()?.stale_after,
     })
 }
 

@@ -58,5 +58,7 @@ fn of_source(status: &Status) -> Vec<MetricFamily> {
         families::CONSUL_REQUESTS_TOTAL.is(status.requests),
         families::CONSUL_REQUEST_FAILURES_TOTAL.is(status.failures),
         families::CONSUL_INDEX_RESETS_TOTAL.is(status.index_resets),
+        families::CONSUL_STALE_QUESTIONS.is(status.stale as f64),
+        families::CONSUL_INVALID_ENTRIES.is(status.invalid_entries as f64),
     ]
 }

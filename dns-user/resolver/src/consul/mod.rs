@@ -13,6 +13,7 @@ mod live;
 mod metrics;
 mod published;
 mod recursors;
+mod used;
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -38,6 +39,7 @@ use dns_core::{
     wire::{Parsed, Query, TYPE_A, TYPE_AAAA, Transport, parse},
 };
 use dns_fastpath::Slot;
+use dns_platform::clock::kernel_monotonic_ns;
 use dns_upstream::Answer;
 pub(crate) use live::{follow, whole};
 pub(crate) use metrics::ConsulFamilies;
@@ -59,6 +61,8 @@ pub(crate) struct ConsulNames {
     source: ArcSwapOption<Source>,
     /// Learns names that interfaces can answer.
     fast_path: Slot,
+    /// Names that interfaces can answer, with their services.
+    used: used::Used,
     /// See [`Published`].
     seed: u64,
 }
@@ -72,6 +76,7 @@ impl ConsulNames {
             version: watch::channel(version).0,
             source: ArcSwapOption::empty(),
             fast_path,
+            used: used::Used::default(),
             seed: fastrand::u64(..),
         }
     }
@@ -111,6 +116,36 @@ impl ConsulNames {
     /// How a live Consul is doing; `None`: none is asked.
     fn source_status(&self) -> Option<Status> {
         self.source.load().as_ref().map(|source| source.status())
+    }
+
+    /// Reports to the live Consul the services that interfaces answer for: their queries do not come here.
+    pub(crate) fn report_use(&self) {
+        let source = self.source.load();
+        let Some(source) = source.as_ref().filter(|source| !source.watches_all()) else { return };
+        let now = kernel_monotonic_ns();
+        let services = self.used.recent(|name| {
+            let last_used = self.fast_path.last_used_ns(name)?;
+            Some(Duration::from_nanos(now.saturating_sub(last_used)))
+        });
+        if !services.is_empty() {
+            source.used(services);
+        }
+    }
+
+    /// Returns why the catalog may be wrong, if a live Consul fails to confirm it.
+    pub(crate) fn doubt(&self) -> Option<String> {
+        match self.source_status()? {
+            Status { expired: true, problem, .. } => {
+                Some(format!("expired, names get SERVFAIL: {}", problem.unwrap_or_default()))
+            }
+            Status { stale, stale_problem: Some(problem), .. } => {
+                Some(format!("{stale} questions are stale, old answers are served: {problem}"))
+            }
+            Status { last_contact_seconds: None, problem, .. } => {
+                Some(format!("not read yet: {}", problem.unwrap_or_else(|| "no answer".to_owned())))
+            }
+            _ => None,
+        }
     }
 
     /// The zone in force.
@@ -231,7 +266,14 @@ impl Answer for ConsulNames {
             return false;
         }
         if matches!(query.question.qtype, TYPE_A | TYPE_AAAA) && draft.is_only_addresses() {
-            self.fast_path.learn(&query.question.name());
+            let name = query.question.name();
+            if let Some(source) = &*self.source.load()
+                && !source.watches_all()
+                && let Some(service) = zone.service_of(query)
+            {
+                self.used.note(&name, service);
+            }
+            self.fast_path.learn(&name);
         }
         out.extend_from_slice(&draft.finish(query, transport, &zone.config.dns, &Default::default()));
         true

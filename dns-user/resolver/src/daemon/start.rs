@@ -45,6 +45,9 @@ use dns_fastpath::Slot;
 use dns_health::HealthService;
 use dns_platform::{logs::Logs, metrics::labels};
 
+/// Interval of the report which of Consul's names interfaces answer; a watch is kept for a minute.
+const USE_INTERVAL: time::Duration = time::Duration::from_secs(10);
+
 /// Reads the files, opens the sockets, waits until the server answers itself, and opens the
 /// ports of operators.
 pub(super) async fn start<'a>(
@@ -105,7 +108,8 @@ pub(super) async fn start<'a>(
     let listed: Vec<String> = listen.iter().map(ToString::to_string).collect();
     info!("up: serving on {}", listed.join(", "));
 
-    let wellness = Wellness { board: board.clone(), slot, health: health.clone() };
+    let wellness =
+        Wellness { board: board.clone(), slot, health: health.clone(), consul: consul.clone() };
     expose(&config, &metrics, &wellness, failures).await;
     let (reloads, reload_orders) = mpsc::channel(4);
     let api_tls = config.api.as_ref().and_then(|api| backend::certificates(api, &board));
@@ -207,7 +211,13 @@ fn follow_consul(
         metrics.registry().register(Box::new(ConsulFamilies::new(names.clone())?))?;
         let fleet = fleet.clone();
         let installed = move || fleet.consul_changed();
-        failures.spawn("the live source of Consul's names", follow(names, catalogs, installed));
+        failures.spawn("the live source of Consul's names", follow(names.clone(), catalogs, installed));
+        failures.spawn("the report of Consul's names in use", async move {
+            loop {
+                time::sleep(USE_INTERVAL).await;
+                names.report_use();
+            }
+        });
     }
     Ok(())
 }

@@ -3,9 +3,12 @@
 use std::sync::Arc;
 
 use super::status::{Board, State};
-use crate::ops::{
-    journal::Kind,
-    probe::{Check, Probe},
+use crate::{
+    consul::ConsulNames,
+    ops::{
+        journal::Kind,
+        probe::{Check, Probe},
+    },
 };
 use dns_fastpath::Slot;
 use dns_health::HealthService;
@@ -19,11 +22,13 @@ pub(super) struct Wellness {
     pub(super) slot: Slot,
     /// Health checks; `None` if they are off.
     pub(super) health: Option<Arc<HealthService>>,
+    /// Consul's names; `None` without an object `"consul"`.
+    pub(super) consul: Option<Arc<ConsulNames>>,
 }
 
 impl Probe for Wellness {
     fn checks(&self) -> Vec<Check> {
-        let Self { board, slot, health } = self;
+        let Self { board, slot, health, consul } = self;
         let State {
             listen,
             fast_path_off,
@@ -77,6 +82,13 @@ impl Probe for Wellness {
                 vital: false,
                 detail: blindness.unwrap_or_else(|| health_in_words(health)),
             });
+        }
+        if let Some(consul) = consul {
+            let doubt = consul.doubt();
+            // The last answers are served meanwhile, and a restart does not help.
+            let ok = doubt.is_none();
+            let fine = || format!("{} instances", consul.zone().catalog.instance_count());
+            checks.push(Check { name: "Consul", ok, vital: false, detail: doubt.unwrap_or_else(fine) });
         }
         if !parts_off.is_empty() {
             // DNS is served all the same.
