@@ -758,7 +758,7 @@ impl Follower {
     fn summary(&self) -> Summary {
         let own = self.known.own.as_deref();
         let catalog = |topic: &Topic| matches!(topic, Topic::Nodes(datacenter) | Topic::Services(datacenter) if own == Some(datacenter));
-        Summary::of(&self.freshness, self.settings.stale_after, catalog)
+        Summary::of(&self.freshness, self.settings.stale_after, Instant::now(), catalog)
     }
 
     /// Notes that there are news.

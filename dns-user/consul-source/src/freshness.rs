@@ -41,16 +41,18 @@ impl Summary {
     pub(crate) fn of<Q: Display + Eq + Hash>(
         questions: &HashMap<Q, Freshness>,
         limit: Duration,
+        now: Instant,
         is_catalog: impl Fn(&Q) -> bool,
     ) -> Self {
         let mut summary = Self::default();
         for (question, Freshness { answered, failing }) in questions {
             let Some((since, reason)) = failing else { continue };
-            let age = answered.unwrap_or(*since).elapsed();
+            let age = now.saturating_duration_since(answered.unwrap_or(*since));
             if is_catalog(question) && answered.is_some() {
                 summary.catalog_age = summary.catalog_age.max(Some(age));
             }
-            if since.elapsed() < limit {
+            // A question that was never answered serves nothing: the token may not ask it.
+            if answered.is_none() || now.saturating_duration_since(*since) < limit {
                 continue;
             }
             summary.stale += 1;
@@ -67,27 +69,27 @@ impl Summary {
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn failures_make_answers_stale() {
+    #[test]
+    fn failures_make_answers_stale() {
         const LIMIT: Duration = Duration::from_secs(60);
+        let begun = Instant::now();
+        let at = |seconds| begun + Duration::from_secs(seconds);
         let mut questions: HashMap<&str, Freshness> = HashMap::new();
-        let summary =
-            |questions: &HashMap<&str, Freshness>| Summary::of(questions, LIMIT, |name| *name == "nodes");
-        questions.entry("nodes").or_default().succeeded(Instant::now());
+        let summary = |questions: &HashMap<&str, Freshness>, seconds| {
+            Summary::of(questions, LIMIT, at(seconds), |name| *name == "nodes")
+        };
+        questions.entry("nodes").or_default().succeeded(at(0));
+        questions.entry("queries").or_default().failed(at(0), "403".to_owned());
         // A long wait is no failure.
-        tokio::time::advance(Duration::from_secs(300)).await;
-        assert_eq!(summary(&questions), Summary::default());
-        questions.entry("nodes").or_default().failed(Instant::now(), "403".to_owned());
-        tokio::time::advance(Duration::from_secs(59)).await;
-        assert_eq!(
-            (summary(&questions).stale, summary(&questions).catalog_age),
-            (0, Some(Duration::from_secs(359)))
-        );
-        questions.entry("nodes").or_default().failed(Instant::now(), "403 again".to_owned());
-        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(summary(&questions, 300), Summary::default());
+        questions.entry("nodes").or_default().failed(at(300), "403".to_owned());
+        let young = summary(&questions, 359);
+        assert_eq!((young.stale, young.catalog_age), (0, Some(Duration::from_secs(359))));
+        questions.entry("nodes").or_default().failed(at(359), "403 again".to_owned());
         let oldest = (Duration::from_secs(360), "nodes, last answered 360 s ago: 403 again".to_owned());
-        assert_eq!((summary(&questions).stale, summary(&questions).oldest), (1, Some(oldest)));
-        questions.entry("nodes").or_default().succeeded(Instant::now());
-        assert_eq!(summary(&questions), Summary::default());
+        let old = summary(&questions, 360);
+        assert_eq!((old.stale, old.oldest), (1, Some(oldest)));
+        questions.entry("nodes").or_default().succeeded(at(361));
+        assert_eq!(summary(&questions, 500), Summary::default());
     }
 }
