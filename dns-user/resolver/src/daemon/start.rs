@@ -108,8 +108,7 @@ pub(super) async fn start<'a>(
     let listed: Vec<String> = listen.iter().map(ToString::to_string).collect();
     info!("up: serving on {}", listed.join(", "));
 
-    let wellness =
-        Wellness { board: board.clone(), slot, health: health.clone(), consul: consul.clone() };
+    let wellness = Wellness { board: board.clone(), slot, health: health.clone(), consul: consul.clone() };
     expose(&config, &metrics, &wellness, failures).await;
     let (reloads, reload_orders) = mpsc::channel(4);
     let api_tls = config.api.as_ref().and_then(|api| backend::certificates(api, &board));
