@@ -86,7 +86,7 @@ impl Sweep {
     }
 }
 
-/// One table of the report: headings, rows, and the text in front.
+/// One bar of a chart.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Bar {
     /// The subject.
