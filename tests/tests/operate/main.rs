@@ -3,6 +3,7 @@
 
 mod addresses;
 mod api;
+mod check;
 mod cli;
 mod degraded;
 mod files;

@@ -88,16 +88,23 @@ pub enum AliasError {
         error: NameError,
     },
     /// Aliases point to one another in a circle.
-    #[error("the aliases {} form a loop", .0.iter().map(Name::to_string).collect::<Vec<_>>().join(" -> "))]
-    Loop(
-        /// The way round; the last is the first again.
-        Vec<Name>,
-    ),
+    #[error("{}: the aliases {} form a loop; remove one of them", files.join(", "), texts(path).join(" -> "))]
+    Loop {
+        /// Files of these aliases, each once.
+        files: Vec<String>,
+        /// The aliases in order; the last is the first again.
+        path: Vec<Name>,
+    },
     /// An alias that is too much work.
     #[error(
         "the alias {0} leads to more than {MAX_TARGETS} targets, or there by more than {MAX_CHAIN} others"
     )]
     TooMuch(Name),
+}
+
+/// Names as text.
+fn texts(names: &[Name]) -> Vec<String> {
+    names.iter().map(Name::to_string).collect()
 }
 
 impl AliasFiles {
@@ -201,7 +208,15 @@ impl AliasFiles {
         let start = path.iter().position(|name| name == alias);
         path.push(alias.clone());
         if let Some(start) = start {
-            return Err(AliasError::Loop(path.split_off(start)));
+            let path = path.split_off(start);
+            let mut files: Vec<String> = Vec::new();
+            for alias in &path {
+                let file = &self.exact[alias].file;
+                if !files.iter().any(|known| **known == **file) {
+                    files.push(file.to_string());
+                }
+            }
+            return Err(AliasError::Loop { files, path });
         }
         if path.len() > MAX_CHAIN {
             return Err(AliasError::TooMuch(path.swap_remove(0)));

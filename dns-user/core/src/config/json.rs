@@ -30,7 +30,38 @@ impl Json {
         serde_json::from_str(&String::from_utf8_lossy(bytes))
     }
 
-    /// What kind of value this is, for messages.
+    /// Removes the member at `path`, such as `xdp.mode` or `logging.tags[0].name`, and every other
+    /// spelling of its name; returns whether there was one.
+    pub(super) fn remove(&mut self, path: &str) -> bool {
+        let (first, rest) = path.split_once('.').map_or((path, None), |(first, rest)| (first, Some(rest)));
+        let (name, index) = match first.strip_suffix(']').and_then(|text| text.split_once('[')) {
+            Some((name, index)) => (name, index.parse::<usize>().ok()),
+            None => (first, None),
+        };
+        let Self::Object(members) = self else { return false };
+        let before = members.len();
+        let mut inside = false;
+        match (rest, index) {
+            (None, None) => members.retain(|(member, _)| !member.eq_ignore_ascii_case(name)),
+            _ => {
+                let named = members.iter_mut().filter(|(member, _)| member.eq_ignore_ascii_case(name));
+                for (_, value) in named {
+                    match (value, index) {
+                        // A list is only right with each of its items: the item goes as a whole.
+                        (Self::List(items), Some(index)) if index < items.len() => {
+                            items.remove(index);
+                            inside = true;
+                        }
+                        (value, None) => inside |= rest.is_some_and(|rest| value.remove(rest)),
+                        _ => {}
+                    }
+                }
+            }
+        }
+        inside || members.len() < before
+    }
+
+    /// Returns the kind of the value with its article, for messages.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Null => "null",

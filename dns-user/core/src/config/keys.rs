@@ -103,7 +103,7 @@ pub const KEYS: &[Key] = keys! {
         "Require a further name to resolve before the server counts as up";
     "internal_upcheck_domain.dns_query" BoshDns "name with a final dot" = "\"\"", "\"q-s0.q-g1.bosh.\"", "":
         "The name that must resolve";
-    "logging.format.timestamp" BoshDns "rfc3339 or deprecated" = "\"deprecated\"", "\"rfc3339\"", "":
+    "logging.format.timestamp" BoshDns "rfc3339; any other value: the older format" = "\"deprecated\"", "\"rfc3339\"", "":
         "Format of time stamps in the log";
     "logging.tags[].name" BoshDns "text; required" = "", "\"handlers\"", "":
         "Log tag with a level of its own";

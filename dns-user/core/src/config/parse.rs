@@ -32,14 +32,59 @@ impl Config {
             file: file.to_owned(),
             problem: format!("is not JSON: {error}"),
         })?;
+        Self::load(file, &json)
+    }
+
+    /// Reads a parsed document; adds a warning for each unknown key.
+    fn load(file: &str, json: &Json) -> Result<Loaded, ConfigError> {
         let mut warnings = Vec::new();
-        let config = Self::read(&Reader::document(file, &json)?, &mut warnings)?;
-        for (path, nearest) in keys::unknown(&json) {
+        let config = Self::read(&Reader::document(file, json)?, &mut warnings)?;
+        for (path, nearest) in keys::unknown(json) {
             let hint = nearest.map(|key| format!(" (did you mean {key}?)")).unwrap_or_default();
             warnings.push(format!("{path} is unknown and ignored{hint}"));
         }
         let warnings = warnings.into_iter().map(|warning| format!("{file}: {warning}")).collect();
         Ok(Loaded { config, warnings })
+    }
+
+    /// Parses the text of a file and returns every error, not just the first, with the
+    /// configuration that remains without the members in error. There is none if the text is not
+    /// an object.
+    pub fn check(file: &str, bytes: &[u8]) -> (Vec<ConfigError>, Option<Loaded>) {
+        let mut errors = Vec::new();
+        let not_json = |error: serde_json::Error| ConfigError {
+            file: file.to_owned(),
+            problem: format!("is not JSON: {error}"),
+        };
+        let mut json = match Json::parse(bytes) {
+            Ok(json) => json,
+            Err(error) => return (vec![not_json(error)], None),
+        };
+        // Each round removes a member, so the document ends the loop.
+        loop {
+            let error = match Self::load(file, &json) {
+                Ok(loaded) => return (errors, Some(loaded)),
+                Err(error) => error,
+            };
+            let key = error.problem.split(": ").next().unwrap_or_default().to_owned();
+            errors.push(error);
+            let gone = json.remove(&key);
+            match (&mut json, key.as_str()) {
+                // The only key without a default.
+                (Json::Object(members), "port") => members.push(("port".to_owned(), Json::Number(53.into()))),
+                (Json::Object(members), key) if !gone && key.contains('.') => {
+                    // A member is missing: the object is of no use without it.
+                    let object = key.split(['.', '[']).next().unwrap_or_default().to_owned();
+                    let before = members.len();
+                    members.retain(|(member, _)| !member.eq_ignore_ascii_case(&object));
+                    if members.len() == before {
+                        return (errors, None);
+                    }
+                }
+                _ if gone => {}
+                _ => return (errors, None),
+            }
+        }
     }
 
     /// Paths of all keys that parsing `bytes` asks for.
@@ -302,6 +347,14 @@ fn xdp(object: &Reader<'_>) -> Result<XdpConfig, ConfigError> {
         );
     }
     let respect_filters = object.texts("respect_filters")?.unwrap_or_default();
+    for (key, patterns) in
+        [("interfaces", interfaces.as_deref().unwrap_or_default()), ("respect_filters", &respect_filters)]
+    {
+        for pattern in patterns {
+            file_pattern::check(pattern)
+                .map_err(|reason| object.error(key, &format!("{pattern:?} {reason}")))?;
+        }
+    }
     let config = XdpConfig {
         vlans: object.numbers("vlans", 0, 4095)?.into_iter().map(|vlan| vlan as u16).collect(),
         respect_filters: respect_filters.into_iter().map(str::to_owned).collect(),
@@ -448,6 +501,29 @@ mod tests {
         assert!(bad(&text("\"up.\"", "q-s0.q-g1.bosh")).contains("with the final dot"));
         assert!(good(&text("", "q-s0.q-g1.bosh")).config.internal_upcheck.is_none());
         assert!(good(&text("\"up.\"", "q-s0.q-g1.bosh.")).config.internal_upcheck.is_some());
+    }
+
+    #[test]
+    fn check_reports_every_error() {
+        let text = r#"{"address": "x", "recursor_timeout": 5, "xdp": {"mode": "fast", "interfaces": ["eth[0"]},
+            "logging": {"tags": [{"name": "main", "log_level": "loud"}, {"log_level": "INFO"}]},
+            "health": {"enabled": true}}"#;
+        let (errors, loaded) = Config::check("config.json", text.as_bytes());
+        let problems: Vec<&str> = errors.iter().map(|error| error.problem.as_str()).collect();
+        for start in [
+            "address: \"x\" is not an IP address",
+            "port: is missing",
+            "recursor_timeout: is 5",
+            "logging.tags[0].log_level: \"loud\" is unknown",
+            "health.port: is missing",
+            "xdp.interfaces: \"eth[0\" is not a file pattern",
+            "xdp.mode: \"fast\" is unknown",
+        ] {
+            assert!(problems.iter().any(|problem| problem.starts_with(start)), "{start}: {problems:#?}");
+        }
+        assert!(loaded.is_some());
+        assert!(Config::check("config.json", b"[]").1.is_none());
+        assert!(Config::check("config.json", b"{").1.is_none());
     }
 
     #[test]

@@ -20,6 +20,16 @@ pub fn load_config(path: &Path) -> Result<Loaded, ConfigError> {
     }
 }
 
+/// Reads `config.json` and returns every error, not just the first, with the configuration that
+/// remains without the members in error (see [`Config::check`]).
+pub fn check_config(path: &Path) -> (Vec<ConfigError>, Option<Loaded>) {
+    let file = path.display().to_string();
+    match bounded::read(path) {
+        Ok(bytes) => Config::check(&file, &bytes),
+        Err(error) => (vec![ConfigError { file, problem: format!("cannot be read: {error}") }], None),
+    }
+}
+
 /// Reads all addresses files: lists of `{"address": IP, "port": number}`.
 ///
 /// In the order of the files, repeats taken out.

@@ -14,7 +14,7 @@ use crate::ops::{
     journal::{Journal, Kind},
     metrics::WholeMetrics,
 };
-use dns_core::config::{ConfigError, HookMode, Loaded, TlsFiles};
+use dns_core::config::{Config, ConfigError, HookMode, Loaded, TlsFiles};
 use dns_upstream::{Denial, HandlerConfig, HandlerSource};
 
 /// Everything that was found.
@@ -69,17 +69,79 @@ pub struct Serves {
 
 /// Checks a configuration and all files that it names.
 pub fn check(path: &Path) -> CheckReport {
-    match examine(path) {
-        Ok(report) => report,
+    let (errors, loaded) = dns_platform::files::check_config(path);
+    let mut errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    let Some(loaded) = loaded else {
+        return CheckReport { ok: false, errors, warnings: Vec::new(), serves: None };
+    };
+    errors.extend(surroundings(&loaded.config));
+    match examine(path, loaded) {
+        Ok(mut report) => {
+            report.errors.splice(0..0, errors);
+            report.ok = report.errors.is_empty();
+            report
+        }
         Err(problem) => {
-            CheckReport { ok: false, errors: vec![problem.to_string()], warnings: Vec::new(), serves: None }
+            errors.push(problem.to_string());
+            CheckReport { ok: false, errors, warnings: Vec::new(), serves: None }
         }
     }
 }
 
+/// Problems that lie outside the files: users, groups and interfaces that the configuration names
+/// and this machine lacks.
+fn surroundings(config: &Config) -> Vec<String> {
+    let mut errors = Vec::new();
+    let users = [
+        ("xdp.user", config.xdp.user.as_ref()),
+        ("control.user", config.control.as_ref().and_then(|control| control.user.as_ref())),
+    ];
+    for (key, name) in users {
+        if let Some(name) = name
+            && !matches!(nix::unistd::User::from_name(name), Ok(Some(_)))
+        {
+            errors.push(format!(
+                "{key}: there is no user {name:?} on this machine; create it, or remove the key"
+            ));
+        }
+    }
+    if let Some(name) = config.control.as_ref().and_then(|control| control.group.as_ref())
+        && !matches!(nix::unistd::Group::from_name(name), Ok(Some(_)))
+    {
+        errors.push(format!(
+            "control.group: there is no group {name:?} on this machine; create it, or remove the key"
+        ));
+    }
+    if config.xdp.enabled && config.xdp.mode != HookMode::Off {
+        let literal = |name: &&String| !name.contains(['*', '?', '[']);
+        for name in config.xdp.interfaces.iter().flatten().filter(literal) {
+            if nix::net::if_::if_nametoindex(name.as_str()).is_err() {
+                errors.push(format!(
+                    "xdp.interfaces: there is no interface {name:?} on this machine; its queries would be \
+                     answered in userspace"
+                ));
+            }
+        }
+    }
+    errors
+}
+
+/// Listen addresses that are not addresses of this machine, as errors.
+fn foreign_addresses(listen: &[SocketAddr]) -> Vec<String> {
+    let is_foreign = |address: &&SocketAddr| {
+        // Port 0 is free whatever runs; only the address can be wrong.
+        let probe = std::net::UdpSocket::bind((address.ip(), 0));
+        probe.is_err_and(|error| error.kind() == std::io::ErrorKind::AddrNotAvailable)
+    };
+    let message = |address: &SocketAddr| {
+        format!("{address} cannot be listened on: {} is not an address of this machine", address.ip())
+    };
+    listen.iter().filter(is_foreign).map(message).collect()
+}
+
 /// Reads everything; an error is one that keeps a server from starting.
-fn examine(path: &Path) -> Result<CheckReport, ConfigError> {
-    let Loaded { config, mut warnings } = dns_platform::files::load_config(path)?;
+fn examine(path: &Path, loaded: Loaded) -> Result<CheckReport, ConfigError> {
+    let Loaded { config, mut warnings } = loaded;
     let internal = |problem: prometheus::Error| ConfigError {
         file: path.display().to_string(),
         problem: format!("cannot be checked: {problem}"),
@@ -96,8 +158,9 @@ fn examine(path: &Path) -> Result<CheckReport, ConfigError> {
     let mut errors: Vec<String> = Vec::new();
     let state = board.state();
     for (kind, file_state) in &state.files {
-        // What a server starts without is no error: it says so and serves the rest.
-        let starts_without = *kind == Kind::Records.label();
+        // Records may appear later; a broken file never becomes right by itself.
+        let starts_without =
+            *kind == Kind::Records.label() && config.records_file.as_ref().is_some_and(|path| !path.exists());
         let problem = file_state.error.clone();
         if starts_without {
             warnings.extend(problem)
@@ -121,6 +184,7 @@ fn examine(path: &Path) -> Result<CheckReport, ConfigError> {
     let xdp = &config.xdp;
     let listen = all_addresses(config.listen, &addresses);
     warnings.extend(config.unbounded_replies(&listen));
+    errors.extend(foreign_addresses(&listen));
     let serves = Serves {
         listen,
         records_version: snapshot.version(),

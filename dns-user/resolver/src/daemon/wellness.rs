@@ -51,9 +51,13 @@ impl Probe for Wellness {
             let detail = silent_addresses.join("; ");
             checks.push(Check { name: "every address", ok: false, vital: false, detail });
         }
-        for (name, kind) in
-            [("records", Kind::Records), ("aliases", Kind::Aliases), ("handlers", Kind::Handlers)]
-        {
+        for (name, kind) in [
+            ("configuration", Kind::Config),
+            ("records", Kind::Records),
+            ("aliases", Kind::Aliases),
+            ("handlers", Kind::Handlers),
+            ("addresses", Kind::Addresses),
+        ] {
             let Some(state) = files.get(kind.label()) else { continue };
             let fine = match kind {
                 Kind::Records => format!("{instances} instances"),
