@@ -3,6 +3,7 @@
 
 use std::{
     fs, io,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -19,7 +20,10 @@ pub struct Bpffs {
 impl Bpffs {
     /// A new one; the fast path mounts it.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { folder: tempfile::TempDir::with_prefix("bdx-bpf-")? })
+        let folder = tempfile::TempDir::with_prefix("bdx-bpf-")?;
+        // For fast paths that are another user's.
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
+        Ok(Self { folder })
     }
 
     /// Where pins go.
@@ -62,6 +66,7 @@ pub fn config(mode: HookMode, bpffs: &Bpffs) -> XdpConfig {
         on_stop: OnStop::Detach,
         user: None,
         attach_socket: None,
+        attach_user: None,
     }
 }
 

@@ -94,14 +94,14 @@ impl Loaded {
             programs,
             pins: pins.clone(),
             listen: endpoints.to_vec(),
-            control,
+            control: control.clone(),
             predecessor,
             installs,
             kept_maps: kept_maps.clone(),
             messages,
         })
         .map_err(|error| FastPathError::io("following the interfaces", error))?;
-        Ok(Here { interfaces, board, pins, kept_maps })
+        Ok(Here { interfaces, board, control, pins, kept_maps })
     }
 }
 
@@ -111,6 +111,8 @@ pub(super) struct Here {
     interfaces: Interfaces,
     /// How the programs fare.
     board: ProgramBoard,
+    /// `CONTROL`.
+    control: Arc<ControlPage>,
     /// Pins.
     pins: Option<Pins>,
     /// The maps that the programs need, open as long as this is.
@@ -143,9 +145,14 @@ impl Here {
         self.interfaces.set_listen(endpoints);
     }
 
+    /// Whether `CONTROL` names other addresses than were set.
+    pub(super) fn is_tampered(&self) -> bool {
+        self.control.endpoints() != self.interfaces.endpoints()
+    }
+
     /// Detaches everything, or leaves it to a successor.
     pub(super) fn stop(self, on_stop: OnStop) {
-        let Self { interfaces, board: _, pins, kept_maps } = self;
+        let Self { interfaces, board: _, control: _, pins, kept_maps } = self;
         interfaces.stop(on_stop);
         if on_stop == OnStop::Detach
             && let Some(pins) = pins

@@ -39,7 +39,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
 pub use self::{
-    apart::attacher::{Attacher, ReadConfig},
+    apart::attacher::{Attacher, Authority, ReadAuthority},
     attach::{
         hook::Hook,
         kinds::InterfaceKinds,
@@ -231,7 +231,7 @@ impl FastPath {
         let main = *endpoints.first().ok_or(FastPathError::NoEndpoints)?;
         let of_grace = |error| FastPathError::io("starting the thread of grace periods", error);
         if let Some(socket) = &config.attach_socket {
-            let handed_over = HandedOver::ask(socket, endpoints)?;
+            let handed_over = HandedOver::ask(socket, config.attach_user.as_deref(), endpoints)?;
             let (memory, earlier, connection, grace) =
                 handed_over.split().map_err(|error| FastPathError::io("asking the attacher", error))?;
             let grace = GracePeriods::start_with(move || grace.wait()).map_err(of_grace)?;

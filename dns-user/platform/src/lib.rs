@@ -6,6 +6,7 @@
 //! * [`mmsg`]: many datagrams with one system call.
 //! * [`logs`]: one line per event, levels by tag, changeable at run time.
 //! * [`metrics`]: every family, declared in one place.
+//! * [`sandbox`], [`unix_socket`]: system calls that are given up; sockets for local clients.
 //! * [`stall`]: streams whose peer has to read.
 //! * [`threads`], [`priority`]: threads, with what a panic in one means; threads in the background.
 //! * [`clock`], [`limits`]: the kernel's clock, open files.
@@ -17,6 +18,8 @@ pub mod logs;
 pub mod metrics;
 pub mod mmsg;
 pub mod priority;
+pub mod sandbox;
 pub mod stall;
 pub mod threads;
 pub mod tls;
+pub mod unix_socket;

@@ -48,7 +48,7 @@ impl Parts {
             "metrics": {"enabled": true},
             "control": {"socket": folder.path().join("control.sock")},
             "xdp": {
-                "bpffs": bpffs.path(), "lease": "60s", "on_stop": "keep", "user": "nobody",
+                "bpffs": bpffs.path(), "lease": "60s", "on_stop": "keep", "user": "nobody", "attach_user": "daemon",
                 "attach_socket": folder.path().join("attach/attach.sock"),
             },
         });
@@ -168,8 +168,14 @@ fn a_server_that_may_not_call_bpf_answers_by_the_interface() -> Result<()> {
         Metrics::read(&parts.pair.server).is_ok_and(|metrics| metrics.sum(family, "interface=\"late\"") == 1)
     })?;
     // The attacher keeps what attaching needs, and nothing else: CAP_NET_ADMIN, CAP_PERFMON, CAP_BPF.
-    let held = u64::from_str_radix(&of_process(parts.attacher.pid(), "CapPrm")?, 16)?;
-    ensure!(held == 1 << 12 | 1 << 38 | 1 << 39, "{held:#x}");
+    let attacher = parts.attacher.pid();
+    for set in ["CapPrm", "CapEff", "CapBnd"] {
+        let held = u64::from_str_radix(&of_process(attacher, set)?, 16)?;
+        ensure!(held == 1 << 12 | 1 << 38 | 1 << 39, "{set}: {held:#x}");
+    }
+    ensure!(of_process(attacher, "Seccomp")? == "2" && of_process(attacher, "NoNewPrivs")? == "1");
+    let users = of_process(attacher, "Uid")?;
+    ensure!(users.split_whitespace().all(|user| user == "1"), "{users}");
     Ok(())
 }
 

@@ -2,7 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot set up its world has failed")]
 
+mod attacher;
 mod blindness;
 mod health;
 mod pki;
+mod process;
 mod terminal;

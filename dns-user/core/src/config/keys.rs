@@ -205,13 +205,15 @@ pub const KEYS: &[Key] = keys! {
         "Most names that the interface can answer";
     "xdp.lease" Ours "duration, at least 1s" = "\"10s\"", "\"5s\"", "\"10s\"":
         "How long the interface answers without renewal by userspace";
-    "xdp.bpffs" Ours "path on a BPF file system" = "\"/sys/fs/bpf/bosh-dns-xdp\"",
-        "\"/sys/fs/bpf/dns\"", "\"/sys/fs/bpf/bosh-dns-xdp\"":
-        "Folder of the pinned programs and maps";
+    "xdp.bpffs" Ours "path" = "\"/run/bosh-dns-xdp-pins\"",
+        "\"/sys/fs/bpf/dns\"", "\"/run/bosh-dns-xdp-pins\"":
+        "Folder of the pinned programs and maps; a BPF file system is mounted where there is none";
     "xdp.on_stop" Ours "detach or keep" = "\"detach\"", "\"keep\"", "\"detach\"":
         "On an orderly stop: detach the programs, or let them answer until takeover or the lease's end";
     "xdp.attach_socket" Ours "absolute path; empty: none" = "\"\"", "\"/run/bosh-dns-xdp/attach.sock\"", "\"\"":
         "Socket of `bosh-dns-xdp attach`, which loads and attaches the programs for this server";
+    "xdp.attach_user" Ours "user name; empty: none" = "\"\"", "\"bosh-dns-xdp-attach\"", "\"\"":
+        "User that `bosh-dns-xdp attach` switches to, with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON alone";
     "xdp.user" Ours "user name; empty: none" = "\"\"", "\"vcap\"", "\"\"":
         "User that the server switches to after loading the programs";
 };

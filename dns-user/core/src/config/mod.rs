@@ -246,6 +246,8 @@ pub struct XdpConfig {
     /// `attach_socket`: of the process that loads and attaches in the server's place
     /// (`bosh-dns-xdp attach`); `None`: the server does so itself.
     pub attach_socket: Option<PathBuf>,
+    /// `attach_user`: user that this process becomes; `None`: the one that starts it.
+    pub attach_user: Option<String>,
 }
 
 /// Which hook the program is attached to.

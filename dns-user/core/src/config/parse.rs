@@ -375,12 +375,13 @@ fn xdp(object: &Reader<'_>) -> Result<XdpConfig, ConfigError> {
             .unwrap_or(HookMode::Auto),
         max_names: object.number("max_names", 1, 1 << 24)?.unwrap_or(65_536) as u32,
         lease: object.positive("lease")?.unwrap_or(Duration::from_secs(10)),
-        bpffs: path(object, "bpffs")?.unwrap_or_else(|| PathBuf::from("/sys/fs/bpf/bosh-dns-xdp")),
+        bpffs: path(object, "bpffs")?.unwrap_or_else(|| PathBuf::from("/run/bosh-dns-xdp-pins")),
         on_stop: object
             .choice("on_stop", &[("detach", OnStop::Detach), ("keep", OnStop::Keep)])?
             .unwrap_or(OnStop::Detach),
         user: object.text("user")?.filter(|user| !user.is_empty()).map(str::to_owned),
         attach_socket: path(object, "attach_socket")?,
+        attach_user: object.text("attach_user")?.filter(|user| !user.is_empty()).map(str::to_owned),
     };
     if config.attach_socket.as_ref().is_some_and(|socket| !socket.is_absolute()) {
         return Err(object.error("attach_socket", "is no absolute path"));

@@ -2,21 +2,20 @@
 //! over and attaches them. It reads nothing of the network.
 
 use std::{
-    fs, io,
-    net::SocketAddr,
+    io,
+    net::{Shutdown, SocketAddr},
     os::{
         fd::AsFd as _,
-        unix::{
-            fs::{PermissionsExt as _, chown},
-            net::{UnixListener, UnixStream},
-        },
+        unix::net::{UnixListener, UnixStream},
     },
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
     time::Duration,
 };
 
 use dns_common::{LAYOUT_VERSION, object as names};
+use nix::unistd::Gid;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::wire::{
@@ -28,21 +27,56 @@ use crate::{
     memory::Memory,
 };
 use dns_core::config::{ConfigError, OnStop, XdpConfig};
-use dns_platform::threads::{self, OnPanic};
+use dns_platform::{
+    logs::LineLimit,
+    threads::{self, OnPanic},
+    unix_socket::{self, Access},
+};
 
 /// How often to look whether there is something new to tell: while programs are being attached, and
 /// later.
 const ROUNDS: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(500)];
 
-/// Most servers at a time: one that ends, one that takes over, and one too many for each. Each has
-/// maps of its own.
+/// Servers at a time: one that ends, one that takes over, and one more for each. Each has maps of its
+/// own. For a further one the oldest that has not filled its maps is cut off, or else the oldest.
 const MOST_SESSIONS: usize = 4;
 
 /// How long a server may take to say what it wants, and to take what it is told.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Reads the configuration anew for each server; the error says why it cannot be used.
-pub type ReadConfig = Box<dyn Fn() -> Result<(XdpConfig, SocketAddr), ConfigError> + Send + Sync>;
+/// What the attacher's own configuration allows, whatever a server asks for.
+#[derive(Clone, Debug)]
+pub struct Authority {
+    /// Interfaces, VLANs, pins.
+    pub xdp: XdpConfig,
+    /// The address that pins are named after.
+    pub main: SocketAddr,
+    /// Where servers may listen.
+    pub listen: Vec<SocketAddr>,
+}
+
+impl Authority {
+    /// Those of the wanted addresses that are allowed.
+    fn allowed(&self, wanted: &[SocketAddr]) -> Vec<SocketAddr> {
+        let (allowed, refused): (Vec<_>, Vec<_>) =
+            wanted.iter().copied().partition(|address| self.listen.contains(address));
+        if let Some(first) = refused.first() {
+            static LIMIT: LineLimit = LineLimit::new();
+            if let Some(left_out) = LIMIT.admit_any() {
+                tracing::warn!(
+                    address = %first,
+                    refused = refused.len(),
+                    left_out,
+                    "a server asks for addresses that the attacher's configuration does not name: interfaces do not answer there"
+                );
+            }
+        }
+        allowed
+    }
+}
+
+/// Reads the configuration anew; the error says why it cannot be used.
+pub type ReadAuthority = Box<dyn Fn() -> Result<Authority, ConfigError> + Send + Sync>;
 
 /// The socket of the attacher.
 pub struct Attacher {
@@ -53,57 +87,57 @@ pub struct Attacher {
 }
 
 impl Attacher {
-    /// Binds the socket, for servers of this user and group. It takes the place of what an
-    /// attacher before left there in one step; its folder is made if it is not there.
+    /// Binds the socket, for servers of this user and group, in place of one that is there.
     pub fn bind(socket: &Path, user: u32, group: u32) -> io::Result<Self> {
-        if let Some(folder) = socket.parent() {
-            fs::create_dir_all(folder)?;
-        }
-        let part = PathBuf::from(format!("{}.{}", socket.display(), std::process::id()));
-        let listener = UnixListener::bind(&part)?;
-        let put = || {
-            fs::set_permissions(&part, fs::Permissions::from_mode(0o660))?;
-            chown(&part, None, Some(group))?;
-            fs::rename(&part, socket)
-        };
-        if let Err(problem) = put() {
-            // Nothing of ours stays; the first problem is the one that matters.
-            let _ = fs::remove_file(&part);
-            return Err(problem);
-        }
-        Ok(Self { listener, user })
+        let access = Access { user: None, group: Some(Gid::from_raw(group)) };
+        Ok(Self { listener: unix_socket::bind(socket, access, &[])?, user })
     }
 
     /// Works for whoever connects, until the process ends. What is attached stays then.
-    pub fn run(self, config: ReadConfig) -> io::Error {
+    pub fn run(self, authority: ReadAuthority) -> io::Error {
         let Self { listener, user } = self;
-        // Each session holds it once.
-        let config = Arc::new(config);
+        let authority = Arc::new(authority);
+        let sessions = Sessions::default();
         loop {
             let stream = match listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return error,
             };
+            static LIMIT: LineLimit = LineLimit::new();
             match peer(&stream) {
                 Ok(peer) if peer == 0 || peer == user => {}
                 Ok(peer) => {
-                    tracing::warn!(user = peer, "refused a server: it runs neither as xdp.user nor as root");
+                    if let Some(left_out) = LIMIT.admit_any() {
+                        tracing::warn!(
+                            user = peer,
+                            left_out,
+                            "refused a server: it runs neither as xdp.user nor as root"
+                        );
+                    }
                     continue;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "refused a server: cannot read its user id (SO_PEERCRED)");
+                    if let Some(left_out) = LIMIT.admit_any() {
+                        tracing::warn!(%error, left_out, "refused a server: cannot read its user id (SO_PEERCRED)");
+                    }
                     continue;
                 }
             }
-            if Arc::strong_count(&config) > MOST_SESSIONS {
-                tracing::warn!("refused a server: {MOST_SESSIONS} are connected already");
-                continue;
-            }
-            let config = config.clone();
+            let place = match sessions.begin(&stream) {
+                Ok(place) => place,
+                Err(error) => {
+                    tracing::warn!(%error, "refused a server");
+                    continue;
+                }
+            };
+            let authority = authority.clone();
             let session = threads::spawn("session", OnPanic::EndProcess, move || {
-                if let Err(error) = serve(&stream, &config) {
-                    tracing::warn!(%error, "lost the connection to a server: its programs stay attached, and answer until its lease is over");
+                if let Err(error) = serve(&stream, &authority, &place) {
+                    static LIMIT: LineLimit = LineLimit::new();
+                    if let Some(left_out) = LIMIT.admit_any() {
+                        tracing::warn!(%error, left_out, "lost the connection to a server: its programs stay attached, and answer until its lease is over");
+                    }
                 }
             });
             if let Err(error) = session {
@@ -113,12 +147,64 @@ impl Attacher {
     }
 }
 
+/// The servers that are connected, oldest first.
+#[derive(Clone, Default)]
+struct Sessions(Arc<Mutex<Vec<Open>>>);
+
+struct Open {
+    number: u64,
+    /// To cut it off.
+    stream: UnixStream,
+    /// Whether its maps are filled: then it serves.
+    serves: bool,
+}
+
+/// A session's place, given back when dropped.
+struct Place {
+    sessions: Sessions,
+    number: u64,
+}
+
+impl Sessions {
+    /// Gives a new session a place, that of another one if there is no free one.
+    fn begin(&self, stream: &UnixStream) -> io::Result<Place> {
+        let stream = stream.try_clone()?;
+        let mut open = self.0.lock();
+        if open.len() >= MOST_SESSIONS {
+            let cut = open.iter().position(|session| !session.serves).unwrap_or(0);
+            let cut = open.remove(cut);
+            tracing::warn!(serves = cut.serves, "too many servers are connected: the oldest one is cut off");
+            // It ends by itself where even this fails.
+            let _ = cut.stream.shutdown(Shutdown::Both);
+        }
+        let number = open.last().map_or(0, |last| last.number + 1);
+        open.push(Open { number, stream, serves: false });
+        Ok(Place { sessions: self.clone(), number })
+    }
+}
+
+impl Place {
+    /// The session's maps are filled.
+    fn serves(&self) {
+        let mut open = self.sessions.0.lock();
+        if let Some(session) = open.iter_mut().find(|session| session.number == self.number) {
+            session.serves = true;
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.sessions.0.lock().retain(|session| session.number != self.number);
+    }
+}
+
 /// Works for one server until it is gone.
-fn serve(stream: &UnixStream, config: &ReadConfig) -> io::Result<()> {
+fn serve(stream: &UnixStream, read: &ReadAuthority, place: &Place) -> io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut lines = Lines::default();
-    let Wanted { layout, listen } = lines.next(stream)?;
+    let Wanted { layout, listen } = lines.next_within(stream, PATIENCE)?;
     let refuse = |why: String| {
         tracing::warn!(why, "refused a server: it gets no programs and answers every query from userspace");
         send_descriptors(stream, &[])?;
@@ -129,22 +215,28 @@ fn serve(stream: &UnixStream, config: &ReadConfig) -> io::Result<()> {
             "the attacher's maps have layout {LAYOUT_VERSION}, the server's {layout}: run the same version of both"
         ));
     }
-    let (config, main) = match config() {
-        Ok(read) => read,
+    let authority = match read() {
+        Ok(authority) => authority,
         Err(problem) => return refuse(problem.to_string()),
     };
-    let (loaded, memory) = match Loaded::load(&config, main) {
+    let listen = authority.allowed(&listen);
+    if listen.is_empty() {
+        return refuse("the attacher's configuration names none of the server's addresses".to_owned());
+    }
+    let (loaded, memory) = match Loaded::load(&authority.xdp, authority.main) {
         Ok(loaded) => loaded,
         Err(problem) => return refuse(problem.to_string()),
     };
     hand_over(stream, &loaded, &memory)?;
     let (filled, installs) = watch::channel(0);
-    let here = loaded.attach(&config, &listen, installs).map_err(io::Error::other)?;
+    let here = loaded.attach(&authority.xdp, &listen, installs).map_err(io::Error::other)?;
     tracing::info!("handed the maps over to a server");
-    let mut session = Session { stream, lines, here: &here, filled, told: None };
+    let mut session =
+        Session { stream, lines, here: &here, filled, told: None, read, authority, place, tampered: 0 };
     let on_stop = session.run();
+    let tampered = session.tampered >= MOST_TAMPERED;
     // A server that died is one that comes back.
-    let asked = on_stop.as_ref().ok().copied();
+    let asked = if tampered { Some(OnStop::Detach) } else { on_stop.as_ref().ok().copied() };
     here.stop(asked.unwrap_or(OnStop::Keep));
     on_stop.map(drop)
 }
@@ -179,18 +271,42 @@ struct Session<'a> {
     filled: watch::Sender<u64>,
     /// What it was told last.
     told: Option<Attached>,
+    /// Reads what is allowed.
+    read: &'a ReadAuthority,
+    /// What was allowed when that was last read.
+    authority: Authority,
+    place: &'a Place,
+    /// Rounds in a row in which `CONTROL` named other addresses than the attacher has set.
+    tampered: u32,
 }
+
+/// Such rounds that end a session; in one of them an address may just be changing.
+const MOST_TAMPERED: u32 = 3;
 
 impl Session<'_> {
     /// Does what it says until it ends in order; an error if it ends otherwise.
     fn run(&mut self) -> io::Result<OnStop> {
         loop {
             self.tell()?;
+            self.tampered = if self.here.is_tampered() { self.tampered + 1 } else { 0 };
+            if self.tampered >= MOST_TAMPERED {
+                tracing::error!(
+                    "a server changed the addresses in CONTROL that the attacher had set: its programs are detached"
+                );
+                return Err(io::ErrorKind::PermissionDenied.into());
+            }
             let is_ready = self.told.as_ref().is_some_and(|told| told.ready);
             self.stream.set_read_timeout(Some(ROUNDS[usize::from(is_ready)]))?;
             match self.lines.next(self.stream) {
-                Ok(FromServer::Listen(endpoints)) => self.here.set_listen(&endpoints),
+                Ok(FromServer::Listen(endpoints)) => {
+                    // What was allowed before stays so while the configuration cannot be read.
+                    if let Ok(authority) = (self.read)() {
+                        self.authority = authority;
+                    }
+                    self.here.set_listen(&self.authority.allowed(&endpoints));
+                }
                 Ok(FromServer::Filled) => {
+                    self.place.serves();
                     self.filled.send_replace(1);
                 }
                 Ok(FromServer::Grace) => {

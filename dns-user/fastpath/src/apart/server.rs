@@ -17,6 +17,7 @@ use std::{
 };
 
 use dns_common::LAYOUT_VERSION;
+use nix::unistd::User;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -57,15 +58,23 @@ pub(crate) struct HandedOver {
 }
 
 impl HandedOver {
-    /// Asks the attacher at `socket`.
-    pub(crate) fn ask(socket: &Path, listen: &[SocketAddr]) -> Result<Self, FastPathError> {
+    /// Asks the attacher at `socket`, which runs as root, as this server's user, or as `attacher`.
+    pub(crate) fn ask(
+        socket: &Path,
+        attacher: Option<&str>,
+        listen: &[SocketAddr],
+    ) -> Result<Self, FastPathError> {
         let refused = FastPathError::Refused;
         let failed = |error: io::Error| refused(error.to_string());
         let stream = UnixStream::connect(socket)
             .map_err(|error| FastPathError::NoAttacher { socket: socket.to_owned(), error })?;
         let user = peer(&stream).map_err(failed)?;
-        if user != 0 && user != nix::unistd::geteuid().as_raw() {
-            return Err(refused(format!("it is of user {user}, neither root's nor ours")));
+        let known = attacher.and_then(|name| User::from_name(name).ok().flatten());
+        let is_known = known.is_some_and(|known| known.uid.as_raw() == user);
+        if user != 0 && user != nix::unistd::geteuid().as_raw() && !is_known {
+            return Err(refused(format!(
+                "it runs as user {user}: neither root, nor this server's user, nor xdp.attach_user"
+            )));
         }
         stream.set_read_timeout(Some(LOADING_PATIENCE)).map_err(failed)?;
         send(&stream, &Wanted { layout: LAYOUT_VERSION, listen: listen.to_vec() }).map_err(failed)?;

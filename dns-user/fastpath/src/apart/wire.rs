@@ -9,6 +9,7 @@ use std::{
         unix::net::UnixStream,
     },
     path::PathBuf,
+    time::{Duration, Instant},
 };
 
 use nix::sys::socket::{
@@ -141,21 +142,50 @@ pub(super) struct Lines {
 }
 
 impl Lines {
+    /// Waits for the next line, so long in all: a byte now and then gains nothing.
+    pub(super) fn next_within<T: DeserializeOwned>(
+        &mut self,
+        stream: &UnixStream,
+        patience: Duration,
+    ) -> io::Result<T> {
+        let end = Instant::now() + patience;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            stream.set_read_timeout(Some(left))?;
+            match self.read_once(stream)? {
+                Some(line) => return Ok(serde_json::from_slice(&line)?),
+                None => continue,
+            }
+        }
+    }
+
     /// Waits for the next line, as long as the stream's read timeout allows; what is pending
     /// is kept then. The end of the stream is an error, too.
-    pub(super) fn next<T: DeserializeOwned>(&mut self, mut stream: &UnixStream) -> io::Result<T> {
-        let mut buffer = [0; 4096];
+    pub(super) fn next<T: DeserializeOwned>(&mut self, stream: &UnixStream) -> io::Result<T> {
         loop {
-            if let Some(end) = self.pending.iter().position(|&byte| byte == b'\n') {
-                let line: Vec<u8> = self.pending.drain(..=end).collect();
+            if let Some(line) = self.read_once(stream)? {
                 return Ok(serde_json::from_slice(&line)?);
             }
-            if self.pending.len() > LONGEST_LINE {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "a line without end"));
-            }
-            match stream.read(&mut buffer)? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                count => self.pending.extend_from_slice(&buffer[..count]),
+        }
+    }
+
+    /// A line that is complete, or `None` after some more bytes of it.
+    fn read_once(&mut self, mut stream: &UnixStream) -> io::Result<Option<Vec<u8>>> {
+        if let Some(end) = self.pending.iter().position(|&byte| byte == b'\n') {
+            return Ok(Some(self.pending.drain(..=end).collect()));
+        }
+        if self.pending.len() > LONGEST_LINE {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a line without end"));
+        }
+        let mut buffer = [0; 4096];
+        match stream.read(&mut buffer)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            count => {
+                self.pending.extend_from_slice(&buffer[..count]);
+                Ok(None)
             }
         }
     }

@@ -4,8 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use dns_common::control::Endpoint;
 
-/// Makes wildcards into the local addresses that their sockets take queries for;
-/// the order says who is served first where there are too many.
+/// Makes wildcards into the local addresses that their sockets take queries for, and leaves out
+/// addresses that are not local; the order says who is served first where there are too many.
 ///
 /// A wildcard of IPv6 takes IPv4 as well, unless that has a socket of its own on
 /// the port (`server/sockets.rs`, as in the reference).
@@ -13,6 +13,8 @@ pub(super) fn expand(listen: &[SocketAddr], local: &[IpAddr]) -> Vec<SocketAddr>
     let mut all: Vec<SocketAddr> = Vec::new();
     for endpoint in listen {
         let addresses: Vec<IpAddr> = match endpoint.ip() {
+            // Of an address elsewhere the queries are another server's, whatever the caller says.
+            ip if !ip.is_unspecified() && !ip.is_loopback() && !local.contains(&ip) => continue,
             ip if !ip.is_unspecified() => vec![ip],
             ip => {
                 let has_v4 = listen.iter().any(|other| other.is_ipv4() && other.port() == endpoint.port());

@@ -7,6 +7,7 @@
 //! * [`choice`]: which [`hook`]s serve an interface.
 //! * [`attachment`]: one program on one hook of an interface.
 //! * [`filters`]: our filters of clsact among those of others.
+//! * [`folder`]: folders of pins, through no symbolic link.
 //! * [`pins`]: what outlives the process, under bpffs.
 //! * [`kinds`]: whether an interface is of this machine, or leads elsewhere.
 //! * [`netlink`]: the little of rtnetlink that is needed.
@@ -15,6 +16,7 @@ pub(super) mod attachment;
 pub(super) mod choice;
 mod endpoints;
 pub(super) mod filters;
+mod folder;
 pub(super) mod hook;
 pub(super) mod kinds;
 pub(super) mod netlink;

@@ -33,6 +33,7 @@ use nix::{
     unistd::fchownat,
 };
 
+use super::folder::{Folder, in_file};
 use crate::{
     bpf::{self, LinkKind},
     memory::names_in,
@@ -66,8 +67,7 @@ impl Pins {
         ensure_bpffs(bpffs)?;
         let pins = Self::at(bpffs, endpoint)?;
         for folder in [pins.links(), pins.maps()] {
-            check_no_link(&folder)?;
-            fs::create_dir_all(&folder).map_err(|error| in_file(&folder, error))?;
+            Folder::make(&folder)?;
         }
         Ok(pins)
     }
@@ -77,9 +77,9 @@ impl Pins {
         let namespace = fs::metadata("/proc/thread-self/ns/net")?.ino();
         // bpffs refuses names with dots (kernel 4.4 on: reserved).
         let address = endpoint.ip().to_string().replace('.', "_");
-        let folder = bpffs.join(format!("{address}-{}-{namespace}", endpoint.port()));
-        check_no_link(&folder)?;
-        Ok(Self { folder })
+        // What leads to xdp.bpffs is the administrator's business; nothing below may lead elsewhere.
+        let bpffs = fs::canonicalize(bpffs).unwrap_or_else(|_| bpffs.to_path_buf());
+        Ok(Self { folder: bpffs.join(format!("{address}-{}-{namespace}", endpoint.port())) })
     }
 
     /// The folder itself.
@@ -89,59 +89,55 @@ impl Pins {
 
     /// Links that are pinned here. Those that cannot be opened are left out.
     pub(crate) fn pinned_links(&self) -> Vec<PinnedLink> {
-        if check_no_link(&self.links()).is_err() {
-            return Vec::new();
-        }
-        let Ok(entries) = fs::read_dir(self.links()) else { return Vec::new() };
-        entries
-            .flatten()
-            .filter_map(|entry| {
-                let name = entry.file_name();
-                let (ifindex, kind) = parse_link_name(name.to_str()?)?;
-                let path = entry.path();
-                let fd = bpf::open_pin(&path)
-                    .inspect_err(
-                        |error| tracing::warn!(%error, path = %path.display(), "cannot open a pinned link of the previous server: its program is not taken over"),
-                    )
-                    .ok()?;
-                Some(PinnedLink { ifindex, kind, fd, path })
-            })
-            .collect()
+        let links = match Folder::open(&self.links()) {
+            Ok(links) => links,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Vec::new(),
+            Err(error) => {
+                tracing::warn!(%error, "cannot look for links of the previous server: its programs are not taken over");
+                return Vec::new();
+            }
+        };
+        let open = |name: String| {
+            let (ifindex, kind) = parse_link_name(&name)?;
+            let fd = links
+                .get(&name)
+                .inspect_err(
+                    |error| tracing::warn!(%error, "cannot open a pinned link of the previous server: its program is not taken over"),
+                )
+                .ok()?;
+            Some(PinnedLink { ifindex, kind, fd, path: self.links().join(name) })
+        };
+        links.names().unwrap_or_default().into_iter().filter_map(open).collect()
     }
 
     /// Pins a link; returns where.
     pub(crate) fn pin_link(&self, link: BorrowedFd<'_>, ifindex: u32, kind: LinkKind) -> io::Result<PathBuf> {
-        let links = self.links();
         // `detach` takes the folder away, under a living server, too.
-        fs::create_dir_all(&links).map_err(|error| in_file(&links, error))?;
-        let path = links.join(format!("{ifindex}-{}", kind_name(kind)));
+        let links = Folder::make(&self.links())?;
+        let name = format!("{ifindex}-{}", kind_name(kind));
         // A leftover of an interface that is gone and had this number.
-        remove_if_there(&path)?;
-        bpf::pin(link, &path).map_err(|error| in_file(&path, error))?;
-        Ok(path)
+        links.remove(&name)?;
+        links.pin(&name, link)?;
+        Ok(self.links().join(name))
     }
 
     /// Pins maps beside those of a predecessor, whose programs need theirs until they
     /// are replaced.
     fn pin_beside(&self, maps: &[(&str, OwnedFd)]) -> io::Result<()> {
-        let folder = self.maps();
         // See `pin_link`.
-        fs::create_dir_all(&folder).map_err(|error| in_file(&folder, error))?;
+        let folder = Folder::make(&self.maps())?;
         for (name, map) in maps {
-            let fresh = self.fresh_map(name);
-            remove_if_there(&fresh)?;
-            bpf::pin(map.as_fd(), &fresh).map_err(|error| in_file(&fresh, error))?;
+            let fresh = fresh(name);
+            folder.remove(&fresh)?;
+            folder.pin(&fresh, map.as_fd())?;
         }
         Ok(())
     }
 
     /// Puts them in the predecessor's place, each in one step.
     fn put_in_place(&self, maps: &[(&str, OwnedFd)]) -> io::Result<()> {
-        for (name, _) in maps {
-            let path = self.map(name);
-            fs::rename(self.fresh_map(name), &path).map_err(|error| in_file(&path, error))?;
-        }
-        Ok(())
+        let folder = Folder::open(&self.maps())?;
+        maps.iter().try_for_each(|(name, _)| folder.rename(&fresh(name), name))
     }
 
     /// Names that the predecessor answered, at most `limit`; empty where there is none.
@@ -163,7 +159,7 @@ impl Pins {
     /// `NAMES` and `ENTRIES` of a predecessor, in which its names stand.
     pub(crate) fn earlier_maps(&self) -> Option<[OwnedFd; 2]> {
         let open = |name| {
-            match bpf::open_pin(&self.map(name)) {
+            match self.map(name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             other => other
                 .inspect_err(
@@ -177,21 +173,15 @@ impl Pins {
 
     /// Removes the maps' pins and all folders that are empty then.
     pub(crate) fn remove(&self) -> io::Result<()> {
-        let maps = self.maps();
-        check_no_link(&maps)?;
-        check_no_link(&self.links())?;
-        match fs::read_dir(&maps) {
-            Ok(pinned) => {
-                for map in pinned {
-                    let map = map.map_err(|error| in_file(&maps, error))?;
-                    if map.file_name().to_str().is_some_and(is_map_name) {
-                        remove_if_there(&map.path())?;
-                    }
+        match Folder::open(&self.maps()) {
+            Ok(maps) => {
+                for name in maps.names()?.into_iter().filter(|name| is_map_name(name)) {
+                    maps.remove(&name)?;
                 }
             }
             // Nothing is pinned.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(in_file(&maps, error)),
+            Err(error) => return Err(error),
         }
         let shared = self.folder.parent().map(Path::to_path_buf);
         // Folders in use by others (another layout, another server) stay.
@@ -213,15 +203,15 @@ impl Pins {
         self.folder.join(format!("maps-{LAYOUT_VERSION}"))
     }
 
-    /// Where the map of this name is pinned.
-    fn map(&self, name: &str) -> PathBuf {
-        self.maps().join(name)
+    /// The map that is pinned by this name.
+    fn map(&self, name: &str) -> io::Result<OwnedFd> {
+        Folder::open(&self.maps())?.get(name)
     }
+}
 
-    /// Where the map of this name is pinned before it takes its place.
-    fn fresh_map(&self, name: &str) -> PathBuf {
-        self.maps().join(format!("{name}-new"))
-    }
+/// Name of a map's pin before it takes its place.
+fn fresh(name: &str) -> String {
+    format!("{name}-new")
 }
 
 /// The maps of this process, which its programs need as long as they are attached:
@@ -250,7 +240,7 @@ impl KeptMaps {
     pub(crate) fn are_pinned(&self) -> bool {
         let Some(pins) = &self.pins else { return false };
         let own = |name: &str, map: &OwnedFd| -> io::Result<bool> {
-            Ok(bpf::map_id(bpf::open_pin(&pins.map(name))?.as_fd())? == bpf::map_id(map.as_fd())?)
+            Ok(bpf::map_id(pins.map(name)?.as_fd())? == bpf::map_id(map.as_fd())?)
         };
         self.maps.iter().all(|(name, map)| own(name, map).unwrap_or(false))
     }
@@ -258,7 +248,7 @@ impl KeptMaps {
     /// Pins them again if somebody took all pins away (`detach`, under a living server).
     pub(crate) fn pin_if_gone(&self) {
         self.with_pins(|pins| {
-            if pins.map(object::NAMES).exists() {
+            if pins.map(object::NAMES).is_ok() {
                 return Ok(());
             }
             pins.pin_beside(&self.maps)?;
@@ -276,9 +266,13 @@ impl KeptMaps {
 
 /// Unpins; what is not there is unpinned already.
 pub(crate) fn remove_if_there(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(in_file(path, error)),
-        _ => Ok(()),
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
+        return Err(in_file(path, io::ErrorKind::InvalidInput.into()));
+    };
+    match Folder::open(folder) {
+        Ok(folder) => folder.remove(name),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
     }
 }
 
@@ -386,22 +380,6 @@ fn open_itself(path: &Path) -> io::Result<OwnedFd> {
 
 /// For `openat`: only a handle, of a link itself.
 const ITSELF: OFlag = OFlag::O_PATH.union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
-
-/// Refuses a folder of pins that is, or may be, somewhere else.
-fn check_no_link(folder: &Path) -> io::Result<()> {
-    match fs::symlink_metadata(folder) {
-        Ok(data) if !data.is_dir() => Err(in_file(
-            folder,
-            io::Error::other("it is not a folder; remove it, nothing of a server's lies there"),
-        )),
-        _ => Ok(()),
-    }
-}
-
-/// Names the file in an error.
-fn in_file(path: &Path, error: io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
-}
 
 /// Name of a hook in a pin's name.
 fn kind_name(kind: LinkKind) -> &'static str {

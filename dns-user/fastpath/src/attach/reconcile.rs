@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dns_common::control::{Interface, MAX_ENDPOINTS};
+use dns_common::control::{Endpoint, Interface, MAX_ENDPOINTS};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::sync::watch;
 
@@ -154,6 +154,11 @@ impl Interfaces {
     /// What was last seen.
     pub(crate) fn status(&self) -> InterfacesStatus {
         self.status.borrow().clone()
+    }
+
+    /// Where the programs were told to answer.
+    pub(crate) fn endpoints(&self) -> Vec<Endpoint> {
+        self.status.borrow().endpoints.iter().map(|&endpoint| to_endpoint(endpoint)).collect()
     }
 
     /// Becomes true when all interfaces of the start have been dealt with.
@@ -385,16 +390,12 @@ impl Follower {
 
     /// Tells the program where the server listens.
     fn follow_addresses(&mut self) {
-        let local = if self.setting.listen.iter().any(|listen| listen.ip().is_unspecified()) {
-            match self.netlink.addresses() {
-                Ok(addresses) => addresses,
-                Err(error) => {
-                    tracing::warn!(%error, "cannot list the local addresses (netlink): programs answer at those known so far; trying again");
-                    return;
-                }
+        let local = match self.netlink.addresses() {
+            Ok(addresses) => addresses,
+            Err(error) => {
+                tracing::warn!(%error, "cannot list the local addresses (netlink): programs answer at those known so far; trying again");
+                return;
             }
-        } else {
-            Vec::new()
         };
         let all = expand(&self.setting.listen, &local);
         let served = &all[..all.len().min(MAX_ENDPOINTS)];

@@ -99,6 +99,17 @@ impl ControlPage {
         count.store(u32::try_from(endpoints.len()).expect("at most MAX_ENDPOINTS"), Ordering::Release);
     }
 
+    /// Where programs answer now.
+    pub(crate) fn endpoints(&self) -> Vec<Endpoint> {
+        let count = self.half(std::mem::offset_of!(Control, endpoint_count)).load(Ordering::Acquire);
+        let slots = (0..(count as usize).min(MAX_ENDPOINTS)).map(|index| {
+            let offset = std::mem::offset_of!(Control, endpoints) + index * size_of::<Endpoint>();
+            // SAFETY: the slot lies inside the mapping (checked by `field`), and any bytes are an Endpoint.
+            unsafe { self.field::<Endpoint>(offset).read_volatile() }
+        });
+        slots.collect()
+    }
+
     /// Sets how much goes up until then, ns of CLOCK_MONOTONIC, see [`Control::pass_shares`].
     pub(crate) fn set_shedding(&self, shares: &[u32; CLIENT_BUCKETS], until_ns: u64) {
         for (bucket, &share) in shares.iter().enumerate() {

@@ -54,6 +54,8 @@ enum Command {
     Wait(wait::Wait),
     /// Load and attach programs for a server without privileges (xdp.attach_socket), until killed
     Attach(attach::Attach),
+    /// Make the folder of pins (xdp.bpffs) for a service that does not start as root
+    PreparePins(PreparePins),
     /// Make the server this machine's resolver, and keep it that until SIGTERM
     Resolver(resolver::Resolver),
     /// Those that talk to a running server, or need none.
@@ -70,6 +72,17 @@ struct Run {
     /// How log lines look
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
+}
+
+/// `prepare-pins`.
+#[derive(Debug, Args)]
+struct PreparePins {
+    /// Which configuration.
+    #[command(flatten)]
+    config: ConfigFile,
+    /// User that the service runs as, and who gets the folder
+    #[arg(long, value_name = "NAME")]
+    user: String,
 }
 
 /// Which configuration.
@@ -114,6 +127,9 @@ pub fn main(arguments_given: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Config(config) => config.run(),
         Command::Wait(wait) => wait.run(),
         Command::Attach(attach) => attach.run(),
+        Command::PreparePins(PreparePins { config: ConfigFile { config }, user }) => {
+            daemon::prepare_pins(&config, &user)
+        }
         Command::Resolver(resolver) => resolver.run(),
         Command::Operate(operate) => operate.run(Cli::command()),
     }

@@ -1,14 +1,17 @@
 //! The process of root's that attaches programs for a server without privileges.
 
-use std::{io, path::Path, process::ExitCode};
+use std::{fs::File, io, path::Path, process::ExitCode};
 
 use nix::unistd::User;
 use tracing::{error, info};
 
-use super::{RunOptions, privileges};
-use dns_core::config::{ConfigError, HookMode};
-use dns_fastpath::Attacher;
-use dns_platform::logs::{Logs, LogsError};
+use super::{RunOptions, listeners::all_addresses, privileges};
+use dns_core::config::{Config, ConfigError, HookMode};
+use dns_fastpath::{Attacher, Authority};
+use dns_platform::{
+    logs::{Logs, LogsError},
+    sandbox::{self, Work},
+};
 
 /// Why the attacher did not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -23,7 +26,7 @@ enum AttacherError {
     #[error("{0}: xdp: is switched off (xdp.enabled, xdp.mode)")]
     Off(String),
     /// The user database does not know it.
-    #[error("xdp.user: there is no user {0:?}; allowed is a name of /etc/passwd")]
+    #[error("xdp.user, xdp.attach_user: there is no user {0:?}; allowed is a name of /etc/passwd")]
     NoSuchUser(String),
     /// The socket cannot be had.
     #[error("xdp.attach_socket: {0}")]
@@ -34,6 +37,9 @@ enum AttacherError {
     /// Capabilities cannot be given up.
     #[error(transparent)]
     Privileges(#[from] privileges::PrivilegesError),
+    /// The kernel refused the filter of system calls.
+    #[error("cannot give up system calls (seccomp): {0}")]
+    Sandbox(io::Error),
     /// Logging does not work.
     #[error("logging: {0}")]
     Logs(#[from] LogsError),
@@ -59,26 +65,57 @@ fn start(path: &Path, options: RunOptions) -> Result<io::Error, AttacherError> {
     if !xdp.enabled || xdp.mode == HookMode::Off {
         return Err(AttacherError::Off(file()));
     }
-    let (user, group) = match &xdp.user {
-        Some(name) => {
-            let user = User::from_name(name).ok().flatten();
-            let user = user.ok_or_else(|| AttacherError::NoSuchUser(name.clone()))?;
-            (user.uid.as_raw(), user.gid.as_raw())
-        }
-        None => (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw()),
+    let known = |name: &String| {
+        User::from_name(name).ok().flatten().ok_or_else(|| AttacherError::NoSuchUser(name.clone()))
     };
-    // A server that attached by itself may have been the folder's owner.
     let own = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
-    dns_fastpath::prepare_pins(&xdp.bpffs, Some(own)).map_err(AttacherError::Pins)?;
-    let attacher = Attacher::bind(socket, user, group).map_err(AttacherError::Socket)?;
-    privileges::keep_for_attaching()?;
+    let ids = |user: &User| (user.uid.as_raw(), user.gid.as_raw());
+    let server = xdp.user.as_ref().map(known).transpose()?.as_ref().map_or(own, ids);
+    let attach_user = xdp.attach_user.as_ref().map(known).transpose()?;
+    // A server that attached by itself may have been the folder's owner.
+    dns_fastpath::prepare_pins(&xdp.bpffs, Some(attach_user.as_ref().map_or(own, ids)))
+        .map_err(AttacherError::Pins)?;
+    let attacher = Attacher::bind(socket, server.0, server.1).map_err(AttacherError::Socket)?;
+    let first = authority(&config)?;
+    privileges::keep_for_attaching(attach_user.as_ref())?;
+    sandbox::enter(Work::Attach).map_err(AttacherError::Sandbox)?;
     let logs = Logs::init(&config.logging, options.log_format)?;
     info!("waiting at {} for servers, to load and attach their programs", socket.display());
     let path = path.to_owned();
-    let ended = attacher.run(Box::new(move || {
-        let config = dns_platform::files::load_config(&path)?.config;
-        Ok((config.xdp, config.listen))
+    let ended = attacher.run(Box::new(move || match dns_platform::files::load_config(&path) {
+        Ok(loaded) => authority(&loaded.config),
+        // Only root may read it: the one of the start counts.
+        Err(_) if File::open(&path).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied) => {
+            Ok(first.clone())
+        }
+        Err(problem) => Err(problem),
     }));
     logs.flush();
     Ok(ended)
+}
+
+/// What a configuration allows: the addresses that it names, and those of the addresses files.
+fn authority(config: &Config) -> Result<Authority, ConfigError> {
+    let further = dns_platform::files::read_addresses(&config.addresses_files_glob)?;
+    let listen = all_addresses(config.listen, &further);
+    Ok(Authority { xdp: config.xdp.clone(), main: config.listen, listen })
+}
+
+/// Makes the folder of pins, on a BPF file system, and gives it to a user: for a service that
+/// does not start as root.
+pub fn prepare_pins(path: &Path, user: &str) -> ExitCode {
+    let prepare = || -> Result<(), AttacherError> {
+        let xdp = dns_platform::files::load_config(path)?.config.xdp;
+        let found = User::from_name(user).ok().flatten();
+        let user = found.ok_or_else(|| AttacherError::NoSuchUser(user.to_owned()))?;
+        let owner = (user.uid.as_raw(), user.gid.as_raw());
+        dns_fastpath::prepare_pins(&xdp.bpffs, Some(owner)).map_err(AttacherError::Pins)
+    };
+    match prepare() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => {
+            eprintln!("bosh-dns-xdp: {}", dns_core::terminal::lines(&problem.to_string()));
+            ExitCode::FAILURE
+        }
+    }
 }

@@ -35,17 +35,21 @@ mod upstreams;
 mod watch;
 mod wellness;
 
-pub use self::{aliases::aliases_of_consul, attacher::attach};
+pub use self::{
+    aliases::aliases_of_consul,
+    attacher::{attach, prepare_pins},
+};
 
 use std::{io, path::Path, process::ExitCode};
 
 use tracing::error;
 
 use crate::{ops::api::ControlSocket, server::ServerError};
-use dns_core::config::{ConfigError, HookMode, Loaded};
+use dns_core::config::{ConfigError, ControlConfig, HookMode, Loaded};
 use dns_health::HealthError;
 use dns_platform::{
     logs::{LogFormat, Logs, LogsError},
+    sandbox::{self, Work},
     threads::{self, OnPanic},
 };
 
@@ -69,6 +73,9 @@ enum DaemonError {
     /// Another user was asked for, in vain.
     #[error(transparent)]
     Privileges(#[from] privileges::PrivilegesError),
+    /// The kernel refused the filter of system calls.
+    #[error("cannot give up system calls (seccomp): {0}")]
+    Sandbox(io::Error),
     /// Logging does not work.
     #[error("logging: {0}")]
     Logs(#[from] LogsError),
@@ -118,12 +125,16 @@ pub fn run(path: &Path, options: RunOptions) -> ExitCode {
 /// What has to happen before there is any thread, then the rest.
 fn start(path: &Path, options: RunOptions) -> Result<(), DaemonError> {
     let loaded = dns_platform::files::load_config(path)?;
-    // While we may still give it to somebody else.
-    let control =
-        loaded.config.control.as_ref().map(|control| (control.socket.clone(), ControlSocket::bind(control)));
     let xdp = &loaded.config.xdp;
+    // While it can still be given to another user.
+    let bind =
+        |control: &ControlConfig| (control.socket.clone(), ControlSocket::bind(control, xdp.user.as_deref()));
+    let control = loaded.config.control.as_ref().map(bind);
     let attaches = xdp.enabled && xdp.mode != HookMode::Off && xdp.attach_socket.is_none();
     privileges::drop_to_user(xdp, attaches)?;
+    // What a compromised server could do with files, sockets and threads it can do; nothing else.
+    sandbox::enter(if attaches { Work::ServeAndAttach } else { Work::Serve })
+        .map_err(DaemonError::Sandbox)?;
     dns_platform::limits::raise_file_limit();
     let logs = Logs::init(&loaded.config.logging, options.log_format)?;
     let failures = failures::Failures::install()?;

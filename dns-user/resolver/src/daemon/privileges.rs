@@ -45,28 +45,56 @@ pub(super) fn drop_to_user(config: &XdpConfig, fast_path: bool) -> Result<(), Pr
     if !Uid::effective().is_root() {
         return Err(PrivilegesError::NotRoot(name.clone()));
     }
-    let failed =
-        |what| move |reason: nix::Error| PrivilegesError::Failed { what, reason: reason.to_string() };
     if fast_path {
         hand_over(&config.bpffs, &user);
     }
+    become_user(&user, &needed(fast_path))
+}
+
+/// Becomes `user` if there is one, with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON and no others, for good.
+pub(super) fn keep_for_attaching(user: Option<&User>) -> Result<(), PrivilegesError> {
+    let mut needed = needed(true);
+    needed.remove(&Capability::CAP_NET_BIND_SERVICE);
+    match user.filter(|user| user.uid != Uid::effective()) {
+        Some(user) if !Uid::effective().is_root() => Err(PrivilegesError::NotRoot(user.name.clone())),
+        Some(user) => become_user(user, &needed),
+        None => keep_only(&needed),
+    }
+}
+
+/// Becomes another user with these capabilities.
+fn become_user(user: &User, needed: &CapsHashSet) -> Result<(), PrivilegesError> {
+    let failed =
+        |what| move |reason: nix::Error| PrivilegesError::Failed { what, reason: reason.to_string() };
+    // Only root may leave the bounding set.
+    bound(needed)?;
     // Permitted capabilities survive the change of user, effective ones do not.
     nix::sys::prctl::set_keepcaps(true).map_err(failed("keeping capabilities"))?;
     let group_list =
-        unistd::getgrouplist(&std::ffi::CString::new(name.as_str()).unwrap_or_default(), user.gid)
+        unistd::getgrouplist(&std::ffi::CString::new(user.name.as_str()).unwrap_or_default(), user.gid)
             .map_err(failed("reading its groups"))?;
     unistd::setgroups(&group_list).map_err(failed("setting its groups"))?;
     unistd::setresgid(user.gid, user.gid, user.gid).map_err(failed("setting its group"))?;
     unistd::setresuid(user.uid, user.uid, user.uid).map_err(failed("setting the user"))?;
     nix::sys::prctl::set_keepcaps(false).map_err(failed("keeping capabilities"))?;
-    keep_only(&needed(fast_path))
+    keep_only(needed)
 }
 
-/// Gives up what attaching programs does not need: all but CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
-pub(super) fn keep_for_attaching() -> Result<(), PrivilegesError> {
-    let mut needed = needed(true);
-    needed.remove(&Capability::CAP_NET_BIND_SERVICE);
-    keep_only(&needed)
+/// Takes all other capabilities out of the bounding set: no program that is ever executed gets them.
+/// Without CAP_SETPCAP, as under systemd, the set stays as it is.
+fn bound(needed: &CapsHashSet) -> Result<(), PrivilegesError> {
+    if !caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP).map_err(failed)? {
+        return Ok(());
+    }
+    let bounding = caps::read(None, CapSet::Bounding).map_err(failed)?;
+    bounding
+        .difference(needed)
+        .try_for_each(|&given_up| caps::drop(None, CapSet::Bounding, given_up))
+        .map_err(failed)
+}
+
+fn failed(reason: caps::errors::CapsError) -> PrivilegesError {
+    PrivilegesError::Failed { what: "giving up capabilities", reason: reason.to_string() }
 }
 
 /// The capabilities that work goes on with.
@@ -80,14 +108,12 @@ fn needed(fast_path: bool) -> CapsHashSet {
 
 /// Gives up all other capabilities of this thread.
 fn keep_only(needed: &CapsHashSet) -> Result<(), PrivilegesError> {
-    let failed = |reason: caps::errors::CapsError| PrivilegesError::Failed {
-        what: "giving up capabilities",
-        reason: reason.to_string(),
-    };
+    bound(needed)?;
     let permitted = caps::read(None, CapSet::Permitted).map_err(failed)?;
     let kept: CapsHashSet = permitted.intersection(needed).copied().collect();
     caps::set(None, CapSet::Effective, &kept).map_err(failed)?;
     caps::set(None, CapSet::Permitted, &kept).map_err(failed)?;
+    // Ambient ones go with them.
     caps::set(None, CapSet::Inheritable, &CapsHashSet::new()).map_err(failed)
 }
 

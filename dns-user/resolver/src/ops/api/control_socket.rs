@@ -1,16 +1,7 @@
 //! The control socket: the whole API for those who are on the machine, without certificates.
 //! The kernel says who they are (`SO_PEERCRED`, unix(7)).
 
-use std::{
-    fs, io,
-    os::unix::{
-        fs::{PermissionsExt, chown},
-        net::UnixListener as StdListener,
-    },
-    path::PathBuf,
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, os::unix::net::UnixListener as StdListener, sync::Arc, time::Duration};
 
 use nix::unistd::{Gid, Group, Uid, User};
 use tokio::net::{UnixListener, UnixStream, unix::SocketAddr};
@@ -18,7 +9,10 @@ use tokio::net::{UnixListener, UnixStream, unix::SocketAddr};
 use super::{ApiBackend, routes};
 use crate::ops::http;
 use dns_core::config::ControlConfig;
-use dns_platform::logs::LineLimit;
+use dns_platform::{
+    logs::LineLimit,
+    unix_socket::{self, Access},
+};
 
 /// The control socket, bound.
 #[derive(Debug)]
@@ -39,42 +33,25 @@ struct Admitted {
 }
 
 impl ControlSocket {
-    /// Binds the socket and gives it to its owner and group: to be done while we still are root.
-    ///
-    /// It takes the place of what a server before left there in one step. The folder is made
-    /// if it is not there.
-    pub fn bind(config: &ControlConfig) -> io::Result<Self> {
+    /// Binds the socket for its owner and group: to be done while we still are root. Without
+    /// `control.user` it belongs to `server_user`, the user that the server becomes.
+    pub fn bind(config: &ControlConfig, server_user: Option<&str>) -> io::Result<Self> {
         let ControlConfig { socket, user, group } = config;
+        let of_user =
+            |kind, name: &str| User::from_name(name)?.map(|user| user.uid).ok_or_else(|| unknown(kind, name));
+        let server = server_user.map(|name| of_user("xdp.user", name)).transpose()?;
         let user = match user {
-            Some(name) => User::from_name(name)?.ok_or_else(|| unknown("user", name))?.uid,
-            None => Uid::effective(),
+            Some(name) => Some(of_user("control.user", name)?),
+            None => server,
         };
         let group = match group {
-            Some(name) => Some(Group::from_name(name)?.ok_or_else(|| unknown("group", name))?.gid),
+            Some(name) => Some(Group::from_name(name)?.ok_or_else(|| unknown("control.group", name))?.gid),
             None => None,
         };
-        if let Some(folder) = socket.parent() {
-            fs::create_dir_all(folder)?;
-        }
-        let part = PathBuf::from(format!("{}.{}", socket.display(), std::process::id()));
-        let listener = StdListener::bind(&part)?;
-        let put = || {
-            fs::set_permissions(
-                &part,
-                fs::Permissions::from_mode(if group.is_some() { 0o660 } else { 0o600 }),
-            )?;
-            if user != Uid::effective() || group.is_some() {
-                chown(&part, Some(user.as_raw()), group.map(Gid::as_raw))?;
-            }
-            fs::rename(&part, socket)
-        };
-        if let Err(problem) = put() {
-            // Nothing of ours stays; the first problem is the one that matters.
-            let _ = fs::remove_file(&part);
-            return Err(problem);
-        }
+        let trusted = Vec::from_iter(server);
+        let listener = unix_socket::bind(socket, Access { user, group }, &trusted)?;
         listener.set_nonblocking(true)?;
-        Ok(Self { listener, admitted: Admitted { user, group } })
+        Ok(Self { listener, admitted: Admitted { user: user.unwrap_or(Uid::effective()), group } })
     }
 
     /// Serves until the process ends.
@@ -89,7 +66,7 @@ impl ControlSocket {
 
 /// There is no such user or group.
 fn unknown(kind: &str, name: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::NotFound, format!("control.{kind}: there is no {kind} {name:?}"))
+    io::Error::new(io::ErrorKind::NotFound, format!("{kind}: there is no such name as {name:?}"))
 }
 
 impl Admitted {
@@ -182,20 +159,5 @@ mod tests {
         assert!(admitted.admits(stranger, group));
         assert!(!admitted.admits(stranger, elsewhere));
         assert!(!Admitted { user, group: None }.admits(stranger, group));
-    }
-
-    #[test]
-    fn a_socket_takes_the_place_of_one_left_behind() {
-        let folder = tempfile::tempdir().unwrap();
-        let config =
-            ControlConfig { socket: folder.path().join("run/control.sock"), user: None, group: None };
-        drop(ControlSocket::bind(&config).unwrap());
-        assert!(config.socket.exists());
-        let _second = ControlSocket::bind(&config).unwrap();
-        std::os::unix::net::UnixStream::connect(&config.socket).unwrap();
-        let mode = fs::metadata(&config.socket).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o600);
-        let names: Vec<_> = fs::read_dir(folder.path().join("run")).unwrap().collect();
-        assert_eq!(names.len(), 1);
     }
 }

@@ -1,0 +1,139 @@
+//! A folder of pins, opened once: what is done in it goes through no symbolic link, whoever may have
+//! put one there.
+
+use std::{
+    fs, io,
+    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat, openat2, renameat},
+    sys::stat::{Mode, SFlag, fstat, mkdirat},
+    unistd::{Uid, UnlinkatFlags, unlinkat},
+};
+
+use crate::bpf;
+
+/// An open folder below `xdp.bpffs`.
+#[derive(Debug)]
+pub(super) struct Folder {
+    opened: OwnedFd,
+    /// For messages.
+    path: PathBuf,
+}
+
+impl Folder {
+    /// Opens it (`openat2`, kernel 5.6): an error where a part of its path is a symbolic link.
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        let how = OpenHow::new()
+            .flags(OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+        let opened = openat2(AT_FDCWD, path, how).map_err(|error| match error {
+            Errno::ELOOP => in_file(path, io::Error::other("leads through a symbolic link; remove it")),
+            error => in_file(path, error.into()),
+        })?;
+        Ok(Self { opened, path: path.to_path_buf() })
+    }
+
+    /// Opens it, made with those above it that are missing.
+    pub(super) fn make(path: &Path) -> io::Result<Self> {
+        match Self::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            other => return other,
+        }
+        let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(in_file(path, io::ErrorKind::InvalidInput.into()));
+        };
+        let above = Self::make(above)?;
+        match mkdirat(&above.opened, name, Mode::from_bits_truncate(0o755)) {
+            Ok(()) | Err(Errno::EEXIST) => Self::open(path),
+            Err(error) => Err(in_file(path, error.into())),
+        }
+    }
+
+    /// Names of what is in it, as far as they are text.
+    pub(super) fn names(&self) -> io::Result<Vec<String>> {
+        let entries = fs::read_dir(self.place(""))?;
+        Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
+    }
+
+    /// Pins an object.
+    pub(super) fn pin(&self, name: &str, object: BorrowedFd<'_>) -> io::Result<()> {
+        bpf::pin(object, &self.place(name)).map_err(|error| in_file(&self.path.join(name), error))
+    }
+
+    /// Opens what root or this process's user has pinned.
+    pub(super) fn get(&self, name: &str) -> io::Result<OwnedFd> {
+        let path = self.path.join(name);
+        let handle = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let pin = openat(&self.opened, name, handle, Mode::empty())?;
+        let found = fstat(&pin)?;
+        let owner = Uid::from_raw(found.st_uid);
+        let is_file = SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT == SFlag::S_IFREG;
+        if !is_file || !(owner.is_root() || owner == Uid::effective()) {
+            return Err(in_file(&path, io::Error::other(format!("is no pin of ours (owner {owner})"))));
+        }
+        bpf::open_pin(&by_descriptor(pin.as_fd(), "")).map_err(|error| in_file(&path, error))
+    }
+
+    /// Unpins; what is not there is unpinned already.
+    pub(super) fn remove(&self, name: &str) -> io::Result<()> {
+        match unlinkat(&self.opened, name, UnlinkatFlags::NoRemoveDir) {
+            Ok(()) | Err(Errno::ENOENT) => Ok(()),
+            Err(error) => Err(in_file(&self.path.join(name), error.into())),
+        }
+    }
+
+    /// Puts what is pinned as `from` in the place of `to`, in one step.
+    pub(super) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        renameat(&self.opened, from, &self.opened, to)
+            .map_err(|error| in_file(&self.path.join(from), error.into()))
+    }
+
+    /// A path of something in this very folder, whatever its own path leads to by now.
+    fn place(&self, name: &str) -> PathBuf {
+        by_descriptor(self.opened.as_fd(), name)
+    }
+}
+
+/// A path that leads to what was opened, or to `name` in it.
+fn by_descriptor(opened: BorrowedFd<'_>, name: &str) -> PathBuf {
+    let path = Path::new("/proc/self/fd").join(opened.as_raw_fd().to_string());
+    if name.is_empty() { path } else { path.join(name) }
+}
+
+/// Names the file in an error.
+pub(super) fn in_file(path: &Path, error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn symbolic_links_are_not_followed() {
+        let base = tempfile::tempdir().unwrap();
+        let real = base.path().canonicalize().unwrap();
+        fs::create_dir(real.join("elsewhere")).unwrap();
+        fs::write(real.join("elsewhere/NAMES"), "").unwrap();
+        symlink(real.join("elsewhere"), real.join("links")).unwrap();
+        for path in ["links", "links/deeper"] {
+            assert!(Folder::open(&real.join(path)).is_err(), "{path}");
+            assert!(Folder::make(&real.join(path)).is_err(), "{path}");
+        }
+        let folder = Folder::make(&real.join("a/b")).unwrap();
+        symlink(real.join("elsewhere/NAMES"), real.join("a/b/NAMES")).unwrap();
+        let error = folder.get("NAMES").unwrap_err();
+        assert!(error.to_string().contains("no pin of ours"), "{error}");
+        // The link goes, not what it leads to.
+        folder.remove("NAMES").unwrap();
+        folder.remove("NAMES").unwrap();
+        assert!(real.join("elsewhere/NAMES").exists());
+        assert_eq!(folder.names().unwrap(), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,112 @@
+//! What a server that was taken over can ask of the attacher.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use whole_system_tests::{
+    bpffs::Bpffs,
+    namespace::Namespace,
+    process::{Kept, wait_until},
+    requirements, server,
+};
+
+/// Longer than programs take to load on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The attacher of a server at 127.0.0.1:53.
+struct Attacher {
+    _process: Kept,
+    folder: TempDir,
+    _bpffs: Bpffs,
+    _namespace: Namespace,
+}
+
+impl Attacher {
+    fn start(label: &str) -> Self {
+        let (namespace, bpffs) = (Namespace::new(label).unwrap(), Bpffs::new().unwrap());
+        let folder = server::folder(&server::records_of_groups(&[1]), None).unwrap();
+        let mut config = server::config(folder.path(), ([127, 0, 0, 1], 53).into());
+        let socket = folder.path().join("attach/attach.sock");
+        server::merge(&mut config, &json!({"xdp": {"bpffs": bpffs.path(), "attach_socket": socket}}));
+        std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        let mut command = namespace.command(server::program().unwrap()).unwrap();
+        let log = std::fs::File::create(folder.path().join("log")).unwrap();
+        command.args(["attach", "--config"]).arg(folder.path().join("config.json"));
+        let process = Kept::spawn(command.stdin(Stdio::null()).stdout(log)).unwrap();
+        wait_until("the attacher", LIMIT, || UnixStream::connect(&socket).is_ok()).unwrap();
+        Self { _process: process, folder, _bpffs: bpffs, _namespace: namespace }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("attach/attach.sock")
+    }
+
+    /// Asks for these addresses; the connection, and the attacher's answer.
+    fn ask(&self, listen: &[&str]) -> (BufReader<UnixStream>, Value) {
+        let mut stream = UnixStream::connect(self.socket()).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let wanted = json!({"layout": dns_common::LAYOUT_VERSION, "listen": listen});
+        writeln!(stream, "{wanted}").unwrap();
+        let mut answers = BufReader::new(stream);
+        // The byte that carries the maps.
+        answers.read_exact(&mut [0]).unwrap();
+        let answer = line(&mut answers);
+        (answers, answer)
+    }
+}
+
+fn line(answers: &mut BufReader<UnixStream>) -> Value {
+    let mut line = String::new();
+    answers.read_line(&mut line).unwrap();
+    serde_json::from_str(&line).unwrap()
+}
+
+#[test]
+fn foreign_addresses_are_refused() {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return;
+    }
+    let attacher = Attacher::start("authority");
+    for foreign in ["127.0.0.53:53", "127.0.0.1:54", "8.8.8.8:53", "0.0.0.0:53"] {
+        let (_, answer) = attacher.ask(&[foreign]);
+        assert!(answer["Refused"].is_string(), "{foreign}: {answer}");
+    }
+    // Beside its own address as well, and later.
+    let (mut answers, answer) = attacher.ask(&["127.0.0.53:53", "127.0.0.1:53"]);
+    assert!(answer["Maps"].is_object(), "{answer}");
+    let mut say = |message: &Value| writeln!(answers.get_mut(), "{message}").unwrap();
+    say(&json!("Filled"));
+    say(&json!({"Listen": ["127.0.0.1:53", "8.8.8.8:53"]}));
+    let end = Instant::now() + LIMIT;
+    loop {
+        let told = line(&mut answers);
+        let endpoints = &told["Status"]["interfaces"]["endpoints"];
+        assert!(*endpoints == json!(["127.0.0.1:53"]) || *endpoints == json!([]), "{told}");
+        if told["Status"]["ready"] == true {
+            break;
+        }
+        assert!(Instant::now() < end, "the programs are not attached");
+    }
+}
+
+#[test]
+fn idle_sessions_give_way() {
+    if !requirements::namespaces() || !requirements::bpf() {
+        return;
+    }
+    let attacher = Attacher::start("starve");
+    // They take their maps, and never fill them.
+    let idle: Vec<_> = (0..4).map(|_| attacher.ask(&["127.0.0.1:53"])).collect();
+    assert!(idle.iter().all(|(_, answer)| answer["Maps"].is_object()));
+    for _ in 0..3 {
+        let (_kept, answer) = attacher.ask(&["127.0.0.1:53"]);
+        assert!(answer["Maps"].is_object(), "{answer}");
+    }
+}

@@ -1,0 +1,52 @@
+//! What the server's process may do, and who may ask it.
+
+use std::{fs, os::unix::process::CommandExt as _, process::Command, time::Duration};
+
+use serde_json::json;
+use whole_system_tests::{
+    namespace::Namespace,
+    process::wait_until,
+    requirements,
+    server::{self, Server},
+};
+
+/// `nobody`.
+const NOBODY: u32 = 65534;
+
+#[test]
+fn a_server_gives_up_privileges_for_good() {
+    if !requirements::namespaces() {
+        return;
+    }
+    Namespace::new("process").unwrap().run(inspect).unwrap();
+}
+
+fn inspect() {
+    let folder = server::folder(&server::records_of_groups(&[1]), None).unwrap();
+    let shared = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(folder.path(), shared).unwrap();
+    let socket = folder.path().join("run/control.sock");
+    let settings = json!({"control": {"socket": socket}, "xdp": {"mode": "off", "user": "nobody"}});
+    let server = Server::start(None, folder, ([127, 0, 0, 1], 53).into(), &settings).unwrap();
+    let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+    let value = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.unwrap().trim().to_owned()
+    };
+    assert_eq!((value("NoNewPrivs"), value("Seccomp")), ("1".to_owned(), "2".to_owned()));
+    for set in ["CapEff", "CapPrm", "CapBnd"] {
+        // CAP_NET_BIND_SERVICE.
+        assert_eq!(u64::from_str_radix(&value(set), 16).unwrap(), 1 << 10, "{set}");
+    }
+    assert!(value("Uid").split_whitespace().all(|user| user == NOBODY.to_string()));
+    // Its own user may operate it; other users may not.
+    wait_until("the control socket", Duration::from_secs(30), || socket.exists()).unwrap();
+    let ask_as = |user: u32| {
+        let mut command = Command::new(server::program().unwrap());
+        command.args(["flush", "--config"]).arg(server.folder.path().join("config.json"));
+        command.uid(user).gid(user).output().unwrap()
+    };
+    let own = ask_as(NOBODY);
+    assert!(own.status.success(), "{}", String::from_utf8_lossy(&own.stderr));
+    assert_eq!(ask_as(1).status.code(), Some(3));
+}
