@@ -37,7 +37,7 @@ mount --bind proc/sys proc/sys
 mount -o remount,bind,ro proc/sys
 mount -t sysfs sysfs sys
 mount -t cgroup2 cgroup2 sys/fs/cgroup
-mount -t bpf -o mode=0755 bpf sys/fs/bpf
+mount -t bpf -o mode=0700 bpf sys/fs/bpf
 mount -o remount,bind,ro sys
 mount -t tmpfs -o mode=755 tmpfs dev
 mkdir dev/pts dev/shm

@@ -76,6 +76,10 @@ pub fn bind(path: &Path, access: Access, trusted: &[Uid]) -> io::Result<UnixList
         if kind(&found) != SFlag::S_IFSOCK || found.st_nlink != 1 {
             return Err(io::Error::other("was replaced by something else at once"));
         }
+        // The group of the file system's id is root's privilege; membership allows a change as well.
+        if let Some(group) = group.filter(|group| group.as_raw() != found.st_gid) {
+            fchownat(&bound, "", None, Some(group), AtFlags::AT_EMPTY_PATH)?;
+        }
         if let Some(user) = user.filter(|user| user.as_raw() != found.st_uid) {
             fchownat(&bound, "", Some(user), None, AtFlags::AT_EMPTY_PATH)?;
         }

@@ -110,12 +110,32 @@ fn five_commands_reach_interface_answer() {
     let said = machine.run("bosh-dns-xdp status").unwrap();
     println!("{said}");
     assert!(!said.contains("FAIL") && !said.contains("newest warnings"), "{said}");
-    // As its unit says: another user, with four capabilities, the programs pinned.
+    // As its unit says: another user, with one capability; the programs are pinned by the attacher, on a
+    // BPF file system of its own: systemd's is root's alone.
     let pid = status(&machine)["pid"].as_u64().unwrap();
     let owner = machine.run(&format!("ps -o user= -p {pid}")).unwrap();
     assert_eq!(owner.trim(), "bosh-dns-xdp");
     assert!(status(&machine)["fast_path"]["detail"]["pinned_at"].is_string(), "{said}");
-    assert!(machine.run("ls /sys/fs/bpf/bosh-dns-xdp/*/links").unwrap().contains("1-tcx"));
+    let held = machine.run(&format!("grep CapBnd /proc/{pid}/status")).unwrap();
+    assert!(held.trim().ends_with(&format!("{:016x}", 1 << 10)), "{held}");
+    assert_eq!(machine.run("stat --format=%a /sys/fs/bpf").unwrap().trim(), "700");
+    for unit in ["bosh-dns-xdp", "bosh-dns-xdp-attach"] {
+        let exposure = machine.run(&format!("systemd-analyze security --no-pager {unit} | tail -1")).unwrap();
+        println!("{exposure}");
+        let level = exposure.split_whitespace().find_map(|word| word.parse::<f64>().ok()).unwrap();
+        assert!(level < 2.0, "{exposure}");
+    }
+    // Killed, both of them: what is pinned answers until they are back.
+    machine.run("systemctl kill --signal=KILL bosh-dns-xdp bosh-dns-xdp-attach").unwrap();
+    for query in 0..20 {
+        let answer = machine.run(&format!("dig @127.0.0.2 +short +tries=1 {}", NAME.0)).unwrap();
+        assert_eq!(answer.trim(), NAME.1, "query {query} after both were killed");
+    }
+    wait_until("both to be back", PATIENCE, || {
+        machine.run("bosh-dns-xdp status").is_ok() && by_the_interface(&machine) > 0
+    })
+    .unwrap();
+    assert!(machine.run("ls /run/bosh-dns-xdp-pins/*/links").unwrap().contains("1-tcx"));
 
     // The journal has the priority of each line, and no second time stamp.
     machine.run("echo broken > /var/lib/bosh-dns-xdp/records.json").unwrap();
@@ -134,7 +154,7 @@ fn five_commands_reach_interface_answer() {
 
     machine.run("apt-get remove --yes bosh-dns-xdp").unwrap();
     assert!(machine.run("systemctl is-active bosh-dns-xdp || true").unwrap().contains("inactive"));
-    let pins = machine.run("ls -A /sys/fs/bpf/bosh-dns-xdp 2>/dev/null || true").unwrap();
+    let pins = machine.run("ls -A /run/bosh-dns-xdp-pins 2>/dev/null || true").unwrap();
     assert_eq!(pins, "", "something stays attached");
     assert!(machine.run("test -e /etc/bosh-dns-xdp/config.json && echo there").unwrap().contains("there"));
     machine.run("apt-get purge --yes bosh-dns-xdp").unwrap();

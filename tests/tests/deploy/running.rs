@@ -77,6 +77,31 @@ fn the_job_starts_serves_and_stops() {
 }
 
 #[test]
+fn files_of_vcap_lead_root_nowhere() {
+    if !requirements::namespaces() {
+        return;
+    }
+    let machine = Machine::new().unwrap();
+    machine.deploy(properties(&json!({"xdp": {"enabled": false}}))).unwrap();
+    // As an earlier release left the folders, with what vcap can put there.
+    let plant = "cd /var/vcap/sys; mkdir -p run/bosh-dns log/bosh-dns; echo precious >/var/vcap/precious
+        for name in bosh_dns_ctl.stdout bosh_dns_ctl.stderr bosh_dns.stdout bosh_dns.stderr; do
+            ln -s /var/vcap/precious log/bosh-dns/$name.log
+        done
+        ln -s /var/vcap/precious run/bosh-dns/bosh-dns.pid
+        sleep 600 </dev/null >/dev/null 2>&1 & echo $! | tee run/bosh-dns/bosh_dns_health.pid >/var/vcap/victim
+        chown -R vcap:vcap run/bosh-dns log/bosh-dns";
+    machine.run(plant).unwrap();
+    machine.run(&format!("{JOB}/bin/bosh_dns_ctl start && {JOB}/bin/wait")).unwrap();
+    machine.run(&format!("{JOB}/bin/bosh_dns_health_ctl stop && {JOB}/bin/bosh_dns_ctl stop")).unwrap();
+    assert_eq!(machine.run("cat /var/vcap/precious").unwrap(), "precious\n");
+    machine.run("kill $(cat /var/vcap/victim)").expect("a process of root's was killed");
+    let owners =
+        machine.run("stat --format=%u /var/vcap/sys/run/bosh-dns /var/vcap/sys/log/bosh-dns").unwrap();
+    assert_eq!(owners.split_whitespace().collect::<Vec<_>>(), ["0", "0"]);
+}
+
+#[test]
 fn an_update_leaves_no_hot_name_unanswered() {
     if !requirements::namespaces() || !requirements::bpf() {
         return;

@@ -29,10 +29,34 @@ dated() {
   done
 }
 
+# Makes a folder ($1) that root alone may write to. What another owner may have put there counts for
+# nothing: this script is root's, follows links and kills by number.
+own_folder() {
+  mkdir -p "$1"
+  if [ -L "$1" ]; then
+    echo "${SCRIPT}: $1 is a symbolic link; remove it" >&2
+    exit 1
+  fi
+  if [ "$(stat --format=%u "$1")" != 0 ]; then
+    chown root:root "$1"
+    chmod 755 "$1"
+    rm -f -- "$1"/*.pid
+  fi
+}
+
+# Removes a file ($1) to be written, unless it is a plain one of one name.
+plain_file() {
+  if [ -L "$1" ] || { [ -e "$1" ] && { [ ! -f "$1" ] || [ "$(stat --format=%h "$1")" != 1 ]; }; }; then
+    rm -rf -- "$1"
+  fi
+}
+
 # Makes the folders, and sends what the script and its commands say to the script's own logs.
 begin() {
-  mkdir -p "${LOG_DIR}" "${RUN_DIR}"
-  chown vcap:vcap "${LOG_DIR}" "${RUN_DIR}"
+  own_folder "${LOG_DIR}"
+  own_folder "${RUN_DIR}"
+  plain_file "${LOG_DIR}/${SCRIPT}.stdout.log"
+  plain_file "${LOG_DIR}/${SCRIPT}.stderr.log"
   exec > >(dated >>"${LOG_DIR}/${SCRIPT}.stdout.log") 2> >(dated >>"${LOG_DIR}/${SCRIPT}.stderr.log")
 }
 
@@ -50,6 +74,9 @@ start_process() {
   if lives "${pid_file}"; then
     return
   fi
+  plain_file "${pid_file}"
+  plain_file "${LOG_DIR}/${log}.stdout.log"
+  plain_file "${LOG_DIR}/${log}.stderr.log"
   (
     cd "${JOB_DIR}" || exit
     # As many as may be had, where the machine allows fewer.

@@ -390,11 +390,15 @@ impl Follower {
 
     /// Tells the program where the server listens.
     fn follow_addresses(&mut self) {
-        let local = match self.netlink.addresses() {
-            Ok(addresses) => addresses,
-            Err(error) => {
-                tracing::warn!(%error, "cannot list the local addresses (netlink): programs answer at those known so far; trying again");
-                return;
+        let local = if self.setting.listen.iter().all(|listen| listen.ip().is_loopback()) {
+            Vec::new()
+        } else {
+            match self.netlink.addresses() {
+                Ok(addresses) => addresses,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot list the local addresses (netlink): programs answer at those known so far; trying again");
+                    return;
+                }
             }
         };
         let all = expand(&self.setting.listen, &local);

@@ -5,7 +5,7 @@ use std::{fs::File, io, path::Path, process::ExitCode};
 use nix::unistd::User;
 use tracing::{error, info};
 
-use super::{RunOptions, listeners::all_addresses, privileges};
+use super::{RunOptions, listeners::all_addresses, privileges, service_manager};
 use dns_core::config::{Config, ConfigError, HookMode};
 use dns_fastpath::{Attacher, Authority};
 use dns_platform::{
@@ -49,6 +49,11 @@ enum AttacherError {
 pub fn attach(path: &Path, options: RunOptions) -> ExitCode {
     let problem = match start(path, options) {
         Ok(problem) => AttacherError::Socket(problem),
+        // No reason for a supervisor to try again.
+        Err(problem @ (AttacherError::NotWanted(_) | AttacherError::Off(_))) => {
+            eprintln!("bosh-dns-xdp: nothing to do: {}", dns_core::terminal::lines(&problem.to_string()));
+            return ExitCode::SUCCESS;
+        }
         Err(problem) => problem,
     };
     error!("{problem}");
@@ -72,15 +77,21 @@ fn start(path: &Path, options: RunOptions) -> Result<io::Error, AttacherError> {
     let ids = |user: &User| (user.uid.as_raw(), user.gid.as_raw());
     let server = xdp.user.as_ref().map(known).transpose()?.as_ref().map_or(own, ids);
     let attach_user = xdp.attach_user.as_ref().map(known).transpose()?;
-    // A server that attached by itself may have been the folder's owner.
-    dns_fastpath::prepare_pins(&xdp.bpffs, Some(attach_user.as_ref().map_or(own, ids)))
-        .map_err(AttacherError::Pins)?;
+    // A server that attached by itself may have been the folder's owner. A service manager may have
+    // prepared the folder (`prepare-pins`).
+    let owner = attach_user.as_ref().map_or(own, ids);
+    match dns_fastpath::prepare_pins(&xdp.bpffs, Some(owner)) {
+        Err(problem) if nix::unistd::geteuid().is_root() => return Err(AttacherError::Pins(problem)),
+        // Pinning will say what it costs.
+        Ok(()) | Err(_) => {}
+    }
     let attacher = Attacher::bind(socket, server.0, server.1).map_err(AttacherError::Socket)?;
     let first = authority(&config)?;
     privileges::keep_for_attaching(attach_user.as_ref())?;
     sandbox::enter(Work::Attach).map_err(AttacherError::Sandbox)?;
     let logs = Logs::init(&config.logging, options.log_format)?;
     info!("waiting at {} for servers, to load and attach their programs", socket.display());
+    service_manager::tell(service_manager::State::Ready);
     let path = path.to_owned();
     let ended = attacher.run(Box::new(move || match dns_platform::files::load_config(&path) {
         Ok(loaded) => authority(&loaded.config),

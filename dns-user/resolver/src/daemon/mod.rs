@@ -131,6 +131,10 @@ fn start(path: &Path, options: RunOptions) -> Result<(), DaemonError> {
         |control: &ControlConfig| (control.socket.clone(), ControlSocket::bind(control, xdp.user.as_deref()));
     let control = loaded.config.control.as_ref().map(bind);
     let attaches = xdp.enabled && xdp.mode != HookMode::Off && xdp.attach_socket.is_none();
+    if attaches && xdp.user.is_none() {
+        // Mounting is over with the system calls given up below; pinning will say what fails.
+        let _ = dns_fastpath::prepare_pins(&xdp.bpffs, None);
+    }
     privileges::drop_to_user(xdp, attaches)?;
     // What a compromised server could do with files, sockets and threads it can do; nothing else.
     sandbox::enter(if attaches { Work::ServeAndAttach } else { Work::Serve })
