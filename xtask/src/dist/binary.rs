@@ -41,9 +41,9 @@ pub(super) fn build_companion(release: &Release, program: [&str; 2]) -> Result<P
 
 /// Builds the binary with the C library in it: for images that hold nothing else. Elsewhere
 /// the machine's own is to be used, because its name service (nsswitch.conf) loads modules.
-pub(super) fn build_static(release: &Release) -> Result<PathBuf> {
-    let built = cargo(release, SERVER, &["-Ctarget-feature=+crt-static".to_owned()])?;
-    let stripped = release.staging("static")?.join("bosh-dns-xdp");
+pub(super) fn build_static(release: &Release, program: [&str; 2]) -> Result<PathBuf> {
+    let built = cargo(release, program, &["-Ctarget-feature=+crt-static".to_owned()])?;
+    let stripped = release.staging(&format!("static-{}", program[1]))?.join(program[1]);
     run(Command::new("objcopy").arg("--strip-debug").arg(&built).arg(&stripped))?;
     ensure!(!capture(Command::new("objdump").arg("-p").arg(&stripped))?.contains("NEEDED"), "not static");
     Ok(stripped)
@@ -68,7 +68,10 @@ pub(super) fn split(built: &Path, release: &Release) -> Result<PathBuf> {
 }
 
 /// Package and binary of the server.
-const SERVER: [&str; 2] = ["dns-resolver", "bosh-dns-xdp"];
+pub(super) const SERVER: [&str; 2] = ["dns-resolver", "bosh-dns-xdp"];
+
+/// Package and binary of the distribution of records.
+pub(super) const SYNC: [&str; 2] = ["dns-sync", "bosh-dns-sync"];
 
 /// Builds with the paths of this machine taken out; the binary's path.
 fn cargo(release: &Release, [package, program]: [&str; 2], flags: &[String]) -> Result<PathBuf> {

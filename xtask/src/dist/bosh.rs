@@ -17,11 +17,11 @@ use crate::process::root;
 const NAME: &str = "bosh-dns";
 
 /// Writes the release; `server` is the stripped binary.
-pub(super) fn write(release: &Release, server: &Path) -> Result<()> {
+pub(super) fn write(release: &Release, server: &Path, sync: Option<&Path>) -> Result<()> {
     let tarball = release.staging("bosh")?;
     let source = root().join("deploy/bosh");
     let job = pack_job(release, &source.join("jobs").join(NAME), &tarball)?;
-    let package = pack_package(release, &source.join("packages").join(NAME), server, &tarball)?;
+    let package = pack_package(release, &source.join("packages").join(NAME), server, sync, &tarball)?;
     archive::put(&tarball.join("release.MF"), manifest(release, &job, &package), 0o644)?;
     let name = format!("bosh-dns-xdp-{}.tgz", release.version);
     archive::tgz(release, &tarball, &release.out.join(name))
@@ -40,11 +40,20 @@ fn pack_job(release: &Release, source: &Path, tarball: &Path) -> Result<String> 
 }
 
 /// Packs the package: the binary and the script that puts it in place. The sum of the archive.
-fn pack_package(release: &Release, source: &Path, server: &Path, tarball: &Path) -> Result<String> {
+fn pack_package(
+    release: &Release,
+    source: &Path,
+    server: &Path,
+    sync: Option<&Path>,
+    tarball: &Path,
+) -> Result<String> {
     let package = release.staging("bosh-package")?;
     archive::copy(&source.join("packaging"), &package.join("packaging"), 0o755)?;
     archive::copy(&source.join("process.sh"), &package.join("bosh-dns/process.sh"), 0o644)?;
     archive::copy(server, &package.join("bosh-dns/bosh-dns-xdp"), 0o755)?;
+    if let Some(sync) = sync {
+        archive::copy(sync, &package.join("bosh-dns/bosh-dns-sync"), 0o755)?;
+    }
     pack(release, &package, &tarball.join("packages"))
 }
 

@@ -12,14 +12,20 @@ use anyhow::{Context, Result};
 use super::{Release, archive, binary};
 use crate::process::{capture, root, run};
 
-/// Writes the package of the stripped binaries. A trial may lack the publisher.
-pub(super) fn write(release: &Release, server: &Path, publisher: Option<&Path>) -> Result<()> {
+/// Writes the package of the stripped binaries. A trial may lack all but the server.
+pub(super) fn write(
+    release: &Release,
+    server: &Path,
+    publisher: Option<&Path>,
+    sync: Option<&Path>,
+) -> Result<()> {
     let package = release.staging("deb")?;
     put_files(&package, server, release)?;
-    if let Some(publisher) = publisher {
-        archive::copy(publisher, &package.join("usr/bin/bosh-dns-publish"), 0o755)?;
-        put_manual(&package, publisher)?;
-        put_completions(&package, publisher, "bosh-dns-publish")?;
+    for (program, name) in [(publisher, "bosh-dns-publish"), (sync, "bosh-dns-sync")] {
+        let Some(program) = program else { continue };
+        archive::copy(program, &package.join("usr/bin").join(name), 0o755)?;
+        put_manual(&package, program)?;
+        put_completions(&package, program, name)?;
     }
     let control = package.join("DEBIAN");
     let scripts = root().join("deploy/debian");
@@ -107,7 +113,11 @@ fn put_files(package: &Path, server: &Path, release: &Release) -> Result<()> {
         ("grafana/bosh-dns-xdp.json", "usr/share/doc/bosh-dns-xdp/examples/grafana.json"),
         ("debian/publish.yml", "usr/share/doc/bosh-dns-xdp/examples/publish.yml"),
         ("grafana/bosh-dns-publish.json", "usr/share/doc/bosh-dns-xdp/examples/grafana-publish.json"),
+        ("grafana/bosh-dns-sync.json", "usr/share/doc/bosh-dns-xdp/examples/grafana-sync.json"),
+        ("debian/sync-agent.env", "usr/share/doc/bosh-dns-xdp/examples/sync-agent.env"),
+        ("debian/sync-publisher.env", "usr/share/doc/bosh-dns-xdp/examples/sync-publisher.env"),
         ("prometheus/rules.yml", "usr/share/doc/bosh-dns-xdp/examples/prometheus-rules.yml"),
+        ("prometheus/sync-rules.yml", "usr/share/doc/bosh-dns-xdp/examples/prometheus-sync-rules.yml"),
     ] {
         archive::copy(&source(from), &below(to), 0o644)?;
     }

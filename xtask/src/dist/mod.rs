@@ -5,7 +5,7 @@
 //! | `bosh-dns-xdp_VERSION_amd64.deb` | one Debian or Ubuntu machine |
 //! | `bosh-dns-identity_VERSION_amd64.deb` | the same, with the program for certificates |
 //! | `bosh-dns-xdp-VERSION.tgz` | a BOSH director: the release with the job `bosh-dns` |
-//! | `bosh-dns-xdp-VERSION-oci.tar` | containers: `scratch` and one static binary |
+//! | `bosh-dns-xdp-VERSION-oci.tar` | containers: `scratch`, the server and bosh-dns-sync, both static |
 //! | `bosh-dns-xdp` | the binary alone, for glibc 2.31 and newer |
 //! | `bosh-dns-xdp.debug` | its debug information, found by build id |
 //! | `bosh-dns-xdp.cdx.json` | CycloneDX bill of materials |
@@ -46,6 +46,9 @@ pub(crate) struct Dist {
     /// Pack this `bosh-dns-identity` into a package of its own; without it `--binary` makes none
     #[arg(long, value_name = "FILE", requires = "binary")]
     identity: Option<PathBuf>,
+    /// Pack this `bosh-dns-sync` beside `--binary`; without it the packages have none
+    #[arg(long, value_name = "FILE", requires = "binary")]
+    sync: Option<PathBuf>,
     /// Where to put everything; made anew.
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
@@ -71,26 +74,29 @@ struct Release {
 impl Dist {
     /// Builds and packs everything, and lists it.
     pub(crate) fn run(self) -> Result<()> {
-        let Self { binary, publisher, identity, out, twice } = self;
+        let Self { binary, publisher, identity, sync, out, twice } = self;
         let out = out.unwrap_or_else(|| root().join("dist"));
         archive::make_anew(&out)?;
         let release = Release::of_this_commit(out.canonicalize()?, binary.is_some())?;
-        let (server, publisher, identity) = match &binary {
-            Some(given) => (binary::split(given, &release)?, publisher, identity),
+        let (server, publisher, identity, sync) = match &binary {
+            Some(given) => (binary::split(given, &release)?, publisher, identity, sync),
             None => (
                 binary::build(&release)?,
                 Some(binary::build_companion(&release, ["dns-external", "bosh-dns-publish"])?),
                 Some(binary::build_companion(&release, ["dns-identity", "bosh-dns-identity"])?),
+                Some(binary::build_companion(&release, binary::SYNC)?),
             ),
         };
         sbom::write(&release)?;
-        deb::write(&release, &server, publisher.as_deref())?;
+        deb::write(&release, &server, publisher.as_deref(), sync.as_deref())?;
         if let Some(identity) = &identity {
             deb::write_identity(&release, identity)?;
         }
-        bosh::write(&release, &server)?;
+        bosh::write(&release, &server, sync.as_deref())?;
         if binary.is_none() {
-            oci::write(&release, &binary::build_static(&release)?)?;
+            let [server, sync] =
+                [binary::SERVER, binary::SYNC].map(|program| binary::build_static(&release, program));
+            oci::write(&release, &server?, &sync?)?;
         }
         archive::sums(&release.out)?;
         list(&release)?;

@@ -1,4 +1,4 @@
-//! The OCI image: `scratch` and one binary, as an image layout in a tar
+//! The OCI image: `scratch`, the server and `bosh-dns-sync`, as an image layout in a tar
 //! (OCI Image Format Specification 1.1, image-layout.md), which `podman load`,
 //! `skopeo copy oci-archive:` and `docker load` take.
 
@@ -9,9 +9,10 @@ use serde_json::{Value, json};
 
 use super::{Release, archive};
 
-pub(super) fn write(release: &Release, server: &Path) -> Result<()> {
+pub(super) fn write(release: &Release, server: &Path, sync: &Path) -> Result<()> {
     let layer_files = release.staging("layer")?;
     archive::copy(server, &layer_files.join("bosh-dns-xdp"), 0o755)?;
+    archive::copy(sync, &layer_files.join("bosh-dns-sync"), 0o755)?;
     let image = release.staging("image")?;
     fs::create_dir_all(image.join("blobs/sha256"))?;
     let layer_tar = image.join("layer");

@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::Context;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use crate::{
@@ -47,6 +47,17 @@ enum Command {
     Address(address::Address),
     /// Print the name of a link for a certificate
     San(address::San),
+    /// Print the manual page, or write all pages to a folder
+    Man {
+        /// Folder for all pages
+        #[arg(long, value_name = "FOLDER")]
+        folder: Option<PathBuf>,
+    },
+    /// Print the completions of a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
     /// Confirm that the inventory may remove this many instances at once
     ConfirmRemovals(ConfirmRemovals),
     /// Print the configuration of nats-server, with a director's permissions
@@ -137,6 +148,16 @@ impl Command {
             Self::Address(address) => address.run().map(|()| ExitCode::SUCCESS),
             Self::San(san) => san.run().map(|()| ExitCode::SUCCESS),
             Self::ConfirmRemovals(confirm) => confirm.run().map(|()| ExitCode::SUCCESS),
+            Self::Man { folder } => man(folder).map(|()| ExitCode::SUCCESS),
+            Self::Completions { shell } => {
+                clap_complete::generate(
+                    shell,
+                    &mut CommandLine::command(),
+                    "bosh-dns-sync",
+                    &mut io::stdout(),
+                );
+                Ok(ExitCode::SUCCESS)
+            }
             Self::NatsConfig(config) => config.run().map(|()| ExitCode::SUCCESS),
         }
     }
@@ -153,6 +174,17 @@ impl io::Write for Log {
 
     fn flush(&mut self) -> io::Result<()> {
         io::stderr().flush()
+    }
+}
+
+/// Writes the manual pages.
+fn man(folder: Option<PathBuf>) -> anyhow::Result<()> {
+    let command = CommandLine::command();
+    match folder {
+        Some(folder) => {
+            clap_mangen::generate_to(command, &folder).with_context(|| folder.display().to_string())
+        }
+        None => Ok(clap_mangen::Man::new(command).render(&mut io::stdout())?),
     }
 }
 
@@ -202,8 +234,6 @@ impl NatsConfig {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
@@ -219,6 +249,15 @@ mod tests {
         ] {
             let line = std::iter::once("bosh-dns-sync").chain(words.split(' '));
             assert!(CommandLine::try_parse_from(line).is_ok(), "{words}");
+        }
+        // The options that the packages' units pass.
+        for (command, environment) in [
+            ("agent", include_str!("../../../../deploy/debian/sync-agent.env")),
+            ("publish --watch --state s", include_str!("../../../../deploy/debian/sync-publisher.env")),
+        ] {
+            let options = environment.lines().find_map(|line| line.strip_prefix("OPTIONS=")).unwrap();
+            let words = format!("bosh-dns-sync {command} {options}");
+            assert!(CommandLine::try_parse_from(words.split(' ')).is_ok(), "{words}");
         }
         for words in ["publish --nodes n --state s", "status", "status --api https://p", "instance remove i"]
         {

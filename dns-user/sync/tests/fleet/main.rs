@@ -7,6 +7,7 @@ mod faults;
 mod floods;
 mod lab;
 mod nginx;
+mod oracle;
 mod process;
 mod s3;
 mod s3_double;

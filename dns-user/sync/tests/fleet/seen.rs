@@ -29,6 +29,26 @@ const OF_PUBLISHER: &str = include_str!("publisher.prom");
 /// What an agent tells Prometheus.
 const OF_AGENT: &str = include_str!("agent.prom");
 
+/// Alert rules and the dashboard name only metrics that exist.
+#[test]
+fn rules_and_dashboard_name_real_metrics() -> Result<()> {
+    let deploy = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
+    let exists =
+        |name: &str| [OF_PUBLISHER, OF_AGENT].iter().any(|text| text.contains(&format!("# TYPE {name} ")));
+    let mut named = 0;
+    for file in ["prometheus/sync-rules.yml", "grafana/bosh-dns-sync.json"] {
+        let text = std::fs::read_to_string(deploy.join(file)).context(file)?;
+        for start in text.match_indices("bosh_dns_sync_").map(|(start, _)| start) {
+            let end = text[start..].find(|c: char| !c.is_ascii_alphanumeric() && c != '_').context("end")?;
+            let name = &text[start..start + end];
+            ensure!(exists(name), "{file} names {name}");
+            named += 1;
+        }
+    }
+    ensure!(named > 20, "{named}");
+    Ok(())
+}
+
 /// Runs a command with its standard error on a terminal, until it ends or `enough` is there;
 /// then it is told to end. Returns how it ended, and the lines that are left.
 fn on_terminal(
