@@ -190,3 +190,48 @@ fn gauges(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> prome
 fn counters(registry: &Registry, name: &str, help: &str) -> prometheus::Result<IntCounterVec> {
     add(registry, IntCounterVec::new(Opts::new(name, help), &["provider"])?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dashboard_uses_existing_metrics() {
+        let metrics = Metrics::new().unwrap();
+        for family in [&metrics.last_sync, &metrics.last_reconcile] {
+            family.with_label_values(&["p"]);
+        }
+        for family in [
+            &metrics.soft_errors,
+            &metrics.registry_endpoints,
+            &metrics.registry_records,
+            &metrics.skipped,
+            &metrics.awaiting_confirmation,
+        ] {
+            family.with_label_values(&["p"]);
+        }
+        metrics.no_op_runs.with_label_values(&["p"]);
+        metrics.registry_errors.with_label_values(&["p"]);
+        metrics.verified_records.with_label_values(&["p", "A"]);
+        metrics.source_records.with_label_values(&["A"]);
+        let text = metrics.text();
+        let dashboard = include_str!("../../../deploy/grafana/bosh-dns-publish.json");
+        let is_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+        let used: std::collections::BTreeSet<&str> = dashboard
+            .split(|letter: char| !is_name(letter))
+            .filter(|word| word.starts_with("external_dns_") || word.starts_with("bosh_dns_publish_"))
+            .collect();
+        assert!(used.len() > 10, "{used:?}");
+        for name in used {
+            assert!(text.contains(&format!("# TYPE {name} ")), "{name}");
+        }
+    }
+
+    #[test]
+    fn vanished_provider_leaves_metrics() {
+        let metrics = Metrics::new().unwrap();
+        metrics.soft_errors.with_label_values(&["p"]).set(3);
+        metrics.forget("p");
+        assert!(!metrics.text().contains("provider=\"p\""));
+    }
+}

@@ -88,6 +88,10 @@ fn arguments_of(name: &str, setting: &Setting) -> Vec<String> {
             let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
             parts.map(|part| format!("--{name}={part}")).collect()
         }
+        "rfc2136-host" if text.starts_with("tls://") => {
+            let host = Setting::Text(text.replacen("tls://", "", 1));
+            [arguments_of(name, &host), vec!["--rfc2136-use-tls".to_owned()]].concat()
+        }
         "rfc2136-host" => match text.rsplit_once(':') {
             Some((host, port)) if port.parse::<u16>().is_ok() && !host.ends_with(':') => {
                 vec![format!("--rfc2136-host={host}"), format!("--rfc2136-port={port}")]
@@ -312,5 +316,7 @@ spec: {endpoints: [{dnsName: abc.example.org, recordTTL: 180, recordType: A, tar
         assert_eq!(arguments("no-aws-evaluate-target-health", true), ["--no-aws-evaluate-target-health"]);
         assert_eq!(arguments("no-aws-evaluate-target-health", false), ["--aws-evaluate-target-health"]);
         assert_eq!(arguments("once", false), ["--no-once"]);
+        let host = arguments_of("rfc2136-host", &Setting::Text("tls://ns.example.org:853".to_owned()));
+        assert_eq!(host, ["--rfc2136-host=ns.example.org", "--rfc2136-port=853", "--rfc2136-use-tls"]);
     }
 }

@@ -174,7 +174,10 @@ impl Document {
         let generation = members.optional("generation").and_then(|value| value.integer(0..=u64::MAX));
         let name = Metadata::read_fields(&mut members).map(|metadata| metadata.name);
         let (id, content) = match kind {
-            Kind::List => read_list(&root, namespace?)?,
+            Kind::List => {
+                finish(fields);
+                read_list(&root, namespace?)?
+            }
             _ => {
                 let id = DocumentId { kind, namespace: namespace?, name: name? };
                 let content = read_content(kind, &root, fields);
@@ -215,21 +218,32 @@ fn read_kind(reader: &Reader<'_>) -> Option<Kind> {
 }
 
 fn read_content(kind: Kind, root: &Reader<'_>, mut fields: Fields<'_>) -> Option<Content> {
-    const MEMBERS: [&str; 4] = ["apiVersion", "kind", "metadata", "spec"];
     match kind {
         Kind::Endpoint | Kind::Fleet => {
             let spec = fields.required("spec")?;
-            fields.finish(&MEMBERS);
+            finish(fields);
             Some(match kind {
                 Kind::Fleet => Content::Fleet(fleet::read(&spec)),
                 _ => Content::Endpoints(endpoint::read(&spec)),
             })
         }
-        Kind::UpdateRecord => UpdateRecord::read(&mut root.fields()?).map(Content::UpdateRecord),
-        Kind::Intent => Intent::read(&mut root.fields()?).map(Content::Intent),
+        Kind::UpdateRecord => {
+            finish(fields);
+            UpdateRecord::read(&mut root.fields()?).map(Content::UpdateRecord)
+        }
+        Kind::Intent => {
+            finish(fields);
+            Intent::read(&mut root.fields()?).map(Content::Intent)
+        }
         // A list's identity depends on its content.
         Kind::List => None,
     }
+}
+
+/// Reports members of a document that no kind has.
+fn finish(mut fields: Fields<'_>) {
+    drop(fields.optional("spec"));
+    fields.finish(&["apiVersion", "kind", "metadata", "spec"]);
 }
 
 /// Reads a list; its owner stands in `spec`, because a file has no path as the API has.

@@ -137,6 +137,21 @@ fn first_of_two_definitions_counts() {
 }
 
 #[test]
+fn unknown_member_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = "apiVersion: bosh-dns-publish/v1\nkind: DNSUpdateRecord\nmetadata: {name: etcd}\n\
+                  spec: {provider: coredns}\nstatus: {}\n";
+    write(folder.path(), "a.yml", &[record, &record.replace("etcd", "other").replace("status", "speck")]);
+    let scan = Folder::new(vec![folder.path().to_owned()]).scan();
+    let problems = problems(&scan);
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert!(
+        problems[0].starts_with("a.yml:11: speck: ") && problems[0].contains("did you mean \"spec\"?"),
+        "{problems:?}"
+    );
+}
+
+#[test]
 fn vanished_folder_holds_everything() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("publish.d");

@@ -68,6 +68,49 @@ fn changes_are_published_at_once() {
 }
 
 #[test]
+fn intent_publishes_through_lists() {
+    let server = NameServer::start(Program::Knot);
+    let publisher = Publisher::new();
+    let running = publisher.start();
+    let created = |path: &str, body: Value| {
+        let (code, answer) = running.ask("POST", path, Some(&body)).unwrap();
+        assert_eq!(code, 201, "{answer}");
+    };
+    let list = json!({"metadata": {"name": "dns-update-record-list"}, "spec": {"kv": [{"key1": "bind"}]}});
+    created(RECORDS, update_record(&server));
+    created("/v2/projects/default/logical-clouds/lc1/kv-pairs", list.clone());
+    created("/v2/cluster-providers/p/clusters/edge/kv-pairs", list);
+    let cluster =
+        json!({"cluster": "p/edge", "publicAddresses": ["192.0.2.7"], "localAddresses": ["10.0.0.7"]});
+    let intent = json!({
+        "metadata": {"name": "shop"},
+        "spec": {
+            "app": "shop", "externalName": "shop", "publicDomain": "example.org", "localDomain": "edge.example.org",
+            "ttl": 60, "placements": [{"logicalCloud": "lc1", "clusters": [cluster]}],
+        },
+    });
+    created("/v2/projects/default/inbound-intents", intent);
+    let is_published = |name: &str, address: &str| {
+        server.transfer("example.org").lines().any(|line| line.starts_with(name) && line.ends_with(address))
+    };
+    running.wait_until("the public name", || is_published("shop.example.org.", "192.0.2.7"));
+    running.wait_until("the local name", || is_published("shop.edge.example.org.", "10.0.0.7"));
+    assert!(has(&server, "external-dns/resource=intent/default/shop"));
+    // The record is in use, so it cannot be deleted; without the intent its names go.
+    assert_eq!(running.ask("DELETE", &format!("{RECORDS}bind"), None).unwrap().0, 409);
+    assert_eq!(running.ask("DELETE", "/v2/projects/default/inbound-intents/shop", None).unwrap().0, 204);
+    let (_, refused) = running.get("/status");
+    assert!(refused["providers"]["default/bind"].is_object(), "{refused}");
+    running.wait_until("the refusal", || {
+        let (_, status) = running.get("/status");
+        status.to_string().contains("--confirm-deletions 2")
+    });
+    publisher.expect(0, "apply --confirm-deletions 2");
+    assert!(!has(&server, "192.0.2.7"));
+    running.stop();
+}
+
+#[test]
 fn unreachable_provider_fails_health() {
     let server = NameServer::start(Program::Knot);
     let publisher = Publisher::of(&server);
