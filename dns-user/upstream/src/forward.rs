@@ -7,6 +7,7 @@ use arc_swap::ArcSwap;
 use super::{
     TryError,
     forwarded::Forwarded,
+    host_names::HostNames,
     message,
     order::RecursorOrder,
     readable::Readable,
@@ -28,6 +29,8 @@ pub(crate) struct Forwarder {
     selection: RecursorSelection,
     /// Effects of the reference that are kept.
     compat: Compat,
+    /// Look host names up.
+    hosts: Arc<HostNames>,
 }
 
 /// The recursors and what their order has learned.
@@ -46,15 +49,16 @@ impl Forwarder {
         manner: Manner,
         selection: RecursorSelection,
         compat: Compat,
+        hosts: &Arc<HostNames>,
     ) -> Self {
-        let set = ArcSwap::from_pointee(RecursorSet::new(names, manner, selection, &[]));
-        Self { set, manner, selection, compat }
+        let set = ArcSwap::from_pointee(RecursorSet::new(names, manner, selection, &[], hosts));
+        Self { set, manner, selection, compat, hosts: Arc::clone(hosts) }
     }
 
     /// Asks others from now on. Those that stay keep their sockets and counters.
     pub(crate) fn replace(&self, names: &[String]) {
         let old = self.set.load();
-        let set = RecursorSet::new(names, self.manner, self.selection, &old.recursors);
+        let set = RecursorSet::new(names, self.manner, self.selection, &old.recursors, &self.hosts);
         self.set.store(Arc::new(set));
     }
 
@@ -133,11 +137,17 @@ impl Forwarder {
 
 impl RecursorSet {
     /// The recursors of `names`, known ones taken over.
-    fn new(names: &[String], manner: Manner, selection: RecursorSelection, known: &[Arc<Recursor>]) -> Self {
+    fn new(
+        names: &[String],
+        manner: Manner,
+        selection: RecursorSelection,
+        known: &[Arc<Recursor>],
+        hosts: &Arc<HostNames>,
+    ) -> Self {
         let mut recursors: Vec<Arc<Recursor>> = Vec::with_capacity(names.len());
         for name in names {
             let known = known.iter().find(|recursor| recursor.name() == name);
-            recursors.push(known.map_or_else(|| Arc::new(Recursor::new(name, manner)), Arc::clone));
+            recursors.push(known.map_or_else(|| Arc::new(Recursor::new(name, manner, hosts)), Arc::clone));
         }
         if selection == RecursorSelection::Smart {
             fastrand::shuffle(&mut recursors);

@@ -11,6 +11,7 @@ use super::{
     cached::{CachedSource, Denial, Source},
     form,
     forward::Forwarder,
+    host_names::HostNames,
     http::{HttpSource, client},
     manner, status,
 };
@@ -84,7 +85,12 @@ impl Handlers {
 
     /// Puts handlers in force. Those that `previous` had in the same form keep
     /// their sockets and caches. Has to be called inside a tokio runtime.
-    pub fn new(handlers: Vec<HandlerConfig>, config: &Config, previous: &Handlers) -> Self {
+    pub fn new(
+        handlers: Vec<HandlerConfig>,
+        config: &Config,
+        previous: &Handlers,
+        hosts: &Arc<HostNames>,
+    ) -> Self {
         // One client, and so one pool of connections, for all.
         let mut http_client = None;
         let by_domain = handlers.into_iter().map(|handler| {
@@ -97,7 +103,9 @@ impl Handlers {
                     forwarder: forwarder.clone(),
                     cache: cache.clone(),
                 },
-                None => Handler::new(handler, config, || http_client.get_or_insert_with(client).clone()),
+                None => Handler::new(handler, config, hosts, || {
+                    http_client.get_or_insert_with(|| client(hosts)).clone()
+                }),
             };
             (domain, handler)
         });
@@ -142,14 +150,20 @@ impl Handler {
     fn new(
         handler: HandlerConfig,
         config: &Config,
+        hosts: &Arc<HostNames>,
         http_client: impl FnOnce() -> super::http::HttpClient,
     ) -> Self {
         let recursion = &config.recursion;
         let mut forwarder = None;
         let source = match &handler.source {
             HandlerSource::Dns(recursors) => {
-                let own =
-                    Arc::new(Forwarder::new(recursors, manner(config), recursion.selection, config.compat));
+                let own = Arc::new(Forwarder::new(
+                    recursors,
+                    manner(config),
+                    recursion.selection,
+                    config.compat,
+                    hosts,
+                ));
                 forwarder = Some(Arc::clone(&own));
                 Source::Dns(own)
             }

@@ -1,33 +1,53 @@
 //! Answers by HTTP: JSON from a server of the operator's choice.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    fmt, io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::{Request, StatusCode, body::Bytes};
 use hyper_rustls::HttpsConnector;
 use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
+    client::legacy::{
+        Client,
+        connect::{HttpConnector, dns},
+    },
     rt::{TokioExecutor, TokioTimer},
 };
+use parking_lot::Mutex;
+use tower_service::Service;
 use url::Url;
 
-use super::{forwarded::Forwarded, json_answer, message};
+use super::{
+    forwarded::Forwarded,
+    host_names::{HostName, HostNames},
+    json_answer, message,
+};
 use dns_core::wire::Query;
 
 /// Largest document that is read, bytes.
 const MAX_DOCUMENT: usize = 4 << 20;
+/// How long a connection waits for the first look-up of its host name.
+const LOOK_UP_PATIENCE: Duration = Duration::from_secs(2);
 /// Idle connections kept for one server.
 const MAX_IDLE: usize = 16;
 /// How long idle connections are kept.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Keeps connections to all servers of all handlers.
-pub(crate) type HttpClient = Client<HttpsConnector<HttpConnector>, Empty<Bytes>>;
+pub(crate) type HttpClient = Client<HttpsConnector<HttpConnector<Hosts>>, Empty<Bytes>>;
 
 /// A client that trusts the CAs of the system.
-pub(crate) fn client() -> HttpClient {
+pub(crate) fn client(hosts: &Arc<HostNames>) -> HttpClient {
     let provider = || Arc::new(rustls::crypto::ring::default_provider());
-    let mut http = HttpConnector::new();
+    let hosts = Hosts { names: Arc::clone(hosts), followed: Arc::default() };
+    let mut http = HttpConnector::new_with_resolver(hosts);
     http.enforce_http(false);
     http.set_nodelay(true);
     let connector = hyper_rustls::HttpsConnectorBuilder::new();
@@ -48,6 +68,38 @@ pub(crate) fn client() -> HttpClient {
         .pool_idle_timeout(IDLE_TIMEOUT)
         .pool_max_idle_per_host(MAX_IDLE)
         .build(connector)
+}
+
+/// The host names of HTTP servers, each followed from its first connection on.
+#[derive(Clone)]
+pub(crate) struct Hosts {
+    /// Look them up.
+    names: Arc<HostNames>,
+    /// Those that are followed: as many as handlers name.
+    followed: Arc<Mutex<HashMap<String, Arc<HostName>>>>,
+}
+
+impl Service<dns::Name> for Hosts {
+    type Response = std::iter::Once<SocketAddr>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
+
+    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, name: dns::Name) -> Self::Future {
+        let Self { names, followed } = self;
+        let mut followed = followed.lock();
+        let host = followed.entry(name.as_str().to_owned()).or_insert_with(|| names.follow(name.as_str()));
+        let host = Arc::clone(host);
+        Box::pin(async move {
+            let address = host.address(LOOK_UP_PATIENCE).await;
+            let address = address.ok_or_else(|| io::Error::other("the host name is not known"))?;
+            // The port is the URL's.
+            Ok(std::iter::once(SocketAddr::new(address, 0)))
+        })
+    }
 }
 
 /// A server that answers in JSON.

@@ -2,7 +2,7 @@
 //! reverse names.
 //!
 //! * [`forward`]: one recursor after the other, in the order of [`order`].
-//! * [`recursor`], [`udp`], [`inbox`], [`tcp`]: asking one of them.
+//! * [`recursor`], [`udp`], [`inbox`], [`tcp`]: asking one of them; [`host_names`]: where it is.
 //! * [`cached`], [`cache`], [`failures`], [`flight`]: what lies before a source, one query
 //!   for many clients; [`admission`]: who may wait.
 //! * [`handlers`], [`http`], [`json_answer`]: domains with an answerer of their own.
@@ -23,6 +23,7 @@ mod forwarded;
 #[doc(hidden)]
 pub mod fuzzing;
 mod handlers;
+mod host_names;
 mod http;
 mod in_force;
 mod inbox;
@@ -51,6 +52,7 @@ pub use self::{
     answer::Answer,
     cached::{CachedSource, Denial},
     handlers::{HandlerConfig, HandlerSource, Handlers},
+    host_names::HostNames,
     in_force::InForce,
     reverse::reverse_reply,
     status::{CacheStatus, RecursorStatus},
@@ -74,6 +76,8 @@ pub struct Upstream {
     uncached: Option<CachedSource>,
     /// Where we listen ourselves.
     own: Arc<ArcSwap<Vec<SocketAddr>>>,
+    /// Look host names up.
+    hosts: Arc<HostNames>,
 }
 
 impl Upstream {
@@ -83,11 +87,12 @@ impl Upstream {
     pub fn new(config: &Config, own: &[SocketAddr]) -> Self {
         let recursion = &config.recursion;
         let own = Arc::new(ArcSwap::from_pointee(own.to_vec()));
+        let hosts = HostNames::new(&recursion.recursors, own.clone());
         if recursion.disabled {
-            return Self { forwarder: None, cache: None, recursors: None, uncached: None, own };
+            return Self { forwarder: None, cache: None, recursors: None, uncached: None, own, hosts };
         }
         let new = |names: &[String]| {
-            Arc::new(Forwarder::new(names, manner(config), recursion.selection, config.compat))
+            Arc::new(Forwarder::new(names, manner(config), recursion.selection, config.compat, &hosts))
         };
         let forwarder = if recursion.recursors.is_empty() {
             let nameservers = Nameservers::new(own.clone(), recursion.excluded.clone());
@@ -106,7 +111,13 @@ impl Upstream {
             cache,
             forwarder: Some(forwarder),
             own,
+            hosts,
         }
+    }
+
+    /// Look host names up, for handlers.
+    pub fn host_names(&self) -> &Arc<HostNames> {
+        &self.hosts
     }
 
     /// We listen elsewhere from now on: nobody who is to be asked may be ourselves.

@@ -222,6 +222,11 @@ pub(crate) fn question_range(message: &[u8]) -> Option<Range<usize>> {
     (end <= message.len()).then_some(HEADER_LEN..end)
 }
 
+/// The bytes of a message at `range`, if it reaches that far.
+pub(crate) fn bytes(message: &[u8], range: Range<usize>) -> Option<&[u8]> {
+    message.get(range)
+}
+
 /// Whether two question sections ask the same, letter case aside. Length bytes
 /// are no letters (at most 63), nor is it a difference between types or classes
 /// that `eq_ignore_ascii_case` could hide: the last four bytes are compared as they are.

@@ -12,7 +12,9 @@ use std::{
 use arc_swap::ArcSwapOption;
 
 use super::{
-    TryError, message,
+    TryError,
+    host_names::{HostName, HostNames, has_host_name, socket_address},
+    message,
     outgoing::Form,
     random,
     readable::Readable,
@@ -48,7 +50,9 @@ pub(crate) struct Recursor {
     name: String,
     /// How it is asked.
     manner: Manner,
-    /// Its sockets; `None` while its host name is not known to mean anything.
+    /// Its host name and port; `None`: it is configured by address.
+    host: Option<(Arc<HostName>, u16)>,
+    /// Its sockets; `None` while no address is known.
     sockets: ArcSwapOption<Sockets>,
     /// What became of the tries.
     pub(crate) counters: RecursorCounters,
@@ -117,12 +121,16 @@ pub(crate) const LATENCY_BOUNDS_US: [u64; 12] =
 
 impl Recursor {
     /// A recursor at `name`, which is `address:port`, `[address]:port` or `host:port`.
-    pub(crate) fn new(name: &str, manner: Manner) -> Self {
+    pub(crate) fn new(name: &str, manner: Manner, hosts: &Arc<HostNames>) -> Self {
         let counters = RecursorCounters::default();
-        let sockets = name.parse().ok().map(|address| Arc::new(Sockets::new(address, manner, &counters)));
+        let sockets = socket_address(name).map(|address| Arc::new(Sockets::new(address, manner, &counters)));
+        let host = name
+            .rsplit_once(':')
+            .filter(|_| has_host_name(name))
+            .and_then(|(host, port)| Some((hosts.follow(host), port.parse().ok()?)));
         let silence =
             Silence { tries: AtomicU32::new(0), since: Instant::now(), probed_ms: AtomicU64::new(0) };
-        Self { name: name.to_owned(), manner, sockets: ArcSwapOption::new(sockets), counters, silence }
+        Self { name: name.to_owned(), manner, host, sockets: ArcSwapOption::new(sockets), counters, silence }
     }
 
     /// As configured.
@@ -209,10 +217,10 @@ impl Recursor {
         let outcome = outcome.and_then(Readable::new);
         self.note(&outcome, start.elapsed());
         if outcome.as_ref().is_err_and(|error| error.is_network_error())
-            && self.name.parse::<SocketAddr>().is_err()
+            && let Some((host, _)) = &self.host
         {
             // The host name may mean another address by now.
-            self.sockets.store(None);
+            host.failed();
         }
         outcome
     }
@@ -272,13 +280,21 @@ impl Recursor {
         }
     }
 
-    /// Its sockets; asks the system for the address of a host name.
+    /// Its sockets, for the address that is known now.
     async fn sockets(&self) -> Result<Arc<Sockets>, TryError> {
-        if let Some(sockets) = &*self.sockets.load() {
-            return Ok(Arc::clone(sockets));
+        let open = self.sockets.load_full();
+        let address = match (&self.host, &open) {
+            (None, Some(sockets)) => return Ok(Arc::clone(sockets)),
+            // The zone of its address was no interface before.
+            (None, None) => socket_address(&self.name),
+            (Some((host, port)), _) => {
+                host.address(self.manner.timeout).await.map(|address| SocketAddr::new(address, *port))
+            }
+        };
+        let address = address.ok_or(TryError::Refused)?;
+        if let Some(sockets) = open.filter(|sockets| sockets.address == address) {
+            return Ok(sockets);
         }
-        let looked_up = tokio::time::timeout(self.manner.timeout, tokio::net::lookup_host(&*self.name)).await;
-        let address = looked_up.map_err(|_| TryError::TimedOut)??.next().ok_or(TryError::Refused)?;
         let sockets = Arc::new(Sockets::new(address, self.manner, &self.counters));
         self.sockets.store(Some(Arc::clone(&sockets)));
         Ok(sockets)

@@ -81,7 +81,7 @@ impl Nameservers {
     /// Reads the file.
     fn read(&self) -> Vec<String> {
         let names = match fs::read(RESOLV_CONF) {
-            Ok(bytes) => parse(&String::from_utf8_lossy(&bytes), &own_addresses(&self.seen.1)),
+            Ok(bytes) => parse(&String::from_utf8_lossy(&bytes), &own_addresses(&self.seen.1), false),
             Err(error) => {
                 tracing::warn!(file = RESOLV_CONF, %error, "cannot read the file");
                 Vec::new()
@@ -89,6 +89,13 @@ impl Nameservers {
         };
         without_excluded(names, &self.excluded)
     }
+}
+
+/// The nameservers of the file now, `address:port`, loopback addresses too; without those at
+/// which a server that listens on `own` is reached.
+pub(super) fn nameservers(own: &[SocketAddr]) -> Vec<String> {
+    let text = fs::read(RESOLV_CONF).unwrap_or_default();
+    parse(&String::from_utf8_lossy(&text), &own_addresses(own), true)
 }
 
 /// The addresses at which `listen` reaches us: a wildcard stands for all that the
@@ -106,9 +113,9 @@ fn own_addresses(listen: &[SocketAddr]) -> Vec<IpAddr> {
     own
 }
 
-/// The nameservers of a resolv.conf (resolv.conf(5)) on port 53, without our own
-/// addresses and loopback, where we may well be asked ourselves.
-fn parse(text: &str, own: &[IpAddr]) -> Vec<String> {
+/// The nameservers of a resolv.conf (resolv.conf(5)) on port 53, without our own addresses
+/// and, unless `with_loopback`, those of loopback, where another server may ask us.
+fn parse(text: &str, own: &[IpAddr], with_loopback: bool) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for line in text.lines() {
         let mut words = line.split_whitespace();
@@ -122,7 +129,7 @@ fn parse(text: &str, own: &[IpAddr]) -> Vec<String> {
             tracing::warn!(nameserver = word, "left out a nameserver that is not an IP address");
             continue;
         };
-        if address.is_loopback() || own.contains(&address) {
+        if address.is_loopback() && !with_loopback || own.contains(&address) {
             continue;
         }
         let name = match (address, zone.and_then(interface_index)) {
@@ -137,7 +144,7 @@ fn parse(text: &str, own: &[IpAddr]) -> Vec<String> {
 }
 
 /// Number of an interface.
-fn interface_index(zone: &str) -> Option<u32> {
+pub(super) fn interface_index(zone: &str) -> Option<u32> {
     zone.parse().ok().or_else(|| nix::net::if_::if_nametoindex(zone).ok())
 }
 
@@ -151,7 +158,10 @@ mod tests {
                     nameserver 10.0.0.2\n  nameserver\t10.0.0.3 \nnameserver ::1\nnameserver fd00::1\n\
                     nameserver nonsense\nnameserver 10.0.0.2\nnameserver fe80::1%7\n";
         let own = own_addresses(&["169.254.0.2:53".parse().unwrap()]);
-        assert_eq!(parse(text, &own), ["10.0.0.2:53", "10.0.0.3:53", "[fd00::1]:53", "[fe80::1%7]:53"]);
+        assert_eq!(
+            parse(text, &own, false),
+            ["10.0.0.2:53", "10.0.0.3:53", "[fd00::1]:53", "[fe80::1%7]:53"]
+        );
     }
 
     #[test]

@@ -56,8 +56,9 @@ impl Upstreams {
         consul: Option<(Arc<ConsulNames>, ConsulConfig)>,
         metrics: &Metrics,
     ) -> prometheus::Result<Self> {
-        let in_force =
-            InForce::new(Upstream::new(config, own), Handlers::new(handlers, config, &Handlers::default()));
+        let upstream = Upstream::new(config, own);
+        let handlers = Handlers::new(handlers, config, &Handlers::default(), upstream.host_names());
+        let in_force = InForce::new(upstream, handlers);
         UpstreamMetrics::new(in_force.clone(), metrics.server().to_owned())?.register(metrics.registry())?;
         let consul = consul.map(|(names, object)| {
             let recursors = recursors_of(&object, config, own);
@@ -81,7 +82,9 @@ impl Upstreams {
         let has_handlers = handlers.is_some();
         if let Some(handlers) = handlers {
             let previous = self.in_force.handlers.load_full();
-            self.in_force.handlers.store(Arc::new(Handlers::new(handlers, config, &previous)));
+            let upstream = self.in_force.upstream.load();
+            let handlers = Handlers::new(handlers, config, &previous, upstream.host_names());
+            self.in_force.handlers.store(Arc::new(handlers));
             self.retired.clear();
         }
         let is_retiring = self.retire(&snapshot.clone().unwrap_or_else(|| self.fleet.snapshot()));

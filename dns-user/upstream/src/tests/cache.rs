@@ -232,7 +232,13 @@ async fn client_subnet_goes_past_where_it_goes_up() {
     let (plain, _) = source(&recursor, Compat::default(), &CONFIG);
     let form = Form { client_subnet: true, ..Form::default() };
     let manner = Manner { form, ..manner(0, Compat::default()) };
-    let forwarder = Forwarder::new(&[recursor.name()], manner, RecursorSelection::Serial, Compat::default());
+    let forwarder = Forwarder::new(
+        &[recursor.name()],
+        manner,
+        RecursorSelection::Serial,
+        Compat::default(),
+        &Arc::default(),
+    );
     let cache = Arc::new(Cache::new(&CONFIG, form, Compat::default()));
     let source = CachedSource::new(Source::Dns(Arc::new(forwarder)), Some(cache), form, Compat::default());
     let mut personal = with_opt(query(NAME, 1), false);
@@ -356,7 +362,8 @@ async fn many_clients_share_one_upstream_query() {
     let compat = Compat::default();
     let cache = Arc::new(Cache::new(&CONFIG, form(compat), compat));
     let manner = Manner { timeout: Duration::from_secs(20), ..manner(0, compat) };
-    let forwarder = Arc::new(Forwarder::new(&names, manner, RecursorSelection::Serial, compat));
+    let forwarder =
+        Arc::new(Forwarder::new(&names, manner, RecursorSelection::Serial, compat, &Arc::default()));
     let source = CachedSource::new(Source::Dns(forwarder), Some(cache), form(compat), compat);
     let clients: Vec<_> = (0..200u16)
         .map(|id| {

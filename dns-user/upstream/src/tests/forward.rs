@@ -8,6 +8,7 @@ use std::sync::{
 use parking_lot::Mutex;
 
 use super::{scripted::*, *};
+use crate::host_names::HostNames;
 
 /// `ok.example.`
 const NAME: &[u8] = b"\x02oK\x07eXample\0";
@@ -278,6 +279,39 @@ async fn ipv6_and_host_names_work() {
 }
 
 #[tokio::test]
+async fn host_names_are_looked_up_in_the_background() {
+    let target = Scripted::start(|query| vec![answer(query, &[[192, 0, 2, 1]])]).await;
+    let resolver = Scripted::start(|query| match parsed(query).question.qtype {
+        1 => vec![answer(query, &[[127, 0, 0, 1]])],
+        _ => vec![refuse(query, message::NOERROR)],
+    })
+    .await;
+    let hosts = HostNames::new(&[resolver.name(), "ns.other:53".to_owned()], Arc::default());
+    let by_name = format!("ns.test:{}", target.address.port());
+    let compat = Compat::default();
+    let forwarder = Forwarder::new(&[by_name], manner(0, compat), RecursorSelection::Serial, compat, &hosts);
+    for _ in 0..200 {
+        assert_eq!(rcode(&ask(&forwarder, &query(NAME, 1), Transport::Udp).await), message::NOERROR);
+    }
+    assert_eq!((target.counts().0, resolver.counts().0), (200, 1));
+
+    // A name that nobody knows costs one look-up at a time, however many queries wait.
+    let silent = Scripted::start(|_| vec![]).await;
+    let hosts = HostNames::new(&[silent.name()], Arc::default());
+    let forwarder = Forwarder::new(
+        &["ns.test:53".to_owned()],
+        manner(0, compat),
+        RecursorSelection::Serial,
+        compat,
+        &hosts,
+    );
+    for _ in 0..3 {
+        assert_eq!(rcode(&ask(&forwarder, &query(NAME, 1), Transport::Udp).await), message::SERVFAIL);
+    }
+    assert!(silent.counts().0 <= 2, "{} look-ups", silent.counts().0);
+}
+
+#[tokio::test]
 async fn large_replies_are_read_whole() {
     let addresses: Vec<[u8; 4]> = (0..4000u16).map(|n| [10, 0, (n >> 8) as u8, n as u8]).collect();
     let recursor = Scripted::start(move |query| vec![answer(query, &addresses)]).await;
@@ -382,7 +416,13 @@ async fn random_letter_case_is_checked_and_undone() {
     })
     .await;
     let manner = Manner { randomise_case: true, ..manner(0, Compat::default()) };
-    let forwarder = Forwarder::new(&[recursor.name()], manner, RecursorSelection::Serial, Compat::default());
+    let forwarder = Forwarder::new(
+        &[recursor.name()],
+        manner,
+        RecursorSelection::Serial,
+        Compat::default(),
+        &Arc::default(),
+    );
     for _ in 0..20 {
         let reply = ask(&forwarder, &query(NAME, 1), Transport::Udp).await;
         assert_eq!(&reply[12..12 + NAME.len()], NAME);
@@ -400,7 +440,13 @@ async fn random_letter_case_is_checked_and_undone() {
         vec![reply]
     })
     .await;
-    let forwarder = Forwarder::new(&[lowering.name()], manner, RecursorSelection::Serial, Compat::default());
+    let forwarder = Forwarder::new(
+        &[lowering.name()],
+        manner,
+        RecursorSelection::Serial,
+        Compat::default(),
+        &Arc::default(),
+    );
     let reply = ask(&forwarder, &query(NAME, 1), Transport::Udp).await;
     assert_eq!(rcode(&reply), message::NOERROR);
     assert_eq!(&reply[12..12 + NAME.len()], NAME);

@@ -63,7 +63,7 @@ async fn server(status: &'static str, body: &'static str) -> (String, Arc<Seen>)
 
 /// A source to a server.
 fn source(url: &str) -> CachedSource {
-    let source = HttpSource::new(url.parse().unwrap(), client(), Duration::from_millis(600));
+    let source = HttpSource::new(url.parse().unwrap(), client(&Arc::default()), Duration::from_millis(600));
     let compat = Compat { forget_failures: true, ..Compat::default() };
     CachedSource::new(Source::Http(Arc::new(source)), None, form(compat), compat)
 }

@@ -6,7 +6,7 @@ mod http;
 mod lies;
 mod scripted;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use super::{forward::Forwarder, message, outgoing::Form, recursor::Manner, udp::Matching};
 use dns_core::{
@@ -39,7 +39,7 @@ fn manner(retries: u32, compat: Compat) -> Manner {
 
 /// A forwarder to these addresses.
 fn forwarder(names: &[String], retries: u32, compat: Compat) -> Forwarder {
-    Forwarder::new(names, manner(retries, compat), RecursorSelection::Serial, compat)
+    Forwarder::new(names, manner(retries, compat), RecursorSelection::Serial, compat, &Arc::default())
 }
 
 /// The query in a message of our own making.
