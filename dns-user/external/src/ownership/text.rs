@@ -32,8 +32,8 @@ pub fn parse(text: &str) -> Option<Labels> {
                 return None;
             }
             is_ours = true;
-        } else if let Some(label) = key.strip_prefix(HERITAGE) {
-            let label = label.strip_prefix('/').unwrap_or(label);
+        } else if key.starts_with(HERITAGE) {
+            let label = key.strip_prefix("external-dns/").unwrap_or(key);
             labels.0.insert(label.to_owned(), value.to_owned());
         }
     }

@@ -90,7 +90,7 @@ fn parameters(
 
 fn rules(parameters: &Parameters, options: &LaunchOptions) -> Result<Rules, String> {
     let owner = match parameters.text("registry") {
-        // Without ownership every record in scope is ours.
+        // Without ownership records are only created.
         Some("noop") => "",
         _ => parameters.text("txt-owner-id").unwrap_or_default(),
     };

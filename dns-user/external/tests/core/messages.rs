@@ -128,8 +128,11 @@ async fn run(case: &Value) -> (BTreeMap<String, Vec<String>>, Vec<Reason>) {
     let records =
         after.filter_map(|line| record_of(&line)).filter(|record| !is_owner_record(record)).collect();
 
-    let zones: Vec<Name> =
-        array(&case["zones"]).iter().map(|zone| Name::parse(zone.as_str().unwrap()).unwrap()).collect();
+    let named = case["zones"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let mut zones: Vec<Name> = named.map(|zone| Name::parse(zone).unwrap()).collect();
+    if zones.is_empty() {
+        zones.push(Name::parse("example.org").unwrap());
+    }
     let mut models: BTreeMap<String, ZoneModel> =
         zones.iter().map(|zone| (zone.to_string(), ZoneModel::default())).collect();
     for record in before {
@@ -153,7 +156,14 @@ async fn run(case: &Value) -> (BTreeMap<String, Vec<String>>, Vec<Reason>) {
     let sent = Sent::default();
     let provider = Box::new(InMemory { real, zones: models, sent: sent.clone() });
     let mut rules = Rules::of("me");
-    rules.managed.extend([RecordType::SRV, RecordType::MX, RecordType::NAPTR]);
+    rules.managed.extend([
+        RecordType::SRV,
+        RecordType::MX,
+        RecordType::NAPTR,
+        RecordType::PTR,
+        RecordType::NS,
+        RecordType::TXT,
+    ]);
     let mut engine = Engine { provider, registry: Registry::default(), rules };
     let desired = Desired { records, ..Desired::default() };
     let report = engine.reconcile(&desired, Some(10), &|_| {}).await.unwrap();
