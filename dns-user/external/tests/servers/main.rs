@@ -6,6 +6,7 @@
 mod commands;
 mod etcd;
 mod faults;
+mod killed;
 mod name_server;
 mod process;
 mod publisher;

@@ -100,6 +100,12 @@ impl Publisher {
         Said { code: output.status.code().unwrap(), out: text(output.stdout), errors: text(output.stderr) }
     }
 
+    /// Starts a command whose end the test decides.
+    pub(crate) fn spawn(&self, arguments: &str) -> Child {
+        let mut command = self.command(arguments);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    }
+
     /// Calls a command that has to end with this code.
     pub(crate) fn expect(&self, code: i32, arguments: &str) -> Said {
         let said = self.call(arguments);
