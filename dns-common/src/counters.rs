@@ -1,6 +1,7 @@
 //! What became of the packets, counted per CPU by the program in an mmap-able
 //! array: read by userspace with plain loads.
 
+use crate::scope::INTERFACES;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 macro_rules! outcomes {
@@ -59,13 +60,24 @@ outcomes! {
     /// Dropped in the place of going up: userspace has more queries than it can answer
     /// ([`crate::control::Control::shed_until_ns`]).
     Shed = 14, "shed";
+    /// A sender that the kernel refuses or no reply reaches: a multicast, broadcast, local or
+    /// reserved address, a MAC address of many, port 0.
+    BadSender = 15, "bad_sender";
+    /// A wrong checksum of IPv4 or UDP, or none of UDP over IPv6.
+    BadChecksum = 16, "bad_checksum";
+    /// The reply may be too long for its way back: the route's MTU decides, or more than 1,232
+    /// bytes would go to another machine.
+    LargeReply = 17, "large_reply";
+    /// The interface is not served, or not for this endpoint.
+    NotServed = 18, "not_served";
+    /// Let up although it could be answered, to see whether the kernel delivers it.
+    Probe = 19, "probe";
+    /// The run interrupted another one on the same CPU (PREEMPT_RT).
+    Busy = 20, "busy";
 }
 
 /// Slots for [`Outcome`], a power of two with room to grow.
-pub const OUTCOME_SLOTS: usize = 16;
-
-/// Slots for replies by interface: `ifindex` modulo this.
-pub const INTERFACE_SLOTS: usize = 256;
+pub const OUTCOME_SLOTS: usize = 32;
 
 /// Types whose replies are counted one by one; the rest is [`QueryKind::Other`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +111,6 @@ pub struct CpuCounters {
     pub reply_bytes: u64,
     /// Explicit padding, zero.
     pub padding: [u64; 6],
-    /// Replies by interface: `ifindex % INTERFACE_SLOTS`.
-    pub interface_hits: [u64; INTERFACE_SLOTS],
+    /// Replies by interface, by its slot in [`crate::scope::Scope::interfaces`].
+    pub interface_hits: [u64; INTERFACES],
 }

@@ -4,7 +4,8 @@
 //! * [`name`]: lower-casing and hashing of wire-format names.
 //! * [`entry`]: how a published name and its addresses lie in the store.
 //! * [`index`]: the hash table by which the program finds it.
-//! * [`control`]: what userspace tells the program: lease, seed, endpoints, tap.
+//! * [`control`]: what the server tells the programs: lease, seed, tap, shedding.
+//! * [`scope`]: what the attaching process tells them: endpoints, VLANs, interfaces.
 //! * [`counters`]: what the program tells userspace: one slot per CPU.
 //! * [`reset`]: for the bench of the programs alone.
 //! * [`generator`]: for the benches' load.
@@ -18,6 +19,7 @@ pub mod generator;
 pub mod index;
 pub mod name;
 pub mod reset;
+pub mod scope;
 pub mod tap;
 
 /// Version of everything in this crate that lies in a map.
@@ -45,6 +47,8 @@ pub mod object {
     pub const ENTRIES: &str = "ENTRIES";
     /// `BPF_MAP_TYPE_ARRAY`, mmap-able, one [`crate::control::Control`].
     pub const CONTROL: &str = "CONTROL";
+    /// `BPF_MAP_TYPE_ARRAY`, mmap-able, one [`crate::scope::Scope`].
+    pub const SCOPE: &str = "SCOPE";
     /// `BPF_MAP_TYPE_ARRAY`, mmap-able, one [`crate::counters::CpuCounters`]
     /// per possible CPU.
     pub const COUNTERS: &str = "COUNTERS";

@@ -1,16 +1,20 @@
 //! From a frame to a reply, or to the reason why it goes up.
 
+use core::mem::offset_of;
+
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use dns_common::{
     control::Control,
     counters::{OUTCOME_SLOTS, Outcome},
     entry::EntryHeader,
+    scope::{MAX_ENDPOINTS, PROBE_INTERVAL_NS, PROBE_SHARE, Probe, Scope},
 };
 
 use crate::{
-    bytes::{Zero, store},
+    bytes::{Span, Zero, load, opaque, store},
     clock, filter,
     frame::Frame,
+    headers::IPV6_SOURCE_END,
     hook::Hook,
     lookup,
     maps::{self, Scratch},
@@ -22,22 +26,24 @@ use crate::{
 
 /// What the steps work with.
 pub struct Means {
-    /// What userspace tells.
-    control: &'static Control,
+    /// Orders of the server.
+    pub control: &'static Control,
+    /// Endpoints and interfaces.
+    pub scope: &'static Scope,
     /// This CPU's scratch room.
     pub scratch: *mut Scratch,
     /// For laundering.
-    zero: Zero,
+    pub zero: Zero,
 }
 
 impl Means {
     /// Those of this run; they are always there.
     #[inline(always)]
     pub fn get() -> Option<Self> {
-        let (control, scratch) = (maps::control()?, maps::scratch()?);
+        let (control, scope, scratch) = (maps::control()?, maps::scope()?, maps::scratch()?);
         // SAFETY: this CPU's own element, in which nobody writes that field.
         let zero = unsafe { Zero::read(&raw const (*scratch).zero) };
-        Some(Self { control, scratch, zero })
+        Some(Self { control, scope, scratch, zero })
     }
 }
 
@@ -55,13 +61,20 @@ pub enum Verdict {
 /// Answers the frame, if it is a query for a published name.
 #[inline(always)]
 pub fn answer<H: Hook>(hook: &H, means: &Means) -> Verdict {
-    datagram(hook, means).map_or(Verdict::Pass, |frame| answer_datagram(hook, means, frame))
+    match datagram(hook, means) {
+        Some(frame) if maps::take(means.scratch) => answer_datagram(hook, means, frame),
+        Some(_) => {
+            maps::count(Outcome::Busy as usize);
+            Verdict::Pass
+        }
+        None => Verdict::Pass,
+    }
 }
 
 /// Where things lie in the frame, if it is a datagram for us.
 #[inline(always)]
 pub fn datagram<H: Hook>(hook: &H, means: &Means) -> Option<Frame> {
-    match filter::filter(hook, means.control) {
+    match filter::filter(hook, means.scope, means.zero) {
         Ok(frame) => Some(frame.launder(means.zero)),
         Err(outcome) => {
             maps::count(outcome as usize);
@@ -70,10 +83,11 @@ pub fn datagram<H: Hook>(hook: &H, means: &Means) -> Option<Frame> {
     }
 }
 
-/// Answers a datagram for us, if it is a query for a published name.
+/// Answers a datagram for us, if it is a query for a published name. The scratch room is taken,
+/// and left at the end.
 #[inline(always)]
 pub fn answer_datagram<H: Hook>(hook: &H, means: &Means, frame: Frame) -> Verdict {
-    let &Means { control, scratch, zero } = means;
+    let &Means { control, scope: _, scratch, zero } = means;
     let answer = try_answer(hook, means, frame);
     let (verdict, seen) = match &answer {
         Ok(answered) => {
@@ -109,13 +123,14 @@ pub fn answer_datagram<H: Hook>(hook: &H, means: &Means, frame: Frame) -> Verdic
     if verdict != Verdict::Reply {
         messages::tell(scratch);
     }
+    maps::leave(scratch);
     verdict
 }
 
 /// The steps from a datagram for us to its reply, in order.
 #[inline(always)]
 fn try_answer<H: Hook>(hook: &H, means: &Means, frame: Frame) -> Result<maps::Answered, Outcome> {
-    let &Means { control, scratch, zero } = means;
+    let &Means { control, scope, scratch, zero } = means;
     let now = clock::now(scratch);
     if now >= control.lease_deadline_ns {
         return goes_up(Outcome::LeaseExpired);
@@ -127,15 +142,13 @@ fn try_answer<H: Hook>(hook: &H, means: &Means, frame: Frame) -> Result<maps::An
     let (hash, name_sum) = parse::read_name(hook, &frame, question.name_len, control.hash_seed, words)?;
     let question = question.launder(zero);
     let entry = lookup::lookup(hash, question.name_len, words)?;
-    let plan = reply::plan(hook, control, frame, question, &entry)?.launder(zero);
-    let plan = if H::HAS_SKB {
-        let Some(partial) = partial::is_partial(hook, &plan.frame, &plan.question, name_sum)? else {
-            return goes_up(Outcome::Unsupported);
-        };
-        plan.with_partial(partial, zero)
-    } else {
-        plan
-    };
+    let plan = reply::plan(hook, means, frame, question, &entry)?.launder(zero);
+    let is_partial = partial::is_partial(hook, &plan.frame, &plan.question, name_sum)?;
+    let plan = plan.with_partial(is_partial, zero);
+    // While queries are shed, a probe would be lost in a full queue.
+    if now >= control.shed_until_ns && is_probe(hook, scope, &plan.frame, now) {
+        return goes_up(Outcome::Probe);
+    }
     if !hook.grow(&plan) {
         return goes_up(Outcome::NoRoom);
     }
@@ -145,7 +158,42 @@ fn try_answer<H: Hook>(hook: &H, means: &Means, frame: Frame) -> Result<maps::An
     if entry.header().last_used_ns != last_used {
         // SAFETY: the entry is readable and writable, `last_used_ns` its first
         // field.
-        unsafe { store(entry.address + core::mem::offset_of!(EntryHeader, last_used_ns), last_used) };
+        unsafe { store(entry.address + offset_of!(EntryHeader, last_used_ns), last_used) };
     }
-    Ok(plan.answered(hook.ifindex()))
+    Ok(plan.answered())
+}
+
+/// Whether this query, which could be answered here, is let up to see whether it arrives.
+#[inline(always)]
+fn is_probe<H: Hook>(hook: &H, scope: &Scope, frame: &Frame, now: u64) -> bool {
+    let probe = &raw const frame.interface(scope).probes[opaque(frame.endpoint) & (MAX_ENDPOINTS - 1)];
+    // The programs write it, so the compiler may not take it for part of what `scope` shares.
+    let probe = opaque(probe as usize);
+    // SAFETY: a probe in a map's memory.
+    let due = unsafe { load::<u64>(probe + offset_of!(Probe, due_ns)) };
+    if now >= scope.probe_until_ns || now < due || maps::replies(frame.slot) % PROBE_SHARE != PROBE_SHARE - 1
+    {
+        return false;
+    }
+    let client = probe + offset_of!(Probe, client);
+    let Span { start: ip, end } = hook.span(frame.ip());
+    if ip + IPV6_SOURCE_END > end {
+        return false;
+    }
+    // SAFETY: a probe in a map's memory, which the programs alone write; the packet was just
+    // compared with its end, whatever the family: a DNS header follows an IPv4 header.
+    unsafe {
+        store(probe + offset_of!(Probe, due_ns), now + PROBE_INTERVAL_NS);
+        if frame.is_v6() {
+            store(client, load::<u64>(ip + 8));
+            store(client + 8, load::<u64>(ip + 16));
+        } else {
+            store(client, 0u64);
+            store(client + 8, u32::from_ne_bytes([0, 0, 0xff, 0xff]));
+            store(client + 12, load::<u32>(ip + 12));
+        }
+        let count = probe + offset_of!(Probe, count);
+        store(count, load::<u64>(count) + 1);
+    }
+    true
 }

@@ -1,15 +1,16 @@
-//! Is this frame a datagram to one of our addresses and ports?
+//! Is this frame a datagram to one of our addresses and ports, and would the kernel deliver it?
 //!
-//! The cheapest checks first: most frames are somebody else's, and each costs
-//! its sender the time spent here.
+//! The cheapest checks first: most frames are for other sockets, and each costs its sender the
+//! time spent here. The kernel refuses what is passed on as bad.
 
 use dns_common::{
-    control::{Control, MAX_ENDPOINTS},
     counters::Outcome,
+    scope::{INTERFACE_TRIES, INTERFACES, Interface, LOOPBACK_IFINDEX, MAX_ENDPOINTS, Scope, source_hash},
 };
 
 use crate::{
-    bytes::{load, masked, opaque},
+    bytes::{Zero, load, masked, opaque},
+    checksum::Sum,
     frame::Frame,
     headers::{ETHERNET_LEN, IPV4_LEN, IPV6_LEN, UDP, UDP_LEN, VLAN_TAG_LEN},
     hook::Hook,
@@ -27,22 +28,22 @@ const SERVICE_TAGGED: u16 = 0x88a8u16.to_be();
 
 /// Finds the datagram in the frame, if it is for us.
 #[inline(always)]
-pub fn filter<H: Hook>(hook: &H, control: &Control) -> Result<Frame, Outcome> {
+pub fn filter<H: Hook>(hook: &H, scope: &Scope, zero: Zero) -> Result<Frame, Outcome> {
     let data = hook.reach(ETHERNET_LEN + IPV4_LEN + UDP_LEN).ok_or(Outcome::NotOurs)?;
     // SAFETY: inside the 42 bytes just compared with the end.
     let ethertype: u16 = unsafe { load(data + 12) };
     match ethertype {
-        IPV4 => ipv4(hook, control, ETHERNET_LEN),
-        IPV6 => ipv6(hook, control, ETHERNET_LEN),
+        IPV4 => ipv4(hook, scope, zero, ETHERNET_LEN),
+        IPV6 => ipv6(hook, scope, zero, ETHERNET_LEN),
         TAGGED if hook.stripped_tag().is_some() => goes_up(Outcome::Unsupported),
         // SAFETY (both loads): as above.
         TAGGED => match unsafe { load::<u16>(data + ETHERNET_LEN + 2) } {
             TAGGED | SERVICE_TAGGED => goes_up(Outcome::Unsupported),
-            _ if !is_our_vlan(control, u16::from_be(unsafe { load(data + ETHERNET_LEN) })) => {
+            _ if !is_our_vlan(scope, u16::from_be(unsafe { load(data + ETHERNET_LEN) })) => {
                 goes_up(Outcome::NotOurs)
             }
-            IPV4 => ipv4(hook, control, ETHERNET_LEN + VLAN_TAG_LEN),
-            IPV6 => ipv6(hook, control, ETHERNET_LEN + VLAN_TAG_LEN),
+            IPV4 => ipv4(hook, scope, zero, ETHERNET_LEN + VLAN_TAG_LEN),
+            IPV6 => ipv6(hook, scope, zero, ETHERNET_LEN + VLAN_TAG_LEN),
             _ => goes_up(Outcome::NotOurs),
         },
         SERVICE_TAGGED => goes_up(Outcome::Unsupported),
@@ -52,7 +53,7 @@ pub fn filter<H: Hook>(hook: &H, control: &Control) -> Result<Frame, Outcome> {
 
 /// The datagram in an IPv4 packet (RFC 791) that begins at `ip`.
 #[inline(always)]
-fn ipv4<H: Hook>(hook: &H, control: &Control, ip: usize) -> Result<Frame, Outcome> {
+fn ipv4<H: Hook>(hook: &H, scope: &Scope, zero: Zero, ip: usize) -> Result<Frame, Outcome> {
     let udp = ip + IPV4_LEN;
     let data = hook.reach(udp + UDP_LEN).ok_or(Outcome::NotOurs)?;
     // SAFETY (all loads): inside the bytes just compared with the end.
@@ -66,27 +67,42 @@ fn ipv4<H: Hook>(hook: &H, control: &Control, ip: usize) -> Result<Frame, Outcom
         return goes_up(Outcome::Unsupported);
     }
     let port: u16 = unsafe { load(data + udp + 2) };
-    let address: u32 = unsafe { load(data + ip + 16) };
+    let (source, address): (u32, u32) = unsafe { (load(data + ip + 12), load(data + ip + 16)) };
     let to_loopback = address.to_ne_bytes()[0] == 127;
-    if !is_ours_v4(control, port, address) || !is_meant_for_us(hook, control, data, to_loopback) {
+    let Some(endpoint) = endpoint_v4(scope, zero, port, address) else {
         return goes_up(Outcome::NotOurs);
-    }
+    };
+    let slot = served_at(hook, scope, zero, data, endpoint, to_loopback)?;
     let total_len = u16::from_be(unsafe { load(data + ip + 2) }) as usize;
     let udp_len = u16::from_be(unsafe { load(data + udp + 4) }) as usize;
     if total_len != IPV4_LEN + udp_len || udp_len < UDP_LEN {
         return goes_up(Outcome::BadLength);
+    }
+    if is_refused_v4(scope, source, hook.ifindex() == LOOPBACK_IFINDEX)
+        || is_refused_sender(data, unsafe { load(data + udp) })
+    {
+        return goes_up(Outcome::BadSender);
+    }
+    let mut sum = Sum::new();
+    sum.add(unsafe { load(data + ip) });
+    sum.add(unsafe { load(data + ip + 8) });
+    sum.add_half(address);
+    if sum.fold() != 0xffff {
+        return goes_up(Outcome::BadChecksum);
     }
     Ok(Frame {
         tagged: (ip != ETHERNET_LEN) as usize,
         v6: 0,
         message: udp + UDP_LEN,
         message_len: udp_len - UDP_LEN,
+        endpoint,
+        slot,
     })
 }
 
 /// The datagram in an IPv6 packet (RFC 8200) that begins at `ip`.
 #[inline(always)]
-fn ipv6<H: Hook>(hook: &H, control: &Control, ip: usize) -> Result<Frame, Outcome> {
+fn ipv6<H: Hook>(hook: &H, scope: &Scope, zero: Zero, ip: usize) -> Result<Frame, Outcome> {
     let udp = ip + IPV6_LEN;
     let data = hook.reach(udp + UDP_LEN).ok_or(Outcome::NotOurs)?;
     // SAFETY (all loads): inside the bytes just compared with the end.
@@ -100,51 +116,140 @@ fn ipv6<H: Hook>(hook: &H, control: &Control, ip: usize) -> Result<Frame, Outcom
         return goes_up(Outcome::Unsupported);
     }
     let port: u16 = unsafe { load(data + udp + 2) };
+    let source: [u64; 2] = unsafe { [load(data + ip + 8), load(data + ip + 16)] };
     let address: [u64; 2] = unsafe { [load(data + ip + 24), load(data + ip + 32)] };
     let to_loopback = address == [0, 1u64.to_be()];
-    if !is_ours_v6(control, port, address) || !is_meant_for_us(hook, control, data, to_loopback) {
+    let Some(endpoint) = endpoint_v6(scope, zero, port, address) else {
         return goes_up(Outcome::NotOurs);
-    }
+    };
+    let slot = served_at(hook, scope, zero, data, endpoint, to_loopback)?;
     let payload_len = u16::from_be(unsafe { load(data + ip + 4) }) as usize;
     let udp_len = u16::from_be(unsafe { load(data + udp + 4) }) as usize;
     if payload_len != udp_len || udp_len < UDP_LEN {
         return goes_up(Outcome::BadLength);
+    }
+    if is_refused_v6(scope, source, hook.ifindex() == LOOPBACK_IFINDEX)
+        || is_refused_sender(data, unsafe { load(data + udp) })
+    {
+        return goes_up(Outcome::BadSender);
     }
     Ok(Frame {
         tagged: (ip != ETHERNET_LEN) as usize,
         v6: 1,
         message: udp + UDP_LEN,
         message_len: udp_len - UDP_LEN,
+        endpoint,
+        slot,
     })
 }
 
-/// Whether the kernel would have taken the frame, whose start is at `data`, for one of
-/// this machine's: that of one of its addresses, in no VLAN or in one that is served.
+/// The slot of the interface by which the frame at `data` came, if the kernel would have taken
+/// the frame for one of this machine's (its Ethernet address, no VLAN or one that is served) and
+/// the interface is served for this endpoint. To a loopback address only `lo` leads.
 #[inline(always)]
-fn is_meant_for_us<H: Hook>(hook: &H, control: &Control, data: usize, to_loopback: bool) -> bool {
-    hook.stripped_tag().is_none_or(|tag| is_our_vlan(control, tag))
-        && hook.is_meant_for_us(control, data, to_loopback)
+fn served_at<H: Hook>(
+    hook: &H,
+    scope: &Scope,
+    zero: Zero,
+    data: usize,
+    endpoint: usize,
+    to_loopback: bool,
+) -> Result<usize, Outcome> {
+    let ifindex = hook.ifindex();
+    if to_loopback && ifindex != LOOPBACK_IFINDEX {
+        return goes_up(Outcome::NotOurs);
+    }
+    let Some(slot) = interface_slot(scope, ifindex) else { return goes_up(Outcome::NotServed) };
+    let slot = zero.launder(slot, INTERFACES - 1);
+    let interface = &scope.interfaces[slot];
+    if !hook.stripped_tag().is_none_or(|tag| is_our_vlan(scope, tag))
+        || !hook.is_addressed_to(interface, data)
+    {
+        return goes_up(Outcome::NotOurs);
+    }
+    if interface.endpoints >> endpoint & 1 == 0 {
+        return goes_up(Outcome::NotServed);
+    }
+    Ok(slot)
+}
+
+/// The slot of an interface.
+#[inline(always)]
+fn interface_slot(scope: &Scope, ifindex: u32) -> Option<usize> {
+    let first = Scope::first_slot(ifindex);
+    let mut tries = 0;
+    while tries < INTERFACE_TRIES {
+        let slot = opaque(first + tries) & (INTERFACES - 1);
+        if scope.interfaces[slot].ifindex == ifindex {
+            return Some(slot);
+        }
+        tries = opaque(tries + 1);
+    }
+    None
 }
 
 /// Whether the frame whose start is at `data` is addressed to the interface, or to the bridge
-/// that it is a part of. One to many is not: its address is no sender for a reply.
+/// that it is a part of. A frame to many is not: its address is no sender for a reply.
 #[inline(always)]
-pub fn is_to_interface(control: &Control, ifindex: u32, data: usize) -> bool {
+pub fn is_to_interface(interface: &Interface, data: usize) -> bool {
     const ADDRESS: usize = usize::from_ne_bytes([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0]);
-    let interface = &control.interfaces[Control::interface(ifindex)];
     // SAFETY: both addresses are eight bytes, aligned to them by their struct.
     let at = |address: &[u8; 8]| unsafe { load::<u64>(&raw const *address as usize) as usize };
     // SAFETY: an Ethernet header lies at `data`.
     let to = unsafe { load::<u64>(data) as usize } & ADDRESS;
     // Looked at only where it has to be, which the compiler would not do by itself.
-    interface.ifindex == ifindex && (to == at(&interface.address) || to == opaque(at(&interface.master)))
+    to == at(&interface.address) || to == opaque(at(&interface.master))
+}
+
+/// Whether a datagram from this port has no sender that a reply reaches: port 0, or a source MAC
+/// (of the frame at `data`) that stands for many.
+#[inline(always)]
+fn is_refused_sender(data: usize, port: u16) -> bool {
+    const MANY: u8 = 1;
+    // SAFETY: an Ethernet header lies at `data`.
+    port == 0 || unsafe { load::<u8>(data + 6) } & MANY != 0
+}
+
+/// Whether the kernel refuses this IPv4 sender (`ip_route_input_slow`): 0.0.0.0/8, multicast and
+/// class E, broadcast; beyond `lo` also 127.0.0.0/8, local and broadcast addresses.
+#[inline(always)]
+fn is_refused_v4(scope: &Scope, source: u32, on_lo: bool) -> bool {
+    let first = source.to_ne_bytes()[0];
+    if first == 0 || first >= 224 {
+        return true;
+    }
+    !on_lo && (first == 127 || is_listed(scope, [0, 0, 0, source]))
+}
+
+/// Whether the kernel refuses this IPv6 sender (`ip6_rcv_core`), or nothing reaches it:
+/// multicast, ::, IPv4-mapped; beyond `lo` also ::1 and local addresses.
+#[inline(always)]
+fn is_refused_v6(scope: &Scope, source: [u64; 2], on_lo: bool) -> bool {
+    const LOOPBACK: u64 = 1u64.to_be();
+    if source[0].to_ne_bytes()[0] == 0xff {
+        return true;
+    }
+    if source[0] == 0 {
+        let third = source[1] as u32;
+        let is_reserved = third == 0 || third == u32::from_ne_bytes([0, 0, 0xff, 0xff]);
+        return is_reserved && !(on_lo && source[1] == LOOPBACK);
+    }
+    let words = [source[0] as u32, (source[0] >> 32) as u32, source[1] as u32, (source[1] >> 32) as u32];
+    !on_lo && is_listed(scope, words)
+}
+
+/// Whether a local or broadcast address has the sender's hash.
+#[inline(always)]
+fn is_listed(scope: &Scope, source: [u32; 4]) -> bool {
+    let (word, bit) = Scope::refused_source(source_hash(source));
+    scope.refused_sources[word] & bit != 0
 }
 
 /// Whether frames with this VLAN tag are answered.
 #[inline(always)]
-fn is_our_vlan(control: &Control, tag: u16) -> bool {
-    let (word, bit) = Control::vlan(tag);
-    control.vlans[word] & bit != 0
+fn is_our_vlan(scope: &Scope, tag: u16) -> bool {
+    let (word, bit) = Scope::vlan(tag);
+    scope.vlans[word] & bit != 0
 }
 
 /// Makes the whole message readable, where part of it is not yet.
@@ -165,41 +270,41 @@ pub fn pull_message<H: Hook>(hook: &H, frame: &Frame) -> Result<(), Outcome> {
     Ok(())
 }
 
-/// Whether the server listens on this IPv4 address and port (network order).
+/// Slot of an endpoint with this IPv4 address and port (network order).
 #[inline(always)]
-fn is_ours_v4(control: &Control, port: u16, address: u32) -> bool {
+fn endpoint_v4(scope: &Scope, zero: Zero, port: u16, address: u32) -> Option<usize> {
     let mut index = 0;
     while index < MAX_ENDPOINTS {
-        if index >= control.endpoint_count as usize {
-            return false;
+        if index >= scope.endpoint_slots as usize {
+            return None;
         }
-        let endpoint = &control.endpoints[index];
+        let endpoint = &scope.endpoints[index];
         // SAFETY: the last four of 16 bytes, aligned to 8 by their struct.
         let ours: u32 = unsafe { load(&raw const endpoint.address as usize + 12) };
         if u16::from_ne_bytes(endpoint.port) == port && endpoint.family == 4 && ours == address {
-            return true;
+            return Some(zero.launder(index, MAX_ENDPOINTS - 1));
         }
         index += 1;
     }
-    false
+    None
 }
 
-/// Whether the server listens on this IPv6 address and port (network order).
+/// Slot of an endpoint with this IPv6 address and port (network order).
 #[inline(always)]
-fn is_ours_v6(control: &Control, port: u16, address: [u64; 2]) -> bool {
+fn endpoint_v6(scope: &Scope, zero: Zero, port: u16, address: [u64; 2]) -> Option<usize> {
     let mut index = 0;
     while index < MAX_ENDPOINTS {
-        if index >= control.endpoint_count as usize {
-            return false;
+        if index >= scope.endpoint_slots as usize {
+            return None;
         }
-        let endpoint = &control.endpoints[index];
+        let endpoint = &scope.endpoints[index];
         let base = &raw const endpoint.address as usize;
         // SAFETY: the address is 16 bytes, aligned to 8 by its struct.
         let ours: [u64; 2] = unsafe { [load(base), load(base + 8)] };
         if u16::from_ne_bytes(endpoint.port) == port && endpoint.family == 6 && ours == address {
-            return true;
+            return Some(zero.launder(index, MAX_ENDPOINTS - 1));
         }
         index += 1;
     }
-    false
+    None
 }

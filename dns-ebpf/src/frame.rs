@@ -1,5 +1,7 @@
 //! Where things lie in a frame that is a datagram for us.
 
+use dns_common::scope::{INTERFACES, Interface, MAX_ENDPOINTS, Scope};
+
 use crate::{
     bytes::{Zero, has, masked, opaque},
     headers::{ETHERNET_LEN, IPV4_LEN, IPV4_SOURCE_END, IPV6_LEN, IPV6_SOURCE_END, UDP_LEN, VLAN_TAG_LEN},
@@ -17,40 +19,56 @@ pub struct Frame {
     pub message: usize,
     /// Bytes of DNS message.
     pub message_len: usize,
+    /// Slot of the endpoint that it was sent to.
+    pub endpoint: usize,
+    /// Slot of the interface by which it came.
+    pub slot: usize,
 }
 
 impl Frame {
     /// Makes one path of the four kinds of frames, see [`Zero`].
     #[inline(always)]
     pub fn launder(self, zero: Zero) -> Self {
-        let Self { tagged, v6, message, message_len } = self;
+        let Self { tagged, v6, message, message_len, endpoint, slot } = self;
         Self {
             tagged: zero.launder(tagged, 1),
             v6: zero.launder(v6, 1),
             message: zero.launder(message, 0x7f),
             message_len: zero.launder(message_len, 0xffff),
+            endpoint: zero.launder(endpoint, MAX_ENDPOINTS - 1),
+            slot: zero.launder(slot, INTERFACES - 1),
         }
     }
 
     /// Leaves it to the program that is called next, which finds it by [`Self::kept`].
     #[inline(always)]
     pub fn keep(self, scratch: *mut Scratch) {
-        let Self { tagged, v6, message, message_len } = self;
+        let Self { tagged, v6, message, message_len, endpoint, slot } = self;
+        let kept = [tagged, v6, message, message_len, endpoint, slot];
         // SAFETY: this CPU's own element.
-        unsafe { (&raw mut (*scratch).frame).write_volatile([tagged, v6, message, message_len]) };
+        unsafe { (&raw mut (*scratch).frame).write_volatile(kept) };
     }
 
     /// The frame that the calling program kept.
     #[inline(always)]
     pub fn kept(scratch: *mut Scratch) -> Self {
         // SAFETY: this CPU's own element.
-        let [tagged, v6, message, message_len] = unsafe { (&raw const (*scratch).frame).read_volatile() };
+        let [tagged, v6, message, message_len, endpoint, slot] =
+            unsafe { (&raw const (*scratch).frame).read_volatile() };
         Self {
             tagged: opaque(tagged) & 1,
             v6: opaque(v6) & 1,
             message: opaque(message) & 0x7f,
             message_len: opaque(message_len) & 0xffff,
+            endpoint: opaque(endpoint) & (MAX_ENDPOINTS - 1),
+            slot: opaque(slot) & (INTERFACES - 1),
         }
+    }
+
+    /// The interface by which it came.
+    #[inline(always)]
+    pub fn interface<'a>(&self, scope: &'a Scope) -> &'a Interface {
+        &scope.interfaces[opaque(self.slot) & (INTERFACES - 1)]
     }
 
     /// Whether there is a VLAN tag before the IP header.

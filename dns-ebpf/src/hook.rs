@@ -1,6 +1,7 @@
 //! What the packet core needs of the hook that it runs at.
 
-use dns_common::control::Control;
+use aya_ebpf::cty::c_void;
+use dns_common::scope::Interface;
 
 use crate::{
     bytes::{Span, opaque},
@@ -46,9 +47,9 @@ pub trait Hook {
         (data + len <= self.data_end()).then_some(data)
     }
 
-    /// Whether the frame is meant for this machine, as far as the layers below IP go: its
-    /// receiver's address is at `data`. To a loopback address only `lo` leads.
-    fn is_meant_for_us(&self, control: &Control, data: usize, to_loopback: bool) -> bool;
+    /// Whether the frame, whose start is at `data`, is addressed to this machine as far as
+    /// Ethernet goes.
+    fn is_addressed_to(&self, interface: &Interface, data: usize) -> bool;
 
     /// The VLAN tag that the kernel took off the frame.
     #[inline(always)]
@@ -56,8 +57,8 @@ pub trait Hook {
         None
     }
 
-    /// The interface's MTU if it is smaller than `packet_len` bytes of IP packet.
-    fn mtu_below(&self, packet_len: usize) -> Option<usize>;
+    /// The kernel's context.
+    fn context(&self) -> *mut c_void;
 
     /// Gives the frame the reply's length, all of it writable. The packet is
     /// untouched if that fails.

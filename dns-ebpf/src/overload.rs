@@ -31,7 +31,10 @@ pub fn is_shed<H: Hook>(
     reason: usize,
 ) -> bool {
     // A server that hangs takes nothing back that it said before.
-    if clock::now(scratch) >= control.shed_until_ns || reason == Outcome::LeaseExpired as usize {
+    if clock::now(scratch) >= control.shed_until_ns
+        || reason == Outcome::LeaseExpired as usize
+        || reason == Outcome::Probe as usize
+    {
         return false;
     }
     let source = hook.span(frame.source_end() - 4);

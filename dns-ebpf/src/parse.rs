@@ -178,8 +178,8 @@ fn scan(message: usize, end: usize) -> Result<usize, Outcome> {
     goes_up(Outcome::BadName)
 }
 
-/// Reads the name: keeps its lower-cased words, and returns their hash and, where
-/// [`Hook::HAS_SKB`], the sum of the name as it was sent.
+/// Reads the name: keeps its lower-cased words, and returns their hash and the sum of the name
+/// as it was sent.
 #[inline(always)]
 pub fn read_name<H: Hook>(
     hook: &H,
@@ -205,9 +205,7 @@ pub fn read_name<H: Hook>(
         }
         // SAFETY: just compared with the end.
         let sent = unsafe { load(at) };
-        if H::HAS_SKB {
-            sum.add(sent);
-        }
+        sum.add(sent);
         let word = lower8(sent);
         words[index & (MAX_NAME_WORDS - 1)] = word;
         hasher.write(word);
@@ -222,9 +220,7 @@ pub fn read_name<H: Hook>(
         }
         // SAFETY: just compared with the end.
         let sent = unsafe { load::<u64>(at) } >> (64 - 8 * rest as u64);
-        if H::HAS_SKB {
-            sum.add(sent);
-        }
+        sum.add(sent);
         let word = lower8(sent);
         words[index & (MAX_NAME_WORDS - 1)] = word;
         hasher.write(word);

@@ -1,4 +1,4 @@
-//! Unfinished UDP checksums.
+//! UDP checksums of queries: right, wrong or unfinished.
 //!
 //! A local sender leaves the checksum to the device (`CHECKSUM_PARTIAL`): the
 //! field holds the sum of the pseudo-header alone, and whoever sends the packet
@@ -19,15 +19,10 @@ use crate::{
     question::Question,
 };
 
-/// Whether the query's checksum is unfinished; none: that cannot be known here. `name`:
-/// sum of the name as sent. Addresses taken before are void.
+/// Whether the query's checksum is unfinished; an error if it is neither that nor right, or if
+/// only tc could tell. `name`: sum of the name as sent. Addresses taken before are void.
 #[inline(always)]
-pub fn is_partial<H: Hook>(
-    hook: &H,
-    frame: &Frame,
-    question: &Question,
-    name: Sum,
-) -> Result<Option<bool>, Outcome> {
+pub fn is_partial<H: Hook>(hook: &H, frame: &Frame, question: &Question, name: Sum) -> Result<bool, Outcome> {
     let (data, end) = (hook.data(), hook.data_end());
     let ip = data + frame.ip();
     let mut sum = Sum::new();
@@ -56,10 +51,11 @@ pub fn is_partial<H: Hook>(
     sum.add_pseudo_tail(UDP_LEN + frame.message_len);
     // SAFETY: the UDP header was compared with the end, whatever the family.
     let (ports_and_length, field): (u64, u16) = unsafe { (load(udp), load(udp + UDP_SUM)) };
-    if field != sum.fold() {
-        return Ok(Some(false));
+    if field == 0 {
+        // No checksum, which IPv6 does not allow (RFC 8200, section 8.1).
+        return if frame.is_v6() { goes_up(Outcome::BadChecksum) } else { Ok(false) };
     }
-
+    let looks_unfinished = field == sum.fold();
     sum.add(ports_and_length);
     sum.add(question.header);
     sum.add_half(u32::from_ne_bytes([0, 0, 0, question.has_opt() as u8]));
@@ -79,10 +75,18 @@ pub fn is_partial<H: Hook>(
             .ok_or(Outcome::BadLength)?
     };
     sum.add_sum(rest, question.name_len & 1 != 0);
-    if sum.fold() == 0xffff {
-        return Ok(hook.is_unfinished(frame.message - UDP_LEN + UDP_SUM));
+    let is_right = sum.fold() == 0xffff;
+    if !H::HAS_SKB {
+        // A local sender's query on a veth is unfinished at native XDP, too, but its reply gets
+        // there as another frame, which no device finishes.
+        return if is_right || looks_unfinished { Ok(false) } else { goes_up(Outcome::BadChecksum) };
     }
-    Ok(Some(true))
+    match (is_right, looks_unfinished) {
+        (true, false) => Ok(false),
+        (false, true) => Ok(true),
+        (false, false) => goes_up(Outcome::BadChecksum),
+        (true, true) => hook.is_unfinished(frame.message - UDP_LEN + UDP_SUM).ok_or(Outcome::Unsupported),
+    }
 }
 
 /// Words of the longest message behind its question's name.

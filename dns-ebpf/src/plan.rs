@@ -84,7 +84,7 @@ impl Plan {
 
     /// What to count.
     #[inline(always)]
-    pub fn answered(&self, ifindex: u32) -> Answered {
+    pub fn answered(&self) -> Answered {
         Answered {
             outcome: if self.truncated != 0 { Outcome::HitTruncated } else { Outcome::Hit },
             kind: self.question.kind(),
@@ -92,7 +92,7 @@ impl Plan {
             query_len: self.frame.message_len,
             reply_len: self.reply_len,
             answers: self.given as u16,
-            ifindex,
+            slot: self.frame.slot,
         }
     }
 }

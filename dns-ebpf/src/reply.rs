@@ -1,14 +1,18 @@
 //! What is answered, and writing it.
 
+use core::mem::offset_of;
+
+use aya_ebpf::bindings::bpf_fib_lookup as FibLookup;
 use dns_common::{
-    control::Control,
     counters::{Outcome, QueryKind},
     entry::{EntryHeader, MAX_V4, MAX_V6, RULED, Rules, padded},
+    scope::{BOUNDED, LOOPBACK_IFINDEX, NEAR},
 };
 
 use crate::{
     bytes::{Span, Zero, has, load, masked, opaque, store},
     checksum::{self, Sum},
+    core_path::Means,
     frame::Frame,
     headers::{
         A_LEN, AAAA_LEN, HEADER_LEN, IPV4_LEN, IPV6_LEN, MAX_QUESTION_LEN, MAX_REPLY_LEN, OPT_LEN,
@@ -16,7 +20,7 @@ use crate::{
     },
     hook::Hook,
     lookup::Entry,
-    maps::Scratch,
+    maps::{self, Scratch},
     outcome::goes_up,
     plan::Plan,
     question::Question,
@@ -27,9 +31,13 @@ use crate::{
 const A: usize = QueryKind::A as usize;
 /// See [`A`].
 const AAAA: usize = QueryKind::Aaaa as usize;
-/// IP packets up to this length need no look at the interface's MTU: every
-/// host must take them (RFC 791, section 3.1).
+/// IP packets up to this length need no look at the path's MTU: every host must take them
+/// (RFC 791, section 3.1).
 const SAFE_PACKET_LEN: usize = 576;
+
+/// Longest message to another machine, in bytes: what passes every path without fragments
+/// (RFC 9715).
+const MAX_FAR_REPLY_LEN: usize = 1232;
 
 /// What a client takes that says nothing else (RFC 1035, section 2.3.4).
 const PLAIN_LIMIT: usize = 512;
@@ -38,7 +46,7 @@ const PLAIN_LIMIT: usize = 512;
 #[inline(always)]
 pub fn plan<H: Hook>(
     hook: &H,
-    control: &Control,
+    means: &Means,
     frame: Frame,
     question: Question,
     entry: &Entry,
@@ -73,25 +81,21 @@ pub fn plan<H: Hook>(
     let all = at_most(available, rules.most());
     let is_plain = (question.limit == PLAIN_LIMIT) as usize;
     let wanted = at_most(all, rules.plain(question.kind() == AAAA) & is_plain.wrapping_neg());
-    let clients = question.limit - masked(ruled, Rules::SPARE);
-    let mut limit = clients;
+    let limit = question.limit - masked(ruled, Rules::SPARE);
     let mut reply_len = fixed + wanted * record_len;
     let expected = if reply_len < limit { reply_len } else { limit };
-    if expected + headers > SAFE_PACKET_LEN
-        && let Some(mtu) = hook.mtu_below(expected + headers)
-    {
-        limit = mtu.wrapping_sub(headers);
+    if expected + headers > SAFE_PACKET_LEN && !takes(hook, means, &frame, expected) {
+        return goes_up(Outcome::LargeReply);
     }
     let mut given = wanted;
     if reply_len > limit {
-        // Where the client may not be told, nothing is left out for our own sake.
-        if fixed > limit || limit > MAX_REPLY_LEN || has(ruled & (clients ^ limit), 0xffff) {
+        if fixed > limit || limit > MAX_REPLY_LEN {
             return goes_up(Outcome::NoRoom);
         }
         given = (limit - fixed) / record_len;
         reply_len = fixed + given * record_len;
     }
-    let max_reply = match control.max_reply as usize {
+    let max_reply = match means.control.max_reply as usize {
         0 => MAX_REPLY_LEN,
         max_reply => max_reply,
     };
@@ -100,7 +104,7 @@ pub fn plan<H: Hook>(
     }
     Ok(Plan {
         frame,
-        question: Question { opt: question.reply_opt(control.echo_opt), ..question },
+        question: Question { opt: question.reply_opt(means.control.echo_opt), ..question },
         rcode,
         entry: entry.address,
         list,
@@ -114,6 +118,63 @@ pub fn plan<H: Hook>(
         reply_len,
         frame_len: frame.message + reply_len,
     })
+}
+
+/// Whether the way back takes a reply of `reply_len` bytes: on `lo` its MTU decides, elsewhere the
+/// route with what the kernel knows of its path; to other machines the length, too.
+#[inline(always)]
+fn takes<H: Hook>(hook: &H, means: &Means, frame: &Frame, reply_len: usize) -> bool {
+    let packet_len = reply_len + frame.headers_len();
+    if hook.ifindex() == LOOPBACK_IFINDEX {
+        return maps::fits_device(hook.context(), packet_len);
+    }
+    let flags = frame.interface(means.scope).flags;
+    if flags & BOUNDED != 0 || reply_len > MAX_FAR_REPLY_LEN && flags & NEAR == 0 {
+        return false;
+    }
+    describe(hook, means, frame, packet_len).is_some_and(|route| maps::fits_route(hook.context(), route))
+}
+
+/// The way back of a reply, for the kernel to look at.
+#[inline(always)]
+fn describe<H: Hook>(hook: &H, means: &Means, frame: &Frame, packet_len: usize) -> Option<*mut FibLookup> {
+    const AF_INET: u8 = 2;
+    const AF_INET6: u8 = 10;
+    let Span { start: ip, end } = hook.span(frame.ip());
+    // SAFETY: this CPU's own element, which this run has taken.
+    let route = unsafe { &raw mut (*means.scratch).route };
+    let at = |offset: usize| route as usize + offset;
+    // SAFETY (all): inside `route`, or just compared with the packet's end.
+    unsafe {
+        let mut word = 0;
+        while word < size_of::<FibLookup>() {
+            store(at(word), 0u64);
+            word += 8;
+        }
+        store(at(offset_of!(FibLookup, l4_protocol)), UDP);
+        store(at(offset_of!(FibLookup, __bindgen_anon_1)), packet_len as u16);
+        store(at(offset_of!(FibLookup, ifindex)), hook.ifindex());
+        let (source, target) =
+            (at(offset_of!(FibLookup, __bindgen_anon_3)), at(offset_of!(FibLookup, __bindgen_anon_4)));
+        if frame.is_v6() {
+            if ip + IPV6_LEN > end {
+                return None;
+            }
+            store(at(offset_of!(FibLookup, family)), AF_INET6);
+            store(target, load::<u64>(ip + 8));
+            store(target + 8, load::<u64>(ip + 16));
+            store(source, load::<u64>(ip + 24));
+            store(source + 8, load::<u64>(ip + 32));
+        } else {
+            if ip + IPV4_LEN > end {
+                return None;
+            }
+            store(at(offset_of!(FibLookup, family)), AF_INET);
+            store(target, load::<u32>(ip + 12));
+            store(source, load::<u32>(ip + 16));
+        }
+    }
+    Some(route)
 }
 
 /// The smaller one; a limit of 0 is none.

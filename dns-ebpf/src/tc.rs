@@ -8,20 +8,18 @@
 
 use aya_ebpf::{
     EbpfContext as _,
+    cty::c_void,
     helpers::{bpf_l4_csum_replace, bpf_redirect, bpf_skb_change_tail, bpf_skb_pull_data},
     programs::TcContext,
 };
-use dns_common::{
-    control::{Control, LOOPBACK_IFINDEX},
-    counters::Outcome,
-};
+use dns_common::{counters::Outcome, scope::Interface};
 
 use crate::{
     bytes::{load, masked, store},
     core_path::{self, Means},
     filter,
     hook::Hook,
-    maps::{self, TC_ANSWER, mtu_below},
+    maps::{self, TC_ANSWER},
     plan::Plan,
 };
 
@@ -53,9 +51,14 @@ impl Tc {
     pub fn go_on_if_for_us(&self) {
         let Some(means) = Means::get() else { return };
         if let Some(frame) = core_path::datagram(self, &means) {
+            if !maps::take(means.scratch) {
+                maps::count(Outcome::Busy as usize);
+                return;
+            }
             frame.keep(means.scratch);
             // SAFETY: nothing is left to drop.
             unsafe { TC_ANSWER.tail_call(&self.context, 0) };
+            maps::leave(means.scratch);
             maps::count(Outcome::LeaseExpired as usize);
         }
     }
@@ -105,12 +108,10 @@ impl Hook for Tc {
     /// The kernel has compared the receiver with the interface's address
     /// (`eth_type_trans`); that of a bridge is looked at here.
     #[inline(always)]
-    fn is_meant_for_us(&self, control: &Control, data: usize, to_loopback: bool) -> bool {
+    fn is_addressed_to(&self, interface: &Interface, data: usize) -> bool {
         // SAFETY: the context is the kernel's own.
         let kind = unsafe { (*self.context.skb.skb).pkt_type };
-        let ifindex = self.ifindex();
-        (kind == PACKET_HOST || filter::is_to_interface(control, ifindex, data))
-            && (!to_loopback || ifindex == LOOPBACK_IFINDEX)
+        kind == PACKET_HOST || filter::is_to_interface(interface, data)
     }
 
     /// The kernel takes the tag off before tc (`skb_vlan_untag`), or the device did.
@@ -122,8 +123,8 @@ impl Hook for Tc {
     }
 
     #[inline(always)]
-    fn mtu_below(&self, packet_len: usize) -> Option<usize> {
-        mtu_below(self.context.as_ptr(), packet_len)
+    fn context(&self) -> *mut c_void {
+        self.context.as_ptr()
     }
 
     /// The kernel says so by what it does: asked to follow a change of two bytes of the

@@ -12,20 +12,17 @@
 
 use aya_ebpf::{
     EbpfContext as _,
+    cty::c_void,
     helpers::{bpf_xdp_adjust_head, bpf_xdp_adjust_tail},
     programs::XdpContext,
 };
-use dns_common::{
-    XDP_HEAD_ROOM,
-    control::{Control, LOOPBACK_IFINDEX},
-};
+use dns_common::{XDP_HEAD_ROOM, scope::Interface};
 
 use crate::{
     bytes::{load, masked, opaque, store},
     filter,
     headers::{ETHERNET_LEN, HEADER_LEN, IPV6_LEN, MAX_QUESTION_LEN, UDP_LEN, VLAN_TAG_LEN},
     hook::Hook,
-    maps::mtu_below,
     plan::Plan,
 };
 
@@ -82,14 +79,13 @@ impl<const NATIVE: bool> Hook for Xdp<NATIVE> {
     }
 
     #[inline(always)]
-    fn is_meant_for_us(&self, control: &Control, data: usize, to_loopback: bool) -> bool {
-        let ifindex = self.ifindex();
-        filter::is_to_interface(control, ifindex, data) && (!to_loopback || ifindex == LOOPBACK_IFINDEX)
+    fn is_addressed_to(&self, interface: &Interface, data: usize) -> bool {
+        filter::is_to_interface(interface, data)
     }
 
     #[inline(always)]
-    fn mtu_below(&self, packet_len: usize) -> Option<usize> {
-        mtu_below(self.context.as_ptr(), packet_len)
+    fn context(&self) -> *mut c_void {
+        self.context.as_ptr()
     }
 
     /// Before the packet as far as there is room, the rest behind it: what is added

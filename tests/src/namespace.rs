@@ -89,6 +89,15 @@ impl Namespace {
         })
     }
 
+    /// Lets it forward between its interfaces, as a host of containers does.
+    pub fn forward(&self) -> Result<()> {
+        let set = || {
+            std::fs::write("/proc/sys/net/ipv4/conf/all/forwarding", "1")?;
+            std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1")
+        };
+        Ok(self.run(set)??)
+    }
+
     /// Index of an interface inside.
     pub fn interface_index(&self, interface: &str) -> Result<u32> {
         let index = self.run(|| nix::net::if_::if_nametoindex(interface))?;

@@ -16,11 +16,12 @@ use aya::{
     programs::{ProgramFd, SchedClassifier, Xdp},
 };
 use dns_common::{
-    control::{Control, Endpoint, LOOPBACK_IFINDEX, MAX_ENDPOINTS},
-    counters::{CpuCounters, INTERFACE_SLOTS, OUTCOME_SLOTS, Outcome},
+    control::Control,
+    counters::{CpuCounters, OUTCOME_SLOTS, Outcome},
     entry::{CELL_SIZE, CHUNK_CELLS, CHUNK_SIZE, EntryHeader, Location, RULED, Rules},
     name::hash_name,
     object,
+    scope::{Endpoint, INTERFACES, LOOPBACK_IFINDEX, MAX_ENDPOINTS, NEAR, Scope},
 };
 use zerocopy::{FromBytes as _, FromZeros as _, IntoBytes as _};
 
@@ -80,6 +81,7 @@ pub struct Program {
     ebpf: Ebpf,
     entries: Mapping,
     control: Mapping,
+    scope: Mapping,
     counters: Mapping,
     /// Cells of the store that are taken.
     used: u32,
@@ -152,8 +154,9 @@ impl Program {
 
         let entries = Mapping::of(array(&ebpf, object::ENTRIES)?, CHUNKS as usize * CHUNK_SIZE)?;
         let control = Mapping::of(array(&ebpf, object::CONTROL)?, size_of::<Control>())?;
+        let scope = Mapping::of(array(&ebpf, object::SCOPE)?, size_of::<Scope>())?;
         let counters = Mapping::of(array(&ebpf, object::COUNTERS)?, cpus * size_of::<CpuCounters>())?;
-        let mut program = Self { ebpf, entries, control, counters, used: 0, cpus };
+        let mut program = Self { ebpf, entries, control, scope, counters, used: 0, cpus };
         program.reset()?;
         Ok(program)
     }
@@ -168,8 +171,12 @@ impl Program {
             *control = Control::new_zeroed();
             control.hash_seed = 7;
             control.lease_deadline_ns = u64::MAX;
+        });
+        self.set_scope(|scope| {
+            scope.zero();
             // Runs are on `lo`, whose address is zero.
-            control.interfaces[Control::interface(LOOPBACK_IFINDEX)].ifindex = LOOPBACK_IFINDEX;
+            let lo = &mut scope.interfaces[Scope::first_slot(LOOPBACK_IFINDEX)];
+            (lo.ifindex, lo.flags, lo.endpoints) = (LOOPBACK_IFINDEX, NEAR, u64::MAX);
         });
         Ok(())
     }
@@ -188,12 +195,18 @@ impl Program {
             .expect("sliced to the size of Control")
     }
 
+    /// Changes what is served.
+    pub fn set_scope(&mut self, change: impl FnOnce(&mut Scope)) {
+        let bytes = &mut self.scope.bytes_mut()[..size_of::<Scope>()];
+        change(Scope::mut_from_bytes(bytes).expect("sliced to the size of Scope, and a page begins there"));
+    }
+
     /// Sets the addresses and ports that queries are answered for.
     pub fn set_endpoints(&mut self, endpoints: &[SocketAddr]) {
         assert!(endpoints.len() <= MAX_ENDPOINTS, "at most {MAX_ENDPOINTS}");
-        self.set_control(|control| {
-            control.endpoint_count = endpoints.len() as u32;
-            for (slot, endpoint) in control.endpoints.iter_mut().zip(endpoints) {
+        self.set_scope(|scope| {
+            scope.endpoint_slots = endpoints.len() as u32;
+            for (slot, endpoint) in scope.endpoints.iter_mut().zip(endpoints) {
                 *slot = Endpoint::new_zeroed();
                 slot.port = endpoint.port().to_be_bytes();
                 (slot.address, slot.family) = match endpoint.ip() {
@@ -295,7 +308,7 @@ impl Program {
             }
             sum.query_bytes += one.query_bytes;
             sum.reply_bytes += one.reply_bytes;
-            for slot in 0..INTERFACE_SLOTS {
+            for slot in 0..INTERFACES {
                 sum.interface_hits[slot] += one.interface_hits[slot];
             }
         }

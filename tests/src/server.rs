@@ -69,6 +69,8 @@ pub fn config(folder: &Path, address: SocketAddr) -> Value {
         "health": {"enabled": false},
         "metrics": {"enabled": false},
         "cache": {"enabled": false},
+        // Named, and so attached without queries that arrive first.
+        "xdp": {"interfaces": ["lo", "srv", "late"]},
     })
 }
 

@@ -62,7 +62,7 @@ fn the_fast_path_in_generic_mode_answers_as_recorded() -> Result<()> {
     if !requirements::namespaces() || !requirements::bpf() || another_server_is_asked() {
         return Ok(());
     }
-    let extra = json!({"xdp": {"mode": "generic"}, "recursor_errors": FAITHFUL});
+    let extra = json!({"xdp": {"mode": "generic", "interfaces": ["lo"]}, "recursor_errors": FAITHFUL});
     all_pass("generic", &Recorded::find()?, &extra, &[], &[])
 }
 
@@ -72,7 +72,7 @@ fn the_default_configuration_answers_as_recorded_for_the_fleet() -> Result<()> {
         return Ok(());
     }
     // On a loopback this means the tc hook.
-    let extra = json!({"xdp": {"mode": "auto"}, "compat": compat_of_the_fleet()});
+    let extra = json!({"xdp": {"mode": "auto", "interfaces": ["lo"]}, "compat": compat_of_the_fleet()});
     all_pass("default", &Recorded::find()?, &extra, OF_THE_FLEET, BETTER_BY_DEFAULT)
 }
 

@@ -9,18 +9,21 @@ use std::{
 };
 
 use aya::maps::Map;
+use nix::sys::resource::{Resource, getrlimit};
 use tokio::sync::watch;
 
 use super::{
     FastPathError,
     attach::{
         filters::Filters,
+        gate::Arrival,
         pins::{KeptMaps, PinnedLink, Pins},
-        reconcile::{Interfaces, InterfacesStatus, Setting},
+        reconcile::{Interfaces, Setting},
         selection::Selection,
+        status::InterfacesStatus,
     },
     bpf,
-    map::control::ControlPage,
+    map::{counters::CounterPages, scope::ScopePage},
     memory::Memory,
     object::Object,
     observe::{messages::Messages, ring::Ring},
@@ -35,9 +38,11 @@ pub(super) struct Loaded {
     /// How they fare.
     board: ProgramBoard,
     /// Their maps.
-    maps: [(&'static str, OwnedFd); 5],
-    /// `CONTROL`.
-    control: Arc<ControlPage>,
+    maps: [(&'static str, OwnedFd); 6],
+    /// `SCOPE`.
+    scope: Arc<ScopePage>,
+    /// `COUNTERS`.
+    counters: Arc<CounterPages>,
     /// What they say.
     messages: Option<Messages>,
     /// Where to pin; `None`: nowhere.
@@ -50,7 +55,8 @@ impl Loaded {
     /// Loads them, for a server at this address first of all; and their memory.
     pub(super) fn load(config: &XdpConfig, main: SocketAddr) -> Result<(Self, Memory), FastPathError> {
         let object = Object::load(config.max_names)?;
-        let Object { ebpf, kept_maps, index, entries, control, counters, tap, messages, limits } = object;
+        let Object { ebpf, kept_maps, index, entries, control, scope, counters, tap, messages, limits } =
+            object;
         let pins = Pins::prepare(&config.bpffs, main)
             .inspect_err(|error| {
                 tracing::warn!(%error, "cannot pin below xdp.bpffs: programs are detached when this process ends, whatever xdp.on_stop says");
@@ -64,8 +70,8 @@ impl Loaded {
         let board = ProgramBoard::default();
         let programs = Programs::start(ebpf, Filters::of(main), board.clone())
             .map_err(|error| FastPathError::io("starting the thread that loads programs", error))?;
-        let memory = Memory { index, entries, control: control.clone(), counters, tap, limits };
-        Ok((Self { programs, board, maps: kept_maps, control, messages, pins, predecessor }, memory))
+        let memory = Memory { index, entries, control, counters: counters.clone(), tap, limits };
+        Ok((Self { programs, board, maps: kept_maps, scope, counters, messages, pins, predecessor }, memory))
     }
 
     /// The map of this name.
@@ -86,7 +92,8 @@ impl Loaded {
         endpoints: &[SocketAddr],
         installs: watch::Receiver<u64>,
     ) -> Result<Here, FastPathError> {
-        let Self { programs, board, maps, control, messages, pins, predecessor } = self;
+        let Self { programs, board, maps, scope, counters, messages, pins, predecessor } = self;
+        scope.set_vlans(&config.vlans);
         let kept_maps = Arc::new(KeptMaps { pins: pins.clone(), maps });
         let interfaces = Interfaces::start(Setting {
             selection: Selection::new(config.interfaces.as_deref(), &config.respect_filters, endpoints),
@@ -94,14 +101,16 @@ impl Loaded {
             programs,
             pins: pins.clone(),
             listen: endpoints.to_vec(),
-            control: control.clone(),
+            scope,
+            counters,
+            most_interfaces: most_interfaces(),
             predecessor,
             installs,
             kept_maps: kept_maps.clone(),
             messages,
         })
         .map_err(|error| FastPathError::io("following the interfaces", error))?;
-        Ok(Here { interfaces, board, control, pins, kept_maps })
+        Ok(Here { interfaces, board, pins, kept_maps })
     }
 }
 
@@ -111,8 +120,6 @@ pub(super) struct Here {
     interfaces: Interfaces,
     /// How the programs fare.
     board: ProgramBoard,
-    /// `CONTROL`.
-    control: Arc<ControlPage>,
     /// Pins.
     pins: Option<Pins>,
     /// The maps that the programs need, open as long as this is.
@@ -140,19 +147,19 @@ impl Here {
         self.pins.as_ref().map(Pins::folder)
     }
 
+    /// Reports which queries reached the server's sockets, see [`Interfaces::report`].
+    pub(super) fn report(&self, arrivals: Vec<Arrival>) {
+        self.interfaces.report(arrivals);
+    }
+
     /// Answers for exactly these addresses from now on.
     pub(super) fn set_listen(&self, endpoints: &[SocketAddr]) {
         self.interfaces.set_listen(endpoints);
     }
 
-    /// Whether `CONTROL` names other addresses than were set.
-    pub(super) fn is_tampered(&self) -> bool {
-        self.control.endpoints() != self.interfaces.endpoints()
-    }
-
     /// Detaches everything, or leaves it to a successor.
     pub(super) fn stop(self, on_stop: OnStop) {
-        let Self { interfaces, board: _, control: _, pins, kept_maps } = self;
+        let Self { interfaces, board: _, pins, kept_maps } = self;
         interfaces.stop(on_stop);
         if on_stop == OnStop::Detach
             && let Some(pins) = pins
@@ -163,6 +170,14 @@ impl Here {
             tracing::warn!(%error, "cannot remove the pinned maps");
         }
     }
+}
+
+/// Most interfaces that are served: a quarter of the descriptors, and 256 at least, are kept for
+/// sockets and files.
+fn most_interfaces() -> usize {
+    const RESERVE: u64 = 256;
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
+    usize::try_from(limit.saturating_sub(RESERVE.max(limit / 4))).unwrap_or(usize::MAX)
 }
 
 /// The ring buffer behind the map `TAP`.

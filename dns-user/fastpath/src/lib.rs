@@ -29,7 +29,7 @@ mod slot;
 use std::{
     hash::{BuildHasher as _, Hasher as _},
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -41,9 +41,10 @@ use tokio::sync::watch;
 pub use self::{
     apart::attacher::{Attacher, Authority, ReadAuthority},
     attach::{
+        gate::{Arrival, MOST_CLIENTS},
         hook::Hook,
         kinds::InterfaceKinds,
-        reconcile::{InterfaceStatus, InterfacesStatus},
+        status::{InterfaceState, InterfaceStatus, InterfacesStatus},
     },
     map::{counters::Counters, store::StoreFill},
     observe::tap::{TapItem, TapReader},
@@ -61,6 +62,7 @@ use self::{
         filters::Filters,
         netlink::Socket,
         pins::{self, Pins},
+        rules::{Device, Rules},
     },
     here::{Here, Loaded},
     map::{control::ControlPage, counters::CounterPages, index::Index},
@@ -83,6 +85,9 @@ use dns_core::{
 
 /// The BPF programs, built from `dns-ebpf` by the build script.
 pub const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/dns-ebpf"));
+
+/// How often [`FastPath::report`] is to be called.
+pub const REPORT_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Decides whether a resolved name may be answered by the interface now.
 pub trait Admission: Send + Sync {
@@ -269,7 +274,6 @@ impl FastPath {
         }
         let seed = random_seed();
         control.set_hash_seed(seed);
-        control.set_vlans(&config.vlans);
         let lease = Lease::new(control.clone(), config.lease);
         let filter = Arc::new(LearnFilter::new());
         let store = EntryStore::new(Index::new(index.clone()), entries.clone());
@@ -368,6 +372,15 @@ impl FastPath {
     pub fn tap(&self) -> Option<io::Result<TapReader>> {
         let map = self.tap.lock().take()?;
         Some(TapReader::new(map, self.control.clone()))
+    }
+
+    /// Reports which queries reached the server's sockets. Interfaces are served while they do. To be called every [`REPORT_INTERVAL`], even if none
+    /// did; a server that stays silent is not tested by probes.
+    pub fn report(&self, arrivals: Vec<Arrival>) {
+        self.running(|running| match &running.programs {
+            Attachments::Here(here) => here.report(arrivals),
+            Attachments::Apart(apart) => apart.report(arrivals),
+        });
     }
 
     /// Answers for exactly these addresses from now on, as addresses files come
@@ -477,6 +490,15 @@ pub fn detach_all(config: &XdpConfig, endpoints: &[SocketAddr]) -> Result<Detach
         detached.filters += usize::from(removed);
     }
     Ok(detached)
+}
+
+/// Returns what the packet filter of the calling thread's network namespace speaks against answering
+/// queries of `client` for `endpoint` on an interface; `None`: nothing.
+pub fn filter_objection(interface: &str, client: IpAddr, endpoint: SocketAddr) -> io::Result<Option<String>> {
+    let links = Socket::requests()?.links()?;
+    let link = links.iter().find(|link| link.name == interface).ok_or(io::ErrorKind::NotFound)?;
+    let objection = Rules::read()?.objection(&Device::of(link), client, endpoint);
+    Ok(objection.map(|objection| objection.to_string()))
 }
 
 /// A seed that nobody can guess: the standard library's own is of the kernel's randomness.

@@ -5,6 +5,7 @@ use std::{
     fs, io,
     os::fd::{AsFd, OwnedFd},
     sync::Arc,
+    thread,
 };
 
 use aya::{
@@ -17,12 +18,14 @@ use dns_common::{
 };
 
 use super::{
-    FastPathError, OBJECT,
+    FastPathError, OBJECT, bpf,
     map::index::{self, IndexMemory},
     map::store::EntryMemory,
-    map::{control::ControlPage, counters::CounterPages, index::map_index, store::map_entries},
+    map::{
+        control::ControlPage, counters::CounterPages, index::map_index, scope::ScopePage, store::map_entries,
+    },
     observe::messages::{self, Messages},
-    publish::table::Limits,
+    publish::{grace::WITHOUT_MEMBARRIER, table::Limits},
 };
 
 /// Bytes of store set aside for each name: a header, a name of some 90 bytes
@@ -53,13 +56,15 @@ pub(super) struct Object {
     pub(super) ebpf: Ebpf,
     /// The maps to keep by name. `TC_ANSWER` is one of them: the kernel empties it with
     /// its last descriptor or pin, and the tc programs answer nothing any more.
-    pub(super) kept_maps: [(&'static str, OwnedFd); 5],
+    pub(super) kept_maps: [(&'static str, OwnedFd); 6],
     /// `NAMES`, mapped.
     pub(super) index: Arc<IndexMemory>,
     /// `ENTRIES`, mapped.
     pub(super) entries: Arc<EntryMemory>,
     /// `CONTROL`, mapped.
     pub(super) control: Arc<ControlPage>,
+    /// `SCOPE`, mapped.
+    pub(super) scope: Arc<ScopePage>,
     /// `COUNTERS`, mapped.
     pub(super) counters: Arc<CounterPages>,
     /// `TAP`; `None`: the object has none.
@@ -94,6 +99,7 @@ impl Object {
         let names_fd = own_map_fd(&ebpf, object::NAMES)?;
         let entries_fd = own_map_fd(&ebpf, object::ENTRIES)?;
         let control_fd = own_map_fd(&ebpf, object::CONTROL)?;
+        let scope_fd = own_map_fd(&ebpf, object::SCOPE)?;
         let counters_fd = own_map_fd(&ebpf, object::COUNTERS)?;
         let mapped = |what: &str, error| FastPathError::io(&format!("mapping {what}"), error);
         let entries = map_entries(entries_fd.as_fd()).map_err(|error| mapped(object::ENTRIES, error))?;
@@ -101,6 +107,8 @@ impl Object {
         let index =
             map_index(names_fd.as_fd(), entries.clone()).map_err(|error| mapped(object::NAMES, error))?;
         let control = ControlPage::map(control_fd.as_fd()).map_err(|error| mapped(object::CONTROL, error))?;
+        let scope =
+            ScopePage::map(scope_fd.as_fd(), wait_for_runs).map_err(|error| mapped(object::SCOPE, error))?;
         let counters =
             CounterPages::map(counters_fd.as_fd()).map_err(|error| mapped(object::COUNTERS, error))?;
         let tap = own_map_fd(&ebpf, object::TAP).ok().and_then(|fd| MapData::from_fd(fd).ok());
@@ -112,16 +120,26 @@ impl Object {
                 (object::NAMES, names_fd),
                 (object::ENTRIES, entries_fd),
                 (object::CONTROL, control_fd),
+                (object::SCOPE, scope_fd),
                 (object::COUNTERS, counters_fd),
             ],
             index: Arc::new(index),
             entries,
             control: Arc::new(control),
+            scope: Arc::new(scope),
             counters: Arc::new(counters),
             tap: tap.map(Map::RingBuf),
             messages,
             limits,
         })
+    }
+}
+
+/// Waits until every program run that began before has ended.
+fn wait_for_runs() {
+    if bpf::rcu_grace_period().is_err() {
+        // A run takes microseconds: a wide margin, not a proof.
+        thread::sleep(WITHOUT_MEMBARRIER);
     }
 }
 

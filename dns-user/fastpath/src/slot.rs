@@ -12,7 +12,7 @@ use std::{
 use arc_swap::ArcSwap;
 use dns_common::control::CLIENT_BUCKETS;
 
-use crate::{FastPath, NameSource, Publisher};
+use crate::{FastPath, NameSource, Publisher, attach::status::InterfaceState};
 use dns_core::name::{Name, NameRef};
 
 /// Handle on the fast path in force; clones share it. Empty until the maps are made: then every
@@ -133,10 +133,13 @@ impl Slot {
     pub fn in_words(&self) -> String {
         let Some(fast_path) = self.get() else { return "off".to_owned() };
         let interfaces = fast_path.status().interfaces.interfaces;
-        match interfaces.first() {
+        let refused = interfaces.iter().find(|interface| interface.state == InterfaceState::Refused);
+        match refused {
             _ if interfaces.iter().any(|interface| interface.hook.is_some()) => "on".to_owned(),
             Some(interface) => format!("on no interface: {}: {}", interface.name, interface.why),
-            None => "on no interface".to_owned(),
+            None => {
+                "on no interface yet: each is served once enough queries have arrived through it".to_owned()
+            }
         }
     }
 

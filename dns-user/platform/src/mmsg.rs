@@ -3,7 +3,7 @@
 
 use std::{
     io, mem,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::RawFd,
     ptr,
 };
@@ -187,18 +187,28 @@ impl ControlMessages {
 
     /// Number of the interface that the datagram came in by, if the kernel told.
     pub fn interface(&self, length: usize) -> Option<u32> {
+        self.destination(length).map(|(ifindex, _)| ifindex)
+    }
+
+    /// The same with the address that the datagram was sent to; an IPv4-mapped one as IPv4.
+    pub fn destination(&self, length: usize) -> Option<(u32, IpAddr)> {
         let header_len = size_of::<libc::cmsghdr>();
         let data = self.0.get(header_len..length.min(CONTROL_SIZE))?;
         // SAFETY: a whole header was written by the kernel, and `ControlMessages` is
         // aligned for it; every bit pattern is a `cmsghdr`.
         let header: libc::cmsghdr = unsafe { ptr::read(self.0.as_ptr().cast()) };
-        let at = match (header.cmsg_level, header.cmsg_type) {
-            (libc::IPPROTO_IP, libc::IP_PKTINFO) => 0,
-            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => 16,
+        let (ifindex, address) = match (header.cmsg_level, header.cmsg_type) {
+            // struct in_pktinfo: interface, local address, destination.
+            (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                (data.first_chunk()?, IpAddr::from(*data.get(8..)?.first_chunk::<4>()?))
+            }
+            // struct in6_pktinfo: destination, interface.
+            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                (data.get(16..)?.first_chunk()?, IpAddr::from(*data.first_chunk::<16>()?).to_canonical())
+            }
             _ => return None,
         };
-        let number = data.get(at..)?.first_chunk()?;
-        Some(u32::from_ne_bytes(*number)).filter(|&number| number != 0)
+        Some((u32::from_ne_bytes(*ifindex), address)).filter(|&(ifindex, _)| ifindex != 0)
     }
 
     /// For `sendmsg` of a single reply.

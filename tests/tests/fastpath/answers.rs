@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},
+    time::Duration,
 };
 
 use anyhow::{Context, Result};
@@ -18,7 +19,7 @@ use whole_system_tests::{
     client,
     fleet::Fleet,
     namespace::{End, Namespace, join},
-    process::run,
+    process::{run, wait_until},
     requirements,
 };
 
@@ -41,20 +42,25 @@ fn hook_of(fast_path: &FastPath, interface: &str) -> Option<Hook> {
 /// Asks each server for all of [`COUNTS`] over both families, and looks whether they
 /// are right, and the interface answered each query, and counted it once.
 fn ask_counts(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) -> Result<()> {
-    let before = fast_path.counters().hits();
+    let (before, large_before) =
+        (fast_path.counters().hits(), fast_path.counters().outcome(Outcome::LargeReply));
+    let mut large = 0;
     for &server in servers {
         for (count, record_type) in
             COUNTS.into_iter().flat_map(|count| [(count, RecordType::A), (count, RecordType::AAAA)])
         {
             let name = format!("N{count}.bOsh.");
-            let reply = ask(from, server, &name, record_type, Some(4096), PATIENCE)?
-                .with_context(|| format!("no reply to {name} {record_type} from {server}"))?;
-            if reply.metadata.truncation {
-                // Sixty IPv6 addresses are more than an Ethernet frame holds.
-                assert_eq!((count, record_type), (60, RecordType::AAAA), "cut to the MTU");
-            } else {
-                assert_eq!(client::addresses(&reply).len(), usize::from(count), "{name} {record_type}");
+            // Sixty IPv6 addresses are more than an Ethernet frame holds.
+            let may_be_large = (count, record_type) == (60, RecordType::AAAA);
+            let patience = if may_be_large { SHORT } else { PATIENCE };
+            let reply = ask(from, server, &name, record_type, Some(4096), patience)?;
+            if reply.is_none() && may_be_large {
+                large += 1;
+                continue;
             }
+            let reply = reply.with_context(|| format!("no reply to {name} {record_type} from {server}"))?;
+            assert!(!reply.metadata.truncation, "a reply is whole, or left to userspace");
+            assert_eq!(client::addresses(&reply).len(), usize::from(count), "{name} {record_type}");
             lab::see_own_addresses(&reply, count)?;
             assert_eq!(reply.queries[0].name().to_string(), name, "the letter case is kept");
         }
@@ -64,7 +70,8 @@ fn ask_counts(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) ->
         assert!(client::addresses(&cut).len() > 20, "a part of the answers all the same");
     }
     let counters = fast_path.counters();
-    assert_eq!(counters.hits() - before, servers.len() as u64 * (COUNTS.len() as u64 * 2 + 1));
+    assert_eq!(counters.hits() - before + large, servers.len() as u64 * (COUNTS.len() as u64 * 2 + 1));
+    assert_eq!(counters.outcome(Outcome::LargeReply) - large_before, large);
     assert_eq!(counters.outcome(Outcome::NoRoom), 0);
     Ok(())
 }
@@ -140,6 +147,7 @@ fn containers_behind_a_bridge_are_answered() -> Result<()> {
         return Ok(());
     }
     let (host, bpffs) = (Namespace::new("host")?, Bpffs::new()?);
+    host.forward()?;
     host.ip(&["link", "add", "br0", "type", "bridge"])?;
     host.ip(&["addr", "add", "10.9.0.1/24", "dev", "br0"])?;
     host.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
@@ -160,12 +168,15 @@ fn containers_behind_a_bridge_are_answered() -> Result<()> {
     for interfaces in [None, Some(vec!["lo".to_owned(), "br0".to_owned()])] {
         on_bridge.interfaces = interfaces;
         let fast_path = start(&host, &on_bridge, &[v4()], counted())?;
+        if on_bridge.interfaces.is_none() {
+            assert!(hook_of(&fast_path, "br0").is_none(), "no query has arrived yet");
+            lab::deliver(&fast_path, &host, "br0")?;
+        }
+        wait_until("the bridge to be served", PATIENCE, || hook_of(&fast_path, "br0").is_some())?;
+        // Until then a report of the server lets probes up, which nobody answers here.
+        std::thread::sleep(Duration::from_secs(1));
         for container in &containers {
             ask_counts(container, &[v4()], &fast_path)?;
-        }
-        let expected = if on_bridge.interfaces.is_none() { ["v0", "v2"] } else { ["br0", "br0"] };
-        for interface in expected {
-            assert!(hook_of(&fast_path, interface).is_some(), "{:?}", fast_path.status().interfaces);
         }
     }
     Ok(())
@@ -178,6 +189,7 @@ fn replies_stay_right_where_a_device_on_their_way_finishes_checksums() -> Result
     }
     let (client, between, server) =
         (Namespace::new("sum-c")?, Namespace::new("sum-b")?, Namespace::new("sum-s")?);
+    server.forward()?;
     join(
         End { namespace: &between, interface: "to-cli", addresses: &[] },
         End { namespace: &client, interface: "cli", addresses: &["169.254.0.1/24", "fd00::1/64"] },
@@ -202,11 +214,28 @@ fn replies_stay_right_where_a_device_on_their_way_finishes_checksums() -> Result
         for mode in [HookMode::Tc, HookMode::Generic, HookMode::Native] {
             let bpffs = Bpffs::new()?;
             let fast_path = start(&server, &config(mode, &bpffs), &[v4(), v6()], counted())?;
-            let asked = ask_counts(&client, &[v4(), v6()], &fast_path)
-                .and_then(|()| ask_unclear(&client, &[v4(), v6()], &fast_path));
+            let asked = match mode {
+                HookMode::Tc => ask_counts(&client, &[v4(), v6()], &fast_path)
+                    .and_then(|()| ask_unclear(&client, &[v4(), v6()], &fast_path)),
+                // What finds no room at XDP, or has an unclear checksum, goes up.
+                _ => ask_short(&client, &[v4(), v6()], &fast_path),
+            };
             asked.with_context(|| format!("{mode:?}, offload {offload}"))?;
         }
     }
+    Ok(())
+}
+
+/// Asks for names whose replies find room at every hook, with right checksums.
+fn ask_short(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) -> Result<()> {
+    let before = fast_path.counters().hits();
+    for &server in servers {
+        for name in ["n1.bosh.", "n10.bosh."] {
+            let reply = ask(from, server, name, RecordType::A, Some(1232), PATIENCE)?;
+            assert!(!client::addresses(&reply.with_context(|| name.to_owned())?).is_empty(), "{name}");
+        }
+    }
+    assert_eq!(fast_path.counters().hits() - before, 2 * servers.len() as u64);
     Ok(())
 }
 
@@ -260,7 +289,9 @@ fn other_types_unknown_names_and_learning() -> Result<()> {
     assert!(asked("later.bosh.", RecordType::A)?.is_none());
     let counters = fast_path.counters();
     assert_eq!(counters.hits(), 4);
-    assert_eq!(counters.interface(pair.server.interface_index("srv")?), 4);
+    let status = fast_path.status().interfaces;
+    let slot = status.interfaces.iter().find(|found| found.name == "srv").and_then(|found| found.slot);
+    assert_eq!(counters.interface(slot.context("srv is served")?), 4);
     Ok(())
 }
 
@@ -276,11 +307,11 @@ fn wildcard_listeners_answer_on_addresses_that_come_later() -> Result<()> {
     pair.client.ip(&["route", "add", "10.7.0.1/32", "dev", "cli"])?;
     pair.server.ip(&["addr", "add", "10.7.0.1/32", "dev", "srv"])?;
     let later = SocketAddr::from(([10, 7, 0, 1], 53));
-    whole_system_tests::process::wait_until("the new address", PATIENCE, || {
+    wait_until("the new address", PATIENCE, || {
         lab::addresses(&pair.client, later, "n1.bosh", SHORT).is_ok_and(|found| found.is_some())
     })?;
     pair.server.ip(&["addr", "del", "10.7.0.1/32", "dev", "srv"])?;
-    whole_system_tests::process::wait_until("the end of the address", PATIENCE, || {
+    wait_until("the end of the address", PATIENCE, || {
         !fast_path.status().interfaces.endpoints.contains(&later)
     })
 }
@@ -317,6 +348,11 @@ fn every_published_name_of_a_foundation_is_answered_as_resolve_says() -> Result<
                 (RecordType::AAAA, expected.v6.iter().map(|&ip| ip.into()).collect()),
             ] {
                 let query = client::query(&name.to_string(), record_type, Some(4096))?;
+                let whole = 64 + 28 * addresses.len() + name.to_string().len();
+                if whole > 1232 {
+                    // More than some way may take: left to userspace, which is not here.
+                    continue;
+                }
                 let reply = client::ask(v4(), &query).with_context(|| name.to_string())?;
                 let found: BTreeSet<IpAddr> = client::addresses(&reply).into_iter().collect();
                 if reply.metadata.truncation {

@@ -248,6 +248,6 @@ fn either_part_dies_and_comes_back_and_every_query_is_answered() -> Result<()> {
     })?;
     println!("{} queries, all answered at once", answered.load(Ordering::Relaxed));
     // Links of lo and srv, and the maps of one server.
-    ensure!(bpffs.links().len() == 2 && bpffs.pinned().len() == 2 + 5, "{:?}", bpffs.pinned());
+    ensure!(bpffs.links().len() == 2 && bpffs.pinned().len() == 2 + 6, "{:?}", bpffs.pinned());
     Ok(())
 }

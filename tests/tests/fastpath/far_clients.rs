@@ -65,7 +65,7 @@ fn far_clients_get_long_replies_by_tcp_only() -> Result<()> {
         "address": "0.0.0.0",
         "max_reply": MOST,
         "metrics": {"enabled": true},
-        "xdp": {"bpffs": bpffs.path()},
+        "xdp": {"bpffs": bpffs.path(), "interfaces": ["lo", "srv", "mac0"]},
     });
     // Where the test asks whether it is up; the configuration says where it listens.
     let server = Server::start(Some(&pair.server), folder, v4(), &settings)?;
@@ -75,7 +75,8 @@ fn far_clients_get_long_replies_by_tcp_only() -> Result<()> {
     // What is short enough comes from the interface, wherever the client is.
     for address in [FAR, NEAR, v4()] {
         ensure!(client::addresses(&ask(&pair.client, address, short)?).len() == 10);
-        ensure!(hits(&pair, address, short)? == 10, "{address}");
+        // One in a second is let up as a probe.
+        ensure!(hits(&pair, address, short)? >= 8, "{address}");
     }
     // What is not comes from userspace, whole for those that are near.
     for (address, whole) in [(FAR, false), (NEAR, true), (v4(), true)] {

@@ -17,7 +17,7 @@ use dns_core::{
     name::Name,
     resolve::{AllRunning, Checks, Existence, Health, Resolution},
 };
-use dns_fastpath::{Everything, FastPath, NameSource};
+use dns_fastpath::{Arrival, Everything, FastPath, NameSource};
 use hickory_proto::{
     op::{Message, ResponseCode},
     rr::RecordType,
@@ -166,6 +166,14 @@ fn unclear(mut query: Vec<u8>, client: SocketAddr, server: SocketAddr) -> Vec<u8
     query
 }
 
+/// Whether the finished checksum of a query is the sum of its pseudo-header, as an unfinished one is.
+pub(crate) fn looks_unfinished(query: &[u8], client: SocketAddr, server: SocketAddr) -> bool {
+    let udp_len = 8 + u16::try_from(query.len()).expect("a short query");
+    let pseudo = pseudo(client.ip(), server.ip(), udp_len);
+    let udp = [client.port(), server.port(), udp_len, !checksum(&[&pseudo])].map(u16::to_be_bytes).concat();
+    checksum(&[&pseudo, &udp, query]) == 0
+}
+
 /// Reads a reply; `None`: none came in time.
 fn read(reply: io::Result<Vec<u8>>) -> Result<Option<Message>> {
     match reply {
@@ -229,6 +237,7 @@ pub(crate) struct Pair {
 impl Pair {
     pub(crate) fn new(label: &str) -> Result<Self> {
         let server = Namespace::new(&format!("{label}-s"))?;
+        server.forward()?;
         let client = Namespace::new(&format!("{label}-c"))?;
         join(
             End { namespace: &server, interface: "srv", addresses: &["169.254.0.2/24", "fd00::2/64"] },
@@ -236,6 +245,14 @@ impl Pair {
         )?;
         Ok(Self { server, client })
     }
+}
+
+/// Tells a fast path that enough queries to [`v4`] arrived by an interface for it to be served.
+pub(crate) fn deliver(fast_path: &FastPath, namespace: &Namespace, interface: &str) -> Result<()> {
+    let ifindex = namespace.interface_index(interface)?;
+    let clients = vec![IpAddr::from([192, 0, 2, 1])];
+    fast_path.report(vec![Arrival { ifindex, endpoint: v4(), queries: 5, clients, more: false }]);
+    Ok(())
 }
 
 /// The server's IPv4 endpoint.

@@ -8,6 +8,8 @@ mod apart;
 mod coming_and_going;
 mod far_clients;
 mod flood;
+mod gate;
+mod gate_rules;
 mod lab;
 mod neighbours;
 mod outside;

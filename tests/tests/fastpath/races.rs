@@ -211,7 +211,11 @@ fn ask_on(
         let health = known.health.load(SeqCst);
         let (published, fails) = (known.published.load(SeqCst), last.fails.load(SeqCst));
         socket.send(&query.to_vec()?)?;
-        let len = socket.recv(&mut buffer).with_context(|| format!("no reply for {name}"))?;
+        let len = match socket.recv(&mut buffer) {
+            // Generic XDP leaves the one query in 65,536 to userspace, which is not here.
+            Err(_) if lab::looks_unfinished(&query.to_vec()?, socket.local_addr()?, v4()) => continue,
+            result => result.with_context(|| format!("no reply for {name}"))?,
+        };
         let reply = Message::from_vec(&buffer[..len])?;
         ensure!(reply.metadata.id == query.metadata.id, "a reply to another query");
         let is_settled = health.is_multiple_of(2) && known.health.load(SeqCst) == health;

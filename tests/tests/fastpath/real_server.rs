@@ -235,8 +235,8 @@ for _ in range(10):
     let said = capture(python.args(["-c", PROGRAM, NAME.trim_end_matches('.')]))?;
     let lines: BTreeSet<&str> = said.lines().collect();
     assert_eq!((said.lines().count(), lines), (10, BTreeSet::from(["10.0.0.1 10.0.0.2"])));
-    // A and AAAA each time.
-    assert_eq!(running.fast_path_replies()? - before, 20);
+    // A and AAAA each time; one query in four at most is a probe.
+    ensure!(running.fast_path_replies()? - before >= 15, "of 20");
     Ok(())
 }
 
@@ -354,7 +354,7 @@ fn a_living_server_attaches_again_what_detach_took_off() -> Result<()> {
         right && running.fast_path_replies().is_ok_and(|replies| replies > before)
     })?;
     wait_until("the links to be pinned again", PATIENCE, || running.bpffs.links().len() == 2)?;
-    wait_until("the maps to be pinned again", PATIENCE, || running.bpffs.pinned().len() == 2 + 5)?;
+    wait_until("the maps to be pinned again", PATIENCE, || running.bpffs.pinned().len() == 2 + 6)?;
     running.server.process().kill(Duration::from_secs(5))?;
     ensure!(running.ask(PATIENCE)? == Some(published()), "what is attached again outlives the server, too");
     Ok(())

@@ -1,9 +1,13 @@
 //! The table of packets.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use aya::TestRunOptions;
-use dns_common::{counters::Outcome, entry::Rules};
+use dns_common::{
+    counters::Outcome,
+    entry::Rules,
+    scope::{LOOPBACK_IFINDEX, Probe, Scope},
+};
 use whole_system_tests::{
     checksum::{checksum, pseudo},
     program::{Hook, Program, Published, XDP_PASS},
@@ -12,7 +16,7 @@ use whole_system_tests::{
 use crate::{
     HOOKS, XDP_ROOM, XDP_TAIL, check, install, load,
     model::World,
-    packet::{A, AAAA, CLIENT, Datagram, Opt, Query, SERVER, SERVER6, name_of_length, wire},
+    packet::{A, AAAA, CLIENT, CLIENT6, Datagram, Opt, Query, SERVER, SERVER6, name_of_length, wire},
 };
 
 /// What the fixtures are published.
@@ -79,6 +83,21 @@ fn changed(name: &'static str, outcome: Outcome, change: impl FnOnce(&mut Vec<u8
     let mut frame = Datagram::v4(Query::new("v4-3.bosh", A).bytes()).frame();
     change(&mut frame);
     Fixture { name, frame, outcome }
+}
+
+/// Writes the checksum of a changed IPv4 header.
+fn finish_header(frame: &mut [u8]) {
+    frame[24..26].fill(0);
+    let sum = checksum(&[&frame[14..34]]);
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+}
+
+/// A row with a query from an address that no reply reaches.
+fn from(name: &'static str, query: Query, sender: &str) -> Fixture {
+    let sender: std::net::SocketAddr = sender.parse().expect("written well");
+    let datagram = if sender.is_ipv4() { Datagram::v4(query.bytes()) } else { Datagram::v6(query.bytes()) };
+    let datagram = Datagram { from: (sender.ip(), sender.port()), ..datagram };
+    Fixture { name, frame: datagram.frame(), outcome: Outcome::BadSender }
 }
 
 /// The frame as a local sender leaves it, with the checksum to be finished by the device.
@@ -220,6 +239,7 @@ fn table() -> Vec<Fixture> {
         changed("lengths that agree past the frame", BadLength, |frame| {
             frame[17] += 1;
             frame[39] += 1;
+            finish_header(frame);
         }),
         changed("a UDP length below its header", BadLength, |frame| {
             frame[17] = 20 + 7;
@@ -230,6 +250,36 @@ fn table() -> Vec<Fixture> {
         }),
         changed("a service tag", Unsupported, |frame| drop(frame.splice(12..12, [0x88, 0xa8, 0, 5]))),
         changed("no checksum", Hit, |frame| frame[40..42].fill(0)),
+        changed("a wrong UDP checksum", BadChecksum, |frame| frame[40] ^= 0x10),
+        changed("a wrong header checksum", BadChecksum, |frame| frame[24] ^= 0x10),
+        changed("a MAC address of many as sender", BadSender, |frame| frame[6..12].fill(0xff)),
+        from("from port 0", hit("v4-3.bosh"), "10.1.2.3:0"),
+        from("from 0.0.0.0/8", hit("v4-3.bosh"), "0.1.2.3:40000"),
+        from("from a multicast address", hit("v4-3.bosh"), "224.0.0.1:40000"),
+        from("from class E", hit("v4-3.bosh"), "240.0.0.1:40000"),
+        from("from the broadcast address", hit("v4-3.bosh"), "255.255.255.255:40000"),
+        from("IPv6, from no address", hit("v4-3.bosh"), "[::]:40000"),
+        from("IPv6, from a multicast address", hit("v4-3.bosh"), "[ff02::1]:40000"),
+        from("IPv6, from a mapped address", hit("v4-3.bosh"), "[::ffff:10.1.2.3]:40000"),
+        from("IPv6, from port 0", hit("v4-3.bosh"), "[fd00::99]:0"),
+        Fixture {
+            name: "IPv6, no checksum",
+            frame: {
+                let mut frame = over_v6(hit("v4-3.bosh")).frame();
+                frame[60..62].fill(0);
+                frame
+            },
+            outcome: BadChecksum,
+        },
+        Fixture {
+            name: "IPv6, a wrong checksum",
+            frame: {
+                let mut frame = over_v6(hit("v4-3.bosh")).frame();
+                frame[61] ^= 0x10;
+                frame
+            },
+            outcome: BadChecksum,
+        },
         Fixture {
             name: "a VLAN tag",
             frame: Datagram { tags: vec![(0x8100, 0x2005)], ..Datagram::v4(hit("v4-3.bosh").bytes()) }
@@ -499,4 +549,69 @@ fn run_with_metadata(program: &mut Program, input: &[u8], metadata: usize) -> (V
     let mut counted =
         Outcome::ALL.iter().copied().filter(|&outcome| after[outcome as usize] != before[outcome as usize]);
     (output, counted.next().expect("every packet is counted"))
+}
+
+#[test]
+fn only_admitted_endpoints_are_answered() {
+    let Some(mut program) = load() else { return };
+    install(&mut program, &world());
+    let query = Query::new("v4-3.bosh", A).bytes();
+    let (first, third) =
+        (Datagram::v4(query.clone()), Datagram { to: (SERVER, 5353), ..Datagram::v4(query) });
+    let admit = |program: &mut Program, endpoints: u64| {
+        program
+            .set_scope(|scope| scope.interfaces[Scope::first_slot(LOOPBACK_IFINDEX)].endpoints = endpoints);
+    };
+    for hook in HOOKS {
+        for (endpoints, outcomes) in [
+            (0b0000, [Outcome::NotServed, Outcome::NotServed]),
+            (0b0001, [Outcome::Hit, Outcome::NotServed]),
+            (0b0100, [Outcome::NotServed, Outcome::Hit]),
+        ] {
+            admit(&mut program, endpoints);
+            let counted = [&first, &third]
+                .map(|datagram| program.run_counted(hook, &datagram.frame()).expect("the program runs").1);
+            assert_eq!(counted, outcomes, "{endpoints:b} at {hook:?}");
+        }
+    }
+}
+
+#[test]
+fn one_query_a_second_is_a_probe() {
+    let Some(mut program) = load() else { return };
+    install(&mut program, &world());
+    let frame = Datagram::v6(Query::new("v4-3.bosh", A).bytes()).frame();
+    let probe = |program: &mut Program| {
+        let mut found = Probe { due_ns: 0, count: 0, client: [0; 16] };
+        program.set_scope(|scope| {
+            // The second endpoint is that of IPv6.
+            let slot = &mut scope.interfaces[Scope::first_slot(LOOPBACK_IFINDEX)].probes[1];
+            found = *slot;
+            slot.due_ns = 0;
+        });
+        found
+    };
+    for (round, hook) in HOOKS.into_iter().enumerate() {
+        program.set_scope(|scope| scope.probe_until_ns = u64::MAX);
+        // One in four on each CPU may be one.
+        let mut tries = 0;
+        loop {
+            let (run, counted) = program.run_counted(hook, &frame).expect("the program runs");
+            tries += 1;
+            if counted == Outcome::Probe {
+                assert_eq!(run.packet, frame, "{hook:?}");
+                break;
+            }
+            assert!(counted == Outcome::Hit && tries < 1000, "{counted:?} at {hook:?}");
+        }
+        for _ in 0..3 {
+            assert_eq!(program.run_counted(hook, &frame).expect("the program runs").1, Outcome::Hit);
+        }
+        let Probe { due_ns, count, client } = probe(&mut program);
+        assert_eq!((count, IpAddr::from(client)), (round as u64 + 1, CLIENT6));
+        assert!(due_ns > 0);
+        // A server that does not report is not tested.
+        program.set_scope(|scope| scope.probe_until_ns = 1);
+        assert_eq!(program.run_counted(hook, &frame).expect("the program runs").1, Outcome::Hit);
+    }
 }

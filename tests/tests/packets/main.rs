@@ -69,9 +69,11 @@ fn install(program: &mut Program, world: &World) {
         control.lease_deadline_ns = if world.lease { u64::MAX } else { 1 };
         control.max_reply = world.max_reply.unwrap_or(0) as u32;
         control.echo_opt = world.echo_opt.into();
-        control.vlans.fill(0);
+    });
+    program.set_scope(|scope| {
+        scope.vlans.fill(0);
         for &vlan in &world.vlans {
-            control.vlans[usize::from(vlan) / 64] |= 1 << (vlan % 64);
+            scope.vlans[usize::from(vlan) / 64] |= 1 << (vlan % 64);
         }
     });
     for (name, published) in &world.published {

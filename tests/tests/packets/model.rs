@@ -79,6 +79,10 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
             }
             let from: [u8; 4] = header[12..16].try_into().ok()?;
             let to: [u8; 4] = header[16..20].try_into().ok()?;
+            // Runs are on `lo`, where every address but these may be a sender's.
+            if from[0] == 0 || from[0] >= 224 || checksum(&[header]) != 0 {
+                return None;
+            }
             (false, IpAddr::from(from), IpAddr::from(to), packet.get(20..u16_at(header, 2)?)?)
         }
         0x86dd => {
@@ -88,11 +92,20 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
             }
             let from: [u8; 16] = header[8..24].try_into().ok()?;
             let to: [u8; 16] = header[24..40].try_into().ok()?;
+            let zeros = from.iter().take_while(|&&byte| byte == 0).count();
+            let is_reserved = zeros >= 12 || zeros == 10 && from[10..12] == [0xff, 0xff];
+            if from[0] == 0xff || is_reserved && from != std::net::Ipv6Addr::LOCALHOST.octets() {
+                return None;
+            }
             (true, IpAddr::from(from), IpAddr::from(to), packet.get(40..40 + u16_at(header, 4)?)?)
         }
         _ => return None,
     };
     if udp.len() < 8 || u16_at(udp, 4)? != udp.len() {
+        return None;
+    }
+    // A sender that stands for many.
+    if frame[6] & 1 != 0 || u16_at(udp, 0)? == 0 {
         return None;
     }
     let (from_port, to_port) = (u16_at(udp, 0)? as u16, u16_at(udp, 2)? as u16);
@@ -128,10 +141,18 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
         return None;
     }
 
-    // In the driver there is nobody yet who would finish a checksum.
-    let unfinished = !checksum(&[&pseudo(from, to, udp.len() as u16)]);
-    let mut partial = hook != Hook::Xdp && u16_at(udp, 6)? == usize::from(unfinished);
-    if partial && checksum(&[&pseudo(from, to, udp.len() as u16), udp]) == 0 {
+    // Only over IPv4 the checksum may be missing. In the driver there is nobody yet who would
+    // finish one.
+    let field = u16_at(udp, 6)?;
+    let is_right =
+        field == 0 && !v6 || field != 0 && checksum(&[&pseudo(from, to, udp.len() as u16), udp]) == 0;
+    let looks_unfinished =
+        field != 0 && field == usize::from(!checksum(&[&pseudo(from, to, udp.len() as u16)]));
+    if !is_right && !looks_unfinished {
+        return None;
+    }
+    let mut partial = hook != Hook::Xdp && looks_unfinished;
+    if partial && is_right {
         // It may as well be finished. tc asks the kernel, and the packets of a run are.
         if hook != Hook::Tc {
             return None;

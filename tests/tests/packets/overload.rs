@@ -91,7 +91,7 @@ fn clients_are_told_apart_by_the_end_of_their_address() {
         let mut alone = [u32::MAX; CLIENT_BUCKETS];
         alone[client_bucket(last_four)] = 0;
         let tagged = Datagram { tags: vec![(0x8100, 5)], ..miss(client) };
-        program.set_control(|control| control.vlans[0] = 1 << 5);
+        program.set_scope(|scope| scope.vlans[0] = 1 << 5);
         for frame in [miss(client).frame(), tagged.frame()] {
             for hook in HOOKS {
                 shed(&mut program, alone);

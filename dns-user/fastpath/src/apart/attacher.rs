@@ -231,12 +231,10 @@ fn serve(stream: &UnixStream, read: &ReadAuthority, place: &Place) -> io::Result
     let (filled, installs) = watch::channel(0);
     let here = loaded.attach(&authority.xdp, &listen, installs).map_err(io::Error::other)?;
     tracing::info!("handed the maps over to a server");
-    let mut session =
-        Session { stream, lines, here: &here, filled, told: None, read, authority, place, tampered: 0 };
+    let mut session = Session { stream, lines, here: &here, filled, told: None, read, authority, place };
     let on_stop = session.run();
-    let tampered = session.tampered >= MOST_TAMPERED;
     // A server that died is one that comes back.
-    let asked = if tampered { Some(OnStop::Detach) } else { on_stop.as_ref().ok().copied() };
+    let asked = on_stop.as_ref().ok().copied();
     here.stop(asked.unwrap_or(OnStop::Keep));
     on_stop.map(drop)
 }
@@ -276,25 +274,13 @@ struct Session<'a> {
     /// What was allowed when that was last read.
     authority: Authority,
     place: &'a Place,
-    /// Rounds in a row in which `CONTROL` named other addresses than the attacher has set.
-    tampered: u32,
 }
-
-/// Such rounds that end a session; in one of them an address may just be changing.
-const MOST_TAMPERED: u32 = 3;
 
 impl Session<'_> {
     /// Does what it says until it ends in order; an error if it ends otherwise.
     fn run(&mut self) -> io::Result<OnStop> {
         loop {
             self.tell()?;
-            self.tampered = if self.here.is_tampered() { self.tampered + 1 } else { 0 };
-            if self.tampered >= MOST_TAMPERED {
-                tracing::error!(
-                    "a server changed the addresses in CONTROL that the attacher had set: its programs are detached"
-                );
-                return Err(io::ErrorKind::PermissionDenied.into());
-            }
             let is_ready = self.told.as_ref().is_some_and(|told| told.ready);
             self.stream.set_read_timeout(Some(ROUNDS[usize::from(is_ready)]))?;
             match self.lines.next(self.stream) {
@@ -305,6 +291,7 @@ impl Session<'_> {
                     }
                     self.here.set_listen(&self.authority.allowed(&endpoints));
                 }
+                Ok(FromServer::Arrived(arrivals)) => self.here.report(arrivals),
                 Ok(FromServer::Filled) => {
                     self.place.serves();
                     self.filled.send_replace(1);

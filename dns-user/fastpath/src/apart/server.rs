@@ -25,7 +25,7 @@ use super::wire::{
     Attached, FromAttacher, FromServer, Given, Lines, Wanted, is_nothing_yet, peer, receive_descriptors, send,
 };
 use crate::{
-    FastPathError, InterfacesStatus,
+    Arrival, FastPathError, InterfacesStatus,
     map::Shape,
     memory::{Maps, Memory, SizedMap, names_in},
     programs::ProgramStatus,
@@ -248,6 +248,12 @@ impl Apart {
     pub(crate) fn set_listen(&self, endpoints: &[SocketAddr]) {
         // An attacher that is gone is asked when it is back.
         let _ = self.speaker.say(&FromServer::Listen(endpoints.to_vec()));
+    }
+
+    /// Reports which queries reached the server's sockets.
+    pub(crate) fn report(&self, arrivals: Vec<Arrival>) {
+        // As in `set_listen`.
+        let _ = self.speaker.say(&FromServer::Arrived(arrivals));
     }
 
     /// Has everything detached, or left to a successor.

@@ -19,7 +19,10 @@ use nix::sys::socket::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
-    attach::reconcile::InterfacesStatus, map::Shape, programs::ProgramStatus, publish::table::Limits,
+    attach::{gate::Arrival, status::InterfacesStatus},
+    map::Shape,
+    programs::ProgramStatus,
+    publish::table::Limits,
 };
 
 /// Most descriptors that are handed over: five maps, and two of a predecessor.
@@ -58,6 +61,8 @@ pub(super) enum Given {
 pub(super) enum FromServer {
     /// It listens on exactly these addresses.
     Listen(Vec<SocketAddr>),
+    /// These queries reached its sockets.
+    Arrived(Vec<Arrival>),
     /// The maps are filled: attach.
     Filled,
     /// Tell when an RCU grace period is over.

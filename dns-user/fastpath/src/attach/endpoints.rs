@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use dns_common::control::Endpoint;
+use dns_common::scope::Endpoint;
 
 /// Makes wildcards into the local addresses that their sockets take queries for, and leaves out
 /// addresses that are not local; the order says who is served first where there are too many.
@@ -13,8 +13,7 @@ pub(super) fn expand(listen: &[SocketAddr], local: &[IpAddr]) -> Vec<SocketAddr>
     let mut all: Vec<SocketAddr> = Vec::new();
     for endpoint in listen {
         let addresses: Vec<IpAddr> = match endpoint.ip() {
-            // Of an address elsewhere the queries are another server's, whatever the caller says.
-            ip if !ip.is_unspecified() && !ip.is_loopback() && !local.contains(&ip) => continue,
+            ip if is_scoped(&ip) => Vec::new(),
             ip if !ip.is_unspecified() => vec![ip],
             ip => {
                 let has_v4 = listen.iter().any(|other| other.is_ipv4() && other.port() == endpoint.port());
@@ -22,7 +21,8 @@ pub(super) fn expand(listen: &[SocketAddr], local: &[IpAddr]) -> Vec<SocketAddr>
                     IpAddr::V4(_) => ip.is_ipv4() || !has_v4,
                     IpAddr::V6(_) => ip.is_ipv6(),
                 };
-                let mut addresses: Vec<IpAddr> = local.iter().copied().filter(takes).collect();
+                let mut addresses: Vec<IpAddr> =
+                    local.iter().copied().filter(|address| takes(address) && !is_scoped(address)).collect();
                 addresses.sort_by_key(|address| (!address.is_loopback(), *address));
                 addresses
             }
@@ -35,6 +35,12 @@ pub(super) fn expand(listen: &[SocketAddr], local: &[IpAddr]) -> Vec<SocketAddr>
         }
     }
     all
+}
+
+/// Whether an address means something on one link only (fe80::/10), which the programs do not
+/// tell apart: userspace answers there.
+fn is_scoped(address: &IpAddr) -> bool {
+    matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
 /// An endpoint as the program compares it.

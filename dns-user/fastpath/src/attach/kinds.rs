@@ -2,10 +2,7 @@
 
 use std::io;
 
-use super::netlink::{Link, Socket};
-
-/// `ARPHRD_LOOPBACK`.
-const LOOPBACK: u16 = 772;
+use super::{netlink::Socket, structure::is_near};
 
 /// Tells the loopback and the interfaces of containers from all others.
 pub struct InterfaceKinds {
@@ -20,12 +17,17 @@ impl InterfaceKinds {
     }
 
     /// Whether what comes in by this interface is of this machine: the loopback, a veth, a
-    /// bridge. One that is gone, or of which the kernel tells nothing, is none of these.
+    /// bridge of veths alone. An interface that is gone, or of which the kernel tells nothing, is
+    /// none of these.
     pub fn is_of_this_machine(&mut self, ifindex: u32) -> bool {
-        let link = self.netlink.link(ifindex).ok().flatten();
-        link.is_some_and(|Link { layer, kind, .. }| {
-            layer == LOOPBACK || matches!(kind.as_deref(), Some("veth" | "bridge"))
-        })
+        let Ok(Some(link)) = self.netlink.link(ifindex) else { return false };
+        // Of a bridge the ports decide.
+        let all = match link.kind.as_deref() {
+            Some("bridge") => self.netlink.links().unwrap_or_default(),
+            _ => Vec::new(),
+        };
+        link.kind.as_deref() != Some("bridge") && is_near(&link, &[])
+            || all.iter().any(|bridge| bridge.ifindex == ifindex) && is_near(&link, &all)
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
     io,
     net::IpAddr,
     ops::RangeInclusive,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd},
 };
 
 use nix::sys::socket::{
@@ -34,7 +34,11 @@ const EXCLUSIVE: u16 = libc::NLM_F_EXCL as u16;
 /// Something changed while a dump was written; it may lack what is there.
 const DUMP_INTERRUPTED: u16 = libc::NLM_F_DUMP_INTR as u16;
 /// What news are about.
-const GROUPS: u32 = (libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR) as u32;
+const GROUPS: u32 = (libc::RTMGRP_LINK
+    | libc::RTMGRP_IPV4_IFADDR
+    | libc::RTMGRP_IPV6_IFADDR
+    | libc::RTMGRP_IPV4_ROUTE
+    | libc::RTMGRP_IPV6_ROUTE) as u32;
 /// Attributes of a classic filter with a program (`linux/pkt_cls.h`): its descriptor.
 const TCA_BPF_FD: u16 = 6;
 /// Its name.
@@ -48,6 +52,8 @@ const ACT_DIRECT: u32 = 1;
 /// Attributes of an interface's XDP programs (`linux/if_link.h`): `IFLA_XDP_PROG_ID`, and one
 /// each for driver, skb and hardware.
 const IFLA_XDP_IDS: RangeInclusive<u16> = 4..=7;
+/// `RTAX_MTU` (`linux/rtnetlink.h`).
+const RTAX_MTU: u16 = 2;
 /// Without statistics (`IFLA_EXT_MASK`).
 const SKIP_STATS: u32 = libc::RTEXT_FILTER_SKIP_STATS as u32;
 /// How often a dump is asked for again that was interrupted.
@@ -76,6 +82,63 @@ pub(crate) struct Link {
     pub(crate) master: Option<u32>,
     /// Id of the XDP program on it.
     pub(crate) xdp_program: Option<u32>,
+    /// Whether it is a tunnel whose keys are given for each packet (collect_md, "external").
+    pub(crate) collects_metadata: bool,
+    /// Whether it is a VLAN-aware bridge.
+    pub(crate) filters_vlans: bool,
+}
+
+impl Link {
+    /// An Ethernet interface without anything special.
+    pub(crate) fn named(ifindex: u32, name: &str) -> Self {
+        Self {
+            ifindex,
+            name: name.to_owned(),
+            layer: ETHERNET,
+            kind: None,
+            part_of: None,
+            address: [0; 6],
+            master: None,
+            xdp_program: None,
+            collects_metadata: false,
+            filters_vlans: false,
+        }
+    }
+}
+
+/// `ARPHRD_ETHER`.
+pub(crate) const ETHERNET: u16 = 1;
+
+/// `ARPHRD_LOOPBACK`: its packets have an Ethernet header, too.
+pub(crate) const LOOPBACK: u16 = 772;
+
+/// An address of this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LocalAddress {
+    /// The address.
+    pub(crate) address: IpAddr,
+    /// Length of its network's prefix, in bits.
+    pub(crate) prefix: u8,
+    /// The broadcast address that was set with it.
+    pub(crate) broadcast: Option<IpAddr>,
+}
+
+impl LocalAddress {
+    /// Returns the addresses that no client on another machine has: this one and its network's
+    /// broadcast addresses.
+    pub(crate) fn refused_as_sender(&self) -> impl Iterator<Item = IpAddr> {
+        let directed = match self.address {
+            IpAddr::V4(ip) if self.prefix < 31 => {
+                let hosts = u32::MAX.checked_shr(self.prefix.into()).unwrap_or(0);
+                Some([
+                    IpAddr::from((ip.to_bits() | hosts).to_be_bytes()),
+                    IpAddr::from((ip.to_bits() & !hosts).to_be_bytes()),
+                ])
+            }
+            _ => None,
+        };
+        [self.address].into_iter().chain(self.broadcast).chain(directed.into_iter().flatten())
+    }
 }
 
 /// A socket of the calling thread's network namespace.
@@ -90,6 +153,24 @@ impl Socket {
     /// A socket for requests.
     pub(crate) fn requests() -> io::Result<Self> {
         Self::open(0)
+    }
+
+    /// A socket for requests of the packet filter.
+    pub(crate) fn netfilter() -> io::Result<Self> {
+        Self::of(libc::NETLINK_NETFILTER)
+    }
+
+    /// A socket for requests of a netlink protocol.
+    pub(crate) fn of(protocol: i32) -> io::Result<Self> {
+        // SAFETY: socket takes no pointers.
+        let fd = unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, protocol) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: made for us just now.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        bind(fd.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
+        Ok(Self { fd, sequence: 0 })
     }
 
     /// A socket that hears of links and addresses.
@@ -134,8 +215,39 @@ impl Socket {
         Ok(found)
     }
 
+    /// Interfaces of routes that set an MTU, some of them more than once. Of a route with several
+    /// ways each counts.
+    pub(crate) fn routes_with_mtu(&mut self) -> io::Result<Vec<u32>> {
+        let routes = self.dump(libc::RTM_GETROUTE, &[0; 12], |kind, message| {
+            (kind == libc::RTM_NEWROUTE).then(|| parse_route(message)).flatten()
+        })?;
+        Ok(routes.into_iter().flatten().collect())
+    }
+
+    /// Whether the kernel delivers what is sent to this address to this machine
+    /// (`RTM_GETROUTE`: a route of type local).
+    pub(crate) fn is_local(&mut self, address: IpAddr) -> io::Result<bool> {
+        let (family, bits, octets) = match address {
+            IpAddr::V4(ip) => (libc::AF_INET, 32, ip.octets().to_vec()),
+            IpAddr::V6(ip) => (libc::AF_INET6, 128, ip.octets().to_vec()),
+        };
+        // struct rtmsg: family, length of the destination.
+        let mut body = vec![0; 12];
+        body[0] = u8::try_from(family).map_err(io::Error::other)?;
+        body[1] = bits;
+        push_attribute(&mut body, libc::RTA_DST, &octets);
+        let mut kind = None;
+        self.request(libc::RTM_GETROUTE, ACK, &body, |message_kind, message| {
+            if message_kind == libc::RTM_NEWROUTE {
+                // Its eighth byte is the type.
+                kind = message.get(7).copied();
+            }
+        })?;
+        Ok(kind == Some(libc::RTN_LOCAL))
+    }
+
     /// All local addresses.
-    pub(crate) fn addresses(&mut self) -> io::Result<Vec<IpAddr>> {
+    pub(crate) fn addresses(&mut self) -> io::Result<Vec<LocalAddress>> {
         self.dump(libc::RTM_GETADDR, &[0; 8], |kind, message| {
             if kind == libc::RTM_NEWADDR { parse_address(message) } else { None }
         })
@@ -143,7 +255,7 @@ impl Socket {
 
     /// All there is of a kind, as it was at one moment: an interrupted dump, which may have
     /// skipped something, is asked for again, and in the end an error.
-    fn dump<T>(
+    pub(crate) fn dump<T>(
         &mut self,
         kind: u16,
         body: &[u8],
@@ -344,7 +456,7 @@ impl<'a> Iterator for Messages<'a> {
 }
 
 /// The attributes in a stretch of bytes: type without its flags, value.
-struct Attributes<'a>(&'a [u8]);
+pub(crate) struct Attributes<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Iterator for Attributes<'a> {
     type Item = (u16, &'a [u8]);
@@ -359,7 +471,7 @@ impl<'a> Iterator for Attributes<'a> {
 }
 
 /// Appends an attribute.
-fn push_attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
+pub(crate) fn push_attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
     let length = u16::try_from(4 + value.len()).expect("attributes written here are short");
     body.extend(length.to_ne_bytes());
     body.extend(kind.to_ne_bytes());
@@ -382,13 +494,8 @@ fn parse_link(message: &[u8]) -> Option<Link> {
     let (header, attributes) = message.split_first_chunk::<16>()?;
     let mut link = Link {
         ifindex: u32::from_ne_bytes(*header[4..].first_chunk()?),
-        name: String::new(),
         layer: u16::from_ne_bytes([header[2], header[3]]),
-        kind: None,
-        part_of: None,
-        address: [0; 6],
-        master: None,
-        xdp_program: None,
+        ..Link::named(0, "")
     };
     for (kind, value) in Attributes(attributes) {
         match kind {
@@ -398,13 +505,16 @@ fn parse_link(message: &[u8]) -> Option<Link> {
                 link.master = value.first_chunk().map(|number| u32::from_ne_bytes(*number));
             }
             libc::IFLA_LINKINFO => {
+                let mut data = None;
                 for (kind, value) in Attributes(value) {
                     match kind {
                         libc::IFLA_INFO_KIND => link.kind = Some(text(value)),
                         libc::IFLA_INFO_SLAVE_KIND => link.part_of = Some(text(value)),
+                        libc::IFLA_INFO_DATA => data = Some(value),
                         _ => {}
                     }
                 }
+                read_kind(&mut link, data.unwrap_or_default());
             }
             libc::IFLA_XDP => {
                 for (kind, value) in Attributes(value) {
@@ -422,21 +532,63 @@ fn parse_link(message: &[u8]) -> Option<Link> {
     (!link.name.is_empty()).then_some(link)
 }
 
-/// Reads an RTM_NEWADDR: the local address.
-fn parse_address(message: &[u8]) -> Option<IpAddr> {
-    let (_header, attributes) = message.split_first_chunk::<8>()?;
-    let mut found = None;
+/// Reads what only links of its kind have (`IFLA_VXLAN_*`, `IFLA_GENEVE_*`, `IFLA_GRE_*`,
+/// `IFLA_BR_*`).
+fn read_kind(link: &mut Link, data: &[u8]) {
+    let has = |wanted: u16| Attributes(data).any(|(kind, value)| kind == wanted && value.first() != Some(&0));
+    match link.kind.as_deref() {
+        Some("vxlan") => link.collects_metadata = has(25),
+        Some("geneve") => link.collects_metadata = has(6),
+        Some("gretap" | "ip6gretap" | "erspan" | "ip6erspan") => link.collects_metadata = has(18),
+        Some("bareudp") => link.collects_metadata = true,
+        Some("bridge") => link.filters_vlans = has(7),
+        _ => {}
+    }
+}
+
+/// Reads an RTM_NEWROUTE: the interfaces of a route that sets an MTU.
+fn parse_route(message: &[u8]) -> Option<Vec<u32>> {
+    let (_header, attributes) = message.split_first_chunk::<12>()?;
+    let number = |value: &[u8]| value.first_chunk().map(|number| u32::from_ne_bytes(*number));
+    let (mut has_mtu, mut interfaces) = (false, Vec::new());
     for (kind, value) in Attributes(attributes) {
-        // The own end; IFA_ADDRESS is the same, or the peer's.
-        if kind == libc::IFA_LOCAL || kind == libc::IFA_ADDRESS && found.is_none() {
-            found = match value.len() {
-                4 => value.first_chunk::<4>().map(|octets| IpAddr::from(*octets)),
-                16 => value.first_chunk::<16>().map(|octets| IpAddr::from(*octets)),
-                _ => found,
-            };
+        match kind {
+            libc::RTA_METRICS => has_mtu = Attributes(value).any(|(kind, _)| kind == RTAX_MTU),
+            libc::RTA_OIF => interfaces.extend(number(value)),
+            libc::RTA_MULTIPATH => {
+                // struct rtnexthop: length, flags, hops, interface, and attributes.
+                let mut rest = value;
+                while let Some(hop) = rest.first_chunk::<8>() {
+                    interfaces.extend(number(&hop[4..]));
+                    let length = usize::from(u16::from_ne_bytes([hop[0], hop[1]])).max(8);
+                    rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+                }
+            }
+            _ => {}
         }
     }
-    found
+    has_mtu.then_some(interfaces)
+}
+
+/// Reads an RTM_NEWADDR.
+fn parse_address(message: &[u8]) -> Option<LocalAddress> {
+    let ([_family, prefix, ..], attributes) = message.split_first_chunk::<8>()?;
+    let read = |value: &[u8]| match value.len() {
+        4 => value.first_chunk::<4>().map(|octets| IpAddr::from(*octets)),
+        16 => value.first_chunk::<16>().map(|octets| IpAddr::from(*octets)),
+        _ => None,
+    };
+    let (mut own, mut other, mut broadcast) = (None, None, None);
+    for (kind, value) in Attributes(attributes) {
+        match kind {
+            libc::IFA_LOCAL => own = read(value),
+            // The same, or the peer's.
+            libc::IFA_ADDRESS => other = read(value),
+            libc::IFA_BROADCAST => broadcast = read(value),
+            _ => {}
+        }
+    }
+    Some(LocalAddress { address: own.or(other)?, prefix: *prefix, broadcast })
 }
 
 /// Reads id and name of the program from an RTM_NEWTFILTER.

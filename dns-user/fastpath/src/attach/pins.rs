@@ -3,7 +3,7 @@
 //! ```text
 //! <bpffs>/<address>-<port>-<network namespace>/
 //!     links/<ifindex>-<hook>      the attachments
-//!     maps-<layout version>/      TC_ANSWER, NAMES, ENTRIES, CONTROL, COUNTERS of the process that serves;
+//!     maps-<layout version>/      TC_ANSWER, NAMES, ENTRIES, CONTROL, SCOPE, COUNTERS of the process that serves;
 //!                                 `-new` behind the name: of one that is about to
 //! ```
 //!
@@ -121,6 +121,16 @@ impl Pins {
         Ok(self.links().join(name))
     }
 
+    /// Unpins what was attached to an interface that is gone.
+    pub(crate) fn unpin_links(&self, ifindex: u32) {
+        for kind in [LinkKind::XdpNative, LinkKind::XdpGeneric, LinkKind::Tcx] {
+            let path = self.links().join(format!("{ifindex}-{}", kind_name(kind)));
+            if let Err(error) = remove_if_there(&path) {
+                tracing::warn!(%error, "cannot unpin the link of an interface that is gone");
+            }
+        }
+    }
+
     /// Pins maps beside those of a predecessor, whose programs need theirs until they
     /// are replaced.
     fn pin_beside(&self, maps: &[(&str, OwnedFd)]) -> io::Result<()> {
@@ -220,7 +230,7 @@ pub(crate) struct KeptMaps {
     /// Where to pin; `None`: nowhere.
     pub(crate) pins: Option<Pins>,
     /// By name.
-    pub(crate) maps: [(&'static str, OwnedFd); 5],
+    pub(crate) maps: [(&'static str, OwnedFd); 6],
 }
 
 impl KeptMaps {

@@ -1,15 +1,18 @@
-//! The thread that follows the interfaces and the local addresses as they come and go.
+//! The thread that follows the interfaces, the local addresses and what arrives at the server.
+
+mod report;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     os::fd::AsFd,
     sync::Arc,
     thread::JoinHandle,
     time::{Duration, Instant},
 };
 
-use dns_common::control::{Endpoint, Interface, MAX_ENDPOINTS};
+use dns_common::scope::{Endpoint, LOOPBACK_IFINDEX, MAX_ENDPOINTS};
+use dns_platform::clock::kernel_monotonic_ns;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::sync::watch;
 
@@ -17,62 +20,45 @@ use super::{
     attachment::{self, Means, Standing},
     choice::{self, Attachment, NotServed},
     endpoints::{expand, to_endpoint},
-    hook::Hook,
-    netlink::{Link, Socket},
+    gate::{Arrival, Gate},
+    netlink::{Link, LocalAddress, Socket},
+    objections::Objections,
+    pace::{Pace, RtnlPace},
     pins::{KeptMaps, PinnedLink, Pins},
+    queues,
     selection::Selection,
+    status::InterfacesStatus,
+    structure,
 };
 use crate::{
     mailbox::{self, Ended},
-    map::control::ControlPage,
+    map::{
+        counters::CounterPages,
+        scope::{ScopePage, Served},
+    },
     observe::messages::Messages,
     programs::Programs,
 };
 use dns_core::config::{HookMode, OnStop};
 use dns_platform::threads::{self, OnPanic};
 
-/// How long to wait for further news of the kernel before acting: containers bring several at once.
-const COALESCE: Duration = Duration::from_millis(20);
-
-/// The same while news keep coming: each look lists all interfaces.
-const COALESCE_MOST: Duration = Duration::from_millis(640);
-
-/// How long there must have been no news for the next ones to be acted upon at once.
-const CALM: Duration = Duration::from_secs(2);
-
 /// How often everything is looked at even without news.
 const ROUND: Duration = Duration::from_secs(10);
+
+/// How often probes are looked at while the server reports what arrives.
+const TICK: Duration = Duration::from_millis(250);
 
 /// How often to look whether the map has been filled.
 const FILL_ROUND: Duration = Duration::from_millis(10);
 
-/// One interface, for the status.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct InterfaceStatus {
-    /// Its name.
-    pub name: String,
-    /// Its number.
-    pub ifindex: u32,
-    /// The hook that serves it; null: none does, its queries are answered from userspace.
-    pub hook: Option<Hook>,
-    /// Why that one, or why none.
-    pub why: String,
-}
+/// Shortest sleep while something is postponed.
+const SHORTEST: Duration = Duration::from_millis(1);
 
-/// Where queries are answered.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct InterfacesStatus {
-    /// Interfaces that are served, or should be, by number.
-    pub interfaces: Vec<InterfaceStatus>,
-    /// Addresses and ports whose queries the program answers.
-    pub endpoints: Vec<SocketAddr>,
-    /// Addresses and ports beyond the program's limit: answered from userspace.
-    pub endpoints_left_out: usize,
-    /// Whether another server has taken over, so that this one follows nothing any more.
-    pub taken_over: bool,
-    /// How often all interfaces were listed so far.
-    pub looks: u64,
-}
+/// How long a report of the server lets probes up: about two of its intervals.
+const REPORT_HOLDS: Duration = Duration::from_millis(600);
+
+/// How long an interface without a reply stays attached.
+const IDLE: Duration = Duration::from_secs(300);
 
 /// What the follower works with.
 pub(crate) struct Setting {
@@ -86,8 +72,12 @@ pub(crate) struct Setting {
     pub(crate) pins: Option<Pins>,
     /// Where the server listens; wildcards are made into the local addresses.
     pub(crate) listen: Vec<SocketAddr>,
-    /// Where the program learns the addresses.
-    pub(crate) control: Arc<ControlPage>,
+    /// Where the programs learn what is served.
+    pub(crate) scope: Arc<ScopePage>,
+    /// Counters of the programs.
+    pub(crate) counters: Arc<CounterPages>,
+    /// Most interfaces at a time: each takes a descriptor.
+    pub(crate) most_interfaces: usize,
     /// Links of a predecessor, to be taken over.
     pub(crate) predecessor: Vec<PinnedLink>,
     /// Becomes 1 when the map is filled: only then are programs attached.
@@ -103,6 +93,8 @@ pub(crate) struct Setting {
 enum Command {
     /// Serve exactly these addresses.
     Listen(Vec<SocketAddr>),
+    /// These queries reached the server's sockets.
+    Arrived(Vec<Arrival>),
     /// End.
     Stop(OnStop),
 }
@@ -130,9 +122,20 @@ impl Interfaces {
         let mut follower = Follower {
             setting,
             netlink,
+            gate: Gate::default(),
+            links: Vec::new(),
+            bounded: BTreeSet::new(),
+            endpoints: Vec::new(),
+            local: Vec::new(),
             attached: BTreeMap::new(),
             refused: BTreeMap::new(),
-            waiting: BTreeSet::new(),
+            loading: BTreeSet::new(),
+            objections: Objections::default(),
+            refusals: BTreeMap::new(),
+            rtnl: RtnlPace::default(),
+            postponed: false,
+            reported: None,
+            lost_to_queues: queues::lost(),
             status,
             complete: false,
             taken_over: false,
@@ -151,14 +154,16 @@ impl Interfaces {
         let _ = self.commands.send(Command::Listen(listen.to_vec()));
     }
 
+    /// Reports which queries reached the server's sockets; to be called about four times a second,
+    /// even if none did.
+    pub(crate) fn report(&self, arrivals: Vec<Arrival>) {
+        // See `set_listen`.
+        let _ = self.commands.send(Command::Arrived(arrivals));
+    }
+
     /// What was last seen.
     pub(crate) fn status(&self) -> InterfacesStatus {
         self.status.borrow().clone()
-    }
-
-    /// Where the programs were told to answer.
-    pub(crate) fn endpoints(&self) -> Vec<Endpoint> {
-        self.status.borrow().endpoints.iter().map(|&endpoint| to_endpoint(endpoint)).collect()
     }
 
     /// Becomes true when all interfaces of the start have been dealt with.
@@ -185,18 +190,48 @@ struct Follower {
     setting: Setting,
     /// For requests.
     netlink: Socket,
+    /// Which interface may answer for which endpoint.
+    gate: Gate,
+    /// The interfaces as they were listed last.
+    links: Vec<Link>,
+    /// Interfaces by which routes set an MTU.
+    bounded: BTreeSet<u32>,
+    /// Endpoints that are served, each with its slot.
+    endpoints: Vec<(SocketAddr, usize)>,
+    /// This machine's addresses.
+    local: Vec<LocalAddress>,
     /// What is attached, by interface.
-    attached: BTreeMap<u32, Attachment>,
+    attached: BTreeMap<u32, OnInterface>,
     /// Interfaces that could not be served.
     refused: BTreeMap<u32, Refused>,
     /// Interfaces whose programs are being loaded.
-    waiting: BTreeSet<u32>,
+    loading: BTreeSet<u32>,
+    /// What rules and policies say against interfaces.
+    objections: Objections,
+    /// Why interfaces with an open door must not answer.
+    refusals: BTreeMap<u32, String>,
+    /// When the next program may be attached or detached.
+    rtnl: RtnlPace,
+    /// Whether something waits for that.
+    postponed: bool,
+    /// When the server reported last.
+    reported: Option<Instant>,
+    /// Datagrams that full receive queues had dropped when it was last looked.
+    lost_to_queues: u64,
     /// For others to read.
     status: watch::Sender<InterfacesStatus>,
     /// Whether all that a predecessor left is ours, or gone.
     complete: bool,
     /// Whether a successor has taken over.
     taken_over: bool,
+}
+
+/// A program on an interface.
+struct OnInterface {
+    /// The program.
+    attachment: Attachment,
+    /// Replies so far, and when they became more.
+    replies: (u64, Instant),
 }
 
 /// An interface that could not be served.
@@ -216,16 +251,19 @@ impl Follower {
         let mut last_round = begun;
         let mut pace = Pace::new();
         let mut first = true;
+        self.look();
         self.order_programs();
         loop {
             let filled = !first || *self.setting.installs.borrow() > 0;
             if filled {
                 if last_round.elapsed() >= ROUND {
                     self.look_after();
+                    self.follow_addresses();
+                    self.look();
                     last_round = Instant::now();
                 }
-                self.reconcile();
-                if first && self.waiting.is_empty() {
+                self.reconcile(Instant::now());
+                if first && self.loading.is_empty() {
                     first = false;
                     ready.send_replace(true);
                     tracing::debug!(
@@ -234,12 +272,11 @@ impl Follower {
                     );
                 }
             }
-            let wait = if filled { ROUND } else { FILL_ROUND };
             let messages = self.setting.messages.as_ref().map(AsFd::as_fd);
             let fds = [Some(news.as_fd()), Some(commands.as_fd()), messages, self.setting.programs.news()];
             let mut fds: Vec<_> =
                 fds.into_iter().flatten().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-            let timeout = PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX);
+            let timeout = PollTimeout::try_from(self.wait(filled)).unwrap_or(PollTimeout::MAX);
             // An interrupted wait is a wait that was shorter.
             let _ = poll(&mut fds, timeout);
             let is_told = fds[1].any().unwrap_or(false);
@@ -247,45 +284,58 @@ impl Follower {
                 messages.hand_on();
             }
             self.setting.programs.collect();
-            if is_told {
-                match commands.take() {
-                    Ok(Some(Command::Listen(listen))) => {
-                        self.setting.listen = listen;
-                        self.follow_addresses();
-                    }
-                    Ok(Some(Command::Stop(on_stop))) => return self.finish(on_stop),
-                    Ok(None) => {}
-                    Err(Ended) => return self.finish(OnStop::Detach),
-                }
-                continue;
+            if is_told && let Some(on_stop) = self.obey(commands) {
+                return self.finish(on_stop);
             }
             if news.heard() {
-                // Whoever wakes us does not wait for that: what woke us is still there then.
+                // Commands do not wait for that: what woke us is still there then.
                 let mut wake = [PollFd::new(commands.as_fd(), PollFlags::POLLIN)];
                 let wait = PollTimeout::try_from(pace.wait(Instant::now())).unwrap_or(PollTimeout::MAX);
                 let _ = poll(&mut wake, wait);
                 news.heard();
                 self.follow_addresses();
+                self.look();
             }
         }
     }
 
+    /// Carries out what has been ordered; what to do at the end, if that was among it.
+    fn obey(&mut self, commands: &mailbox::Receiver<Command>) -> Option<OnStop> {
+        loop {
+            match commands.take() {
+                Ok(Some(Command::Listen(listen))) => {
+                    self.setting.listen = listen;
+                    self.follow_addresses();
+                }
+                Ok(Some(Command::Arrived(arrivals))) => self.take_report(&arrivals, Instant::now()),
+                Ok(Some(Command::Stop(on_stop))) => return Some(on_stop),
+                Ok(None) => return None,
+                Err(Ended) => return Some(OnStop::Detach),
+            }
+        }
+    }
+
+    /// How long to sleep if nothing happens.
+    fn wait(&self, filled: bool) -> Duration {
+        if !filled {
+            return FILL_ROUND;
+        }
+        let is_reported = self.reported.is_some_and(|at| at.elapsed() < REPORT_HOLDS);
+        let wait = if is_reported { TICK } else { ROUND };
+        if self.postponed { self.rtnl.wait().clamp(SHORTEST, wait) } else { wait }
+    }
+
     /// Has the programs loaded that will be needed, while the map is being filled.
     fn order_programs(&mut self) {
-        // An error comes again where it is told, when it is time to attach.
-        let Ok(links) = self.netlink.links() else { return };
-        for link in links.iter().filter(|link| self.setting.selection.takes(link)) {
+        for link in self.links.iter().filter(|link| self.setting.selection.takes(link)) {
             if let Ok(plan) = choice::plan(self.setting.mode, link) {
                 plan.order(&mut self.setting.programs);
             }
         }
     }
 
-    /// Makes the attachments follow the interfaces that there are.
-    fn reconcile(&mut self) {
-        if self.taken_over {
-            return;
-        }
+    /// Lists the interfaces anew. What is known of those that are gone goes, their pins too.
+    fn look(&mut self) {
         self.status.send_modify(|status| status.looks += 1);
         let links = match self.netlink.links() {
             Ok(links) => links,
@@ -294,70 +344,223 @@ impl Follower {
                 return;
             }
         };
-        let wanted: BTreeMap<u32, &Link> = links
-            .iter()
-            .filter(|link| self.setting.selection.takes(link))
-            .map(|link| (link.ifindex, link))
-            .collect();
-        let unwanted: Vec<u32> =
-            self.attached.keys().copied().filter(|ifindex| !wanted.contains_key(ifindex)).collect();
-        for ifindex in unwanted {
-            if let Some(attachment) = self.attached.remove(&ifindex) {
-                attachment.detach(&self.setting.programs, &mut self.netlink);
+        let is_there = |ifindex: u32| links.iter().any(|link| link.ifindex == ifindex);
+        let gone: Vec<u32> =
+            self.links.iter().map(|link| link.ifindex).filter(|&ifindex| !is_there(ifindex)).collect();
+        for &ifindex in &gone {
+            self.attached.remove(&ifindex);
+            self.setting.scope.remove_interface(ifindex);
+            if let Some(pins) = &self.setting.pins {
+                pins.unpin_links(ifindex);
             }
         }
-        self.refused.retain(|ifindex, _| wanted.contains_key(ifindex));
-        self.waiting.clear();
-        // Before anything is attached: what XDP does not know goes up.
-        let known: Vec<Interface> = wanted.values().map(|link| to_interface(link, &links)).collect();
-        self.setting.control.set_interfaces(&known);
+        match self.netlink.routes_with_mtu() {
+            Ok(bounded) => self.bounded = bounded.into_iter().collect(),
+            Err(error) => {
+                tracing::warn!(%error, "cannot list the routes (netlink): those known so far bound replies; trying again");
+            }
+        }
+        self.refused.retain(|&ifindex, _| is_there(ifindex));
+        self.gate.retain(|ifindex, _| is_there(ifindex));
+        self.links = links;
+    }
+
+    /// Takes a report of the server. Queries that a local process sent out by another interface's
+    /// name (SO_BINDTODEVICE) came over `lo` and say nothing of that interface.
+    fn take_report(&mut self, arrivals: &[Arrival], now: Instant) {
+        self.reported = Some(now);
+        let holds = u64::try_from(REPORT_HOLDS.as_nanos()).unwrap_or(u64::MAX);
+        self.setting.scope.probe_until(kernel_monotonic_ns().saturating_add(holds));
+        for arrival in arrivals {
+            let is_local = |client: &IpAddr| self.local.iter().any(|local| local.address == *client);
+            if arrival.ifindex != LOOPBACK_IFINDEX && arrival.clients.iter().any(is_local) {
+                continue;
+            }
+            if let Some(&(_, slot)) = self.endpoints.iter().find(|(known, _)| *known == arrival.endpoint) {
+                self.gate.arrived(slot, arrival, now);
+            }
+        }
+    }
+
+    /// Looks at the probes, and closes where they do not arrive.
+    fn look_at_probes(&mut self, now: Instant) {
+        for &ifindex in self.attached.keys() {
+            for &(_, slot) in &self.endpoints {
+                if let Some(probed) = self.setting.scope.probed(ifindex, slot) {
+                    self.gate.probed(ifindex, slot, probed, now);
+                }
+            }
+        }
+        let is_reported = self.reported.is_some_and(|at| now.saturating_duration_since(at) < TICK * 2);
+        let lost_to_queues = &mut self.lost_to_queues;
+        let closed = self.gate.judge(now, || {
+            let lost = queues::lost();
+            let before = std::mem::replace(lost_to_queues, lost);
+            !is_reported || lost != before
+        });
+        for (ifindex, slot, client) in closed {
+            let endpoint =
+                self.endpoints.iter().find(|(_, known)| *known == slot).map(|(endpoint, _)| *endpoint);
+            let interface = self.links.iter().find(|link| link.ifindex == ifindex).map(|link| &link.name);
+            tracing::warn!(interface, ?endpoint, %client, "queries of a client no longer arrive from this interface, so it answers none any more; look for a packet filter rule or route that holds them back");
+        }
+    }
+
+    /// Makes the attachments follow what the gate says.
+    fn reconcile(&mut self, now: Instant) {
+        if self.taken_over {
+            return;
+        }
+        self.look_at_probes(now);
+        self.loading.clear();
+        self.postponed = false;
+        let wanted = self.wanted(now);
         if !self.complete {
             self.setting.kept_maps.prepare();
         }
-        let before = self.attached.len();
-        for (&ifindex, &link) in &wanted {
-            if !self.attached.contains_key(&ifindex) {
-                self.attach(link);
+        // What is not served any more goes up at once; its program goes when its turn comes.
+        let unwanted: Vec<u32> =
+            self.attached.keys().copied().filter(|ifindex| !wanted.contains_key(ifindex)).collect();
+        for ifindex in unwanted {
+            self.setting.scope.remove_interface(ifindex);
+            if !self.rtnl.may_go(now) {
+                self.postponed = true;
+            } else if let Some(on) = self.attached.remove(&ifindex) {
+                let Self { setting, netlink, rtnl, .. } = self;
+                rtnl.take(|| on.attachment.detach(&setting.programs, netlink));
             }
         }
-        if !self.waiting.is_empty() {
+        let links: Vec<Link> =
+            self.links.iter().filter(|link| wanted.contains_key(&link.ifindex)).cloned().collect();
+        let served: Vec<Served> = links.iter().map(|link| self.served(link)).collect();
+        // Before anything is attached: what the programs do not know goes up.
+        let without_slot = self.setting.scope.add_interfaces(&served);
+        let before = self.attached.len();
+        for link in &links {
+            let ifindex = link.ifindex;
+            if without_slot.contains(&ifindex) {
+                self.refuse(link, "its number collides with those of too many served interfaces".to_owned());
+                continue;
+            }
+            // Before the program is there, so that one in the place of a predecessor's answers at once.
+            self.setting.scope.admit(ifindex, wanted[&ifindex]);
+            if !self.attached.contains_key(&ifindex) {
+                if self.is_urgent(link) || self.rtnl.may_go(now) {
+                    self.attach(link, now);
+                } else {
+                    self.postponed = true;
+                }
+            }
+        }
+        if !self.loading.is_empty() {
             // What a predecessor left answers meanwhile.
         } else if !self.complete {
             self.complete_takeover();
         } else if before < self.attached.len() {
             self.setting.kept_maps.pin_if_gone();
         }
-        // Who sees that interfaces answer may rely on their going on when we are killed.
-        self.publish_status(&wanted);
+        // The status may promise that interfaces go on answering when we are killed.
+        self.publish_status(now);
+    }
+
+    /// The interfaces that are to be served, with the endpoints for which the gate is open.
+    fn wanted(&mut self, now: Instant) -> BTreeMap<u32, u64> {
+        let Self { setting, links, endpoints, gate, attached, objections, refusals, .. } = self;
+        for link in links.iter() {
+            let named = setting.selection.names(link);
+            if named || setting.predecessor.iter().any(|left| left.ifindex == link.ifindex) {
+                endpoints.iter().for_each(|&(_, slot)| gate.open(link.ifindex, slot));
+            }
+        }
+        for (&ifindex, on) in attached.iter_mut() {
+            let replies = setting.scope.interface(ifindex).map_or(0, |slot| setting.counters.interface(slot));
+            if replies != on.replies.0 {
+                on.replies = (replies, now);
+            }
+            if now.saturating_duration_since(on.replies.1) >= IDLE {
+                gate.close(ifindex);
+            }
+        }
+        refusals.clear();
+        let mut wanted = BTreeMap::new();
+        if gate.interfaces().next().is_some() {
+            objections.refresh(now);
+        }
+        for link in links.iter().filter(|link| setting.selection.takes(link)) {
+            let mut mask = 0;
+            for &(endpoint, slot) in endpoints.iter().filter(|&&(_, slot)| gate.is_open(link.ifindex, slot)) {
+                let (clients, arrived) = gate.seen(link.ifindex, slot);
+                let objection = match structure::refusal(link, links) {
+                    Some(refusal) => Some(refusal.to_owned()),
+                    None => objections.find(link, endpoint, clients, arrived),
+                };
+                match objection {
+                    Some(why) => drop(refusals.insert(link.ifindex, why)),
+                    None => mask |= 1 << slot,
+                }
+            }
+            if mask != 0 {
+                wanted.insert(link.ifindex, mask);
+            }
+        }
+        wanted
+    }
+
+    /// Whether an interface is attached without regard to others: it is named, or a predecessor's
+    /// program is to be replaced.
+    fn is_urgent(&self, link: &Link) -> bool {
+        self.setting.selection.names(link)
+            || self.setting.predecessor.iter().any(|left| left.ifindex == link.ifindex)
+    }
+
+    /// An interface as the programs have to know it.
+    fn served(&self, link: &Link) -> Served {
+        let master = self.links.iter().find(|other| Some(other.ifindex) == link.master);
+        Served {
+            ifindex: link.ifindex,
+            address: link.address,
+            master: master.unwrap_or(link).address,
+            near: structure::is_near(link, &self.links),
+            bounded: self.bounded.contains(&link.ifindex),
+        }
     }
 
     /// Attaches to one interface, unless it refused before and is still the same.
-    fn attach(&mut self, link: &Link) {
+    fn attach(&mut self, link: &Link, now: Instant) {
         let before = self.refused.get(&link.ifindex);
         if before.is_some_and(|before| before.link == *link && !before.again) {
             return;
         }
-        let made = choice::plan(self.setting.mode, link)
-            .and_then(|plan| Attachment::make(plan, link, &mut means(&mut self.setting, &mut self.netlink)));
+        if self.attached.len() >= self.setting.most_interfaces {
+            return self.refuse(link, format!(
+                "{} interfaces are served already, and the remaining descriptors are kept for sockets; raise LimitNOFILE",
+                self.attached.len()
+            ));
+        }
+        let slot = self.setting.scope.interface(link.ifindex);
+        slot.iter().for_each(|&slot| self.setting.counters.clear_interface(slot));
+        let Self { setting, netlink, rtnl, .. } = self;
+        let made = choice::plan(setting.mode, link)
+            .and_then(|plan| rtnl.take(|| Attachment::make(plan, link, &mut means(setting, netlink))));
         match made {
             Ok(attachment) => {
                 tracing::info!(interface = %link.name, hook = %attachment.hook(), why = attachment.why(), "program attached: the interface answers queries");
                 self.refused.remove(&link.ifindex);
-                self.attached.insert(link.ifindex, attachment);
+                self.attached.insert(link.ifindex, OnInterface { attachment, replies: (0, now) });
             }
             Err(NotServed::Loading) => {
-                self.waiting.insert(link.ifindex);
+                self.loading.insert(link.ifindex);
             }
-            Err(refusal) => {
-                let why = refusal.to_string();
-                // Tried again and again, but said once.
-                if before.is_none_or(|before| before.why != why) {
-                    tracing::warn!(interface = %link.name, why, "interface not served: its queries are answered from userspace");
-                }
-                let refused = Refused { link: link.clone(), why, again: false };
-                self.refused.insert(link.ifindex, refused);
-            }
+            Err(refusal) => self.refuse(link, refusal.to_string()),
         }
+    }
+
+    /// Notes why an interface is not served. The log is told once.
+    fn refuse(&mut self, link: &Link, why: String) {
+        if self.refused.get(&link.ifindex).is_none_or(|before| before.why != why) {
+            tracing::warn!(interface = %link.name, why, "interface not served: its queries are answered from userspace");
+        }
+        self.refused.insert(link.ifindex, Refused { link: link.clone(), why, again: false });
     }
 
     /// Looks whether all is as it should be: what somebody else detached is
@@ -366,17 +569,15 @@ impl Follower {
         self.setting.programs.try_again();
         self.refused.values_mut().for_each(|refused| refused.again = true);
         let Self { setting, netlink, attached, taken_over, .. } = self;
-        let mut gone = Vec::new();
-        for (&ifindex, attachment) in attached.iter() {
-            match attachment.standing(&setting.programs, netlink) {
-                Standing::Ours => {}
-                Standing::Gone => gone.push(ifindex),
-                Standing::TakenOver => *taken_over = true,
+        attached.retain(|_, on| match on.attachment.standing(&setting.programs, netlink) {
+            Standing::Ours => true,
+            // The pin stays: another server may have put its own there, and ours replaces it otherwise.
+            Standing::Gone => false,
+            Standing::TakenOver => {
+                *taken_over = true;
+                true
             }
-        }
-        for ifindex in gone {
-            attached.remove(&ifindex);
-        }
+        });
     }
 
     /// After the first round: what the predecessor served and we do not goes.
@@ -388,23 +589,45 @@ impl Follower {
         self.complete = true;
     }
 
-    /// Tells the program where the server listens.
+    /// Tells the programs where the server listens, and whose addresses no client may have. An
+    /// address that is not this machine's any more is answered no longer.
     fn follow_addresses(&mut self) {
-        let local = if self.setting.listen.iter().all(|listen| listen.ip().is_loopback()) {
-            Vec::new()
-        } else {
-            match self.netlink.addresses() {
-                Ok(addresses) => addresses,
-                Err(error) => {
-                    tracing::warn!(%error, "cannot list the local addresses (netlink): programs answer at those known so far; trying again");
-                    return;
-                }
+        match self.netlink.addresses() {
+            Ok(local) => self.local = local,
+            // `lo` alone needs no list.
+            Err(_) if self.setting.listen.iter().all(|listen| listen.ip().is_loopback()) => {}
+            Err(error) => {
+                tracing::warn!(%error, "cannot list the local addresses (netlink): programs answer at those known so far; trying again");
+                return;
             }
-        };
-        let all = expand(&self.setting.listen, &local);
+        }
+        let addresses: Vec<IpAddr> = self.local.iter().map(|local| local.address).collect();
+        let mut all = expand(&self.setting.listen, &addresses);
+        let netlink = &mut self.netlink;
+        all.retain(|endpoint| {
+            // An answer that does not come is no proof that the address is ours.
+            endpoint.ip().is_loopback()
+                || addresses.contains(&endpoint.ip())
+                || netlink.is_local(endpoint.ip()).unwrap_or(false)
+        });
         let served = &all[..all.len().min(MAX_ENDPOINTS)];
-        let endpoints: Vec<_> = served.iter().map(|&endpoint| to_endpoint(endpoint)).collect();
-        self.setting.control.set_endpoints(&endpoints);
+        let endpoints: Vec<Endpoint> = served.iter().map(|&endpoint| to_endpoint(endpoint)).collect();
+        let scope = &self.setting.scope;
+        scope.set_endpoints(&endpoints);
+        let refused = self.local.iter().flat_map(LocalAddress::refused_as_sender);
+        scope.set_refused_sources(refused.filter(|address| !address.is_loopback()));
+        let with_slots = served.iter().zip(&endpoints);
+        let placed: Vec<(SocketAddr, usize)> =
+            with_slots.filter_map(|(&address, endpoint)| Some((address, scope.slot_of(endpoint)?))).collect();
+        // Another endpoint in a slot has doors of its own.
+        let stays = |slot: usize| {
+            let of = |all: &[(SocketAddr, usize)]| {
+                all.iter().find(|(_, known)| *known == slot).map(|(address, _)| *address)
+            };
+            of(&placed).is_some() && of(&placed) == of(&self.endpoints)
+        };
+        self.gate.retain(|_, slot| stays(slot));
+        self.endpoints = placed;
         let left_out = all.len() - served.len();
         if left_out > self.status.borrow().endpoints_left_out {
             tracing::warn!(
@@ -418,37 +641,14 @@ impl Follower {
         });
     }
 
-    /// Lets others read what there is.
-    fn publish_status(&self, wanted: &BTreeMap<u32, &Link>) {
-        let interfaces = wanted
-            .iter()
-            .map(|(&ifindex, link)| {
-                let attachment = self.attached.get(&ifindex);
-                InterfaceStatus {
-                    name: link.name.clone(),
-                    ifindex,
-                    hook: attachment.map(Attachment::hook),
-                    why: attachment
-                        .map(|attachment| attachment.why().to_owned())
-                        .or_else(|| self.refused.get(&ifindex).map(|refused| refused.why.clone()))
-                        .or_else(|| self.waiting.contains(&ifindex).then(|| NotServed::Loading.to_string()))
-                        .unwrap_or_default(),
-                }
-            })
-            .collect();
-        self.status.send_modify(|status| {
-            status.interfaces = interfaces;
-            status.taken_over = self.taken_over;
-        });
-    }
-
     /// Detaches, or leaves everything to a successor.
     fn finish(mut self, on_stop: OnStop) {
         // Links of a predecessor that were never taken over are his to lease out, or ours to remove.
         let left = std::mem::take(&mut self.setting.predecessor);
+        self.setting.scope.probe_until(0);
         match on_stop {
             OnStop::Keep => {
-                let lost = self.attached.values().filter(|attachment| !attachment.is_kept()).count();
+                let lost = self.attached.values().filter(|on| !on.attachment.is_kept()).count();
                 if lost > 0 {
                     tracing::warn!(
                         lost,
@@ -460,35 +660,11 @@ impl Follower {
                 for link in left {
                     attachment::drop_predecessor(link);
                 }
-                for (_, attachment) in std::mem::take(&mut self.attached) {
-                    attachment.detach(&self.setting.programs, &mut self.netlink);
+                for (_, on) in std::mem::take(&mut self.attached) {
+                    on.attachment.detach(&self.setting.programs, &mut self.netlink);
                 }
             }
         }
-    }
-}
-
-/// How long to gather news before acting upon them.
-struct Pace {
-    /// The last wait.
-    wait: Duration,
-    /// When it began; `None`: there were no news yet.
-    last: Option<Instant>,
-}
-
-impl Pace {
-    /// No news yet.
-    fn new() -> Self {
-        Self { wait: COALESCE, last: None }
-    }
-
-    /// There are news: how long to wait for more. Little after a calm, and twice as long each
-    /// time while they keep coming.
-    fn wait(&mut self, now: Instant) -> Duration {
-        let calm = self.last.is_none_or(|last| now.saturating_duration_since(last) > CALM);
-        self.wait = if calm { COALESCE } else { (self.wait * 2).min(COALESCE_MOST) };
-        self.last = Some(now);
-        self.wait
     }
 }
 
@@ -496,36 +672,4 @@ impl Pace {
 fn means<'a>(setting: &'a mut Setting, netlink: &'a mut Socket) -> Means<'a> {
     let Setting { programs, pins, predecessor, .. } = setting;
     Means { programs, pins: pins.as_ref(), predecessor, netlink }
-}
-
-/// To whom frames that come in by an interface may be addressed; `all`: among these is the
-/// one that it is a part of.
-fn to_interface(link: &Link, all: &[Link]) -> Interface {
-    let master = all.iter().find(|other| Some(other.ifindex) == link.master);
-    let padded = |[a, b, c, d, e, f]: [u8; 6]| [a, b, c, d, e, f, 0, 0];
-    Interface {
-        address: padded(link.address),
-        master: padded(master.unwrap_or(link).address),
-        ifindex: link.ifindex,
-        padding: 0,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn interfaces_that_come_and_go_are_looked_at_together() {
-        let (mut pace, mut now, mut looks) = (Pace::new(), Instant::now(), 0);
-        assert_eq!(pace.wait(now), COALESCE, "one that comes alone is served at once");
-        let end = now + Duration::from_secs(10);
-        while now < end {
-            now += pace.wait(now);
-            looks += 1;
-        }
-        // Not 500: one every 20 ms.
-        assert!(looks < 25, "{looks} looks in ten seconds of news");
-        assert_eq!(pace.wait(now + CALM * 2), COALESCE, "after a calm");
-    }
 }

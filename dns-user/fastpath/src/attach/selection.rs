@@ -1,16 +1,12 @@
-//! Which interfaces to serve.
+//! Which interfaces may be served; [`super::gate`] decides which are.
 //!
-//! Without a list in the configuration every interface is served on which a
-//! query for one of our addresses can arrive:
-//!
-//! * `lo`: local processes' queries travel over it whatever our address is.
-//! * if we listen only on loopback addresses, nothing else;
-//! * otherwise every interface, but for bridges, whose ports are served, and
-//!   for parts of a bond or team, which is served as a whole.
+//! Without a list in the configuration every interface may be, or `lo` alone if we listen on
+//! loopback addresses only. The kernel names the interface by which a query came as IP sees it: a
+//! bridge or bond and not its ports.
 
-use std::net::SocketAddr;
+use std::{collections::HashSet, net::SocketAddr};
 
-use super::netlink::Link;
+use super::netlink::{LOOPBACK, Link};
 use dns_core::config::file_pattern;
 
 /// Which interfaces are to be served.
@@ -25,11 +21,11 @@ pub(crate) struct Selection {
 /// See [`Selection`].
 #[derive(Debug)]
 enum Candidates {
-    /// By name or glob.
-    Listed(Vec<String>),
+    /// By name, or by pattern.
+    Listed(HashSet<String>, Vec<String>),
     /// Only the loopback.
     Loopback,
-    /// Wherever queries can arrive.
+    /// Every one.
     All,
 }
 
@@ -37,14 +33,27 @@ impl Selection {
     /// The selection for this configuration.
     pub(crate) fn new(listed: Option<&[String]>, left_out: &[String], endpoints: &[SocketAddr]) -> Self {
         let candidates = match listed {
-            Some(names) => Candidates::Listed(names.to_vec()),
+            Some(names) => {
+                let is_plain = |name: &String| !name.contains(['*', '?', '[', '\\']);
+                let (plain, patterns): (Vec<String>, Vec<String>) = names.iter().cloned().partition(is_plain);
+                Candidates::Listed(plain.into_iter().collect(), patterns)
+            }
             None if endpoints.iter().all(|endpoint| endpoint.ip().is_loopback()) => Candidates::Loopback,
             None => Candidates::All,
         };
         Self { candidates, left_out: left_out.to_vec() }
     }
 
-    /// Whether to serve this interface.
+    /// Whether the configuration names this interface without a wildcard: then it is served
+    /// without waiting for queries.
+    pub(super) fn names(&self, link: &Link) -> bool {
+        match &self.candidates {
+            Candidates::Listed(plain, _) => plain.contains(&link.name) && self.takes(link),
+            Candidates::Loopback | Candidates::All => false,
+        }
+    }
+
+    /// Whether to serve this interface, once queries arrive through it.
     pub(super) fn takes(&self, link: &Link) -> bool {
         let Self { candidates, left_out } = self;
         let is_among = |patterns: &[String]| patterns.iter().any(|pattern| is_named(link, pattern));
@@ -52,12 +61,9 @@ impl Selection {
             return false;
         }
         match candidates {
-            Candidates::Listed(patterns) => is_among(patterns),
-            Candidates::Loopback => link.layer == 772,
-            Candidates::All => {
-                let part_of_bond = matches!(link.part_of.as_deref(), Some("bond" | "team"));
-                link.kind.as_deref() != Some("bridge") && !part_of_bond
-            }
+            Candidates::Listed(plain, patterns) => plain.contains(&link.name) || is_among(patterns),
+            Candidates::Loopback => link.layer == LOOPBACK,
+            Candidates::All => true,
         }
     }
 }
@@ -75,14 +81,10 @@ mod tests {
     /// An interface.
     fn link(name: &str, kind: Option<&str>, part_of: Option<&str>) -> Link {
         Link {
-            ifindex: 3,
-            name: name.into(),
             layer: if name == "lo" { 772 } else { 1 },
             kind: kind.map(str::to_owned),
             part_of: part_of.map(str::to_owned),
-            address: [0; 6],
-            master: None,
-            xdp_program: None,
+            ..Link::named(3, name)
         }
     }
 
@@ -91,9 +93,8 @@ mod tests {
         let all = Selection::new(None, &[], &["169.254.0.2:53".parse().unwrap()]);
         assert!(all.takes(&link("lo", None, None)));
         assert!(all.takes(&link("eth0", None, None)));
-        assert!(all.takes(&link("veth1", Some("veth"), Some("bridge"))));
-        assert!(!all.takes(&link("br0", Some("bridge"), None)), "its ports are served");
-        assert!(!all.takes(&link("eth1", None, Some("bond"))), "the bond is served");
+        assert!(all.takes(&link("br0", Some("bridge"), None)));
+        assert!(!all.names(&link("lo", None, None)));
         let loopback =
             Selection::new(None, &[], &["127.0.0.1:53".parse().unwrap(), "[::1]:53".parse().unwrap()]);
         assert!(loopback.takes(&link("lo", None, None)));
@@ -117,7 +118,9 @@ mod tests {
         for (name, served) in
             [("lo", true), ("w-abc-0", true), ("eth0", false), ("br[0", true), ("br0", false)]
         {
-            assert_eq!(selection.takes(&link(name, Some("bridge"), None)), served, "{name}");
+            let link = link(name, Some("bridge"), None);
+            assert_eq!(selection.takes(&link), served, "{name}");
+            assert_eq!(selection.names(&link), name == "lo", "{name}");
         }
     }
 }

@@ -1,14 +1,12 @@
-//! What userspace tells the programs: the one element of the map `CONTROL`.
+//! What the server tells the programs: the one element of the map `CONTROL`.
 
 use std::{
     io,
     os::fd::BorrowedFd,
-    sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
-use dns_common::control::{
-    CLIENT_BUCKETS, Control, Endpoint, INTERFACES, Interface, MAX_ENDPOINTS, VLAN_WORDS,
-};
+use dns_common::control::{CLIENT_BUCKETS, Control};
 use memmap2::MmapRaw;
 
 use super::map_shared;
@@ -72,44 +70,6 @@ impl ControlPage {
         self.half(std::mem::offset_of!(Control, exact_last_used)).store(u32::from(exact), Ordering::Relaxed);
     }
 
-    /// Sets where the server listens; of more than [`MAX_ENDPOINTS`] the first
-    /// ones count. Slots that stay the same are not touched.
-    pub(crate) fn set_endpoints(&self, endpoints: &[Endpoint]) {
-        let endpoints = &endpoints[..endpoints.len().min(MAX_ENDPOINTS)];
-        let count = self.half(std::mem::offset_of!(Control, endpoint_count));
-        let slot = |index: usize| {
-            self.field::<Endpoint>(std::mem::offset_of!(Control, endpoints) + index * size_of::<Endpoint>())
-        };
-        // SAFETY: the slot lies inside the mapping (checked by `field`), and
-        // any bytes are an Endpoint.
-        let same = |index: usize| unsafe { slot(index).read_volatile() } == endpoints[index];
-        let in_use = (count.load(Ordering::Relaxed) as usize).min(MAX_ENDPOINTS);
-        let unchanged = (0..in_use.min(endpoints.len())).take_while(|&index| same(index)).count();
-        if unchanged == in_use && in_use == endpoints.len() {
-            return;
-        }
-        // The program must not meet a half-written slot: shrink, write, grow.
-        count.store(u32::try_from(unchanged).expect("at most MAX_ENDPOINTS"), Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        for (index, endpoint) in endpoints.iter().enumerate().skip(unchanged) {
-            // SAFETY: the slot lies inside the mapping (checked by `field`).
-            unsafe { slot(index).write_volatile(*endpoint) };
-        }
-        fence(Ordering::SeqCst);
-        count.store(u32::try_from(endpoints.len()).expect("at most MAX_ENDPOINTS"), Ordering::Release);
-    }
-
-    /// Where programs answer now.
-    pub(crate) fn endpoints(&self) -> Vec<Endpoint> {
-        let count = self.half(std::mem::offset_of!(Control, endpoint_count)).load(Ordering::Acquire);
-        let slots = (0..(count as usize).min(MAX_ENDPOINTS)).map(|index| {
-            let offset = std::mem::offset_of!(Control, endpoints) + index * size_of::<Endpoint>();
-            // SAFETY: the slot lies inside the mapping (checked by `field`), and any bytes are an Endpoint.
-            unsafe { self.field::<Endpoint>(offset).read_volatile() }
-        });
-        slots.collect()
-    }
-
     /// Sets how much goes up until then, ns of CLOCK_MONOTONIC, see [`Control::pass_shares`].
     pub(crate) fn set_shedding(&self, shares: &[u32; CLIENT_BUCKETS], until_ns: u64) {
         for (bucket, &share) in shares.iter().enumerate() {
@@ -132,47 +92,5 @@ impl ControlPage {
     /// Sets whether the OPT of a reply repeats the client's, see [`Control::echo_opt`].
     pub(crate) fn set_echo_opt(&self, echo: bool) {
         self.half(std::mem::offset_of!(Control, echo_opt)).store(u32::from(echo), Ordering::Relaxed);
-    }
-
-    /// Sets the VLANs whose frames are answered.
-    pub(crate) fn set_vlans(&self, vlans: &[u16]) {
-        let mut words = [0; VLAN_WORDS];
-        for &vlan in vlans {
-            let (word, bit) = Control::vlan(vlan);
-            words[word] |= bit;
-        }
-        for (index, word) in words.into_iter().enumerate() {
-            let offset = std::mem::offset_of!(Control, vlans) + index * size_of::<u64>();
-            self.word(offset).store(word, Ordering::Relaxed);
-        }
-    }
-
-    /// Sets what XDP knows of the interfaces; those that stay the same are not touched. Of
-    /// two in one slot the first one has it.
-    pub(crate) fn set_interfaces(&self, interfaces: &[Interface]) {
-        let mut slots = [Interface::default(); INTERFACES];
-        for &interface in interfaces {
-            let slot = &mut slots[Control::interface(interface.ifindex)];
-            if slot.ifindex == 0 {
-                *slot = interface;
-            }
-        }
-        for (index, wanted) in slots.into_iter().enumerate() {
-            let offset = std::mem::offset_of!(Control, interfaces) + index * size_of::<Interface>();
-            let slot = self.field::<Interface>(offset);
-            // SAFETY: the slot lies inside the mapping (checked by `field`), and any bytes
-            // are an Interface.
-            if unsafe { slot.read_volatile() } == wanted {
-                continue;
-            }
-            // The program must not meet a new number with an old address.
-            let number = self.half(offset + std::mem::offset_of!(Interface, ifindex));
-            number.store(0, Ordering::Relaxed);
-            fence(Ordering::SeqCst);
-            // SAFETY: as above.
-            unsafe { slot.write_volatile(Interface { ifindex: 0, ..wanted }) };
-            fence(Ordering::SeqCst);
-            number.store(wanted.ifindex, Ordering::Release);
-        }
     }
 }

@@ -1,8 +1,16 @@
 //! What the program has counted.
 
-use std::{io, os::fd::BorrowedFd};
+use std::{
+    io,
+    mem::offset_of,
+    os::fd::BorrowedFd,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
-use dns_common::counters::{CpuCounters, INTERFACE_SLOTS, OUTCOME_SLOTS, Outcome, RCODE_SLOTS};
+use dns_common::{
+    counters::{CpuCounters, OUTCOME_SLOTS, Outcome, RCODE_SLOTS},
+    scope::INTERFACES,
+};
 use memmap2::MmapRaw;
 
 use super::{Shape, map_shared};
@@ -70,10 +78,9 @@ impl Counters {
         (self.sum(|cpu| cpu.query_bytes), self.sum(|cpu| cpu.reply_bytes))
     }
 
-    /// Replies on an interface. Interfaces whose numbers differ by a multiple
-    /// of [`INTERFACE_SLOTS`] are counted together.
-    pub fn interface(&self, ifindex: u32) -> u64 {
-        self.sum(|cpu| cpu.interface_hits[ifindex as usize % INTERFACE_SLOTS])
+    /// Replies on the interface in a slot.
+    pub fn interface(&self, slot: usize) -> u64 {
+        self.sum(|cpu| cpu.interface_hits[slot % INTERFACES])
     }
 
     /// Adds up over the CPUs.
@@ -118,6 +125,26 @@ impl CounterPages {
             })
             .collect()
     }
+
+    /// Replies on the interface in a slot, on all CPUs.
+    pub(crate) fn interface(&self, slot: usize) -> u64 {
+        (0..self.cpus).map(|cpu| self.hits(cpu, slot).load(Ordering::Relaxed)).sum()
+    }
+
+    /// Begins to count an interface in a slot that no program run uses yet.
+    pub(crate) fn clear_interface(&self, slot: usize) {
+        (0..self.cpus).for_each(|cpu| self.hits(cpu, slot).store(0, Ordering::Relaxed));
+    }
+
+    /// The counter of a slot on one CPU.
+    fn hits(&self, cpu: usize, slot: usize) -> &AtomicU64 {
+        assert!(cpu < self.cpus && slot < INTERFACES, "a counter of the map");
+        let at = cpu * size_of::<CpuCounters>()
+            + offset_of!(CpuCounters, interface_hits)
+            + slot * size_of::<u64>();
+        // SAFETY: inside the mapping, as just checked, and aligned; it lives as long as `self`.
+        unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(at).cast()) }
+    }
 }
 
 #[cfg(test)]
@@ -138,6 +165,6 @@ mod tests {
         assert_eq!(counters.hits(), 5);
         assert_eq!(counters.outcome_by_cpu(Outcome::Hit).collect::<Vec<_>>(), [2, 2]);
         assert!(counters.replies().contains(&("AAAA", 3, 10)));
-        assert_eq!(counters.interface(7 + INTERFACE_SLOTS as u32), 2);
+        assert_eq!(counters.interface(7), 2);
     }
 }

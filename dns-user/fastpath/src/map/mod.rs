@@ -4,13 +4,15 @@
 //! * [`store`]: where entries lie: the memory, and which cells of it are free.
 //! * [`words`]: reading and writing while others do.
 //! * [`index`]: the hash table from names to entries.
-//! * [`control`]: what userspace tells the programs.
+//! * [`control`]: what the server tells the programs.
+//! * [`scope`]: what the attaching process tells them.
 //! * [`counters`]: what the programs have counted.
 
 pub(super) mod control;
 pub(super) mod counters;
 pub(super) mod index;
 pub(super) mod layout;
+pub(super) mod scope;
 pub(super) mod store;
 pub(super) mod words;
 

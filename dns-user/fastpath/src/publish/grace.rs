@@ -14,7 +14,7 @@ use dns_platform::threads::{self, OnPanic};
 /// How long cells stay in quarantine where the kernel refuses membarrier (with
 /// `nohz_full`, for one). A program run takes microseconds; this is a wide margin,
 /// not a proof, and the status says so.
-const WITHOUT_MEMBARRIER: Duration = Duration::from_secs(2);
+pub(crate) const WITHOUT_MEMBARRIER: Duration = Duration::from_secs(2);
 
 /// Begins grace periods, one at a time, and tells when they are over.
 #[derive(Debug)]

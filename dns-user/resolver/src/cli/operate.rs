@@ -17,7 +17,6 @@ mod detach;
 mod explain;
 mod lists;
 mod log;
-mod netfilter;
 mod shell;
 mod status;
 mod table;

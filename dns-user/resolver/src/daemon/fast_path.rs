@@ -9,6 +9,7 @@ use super::status::Board;
 use crate::{
     fleet::Fleet,
     ops::tap::{Tap, TapLine},
+    server::Arrivals,
 };
 use dns_core::{
     config::{Config, HookMode, XdpConfig},
@@ -216,6 +217,14 @@ impl Lifecycle {
         if self.retiring.is_some() && self.current.as_ref().is_some_and(|fast_path| fast_path.is_ready()) {
             self.fleet.fast_path.retire();
             stop_in_background(self.retiring.take());
+        }
+    }
+
+    /// Tells by which interfaces queries arrived since the last report.
+    pub(super) fn report(&self, arrivals: &Arrivals) {
+        let arrivals = arrivals.take();
+        for fast_path in self.current.iter().chain(&self.retiring) {
+            fast_path.report(arrivals.clone());
         }
     }
 

@@ -9,9 +9,9 @@ use tracing::{error, info};
 use crate::{
     fleet::Fleet,
     ops::tap::Tap,
-    server::{Identity, Options, Overload, OwnConnections, Server, ServerError, ServerMetrics},
+    server::{Arrivals, Identity, Options, Overload, OwnConnections, Server, ServerError, ServerMetrics},
 };
-use dns_core::config::Config;
+use dns_core::config::{Config, HookMode};
 use dns_platform::limits::raise_file_limit;
 
 /// All servers.
@@ -92,6 +92,11 @@ impl Listeners {
         served
     }
 
+    /// Counts by which interfaces queries arrive.
+    pub(super) fn arrivals(&self) -> &Arrivals {
+        &self.options.arrivals
+    }
+
     /// Why wanted addresses are not served.
     pub(super) fn problems(&self) -> impl Iterator<Item = &str> {
         self.problems.values().map(String::as_str)
@@ -157,12 +162,14 @@ pub(super) fn options(config: &Config, addresses: usize, own: OwnConnections, ta
     let share = raise_file_limit() / 4 / addresses.max(1) as u64;
     let most = Options::default().max_tcp_connections;
     let max_tcp_connections = usize::try_from(share).unwrap_or(most).clamp(16, most);
+    let serves_interfaces = config.xdp.enabled && config.xdp.mode != HookMode::Off;
     Options {
         request_timeout: config.request_timeout,
         max_tcp_connections,
         own,
         tap,
         max_reply: config.max_reply,
+        arrivals: if serves_interfaces { Arrivals::on() } else { Arrivals::default() },
         compat: config.compat,
         overload: if config.xdp.shed { Overload::on() } else { Overload::default() },
         ..Options::default()

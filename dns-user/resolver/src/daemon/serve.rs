@@ -35,6 +35,7 @@ use crate::{
 };
 use dns_consul::config::Config as ConsulConfig;
 use dns_core::config::{Config, ConfigError, Loaded};
+use dns_fastpath::REPORT_INTERVAL;
 use dns_health::HealthService;
 use dns_platform::logs::Logs;
 
@@ -105,8 +106,11 @@ impl Daemon<'_> {
         // which keeps their answers true, goes round.
         let mut beats = time::interval(self.fast_path.beat_interval());
         beats.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+        let mut reports = time::interval(REPORT_INTERVAL);
+        reports.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
+                _ = reports.tick() => self.fast_path.report(self.listeners.arrivals()),
                 _ = beats.tick() => {
                     self.fast_path.beat();
                     service_manager::tell(service_manager::State::Alive);

@@ -130,7 +130,8 @@ impl FastPathView {
         let share = |part: usize, whole: usize| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
         let interfaces = interfaces.interfaces.into_iter().map(|interface| InterfaceView {
             hook: interface.hook.map_or("none", |hook| hook.label()).to_owned(),
-            replies: counters.interface(interface.ifindex),
+            replies: interface.slot.map_or(0, |slot| counters.interface(slot)),
+            state: interface.state.label().to_owned(),
             name: interface.name,
             why: interface.why,
         });
@@ -164,9 +165,12 @@ impl From<ProgramStatus> for ProgramView {
 pub struct InterfaceView {
     /// Its name.
     pub name: String,
+    /// `served`, `waiting` or `refused`.
+    #[serde(default)]
+    pub state: String,
     /// `native`, `generic`, `tcx`, `clsact` or `none`.
     pub hook: String,
-    /// Why this hook.
+    /// Why this hook, or why none.
     pub why: String,
     /// Replies so far.
     pub replies: u64,

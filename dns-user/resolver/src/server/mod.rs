@@ -10,6 +10,7 @@
 //! local answer.
 
 mod answer_cache;
+mod arrivals;
 mod batch;
 mod connections;
 mod eager;
@@ -34,6 +35,7 @@ use std::{
 
 use tokio::{sync::watch, task::JoinSet};
 
+pub use arrivals::Arrivals;
 pub use connections::OwnConnections;
 pub use metrics::ServerMetrics;
 pub use overload::Overload;
@@ -69,6 +71,8 @@ pub struct Options {
     pub tap: Tap,
     /// Most bytes of a UDP reply to a client that is not near, see [`near`]; `None`: no bound.
     pub max_reply: Option<u16>,
+    /// Counts by which interfaces queries arrive.
+    pub arrivals: Arrivals,
     /// Whether a part of the queries is shed at the interface while more come than can be answered.
     pub overload: Overload,
     /// How long a TCP connection may stay without a complete query.
@@ -88,6 +92,7 @@ impl Default for Options {
             own: OwnConnections::default(),
             tap: Tap::new(),
             max_reply: None,
+            arrivals: Arrivals::default(),
             overload: Overload::default(),
             tcp_idle_timeout: Duration::from_secs(8),
             ipv4_apart: false,

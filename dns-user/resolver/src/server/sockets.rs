@@ -53,7 +53,7 @@ impl Endpoint {
         };
         let tcp = bind_tcp(address, only_v6).map_err(failed(address, "TCP"))?;
         let address = tcp.local_addr().map_err(failed(address, "TCP"))?;
-        let told = address.ip().is_unspecified() || options.max_reply.is_some();
+        let told = address.ip().is_unspecified() || options.max_reply.is_some() || options.arrivals.is_on();
         let udp = bind_udp(address, only_v6, told, workers).map_err(failed(address, "UDP"))?;
         Ok(Self { address, tcp, udp })
     }
@@ -87,7 +87,7 @@ fn bind_udp(address: SocketAddr, only_v6: bool, told: bool, workers: usize) -> i
                 ask_for_destination(&socket, address.ip())?;
             }
             grow_buffers(&socket);
-            Ok(udp::Socket::new(socket.into(), told))
+            Ok(udp::Socket::new(socket.into(), told, address.port()))
         })
         .collect()
 }

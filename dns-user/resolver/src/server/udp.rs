@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    net::SocketAddr,
     os::fd::{AsRawFd, OwnedFd, RawFd},
     panic::{self, AssertUnwindSafe},
     sync::{
@@ -15,6 +16,7 @@ use tokio::runtime::Handle;
 
 use super::{
     answer_cache::{AnswerCache, LowerName},
+    arrivals::ArrivalCounter,
     batch::{BATCH, Batch, Datagram},
     eager::spawn_eagerly,
     metrics::{By, Dropped, Stripe},
@@ -37,14 +39,16 @@ pub(super) struct Socket {
     descriptor: OwnedFd,
     /// Whether the kernel says where datagrams were sent to, and replies say where from.
     told: bool,
+    /// The port that it is bound to.
+    port: u16,
     /// Whether the worker is to end.
     stopping: AtomicBool,
 }
 
 impl Socket {
     /// Takes a bound, blocking socket.
-    pub(super) fn new(descriptor: OwnedFd, told: bool) -> Self {
-        Self { descriptor, told, stopping: AtomicBool::new(false) }
+    pub(super) fn new(descriptor: OwnedFd, told: bool, port: u16) -> Self {
+        Self { descriptor, told, port, stopping: AtomicBool::new(false) }
     }
 
     /// Ends the worker once it has answered what is in the queue.
@@ -143,6 +147,8 @@ pub(super) struct Worker {
     near: NearClients,
     /// How full the queue is.
     queue: QueueWatch,
+    /// By which interfaces queries arrive.
+    arrivals: ArrivalCounter,
     /// What this worker counts.
     stripe: Arc<Stripe>,
 }
@@ -157,6 +163,7 @@ impl Worker {
             shuffle: Shuffle::default(),
             near: NearClients::default(),
             queue: QueueWatch::new(handler.options.overload.clone()),
+            arrivals: ArrivalCounter::new(handler.options.arrivals.clone()),
             stripe: handler.metrics.stripe(),
             handler,
         }
@@ -209,7 +216,13 @@ impl Worker {
                     datagram.reply.clear();
                     self.cache = AnswerCache::new();
                 }
+                if let Some((ifindex, address)) = datagram.control.destination(datagram.control_len) {
+                    let endpoint = SocketAddr::new(address, self.socket.port);
+                    let client = socket_address(datagram.peer).ip().to_canonical();
+                    self.arrivals.arrived(ifindex, endpoint, client, !datagram.reply.is_empty());
+                }
             }
+            self.arrivals.batch_ended();
             let failed = batch.send(descriptor, count);
             if failed > 0 {
                 self.stripe.dropped(Dropped::NotSent, failed as u64);

@@ -1,6 +1,6 @@
 //! `status`: is it healthy.
 
-use std::{collections::BTreeSet, fmt::Write, net::SocketAddr};
+use std::fmt::Write;
 
 use clap::Args;
 use dns_core::terminal;
@@ -9,11 +9,11 @@ use super::{
     Problem,
     client::{Client, wait_for},
     connection::Connection,
-    netfilter, print, print_json,
+    print, print_json,
     table::{self, Table, count, duration, percent},
 };
 use crate::ops::{
-    status::{FastPathView, Status as Answer},
+    status::{FastPathView, InterfaceView, Status as Answer},
     tap::seconds_since_1970,
 };
 
@@ -37,7 +37,7 @@ impl Status {
         if json {
             print_json(&(answer.text() + "\n"))?;
         } else {
-            print(&(text(&status) + &filter_text(&status)))?;
+            print(&text(&status))?;
         }
         if status.ready { Ok(()) } else { Err(Problem::BadAnswer("the server is not ready".to_owned())) }
     }
@@ -146,17 +146,18 @@ fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
         fast_path.map_fill * 100.0,
         fast_path.memory_fill * 100.0,
     );
-    let mut lines = Table::new(&["INTERFACE", "HOOK", "REPLIES", "WHY"]);
-    for interface in &fast_path.interfaces {
-        lines.line([
-            interface.name.clone(),
-            interface.hook.clone(),
-            count(interface.replies),
-            interface.why.clone(),
-        ]);
-    }
-    if !lines.is_empty() {
-        let _ = write!(out, "\n{}", lines.text(2));
+    for (state, title) in [
+        ("served", "INTERFACES SERVED"),
+        ("waiting", "WAITING FOR QUERIES"),
+        ("refused", "LEFT TO USERSPACE"),
+    ] {
+        let mut lines = Table::new(&[title, "HOOK", "REPLIES", "WHY"]);
+        for group in InterfaceGroup::all(&fast_path.interfaces, state) {
+            lines.line([group.names(), group.hook.to_owned(), count(group.replies), group.why.to_owned()]);
+        }
+        if !lines.is_empty() {
+            let _ = write!(out, "\n{}", lines.text(2));
+        }
     }
     let mut lines = Table::new(&["PROGRAM", "STATE", "INSTRUCTIONS", "TOOK", "WHY"]);
     for program in &fast_path.programs {
@@ -186,17 +187,47 @@ fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
     }
 }
 
-/// What the packet filter has for our ports, where interfaces answer before it.
-fn filter_text(status: &Answer) -> String {
-    let interfaces = status.fast_path.iter().flat_map(|fast_path| &fast_path.interfaces);
-    if !interfaces.into_iter().any(|interface| interface.hook != "none") {
-        return String::new();
+/// Interfaces that fare alike.
+struct InterfaceGroup<'a> {
+    /// The hook of all.
+    hook: &'a str,
+    /// Why that one, or why none.
+    why: &'a str,
+    /// Their names.
+    names: Vec<&'a str>,
+    /// Their replies together.
+    replies: u64,
+}
+
+impl<'a> InterfaceGroup<'a> {
+    /// Most names that are listed.
+    const MOST_NAMES: usize = 4;
+
+    /// The groups of interfaces in this state, the largest first.
+    fn all(interfaces: &'a [InterfaceView], state: &str) -> Vec<Self> {
+        let mut groups: Vec<Self> = Vec::new();
+        for interface in interfaces.iter().filter(|interface| interface.state == state) {
+            let InterfaceView { name, hook, why, replies, .. } = interface;
+            match groups.iter_mut().find(|group| group.hook == hook && group.why == why) {
+                Some(group) => {
+                    group.names.push(name);
+                    group.replies += replies;
+                }
+                None => groups.push(Self { hook, why, names: vec![name], replies: *replies }),
+            }
+        }
+        groups.sort_by_key(|group| std::cmp::Reverse(group.names.len()));
+        groups
     }
-    let ports = status.listen.iter().filter_map(|listen| listen.parse::<SocketAddr>().ok());
-    let ports: BTreeSet<u16> = ports.map(|listen| listen.port()).collect();
-    let notes = netfilter::notes(&Vec::from_iter(ports));
-    let lines = notes.iter().map(|note| format!("  {note}\n")).collect::<String>();
-    if lines.is_empty() { lines } else { format!("\npacket filter\n{lines}") }
+
+    /// The first names, and how many more there are.
+    fn names(&self) -> String {
+        let listed = self.names[..self.names.len().min(Self::MOST_NAMES)].join(" ");
+        match self.names.len().saturating_sub(Self::MOST_NAMES) {
+            0 => listed,
+            more => format!("{listed} and {more} more"),
+        }
+    }
 }
 
 /// Last reloads and failures.

@@ -55,9 +55,9 @@ fn all(fast_path: &FastPath) -> Vec<MetricFamily> {
             .into_iter()
             .map(|(query_type, rcode, count)| ([query_type.into(), rcode_label(rcode)], count))),
         families::FAST_PATH_BYTES_TOTAL.of([(["in"], bytes_in), (["out"], bytes_out)]),
-        families::FAST_PATH_INTERFACE_REPLIES_TOTAL.of(interfaces
-            .iter()
-            .map(|interface| ([interface.name.as_str()], counters.interface(interface.ifindex)))),
+        families::FAST_PATH_INTERFACE_REPLIES_TOTAL.of(interfaces.iter().map(|interface| {
+            ([interface.name.as_str()], interface.slot.map_or(0, |slot| counters.interface(slot)))
+        })),
         families::FAST_PATH_INTERFACE_INFO.of(interfaces
             .iter()
             .map(|interface| ([interface.name.as_str(), interface.hook.map_or("none", Hook::label)], 1.0))),

@@ -1,0 +1,383 @@
+//! Which interface answers for which endpoint, decided by what the kernel delivers.
+//!
+//! The server reports by which interface queries reached its sockets. Such a query has passed
+//! every filter, NAT rule, VRF, bridge and IPsec policy, so several of them for one endpoint open
+//! its door. While a door is open the program lets about one query a second up as a probe; two
+//! probes that do not arrive close the door. The clients whose probes were lost are remembered
+//! as witnesses: the door opens again only once their queries arrive.
+//!
+//! Pure bookkeeping: the caller passes the time.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::map::scope::Probed;
+
+/// Queries within [`WINDOW`] that open a door: fewer are not worth a program.
+pub(crate) const ENOUGH: u32 = 5;
+
+/// See [`ENOUGH`].
+pub(crate) const WINDOW: Duration = Duration::from_secs(10);
+
+/// How long after it was noticed a probe may arrive: longer than two reports of the server take.
+const PROBE_PATIENCE: Duration = Duration::from_millis(600);
+
+/// Probes that must be lost within [`LOSS_WINDOW`] to close a door: one may fall victim to a burst.
+const LOSSES: usize = 2;
+
+/// See [`LOSSES`].
+const LOSS_WINDOW: Duration = Duration::from_secs(60);
+
+/// How long a witness that asks no more keeps a door closed.
+const WITNESS_KEPT: Duration = Duration::from_secs(300);
+
+/// Most witnesses of a door.
+const MOST_WITNESSES: usize = 16;
+
+/// Most clients of a door that rules are looked at for.
+const MOST_KNOWN: usize = 8;
+
+/// Most clients in an [`Arrival`].
+pub const MOST_CLIENTS: usize = 32;
+
+/// Queries that reached the server's sockets since its last report.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Arrival {
+    /// Interface by which they came.
+    pub ifindex: u32,
+    /// Address and port that they were sent to.
+    pub endpoint: SocketAddr,
+    /// Queries for names that the server answers by itself.
+    pub queries: u32,
+    /// Their senders, up to a bound.
+    pub clients: Vec<IpAddr>,
+    /// Whether there were more senders.
+    pub more: bool,
+}
+
+/// The doors, by interface and slot of the endpoint.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    /// Only those at which something happened.
+    doors: BTreeMap<(u32, usize), Door>,
+}
+
+/// State of an interface and an endpoint.
+#[derive(Debug, Default)]
+struct Door {
+    /// Whether the interface answers.
+    open: bool,
+    /// Queries that arrived since `since`.
+    arrived: u32,
+    /// Begin of the count; `None`: none arrived yet.
+    since: Option<Instant>,
+    /// Recent clients and their time, to explain probes.
+    clients: Vec<(IpAddr, Instant)>,
+    /// Some clients that were seen.
+    known: Vec<IpAddr>,
+    /// When a query arrived last.
+    last: Option<Instant>,
+    /// Whether there were more of them than are told.
+    more: bool,
+    /// Probes that were noticed so far.
+    probes: u64,
+    /// The probe that has not arrived yet.
+    pending: Option<(IpAddr, Instant)>,
+    /// Probes that were lost: their clients, of which nothing arrived since, and when.
+    lost: Vec<(IpAddr, Instant)>,
+    /// Clients whose probes were lost, and when.
+    witnesses: Vec<(IpAddr, Instant)>,
+}
+
+impl Gate {
+    /// Opens a door without evidence: the interface is named in the configuration, or a
+    /// predecessor served it. Probes test it like any other.
+    pub(crate) fn open(&mut self, ifindex: u32, endpoint: usize) {
+        let door = self.doors.entry((ifindex, endpoint)).or_default();
+        if door.witnesses.is_empty() {
+            door.open = true;
+        }
+    }
+
+    /// Takes a report. Returns whether a door has opened.
+    pub(crate) fn arrived(&mut self, endpoint: usize, arrival: &Arrival, now: Instant) -> bool {
+        let door = self.doors.entry((arrival.ifindex, endpoint)).or_default();
+        door.clients.extend(arrival.clients.iter().map(|&client| (client, now)));
+        door.last = Some(now);
+        arrival.clients.iter().for_each(|&client| door.know(client));
+        door.more |= arrival.more;
+        door.witnesses.retain(|(client, _)| !arrival.clients.contains(client));
+        door.lost.retain(|(client, _)| !arrival.clients.contains(client));
+        if door.pending.is_some_and(|(client, _)| door.more || arrival.clients.contains(&client)) {
+            door.pending = None;
+        }
+        if door.since.is_none_or(|since| now.saturating_duration_since(since) > WINDOW) {
+            (door.since, door.arrived) = (Some(now), 0);
+        }
+        door.arrived = door.arrived.saturating_add(arrival.queries);
+        let opens = !door.open && door.arrived >= ENOUGH && door.witnesses.is_empty();
+        if opens {
+            (door.open, door.arrived) = (true, 0);
+            door.lost.clear();
+        }
+        opens
+    }
+
+    /// Takes what the programs say of the probes at an open door.
+    pub(crate) fn probed(&mut self, ifindex: u32, endpoint: usize, probed: Probed, now: Instant) {
+        let Some(door) = self.doors.get_mut(&(ifindex, endpoint)) else { return };
+        if probed.count == door.probes {
+            return;
+        }
+        door.probes = probed.count;
+        if let Some((client, since)) = door.pending.take() {
+            door.lose(client, since);
+        }
+        door.know(probed.client);
+        let is_recent = |since: Instant| now.saturating_duration_since(since) < PROBE_PATIENCE;
+        let has_arrived =
+            door.clients.iter().any(|&(client, since)| client == probed.client && is_recent(since));
+        if !door.more && !has_arrived {
+            door.pending = Some((probed.client, now));
+        }
+        door.clients.clear();
+        door.more = false;
+    }
+
+    /// Closes doors whose probes are lost; returns interfaces and endpoints with a witness.
+    /// `explained`: a full receive queue, or a server that reports nothing, may be the reason, so
+    /// nothing is concluded.
+    pub(crate) fn judge(
+        &mut self,
+        now: Instant,
+        explained: impl FnOnce() -> bool,
+    ) -> Vec<(u32, usize, IpAddr)> {
+        let overdue = |door: &Door| {
+            door.pending.is_some_and(|(_, since)| now.saturating_duration_since(since) >= PROBE_PATIENCE)
+        };
+        let suspicious = |door: &Door| !door.lost.is_empty() || overdue(door);
+        if !self.doors.values().any(suspicious) {
+            self.forget_old(now);
+            return Vec::new();
+        }
+        if explained() {
+            for door in self.doors.values_mut() {
+                door.pending = None;
+                door.lost.clear();
+            }
+            return Vec::new();
+        }
+        let mut closed = Vec::new();
+        for (&(ifindex, endpoint), door) in &mut self.doors {
+            if overdue(door)
+                && let Some((client, since)) = door.pending.take()
+            {
+                door.lose(client, since);
+            }
+            door.lost.retain(|&(_, since)| now.saturating_duration_since(since) < LOSS_WINDOW);
+            if door.open && door.lost.len() >= LOSSES {
+                door.open = false;
+                (door.arrived, door.since) = (0, None);
+                door.lost.clear();
+                closed.extend(door.witnesses.last().map(|&(client, _)| (ifindex, endpoint, client)));
+            }
+        }
+        self.forget_old(now);
+        closed
+    }
+
+    /// Lets go of old witnesses.
+    fn forget_old(&mut self, now: Instant) {
+        for door in self.doors.values_mut() {
+            door.witnesses.retain(|&(_, since)| now.saturating_duration_since(since) < WITNESS_KEPT);
+        }
+    }
+
+    /// Whether a door is open.
+    pub(crate) fn is_open(&self, ifindex: u32, endpoint: usize) -> bool {
+        self.doors.get(&(ifindex, endpoint)).is_some_and(|door| door.open)
+    }
+
+    /// Some clients of a door, and when a query arrived there last.
+    pub(crate) fn seen(&self, ifindex: u32, endpoint: usize) -> (&[IpAddr], Option<Instant>) {
+        self.doors.get(&(ifindex, endpoint)).map_or((&[], None), |door| (&door.known, door.last))
+    }
+
+    /// Closes the doors of an interface that is detached: new evidence opens them.
+    pub(crate) fn close(&mut self, ifindex: u32) {
+        for (_, door) in self.doors.range_mut((ifindex, 0)..=(ifindex, usize::MAX)) {
+            *door = Door { witnesses: std::mem::take(&mut door.witnesses), ..Door::default() };
+        }
+    }
+
+    /// Interfaces with an open door.
+    pub(crate) fn interfaces(&self) -> impl Iterator<Item = u32> {
+        self.doors.iter().filter(|(_, door)| door.open).map(|(&(ifindex, _), _)| ifindex)
+    }
+
+    /// Interfaces at which queries arrive that are not enough yet, or a witness stands.
+    pub(crate) fn waiting(&self, now: Instant) -> impl Iterator<Item = (u32, Waiting)> {
+        self.doors.iter().filter(|(_, door)| !door.open).filter_map(move |(&(ifindex, _), door)| {
+            if let Some(&(client, _)) = door.witnesses.last() {
+                return Some((ifindex, Waiting::Witness(client)));
+            }
+            let recent = door.since.is_some_and(|since| now.saturating_duration_since(since) <= WINDOW);
+            (recent && door.arrived > 0).then_some((ifindex, Waiting::Evidence(door.arrived)))
+        })
+    }
+
+    /// Forgets interfaces and endpoints that are gone.
+    pub(crate) fn retain(&mut self, keep: impl Fn(u32, usize) -> bool) {
+        self.doors.retain(|&(ifindex, endpoint), _| keep(ifindex, endpoint));
+    }
+}
+
+/// Why a door is not open yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waiting {
+    /// Number of queries in the present window.
+    Evidence(u32),
+    /// Queries of this client did not arrive.
+    Witness(IpAddr),
+}
+
+impl Door {
+    /// Remembers a client, in the place of the oldest one if need be.
+    fn know(&mut self, client: IpAddr) {
+        if self.known.contains(&client) {
+            return;
+        }
+        if self.known.len() >= MOST_KNOWN {
+            self.known.remove(0);
+        }
+        self.known.push(client);
+    }
+
+    /// A probe of this client did not arrive.
+    fn lose(&mut self, client: IpAddr, since: Instant) {
+        self.lost.push((client, since));
+        self.witnesses.retain(|&(known, _)| known != client);
+        if self.witnesses.len() >= MOST_WITNESSES {
+            self.witnesses.remove(0);
+        }
+        self.witnesses.push((client, since));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 255, 10, 2));
+    const OTHER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 255, 10, 3));
+
+    fn arrival(client: IpAddr, queries: u32) -> Arrival {
+        let endpoint = "169.254.0.2:53".parse().unwrap();
+        Arrival { ifindex: 7, endpoint, queries, clients: vec![client], more: false }
+    }
+
+    fn probed(client: IpAddr, count: u64) -> Probed {
+        Probed { count, client }
+    }
+
+    /// An open door, and the time.
+    fn open() -> (Gate, Instant) {
+        let (mut gate, now) = (Gate::default(), Instant::now());
+        assert!(gate.arrived(0, &arrival(CLIENT, ENOUGH), now));
+        (gate, now)
+    }
+
+    #[test]
+    fn enough_queries_in_time_open() {
+        let (mut gate, now) = (Gate::default(), Instant::now());
+        assert!(!gate.arrived(0, &arrival(CLIENT, ENOUGH - 1), now));
+        assert!(!gate.arrived(0, &arrival(CLIENT, 1), now + WINDOW * 2), "too far apart");
+        assert!(gate.arrived(0, &arrival(CLIENT, ENOUGH - 1), now + WINDOW * 2));
+        assert!(gate.is_open(7, 0) && !gate.is_open(7, 1) && !gate.is_open(8, 0));
+    }
+
+    #[test]
+    fn arriving_probes_keep_the_door_open() {
+        let (mut gate, mut now) = open();
+        for count in 1..100 {
+            gate.probed(7, 0, probed(CLIENT, count), now);
+            now += Duration::from_millis(250);
+            gate.arrived(0, &arrival(CLIENT, 1), now);
+            now += Duration::from_millis(750);
+            assert_eq!(gate.judge(now, || false), []);
+        }
+        assert!(gate.is_open(7, 0));
+    }
+
+    #[test]
+    fn early_arrival_counts() {
+        let (mut gate, mut now) = open();
+        for count in 1..10 {
+            gate.arrived(0, &arrival(CLIENT, 1), now);
+            gate.probed(7, 0, probed(CLIENT, count), now);
+            now += Duration::from_secs(1);
+            assert_eq!(gate.judge(now, || false), []);
+        }
+    }
+
+    #[test]
+    fn lost_probes_close_within_three_seconds() {
+        let (mut gate, begin) = open();
+        let mut now = begin;
+        let mut closed = Vec::new();
+        while closed.is_empty() {
+            let elapsed = now.duration_since(begin);
+            assert!(elapsed < Duration::from_secs(3), "still open");
+            // The program lets one query up a second.
+            gate.probed(7, 0, probed(CLIENT, elapsed.as_secs()), now);
+            closed = gate.judge(now, || false);
+            now += Duration::from_millis(250);
+        }
+        assert_eq!(closed, [(7, 0, CLIENT)]);
+        assert!(!gate.arrived(0, &arrival(OTHER, 100), now), "the witness has not been heard");
+        assert!(gate.arrived(0, &arrival(CLIENT, ENOUGH), now), "nothing holds its queries back now");
+    }
+
+    #[test]
+    fn client_among_many_is_heard() {
+        let (mut gate, mut now) = open();
+        let mut closed = Vec::new();
+        for count in 1..6 {
+            let client = if count % 2 == 0 { OTHER } else { CLIENT };
+            gate.probed(7, 0, probed(client, count), now);
+            if client == CLIENT {
+                gate.arrived(0, &arrival(CLIENT, 1), now);
+            }
+            now += Duration::from_secs(1);
+            closed.extend(gate.judge(now, || false));
+        }
+        assert_eq!(closed, [(7, 0, OTHER)], "the lost ones count although others arrive");
+    }
+
+    #[test]
+    fn full_queue_explains_losses() {
+        let (mut gate, mut now) = open();
+        for count in 1..10 {
+            gate.probed(7, 0, probed(CLIENT, count), now);
+            now += Duration::from_secs(1);
+            assert_eq!(gate.judge(now, || true), []);
+        }
+        assert!(gate.is_open(7, 0));
+    }
+
+    #[test]
+    fn silent_witness_is_forgotten() {
+        let (mut gate, now) = open();
+        for count in 1..4 {
+            gate.probed(7, 0, probed(OTHER, count), now + Duration::from_secs(count));
+        }
+        assert_eq!(gate.judge(now + Duration::from_secs(4), || false).len(), 1);
+        gate.judge(now + WITNESS_KEPT * 2, || false);
+        assert!(gate.arrived(0, &arrival(CLIENT, ENOUGH), now + WITNESS_KEPT * 2));
+    }
+}

@@ -1,0 +1,107 @@
+//! Objections of packet filter and IPsec to interfaces that queries arrive by.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use super::{
+    netlink::Link,
+    rules::{Device, Objection, Rules},
+    xfrm::{self, Policy},
+};
+
+/// How often the kernel is asked for rules and policies while something is served.
+const ROUND: Duration = Duration::from_secs(2);
+
+/// Most answers that are remembered.
+const MOST_KNOWN: usize = 65_536;
+
+/// Follows rules and policies.
+#[derive(Debug, Default)]
+pub(super) struct Objections {
+    /// The rules of the last reading.
+    rules: Rules,
+    /// The policies of the last reading.
+    policies: Vec<Policy>,
+    /// When that was.
+    read: Option<Instant>,
+    /// When they were seen to be others than before.
+    changed: Option<Instant>,
+    /// Answers so far, by interface, endpoint and client.
+    known: BTreeMap<(u32, SocketAddr, IpAddr), Option<Objection>>,
+    /// Why they could not be read, so that the log is told once.
+    problem: Option<String>,
+}
+
+impl Objections {
+    /// Reads rules and policies again if it is time.
+    pub(super) fn refresh(&mut self, now: Instant) {
+        if self.read.is_some_and(|read| now.saturating_duration_since(read) < ROUND) {
+            return;
+        }
+        self.read = Some(now);
+        let found = Rules::read().and_then(|rules| Ok((rules, xfrm::policies()?)));
+        match found {
+            Ok((rules, policies)) => {
+                self.problem = None;
+                if (&rules, &policies) != (&self.rules, &self.policies) || self.changed.is_none() {
+                    (self.rules, self.policies, self.changed) = (rules, policies, Some(now));
+                    self.known.clear();
+                }
+            }
+            Err(error) => {
+                let problem = error.to_string();
+                if self.problem.as_ref() != Some(&problem) {
+                    tracing::warn!(%error, "cannot read the packet filter's rules (getsockopt, nfnetlink): limits, held replies and NAT on lo are not noticed; arriving queries decide alone");
+                }
+                self.problem = Some(problem);
+            }
+        }
+    }
+
+    /// Why an interface must not answer for an endpoint, as far as these clients go; `arrived`: when a
+    /// query came by last, which proves that the kernel holds none back.
+    pub(super) fn find(
+        &mut self,
+        link: &Link,
+        endpoint: SocketAddr,
+        clients: &[IpAddr],
+        arrived: Option<Instant>,
+    ) -> Option<String> {
+        if self.policies.iter().any(|policy| policy.covers(endpoint)) {
+            return Some(
+                "an IPsec policy covers the endpoint, and a reply given here would leave past it".to_owned(),
+            );
+        }
+        if self.known.len() > MOST_KNOWN {
+            self.known.clear();
+        }
+        let device = Device::of(link);
+        let any = [any_client(endpoint)];
+        let clients = if clients.is_empty() { &any } else { clients };
+        for &client in clients {
+            let Self { rules, known, changed, .. } = self;
+            let found = known
+                .entry((link.ifindex, endpoint, client))
+                .or_insert_with(|| rules.objection(&device, client, endpoint));
+            match found {
+                // The rules were misread, or the queries of another client arrive.
+                Some(Objection::Held) if arrived > *changed => {}
+                Some(objection) => return Some(objection.to_string()),
+                None => {}
+            }
+        }
+        None
+    }
+}
+
+/// An address of no client (RFC 5737, RFC 3849), where none is known yet.
+fn any_client(endpoint: SocketAddr) -> IpAddr {
+    if endpoint.is_ipv4() {
+        Ipv4Addr::new(192, 0, 2, 1).into()
+    } else {
+        Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()
+    }
+}

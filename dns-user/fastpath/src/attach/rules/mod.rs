@@ -1,0 +1,152 @@
+//! What the packet filter says of queries, of the replies to them, and of `lo`: read from the
+//! kernel's own tables, legacy ones and nftables alike.
+//!
+//! Arriving queries show most of it ([`super::gate`]). Three things they cannot show are looked
+//! at here: limits, which let some queries pass; rules that hold replies back; and `lo`, where a
+//! reply of the program looks to connection tracking like another query.
+//!
+//! * [`xtables`] and [`nft`] read the tables, [`matches`] and [`expressions`] their conditions.
+//! * [`walk`]: what may become of a [`packet`] in them.
+
+mod expressions;
+mod matches;
+mod nft;
+mod packet;
+mod walk;
+mod xtables;
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+};
+
+pub(crate) use self::packet::Device;
+use self::{
+    packet::Packet,
+    walk::Ends,
+    xtables::{INPUT, OUTPUT, POSTROUTING, PREROUTING},
+};
+use super::netlink::Socket;
+use dns_common::scope::LOOPBACK_IFINDEX;
+
+/// The packet filter's tables at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Rules {
+    /// Legacy tables.
+    legacy: Vec<xtables::Table>,
+    /// Tables of nftables.
+    nft: nft::Ruleset,
+}
+
+/// Why an interface must not answer for an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Objection {
+    /// The kernel delivers no query.
+    #[error("the packet filter drops or diverts its queries")]
+    Held,
+    /// It delivers some.
+    #[error("the packet filter limits its queries")]
+    Limited,
+    /// It drops the replies.
+    #[error("the packet filter drops or limits replies to its clients")]
+    RepliesHeld,
+    /// Local queries to other addresses become ours.
+    #[error("NAT at OUTPUT sends local queries for other addresses here")]
+    LocalNat,
+    /// A reply of the program on `lo` would be dropped.
+    #[error("no rule of INPUT accepts lo, and to connection tracking a reply given there is new")]
+    LocalRepliesHeld,
+}
+
+impl Rules {
+    /// Reads them, in the calling thread's network namespace. A kernel without nftables has none.
+    pub(crate) fn read() -> io::Result<Self> {
+        let nft = match Socket::netfilter().and_then(|mut socket| nft::read(&mut socket)) {
+            Ok(ruleset) => ruleset,
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::EINVAL | libc::EPROTONOSUPPORT | libc::EOPNOTSUPP)
+                ) =>
+            {
+                nft::Ruleset::default()
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(Self { legacy: xtables::read()?, nft })
+    }
+
+    /// What speaks against answering queries of this client for the endpoint on the interface.
+    pub(crate) fn objection(
+        &self,
+        device: &Device,
+        client: IpAddr,
+        endpoint: SocketAddr,
+    ) -> Option<Objection> {
+        if device.ifindex == LOOPBACK_IFINDEX {
+            return self.objection_on_lo(device, endpoint);
+        }
+        let query = self.way_in(&mut Packet::query(device, client, endpoint));
+        if query.is_limited() {
+            return Some(Objection::Limited);
+        }
+        if query.is_held() {
+            return Some(Objection::Held);
+        }
+        let reply = self.way_out(&mut Packet::reply(device, client, endpoint), false);
+        (reply.is_held() || reply.is_limited()).then_some(Objection::RepliesHeld)
+    }
+
+    /// The same on `lo`.
+    fn objection_on_lo(&self, lo: &Device, endpoint: SocketAddr) -> Option<Objection> {
+        if xtables::leads_to(&self.legacy, endpoint) || self.nft.leads_to(endpoint) {
+            return Some(Objection::LocalNat);
+        }
+        let out = self.way_out(&mut Packet::local_query(lo, endpoint), true);
+        let query = out.then(self.way_in(&mut Packet::local_query_in(lo, endpoint)));
+        if query.is_limited() {
+            return Some(Objection::Limited);
+        }
+        if query.is_held() {
+            return Some(Objection::Held);
+        }
+        let reply = Packet::reply(lo, endpoint.ip(), endpoint);
+        let sent = self.way_out(&mut reply.clone(), false);
+        if sent.is_held() || sent.is_limited() {
+            return Some(Objection::RepliesHeld);
+        }
+        let given = self.way_in(&mut Packet::local_reply_in(lo, endpoint));
+        (given.is_held() || given.is_limited()).then_some(Objection::LocalRepliesHeld)
+    }
+
+    /// What may become of a packet on its way to our sockets.
+    fn way_in(&self, packet: &mut Packet) -> Ends {
+        // Of a local query NAT has decided on its way out.
+        let with_nat =
+            !(packet.from_us && packet.input.as_ref().is_some_and(|input| input.ifindex == LOOPBACK_IFINDEX));
+        let device = packet.input.clone();
+        let mut ends = match &device {
+            Some(device) => self.nft.pass_device(device, true, packet),
+            None => Ends::DELIVERED,
+        };
+        for hook in [PREROUTING, INPUT] {
+            ends = ends.then(xtables::pass(&self.legacy, hook, packet, with_nat));
+            ends = ends.then(self.nft.pass(hook, packet, with_nat));
+        }
+        ends
+    }
+
+    /// What may become of a packet on its way out.
+    fn way_out(&self, packet: &mut Packet, with_nat: bool) -> Ends {
+        let device = packet.output.clone();
+        let mut ends = Ends::DELIVERED;
+        for (hook, with_nat) in [(OUTPUT, with_nat), (POSTROUTING, false)] {
+            ends = ends.then(xtables::pass(&self.legacy, hook, packet, with_nat));
+            ends = ends.then(self.nft.pass(hook, packet, with_nat));
+        }
+        match &device {
+            Some(device) => ends.then(self.nft.pass_device(device, false, packet)),
+            None => ends,
+        }
+    }
+}

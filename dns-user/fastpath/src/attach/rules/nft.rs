@@ -1,0 +1,434 @@
+//! Tables of nftables, as the kernel hands them out (`linux/netfilter/nf_tables.h`), those of
+//! `iptables-nft` among them.
+
+use std::{collections::BTreeMap, io, net::SocketAddr};
+
+use super::{
+    expressions::{Expression, Machine, Verdict, expressions},
+    packet::{Device, Packet},
+    walk::{Action, Chains, Ends, Meets, walk},
+    xtables::OUTPUT,
+};
+use crate::attach::netlink::{Attributes, Socket};
+
+/// `NFNL_SUBSYS_NFTABLES`, as the upper byte of message types.
+const SUBSYSTEM: u16 = 10 << 8;
+/// `NFT_MSG_NEWCHAIN` and the request for it.
+const CHAINS: (u16, u16) = (SUBSYSTEM | 3, SUBSYSTEM | 4);
+/// `NFT_MSG_NEWRULE` and the request for it.
+const RULES: (u16, u16) = (SUBSYSTEM | 6, SUBSYSTEM | 7);
+/// `NFT_MSG_NEWSET` and the request for it.
+const SETS: (u16, u16) = (SUBSYSTEM | 9, SUBSYSTEM | 10);
+/// `NFT_MSG_NEWSETELEM` and the request for it.
+const ELEMENTS: (u16, u16) = (SUBSYSTEM | 12, SUBSYSTEM | 13);
+/// `NFPROTO_*`.
+const INET: u8 = 1;
+/// See [`INET`].
+const IPV4: u8 = 2;
+/// See [`INET`].
+const NETDEV: u8 = 5;
+/// See [`INET`].
+const IPV6: u8 = 10;
+/// Priority of NAT at OUTPUT and PREROUTING (`NF_IP_PRI_NAT_DST`): only chains of type nat count.
+const TYPE_NAT: &str = "nat";
+
+/// All tables.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Ruleset {
+    /// Chains.
+    chains: Vec<Chain>,
+    /// Sets and maps, by family, table and name.
+    sets: BTreeMap<(u8, String, String), Set>,
+}
+
+/// A chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Chain {
+    /// Family of its table.
+    family: u8,
+    /// Its table.
+    table: String,
+    /// Its name.
+    name: String,
+    /// Where packets come to it; `None`: only by jumps.
+    base: Option<Base>,
+    /// Its rules.
+    rules: Vec<Vec<Expression>>,
+}
+
+/// What makes a base chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Base {
+    /// `NF_INET_*`, or 0 and 1 for ingress and egress of netdev.
+    hook: u32,
+    /// The smaller the earlier.
+    priority: i32,
+    /// Interfaces, for netdev.
+    devices: Vec<String>,
+    /// Whether the policy is to drop.
+    drops: bool,
+    /// Whether it is of type nat.
+    is_nat: bool,
+}
+
+/// A set, map or verdict map.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Set {
+    /// Whether its elements are ranges, and whether packets add to it.
+    flags: u32,
+    /// The elements.
+    elements: Vec<Element>,
+}
+
+/// An element of a set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Element {
+    /// The key, or the first key of a range.
+    key: Vec<u8>,
+    /// The last key of a range, of sets of concatenations.
+    last: Option<Vec<u8>>,
+    /// Whether the range before it ends before this key.
+    ends: bool,
+    /// Whether it stands for all keys that no other has.
+    is_rest: bool,
+    /// What it is mapped to.
+    data: Vec<u8>,
+    /// The verdict that it is mapped to.
+    verdict: Option<Verdict>,
+}
+
+/// Reads all tables.
+pub(super) fn read(socket: &mut Socket) -> io::Result<Ruleset> {
+    // struct nfgenmsg: family, version, resource.
+    let all = [0; 4];
+    let chains =
+        socket.dump(CHAINS.1, &all, |kind, message| (kind == CHAINS.0).then(|| chain(message)).flatten())?;
+    let rules =
+        socket.dump(RULES.1, &all, |kind, message| (kind == RULES.0).then(|| rule(message)).flatten())?;
+    let names =
+        socket.dump(SETS.1, &all, |kind, message| (kind == SETS.0).then(|| set(message)).flatten())?;
+    let mut ruleset = Ruleset { chains, sets: BTreeMap::new() };
+    for (family, table, name, expressions) in rules {
+        let of = |chain: &&mut Chain| chain.family == family && chain.table == table && chain.name == name;
+        if let Some(chain) = ruleset.chains.iter_mut().find(of) {
+            chain.rules.push(expressions);
+        }
+    }
+    for (key, flags) in names {
+        let mut body = vec![key.0, 0, 0, 0];
+        push_text(&mut body, 1, &key.1);
+        push_text(&mut body, 2, &key.2);
+        let elements = socket
+            .dump(ELEMENTS.1, &body, |kind, message| (kind == ELEMENTS.0).then(|| elements(message)))?;
+        let elements = elements.into_iter().flatten().collect();
+        ruleset.sets.insert(key, Set { flags, elements });
+    }
+    Ok(ruleset)
+}
+
+impl Ruleset {
+    /// What may become of a packet at a hook of IP; `with_nat`: it is the first of its flow.
+    pub(super) fn pass(&self, hook: usize, packet: &mut Packet, with_nat: bool) -> Ends {
+        let family = if packet.is_v6() { IPV6 } else { IPV4 };
+        let is_met = |chain: &Chain, base: &Base| {
+            (chain.family == INET || chain.family == family)
+                && usize::try_from(base.hook) == Ok(hook)
+                && (with_nat || !base.is_nat)
+        };
+        self.through(packet, is_met)
+    }
+
+    /// What may become of a packet at ingress or egress of an interface.
+    pub(super) fn pass_device(&self, device: &Device, is_ingress: bool, packet: &mut Packet) -> Ends {
+        /// `NF_INET_INGRESS`.
+        const INET_INGRESS: u32 = 5;
+        let hook = if is_ingress { 0 } else { 1 };
+        let is_met = |chain: &Chain, base: &Base| {
+            base.devices.contains(&device.name)
+                && (chain.family == NETDEV && base.hook == hook
+                    || chain.family == INET && is_ingress && base.hook == INET_INGRESS)
+        };
+        self.through(packet, is_met)
+    }
+
+    /// What may become of a packet in the base chains that it meets.
+    fn through(&self, packet: &mut Packet, is_met: impl Fn(&Chain, &Base) -> bool) -> Ends {
+        let mut met: Vec<(i32, usize, bool)> = Vec::new();
+        for (index, chain) in self.chains.iter().enumerate() {
+            if let Some(base) = chain.base.as_ref().filter(|base| is_met(chain, base)) {
+                met.push((base.priority, index, base.drops));
+            }
+        }
+        met.sort_unstable();
+        let mut ends = Ends::DELIVERED;
+        for (_, index, drops) in met {
+            let policy = if drops { Action::Drop } else { Action::Accept };
+            ends = ends.then(walk(&mut Way { ruleset: self, packet }, index, policy));
+        }
+        ends
+    }
+
+    /// Whether a rule of NAT at OUTPUT may make local queries to others ones to `endpoint`.
+    pub(super) fn leads_to(&self, endpoint: SocketAddr) -> bool {
+        let starts = self.chains.iter().enumerate().filter(|(_, chain)| {
+            chain.base.as_ref().is_some_and(|base| base.is_nat && usize::try_from(base.hook) == Ok(OUTPUT))
+        });
+        let mut chains: Vec<usize> = starts.map(|(index, _)| index).collect();
+        let mut next = 0;
+        while let Some(&index) = chains.get(next) {
+            next += 1;
+            let chain = &self.chains[index];
+            for rule in &chain.rules {
+                let mut machine = Machine::blind(|name| self.set(chain, name));
+                for expression in rule {
+                    machine.step(expression);
+                    if machine.nat_leads_to(expression, endpoint) {
+                        return true;
+                    }
+                }
+                let named = machine.verdicts().filter_map(|verdict| self.index(chain, verdict.chain()?));
+                for to in named.collect::<Vec<_>>() {
+                    if !chains.contains(&to) {
+                        chains.push(to);
+                    }
+                }
+            }
+        }
+        false
+    }
+
+    /// A set of a chain's table.
+    fn set(&self, chain: &Chain, name: &str) -> Option<&Set> {
+        self.sets.get(&(chain.family, chain.table.clone(), name.to_owned()))
+    }
+
+    /// The chain of this name in the table of another one.
+    fn index(&self, of: &Chain, name: &str) -> Option<usize> {
+        self.chains
+            .iter()
+            .position(|chain| chain.family == of.family && chain.table == of.table && chain.name == name)
+    }
+}
+
+/// What a lookup finds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Found<'a> {
+    /// No element.
+    Nothing,
+    /// This data and verdict.
+    Element(&'a [u8], Option<&'a Verdict>),
+    /// It cannot be known: one of these, or none.
+    Unknown,
+}
+
+impl Set {
+    /// `NFT_SET_INTERVAL`.
+    const INTERVAL: u32 = 4;
+    /// `NFT_SET_EVAL`: packets add to it.
+    const EVAL: u32 = 0x20;
+
+    /// Bytes of a key.
+    pub(super) fn key_length(&self) -> usize {
+        self.elements.iter().map(|element| element.key.len()).max().unwrap_or(0)
+    }
+
+    /// Looks a key up; `None`: the key is not known.
+    pub(super) fn find(&self, key: Option<&[u8]>) -> Found<'_> {
+        let Some(key) = key.filter(|_| self.flags & Self::EVAL == 0) else { return Found::Unknown };
+        let mut best: Option<&Element> = None;
+        for element in self.elements.iter().filter(|element| !element.is_rest) {
+            let is_met = match &element.last {
+                Some(last) => concatenation_contains(&element.key, last, key),
+                None if self.flags & Self::INTERVAL != 0 => {
+                    // The greatest bound that is not above the key decides.
+                    if element.key.as_slice() <= key
+                        && best.is_none_or(|best| {
+                            (best.key.as_slice(), !best.ends) <= (element.key.as_slice(), !element.ends)
+                        })
+                    {
+                        best = Some(element);
+                    }
+                    false
+                }
+                None => element.key == key,
+            };
+            if is_met {
+                return Found::Element(&element.data, element.verdict.as_ref());
+            }
+        }
+        let rest = || self.elements.iter().find(|element| element.is_rest);
+        match best.filter(|element| !element.ends).or_else(rest) {
+            Some(element) => Found::Element(&element.data, element.verdict.as_ref()),
+            None => Found::Nothing,
+        }
+    }
+
+    /// Data of all elements.
+    pub(super) fn data(&self) -> impl Iterator<Item = &[u8]> {
+        self.elements.iter().map(|element| element.data.as_slice())
+    }
+
+    /// Verdicts of all elements.
+    pub(super) fn verdicts(&self) -> impl Iterator<Item = &Verdict> {
+        self.elements.iter().filter_map(|element| element.verdict.as_ref())
+    }
+}
+
+/// Whether a key of several parts lies within a range. Parts are padded to four bytes, so ranges
+/// of parts are told apart by comparing word by word where the range begins and ends in one.
+fn concatenation_contains(first: &[u8], last: &[u8], key: &[u8]) -> bool {
+    let words = first.chunks(4).zip(last.chunks(4)).zip(key.chunks(4));
+    first.len() == key.len() && words.into_iter().all(|((first, last), key)| (first..=last).contains(&key))
+}
+
+/// The way of one packet.
+struct Way<'a, 'p> {
+    /// The tables.
+    ruleset: &'a Ruleset,
+    /// The packet.
+    packet: &'p mut Packet,
+}
+
+impl Chains for Way<'_, '_> {
+    fn decide(&mut self, chain: usize, rule: usize) -> Vec<(Meets, Action)> {
+        let Self { ruleset, packet } = self;
+        let chain = &ruleset.chains[chain];
+        let mut machine = Machine::new(packet, |name| ruleset.set(chain, name));
+        for expression in &chain.rules[rule] {
+            machine.step(expression);
+            if machine.meets() == Meets::No {
+                return Vec::new();
+            }
+        }
+        let meets = machine.meets();
+        let mut actions = Vec::new();
+        for verdict in machine.verdicts() {
+            let action = match verdict {
+                Verdict::Jump(name) => ruleset.index(chain, name).map_or(Action::Unknown, Action::Jump),
+                Verdict::Goto(name) => ruleset.index(chain, name).map_or(Action::Unknown, Action::Goto),
+                Verdict::Plain(action) => *action,
+            };
+            actions.push((meets, action));
+        }
+        machine.leave(packet);
+        actions
+    }
+
+    fn rules(&mut self, chain: usize) -> usize {
+        self.ruleset.chains[chain].rules.len()
+    }
+}
+
+/// A text without its final zero.
+pub(super) fn text(value: &[u8]) -> String {
+    String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into_owned()
+}
+
+/// A number in network order.
+pub(super) fn number(value: &[u8]) -> Option<u32> {
+    value.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
+}
+
+/// Appends a text attribute.
+fn push_text(body: &mut Vec<u8>, kind: u16, text: &str) {
+    crate::attach::netlink::push_attribute(body, kind, &[text.as_bytes(), &[0]].concat());
+}
+
+/// Family and attributes of a message.
+fn split(message: &[u8]) -> Option<(u8, Attributes<'_>)> {
+    let (header, attributes) = message.split_first_chunk::<4>()?;
+    Some((header[0], Attributes(attributes)))
+}
+
+/// Reads `NFT_MSG_NEWCHAIN`.
+fn chain(message: &[u8]) -> Option<Chain> {
+    let (family, attributes) = split(message)?;
+    let (mut table, mut name, mut base, mut drops, mut kind) = (None, None, None, false, String::new());
+    for (attribute, value) in attributes {
+        match attribute {
+            1 => table = Some(text(value)),
+            3 => name = Some(text(value)),
+            4 => base = Some(hook(value)),
+            // NF_DROP.
+            5 => drops = number(value) == Some(0),
+            7 => kind = text(value),
+            _ => {}
+        }
+    }
+    let base = base.map(|base| Base { drops, is_nat: kind == TYPE_NAT, ..base });
+    Some(Chain { family, table: table?, name: name?, base, rules: Vec::new() })
+}
+
+/// Reads `NFTA_CHAIN_HOOK`.
+fn hook(value: &[u8]) -> Base {
+    let mut base = Base { hook: u32::MAX, priority: 0, devices: Vec::new(), drops: false, is_nat: false };
+    for (attribute, value) in Attributes(value) {
+        match attribute {
+            1 => base.hook = number(value).unwrap_or(u32::MAX),
+            2 => base.priority = number(value).unwrap_or(0).cast_signed(),
+            3 => base.devices.push(text(value)),
+            4 => base.devices.extend(Attributes(value).map(|(_, name)| text(name))),
+            _ => {}
+        }
+    }
+    base
+}
+
+/// Reads `NFT_MSG_NEWRULE`: family, table, chain, expressions.
+fn rule(message: &[u8]) -> Option<(u8, String, String, Vec<Expression>)> {
+    let (family, attributes) = split(message)?;
+    let (mut table, mut chain, mut found) = (None, None, Vec::new());
+    for (attribute, value) in attributes {
+        match attribute {
+            1 => table = Some(text(value)),
+            2 => chain = Some(text(value)),
+            4 => found = expressions(value),
+            _ => {}
+        }
+    }
+    Some((family, table?, chain?, found))
+}
+
+/// Reads `NFT_MSG_NEWSET`: family, table and name; flags.
+fn set(message: &[u8]) -> Option<((u8, String, String), u32)> {
+    let (family, attributes) = split(message)?;
+    let (mut table, mut name, mut flags) = (None, None, 0);
+    for (attribute, value) in attributes {
+        match attribute {
+            1 => table = Some(text(value)),
+            2 => name = Some(text(value)),
+            3 => flags = number(value).unwrap_or(0),
+            _ => {}
+        }
+    }
+    Some(((family, table?, name?), flags))
+}
+
+/// Reads `NFT_MSG_NEWSETELEM`.
+fn elements(message: &[u8]) -> Vec<Element> {
+    let Some((_, attributes)) = split(message) else { return Vec::new() };
+    let lists = attributes.filter(|(attribute, _)| *attribute == 3);
+    lists.flat_map(|(_, list)| Attributes(list).map(|(_, value)| element(value))).collect()
+}
+
+/// Reads an element.
+fn element(value: &[u8]) -> Element {
+    let mut element =
+        Element { key: Vec::new(), last: None, ends: false, is_rest: false, data: Vec::new(), verdict: None };
+    for (attribute, value) in Attributes(value) {
+        match attribute {
+            1 => element.key = super::expressions::value(value),
+            2 => {
+                element.data = super::expressions::value(value);
+                element.verdict = super::expressions::verdict(value);
+            }
+            3 => {
+                let flags = number(value).unwrap_or(0);
+                (element.ends, element.is_rest) = (flags & 1 != 0, flags & 2 != 0);
+            }
+            10 => element.last = Some(super::expressions::value(value)),
+            _ => {}
+        }
+    }
+    element
+}

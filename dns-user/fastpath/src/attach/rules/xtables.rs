@@ -1,0 +1,514 @@
+//! Legacy tables of iptables and ip6tables, as the kernel hands them out
+//! (`linux/netfilter/x_tables.h`, `linux/netfilter_ipv4/ip_tables.h`).
+//!
+//! Only tables that are there are asked for (`/proc/net/ip_tables_names`): asking for another one
+//! would make the kernel load it, and with it connection tracking.
+
+use std::{
+    collections::HashMap,
+    ffi::CString,
+    fs, io,
+    net::{IpAddr, SocketAddr},
+    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+};
+
+use super::{
+    matches::{self, u16_at, u32_at},
+    packet::{Device, Packet},
+    walk::{Action, Chains, Ends, Meets, walk},
+};
+
+/// `IPT_SO_GET_INFO` and `IP6T_SO_GET_INFO`.
+const GET_INFO: libc::c_int = 64;
+/// `IPT_SO_GET_ENTRIES` and `IP6T_SO_GET_ENTRIES`.
+const GET_ENTRIES: libc::c_int = 65;
+/// `NF_INET_*`: where packets pass.
+pub(super) const PREROUTING: usize = 0;
+/// See [`PREROUTING`].
+pub(super) const INPUT: usize = 1;
+/// See [`PREROUTING`].
+pub(super) const OUTPUT: usize = 3;
+/// See [`PREROUTING`].
+pub(super) const POSTROUTING: usize = 4;
+/// The tables in the order in which a packet passes them.
+const ORDER: [&str; 5] = ["raw", "mangle", "nat", "filter", "security"];
+/// Bytes of `struct ipt_getinfo`.
+const INFO_LEN: usize = 84;
+/// Bytes before the entries in `struct ipt_get_entries`.
+const ENTRIES_AT: usize = 40;
+
+/// A table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Table {
+    /// Its name.
+    name: &'static str,
+    /// Whether it is of IPv6.
+    v6: bool,
+    /// Where the chain of each hook begins, in bytes; `None`: the table has none there.
+    hooks: [Option<usize>; 5],
+    /// The entries, without their counters.
+    entries: Vec<u8>,
+}
+
+/// The tables of both families.
+pub(super) fn read() -> io::Result<Vec<Table>> {
+    let mut tables = Vec::new();
+    for (v6, list) in
+        [(false, "/proc/thread-self/net/ip_tables_names"), (true, "/proc/thread-self/net/ip6_tables_names")]
+    {
+        // A kernel without legacy tables has no such file.
+        let names = fs::read_to_string(list).unwrap_or_default();
+        for name in ORDER.into_iter().filter(|name| names.lines().any(|line| line == *name)) {
+            tables.extend(Table::read(name, v6)?);
+        }
+    }
+    Ok(tables)
+}
+
+/// What may become of a packet in the tables at a hook; `with_nat`: it is the first of its flow.
+pub(super) fn pass(tables: &[Table], hook: usize, packet: &mut Packet, with_nat: bool) -> Ends {
+    let v6 = packet.is_v6();
+    let of_family = tables.iter().filter(|table| table.v6 == v6 && (with_nat || table.name != "nat"));
+    let mut ends = Ends::DELIVERED;
+    for table in of_family {
+        if let Some(start) = table.hooks[hook] {
+            let mut way = Way { table, packet, rules: HashMap::new() };
+            ends = ends.then(walk(&mut way, start, Action::Accept));
+        }
+    }
+    ends
+}
+
+/// Whether a rule in a nat table at OUTPUT may make local queries to others ones to `endpoint`.
+pub(super) fn leads_to(tables: &[Table], endpoint: SocketAddr) -> bool {
+    let nat = tables.iter().filter(|table| table.name == "nat" && table.v6 == endpoint.is_ipv6());
+    nat.filter_map(|table| Some((table, table.hooks[OUTPUT]?))).any(|(table, start)| {
+        let (mut chains, mut next) = (vec![start], 0);
+        while let Some(&chain) = chains.get(next) {
+            next += 1;
+            for at in table.chain(chain) {
+                let Some(entry) = table.entry(at) else { break };
+                if entry.may_be_udp() && entry.leads_to(endpoint) {
+                    return true;
+                }
+                if let Some(to) = entry.jump().filter(|to| !chains.contains(to)) {
+                    chains.push(to);
+                }
+            }
+        }
+        false
+    })
+}
+
+impl Table {
+    /// Reads a table; `None`: it went, or changed while it was read, and is read again next time.
+    fn read(name: &'static str, v6: bool) -> io::Result<Option<Self>> {
+        let (family, level) =
+            if v6 { (libc::AF_INET6, libc::IPPROTO_IPV6) } else { (libc::AF_INET, libc::IPPROTO_IP) };
+        // SAFETY: socket takes no pointers.
+        let fd = unsafe { libc::socket(family, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::IPPROTO_RAW) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: made for us just now.
+        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        let title = CString::new(name)?;
+        let named = |mut buffer: Vec<u8>| {
+            buffer[..title.as_bytes().len()].copy_from_slice(title.as_bytes());
+            buffer
+        };
+        let Some(info) = get(&socket, level, GET_INFO, named(vec![0; INFO_LEN]))? else { return Ok(None) };
+        let word = |at: usize| u32_at(&info, at).unwrap_or(0);
+        let (valid, size) = (word(32), word(80));
+        let mut wanted = named(vec![0; ENTRIES_AT + size as usize]);
+        wanted[32..36].copy_from_slice(&size.to_ne_bytes());
+        let Some(found) = get(&socket, level, GET_ENTRIES, wanted)? else { return Ok(None) };
+        let mut hooks = [None; 5];
+        for (hook, start) in hooks.iter_mut().enumerate() {
+            *start = (valid & 1 << hook != 0).then(|| word(36 + hook * 4) as usize);
+        }
+        let mut table = Self { name, v6, hooks, entries: found[ENTRIES_AT..].to_vec() };
+        table.forget_counters();
+        Ok(Some(table))
+    }
+
+    /// Clears what every packet changes, so that two readings can be compared.
+    fn forget_counters(&mut self) {
+        let counters = self.layout().counters;
+        let mut at = 0;
+        while let Some(length) = self.entry(at).map(|entry| entry.length) {
+            self.entries[at + counters..at + counters + 16].fill(0);
+            at += length;
+        }
+    }
+
+    /// Where things lie in an entry.
+    fn layout(&self) -> &'static Layout {
+        if self.v6 { &Layout::V6 } else { &Layout::V4 }
+    }
+
+    /// The entry at an offset; `None`: there is none, or it is malformed.
+    fn entry(&self, at: usize) -> Option<Entry<'_>> {
+        let layout = self.layout();
+        let bytes = self.entries.get(at..)?;
+        let target = usize::from(u16_at(bytes, layout.target)?);
+        let length = usize::from(u16_at(bytes, layout.target + 2)?);
+        if length < layout.matches + 32 || target < layout.matches || target + 32 > length {
+            return None;
+        }
+        Some(Entry { at, layout, bytes: bytes.get(..length)?, target, length })
+    }
+
+    /// Offsets of the entries from one on, to the end of its chain.
+    fn chain(&self, start: usize) -> Vec<usize> {
+        let (mut offsets, mut at) = (Vec::new(), start);
+        while let Some(entry) = self.entry(at) {
+            let is_next_chain =
+                at != start && (entry.target_name() == "ERROR" || self.hooks.contains(&Some(at)));
+            if is_next_chain {
+                break;
+            }
+            offsets.push(at);
+            at += entry.length;
+        }
+        offsets
+    }
+}
+
+/// Calls getsockopt; `None`: the table is not as it was.
+fn get(
+    socket: &OwnedFd,
+    level: libc::c_int,
+    option: libc::c_int,
+    mut buffer: Vec<u8>,
+) -> io::Result<Option<Vec<u8>>> {
+    let mut length = libc::socklen_t::try_from(buffer.len()).map_err(io::Error::other)?;
+    // SAFETY: the buffer is as long as it says, and outlives the call.
+    let result = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), level, option, buffer.as_mut_ptr().cast(), &raw mut length)
+    };
+    if result == 0 {
+        return Ok(Some(buffer));
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EINVAL | libc::ENOENT) => Ok(None),
+        _ => Err(error),
+    }
+}
+
+/// Where things lie in an entry (`struct ipt_entry`, `struct ip6t_entry`).
+#[derive(Debug)]
+struct Layout {
+    /// Bytes of an address.
+    address: usize,
+    /// Names of interfaces: in, out, and a mask for each.
+    devices: usize,
+    /// The protocol; two bytes.
+    protocol: usize,
+    /// Flags, and behind them those that invert.
+    flags: usize,
+    /// Bit of the flag that says "goto".
+    goto: u8,
+    /// Bit of the inverting flag of fragments; none for IPv6.
+    fragments: u8,
+    /// Offset of the target, and behind it that of the next entry.
+    target: usize,
+    /// The counters.
+    counters: usize,
+    /// The matches.
+    matches: usize,
+}
+
+impl Layout {
+    /// Of IPv4.
+    const V4: Self = Self {
+        address: 4,
+        devices: 16,
+        protocol: 80,
+        flags: 82,
+        goto: 2,
+        fragments: 1,
+        target: 88,
+        counters: 96,
+        matches: 112,
+    };
+    /// Of IPv6.
+    const V6: Self = Self {
+        address: 16,
+        devices: 64,
+        protocol: 128,
+        flags: 131,
+        goto: 4,
+        fragments: 0,
+        target: 140,
+        counters: 152,
+        matches: 168,
+    };
+}
+
+/// An entry: a rule.
+struct Entry<'a> {
+    /// Its offset in the table.
+    at: usize,
+    /// Where things lie.
+    layout: &'static Layout,
+    /// All of it.
+    bytes: &'a [u8],
+    /// Offset of the target in it.
+    target: usize,
+    /// Its length.
+    length: usize,
+}
+
+impl<'a> Entry<'a> {
+    /// The name of the target; empty: a verdict.
+    fn target_name(&self) -> &'a str {
+        name(&self.bytes[self.target + 2..self.target + 31])
+    }
+
+    /// What the target is told.
+    fn target_info(&self) -> &'a [u8] {
+        &self.bytes[self.target + 32..]
+    }
+
+    /// Revision of the target.
+    fn target_revision(&self) -> u8 {
+        self.bytes[self.target + 31]
+    }
+
+    /// The chain that a verdict leads to.
+    fn jump(&self) -> Option<usize> {
+        let verdict = i32::from_ne_bytes(*self.target_info().first_chunk()?);
+        let to = usize::try_from(verdict).ok()?;
+        // A rule without a target leads to the next one.
+        (self.target_name().is_empty() && to != self.at + self.length).then_some(to)
+    }
+
+    /// Whether a rule may concern UDP.
+    fn may_be_udp(&self) -> bool {
+        let inverted = self.bytes[self.layout.flags + 1] & 0x40 != 0;
+        match u16_at(self.bytes, self.layout.protocol) {
+            Some(0) | None => true,
+            Some(protocol) => (protocol == 17) != inverted,
+        }
+    }
+
+    /// Whether addresses, interfaces and protocol are the packet's.
+    fn meets_header(&self, packet: &Packet) -> Meets {
+        let Layout { address, devices, flags, fragments, .. } = *self.layout;
+        let inverted = self.bytes[flags + 1];
+        let is = |ip: IpAddr, at: usize, invert: u8| {
+            let (wanted, mask) = (&self.bytes[at..at + address], &self.bytes[at + 2 * address..][..address]);
+            let octets = match ip {
+                IpAddr::V4(ip) => ip.octets().to_vec(),
+                IpAddr::V6(ip) => ip.octets().to_vec(),
+            };
+            let same =
+                octets.iter().zip(wanted).zip(mask).all(|((octet, wanted), mask)| octet & mask == *wanted);
+            same != (inverted & invert != 0)
+        };
+        let through = |device: Option<&Device>, number: usize, invert: u8| {
+            let at = devices + number * 16;
+            let (wanted, mask) = (&self.bytes[at..at + 16], &self.bytes[at + 32..][..16]);
+            let name = device.map_or(&[][..], |device| device.name.as_bytes());
+            let same = wanted
+                .iter()
+                .zip(mask)
+                .enumerate()
+                .all(|(index, (wanted, mask))| (name.get(index).unwrap_or(&0) ^ wanted) & mask == 0);
+            same != (inverted & invert != 0)
+        };
+        let is_fragment_rule = fragments != 0 && self.bytes[flags] & fragments != 0 && inverted & 0x20 == 0;
+        Meets::known(
+            is(packet.from.ip(), 0, 8)
+                && is(packet.to.ip(), address, 0x10)
+                && through(packet.input.as_ref(), 0, 1)
+                && through(packet.output.as_ref(), 1, 2)
+                && self.may_be_udp()
+                && !is_fragment_rule,
+        )
+    }
+
+    /// Whether the packet meets the whole rule.
+    fn meets(&self, packet: &Packet) -> Meets {
+        let mut meets = self.meets_header(packet);
+        let mut at = self.layout.matches;
+        while at < self.target && meets != Meets::No {
+            let size = usize::from(u16_at(self.bytes, at).unwrap_or(0));
+            let Some(found) = self.bytes.get(at..at + size).filter(|found| found.len() >= 32) else {
+                return Meets::Maybe;
+            };
+            meets = meets.and(matches::meets(name(&found[2..31]), found[31], &found[32..], packet));
+            at += size;
+        }
+        meets
+    }
+
+    /// What the target does with a packet.
+    fn action(&self, packet: &Packet) -> Action {
+        match self.target_name() {
+            "" => match u32_at(self.target_info(), 0).map(u32::cast_signed) {
+                // -NF_DROP - 1, -NF_ACCEPT - 1, XT_RETURN, XT_CONTINUE.
+                Some(-1) => Action::Drop,
+                Some(-2) => Action::Accept,
+                Some(-5) => Action::Return,
+                Some(0..) => match self.jump() {
+                    Some(to) if self.bytes[self.layout.flags] & self.layout.goto != 0 => Action::Goto(to),
+                    Some(to) => Action::Jump(to),
+                    None => Action::Continue,
+                },
+                _ => Action::Unknown,
+            },
+            "REJECT" => Action::Drop,
+            "DNAT" | "REDIRECT" => {
+                let stays = self.new_target().is_some_and(|target| target.is_exactly(packet.to));
+                if stays { Action::Accept } else { Action::Divert }
+            }
+            "NETMAP" | "TPROXY" | "SYNPROXY" => Action::Divert,
+            "ERROR" => Action::Return,
+            "NFQUEUE" | "QUEUE" => Action::Unknown,
+            // What follows sees the packet, or changes what does not count here.
+            "LOG" | "NFLOG" | "ULOG" | "TRACE" | "AUDIT" | "MARK" | "CONNMARK" | "CONNSECMARK"
+            | "SECMARK" | "CT" | "NOTRACK" | "DSCP" | "TOS" | "TTL" | "HL" | "ECN" | "CHECKSUM"
+            | "CLASSIFY" | "TCPMSS" | "TCPOPTSTRIP" | "SET" | "TEE" | "RATEEST" | "IDLETIMER" | "LED"
+            | "HMARK" | "MASQUERADE" | "SNAT" => Action::Continue,
+            _ => Action::Unknown,
+        }
+    }
+
+    /// Where DNAT or REDIRECT sends packets.
+    fn new_target(&self) -> Option<NewTarget> {
+        NewTarget::read(
+            self.target_name(),
+            self.target_revision(),
+            self.target_info(),
+            self.layout.address == 16,
+        )
+    }
+
+    /// Whether the target may send packets to this endpoint.
+    fn leads_to(&self, endpoint: SocketAddr) -> bool {
+        target_leads_to(self.target_name(), self.target_revision(), self.target_info(), endpoint)
+    }
+
+    /// What the target changes of the packet.
+    fn change(&self, meets: Meets, packet: &mut Packet) {
+        let info = self.target_info();
+        match self.target_name() {
+            // `struct xt_mark_tginfo2`: mark, mask.
+            "MARK" => {
+                let new = u32_at(info, 0).zip(u32_at(info, 4)).zip(packet.mark);
+                packet.mark = new
+                    .filter(|_| meets == Meets::Yes && self.target_revision() == 2)
+                    .map(|((mark, mask), before)| before & !mask ^ mark);
+            }
+            "CONNMARK" => {
+                packet.mark = packet.mark.filter(|_| u32_at(info, 12).is_none_or(|mode| mode & 0xff != 2))
+            }
+            // `struct xt_ct_target_info`: flags, of which the first says notrack.
+            "CT" if meets == Meets::Yes && info.first().is_some_and(|flags| flags & 1 != 0) => {
+                packet.untracked = true
+            }
+            "NOTRACK" if meets == Meets::Yes => packet.untracked = true,
+            _ => {}
+        }
+    }
+}
+
+/// Where a NAT rule sends packets.
+#[derive(Debug)]
+struct NewTarget {
+    /// From and to which address; `None`: the address stays, or is the machine's own.
+    addresses: Option<(IpAddr, IpAddr)>,
+    /// From and to which port; `None`: it stays.
+    ports: Option<(u16, u16)>,
+    /// Whether the address becomes that of the interface, or 127.0.0.1 and ::1 at OUTPUT.
+    is_redirect: bool,
+}
+
+/// Whether a target of this name may send packets to other machines to `endpoint`.
+pub(super) fn target_leads_to(name: &str, revision: u8, info: &[u8], endpoint: SocketAddr) -> bool {
+    match name {
+        "DNAT" | "REDIRECT" => NewTarget::read(name, revision, info, endpoint.is_ipv6())
+            .is_none_or(|target| target.may_be(endpoint)),
+        "NETMAP" => true,
+        _ => false,
+    }
+}
+
+impl NewTarget {
+    /// Reads what the target is told.
+    fn read(name: &str, revision: u8, info: &[u8], v6: bool) -> Option<Self> {
+        let is_redirect = name == "REDIRECT";
+        // `struct nf_nat_ipv4_multi_range_compat`: one range behind its count; ports in network order.
+        let (flags, address, ports) = if !v6 && (is_redirect || revision == 0) {
+            let ip = |at: usize| info.get(at..)?.first_chunk::<4>().map(|octets| IpAddr::from(*octets));
+            (u32_at(info, 4)?, (ip(8)?, ip(12)?), (info.get(16..20)?))
+        } else {
+            // `struct nf_nat_range`, `struct nf_nat_range2`.
+            let ip = |at: usize| {
+                let octets = info.get(at..)?.first_chunk::<16>()?;
+                Some(if v6 { IpAddr::from(*octets) } else { IpAddr::from(*octets.first_chunk::<4>()?) })
+            };
+            (u32_at(info, 0)?, (ip(4)?, ip(20)?), (info.get(36..40)?))
+        };
+        let port = |bytes: &[u8]| u16::from_be_bytes([bytes[0], bytes[1]]);
+        Some(Self {
+            addresses: (flags & 1 != 0 && !is_redirect).then_some(address),
+            ports: (flags & 2 != 0).then(|| (port(&ports[..2]), port(&ports[2..]))),
+            is_redirect,
+        })
+    }
+
+    /// Whether every packet is sent to where it goes already.
+    fn is_exactly(&self, to: SocketAddr) -> bool {
+        !self.is_redirect
+            && self.addresses.is_none_or(|range| range == (to.ip(), to.ip()))
+            && self.ports.is_none_or(|range| range == (to.port(), to.port()))
+    }
+
+    /// Whether some packet to another machine may be sent there.
+    fn may_be(&self, endpoint: SocketAddr) -> bool {
+        let port = self.ports.is_none_or(|(from, to)| (from..=to).contains(&endpoint.port()));
+        let address = match self.addresses {
+            Some((from, to)) => (from..=to).contains(&endpoint.ip()),
+            None => self.is_redirect && endpoint.ip().is_loopback(),
+        };
+        port && address
+    }
+}
+
+/// A name that ends with a zero byte.
+fn name(bytes: &[u8]) -> &str {
+    let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+    std::str::from_utf8(&bytes[..end]).unwrap_or_default()
+}
+
+/// The way of one packet through a table.
+struct Way<'a, 'p> {
+    /// The table.
+    table: &'a Table,
+    /// The packet.
+    packet: &'p mut Packet,
+    /// Offsets of the entries of chains that it came to.
+    rules: HashMap<usize, Vec<usize>>,
+}
+
+impl Chains for Way<'_, '_> {
+    fn decide(&mut self, chain: usize, rule: usize) -> Vec<(Meets, Action)> {
+        let at = self.rules.get(&chain).and_then(|rules| rules.get(rule).copied());
+        let Some(entry) = at.and_then(|at| self.table.entry(at)) else { return Vec::new() };
+        let meets = entry.meets(self.packet);
+        let action = entry.action(self.packet);
+        if meets != Meets::No {
+            entry.change(meets, self.packet);
+        }
+        vec![(meets, action)]
+    }
+
+    fn rules(&mut self, chain: usize) -> usize {
+        let table = self.table;
+        self.rules.entry(chain).or_insert_with(|| table.chain(chain)).len()
+    }
+}

@@ -1,0 +1,64 @@
+//! What an interface is, as far as that decides whether it may answer: arriving queries cannot
+//! show it.
+
+use super::netlink::{LOOPBACK, Link};
+
+/// Why an interface must not answer, by what it is and belongs to; `all`: among these is its
+/// master.
+pub(super) fn refusal(link: &Link, all: &[Link]) -> Option<&'static str> {
+    let master = link.master.and_then(|master| all.iter().find(|other| other.ifindex == master));
+    if link.collects_metadata {
+        return Some("a tunnel with external keys (collect_md): a reply would carry no tunnel key");
+    }
+    if link.kind.as_deref() == Some("vrf") || link.part_of.as_deref() == Some("vrf") {
+        return Some("it belongs to a VRF, which decides which addresses its clients reach");
+    }
+    if link.part_of.as_deref() == Some("openvswitch") {
+        return Some("a port of Open vSwitch, whose flows decide what is delivered");
+    }
+    if master.is_some_and(|master| master.filters_vlans) {
+        return Some("a port of a VLAN-aware bridge, which decides which addresses its clients reach");
+    }
+    None
+}
+
+/// Whether an interface's clients are on this machine, as far as can be told: `lo`, a veth, or a
+/// bridge whose ports are veths and taps alone. An uplink in a bridge brings in other machines.
+pub(crate) fn is_near(link: &Link, all: &[Link]) -> bool {
+    let is_of_container = |link: &Link| matches!(link.kind.as_deref(), Some("veth" | "tun"));
+    if link.layer == LOOPBACK || link.kind.as_deref() == Some("veth") {
+        return true;
+    }
+    let mut ports = all.iter().filter(|port| port.master == Some(link.ifindex));
+    link.kind.as_deref() == Some("bridge") && ports.all(is_of_container)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(ifindex: u32, kind: Option<&str>, master: Option<u32>) -> Link {
+        Link { kind: kind.map(str::to_owned), master, ..Link::named(ifindex, "x") }
+    }
+
+    #[test]
+    fn bridge_with_uplink_is_far() {
+        let (bridge, veth) = (link(2, Some("bridge"), None), link(3, Some("veth"), Some(2)));
+        assert!(is_near(&bridge, &[bridge.clone(), veth.clone()]));
+        let uplink = link(4, None, Some(2));
+        assert!(!is_near(&bridge, &[bridge.clone(), veth.clone(), uplink.clone()]));
+        assert!(is_near(&veth, &[bridge, veth.clone()]) && !is_near(&uplink, &[]));
+    }
+
+    #[test]
+    fn tunnels_vrfs_and_aware_bridges_are_refused() {
+        let plain = link(3, Some("veth"), Some(2));
+        assert_eq!(refusal(&plain, &[link(2, Some("bridge"), None)]), None);
+        let aware = Link { filters_vlans: true, ..link(2, Some("bridge"), None) };
+        assert!(refusal(&plain, &[aware]).is_some());
+        let tunnel = Link { collects_metadata: true, ..link(5, Some("vxlan"), None) };
+        assert!(refusal(&tunnel, &[]).is_some());
+        let slave = Link { part_of: Some("vrf".into()), ..link(6, Some("veth"), Some(9)) };
+        assert!(refusal(&slave, &[]).is_some());
+    }
+}

@@ -1,0 +1,353 @@
+//! What is served: the one element of the map `SCOPE`, which the attaching process alone holds.
+//!
+//! The order of writes is argued in [`dns_common::scope`].
+
+use std::{
+    io,
+    mem::offset_of,
+    net::IpAddr,
+    os::fd::BorrowedFd,
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+};
+
+use dns_common::scope::{
+    BOUNDED, Endpoint, INTERFACE_TRIES, INTERFACES, Interface, MAX_ENDPOINTS, NEAR, Probe, SOURCE_WORDS,
+    Scope, VLAN_WORDS, source_hash,
+};
+use memmap2::MmapRaw;
+
+use super::map_shared;
+
+/// Waits until every program run that began before the call has ended.
+pub(crate) type Grace = fn();
+
+/// The `SCOPE` map, mapped.
+#[derive(Debug)]
+pub(crate) struct ScopePage {
+    /// The mapping of the one element.
+    map: MmapRaw,
+    /// See [`Grace`].
+    grace: Grace,
+}
+
+/// An interface as the programs have to know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Served {
+    /// Its number.
+    pub(crate) ifindex: u32,
+    /// Its Ethernet address.
+    pub(crate) address: [u8; 6],
+    /// That of the bridge or bond which it is a part of; else its own.
+    pub(crate) master: [u8; 6],
+    /// Whether its clients are on this machine.
+    pub(crate) near: bool,
+    /// Whether routes by it set an MTU.
+    pub(crate) bounded: bool,
+}
+
+/// What the programs say of the probes of an interface at an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Probed {
+    /// How many were let up.
+    pub(crate) count: u64,
+    /// The client of the last one.
+    pub(crate) client: IpAddr,
+}
+
+impl ScopePage {
+    /// Maps the element.
+    pub(crate) fn map(map: BorrowedFd<'_>, grace: Grace) -> io::Result<Self> {
+        Ok(Self { map: map_shared(map, size_of::<Scope>())?, grace })
+    }
+
+    /// The word at `offset`.
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8) && offset + 8 <= size_of::<Scope>(), "a word of Scope");
+        // SAFETY: inside the mapping and aligned, as just checked; the mapping begins with a page
+        // and lives as long as `self`, and every access on this side goes by atomics.
+        unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(offset).cast()) }
+    }
+
+    /// The half word at `offset`.
+    fn half(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(4) && offset + 4 <= size_of::<Scope>(), "a half word of Scope");
+        // SAFETY: as in `word`. No half word is used as part of a whole one.
+        unsafe { AtomicU32::from_ptr(self.map.as_mut_ptr().add(offset).cast()) }
+    }
+
+    /// Sets the VLANs whose frames are answered.
+    pub(crate) fn set_vlans(&self, vlans: &[u16]) {
+        let mut words = [0; VLAN_WORDS];
+        for &vlan in vlans {
+            let (word, bit) = Scope::vlan(vlan);
+            words[word] |= bit;
+        }
+        for (index, word) in words.into_iter().enumerate() {
+            self.word(offset_of!(Scope, vlans) + index * 8).store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// Lets probes up until this moment of CLOCK_MONOTONIC, in ns.
+    pub(crate) fn probe_until(&self, until_ns: u64) {
+        self.word(offset_of!(Scope, probe_until_ns)).store(until_ns, Ordering::Relaxed);
+    }
+
+    /// Sets the addresses that no sender on another machine may have.
+    pub(crate) fn set_refused_sources(&self, addresses: impl Iterator<Item = IpAddr>) {
+        let mut words = vec![0_u64; SOURCE_WORDS];
+        for address in addresses {
+            let (word, bit) = Scope::refused_source(source_hash(words_of(address)));
+            words[word] |= bit;
+        }
+        for (index, wanted) in words.into_iter().enumerate() {
+            let word = self.word(offset_of!(Scope, refused_sources) + index * 8);
+            if word.load(Ordering::Relaxed) != wanted {
+                word.store(wanted, Ordering::Relaxed);
+            }
+        }
+    }
+
+    //----------- Endpoints ----------------------------------------------------
+
+    /// The endpoint in a slot.
+    fn endpoint(&self, slot: usize) -> Option<Endpoint> {
+        let at = endpoint_offset(slot);
+        let mut endpoint = Endpoint { address: [0; 16], port: [0; 2], family: 0, padding: [0; 5] };
+        let [p0, p1, family, ..] = self.word(at + META).load(Ordering::Relaxed).to_ne_bytes();
+        (endpoint.port, endpoint.family) = ([p0, p1], family);
+        for half in 0..2 {
+            let bytes = self.word(at + half * 8).load(Ordering::Relaxed).to_ne_bytes();
+            endpoint.address[half * 8..][..8].copy_from_slice(&bytes);
+        }
+        (family != 0).then_some(endpoint)
+    }
+
+    /// The slot of an endpoint that is served.
+    pub(crate) fn slot_of(&self, endpoint: &Endpoint) -> Option<usize> {
+        (0..MAX_ENDPOINTS).find(|&slot| self.endpoint(slot).as_ref() == Some(endpoint))
+    }
+
+    /// Serves exactly these endpoints, the first [`MAX_ENDPOINTS`] of them. What is not among them
+    /// is answered no longer when this returns, but by runs under way; what stays keeps its slot. Interfaces serve a
+    /// new endpoint once [`Self::admit`] says so.
+    pub(crate) fn set_endpoints(&self, endpoints: &[Endpoint]) {
+        let wanted = &endpoints[..endpoints.len().min(MAX_ENDPOINTS)];
+        let mut removed = 0_u64;
+        for slot in 0..MAX_ENDPOINTS {
+            if self.endpoint(slot).is_some_and(|found| !wanted.contains(&found)) {
+                self.word(endpoint_offset(slot) + META).store(0, Ordering::Relaxed);
+                removed |= 1 << slot;
+            }
+        }
+        if removed != 0 {
+            for slot in 0..INTERFACES {
+                let mask = self.word(interface_offset(slot) + offset_of!(Interface, endpoints));
+                let admitted = mask.load(Ordering::Relaxed);
+                if admitted & removed != 0 {
+                    mask.store(admitted & !removed, Ordering::Relaxed);
+                }
+            }
+        }
+        let added: Vec<&Endpoint> = wanted.iter().filter(|one| self.slot_of(one).is_none()).collect();
+        if added.is_empty() {
+            return;
+        }
+        // No run reads a slot any more that was valid for it.
+        (self.grace)();
+        let free: Vec<usize> = (0..MAX_ENDPOINTS).filter(|&slot| self.endpoint(slot).is_none()).collect();
+        let placed: Vec<(usize, &Endpoint)> = free.into_iter().zip(added).collect();
+        for (slot, endpoint) in &placed {
+            for half in 0..2 {
+                let bytes = endpoint.address[half * 8..][..8].try_into().expect("eight of sixteen bytes");
+                self.word(endpoint_offset(*slot) + half * 8)
+                    .store(u64::from_ne_bytes(bytes), Ordering::Relaxed);
+            }
+        }
+        // Every run that finds a slot valid sees the address that was just written.
+        (self.grace)();
+        for (slot, endpoint) in &placed {
+            let Endpoint { port: [p0, p1], family, .. } = **endpoint;
+            let meta = u64::from_ne_bytes([p0, p1, family, 0, 0, 0, 0, 0]);
+            self.word(endpoint_offset(*slot) + META).store(meta, Ordering::Release);
+        }
+        let slots =
+            (0..MAX_ENDPOINTS).rev().find(|&slot| self.endpoint(slot).is_some()).map_or(0, |last| last + 1);
+        let slots = u32::try_from(slots).expect("at most MAX_ENDPOINTS");
+        self.half(offset_of!(Scope, endpoint_slots)).store(slots, Ordering::Release);
+    }
+
+    //----------- Interfaces ---------------------------------------------------
+
+    /// The slot of an interface.
+    pub(crate) fn interface(&self, ifindex: u32) -> Option<usize> {
+        let number = |slot: usize| self.half(interface_offset(slot) + offset_of!(Interface, ifindex));
+        tries(ifindex).find(|&slot| number(slot).load(Ordering::Relaxed) == ifindex)
+    }
+
+    /// Makes interfaces known, for no endpoint yet; those that are known follow their address.
+    /// Returns those for which every slot in reach is taken.
+    pub(crate) fn add_interfaces(&self, interfaces: &[Served]) -> Vec<u32> {
+        let (known, new): (Vec<&Served>, Vec<&Served>) =
+            interfaces.iter().partition(|one| self.interface(one.ifindex).is_some());
+        for interface in known {
+            let slot = self.interface(interface.ifindex).expect("partitioned by it");
+            // Each address is one word, and the flags are another.
+            self.describe(slot, interface);
+        }
+        if new.is_empty() {
+            return Vec::new();
+        }
+        // No run uses a slot any more that was removed before.
+        (self.grace)();
+        let (mut placed, mut left) = (Vec::new(), Vec::new());
+        for interface in new {
+            let is_free = |slot: &usize| {
+                let number = self.half(interface_offset(*slot) + offset_of!(Interface, ifindex));
+                number.load(Ordering::Relaxed) == 0 && !placed.iter().any(|(taken, _)| taken == slot)
+            };
+            let Some(slot) = tries(interface.ifindex).find(is_free) else {
+                left.push(interface.ifindex);
+                continue;
+            };
+            let at = interface_offset(slot);
+            self.word(at + offset_of!(Interface, endpoints)).store(0, Ordering::Relaxed);
+            for word in 0..MAX_ENDPOINTS * size_of::<Probe>() / 8 {
+                self.word(at + offset_of!(Interface, probes) + word * 8).store(0, Ordering::Relaxed);
+            }
+            self.describe(slot, interface);
+            placed.push((slot, interface));
+        }
+        (self.grace)();
+        for (slot, interface) in placed {
+            let number = self.half(interface_offset(slot) + offset_of!(Interface, ifindex));
+            number.store(interface.ifindex, Ordering::Release);
+        }
+        left
+    }
+
+    /// Writes what may change while an interface is served.
+    fn describe(&self, slot: usize, interface: &Served) {
+        let at = interface_offset(slot);
+        let padded = |[a, b, c, d, e, f]: [u8; 6]| u64::from_ne_bytes([a, b, c, d, e, f, 0, 0]);
+        self.word(at + offset_of!(Interface, address)).store(padded(interface.address), Ordering::Relaxed);
+        self.word(at + offset_of!(Interface, master)).store(padded(interface.master), Ordering::Relaxed);
+        let flags = if interface.near { NEAR } else { 0 } | if interface.bounded { BOUNDED } else { 0 };
+        self.half(at + offset_of!(Interface, flags)).store(flags, Ordering::Relaxed);
+    }
+
+    /// Serves an interface for exactly these endpoints, by bits of their slots.
+    pub(crate) fn admit(&self, ifindex: u32, endpoints: u64) {
+        let Some(slot) = self.interface(ifindex) else { return };
+        let mask = self.word(interface_offset(slot) + offset_of!(Interface, endpoints));
+        mask.store(endpoints, Ordering::Release);
+    }
+
+    /// Forgets an interface: its queries go up from now on.
+    pub(crate) fn remove_interface(&self, ifindex: u32) {
+        let Some(slot) = self.interface(ifindex) else { return };
+        let number = self.half(interface_offset(slot) + offset_of!(Interface, ifindex));
+        number.store(0, Ordering::Relaxed);
+    }
+
+    /// What the programs say of the probes of an interface.
+    pub(crate) fn probed(&self, ifindex: u32, endpoint: usize) -> Option<Probed> {
+        let at = interface_offset(self.interface(ifindex)?)
+            + offset_of!(Interface, probes)
+            + endpoint % MAX_ENDPOINTS * size_of::<Probe>();
+        let count = self.word(at + offset_of!(Probe, count));
+        loop {
+            let before = count.load(Ordering::Acquire);
+            let mut client = [0; 16];
+            for half in 0..2 {
+                let word = self.word(at + offset_of!(Probe, client) + half * 8).load(Ordering::Acquire);
+                client[half * 8..][..8].copy_from_slice(&word.to_ne_bytes());
+            }
+            // Another one came in between.
+            if count.load(Ordering::Acquire) == before {
+                return Some(Probed { count: before, client: IpAddr::from(client).to_canonical() });
+            }
+        }
+    }
+}
+
+/// Offset of port and family in an endpoint, one word.
+const META: usize = offset_of!(Endpoint, port);
+
+/// Where an endpoint's slot begins.
+const fn endpoint_offset(slot: usize) -> usize {
+    offset_of!(Scope, endpoints) + slot * size_of::<Endpoint>()
+}
+
+/// Where an interface's slot begins.
+const fn interface_offset(slot: usize) -> usize {
+    offset_of!(Scope, interfaces) + slot * size_of::<Interface>()
+}
+
+/// The slots that an interface may have.
+fn tries(ifindex: u32) -> impl Iterator<Item = usize> {
+    (0..INTERFACE_TRIES).map(move |step| (Scope::first_slot(ifindex) + step) % INTERFACES)
+}
+
+/// An address as the programs hash it.
+fn words_of(address: IpAddr) -> [u32; 4] {
+    match address {
+        IpAddr::V4(ip) => [0, 0, 0, u32::from_ne_bytes(ip.octets())],
+        IpAddr::V6(ip) => {
+            let octets = ip.octets();
+            std::array::from_fn(|index| {
+                let bytes = octets[index * 4..][..4].try_into().expect("four of sixteen bytes");
+                u32::from_ne_bytes(bytes)
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use memmap2::MmapOptions;
+
+    use super::*;
+
+    /// A page of anonymous memory in the place of the map.
+    fn page() -> ScopePage {
+        let map = MmapOptions::new().len(size_of::<Scope>()).map_anon().unwrap();
+        ScopePage { map: MmapRaw::from(map), grace: || {} }
+    }
+
+    fn endpoint(last: u8) -> Endpoint {
+        Endpoint { address: [last; 16], port: [0, 53], family: 4, padding: [0; 5] }
+    }
+
+    fn served(ifindex: u32) -> Served {
+        Served { ifindex, address: [2; 6], master: [2; 6], near: true, bounded: false }
+    }
+
+    #[test]
+    fn endpoint_keeps_its_slot() {
+        let page = page();
+        page.set_endpoints(&[endpoint(1), endpoint(2), endpoint(3)]);
+        page.add_interfaces(&[served(7)]);
+        page.admit(7, 0b111);
+        page.set_endpoints(&[endpoint(3), endpoint(4), endpoint(1)]);
+        assert_eq!([1, 2, 3, 4].map(|last| page.slot_of(&endpoint(last))), [Some(0), None, Some(2), Some(1)]);
+        let slot = page.interface(7).unwrap();
+        let mask = page.word(interface_offset(slot) + offset_of!(Interface, endpoints));
+        assert_eq!(mask.load(Ordering::Relaxed), 0b101, "the new endpoint is admitted by nobody yet");
+    }
+
+    #[test]
+    fn colliding_interfaces_have_slots_of_their_own() {
+        let page = page();
+        let numbers: Vec<u32> = (0..17).map(|round| 5 + round * INTERFACES as u32).collect();
+        let all: Vec<Served> = numbers.iter().map(|&number| served(number)).collect();
+        assert_eq!(page.add_interfaces(&all), [numbers[16]], "the seventeenth finds no slot");
+        let mut slots: Vec<usize> =
+            numbers[..16].iter().map(|&number| page.interface(number).unwrap()).collect();
+        slots.dedup();
+        assert_eq!(slots.len(), 16);
+        page.remove_interface(numbers[3]);
+        assert!(page.add_interfaces(&[served(numbers[16])]).is_empty());
+        assert_eq!(page.interface(numbers[16]), Some(slots[3]));
+        assert_eq!(page.interface(numbers[15]), Some(slots[15]), "behind a gap");
+    }
+}

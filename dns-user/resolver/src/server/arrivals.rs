@@ -1,0 +1,137 @@
+//! By which interfaces queries arrive: the fast path serves an interface for an endpoint once the
+//! kernel has delivered queries from the one to the other.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use dns_fastpath::{Arrival, MOST_CLIENTS};
+use parking_lot::Mutex;
+
+/// Most pairs of interface and endpoint between two reports; of further ones the next report tells.
+const MOST_PAIRS: usize = 2048;
+
+/// What arrived since the last report, by interface and endpoint; shared by all UDP workers. Off by
+/// default: without a fast path nothing is counted.
+#[derive(Clone, Default)]
+pub struct Arrivals(Option<Arc<Mutex<Pairs>>>);
+
+/// See [`Arrivals`].
+type Pairs = BTreeMap<(u32, SocketAddr), Seen>;
+
+/// What arrived through one interface at one endpoint.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Queries that were answered on the spot.
+    queries: u32,
+    /// Senders of datagrams of any kind.
+    clients: Vec<IpAddr>,
+    /// Whether there were more senders.
+    more: bool,
+}
+
+impl Arrivals {
+    /// Counts.
+    pub fn on() -> Self {
+        Self(Some(Arc::default()))
+    }
+
+    /// Whether it counts.
+    pub(super) fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// What arrived since the last call.
+    pub fn take(&self) -> Vec<Arrival> {
+        let Some(pairs) = &self.0 else { return Vec::new() };
+        let pairs = std::mem::take(&mut *pairs.lock());
+        let arrival = |((ifindex, endpoint), Seen { queries, clients, more })| Arrival {
+            ifindex,
+            endpoint,
+            queries,
+            clients,
+            more,
+        };
+        pairs.into_iter().map(arrival).collect()
+    }
+}
+
+impl fmt::Debug for Arrivals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_on() { "on" } else { "off" })
+    }
+}
+
+/// Counts the datagrams of one worker, batch by batch.
+pub(super) struct ArrivalCounter {
+    /// Where the counts go.
+    all: Arrivals,
+    /// Those of the present batch, each with whether it was answered on the spot.
+    batch: Vec<(u32, SocketAddr, IpAddr, bool)>,
+}
+
+impl ArrivalCounter {
+    /// Nothing counted yet.
+    pub(super) fn new(all: Arrivals) -> Self {
+        Self { all, batch: Vec::new() }
+    }
+
+    /// A datagram of `client` arrived through an interface at an endpoint.
+    pub(super) fn arrived(&mut self, ifindex: u32, endpoint: SocketAddr, client: IpAddr, answered: bool) {
+        if self.all.is_on() {
+            self.batch.push((ifindex, endpoint, client, answered));
+        }
+    }
+
+    /// Hands the counts of a batch over.
+    pub(super) fn batch_ended(&mut self) {
+        let Some(pairs) = &self.all.0 else { return };
+        if self.batch.is_empty() {
+            return;
+        }
+        let mut pairs = pairs.lock();
+        for (ifindex, endpoint, client, answered) in self.batch.drain(..) {
+            if pairs.len() >= MOST_PAIRS && !pairs.contains_key(&(ifindex, endpoint)) {
+                continue;
+            }
+            let seen = pairs.entry((ifindex, endpoint)).or_default();
+            seen.queries = seen.queries.saturating_add(u32::from(answered));
+            if !seen.clients.contains(&client) {
+                if seen.clients.len() < MOST_CLIENTS {
+                    seen.clients.push(client);
+                } else {
+                    seen.more = true;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_counted_apart() {
+        let all = Arrivals::on();
+        let mut worker = ArrivalCounter::new(all.clone());
+        let endpoint: SocketAddr = "169.254.0.2:53".parse().unwrap();
+        for number in 0..40 {
+            worker.arrived(7, endpoint, IpAddr::from([10, 0, 0, number]), number % 2 == 0);
+        }
+        worker.arrived(8, endpoint, IpAddr::from([10, 0, 0, 1]), true);
+        assert_eq!(all.take(), [], "not before the batch has ended");
+        worker.batch_ended();
+        let taken = all.take();
+        assert_eq!(taken.len(), 2);
+        assert_eq!(
+            (taken[0].ifindex, taken[0].queries, taken[0].clients.len(), taken[0].more),
+            (7, 20, MOST_CLIENTS, true)
+        );
+        assert_eq!((taken[1].ifindex, taken[1].queries, taken[1].more), (8, 1, false));
+        assert_eq!(all.take(), []);
+    }
+}
