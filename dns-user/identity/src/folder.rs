@@ -1,6 +1,6 @@
 //! A folder whose certificate, key and trust bundle change in one step.
 //!
-//! The files of one generation lie in a data folder of their own; `..data` is a symlink to the
+//! The files of one generation lie in one data folder; `..data` is a symlink to the
 //! current one and is replaced by one rename, as Kubernetes does for mounted secrets. The names at
 //! the top are symlinks through `..data`:
 //!

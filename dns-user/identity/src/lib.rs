@@ -1,4 +1,4 @@
-//! `bosh-dns-identity`: certificates that state who an instance is and renew themselves.
+//! `bosh-dns-identity`: certificates that identify instances and renew themselves.
 //!
 //! Pure, without I/O or a clock of their own:
 //!

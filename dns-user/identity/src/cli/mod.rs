@@ -24,7 +24,7 @@ use crate::{
     run::{self, RunOptions},
 };
 
-/// Certificates that state who an instance is and renew themselves
+/// Certificates that identify instances and renew themselves
 #[derive(Debug, Parser)]
 #[command(name = "bosh-dns-identity", version, arg_required_else_help = true)]
 struct CommandLine {

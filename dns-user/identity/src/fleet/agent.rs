@@ -362,7 +362,7 @@ impl Agent {
         if token.is_some()
             && let Some(path) = &self.token
         {
-            // Used up: the file is of no use to anybody.
+            // The issuer refuses it from now on.
             let _ = fs::remove_file(path);
         }
         Ok((validity, issuer))

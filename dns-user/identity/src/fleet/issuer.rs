@@ -240,7 +240,7 @@ fn bundle(state: &StateFolder, trust: &Trust) -> anyhow::Result<String> {
     Ok(held.iter().map(|der| pem("CERTIFICATE", der).to_string()).collect())
 }
 
-/// TLS with a certificate of our own; a client's certificate is verified if it shows one.
+/// TLS with a certificate that the issuer signs for itself; a client's certificate is verified if it shows one.
 fn server_config(
     authority: &Authority,
     bundle: &str,

@@ -30,11 +30,11 @@ pub struct PairRequest {
 pub struct PairReply {
     /// Leaf and CA, PEM.
     pub certificate: String,
-    /// What to trust, and by which CA to be issued.
+    /// CAs to trust, and the one that issues.
     pub orders: Orders,
 }
 
-/// `POST /v1/report`: what an agent has in use.
+/// `POST /v1/report`: state of an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Report {
@@ -53,7 +53,7 @@ pub struct Orders {
     pub generation: u64,
     /// CAs to trust, PEM.
     pub bundle: String,
-    /// CA that issues now; a pair of another one is to be renewed.
+    /// CA that issues now; a pair of another one must be renewed.
     pub issuing: Fingerprint,
 }
 

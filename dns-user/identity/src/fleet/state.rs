@@ -75,7 +75,7 @@ pub enum TokenError {
     Expired,
 }
 
-/// What is stored of a token: not the token itself.
+/// The stored part of a token; only its hash is in the file name.
 #[derive(Debug, Serialize, Deserialize)]
 struct StoredToken {
     instance: String,

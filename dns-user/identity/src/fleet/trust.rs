@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn members_lag_until_they_report() {
+    fn members_lag_until_report() {
         let trust = Trust { generation: 3, ..Trust::new(ca("new")) };
         let member = |generation, issuer: &str, not_after| Member {
             generation,

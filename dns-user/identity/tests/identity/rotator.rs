@@ -29,7 +29,7 @@ use crate::authorities::TestAuthority;
 
 pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 
-/// A rotator in a folder of its own, on a tmpfs as in production.
+/// A rotator in a new folder, on a tmpfs as in production.
 pub(crate) struct World {
     pub(crate) authority: TestAuthority,
     pub(crate) folder: TempDir,
@@ -216,7 +216,7 @@ fn routes_renew_second_pair_only() {
 }
 
 #[test]
-fn files_are_those_of_reference() {
+fn files_match_the_reference() {
     // A umask of 0 would show a key that is created with more than 0600.
     nix::sys::stat::umask(nix::sys::stat::Mode::empty());
     let mut world = World::new();
@@ -289,7 +289,7 @@ fn replaced_authority_spreads_in_steps() {
     }
 }
 
-/// Puts the files of another CA in place of those in use.
+/// Overwrites the files in use with another CA.
 pub(crate) fn replace(in_use: &TestAuthority, new: &TestAuthority) {
     fs::write(in_use.key_path(), new.key()).unwrap();
     fs::write(in_use.certificate_path(), new.certificate()).unwrap();
