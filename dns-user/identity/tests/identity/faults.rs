@@ -143,6 +143,8 @@ fn unusable_authority_keeps_last() {
     // The certificate of another CA beside the old key.
     let other = TestAuthority::new("other").certificate();
     fs::write(world.authority.certificate_path(), other).unwrap();
+    // The other CA is valid from the real time on.
+    world.now = SystemTime::now();
     world.rotator.step(world.now);
     let problem = world.rotator.status(world.now).authority.problem.unwrap();
     assert!(problem.contains("does not match") && problem.contains("ca.key"), "{problem}");

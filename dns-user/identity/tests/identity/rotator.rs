@@ -262,6 +262,8 @@ fn replaced_authority_spreads_in_steps() {
     }
     let old = world.authority.certificate();
     let new = TestAuthority::new("next");
+    // The new CA is valid from the real time on.
+    world.now = SystemTime::now();
     replace(&world.authority, &new);
     let bundle = |world: &World, name: &str| fs::read_to_string(world.path(name).join("ca.crt")).unwrap();
     let issuer_is_new = |world: &World, name: &str| {
