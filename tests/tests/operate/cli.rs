@@ -49,6 +49,18 @@ fn commands_tell_people_programs_and_scripts() -> Result<()> {
     let explained = parsed(&running.cli(&["resolve", "--json", "q-s0.q-g2.bosh"])?.1);
     assert_eq!(explained["result"]["addresses"], json!(["10.0.0.4"]));
 
+    for (name, answerer) in [
+        ("upcheck.bosh-dns", "an up-check name"),
+        ("1.0.0.10.in-addr.arpa", "reverse names"),
+        ("example.org", "recursors, 127.0.0.1:1 first"),
+    ] {
+        let (_, text, _) = running.cli(&["resolve", name])?;
+        assert!(text.contains(answerer), "{name}: {text}");
+    }
+    assert_eq!(running.cli(&["resolve", "upcheck.bosh-dns"])?.0, 0);
+    let (code, _, problem) = running.cli(&["tap", "--type", "BOGUS"])?;
+    assert!(code == 2 && problem.contains("unknown query type"), "{code}: {problem}");
+
     let (code, text, _) = running.cli(&["address", "--group", "1", "--az", "z2", "--status", "healthy"])?;
     assert_eq!((code, text.as_str()), (0, "q-a2s3.q-g1.bosh\n"));
     let (_, text, _) = running.cli(&["instances", "--json", "--address", text.trim()])?;

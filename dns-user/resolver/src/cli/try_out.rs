@@ -1,10 +1,12 @@
 //! `try`: a server to look around in, without root, configuration or certificates.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Write as _},
     net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
     path::{Path, PathBuf},
     process::ExitCode,
+    time::{Duration, Instant},
 };
 
 use clap::Args;
@@ -39,7 +41,8 @@ impl Try {
     /// Serves until Ctrl-C; all of its files go then.
     pub(super) fn run(self) -> ExitCode {
         match self.prepare() {
-            Ok((folder, config)) => {
+            Ok((folder, config, welcome)) => {
+                welcome.print_once_up();
                 let code = daemon::run(&config, daemon::RunOptions { log_format: LogFormat::default() });
                 if let Err(problem) = folder.close() {
                     complain(&format_args!("the files of this try are left behind: {problem}"));
@@ -53,8 +56,9 @@ impl Try {
         }
     }
 
-    /// Writes the files and says what can be done; the folder and the configuration in it.
-    fn prepare(self) -> io::Result<(tempfile::TempDir, PathBuf)> {
+    /// Writes the files; returns their folder, the configuration in it, and the text to print
+    /// once the server answers.
+    fn prepare(self) -> io::Result<(tempfile::TempDir, PathBuf, Welcome)> {
         let Self { records, aliases, port } = self;
         let folder = tempfile::Builder::new().prefix("bosh-dns-xdp-try-").tempdir()?;
         let file = |name: &str| folder.path().join(name);
@@ -68,7 +72,13 @@ impl Try {
                 file("records.json")
             }
         };
-        let port = port.map_or_else(free_port, Ok)?;
+        let port = match port {
+            Some(port) => {
+                is_free(port)?;
+                port
+            }
+            None => free_port()?,
+        };
         let root = nix::unistd::geteuid().is_root();
         let config = file("config.json");
         let text = json!({
@@ -83,9 +93,93 @@ impl Try {
             "xdp": {"enabled": root, "interfaces": ["lo"], "on_stop": "detach"},
         });
         fs::write(&config, serde_json::to_vec_pretty(&text)?)?;
-        print!("{}", explanation(port, &config, if own { "upcheck.bosh-dns" } else { NAME }, root));
-        Ok((folder, config))
+        let text = explanation(port, &config, if own { "upcheck.bosh-dns" } else { NAME }, root);
+        Ok((folder, config, Welcome { port, text }))
     }
+}
+
+/// The text that tells how to use the server.
+struct Welcome {
+    port: u16,
+    text: String,
+}
+
+impl Welcome {
+    /// Prints the text as soon as the server answers; never if it does not within a minute.
+    fn print_once_up(self) {
+        std::thread::spawn(move || {
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_secs(60) {
+                if answers(self.port) {
+                    print!("{}", self.text);
+                    let _ = io::stdout().flush();
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+    }
+}
+
+/// Returns whether a DNS server on 127.0.0.1 answers the up-check name.
+fn answers(port: u16) -> bool {
+    const QUERY: &[u8] = b"\x17\x2a\x01\0\0\x01\0\0\0\0\0\0\x07upcheck\x08bosh-dns\0\0\x01\0\x01";
+    let exchange = || -> io::Result<bool> {
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        socket.connect((Ipv4Addr::LOCALHOST, port))?;
+        socket.set_read_timeout(Some(Duration::from_millis(200)))?;
+        socket.send(QUERY)?;
+        let mut reply = [0; 512];
+        let length = socket.recv(&mut reply)?;
+        Ok(length > 12 && reply[..2] == QUERY[..2])
+    };
+    exchange().unwrap_or(false)
+}
+
+/// Checks that a port of 127.0.0.1 is free for UDP and TCP; the error names the process that has it.
+fn is_free(port: u16) -> io::Result<()> {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    match TcpListener::bind(address).and_then(|_| UdpSocket::bind(address)) {
+        Ok(_) => Ok(()),
+        Err(problem) if problem.kind() == io::ErrorKind::AddrInUse => {
+            let holder = port_holder(port).unwrap_or_else(|| "another process".to_owned());
+            Err(io::Error::new(
+                problem.kind(),
+                format!("{address} is held by {holder}; choose another --port, or leave it out"),
+            ))
+        }
+        Err(problem) => Err(io::Error::new(problem.kind(), format!("{address}: {problem}"))),
+    }
+}
+
+/// Name and id of a process with a UDP or TCP socket on this local port, as far as `/proc` shows.
+fn port_holder(port: u16) -> Option<String> {
+    let mut sockets = Vec::new();
+    for table in ["udp", "udp6", "tcp", "tcp6"] {
+        let text = fs::read_to_string(format!("/proc/net/{table}")).unwrap_or_default();
+        for line in text.lines().skip(1) {
+            // proc_net(5): the second column is the local address, the tenth the inode.
+            let columns: Vec<&str> = line.split_whitespace().collect();
+            let local = columns.get(1).and_then(|local| local.rsplit_once(':'));
+            if local.is_some_and(|(_, digits)| u16::from_str_radix(digits, 16) == Ok(port)) {
+                sockets.extend(columns.get(9).map(|inode| format!("socket:[{inode}]")));
+            }
+        }
+    }
+    // `/proc/self` is listed as well.
+    let processes = fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path());
+    let is_number =
+        |path: &PathBuf| path.file_name().is_some_and(|name| name.as_encoded_bytes()[0].is_ascii_digit());
+    for process in processes.filter(is_number) {
+        let descriptors = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+        let mut targets = descriptors.filter_map(|entry| fs::read_link(entry.path()).ok());
+        if targets.any(|target| sockets.iter().any(|socket| target.as_os_str() == socket.as_str())) {
+            let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+            let pid = process.file_name()?.to_string_lossy().into_owned();
+            return Some(format!("{} (pid {pid})", name.trim()));
+        }
+    }
+    None
 }
 
 /// What to do now.
@@ -142,7 +236,7 @@ fn foundation() -> Value {
                     address,
                     "bosh",
                     id,
-                    index.to_string()
+                    index
                 ])
             })
         })
@@ -162,7 +256,7 @@ mod tests {
 
     #[test]
     fn the_small_foundation_is_sound() {
-        let (folder, config) = Try { records: None, aliases: None, port: Some(5353) }.prepare().unwrap();
+        let (folder, config, _) = Try { records: None, aliases: None, port: Some(5353) }.prepare().unwrap();
         let report = check(&config);
         assert!(report.ok, "{:?}", report.errors);
         let serves = report.serves.unwrap();
@@ -171,8 +265,16 @@ mod tests {
     }
 
     #[test]
+    fn port_conflict_names_holder() {
+        let taken = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let problem = is_free(port).unwrap_err().to_string();
+        assert!(problem.contains(&format!("(pid {})", std::process::id())), "{problem}");
+    }
+
+    #[test]
     fn records_that_are_not_there_are_named() {
         let given = Try { records: Some("/nowhere/records.json".into()), aliases: None, port: None };
-        assert!(given.prepare().unwrap_err().to_string().contains("/nowhere/records.json"));
+        assert!(given.prepare().err().unwrap().to_string().contains("/nowhere/records.json"));
     }
 }

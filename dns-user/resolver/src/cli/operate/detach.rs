@@ -1,6 +1,9 @@
 //! `detach`: takes the fast path off all interfaces, whatever became of its server.
 
-use std::path::PathBuf;
+use std::{
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+};
 
 use clap::Args;
 
@@ -26,6 +29,16 @@ impl Detach {
         let config = loaded.config;
         let detached = detach_all(&config.xdp, &[config.listen])
             .map_err(|error| Problem::BadAnswer(format!("cannot detach everything: {error}")))?;
+        let is_alive = |socket: &Path| UnixStream::connect(socket).is_ok();
+        if detached.links + detached.filters == 0
+            && config.control.as_ref().is_some_and(|control| is_alive(&control.socket))
+        {
+            return Err(Problem::BadAnswer(
+                "nothing was detached: the server is running and holds its programs without pins; they stay \
+                 attached until it stops, or until xdp.enabled is false and it restarts"
+                    .to_owned(),
+            ));
+        }
         if self.json {
             return print_json(&(serde_json::to_string(&detached).unwrap_or_default() + "\n"));
         }
