@@ -31,16 +31,24 @@ const SERVER: ([u8; 4], u16) = ([127, 0, 0, 2], 53);
 /// How long things may take that end by themselves.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Packs the server into a package that counts as made at `epoch`: later ones are newer. Its path.
+/// Packs server and publisher into a package that counts as made at `epoch`: later ones are newer. Its path.
 fn package(epoch: u32, folder: &Path) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let server = server::program().unwrap();
+    let publisher = server.with_file_name("bosh-dns-publish");
+    assert!(publisher.exists(), "the publisher is not built: run `cargo xtask build`");
     // Debug information of a debug build would take a minute to pack.
-    let stripped = tempfile::NamedTempFile::new().unwrap().into_temp_path();
-    run(Command::new("objcopy").arg("--strip-all").arg(server::program().unwrap()).arg(&stripped)).unwrap();
-    fs::set_permissions(&stripped, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let [server, publisher] = [server, publisher].map(|program| {
+        let stripped = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+        run(Command::new("objcopy").arg("--strip-all").arg(program).arg(&stripped)).unwrap();
+        fs::set_permissions(&stripped, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        stripped
+    });
     run(Command::new("cargo")
         .args(["run", "--quiet", "--package", "xtask", "--", "dist", "--binary"])
-        .arg(&stripped)
+        .arg(&server)
+        .arg("--publisher")
+        .arg(&publisher)
         .arg("--out")
         .arg(folder)
         .current_dir(root)
@@ -159,6 +167,52 @@ fn five_commands_reach_interface_answer() {
     assert!(machine.run("test -e /etc/bosh-dns-xdp/config.json && echo there").unwrap().contains("there"));
     machine.run("apt-get purge --yes bosh-dns-xdp").unwrap();
     machine.run("test ! -e /etc/bosh-dns-xdp/config.json && test ! -e /var/lib/bosh-dns-xdp").unwrap();
+}
+
+/// A provider that cannot be reached, with one record.
+const PUBLISHED: &str = "apiVersion: bosh-dns-publish/v1
+kind: DNSUpdateRecord
+metadata: {name: etcd}
+spec: {provider: coredns}
+---
+apiVersion: externaldns.k8s.io/v1alpha1
+kind: DNSEndpoint
+metadata: {name: web, labels: {dnsprovider: etcd}}
+spec: {endpoints: [{dnsName: www.example.org, targets: [192.0.2.1]}]}
+";
+
+#[test]
+fn publisher_runs_as_separate_user() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(machine) = Debian::boot().unwrap() else { return };
+    let deb = package(1_700_000_000, folder.path());
+    fs::copy(&deb, machine.shared().join("new.deb")).unwrap();
+    fs::write(machine.shared().join("web.yml"), PUBLISHED).unwrap();
+    machine.run("dpkg --install /shared/new.deb").unwrap();
+    machine.run("systemctl start bosh-dns-publish").unwrap();
+    let state = || machine.run("systemctl is-active bosh-dns-publish || true").unwrap();
+    assert_eq!(state().trim(), "inactive", "it has no configuration yet");
+    machine
+        .run("cd /etc/bosh-dns-xdp && cp /usr/share/doc/bosh-dns-xdp/examples/publish.yml . && cp /shared/web.yml publish.d")
+        .unwrap();
+    machine.run("systemctl start bosh-dns-publish").unwrap_or_else(|error| {
+        panic!("{error}\n{}", machine.journal("bosh-dns-publish"));
+    });
+    assert_eq!(state().trim(), "active");
+    let file = "/etc/bosh-dns-xdp/publish.d/web.yml.status";
+    let status = || machine.run(&format!("cat {file} || true")).unwrap();
+    wait_until("the error in the status file", PATIENCE, || status().contains("lastError")).unwrap_or_else(
+        |error| {
+            panic!("{error}: {}\n{}", status(), machine.journal("bosh-dns-publish"));
+        },
+    );
+    let owner = machine.run(&format!("stat -c %U {file} /var/lib/bosh-dns-publish/store.redb")).unwrap();
+    assert_eq!(owner, "bosh-dns-publish\nbosh-dns-publish\n");
+    let said = machine.run("bosh-dns-publish status || true").unwrap();
+    assert!(said.contains("default/etcd (coredns): NOT PUBLISHED, 1 record sets wanted"), "{said}");
+    assert!(machine.run("zcat /usr/share/man/man1/bosh-dns-publish.1.gz").unwrap().contains("transfer"));
+    machine.run("dpkg --purge bosh-dns-xdp").unwrap();
+    machine.run("test ! -e /var/lib/bosh-dns-publish && test ! -e /usr/bin/bosh-dns-publish").unwrap();
 }
 
 #[test]
