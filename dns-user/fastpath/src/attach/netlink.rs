@@ -347,7 +347,7 @@ impl Socket {
     }
 
     /// Sends a request and hands over the messages of the reply.
-    fn request(
+    pub(crate) fn request(
         &mut self,
         kind: u16,
         flags: u16,

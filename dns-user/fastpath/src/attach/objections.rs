@@ -42,7 +42,7 @@ impl Objections {
             return;
         }
         self.read = Some(now);
-        let found = Rules::read().and_then(|rules| Ok((rules, xfrm::policies()?)));
+        let found = self.rules.read_again().and_then(|rules| Ok((rules, xfrm::policies()?)));
         match found {
             Ok((rules, policies)) => {
                 self.problem = None;

@@ -36,6 +36,8 @@ pub(crate) struct Rules {
     legacy: Vec<xtables::Table>,
     /// Tables of nftables.
     nft: nft::Ruleset,
+    /// Their generation.
+    generation: Option<u32>,
 }
 
 /// Why an interface must not answer for an endpoint.
@@ -61,19 +63,32 @@ pub(crate) enum Objection {
 impl Rules {
     /// Reads them, in the calling thread's network namespace. A kernel without nftables has none.
     pub(crate) fn read() -> io::Result<Self> {
-        let nft = match Socket::netfilter().and_then(|mut socket| nft::read(&mut socket)) {
-            Ok(ruleset) => ruleset,
+        Self::default().read_again()
+    }
+
+    /// The same, given what was read before: tables of nftables that stayed as they were are not
+    /// read again.
+    pub(crate) fn read_again(&self) -> io::Result<Self> {
+        let read = |mut socket: Socket| -> io::Result<(nft::Ruleset, Option<u32>)> {
+            let generation = nft::generation(&mut socket)?;
+            if generation.is_some() && generation == self.generation {
+                return Ok((self.nft.clone(), generation));
+            }
+            Ok((nft::read(&mut socket)?, generation))
+        };
+        let (nft, generation) = match Socket::netfilter().and_then(read) {
+            Ok(found) => found,
             Err(error)
                 if matches!(
                     error.raw_os_error(),
                     Some(libc::EINVAL | libc::EPROTONOSUPPORT | libc::EOPNOTSUPP)
                 ) =>
             {
-                nft::Ruleset::default()
+                (nft::Ruleset::default(), None)
             }
             Err(error) => return Err(error),
         };
-        Ok(Self { legacy: xtables::read()?, nft })
+        Ok(Self { legacy: xtables::read()?, nft, generation })
     }
 
     /// What speaks against answering queries of this client for the endpoint on the interface.

@@ -97,6 +97,20 @@ struct Element {
     verdict: Option<Verdict>,
 }
 
+/// Reads the number that changes with every change of tables (`NFT_MSG_GETGEN`).
+pub(super) fn generation(socket: &mut Socket) -> io::Result<Option<u32>> {
+    /// `NLM_F_REQUEST`.
+    const REQUEST: u16 = 1 | 4;
+    let mut found = None;
+    socket.request(SUBSYSTEM | 16, REQUEST, &[0; 4], |kind, message| {
+        if kind == SUBSYSTEM | 15 {
+            let mut attributes = split(message).into_iter().flat_map(|(_, attributes)| attributes);
+            found = attributes.find(|(attribute, _)| *attribute == 1).and_then(|(_, value)| number(value));
+        }
+    })?;
+    Ok(found)
+}
+
 /// Reads all tables.
 pub(super) fn read(socket: &mut Socket) -> io::Result<Ruleset> {
     // struct nfgenmsg: family, version, resource.

@@ -105,8 +105,9 @@ impl Table {
     fn read(name: &'static str, v6: bool) -> io::Result<Option<Self>> {
         let (family, level) =
             if v6 { (libc::AF_INET6, libc::IPPROTO_IPV6) } else { (libc::AF_INET, libc::IPPROTO_IP) };
+        // Of any type: a raw one would need CAP_NET_RAW.
         // SAFETY: socket takes no pointers.
-        let fd = unsafe { libc::socket(family, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::IPPROTO_RAW) };
+        let fd = unsafe { libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
