@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use crate::{
     guard::{self, Refusal},
-    ownership::{OwnershipError, Registry, View},
+    ownership::{OwnershipError, Registry, View, remove_collisions},
     plan::{self, Action, Desired, Note, Plan, Reason, Rules},
     provider::{Batch, Progress, Provider, ProviderError, TransactionResult, Visibility, Zone},
     record::{Key, Name, Record},
@@ -251,6 +251,8 @@ impl Engine {
                 Err(error) => result.failures.push((change.name.clone(), error.into())),
             }
         }
+        let collisions = remove_collisions(view, &mut batch.transactions);
+        result.failures.extend(collisions.into_iter().map(|(name, error)| (name, error.into())));
         if batch.transactions.is_empty() {
             return;
         }

@@ -6,6 +6,7 @@ mod transaction;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+pub(crate) use self::transaction::remove_collisions;
 pub use self::{
     mapper::{AffixError, Mapper},
     text::Cipher,
@@ -38,6 +39,15 @@ pub struct View {
     listed: BTreeMap<Key, Record>,
     /// Owner texts of older form that own records, by the key of the record.
     old_form: BTreeMap<Key, Key>,
+}
+
+impl View {
+    /// Returns whether the zone has a set of this name and type, owner records included.
+    pub(crate) fn has(&self, name: &Name, record_type: RecordType) -> bool {
+        let from = Key { name: name.clone(), set_identifier: String::new(), record_type: RecordType(0) };
+        let mut sets = self.listed.range(from..).take_while(|(key, _)| key.name == *name);
+        sets.any(|(key, _)| key.record_type == record_type)
+    }
 }
 
 /// Owner texts of one TXT set.

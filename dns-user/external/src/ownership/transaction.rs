@@ -1,6 +1,6 @@
 //! Joins the changes of a name with those of its owner records.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use super::{Registry, Texts, View, text};
 use crate::{
@@ -34,6 +34,48 @@ impl Registry {
         draft.replace_old_form(change)?;
         Ok(Transaction { name: change.name.clone(), steps: draft.steps(&change.name) })
     }
+}
+
+/// Removes transactions that would put an owner record and a CNAME at one name, which servers
+/// ignore silently (RFC 2136, section 3.4.2.2). An owner record wins over a new CNAME, and an
+/// existing CNAME over a new owner record.
+pub(crate) fn remove_collisions(
+    view: &View,
+    transactions: &mut Vec<Transaction>,
+) -> Vec<(Name, OwnershipError)> {
+    let created = |step: &Step, record_type: RecordType| match step {
+        Step::Create(record) if record.record_type == record_type => Some(record.name.clone()),
+        _ => None,
+    };
+    let texts: HashSet<Name> = transactions
+        .iter()
+        .flat_map(|transaction| &transaction.steps)
+        .filter_map(|step| created(step, RecordType::TXT))
+        .collect();
+    let deletes = |transaction: &Transaction, name: &Name, record_type: RecordType| {
+        let is_it = |record: &Record| record.name == *name && record.record_type == record_type;
+        transaction.steps.iter().any(|step| matches!(step, Step::Delete(record) if is_it(record)))
+    };
+    let collision = |transaction: &Transaction| {
+        transaction.steps.iter().find_map(|step| {
+            let alias = created(step, RecordType::CNAME).filter(|name| {
+                let stays = view.has(name, RecordType::TXT) && !deletes(transaction, name, RecordType::TXT);
+                stays || texts.contains(name)
+            });
+            let text = created(step, RecordType::TXT).filter(|name| {
+                view.has(name, RecordType::CNAME) && !deletes(transaction, name, RecordType::CNAME)
+            });
+            alias.or(text)
+        })
+    };
+    let mut collisions = Vec::new();
+    transactions.retain(|transaction| {
+        let Some(at) = collision(transaction) else { return true };
+        let name = transaction.name.clone();
+        collisions.push((name.clone(), OwnershipError::Collision { name, at }));
+        false
+    });
+    collisions
 }
 
 /// Sets that a transaction touches, as they will be.
@@ -224,17 +266,12 @@ impl Draft<'_> {
                 (Some(before), Some(after)) => steps.push(Step::Replace { before, after }),
             }
         }
-        let is_listed = |record_type: RecordType| {
-            let from = Key { name: name.clone(), set_identifier: String::new(), record_type: RecordType(0) };
-            let mut listed = view.listed.range(from..).take_while(|(key, _)| key.name == *name);
-            listed.any(|(key, _)| key.record_type == record_type)
-        };
         let rivals: &[RecordType] = match creates[..] {
             [] => &[],
             [RecordType::CNAME, ..] => &BESIDE_ALIAS,
             _ => &[RecordType::CNAME],
         };
-        for rival in rivals.iter().filter(|rival| !is_listed(**rival)) {
+        for rival in rivals.iter().filter(|rival| !view.has(name, **rival)) {
             steps.push(Step::RequireAbsent(name.clone(), *rival));
         }
         // Requirements and deletions come first: some providers apply steps in their order.
@@ -282,6 +319,14 @@ pub enum OwnershipError {
         owner_record: Name,
         /// Its owner label.
         owner: String,
+    },
+    /// An owner record and a CNAME would share a name.
+    #[error("{name}: {at} would hold a CNAME and an owner record; choose another name, or set txt-prefix")]
+    Collision {
+        /// Name of the record.
+        name: Name,
+        /// Name that both need.
+        at: Name,
     },
     /// No name fits.
     #[error("{name}: no name for its owner record fits within 255 octets; use a shorter name or txt-prefix")]

@@ -211,3 +211,32 @@ async fn messages_match_cases() {
         }
     }
 }
+
+/// Returns an engine on an empty zone in memory.
+fn engine() -> Engine {
+    let parameters =
+        [("rfc2136-host", "localhost"), ("rfc2136-zone", "example.org"), ("rfc2136-insecure", "true")];
+    let parameters = parameters.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let real = Rfc2136::new(Settings::from_parameters(&Parameters(parameters.into())).unwrap());
+    let zones = [("example.org".to_owned(), ZoneModel::default())].into();
+    let provider = Box::new(InMemory { real, zones, sent: Sent::default() });
+    Engine { provider, registry: Registry::default(), rules: Rules::of("me") }
+}
+
+#[tokio::test]
+async fn owner_record_never_meets_cname() {
+    let address = record_of("team.example.org 60 A 192.0.2.1").unwrap();
+    let alias = record_of("a-team.example.org 60 CNAME target.example.net").unwrap();
+    let both = Desired { records: vec![address.clone(), alias.clone()], ..Desired::default() };
+    // Whichever is there first stays; the zone in memory refuses a CNAME beside other data.
+    for first in [vec![address.clone(), alias.clone()], vec![address], vec![alias]] {
+        let mut engine = engine();
+        let first = Desired { records: first, ..Desired::default() };
+        engine.reconcile(&first, None, &|_| {}).await.unwrap();
+        for _ in 0..2 {
+            let report = engine.reconcile(&both, None, &|_| {}).await.unwrap();
+            assert_eq!((report.applied(), report.zones[0].failures.len()), (0, 1), "{report:?}");
+            assert!(report.zones[0].failures[0].1.to_string().contains("a-team.example.org"));
+        }
+    }
+}
