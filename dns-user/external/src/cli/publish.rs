@@ -141,7 +141,10 @@ async fn publish(
         Ok(report) => {
             print(&format!("{}: {} names changed\n", target.name(), report.applied()))?;
             let state = ProviderState::of_report(&report);
-            state.general.into_iter().chain(state.names.into_iter().map(|(_, problem)| problem)).collect()
+            for remark in state.remarks(target) {
+                eprintln!("{}: {remark}", target.name());
+            }
+            state.problems(target)
         }
         Err(error) => vec![error.to_string()],
     })

@@ -40,8 +40,11 @@ impl Watch {
         let watcher = notify::recommended_watcher(handler).and_then(|mut watcher| {
             let mut folders: Vec<&Path> = Vec::new();
             for path in documents.iter().chain(others) {
-                let folder =
-                    if path.is_dir() { path.as_path() } else { path.parent().unwrap_or(Path::new(".")) };
+                let folder = match path.parent() {
+                    _ if path.is_dir() => path.as_path(),
+                    Some(folder) if !folder.as_os_str().is_empty() => folder,
+                    _ => Path::new("."),
+                };
                 if !folders.contains(&folder) && folder.is_dir() {
                     folders.push(folder);
                     watcher.watch(folder, RecursiveMode::NonRecursive)?;

@@ -58,6 +58,18 @@ impl ProviderState {
         Self { ran: true, general: vec![problem.to_string()], ..Self::default() }
     }
 
+    /// Returns everything that keeps wanted records from being published.
+    pub fn problems(&self, target: &Target) -> Vec<String> {
+        let wanted = self.names.iter().filter(|(name, _)| target.origins.contains_key(name));
+        self.general.iter().chain(wanted.map(|(_, problem)| problem)).cloned().collect()
+    }
+
+    /// Returns remarks on names that no document wants, such as owner records without a record.
+    pub fn remarks(&self, target: &Target) -> Vec<String> {
+        let others = self.names.iter().filter(|(name, _)| !target.origins.contains_key(name));
+        others.map(|(_, remark)| remark.clone()).collect()
+    }
+
     fn result(&self, target: &Target, document: &DocumentId) -> ProviderResult {
         let mut problems = self.general.clone();
         let is_own = |name: &Name| target.origins.get(name).is_some_and(|origins| origins.contains(document));
@@ -130,15 +142,15 @@ pub fn statuses(
     }
     let providers = publication.targets.iter().map(|(name, target)| {
         let state = states.get(name).cloned().unwrap_or_default();
-        let mut problems = state.general.clone();
-        problems.extend(state.names.iter().map(|(_, problem)| problem.clone()));
+        let problems = state.problems(target);
+        let remarks = target.record.remarks().into_iter().chain(state.remarks(target));
         let overview = ProviderOverview {
             provider: target.record.provider.name().to_owned(),
             synced: state.ran && problems.is_empty(),
             wanted: target.counts.values().sum(),
             owned: state.owned,
             problems,
-            remarks: target.record.remarks(),
+            remarks: remarks.collect(),
         };
         (name.clone(), overview)
     });

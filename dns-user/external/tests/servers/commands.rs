@@ -70,6 +70,20 @@ fn damaged_document_keeps_records() {
 }
 
 #[test]
+fn foreign_owner_record_is_a_remark() {
+    let server = NameServer::start(Program::Bind);
+    let publisher = Publisher::of(&server);
+    publisher.endpoints("web", &[("a.example.org", "192.0.2.1")]);
+    let text = "heritage=external-dns,external-dns/owner=other";
+    server.nsupdate(&format!("update add a-gone.example.org 60 TXT \"{text}\"\n"));
+    let applied = publisher.expect(0, "apply");
+    assert!(
+        applied.errors.contains("a-gone.example.org TXT: the owner record of owner \"other\" has no record"),
+        "{applied:?}"
+    );
+}
+
+#[test]
 fn records_change_hands() {
     let server = NameServer::start(Program::Bind);
     let publisher = Publisher::of(&server);
