@@ -71,6 +71,8 @@ pub fn config(folder: &Path, address: SocketAddr) -> Value {
         "cache": {"enabled": false},
         // Named, and so attached without queries that arrive first.
         "xdp": {"interfaces": ["lo", "srv", "late"]},
+        // Servers of several tests run at a time, and share /run.
+        "control": {"socket": ""},
     })
 }
 

@@ -1,6 +1,6 @@
-//! The kernel's own monotonic clock.
+//! Clocks: the kernel's own monotonic one, and one that goes on in suspend.
 
-use std::{fs, sync::OnceLock};
+use std::{fs, sync::OnceLock, time::Duration};
 
 use nix::time::{ClockId, clock_gettime};
 
@@ -20,6 +20,26 @@ pub fn kernel_monotonic_ns() -> u64 {
     u64::try_from(own - offset).unwrap_or(0)
 }
 
+/// A moment of `CLOCK_BOOTTIME`, which counts the time that the machine is suspended
+/// (`std::time::Instant` does not): for what is good for a time in the world outside, such as
+/// an answer for its TTL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BootInstant(Duration);
+
+impl BootInstant {
+    /// This moment.
+    pub fn now() -> Self {
+        let time = clock_gettime(ClockId::CLOCK_BOOTTIME).expect("every Linux kernel since 2.6.39 has it");
+        Self(time.into())
+    }
+
+    /// Time since then.
+    pub fn elapsed(self) -> Duration {
+        let (Self(now), Self(then)) = (Self::now(), self);
+        now.saturating_sub(then)
+    }
+}
+
 /// What `/proc/PID/timens_offsets` says of `CLOCK_MONOTONIC`: name, seconds, nanoseconds.
 fn monotonic_offset_ns(text: &str) -> Option<i128> {
     let line = text.lines().find_map(|line| line.strip_prefix("monotonic"))?;
@@ -36,6 +56,15 @@ mod tests {
     fn the_clock_runs_forward() {
         let first = kernel_monotonic_ns();
         assert!(first > 0 && kernel_monotonic_ns() >= first);
+    }
+
+    #[test]
+    fn boot_time_counts_suspend() {
+        let boot = BootInstant::now();
+        // The machine may have been suspended before, so it is not behind.
+        let monotonic: Duration = clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap().into();
+        assert!(boot.0 + Duration::from_secs(1) >= monotonic);
+        assert!(boot.elapsed() < Duration::from_secs(60));
     }
 
     #[test]

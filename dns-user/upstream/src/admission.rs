@@ -7,6 +7,7 @@
 
 use std::{
     collections::HashMap,
+    hash::Hash,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::{
         Arc,
@@ -31,24 +32,25 @@ pub fn client_of(address: IpAddr) -> Client {
     }
 }
 
-/// A bound on queries that wait at a time.
+/// A bound on queries that wait at a time, or on other work of the clients that `K` tells
+/// apart.
 #[derive(Debug)]
-pub struct Admission {
+pub struct Admission<K: Copy + Eq + Hash = Client> {
     /// Most queries at a time.
     limit: usize,
     /// Who holds how many places.
-    held: Mutex<Held>,
+    held: Mutex<Held<K>>,
     /// Queries refused because their client held too many places.
     refused: AtomicU64,
 }
 
 /// Places that are taken.
-#[derive(Debug, Default)]
-struct Held {
+#[derive(Debug)]
+struct Held<K> {
     /// All of them.
     total: usize,
     /// By client; no client holds none.
-    by_client: HashMap<Client, usize, foldhash::fast::RandomState>,
+    by_client: HashMap<K, usize, foldhash::fast::RandomState>,
 }
 
 /// How an [`Admission`] stands.
@@ -66,16 +68,16 @@ pub struct AdmissionStatus {
     pub refused: u64,
 }
 
-impl Admission {
+impl<K: Copy + Eq + Hash> Admission<K> {
     /// A bound of `limit` queries, none waiting.
     pub fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self { limit, held: Mutex::default(), refused: AtomicU64::new(0) })
+        let held = Held { total: 0, by_client: HashMap::default() };
+        Arc::new(Self { limit, held: Mutex::new(held), refused: AtomicU64::new(0) })
     }
 
-    /// A place for a query of the client at `address`; `None` if the client holds as many
+    /// A place for one more piece of work of `client`; `None` if the client holds as many
     /// as are free.
-    pub fn admit(self: &Arc<Self>, address: Option<IpAddr>) -> Option<Permit> {
-        let client = client_or_self(address);
+    pub fn admit_as(self: &Arc<Self>, client: K) -> Option<Permit<K>> {
         let mut held = self.held.lock();
         if !held.has_room(client, self.limit) {
             drop(held);
@@ -87,6 +89,19 @@ impl Admission {
         Some(Permit { admission: Arc::clone(self), client })
     }
 
+    /// Whether nothing waits.
+    pub fn is_idle(&self) -> bool {
+        self.held.lock().total == 0
+    }
+}
+
+impl Admission {
+    /// A place for a query of the client at `address`; `None` if the client holds as many
+    /// as are free.
+    pub fn admit(self: &Arc<Self>, address: Option<IpAddr>) -> Option<Permit> {
+        self.admit_as(client_or_self(address))
+    }
+
     /// Whether [`Self::admit`] would refuse a query of this client, which counts as refused
     /// then.
     pub fn refuses(&self, address: Option<IpAddr>) -> bool {
@@ -95,11 +110,6 @@ impl Admission {
             self.refused.fetch_add(1, Ordering::Relaxed);
         }
         refuses
-    }
-
-    /// Whether nothing waits.
-    pub fn is_idle(&self) -> bool {
-        self.held.lock().total == 0
     }
 
     /// How it stands.
@@ -119,9 +129,9 @@ impl Admission {
     }
 }
 
-impl Held {
+impl<K: Copy + Eq + Hash> Held<K> {
     /// Whether one more query of `client` is admitted.
-    fn has_room(&self, client: Client, limit: usize) -> bool {
+    fn has_room(&self, client: K, limit: usize) -> bool {
         let free = limit.saturating_sub(self.total);
         self.by_client.get(&client).copied().unwrap_or(0) < free
     }
@@ -134,14 +144,14 @@ fn client_or_self(address: Option<IpAddr>) -> Client {
 
 /// The place of one query; free again when dropped.
 #[derive(Debug)]
-pub struct Permit {
+pub struct Permit<K: Copy + Eq + Hash = Client> {
     /// Where it is a place.
-    admission: Arc<Admission>,
+    admission: Arc<Admission<K>>,
     /// Who holds it.
-    client: Client,
+    client: K,
 }
 
-impl Drop for Permit {
+impl<K: Copy + Eq + Hash> Drop for Permit<K> {
     fn drop(&mut self) {
         let mut held = self.admission.held.lock();
         held.total -= 1;
@@ -165,7 +175,7 @@ mod tests {
 
     #[test]
     fn one_client_leaves_half() {
-        let admission = Admission::new(100);
+        let admission: Arc<Admission> = Admission::new(100);
         let first = flood(&admission, 1);
         assert_eq!(first.len(), 50);
         let second = flood(&admission, 2);
@@ -181,7 +191,7 @@ mod tests {
 
     #[test]
     fn shares_level_out() {
-        let admission = Admission::new(90);
+        let admission: Arc<Admission> = Admission::new(90);
         let mut first = flood(&admission, 1);
         let second = flood(&admission, 2);
         // The first client's queries end, and both go on asking: neither gets ahead.

@@ -22,6 +22,7 @@ use dns_core::{
     config::{CacheConfig, Compat},
     wire::{self, OPT_LEN, Query, Transport},
 };
+use dns_platform::clock::BootInstant;
 
 /// Least TTL, seconds: lower ones but 0 are raised to it (observed). Also the time for
 /// which an empty answer without SOA is kept (observed).
@@ -93,8 +94,8 @@ pub(crate) struct Entry {
     owners: SmallVec<[u16; 2]>,
     /// The TTLs as they were when the answer came, seconds.
     ttl: u32,
-    /// When it came.
-    since: Instant,
+    /// When it came. TTLs run on while the machine is suspended.
+    since: BootInstant,
     /// How long it is good.
     lifetime: Duration,
     /// How long after that it may be given while recursors are down.
@@ -251,7 +252,7 @@ impl Cache {
             ttls,
             owners,
             ttl: terms.ttl,
-            since: Instant::now(),
+            since: BootInstant::now(),
             lifetime: Duration::from_secs(terms.lifetime.into()),
             stale: self.stale.unwrap_or_default(),
             denial: terms.denial,

@@ -1,12 +1,17 @@
 //! The API, with curl.
 
-use std::{fs, time::Duration};
+use std::{
+    fs,
+    net::{Ipv4Addr, TcpStream},
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
+use nix::unistd::{Uid, setfsuid};
 use serde_json::{Value, json};
 use whole_system_tests::{process::wait_until, requirements};
 
-use super::running::{Running, write_certificates};
+use super::running::{API_PORT, Running, write_certificates};
 
 #[test]
 fn curl_with_a_client_certificate_gets_what_the_reference_gives() -> Result<()> {
@@ -96,5 +101,30 @@ fn where_administrators_are_named_only_they_operate() -> Result<()> {
             assert_eq!(running.curl_api(path, &certificates, &[])?.1, 200, "{path} with {admins:?}");
         }
     }
+    Ok(())
+}
+
+#[test]
+fn another_user_cannot_lock_operators_out() -> Result<()> {
+    if !requirements::namespaces() {
+        return Ok(());
+    }
+    let running = Running::start("apilock", &json!({}))?;
+    let certificates = running.folder().join("certificates");
+    // Connections of another user that never begin their handshake. The owner of a socket is the
+    // user of the thread for file systems.
+    let flood = || -> Result<Vec<TcpStream>> {
+        let own = setfsuid(Uid::from_raw(65_534));
+        let all = (0..200).map(|_| TcpStream::connect((Ipv4Addr::LOCALHOST, API_PORT))).collect();
+        setfsuid(own);
+        Ok(std::io::Result::from(all)?)
+    };
+    let flood = running.namespace.run(flood)??;
+    for _ in 0..10 {
+        // Curl gives up long before a handshake's time is over.
+        let (body, status) = running.curl_api("/instances", &certificates, &["--max-time", "3"])?;
+        assert_eq!(status, 200, "{body}");
+    }
+    drop(flood);
     Ok(())
 }

@@ -176,7 +176,7 @@ pub const KEYS: &[Key] = keys! {
         "Ignore the class of a question";
     "compat.echo_opt" Ours "boolean" = "false", "true", "":
         "Repeat the client's size in the OPT of a reply, with DO clear";
-    "control.socket" Ours "absolute path" = "", "\"/run/bosh-dns-xdp/control.sock\"",
+    "control.socket" Ours "absolute path; empty: none" = "\"/run/bosh-dns-xdp/control.sock\"", "\"/run/bosh-dns-xdp/control.sock\"",
         "\"/run/bosh-dns-xdp/control.sock\"":
         "Unix socket for status, top, tap and the other commands";
     "control.user" Ours "user name; empty: the server's" = "\"\"", "\"root\"", "\"\"":

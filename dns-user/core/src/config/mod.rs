@@ -48,7 +48,7 @@ pub struct Config {
     pub jobs_dir: Option<PathBuf>,
     /// Log levels and format.
     pub logging: LoggingConfig,
-    /// The control socket, ours; `None`: not configured.
+    /// The control socket, ours; `None`: switched off.
     pub control: Option<ControlConfig>,
     /// The API; `None`: not configured.
     pub api: Option<ApiConfig>,
@@ -171,6 +171,8 @@ pub struct ControlConfig {
     pub user: Option<String>,
     /// `group`: whose members may ask as well; `None`: nobody.
     pub group: Option<String>,
+    /// Whether the configuration does not name the socket.
+    pub is_default: bool,
 }
 
 /// `health`.

@@ -237,14 +237,18 @@ fn log_level(reader: &Reader<'_>) -> Result<Option<LogLevel>, ConfigError> {
     }
 }
 
+/// The control socket if the configuration names none.
+const CONTROL_SOCKET: &str = "/run/bosh-dns-xdp/control.sock";
+
 fn control(object: &Reader<'_>) -> Result<Option<ControlConfig>, ConfigError> {
     let name =
         |key| Ok::<_, ConfigError>(object.text(key)?.filter(|text| !text.is_empty()).map(str::to_owned));
     let (user, group) = (name("user")?, name("group")?);
-    let socket = path(object, "socket")?;
+    let is_default = !object.has("socket");
+    let socket = if is_default { Some(PathBuf::from(CONTROL_SOCKET)) } else { path(object, "socket")? };
     match socket {
         Some(socket) if !socket.is_absolute() => Err(object.error("socket", "is no absolute path")),
-        socket => Ok(socket.map(|socket| ControlConfig { socket, user, group })),
+        socket => Ok(socket.map(|socket| ControlConfig { socket, user, group, is_default })),
     }
 }
 

@@ -74,7 +74,10 @@ impl Connection {
         }
         let loaded = dns_platform::files::load_config(file)
             .map_err(|error| Problem::Unreachable(error.to_string()))?;
-        Ok(loaded.config.control.map(|control| control.socket))
+        // A configuration that names an API alone means that.
+        let named =
+            loaded.config.control.filter(|control| !control.is_default || loaded.config.api.is_none());
+        Ok(named.map(|control| control.socket))
     }
 
     /// Whether there is a port to go to where the control socket is not to be had.

@@ -36,7 +36,7 @@ impl ControlSocket {
     /// Binds the socket for its owner and group: to be done while we still are root. Without
     /// `control.user` it belongs to `server_user`, the user that the server becomes.
     pub fn bind(config: &ControlConfig, server_user: Option<&str>) -> io::Result<Self> {
-        let ControlConfig { socket, user, group } = config;
+        let ControlConfig { socket, user, group, is_default: _ } = config;
         let of_user =
             |kind, name: &str| User::from_name(name)?.map(|user| user.uid).ok_or_else(|| unknown(kind, name));
         let server = server_user.map(|name| of_user("xdp.user", name)).transpose()?;

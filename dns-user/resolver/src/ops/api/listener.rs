@@ -1,22 +1,30 @@
-//! Accepts TLS connections; handshakes go on side by side, each bounded in
-//! time, all of them bounded in number.
+//! Accepts TLS connections; handshakes go on side by side, each bounded in time.
+//!
+//! Before its handshake a connection is admitted by its peer's user: a user may hold as many
+//! handshakes as are free, and one more is closed at once. Root and the server's own user, who
+//! administer it, have places that nobody else can take.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, mpsc},
+    sync::mpsc,
     task::AbortHandle,
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
+use super::peer::Peer;
 use dns_platform::{logs::LineLimit, tls::RotatingTls};
+use dns_upstream::admission::Admission;
 
 /// How long a handshake may take.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Handshakes at a time. Only local processes can connect.
-const HANDSHAKES: usize = 32;
+const HANDSHAKES: usize = 64;
+
+/// Further handshakes for root and the server's own user.
+const RESERVE: usize = 32;
 
 /// A connection whose client has shown a good certificate.
 type Accepted = (TlsStream<TcpStream>, SocketAddr);
@@ -71,7 +79,9 @@ impl axum::serve::Listener for TlsListener {
 
 /// Accepts for ever; each handshake is a task of its own.
 async fn accept(socket: TcpListener, tls: Arc<RotatingTls>, done: mpsc::Sender<Accepted>) {
-    let places = Arc::new(Semaphore::new(HANDSHAKES));
+    let places = Admission::new(HANDSHAKES);
+    let reserve = Admission::new(RESERVE);
+    let own = nix::unistd::Uid::effective().as_raw();
     loop {
         let (stream, client) = match socket.accept().await {
             Ok(accepted) => accepted,
@@ -85,7 +95,20 @@ async fn accept(socket: TcpListener, tls: Arc<RotatingTls>, done: mpsc::Sender<A
                 continue;
             }
         };
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let peer = stream.local_addr().map_or(Peer::Address(client.ip()), |server| Peer::of(client, server));
+        let is_operator = matches!(peer, Peer::User(user) if user == 0 || user == own);
+        let place = places.admit_as(peer).or_else(|| is_operator.then(|| reserve.admit_as(peer)).flatten());
+        let Some(place) = place else {
+            static LIMIT: LineLimit = LineLimit::new();
+            if let Some(left_out) = LIMIT.admit_any() {
+                tracing::warn!(
+                    ?peer,
+                    left_out,
+                    "a user has too many unfinished handshakes with the API; its connection is closed"
+                );
+            }
+            continue;
+        };
         let acceptor = TlsAcceptor::from(tls.server_config());
         let done = done.clone();
         tokio::spawn(async move {
