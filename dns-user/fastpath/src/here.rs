@@ -68,8 +68,9 @@ impl Loaded {
         }
         let tap = tap.map(ring).transpose()?;
         let board = ProgramBoard::default();
-        let programs = Programs::start(ebpf, Filters::of(main), board.clone())
-            .map_err(|error| FastPathError::io("starting the thread that loads programs", error))?;
+        let programs =
+            Programs::start(ebpf, messages.as_ref().map(Messages::map), Filters::of(main), board.clone())
+                .map_err(|error| FastPathError::io("starting the thread that loads programs", error))?;
         let memory = Memory { index, entries, control, counters: counters.clone(), tap, limits };
         Ok((Self { programs, board, maps: kept_maps, scope, counters, messages, pins, predecessor }, memory))
     }

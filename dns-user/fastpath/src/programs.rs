@@ -28,6 +28,7 @@ use super::{
     attach::{filters::Filters, hook::Hook},
     bpf,
     mailbox::{self, Ended},
+    observe::messages::MessagesMap,
 };
 use dns_platform::{
     priority,
@@ -177,10 +178,15 @@ enum Ordered {
 
 impl Programs {
     /// Starts the thread that loads the programs of `ebpf` as they are asked for.
-    pub(super) fn start(ebpf: Ebpf, filters: Filters, board: ProgramBoard) -> io::Result<Self> {
+    pub(super) fn start(
+        ebpf: Ebpf,
+        messages: Option<MessagesMap>,
+        filters: Filters,
+        board: ProgramBoard,
+    ) -> io::Result<Self> {
         let (orders, ordered) = mpsc::channel();
         let (done, results) = mailbox::channel()?;
-        let mut loader = Loader { ebpf, board, answer: None };
+        let mut loader = Loader { ebpf, _messages: messages, board, answer: None };
         threads::spawn("programs", OnPanic::EndProcess, move || {
             priority::lower("loading programs");
             for program in ordered {
@@ -321,6 +327,8 @@ struct Loader {
     /// The object. Its maps must stay open under their numbers, which stand in the
     /// instructions of programs that are not loaded yet.
     ebpf: Ebpf,
+    /// The one map that is not in it any more; closed after the object, like the others.
+    _messages: Option<MessagesMap>,
     /// Where it is noted how programs fare.
     board: ProgramBoard,
     /// What came of the program that answers at tc, which [`Program::Tc`] calls; `None`: it was

@@ -116,10 +116,25 @@ impl fmt::Debug for HttpSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { url, client: _, timeout } = self;
         f.debug_struct("HttpSource")
-            .field("url", &url.as_str())
+            .field("url", &shown(url))
             .field("timeout", timeout)
             .finish_non_exhaustive()
     }
+}
+
+/// A handler's URL for logs and reports: without user, password and the values of its query, which may
+/// be keys.
+pub fn shown(url: &Url) -> String {
+    let mut shown = url.clone();
+    if !shown.username().is_empty() || shown.password().is_some() {
+        // URLs that can have a user can have this one.
+        let _ = shown.set_username("***");
+        let _ = shown.set_password(None);
+    }
+    if shown.query().is_some() {
+        shown.set_query(Some("***"));
+    }
+    shown.into()
 }
 
 /// Why there is no answer.
@@ -165,7 +180,7 @@ impl HttpSource {
         match outcome {
             Ok(reply) => Forwarded::own(reply, false),
             Err(error) => {
-                tracing::debug!(url = %self.url, %error, "the HTTP request of a handler failed: the query gets SERVFAIL");
+                tracing::debug!(url = shown(&self.url), %error, "the HTTP request of a handler failed: the query gets SERVFAIL");
                 Forwarded::own(message::begin_reply(query, true, true, message::SERVFAIL), true)
             }
         }
@@ -221,6 +236,14 @@ fn presentation(name: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn secrets_of_urls_are_not_shown() {
+        let url = |text| Url::parse(text).unwrap();
+        let secret = shown(&url("https://user:password@dns.example:8443/x/?key=secret&a=b"));
+        assert_eq!(secret, "https://***@dns.example:8443/x/?***");
+        assert_eq!(shown(&url("http://dns.example/x/")), "http://dns.example/x/");
+    }
 
     #[test]
     fn names_are_written_as_the_reference_does() {

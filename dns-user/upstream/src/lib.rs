@@ -53,6 +53,7 @@ pub use self::{
     cached::{CachedSource, Denial},
     handlers::{HandlerConfig, HandlerSource, Handlers},
     host_names::HostNames,
+    http::shown,
     in_force::InForce,
     reverse::reverse_reply,
     status::{CacheStatus, RecursorStatus},

@@ -30,8 +30,15 @@ impl Folder {
         let how = OpenHow::new()
             .flags(OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC)
             .resolve(ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS);
-        let opened = openat2(AT_FDCWD, path, how).map_err(|error| match error {
-            Errno::ELOOP => in_file(path, io::Error::other("leads through a symbolic link; remove it")),
+        let opened = match openat2(AT_FDCWD, path, how) {
+            // systemd's RestrictSUIDSGID= does not let it through: a filter cannot see its flags.
+            Err(Errno::ENOSYS | Errno::EPERM) => open_step_by_step(path),
+            other => other,
+        };
+        let opened = opened.map_err(|error| match error {
+            Errno::ELOOP | Errno::ENOTDIR => {
+                in_file(path, io::Error::other("leads through a symbolic link; remove it"))
+            }
             error => in_file(path, error.into()),
         })?;
         Ok(Self { opened, path: path.to_path_buf() })
@@ -98,6 +105,19 @@ impl Folder {
     }
 }
 
+/// Opens a folder through no symbolic link, one name after the other.
+fn open_step_by_step(path: &Path) -> nix::Result<OwnedFd> {
+    let step = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let mut parts = path.components();
+    let first = parts.next().ok_or(Errno::ENOENT)?;
+    let mut opened = openat(AT_FDCWD, first.as_os_str(), step, Mode::empty())?;
+    for part in parts {
+        opened = openat(&opened, part.as_os_str(), step, Mode::empty())?;
+    }
+    // Once more, to be read.
+    openat(&opened, ".", OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())
+}
+
 /// A path that leads to what was opened, or to `name` in it.
 fn by_descriptor(opened: BorrowedFd<'_>, name: &str) -> PathBuf {
     let path = Path::new("/proc/self/fd").join(opened.as_raw_fd().to_string());
@@ -122,7 +142,9 @@ mod tests {
         fs::create_dir(real.join("elsewhere")).unwrap();
         fs::write(real.join("elsewhere/NAMES"), "").unwrap();
         symlink(real.join("elsewhere"), real.join("links")).unwrap();
+        open_step_by_step(&real.join("elsewhere")).unwrap();
         for path in ["links", "links/deeper"] {
+            assert!(open_step_by_step(&real.join(path)).is_err(), "{path}");
             assert!(Folder::open(&real.join(path)).is_err(), "{path}");
             assert!(Folder::make(&real.join(path)).is_err(), "{path}");
         }

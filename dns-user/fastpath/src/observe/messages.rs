@@ -1,10 +1,14 @@
 //! Messages from inside the BPF programs, by aya-log, handed on to our own log.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+};
 
 use aya::Ebpf;
 use aya_log::EbpfLogger;
 use log::{Log, Metadata, Record};
+use parking_lot::Mutex;
 
 /// Size of the map that the messages pass through, in bytes: the programs write
 /// one a second on each CPU at most. A multiple of every machine's page size.
@@ -18,24 +22,39 @@ pub(crate) const LEVEL: u8 = aya_log::Level::Warn as u8;
 pub(crate) const MAP: &str = "AYA_LOGS";
 
 /// The reader's end.
-pub(crate) struct Messages(EbpfLogger<Handover>);
+pub(crate) struct Messages {
+    logger: Arc<Mutex<EbpfLogger<Handover>>>,
+    /// The map once more, to wait for messages.
+    readable: OwnedFd,
+}
+
+/// Keeps the map open under its number.
+pub(crate) type MessagesMap = Arc<dyn Send + Sync>;
 
 impl Messages {
     /// Reads the messages of a loaded object; none if it has no map for them.
     pub(crate) fn of(ebpf: &mut Ebpf) -> Option<Self> {
-        EbpfLogger::init_with_logger(ebpf, Handover).ok().map(Self)
+        let logger = EbpfLogger::init_with_logger(ebpf, Handover).ok()?;
+        let readable = logger.as_fd().try_clone_to_owned().ok()?;
+        Some(Self { logger: Arc::new(Mutex::new(logger)), readable })
+    }
+
+    /// For whoever loads programs later: their instructions name the map by its number, and aya takes
+    /// it out of the object that holds the others.
+    pub(crate) fn map(&self) -> MessagesMap {
+        self.logger.clone()
     }
 
     /// Hands on what there is.
     pub(crate) fn hand_on(&mut self) {
-        self.0.flush();
+        self.logger.lock().flush();
     }
 }
 
 /// Readable when there are messages.
 impl AsFd for Messages {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.readable.as_fd()
     }
 }
 

@@ -15,7 +15,7 @@ use crate::ops::{
     metrics::WholeMetrics,
 };
 use dns_core::config::{Config, ConfigError, HookMode, Loaded, TlsFiles};
-use dns_upstream::{Denial, HandlerConfig, HandlerSource};
+use dns_upstream::{Denial, HandlerConfig, HandlerSource, shown};
 
 /// Everything that was found.
 #[derive(Clone, Debug, Serialize)]
@@ -210,7 +210,7 @@ fn examine(path: &Path, loaded: Loaded) -> Result<CheckReport, ConfigError> {
 fn handler_line(handler: &HandlerConfig) -> String {
     let source = match &handler.source {
         HandlerSource::Dns(recursors) => format!("dns {}", recursors.join(" ")),
-        HandlerSource::Http(url) => format!("http {url}"),
+        HandlerSource::Http(url) => format!("http {}", shown(url)),
         HandlerSource::Deny(Denial::Nxdomain) => "deny NXDOMAIN".to_owned(),
         HandlerSource::Deny(Denial::Refused) => "deny REFUSED".to_owned(),
     };
