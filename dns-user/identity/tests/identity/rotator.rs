@@ -191,7 +191,7 @@ fn restart_keeps_renewal_times() {
 }
 
 #[test]
-fn routes_renew_second_pair_only() {
+pub(crate) fn routes_renew_second_pair_only() {
     let mut world = World::new();
     let with = |routes: &[&str]| container(json!({ "guid": "g1", "internal_routes": routes }));
     world.rotator.create(with(&["a.apps.internal"]), world.now).unwrap();
@@ -216,7 +216,7 @@ fn routes_renew_second_pair_only() {
 }
 
 #[test]
-fn files_match_the_reference() {
+pub(crate) fn files_match_the_reference() {
     // A umask of 0 would show a key that is created with more than 0600.
     nix::sys::stat::umask(nix::sys::stat::Mode::empty());
     let mut world = World::new();
@@ -240,7 +240,7 @@ fn files_match_the_reference() {
 }
 
 #[test]
-fn destroy_leaves_nothing() {
+pub(crate) fn destroy_leaves_nothing() {
     let mut world = World::new();
     world.create("g1");
     world.rotator.destroy(&guid("g1")).unwrap();
