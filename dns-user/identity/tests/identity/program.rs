@@ -20,7 +20,7 @@ use tempfile::TempDir;
 use crate::{
     authorities::TestAuthority,
     rotator::{container, guid, joined, matches, memory},
-    tools::text,
+    tools::{not_run, text},
 };
 
 /// Longer than anything here takes on a busy machine.
@@ -298,4 +298,30 @@ fn manual_pages_cover_commands() {
     let pages = fs::read_dir(folder.path()).unwrap().count();
     assert!(pages > 10, "{pages} pages");
     assert!(output(&["completions", "bash"]).1.contains("rotate-ca"));
+}
+
+#[test]
+fn systemd_units_are_valid() {
+    if let Err(error) = Command::new("systemd-analyze").arg("--version").output() {
+        return not_run(&format!("systemd-analyze is not available here: {error}"));
+    }
+    let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/identity/systemd");
+    let folder = memory();
+    let mut checked = 0;
+    for unit in fs::read_dir(units).unwrap() {
+        let unit = unit.unwrap();
+        let installed = fs::read_to_string(unit.path()).unwrap();
+        let path = folder.path().join(unit.file_name());
+        fs::write(
+            &path,
+            installed.replace("/usr/bin/bosh-dns-identity", env!("CARGO_BIN_EXE_bosh-dns-identity")),
+        )
+        .unwrap();
+        let output =
+            Command::new("systemd-analyze").args(["verify", "--man=no", text(&path)]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() && !said.contains(text(&path)), "{said}");
+        checked += 1;
+    }
+    assert_eq!(checked, 3);
 }
