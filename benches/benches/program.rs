@@ -24,7 +24,7 @@ use dns_common::{
 use whole_system_tests::{
     cpu::stay_on,
     program::{Hook, Program, Published},
-    requirements,
+    requires,
     yardstick::{self, Yardstick},
 };
 
@@ -43,9 +43,7 @@ const SERVER: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 2);
 const CLIENT: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 1);
 
 fn main() -> Result<()> {
-    if !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(bpf);
     stay_on_one_cpu()?;
     let mut program = Program::load()?;
     program.set_endpoints(&[SocketAddr::from((SERVER, 53))]);

@@ -24,16 +24,14 @@ use tokio::runtime::{Builder, Runtime};
 use whole_system_tests::{
     bpffs::{Bpffs, config},
     namespace::Namespace,
-    requirements,
+    requires,
 };
 
 /// Sizes of foundation: one whose names fit into the default map with ease, and one that fills it.
 const SIZES: [usize; 2] = [1_000, 10_000];
 
 fn main() -> Result<()> {
-    if !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(bpf);
     let mut criterion = Criterion::default().configure_from_args();
     for size in SIZES {
         measure(&mut criterion, size)?;

@@ -21,16 +21,14 @@ use hickory_proto::{
 use nix::sys::socket::{setsockopt, sockopt};
 use serde_json::json;
 use socket2::{Domain, Protocol, Socket, Type};
-use whole_system_tests::{checksum, client, metrics, process::wait_until, requirements, server};
+use whole_system_tests::{checksum, client, metrics, process::wait_until, requires, server};
 
 /// Ethernet's number of IPv4, as sockets of the family `AF_PACKET` want it.
 const ETH_P_IP: u16 = 0x0800u16.to_be();
 
 #[test]
 fn its_queries_are_what_a_client_sends() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let foundation = Foundation::generate(50)?;
     let lab = Lab::split()?;
     let lines = lines(&foundation);
@@ -57,9 +55,7 @@ fn its_queries_are_what_a_client_sends() -> Result<()> {
 
 #[test]
 fn they_leave_in_their_order_and_at_their_rate() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     /// Queries per second: so few that each comes through, but where the server's CPU is away for
     /// 128 ms: then the ring is full (observed on a busy machine).
     const RATE: u32 = 2_000;
@@ -109,9 +105,7 @@ fn they_leave_in_their_order_and_at_their_rate() -> Result<()> {
 
 #[test]
 fn each_query_is_answered_right_and_counted_in_every_mode() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     /// Queries per second: with the ring's 256 places a CPU may be away for 50 ms.
     const RATE: u32 = 5_000;
     let foundation = Foundation::generate(200)?;
@@ -165,9 +159,7 @@ fn each_query_is_answered_right_and_counted_in_every_mode() -> Result<()> {
 
 #[test]
 fn another_answer_than_no_error_is_told_apart() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let foundation = Foundation::generate(10)?;
     let lab = Lab::split()?;
     let folder = server::folder(&foundation.records, foundation.aliases.as_deref())?;

@@ -6,7 +6,7 @@ use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 use anyhow::Result;
 use bosh_dns_xdp_benches::{foundation::Foundation, lab::Lab, reference::Reference};
 use tempfile::TempDir;
-use whole_system_tests::{requirements, server};
+use whole_system_tests::{requires, server};
 
 /// What the reference insists on before it listens: an API with a port and three files that
 /// are there and are PEM, and every folder that its configuration names.
@@ -27,9 +27,7 @@ os.execv("PROGRAM", ["PROGRAM"] + sys.argv[1:])
 
 #[test]
 fn the_reference_finds_what_it_insists_on() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let folder = TempDir::new()?;
     let double = write(folder.path(), &DOUBLE.replace("PROGRAM", &server::program()?.display().to_string()))?;
     let lab = Lab::plain()?;
@@ -39,9 +37,7 @@ fn the_reference_finds_what_it_insists_on() -> Result<()> {
 
 #[test]
 fn what_the_reference_says_before_it_ends_is_told() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let folder = TempDir::new()?;
     let double = write(folder.path(), "#!/bin/sh\necho it does not like this >&2\nexit 3\n")?;
     let lab = Lab::plain()?;

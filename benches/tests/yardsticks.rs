@@ -7,16 +7,14 @@ use aya::{
 };
 use bosh_dns_xdp_benches::yardstick::{Hook, MAX_ANSWERS, Yardstick};
 use hickory_proto::op::{Message, MessageType, ResponseCode};
-use whole_system_tests::{checksum, client, requirements};
+use whole_system_tests::{checksum, client, requires};
 
 /// Bytes of Ethernet, IPv4 and UDP headers.
 const HEADERS: usize = 14 + 20 + 8;
 
 #[test]
 fn the_constant_reflector_answers_at_every_hook() -> Result<()> {
-    if !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(bpf);
     for name in ["a.bosh.", "q-s0.q-g1234.bosh.", "q-s0.diego-cell-99.default.cf-12.bosh."] {
         let query = query(name)?;
         for hook in [Hook::Native, Hook::Generic, Hook::Tc] {

@@ -9,6 +9,35 @@ use crate::yardstick::{Hook, Yardstick};
 /// Names the file to which a test that cannot be run adds a line: `name: reason`.
 pub const NOT_RUN_VARIABLE: &str = "BOSH_DNS_NOT_RUN";
 
+/// Ends the calling test, as one that was not run, if the machine lacks one of these requirements:
+/// `requires!(namespaces, bpf)`. Each is a function of this module.
+#[macro_export]
+macro_rules! requires {
+    ($($requirement:ident),+) => {
+        $(
+            if !$crate::requirements::$requirement() {
+                return $crate::requirements::Outcome::not_run();
+            }
+        )+
+    };
+}
+
+/// Results of test functions.
+pub trait Outcome {
+    /// The result of a test that was not run.
+    fn not_run() -> Self;
+}
+
+impl Outcome for () {
+    fn not_run() -> Self {}
+}
+
+impl<E> Outcome for Result<(), E> {
+    fn not_run() -> Self {
+        Ok(())
+    }
+}
+
 /// Whether a test can go on: network namespaces can be made.
 ///
 /// # Panics

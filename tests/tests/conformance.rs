@@ -22,7 +22,7 @@ use whole_system_tests::{
         replay::{Crowd, Part, Verdict},
     },
     namespace::Namespace,
-    requirements, server,
+    requirements, requires, server,
 };
 
 /// Scenarios about the names of the fleet, messages, files and the start: here the
@@ -50,9 +50,7 @@ fn compat_of_the_fleet() -> Value {
 
 #[test]
 fn userspace_alone_answers_as_recorded() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let extra = json!({"xdp": {"mode": "off"}, "recursor_errors": FAITHFUL});
     all_pass("userspace", &Recorded::find()?, &extra, &[], &[])
 }
@@ -79,9 +77,7 @@ fn the_default_configuration_answers_as_recorded_for_the_fleet() -> Result<()> {
 /// The replay of one recorded case, and of the same case with another expectation.
 #[test]
 fn a_wrong_expectation_fails() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let own = Recorded::own();
     let folder = tempfile::tempdir()?;
     let scenario = own.scenarios.join("01_basic_fleet");

@@ -23,7 +23,7 @@ use whole_system_tests::{
     metrics::Metrics,
     namespace::Namespace,
     process::wait_until,
-    requirements, server,
+    requires, server,
     thread::HeldThread,
 };
 
@@ -122,9 +122,7 @@ fn load(name: &str, stop: &AtomicBool, replies: &Mutex<Vec<Reply>>) {
 #[test]
 fn a_flip_is_in_the_fast_path_as_soon_as_it_is_known() {
     const NAME: &str = "q-s3.q-g1.bosh.";
-    if !requirements::namespaces() || !requirements::bpf() {
-        return;
-    }
+    requires!(namespaces, bpf);
     let namespace = Namespace::new("flip").unwrap();
     let (_folders, files) = certificates();
     namespace
@@ -190,9 +188,7 @@ fn a_flip_is_in_the_fast_path_as_soon_as_it_is_known() {
 #[test]
 fn health_checks_that_hang_end_the_lease_and_userspace_answers_on() {
     const NAME: &str = "q-s3.q-g1.bosh.";
-    if !requirements::namespaces() || !requirements::bpf() {
-        return;
-    }
+    requires!(namespaces, bpf);
     let namespace = Namespace::new("hung").unwrap();
     let (_folders, files) = certificates();
     namespace
@@ -251,9 +247,7 @@ fn round_trips(name: &str, count: usize) -> Vec<Duration> {
 fn three_thousand_silent_instances_do_not_slow_local_queries() {
     const LIVE: &str = "q-s0.q-g1.bosh.";
     const SILENT: u32 = 3000;
-    if !requirements::namespaces() {
-        return;
-    }
+    requires!(namespaces);
     let namespace = Namespace::new("silent").unwrap();
     let (_folders, files) = certificates();
     namespace

@@ -17,7 +17,7 @@ use whole_system_tests::{
     client,
     namespace::Namespace,
     process::wait_until,
-    requirements,
+    requires,
     server::{Server, folder},
 };
 
@@ -96,9 +96,7 @@ fn wait_for_log(server: &Server, text: &str) -> Result<()> {
 
 #[test]
 fn renamed_and_rewritten_records_are_served() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let namespace = Namespace::new("live")?;
     let server = start(&namespace, &json!({}))?;
     let file = server.folder.path().join("records.json");
@@ -114,9 +112,7 @@ fn renamed_and_rewritten_records_are_served() -> Result<()> {
 
 #[test]
 fn broken_records_are_reported_and_the_old_answers_stay() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let namespace = Namespace::new("broken")?;
     let server = start(&namespace, &json!({}))?;
     let file = server.folder.path().join("records.json");
@@ -133,9 +129,7 @@ fn broken_records_are_reported_and_the_old_answers_stay() -> Result<()> {
 
 #[test]
 fn no_answer_is_lost_or_mixed_while_records_change() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let namespace = Namespace::new("load")?;
     let server = start(&namespace, &json!({}))?;
     let file = server.folder.path().join("records.json");
@@ -170,9 +164,7 @@ fn no_answer_is_lost_or_mixed_while_records_change() -> Result<()> {
 
 #[test]
 fn alias_files_are_followed_and_broken_ones_do_no_harm() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let namespace = Namespace::new("alias")?;
     let server = start(&namespace, &json!({}))?;
     let ask = |name: &str| -> Result<(ResponseCode, usize)> {
@@ -196,9 +188,7 @@ fn alias_files_are_followed_and_broken_ones_do_no_harm() -> Result<()> {
 
 #[test]
 fn addresses_files_are_followed() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let namespace = Namespace::new("addresses")?;
     let server = start(&namespace, &json!({}))?;
     let further: SocketAddr = "127.0.0.7:5354".parse()?;
@@ -218,9 +208,7 @@ fn addresses_files_are_followed() -> Result<()> {
 
 #[test]
 fn wildcards_of_both_families_are_listened_on_side_by_side() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let namespace = Namespace::new("wildcards")?;
     let server = start(&namespace, &json!({"address": "0.0.0.0"}))?;
     let file = server.folder.path().join("addresses/v6.json");
@@ -233,9 +221,7 @@ fn wildcards_of_both_families_are_listened_on_side_by_side() -> Result<()> {
 
 #[test]
 fn sighup_reads_everything_again_and_says_what_must_wait() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let namespace = Namespace::new("hup")?;
     let mut server = start(&namespace, &json!({}))?;
     let config_file = server.folder.path().join("config.json");
@@ -257,9 +243,7 @@ fn sighup_reads_everything_again_and_says_what_must_wait() -> Result<()> {
 
 #[test]
 fn sigterm_and_sigint_end_in_order() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         let namespace = Namespace::new("end")?;
         let mut server = start(&namespace, &json!({}))?;
@@ -272,9 +256,7 @@ fn sigterm_and_sigint_end_in_order() -> Result<()> {
 
 #[test]
 fn a_server_without_a_fast_path_says_so() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let namespace = Namespace::new("plain")?;
     let server = start(&namespace, &json!({}))?;
     wait_for_log(&server, "no fast path: xdp.mode is off")?;

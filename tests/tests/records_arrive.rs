@@ -21,7 +21,7 @@ use whole_system_tests::{
     metrics::{Metrics, wait_for_fast_path},
     namespace::{End, Namespace, join},
     process::{Kept, capture, wait_until},
-    requirements,
+    requires,
     server::{self, Server},
 };
 
@@ -164,9 +164,7 @@ fn ask(from: &Namespace) -> Result<Option<Vec<IpAddr>>> {
 
 #[test]
 fn a_changed_inventory_is_answered_by_the_interface() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let (inside, outside) = (Namespace::new("records-s")?, Namespace::new("records-c")?);
     join(
         End { namespace: &inside, interface: "srv", addresses: &["169.254.0.2/24"] },

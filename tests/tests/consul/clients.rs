@@ -7,7 +7,7 @@ use serde_json::json;
 use whole_system_tests::{
     namespace::Namespace,
     process::{Kept, capture, wait_until},
-    requirements,
+    requirements, requires,
     resolv_conf::ResolvConf,
     server::{self, Server},
 };
@@ -50,9 +50,7 @@ public class Resolve {
 
 #[test]
 fn the_clients_of_users_resolve_consuls_names() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let namespace = Namespace::new("consul-clients")?;
     let folder = server::folder(&server::records_of_groups(&[]), None)?;
     let (definitions, java) = (folder.path().join("web.json"), folder.path().join("Resolve.java"));

@@ -9,7 +9,7 @@ use whole_system_tests::{
     client,
     namespace::Namespace,
     process::wait_until,
-    requirements,
+    requires,
     server::{self, Server},
 };
 
@@ -26,9 +26,7 @@ const AGENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8500)
 
 #[test]
 fn the_server_starts_with_consul_away_and_answers_when_it_comes() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let namespace = Namespace::new("consul-live")?;
     let extra = json!({
         "xdp": {"mode": "off"},

@@ -31,7 +31,7 @@ use whole_system_tests::{
     metrics::Metrics,
     namespace::Namespace,
     process::{run, wait_until},
-    requirements,
+    requirements, requires,
     server::{self, Server},
 };
 
@@ -54,9 +54,7 @@ fn every_case_is_answered_by_the_server_alone() -> Result<()> {
 
 #[test]
 fn every_case_is_answered_with_the_fast_path_attached() -> Result<()> {
-    if !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(bpf);
     let by_interface = replay("consul-tc", &json!({"mode": "tc", "interfaces": ["lo"]}), true)?;
     // Of the recorded cases, so many ask by UDP for nothing but addresses.
     ensure!(by_interface >= LEAST_BY_INTERFACE, "the interface answered only {by_interface} cases");
@@ -65,9 +63,7 @@ fn every_case_is_answered_with_the_fast_path_attached() -> Result<()> {
 
 #[test]
 fn a_changed_definition_file_is_served_without_a_restart() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let namespace = Namespace::new("consul-files")?;
     let folder = server::folder(&server::records_of_groups(&[]), None)?;
     let path = folder.path().join("web.hcl");
@@ -95,9 +91,7 @@ fn a_changed_definition_file_is_served_without_a_restart() -> Result<()> {
 
 #[test]
 fn aliases_lead_from_consuls_names_to_the_records() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let namespace = Namespace::new("consul-aliases")?;
     let folder = server::folder(&server::records_of_groups(&[2, 3]), None)?;
     let catalog = folder.path().join("catalog.json");
@@ -147,9 +141,7 @@ fn aliases_lead_from_consuls_names_to_the_records() -> Result<()> {
 
 #[test]
 fn a_changed_catalog_reaches_the_interface() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let namespace = Namespace::new("consul-change")?;
     let folder = server::folder(&server::records_of_groups(&[]), None)?;
     let path = folder.path().join("web.json");

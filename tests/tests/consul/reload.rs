@@ -17,7 +17,7 @@ use whole_system_tests::{
     metrics::Metrics,
     namespace::Namespace,
     process::wait_until,
-    requirements,
+    requires,
     server::{self, Server},
 };
 
@@ -94,9 +94,7 @@ fn definition(address: &str) -> String {
 
 #[test]
 fn a_reload_changes_how_names_are_answered_also_at_the_interface() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let definitions = tempfile::TempDir::with_prefix("bdx-")?;
     let [first, second] = ["first.json", "second.json"].map(|name| definitions.path().join(name));
     fs::write(&first, definition("10.0.0.1"))?;
@@ -140,9 +138,7 @@ fn a_reload_changes_how_names_are_answered_also_at_the_interface() -> Result<()>
 
 #[test]
 fn a_reload_turns_to_another_consul_and_away_from_it() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let agent = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let object = |port: u16| json!({"sources": {"http": {"addresses": [format!("http://{}", agent(port))]}}});
     let mut running = Reloading::start("consul-turn", &json!({"mode": "off"}), &object(8500))?;

@@ -16,7 +16,7 @@ use whole_system_tests::{
     metrics::{Metrics, wait_for_fast_path},
     namespace::Namespace,
     process::{capture, wait_until},
-    requirements,
+    requires,
     server::{self, Server},
 };
 
@@ -33,9 +33,7 @@ const WEB: &str = "web.service.consul.";
 
 #[test]
 fn the_source_is_counted() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let agent = SocketAddr::from((Ipv4Addr::LOCALHOST, 8500));
     let namespace = Namespace::new("consul-count")?;
     let extra = json!({
@@ -82,9 +80,7 @@ fn the_source_is_counted() -> Result<()> {
 
 #[test]
 fn tap_and_top_show_names_of_both_paths() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let namespace = Namespace::new("consul-tap")?;
     let folder = server::folder(&server::records_of_groups(&[1]), None)?;
     let definitions = folder.path().join("web.json");

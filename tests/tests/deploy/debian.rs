@@ -19,7 +19,7 @@ use whole_system_tests::{
     client,
     debian::Debian,
     process::{run, wait_until},
-    requirements, server,
+    requires, server,
 };
 
 /// A name of the records, and its address.
@@ -99,9 +99,7 @@ fn installed(folder: &Path) -> Option<(Debian, String, String)> {
 
 #[test]
 fn five_commands_reach_interface_answer() {
-    if !requirements::bpf() {
-        return;
-    }
+    requires!(bpf);
     let folder = tempfile::tempdir().unwrap();
     let Some((machine, dug, shown)) = installed(folder.path()) else { return };
     assert!(dug.contains("status: NOERROR") && dug.contains(NAME.1), "{dug}");
@@ -221,9 +219,7 @@ fn publisher_runs_as_separate_user() {
 
 #[test]
 fn an_upgrade_leaves_no_hot_name_unanswered() {
-    if !requirements::bpf() {
-        return;
-    }
+    requires!(bpf);
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let Some((machine, ..)) = installed(folders[0].path()) else { return };
     let newer = package(1_700_000_060, folders[1].path());

@@ -5,7 +5,7 @@
 use std::{fs, thread, time::Duration};
 
 use serde_json::{Value, json};
-use whole_system_tests::{process::wait_until, requirements, server};
+use whole_system_tests::{process::wait_until, requires, server};
 
 use crate::{job, machine::Machine};
 
@@ -35,9 +35,7 @@ fn dig(machine: &Machine) -> String {
 
 #[test]
 fn the_job_starts_serves_and_stops() {
-    if !requirements::namespaces() {
-        return;
-    }
+    requires!(namespaces);
     let machine = Machine::new().unwrap();
     machine.deploy(properties(&json!({"xdp": {"on_stop": "detach"}}))).unwrap();
     machine.run(&format!("{JOB}/bin/pre-start")).unwrap();
@@ -103,9 +101,7 @@ fn files_of_vcap_lead_root_nowhere() {
 
 #[test]
 fn an_update_leaves_no_hot_name_unanswered() {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return;
-    }
+    requires!(namespaces, bpf);
     let machine = Machine::new().unwrap();
     machine.deploy(properties(&json!({}))).unwrap();
     machine.run(&format!("{JOB}/bin/pre-start && {JOB}/bin/wait")).unwrap();
@@ -199,9 +195,7 @@ esac
 
 #[test]
 fn under_bpm_another_process_attaches_and_an_update_leaves_no_hot_name_unanswered() {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return;
-    }
+    requires!(namespaces, bpf);
     let machine = Machine::new().unwrap();
     let bpm = machine.vcap().join("jobs/bpm/bin/bpm");
     fs::create_dir_all(bpm.parent().unwrap()).unwrap();
@@ -257,9 +251,7 @@ fn under_bpm_another_process_attaches_and_an_update_leaves_no_hot_name_unanswere
 
 #[test]
 fn waiting_in_vain_ends() {
-    if !requirements::namespaces() {
-        return;
-    }
+    requires!(namespaces);
     let machine = Machine::new().unwrap();
     let command =
         "bosh-dns-wait --address 127.0.0.1 --port 53 --checkDomain up. --timeout 1s --logFormat rfc3339";

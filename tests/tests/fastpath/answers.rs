@@ -20,7 +20,7 @@ use whole_system_tests::{
     fleet::Fleet,
     namespace::{End, Namespace, join},
     process::{run, wait_until},
-    requirements,
+    requires,
 };
 
 use crate::lab::{self, Bpffs, List, PATIENCE, Pair, SHORT, ask, config, start, v4, v6, wait};
@@ -78,9 +78,7 @@ fn ask_counts(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) ->
 
 #[test]
 fn auto_answers_everything_over_veth_without_help_from_the_client() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("auto")?, Bpffs::new()?);
     let fast_path = start(&pair.server, &config(HookMode::Auto, &bpffs), &[v4(), v6()], counted())?;
     assert_eq!(hook_of(&fast_path, "srv"), Some(Hook::Tcx));
@@ -90,9 +88,7 @@ fn auto_answers_everything_over_veth_without_help_from_the_client() -> Result<()
 
 #[test]
 fn auto_answers_everything_over_lo() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let (alone, bpffs) = (Namespace::new("lo")?, Bpffs::new()?);
     alone.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
     let servers = [v4(), "[::1]:53".parse()?];
@@ -102,9 +98,7 @@ fn auto_answers_everything_over_lo() -> Result<()> {
 
 #[test]
 fn generic_answers_everything() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("generic")?, Bpffs::new()?);
     let fast_path = start(&pair.server, &config(HookMode::Generic, &bpffs), &[v4(), v6()], counted())?;
     assert_eq!(hook_of(&fast_path, "srv"), Some(Hook::Generic));
@@ -121,9 +115,7 @@ fn generic_answers_everything() -> Result<()> {
 
 #[test]
 fn native_answers_where_the_client_has_napi() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("native")?, Bpffs::new()?);
     let fast_path = start(&pair.server, &config(HookMode::Native, &bpffs), &[v4(), v6()], counted())?;
     assert_eq!(hook_of(&fast_path, "srv"), Some(Hook::Native));
@@ -143,9 +135,7 @@ fn native_answers_where_the_client_has_napi() -> Result<()> {
 
 #[test]
 fn containers_behind_a_bridge_are_answered() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let (host, bpffs) = (Namespace::new("host")?, Bpffs::new()?);
     host.forward()?;
     host.ip(&["link", "add", "br0", "type", "bridge"])?;
@@ -184,9 +174,7 @@ fn containers_behind_a_bridge_are_answered() -> Result<()> {
 
 #[test]
 fn replies_stay_right_where_a_device_on_their_way_finishes_checksums() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let (client, between, server) =
         (Namespace::new("sum-c")?, Namespace::new("sum-b")?, Namespace::new("sum-s")?);
     server.forward()?;
@@ -253,9 +241,7 @@ fn ask_unclear(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) -
 
 #[test]
 fn other_types_unknown_names_and_learning() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("learn")?, Bpffs::new()?);
     let answers = List::default()
         .with("a.bosh", [IpAddr::from([10, 0, 0, 1])])
@@ -297,9 +283,7 @@ fn other_types_unknown_names_and_learning() -> Result<()> {
 
 #[test]
 fn wildcard_listeners_answer_on_addresses_that_come_later() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("any")?, Bpffs::new()?);
     let any = SocketAddr::from(([0, 0, 0, 0], 53));
     let fast_path = start(&pair.server, &config(HookMode::Auto, &bpffs), &[any], counted())?;
@@ -318,9 +302,7 @@ fn wildcard_listeners_answer_on_addresses_that_come_later() -> Result<()> {
 
 #[test]
 fn every_published_name_of_a_foundation_is_answered_as_resolve_says() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let fleet = Fleet::generate(900, 3);
     let (records, _) = Records::parse(&fleet.records_json())?;
     let aliases = [("a.json", fleet.aliases_json()), ("b.json", fleet.cell_aliases_json())];

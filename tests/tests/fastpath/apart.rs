@@ -17,7 +17,7 @@ use whole_system_tests::{
     confined::confine,
     metrics::{Metrics, wait_for_fast_path},
     process::{Kept, capture, wait_until},
-    requirements,
+    requires,
     server::{self, Server},
 };
 
@@ -119,9 +119,7 @@ fn of_process(pid: u32, name: &str) -> Result<String> {
 
 #[test]
 fn a_server_that_may_not_call_bpf_answers_by_the_interface() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let parts = Parts::start("apart")?;
     let pid = parts.server.pid();
     // Mode 2: a filter.
@@ -181,9 +179,7 @@ fn a_server_that_may_not_call_bpf_answers_by_the_interface() -> Result<()> {
 
 #[test]
 fn single_queries_are_shown_without_a_call_of_bpf() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let parts = Parts::start("tap")?;
     let done = AtomicBool::new(false);
     let shown = thread::scope(|scope| {
@@ -204,9 +200,7 @@ fn single_queries_are_shown_without_a_call_of_bpf() -> Result<()> {
 
 #[test]
 fn either_part_dies_and_comes_back_and_every_query_is_answered() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let mut parts = Parts::start("reunion")?;
     let Parts { attacher, server, bpffs, pair } = &mut parts;
     let (done, answered) = (AtomicBool::new(false), AtomicU64::new(0));

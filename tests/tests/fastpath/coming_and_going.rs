@@ -18,7 +18,7 @@ use whole_system_tests::{
     client,
     namespace::{End, Namespace, join},
     process::wait_until,
-    requirements,
+    requires,
 };
 
 use crate::lab::{
@@ -35,9 +35,7 @@ const NOTHING: [&str; 0] = [];
 
 #[test]
 fn stop_detaches_while_others_hold() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("held")?, Bpffs::new()?);
     let fast_path = Arc::new(start(&pair.server, &config(HookMode::Auto, &bpffs), &[v4()], one(1))?);
     // As a scrape of the metrics does.
@@ -51,9 +49,7 @@ fn stop_detaches_while_others_hold() -> Result<()> {
 
 #[test]
 fn stopping_leaves_nothing_behind() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let pair = Pair::new("stop")?;
     for mode in [HookMode::Auto, HookMode::Generic, HookMode::Native] {
         let bpffs = Bpffs::new()?;
@@ -72,9 +68,7 @@ fn stopping_leaves_nothing_behind() -> Result<()> {
 
 #[test]
 fn a_silent_runtime_lets_the_lease_run_out() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("lease")?, Bpffs::new()?);
     let mut short = config(HookMode::Auto, &bpffs);
     short.lease = Duration::from_secs(1);
@@ -92,9 +86,7 @@ fn a_silent_runtime_lets_the_lease_run_out() -> Result<()> {
 
 #[test]
 fn a_kept_fast_path_answers_until_its_lease_ends_and_is_taken_over() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let pair = Pair::new("keep")?;
     for mode in [HookMode::Auto, HookMode::Generic] {
         let bpffs = Bpffs::new()?;
@@ -157,9 +149,7 @@ fn a_kept_fast_path_answers_until_its_lease_ends_and_is_taken_over() -> Result<(
 
 #[test]
 fn detach_removes_what_a_dead_server_left() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("detach")?, Bpffs::new()?);
     let mut keep = config(HookMode::Auto, &bpffs);
     keep.on_stop = OnStop::Keep;
@@ -176,9 +166,7 @@ fn detach_removes_what_a_dead_server_left() -> Result<()> {
 
 #[test]
 fn an_old_server_leaves_alone_what_a_new_one_took_over() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("swap")?, Bpffs::new()?);
     let old = start(&pair.server, &config(HookMode::Auto, &bpffs), &[v4()], one(1))?;
     let new = start(&pair.server, &config(HookMode::Auto, &bpffs), &[v4()], one(2))?;
@@ -193,9 +181,7 @@ fn an_old_server_leaves_alone_what_a_new_one_took_over() -> Result<()> {
 
 #[test]
 fn interfaces_are_served_within_a_second_of_their_appearance() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let (host, bpffs) = (Namespace::new("come")?, Bpffs::new()?);
     host.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
     let mut globbed = config(HookMode::Auto, &bpffs);
@@ -235,9 +221,7 @@ fn interfaces_are_served_within_a_second_of_their_appearance() -> Result<()> {
 #[test]
 fn a_thousand_veths_share_one_program() -> Result<()> {
     const COUNT: usize = 1000;
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let (host, bpffs) = (Namespace::new("many")?, Bpffs::new()?);
     host.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
     let mut named = config(HookMode::Auto, &bpffs);
@@ -272,9 +256,7 @@ fn a_thousand_veths_share_one_program() -> Result<()> {
 fn interfaces_that_come_and_go_by_the_hundred_are_looked_at_together() -> Result<()> {
     /// Pairs of veth: twice as many interfaces.
     const PAIRS: u32 = 256;
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let (namespace, bpffs) = (Namespace::new("many")?, Bpffs::new()?);
     namespace.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
     let names = List::default().with("one.bosh", [[10, 0, 0, 1].into()]);

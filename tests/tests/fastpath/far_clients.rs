@@ -10,7 +10,7 @@ use whole_system_tests::{
     metrics::{Metrics, wait_for_fast_path},
     namespace::Namespace,
     process::capture,
-    requirements,
+    requires,
     server::{self, Server},
 };
 
@@ -46,9 +46,7 @@ fn hits(pair: &Pair, server: SocketAddr, name: &str) -> Result<u64> {
 
 #[test]
 fn far_clients_get_long_replies_by_tcp_only() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("far")?, Bpffs::new()?);
     for (namespace, interface, last) in [(&pair.server, "srv", 2), (&pair.client, "cli", 1)] {
         namespace.ip(&["addr", "add", &format!("10.8.0.{last}/24"), "dev", interface])?;

@@ -20,7 +20,7 @@ use whole_system_tests::{
     metrics::{Metrics, wait_for_fast_path},
     namespace::Namespace,
     process::wait_until,
-    requirements,
+    requires,
     server::{self, Server},
 };
 
@@ -109,9 +109,7 @@ fn flood(done: &AtomicBool, asked: &AtomicU32) -> Result<()> {
 
 #[test]
 fn a_flood_of_names_delays_no_records_ends_no_lease_and_costs_bounded_memory() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let (namespace, bpffs) = (Namespace::new("flood")?, Bpffs::new()?);
     let settings = json!({
         "metrics": {"enabled": true},

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, Result};
 use dns_core::config::HookMode;
 use dns_fastpath::Hook;
-use whole_system_tests::requirements;
+use whole_system_tests::requires;
 
 use crate::lab::{Bpffs, List, PATIENCE, Pair, SHORT, addresses, config, pass_program, start, v4};
 
@@ -16,9 +16,7 @@ fn one(name: &str, last: u8) -> List {
 
 #[test]
 fn a_foreign_xdp_program_is_left_alone_and_named() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     for (mode, theirs) in [
         (HookMode::Generic, aya::programs::XdpMode::Skb),
         (HookMode::Native, aya::programs::XdpMode::Driver),
@@ -45,9 +43,7 @@ fn a_foreign_xdp_program_is_left_alone_and_named() -> Result<()> {
 
 #[test]
 fn two_servers_share_an_interface() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let (first, second) = (v4(), SocketAddr::from(([169, 254, 0, 2], 5353)));
     for mode in [HookMode::Auto, HookMode::Generic] {
         let (pair, bpffs) = (Pair::new("two")?, Bpffs::new()?);

@@ -13,7 +13,7 @@ use dns_common::counters::Outcome;
 use dns_core::config::{HookMode, XdpConfig};
 use hickory_proto::rr::RecordType;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
-use whole_system_tests::{checksum::checksum, client, namespace::Namespace, process::capture, requirements};
+use whole_system_tests::{checksum::checksum, client, namespace::Namespace, process::capture, requires};
 
 use crate::lab::{Bpffs, List, PATIENCE, Pair, SHORT, config, pass_program, start, v4};
 
@@ -119,9 +119,7 @@ fn is_reply(frame: &[u8], id: u16) -> bool {
 
 #[test]
 fn what_the_kernel_would_have_dropped_is_not_answered() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let loopback = Ipv4Addr::LOCALHOST;
     for mode in [HookMode::Tc, HookMode::Generic, HookMode::Native] {
         let (pair, bpffs) = (Pair::new("outside")?, Bpffs::new()?);

@@ -19,7 +19,7 @@ use whole_system_tests::{
     metrics::{Metrics, wait_for_fast_path},
     namespace::Namespace,
     process::wait_until,
-    requirements,
+    requires,
     server::{self, Server},
 };
 
@@ -86,9 +86,7 @@ fn ask_for_hot_name(done: &AtomicBool) -> Result<u32> {
 
 #[test]
 fn what_userspace_cannot_answer_is_shed_and_hot_names_do_not_notice() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let (namespace, bpffs) = (Namespace::new("overload")?, Bpffs::new()?);
     let settings = json!({
         "metrics": {"enabled": true},

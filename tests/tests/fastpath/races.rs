@@ -21,7 +21,7 @@ use dns_core::{
 use dns_fastpath::{Counters, Everything, FastPath, NameSource, Publisher};
 use fastrand::Rng;
 use hickory_proto::{op::Message, rr::RecordType};
-use whole_system_tests::{client, namespace::Namespace, requirements};
+use whole_system_tests::{client, namespace::Namespace, requires};
 
 use crate::lab::{self, Bpffs, Pair, name_of, v4, wait};
 
@@ -107,9 +107,7 @@ fn no_answer_is_lost_mixed_or_stale_in_native_mode() -> Result<()> {
 
 /// Changes everything at full speed, and asks from every CPU meanwhile.
 fn race(mode: HookMode) -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("race")?, Bpffs::new()?);
     // veth's XDP_TX wants a program at the other end.
     let is_native = mode == HookMode::Native;

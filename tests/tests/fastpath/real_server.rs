@@ -30,7 +30,7 @@ use whole_system_tests::{
     names::Names,
     namespace::Namespace,
     process::{capture, wait_until},
-    requirements,
+    requires,
     resolv_conf::ResolvConf,
     server::{self, Server},
 };
@@ -139,9 +139,7 @@ fn ask_on(client: &Namespace, done: &AtomicBool, answered: &AtomicU64) -> Result
 
 #[test]
 fn killed_and_restarted_under_load_every_query_is_answered_and_none_wrong() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let mut running = Running::start("kill", json!({"lease": "30s"}))?;
     let (done, answered) = (AtomicBool::new(false), AtomicU64::new(0));
     let Running { server, pair, .. } = &mut running;
@@ -172,9 +170,7 @@ fn killed_and_restarted_under_load_every_query_is_answered_and_none_wrong() -> R
 
 #[test]
 fn a_server_that_hangs_is_silent_after_its_lease_and_right_again_afterwards() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let mut running = Running::start("hang", json!({"lease": "2s"}))?;
     ensure!(running.ask(PATIENCE)? == Some(published()));
     running.server.process().signal(Signal::SIGSTOP)?;
@@ -200,9 +196,7 @@ fn a_server_that_hangs_is_silent_after_its_lease_and_right_again_afterwards() ->
 
 #[test]
 fn in_a_time_namespace_the_lease_is_as_long_as_elsewhere() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let since_start = fs::read_to_string("/proc/uptime")?;
     let since_start: f64 = since_start.split_whitespace().next().context("two numbers")?.parse()?;
     // Behind by as much as can be: no monotonic clock is negative.
@@ -225,9 +219,7 @@ fn the_c_librarys_resolver_is_answered_by_the_program() -> Result<()> {
 for _ in range(10):
     found = socket.getaddrinfo(sys.argv[1], 80, type=socket.SOCK_STREAM)
     print(*sorted(entry[4][0] for entry in found))";
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let running = Running::start("libc", json!({}))?;
     let _file = ResolvConf::new(&running.pair.client, v4().ip())?;
     let before = running.fast_path_replies()?;
@@ -251,9 +243,7 @@ fn process_status(pid: u32, name: &str) -> Result<String> {
 fn as_another_user_it_keeps_four_capabilities_and_follows_interfaces() -> Result<()> {
     /// CAP_NET_BIND_SERVICE, CAP_NET_ADMIN, CAP_PERFMON, CAP_BPF (docs/capabilities.md).
     const KEPT: u64 = 1 << 10 | 1 << 12 | 1 << 38 | 1 << 39;
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let running = Running::start("user", json!({"user": "nobody"}))?;
     let pid = running.server.pid();
     let users = process_status(pid, "Uid")?;
@@ -278,9 +268,7 @@ fn as_another_user_it_keeps_four_capabilities_and_follows_interfaces() -> Result
 fn a_handler_below_a_domain_of_the_records_has_its_names_at_the_interface_too() -> Result<()> {
     /// The short form: every instance below the domain, until a handler takes it.
     const BELOW: &str = "q-s0.sub.bosh.";
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let mut running = Running::start("routes", json!({"on_stop": "keep"}))?;
     let ask = |running: &Running| addresses(&running.pair.client, v4(), BELOW, PATIENCE);
     let is_answered_by_the_interface = |running: &Running| -> Result<bool> {
@@ -315,9 +303,7 @@ fn a_handler_below_a_domain_of_the_records_has_its_names_at_the_interface_too() 
 
 #[test]
 fn links_in_the_folder_of_pins_lead_root_nowhere() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let mut running = Running::start("links", json!({"user": "nobody", "on_stop": "keep"}))?;
     running.server.process().stop(Duration::from_secs(10))?;
     // As the server's user may do: the folder is the user's own.
@@ -342,9 +328,7 @@ fn links_in_the_folder_of_pins_lead_root_nowhere() -> Result<()> {
 
 #[test]
 fn a_living_server_attaches_again_what_detach_took_off() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let mut running = Running::start("again", json!({"lease": "60s"}))?;
     assert_eq!(running.detach()?["links"], 2);
     let before = running.fast_path_replies()?;
@@ -362,9 +346,7 @@ fn a_living_server_attaches_again_what_detach_took_off() -> Result<()> {
 
 #[test]
 fn detach_takes_off_what_a_killed_server_left() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let mut running = Running::start("gone", json!({"lease": "60s"}))?;
     running.server.process().kill(Duration::from_secs(5))?;
     ensure!(running.ask(PATIENCE)? == Some(published()), "the programs stay");
@@ -380,9 +362,7 @@ fn detach_takes_off_what_a_killed_server_left() -> Result<()> {
 
 #[test]
 fn a_collision_is_told_in_the_log() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let running = Running::start("collide", json!({}))?;
     let pinned = |name: &str| -> Result<MapData> {
         let path = running.bpffs.pinned().into_iter().find(|path| path.ends_with(name));

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use whole_system_tests::{
     metrics::Metrics,
     process::{capture, wait_until},
-    requirements,
+    requires,
     server::{self, Server},
 };
 
@@ -174,9 +174,7 @@ fn first_instruction(elf: &[u8], function: &str) -> Option<usize> {
 
 #[test]
 fn each_program_that_is_refused_takes_its_own_hook_away() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     // The mode, the spoilt program, the hooks that are left on the veth.
     let cases = [
         ("generic", object::XDP_GENERIC_PROGRAM, Fault::TooLong, &["tcx", "clsact"][..], None),
@@ -239,9 +237,7 @@ fn each_program_that_is_refused_takes_its_own_hook_away() -> Result<()> {
 
 #[test]
 fn what_was_refused_is_not_tried_again_for_interfaces_that_come_later() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let spoilt = Spoilt::start("again", "generic", object::XDP_GENERIC_PROGRAM, Fault::Unreadable)?;
     let tried = spoilt.refusals("program=dns_xdp_generic");
     spoilt.pair.server.ip(&["link", "add", "late", "type", "veth", "peer", "name", "etal"])?;

@@ -12,7 +12,7 @@ use whole_system_tests::{
     client,
     namespace::Namespace,
     process::wait_until,
-    requirements,
+    requires,
     server::{self, Server},
 };
 
@@ -25,9 +25,7 @@ const GOES: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 9, 1, 1)),
 
 #[test]
 fn one_lost_address_of_two_ends_nothing_and_keeps_nothing_from_starting() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let namespace = Namespace::new("lost")?;
     for address in ["10.9.0.1/32", "10.9.1.1/32"] {
         namespace.ip(&["addr", "add", address, "dev", "lo"])?;

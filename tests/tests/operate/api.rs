@@ -9,15 +9,13 @@ use std::{
 use anyhow::{Context, Result};
 use nix::unistd::{Uid, setfsuid};
 use serde_json::{Value, json};
-use whole_system_tests::{process::wait_until, requirements};
+use whole_system_tests::{process::wait_until, requires};
 
 use super::running::{API_PORT, Running, write_certificates};
 
 #[test]
 fn curl_with_a_client_certificate_gets_what_the_reference_gives() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let running = Running::start("api", &json!({}))?;
     let certificates = running.folder().join("certificates");
     let lines = |text: &str| -> Result<Vec<Value>> {
@@ -50,9 +48,7 @@ fn curl_with_a_client_certificate_gets_what_the_reference_gives() -> Result<()> 
 
 #[test]
 fn strangers_are_refused_and_new_certificates_count_without_a_restart() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let running = Running::start("apitls", &json!({}))?;
     let certificates = running.folder().join("certificates");
     let strangers = running.folder().join("strangers");
@@ -80,9 +76,7 @@ fn strangers_are_refused_and_new_certificates_count_without_a_restart() -> Resul
 
 #[test]
 fn where_administrators_are_named_only_they_operate() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let posts = [("/flush", &["-X", "POST"][..]), ("/reload", &["-X", "POST"]), ("/log", &[])];
     for (admins, status) in [(&["somebody.else"][..], 403), (&["somebody.else", "api.bosh-dns"], 200)] {
         let running = Running::start("admins", &json!({"api": {"admins": admins}}))?;

@@ -4,7 +4,7 @@ use std::{fs, process::Command, thread, time::Duration};
 
 use anyhow::Result;
 use serde_json::{Value, json};
-use whole_system_tests::{process::wait_until, requirements, server};
+use whole_system_tests::{process::wait_until, requires, server};
 
 use super::running::Running;
 
@@ -15,9 +15,7 @@ fn parsed(output: &str) -> Value {
 
 #[test]
 fn commands_tell_people_programs_and_scripts() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let recursion =
         json!({"disable_recursors": false, "recursors": ["127.0.0.1:1"], "cache": {"enabled": true}});
     let running = Running::start("cli", &recursion)?;
@@ -72,9 +70,7 @@ fn commands_tell_people_programs_and_scripts() -> Result<()> {
 
 #[test]
 fn a_reload_tells_what_could_not_be_used() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let running = Running::start("reload", &json!({}))?;
     assert_eq!(running.cli(&["reload"])?.0, 0);
     fs::write(running.folder().join("records.json"), "{ broken")?;
@@ -90,9 +86,7 @@ fn a_reload_tells_what_could_not_be_used() -> Result<()> {
 
 #[test]
 fn levels_change_at_run_time_and_request_lines_are_bounded() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let running = Running::start("log", &json!({}))?;
     let lines = || {
         running.server.log().lines().filter(|line| line.contains("[RequestLoggerHandler] request")).count()
@@ -118,9 +112,7 @@ fn levels_change_at_run_time_and_request_lines_are_bounded() -> Result<()> {
 
 #[test]
 fn the_tap_shows_live_queries() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let running = Running::start("tap", &json!({}))?;
     let (code, text, problem) = thread::scope(|scope| {
         let tap = scope
@@ -158,9 +150,7 @@ fn the_tap_shows_live_queries() -> Result<()> {
 
 #[test]
 fn the_reference_s_environment_is_enough_and_a_missing_server_is_told() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let running = Running::start("env", &json!({}))?;
     let certificates = running.folder().join("certificates");
     let mut command = running.namespace.command(server::program()?)?;

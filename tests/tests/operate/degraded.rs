@@ -5,15 +5,13 @@ use std::{fs, process::Command};
 use anyhow::{Context, Result, ensure};
 use hickory_proto::rr::RecordType;
 use serde_json::json;
-use whole_system_tests::{client, process::wait_until, requirements, server};
+use whole_system_tests::{client, process::wait_until, requirements, requires, server};
 
 use crate::running::{METRICS_PORT, Running};
 
 #[test]
 fn unusable_health_certificates_leave_dns_up_and_health_off() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let settings = json!({"health": {
         "enabled": true, "port": 2345,
         // Of another kind than they have to be.

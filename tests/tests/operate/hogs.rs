@@ -13,7 +13,7 @@ use serde_json::json;
 use whole_system_tests::{
     client,
     namespace::{End, Namespace, join},
-    requirements,
+    requires,
     server::{self, Server},
 };
 
@@ -132,9 +132,7 @@ fn hog(ended: &AtomicBool) -> Result<()> {
 
 #[test]
 fn one_client_with_many_busy_connections_keeps_nobody_out() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     many_descriptors()?;
     let mut lab = Lab::start("hogs", 4096)?;
     let ended = AtomicBool::new(false);
@@ -168,9 +166,7 @@ fn one_client_with_many_busy_connections_keeps_nobody_out() -> Result<()> {
 
 #[test]
 fn idle_connections_to_the_metrics_port_take_nothing_from_dns() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     many_descriptors()?;
     let mut lab = Lab::start("idle", 1024)?;
     // Whoever asks for a name outside the fleet is answered by a recursor.

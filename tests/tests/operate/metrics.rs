@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use whole_system_tests::{
     process::{Kept, run, wait_until},
-    requirements,
+    requirements, requires,
 };
 
 use super::running::{METRICS_PORT, Running};
@@ -147,9 +147,7 @@ fn prometheus_scrapes_what_the_server_counts() -> Result<()> {
 
 #[test]
 fn probes_tell_life_from_readiness() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let running = Running::start("probe", &json!({}))?;
     let status = |path: &str| {
         let url = format!("http://127.0.0.1:{METRICS_PORT}{path}");
@@ -166,9 +164,7 @@ fn probes_tell_life_from_readiness() -> Result<()> {
 
 #[test]
 fn replies_of_the_interface_are_counted_and_seen() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let running = Running::start("fast", &json!({"xdp": {"mode": "auto", "interfaces": ["lo"]}}))?;
     let metric = |name: &str| -> Option<f64> {
         let text = running.curl(&[&format!("http://127.0.0.1:{METRICS_PORT}/metrics")]).ok()?;

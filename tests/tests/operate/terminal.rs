@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 use whole_system_tests::{
     process::{Kept, wait_until},
-    requirements, server,
+    requires, server,
 };
 
 use super::running::Running;
@@ -28,9 +28,7 @@ const COLUMNS: usize = 140;
 
 #[test]
 fn top_draws_what_is_hot_and_quits() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let running = Running::start("top", &json!({}))?;
     let size = Winsize { ws_row: ROWS as u16, ws_col: COLUMNS as u16, ws_xpixel: 0, ws_ypixel: 0 };
     let OpenptyResult { master, slave } = openpty(Some(&size), None)?;

@@ -17,14 +17,12 @@ use whole_system_tests::{
     client,
     namespace::Namespace,
     process::{Kept, capture, wait_until},
-    requirements, server,
+    requires, server,
 };
 
 #[test]
 fn with_root_hot_names_are_the_interface_s_and_top_shows_it() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let namespace = Namespace::new("try")?;
     let mut command = namespace.command(server::program()?)?;
     let mut child =

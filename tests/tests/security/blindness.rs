@@ -10,7 +10,7 @@ use whole_system_tests::{
     metrics::Metrics,
     namespace::Namespace,
     process::wait_until,
-    requirements,
+    requires,
     server::{self, Server},
 };
 
@@ -63,9 +63,7 @@ fn said(client: Client) -> String {
 
 /// The same in a network of its own, and that everything tells `cause`.
 fn tells(label: &str, client: Client, cause: &str) {
-    if !requirements::namespaces() {
-        return;
-    }
+    requires!(namespaces);
     let said = Namespace::new(label).unwrap().run(|| said(client)).unwrap();
     assert_eq!(said.matches(cause).count(), 2, "{cause}: {said}");
     assert!(said.contains("status 1: ") && said.contains("503\n") && said.ends_with("blind 1"), "{said}");
@@ -88,9 +86,7 @@ fn another_ca_is_reported() {
 
 #[test]
 fn usable_certificates_are_no_problem() {
-    if !requirements::namespaces() {
-        return;
-    }
+    requires!(namespaces);
     let said = Namespace::new("sight").unwrap().run(|| said(Client::Good)).unwrap();
     assert!(said.starts_with("status 0: ") && said.contains("200\n") && said.ends_with("blind 0"), "{said}");
 }

@@ -24,7 +24,7 @@ use whole_system_tests::{
     metrics::Metrics,
     namespace::Namespace,
     process::wait_until,
-    requirements,
+    requires,
     server::{self, Server},
 };
 
@@ -97,9 +97,7 @@ const MANY: u32 = 3000;
 
 #[test]
 fn many_instances_share_few_descriptors() {
-    if !requirements::namespaces() {
-        return;
-    }
+    requires!(namespaces);
     let namespace = Namespace::new("few").unwrap();
     namespace.run(few_descriptors).unwrap();
 }

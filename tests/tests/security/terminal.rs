@@ -6,7 +6,7 @@ use serde_json::json;
 use whole_system_tests::{
     namespace::Namespace,
     process::wait_until,
-    requirements,
+    requires,
     server::{self, Server},
 };
 
@@ -15,9 +15,7 @@ const HOSTILE: &str = "web\u{1b}[2J\u{9b}2J\u{202e}x\u{7}";
 
 #[test]
 fn no_command_passes_escape_sequences_on() {
-    if !requirements::namespaces() {
-        return;
-    }
+    requires!(namespaces);
     Namespace::new("escape").unwrap().run(commands).unwrap();
 }
 

@@ -1,65 +1,330 @@
-//! What the API asks of the running server.
+//! What the API asks: all rooms, joined.
 
-use std::time::Duration;
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
-use futures::future::BoxFuture;
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use super::{
+    failures::Failures,
+    status::{Board, State},
+    wellness::Wellness,
+};
+use crate::{
+    consul::ConsulNames,
+    fleet::Fleet,
+    ops::{
+        api::{
+            ApiBackend, ApiServer, ControlSocket, Group, InstanceLine, LocalHealth, NameRefused, ReloadError,
+            Reloaded, read_jobs,
+        },
+        journal::Kind,
+        metrics::Metrics,
+        probe::{CheckStatus, Probe},
+        status::{CertificateStatus, FastPathView, RecordsStatus, RepliesStatus, Status},
+        tap::Tap,
+        version,
+    },
+};
+use dns_core::{
+    catalog::Instance,
+    config::ApiConfig,
+    name::Name,
+    resolve::{Existence, Health, explain, instances},
+};
+use dns_health::HealthService;
+use dns_platform::{logs::Logs, metrics::names, tls::RotatingTls};
+use dns_upstream::InForce;
+use futures::{FutureExt, future::BoxFuture};
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, oneshot};
 
-use super::{Group, InstanceLine};
-use crate::ops::{status::Status, tap::Tap};
-use dns_platform::logs::Logs;
+/// Name that the API's certificates are issued to (observed).
+const API_NAME: &str = "api.bosh-dns";
 
-/// The running server, as the API sees it. Nothing here starts health checks
-/// of instances (observed).
-pub trait ApiBackend: Send + Sync + 'static {
-    /// Instances that `address` stands for, after the health filter; all of
-    /// them for `None`.
-    fn instances(&self, address: Option<&str>) -> Result<Vec<InstanceLine>, NameRefused>;
+/// How long a reload that was asked for by the API may take.
+const RELOAD_LIMIT: Duration = Duration::from_secs(25);
 
-    /// This VM and the links of its jobs.
-    fn local_groups(&self) -> BoxFuture<'_, Vec<Group>>;
+/// Asks the loop of the server for a reload; it sends back what came of it.
+pub(super) type ReloadOrders = mpsc::Sender<oneshot::Sender<Reloaded>>;
 
-    /// The state of everything.
-    fn status(&self) -> Status;
+/// The control socket's path, and the socket if it could be bound.
+pub(super) type Control = (PathBuf, io::Result<ControlSocket>);
 
-    /// What a name means, step by step.
-    fn explain(&self, name: &str) -> Result<Value, NameRefused>;
-
-    /// Reads all files anew.
-    fn reload(&self) -> BoxFuture<'_, Result<Reloaded, ReloadError>>;
-
-    /// Empties the cache; says how many answers were in it, `None` without a cache.
-    fn flush(&self) -> BoxFuture<'_, Option<u64>>;
-
-    /// Levels of the log; `None`: this process does not log.
-    fn logs(&self) -> Option<&Logs>;
-
+/// The running server, as the API sees it.
+pub(super) struct Backend {
+    /// Files and sockets.
+    pub(super) board: Board,
+    /// Whether all is well.
+    pub(super) wellness: Wellness,
+    /// The log.
+    pub(super) logs: Logs,
+    /// All counters.
+    pub(super) metrics: Metrics,
+    /// Names of the fleet.
+    pub(super) fleet: Arc<Fleet>,
+    /// What is known of instances.
+    pub(super) health: Arc<dyn Health + Send + Sync>,
+    /// Health checks; `None`: they are off.
+    pub(super) checks: Option<Arc<HealthService>>,
+    /// Folder of the jobs.
+    pub(super) jobs_dir: Option<PathBuf>,
+    /// Certificates in use.
+    pub(super) certificates: Vec<Arc<RotatingTls>>,
+    /// To the loop of the server.
+    pub(super) reloads: ReloadOrders,
+    /// Recursors and handlers.
+    pub(super) upstreams: Arc<InForce>,
+    /// Consul's names; `None` if there are none.
+    pub(super) consul: Option<Arc<ConsulNames>>,
     /// Live queries.
-    fn tap(&self) -> &Tap;
+    pub(super) tap: Tap,
 }
 
-/// Why a name cannot be looked up.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct NameRefused(pub String);
+impl ApiBackend for Backend {
+    fn instances(&self, address: Option<&str>) -> Result<Vec<InstanceLine>, NameRefused> {
+        let snapshot = self.fleet.snapshot();
+        let Some(address) = address else {
+            return Ok(snapshot.instances().map(|instance| self.line(&instance)).collect());
+        };
+        match instances(&snapshot, &*self.health, &parse(address)?) {
+            Ok(found) => Ok(found.iter().map(|instance| self.line(instance)).collect()),
+            Err(Existence::Malformed) => {
+                Err(NameRefused(format!("{address} asks for nothing: it is malformed")))
+            }
+            Err(_) => Err(NameRefused(format!("{address}: no instance matches"))),
+        }
+    }
 
-/// Why it is not known what came of a reload.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ReloadError {
-    /// Nobody reads files any more.
-    #[error("the server is ending")]
-    Ending,
-    /// The files are still being read.
-    #[error("the reload takes longer than {0:?}; it goes on")]
-    TooLong(Duration),
+    fn local_groups(&self) -> BoxFuture<'_, Vec<Group>> {
+        async {
+            let health = match &self.checks {
+                Some(checks) => local_health(checks).await,
+                None => LocalHealth::default(),
+            };
+            let Some(jobs_dir) = self.jobs_dir.clone() else {
+                return vec![Group { health_state: health.state, ..Group::default() }];
+            };
+            let reading = tokio::task::spawn_blocking(move || read_jobs(&jobs_dir, &health));
+            reading.await.unwrap_or_default()
+        }
+        .boxed()
+    }
+
+    fn status(&self) -> Status {
+        let (snapshot, journal) = (self.fleet.snapshot(), self.board.journal());
+        let State { listen, fast_path_off, files, notes, .. } = self.board.state();
+        let checks: Vec<CheckStatus> = self.wellness.checks().into_iter().map(CheckStatus::from).collect();
+        let file = files.get(Kind::Records.label()).and_then(|state| state.files.first());
+        Status {
+            version: version::VERSION.to_owned(),
+            commit: version::COMMIT.to_owned(),
+            pid: std::process::id(),
+            ready: checks.iter().all(|check| check.ok),
+            checks,
+            started: journal.started_at(),
+            uptime_seconds: journal.started().elapsed().as_secs_f64(),
+            listen: listen.iter().map(ToString::to_string).collect(),
+            records: RecordsStatus {
+                file: file.map(|file| file.display().to_string()),
+                version: snapshot.version(),
+                age_seconds: journal.records_age().map(|age| age.as_secs_f64()),
+                instances: snapshot.instances().len(),
+                domains: snapshot.domains().map(ToString::to_string).collect(),
+                aliases: snapshot.alias_count(),
+            },
+            replies: self.replies(),
+            fast_path: self.fleet.fast_path.get().map(|fast_path| FastPathView::of(&fast_path)),
+            fast_path_off,
+            recursors: self
+                .upstreams
+                .recursors()
+                .iter()
+                .filter_map(|status| serde_json::to_value(status).ok())
+                .collect(),
+            consul: self.consul.as_ref().map(|names| names.view()).unwrap_or_default(),
+            cache: serde_json::to_value(self.upstreams.cache()).unwrap_or_default(),
+            health: self.checks.as_ref().map_or(Value::Null, |checks| health_status(checks)),
+            certificates: self.certificates.iter().map(|tls| certificate(tls)).collect(),
+            last_reload: journal.reloads(),
+            last_failure: journal.failures(),
+            files: serde_json::to_value(&files).unwrap_or_default(),
+            problems: self.logs.problems(),
+            notes,
+            logging: self.logs.status(),
+        }
+    }
+
+    fn explain(&self, name: &str) -> Result<Value, NameRefused> {
+        let name = parse(name)?;
+        let state = self.fleet.state_full();
+        let is_published = self.fleet.fast_path.is_published(&name);
+        let consul = self.consul.as_ref().filter(|_| state.is_consuls(&name));
+        if let Some(explanation) = consul.and_then(|names| names.zone().explain(&name)) {
+            let answered_by = match is_published {
+                true => "the interface (fast path), for addresses over UDP; userspace for all else",
+                false => "userspace",
+            };
+            let dns_consul::Explanation { domain, text, rcode } = explanation;
+            return Ok(json!({
+                "name": name.to_string(), "zone": domain, "text": text, "rcode": rcode, "answered_by": answered_by,
+            }));
+        }
+        let explanation = explain(&self.fleet.snapshot(), &*self.health, &name);
+        let answered_by = match (&explanation.zone, is_published) {
+            (Some(_), true) => "the interface (fast path), for A and AAAA over UDP",
+            (Some(_), false) => "userspace; the fast path learns it when it is asked for",
+            (None, _) => "handlers or recursors: the name is not one of the fleet",
+        };
+        let rcode = explanation.result.as_ref().map(|result| result.rcode);
+        let mut value = serde_json::to_value(&explanation).unwrap_or_default();
+        value["answered_by"] = answered_by.into();
+        value["rcode"] = rcode.into();
+        value["text"] = explanation.to_string().into();
+        Ok(value)
+    }
+
+    fn reload(&self) -> BoxFuture<'_, Result<Reloaded, ReloadError>> {
+        async {
+            let (done, result) = oneshot::channel();
+            self.reloads.send(done).await.map_err(|_| ReloadError::Ending)?;
+            match tokio::time::timeout(RELOAD_LIMIT, result).await {
+                Ok(result) => result.map_err(|_| ReloadError::Ending),
+                Err(_) => Err(ReloadError::TooLong(RELOAD_LIMIT)),
+            }
+        }
+        .boxed()
+    }
+
+    fn flush(&self) -> BoxFuture<'_, Option<u64>> {
+        async { self.upstreams.flush() }.boxed()
+    }
+
+    fn logs(&self) -> Option<&Logs> {
+        Some(&self.logs)
+    }
+
+    fn tap(&self) -> &Tap {
+        &self.tap
+    }
 }
 
-/// What a reload did.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Reloaded {
-    /// Parts that were read and put in force, with what was found.
-    pub done: Vec<String>,
-    /// Parts that could not be used; their last good state stays.
-    pub failed: Vec<String>,
+impl Backend {
+    /// A line of `/instances`. The state is the instance's own, whatever was asked for (observed).
+    fn line(&self, instance: &Instance<'_>) -> InstanceLine {
+        let state = instance.ip.map(|ip| self.health.state(ip, None).label());
+        InstanceLine {
+            id: instance.id.to_owned(),
+            group: instance.instance_group.to_owned(),
+            network: instance.network.to_owned(),
+            deployment: instance.deployment.to_owned(),
+            ip: instance.ip.map(|ip| ip.to_string()).unwrap_or_default(),
+            domain: instance.domain.to_owned(),
+            az: instance.az.to_owned(),
+            index: instance.index.map(|index| index.to_string()).unwrap_or_default(),
+            health_state: state.unwrap_or("unknown").to_owned(),
+        }
+    }
+
+    /// The counters that matter most.
+    fn replies(&self) -> RepliesStatus {
+        let families = self.metrics.gather();
+        let sum = |name: &str, label: Option<(&str, &str)>| {
+            let metrics =
+                families.iter().find(|family| family.name() == name).map(|family| family.get_metric());
+            let wanted = metrics.unwrap_or_default().iter().filter(|metric| {
+                label.is_none_or(|(key, value)| {
+                    metric.get_label().iter().any(|label| label.name() == key && label.value() == value)
+                })
+            });
+            wanted.map(|metric| metric.get_counter().get_value() as u64).sum()
+        };
+        RepliesStatus {
+            fast: sum(names::REPLIES_TOTAL, Some(("path", "fast"))),
+            userspace: sum(names::REPLIES_TOTAL, Some(("path", "userspace"))),
+            internal: sum(names::REQUESTS_INTERNAL_TOTAL, None),
+            external: sum(names::REQUESTS_EXTERNAL_TOTAL, None),
+        }
+    }
+}
+
+/// The API's certificates. Without usable ones the API stays off, and DNS is left alone.
+pub(super) fn certificates(api: &ApiConfig, board: &Board) -> Option<Arc<RotatingTls>> {
+    RotatingTls::load("api", API_NAME, &api.tls)
+        .map_err(|problem| board.stays_off(format!("api: {problem}; the API stays off")))
+        .ok()
+}
+
+/// Opens the API. If the port is not to be had it stays off, and DNS is left alone.
+pub(super) async fn open(api: &ApiConfig, tls: Arc<RotatingTls>, backend: Arc<Backend>, failures: &Failures) {
+    let board = backend.board.clone();
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, api.port));
+    let server = match ApiServer::bind(address, tls.clone(), backend, api.admins.clone()).await {
+        Ok(server) => server,
+        Err(problem) => {
+            return board.stays_off(format!("api: cannot listen on {address}: {problem}; the API stays off"));
+        }
+    };
+    failures.spawn("the watch on the API's certificates", tls.watch(|_| ()));
+    // It ends with the process; an earlier end is a failure.
+    failures.spawn("the API", server.run(std::future::pending()));
+}
+
+/// Opens the control socket. If it could not be bound it stays off, and DNS is left alone.
+pub(super) fn open_control((path, socket): Control, backend: Arc<Backend>, failures: &Failures) {
+    let path = path.display();
+    match socket {
+        Ok(socket) => failures.spawn("the control socket", async {
+            // It ends with the process; an earlier end is a failure.
+            if let Err(problem) = socket.run(backend).await {
+                tracing::error!("control: {problem}");
+            }
+        }),
+        Err(problem) => {
+            let problem = format!("control: {path} cannot be bound: {problem}; the control socket stays off");
+            backend.board.stays_off(problem);
+        }
+    }
+}
+
+/// Reads a name of the API's callers.
+fn parse(text: &str) -> Result<Name, NameRefused> {
+    Name::from_text(text).map_err(|error| NameRefused(format!("{text:?} is not a domain name: {error}")))
+}
+
+/// What this VM's health server says now.
+async fn local_health(checks: &HealthService) -> LocalHealth {
+    let report = checks.ask_once(IpAddr::V4(Ipv4Addr::LOCALHOST)).await;
+    LocalHealth {
+        state: report.state.label().to_owned(),
+        groups: report
+            .groups
+            .iter()
+            .map(|(group, state)| (group.to_string(), state.label().to_owned()))
+            .collect(),
+    }
+}
+
+/// The health checks' part of the status.
+fn health_status(checks: &HealthService) -> Value {
+    let [running, failing, unknown, unchecked] = checks.states().counts();
+    json!({
+        "tracked_names": checks.tracker().name_count(),
+        "running": running, "failing": failing, "unknown": unknown, "unchecked": unchecked,
+    })
+}
+
+/// A certificate's part of the status.
+fn certificate(tls: &RotatingTls) -> CertificateStatus {
+    let facts = &tls.current().certificate;
+    let not_after = facts.not_after.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    CertificateStatus {
+        purpose: tls.purpose().to_owned(),
+        subject: facts.common_name.clone(),
+        not_after: not_after.as_secs_f64(),
+        error: tls.last_error(),
+    }
 }
