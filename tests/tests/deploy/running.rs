@@ -76,9 +76,7 @@ fn the_job_starts_serves_and_stops() {
 
 #[test]
 fn files_of_vcap_lead_root_nowhere() {
-    if !requirements::namespaces() {
-        return;
-    }
+    requires!(namespaces);
     let machine = Machine::new().unwrap();
     machine.deploy(properties(&json!({"xdp": {"enabled": false}}))).unwrap();
     // As an earlier release left the folders, with what vcap can put there.

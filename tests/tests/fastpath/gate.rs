@@ -15,7 +15,7 @@ use whole_system_tests::{
     metrics::{Metrics, wait_for_metrics},
     namespace::{End, Namespace, join},
     process::{capture, run, wait_until},
-    requirements,
+    requires,
     server::{self, Server},
 };
 
@@ -98,9 +98,7 @@ fn iptables(host: &Namespace, program: &str, arguments: &[&str]) -> Result<()> {
 
 #[test]
 fn queries_open_the_gate_and_rules_close_it() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let pair = Pair::new("gate")?;
     let gated = Gated::start(&pair.server)?;
     ensure!(hits(&pair.server)? == 0, "no query has arrived yet");
@@ -138,9 +136,7 @@ fn queries_open_the_gate_and_rules_close_it() -> Result<()> {
 
 #[test]
 fn local_queries_diverted_to_us_are_answered() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let host = Namespace::new("diverted")?;
     host.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
     host.ip(&["route", "add", "default", "dev", "lo"])?;
@@ -179,9 +175,7 @@ fn local_queries_diverted_to_us_are_answered() -> Result<()> {
 
 #[test]
 fn address_that_leaves_is_answered_no_longer() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let pair = Pair::new("moved")?;
     let gated = Gated::start(&pair.server)?;
     wait_for_hits(&pair.server, &pair.client, Duration::from_secs(10)).with_context(|| gated.server.log())?;
@@ -199,9 +193,7 @@ fn address_that_leaves_is_answered_no_longer() -> Result<()> {
 
 #[test]
 fn reply_beyond_the_path_mtu_goes_up() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let pair = Pair::new("path")?;
     pair.server.ip(&["route", "add", "169.254.0.1/32", "dev", "srv", "mtu", "600"])?;
     let bpffs = Bpffs::new()?;
@@ -225,9 +217,7 @@ const CONTAINERS: usize = 100;
 
 #[test]
 fn hundred_containers_are_counted_one_by_one() -> Result<()> {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return Ok(());
-    }
+    requires!(namespaces, bpf);
     let (host, containers) = (Namespace::new("cell")?, Namespace::new("apps")?);
     host.forward()?;
     host.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
-use whole_system_tests::{namespace::Namespace, requirements};
+use whole_system_tests::{namespace::Namespace, requires};
 
 use crate::lab::v4;
 
@@ -71,9 +71,7 @@ fn feed(host: &Namespace, command: &[&str], input: &str) -> Result<()> {
 
 #[test]
 fn rule_sets_meet_the_expected_objections() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let folder = folder();
     let expected: BTreeMap<String, Expected> =
         serde_json::from_str(&fs::read_to_string(folder.join("expected.json"))?)?;
@@ -112,9 +110,7 @@ fn rule_sets_meet_the_expected_objections() -> Result<()> {
 
 #[test]
 fn legacy_tables_are_not_made_by_looking() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let host = Namespace::new("untouched")?;
     let names = || host.run(|| fs::read_to_string("/proc/thread-self/net/ip_tables_names"));
     let before = names()??;

@@ -14,7 +14,7 @@ use whole_system_tests::{
     bpffs::Bpffs,
     namespace::Namespace,
     process::{Kept, wait_until},
-    requirements, server,
+    requires, server,
 };
 
 /// Longer than programs take to load on a busy machine.
@@ -70,9 +70,7 @@ fn line(answers: &mut BufReader<UnixStream>) -> Value {
 
 #[test]
 fn foreign_addresses_are_refused() {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return;
-    }
+    requires!(namespaces, bpf);
     let attacher = Attacher::start("authority");
     for foreign in ["127.0.0.53:53", "127.0.0.1:54", "8.8.8.8:53", "0.0.0.0:53"] {
         let (_, answer) = attacher.ask(&[foreign]);
@@ -98,9 +96,7 @@ fn foreign_addresses_are_refused() {
 
 #[test]
 fn idle_sessions_give_way() {
-    if !requirements::namespaces() || !requirements::bpf() {
-        return;
-    }
+    requires!(namespaces, bpf);
     let attacher = Attacher::start("starve");
     // They take their maps, and never fill them.
     let idle: Vec<_> = (0..4).map(|_| attacher.ask(&["127.0.0.1:53"])).collect();

@@ -6,7 +6,7 @@ use serde_json::json;
 use whole_system_tests::{
     namespace::Namespace,
     process::wait_until,
-    requirements,
+    requires,
     server::{self, Server},
 };
 
@@ -15,9 +15,7 @@ const NOBODY: u32 = 65534;
 
 #[test]
 fn a_server_gives_up_privileges_for_good() {
-    if !requirements::namespaces() {
-        return;
-    }
+    requires!(namespaces);
     Namespace::new("process").unwrap().run(inspect).unwrap();
 }
 

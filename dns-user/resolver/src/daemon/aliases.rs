@@ -5,8 +5,8 @@ use std::{path::Path, time::Duration};
 use super::{
     files::{Files, First},
     sources::Sources,
-    status::Board,
 };
+use crate::ops::board::Board;
 use crate::{
     consul::whole,
     ops::{journal::Journal, metrics::WholeMetrics},

@@ -8,8 +8,8 @@ use super::{
     files::{Files, First},
     listeners::all_addresses,
     sources::Sources,
-    status::{Board, FileState},
 };
+use crate::ops::board::{Board, FileState};
 use crate::ops::{
     journal::{Journal, Kind},
     metrics::WholeMetrics,

@@ -5,10 +5,8 @@ use std::{sync::Arc, time::Instant};
 
 use tracing::{error, warn};
 
-use super::{
-    sources::{Followed, Source},
-    status::Board,
-};
+use super::sources::{Followed, Source};
+use crate::ops::board::Board;
 use crate::{
     consul::{Catalogs, NewZone},
     ops::journal::Kind,

@@ -5,9 +5,9 @@ use std::{collections::BTreeSet, path::Path};
 use super::{
     files::{Changes, Files, First},
     sources::Sources,
-    status::Board,
     watch::Watch,
 };
+use crate::ops::board::Board;
 use crate::ops::{journal::Journal, metrics::WholeMetrics};
 use dns_core::{catalog::Snapshot, config::ConfigError, name::Name};
 use dns_upstream::HandlerConfig;

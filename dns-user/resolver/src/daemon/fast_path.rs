@@ -5,7 +5,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tokio::task::{JoinError, JoinHandle};
 use tracing::{error, info, warn};
 
-use super::status::Board;
+use crate::ops::board::Board;
 use crate::{
     fleet::Fleet,
     ops::tap::{Tap, TapLine},

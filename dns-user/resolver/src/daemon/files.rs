@@ -9,8 +9,8 @@ use super::{
     consul::ConsulFiles,
     records::CatalogFiles,
     sources::{Followed, Sources},
-    status::Board,
 };
+use crate::ops::board::Board;
 use crate::{
     consul::{Catalogs, NewZone},
     ops::journal::Kind,

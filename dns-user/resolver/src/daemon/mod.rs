@@ -7,13 +7,12 @@
 //! * `listeners`: the sockets, as the addresses files come and go.
 //! * `upcheck`: the server asks itself.
 //! * `attacher`: the process of root's that attaches for a server without privileges.
-//! * `backend`: what the API shows and does.
+//! * `api`: opens the API and the control socket.
 //! * `failures`: what becomes of panics.
-//! * [`status`]: what all of them report.
 
 mod aliases;
+mod api;
 mod attacher;
-mod backend;
 pub mod check;
 mod consul;
 pub mod domains;
@@ -29,11 +28,9 @@ mod settings;
 mod signals;
 mod sources;
 mod start;
-pub mod status;
 pub(crate) mod upcheck;
 mod upstreams;
 mod watch;
-mod wellness;
 
 pub use self::{
     aliases::aliases_of_consul,
@@ -158,7 +155,7 @@ fn start(path: &Path, options: RunOptions) -> Result<(), DaemonError> {
 async fn serve(
     path: &Path,
     loaded: Loaded,
-    control: Option<backend::Control>,
+    control: Option<api::Control>,
     logs: &Logs,
     mut failures: failures::Failures,
 ) -> Result<(), DaemonError> {

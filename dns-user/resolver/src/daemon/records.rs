@@ -5,10 +5,8 @@ use std::{path::PathBuf, time::Instant};
 
 use tracing::{error, info, warn};
 
-use super::{
-    sources::{Contents, Followed, Sources},
-    status::Board,
-};
+use super::sources::{Contents, Followed, Sources};
+use crate::ops::board::Board;
 use crate::ops::journal::Kind;
 use dns_core::{
     catalog::{AliasError, AliasFiles, NameRules, Records, RowWarning, Snapshot},

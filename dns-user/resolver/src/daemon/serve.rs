@@ -22,11 +22,11 @@ use super::{
     service_manager, settings,
     signals::{Asked, Signals},
     sources::Sources,
-    status::Board,
     upcheck::{Findings, Upcheck},
     upstreams::Upstreams,
     watch::Watch,
 };
+use crate::ops::board::Board;
 use crate::{
     consul::ConsulNames,
     fleet::Fleet,

@@ -14,25 +14,26 @@ use tracing::{info, warn};
 
 use super::{
     DaemonError,
-    backend::{self, Backend, Control},
+    api::{self, Control},
     failures::Failures,
     fast_path::Lifecycle,
     files::{Files, First},
     listeners::{self, Listeners, all_addresses},
     serve::Daemon,
     sources::Sources,
-    status::Board,
     upcheck::Upcheck,
     upstreams::Upstreams,
     watch::Watch,
-    wellness::Wellness,
 };
+use crate::ops::board::Board;
 use crate::{
     consul::{ConsulFamilies, ConsulNames, follow},
     fleet::Fleet,
     ops::{
+        api::Backend,
         journal::{Journal, Kind},
         metrics::{CertificateFamilies, Metrics, MomentFamilies, WholeMetrics, http::MetricsServer},
+        probe::Wellness,
         tap::Tap,
     },
     server::{Identity, OwnConnections, ServerMetrics},
@@ -111,16 +112,16 @@ pub(super) async fn start<'a>(
     let wellness = Wellness { board: board.clone(), slot, health: health.clone(), consul: consul.clone() };
     expose(&config, &metrics, &wellness, failures).await;
     let (reloads, reload_orders) = mpsc::channel(4);
-    let api_tls = config.api.as_ref().and_then(|api| backend::certificates(api, &board));
+    let api_tls = config.api.as_ref().and_then(|config| api::certificates(config, &board));
     let health_tls = health.iter().map(|health| health.tls().clone());
     let certificates: Vec<_> = health_tls.chain(api_tls.clone()).collect();
     metrics.registry().register(Box::new(CertificateFamilies::new(certificates.clone())?))?;
-    let api = config.api.as_ref().zip(api_tls);
-    if api.is_some() || control.is_some() {
+    let port = config.api.as_ref().zip(api_tls);
+    if port.is_some() || control.is_some() {
         let backend = Arc::new(Backend {
             board: board.clone(),
             wellness,
-            logs: logs.clone(),
+            logs: Some(logs.clone()),
             metrics,
             fleet: fleet.clone(),
             health: states,
@@ -133,10 +134,10 @@ pub(super) async fn start<'a>(
             tap,
         });
         if let Some(control) = control {
-            backend::open_control(control, backend.clone(), failures);
+            api::open_control(control, backend.clone(), failures);
         }
-        if let Some((api, tls)) = api {
-            backend::open(api, tls, backend, failures).await;
+        if let Some((config, tls)) = port {
+            api::open(config, tls, backend, failures).await;
         }
     }
     Ok(Daemon {

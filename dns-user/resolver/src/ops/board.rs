@@ -7,7 +7,7 @@ use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 use tracing::warn;
 
-use crate::ops::{
+use super::{
     api::Reloaded,
     journal::{Journal, Kind},
 };
@@ -76,7 +76,7 @@ impl Board {
     }
 
     /// Reports a part that stays off.
-    pub(super) fn stays_off(&self, problem: String) {
+    pub(crate) fn stays_off(&self, problem: String) {
         warn!("{problem}");
         self.change(|state| state.parts_off.push(problem));
     }
@@ -92,7 +92,7 @@ impl Board {
     }
 
     /// What is in use of every kind of files and what is not, for whoever asked for a reload.
-    pub(super) fn reloaded(&self) -> Reloaded {
+    pub(crate) fn reloaded(&self) -> Reloaded {
         let mut reloaded = Reloaded::default();
         let last = self.journal.reloads();
         for (kind, state) in &self.lock().files {
@@ -108,13 +108,13 @@ impl Board {
     }
 
     /// Changes something.
-    pub(super) fn change(&self, change: impl FnOnce(&mut State)) {
+    pub(crate) fn change(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.lock());
     }
 
     /// New contents are in use, `took` after they were noticed; `warnings` tell
     /// what was skipped.
-    pub(super) fn loaded(
+    pub(crate) fn loaded(
         &self,
         kind: Kind,
         files: Vec<PathBuf>,
@@ -133,7 +133,7 @@ impl Board {
     }
 
     /// Files cannot be used; what was in use stays.
-    pub(super) fn refused(&self, kind: Kind, files: Vec<PathBuf>, problem: &str) {
+    pub(crate) fn refused(&self, kind: Kind, files: Vec<PathBuf>, problem: &str) {
         self.journal.failed(kind, problem);
         let mut state = self.lock();
         let file_state = state.files.entry(kind.label()).or_default();

@@ -1,6 +1,15 @@
 //! Whether the server is well, as a list of things that were looked at.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
+
+use super::{
+    board::{Board, State},
+    journal::Kind,
+};
+use dns_fastpath::Slot;
+use dns_health::HealthService;
 
 /// One thing that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,8 +41,85 @@ impl From<Check> for CheckStatus {
     }
 }
 
-/// Whoever can say how the server is. Called on every probe: cheap, never blocking.
-pub trait Probe: Send + Sync + 'static {
-    /// Everything that was looked at.
-    fn checks(&self) -> Vec<Check>;
+/// Looks at the board, and at the interfaces.
+#[derive(Clone)]
+pub struct Wellness {
+    /// Where the other rooms say how they do.
+    pub(crate) board: Board,
+    /// The fast path.
+    pub(crate) slot: Slot,
+    /// Health checks; `None` if they are off.
+    pub(crate) health: Option<Arc<HealthService>>,
+}
+
+impl Wellness {
+    /// Returns everything that was looked at. Called on every probe: cheap, never blocking.
+    pub fn checks(&self) -> Vec<Check> {
+        let Self { board, slot, health } = self;
+        let State {
+            listen,
+            fast_path_off,
+            instances,
+            files,
+            upcheck_error,
+            silent_addresses,
+            parts_off,
+            notes: _,
+        } = board.state();
+        let listen: Vec<String> = listen.iter().map(ToString::to_string).collect();
+        let mut checks = vec![Check {
+            name: "sockets",
+            ok: upcheck_error.is_none(),
+            vital: true,
+            detail: upcheck_error.unwrap_or_else(|| format!("answering on {}", listen.join(", "))),
+        }];
+        if !silent_addresses.is_empty() {
+            // The others answer, and a restart brings no address back.
+            let detail = silent_addresses.join("; ");
+            checks.push(Check { name: "every address", ok: false, vital: false, detail });
+        }
+        for (name, kind) in
+            [("records", Kind::Records), ("aliases", Kind::Aliases), ("handlers", Kind::Handlers)]
+        {
+            let Some(state) = files.get(kind.label()) else { continue };
+            let fine = match kind {
+                Kind::Records => format!("{instances} instances"),
+                _ => format!("{} files", state.files.len()),
+            };
+            checks.push(Check {
+                name,
+                ok: state.error.is_none(),
+                vital: false,
+                detail: state.error.clone().unwrap_or(fine),
+            });
+        }
+        checks.push(Check {
+            name: "fast path",
+            // Off is slower, not wrong.
+            ok: true,
+            vital: false,
+            detail: fast_path_off.map_or_else(|| slot.in_words(), |reason| format!("off: {reason}")),
+        });
+        if let Some(health) = health {
+            let blindness = health.blindness();
+            checks.push(Check {
+                name: "health checks",
+                ok: blindness.is_none(),
+                // Names resolve to all their instances meanwhile.
+                vital: false,
+                detail: blindness.unwrap_or_else(|| health_in_words(health)),
+            });
+        }
+        if !parts_off.is_empty() {
+            // DNS is served all the same.
+            checks.push(Check { name: "parts off", ok: true, vital: false, detail: parts_off.join("; ") });
+        }
+        checks
+    }
+}
+
+/// The states of instances, in a few words.
+fn health_in_words(health: &HealthService) -> String {
+    let [running, failing, unknown, _] = health.states().counts();
+    format!("{running} instances running, {failing} failing, {unknown} unknown")
 }

@@ -1,29 +1,25 @@
-//! What the API asks: all rooms, joined.
+//! The running server, as the API shows and changes it.
 
 use std::{
-    io,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr},
     path::PathBuf,
     sync::Arc,
     time::Duration,
 };
 
-use super::{
-    failures::Failures,
-    status::{Board, State},
-    wellness::Wellness,
-};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, oneshot};
+
+use super::{Group, InstanceLine, LocalHealth, read_jobs};
 use crate::{
     consul::ConsulNames,
     fleet::Fleet,
     ops::{
-        api::{
-            ApiBackend, ApiServer, ControlSocket, Group, InstanceLine, LocalHealth, NameRefused, ReloadError,
-            Reloaded, read_jobs,
-        },
+        board::{Board, State},
         journal::Kind,
         metrics::Metrics,
-        probe::{CheckStatus, Probe},
+        probe::{CheckStatus, Wellness},
         status::{CertificateStatus, FastPathView, RecordsStatus, RepliesStatus, Status},
         tap::Tap,
         version,
@@ -31,61 +27,51 @@ use crate::{
 };
 use dns_core::{
     catalog::Instance,
-    config::ApiConfig,
     name::Name,
     resolve::{Existence, Health, explain, instances},
 };
 use dns_health::HealthService;
 use dns_platform::{logs::Logs, metrics::names, tls::RotatingTls};
 use dns_upstream::InForce;
-use futures::{FutureExt, future::BoxFuture};
-use serde_json::{Value, json};
-use tokio::sync::{mpsc, oneshot};
-
-/// Name that the API's certificates are issued to (observed).
-const API_NAME: &str = "api.bosh-dns";
 
 /// How long a reload that was asked for by the API may take.
 const RELOAD_LIMIT: Duration = Duration::from_secs(25);
 
 /// Asks the loop of the server for a reload; it sends back what came of it.
-pub(super) type ReloadOrders = mpsc::Sender<oneshot::Sender<Reloaded>>;
-
-/// The control socket's path, and the socket if it could be bound.
-pub(super) type Control = (PathBuf, io::Result<ControlSocket>);
+pub(crate) type ReloadOrders = mpsc::Sender<oneshot::Sender<Reloaded>>;
 
 /// The running server, as the API sees it.
-pub(super) struct Backend {
+pub struct Backend {
     /// Files and sockets.
-    pub(super) board: Board,
+    pub(crate) board: Board,
     /// Whether all is well.
-    pub(super) wellness: Wellness,
+    pub(crate) wellness: Wellness,
     /// The log.
-    pub(super) logs: Logs,
+    pub(crate) logs: Option<Logs>,
     /// All counters.
-    pub(super) metrics: Metrics,
+    pub(crate) metrics: Metrics,
     /// Names of the fleet.
-    pub(super) fleet: Arc<Fleet>,
+    pub(crate) fleet: Arc<Fleet>,
     /// What is known of instances.
-    pub(super) health: Arc<dyn Health + Send + Sync>,
+    pub(crate) health: Arc<dyn Health + Send + Sync>,
     /// Health checks; `None`: they are off.
-    pub(super) checks: Option<Arc<HealthService>>,
+    pub(crate) checks: Option<Arc<HealthService>>,
     /// Folder of the jobs.
-    pub(super) jobs_dir: Option<PathBuf>,
+    pub(crate) jobs_dir: Option<PathBuf>,
     /// Certificates in use.
-    pub(super) certificates: Vec<Arc<RotatingTls>>,
+    pub(crate) certificates: Vec<Arc<RotatingTls>>,
     /// To the loop of the server.
-    pub(super) reloads: ReloadOrders,
+    pub(crate) reloads: ReloadOrders,
     /// Recursors and handlers.
-    pub(super) upstreams: Arc<InForce>,
+    pub(crate) upstreams: Arc<InForce>,
     /// Consul's names; `None` if there are none.
-    pub(super) consul: Option<Arc<ConsulNames>>,
+    pub(crate) consul: Option<Arc<ConsulNames>>,
     /// Live queries.
-    pub(super) tap: Tap,
+    pub(crate) tap: Tap,
 }
 
-impl ApiBackend for Backend {
-    fn instances(&self, address: Option<&str>) -> Result<Vec<InstanceLine>, NameRefused> {
+impl Backend {
+    pub(super) fn instances(&self, address: Option<&str>) -> Result<Vec<InstanceLine>, NameRefused> {
         let snapshot = self.fleet.snapshot();
         let Some(address) = address else {
             return Ok(snapshot.instances().map(|instance| self.line(&instance)).collect());
@@ -99,22 +85,19 @@ impl ApiBackend for Backend {
         }
     }
 
-    fn local_groups(&self) -> BoxFuture<'_, Vec<Group>> {
-        async {
-            let health = match &self.checks {
-                Some(checks) => local_health(checks).await,
-                None => LocalHealth::default(),
-            };
-            let Some(jobs_dir) = self.jobs_dir.clone() else {
-                return vec![Group { health_state: health.state, ..Group::default() }];
-            };
-            let reading = tokio::task::spawn_blocking(move || read_jobs(&jobs_dir, &health));
-            reading.await.unwrap_or_default()
-        }
-        .boxed()
+    pub(super) async fn local_groups(&self) -> Vec<Group> {
+        let health = match &self.checks {
+            Some(checks) => local_health(checks).await,
+            None => LocalHealth::default(),
+        };
+        let Some(jobs_dir) = self.jobs_dir.clone() else {
+            return vec![Group { health_state: health.state, ..Group::default() }];
+        };
+        let reading = tokio::task::spawn_blocking(move || read_jobs(&jobs_dir, &health));
+        reading.await.unwrap_or_default()
     }
 
-    fn status(&self) -> Status {
+    pub(super) fn status(&self) -> Status {
         let (snapshot, journal) = (self.fleet.snapshot(), self.board.journal());
         let State { listen, fast_path_off, files, notes, .. } = self.board.state();
         let checks: Vec<CheckStatus> = self.wellness.checks().into_iter().map(CheckStatus::from).collect();
@@ -152,13 +135,13 @@ impl ApiBackend for Backend {
             last_reload: journal.reloads(),
             last_failure: journal.failures(),
             files: serde_json::to_value(&files).unwrap_or_default(),
-            problems: self.logs.problems(),
+            problems: self.logs.as_ref().map(Logs::problems).unwrap_or_default(),
             notes,
-            logging: self.logs.status(),
+            logging: self.logs.as_ref().map(Logs::status).unwrap_or_default(),
         }
     }
 
-    fn explain(&self, name: &str) -> Result<Value, NameRefused> {
+    pub(super) fn explain(&self, name: &str) -> Result<Value, NameRefused> {
         let name = parse(name)?;
         let state = self.fleet.state_full();
         let is_published = self.fleet.fast_path.is_published(&name);
@@ -187,28 +170,18 @@ impl ApiBackend for Backend {
         Ok(value)
     }
 
-    fn reload(&self) -> BoxFuture<'_, Result<Reloaded, ReloadError>> {
-        async {
-            let (done, result) = oneshot::channel();
-            self.reloads.send(done).await.map_err(|_| ReloadError::Ending)?;
-            match tokio::time::timeout(RELOAD_LIMIT, result).await {
-                Ok(result) => result.map_err(|_| ReloadError::Ending),
-                Err(_) => Err(ReloadError::TooLong(RELOAD_LIMIT)),
-            }
+    pub(super) async fn reload(&self) -> Result<Reloaded, ReloadError> {
+        let (done, result) = oneshot::channel();
+        self.reloads.send(done).await.map_err(|_| ReloadError::Ending)?;
+        match tokio::time::timeout(RELOAD_LIMIT, result).await {
+            Ok(result) => result.map_err(|_| ReloadError::Ending),
+            Err(_) => Err(ReloadError::TooLong(RELOAD_LIMIT)),
         }
-        .boxed()
     }
 
-    fn flush(&self) -> BoxFuture<'_, Option<u64>> {
-        async { self.upstreams.flush() }.boxed()
-    }
-
-    fn logs(&self) -> Option<&Logs> {
-        Some(&self.logs)
-    }
-
-    fn tap(&self) -> &Tap {
-        &self.tap
+    /// Empties all caches; returns how many answers were in that of the recursors.
+    pub(super) fn flush(&self) -> Option<u64> {
+        self.upstreams.flush()
     }
 }
 
@@ -251,45 +224,6 @@ impl Backend {
     }
 }
 
-/// The API's certificates. Without usable ones the API stays off, and DNS is left alone.
-pub(super) fn certificates(api: &ApiConfig, board: &Board) -> Option<Arc<RotatingTls>> {
-    RotatingTls::load("api", API_NAME, &api.tls)
-        .map_err(|problem| board.stays_off(format!("api: {problem}; the API stays off")))
-        .ok()
-}
-
-/// Opens the API. If the port is not to be had it stays off, and DNS is left alone.
-pub(super) async fn open(api: &ApiConfig, tls: Arc<RotatingTls>, backend: Arc<Backend>, failures: &Failures) {
-    let board = backend.board.clone();
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, api.port));
-    let server = match ApiServer::bind(address, tls.clone(), backend, api.admins.clone()).await {
-        Ok(server) => server,
-        Err(problem) => {
-            return board.stays_off(format!("api: cannot listen on {address}: {problem}; the API stays off"));
-        }
-    };
-    failures.spawn("the watch on the API's certificates", tls.watch(|_| ()));
-    // It ends with the process; an earlier end is a failure.
-    failures.spawn("the API", server.run(std::future::pending()));
-}
-
-/// Opens the control socket. If it could not be bound it stays off, and DNS is left alone.
-pub(super) fn open_control((path, socket): Control, backend: Arc<Backend>, failures: &Failures) {
-    let path = path.display();
-    match socket {
-        Ok(socket) => failures.spawn("the control socket", async {
-            // It ends with the process; an earlier end is a failure.
-            if let Err(problem) = socket.run(backend).await {
-                tracing::error!("control: {problem}");
-            }
-        }),
-        Err(problem) => {
-            let problem = format!("control: {path} cannot be bound: {problem}; the control socket stays off");
-            backend.board.stays_off(problem);
-        }
-    }
-}
-
 /// Reads a name of the API's callers.
 fn parse(text: &str) -> Result<Name, NameRefused> {
     Name::from_text(text).map_err(|error| NameRefused(format!("{text:?} is not a domain name: {error}")))
@@ -327,4 +261,29 @@ fn certificate(tls: &RotatingTls) -> CertificateStatus {
         not_after: not_after.as_secs_f64(),
         error: tls.last_error(),
     }
+}
+
+/// Why a name cannot be looked up.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct NameRefused(pub String);
+
+/// Why it is not known what came of a reload.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReloadError {
+    /// Nobody reads files any more.
+    #[error("the server is ending")]
+    Ending,
+    /// The files are still being read.
+    #[error("the reload takes longer than {0:?}; it goes on")]
+    TooLong(Duration),
+}
+
+/// What a reload did.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Reloaded {
+    /// Parts that were read and put in force, with what was found.
+    pub done: Vec<String>,
+    /// Parts that could not be used; their last good state stays.
+    pub failed: Vec<String>,
 }

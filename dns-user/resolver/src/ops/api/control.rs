@@ -1,5 +1,7 @@
 //! The paths of our own: status, names explained, levels, reload, flush.
 
+use std::sync::Arc;
+
 use axum::{
     Json,
     extract::{Query, State},
@@ -13,7 +15,7 @@ use super::{Backend, refused};
 use dns_platform::logs::{parse_level, requests, tags};
 
 /// `/status`.
-pub(super) async fn status(State(backend): State<Backend>) -> Response {
+pub(super) async fn status(State(backend): State<Arc<Backend>>) -> Response {
     Json(backend.status()).into_response()
 }
 
@@ -26,7 +28,7 @@ pub(super) struct ResolveParameters {
 
 /// `/resolve`.
 pub(super) async fn resolve(
-    State(backend): State<Backend>,
+    State(backend): State<Arc<Backend>>,
     Query(ResolveParameters { name }): Query<ResolveParameters>,
 ) -> Response {
     match backend.explain(&name) {
@@ -36,7 +38,7 @@ pub(super) async fn resolve(
 }
 
 /// `/reload`: 200 when all went well, 409 when the last good state of some part stayed.
-pub(super) async fn reload(State(backend): State<Backend>) -> Response {
+pub(super) async fn reload(State(backend): State<Arc<Backend>>) -> Response {
     match backend.reload().await {
         Ok(reloaded) => {
             let status = if reloaded.failed.is_empty() { StatusCode::OK } else { StatusCode::CONFLICT };
@@ -47,8 +49,8 @@ pub(super) async fn reload(State(backend): State<Backend>) -> Response {
 }
 
 /// `/flush`.
-pub(super) async fn flush(State(backend): State<Backend>) -> Response {
-    Json(json!({ "flushed": backend.flush().await })).into_response()
+pub(super) async fn flush(State(backend): State<Arc<Backend>>) -> Response {
+    Json(json!({ "flushed": backend.flush() })).into_response()
 }
 
 /// Body of a POST to `/log`; what is missing stays as it is.
@@ -67,16 +69,19 @@ pub struct LogChange {
 }
 
 /// `GET /log`.
-pub(super) async fn levels(State(backend): State<Backend>) -> Response {
+pub(super) async fn levels(State(backend): State<Arc<Backend>>) -> Response {
     let known: Vec<_> =
         tags::TAGS.iter().map(|tag| json!({ "name": tag.name, "about": tag.about })).collect();
-    let levels = backend.logs().map(|logs| logs.status());
+    let levels = backend.logs.as_ref().map(|logs| logs.status());
     Json(json!({ "levels": levels, "tags": known })).into_response()
 }
 
 /// `POST /log`.
-pub(super) async fn change_levels(State(backend): State<Backend>, Json(change): Json<LogChange>) -> Response {
-    let Some(logs) = backend.logs() else {
+pub(super) async fn change_levels(
+    State(backend): State<Arc<Backend>>,
+    Json(change): Json<LogChange>,
+) -> Response {
+    let Some(logs) = &backend.logs else {
         return (StatusCode::CONFLICT, "this process does not log\n").into_response();
     };
     let LogChange { level, tag, requests_per_second } = change;

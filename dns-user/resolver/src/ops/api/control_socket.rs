@@ -6,7 +6,7 @@ use std::{io, os::unix::net::UnixListener as StdListener, sync::Arc, time::Durat
 use nix::unistd::{Gid, Group, Uid, User};
 use tokio::net::{UnixListener, UnixStream, unix::SocketAddr};
 
-use super::{ApiBackend, routes};
+use super::{Backend, routes};
 use crate::ops::http;
 use dns_core::config::ControlConfig;
 use dns_platform::{
@@ -55,7 +55,7 @@ impl ControlSocket {
     }
 
     /// Serves until the process ends.
-    pub async fn run(self, backend: Arc<dyn ApiBackend>) -> io::Result<()> {
+    pub async fn run(self, backend: Arc<Backend>) -> io::Result<()> {
         let Self { listener, admitted } = self;
         let listener = Admitting { listener: UnixListener::from_std(listener)?, admitted };
         let all = routes(backend);

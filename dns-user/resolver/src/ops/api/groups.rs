@@ -1,5 +1,6 @@
 //! `/local-groups`: what this VM's jobs say of themselves.
 
+use std::sync::Arc;
 use std::{collections::BTreeMap, fs, io, path::Path};
 
 use axum::{extract::State, response::Response};
@@ -32,7 +33,7 @@ pub struct LocalHealth {
 }
 
 /// Lists them.
-pub(super) async fn local_groups(State(backend): State<Backend>) -> Response {
+pub(super) async fn local_groups(State(backend): State<Arc<Backend>>) -> Response {
     json_lines(backend.local_groups().await)
 }
 

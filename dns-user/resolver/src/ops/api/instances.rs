@@ -1,5 +1,7 @@
 //! `/instances`.
 
+use std::sync::Arc;
+
 use axum::{
     extract::{Query, State},
     response::Response,
@@ -34,7 +36,7 @@ pub struct InstanceLine {
 /// Lists instances. Of several addresses the first counts, an empty one is
 /// none, other parameters do not count (observed).
 pub(super) async fn instances(
-    State(backend): State<Backend>,
+    State(backend): State<Arc<Backend>>,
     Query(parameters): Query<Vec<(String, String)>>,
 ) -> Response {
     let address = parameters.iter().find(|(key, _)| key == "address").map(|(_, value)| value.as_str());

@@ -34,7 +34,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::server::TlsStream;
 
 pub use self::{
-    backend::{ApiBackend, NameRefused, ReloadError, Reloaded},
+    backend::{Backend, NameRefused, ReloadError, Reloaded},
     control::LogChange,
     control_socket::ControlSocket,
     groups::{Group, LocalHealth, read_jobs},
@@ -43,15 +43,12 @@ pub use self::{
 use crate::ops::http;
 use dns_platform::tls::{RotatingTls, common_name};
 
-/// What every handler gets.
-type Backend = Arc<dyn ApiBackend>;
-
 /// The socket of the API, bound.
 pub struct ApiServer {
     /// Hands out connections whose client has shown a good certificate.
     listener: listener::TlsListener,
     /// Who knows the answers.
-    backend: Backend,
+    backend: Arc<Backend>,
     /// Whose certificates may change something; `None`: every good one.
     admins: Option<Arc<[String]>>,
 }
@@ -63,7 +60,7 @@ impl ApiServer {
     pub async fn bind(
         address: SocketAddr,
         tls: Arc<RotatingTls>,
-        backend: Backend,
+        backend: Arc<Backend>,
         admins: Option<Vec<String>>,
     ) -> io::Result<Self> {
         let socket = TcpListener::bind(address).await?;
@@ -109,7 +106,7 @@ async fn not_an_admin() -> Response {
 }
 
 /// All paths.
-fn routes(backend: Backend) -> Router {
+fn routes(backend: Arc<Backend>) -> Router {
     Router::new()
         // The reference does not look at the method (observed).
         .route("/instances", any(instances::instances))

@@ -1,5 +1,6 @@
 //! `/tap`: live queries as JSON lines, until the client goes away.
 
+use std::sync::Arc;
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
@@ -70,9 +71,12 @@ impl TapParameters {
 }
 
 /// Starts the stream.
-pub(super) async fn tap(State(backend): State<Backend>, Query(parameters): Query<TapParameters>) -> Response {
+pub(super) async fn tap(
+    State(backend): State<Arc<Backend>>,
+    Query(parameters): Query<TapParameters>,
+) -> Response {
     let rate = parameters.rate.unwrap_or(DEFAULT_RATE).clamp(1, MAX_RATE);
-    let view = backend.tap().look(parameters.every.unwrap_or(1));
+    let view = backend.tap.look(parameters.every.unwrap_or(1));
     let state = Stream {
         view,
         parameters,

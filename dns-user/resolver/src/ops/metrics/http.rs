@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 use super::Metrics;
 use crate::ops::{
     http,
-    probe::{Check, Probe},
+    probe::{Check, Wellness},
 };
 
 /// The socket of the metrics port, bound.
@@ -32,12 +32,12 @@ struct Served {
     /// For `/metrics`.
     metrics: Metrics,
     /// For the probes.
-    probe: Arc<dyn Probe>,
+    probe: Arc<Wellness>,
 }
 
 impl MetricsServer {
     /// Binds `address`.
-    pub async fn bind(address: SocketAddr, metrics: Metrics, probe: Arc<dyn Probe>) -> io::Result<Self> {
+    pub async fn bind(address: SocketAddr, metrics: Metrics, probe: Arc<Wellness>) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         Ok(Self { listener, served: Served { metrics, probe } })
     }
@@ -104,17 +104,17 @@ mod tests {
     };
 
     use super::*;
+    use crate::ops::{
+        board::Board,
+        journal::{Journal, Kind},
+        metrics::WholeMetrics,
+    };
 
-    /// Alive, not ready.
-    struct Half;
-
-    impl Probe for Half {
-        fn checks(&self) -> Vec<Check> {
-            vec![
-                Check { name: "sockets", ok: true, vital: true, detail: "1 address".into() },
-                Check { name: "records", ok: false, vital: false, detail: "none read yet".into() },
-            ]
-        }
+    /// A server that is alive and not ready: no records were read.
+    fn half() -> Arc<Wellness> {
+        let board = Board::new(Journal::new(WholeMetrics::new().unwrap()));
+        board.refused(Kind::Records, Vec::new(), "none read yet");
+        Arc::new(Wellness { board, slot: dns_fastpath::Slot::default(), health: None })
     }
 
     /// The whole answer to a GET.
@@ -130,8 +130,7 @@ mod tests {
     #[tokio::test]
     async fn the_port_tells_metrics_life_and_readiness() {
         let metrics = Metrics::new("dns://127.0.0.1:53".into(), dns_fastpath::Slot::default()).unwrap();
-        let server =
-            MetricsServer::bind("127.0.0.1:0".parse().unwrap(), metrics, Arc::new(Half)).await.unwrap();
+        let server = MetricsServer::bind("127.0.0.1:0".parse().unwrap(), metrics, half()).await.unwrap();
         let address = server.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let running = tokio::spawn(server.run(async move { drop(stopped.await) }));

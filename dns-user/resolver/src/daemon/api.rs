@@ -1,0 +1,61 @@
+//! Opens the API and the control socket.
+
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    sync::Arc,
+};
+
+use super::failures::Failures;
+use crate::ops::{
+    api::{ApiServer, Backend, ControlSocket},
+    board::Board,
+};
+use dns_core::config::ApiConfig;
+use dns_platform::tls::RotatingTls;
+
+/// Name that the API's certificates are issued to (observed).
+const API_NAME: &str = "api.bosh-dns";
+
+/// The control socket's path, and the socket if it could be bound.
+pub(super) type Control = (PathBuf, io::Result<ControlSocket>);
+
+/// The API's certificates. Without usable ones the API stays off, and DNS is left alone.
+pub(super) fn certificates(api: &ApiConfig, board: &Board) -> Option<Arc<RotatingTls>> {
+    RotatingTls::load("api", API_NAME, &api.tls)
+        .map_err(|problem| board.stays_off(format!("api: {problem}; the API stays off")))
+        .ok()
+}
+
+/// Opens the API. If the port is not to be had it stays off, and DNS is left alone.
+pub(super) async fn open(api: &ApiConfig, tls: Arc<RotatingTls>, backend: Arc<Backend>, failures: &Failures) {
+    let board = backend.board.clone();
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, api.port));
+    let server = match ApiServer::bind(address, tls.clone(), backend, api.admins.clone()).await {
+        Ok(server) => server,
+        Err(problem) => {
+            return board.stays_off(format!("api: cannot listen on {address}: {problem}; the API stays off"));
+        }
+    };
+    failures.spawn("the watch on the API's certificates", tls.watch(|_| ()));
+    // It ends with the process; an earlier end is a failure.
+    failures.spawn("the API", server.run(std::future::pending()));
+}
+
+/// Opens the control socket. If it could not be bound it stays off, and DNS is left alone.
+pub(super) fn open_control((path, socket): Control, backend: Arc<Backend>, failures: &Failures) {
+    let path = path.display();
+    match socket {
+        Ok(socket) => failures.spawn("the control socket", async {
+            // It ends with the process; an earlier end is a failure.
+            if let Err(problem) = socket.run(backend).await {
+                tracing::error!("control: {problem}");
+            }
+        }),
+        Err(problem) => {
+            let problem = format!("control: {path} cannot be bound: {problem}; the control socket stays off");
+            backend.board.stays_off(problem);
+        }
+    }
+}
