@@ -204,7 +204,16 @@ fn release(more: &[&str]) -> Result<()> {
     let packages = ["dns-resolver", "dns-health", "dns-sync", "bosh-dns-xdp-benches"]
         .map(|package| ["--package", package])
         .concat();
-    let programs = ["--bin", "bosh-dns-xdp", "--bin", "bosh-dns-xdp-health", "--bin", "bosh-dns-sync"];
+    let programs = [
+        "--bin",
+        "bosh-dns-xdp",
+        "--bin",
+        "bosh-dns-xdp-health",
+        "--bin",
+        "consul-aliases",
+        "--bin",
+        "bosh-dns-sync",
+    ];
     process::run(
         std::process::Command::new("cargo")
             .args(["build", "--release"].iter().chain(&packages).chain(&programs).chain(more))

@@ -108,8 +108,8 @@ fn aliases_lead_from_consuls_names_to_the_records() -> Result<()> {
         namespace.run(|| client::ask(OURS, &query))?
     };
     ensure!(ask("web.service.consul.", RecordType::SRV)?.answers.len() == 3, "by Consul's rules");
-    let made = std::process::Command::new(server::program()?)
-        .args(["consul-aliases", "--config"])
+    let made = std::process::Command::new(server::program()?.with_file_name("consul-aliases"))
+        .arg("--config")
         .arg(&config)
         .output()?;
     ensure!(made.status.success(), "{made:?}");
@@ -129,8 +129,8 @@ fn aliases_lead_from_consuls_names_to_the_records() -> Result<()> {
     let mut without: Value = serde_json::from_slice(&fs::read(&config)?)?;
     without.as_object_mut().context("an object")?.remove("consul");
     fs::write(&config, without.to_string())?;
-    let refused = std::process::Command::new(server::program()?)
-        .args(["consul-aliases", "--config"])
+    let refused = std::process::Command::new(server::program()?.with_file_name("consul-aliases"))
+        .arg("--config")
         .arg(&config)
         .output()?;
     let complaint = String::from_utf8_lossy(&refused.stderr).into_owned();

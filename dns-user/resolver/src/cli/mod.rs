@@ -98,6 +98,11 @@ fn complain(problem: &dyn std::fmt::Display) {
     eprintln!("bosh-dns-xdp: {}", terminal::lines(&problem.to_string()));
 }
 
+/// Runs the migration tool `consul-aliases`, a binary of its own that is not packaged.
+pub fn consul_aliases() -> ExitCode {
+    operate::consul_aliases::main()
+}
+
 /// Does what the arguments say; the first of them is the program's own name.
 pub fn main(arguments_given: impl IntoIterator<Item = OsString>) -> ExitCode {
     let given = called_as::own_form(arguments_given.into_iter().collect());

@@ -12,7 +12,7 @@
 mod address;
 mod client;
 mod connection;
-mod consul_aliases;
+pub(super) mod consul_aliases;
 mod detach;
 mod explain;
 mod lists;
@@ -47,8 +47,6 @@ pub(super) enum Operate {
     Resolve(explain::Resolve),
     /// Build the name to ask for: a group, availability zones, health, as links do
     Address(address::Address),
-    /// Print an alias file that leads from Consul's names to instances of the records
-    ConsulAliases(consul_aliases::ConsulAliases),
     /// Show live queries, of the fast path and of userspace
     Tap(tap::TapArgs),
     /// Show what is hot and who asks so much: rates, names, clients, misses, interfaces
@@ -90,7 +88,6 @@ impl Operate {
             Self::LocalGroups(groups) => groups.run(),
             Self::Resolve(resolve) => resolve.run(),
             Self::Address(address) => address.run(),
-            Self::ConsulAliases(aliases) => aliases.run(),
             Self::Tap(tap) => tap.run(),
             Self::Top(top) => top.run(),
             Self::Flush(flush) => flush.run(),
@@ -100,14 +97,19 @@ impl Operate {
             Self::Completions(completions) => completions.run(command),
             Self::Man(man) => man.run(command),
         };
-        let (problem, code) = match result {
-            Ok(()) | Err(Problem::OutputClosed) => return ExitCode::SUCCESS,
-            Err(problem @ Problem::BadAnswer(_)) => (problem, BAD_ANSWER),
-            Err(problem @ Problem::Unreachable(_)) => (problem, UNREACHABLE),
-        };
-        super::complain(&problem);
-        ExitCode::from(code)
+        exit_code(result)
     }
+}
+
+/// Reports the problem of a command, if there is one.
+fn exit_code(result: Result<(), Problem>) -> ExitCode {
+    let (problem, code) = match result {
+        Ok(()) | Err(Problem::OutputClosed) => return ExitCode::SUCCESS,
+        Err(problem @ Problem::BadAnswer(_)) => (problem, BAD_ANSWER),
+        Err(problem @ Problem::Unreachable(_)) => (problem, UNREACHABLE),
+    };
+    super::complain(&problem);
+    ExitCode::from(code)
 }
 
 /// Writes text to standard output; what a terminal would act on is escaped.

@@ -1,15 +1,16 @@
-//! `consul-aliases`: an alias file of what is registered with Consul.
+//! The migration tool `consul-aliases`: prints an alias file of what is registered with Consul.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
-use clap::Args;
+use clap::Parser;
 
-use super::{Problem, address::HealthFilter, print_json};
+use super::{Problem, address::HealthFilter, exit_code, print_json};
 use crate::daemon::aliases_of_consul;
 
-/// `consul-aliases`.
-#[derive(Debug, Args)]
-pub(in crate::cli) struct ConsulAliases {
+/// Print an alias file that leads from Consul's names to instances of the records
+#[derive(Debug, Parser)]
+#[command(name = "consul-aliases", version = crate::ops::version::VERSION_AND_COMMIT)]
+struct ConsulAliases {
     /// config.json: its object "consul" says where the catalog is, its records_file where the records are
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
@@ -23,7 +24,7 @@ pub(in crate::cli) struct ConsulAliases {
 
 impl ConsulAliases {
     /// Prints the alias file; what an operator has to know goes to standard error.
-    pub(super) fn run(self) -> Result<(), Problem> {
+    fn run(self) -> Result<(), Problem> {
         let Self { config, status, seconds } = self;
         let made = aliases_of_consul(&config, status.into(), Duration::from_secs(seconds))
             .map_err(|problem| Problem::BadAnswer(problem.to_string()))?;
@@ -33,4 +34,9 @@ impl ConsulAliases {
         // A map of texts has a form in JSON.
         print_json(&(serde_json::to_string_pretty(&made.targets).unwrap_or_default() + "\n"))
     }
+}
+
+/// Does what the arguments of the process say.
+pub(in crate::cli) fn main() -> ExitCode {
+    exit_code(ConsulAliases::parse().run())
 }
