@@ -8,6 +8,7 @@ use super::{
     board::{Board, State},
     journal::Kind,
 };
+use crate::consul::ConsulNames;
 use dns_fastpath::Slot;
 use dns_health::HealthService;
 
@@ -50,12 +51,14 @@ pub struct Wellness {
     pub(crate) slot: Slot,
     /// Health checks; `None` if they are off.
     pub(crate) health: Option<Arc<HealthService>>,
+    /// Consul's names; `None` without an object `"consul"`.
+    pub(crate) consul: Option<Arc<ConsulNames>>,
 }
 
 impl Wellness {
     /// Returns everything that was looked at. Called on every probe: cheap, never blocking.
     pub fn checks(&self) -> Vec<Check> {
-        let Self { board, slot, health } = self;
+        let Self { board, slot, health, consul } = self;
         let State {
             listen,
             fast_path_off,
@@ -78,9 +81,13 @@ impl Wellness {
             let detail = silent_addresses.join("; ");
             checks.push(Check { name: "every address", ok: false, vital: false, detail });
         }
-        for (name, kind) in
-            [("records", Kind::Records), ("aliases", Kind::Aliases), ("handlers", Kind::Handlers)]
-        {
+        for (name, kind) in [
+            ("configuration", Kind::Config),
+            ("records", Kind::Records),
+            ("aliases", Kind::Aliases),
+            ("handlers", Kind::Handlers),
+            ("addresses", Kind::Addresses),
+        ] {
             let Some(state) = files.get(kind.label()) else { continue };
             let fine = match kind {
                 Kind::Records => format!("{instances} instances"),
@@ -109,6 +116,13 @@ impl Wellness {
                 vital: false,
                 detail: blindness.unwrap_or_else(|| health_in_words(health)),
             });
+        }
+        if let Some(consul) = consul {
+            let doubt = consul.doubt();
+            // The last answers are served meanwhile, and a restart does not help.
+            let ok = doubt.is_none();
+            let fine = || format!("{} instances", consul.zone().catalog.instance_count());
+            checks.push(Check { name: "Consul", ok, vital: false, detail: doubt.unwrap_or_else(fine) });
         }
         if !parts_off.is_empty() {
             // DNS is served all the same.

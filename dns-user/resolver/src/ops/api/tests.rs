@@ -49,7 +49,7 @@ fn backend(tap: Tap) -> Arc<Backend> {
         }
     });
     Arc::new(Backend {
-        wellness: Wellness { board: board.clone(), slot: slot.clone(), health: None },
+        wellness: Wellness { board: board.clone(), slot: slot.clone(), health: None, consul: None },
         board,
         logs: None,
         metrics: Metrics::new("dns://test".into(), slot.clone()).unwrap(),

@@ -114,7 +114,7 @@ mod tests {
     fn half() -> Arc<Wellness> {
         let board = Board::new(Journal::new(WholeMetrics::new().unwrap()));
         board.refused(Kind::Records, Vec::new(), "none read yet");
-        Arc::new(Wellness { board, slot: dns_fastpath::Slot::default(), health: None })
+        Arc::new(Wellness { board, slot: dns_fastpath::Slot::default(), health: None, consul: None })
     }
 
     /// The whole answer to a GET.
