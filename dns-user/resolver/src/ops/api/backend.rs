@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::{Group, InstanceLine, LocalHealth, read_jobs};
 use crate::{
     consul::ConsulNames,
-    fleet::Fleet,
+    fleet::{Fleet, Route},
     ops::{
         board::{Board, State},
         journal::Kind,
@@ -29,6 +29,7 @@ use dns_core::{
     catalog::Instance,
     name::Name,
     resolve::{Existence, Health, explain, instances},
+    wire::TYPE_A,
 };
 use dns_health::HealthService;
 use dns_platform::{logs::Logs, metrics::names, tls::RotatingTls};
@@ -157,12 +158,31 @@ impl Backend {
             }));
         }
         let explanation = explain(&self.fleet.snapshot(), &*self.health, &name);
-        let answered_by = match (&explanation.zone, is_published) {
-            (Some(_), true) => "the interface (fast path), for A and AAAA over UDP",
-            (Some(_), false) => "userspace; the fast path learns it when it is asked for",
-            (None, _) => "handlers or recursors: the name is not one of the fleet",
+        let route = Route::of(&state, &name, TYPE_A);
+        let answered_by = match &route {
+            Route::Upcheck => "userspace: an up-check name, always 127.0.0.1 and ::1".to_owned(),
+            Route::Local if is_published => "the interface (fast path), for A and AAAA over UDP".to_owned(),
+            Route::Local => "userspace; the fast path learns the name when it is queried".to_owned(),
+            Route::Consul(_) => "userspace: Consul's names".to_owned(),
+            Route::Handler(_) => {
+                let domain = name.suffixes().find(|suffix| state.routes.handlers.contains_key(*suffix));
+                let domain = domain.and_then(|suffix| Name::from_wire(suffix).ok());
+                let domain = domain.map_or_else(|| ".".to_owned(), |(domain, _)| domain.to_string());
+                format!("userspace: the handler for {domain}")
+            }
+            Route::Reverse(_) => "userspace: reverse names of the records, then recursors".to_owned(),
+            Route::Recursors(_) => match self.upstreams.recursors().first() {
+                Some(first) => {
+                    format!("recursors, {} first: the name is not one of the fleet", first.address)
+                }
+                None => "recursors, but none is known: the reply is SERVFAIL".to_owned(),
+            },
+            Route::Refused => "no server: recursion is off, the reply is REFUSED".to_owned(),
         };
-        let rcode = explanation.result.as_ref().map(|result| result.rcode);
+        let rcode = match route {
+            Route::Upcheck => Some("NOERROR"),
+            _ => explanation.result.as_ref().map(|result| result.rcode),
+        };
         let mut value = serde_json::to_value(&explanation).unwrap_or_default();
         value["answered_by"] = answered_by.into();
         value["rcode"] = rcode.into();
