@@ -83,9 +83,9 @@ pub(crate) struct Agent {
     token: Token,
     /// How often is asked.
     rate: Rate,
-    /// Whether there is anybody to ask.
+    /// Holds back requests while no agent answers.
     gate: Gate,
-    /// When somebody who is in touch with a leader answered last.
+    /// Time of the last answer of a server with a leader.
     contact: Mutex<Option<Instant>>,
     /// Why the last question failed; gone once one succeeds.
     problem: Mutex<Option<String>>,
@@ -120,7 +120,7 @@ impl Agent {
     pub(crate) async fn get(&self, path: &str, wait: Option<Duration>) -> Result<Reply, AgentError> {
         let pass = loop {
             let pass = self.gate.pass().await;
-            // In this order: whoever waited for an agent to come back then waits for its turn.
+            // In this order: after an outage the waiting requests still go at the rate.
             self.rate.turn().await;
             if pass.is_trial() || !self.gate.is_closed() {
                 break pass;
@@ -158,7 +158,7 @@ impl Agent {
         result
     }
 
-    /// What an answer says.
+    /// Interprets an answer.
     fn judge(&self, address: &ApiAddress, answer: Answer) -> Result<Reply, AgentError> {
         let address = || address.clone();
         let Answer { status, headers, body } = answer;
@@ -197,7 +197,7 @@ impl Agent {
         &self.connections
     }
 
-    /// When somebody who is in touch with a leader answered last.
+    /// Time of the last answer of a server with a leader.
     pub(crate) fn contact(&self) -> Option<Instant> {
         *self.contact.lock()
     }
@@ -207,7 +207,7 @@ impl Agent {
         self.problem.lock().clone()
     }
 
-    /// Whether nobody answers.
+    /// Returns whether no agent answers.
     pub(crate) fn is_away(&self) -> bool {
         self.gate.is_closed()
     }

@@ -41,7 +41,7 @@ fn list<T: DeserializeOwned>(body: &[u8], invalid: &mut Invalid) -> serde_json::
     Ok(entries.into_iter().filter_map(read).collect())
 }
 
-/// What the agent says of itself.
+/// The agent's own data.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Myself {
     /// Its datacenter, in lower case.
@@ -267,7 +267,7 @@ struct ApiWeights {
     warning: i64,
 }
 
-/// What a connect proxy stands for.
+/// The destination of a connect proxy.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct ApiProxy {
@@ -302,7 +302,7 @@ impl From<ApiEntry> for Instance {
             ApiWeights { passing, warning } => Weights { passing: weight(passing), warning: weight(warning) },
         };
         let check = |ApiCheck { id, status }| {
-            // A state that nobody knows is none to send clients to.
+            // Clients are not sent to an instance in an unknown state.
             Check { id, status: Status::from_text(&status).unwrap_or(Status::Critical) }
         };
         let proxy_for = Some(service.proxy.destination_service_name)
@@ -345,7 +345,7 @@ struct ApiQuery {
     dns: ApiQueryDns,
 }
 
-/// What a prepared query seeks.
+/// The service of a prepared query, with filters.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct ApiQueryService {

@@ -13,7 +13,7 @@ pub(crate) struct Cursor {
     told: Option<u64>,
 }
 
-/// What an answer is worth.
+/// The effect of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Worth {
     /// It says something else than the one before.
@@ -50,7 +50,7 @@ impl Cursor {
         index.unwrap_or(0) < self.index
     }
 
-    /// Begins anew: the next question does not wait.
+    /// Starts again: the next question does not wait.
     pub(crate) fn reset(&mut self) {
         self.index = 0;
     }

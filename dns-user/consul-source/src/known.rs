@@ -16,7 +16,7 @@ pub(crate) type Key = (String, String);
 /// All that was told so far.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
-    /// The own datacenter; `None`: nobody has told yet.
+    /// The own datacenter; `None` before the agent named it.
     pub(crate) own: Option<String>,
     /// The agent's node.
     pub(crate) node_name: String,
@@ -28,11 +28,11 @@ pub(crate) struct Known {
     pub(crate) gateways: Vec<Gateway>,
     /// Prepared queries.
     pub(crate) queries: Vec<PreparedQuery>,
-    /// What is registered in datacenters that were asked about.
+    /// Registrations by datacenter.
     places: BTreeMap<String, Place>,
 }
 
-/// What is registered in one datacenter; `None`: not told yet.
+/// Registrations of one datacenter; `None` before the first answer.
 #[derive(Debug, Default)]
 struct Place {
     /// Nodes.
@@ -52,10 +52,10 @@ struct Service {
     instances: Option<Instances>,
 }
 
-/// What a new list of services changes.
+/// The effect of a new list of services.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Difference {
-    /// New services, and such whose tags are others: their instances are to be asked for.
+    /// New services, and services with changed tags, whose instances must be fetched.
     pub(crate) to_ask: Vec<Key>,
     /// Services that are gone.
     pub(crate) gone: Vec<Key>,
@@ -158,7 +158,7 @@ impl Known {
         (services, told, nodes, instances)
     }
 
-    /// All of it as registrations. `own`: the name of our datacenter while nobody told.
+    /// Returns all of it as registrations. `own` names the datacenter until the agent does.
     pub(crate) fn registrations(&self, own: &str) -> Registrations {
         let own = self.own.as_deref().unwrap_or(own);
         let mut registrations = Registrations {
@@ -202,7 +202,7 @@ impl Known {
         Registrations { pending, ..Registrations::default() }
     }
 
-    /// What is registered in a datacenter.
+    /// Returns the registrations of a datacenter.
     fn place(&mut self, datacenter: &str) -> &mut Place {
         self.places.entry(datacenter.to_owned()).or_default()
     }
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_told_is_pending() {
+    fn missing_answers_are_pending() {
         let mut known = Known::default();
         assert!(known.registrations("dc1").pending.datacenters.contains("dc1"));
         known.own = Some("dc1".to_owned());

@@ -1,29 +1,33 @@
-//! The live source of Consul's names: asks Consul's HTTP API, keeps up with what is
-//! registered, and hands it over as the registrations of `dns-consul`.
+//! The live source of Consul's names: asks Consul's HTTP API and keeps a catalog in the form of `dns-consul`
+//! up to date.
 //!
 //! From the bottom up:
 //!
 //! * `token`, `tls`: files that change.
 //! * `connections`: TCP and TLS to one agent, HTTP/1.1 and HTTP/2, a bounded number.
-//! * `pace`: how often may be asked, and how long to wait after what went wrong.
-//! * `agent`: one question to whichever agent answers.
-//! * `cursor`: the index of blocking queries, and whether an answer is news.
-//! * `freshness`: success and failure of each question, and the age of old answers.
-//! * `topic`: what is asked for.
+//! * `pace`: the rate of requests, and the pauses after failures.
+//! * `agent`: one question to the first agent that answers.
+//! * `cursor`: the index of blocking queries, and whether an answer has changed.
+//! * `topic`: the questions.
 //! * `api`: Consul's JSON as registrations.
-//! * `known`: all that was told so far.
-//! * [`follow`]: who is asked what when; [`Source`] is the handle.
+//! * `ask`: questions asked once or repeatedly.
+//! * `freshness`: success and failure of each question, and the age of old answers.
+//! * `known`: all answers so far.
+//! * `follow`: the schedule of questions.
+//! * `source`: [`Source`], the handle.
 
 mod agent;
 mod api;
+mod ask;
 mod connections;
 mod cursor;
-pub mod follow;
+mod follow;
 mod freshness;
 mod known;
 mod pace;
+mod source;
 mod tls;
 mod token;
 mod topic;
 
-pub use follow::{Picture, Settings, Source, Status};
+pub use source::{Picture, Settings, Source, Status};

@@ -15,7 +15,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// Rounds after which the pauses of the gate grow no more: 8 s at most, as a single
 /// question is no burden.
 const MOST_ROUNDS: u32 = 4;
-/// Errors in a row, of whichever question, after which nobody asks but one.
+/// Consecutive errors after which a single request at a time tries the agent.
 const MOST_FAILURES: u32 = 8;
 
 /// Lets requests go at a steady rate, a tenth of a second's worth at once.
@@ -28,7 +28,7 @@ pub(crate) struct Rate {
 }
 
 impl Rate {
-    /// So many requests a second; at least one.
+    /// Creates a limit in requests per second, at least one.
     pub(crate) fn new(per_second: u32) -> Self {
         Self { interval: Duration::from_secs(1) / per_second.max(1), next: Mutex::new(None) }
     }
@@ -75,7 +75,7 @@ fn drawn(failures: u32) -> Duration {
 }
 
 /// Whether agents answer at all. While they do not, one question at a time goes to them,
-/// with pauses, and all others wait: they do not storm who has just come back.
+/// with pauses, and all others wait: a returning agent is not flooded.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     /// How things stand.
@@ -124,7 +124,7 @@ impl Gate {
                     Some(_) => LONGEST,
                 }
             };
-            // The time may be over without anybody's ringing.
+            // The time can pass without a notification.
             let _ = timeout(wait, changed).await;
         }
     }
@@ -134,7 +134,7 @@ impl Gate {
         self.state.lock().until.is_some()
     }
 
-    /// Changes the state and tells all who wait.
+    /// Changes the state and wakes all waiting requests.
     fn change(&self, change: impl FnOnce(&mut GateState)) {
         change(&mut self.state.lock());
         self.changed.notify_waiters();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn while_nobody_answers_one_tries_and_all_others_wait() {
+    async fn closed_gate_passes_one_trial() {
         let gate = Gate::default();
         gate.pass().await.failed(true);
         assert!(gate.is_closed());

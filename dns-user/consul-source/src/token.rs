@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_token_is_exchanged_and_the_last_good_one_stays() {
+    async fn last_good_token_stays() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("token");
         let token = Token::new(Some(path.clone()));

@@ -1,4 +1,4 @@
-//! What is asked for.
+//! The questions to Consul.
 
 use std::{fmt, time::Duration};
 
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_say_what_is_wanted() {
+    fn paths_are_complete() {
         let topic = |service: &str| Topic::Health { datacenter: "dc1".into(), service: service.into() };
         let wait = Some((7, Duration::from_secs(300)));
         assert_eq!(topic("a b/c").path(Some("dc1"), None, false), "/v1/health/service/a%20b%2Fc");

@@ -30,7 +30,7 @@ use support::{
 const PATIENCE: Duration = Duration::from_secs(300);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_change_is_told() {
+async fn changes_arrive() {
     let double = start(World::generated(20, 5), Rules::default());
     let source = Source::start(settings(&[double.address], |_| {}));
     until_same(&source, &double).await;
@@ -53,7 +53,7 @@ async fn every_change_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_change_is_missed_whatever_the_agent_does() {
+async fn faulty_agents_lose_no_change() {
     let seed =
         std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(|| fastrand::u64(..));
     println!("SEED={seed}");
@@ -95,7 +95,7 @@ async fn no_change_is_missed_whatever_the_agent_does() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn invalid_entries_freeze_nothing() {
+async fn invalid_entries_are_skipped() {
     let double = start(World::generated(5, 3), Rules::default());
     let source = Source::start(settings(&[double.address], |_| {}));
     until_same(&source, &double).await;
@@ -151,7 +151,7 @@ async fn revoked_token_is_reported_and_expires() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn used_services_keep_their_watch() {
+async fn used_services_stay_watched() {
     const SERVICES: usize = 300;
     let double = start(World::generated(SERVICES, 1), Rules::default());
     let source = Source::start(settings(&[double.address], |api| api.max_connections = 20));
@@ -168,7 +168,7 @@ async fn used_services_keep_their_watch() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_that_comes_back_is_not_stormed() {
+async fn returning_agent_is_not_flooded() {
     const RATE: usize = 200;
     let world = World::generated(300, 2);
     // A bucket of a tenth of a second, and requests that were on their way.
@@ -223,7 +223,7 @@ async fn many_services_need_few_connections() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn over_tls_all_services_are_watched_by_few_connections() {
+async fn tls_watches_all_services() {
     let folder = tempfile::tempdir().unwrap();
     let key = rcgen::generate_simple_self_signed(["consul.example".to_owned()]).unwrap();
     let (certificate, token) = (folder.path().join("ca.pem"), folder.path().join("token"));
@@ -266,7 +266,7 @@ async fn over_tls_all_services_are_watched_by_few_connections() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_agent_is_asked_where_the_first_is_away_and_what_was_told_stays_for_a_time() {
+async fn second_agent_takes_over() {
     let refused = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
     let double = start(World::generated(3, 2), Rules::default());
     let mut settings = settings(&[refused, double.address], |_| {});
@@ -281,7 +281,7 @@ async fn another_agent_is_asked_where_the_first_is_away_and_what_was_told_stays_
     double.set_leader(false);
     double.change(|world| world.set_status("service-1", 0, "critical"));
     until_same(&source, &double).await;
-    // Nobody who is in touch with a leader answers for longer than `max_stale`.
+    // No server with a leader answers for longer than `max_stale`.
     until("what was told is too old", || source.status().expired).await;
     let is_pending = || source.pictures().borrow().registrations.pending.datacenters.contains("dc1");
     until("it is given up", is_pending).await;
@@ -292,7 +292,7 @@ async fn another_agent_is_asked_where_the_first_is_away_and_what_was_told_stays_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_datacenter_is_asked_about_once_somebody_wants_to_know() {
+async fn queried_datacenters_are_read() {
     let double = start(World::generated(3, 2), Rules::default());
     let source = Source::start(settings(&[double.address], |_| {}));
     until_same(&source, &double).await;

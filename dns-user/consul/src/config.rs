@@ -305,7 +305,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unknown_members_are_told_with_their_place() {
+    fn unknown_members_are_reported() {
         let text = br#"{"consul": {"domian": "a", "dns_config": {"node_tll": "5s", "soa": {"ttl": 3}}}}"#;
         let (_, warnings) = Config::of_document("config.json", text).expect("read").expect("an object");
         for path in ["consul.domian", "consul.dns_config.node_tll", "consul.dns_config.soa.ttl"] {

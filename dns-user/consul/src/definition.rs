@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sidecar_is_registered_beside_its_service() {
+    fn sidecars_are_registered() {
         let hcl = "service {\n name = \"web\"\n tags = [\"v1\"]\n connect {\n sidecar_service {}\n }\n}\n";
         let json = r#"{"services": [{"name": "db", "id": "db-1",
             "connect": {"sidecar_service": {"port": 7, "tags": ["own"]}}}]}"#;

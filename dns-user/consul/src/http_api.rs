@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_its_place() {
+    fn mistakes_have_a_place() {
         let read = |text: &str| {
             let json = Json::parse(text.as_bytes()).expect("JSON");
             HttpApi::read(&Reader::document("config.json", &json).expect("an object"))

@@ -100,7 +100,7 @@ fn catalogs_become_the_expected_aliases() {
 }
 
 #[test]
-fn aliases_lead_to_the_addresses_that_consul_gives() {
+fn aliases_match_consul() {
     let mut compared = 0;
     for (path, case) in cases() {
         let zone = zone_of(&case);
@@ -126,7 +126,7 @@ fn aliases_lead_to_the_addresses_that_consul_gives() {
 }
 
 #[test]
-fn a_placeholder_leads_to_each_cell() {
+fn placeholders_reach_each_cell() {
     let (_, case) =
         cases().into_iter().find(|(path, _)| path.ends_with("groups-and-cells.json")).expect("the case");
     let made = serde_json::to_vec(&made_of(&case).targets).expect("texts");

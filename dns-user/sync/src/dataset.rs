@@ -1,6 +1,6 @@
 //! The dataset: what becomes `records.json`, byte for byte as a director writes it.
 //!
-//! Compact JSON without a final newline; the order of the members is that of the structures
+//! Compact JSON without a final newline; members have the order of the structures
 //! here. Rows are in the order of the instances' numbers, which never change: what stays the
 //! same stays where it is, and a patch is small.
 
@@ -47,7 +47,7 @@ struct Row(
     u64,
 );
 
-/// What an alias means.
+/// One meaning of an alias.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct AliasRow {
     /// Domain of the instances.
@@ -58,7 +58,7 @@ struct AliasRow {
     health_filter: Option<String>,
     /// Whether the first query waits.
     initial_health_check: Option<String>,
-    /// What `_` stands for.
+    /// The meaning of `_`.
     placeholder_type: Option<String>,
 }
 
@@ -161,7 +161,7 @@ impl Dataset {
     }
 }
 
-/// By deployment and instance group: the group's id, then those of its links' groups,
+/// Returns by deployment and instance group: the group's id, then the ids of its links' groups,
 /// sorted by the link group's name.
 fn group_ids<'a>(inventory: &'a Inventory, ids: &mut Ids) -> BTreeMap<(&'a str, &'a str), Vec<String>> {
     let mut groups: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
@@ -184,7 +184,7 @@ fn group_ids<'a>(inventory: &'a Inventory, ids: &mut Ids) -> BTreeMap<(&'a str, 
     groups
 }
 
-/// What an agent reads of a dataset: enough to know that it is one.
+/// The parts of a dataset that an agent reads; their presence identifies a dataset.
 #[derive(Debug, Deserialize)]
 pub struct Read<'a> {
     /// Version.
@@ -192,7 +192,7 @@ pub struct Read<'a> {
     /// Pairs for `/etc/hosts`.
     #[serde(borrow, default)]
     pub records: Vec<(Cow<'a, str>, Cow<'a, str>)>,
-    /// Names of the columns: there have to be some.
+    /// Names of the columns; required.
     #[serde(borrow)]
     pub record_keys: Vec<Cow<'a, str>>,
     /// Rows, looked at by the server only.
@@ -246,7 +246,7 @@ deployments:
     - {id: 6615c4f0-9a52-4ba0-b15c-6534b9bd99a9, networks: {default: "fd00::1"}}
 "#;
 
-    /// What a director writes for it.
+    /// The bytes that a director writes.
     const GOLDEN: &str = concat!(
         r#"{"records":[["10.1.0.1","4d516417-e1e5-4aa5-a038-91e369716821.diego-cell.big-net.app-service.bosh"],"#,
         r#"["10.0.0.1","4d516417-e1e5-4aa5-a038-91e369716821.diego-cell.default.app-service.bosh"],"#,
@@ -273,7 +273,7 @@ deployments:
     }
 
     #[test]
-    fn it_is_what_a_director_writes() {
+    fn dataset_matches_a_director() {
         let bytes = dataset(INVENTORY, &mut Ids::default()).write(7);
         assert_eq!(String::from_utf8(bytes.clone()).unwrap(), GOLDEN);
         let read = Read::parse(&bytes).unwrap();
@@ -283,7 +283,7 @@ deployments:
     /// Ids are given in the order of coming, the groups of links go by name: a link that comes
     /// later and has an earlier name stands before those that were there.
     #[test]
-    fn groups_of_links_go_by_name_whatever_their_ids() {
+    fn link_groups_sort_by_name() {
         let text = |links: &str| {
             format!(
                 "deployments: [{{name: d, instance_groups: [{{name: g, links: [{links}], \
@@ -319,7 +319,7 @@ deployments:
     }
 
     #[test]
-    fn the_resolver_answers_every_alias_of_it() {
+    fn resolver_answers_every_alias() {
         use dns_core::{
             catalog::{AliasFiles, Records, Snapshot},
             name::Name,
@@ -347,7 +347,7 @@ deployments:
     }
 
     #[test]
-    fn rows_stay_where_they_are() {
+    fn rows_keep_their_order() {
         let one = |order: &str| {
             format!("deployments: [{{name: d, instance_groups: [{{name: g, instances: [{order}]}}]}}]")
         };

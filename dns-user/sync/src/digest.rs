@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use ring::digest::{self, Algorithm};
 
-/// What an announcement says a blob's digest is: the strongest that is known.
+/// The digest in an announcement: the strongest known kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MultiDigest {
     /// How it is computed.

@@ -1,4 +1,4 @@
-//! `/etc/hosts`: left alone, a block of its own, or replaced as the reference does.
+//! `/etc/hosts`: a marked block, or the whole file as a BOSH agent writes it.
 
 use std::fmt::Write;
 
@@ -29,9 +29,9 @@ pub fn replaced<'a>(hostname: &str, records: impl Iterator<Item = (&'a str, &'a 
 #[error("the line `# END bosh-dns-sync` is missing; put it after our block")]
 pub struct NoEnd;
 
-/// The file as it is with our block put in, or put anew in its place.
+/// Returns the file with our block added or replaced.
 ///
-/// A block whose end is missing is an error: what follows might be somebody else's.
+/// A block without an end is an error: the following lines may not be ours.
 pub fn with_block<'a>(
     file: &str,
     records: impl Iterator<Item = (&'a str, &'a str)>,
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn the_whole_file_is_golden() {
+    fn replaced_file_is_golden() {
         assert_eq!(
             replaced("vm-1", records()),
             "127.0.0.1 localhost vm-1\n\n# The following lines are desirable for IPv6 capable hosts\n\
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_leaves_the_rest_as_it_is() {
+    fn block_keeps_other_lines() {
         let block =
             "# BEGIN bosh-dns-sync\n10.0.0.1 a.g.n.d.bosh\nfd00::1 b.g.n.d.bosh\n# END bosh-dns-sync\n";
         let first = with_block("127.0.0.1 localhost", records()).unwrap();

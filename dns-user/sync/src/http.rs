@@ -152,7 +152,7 @@ mod tests {
         (url, served)
     }
 
-    /// What a request for a blob of at most ten bytes gives.
+    /// Requests a blob of at most ten bytes.
     async fn got(answer: &'static [u8], limit: Duration) -> Result<Bytes, String> {
         let (url, served) = server(answer);
         let client = HttpClient::new(tls::without_authorities());
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_a_whole_blob_is_one() {
+    async fn incomplete_blobs_are_errors() {
         let long = Duration::from_secs(20);
         let whole = got(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nblob", long).await;
         assert_eq!(whole, Ok(Bytes::from_static(b"blob")));
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_says_who_asks() {
+    async fn requests_carry_credentials() {
         let (url, served) = server(b"HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n");
         let headers = Map::from_iter([("x-amz-meta".to_owned(), Value::from("v"))]);
         let call = Call {

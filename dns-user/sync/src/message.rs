@@ -113,7 +113,7 @@ pub struct Patch {
     pub zstd: String,
 }
 
-/// What an agent of ours has, as it reports it.
+/// The file of an agent of ours, as it reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     /// Version of its file; 0 without a usable file.
@@ -208,7 +208,7 @@ impl Announcement {
 pub struct Received {
     /// Subject for the reply.
     pub reply_to: String,
-    /// What is asked, or why an exception is replied.
+    /// The announcement, or the exception to reply.
     pub call: Result<Announcement, CallError>,
 }
 

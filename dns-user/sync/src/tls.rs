@@ -1,4 +1,4 @@
-//! Mutual TLS whose files are read anew for every connection: a rotation needs no restart.
+//! Mutual TLS whose files are read for every connection: a rotation needs no restart.
 //! A set that cannot be used (half a file, a new certificate beside the old key) leaves the
 //! last good one in use, and is said.
 
@@ -119,7 +119,7 @@ impl<T> LastGood<T> {
         Self { value: Mutex::new(value) }
     }
 
-    /// Reads anew; falls back to the last good one.
+    /// Reads again; falls back to the last good value.
     fn newest(&self, read: impl FnOnce() -> Result<Arc<T>, TlsError>) -> Arc<T> {
         // Nothing panics while it is locked.
         let mut value = self.value.lock();
@@ -158,7 +158,7 @@ struct FreshRoots {
     ca: PathBuf,
     /// The last good ones.
     last: LastGood<RootCertStore>,
-    /// What the common name has to be below, without the leading dot.
+    /// Required suffix of the common name, without the leading dot.
     common_name_below: Option<&'static str>,
     /// For what does not depend on the CAs.
     provider: Arc<CryptoProvider>,

@@ -329,7 +329,7 @@ mod tests {
         fs::write(place.path().join("blob"), dataset(6)).unwrap();
         agent.apply(&announcement(6, &dataset(6), None)).await.unwrap();
         assert_eq!(agent.held.borrow().version, 6);
-        // What was announced and could not be taken keeps nobody from a lower one.
+        // A version that cannot be taken does not hold up a lower one.
         announced.send_replace(9);
         assert!(agent.apply(&announcement(9, b"another blob", None)).await.is_err());
         fs::write(place.path().join("blob"), dataset(8)).unwrap();

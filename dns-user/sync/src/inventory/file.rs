@@ -24,7 +24,7 @@ pub struct RawInventory {
     /// Whether `/etc/hosts` also gets names with the index.
     #[serde(default)]
     pub index_records: Option<bool>,
-    /// Deployments; those of the same name in several files are merged.
+    /// Deployments; equal names in several files are merged.
     #[serde(default)]
     pub deployments: Vec<RawDeployment>,
 }
@@ -96,7 +96,7 @@ pub enum FileError {
     Io {
         /// The file, or the folder.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// It is not what it should be.
@@ -109,7 +109,7 @@ pub enum FileError {
     },
 }
 
-/// What is wrong with what a file says, or a folder holds.
+/// Mistakes in a file or a folder.
 #[derive(Debug, thiserror::Error)]
 pub enum ContentError {
     /// Perhaps half written: it must not remove a whole fleet.
@@ -190,14 +190,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn yaml_and_json_say_the_same() {
+    fn yaml_equals_json() {
         let yaml = "deployments:\n- name: d\n  instance_groups:\n  - name: g\n    instances:\n    - {id: a, networks: {n: 10.0.0.1}}\n";
         let json = r#"{"deployments":[{"name":"d","instance_groups":[{"name":"g","instances":[{"id":"a","networks":{"n":"10.0.0.1"}}]}]}]}"#;
         assert_eq!(read(yaml.as_bytes()).unwrap(), read(json.as_bytes()).unwrap());
     }
 
     #[test]
-    fn a_mistake_is_told_with_its_place() {
+    fn mistakes_have_a_place() {
         let error = read(b"deployments:\n- name: d\n  instance_group: []\n").unwrap_err().to_string();
         assert!(error.contains("instance_group") && error.contains('3'), "{error}");
         assert!(read(b" \n").is_err());

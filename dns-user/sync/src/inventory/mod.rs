@@ -40,7 +40,7 @@ pub struct Instance {
     pub group: String,
     /// Name of its availability zone.
     pub zone: Option<String>,
-    /// Id of the agent to be told; without one nobody on the VM is.
+    /// Id of the agent on the VM, if there is one.
     pub agent: Option<String>,
     /// Networks by name, with its address there; sorted by name.
     pub networks: Vec<(String, IpAddr)>,
@@ -80,7 +80,7 @@ pub struct Alias {
     /// `asynchronous` or `synchronous`.
     #[serde(default)]
     pub initial_health_check: Option<String>,
-    /// What `_` stands for: `uuid`, `index`, `az` (`availability_zone`), `network`.
+    /// The meaning of `_`: `uuid`, `index`, `az` (`availability_zone`), `network`.
     #[serde(default)]
     pub placeholder_type: Option<String>,
 }
@@ -91,7 +91,7 @@ pub struct Alias {
 pub struct InventoryError {
     /// Where: deployment, instance group, instance or link.
     pub place: String,
-    /// What is wrong and what to do.
+    /// The mistake and its remedy.
     pub problem: String,
 }
 
@@ -237,7 +237,7 @@ fn check_alias(place: &str, alias: &Alias) -> Result<(), InventoryError> {
 mod tests {
     use super::*;
 
-    /// What is wrong with an inventory.
+    /// Returns the error of an inventory.
     fn problem(yaml: &str) -> String {
         let raw = file::read(yaml.as_bytes()).unwrap_or_else(|error| panic!("{error}"));
         Inventory::parse(raw).unwrap_err().to_string()
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_refused_and_named() {
+    fn invalid_inventories_are_refused() {
         for (body, expected) in [
             ("instances: [{id: a}]", "d/g/a: it has no address"),
             ("instances: [{id: a.b, networks: {n: 10.0.0.1}}]", "id \"a.b\""),

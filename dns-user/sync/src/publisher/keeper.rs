@@ -14,7 +14,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::{
     now_ms,
-    source::{CHANGES, InventoryOptions, Quiet, SourceError, Stamps, is_old, stamps},
+    source::{CHANGES, InventoryOptions, Quiet, SourceError, Stamps, is_old, is_renamed, stamps},
     state::{Folder, Made, State, StateError},
 };
 use crate::{
@@ -152,8 +152,8 @@ impl Keeper {
             self.quiet.forget();
         }
         let stamps = self.source.stamps();
-        let old = is_old(&stamps);
-        let changed = self.quiet.look(stamps, now, again || old);
+        let complete = is_old(&stamps) || self.quiet.is_replaced(&stamps, is_renamed);
+        let changed = self.quiet.look(stamps, now, again || complete);
         if !changed && !by_command {
             return None;
         }

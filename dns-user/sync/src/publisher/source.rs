@@ -163,10 +163,26 @@ impl Quiet {
         false
     }
 
+    /// Returns whether every changed file is a new inode, which `replaced` confirms to be complete.
+    pub(super) fn is_replaced(&self, stamps: &Stamps, replaced: impl Fn(&Path) -> bool) -> bool {
+        let Some(read) = &self.read else { return false };
+        stamps.iter().all(|(path, stamp)| {
+            let before = read.iter().find(|(known, _)| known == path).map(|(_, stamp)| stamp);
+            let inode = |stamp: &Option<(SystemTime, u64, u64)>| stamp.map(|(_, inode, _)| inode);
+            before == Some(stamp) || before.map(inode) != Some(inode(stamp)) && replaced(path)
+        })
+    }
+
     /// Has the files read again although they did not change.
     pub(super) fn forget(&mut self) {
         self.read = None;
     }
+}
+
+/// Returns whether a file was renamed after its last write: its inode changed later than its content.
+pub(super) fn is_renamed(path: &Path) -> bool {
+    fs::metadata(path)
+        .is_ok_and(|facts| (facts.ctime(), facts.ctime_nsec()) > (facts.mtime(), facts.mtime_nsec()))
 }
 
 /// Returns whether the newest file was last changed more than two seconds ago by the machine's clock.
@@ -193,5 +209,17 @@ mod tests {
         assert!(!quiet.look(stamp(19), 9100, false));
         assert!(quiet.look(stamp(19), 9300, false));
         assert!(quiet.look(stamp(20), 9400, true));
+    }
+
+    #[test]
+    fn renamed_file_is_complete() {
+        let stamp = |inode: u64| vec![(PathBuf::from("f"), Some((SystemTime::UNIX_EPOCH, inode, 1)))];
+        let mut quiet = Quiet::default();
+        assert!(!quiet.is_replaced(&stamp(1), |_| true), "nothing was read before");
+        quiet.look(stamp(1), 0, true);
+        assert!(quiet.is_replaced(&stamp(2), |_| true));
+        assert!(!quiet.is_replaced(&stamp(2), |_| false));
+        let grown = vec![(PathBuf::from("f"), Some((SystemTime::UNIX_EPOCH, 1, 2)))];
+        assert!(!quiet.is_replaced(&grown, |_| true));
     }
 }

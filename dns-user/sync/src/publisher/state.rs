@@ -233,7 +233,7 @@ impl Folder {
         Ok(!same)
     }
 
-    /// Removes all datasets below the newest committed one, and those of failed commits above it.
+    /// Removes all datasets below the newest committed version.
     fn give_up_datasets(&self, newest: u64) {
         let Ok(entries) = fs::read_dir(self.path.join("datasets")) else { return };
         for entry in entries.flatten() {

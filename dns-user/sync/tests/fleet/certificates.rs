@@ -1,4 +1,4 @@
-//! Certificates as a director's: the subject says who somebody is.
+//! Certificates with a director's subjects, which identify the parties.
 
 use std::{fs, path::Path};
 

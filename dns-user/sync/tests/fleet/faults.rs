@@ -1,4 +1,4 @@
-//! What breaks in the field: nothing is lost, and no file is ever neither old nor new.
+//! Failures in the field: no change is lost, and every file is an old or a new version.
 
 use std::{
     fs::{self, OpenOptions},
@@ -78,7 +78,7 @@ fn bus_outage_loses_nothing() -> Result<()> {
     lab.wait_for("a1", 2)
 }
 
-/// The publisher is killed after the blob was put and before anybody was told: its successor
+/// The publisher is killed after the put of the blob and before the announcement: its successor
 /// announces the same version.
 #[test]
 fn killed_publisher_loses_nothing() -> Result<()> {
@@ -207,7 +207,7 @@ fn full_disk_keeps_the_old_file() -> Result<()> {
 }
 
 /// No room on the publisher's disk: it goes on, the fleet keeps what it has, and what was changed
-/// meanwhile is published as soon as there is room, although nobody touches the inventory again.
+/// meanwhile is published as soon as there is room, without another change of the inventory.
 #[test]
 fn publisher_survives_a_full_disk() -> Result<()> {
     if !is_root() {
@@ -244,7 +244,7 @@ fn publisher_survives_a_full_disk() -> Result<()> {
 ///
 /// # Panics
 ///
-/// Where nobody lists what was not run, and in CI.
+/// Without a list of tests not run, and in CI.
 pub(crate) fn is_root() -> bool {
     if nix::unistd::geteuid().is_root() {
         return true;
@@ -295,8 +295,8 @@ fn doubled_replies_do_no_harm() -> Result<()> {
     lab.wait_for("a1", 6)
 }
 
-/// Replies that are lost, late or doubled: whoever lost one is asked again, for itself, with what
-/// fits by then; nobody else waits.
+/// Replies that are lost, late or doubled: the agent is asked again separately, with the version that is
+/// current by then.
 #[test]
 fn lost_and_late_replies_do_no_harm() -> Result<()> {
     let synced = r#"{"value":"synced"}"#;

@@ -33,7 +33,7 @@ pub(crate) struct Lab {
     nats_options: Vec<String>,
 }
 
-/// A port that nobody has.
+/// Returns a free port.
 pub(crate) fn free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
@@ -159,7 +159,7 @@ impl Lab {
         format!("tls://127.0.0.1:{}", self.nats_port)
     }
 
-    /// The certificates of somebody.
+    /// Returns the certificate files of a party.
     pub(crate) fn tls_files(&self, who: &str) -> TlsFiles {
         let file = |name: String| self.path(&name);
         TlsFiles {
@@ -185,7 +185,7 @@ impl Lab {
         self.nats.take().context("nats-server does not run")?.kill()
     }
 
-    /// What nats-server said.
+    /// Returns the log of nats-server.
     pub(crate) fn nats_log(&self) -> String {
         fs::read_to_string(self.path("nats.log")).unwrap_or_default()
     }
@@ -216,7 +216,7 @@ impl Lab {
         self.keep(self.publisher(&[&["--watch"], more].concat())?, "publisher.log")
     }
 
-    /// `agent` with the certificate of `who`; its file is `<id>.json`.
+    /// `agent` with the certificate of another party; its file is `<id>.json`.
     pub(crate) fn agent_as(&self, id: &str, who: &str, more: &[&str]) -> Result<Command> {
         let mut command = self.command(&["agent", "--id", id, "--ask-jitter", "50"])?;
         command.args(self.bus(who)).args(&self.blobstore);
@@ -261,7 +261,7 @@ impl Lab {
         })
     }
 
-    /// Waits until somebody says something.
+    /// Waits for a line in a log.
     pub(crate) fn wait_for_log(&self, who: &str, text: &str) -> Result<()> {
         wait_until(text, PATIENCE, || self.log(who).contains(text))
             .with_context(|| format!("{who}:\n{}", self.log(who)))

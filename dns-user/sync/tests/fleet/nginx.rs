@@ -128,7 +128,7 @@ fn blobs_by_webdav() -> Result<()> {
     nginx.stop()
 }
 
-/// Signed links: agents need no password, and nobody else gets a blob.
+/// Signed links: agents need no password, and strangers get no blob.
 #[test]
 fn blobs_by_signed_links() -> Result<()> {
     let mut lab = Lab::new(2)?;
@@ -149,9 +149,9 @@ fn blobs_by_signed_links() -> Result<()> {
     Ok(())
 }
 
-/// A link is good for a limited time: whoever comes later gets one that is.
+/// A link is valid for a limited time; a late agent gets a new one.
 #[test]
-fn a_late_agent_gets_a_link_that_is_good() -> Result<()> {
+fn late_agents_get_valid_links() -> Result<()> {
     let mut lab = Lab::new(2)?;
     let _nginx = Nginx::start(&mut lab, true)?;
     let publisher = lab.publisher(&["--watch", "--links-good-for", "2"])?;
@@ -176,7 +176,7 @@ fn a_bad_blob_of_webdav_is_never_taken() -> Result<()> {
 
 /// A publisher whose clock is hours behind signs links that are over; with the right clock all goes well.
 #[test]
-fn a_clock_that_is_off_is_told_and_harms_nothing() -> Result<()> {
+fn wrong_clock_is_reported() -> Result<()> {
     let mut lab = Lab::new(1)?;
     let _nginx = Nginx::start(&mut lab, true)?;
     let _agent = lab.agent("a0", &[])?;

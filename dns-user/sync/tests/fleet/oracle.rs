@@ -107,7 +107,7 @@ impl World {
                 Some(mut running) => running.kill()?,
                 None => self.start_publisher()?,
             },
-            // A partition: nobody is heard, and nothing is altered meanwhile.
+            // A partition; no file is altered meanwhile.
             7 if self.disturbed.elapsed() > SETTLED => {
                 self.nats_paused = !self.nats_paused;
                 self.lab.pause_nats(self.nats_paused)?;

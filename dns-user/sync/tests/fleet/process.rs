@@ -49,7 +49,7 @@ impl Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        // It may have ended; then there is nothing to do, and it is waited for all the same.
+        // It may have ended; then there is nothing to do, and the wait returns immediately.
         if self.stop().is_err() {
             let _ = self.kill();
         }

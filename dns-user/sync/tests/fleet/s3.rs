@@ -20,7 +20,7 @@ pub(crate) const SECRET: &str = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY";
 
 /// A server with one bucket, `dns`.
 struct S3 {
-    /// Where it listens; nobody does while it is stopped.
+    /// The port; closed while it is stopped.
     address: SocketAddr,
     folder: PathBuf,
     /// It runs here; dropped, it breaks off whatever it does.
@@ -81,7 +81,7 @@ pub(crate) fn credentials(key: &str, secret: &str) -> String {
     format!(r#"{{"access_key": "{key}", "secret_key": "{secret}"}}"#)
 }
 
-/// A store, seen by whoever has these credentials.
+/// Opens the store with these credentials.
 pub(crate) fn open(lab: &Lab, url: &str, credentials: &str) -> Result<Store> {
     let file = lab.path("some-secrets.json");
     fs::write(&file, credentials)?;
@@ -95,7 +95,7 @@ pub(crate) fn open(lab: &Lab, url: &str, credentials: &str) -> Result<Store> {
     Ok(Store::open(&options, None)?)
 }
 
-/// The status that a stranger gets who asks for an URL.
+/// Returns the status of a request without credentials.
 pub(crate) fn status(url: &str) -> Result<String> {
     capture(Command::new("curl").args(["-s", "-o", "/dev/null", "-w", "%{http_code}", url]))
 }
@@ -127,7 +127,7 @@ fn blobs_by_s3() -> Result<()> {
 
 /// Every request is signed; what is signed otherwise, too early or not at all is refused.
 #[test]
-fn s3_takes_what_is_signed_and_nothing_else() -> Result<()> {
+fn s3_refuses_unsigned_requests() -> Result<()> {
     let mut lab = Lab::new(0)?;
     let s3 = S3::start(&mut lab)?;
     is_for_signers_alone(&lab, &s3.url())

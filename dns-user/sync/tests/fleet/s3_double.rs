@@ -25,7 +25,7 @@ use crate::{
     s3::{KEY, SECRET, credentials, is_for_signers_alone, open, status},
 };
 
-/// What the double keeps.
+/// State of the double.
 type Blobs = Arc<Mutex<BTreeMap<String, Vec<u8>>>>;
 
 /// A running double with one bucket, `dns`, of the region `eu-1`.
@@ -33,7 +33,7 @@ struct Double {
     port: u16,
     /// Its blobs, by path.
     blobs: Blobs,
-    /// Tells its thread to end.
+    /// Ends its thread.
     ended: Arc<AtomicBool>,
     thread: Option<thread::JoinHandle<()>>,
 }

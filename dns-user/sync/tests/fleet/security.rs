@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 
 use crate::lab::{Lab, PATIENCE, free_port};
 
-/// With another agent's certificate nobody hears or says anything.
+/// Another agent's certificate permits neither to subscribe nor to publish.
 #[test]
 fn agents_cannot_impersonate() -> Result<()> {
     let lab = Lab::new(2)?;
@@ -26,7 +26,7 @@ fn agents_cannot_impersonate() -> Result<()> {
     Ok(())
 }
 
-/// The same where nats-server knows users by DNS names; who may speak does.
+/// The same with users by DNS name; the right agents work.
 #[test]
 fn dns_name_users_cannot_impersonate() -> Result<()> {
     let mut lab = Lab::new(2)?;
@@ -42,7 +42,7 @@ fn dns_name_users_cannot_impersonate() -> Result<()> {
     drop(false_agent);
     let _other = lab.agent("a1", &[])?;
     ensure!(lab.publish(&[])?.status.success(), "{}", lab.nats_log());
-    // A subject alone is nobody's name now.
+    // A subject alone identifies no user now.
     lab.authority.issue(&lab.path(""), "a1", "a1.agent.bosh-internal")?;
     let _nameless = lab.keep(lab.agent_as("a1", "a1", &[])?, "a1-again.log")?;
     wait_until("nats-server to refuse", PATIENCE, || lab.nats_log().contains("authentication error"))
@@ -60,7 +60,7 @@ fn foreign_certificates_are_refused() -> Result<()> {
     )?;
     let mut command = lab.agent_as("a0", "a0", &[])?;
     for (option, file) in [("--tls-certificate", "a0.crt"), ("--tls-key", "a0.key")] {
-        // The last one counts nowhere: clap refuses doubles, so the command is made anew.
+        // The last one counts nowhere: clap refuses doubles, so the command is rebuilt.
         let words: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
         let mut anew = Command::new(command.get_program());
         let mut take = false;

@@ -1,4 +1,4 @@
-//! What people and Prometheus see: the progress bar on a terminal, all families of metrics.
+//! The progress bar on a terminal, and all families of metrics.
 
 use std::{
     fs::File,
@@ -23,10 +23,10 @@ use crate::{
     speaker::Speaker,
 };
 
-/// What the publisher tells Prometheus; `*` stands for a number above 0.
+/// Exposition of the publisher; `*` stands for a number above 0.
 const OF_PUBLISHER: &str = include_str!("publisher.prom");
 
-/// What an agent tells Prometheus.
+/// Exposition of an agent.
 const OF_AGENT: &str = include_str!("agent.prom");
 
 /// Alert rules and the dashboard name only metrics that exist.
@@ -80,7 +80,7 @@ fn drawn(screen: &vt100::Parser) -> Vec<String> {
     screen.screen().contents().lines().map(|line| line.trim_end().to_owned()).collect()
 }
 
-/// The bar fills, says who fails and who is silent, and no line of the log runs into it.
+/// The bar fills and counts failing and silent agents; log lines stay apart from it.
 #[test]
 fn terminal_shows_a_bar() -> Result<()> {
     let mut lab = Lab::new(3)?;
@@ -111,7 +111,7 @@ fn terminal_shows_a_bar() -> Result<()> {
     Ok(())
 }
 
-/// Where nobody looks there is no bar: lines of the log on standard error, the count on standard
+/// Without a terminal there is no bar: log lines on standard error, the count on standard
 /// output.
 #[test]
 fn pipe_shows_no_bar() -> Result<()> {
@@ -130,7 +130,7 @@ fn free_address() -> Result<SocketAddr> {
     Ok(SocketAddr::from(([127, 0, 0, 1], free_port()?)))
 }
 
-/// What is told to Prometheus; empty as long as nobody listens.
+/// Returns the exposition; empty before the server listens.
 fn exposition(address: SocketAddr) -> String {
     capture(Command::new("curl").args(["-sS", &format!("http://{address}/metrics")])).unwrap_or_default()
 }

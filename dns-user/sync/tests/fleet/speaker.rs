@@ -19,14 +19,14 @@ pub(crate) struct Speaker {
 }
 
 impl Speaker {
-    /// Connects with the certificate of `who` and listens on a subject.
+    /// Connects with the certificate of a party and subscribes to a subject.
     pub(crate) fn new(lab: &Lab, who: &str, subject: &str) -> Result<Self> {
         let runtime = Runtime::new()?;
         let options = BusOptions { nats: vec![lab.nats_url()], tls: lab.tls_files(who), ping_every: 10 };
         let (bus, heard) = runtime.block_on(async {
             let bus = Bus::connect(&options, "by-hand").await?;
             let heard = bus.client.subscribe(subject.to_owned()).await?;
-            // What is published from now on is heard.
+            // Later messages are received.
             bus.client.flush().await?;
             anyhow::Ok((bus, heard))
         })?;

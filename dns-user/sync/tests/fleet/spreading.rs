@@ -73,7 +73,7 @@ fn changes_reach_the_fleet() -> Result<()> {
     Ok(())
 }
 
-/// Whoever is dead delays nobody, and has everything when it is back.
+/// A stopped agent delays no other, and catches up later.
 #[test]
 fn absent_agents_catch_up() -> Result<()> {
     let lab = Lab::new(3)?;

@@ -162,7 +162,7 @@ fn fifo_blob_is_refused() -> Result<()> {
 }
 
 #[test]
-fn hung_server_is_left_for_another() -> Result<()> {
+fn hung_server_is_abandoned() -> Result<()> {
     let lab = Lab::new(6)?;
     let other_port = free_port()?;
     let config = fs::read_to_string(lab.path("nats.conf"))?;

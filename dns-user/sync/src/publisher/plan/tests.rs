@@ -113,7 +113,7 @@ fn silent_agents_delay_the_first_version_briefly() {
 }
 
 #[test]
-fn other_records_with_our_version_raise_it() {
+fn conflicting_records_raise_the_version() {
     let mut world = World::new(&["a"], Some(3));
     let Some(Action::Ask(questions)) = world.step().pop() else { panic!("no question") };
     let other = Report { digest: Some(digest(99)), ..report(3) };

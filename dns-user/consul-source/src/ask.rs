@@ -1,0 +1,191 @@
+//! Asks questions: once, or repeatedly by blocking queries, and reads the answers.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep},
+};
+
+use crate::{
+    agent::{Agent, AgentError, Reply},
+    api::{self, Invalid},
+    cursor::{Cursor, Worth},
+    pace::Backoff,
+    topic::Topic,
+};
+use dns_consul::catalog::registrations::{Gateway, Node, PreparedQuery};
+
+/// Interval of questions that cannot be watched.
+const POLL: Duration = Duration::from_secs(30);
+/// Shortest pause of a watch after a change, and first one after an answer without.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// The content of an answer.
+#[derive(Debug)]
+pub(crate) enum Told {
+    /// [`Topic::Agent`].
+    Agent(api::Myself),
+    /// [`Topic::Datacenters`].
+    Datacenters(Vec<String>),
+    /// [`Topic::Nodes`].
+    Nodes(Vec<Arc<Node>>),
+    /// [`Topic::Services`].
+    Services(std::collections::BTreeMap<String, Vec<String>>),
+    /// [`Topic::Health`].
+    Health(api::Instances),
+    /// [`Topic::Ingress`].
+    Ingress(Vec<Gateway>),
+    /// [`Topic::Queries`].
+    Queries(Vec<PreparedQuery>),
+    /// The same content as before.
+    Unchanged,
+}
+
+impl Told {
+    /// Reads the answer to a question.
+    fn read(topic: &Topic, body: &[u8], invalid: &mut Invalid) -> serde_json::Result<Self> {
+        Ok(match topic {
+            Topic::Agent => Self::Agent(api::agent(body)?),
+            Topic::Datacenters => Self::Datacenters(api::datacenters(body)?),
+            Topic::Nodes(_) => Self::Nodes(api::nodes(body, invalid)?),
+            Topic::Services(_) => Self::Services(api::services(body, invalid)?),
+            Topic::Health { .. } => Self::Health(api::health(body, invalid)?),
+            Topic::Ingress => Self::Ingress(api::ingress(body, invalid)?),
+            Topic::Queries => Self::Queries(api::queries(body, invalid)?),
+        })
+    }
+}
+
+/// The outcome of a question.
+#[derive(Debug)]
+pub(crate) struct Update {
+    /// The question.
+    pub(crate) topic: Topic,
+    /// Its position in the history.
+    pub(crate) cursor: Cursor,
+    /// Whether it was a single fetch.
+    pub(crate) once: bool,
+    /// The answer, or the failure.
+    pub(crate) told: Result<Told, NotTold>,
+    /// Entries of the answer that are left out.
+    pub(crate) invalid: Invalid,
+}
+
+/// Failures of a question.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotTold {
+    /// No agent answered it.
+    #[error(transparent)]
+    Agent(#[from] AgentError),
+    /// The answer cannot be read.
+    #[error("{0} cannot be read: {1}")]
+    Json(&'static str, serde_json::Error),
+}
+
+/// Parameters of all questions.
+#[derive(Clone, Debug)]
+pub(crate) struct Manner {
+    /// The agent's datacenter, which questions need not name.
+    pub(crate) own: Option<String>,
+    /// Longest wait of a blocking query.
+    pub(crate) wait: Duration,
+    /// Whether any of Consul's servers may answer.
+    pub(crate) stale: bool,
+}
+
+impl Manner {
+    /// Asks once, from the position of `cursor` on.
+    async fn ask(&self, agent: &Agent, topic: &Topic, cursor: &Cursor) -> Result<Reply, AgentError> {
+        // Randomised, in addition to the agent's own jitter: watches that began together spread out.
+        let wait = self.wait.mul_f64(1.0 - fastrand::f64() / 16.0);
+        let wait = cursor.index().filter(|_| topic.can_be_watched()).map(|index| (index, wait));
+        let path = topic.path(self.own.as_deref(), wait, self.stale);
+        agent.get(&path, wait.map(|(_, wait)| wait)).await
+    }
+}
+
+/// Reads a reply. After one that cannot be read the question starts again.
+fn read(
+    agent: &Agent,
+    topic: &Topic,
+    cursor: &mut Cursor,
+    reply: &Reply,
+    invalid: &mut Invalid,
+) -> Result<Told, NotTold> {
+    if cursor.falls_to(reply.index) {
+        agent.count_index_reset();
+    }
+    if cursor.advance(reply.index, &reply.body) == Worth::Known {
+        return Ok(Told::Unchanged);
+    }
+    Told::read(topic, &reply.body, invalid).map_err(|error| {
+        *cursor = Cursor::default();
+        let problem = NotTold::Json("an answer of Consul's", error);
+        agent.count_unreadable(&problem.to_string());
+        problem
+    })
+}
+
+/// Asks repeatedly, until the receiver is gone.
+pub(crate) async fn keep_asking(
+    agent: Arc<Agent>,
+    topic: Topic,
+    mut cursor: Cursor,
+    manner: Manner,
+    updates: mpsc::Sender<Update>,
+) {
+    let mut backoff = Backoff::default();
+    let mut quick = 0;
+    let mut turns = agent.turns();
+    loop {
+        if turns != agent.turns() {
+            // Another agent can have another history.
+            turns = agent.turns();
+            cursor.reset();
+        }
+        let begun = Instant::now();
+        let mut invalid = Invalid::default();
+        let told = match manner.ask(&agent, &topic, &cursor).await {
+            Ok(reply) => read(&agent, &topic, &mut cursor, &reply, &mut invalid),
+            Err(error) => Err(error.into()),
+        };
+        if told.is_ok() {
+            backoff.reset();
+        }
+        let pause = match &told {
+            Err(_) => backoff.next(),
+            _ if !topic.can_be_watched() => POLL.mul_f64(0.9 + fastrand::f64() / 5.0),
+            // It returned without a change: the earlier, the longer the pause.
+            Ok(Told::Unchanged) => {
+                quick = if begun.elapsed() < manner.wait / 2 { (quick + 1).min(7) } else { 0 };
+                (PAUSE * (1 << quick)).mul_f64(0.5 + fastrand::f64() / 2.0)
+            }
+            Ok(_) => {
+                quick = 0;
+                PAUSE
+            }
+        };
+        let update = Update { topic: topic.clone(), cursor, once: false, told, invalid };
+        if updates.send(update).await.is_err() {
+            return;
+        }
+        sleep(pause).await;
+    }
+}
+
+/// Asks once, without a wait.
+pub(crate) async fn fetch(agent: Arc<Agent>, topic: Topic, manner: Manner, updates: mpsc::Sender<Update>) {
+    let (mut cursor, mut invalid) = (Cursor::default(), Invalid::default());
+    let told = match manner.ask(&agent, &topic, &cursor).await {
+        // The first answer is never unchanged.
+        Ok(reply) => read(&agent, &topic, &mut cursor, &reply, &mut invalid),
+        Err(error) => {
+            // The gate delays all questions if no agent answers; this is for a failure of this one only.
+            sleep(Backoff::default().next()).await;
+            Err(error.into())
+        }
+    };
+    // An error means that the follower has ended.
+    let _ = updates.send(Update { topic, cursor, once: true, told, invalid }).await;
+}
