@@ -69,8 +69,6 @@ pub fn config(folder: &Path, address: SocketAddr) -> Value {
         "health": {"enabled": false},
         "metrics": {"enabled": false},
         "cache": {"enabled": false},
-        // Named, and so attached without queries that arrive first.
-        "xdp": {"interfaces": ["lo", "srv", "late"]},
         // Servers of several tests run at a time, and share /run.
         "control": {"socket": ""},
     })
@@ -156,6 +154,8 @@ impl Server {
         prepare: impl FnOnce(&mut Command),
     ) -> Result<Self> {
         let mut config = config(folder.path(), address);
+        // Named, and so attached without queries that arrive first.
+        merge(&mut config, &json!({"xdp": {"interfaces": ["lo", "srv", "late"]}}));
         merge(&mut config, extra);
         let config_file = folder.path().join("config.json");
         fs::write(&config_file, serde_json::to_vec_pretty(&config)?)?;

@@ -131,7 +131,10 @@ impl Gate {
     /// Takes what the programs say of the probes at an open door.
     pub(crate) fn probed(&mut self, ifindex: u32, endpoint: usize, probed: Probed, now: Instant) {
         let Some(door) = self.doors.get_mut(&(ifindex, endpoint)) else { return };
-        if probed.count == door.probes {
+        // The slot was cleared when the interface was served again.
+        let is_new_count = probed.count < door.probes;
+        if probed.count == door.probes || is_new_count {
+            door.probes = probed.count;
             return;
         }
         door.probes = probed.count;
@@ -357,6 +360,17 @@ mod tests {
             closed.extend(gate.judge(now, || false));
         }
         assert_eq!(closed, [(7, 0, OTHER)], "the lost ones count although others arrive");
+    }
+
+    #[test]
+    fn cleared_slot_is_no_probe() {
+        let (mut gate, mut now) = open();
+        gate.probed(7, 0, probed(CLIENT, 5), now);
+        gate.arrived(0, &arrival(CLIENT, 1), now);
+        now += Duration::from_secs(1);
+        gate.probed(7, 0, probed(IpAddr::from([0; 16]), 0), now);
+        assert_eq!(gate.judge(now + Duration::from_secs(1), || false), []);
+        assert_eq!(gate.waiting(now).count(), 0, "no witness");
     }
 
     #[test]
