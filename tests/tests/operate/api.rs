@@ -100,9 +100,7 @@ fn where_administrators_are_named_only_they_operate() -> Result<()> {
 
 #[test]
 fn another_user_cannot_lock_operators_out() -> Result<()> {
-    if !requirements::namespaces() {
-        return Ok(());
-    }
+    requires!(namespaces);
     let running = Running::start("apilock", &json!({}))?;
     let certificates = running.folder().join("certificates");
     // Connections of another user that never begin their handshake. The owner of a socket is the
