@@ -1,4 +1,4 @@
-//! What an insider can try, and what comes of it: the tests that docs/security.md names.
+//! Attacks from inside, party by party as docs/security.md lists them, and what comes of each.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot set up its world has failed")]
 
