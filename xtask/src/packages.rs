@@ -36,6 +36,7 @@ pub(crate) const TEST: &[&str] = &[
     "iptables",
     "knot",
     "libnginx-mod-http-js",
+    "lintian",
     "nats-server",
     "nftables",
     "nginx-light",

@@ -294,3 +294,19 @@ fn what_is_packed_twice_is_the_same_byte_for_byte() {
     }
     assert_eq!(first.len(), second.len());
 }
+
+#[test]
+fn package_passes_lintian() {
+    let found = Command::new("lintian").arg("--version").output().map(drop);
+    if !requirements::met("lintian", found) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let deb = package(1_700_000_000, folder.path());
+    let output = Command::new("lintian")
+        .args(["--allow-root", "--fail-on", "error,warning"])
+        .arg(deb)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}

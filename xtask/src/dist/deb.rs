@@ -12,6 +12,9 @@ use anyhow::{Context, Result};
 use super::{Release, archive, binary};
 use crate::process::{capture, root, run};
 
+/// Contact in the packages' control files and changelogs.
+const MAINTAINER: &str = "bosh-dns-xdp maintainers <bosh-dns-xdp@users.noreply.github.com>";
+
 /// Writes the package of the stripped binaries. A trial may lack all but the server.
 pub(super) fn write(
     release: &Release,
@@ -124,6 +127,14 @@ fn put_files(package: &Path, server: &Path, release: &Release) -> Result<()> {
     for folder in ["aliases.d", "handlers.d", "addresses.d", "publish.d"] {
         fs::create_dir_all(below("etc/bosh-dns-xdp").join(folder))?;
     }
+    archive::copy(
+        &root().join("THIRD-PARTY.md"),
+        &below("usr/share/doc/bosh-dns-xdp/THIRD-PARTY.md"),
+        0o644,
+    )?;
+    let notices = below("usr/share/doc/bosh-dns-xdp/third-party-notices");
+    archive::put(&notices, super::notices::text()?, 0o644)?;
+    run(Command::new("gzip").args(["--no-name", "--best"]).arg(notices))?;
     for page in fs::read_dir(root().join("docs"))? {
         let page = page?.path();
         if page.extension().is_some_and(|extension| extension == "md") {
@@ -170,7 +181,7 @@ fn put_changelog(package: &Path, release: &Release, name: &str) -> Result<()> {
     let Release { version, commit, .. } = release;
     let text = format!(
         "{name} ({version}) unstable; urgency=medium\n\n  * Built of commit {commit}.\n\n \
-         -- bosh-dns-xdp <root@localhost>  {date}"
+         -- {MAINTAINER}  {date}"
     );
     let file = package.join("usr/share/doc").join(name).join("changelog");
     archive::put(&file, text, 0o644)?;
@@ -199,7 +210,7 @@ fn description(release: &Release, package: &Path, program: &Path, name: &str, te
         "Package: {name}\n\
          Version: {}\n\
          Architecture: amd64\n\
-         Maintainer: bosh-dns-xdp <root@localhost>\n\
+         Maintainer: {MAINTAINER}\n\
          Section: net\n\
          Priority: optional\n\
          Installed-Size: {size}\n\

@@ -21,6 +21,7 @@ mod binary;
 mod bosh;
 mod deb;
 mod glibc;
+mod notices;
 mod oci;
 mod sbom;
 
