@@ -298,7 +298,7 @@ fn what_is_packed_twice_is_the_same_byte_for_byte() {
 #[test]
 fn package_passes_lintian() {
     let found = Command::new("lintian").arg("--version").output().map(drop);
-    if !requirements::met("lintian", found) {
+    if !whole_system_tests::requirements::met("lintian", found) {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
