@@ -12,7 +12,9 @@ use dns_common::{
 
 use crate::{
     bytes::{Span, Zero, load, opaque, store},
-    clock, filter,
+    clock,
+    context::Context,
+    filter,
     frame::Frame,
     headers::IPV6_SOURCE_END,
     hook::Hook,
@@ -23,29 +25,6 @@ use crate::{
     overload, parse, partial, reply,
     tap::{self, Seen},
 };
-
-/// What the steps work with.
-pub struct Means {
-    /// Orders of the server.
-    pub control: &'static Control,
-    /// Endpoints and interfaces.
-    pub scope: &'static Scope,
-    /// This CPU's scratch room.
-    pub scratch: *mut Scratch,
-    /// For laundering.
-    pub zero: Zero,
-}
-
-impl Means {
-    /// Those of this run; they are always there.
-    #[inline(always)]
-    pub fn get() -> Option<Self> {
-        let (control, scope, scratch) = (maps::control()?, maps::scope()?, maps::scratch()?);
-        // SAFETY: this CPU's own element, in which nobody writes that field.
-        let zero = unsafe { Zero::read(&raw const (*scratch).zero) };
-        Some(Self { control, scope, scratch, zero })
-    }
-}
 
 /// What the hook is to do with a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -60,9 +39,9 @@ pub enum Verdict {
 
 /// Answers the frame, if it is a query for a published name.
 #[inline(always)]
-pub fn answer<H: Hook>(hook: &H, means: &Means) -> Verdict {
-    match datagram(hook, means) {
-        Some(frame) if maps::take(means.scratch) => answer_datagram(hook, means, frame),
+pub fn answer<H: Hook>(hook: &H, context: &Context) -> Verdict {
+    match datagram(hook, context) {
+        Some(frame) if maps::take(context.scratch) => answer_datagram(hook, context, frame),
         Some(_) => {
             maps::count(Outcome::Busy as usize);
             Verdict::Pass
@@ -73,9 +52,9 @@ pub fn answer<H: Hook>(hook: &H, means: &Means) -> Verdict {
 
 /// Where things lie in the frame, if it is a datagram for us.
 #[inline(always)]
-pub fn datagram<H: Hook>(hook: &H, means: &Means) -> Option<Frame> {
-    match filter::filter(hook, means.scope, means.zero) {
-        Ok(frame) => Some(frame.launder(means.zero)),
+pub fn datagram<H: Hook>(hook: &H, context: &Context) -> Option<Frame> {
+    match filter::filter(hook, context.scope, context.zero) {
+        Ok(frame) => Some(frame.launder(context.zero)),
         Err(outcome) => {
             maps::count(outcome as usize);
             None
@@ -86,9 +65,9 @@ pub fn datagram<H: Hook>(hook: &H, means: &Means) -> Option<Frame> {
 /// Answers a datagram for us, if it is a query for a published name. The scratch room is taken,
 /// and left at the end.
 #[inline(always)]
-pub fn answer_datagram<H: Hook>(hook: &H, means: &Means, frame: Frame) -> Verdict {
-    let &Means { control, scope: _, scratch, zero } = means;
-    let answer = try_answer(hook, means, frame);
+pub fn answer_datagram<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Verdict {
+    let &Context { control, scope: _, scratch, zero } = context;
+    let answer = try_answer(hook, context, frame);
     let (verdict, seen) = match &answer {
         Ok(answered) => {
             maps::count_reply(answered);
@@ -129,8 +108,8 @@ pub fn answer_datagram<H: Hook>(hook: &H, means: &Means, frame: Frame) -> Verdic
 
 /// The steps from a datagram for us to its reply, in order.
 #[inline(always)]
-fn try_answer<H: Hook>(hook: &H, means: &Means, frame: Frame) -> Result<maps::Answered, Outcome> {
-    let &Means { control, scope, scratch, zero } = means;
+fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<maps::Answered, Outcome> {
+    let &Context { control, scope, scratch, zero } = context;
     let now = clock::now(scratch);
     if now >= control.lease_deadline_ns {
         return goes_up(Outcome::LeaseExpired);
@@ -142,7 +121,7 @@ fn try_answer<H: Hook>(hook: &H, means: &Means, frame: Frame) -> Result<maps::An
     let (hash, name_sum) = parse::read_name(hook, &frame, question.name_len, control.hash_seed, words)?;
     let question = question.launder(zero);
     let entry = lookup::lookup(hash, question.name_len, words)?;
-    let plan = reply::plan(hook, means, frame, question, &entry)?.launder(zero);
+    let plan = reply::plan(hook, context, frame, question, &entry)?.launder(zero);
     let is_partial = partial::is_partial(hook, &plan.frame, &plan.question, name_sum)?;
     let plan = plan.with_partial(is_partial, zero);
     // While queries are shed, a probe would be lost in a full queue.

@@ -14,6 +14,7 @@
 mod bytes;
 mod checksum;
 mod clock;
+mod context;
 mod core_path;
 mod filter;
 mod frame;
@@ -41,7 +42,8 @@ use aya_ebpf::{
 };
 
 use crate::{
-    core_path::{Means, Verdict},
+    context::Context,
+    core_path::Verdict,
     frame::Frame,
     tc::{TC_ACT_SHOT, TC_ACT_UNSPEC, Tc},
     xdp::{Generic, Native, Xdp},
@@ -62,7 +64,7 @@ pub fn dns_xdp_generic(context: XdpContext) -> u32 {
 /// Answers at XDP.
 #[inline(always)]
 fn answer_at_xdp<const NATIVE: bool>(hook: &Xdp<NATIVE>) -> u32 {
-    match Means::get().map_or(Verdict::Pass, |means| core_path::answer(hook, &means)) {
+    match Context::get().map_or(Verdict::Pass, |context| core_path::answer(hook, &context)) {
         Verdict::Reply => xdp_action::XDP_TX,
         Verdict::Pass => xdp_action::XDP_PASS,
         Verdict::Drop => xdp_action::XDP_DROP,
@@ -80,8 +82,8 @@ pub fn dns_tc(context: TcContext) -> i32 {
 #[classifier]
 pub fn dns_tc_answer(context: TcContext) -> i32 {
     let hook = Tc::new(context);
-    let answer = |means: Means| core_path::answer_datagram(&hook, &means, Frame::kept(means.scratch));
-    match Means::get().map_or(Verdict::Pass, answer) {
+    let answer = |context: Context| core_path::answer_datagram(&hook, &context, Frame::kept(context.scratch));
+    match Context::get().map_or(Verdict::Pass, answer) {
         Verdict::Reply => hook.redirect(),
         Verdict::Pass => TC_ACT_UNSPEC,
         Verdict::Drop => TC_ACT_SHOT,

@@ -12,7 +12,7 @@ use dns_common::{
 use crate::{
     bytes::{Span, Zero, has, load, masked, opaque, store},
     checksum::{self, Sum},
-    core_path::Means,
+    context::Context,
     frame::Frame,
     headers::{
         A_LEN, AAAA_LEN, HEADER_LEN, IPV4_LEN, IPV6_LEN, MAX_QUESTION_LEN, MAX_REPLY_LEN, OPT_LEN,
@@ -46,7 +46,7 @@ const PLAIN_LIMIT: usize = 512;
 #[inline(always)]
 pub fn plan<H: Hook>(
     hook: &H,
-    means: &Means,
+    context: &Context,
     frame: Frame,
     question: Question,
     entry: &Entry,
@@ -84,7 +84,7 @@ pub fn plan<H: Hook>(
     let limit = question.limit - masked(ruled, Rules::SPARE);
     let mut reply_len = fixed + wanted * record_len;
     let expected = if reply_len < limit { reply_len } else { limit };
-    if expected + headers > SAFE_PACKET_LEN && !takes(hook, means, &frame, expected) {
+    if expected + headers > SAFE_PACKET_LEN && !takes(hook, context, &frame, expected) {
         return goes_up(Outcome::LargeReply);
     }
     let mut given = wanted;
@@ -95,7 +95,7 @@ pub fn plan<H: Hook>(
         given = (limit - fixed) / record_len;
         reply_len = fixed + given * record_len;
     }
-    let max_reply = match means.control.max_reply as usize {
+    let max_reply = match context.control.max_reply as usize {
         0 => MAX_REPLY_LEN,
         max_reply => max_reply,
     };
@@ -104,7 +104,7 @@ pub fn plan<H: Hook>(
     }
     Ok(Plan {
         frame,
-        question: Question { opt: question.reply_opt(means.control.echo_opt), ..question },
+        question: Question { opt: question.reply_opt(context.control.echo_opt), ..question },
         rcode,
         entry: entry.address,
         list,
@@ -123,26 +123,31 @@ pub fn plan<H: Hook>(
 /// Whether the way back takes a reply of `reply_len` bytes: on `lo` its MTU decides, elsewhere the
 /// route with what the kernel knows of its path; to other machines the length, too.
 #[inline(always)]
-fn takes<H: Hook>(hook: &H, means: &Means, frame: &Frame, reply_len: usize) -> bool {
+fn takes<H: Hook>(hook: &H, context: &Context, frame: &Frame, reply_len: usize) -> bool {
     let packet_len = reply_len + frame.headers_len();
     if hook.ifindex() == LOOPBACK_IFINDEX {
         return maps::fits_device(hook.context(), packet_len);
     }
-    let flags = frame.interface(means.scope).flags;
+    let flags = frame.interface(context.scope).flags;
     if flags & BOUNDED != 0 || reply_len > MAX_FAR_REPLY_LEN && flags & NEAR == 0 {
         return false;
     }
-    describe(hook, means, frame, packet_len).is_some_and(|route| maps::fits_route(hook.context(), route))
+    describe(hook, context, frame, packet_len).is_some_and(|route| maps::fits_route(hook.context(), route))
 }
 
 /// The way back of a reply, for the kernel to look at.
 #[inline(always)]
-fn describe<H: Hook>(hook: &H, means: &Means, frame: &Frame, packet_len: usize) -> Option<*mut FibLookup> {
+fn describe<H: Hook>(
+    hook: &H,
+    context: &Context,
+    frame: &Frame,
+    packet_len: usize,
+) -> Option<*mut FibLookup> {
     const AF_INET: u8 = 2;
     const AF_INET6: u8 = 10;
     let Span { start: ip, end } = hook.span(frame.ip());
     // SAFETY: this CPU's own element, which this run has taken.
-    let route = unsafe { &raw mut (*means.scratch).route };
+    let route = unsafe { &raw mut (*context.scratch).route };
     let at = |offset: usize| route as usize + offset;
     // SAFETY (all): inside `route`, or just compared with the packet's end.
     unsafe {

@@ -16,8 +16,8 @@ use dns_common::{counters::Outcome, scope::Interface};
 
 use crate::{
     bytes::{load, masked, store},
-    core_path::{self, Means},
-    filter,
+    context::Context,
+    core_path, filter,
     hook::Hook,
     maps::{self, TC_ANSWER},
     plan::Plan,
@@ -49,16 +49,16 @@ impl Tc {
     /// and its descriptors with it.
     #[inline(always)]
     pub fn go_on_if_for_us(&self) {
-        let Some(means) = Means::get() else { return };
-        if let Some(frame) = core_path::datagram(self, &means) {
-            if !maps::take(means.scratch) {
+        let Some(context) = Context::get() else { return };
+        if let Some(frame) = core_path::datagram(self, &context) {
+            if !maps::take(context.scratch) {
                 maps::count(Outcome::Busy as usize);
                 return;
             }
-            frame.keep(means.scratch);
+            frame.keep(context.scratch);
             // SAFETY: nothing is left to drop.
             unsafe { TC_ANSWER.tail_call(&self.context, 0) };
-            maps::leave(means.scratch);
+            maps::leave(context.scratch);
             maps::count(Outcome::LeaseExpired as usize);
         }
     }

@@ -28,7 +28,7 @@ use crate::{
     cursor::Cursor,
     freshness::{Freshness, Summary},
     known::{Key, Known},
-    source::{DEFAULT_DATACENTER, Demand, Picture, Settings, Status, picture},
+    state::{DEFAULT_DATACENTER, Demand, Picture, Settings, Status, picture},
     token::Token,
     topic::Topic,
 };

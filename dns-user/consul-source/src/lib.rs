@@ -13,6 +13,7 @@
 //! * `ask`: questions asked once or repeatedly.
 //! * `freshness`: success and failure of each question, and the age of old answers.
 //! * `known`: all answers so far.
+//! * `state`: configuration, pictures, and the state for operators.
 //! * `follow`: the schedule of questions.
 //! * `source`: [`Source`], the handle.
 
@@ -26,8 +27,10 @@ mod freshness;
 mod known;
 mod pace;
 mod source;
+mod state;
 mod tls;
 mod token;
 mod topic;
 
-pub use source::{Picture, Settings, Source, Status};
+pub use source::Source;
+pub use state::{Picture, Settings, Status};

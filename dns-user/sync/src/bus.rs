@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::{
+    clock::now_ms,
     limit::LogLimit,
-    publisher::now_ms,
     tls::{self, TlsFiles},
 };
 

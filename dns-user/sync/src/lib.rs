@@ -18,6 +18,7 @@
 pub mod agent;
 pub mod bus;
 mod cli;
+mod clock;
 pub mod dataset;
 pub mod dav;
 pub mod digest;

@@ -16,10 +16,10 @@ use tokio::sync::{mpsc, watch};
 use self::{apply::Applier, disk::Disk, metrics::Metrics};
 use crate::{
     bus::{Bus, BusOptions},
+    clock::now_ms,
     limit::LogLimit,
     message::{self, ASK, Announcement, Received, Reply, Report, printable},
     metrics_server,
-    publisher::now_ms,
     store::{Store, StoreOptions},
 };
 

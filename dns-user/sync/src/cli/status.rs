@@ -8,10 +8,10 @@ use dns_core::terminal;
 
 use super::instance::call;
 use crate::{
+    clock::now_ms,
     message::printable,
     publisher::{
         book::{Agent, Book, Count, Standing},
-        now_ms,
         state::Folder,
     },
     tls::TlsOptions,

@@ -13,11 +13,11 @@ use bytes::Bytes;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::{
-    now_ms,
     source::{CHANGES, InventoryOptions, Quiet, SourceError, Stamps, is_old, is_renamed, stamps},
     state::{Folder, Made, State, StateError},
 };
 use crate::{
+    clock::now_ms,
     dataset::{self, Dataset},
     inventory::Inventory,
     message::Patch,

@@ -16,8 +16,8 @@ pub mod state;
 mod tasks;
 
 use std::{
-    sync::{Arc, OnceLock, mpsc},
-    time::{Duration, Instant},
+    sync::{Arc, mpsc},
+    time::Duration,
 };
 
 use anyhow::{Context, bail};
@@ -37,6 +37,7 @@ use self::{
 };
 use crate::{
     bus::{Bus, BusOptions},
+    clock::now_ms,
     limit::LogLimit,
     message::{ASK, OURS},
     metrics_server,
@@ -307,12 +308,4 @@ fn random() -> u64 {
         Ok(()) => u64::from_ne_bytes(bytes),
         Err(_) => fastrand::u64(..),
     }
-}
-
-/// Milliseconds since 1970 by the clock at the process's start, steady since: setting the clock delays
-/// nothing.
-pub(crate) fn now_ms() -> u64 {
-    static BEGUN: OnceLock<(Instant, Duration)> = OnceLock::new();
-    let (begun, clock) = BEGUN.get_or_init(|| (Instant::now(), unix_now()));
-    (*clock + begun.elapsed()).as_millis() as u64
 }

@@ -1,0 +1,31 @@
+//! The context of one program run.
+
+use dns_common::{control::Control, scope::Scope};
+
+use crate::{
+    bytes::Zero,
+    maps::{self, Scratch},
+};
+
+/// The maps and values that every step uses.
+pub struct Context {
+    /// Settings that the server writes.
+    pub control: &'static Control,
+    /// Endpoints and interfaces.
+    pub scope: &'static Scope,
+    /// This CPU's scratch room.
+    pub scratch: *mut Scratch,
+    /// Opaque zero for the verifier, see [`Zero`].
+    pub zero: Zero,
+}
+
+impl Context {
+    /// Looks up the maps; `None` never happens, but the verifier requires the check.
+    #[inline(always)]
+    pub fn get() -> Option<Self> {
+        let (control, scope, scratch) = (maps::control()?, maps::scope()?, maps::scratch()?);
+        // SAFETY: this CPU's own element, in which nobody writes that field.
+        let zero = unsafe { Zero::read(&raw const (*scratch).zero) };
+        Some(Self { control, scope, scratch, zero })
+    }
+}
