@@ -47,7 +47,6 @@ pub enum Load {
     Flood,
     /// A rate, whether it is answered or not; the client's core takes replies first.
     Rate {
-        /// Queries per second.
         rate: u32,
         /// Queries that leave together; 1 spaces them evenly.
         burst: u32,

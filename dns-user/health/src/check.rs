@@ -25,7 +25,6 @@ const MAX_RECEIVED: usize = MAX_REPORT + (48 << 10);
 /// A connection to an instance's health server, kept between checks.
 #[derive(Debug)]
 pub(super) struct Connection {
-    /// Sends requests.
     sender: http1::SendRequest<Empty<Bytes>>,
     /// Drives the connection; ends with it.
     driver: AbortHandle,
@@ -38,7 +37,6 @@ pub(super) struct Connection {
 /// Why a check gave nothing.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CheckError {
-    /// No TCP connection.
     #[error("no connection: {0}")]
     Connect(std::io::Error),
     /// The handshake failed: no TLS there, another CA, another name.

@@ -14,15 +14,12 @@ const DURATIONS: [f64; 12] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0
 /// Counters of the watcher; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct HealthMetrics {
-    /// Checks by result.
     checks: IntCounterVec,
     /// How long they took, seconds.
     seconds: Histogram,
-    /// Checks under way.
     pub(super) in_flight: IntGauge,
     /// Names that are tracked.
     pub(super) tracked_names: IntGauge,
-    /// Instances by state.
     instances: IntGaugeVec,
     /// 1 while no instance can be checked.
     pub(super) blind: IntGauge,
@@ -31,15 +28,11 @@ pub struct HealthMetrics {
 /// How a check ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CheckResult {
-    /// `running`.
     Running,
-    /// `failing`.
     Failing,
     /// An answer, with another state.
     Other,
-    /// No TCP connection.
     Unreachable,
-    /// The handshake failed.
     Tls,
     /// Another status than 200.
     Status,
@@ -78,7 +71,6 @@ impl HealthMetrics {
         CheckResult::ALL.iter().map(|result| self.checks.with_label_values(&[result.label()]).get()).sum()
     }
 
-    /// Counts one check.
     pub(super) fn observe(&self, result: CheckResult, took: Duration) {
         self.checks.with_label_values(&[result.label()]).inc();
         self.seconds.observe(took.as_secs_f64());
@@ -93,7 +85,6 @@ impl HealthMetrics {
 }
 
 impl CheckResult {
-    /// All of them.
     const ALL: [Self; 8] = [
         Self::Running,
         Self::Failing,

@@ -8,7 +8,6 @@ use std::{
 /// When the watcher's loop last went round.
 #[derive(Debug)]
 pub(super) struct Pulse {
-    /// Where time begins.
     epoch: Instant,
     /// Milliseconds from there to the last beat.
     last_ms: AtomicU64,
@@ -20,7 +19,6 @@ impl Pulse {
         Self { epoch: Instant::now(), last_ms: AtomicU64::new(0) }
     }
 
-    /// Beats.
     pub(super) fn beat(&self) {
         self.last_ms.store(self.elapsed_ms(), Ordering::Relaxed);
     }

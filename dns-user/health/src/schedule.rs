@@ -66,7 +66,6 @@ pub(super) struct Ticket(u64);
 pub(super) struct Schedule {
     /// Time between two checks of one instance.
     interval: Duration,
-    /// Where phases begin.
     epoch: Instant,
     /// How many may run at once.
     lanes: Lanes,
@@ -74,7 +73,6 @@ pub(super) struct Schedule {
     next_phase: u32,
     /// Number of the next ticket.
     next_ticket: u64,
-    /// All instances.
     targets: HashMap<IpAddr, Target>,
     /// Never checked, and somebody waits for it. May hold instances that have
     /// left or moved on; these are skipped.
@@ -85,7 +83,6 @@ pub(super) struct Schedule {
     due: BTreeSet<(Instant, IpAddr)>,
     /// Next checks of those that were silent.
     silent: BTreeSet<(Instant, IpAddr)>,
-    /// Checks under way.
     running: HashMap<Ticket, (IpAddr, Lane)>,
     /// How many of them are in the slow lane.
     running_slow: usize,
@@ -95,7 +92,6 @@ pub(super) struct Schedule {
     newest_next: bool,
 }
 
-/// One instance.
 #[derive(Clone, Copy, Debug)]
 struct Target {
     /// Its phase, in 2⁻³² of the interval.
@@ -109,13 +105,9 @@ struct Target {
 /// What an instance waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waits {
-    /// In `urgent`.
     Urgent,
-    /// In `first`.
     First,
-    /// In `due`.
     Due(Instant),
-    /// In `silent`.
     Silent(Instant),
     /// For the end of its check.
     Running(Ticket),
@@ -311,7 +303,6 @@ fn next_moment(epoch: Instant, interval: Duration, phase: u32, earliest: Instant
 mod tests {
     use super::*;
 
-    /// Address number `n`.
     fn ip(n: u32) -> IpAddr {
         IpAddr::from(n.to_be_bytes())
     }

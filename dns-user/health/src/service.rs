@@ -46,15 +46,11 @@ const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Health checks: states, tracker and the watcher's thread.
 pub struct HealthService {
-    /// What is known.
     states: Arc<HealthStates>,
-    /// What is checked.
     tracker: Arc<Tracker>,
     /// The fast path, told of every change of a state.
     fast_path: Slot,
-    /// Certificates.
     tls: Arc<RotatingTls>,
-    /// Counters.
     metrics: HealthMetrics,
     /// Signs of life of the watcher.
     pulse: Arc<Pulse>,
@@ -81,14 +77,11 @@ struct Settings {
 enum Watch {
     /// Not started; what the tracker has ordered so far waits here.
     Waiting(mpsc::UnboundedReceiver<Order>),
-    /// Running.
     Running {
         /// Ends it, by being dropped as well.
         stop: oneshot::Sender<()>,
-        /// The thread.
         thread: JoinHandle<()>,
     },
-    /// Ended.
     Stopped,
 }
 

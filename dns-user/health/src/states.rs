@@ -20,9 +20,7 @@ const SHARDS: usize = 32;
 /// writers hold theirs no longer, so nobody ever waits for a check.
 #[derive(Debug)]
 pub struct HealthStates {
-    /// The parts.
     shards: [RwLock<HashMap<IpAddr, InstanceHealth>>; SHARDS],
-    /// Chooses the part.
     hasher: RandomState,
     /// Incremented after each change.
     changes: AtomicU64,

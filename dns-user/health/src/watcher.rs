@@ -52,15 +52,12 @@ pub(super) struct Watcher {
     pub(super) lanes: Lanes,
     /// How many connections may be kept between checks.
     pub(super) kept: usize,
-    /// Certificates.
     pub(super) tls: Arc<RotatingTls>,
     /// Who decides what is checked.
     pub(super) tracker: Arc<Tracker>,
     /// The fast path, told of every change.
     pub(super) fast_path: Slot,
-    /// Counters.
     pub(super) metrics: HealthMetrics,
-    /// Signs of life.
     pub(super) pulse: Arc<Pulse>,
     /// How the last checks ended.
     pub(super) sight: Arc<Sight>,
@@ -74,7 +71,6 @@ struct Work {
     schedule: RefCell<Schedule>,
     /// Connections that wait for the next check.
     connections: RefCell<HashMap<IpAddr, Connection>>,
-    /// Checks under way.
     tasks: RefCell<HashMap<Ticket, AbortHandle>>,
     /// There is room for another check, or another moment to wake up at.
     room: Notify,
@@ -198,7 +194,6 @@ struct Running {
     work: Rc<Work>,
     /// Stands for the check in the schedule.
     ticket: Ticket,
-    /// How it ends.
     ending: Ending,
 }
 

@@ -47,7 +47,6 @@ pub struct Admission<K: Copy + Eq + Hash = Client> {
 /// Places that are taken.
 #[derive(Debug)]
 struct Held<K> {
-    /// All of them.
     total: usize,
     /// By client; no client holds none.
     by_client: HashMap<K, usize, foldhash::fast::RandomState>,
@@ -147,7 +146,6 @@ fn client_or_self(address: Option<IpAddr>) -> Client {
 pub struct Permit<K: Copy + Eq + Hash = Client> {
     /// Where it is a place.
     admission: Arc<Admission<K>>,
-    /// Who holds it.
     client: K,
 }
 

@@ -42,7 +42,6 @@ const ENTRY_OVERHEAD: usize = 300;
 /// Query types IXFR, AXFR, MAILB, MAILA: no answers that could be kept.
 const UNCACHEABLE_TYPES: std::ops::RangeInclusive<u16> = 251..=254;
 
-/// A cache.
 #[derive(Debug)]
 pub(crate) struct Cache {
     /// The entries by their keys. The weight of an entry is its bytes.
@@ -108,11 +107,9 @@ pub(crate) struct Entry {
 
 /// What the cache knows.
 pub(crate) enum Lookup {
-    /// The reply, whole.
     Fresh(Vec<u8>),
     /// An answer past its time; it should be renewed first.
     Stale(Arc<Entry>),
-    /// Nothing.
     Miss,
 }
 
@@ -294,7 +291,6 @@ impl Cache {
         self.store.run_pending_tasks();
     }
 
-    /// Forgets everything.
     pub(crate) fn flush(&self) {
         self.store.invalidate_all();
     }

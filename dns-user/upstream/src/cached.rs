@@ -52,7 +52,6 @@ struct Shared {
 struct Common {
     /// What of a query goes up.
     form: Form,
-    /// Queries that wait.
     admission: Arc<Admission>,
     /// Queries that wait for the same answer.
     flights: Flights,
@@ -63,25 +62,19 @@ struct Common {
 /// Where answers come from.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    /// Recursors.
     Dns(Arc<Forwarder>),
-    /// JSON over HTTP.
     Http(Arc<HttpSource>),
-    /// Nowhere.
     Deny(Denial),
 }
 
 /// What a denied client gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denial {
-    /// NXDOMAIN.
     Nxdomain,
-    /// REFUSED.
     Refused,
 }
 
 impl Denial {
-    /// The RCODE.
     pub(crate) fn rcode(self) -> u8 {
         match self {
             Self::Nxdomain => message::NXDOMAIN,
@@ -92,7 +85,6 @@ impl Denial {
 
 /// A reply for the client, and whether it is a failure.
 struct Fetched {
-    /// The reply, whole.
     reply: Vec<u8>,
     /// There was no usable answer.
     failed: bool,
@@ -135,7 +127,6 @@ impl CachedSource {
         !matches!(self.shared.source, Source::Deny(_))
     }
 
-    /// Forgets failures.
     pub(crate) fn flush_failures(&self) {
         if let Some(failures) = &self.shared.common.failures {
             failures.flush();
@@ -330,7 +321,6 @@ impl Fetched {
         Self { reply, failed: *failed }
     }
 
-    /// SERVFAIL.
     fn failure(query: &Query<'_>) -> Self {
         let Forwarded { mut reply, .. } = Forwarded::bare(query, true, message::SERVFAIL);
         append_opt(query, &mut reply);

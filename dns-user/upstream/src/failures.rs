@@ -22,7 +22,6 @@ const MAX_FAILURES: usize = 4096;
 /// Failed resolutions of one source.
 #[derive(Debug, Default)]
 pub(crate) struct Failures {
-    /// What is remembered.
     remembered: Mutex<Remembered>,
     /// How many those are, read without the lock.
     count: AtomicUsize,
@@ -33,7 +32,6 @@ pub(crate) struct Failures {
 /// Failures by key, and in the order in which they end.
 #[derive(Debug, Default)]
 struct Remembered {
-    /// The replies.
     by_key: HashMap<FlightKey, (Instant, Arc<Landed>), foldhash::fast::RandomState>,
     /// When each was put in.
     order: VecDeque<(Instant, FlightKey)>,
@@ -53,7 +51,6 @@ impl Failures {
         })
     }
 
-    /// Remembers a failure.
     pub(crate) fn insert(&self, key: FlightKey, landed: Arc<Landed>) {
         let now = Instant::now();
         let mut remembered = self.remembered.lock();
@@ -67,7 +64,6 @@ impl Failures {
         self.count.store(remembered.order.len(), Ordering::Relaxed);
     }
 
-    /// Forgets everything.
     pub(crate) fn flush(&self) {
         *self.remembered.lock() = Remembered::default();
         self.count.store(0, Ordering::Relaxed);

@@ -4,7 +4,6 @@
 pub(crate) const HEADER_LEN: usize = 12;
 /// Type OPT (RFC 6891).
 pub(crate) const TYPE_OPT: u16 = 41;
-/// Type SOA.
 pub(crate) const TYPE_SOA: u16 = 6;
 
 /// A number of two bytes at `at`, if the message reaches that far.

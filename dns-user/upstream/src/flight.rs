@@ -27,9 +27,7 @@ pub(crate) type FlightKey = Key;
 /// The reply to the client that asked first.
 #[derive(Debug)]
 pub(crate) struct Landed {
-    /// The reply, whole.
     pub(crate) reply: Vec<u8>,
-    /// Its sections.
     pub(crate) outline: Outline,
     /// Whether it is a failure.
     pub(crate) failed: bool,

@@ -25,7 +25,6 @@ pub(crate) struct Forwarder {
     set: ArcSwap<RecursorSet>,
     /// How each is asked.
     manner: Manner,
-    /// In which order.
     selection: RecursorSelection,
     /// Effects of the reference that are kept.
     compat: Compat,

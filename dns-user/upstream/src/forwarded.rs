@@ -9,7 +9,6 @@ pub(crate) struct Forwarded {
     /// The reply: the client's id and letter case, not cut to size. It has an OPT only
     /// where forwarding is transparent.
     pub(crate) reply: Vec<u8>,
-    /// Its sections.
     pub(crate) outline: Outline,
     /// There was no usable answer: nobody answered, or only by errors.
     pub(crate) failed: bool,

@@ -41,7 +41,6 @@ pub struct HandlerConfig {
 pub enum HandlerSource {
     /// Recursors of its own, `host:port`, at least one.
     Dns(Vec<String>),
-    /// JSON over HTTP.
     Http(Url),
     /// Nothing: every name is denied.
     Deny(Denial),
@@ -50,16 +49,13 @@ pub enum HandlerSource {
 /// The handlers in force.
 #[derive(Debug, Default)]
 pub struct Handlers {
-    /// By their domains.
     by_domain: HashMap<Name, Handler>,
 }
 
 /// A handler in force.
 #[derive(Debug)]
 struct Handler {
-    /// As configured.
     config: HandlerConfig,
-    /// Answers.
     source: CachedSource,
     /// Its recursors, if it has any.
     forwarder: Option<Arc<Forwarder>>,
@@ -195,7 +191,6 @@ fn parse_file(file: &str, bytes: &[u8]) -> Result<Vec<HandlerConfig>, ConfigErro
     handlers.iter().map(parse_handler).collect()
 }
 
-/// Reads one handler.
 fn parse_handler(handler: &Reader<'_>) -> Result<HandlerConfig, ConfigError> {
     let domain = handler.text("domain")?.filter(|domain| !domain.is_empty());
     let domain = domain.ok_or_else(|| {
@@ -222,11 +217,8 @@ fn parse_handler(handler: &Reader<'_>) -> Result<HandlerConfig, ConfigError> {
 /// The kinds of sources.
 #[derive(Clone, Copy)]
 enum Kind {
-    /// `dns`.
     Dns,
-    /// `http`.
     Http,
-    /// `deny`.
     Deny,
 }
 
@@ -257,7 +249,6 @@ fn parse_url(source: &Reader<'_>) -> Result<Url, ConfigError> {
 mod tests {
     use super::*;
 
-    /// Parses one file.
     fn parse(text: &str) -> Result<Vec<HandlerConfig>, String> {
         Handlers::parse([("h.json", text.as_bytes())]).map_err(|error| error.to_string())
     }

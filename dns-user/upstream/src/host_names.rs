@@ -39,7 +39,6 @@ const HOSTS: &str = "/etc/hosts";
 const TTL: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(600)];
 /// Pause after a look-up in vain.
 const RETRY: Duration = Duration::from_secs(1);
-/// For one server.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The servers that look host names up.

@@ -73,7 +73,6 @@ pub(crate) fn client(hosts: &Arc<HostNames>) -> HttpClient {
 /// The host names of HTTP servers, each followed from its first connection on.
 #[derive(Clone)]
 pub(crate) struct Hosts {
-    /// Look them up.
     names: Arc<HostNames>,
     /// Those that are followed: as many as handlers name.
     followed: Arc<Mutex<HashMap<String, Arc<HostName>>>>,
@@ -106,7 +105,6 @@ impl Service<dns::Name> for Hosts {
 pub(crate) struct HttpSource {
     /// Where it is; ends with a slash.
     url: Url,
-    /// Asks it.
     client: HttpClient,
     /// For one answer, connecting included.
     timeout: Duration,
@@ -186,7 +184,6 @@ impl HttpSource {
         }
     }
 
-    /// One request.
     async fn request(&self, query: &Query<'_>) -> Result<Vec<u8>, HttpError> {
         let mut url = self.url.clone();
         url.query_pairs_mut()

@@ -12,7 +12,6 @@ use dns_core::{config::json::Json, wire::Query};
 /// A JSON document that is no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum JsonAnswerError {
-    /// No JSON.
     #[error("no JSON: {0}")]
     Syntax(String),
     /// A member of another kind than it has to be.
@@ -82,9 +81,7 @@ pub(crate) fn reply(query: &Query<'_>, document: &[u8]) -> Result<Vec<u8>, JsonA
 
 /// One answer of the document.
 struct Answer<'a> {
-    /// TYPE.
     rtype: u16,
-    /// TTL, seconds.
     ttl: u32,
     /// The data in presentation format.
     data: &'a str,
@@ -132,7 +129,6 @@ fn number(json: Option<&Json>, name: &'static str, max: u64) -> Result<Option<u6
     }
 }
 
-/// Type CNAME.
 const CNAME: u16 = 5;
 
 /// Data in presentation format as wire format; `None` where it does not fit its
@@ -183,7 +179,6 @@ fn rdata(rtype: u16, text: &str) -> Option<Vec<u8>> {
 
 /// Whole numbers of one size in network order.
 trait NetworkOrder: std::str::FromStr {
-    /// Appends it.
     fn push(self, data: &mut Vec<u8>);
 }
 

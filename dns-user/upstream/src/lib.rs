@@ -141,7 +141,6 @@ impl Upstream {
         self.forwarder.as_deref()
     }
 
-    /// Keeps their answers.
     fn cache(&self) -> Option<&Cache> {
         self.cache.as_deref()
     }

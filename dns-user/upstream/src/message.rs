@@ -11,17 +11,11 @@ pub(crate) use super::fields::{HEADER_LEN, TYPE_OPT, TYPE_SOA, u16_at, u32_at};
 use super::sound::{FixedFields, is_sound_data, name_end};
 use dns_core::wire::Query;
 
-/// RCODE NOERROR.
 pub(crate) const NOERROR: u8 = 0;
-/// RCODE FORMERR.
 pub(crate) const FORMERR: u8 = 1;
-/// RCODE SERVFAIL.
 pub(crate) const SERVFAIL: u8 = 2;
-/// RCODE NXDOMAIN.
 pub(crate) const NXDOMAIN: u8 = 3;
-/// RCODE NOTIMP.
 pub(crate) const NOTIMP: u8 = 4;
-/// RCODE REFUSED.
 pub(crate) const REFUSED: u8 = 5;
 
 /// QR in the third byte of the header.
@@ -59,7 +53,6 @@ pub(crate) fn set_id(message: &mut [u8], id: u16) {
 pub(crate) struct Flags([u8; 2]);
 
 impl Flags {
-    /// Those of `message`.
     pub(crate) fn of(message: &[u8]) -> Self {
         Self(message.get(2..4).map_or([0; 2], |bytes| [bytes[0], bytes[1]]))
     }
@@ -69,7 +62,6 @@ impl Flags {
         self.0[0] & QR != 0
     }
 
-    /// TC: cut.
     pub(crate) fn truncated(self) -> bool {
         self.0[0] & TC != 0
     }
@@ -183,13 +175,11 @@ impl Outline {
 pub(crate) struct Record {
     /// Start of the owner name.
     pub(crate) owner: usize,
-    /// TYPE.
     pub(crate) rtype: u16,
     /// Start of the TTL.
     pub(crate) ttl_at: usize,
     /// The TTL, seconds; for an OPT the extended RCODE, version and flags.
     pub(crate) ttl: u32,
-    /// The RDATA.
     pub(crate) data: Range<usize>,
 }
 

@@ -162,7 +162,6 @@ fn histogram(latencies: &[AtomicU64], sum_us: &AtomicU64) -> Histogram {
     histogram
 }
 
-/// Microseconds as seconds.
 fn seconds(microseconds: u64) -> f64 {
     microseconds as f64 / 1e6
 }

@@ -10,9 +10,7 @@ use dns_core::wire::{OPT_LEN, Query, UDP_PAYLOAD_SIZE, opt_record};
 
 /// RD, AD and CD in the second 16 bits of a header.
 const RD: u16 = 0x0100;
-/// See [`RD`].
 const AD: u16 = 0x0020;
-/// See [`RD`].
 const CD: u16 = 0x0010;
 
 /// What of a client's query goes up.

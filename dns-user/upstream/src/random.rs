@@ -7,7 +7,6 @@ const POOL: usize = 512;
 
 /// Random bytes of this thread that nobody has seen yet.
 struct Pool {
-    /// The bytes.
     bytes: [u8; POOL],
     /// How many are used up.
     used: usize,

@@ -11,9 +11,7 @@ use dns_core::wire::Query;
 /// A recursor's reply that is a whole and sound message ([`Outline`]).
 #[derive(Debug)]
 pub(crate) struct Readable {
-    /// The message.
     pub(crate) reply: Vec<u8>,
-    /// Its sections.
     pub(crate) outline: Outline,
 }
 

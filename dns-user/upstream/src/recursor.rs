@@ -31,7 +31,6 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 /// How all recursors of a list are asked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Manner {
-    /// For one try.
     pub(crate) timeout: Duration,
     /// Further tries after network errors.
     pub(crate) max_retries: u32,
@@ -43,7 +42,6 @@ pub(crate) struct Manner {
     pub(crate) randomise_case: bool,
 }
 
-/// A recursor.
 #[derive(Debug)]
 pub(crate) struct Recursor {
     /// As configured, `host:port`.
@@ -85,11 +83,8 @@ pub(crate) enum Worth {
 /// The sockets for one address.
 #[derive(Debug)]
 struct Sockets {
-    /// The address.
     address: SocketAddr,
-    /// UDP.
     udp: UdpSockets,
-    /// TCP.
     tcp: TcpConnections,
 }
 
@@ -133,7 +128,6 @@ impl Recursor {
         Self { name: name.to_owned(), manner, host, sockets: ArcSwapOption::new(sockets), counters, silence }
     }
 
-    /// As configured.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -192,7 +186,6 @@ impl Recursor {
         better.unwrap_or(reply)
     }
 
-    /// One try.
     async fn ask_once(
         &self,
         query: &Query<'_>,
@@ -241,7 +234,6 @@ impl Recursor {
         if mine { Worth::Probing } else { Worth::Nothing }
     }
 
-    /// Counts a try.
     fn note(&self, outcome: &Result<Readable, TryError>, took: Duration) {
         match outcome {
             Err(TryError::TimedOut) => _ = self.silence.tries.fetch_add(1, Ordering::Relaxed),
@@ -302,7 +294,6 @@ impl Recursor {
 }
 
 impl Sockets {
-    /// None open yet.
     fn new(address: SocketAddr, manner: Manner, counters: &RecursorCounters) -> Self {
         let Manner { timeout, matching, form, .. } = manner;
         let mismatched = Arc::clone(&counters.mismatched);

@@ -26,7 +26,6 @@ pub(super) struct Nameservers {
     excluded: Vec<String>,
     /// The version of the file, and of `own`, that `names` are from.
     seen: (Option<FileStamp>, Arc<Vec<SocketAddr>>),
-    /// `address:port`.
     names: Vec<String>,
 }
 
@@ -78,7 +77,6 @@ impl Nameservers {
         (FileStamp::of(RESOLV_CONF), self.own.load_full())
     }
 
-    /// Reads the file.
     fn read(&self) -> Vec<String> {
         let names = match fs::read(RESOLV_CONF) {
             Ok(bytes) => parse(&String::from_utf8_lossy(&bytes), &own_addresses(&self.seen.1), false),

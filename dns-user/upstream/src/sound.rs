@@ -15,7 +15,6 @@ const MAX_NAME: usize = 255;
 /// Most pointers in one name: it has at most 127 labels, and a pointer in front of
 /// each is more than any server writes.
 const MAX_POINTERS: usize = 127;
-/// CLASS IN.
 const CLASS_IN: u16 = 1;
 
 /// Where the parts of a message lie that are numbers and no names: TYPE and CLASS of a
@@ -106,9 +105,7 @@ pub(super) fn is_sound_data(
 
 /// A part of a record's data.
 enum Field {
-    /// So many bytes.
     Bytes(usize),
-    /// A domain name.
     Name,
     /// A character-string (RFC 1035, section 3.3).
     Text,

@@ -55,7 +55,6 @@ pub struct CacheStatus {
 }
 
 impl CacheStatus {
-    /// That of `cache`.
     pub(crate) fn of(cache: &Cache) -> Self {
         cache.settle();
         let counters = &cache.counters;
@@ -83,7 +82,6 @@ pub(crate) fn of(forwarder: &Forwarder) -> Vec<RecursorStatus> {
     set.order.order().map(status).collect()
 }
 
-/// One recursor's.
 fn one(recursor: &Recursor, preferred: bool, recent_failures: u32) -> RecursorStatus {
     let RecursorCounters {
         tries,

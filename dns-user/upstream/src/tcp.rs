@@ -46,7 +46,6 @@ const UNSHARED: Duration = Duration::from_secs(10);
 /// The TCP connections to one recursor.
 #[derive(Debug)]
 pub(crate) struct TcpConnections {
-    /// Whom they ask.
     address: SocketAddr,
     /// How long a query may take, connecting included.
     timeout: Duration,
@@ -58,7 +57,6 @@ pub(crate) struct TcpConnections {
     pool: Arc<Mutex<Pool>>,
 }
 
-/// The open connections.
 #[derive(Debug, Default)]
 struct Pool {
     /// Those that take queries.
@@ -82,7 +80,6 @@ struct Pending {
     /// By the id they were sent with. Queries whose time is up stay, because a late reply
     /// to them is no wrong one.
     waiting: HashMap<u16, Waiting, foldhash::fast::RandomState>,
-    /// Queries so far.
     uses: u64,
     /// It takes no queries any more.
     ended: bool,
@@ -100,7 +97,6 @@ struct Waiting {
 /// A query that a connection left unanswered.
 #[derive(Clone, Copy, Debug)]
 struct Unanswered {
-    /// Why.
     error: TryError,
     /// The connection was closed and served other queries, too: the query may never have
     /// been looked at.
@@ -237,7 +233,6 @@ impl Connection {
         }
     }
 
-    /// Hands out replies.
     async fn read(&self, mut reader: OwnedReadHalf, matching: Matching) -> io::Result<()> {
         let mut input = BytesMut::new();
         loop {
@@ -298,7 +293,6 @@ impl Connection {
     }
 }
 
-/// Sends framed queries.
 async fn write(mut writer: OwnedWriteHalf, mut queue: mpsc::UnboundedReceiver<Vec<u8>>) -> io::Result<()> {
     while let Some(frame) = queue.recv().await {
         writer.write_all(&frame).await?;

@@ -38,7 +38,6 @@ const MAX_USES: u32 = 8192;
 const MAX_IN_FLIGHT: usize = 16_384;
 /// How long a query waits for room in the send buffer, and how often.
 const SEND_PAUSE: Duration = Duration::from_millis(1);
-/// See [`SEND_PAUSE`].
 const SEND_TRIES: usize = 50;
 /// Longest sleep of a socket's task, so that an unused socket is closed in time.
 const MAX_NAP: Duration = Duration::from_secs(5);
@@ -59,7 +58,6 @@ pub(crate) enum Matching {
 /// The UDP sockets for one recursor.
 #[derive(Debug)]
 pub(crate) struct UdpSockets {
-    /// Whom they ask.
     address: SocketAddr,
     /// How long a query may take.
     timeout: Duration,
@@ -162,7 +160,6 @@ impl UdpSockets {
 /// Whether a socket's age and use keep it from taking further queries.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wear {
-    /// They do.
     Counts,
     /// They do not: no new socket can be had.
     IsIgnored,
@@ -171,7 +168,6 @@ enum Wear {
 /// What becomes of a query on a socket.
 type Exchange = Result<Vec<u8>, TryError>;
 
-/// One connected socket.
 #[derive(Debug)]
 struct Socket {
     /// The socket itself. The runtime is told of replies and errors only: it would
@@ -412,7 +408,6 @@ impl Pending {
 
 /// What a message with the id of a query is.
 pub(super) enum Verdict {
-    /// The reply.
     Reply,
     /// From the right address and with the right id, but no message.
     Unreadable,

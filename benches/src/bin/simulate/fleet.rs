@@ -34,7 +34,6 @@ const BLOBS_AT_ONCE: usize = 16;
 /// What a connection holds, as it reports it.
 type Held = Arc<Mutex<Report>>;
 
-/// All agents.
 pub(super) struct Fleet {
     /// Versions of the connections.
     versions: Vec<Held>,

@@ -17,7 +17,6 @@ const MAX_FILE: u64 = 1 << 20;
 /// The agent's file, read again when it changes.
 #[derive(Debug)]
 pub(super) struct AgentFile {
-    /// Where it is.
     path: PathBuf,
     /// What it was like when it was read last (`None`: not there), and what it said.
     last: Mutex<(Option<FileStamp>, bool)>,

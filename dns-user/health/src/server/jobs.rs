@@ -32,7 +32,6 @@ const SCRIPTS_AT_ONCE: usize = 16;
 /// What is known of all jobs.
 #[derive(Debug)]
 pub(super) struct Jobs {
-    /// Their folder.
     folder: Option<PathBuf>,
     /// Path of a script below a job's folder.
     script: PathBuf,
@@ -44,7 +43,6 @@ pub(super) struct Jobs {
     ready: watch::Sender<bool>,
 }
 
-/// A job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Job {
     /// Groups of its links.
@@ -185,7 +183,6 @@ impl Jobs {
         self.ready.send_if_modified(|ready| !std::mem::replace(ready, true));
     }
 
-    /// The jobs.
     fn known(&self) -> MutexGuard<'_, BTreeMap<OsString, Job>> {
         self.known.lock()
     }

@@ -49,11 +49,8 @@ const STOP_LIMIT: Duration = Duration::from_secs(1);
 
 /// A health server that listens.
 pub struct HealthServer {
-    /// Where.
     socket: TcpListener,
-    /// Certificates.
     tls: Arc<RotatingTls>,
-    /// What it says.
     vm: Arc<Vm>,
 }
 
@@ -77,9 +74,7 @@ pub enum HealthServerError {
     /// The address cannot be listened on.
     #[error("cannot listen on {address}: {error}; is another health server running there?")]
     Listen {
-        /// The address.
         address: SocketAddr,
-        /// Why.
         error: io::Error,
     },
 }
@@ -157,7 +152,6 @@ impl HealthServer {
     }
 }
 
-/// Serves one connection.
 async fn serve(
     stream: TcpStream,
     client: SocketAddr,

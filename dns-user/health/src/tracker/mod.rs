@@ -44,7 +44,6 @@ pub struct Limits {
 /// look-up and a store; a new one a few map changes under a lock that is never
 /// held across anything slow.
 pub struct Tracker {
-    /// The bounds.
     limits: Limits,
     /// What is known of the instances.
     states: Arc<HealthStates>,
@@ -62,10 +61,8 @@ pub struct Tracker {
     queued: AtomicUsize,
 }
 
-/// A tracked name.
 #[derive(Debug)]
 pub struct Tracked {
-    /// The name.
     name: Name,
     /// When it was last asked for in userspace, `CLOCK_MONOTONIC` in ns.
     last_use: AtomicU64,
@@ -83,17 +80,13 @@ const MAX_QUEUED: usize = 65_536;
 pub enum Order {
     /// Check this instance from now on; `urgent`: somebody waits for it.
     Check {
-        /// Its address.
         ip: IpAddr,
-        /// Whether somebody waits.
         urgent: bool,
     },
     /// These are tracked no more: names to withdraw from the fast path,
     /// instances that are unchecked again.
     Dropped {
-        /// Names.
         names: Vec<Name>,
-        /// Instances.
         instances: Vec<IpAddr>,
     },
     /// A name is tracked now that was resolved a moment ago: the snapshot may
@@ -329,7 +322,6 @@ impl Tracker {
         }
     }
 
-    /// All tracked names.
     pub(super) fn all(&self) -> Vec<Arc<Tracked>> {
         self.names().values().cloned().collect()
     }
@@ -400,7 +392,6 @@ impl Tracker {
         self.names.read()
     }
 
-    /// The registry.
     fn registry(&self) -> MutexGuard<'_, Registry> {
         self.registry.lock()
     }

@@ -20,16 +20,13 @@ pub(super) struct Registry {
     /// Every tracked name once, with a moment not later than its last use; the
     /// true one is looked up when its turn comes.
     order: BinaryHeap<Reverse<Use>>,
-    /// Every tracked instance.
     instances: HashMap<IpAddr, Held>,
 }
 
 /// A name and when it was used, as far as the heap knows.
 #[derive(Debug)]
 struct Use {
-    /// `CLOCK_MONOTONIC` in ns.
     at: u64,
-    /// The name.
     tracked: Arc<Tracked>,
 }
 

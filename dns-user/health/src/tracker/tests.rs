@@ -3,12 +3,10 @@
 use super::*;
 use dns_core::resolve::{Existence, HealthState};
 
-/// Address number `n`.
 fn ip(n: u8) -> IpAddr {
     IpAddr::from([10, 0, 0, n])
 }
 
-/// A name.
 fn name(text: &str) -> Name {
     Name::from_text(text).unwrap()
 }
@@ -32,7 +30,6 @@ fn tracker(ttl: Option<Duration>) -> (Tracker, mpsc::UnboundedReceiver<Order>, A
     (tracker, orders, states)
 }
 
-/// A healthy answer.
 fn running() -> InstanceHealth {
     InstanceHealth { state: HealthState::Running, groups: Box::default() }
 }

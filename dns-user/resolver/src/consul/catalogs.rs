@@ -21,16 +21,12 @@ pub(crate) struct Catalogs {
     settings: watch::Sender<Option<Settings>>,
 }
 
-/// See [`Catalogs::parts`].
 #[derive(Debug)]
 struct Parts {
-    /// The object `"consul"`.
     config: Arc<Config>,
-    /// By files.
     files: Registrations,
     /// By a live Consul; `None`: none is asked.
     live: Option<Arc<Picture>>,
-    /// Counts the changes.
     version: u64,
 }
 
@@ -39,7 +35,6 @@ struct Parts {
 pub(crate) struct NewZone {
     /// Grows with each change of what it is made of.
     pub(super) version: u64,
-    /// The zone.
     pub(crate) zone: Zone,
 }
 
@@ -52,7 +47,6 @@ impl Catalogs {
         Self { parts: Mutex::new(parts), settings }
     }
 
-    /// The object `"consul"`.
     pub(crate) fn config(&self) -> Arc<Config> {
         self.lock().config.clone()
     }

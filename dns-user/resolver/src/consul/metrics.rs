@@ -11,16 +11,13 @@ use super::ConsulNames;
 use dns_consul_source::Status;
 use dns_platform::metrics::families;
 
-/// Collects them.
 pub(crate) struct ConsulFamilies {
-    /// What is read.
     consul: Arc<ConsulNames>,
     /// One for the registry's bookkeeping.
     description: Desc,
 }
 
 impl ConsulFamilies {
-    /// Of these names.
     pub(crate) fn new(consul: Arc<ConsulNames>) -> prometheus::Result<Self> {
         Ok(Self { consul, description: families::CONSUL_INSTANCES.describe()? })
     }

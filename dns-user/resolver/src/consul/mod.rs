@@ -63,7 +63,6 @@ pub(crate) struct ConsulNames {
     fast_path: Slot,
     /// Names that interfaces can answer, with their services.
     used: used::Used,
-    /// See [`Published`].
     seed: u64,
 }
 

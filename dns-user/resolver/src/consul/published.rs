@@ -12,7 +12,6 @@ use dns_core::name::Name;
 
 /// Consul's names at one moment.
 pub(crate) struct Published {
-    /// What is registered.
     pub(super) zone: Arc<Zone>,
     /// Whether replies tell that there are recursors.
     pub(super) recursion: bool,

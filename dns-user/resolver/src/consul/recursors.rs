@@ -14,7 +14,6 @@ use dns_upstream::{Answer, CachedSource, Upstream};
 
 /// The recursors of the object `"consul"`.
 struct Recursors {
-    /// Each by itself.
     each: Vec<CachedSource>,
     /// Whether they are asked in random order, not in theirs.
     random: bool,

@@ -66,7 +66,6 @@ pub struct Fleet {
     state: ArcSwap<State>,
     /// Health of instances, as answers see it.
     health: Arc<dyn Health + Send + Sync>,
-    /// The fast path.
     pub(crate) fast_path: Slot,
     /// The health tracker; `None` while health checks are off.
     tracker: Option<Arc<Tracker>>,
@@ -81,7 +80,6 @@ pub struct Fleet {
 /// Result of [`Fleet::look_up`], which never waits.
 #[derive(Debug)]
 pub enum LookedUp {
-    /// The answer.
     Found(Resolution),
     /// The first checks have to be waited for: [`Fleet::look_up_checked`].
     NotChecked,

@@ -34,13 +34,10 @@ pub(crate) enum Route {
     Local,
     /// Names of Consul's.
     Consul(Arc<dyn Answer>),
-    /// A handler.
     Handler(Arc<dyn Answer>),
     /// Names below `arpa.`: the state's own, then this answerer's.
     Reverse(Arc<dyn Answer>),
-    /// Recursors.
     Recursors(Arc<dyn Answer>),
-    /// Nobody.
     Refused,
 }
 

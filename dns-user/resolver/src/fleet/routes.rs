@@ -56,7 +56,6 @@ impl Routes {
     }
 }
 
-/// REFUSED to everything.
 struct Refused;
 
 impl Answer for Refused {

@@ -47,9 +47,7 @@ pub(super) struct AnswerCache {
 /// What is remembered of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Remembered<'a> {
-    /// The name.
     pub(super) name: NameRef<'a>,
-    /// The answer.
     pub(super) answer: LocalAnswer<'a>,
     /// Whether asking for the name starts checks.
     pub(super) is_tracked: bool,
@@ -59,7 +57,6 @@ pub(super) struct Remembered<'a> {
 pub(super) struct LowerName {
     /// The bytes, of which `len` count.
     bytes: [u8; MAX_NAME_LEN],
-    /// At most [`MAX_NAME_LEN`].
     len: usize,
 }
 
@@ -76,7 +73,6 @@ impl LowerName {
         Self { bytes, len }
     }
 
-    /// The bytes.
     #[inline]
     fn as_wire(&self) -> &[u8] {
         &self.bytes[..self.len]
@@ -84,7 +80,6 @@ impl LowerName {
 }
 
 impl AnswerCache {
-    /// Empty.
     pub(super) fn new() -> Self {
         Self {
             young: Half::default(),
@@ -169,17 +164,12 @@ struct Half {
 struct Entry {
     /// Hash of the name.
     hash: u64,
-    /// In `names`.
     name: u32,
-    /// In `v4`.
     v4: u32,
-    /// In `v6`.
     v6: u32,
     /// Bytes of the name.
     name_len: u8,
-    /// See [`LocalAnswer::existence`].
     existence: Existence,
-    /// See [`Remembered::is_tracked`].
     is_tracked: bool,
 }
 
@@ -266,7 +256,6 @@ mod tests {
     use super::*;
     use dns_core::name::Name;
 
-    /// So many addresses.
     fn addresses(count: u32) -> Vec<Ipv4Addr> {
         (0..count).map(Ipv4Addr::from_bits).collect()
     }

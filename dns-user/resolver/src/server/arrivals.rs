@@ -19,7 +19,6 @@ const MOST_PAIRS: usize = 2048;
 #[derive(Clone, Default)]
 pub struct Arrivals(Option<Arc<Mutex<Pairs>>>);
 
-/// See [`Arrivals`].
 type Pairs = BTreeMap<(u32, SocketAddr), Seen>;
 
 /// What arrived through one interface at one endpoint.
@@ -39,7 +38,6 @@ impl Arrivals {
         Self(Some(Arc::default()))
     }
 
-    /// Whether it counts.
     pub(super) fn is_on(&self) -> bool {
         self.0.is_some()
     }
@@ -74,7 +72,6 @@ pub(super) struct ArrivalCounter {
 }
 
 impl ArrivalCounter {
-    /// Nothing counted yet.
     pub(super) fn new(all: Arrivals) -> Self {
         Self { all, batch: Vec::new() }
     }

@@ -14,7 +14,6 @@ const QUERY_SIZE: usize = 4096;
 /// addresses and control messages where the replies take them from, so a reply
 /// leaves from the address that its query was sent to.
 pub(super) struct Batch {
-    /// Queries.
     incoming: Incoming<BATCH, QUERY_SIZE>,
     /// The reply to each.
     replies: [Vec<u8>; BATCH],
@@ -26,15 +25,12 @@ pub(super) struct Batch {
 
 /// One datagram of a batch, with the room for its reply.
 pub(super) struct Datagram<'a> {
-    /// The query.
     pub(super) query: &'a [u8],
     /// The reply; left empty: there is none.
     pub(super) reply: &'a mut Vec<u8>,
-    /// Who sent it.
     pub(super) peer: &'a libc::sockaddr_storage,
     /// The control messages that came with it.
     pub(super) control: &'a ControlMessages,
-    /// Bytes of them.
     pub(super) control_len: usize,
 }
 

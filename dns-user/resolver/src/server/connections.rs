@@ -54,15 +54,12 @@ impl Drop for OwnConnection {
 /// The open connections of one listener.
 #[derive(Debug)]
 pub(super) struct Connections {
-    /// Most of them.
     limit: usize,
     /// Most of one client.
     limit_per_client: usize,
-    /// Ours.
     own: OwnConnections,
     /// What times of activity count from.
     since: Instant,
-    /// The connections.
     table: Mutex<Table>,
 }
 
@@ -75,7 +72,6 @@ struct Table {
     open: HashMap<u64, Arc<Entry>>,
 }
 
-/// One connection.
 #[derive(Debug)]
 struct Entry {
     /// Who is at its other end.
@@ -159,11 +155,8 @@ impl Table {
 /// The place of one connection; free again when dropped.
 #[derive(Debug)]
 pub(super) struct Place {
-    /// Where it is.
     connections: Arc<Connections>,
-    /// Its number.
     number: u64,
-    /// The connection.
     entry: Arc<Entry>,
 }
 

@@ -40,7 +40,6 @@ pub(super) fn spawn_eagerly(runtime: &Handle, future: impl Future<Output = ()> +
 
 /// A future that has been polled once, as its own waker.
 struct EagerTask {
-    /// Where it is.
     state: Mutex<State>,
     /// Where it becomes a task.
     runtime: Handle,

@@ -40,9 +40,7 @@ struct Shared {
     server: String,
     /// One for each worker.
     stripes: Mutex<Vec<Arc<Stripe>>>,
-    /// For everybody else.
     tasks: Arc<Stripe>,
-    /// Open TCP connections.
     tcp_sessions: AtomicI64,
     /// TCP connections that were closed for others.
     tcp_called_off: AtomicU64,
@@ -71,7 +69,6 @@ pub(super) struct Observed {
     pub(super) dnssec_ok: bool,
     /// The lower four bits of the RCODE.
     pub(super) rcode: u8,
-    /// Who answered.
     pub(super) by: By,
     /// Bytes of the query.
     pub(super) query_len: usize,
@@ -81,7 +78,6 @@ pub(super) struct Observed {
     pub(super) took: Duration,
 }
 
-/// Who answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum By {
@@ -89,15 +85,10 @@ pub(super) enum By {
     Local,
     /// Recursors: counts as external.
     Recursors,
-    /// A handler.
     Handler,
-    /// Consul's names.
     Consul,
-    /// Reverse names.
     Reverse,
-    /// Up-check names.
     Upcheck,
-    /// Class CH.
     Chaos,
     /// Nobody: errors and refusals.
     Nobody,
@@ -233,12 +224,10 @@ impl ServerMetrics {
 struct Counted {
     /// Where the gauge is.
     shared: Arc<Shared>,
-    /// Which it is.
     gauge: fn(&Shared) -> &AtomicI64,
 }
 
 impl Counted {
-    /// One more.
     fn new(shared: Arc<Shared>, gauge: fn(&Shared) -> &AtomicI64) -> Self {
         gauge(&shared).fetch_add(1, Ordering::Relaxed);
         Self { shared, gauge }
@@ -280,7 +269,6 @@ pub(super) struct Stripe {
     requests: [AtomicU64; REQUESTS],
     /// By [`By`] and RCODE.
     responses: [AtomicU64; By::ALL.len() * 16],
-    /// With DO.
     dnssec_ok: AtomicU64,
     /// How long replies took, in nanoseconds.
     durations: Buckets<{ DURATIONS.len() }>,
@@ -288,7 +276,6 @@ pub(super) struct Stripe {
     query_sizes: [Buckets<{ SIZES.len() }>; 2],
     /// Bytes of replies, by transport.
     reply_sizes: [Buckets<{ SIZES.len() }>; 2],
-    /// By [`Dropped`].
     dropped: [AtomicU64; Dropped::ALL.len()],
 }
 
@@ -303,7 +290,6 @@ struct Buckets<const BOUNDS: usize> {
 }
 
 impl<const BOUNDS: usize> Buckets<BOUNDS> {
-    /// Empty.
     const fn new() -> Self {
         Self {
             counts: [const { AtomicU64::new(0) }; BOUNDS],
@@ -314,7 +300,6 @@ impl<const BOUNDS: usize> Buckets<BOUNDS> {
 }
 
 impl Stripe {
-    /// Everything at zero.
     fn new(exclusive: bool) -> Self {
         Self {
             exclusive,
@@ -388,19 +373,16 @@ const fn transport_number(transport: Transport) -> usize {
 
 //----------- Exposition -----------------------------------------------------
 
-/// Stripes added up.
 struct Sum {
     /// The sums, in a stripe of their own.
     stripe: Stripe,
 }
 
 impl Sum {
-    /// Nothing yet.
     fn new() -> Self {
         Self { stripe: Stripe::new(true) }
     }
 
-    /// Adds a stripe.
     fn add(&mut self, other: &Stripe) {
         let Stripe {
             exclusive: _,

@@ -179,7 +179,6 @@ impl Server {
     }
 }
 
-/// The UDP threads.
 #[derive(Default)]
 struct Workers {
     /// Each with the socket that ends it.

@@ -61,7 +61,6 @@ const TELL_INTERVAL: Duration = Duration::from_secs(10);
 #[derive(Clone, Default)]
 pub struct Overload(Option<Arc<Shared>>);
 
-/// See [`Overload`].
 #[derive(Default)]
 struct Shared {
     /// Whether something is shed.
@@ -131,7 +130,6 @@ impl QueueWatch {
         }
     }
 
-    /// Counts anew.
     fn restart(&mut self, now: Instant) {
         (self.taken, self.since) = ([0; CLIENT_BUCKETS], now);
     }
@@ -260,7 +258,6 @@ impl Limiter {
         decision
     }
 
-    /// Begins anew.
     fn forget(&mut self) -> Decision {
         let was_shedding = self.capacity.is_some();
         *self = Self { told: self.told, ..Self::default() };
@@ -343,13 +340,10 @@ mod tests {
 
     /// A server that answers [`CAPACITY`] of what comes, with a queue before it.
     struct Overloaded {
-        /// Decides.
         limiter: Limiter,
-        /// What goes up.
         shares: Option<Box<[u32; CLIENT_BUCKETS]>>,
         /// Queries in the queue, by group.
         queue: [f64; CLIENT_BUCKETS],
-        /// Windows so far.
         windows: u32,
         /// Queries that went up so far.
         went_up: f64,

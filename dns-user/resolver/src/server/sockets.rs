@@ -25,7 +25,6 @@ const FREE_PORT_TRIES: usize = 16;
 pub(super) struct Endpoint {
     /// The address, with the port that was taken for port 0.
     pub(super) address: SocketAddr,
-    /// The one listener.
     pub(super) tcp: tokio::net::TcpListener,
     /// One for each worker; the kernel steers a client to one of them.
     pub(super) udp: Vec<udp::Socket>,
@@ -45,7 +44,6 @@ impl Endpoint {
         }
     }
 
-    /// One try.
     fn try_bind(address: SocketAddr, options: &Options, workers: usize) -> Result<Self, ServerError> {
         let only_v6 = options.ipv4_apart;
         let failed = |address, transport| {

@@ -100,9 +100,7 @@ pub(super) async fn serve(
     while connections.join_next().await.is_some() {}
 }
 
-/// One connection.
 struct Session {
-    /// The connection.
     stream: TcpStream,
     /// Who is at its other end.
     client: SocketAddr,
@@ -124,7 +122,6 @@ struct Session {
     output: Vec<u8>,
     /// Bytes of `held` and `output`, counted among those of all connections.
     bytes: HeldBytes,
-    /// Order of answers.
     shuffle: Shuffle,
     /// Last time that a query came in or replies went out.
     active: Instant,
@@ -386,7 +383,6 @@ pub(super) fn held_by_all() -> usize {
 struct HeldBytes(usize);
 
 impl HeldBytes {
-    /// None.
     const fn new() -> Self {
         Self(0)
     }

@@ -82,13 +82,10 @@ fn upcheck_only() -> Routes {
 
 /// A server that runs until it is stopped.
 struct Running {
-    /// Where it listens.
     addresses: Vec<SocketAddr>,
     /// What it answers from.
     fleet: Arc<Fleet>,
-    /// Stops it.
     stop: oneshot::Sender<()>,
-    /// Its end.
     ended: JoinHandle<()>,
 }
 
@@ -98,7 +95,6 @@ impl Running {
         Self::start_with(&["127.0.0.1:0"], local, routes, Options::default()).await
     }
 
-    /// Starts on `listen`.
     async fn start_with(listen: &[&str], local: Arc<Fleet>, routes: Routes, options: Options) -> Self {
         let listen: Vec<SocketAddr> = listen.iter().map(|address| address.parse().unwrap()).collect();
         local.set_routes(routes);
@@ -113,7 +109,6 @@ impl Running {
         Self { addresses, fleet: local, stop, ended }
     }
 
-    /// The first address.
     fn address(&self) -> SocketAddr {
         self.addresses[0]
     }
@@ -141,7 +136,6 @@ impl Stalling {
         Arc::new(Self { go: Notify::new(), open: AtomicBool::new(false), asked: AtomicUsize::new(0) })
     }
 
-    /// Lets everybody through.
     fn release(&self) {
         self.open.store(true, Ordering::SeqCst);
         self.go.notify_waiters();
@@ -206,7 +200,6 @@ fn framed(message: &[u8]) -> Vec<u8> {
     [&(message.len() as u16).to_be_bytes()[..], message].concat()
 }
 
-/// Asks by TCP.
 async fn ask_tcp(server: SocketAddr, message: &[u8]) -> Message {
     let mut stream = TcpStream::connect(server).await.unwrap();
     stream.write_all(&framed(message)).await.unwrap();

@@ -35,7 +35,6 @@ const SEND_RETRY: (Duration, usize) = (Duration::from_millis(1), 20);
 
 /// A bound socket, shared by its worker and the tasks that answer later.
 pub(super) struct Socket {
-    /// The descriptor, blocking.
     descriptor: OwnedFd,
     /// Whether the kernel says where datagrams were sent to, and replies say where from.
     told: bool,
@@ -61,7 +60,6 @@ impl Socket {
         let _not_connected = unsafe { libc::shutdown(self.raw(), libc::SHUT_RD) };
     }
 
-    /// For system calls.
     fn raw(&self) -> RawFd {
         self.descriptor.as_raw_fd()
     }
@@ -102,11 +100,9 @@ impl Socket {
 /// Where a reply goes, and from which of our addresses.
 #[derive(Clone)]
 struct ReturnPath {
-    /// The client.
     peer: libc::sockaddr_storage,
     /// Our address, as a control message.
     control: ControlMessages,
-    /// Bytes of it.
     control_len: usize,
 }
 
@@ -141,7 +137,6 @@ pub(super) struct Worker {
     runtime: Handle,
     /// Answers of the current generation.
     cache: AnswerCache,
-    /// Order of answers.
     shuffle: Shuffle,
     /// Whose replies are not bounded.
     near: NearClients,
@@ -344,7 +339,6 @@ impl Worker {
 struct Clock {
     /// When the batch was taken from the socket.
     received: Instant,
-    /// The last reading.
     last: Option<Duration>,
 }
 
@@ -354,7 +348,6 @@ impl Clock {
         Self { received: Instant::now(), last: None }
     }
 
-    /// Time since then.
     fn elapsed(&mut self) -> Duration {
         *self.last.insert(self.received.elapsed())
     }

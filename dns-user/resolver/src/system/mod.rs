@@ -16,27 +16,21 @@ pub enum SystemError {
     /// A file cannot be read or written.
     #[error("{file}: {problem}")]
     File {
-        /// Which one.
         file: String,
         /// What the kernel said.
         problem: io::Error,
     },
-    /// A program failed.
     #[error("{command} failed: {problem}")]
     Command {
         /// As a person would type it.
         command: String,
-        /// What it said.
         problem: String,
     },
     /// Somebody else decides what stands in resolv.conf.
     #[error("{file} is written by {who}: {remedy}")]
     Managed {
-        /// The file.
         file: String,
-        /// Who writes it.
         who: &'static str,
-        /// What to do.
         remedy: &'static str,
     },
     /// The server's configuration cannot be read.

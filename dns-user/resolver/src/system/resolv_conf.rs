@@ -22,7 +22,6 @@ const COMMENT: &str = "# bosh-dns-xdp puts the next line first; it goes when bos
 /// How often to look whether resolvconf has done its work, and the time between two looks:
 /// those of the reference.
 const LOOKS: u32 = 8;
-/// See [`LOOKS`].
 const BETWEEN_LOOKS: Duration = Duration::from_secs(2);
 
 /// Keeps the server first.
@@ -134,7 +133,6 @@ impl ResolvConf {
         text.replace(&self.lines(), "")
     }
 
-    /// Our lines.
     fn lines(&self) -> String {
         format!("{COMMENT}\nnameserver {}\n", self.address)
     }

@@ -13,7 +13,6 @@ use crate::{
 };
 use dns_core::config::CacheConfig;
 
-/// `ok.example.`
 const NAME: &[u8] = b"\x02ok\x07example\0";
 
 /// A cache of ordinary size.

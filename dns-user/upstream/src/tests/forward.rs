@@ -10,7 +10,6 @@ use parking_lot::Mutex;
 use super::{scripted::*, *};
 use crate::host_names::HostNames;
 
-/// `ok.example.`
 const NAME: &[u8] = b"\x02oK\x07eXample\0";
 
 #[tokio::test]

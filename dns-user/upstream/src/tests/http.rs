@@ -23,7 +23,6 @@ use crate::{
 struct Seen {
     /// First lines of requests.
     requests: Mutex<Vec<String>>,
-    /// Connections.
     connections: AtomicUsize,
 }
 

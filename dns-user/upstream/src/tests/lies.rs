@@ -7,7 +7,6 @@ use super::*;
 use crate::{cache::Cache, json_answer, message::Outline, readable::Readable};
 use dns_core::config::CacheConfig;
 
-/// `ok.example.`
 const NAME: &[u8] = b"\x02ok\x07example\0";
 
 /// A reply with an alias, an address, an SOA and an OPT, names compressed.

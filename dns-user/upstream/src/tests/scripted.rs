@@ -21,7 +21,6 @@ type Script = dyn Fn(&[u8]) -> Vec<Vec<u8>> + Send + Sync;
 
 /// A recursor on a port of 127.0.0.1 or ::1, UDP and TCP, until it is dropped.
 pub(super) struct Scripted {
-    /// Where it listens.
     pub(super) address: SocketAddr,
     /// Queries by UDP so far.
     pub(super) udp: Arc<AtomicUsize>,
@@ -29,7 +28,6 @@ pub(super) struct Scripted {
     pub(super) tcp: Arc<AtomicUsize>,
     /// TCP connections so far.
     pub(super) connections: Arc<AtomicUsize>,
-    /// Its tasks.
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -79,7 +77,6 @@ impl Drop for Scripted {
     }
 }
 
-/// Answers datagrams.
 async fn serve_udp(socket: UdpSocket, script: Arc<Script>, count: Arc<AtomicUsize>) {
     let mut buffer = vec![0; 65_535];
     while let Ok((length, client)) = socket.recv_from(&mut buffer).await {
@@ -90,7 +87,6 @@ async fn serve_udp(socket: UdpSocket, script: Arc<Script>, count: Arc<AtomicUsiz
     }
 }
 
-/// Answers connections.
 async fn serve_tcp(
     listener: TcpListener,
     script: Arc<Script>,

@@ -32,11 +32,9 @@ const BARE_OPT: usize = 11;
 /// What is told, and to whom.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// To whom.
     setting: Setting,
     /// What the host is called.
     hostname: String,
-    /// Program and version.
     version: String,
 }
 

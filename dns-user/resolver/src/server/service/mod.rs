@@ -46,11 +46,8 @@ pub(in crate::server) struct QueryHandler {
     pub(in crate::server) fleet: Arc<Fleet>,
     /// What the server tells about itself.
     identity: Arc<Identity>,
-    /// What is counted.
     pub(in crate::server) metrics: ServerMetrics,
-    /// Limits.
     pub(in crate::server) options: Options,
-    /// Queries that wait.
     admission: Arc<Admission>,
 }
 
@@ -58,7 +55,6 @@ pub(in crate::server) struct QueryHandler {
 pub(in crate::server) enum AtOnce {
     /// The reply is written.
     Replied {
-        /// Who answered.
         by: By,
         /// The answer, if it is a local one.
         resolution: Option<Resolution>,
@@ -81,7 +77,6 @@ pub(in crate::server) struct Later {
 enum Source {
     /// First checks of instances of this local name of this state.
     FirstChecks(Arc<State>, Name),
-    /// A handler, recursors.
     Other(Arc<dyn Answer>),
 }
 
