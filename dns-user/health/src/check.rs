@@ -56,10 +56,10 @@ pub(super) enum CheckError {
     Answer(#[from] ReportError),
 }
 
-/// Asks once. Reuses `kept` if it was made with the certificates of now and is
-/// still open. Gives the answer and a connection for the next time, if there is one.
+/// Sends one request. Reuses `kept` if it was made with the current certificates and is still open.
+/// Returns the answer, and the connection if it can be kept for the next check.
 ///
-/// There is no time limit in here. Must be polled inside a `LocalSet`.
+/// Applies no time limit. Must be polled inside a `LocalSet`.
 pub(super) async fn check(
     address: SocketAddr,
     tls: &TlsMaterial,

@@ -1,10 +1,9 @@
-//! Health of instances: who is checked, how, and what is known; and the health
-//! server that other machines ask.
-//!
-//! * [`HealthStates`]: what is known, for [`dns_core::resolve::resolve`].
-//! * [`Tracker`]: which names were asked last, and which instances they need.
-//! * `watcher`: carries the checks out on a thread of its own, in the order
-//!   that `schedule` (pure) decides.
+//! Health of instances: checks them and keeps their states; and the health server that other
+//! machines check.
+//! * [`HealthStates`]: the known states, read by [`dns_core::resolve::resolve`].
+//! * [`Tracker`]: the names queried most recently, and the instances they need.
+//! * `watcher`: runs the checks on a separate thread, in the order that `schedule` (no I/O)
+//!   decides.
 //! * [`server`]: the process that answers `GET /health`.
 
 mod check;

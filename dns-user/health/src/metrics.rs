@@ -1,4 +1,4 @@
-//! What is counted of the checks.
+//! Metrics of the health checks.
 
 use std::{sync::Arc, time::Duration};
 
@@ -43,7 +43,7 @@ pub(super) enum CheckResult {
 }
 
 impl HealthMetrics {
-    /// All at zero.
+    /// Creates the metrics, all at zero.
     pub fn new() -> prometheus::Result<Self> {
         Ok(Self {
             checks: families::HEALTH_CHECKS_TOTAL.counters()?,

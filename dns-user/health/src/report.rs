@@ -1,4 +1,4 @@
-//! What a health server says: `{"state": "running", "group_state": {"7": "failing"}}`.
+//! The body of a health server's reply: `{"state": "running", "group_state": {"7": "failing"}}`.
 
 use std::collections::BTreeMap;
 
@@ -86,8 +86,8 @@ fn text(value: &Json) -> Result<Option<&str>, ReportError> {
     }
 }
 
-/// What a state's text means; the letter case counts. An instance may call
-/// itself unchecked and is then taken for it (observed).
+/// Parses the text of a state, case-sensitively. An instance may report itself as unchecked, and is
+/// then treated as such (observed).
 fn state_of(text: &str) -> HealthState {
     match text {
         "running" => HealthState::Running,
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_as_the_reference_reads_them() {
+    fn bodies_are_read_like_bosh_dns() {
         assert_eq!(state(r#"{"state":"running"}"#), Some(HealthState::Running));
         assert_eq!(
             state(r#"{"STATE":"failing","more":{"x":1},"group_state":{}}"#),
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_without_groups_does_not_mention_them() {
+    fn report_without_groups_omits_field() {
         let mut report = Report { state: "running", group_state: BTreeMap::new() };
         assert_eq!(serde_json::to_string(&report).unwrap(), r#"{"state":"running"}"#);
         report.group_state.insert("1".to_owned(), "failing");

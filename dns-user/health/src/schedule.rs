@@ -1,19 +1,18 @@
-//! When which instance is checked: pure, with the caller's clock.
+//! Schedules the checks of instances. Does no I/O; the caller passes the time.
 //!
-//! Every instance has a phase of its own inside the interval, and phases are
-//! dealt out so that any number of instances is spread evenly. The first check
-//! of an instance does not wait for its phase.
+//! Every instance has a phase within the interval. Phases are chosen so that any number of
+//! instances is spread evenly. The first check of an instance does not wait for its phase.
 //!
 //! Two lanes keep silent instances from delaying the others:
 //!
-//! * the **fast lane** takes first checks and those of instances that answer;
-//!   a check that is not done after the caller's patience has to leave it;
-//! * the **slow lane** takes those, and from the beginning the checks of
-//!   instances that were silent last time. A quarter of it is kept for
-//!   instances that answered last time and are slow now.
+//! * the **fast lane** runs first checks and checks of responsive instances; a check that exceeds
+//!   the caller's patience must leave it;
+//! * the **slow lane** runs the checks that left the fast lane, and all checks of instances that
+//!   were silent last time. A quarter of it is reserved for instances that answered last time and
+//!   are slow now.
 //!
-//! So thousands of black holes fill their part of the slow lane and wait for one
-//! another, while an instance that answers waits for none of them.
+//! Thousands of unreachable instances thus fill only their part of the slow lane, and never delay
+//! an instance that answers.
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -57,7 +56,7 @@ pub(super) enum Ending {
     CutOff,
 }
 
-/// Stands for one check from its start to its end.
+/// Identifies one check from its start to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Ticket(u64);
 
@@ -67,21 +66,21 @@ pub(super) struct Schedule {
     /// Time between two checks of one instance.
     interval: Duration,
     epoch: Instant,
-    /// How many may run at once.
+    /// Limits of running checks.
     lanes: Lanes,
     /// Phase of the next instance, in 2⁻³² of the interval.
     next_phase: u32,
     /// Number of the next ticket.
     next_ticket: u64,
     targets: HashMap<IpAddr, Target>,
-    /// Never checked, and somebody waits for it. May hold instances that have
-    /// left or moved on; these are skipped.
+    /// Instances never checked for which a query waits. May list instances that have since left the
+    /// schedule or this queue; these are skipped.
     urgent: VecDeque<IpAddr>,
-    /// Never checked. As above.
+    /// Other instances never checked, with the same caveat.
     first: VecDeque<IpAddr>,
-    /// Next checks of those that answer.
+    /// Next checks of responsive instances.
     due: BTreeSet<(Instant, IpAddr)>,
-    /// Next checks of those that were silent.
+    /// Next checks of silent instances.
     silent: BTreeSet<(Instant, IpAddr)>,
     running: HashMap<Ticket, (IpAddr, Lane)>,
     /// How many of them are in the slow lane.
@@ -96,26 +95,26 @@ pub(super) struct Schedule {
 struct Target {
     /// Its phase, in 2⁻³² of the interval.
     phase: u32,
-    /// What it waits for.
+    /// The queue that holds the instance, or its running check.
     waits: Waits,
-    /// Whether it answered last time.
+    /// Whether the last check got an answer.
     answered: bool,
 }
 
-/// What an instance waits for.
+/// The state of an instance in the schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waits {
     Urgent,
     First,
     Due(Instant),
     Silent(Instant),
-    /// For the end of its check.
+    /// Its check is running.
     Running(Ticket),
 }
 
 impl Schedule {
-    /// Nothing to check yet. `phase` shifts all phases (2⁻³² of the interval):
-    /// a random one keeps machines from checking in step.
+    /// Creates an empty schedule. `phase` shifts all phases (in 2⁻³² of the interval): a random one
+    /// keeps machines from checking in step.
     pub(super) fn new(interval: Duration, lanes: Lanes, epoch: Instant, phase: u32) -> Self {
         Self {
             interval,
@@ -135,7 +134,7 @@ impl Schedule {
         }
     }
 
-    /// Begins to check an instance, or says that somebody waits for its first check.
+    /// Adds an instance, or marks its pending first check as urgent because a query waits for it.
     pub(super) fn add(&mut self, ip: IpAddr, urgent: bool) {
         let phase = self.next_phase;
         let waits = if urgent { Waits::Urgent } else { Waits::First };
@@ -150,8 +149,8 @@ impl Schedule {
         if urgent { &mut self.urgent } else { &mut self.first }.push_back(ip);
     }
 
-    /// Checks the instance no more. Gives the ticket of its running check, which
-    /// still has to be ended.
+    /// Removes the instance. Returns the ticket of its running check, which the caller must still
+    /// end.
     pub(super) fn remove(&mut self, ip: IpAddr) -> Option<Ticket> {
         match self.targets.remove(&ip)?.waits {
             Waits::Due(at) => _ = self.due.remove(&(at, ip)),
@@ -163,7 +162,7 @@ impl Schedule {
         None
     }
 
-    /// Whether the instance is to be checked.
+    /// Returns whether the instance is scheduled.
     pub(super) fn holds(&self, ip: IpAddr) -> bool {
         self.targets.contains_key(&ip)
     }
@@ -191,8 +190,8 @@ impl Schedule {
         Some((ticket, ip, lane))
     }
 
-    /// Takes the next instance for the fast lane out of its queue: first those
-    /// that somebody waits for, then those whose time has come, then new ones.
+    /// Takes the next instance for the fast lane out of its queue: first checks that a query waits
+    /// for, then due checks, then other first checks.
     fn next_fast(&mut self, now: Instant) -> Option<IpAddr> {
         if self.running.len() - self.running_slow >= self.lanes.fast {
             return None;
@@ -208,9 +207,8 @@ impl Schedule {
         Self::pop(&mut self.first, &self.targets, Waits::First, !self.newest_next)
     }
 
-    /// The first or last of `queue` that still waits in it. Taken by turns: a
-    /// small group does not wait for a big one that was there before, nor for one
-    /// that came after.
+    /// Returns the first or the last instance that still waits in `queue`, alternately, so that a
+    /// small group waits neither for a big group added before it nor for one added after it.
     fn pop(
         queue: &mut VecDeque<IpAddr>,
         targets: &HashMap<IpAddr, Target>,
@@ -225,8 +223,8 @@ impl Schedule {
         None
     }
 
-    /// The patience with a check in the fast lane has ended: moves it to the slow
-    /// lane. `false`: that is full, the check has to be ended as cut off.
+    /// Moves a check that exceeded its patience to the slow lane; `false` if that is full, and the
+    /// check must be ended as cut off.
     pub(super) fn slow_down(&mut self, ticket: Ticket) -> bool {
         let Some((ip, _)) = self.running.get(&ticket) else { return false };
         let room = self.has_slow_room(self.targets.get(ip).is_some_and(|target| target.answered));
@@ -241,7 +239,7 @@ impl Schedule {
         }
     }
 
-    /// A check is over; decides when the next one is.
+    /// Ends a check and schedules the next one.
     pub(super) fn end(&mut self, ticket: Ticket, ending: Ending, now: Instant) {
         let Some((ip, lane)) = self.running.remove(&ticket) else { return };
         self.running_slow -= usize::from(lane == Lane::Slow);
@@ -267,7 +265,7 @@ impl Schedule {
         }
     }
 
-    /// When [`Self::start`] is to be called again, if nothing else happens.
+    /// Returns the time of the next call of [`Self::start`], unless a check ends before.
     pub(super) fn next_wake(&self) -> Option<Instant> {
         let has_fast_room = self.running.len() - self.running_slow < self.lanes.fast;
         let fast = self.due.first().filter(|_| has_fast_room).map(|(at, _)| *at);
@@ -276,7 +274,7 @@ impl Schedule {
         fast.into_iter().chain(slow).min()
     }
 
-    /// How many checks are under way.
+    /// Returns the number of running checks.
     pub(super) fn in_flight(&self) -> usize {
         self.running.len()
     }
@@ -289,7 +287,7 @@ impl Schedule {
     }
 }
 
-/// The first moment not before `earliest` that lies at `phase` inside an interval.
+/// Returns the first moment not before `earliest` that lies at `phase` within an interval.
 fn next_moment(epoch: Instant, interval: Duration, phase: u32, earliest: Instant) -> Instant {
     let length = interval.as_nanos().max(1);
     let offset = (length * u128::from(phase)) >> 32;
@@ -317,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn checks_are_spread_evenly_for_any_number() {
+    fn checks_are_spread_evenly() {
         for count in [10_u32, 100, 1000, 3000] {
             let (mut schedule, epoch) = schedule(usize::MAX, 1);
             for n in 0..count {
@@ -350,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_is_checked_at_once_and_then_every_interval() {
+    fn first_check_is_immediate() {
         let (mut schedule, epoch) = schedule(1, 1);
         schedule.add(ip(1), false);
         schedule.add(ip(1), false);
@@ -375,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_instances_fill_only_their_own_lane() {
+    fn silent_instances_fill_slow_lane() {
         let (mut schedule, mut now) = schedule(4, 8);
         let patience = Duration::from_millis(200);
         for n in 0..1000 {
@@ -400,13 +398,13 @@ mod tests {
             now += patience;
             waited += patience;
         }
-        // By turns from both ends, so it does not even wait for the others' patience.
+        // Both ends of the queue take turns, so it does not even wait for the others' patience.
         assert!(waited <= patience, "{waited:?}");
         assert!(schedule.running_slow <= 6);
     }
 
     #[test]
-    fn who_is_waited_for_goes_first() {
+    fn urgent_instances_are_checked_first() {
         let (mut schedule, now) = schedule(1, 1);
         for n in 0..10 {
             schedule.add(ip(n), false);
@@ -423,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slow_lane_has_room_for_who_answered_last_time() {
+    fn slow_lane_reserves_room() {
         let (mut schedule, now) = schedule(100, 8);
         schedule.add(ip(100), false);
         let (ticket, _, _) = schedule.start(now).unwrap();
@@ -439,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_instance_that_answers_is_back_in_the_fast_lane() {
+    fn recovered_instance_returns_to_fast_lane() {
         let (mut schedule, now) = schedule(1, 1);
         schedule.add(ip(1), false);
         let (ticket, _, _) = schedule.start(now).unwrap();
@@ -454,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slow_lane_is_not_entered_by_all_at_once() {
+    fn slow_lane_entries_are_spaced() {
         let epoch = Instant::now();
         let pace = Duration::from_millis(10);
         let lanes = Lanes { fast: 100, slow: 100, pace };
@@ -479,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn removed_while_running_and_added_again() {
+    fn running_instance_can_be_readded() {
         let (mut schedule, now) = schedule(2, 1);
         schedule.add(ip(1), false);
         let (old, _, _) = schedule.start(now).unwrap();

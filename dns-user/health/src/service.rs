@@ -44,25 +44,25 @@ const KEPT: usize = 2048;
 /// Shortest interval between two checks, whatever the configuration says.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Health checks: states, tracker and the watcher's thread.
+/// Health checks: states, tracker and the watcher's thread, started and stopped together.
 pub struct HealthService {
     states: Arc<HealthStates>,
     tracker: Arc<Tracker>,
-    /// The fast path, told of every change of a state.
+    /// The fast path, notified of every change of a state.
     fast_path: Slot,
     tls: Arc<RotatingTls>,
     metrics: HealthMetrics,
-    /// Signs of life of the watcher.
+    /// Heartbeat of the watcher.
     pulse: Arc<Pulse>,
-    /// How the last checks ended.
+    /// Results of the last checks.
     sight: Arc<Sight>,
     /// The watcher, before and while it runs.
     watch: Mutex<Watch>,
-    /// Port, interval, time limit.
+    /// Port, interval and time limit.
     settings: Settings,
 }
 
-/// What the watcher needs of the configuration.
+/// Settings of the watcher.
 #[derive(Clone, Copy, Debug)]
 struct Settings {
     /// Port of the health servers.
@@ -75,7 +75,7 @@ struct Settings {
 
 /// The watcher's thread.
 enum Watch {
-    /// Not started; what the tracker has ordered so far waits here.
+    /// Not started; orders of the tracker wait here.
     Waiting(mpsc::UnboundedReceiver<Order>),
     Running {
         /// Ends it, by being dropped as well.
@@ -85,7 +85,7 @@ enum Watch {
     Stopped,
 }
 
-/// Why there can be no health checks.
+/// Reasons why health checks cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum HealthError {
     /// `health.enabled` without certificates.
@@ -139,22 +139,22 @@ impl HealthService {
         })
     }
 
-    /// What is known of the instances.
+    /// Returns the states of the instances.
     pub fn states(&self) -> Arc<HealthStates> {
         self.states.clone()
     }
 
-    /// What is checked.
+    /// Returns the tracker of names and instances.
     pub fn tracker(&self) -> Arc<Tracker> {
         self.tracker.clone()
     }
 
-    /// Counters, to be registered by the daemon.
+    /// Returns the metrics, for the daemon to register.
     pub fn metrics(&self) -> &HealthMetrics {
         &self.metrics
     }
 
-    /// The client certificates.
+    /// Returns the client certificates.
     pub fn tls(&self) -> &Arc<RotatingTls> {
         &self.tls
     }
@@ -209,8 +209,8 @@ impl HealthService {
         Ok(())
     }
 
-    /// Time since the watcher's loop last went round, above what is its way: what is known
-    /// of instances may be outdated by so much. Zero while it does not run.
+    /// Returns by how much the watcher's loop is late: the states may be outdated by this much.
+    /// Zero while the watcher does not run.
     pub fn silent_for(&self) -> Duration {
         match *self.watch.lock() {
             Watch::Running { .. } => self.pulse.silent_for().saturating_sub(BEAT),
@@ -218,17 +218,18 @@ impl HealthService {
         }
     }
 
-    /// Why no instance can be checked, as far as certificates are the cause; `None` while some can.
+    /// Returns why no instance can be checked if the certificates are the cause; `None` while some
+    /// can.
     pub fn blindness(&self) -> Option<String> {
         self.sight.blindness(&self.tls.current(), SystemTime::now())
     }
 
-    /// Asks one instance now, beside the watcher; nothing is remembered. No
-    /// usable answer: unknown.
+    /// Checks one instance now, independently of the watcher, without keeping the result. Returns
+    /// unknown without a usable answer.
     pub async fn ask_once(&self, ip: IpAddr) -> InstanceHealth {
         let address = SocketAddr::new(ip, self.settings.port);
         let (tls, limit) = (self.tls.current(), self.settings.timeout);
-        // A check wants a thread of its own kind of tasks.
+        // A check needs a `LocalSet`, and so a single-threaded runtime.
         let asked = tokio::task::spawn_blocking(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
             let asking = async { tokio::time::timeout(limit, check(address, &tls, None)).await };
@@ -237,7 +238,7 @@ impl HealthService {
         asked.await.ok().flatten().unwrap_or_else(InstanceHealth::unknown)
     }
 
-    /// Ends the watcher's thread and waits for it. What is known stays.
+    /// Stops the watcher's thread and waits for its end. The states stay.
     pub fn stop(&self) {
         let watch = {
             let mut watch = self.watch.lock();
@@ -283,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checks_stay_within_their_share_of_files() {
+    fn checks_respect_file_limit() {
         for files in [64, 256, 1024, 2048, 65_536, 1 << 20] {
             let Budget { lanes: Lanes { fast, slow, .. }, kept } = Budget::of(files, Duration::from_secs(1));
             let most = (fast + slow + kept) as u64;

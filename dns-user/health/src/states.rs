@@ -1,4 +1,4 @@
-//! What is known of every instance's health, for many readers at once.
+//! The health of every instance, for many concurrent readers.
 
 use std::{
     collections::HashMap,
@@ -11,13 +11,13 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use dns_core::resolve::{Health, HealthState};
 
-/// How many parts the states are kept in, so that a writer stops few readers.
+/// Number of shards, so that a writer blocks few readers.
 const SHARDS: usize = 32;
 
-/// The state of every instance that was asked, by address.
+/// The state of every checked instance, by address.
 ///
-/// Reading takes one shard's read lock for as long as a map look-up takes;
-/// writers hold theirs no longer, so nobody ever waits for a check.
+/// Readers hold one shard's lock only for a map look-up, and writers hold it no longer, so no query
+/// ever waits for a check.
 #[derive(Debug)]
 pub struct HealthStates {
     shards: [RwLock<HashMap<IpAddr, InstanceHealth>>; SHARDS],
@@ -26,7 +26,7 @@ pub struct HealthStates {
     changes: AtomicU64,
 }
 
-/// What one instance said of itself.
+/// The health that one instance reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstanceHealth {
     /// Of the whole instance.
@@ -36,12 +36,12 @@ pub struct InstanceHealth {
 }
 
 impl InstanceHealth {
-    /// An instance that gave no usable answer.
+    /// Returns the state of an instance without a usable answer.
     pub fn unknown() -> Self {
         Self { state: HealthState::Unknown, groups: Box::default() }
     }
 
-    /// Leaves out groups that are as the instance: they count as it does anyway.
+    /// Drops groups in the state of the instance, because they follow it anyway.
     fn condensed(self) -> Self {
         let Self { state, groups } = self;
         Self { state, groups: groups.into_iter().filter(|(_, of_group)| *of_group != state).collect() }
@@ -49,7 +49,7 @@ impl InstanceHealth {
 }
 
 impl HealthStates {
-    /// No instance was asked yet.
+    /// Creates an empty set: no instance has been checked yet.
     pub fn new() -> Self {
         Self {
             shards: std::array::from_fn(|_| RwLock::default()),
@@ -58,8 +58,8 @@ impl HealthStates {
         }
     }
 
-    /// Notes what the instance said. Says whether that differs from what was
-    /// known; something known for the first time differs unless it is "unchecked".
+    /// Records an instance's report. Returns whether the state differs from the previous one; a
+    /// first report differs unless it is "unchecked".
     pub fn set(&self, ip: IpAddr, health: InstanceHealth) -> bool {
         let health = health.condensed();
         let mut shard = self.write(ip);
@@ -75,7 +75,7 @@ impl HealthStates {
         changed
     }
 
-    /// Forgets the instance: it is unchecked again. Says whether it was known.
+    /// Forgets the instance, which becomes unchecked again. Returns whether it was known.
     pub fn remove(&self, ip: IpAddr) -> bool {
         let was_known = self.write(ip).remove(&ip).is_some();
         if was_known {
@@ -84,19 +84,19 @@ impl HealthStates {
         was_known
     }
 
-    /// Returns how many states have changed so far. Whoever sees the number after a change
-    /// sees the changed state.
+    /// Returns the number of changes so far. A reader that sees the number after a change also sees
+    /// the changed state.
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// Whether the instance has been asked since it is tracked.
+    /// Returns whether the instance has been checked since it has been tracked.
     pub fn is_checked(&self, ip: IpAddr) -> bool {
         self.read(ip).contains_key(&ip)
     }
 
-    /// How many instances are in each state, in the order running, failing,
-    /// unknown, unchecked (these: said so themselves).
+    /// Returns the number of instances in each state, in the order running, failing, unknown,
+    /// unchecked (only instances that report themselves so).
     pub fn counts(&self) -> [usize; 4] {
         let mut counts = [0; 4];
         for shard in &self.shards {
@@ -112,18 +112,18 @@ impl HealthStates {
         counts
     }
 
-    /// The part that knows `ip`, for reading.
+    /// Locks the shard of `ip` for reading.
     fn read(&self, ip: IpAddr) -> RwLockReadGuard<'_, HashMap<IpAddr, InstanceHealth>> {
-        // Nothing in a locked section leaves the map half changed.
+        // A panic cannot leave the map half changed.
         self.shards[self.shard(ip)].read()
     }
 
-    /// The part that knows `ip`, for writing.
+    /// Locks the shard of `ip` for writing.
     fn write(&self, ip: IpAddr) -> RwLockWriteGuard<'_, HashMap<IpAddr, InstanceHealth>> {
         self.shards[self.shard(ip)].write()
     }
 
-    /// Index of the part that knows `ip`.
+    /// Returns the index of the shard of `ip`.
     fn shard(&self, ip: IpAddr) -> usize {
         // The remainder is below SHARDS, so it fits.
         (self.hasher.hash_one(ip) % SHARDS as u64) as usize
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_counts_before_its_instance() {
+    fn group_state_overrides_instance() {
         let states = HealthStates::new();
         let ip = IpAddr::from([10, 0, 0, 1]);
         assert_eq!(states.state(ip, None), HealthState::Unchecked);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_is_unchecked_again() {
+    fn forgotten_instance_is_unchecked() {
         let states = HealthStates::new();
         let ip = IpAddr::from([0; 16]);
         assert!(states.set(ip, InstanceHealth::unknown()));

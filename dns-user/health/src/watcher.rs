@@ -1,7 +1,7 @@
-//! The watcher: carries out the checks, on a thread of its own.
+//! The watcher: runs the checks on a separate thread.
 //!
-//! Handshakes cost a millisecond of CPU each; on a thread of their own, with a
-//! lower priority, they delay no query.
+//! A handshake costs a millisecond of CPU; on a separate thread with a lower priority it delays no
+//! query.
 
 use std::{
     cell::RefCell,
@@ -34,7 +34,7 @@ use dns_platform::{logs::LineLimit, tls::RotatingTls};
 /// centre answers within a few milliseconds, handshake included.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// How often the loop goes round even where nothing is to be done, as a sign of life.
+/// Longest pause of the loop, which bounds the age of the heartbeat.
 pub(super) const BEAT: Duration = Duration::from_millis(500);
 
 /// Most orders taken at once before checks are started again.
@@ -65,7 +65,7 @@ pub(super) struct Watcher {
 
 /// The watcher at work; shared by the tasks of its thread.
 struct Work {
-    /// What it works with.
+    /// Shared state and settings.
     watcher: Watcher,
     /// When which instance is checked.
     schedule: RefCell<Schedule>,
@@ -148,8 +148,8 @@ impl Work {
             Order::Check { ip, urgent } => self.schedule.borrow_mut().add(ip, urgent),
             Order::Dropped { names, instances } => {
                 fast_path.withdraw(&names);
-                // One that is needed again in the meantime begins anew: the order
-                // for that comes behind this one.
+                // An instance that is needed again meanwhile starts over: its order comes after
+                // this one.
                 instances.iter().for_each(|ip| self.drop_instance(*ip));
                 fast_path.health_changed(&instances);
             }
@@ -188,7 +188,7 @@ impl Work {
     }
 }
 
-/// A check under way. Whatever becomes of it, its place in the lane is given back.
+/// A running check. Its place in the lane is released however it ends.
 struct Running {
     /// The watcher at work.
     work: Rc<Work>,

@@ -17,8 +17,8 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// What counts as one client: an IPv4 address, or the /64 network of an IPv6 address, of
-/// which a single machine has as many as it likes (RFC 4291, section 2.5.4).
+/// The unit of fairness: an IPv4 address, or the /64 network of an IPv6 address, because a single
+/// host can use any address of its /64 (RFC 4291, section 2.5.4).
 pub type Client = IpAddr;
 
 /// The client that an address belongs to.
@@ -88,7 +88,7 @@ impl<K: Copy + Eq + Hash> Admission<K> {
         Some(Permit { admission: Arc::clone(self), client })
     }
 
-    /// Whether nothing waits.
+    /// Returns whether no query is waiting for an answer.
     pub fn is_idle(&self) -> bool {
         self.held.lock().total == 0
     }
@@ -111,7 +111,7 @@ impl Admission {
         refuses
     }
 
-    /// How it stands.
+    /// Returns the number of waiting queries, the limit, and the refusals so far.
     pub fn status(&self) -> AdmissionStatus {
         let held = self.held.lock();
         AdmissionStatus {
@@ -136,7 +136,7 @@ impl<K: Copy + Eq + Hash> Held<K> {
     }
 }
 
-/// The client; the server itself where nobody else asks.
+/// Returns the client, or the unspecified address for queries that the server itself sends.
 fn client_or_self(address: Option<IpAddr>) -> Client {
     client_of(address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)))
 }
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv6_network_is_one_client() {
+    fn ipv6_network_is_one_client() {
         let of = |text: &str| client_of(text.parse().unwrap());
         assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:2"));
         assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));

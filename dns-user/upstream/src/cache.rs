@@ -48,15 +48,15 @@ pub(crate) struct Cache {
     store: Store<Box<[u8]>, Arc<Entry>, foldhash::fast::RandomState>,
     /// How long past their time entries may be given; `None`: never.
     pub(crate) stale: Option<Duration>,
-    /// What of a query goes up, and so decides about the answer.
+    /// The parts of a client's query that are forwarded, and so decide about the answer.
     form: Form,
     /// Effects of the reference that are kept.
     compat: Compat,
-    /// What became of look-ups.
+    /// Results of look-ups.
     pub(crate) counters: Arc<CacheCounters>,
 }
 
-/// What became of look-ups since the start.
+/// Look-ups since the start, by result.
 #[derive(Debug, Default)]
 pub(crate) struct CacheCounters {
     /// Answered from entries with data.
@@ -105,7 +105,7 @@ pub(crate) struct Entry {
     no_recheck_before_ms: AtomicU64,
 }
 
-/// What the cache knows.
+/// The result of a look-up.
 pub(crate) enum Lookup {
     Fresh(Vec<u8>),
     /// An answer past its time; it should be renewed first.
@@ -178,8 +178,8 @@ impl Cache {
         Lookup::Stale(entry)
     }
 
-    /// Writes an answer that is still good into `reply`, and says whether there
-    /// is one. What is not found is not counted: whoever asks comes again.
+    /// Writes an answer that is still fresh into `reply`; `false` if there is none. A miss is not
+    /// counted here, because the client's query looks the name up again.
     pub(crate) fn write_fresh(&self, key: &Key, query: &Query<'_>, reply: &mut Vec<u8>) -> bool {
         self.store.get(&key[..]).is_some_and(|entry| self.write_if_fresh(&entry, query, reply))
     }
@@ -197,7 +197,7 @@ impl Cache {
         true
     }
 
-    /// The answer past its time: renewing it was in vain.
+    /// Returns the expired answer after its renewal has failed.
     pub(crate) fn stale_reply(&self, entry: &Entry, query: &Query<'_>) -> Vec<u8> {
         self.counters.stale_hits.fetch_add(1, Ordering::Relaxed);
         let mut reply = Vec::new();
@@ -302,13 +302,13 @@ impl Cache {
 }
 
 impl Entry {
-    /// What it counts against the bound, bytes, and at least so much.
+    /// Size of the entry in bytes as it counts against the limit, at least `least`.
     fn weight(&self, key: &[u8], least: u64) -> u32 {
         let bytes = (key.len() + self.message.len() + ENTRY_OVERHEAD) as u64;
         u32::try_from(bytes.max(least)).unwrap_or(u32::MAX)
     }
 
-    /// Renewing it was in vain: for a while it is given as it is.
+    /// Notes that renewal failed: for a short time the entry is served stale without another try.
     pub(crate) fn renewal_failed(&self) {
         let until = self.since.elapsed() + STALE_RECHECK;
         let until = u64::try_from(until.as_millis()).unwrap_or(u64::MAX);

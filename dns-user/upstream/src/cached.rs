@@ -25,37 +25,37 @@ use dns_core::{
 const MAX_WAITING_FOR_DNS: usize = 8192;
 /// Most queries that wait for one HTTP handler.
 const MAX_WAITING_FOR_HTTP: usize = 1024;
-/// So long a client waits for the renewal of an answer that is past its time
-/// before it gets that (RFC 8767, section 5: "client response timer", 1.8 s).
+/// How long a client waits for the renewal of an expired answer before it gets the stale one (RFC
+/// 8767, section 5: "client response timer", 1.8 s).
 const STALE_PATIENCE: Duration = Duration::from_millis(1800);
 
 /// Answers queries from one source. Clones share source and cache.
 #[derive(Clone, Debug)]
 pub struct CachedSource {
-    /// What the clones share.
+    /// State shared by all clones.
     shared: Arc<Shared>,
 }
 
-/// What all clones of a source have in common.
+/// State shared by all clones of a source.
 #[derive(Debug)]
 struct Shared {
     /// Where answers come from.
     source: Source,
     /// Where they are kept.
     cache: Option<Arc<Cache>>,
-    /// What the source shares with the same one past the cache.
+    /// Limits shared with the same source without its cache.
     common: Arc<Common>,
 }
 
-/// What bounds the use of a source.
+/// Limits and shared look-ups of a source.
 #[derive(Debug)]
 struct Common {
-    /// What of a query goes up.
+    /// The parts of a client's query that are forwarded.
     form: Form,
     admission: Arc<Admission>,
     /// Queries that wait for the same answer.
     flights: Flights,
-    /// What failed a moment ago; `None`: that is not remembered.
+    /// Recent failures (RFC 9520); `None` if `compat.forget_failures` is set.
     failures: Option<Failures>,
 }
 
@@ -67,10 +67,12 @@ pub(crate) enum Source {
     Deny(Denial),
 }
 
-/// What a denied client gets.
+/// The reply to a query for a denied domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denial {
+    /// Answers every query for the domain with NXDOMAIN.
     Nxdomain,
+    /// Answers every query for the domain with REFUSED.
     Refused,
 }
 
@@ -112,7 +114,7 @@ impl CachedSource {
         Self { shared: Arc::new(Shared { source: source.clone(), cache: None, common: common.clone() }) }
     }
 
-    /// How many queries wait for the source, and for whom.
+    /// Returns the number of queries that wait for the source, and their limit.
     pub fn admission(&self) -> AdmissionStatus {
         self.shared.common.admission.status()
     }
@@ -258,7 +260,7 @@ impl Shared {
                     if let Ok(landed) = landing.await {
                         return Fetched::with_others(&landed, query, self.common.form);
                     }
-                    // The client that asked has gone: ask anew.
+                    // The client that led this look-up has gone; start another.
                 }
             }
         }

@@ -45,7 +45,7 @@ pub(crate) enum Part<'a> {
 pub(crate) struct Leader<'a> {
     /// Where the others wait.
     flights: &'a Flights,
-    /// What they wait for; `None` once it has landed.
+    /// Key of the look-up in flight; `None` once it has landed.
     key: Option<FlightKey>,
 }
 

@@ -10,7 +10,7 @@ pub(crate) struct Forwarded {
     /// where forwarding is transparent.
     pub(crate) reply: Vec<u8>,
     pub(crate) outline: Outline,
-    /// There was no usable answer: nobody answered, or only by errors.
+    /// No usable answer: no recursor replied, or all replies were errors.
     pub(crate) failed: bool,
     /// The answer cache keeps the reply although it is a failure.
     pub(crate) keep: bool,
@@ -19,7 +19,7 @@ pub(crate) struct Forwarded {
 }
 
 impl Forwarded {
-    /// A reply of our own without records: a failure.
+    /// Returns a reply without records, marked as a failure.
     pub(crate) fn bare(query: &Query<'_>, recursion_available: bool, rcode: u8) -> Self {
         Self {
             keep: false,
@@ -27,7 +27,7 @@ impl Forwarded {
         }
     }
 
-    /// A reply of our own making. As a failure the answer cache keeps it.
+    /// Returns a reply made by this server. The answer cache keeps it even if it is a failure.
     pub(crate) fn own(reply: Vec<u8>, failed: bool) -> Self {
         let outline = Outline::of(&reply).unwrap_or_default();
         Self { reply, outline, failed, keep: failed, busy: false }

@@ -1,5 +1,5 @@
-//! What fuzz targets (`tests/fuzz`) and nobody else call: the ways from the bytes of a
-//! recursor or of an HTTP server to what a client gets, without a network.
+//! Entry points for the fuzz targets (`tests/fuzz`): from the bytes of a recursor or an HTTP server
+//! to the client's reply, without a network.
 
 use std::time::Duration;
 
@@ -19,17 +19,17 @@ use dns_core::{
 #[derive(Debug)]
 pub struct CachedReplies(Cache);
 
-/// What a client gets of a recursor's reply.
+/// The replies to a client for one reply of a recursor.
 #[derive(Debug)]
 pub struct Given {
-    /// At once.
+    /// The reply made directly from the recursor's bytes.
     pub at_once: Vec<u8>,
     /// The next time, from the cache; `None`: it was not kept.
     pub from_cache: Option<Vec<u8>>,
 }
 
 impl CachedReplies {
-    /// An empty cache.
+    /// Creates an empty cache with the limits of the default configuration.
     pub fn new() -> Self {
         let config = CacheConfig {
             enabled: true,
@@ -40,8 +40,8 @@ impl CachedReplies {
         Self(Cache::new(&config, Form::default(), Compat::default()))
     }
 
-    /// What a client gets that asked `query` by UDP, where a recursor answers `reply`;
-    /// `None`: it is passed on to nobody.
+    /// Returns the replies to a client that sent `query` by UDP when a recursor answers `reply`;
+    /// `None` if the reply is dropped.
     pub fn give(&self, query: &[u8], reply: Vec<u8>) -> Option<Given> {
         let Self(cache) = self;
         cache.flush();
@@ -68,8 +68,8 @@ impl Default for CachedReplies {
     }
 }
 
-/// What a client gets that asked `query`, where an HTTP server answers `document`; `None`:
-/// the document says nothing.
+/// Returns the reply to `query` when an HTTP server answers `document`; `None` if the document is
+/// not a usable answer.
 pub fn http_answer(query: &[u8], document: &[u8]) -> Option<Vec<u8>> {
     json_answer::reply(&parsed(query)?, document).ok()
 }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plain_reply_is_given_and_kept() {
+    fn plain_reply_is_forwarded_and_cached() {
         let query = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x02ok\x07example\0\0\x01\0\x01";
         let mut reply = query.to_vec();
         reply[2..4].copy_from_slice(&[0x81, 0x80]);

@@ -1,5 +1,5 @@
-//! Handlers: domains whose names are answered by recursors of their own, by a
-//! server that speaks JSON over HTTP, or not at all.
+//! Handlers: domains whose names are answered by dedicated recursors, by a server that speaks JSON
+//! over HTTP, or denied.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -28,19 +28,20 @@ use dns_core::{
 /// A handler as it is configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandlerConfig {
-    /// Names in it are its.
+    /// The names at and below this domain are answered by the handler.
     pub domain: Name,
     /// Where answers come from.
     pub source: HandlerSource,
-    /// Whether they are kept.
+    /// Whether answers are cached.
     pub cache: bool,
 }
 
 /// Where a handler's answers come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HandlerSource {
-    /// Recursors of its own, `host:port`, at least one.
+    /// The domain's recursors, `host:port`, at least one.
     Dns(Vec<String>),
+    /// A server that answers in JSON over HTTP or HTTPS.
     Http(Url),
     /// Nothing: every name is denied.
     Deny(Denial),
@@ -79,8 +80,8 @@ impl Handlers {
         Ok(handlers)
     }
 
-    /// Puts handlers in force. Those that `previous` had in the same form keep
-    /// their sockets and caches. Has to be called inside a tokio runtime.
+    /// Puts handlers in force. A handler that is unchanged since
+    /// `previous` keeps its sockets and cache. Must be called inside a tokio runtime.
     pub fn new(
         handlers: Vec<HandlerConfig>,
         config: &Config,
@@ -108,12 +109,12 @@ impl Handlers {
         Self { by_domain: by_domain.collect() }
     }
 
-    /// The domains and who answers for them.
+    /// Returns the domains with the sources of their answers.
     pub fn sources(&self) -> impl Iterator<Item = (&Name, &CachedSource)> {
         self.by_domain.iter().map(|(domain, handler)| (domain, &handler.source))
     }
 
-    /// How the recursors of handlers fare.
+    /// Returns the status of the handlers' recursors.
     pub fn status(&self) -> Vec<RecursorStatus> {
         self.by_domain
             .values()
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn all_kinds_are_read() {
+    fn handler_kinds_are_parsed() {
         let handlers = parse(
             r#"[{"domain": "Corp.example", "Cache": {"enabled": true},
                  "source": {"type": "dns", "recursors": ["10.0.0.1", "::1", "host:5353"]}},

@@ -37,7 +37,7 @@ use dns_core::{
 const HOSTS: &str = "/etc/hosts";
 /// Least and longest time between two look-ups of a name, whatever its TTL.
 const TTL: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(600)];
-/// Pause after a look-up in vain.
+/// Pause after a failed look-up.
 const RETRY: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -78,7 +78,7 @@ impl HostNames {
         name
     }
 
-    /// The addresses of a host and how long they are good; `None`: nobody knows it.
+    /// Resolves a host name to its addresses and their TTL; `None` if no recursor knows it.
     async fn look_up(&self, host: &str) -> Option<(Vec<IpAddr>, Duration)> {
         let [least, longest] = TTL;
         if let Some(address) = literal(host) {
@@ -126,7 +126,7 @@ impl HostName {
         known.get(turn).copied()
     }
 
-    /// Nothing was to be had at its address: the next one is used, and the name is looked up
+    /// Reports the current address as unreachable: the next one is used, and the name is looked up
     /// again.
     pub(crate) fn failed(&self) {
         self.failures.fetch_add(1, Ordering::Relaxed);
@@ -176,7 +176,7 @@ async fn ask(forwarder: &Forwarder, name: &Name, qtype: u16) -> (Vec<IpAddr>, u3
     message.extend_from_slice(name.as_wire());
     message.extend_from_slice(&qtype.to_be_bytes());
     message.extend_from_slice(&CLASS_IN.to_be_bytes());
-    // A query of our own making.
+    // `message` was built above and always parses.
     let Parsed::Query(query) = parse(&message) else { return (Vec::new(), 0) };
     let reply = forwarder.forward(&query, Transport::Udp).await.reply;
     let outline = Outline::of(&reply).unwrap_or_default();

@@ -169,7 +169,7 @@ impl HttpSource {
         Self { url, client, timeout }
     }
 
-    /// Asks for an answer. Whatever goes wrong is SERVFAIL.
+    /// Requests an answer; every error becomes SERVFAIL.
     pub(crate) async fn fetch(&self, query: &Query<'_>) -> Forwarded {
         let outcome = match tokio::time::timeout(self.timeout, self.request(query)).await {
             Ok(outcome) => outcome,
@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_of_urls_are_not_shown() {
+    fn url_secrets_are_redacted() {
         let url = |text| Url::parse(text).unwrap();
         let secret = shown(&url("https://user:password@dns.example:8443/x/?key=secret&a=b"));
         assert_eq!(secret, "https://***@dns.example:8443/x/?***");
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_written_as_the_reference_does() {
+    fn names_are_escaped_like_bosh_dns() {
         assert_eq!(presentation(b"\x03a b\x07eXample\0"), "a\\ b.eXample.");
         assert_eq!(presentation(b"\x04\xc3\xa4+.\0"), "\\195\\164+\\..");
         assert_eq!(presentation(b"\0"), ".");

@@ -9,9 +9,9 @@ use crate::{CacheStatus, Handlers, RecursorStatus, Upstream};
 /// The recursors and handlers that are asked now; each is replaced as a whole.
 #[derive(Debug)]
 pub struct InForce {
-    /// Recursors.
+    /// The recursors of the configuration, replaced as a whole on reload.
     pub upstream: ArcSwap<Upstream>,
-    /// Handlers.
+    /// The handlers by domain, replaced as a whole on reload.
     pub handlers: ArcSwap<Handlers>,
 }
 
@@ -24,7 +24,7 @@ impl InForce {
         })
     }
 
-    /// Returns how each recursor fares, those of the configuration first.
+    /// Returns the status of every recursor: first the configured recursors, then the handlers'.
     pub fn recursors(&self) -> Vec<RecursorStatus> {
         let mut all = self.upstream.load().status();
         all.extend(self.handlers.load().status());

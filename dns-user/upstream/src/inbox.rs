@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_there_is_taken_in_order() {
+    fn pending_datagrams_keep_their_order() {
         let [sender, receiver] = pair();
         for count in [0, 1, BATCH - 1, BATCH, BATCH + 1, 3 * BATCH] {
             // Of several sizes, an empty and a large one among them.
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_port_is_an_error() {
+    fn closed_port_is_an_error() {
         let [sender, receiver] = pair();
         drop(receiver);
         sender.send(b"x").unwrap();

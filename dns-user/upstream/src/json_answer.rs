@@ -1,8 +1,8 @@
-//! Answers in JSON: what http handlers get. Pure.
+//! Parses JSON answers of HTTP handlers. Does no I/O.
 //!
-//! The form is that of public resolvers: `{"TC": bool, "Status": rcode, "Answer":
-//! [{"name", "type", "TTL", "data"}]}`, member names in any letter case, everything
-//! optional (observed).
+//! The format is the one of public resolvers: `{"TC": bool, "Status": rcode, "Answer": [{"name",
+//! "type", "TTL", "data"}]}`, with member names in any letter case and every member optional
+//! (observed).
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -14,7 +14,7 @@ use dns_core::{config::json::Json, wire::Query};
 pub(crate) enum JsonAnswerError {
     #[error("no JSON: {0}")]
     Syntax(String),
-    /// A member of another kind than it has to be.
+    /// A member has the wrong JSON type.
     #[error("{0} is of the wrong kind")]
     Kind(&'static str),
     /// No answer could be written as what it says it is.
@@ -131,8 +131,8 @@ fn number(json: Option<&Json>, name: &'static str, max: u64) -> Result<Option<u6
 
 const CNAME: u16 = 5;
 
-/// Data in presentation format as wire format; `None` where it does not fit its
-/// type. Types without a form of their own have that of RFC 3597: `\# length hex`.
+/// Converts data from presentation format to wire format; `None` if it does not fit its type. Types
+/// without a presentation format here use RFC 3597's: `\# length hex`.
 fn rdata(rtype: u16, text: &str) -> Option<Vec<u8>> {
     if let Some(generic) = text.strip_prefix("\\#") {
         return generic_data(generic);
@@ -259,7 +259,7 @@ fn strings(text: &str) -> Option<Vec<u8>> {
     Some(data)
 }
 
-/// What follows `\#`: a length and hexadecimal digits (RFC 3597, section 5).
+/// Parses the length and the hexadecimal digits after `\#` (RFC 3597, section 5).
 fn generic_data(text: &str) -> Option<Vec<u8>> {
     let mut words = text.split_ascii_whitespace();
     let length: usize = words.next()?.parse().ok()?;
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_what_they_say() {
+    fn answers_become_records() {
         for (rtype, text, expected) in [
             (1, "192.0.2.1", &b"\xc0\0\x02\x01"[..]),
             (28, "2001:db8::1", b"\x20\x01\x0d\xb8\0\0\0\0\0\0\0\0\0\0\0\x01"),
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn status_and_tc_are_honoured_and_names_may_have_any_case() {
+    fn status_and_tc_are_copied() {
         assert_eq!(reply_to(r#"{"status": 3}"#).unwrap()[3], 0x83);
         let reply =
             reply_to(r#"{"tc": true, "answer": [{"Type": 1, "ttl": 9, "DATA": "192.0.2.1"}]}"#).unwrap();
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_of_the_wrong_kind_is_no_answer() {
+    fn wrong_json_types_are_rejected() {
         for document in [
             "",
             "{nope",
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn data_in_hexadecimal_has_to_have_the_form_of_its_type() {
+    fn generic_data_must_fit_type() {
         for (rtype, data) in
             [(1, "\\# 3 c00002"), (28, "\\# 1 00"), (41, "\\# 0"), (5, "\\# 2 c0ff"), (250, "\\# 0")]
         {
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_a_message_holds_is_cut() {
+    fn oversized_answer_is_truncated() {
         let one =
             r#"{"type": 16, "data": "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"}"#;
         let document = format!(r#"{{"Answer": [{}]}}"#, vec![one; 2000].join(","));
@@ -397,7 +397,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic(rtype: u16, text in "\\PC{0,80}", common in 0usize..10) {
+        fn arbitrary_text_never_panics(rtype: u16, text in "\\PC{0,80}", common in 0usize..10) {
             let _ = rdata(rtype, &text);
             let _ = rdata([1, 2, 5, 6, 15, 16, 28, 33, 99, 257][common], &text);
             let _ = rdata(16, &format!("\"{text}\""));

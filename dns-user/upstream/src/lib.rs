@@ -1,15 +1,15 @@
-//! What answers queries that are not local: recursors, their cache, handlers and
+//! Answers queries for names outside the local records: recursors and their cache, handlers, and
 //! reverse names.
 //!
-//! * [`forward`]: one recursor after the other, in the order of [`order`].
-//! * [`recursor`], [`udp`], [`inbox`], [`tcp`]: asking one of them; [`host_names`]: where it is.
-//! * [`cached`], [`cache`], [`failures`], [`flight`]: what lies before a source, one query
-//!   for many clients; [`admission`]: who may wait.
-//! * [`handlers`], [`http`], [`json_answer`]: domains with an answerer of their own.
-//! * [`reverse`]: names of addresses.
-//! * [`outgoing`]: queries to recursors; [`message`], [`fields`]: looking into replies, whose
-//!   records stay the bytes they were; [`sound`]: whether those bytes mean what they claim to.
-//! * [`fuzzing`]: what fuzz targets call.
+//! * [`forward`]: tries recursors one after the other, in the order of [`order`].
+//! * [`recursor`], [`udp`], [`inbox`], [`tcp`]: one recursor; [`host_names`]: its addresses.
+//! * [`cached`], [`cache`], [`failures`], [`flight`]: caching and sharing of look-ups in front of a
+//!   source; [`admission`]: the limit of waiting queries per client.
+//! * [`handlers`], [`http`], [`json_answer`]: domains with dedicated recursors or servers.
+//! * [`reverse`]: names under in-addr.arpa and ip6.arpa.
+//! * [`outgoing`]: builds queries to recursors; [`message`], [`fields`]: read replies without
+//!   changing the bytes of their records; [`sound`]: validates those bytes.
+//! * [`fuzzing`]: entry points of the fuzz targets.
 
 pub mod admission;
 mod answer;
@@ -71,20 +71,21 @@ pub struct Upstream {
     forwarder: Option<Arc<Forwarder>>,
     /// Keeps their answers; `None` where it is switched off.
     cache: Option<Arc<Cache>>,
-    /// Answers what is to be answered by recursors.
+    /// Forwards to the recursors, through the cache; `None` without recursors.
     recursors: Option<CachedSource>,
-    /// The same past the cache.
+    /// The same recursors without the cache.
     uncached: Option<CachedSource>,
-    /// Where we listen ourselves.
+    /// Listen addresses of this server, excluded from the recursors.
     own: Arc<ArcSwap<Vec<SocketAddr>>>,
     /// Look host names up.
     hosts: Arc<HostNames>,
 }
 
 impl Upstream {
-    /// Recursors as configured, or else those of /etc/resolv.conf, which is
-    /// followed as it changes. `own` is where we listen ourselves. Has to be
-    /// called inside a tokio runtime.
+    /// Uses the configured recursors, or else the nameservers of /etc/resolv.conf, and follows
+    /// changes of that file. `own` lists this server's listen addresses, which are never asked.
+    ///
+    /// Must be called inside a tokio runtime.
     pub fn new(config: &Config, own: &[SocketAddr]) -> Self {
         let recursion = &config.recursion;
         let own = Arc::new(ArcSwap::from_pointee(own.to_vec()));
@@ -121,7 +122,7 @@ impl Upstream {
         &self.hosts
     }
 
-    /// We listen elsewhere from now on: nobody who is to be asked may be ourselves.
+    /// Replaces the server's listen addresses, which are excluded from the recursors.
     pub fn listens_on(&self, own: &[SocketAddr]) {
         self.own.store(Arc::new(own.to_vec()));
     }
@@ -180,7 +181,7 @@ fn manner(config: &Config) -> Manner {
     }
 }
 
-/// What of a client's query goes up.
+/// Returns the parts of a client's query that are forwarded.
 fn form(config: &Config) -> Form {
     Form { transparent: config.compat.transparent_forwarding, client_subnet: config.recursion.client_subnet }
 }
@@ -224,7 +225,7 @@ pub(crate) enum TryError {
 }
 
 impl TryError {
-    /// Whether the same recursor is to be tried again.
+    /// Returns whether the same recursor should be tried again.
     pub(crate) fn is_network_error(self) -> bool {
         match self {
             Self::TimedOut | Self::Refused | Self::Reset | Self::WrongReply => true,

@@ -1,9 +1,8 @@
-//! Looking into messages without taking them apart.
+//! Reads and edits messages without parsing them completely.
 //!
-//! Forwarded messages stay the bytes they were: records of types that nobody
-//! here has heard of, compression and order included. What has to be known
-//! (where the question ends, whether there is an OPT, which TTLs there are) is
-//! read off in one walk; what has to be changed is overwritten in place.
+//! Forwarded messages keep their bytes: records of unknown types, compression and order included.
+//! One walk finds the positions that matter (end of the question, OPT, TTLs); fields are then
+//! overwritten in place.
 
 use std::ops::Range;
 
@@ -100,9 +99,9 @@ fn set_bit(message: &mut [u8], at: usize, bit: u8, on: bool) {
     }
 }
 
-/// What one walk over a message tells, all of which has been found sound: names that
-/// end and do not loop, data of the form of their types, at most one OPT, that one
-/// among the additional records and owned by the root (RFC 6891, section 6.1.1).
+/// The result of one validating walk over a message: every name ends and does not loop, data has
+/// the format of its type, and there is at most one OPT, in the additional section and owned by the
+/// root (RFC 6891, section 6.1.1).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outline {
     /// Entries in the question section.
@@ -113,7 +112,7 @@ pub(crate) struct Outline {
     pub(crate) question_end: usize,
     /// The OPT, whole record.
     pub(crate) opt: Option<Range<usize>>,
-    /// Where the last record ends. Bytes beyond belong to nobody.
+    /// End of the last record. Trailing bytes belong to no record.
     pub(crate) end: usize,
 }
 
@@ -249,8 +248,8 @@ pub(crate) fn remove_opt(message: &mut Vec<u8>, outline: &mut Outline) {
     message[10..12].copy_from_slice(&outline.records[2].to_be_bytes());
 }
 
-/// Begins a reply of our own: id, RD, CD and question of the query; AA, RA and RCODE as
-/// told; no records yet.
+/// Begins a reply with id, RD, CD and question of the query, the given AA, RA and RCODE, and no
+/// records.
 pub(crate) fn begin_reply(
     query: &Query<'_>,
     authoritative: bool,
@@ -381,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn questions_are_compared_without_letter_case() {
+    fn questions_compare_case_insensitively() {
         assert!(same_question(b"\x02Ok\0\0\x01\0\x01", b"\x02oK\0\0\x01\0\x01"));
         assert!(!same_question(b"\x02ok\0\0\x41\0\x01", b"\x02ok\0\0\x61\0\x01"));
         assert!(!same_question(b"\x02ok\0\0\x01\0\x01", b"\x03oks\0\0\x01\0\x01"));
@@ -389,7 +388,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_the_walk_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             if let Some(outline) = Outline::of(&bytes) {
                 prop_assert!(outline.end <= bytes.len());
                 prop_assert!(outline.walk(&bytes).all(|(_, record)| record.data.end <= outline.end));

@@ -1,5 +1,5 @@
-//! Metrics of recursors and caches, read when somebody scrapes: a query costs no
-//! more than the counters that the status needs anyway.
+//! Metrics of recursors and caches, collected at scrape time: a query only updates the counters
+//! that the status command needs as well.
 
 use std::sync::{
     Arc,
@@ -110,8 +110,8 @@ fn of_source(handler: &str, source: &CachedSource) -> [MetricFamily; 4] {
     ]
 }
 
-/// The families of the recursors of a list; `handler`: the domain they are
-/// for, empty for those of the configuration.
+/// Returns the metric families of a list of recursors. `handler` is the domain they serve, empty
+/// for the configured recursors.
 fn of_recursors(handler: &str, forwarder: &Forwarder) -> Vec<MetricFamily> {
     let set = forwarder.set();
     let preferred = set.order.preferred();
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn families_hold_what_was_counted() {
+    fn families_report_counters() {
         let latencies: [AtomicU64; LATENCY_BOUNDS_US.len() + 1] = Default::default();
         latencies[0].store(2, Relaxed);
         latencies[LATENCY_BOUNDS_US.len()].store(1, Relaxed);

@@ -6,7 +6,7 @@ use dns_core::config::RecursorSelection;
 
 /// How many of the last tries count.
 const HISTORY: u32 = 25;
-/// So many failures among them, and the next recursor is preferred.
+/// Failures within the history after which the next recursor is preferred.
 const MAX_FAILURES: u32 = 5;
 
 /// The order of a fixed number of recursors, and what their tries do to it.
@@ -61,7 +61,7 @@ impl RecursorOrder {
             let moved =
                 self.preferred.compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed).is_ok();
             if moved {
-                // It starts anew, should its turn come again.
+                // Start with an empty history for the recursor's next turn.
                 history.store(0, Ordering::Relaxed);
             }
         }
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn five_failures_within_25_tries_move_the_preference() {
+    fn five_failures_move_preference() {
         let recursors = RecursorOrder::new(RecursorSelection::Smart, 3);
         for _ in 0..4 {
             recursors.record(0, true);
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_forgotten_after_25_tries() {
+    fn failures_expire_after_25_tries() {
         let recursors = RecursorOrder::new(RecursorSelection::Smart, 2);
         for _ in 0..10 {
             recursors.record(0, true);
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_of_others_move_nothing() {
+    fn unpreferred_failures_keep_preference() {
         let recursors = RecursorOrder::new(RecursorSelection::Smart, 2);
         (0..20).for_each(|_| recursors.record(1, true));
         assert_eq!(order(&recursors), [0, 1]);

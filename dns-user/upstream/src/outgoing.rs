@@ -1,8 +1,8 @@
 //! Queries to recursors, built from the question of a client.
 //!
-//! Nothing of a client's message goes up but what a recursor has to know: name, type and
-//! class, RD, CD and DO, and Client Subnet where that is configured. So no option or flag
-//! of one client can spoil the reply that others get of the same recursor query.
+//! Only the parts of a client's message that a recursor needs are forwarded: name, type and class,
+//! RD, CD and DO, and Client Subnet if configured. An option or flag of one client therefore cannot
+//! spoil the reply that other clients share.
 
 use smallvec::SmallVec;
 
@@ -13,15 +13,14 @@ const RD: u16 = 0x0100;
 const AD: u16 = 0x0020;
 const CD: u16 = 0x0010;
 
-/// What of a client's query goes up.
+/// Decides which parts of a client's query are forwarded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Form {
-    /// A query without EDNS goes up without, and AD as the client set it
-    /// (`compat.transparent_forwarding`). Otherwise a query always has an OPT, and AD, so
-    /// that AD in the reply tells whether the recursor has validated it (RFC 6840,
-    /// section 5.7).
+    /// A query without EDNS is forwarded without it, and AD as the client set it
+    /// (`compat.transparent_forwarding`). Otherwise every query carries an OPT and AD, so that AD
+    /// in the reply shows whether the recursor has validated it (RFC 6840, section 5.7).
     pub(crate) transparent: bool,
-    /// Client Subnet goes up (`recursor_client_subnet`).
+    /// Forwards Client Subnet (`recursor_client_subnet`).
     pub(crate) client_subnet: bool,
 }
 
@@ -76,7 +75,7 @@ impl Form {
         key
     }
 
-    /// The Client Subnet option that goes up.
+    /// Returns the Client Subnet option to forward, if any.
     pub(crate) fn subnet<'a>(self, query: &Query<'a>) -> Option<&'a [u8]> {
         self.client_subnet.then(|| query.client_subnet()).flatten()
     }

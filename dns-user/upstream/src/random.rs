@@ -1,11 +1,11 @@
-//! Random numbers that nobody can foretell: message ids, choice of port, letter case.
+//! Unpredictable random numbers for message ids, source ports and letter case.
 
 use std::cell::RefCell;
 
 /// Bytes fetched from the kernel at a time.
 const POOL: usize = 512;
 
-/// Random bytes of this thread that nobody has seen yet.
+/// Unused random bytes of this thread.
 struct Pool {
     bytes: [u8; POOL],
     /// How many are used up.

@@ -23,9 +23,9 @@ use super::{
 };
 use dns_core::wire::{Query, Transport};
 
-/// So many tries in a row without any answer, and a recursor counts as silent.
+/// Consecutive tries without any answer after which a recursor counts as silent.
 const SILENT_TRIES: u32 = 5;
-/// How often a silent recursor is asked although nobody waits for it.
+/// Interval between probes of a silent recursor while no query needs its answer.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How all recursors of a list are asked.
@@ -34,7 +34,7 @@ pub(crate) struct Manner {
     pub(crate) timeout: Duration,
     /// Further tries after network errors.
     pub(crate) max_retries: u32,
-    /// What of a client's query goes up.
+    /// The parts of a client's query that are forwarded.
     pub(crate) form: Form,
     /// How replies are held against their question.
     pub(crate) matching: Matching,
@@ -52,27 +52,27 @@ pub(crate) struct Recursor {
     host: Option<(Arc<HostName>, u16)>,
     /// Its sockets; `None` while no address is known.
     sockets: ArcSwapOption<Sockets>,
-    /// What became of the tries.
+    /// Counters of tries, by result.
     pub(crate) counters: RecursorCounters,
     /// Whether it has fallen silent.
     silence: Silence,
 }
 
-/// What tells a silent recursor from one that answers.
+/// State that tells a silent recursor from one that answers.
 #[derive(Debug)]
 struct Silence {
     /// Tries without any answer since the last one with.
     tries: AtomicU32,
     /// When this began to be counted.
     since: Instant,
-    /// When it was last asked without anybody waiting, milliseconds after `since`.
+    /// Time of the last probe, in milliseconds after `since`.
     probed_ms: AtomicU64,
 }
 
-/// Whether a recursor is worth the time of a client who has an answer already.
+/// Whether a query that already holds an NXDOMAIN should wait for this recursor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Worth {
-    /// It has answered of late.
+    /// The recursor has answered recently.
     Waiting,
     /// It is silent, and should be asked now to see whether it still is.
     Probing,
@@ -88,7 +88,7 @@ struct Sockets {
     tcp: TcpConnections,
 }
 
-/// What became of the tries of a recursor since the start.
+/// Tries of a recursor since the start, by result.
 #[derive(Debug, Default)]
 pub(crate) struct RecursorCounters {
     /// Queries sent, retries included.
@@ -218,8 +218,8 @@ impl Recursor {
         outcome
     }
 
-    /// Whether it is worth the time of a client who has an answer already. Of those
-    /// who ask while it is silent, one in every second is told to probe.
+    /// Returns whether a query that already holds an NXDOMAIN should wait for this recursor. While
+    /// the recursor is silent, one query per second probes it.
     pub(crate) fn worth(&self) -> Worth {
         let Silence { tries, since, probed_ms } = &self.silence;
         if tries.load(Ordering::Relaxed) < SILENT_TRIES {

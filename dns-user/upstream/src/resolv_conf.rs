@@ -18,7 +18,7 @@ const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// comes and goes (systemd, DHCP clients), which a watch would lose.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The nameservers of the file that are to be asked, followed over time.
+/// The usable nameservers of the file, followed as it changes.
 pub(super) struct Nameservers {
     /// Where we listen ourselves.
     own: Arc<ArcSwap<Vec<SocketAddr>>>,
@@ -30,7 +30,7 @@ pub(super) struct Nameservers {
 }
 
 impl Nameservers {
-    /// Reads the file. One that cannot be read names nobody.
+    /// Reads the file. An unreadable file yields an empty list.
     pub(super) fn new(own: Arc<ArcSwap<Vec<SocketAddr>>>, excluded: Vec<String>) -> Self {
         let mut new = Self { own, excluded, seen: Default::default(), names: Vec::new() };
         new.seen = new.version();
@@ -43,9 +43,8 @@ impl Nameservers {
         &self.names
     }
 
-    /// Keeps a forwarder's list up to date as long as it lives. A file that names
-    /// nobody changes nothing: it may be about to be written, and recursors that may
-    /// be gone are better than none.
+    /// Updates a forwarder's list until the forwarder is dropped. An empty list is ignored: the
+    /// file may be in the middle of an update, and recursors that may be gone are better than none.
     pub(super) async fn follow(mut self, forwarder: Weak<Forwarder>) {
         loop {
             tokio::time::sleep(INTERVAL).await;
@@ -111,8 +110,9 @@ fn own_addresses(listen: &[SocketAddr]) -> Vec<IpAddr> {
     own
 }
 
-/// The nameservers of a resolv.conf (resolv.conf(5)) on port 53, without our own addresses
-/// and, unless `with_loopback`, those of loopback, where another server may ask us.
+/// Returns the nameservers of a resolv.conf (resolv.conf(5)) on port 53, without our own addresses
+/// and, unless `with_loopback` is set, without loopback addresses, because a server there may
+/// forward to us.
 fn parse(text: &str, own: &[IpAddr], with_loopback: bool) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for line in text.lines() {
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_and_own_addresses_are_left_out() {
+    fn loopback_and_own_addresses_are_skipped() {
         let text = "# nameserver 9.9.9.9\nsearch x\nnameserver 127.0.0.53\nnameserver 169.254.0.2\n\
                     nameserver 10.0.0.2\n  nameserver\t10.0.0.3 \nnameserver ::1\nnameserver fd00::1\n\
                     nameserver nonsense\nnameserver 10.0.0.2\nnameserver fe80::1%7\n";
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wildcard_is_all_our_addresses() {
+    fn wildcard_covers_own_addresses() {
         for wildcard in ["0.0.0.0:53", "[::]:53"] {
             let own = own_addresses(&[wildcard.parse().unwrap()]);
             // Every machine has a loopback, though it may be down and without addresses.

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_addresses_or_nothing() {
+    fn only_reverse_names_are_addresses() {
         assert_eq!(address("5.0.1.10.in-addr.arpa").as_deref(), Some("10.1.0.5"));
         let six = "6.1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.3.0.0.0.0.0.0.0.0.0.0.0.0.1.d.f.ip6.arpa";
         assert_eq!(address(six).as_deref(), Some("fd10:0:0:3::16"));
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn only_ptr_and_any_get_ptr_records() {
+    fn only_ptr_and_any_are_answered() {
         let names = || vec![Box::from(&b"\x05Third\x04BOSH\0"[..]), Box::from(&b"\x01b\0"[..])];
         let names = |address| if address == Ipv4Addr::new(10, 1, 0, 5) { names() } else { vec![] };
         let ask = |name: &[u8], qtype: u16| {
@@ -136,7 +136,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_name_makes_it_panic(labels in proptest::collection::vec("[0-9a-fA-F.]{1,3}", 0..40)) {
+        fn arbitrary_names_never_panic(labels in proptest::collection::vec("[0-9a-fA-F.]{1,3}", 0..40)) {
             let text: String = labels.join(".") + ".ip6.arpa";
             if let Ok(name) = Name::from_text(&text) {
                 let _ = address_of(name.as_wire());

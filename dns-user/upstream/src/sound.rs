@@ -31,7 +31,7 @@ impl FixedFields {
         self.0.push(range);
     }
 
-    /// Takes back those that were noted last.
+    /// Removes the most recently noted positions.
     pub(super) fn take_back(&mut self) {
         self.0.pop();
     }
@@ -113,7 +113,7 @@ enum Field {
     Texts,
     /// Options of EDNS, up to the end (RFC 6891, section 6.1.2).
     Options,
-    /// Whatever comes, up to the end.
+    /// Any bytes up to the end of the data.
     Rest,
 }
 
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn names_end_where_they_say_and_never_loop() {
+    fn names_end_and_never_loop() {
         assert_eq!(name_end(&message(b"\0"), 12), Some(13));
         assert_eq!(name_end(&message(b"\x01a\x01b\0"), 12), Some(17));
         assert_eq!(name_end(&message(b"\x01a\0\x01b\xc0\x0c"), 15), Some(19));
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(name_end(&message(&longest), 12), Some(12 + 255));
         let too_long = [[&[63][..], &[b'x'; 63]].concat().repeat(3), vec![62; 63], vec![0]].concat();
         assert_eq!(name_end(&message(&too_long), 12), None);
-        // Each pointer leads to the one before: that many are nobody's honest work.
+        // Each pointer leads to the previous one; no real server emits a chain this long.
         let chain = |count: u16| {
             let pointers = (0..count).flat_map(|number| (0xc000 | (12 + 2 * number)).to_be_bytes());
             message(&[&[0, 0][..], &pointers.collect::<Vec<_>>()].concat())
@@ -224,14 +224,14 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_pointed_to_stands_whole_before_and_keeps_off_numbers() {
+    fn pointers_target_earlier_whole_names() {
         // The label at 12 runs over the pointer to it.
         assert_eq!(name_end(&message(b"\x03a\xc0\x0c\0"), 14), None);
         assert_eq!(name_end(&message(b"\x01a\0\xc0\x0c"), 15), Some(17));
         let mut numbers = FixedFields::default();
         numbers.add(15..19);
         numbers.add(22..26);
-        // A name, four numbers, a label of its own and a pointer, numbers, pointers.
+        // A name, four numbers, a label followed by a pointer, numbers, pointers.
         let message =
             message(b"\x01a\0\x01\0\0\0\x00\xc0\x0c\x01b\0\0\xc0\x0c\xc0\x0e\xc0\x0f\xc0\x13\xc0\x16");
         for (at, end) in [(26, Some(28)), (28, Some(30)), (30, None), (32, Some(34)), (34, None)] {
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn data_has_the_form_of_its_type() {
+    fn data_must_fit_its_type() {
         for (rtype, data, sound) in [
             (1, &b"\xc0\0\x02\x01"[..], true),
             (1, b"\xc0\0\x02", false),
@@ -276,7 +276,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_called_sound_hickory_reads(bytes in proptest::collection::vec(0u8..66, 0..80)) {
+        fn hickory_accepts_sound_messages(bytes in proptest::collection::vec(0u8..66, 0..80)) {
             use hickory_proto::{rr::Name, serialize::binary::{BinDecodable, BinDecoder}};
             let message = message(&bytes);
             if let Some(end) = name_end(&message, 12) {
@@ -287,7 +287,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(bytes: Vec<u8>, rtype in 0u16..50, at in 0usize..40, length in 0usize..40) {
+        fn arbitrary_bytes_never_panic(bytes: Vec<u8>, rtype in 0u16..50, at in 0usize..40, length in 0usize..40) {
             let _ = name_end(&bytes, at);
             let _ = is_sound_data(&bytes, rtype, CLASS_IN, at..at + length, &FixedFields::default());
         }

@@ -40,7 +40,7 @@ pub struct RecursorStatus {
 pub struct CacheStatus {
     /// Answers that are kept.
     pub entries: u64,
-    /// Of these, those that say that a name or its data do not exist.
+    /// Entries that deny a name or its data (NXDOMAIN, NODATA).
     pub denials: u64,
     /// Their size and overhead, about.
     pub bytes: u64,
@@ -48,7 +48,7 @@ pub struct CacheStatus {
     pub hits: u64,
     /// Queries that were not.
     pub misses: u64,
-    /// Answers given past their end because no recursor was to be had.
+    /// Answers served stale because no recursor was reachable.
     pub served_stale: u64,
     /// Answers dropped to make room.
     pub evictions: u64,

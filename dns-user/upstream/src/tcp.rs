@@ -53,7 +53,7 @@ pub(crate) struct TcpConnections {
     matching: Matching,
     /// Whether connections serve more than one query.
     persistent: bool,
-    /// What is open, and how it is shared.
+    /// Open connections, shared with their tasks.
     pool: Arc<Mutex<Pool>>,
 }
 
@@ -65,12 +65,12 @@ struct Pool {
     cut_off: Option<Instant>,
 }
 
-/// A connection, which a task of its own serves.
+/// A connection, served by a separate task.
 #[derive(Debug)]
 struct Connection {
     /// Takes framed queries to the task.
     frames: mpsc::UnboundedSender<Vec<u8>>,
-    /// What waits for replies.
+    /// Queries that wait for replies.
     pending: Mutex<Pending>,
 }
 

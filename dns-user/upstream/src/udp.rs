@@ -1,10 +1,9 @@
-//! Asking one address by UDP: thousands of queries in flight on few sockets.
+//! Asks one address by UDP, with thousands of queries in flight on few sockets.
 //!
-//! Each socket is connected, so the kernel drops whatever comes from elsewhere
-//! and reports closed ports. Who is to be fooled by a forged reply has to be hit
-//! on one of several random ports, by a random id, with the right question.
-//! Identical questions are few at a time ([`super::flight`]), so that the odds are
-//! those of RFC 5452, section 7 (docs/operating.md has the numbers).
+//! Each socket is connected, so the kernel drops datagrams from other addresses and reports closed
+//! ports. A forger must guess one of several random source ports and a random id, and repeat the
+//! question. The number of identical questions in flight is limited ([`super::flight`]), which
+//! gives the odds of RFC 5452, section 7 (docs/operating.md has the numbers).
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -161,11 +160,11 @@ impl UdpSockets {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wear {
     Counts,
-    /// They do not: no new socket can be had.
+    /// Uses are ignored, because no new socket can be opened.
     IsIgnored,
 }
 
-/// What becomes of a query on a socket.
+/// The result of a query on a socket.
 type Exchange = Result<Vec<u8>, TryError>;
 
 #[derive(Debug)]
@@ -184,8 +183,8 @@ struct Socket {
 struct Pending {
     /// By the id they were sent with.
     waiting: HashMap<u16, Waiting, foldhash::fast::RandomState>,
-    /// In the order in which their time is up, which is that of sending: all
-    /// have the same time. Answered ones may still stand here.
+    /// Queries by expiry, which is the order of sending because all have the same timeout. Answered
+    /// queries may still be listed.
     order: VecDeque<(Instant, u16, u64)>,
     /// Number of the next query, to tell uses of one id apart.
     next_serial: u64,
@@ -193,7 +192,7 @@ struct Pending {
     uses: u32,
     /// Another socket has taken its place.
     retired: bool,
-    /// The task has ended: nobody reads any more.
+    /// The task has ended; nothing reads the socket any more.
     ended: bool,
 }
 
@@ -271,7 +270,7 @@ impl Socket {
                 Err(_) => errors += 1,
             }
         }
-        // So long without room in the send buffer: nothing leaves this machine.
+        // The send buffer stayed full for the whole wait: nothing leaves this machine.
         Err(TryError::Refused)
     }
 
@@ -334,7 +333,7 @@ impl Socket {
 }
 
 impl Pending {
-    /// Gives a datagram to whoever waits for it; `false`: nobody does.
+    /// Delivers a datagram to the query it answers; `false` if there is none.
     fn deliver(&mut self, datagram: &[u8], matching: Matching) -> bool {
         let Some(id) = message::u16_at(datagram, 0) else { return false };
         let Some(waiting) = self.waiting.get_mut(&id) else { return false };
@@ -406,7 +405,7 @@ impl Pending {
     }
 }
 
-/// What a message with the id of a query is.
+/// How a message with the id of a query relates to it.
 pub(super) enum Verdict {
     Reply,
     /// From the right address and with the right id, but no message.

@@ -1,4 +1,4 @@
-//! What the agent of this VM says, in its `health.json`.
+//! Reads the state that the agent of this VM writes to `health.json`.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ const MAX_FILE: u64 = 1 << 20;
 #[derive(Debug)]
 pub(super) struct AgentFile {
     path: PathBuf,
-    /// What it was like when it was read last (`None`: not there), and what it said.
+    /// Stamp of the file at the last read (`None` if it did not exist), and the state it contained.
     last: Mutex<(Option<FileStamp>, bool)>,
 }
 

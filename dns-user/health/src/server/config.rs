@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reference_s_file_is_read() {
+    fn bosh_dns_config_is_read() {
         let text = r#"{"address": "127.0.0.1", "port": 8853, "ca_file": "/c/ca", "certificate_file": "/c/crt",
             "private_key_file": "/c/key", "health_executable_interval": "500ms",
             "health_executable_path": "bin/dns/healthy", "health_file_name": "/i/health.json",
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_keys_are_named() {
         let error = HealthServerConfig::parse("h.json", br#"{"port": 1, "ca_file": "a"}"#).unwrap_err();
         assert!(
             error.to_string().contains("h.json") && error.to_string().contains("certificate_file"),

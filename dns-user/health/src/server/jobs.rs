@@ -29,7 +29,7 @@ const SHORTEST_LIMIT: Duration = Duration::from_secs(1);
 /// Most scripts that run at once.
 const SCRIPTS_AT_ONCE: usize = 16;
 
-/// What is known of all jobs.
+/// The state of all jobs of this VM.
 #[derive(Debug)]
 pub(super) struct Jobs {
     folder: Option<PathBuf>,
@@ -51,7 +51,7 @@ struct Job {
     script: Option<Script>,
 }
 
-/// What is known of a job's script.
+/// The last result of a job's script.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Script {
     /// Whether it said last time that the job is well; `None`: it has not ended yet.
@@ -60,7 +60,7 @@ struct Script {
     running: bool,
 }
 
-/// What all jobs say together.
+/// The combined state of all jobs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Summary {
     /// Whether every script says that its job is well.
@@ -110,7 +110,7 @@ impl Jobs {
         let _ = self.ready.subscribe().wait_for(|ready| *ready).await;
     }
 
-    /// What all jobs say together.
+    /// Returns the combined state of all jobs.
     pub(super) fn summary(&self) -> Summary {
         let mut summary = Summary { all_healthy: true, ..Summary::default() };
         for job in self.known().values() {
@@ -128,7 +128,7 @@ impl Jobs {
         summary
     }
 
-    /// Reads the jobs' folder; gives the scripts that are to be run now.
+    /// Reads the jobs' folder; returns the scripts to run now.
     fn look(&self) -> Vec<(OsString, PathBuf)> {
         let Some(folder) = &self.folder else { return Vec::new() };
         let found = match find_jobs(folder, &self.script) {
@@ -256,8 +256,8 @@ enum ScriptError {
     TooLong(Duration),
 }
 
-/// Runs a script in a process group of its own; `Ok` for exit status 0. What
-/// takes longer than `limit` is killed, with all that it started.
+/// Runs a script in its own process group; `Ok` for exit status 0. After `limit` the script is
+/// killed with all its children.
 async fn run_script(path: &Path, limit: Duration) -> Result<(), ScriptError> {
     let mut child = tokio::process::Command::new(path)
         .stdin(Stdio::null())
@@ -270,7 +270,7 @@ async fn run_script(path: &Path, limit: Duration) -> Result<(), ScriptError> {
     let mut group = Group(group);
     match tokio::time::timeout(limit, child.wait()).await {
         Ok(ended) => {
-            // What it left running in the background is its own business.
+            // Background processes that the script started may go on.
             group.0 = None;
             let status = ended?;
             if status.success() { Ok(()) } else { Err(ScriptError::Status(status)) }
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn scripts_decide_for_their_groups() {
+    async fn scripts_set_group_states() {
         let folder = tempfile::tempdir().unwrap();
         let real = tempfile::tempdir().unwrap();
         job(
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_script_that_hangs_is_killed_with_its_children() {
+    async fn hanging_script_is_killed() {
         let folder = tempfile::tempdir().unwrap();
         let children = folder.path().join("children");
         let text = format!("#!/bin/sh\nsleep 600 &\necho $! > {0}\nsleep 600\n", children.display());
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_run_is_not_healthy() {
+    async fn unrunnable_script_is_failing() {
         let folder = tempfile::tempdir().unwrap();
         job(folder.path(), "j", Some("#!/nowhere/sh\n"), None);
         let script = folder.path().join("j/bin/dns/healthy");

@@ -1,5 +1,5 @@
-//! The health server: answers `GET /health` by mutual TLS with what the agent
-//! and the jobs' scripts of this VM say. A process of its own.
+//! The health server: answers `GET /health` over mutual TLS from the state of this VM's agent and
+//! jobs. Runs as a separate process.
 
 mod agent;
 mod config;
@@ -34,32 +34,33 @@ use dns_platform::{
     tls::{RotatingTls, TlsError, common_name},
 };
 
-/// Connections at once, if the limit on open files allows: every VM that looks names up keeps one.
+/// Most open connections, if the limit on open files allows: every VM that looks this VM's names up
+/// keeps one.
 const MAX_CONNECTIONS: usize = 8192;
 
 /// Open files that scripts, certificates and the agent's file need.
 const OTHER_FILES: u64 = 64;
 
-/// How long a connection may stay open without a request: three check intervals
-/// of the reference, and some more.
+/// How long a connection may stay open without a request: a little more than three check intervals
+/// of bosh-dns.
 const IDLE_LIMIT: Duration = Duration::from_secs(75);
 
-/// How long connections may go on when the server stops.
+/// How long connections may finish their requests when the server stops.
 const STOP_LIMIT: Duration = Duration::from_secs(1);
 
-/// A health server that listens.
+/// A health server bound to its address.
 pub struct HealthServer {
     socket: TcpListener,
     tls: Arc<RotatingTls>,
     vm: Arc<Vm>,
 }
 
-/// What is known of this VM.
+/// The state of this VM.
 #[derive(Debug)]
 struct Vm {
-    /// What the agent says.
+    /// State reported by the agent.
     agent: AgentFile,
-    /// What the jobs say.
+    /// State reported by the jobs' scripts.
     jobs: Arc<Jobs>,
     /// How long a request may wait for the first round of scripts.
     patience: Duration,
@@ -96,17 +97,17 @@ impl HealthServer {
         Ok(Self { socket, tls, vm })
     }
 
-    /// Where it listens.
+    /// Returns the listen address.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }
 
-    /// The certificates.
+    /// Returns the certificates and their key, which are reloaded when they change.
     pub fn tls(&self) -> &Arc<RotatingTls> {
         &self.tls
     }
 
-    /// Serves until `stop` is ready; then lets requests that are under way end.
+    /// Serves until `stop` is ready, then finishes requests in progress.
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let Self { socket, tls, vm } = self;
         let mut background = JoinSet::new();
@@ -147,7 +148,7 @@ impl HealthServer {
         background.shutdown().await;
         stopping.send_replace(true);
         let all_ended = async { while connections.join_next().await.is_some() {} };
-        // Those that are left then are cut.
+        // Cut the remaining connections.
         let _ = tokio::time::timeout(STOP_LIMIT, all_ended).await;
     }
 }
@@ -160,7 +161,7 @@ async fn serve(
     mut stopping: watch::Receiver<bool>,
     _room: OwnedSemaphorePermit,
 ) {
-    // Answers are small and complete: nothing is gained by waiting for more.
+    // Replies are small and complete, so delaying them gains nothing.
     let _ = stream.set_nodelay(true);
     static HANDSHAKES: LineLimit = LineLimit::new();
     static OTHER_NAMES: LineLimit = LineLimit::new();
@@ -199,7 +200,7 @@ async fn serve(
         .max_buf_size(16 << 10)
         .serve_connection(TokioIo::new(StallLimit::new(stream, WRITE_TIMEOUT)), service);
     let mut connection = std::pin::pin!(connection);
-    // An error means that the server is gone: stop as well.
+    // An error means that the server has gone: stop as well.
     let told = async { _ = stopping.wait_for(|stopping| *stopping).await };
     let ended = tokio::select! {
         ended = &mut connection => ended,
@@ -213,7 +214,7 @@ async fn serve(
     }
 }
 
-/// The answer to a request. The method does not count, nor does the query (observed).
+/// Answers a request. The method and the query string are ignored (observed).
 async fn answer(request: &Request<Incoming>, is_known: bool, vm: &Vm) -> Response<Full<Bytes>> {
     let text = |status: StatusCode, text: &'static str| {
         let mut response = Response::new(Full::new(Bytes::from_static(text.as_bytes())));
@@ -236,9 +237,8 @@ async fn answer(request: &Request<Incoming>, is_known: bool, vm: &Vm) -> Respons
 }
 
 impl Vm {
-    /// What to say now. Groups of jobs with a script follow the script, the
-    /// others the whole VM (observed); a group that has both is failing if
-    /// either is.
+    /// Builds the current report. Groups of jobs with a script follow the script, all others the
+    /// whole VM (observed); a group with both is failing if either is.
     fn report(&self) -> Report {
         let Summary { all_healthy, scripted, unscripted } = self.jobs.summary();
         let whole = all_healthy && self.agent.is_running();

@@ -1,4 +1,4 @@
-//! Which names were asked last, and which instances they need checked.
+//! Tracks the most recently queried names and the instances that they need checked.
 
 mod registry;
 #[cfg(test)]
@@ -30,45 +30,44 @@ use dns_platform::clock::kernel_monotonic_ns;
 /// Bounds of the tracker.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Most names (`max_tracked_queries`).
+    /// Most tracked names (`max_tracked_queries`).
     pub names: usize,
-    /// How long y1 waits (`synchronous_check_timeout`).
+    /// How long a y1 query waits for first checks (`synchronous_check_timeout`).
     pub first_checks: Duration,
-    /// A name not asked for so long is forgotten (`tracked_query_ttl`).
+    /// Time after its last query at which a name is forgotten (`tracked_query_ttl`).
     pub ttl: Option<Duration>,
 }
 
-/// The names asked for last, up to a limit, and the instances that they need.
+/// The most recently queried names, up to a limit, and the instances that they need.
 ///
-/// Callers on the way of a query never wait for checks: a known name costs a
-/// look-up and a store; a new one a few map changes under a lock that is never
-/// held across anything slow.
+/// Query paths never wait for checks: a known name costs a look-up and a store, a new one a few map
+/// changes under a lock that is only held for short operations.
 pub struct Tracker {
     limits: Limits,
-    /// What is known of the instances.
+    /// States of the instances.
     states: Arc<HealthStates>,
     /// Tracked names. Locked only for single look-ups and changes, and last.
     names: RwLock<HashMap<Name, Arc<Tracked>>>,
     /// The order of use and the instances. Locked before `names`.
     registry: Mutex<Registry>,
-    /// The last moment that was given to a use: every use gets its own.
+    /// The time of the latest use; every use gets a distinct time.
     latest_use: AtomicU64,
-    /// The fast path, whose uses count as well.
+    /// The fast path, whose answers count as uses as well.
     fast_path: Slot,
     /// To the watcher's thread.
     orders: mpsc::UnboundedSender<Order>,
-    /// Orders that it has not carried out yet.
+    /// Number of orders not carried out yet.
     queued: AtomicUsize,
 }
 
 #[derive(Debug)]
 pub struct Tracked {
     name: Name,
-    /// When it was last asked for in userspace, `CLOCK_MONOTONIC` in ns.
+    /// Last use in userspace, `CLOCK_MONOTONIC` in ns.
     last_use: AtomicU64,
     /// Instances that it needs checked, each once. Changed under the registry's lock.
     instances: Mutex<Box<[IpAddr]>>,
-    /// Whoever waits for the first checks of its instances.
+    /// Queries that wait for the first checks of its instances.
     first_checks: Mutex<Option<Arc<FirstChecks>>>,
 }
 
@@ -76,23 +75,23 @@ pub struct Tracked {
 /// One takes some 40 bytes.
 const MAX_QUEUED: usize = 65_536;
 
-/// What the watcher's thread is told.
+/// An order to the watcher's thread.
 pub enum Order {
-    /// Check this instance from now on; `urgent`: somebody waits for it.
+    /// Check the instance from now on; `urgent` if a query waits for the result.
     Check {
         ip: IpAddr,
         urgent: bool,
     },
-    /// These are tracked no more: names to withdraw from the fast path,
-    /// instances that are unchecked again.
+    /// Names and instances that are no longer tracked: withdraw the names from the fast path; the
+    /// instances are unchecked again.
     Dropped {
         names: Vec<Name>,
         instances: Vec<IpAddr>,
     },
-    /// A name is tracked now that was resolved a moment ago: the snapshot may
-    /// have changed in between.
+    /// A name is newly tracked. It was resolved before that, and the snapshot may have changed
+    /// since.
     Began(Arc<Tracked>),
-    /// There are new records: decide anew for every name.
+    /// There are new records: decide again for every name which instances it needs.
     Decide(Arc<Snapshot>),
 }
 
@@ -103,7 +102,7 @@ impl std::fmt::Debug for Tracker {
 }
 
 impl Tracker {
-    /// Tracks nothing yet. Orders to the watcher come out at the receiver.
+    /// Creates an empty tracker, and the receiver of its orders to the watcher.
     pub fn new(
         limits: Limits,
         states: Arc<HealthStates>,
@@ -128,8 +127,8 @@ impl Tracker {
         &self.states
     }
 
-    /// A query for the name was answered in userspace. Starts the first checks
-    /// in the background, never waits.
+    /// Notes a query for the name that was answered in userspace. Starts first checks in the
+    /// background; never waits.
     pub fn asked(&self, name: &Name, resolution: &Resolution) {
         if !resolution.checks.tracked || self.limits.names == 0 {
             return;
@@ -140,12 +139,13 @@ impl Tracker {
         }
     }
 
-    /// As [`Self::asked`] if the name is tracked, or no name ever is; false: it is not.
+    /// Does the same as [`Self::asked`] for a tracked name, or if tracking is disabled; `false` if
+    /// the name is not tracked.
     pub fn asked_again(&self, name: NameRef<'_>) -> bool {
         self.limits.names == 0 || self.used(name, self.use_now())
     }
 
-    /// Notes a use of a name; false: it is not tracked.
+    /// Notes a use of a name; `false` if it is not tracked.
     fn used(&self, name: NameRef<'_>, now: u64) -> bool {
         let names = self.names();
         let tracked = names.get(name.as_wire());
@@ -155,9 +155,9 @@ impl Tracker {
         tracked.is_some()
     }
 
-    /// Waits until all instances of the name have been checked once, at most
-    /// `synchronous_check_timeout`. For y1; returns at once where nothing is to
-    /// be waited for. Notes the use as [`Self::asked`] does.
+    /// Waits until all instances of the name have been checked once, for at most
+    /// `synchronous_check_timeout`. Serves y1 queries; returns immediately if all are checked.
+    /// Notes the use as [`Self::asked`] does.
     pub async fn first_checks(&self, name: &Name, resolution: &Resolution) {
         self.asked(name, resolution);
         if !resolution.checks.tracked
@@ -169,9 +169,8 @@ impl Tracker {
         let _ = tokio::time::timeout(self.limits.first_checks, first_checks.done()).await;
     }
 
-    /// Whether a resolved name may be answered by the interface now: its first
-    /// query must reach userspace, which starts the checks, and a y1 name needs
-    /// all its instances checked.
+    /// Returns whether the interface may answer a resolved name now: its first query must reach
+    /// userspace, which starts the checks, and a y1 name needs all its instances checked.
     pub fn may_publish(&self, name: &Name, resolution: &Resolution) -> bool {
         let Checks { instances, tracked, synchronous } = &resolution.checks;
         if !tracked {
@@ -180,43 +179,42 @@ impl Tracker {
         self.is_tracked(name) && (!synchronous || instances.iter().all(|ip| self.states.is_checked(*ip)))
     }
 
-    /// Whether the name is among those asked for last.
+    /// Returns whether the name is tracked.
     pub fn is_tracked(&self, name: &Name) -> bool {
         self.names().contains_key(name)
     }
 
-    /// How often to call [`Self::expire`].
+    /// Returns the interval between calls of [`Self::expire`].
     pub(super) fn expire_interval(&self) -> Duration {
         let ttl = self.limits.ttl.unwrap_or(Duration::MAX);
         (ttl / 10).clamp(Duration::from_millis(100), Duration::from_secs(60))
     }
 
-    /// How many names are tracked.
+    /// Returns the number of tracked names.
     pub fn name_count(&self) -> usize {
         self.names().len()
     }
 
-    /// How many instances are tracked.
+    /// Returns the number of tracked instances.
     pub fn instance_count(&self) -> usize {
         self.registry().instance_count()
     }
 
-    /// Follows new records: the watcher's thread decides anew for every name what it needs
-    /// checked.
+    /// Takes new records: the watcher's thread decides again for every name which instances it
+    /// needs.
     pub fn install(&self, snapshot: Arc<Snapshot>) {
         self.order(Order::Decide(snapshot));
     }
 
-    /// Begins to track a name that was not tracked a moment ago. While the watcher's thread
-    /// is far behind, which a flood of names can bring about, the name is left for its
-    /// next query: it is not published until then, and no memory grows.
+    /// Begins to track a name. If the watcher's thread is far behind, as in a flood of names, the
+    /// name is left for its next query: it is not published until then, and memory stays bounded.
     fn begin(&self, name: &Name, checks: &Checks, now: u64) {
         if self.queued.load(Ordering::Relaxed) >= MAX_QUEUED {
             return;
         }
         let mut registry = self.registry();
         if let Some(tracked) = self.names().get(name) {
-            // Somebody else was faster.
+            // Another thread was faster.
             tracked.last_use.fetch_max(now, Ordering::Relaxed);
             return;
         }
@@ -236,7 +234,7 @@ impl Tracker {
             names.len()
         };
         self.order(Order::Began(tracked));
-        // Once full, the order of uses decides which name falls out.
+        // At the limit, the least recently used name is dropped.
         self.fast_path.keep_exact_last_used(count >= self.limits.names);
         for _ in self.limits.names..count {
             let last_use = |tracked: &Tracked| self.last_use(tracked);
@@ -246,7 +244,7 @@ impl Tracker {
         }
     }
 
-    /// Forgets names that were not asked for within the limit on time, if there is one.
+    /// Forgets names without a query within the time limit, if one is set.
     pub(super) fn expire(&self) {
         let Some(ttl) = self.limits.ttl else { return };
         let ttl = u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX);
@@ -257,15 +255,15 @@ impl Tracker {
         }
     }
 
-    /// Forgets a name, and the instances that no other name needs.
+    /// Forgets a name and the instances that no other name needs.
     fn drop_name(&self, registry: &mut Registry, tracked: &Arc<Tracked>) {
         self.names.write().remove(&tracked.name);
         let instances = self.release(registry, &tracked.replace_instances(Box::default()));
         self.order(Order::Dropped { names: vec![tracked.name.clone()], instances });
     }
 
-    /// Gives a name the instances that it needs from now on. Gives back those
-    /// that it needed before, still held, and those that nobody needed before.
+    /// Sets the instances that a name needs. Returns the previous ones, still held, and the newly
+    /// needed ones that no other name held.
     fn hold(
         &self,
         registry: &mut Registry,
@@ -276,8 +274,7 @@ impl Tracker {
         (tracked.replace_instances(needed), new)
     }
 
-    /// Lets go of instances; gives those that nobody needs any more, which are
-    /// unchecked from here on.
+    /// Releases instances; returns those no longer needed by any name, which become unchecked.
     fn release(&self, registry: &mut Registry, instances: &[IpAddr]) -> Vec<IpAddr> {
         let gone: Vec<_> = instances.iter().copied().filter(|ip| registry.release(*ip)).collect();
         for ip in &gone {
@@ -286,20 +283,20 @@ impl Tracker {
         gone
     }
 
-    /// Decides anew by the newest records what a name needs, without letting go of what it
-    /// needed before; that has to be given to [`Self::let_go`].
+    /// Decides by the newest records which instances a name needs. The previous ones are returned,
+    /// still held, and must be passed to [`Self::let_go`].
     pub(super) fn decide(&self, tracked: &Tracked, records: &Snapshot) -> Box<[IpAddr]> {
         // The health of instances does not matter for which of them need checks.
         let checks = resolve(records, &AllRunning, &tracked.name).map(|resolution| resolution.checks);
         self.set_checks(tracked, checks)
     }
 
-    /// Sets what a name needs checked; `None` if it is no longer a local name.
+    /// Sets the instances that a name needs; `None` if it is no longer a local name.
     fn set_checks(&self, tracked: &Tracked, checks: Option<Checks>) -> Box<[IpAddr]> {
         let checks = checks.filter(|checks| checks.tracked).unwrap_or_default();
         let needed = needed(&checks);
         let mut registry = self.registry();
-        // Fell out while we thought: nothing to decide.
+        // The name was dropped meanwhile.
         let is_current = self.names().get(&tracked.name).is_some_and(|held| std::ptr::eq(&**held, tracked));
         if !is_current || *tracked.instances() == needed {
             return Box::default();
@@ -311,7 +308,7 @@ impl Tracker {
         before
     }
 
-    /// Lets go of what names needed before; nothing else may keep it.
+    /// Releases instances that names needed before.
     pub(super) fn let_go(&self, instances: &[IpAddr]) {
         if instances.is_empty() {
             return;
@@ -326,10 +323,10 @@ impl Tracker {
         self.names().values().cloned().collect()
     }
 
-    /// A check has ended. Says whether what is known has changed by it.
+    /// Records the result of a check. Returns whether the state has changed.
     pub fn checked(&self, ip: IpAddr, health: InstanceHealth) -> bool {
         let mut registry = self.registry();
-        // Not tracked any more: it is to stay unchecked.
+        // No longer tracked: the instance must stay unchecked.
         let Some(waiting) = registry.take_waiting(ip) else { return false };
         let changed = self.states.set(ip, health);
         drop(registry);
@@ -337,7 +334,7 @@ impl Tracker {
         changed
     }
 
-    /// What a y1 query for the name has to wait for; `None`: nothing.
+    /// Returns the first checks that a y1 query for the name must wait for; `None` if all are done.
     fn wait_for_first(&self, name: &Name) -> Option<Arc<FirstChecks>> {
         let mut registry = self.registry();
         let tracked = self.names().get(name).cloned()?;
@@ -359,14 +356,14 @@ impl Tracker {
         Some(first_checks)
     }
 
-    /// When the name was last asked for, on either path.
+    /// Returns the time of the name's last use on either path.
     fn last_use(&self, tracked: &Tracked) -> u64 {
         let used_there = self.fast_path.last_used_ns(&tracked.name).unwrap_or(0);
         tracked.last_use.load(Ordering::Relaxed).max(used_there)
     }
 
-    /// A moment for a use: now, and later than any given before, so that uses
-    /// have one order.
+    /// Returns the time for a use: now, but later than any previous one, so that uses have a total
+    /// order.
     fn use_now(&self) -> u64 {
         let now = kernel_monotonic_ns();
         let next = |latest: u64| Some(now.max(latest + 1));
@@ -375,14 +372,14 @@ impl Tracker {
             .map_or(now, |latest| now.max(latest + 1))
     }
 
-    /// Tells the watcher's thread. Once that has ended, nobody needs to know.
+    /// Sends an order to the watcher's thread. After its end orders are dropped.
     fn order(&self, order: Order) {
         if self.orders.send(order).is_ok() {
             self.queued.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// The watcher's thread has taken so many orders.
+    /// Notes that the watcher's thread has taken this many orders.
     pub(super) fn taken(&self, count: usize) {
         self.queued.fetch_sub(count, Ordering::Relaxed);
     }
@@ -404,18 +401,18 @@ impl Admission for Tracker {
 }
 
 impl Tracked {
-    /// Instances that the name needs checked.
+    /// Returns the instances that the name needs checked.
     fn instances(&self) -> MutexGuard<'_, Box<[IpAddr]>> {
         self.instances.lock()
     }
 
-    /// Puts others in their place and gives back what was there.
+    /// Replaces the needed instances and returns the previous ones.
     fn replace_instances(&self, instances: Box<[IpAddr]>) -> Box<[IpAddr]> {
         std::mem::replace(&mut *self.instances(), instances)
     }
 }
 
-/// The instances that need checks, each once, in order.
+/// Returns the instances that need checks, each once, in order.
 fn needed(checks: &Checks) -> Box<[IpAddr]> {
     let mut instances = checks.instances.clone();
     instances.sort_unstable();

@@ -1,4 +1,4 @@
-//! The tracker's bookkeeping: order of use, and who needs which instance.
+//! The tracker's bookkeeping: names by last use, and instances by the names that need them.
 
 use std::{
     cmp::{Ordering as Order, Reverse},
@@ -44,7 +44,7 @@ struct Held {
 pub(super) struct FirstChecks {
     /// How many are not done yet.
     left: AtomicUsize,
-    /// Wakes all who wait when that is 0.
+    /// Notified when the count reaches 0.
     done: Notify,
 }
 
@@ -94,12 +94,12 @@ impl Registry {
             return false;
         }
         let held = self.instances.remove(&ip);
-        // It will not be checked: nobody has to wait for it.
+        // The instance will not be checked: release the waiting queries.
         held.iter().flat_map(|held| &held.waiting).for_each(|first_checks| first_checks.one_done());
         true
     }
 
-    /// Lets `first_checks` wait for the instance, which has to be tracked.
+    /// Adds the instance, which must be tracked, to the checks that `first_checks` waits for.
     pub(super) fn wait(&mut self, ip: IpAddr, first_checks: Arc<FirstChecks>) {
         match self.instances.get_mut(&ip) {
             Some(held) => held.waiting.push(first_checks),
@@ -107,7 +107,8 @@ impl Registry {
         }
     }
 
-    /// The instance was checked: who waited for that; `None`: it is not tracked.
+    /// Takes the queries that wait for the first check of the instance; `None` if it is not
+    /// tracked.
     pub(super) fn take_waiting(&mut self, ip: IpAddr) -> Option<Vec<Arc<FirstChecks>>> {
         self.instances.get_mut(&ip).map(|held| std::mem::take(&mut held.waiting))
     }

@@ -34,7 +34,7 @@ fn running() -> InstanceHealth {
     InstanceHealth { state: HealthState::Running, groups: Box::default() }
 }
 
-/// What the watcher would check now, in order.
+/// Returns the instances that the watcher would check now, in order.
 fn checks(orders: &mut mpsc::UnboundedReceiver<Order>) -> Vec<IpAddr> {
     std::iter::from_fn(|| orders.try_recv().ok())
         .filter_map(|order| if let Order::Check { ip, .. } = order { Some(ip) } else { None })
@@ -54,7 +54,7 @@ fn dropped(orders: &mut mpsc::UnboundedReceiver<Order>) -> (Vec<Name>, Vec<IpAdd
 }
 
 #[test]
-fn the_name_used_longest_ago_falls_out_with_its_instances() {
+fn oldest_name_is_dropped() {
     let (tracker, mut orders, states) = tracker(None);
     tracker.asked(&name("a"), &needs(&[1, 2], false));
     tracker.asked(&name("b"), &needs(&[2, 3], false));
@@ -87,7 +87,7 @@ fn later_uses_elsewhere_count() {
 }
 
 #[test]
-fn names_not_asked_for_long_expire() {
+fn unused_names_expire() {
     let (tracker, mut orders, _) = tracker(Some(Duration::ZERO));
     tracker.asked(&name("a"), &needs(&[1], false));
     std::thread::sleep(Duration::from_millis(1));
@@ -100,7 +100,7 @@ fn names_not_asked_for_long_expire() {
 }
 
 #[test]
-fn only_tracked_names_are_published_and_y1_names_once_checked() {
+fn untracked_names_are_not_published() {
     let (tracker, _orders, _) = tracker(None);
     let (smart, synchronous) = (needs(&[1], false), needs(&[1, 2], true));
     assert!(!tracker.may_publish(&name("a"), &smart));
@@ -117,7 +117,7 @@ fn only_tracked_names_are_published_and_y1_names_once_checked() {
 }
 
 #[tokio::test]
-async fn y1_waits_for_exactly_the_first_checks() {
+async fn y1_waits_for_first_checks() {
     let (tracker, mut orders, _) = tracker(None);
     let tracker = Arc::new(tracker);
     tracker.asked(&name("other"), &needs(&[2], false));
@@ -133,12 +133,12 @@ async fn y1_waits_for_exactly_the_first_checks() {
     assert!(!waits.is_finished());
     tracker.checked(ip(1), running());
     waits.await.unwrap();
-    // Everything is known: no wait, and nobody would end it.
+    // Everything is known, so there is no wait; no check would end it.
     tracker.first_checks(&name("a"), &needs(&[1, 2], true)).await;
 }
 
 #[tokio::test]
-async fn y1_waits_no_longer_than_its_limit() {
+async fn y1_wait_is_bounded() {
     let limits = Limits { names: 2, first_checks: Duration::from_millis(50), ttl: None };
     let (tracker, _orders) = Tracker::new(limits, Arc::new(HealthStates::new()), Slot::default());
     let started = std::time::Instant::now();
@@ -147,7 +147,7 @@ async fn y1_waits_no_longer_than_its_limit() {
 }
 
 #[test]
-fn new_records_decide_anew_without_losing_what_moves() {
+fn new_records_keep_moved_instances() {
     let (tracker, mut orders, states) = tracker(None);
     tracker.asked(&name("a"), &needs(&[1, 2], false));
     tracker.asked(&name("b"), &needs(&[3], false));
@@ -180,7 +180,7 @@ fn new_records_decide_anew_without_losing_what_moves() {
 }
 
 #[test]
-fn a_flood_of_names_waits_for_a_watcher_that_is_behind() {
+fn lagging_watcher_stops_tracking() {
     let (tracker, mut orders, _) = tracker(None);
     let flood = |from: usize| {
         for number in from..from + 2 * MAX_QUEUED {

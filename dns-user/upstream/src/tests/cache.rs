@@ -1,4 +1,4 @@
-//! The cache: what is kept, for how long, for whom.
+//! Tests of the cache: which answers it keeps, for how long, and for which clients.
 
 use std::sync::{
     Arc,
@@ -61,7 +61,7 @@ async fn with_ttls(ttls: &'static [u32]) -> Scripted {
 }
 
 #[tokio::test]
-async fn a_hit_has_the_clients_id_letter_case_and_opt() {
+async fn hit_keeps_client_id_and_case() {
     let recursor = Scripted::start(|query| {
         // An owner that is written out, and an OPT of the recursor's own.
         let mut reply = refuse(query, message::NOERROR);
@@ -87,7 +87,7 @@ async fn a_hit_has_the_clients_id_letter_case_and_opt() {
 }
 
 #[tokio::test]
-async fn ttls_are_raised_capped_and_made_equal() {
+async fn ttls_are_clamped_and_equalised() {
     for (ttls, expected) in [(&[1u32][..], 5), (&[6], 6), (&[100_000], 3600), (&[300, 60, 900], 60)] {
         let recursor = with_ttls(ttls).await;
         let (source, _) = source(&recursor, Compat::default(), &CONFIG);
@@ -118,7 +118,7 @@ async fn ttl_zero_is_not_kept() {
 }
 
 #[tokio::test]
-async fn an_answer_without_dnssec_beats_a_failure() {
+async fn unsigned_answer_beats_failure() {
     let recursor = Scripted::start(|query| match parsed(query).dnssec_ok() {
         false => vec![answer(query, &[[192, 0, 2, 1]])],
         true => vec![refuse(query, message::SERVFAIL)],
@@ -131,7 +131,7 @@ async fn an_answer_without_dnssec_beats_a_failure() {
 }
 
 #[tokio::test]
-async fn failures_are_kept_for_a_second() {
+async fn failures_are_cached_briefly() {
     for failure in [Some(message::SERVFAIL), Some(message::REFUSED), None] {
         let failing =
             Scripted::start(move |query| failure.map(|rcode| refuse(query, rcode)).into_iter().collect())
@@ -157,7 +157,7 @@ async fn failures_are_kept_for_a_second() {
 }
 
 #[tokio::test]
-async fn a_flood_of_one_client_leaves_room() {
+async fn one_flooding_client_leaves_room() {
     let silent = Scripted::start(|_| vec![]).await;
     let compat = Compat { forget_failures: true, ..Compat::default() };
     let source = Source::Dns(Arc::new(forwarder(&[silent.name()], 0, compat)));
@@ -199,7 +199,7 @@ async fn ttls_count_down() {
 }
 
 #[tokio::test]
-async fn type_class_do_and_cd_are_told_apart_and_rd_clear_goes_past() {
+async fn key_contains_type_class_do_cd() {
     let recursor = with_ttls(&[300]).await;
     let (source, _) = source(&recursor, Compat::default(), &CONFIG);
     let plain = query(NAME, 1);
@@ -226,7 +226,7 @@ async fn type_class_do_and_cd_are_told_apart_and_rd_clear_goes_past() {
 }
 
 #[tokio::test]
-async fn client_subnet_goes_past_where_it_goes_up() {
+async fn forwarded_client_subnet_bypasses_cache() {
     let recursor = with_ttls(&[300]).await;
     let (plain, _) = source(&recursor, Compat::default(), &CONFIG);
     let form = Form { client_subnet: true, ..Form::default() };
@@ -255,7 +255,7 @@ async fn client_subnet_goes_past_where_it_goes_up() {
 }
 
 #[tokio::test]
-async fn nxdomain_is_kept_by_its_soa() {
+async fn soa_limits_nxdomain_lifetime() {
     let denying = Scripted::start(|query| vec![nxdomain(query)]).await;
     let (to_denying, _) = source(&denying, Compat::default(), &CONFIG);
     for _ in 0..2 {
@@ -301,7 +301,7 @@ async fn cut_replies_are_not_kept() {
 }
 
 #[tokio::test]
-async fn a_cut_reply_is_asked_for_by_tcp() {
+async fn truncated_reply_retries_by_tcp() {
     let count = Arc::new(AtomicUsize::new(0));
     let recursor = {
         let count = Arc::clone(&count);
@@ -322,7 +322,7 @@ async fn a_cut_reply_is_asked_for_by_tcp() {
 }
 
 #[tokio::test]
-async fn ad_is_for_those_who_ask_for_it() {
+async fn ad_is_returned_on_request() {
     let recursor = Scripted::start(|query| {
         let mut reply = answer(query, &[[192, 0, 2, 1]]);
         message::set_authentic(&mut reply, true);
@@ -341,7 +341,7 @@ async fn ad_is_for_those_who_ask_for_it() {
 }
 
 #[tokio::test]
-async fn many_clients_share_one_upstream_query() {
+async fn clients_share_upstream_query() {
     let waiting = Arc::new(tokio::sync::Notify::new());
     let count = Arc::new(AtomicUsize::new(0));
     let socket = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
@@ -389,7 +389,7 @@ async fn many_clients_share_one_upstream_query() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_leaves_the_others_an_answer() {
+async fn cancelled_client_keeps_shared_lookup() {
     let count = Arc::new(AtomicUsize::new(0));
     let recursor = {
         let count = Arc::clone(&count);
@@ -418,7 +418,7 @@ async fn a_client_that_goes_leaves_the_others_an_answer() {
 }
 
 #[tokio::test]
-async fn the_bounds_hold_and_flushing_forgets() {
+async fn cache_is_bounded_and_flushable() {
     let recursor = with_ttls(&[300]).await;
     let config = CacheConfig { max_entries: 100, ..CONFIG };
     let (source, cache) = source(&recursor, Compat::default(), &config);
@@ -443,7 +443,7 @@ async fn the_bounds_hold_and_flushing_forgets() {
 }
 
 #[tokio::test]
-async fn hot_answers_belong_to_one_cache_and_end_with_their_time() {
+async fn hot_answers_expire_with_cache_entry() {
     let recursors = [with_ttls(&[5]).await, with_ttls(&[5]).await];
     let [(one, _), (other, _)] =
         recursors.each_ref().map(|recursor| source(recursor, Compat::default(), &CONFIG));
@@ -458,7 +458,7 @@ async fn hot_answers_belong_to_one_cache_and_end_with_their_time() {
 }
 
 #[tokio::test]
-async fn stale_answers_are_served_while_recursors_are_down() {
+async fn stale_answers_bridge_outages() {
     let count = Arc::new(AtomicUsize::new(0));
     let recursor = {
         let count = Arc::clone(&count);

@@ -13,7 +13,7 @@ use crate::host_names::HostNames;
 const NAME: &[u8] = b"\x02oK\x07eXample\0";
 
 #[tokio::test]
-async fn id_and_letter_case_come_back_and_the_rest_is_untouched() {
+async fn id_and_case_are_restored() {
     let seen: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
     let log = Arc::clone(&seen);
     let recursor = Scripted::start(move |query| {
@@ -54,7 +54,7 @@ async fn ids_and_ports_change() {
 }
 
 #[tokio::test]
-async fn forged_replies_are_dropped_and_the_true_one_is_taken() {
+async fn forged_replies_are_dropped() {
     let recursor = Scripted::start(|query| {
         let mut wrong_id = answer(query, &[[6, 6, 6, 6]]);
         wrong_id[0] ^= 0x55;
@@ -82,7 +82,7 @@ async fn forged_replies_are_dropped_and_the_true_one_is_taken() {
 }
 
 #[tokio::test]
-async fn only_the_reference_takes_another_question() {
+async fn compat_accepts_mismatched_question() {
     let recursor = Scripted::start(|query| {
         let mut reply = answer(query, &[[192, 0, 2, 1]]);
         reply[13] = b'x';
@@ -97,7 +97,7 @@ async fn only_the_reference_takes_another_question() {
 }
 
 #[tokio::test]
-async fn network_errors_are_retried_and_others_are_not() {
+async fn only_network_errors_are_retried() {
     let count = Arc::new(AtomicUsize::new(0));
     let silent_twice = {
         let count = Arc::clone(&count);
@@ -137,7 +137,7 @@ async fn network_errors_are_retried_and_others_are_not() {
 }
 
 #[tokio::test]
-async fn who_has_an_answer_does_not_wait_for_a_silent_recursor() {
+async fn nxdomain_skips_silent_recursor() {
     let answers = Arc::new(AtomicUsize::new(0));
     let other = {
         let answers = Arc::clone(&answers);
@@ -181,7 +181,7 @@ async fn who_has_an_answer_does_not_wait_for_a_silent_recursor() {
 }
 
 #[tokio::test]
-async fn a_closed_connection_is_not_retried() {
+async fn closed_connection_is_not_retried() {
     let closing = Scripted::start(|_| vec![]).await;
     let forwarder = forwarder(&[closing.name()], 3, Compat::default());
     let reply = ask(&forwarder, &query(NAME, 1), Transport::Tcp).await;
@@ -198,10 +198,10 @@ async fn tcp_connections_are_used_again() {
     assert_eq!((recursor.counts().1, recursor.connections.load(Ordering::Relaxed)), (5, 1));
 }
 
-/// What a recursor does with every query.
+/// Behaviour of a recursor for every query.
 type End = fn(&[u8]) -> Vec<Vec<u8>>;
 
-/// What the client gets when recursors end so, by `compat`.
+/// Returns the client's reply when the recursors behave as in `ends`.
 async fn verdict(compat: Compat, ends: &[End]) -> Vec<u8> {
     let mut recursors = Vec::new();
     for &end in ends {
@@ -250,7 +250,7 @@ async fn errors_are_truthful() {
 }
 
 #[tokio::test]
-async fn a_closed_port_is_noticed_at_once() {
+async fn closed_port_fails_immediately() {
     let closed = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let working = Scripted::start(|query| vec![answer(query, &[[192, 0, 2, 1]])]).await;
     let forwarder = forwarder(&[closed, working.name()], 1, Compat::default());
@@ -278,7 +278,7 @@ async fn ipv6_and_host_names_work() {
 }
 
 #[tokio::test]
-async fn host_names_are_looked_up_in_the_background() {
+async fn recursor_hosts_resolve_in_background() {
     let target = Scripted::start(|query| vec![answer(query, &[[192, 0, 2, 1]])]).await;
     let resolver = Scripted::start(|query| match parsed(query).question.qtype {
         1 => vec![answer(query, &[[127, 0, 0, 1]])],
@@ -294,7 +294,7 @@ async fn host_names_are_looked_up_in_the_background() {
     }
     assert_eq!((target.counts().0, resolver.counts().0), (200, 1));
 
-    // A name that nobody knows costs one look-up at a time, however many queries wait.
+    // An unknown name costs one look-up at a time, however many queries wait.
     let silent = Scripted::start(|_| vec![]).await;
     let hosts = HostNames::new(&[silent.name()], Arc::default());
     let forwarder = Forwarder::new(
@@ -323,7 +323,7 @@ async fn large_replies_are_read_whole() {
 }
 
 #[tokio::test]
-async fn a_server_without_edns_is_asked_without() {
+async fn edns_refusal_retries_without_edns() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let old = {
         let seen = Arc::clone(&seen);
@@ -392,7 +392,7 @@ async fn closing_after(replies: usize) -> (String, Arc<AtomicUsize>) {
 }
 
 #[tokio::test]
-async fn a_query_on_a_closed_connection_is_retried() {
+async fn query_survives_shared_connection_close() {
     for replies in [1, 3] {
         let (name, connections) = closing_after(replies).await;
         let forwarder = forwarder(&[name], 0, Compat::default());
@@ -406,7 +406,7 @@ async fn a_query_on_a_closed_connection_is_retried() {
 }
 
 #[tokio::test]
-async fn random_letter_case_is_checked_and_undone() {
+async fn random_case_is_checked_and_undone() {
     let seen: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
     let log = Arc::clone(&seen);
     let recursor = Scripted::start(move |query| {

@@ -18,7 +18,7 @@ use crate::{
     http::{HttpSource, client},
 };
 
-/// What the server saw and how often it was connected to.
+/// Requests and connections that the server has seen.
 #[derive(Default)]
 struct Seen {
     /// First lines of requests.
@@ -74,7 +74,7 @@ async fn ask(source: &CachedSource) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn answers_come_over_one_connection() {
+async fn requests_share_one_connection() {
     let body = r#"{"Status": 0, "Answer": [{"type": 28, "TTL": 7, "data": "2001:db8::1"}]}"#;
     let (address, seen) = server("200 OK", body).await;
     let source = source(&format!("http://{address}/some/path"));

@@ -29,7 +29,7 @@ fn cache() -> Cache {
 
 proptest! {
     #[test]
-    fn what_is_passed_on_or_kept_is_sound(
+    fn forwarded_and_cached_replies_are_sound(
         changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
         cut in 0usize..200,
         with_edns: bool,
@@ -63,7 +63,7 @@ proptest! {
     }
 
     #[test]
-    fn what_http_handlers_say_becomes_a_sound_reply(
+    fn http_answers_become_sound_replies(
         answers in proptest::collection::vec(
             (0u16..300, any::<u32>(), prop_oneof!["\\PC{0,20}", "\\\\# [0-9]{1,2} [0-9a-f]{0,12}", "[a-z0-9.]{0,12}"]),
             0..4,

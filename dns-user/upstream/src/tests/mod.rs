@@ -26,7 +26,7 @@ fn query(name: &[u8], qtype: u16) -> Vec<u8> {
     query
 }
 
-/// What of a query goes up.
+/// Returns the parts of a query that are forwarded.
 fn form(compat: Compat) -> Form {
     Form { transparent: compat.transparent_forwarding, client_subnet: false }
 }
@@ -42,7 +42,7 @@ fn forwarder(names: &[String], retries: u32, compat: Compat) -> Forwarder {
     Forwarder::new(names, manner(retries, compat), RecursorSelection::Serial, compat, &Arc::default())
 }
 
-/// The query in a message of our own making.
+/// Parses a query that the test has built.
 fn parsed(message: &[u8]) -> Query<'_> {
     let Parsed::Query(query) = parse(message) else { panic!("a query of our own making") };
     query

@@ -16,7 +16,7 @@ use tokio::{
 
 use crate::message;
 
-/// What a scripted recursor sends for a query, in order.
+/// The replies of a scripted recursor to a query, in order.
 type Script = dyn Fn(&[u8]) -> Vec<Vec<u8>> + Send + Sync;
 
 /// A recursor on a port of 127.0.0.1 or ::1, UDP and TCP, until it is dropped.
