@@ -74,10 +74,7 @@ pub enum HealthServerError {
     Tls(#[from] TlsError),
     /// The address cannot be listened on.
     #[error("cannot listen on {address}: {error}; is another health server running there?")]
-    Listen {
-        address: SocketAddr,
-        error: io::Error,
-    },
+    Listen { address: SocketAddr, error: io::Error },
 }
 
 impl HealthServer {

@@ -78,16 +78,10 @@ const MAX_QUEUED: usize = 65_536;
 /// An order to the watcher's thread.
 pub enum Order {
     /// Check the instance from now on; `urgent` if a query waits for the result.
-    Check {
-        ip: IpAddr,
-        urgent: bool,
-    },
+    Check { ip: IpAddr, urgent: bool },
     /// Names and instances that are no longer tracked: withdraw the names from the fast path; the
     /// instances are unchecked again.
-    Dropped {
-        names: Vec<Name>,
-        instances: Vec<IpAddr>,
-    },
+    Dropped { names: Vec<Name>, instances: Vec<IpAddr> },
     /// A name is newly tracked. It was resolved before that, and the snapshot may have changed
     /// since.
     Began(Arc<Tracked>),

@@ -28,11 +28,7 @@ pub enum SystemError {
     },
     /// Somebody else decides what stands in resolv.conf.
     #[error("{file} is written by {who}: {remedy}")]
-    Managed {
-        file: String,
-        who: &'static str,
-        remedy: &'static str,
-    },
+    Managed { file: String, who: &'static str, remedy: &'static str },
     /// The server's configuration cannot be read.
     #[error(transparent)]
     Config(#[from] ConfigError),
