@@ -74,7 +74,12 @@ pub enum HealthServerError {
     Tls(#[from] TlsError),
     /// The address cannot be listened on.
     #[error("cannot listen on {address}: {error}; is another health server running there?")]
-    Listen { address: SocketAddr, error: io::Error },
+    Listen {
+        /// The configured listen address.
+        address: SocketAddr,
+        /// The error of `bind` or `listen`.
+        error: io::Error,
+    },
 }
 
 impl HealthServer {

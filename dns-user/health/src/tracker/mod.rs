@@ -78,10 +78,20 @@ const MAX_QUEUED: usize = 65_536;
 /// An order to the watcher's thread.
 pub enum Order {
     /// Check the instance from now on; `urgent` if a query waits for the result.
-    Check { ip: IpAddr, urgent: bool },
+    Check {
+        /// Address of the instance.
+        ip: IpAddr,
+        /// Whether a query waits for the first result.
+        urgent: bool,
+    },
     /// Names and instances that are no longer tracked: withdraw the names from the fast path; the
     /// instances are unchecked again.
-    Dropped { names: Vec<Name>, instances: Vec<IpAddr> },
+    Dropped {
+        /// Names to withdraw from the fast path.
+        names: Vec<Name>,
+        /// Instances that are unchecked again.
+        instances: Vec<IpAddr>,
+    },
     /// A name is newly tracked. It was resolved before that, and the snapshot may have changed
     /// since.
     Began(Arc<Tracked>),
