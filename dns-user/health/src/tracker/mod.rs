@@ -77,15 +77,14 @@ const MAX_QUEUED: usize = 65_536;
 
 /// An order to the watcher's thread.
 pub enum Order {
-    /// Check the instance from now on; `urgent` if a query waits for the result.
+    /// Check the instance from now on.
     Check {
         /// Address of the instance.
         ip: IpAddr,
         /// Whether a query waits for the first result.
         urgent: bool,
     },
-    /// Names and instances that are no longer tracked: withdraw the names from the fast path; the
-    /// instances are unchecked again.
+    /// Names and instances are no longer tracked.
     Dropped {
         /// Names to withdraw from the fast path.
         names: Vec<Name>,
