@@ -1,4 +1,4 @@
-//! What definition files and a live Consul tell, together.
+//! Merges the catalogs of definition files and of a live Consul.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use dns_consul::{
 };
 use dns_consul_source::{Picture, Settings};
 
-/// All that is registered, wherever it is told.
+/// All registrations, from both sources.
 #[derive(Debug)]
 pub(crate) struct Catalogs {
-    /// What was told last.
+    /// The latest state of each source.
     parts: Mutex<Parts>,
-    /// How a live Consul is asked; `None`: none is.
+    /// Settings for a live Consul; `None` if none is configured.
     settings: watch::Sender<Option<Settings>>,
 }
 
@@ -25,21 +25,22 @@ pub(crate) struct Catalogs {
 struct Parts {
     config: Arc<Config>,
     files: Registrations,
-    /// By a live Consul; `None`: none is asked.
+    /// The catalog of a live Consul; `None` if none is configured.
     live: Option<Arc<Picture>>,
     version: u64,
 }
 
-/// A zone, and how new what it was made of is.
+/// A zone with the version of its sources.
 #[derive(Debug)]
 pub(crate) struct NewZone {
-    /// Grows with each change of what it is made of.
+    /// Grows with each change of a source.
     pub(super) version: u64,
     pub(crate) zone: Zone,
 }
 
 impl Catalogs {
-    /// Nothing yet. Where a live Consul is to be asked, nothing is known until it tells.
+    /// Creates an empty catalog. If a live Consul is configured, its names are unknown until it
+    /// answers.
     pub(crate) fn new(config: Config) -> Self {
         let settings = watch::channel(settings_of(&config)).0;
         let live = config.http.is_some().then(|| unknown(&config));
@@ -51,8 +52,8 @@ impl Catalogs {
         self.lock().config.clone()
     }
 
-    /// Another object `"consul"` from now on. What was told stays; a live Consul that is asked
-    /// no more has told nothing.
+    /// Installs another object `"consul"`. The files' catalog stays; a live Consul that is no
+    /// longer configured loses its catalog.
     pub(crate) fn set_config(&self, config: Config) {
         let settings = settings_of(&config);
         self.change(|parts| {
@@ -66,27 +67,27 @@ impl Catalogs {
         });
     }
 
-    /// How a live Consul is asked; changes as that does.
+    /// Returns the settings for a live Consul, followed as they change.
     pub(super) fn settings(&self) -> watch::Receiver<Option<Settings>> {
         self.settings.subscribe()
     }
 
-    /// The files tell this.
+    /// Replaces the catalog of the files.
     pub(crate) fn set_files(&self, files: Registrations) {
         self.change(|parts| parts.files = files);
     }
 
-    /// A live Consul tells this.
+    /// Replaces the catalog of the live Consul.
     pub(crate) fn set_live(&self, live: Arc<Picture>) {
         self.change(|parts| {
-            // One that is asked no more may have told this a moment ago.
+            // A Consul that is no longer configured may still deliver a catalog.
             if parts.config.http.is_some() {
                 parts.live = Some(live);
             }
         });
     }
 
-    /// All of it as a zone. Takes a tenth of a second for 50,000 instances.
+    /// Builds a zone from all registrations. Takes a tenth of a second for 50,000 instances.
     pub(crate) fn zone(&self) -> NewZone {
         let (version, mut config, mut registrations, live) = {
             let Parts { config, files, live, version } = &*self.lock();
@@ -123,20 +124,20 @@ impl Catalogs {
         NewZone { version, zone: Zone { config, catalog } }
     }
 
-    /// Changes what was told.
+    /// Changes the registrations and their version.
     fn change(&self, change: impl FnOnce(&mut Parts)) {
         let mut parts = self.lock();
         change(&mut parts);
         parts.version += 1;
     }
 
-    /// What was told last. A panic in between leaves what was told before.
+    /// Locks the sources. A panic leaves the previous state.
     fn lock(&self) -> MutexGuard<'_, Parts> {
         self.parts.lock()
     }
 }
 
-/// How the live Consul of an object is asked; `None`: none is.
+/// Returns the settings for the live Consul of an object; `None` if it has none.
 fn settings_of(config: &Config) -> Option<Settings> {
     Some(Settings {
         api: config.http.clone()?,
@@ -148,7 +149,7 @@ fn settings_of(config: &Config) -> Option<Settings> {
     })
 }
 
-/// What is known before a live Consul has told anything.
+/// Returns the catalog to use before a live Consul has answered.
 fn unknown(config: &Config) -> Arc<Picture> {
     let mut unknown = Picture::default();
     unknown.registrations.pending.datacenters.insert(config.datacenter.clone());

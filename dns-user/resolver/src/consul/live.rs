@@ -24,8 +24,8 @@ pub(crate) async fn follow(
     loop {
         let wanted = settings.borrow_and_update().clone();
         let keeping_up = async {
-            // Its connections end before those of its successor begin: an agent takes a limited
-            // number of one client.
+            // Close the predecessor's connections before opening new ones: an agent limits the
+            // connections of a client.
             let before = predecessor.take();
             let wanted = wanted?;
             let until = before.and_then(|before| good_until(&before, &wanted));

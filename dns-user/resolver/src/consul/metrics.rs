@@ -1,4 +1,4 @@
-//! The families of Consul's names, read when somebody scrapes.
+//! Metrics of Consul's names, collected at scrape time.
 
 use std::sync::Arc;
 

@@ -1,11 +1,10 @@
-//! Names of Consul's: joins the pure crate `dns-consul` to the router and to recursors.
-//!
-//! * [`ConsulNames`]: what is registered at the moment, as something that answers queries.
+//! Consul's names: connects the crate `dns-consul`, which does no I/O, to routing and recursors.
+//! * [`ConsulNames`]: answers queries from the current catalog.
 //! * [`ReverseConsulNames`]: the same for names below `arpa.`
-//! * [`Catalogs`]: what definition files and a live Consul tell, together.
-//! * [`follow`]: keeps the names up with a live Consul.
-//! * [`ConsulFamilies`]: its metrics.
-//! * `recursors`: recursors of the object `"consul"`, asked in Consul's way.
+//! * [`Catalogs`]: merges definition files and a live Consul.
+//! * [`follow`]: keeps the catalog up to date with a live Consul.
+//! * [`ConsulFamilies`]: metrics.
+//! * `recursors`: recursors of the object `"consul"`, queried the way Consul does.
 
 mod catalogs;
 mod config;
@@ -46,20 +45,20 @@ pub(crate) use metrics::ConsulFamilies;
 pub(crate) use published::Published;
 pub(crate) use recursors::recursors_of;
 
-/// How long an answer waits for what a live Consul has not told yet.
+/// How long an answer waits for data that a live Consul has not delivered yet.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Consul's names: the zone in force, and who is asked for host names.
+/// Consul's names: the zone in force, and the recursors for host names.
 pub(crate) struct ConsulNames {
-    /// Configuration and catalog; replaced as a whole.
+    /// Configuration and catalog, replaced as a whole.
     zone: ArcSwap<Zone>,
-    /// Answers names that lie elsewhere; `None`: nobody does.
+    /// Resolves host names outside the catalog; `None` without recursors.
     recursors: ArcSwap<Option<Arc<dyn Answer>>>,
-    /// Version of the zone in force; rung with each new one.
+    /// Version of the zone in force; notifies of each new one.
     version: watch::Sender<u64>,
-    /// A live Consul, told what is asked for; empty: there is none.
+    /// Requests data from a live Consul; empty if none is configured.
     source: ArcSwapOption<Source>,
-    /// Learns names that interfaces can answer.
+    /// Publishes names that interfaces can answer.
     fast_path: Slot,
     /// Names that interfaces can answer, with their services.
     used: used::Used,
@@ -80,17 +79,17 @@ impl ConsulNames {
         }
     }
 
-    /// What interfaces may answer now.
+    /// Returns the names that interfaces may answer now.
     pub(crate) fn published(&self) -> Published {
         let recursion = self.recursors.load().is_some();
         Published { zone: self.zone.load_full(), recursion, seed: self.seed }
     }
 
-    /// Puts a new catalog in force; whether it was newer than the one in force.
+    /// Installs a new catalog; returns whether it was newer than the one in force.
     pub(crate) fn install(&self, NewZone { version, zone }: NewZone) -> bool {
         let zone = Arc::new(zone);
         self.version.send_if_modified(|in_force| {
-            // Files and a live Consul each bring their zones: the newer one wins.
+            // Files and a live Consul both deliver zones: the newer one wins.
             let is_newer = version >= *in_force;
             if is_newer {
                 self.zone.store(zone);
@@ -100,7 +99,7 @@ impl ConsulNames {
         })
     }
 
-    /// What operators see: what is registered, and how a live Consul is doing.
+    /// Returns the operators' view: the registrations and the status of a live Consul.
     pub(crate) fn view(&self) -> serde_json::Value {
         let zone = self.zone.load();
         serde_json::json!({
@@ -112,12 +111,13 @@ impl ConsulNames {
         })
     }
 
-    /// How a live Consul is doing; `None`: none is asked.
+    /// Returns the status of the live Consul; `None` if none is configured.
     fn source_status(&self) -> Option<Status> {
         self.source.load().as_ref().map(|source| source.status())
     }
 
-    /// Reports to the live Consul the services that interfaces answer for: their queries do not come here.
+    /// Reports to the live Consul which services interfaces answer for, because those queries never
+    /// reach userspace.
     pub(crate) fn report_use(&self) {
         let source = self.source.load();
         let Some(source) = source.as_ref().filter(|source| !source.watches_all()) else { return };
@@ -152,8 +152,8 @@ impl ConsulNames {
         self.zone.load_full()
     }
 
-    /// Tells a live Consul what is asked for, and waits a bounded time for what it has not
-    /// told yet.
+    /// Requests the query's data from a live Consul, and waits a bounded time for it if it is
+    /// missing.
     async fn until_told(&self, query: &Query<'_>) {
         let Some(source) = self.source.load_full() else { return };
         let mut version = self.version.subscribe();
@@ -162,15 +162,16 @@ impl ConsulNames {
                 version.mark_unchanged();
                 let Some(lack) = self.zone.load().lacks(query) else { return };
                 source.demand(lack);
-                // The sender is our own.
+                // The sender lives as long as `self`.
                 let _ = version.changed().await;
             }
         };
-        // What is not told then is SERVFAIL.
+        // Data still missing then leads to SERVFAIL.
         let _ = tokio::time::timeout(PATIENCE, told).await;
     }
 
-    /// Whether the answer has to wait for a live Consul; else it learns what was asked for.
+    /// Returns whether the answer must wait for a live Consul. If not, reports the use of the
+    /// service to it.
     fn waits(&self, query: &Query<'_>) -> bool {
         let source = self.source.load();
         let Some(source) = &*source else { return false };
@@ -186,24 +187,24 @@ impl ConsulNames {
         false
     }
 
-    /// The domains that are answered here.
+    /// Returns the domains answered here.
     pub(crate) fn domains(&self) -> Vec<Name> {
         let zone = self.zone.load();
         let config = &zone.config;
         [Some(&config.domain), config.alt_domain.as_ref()].into_iter().flatten().cloned().collect()
     }
 
-    /// Asks these for host names from now on.
+    /// Replaces the recursors for host names.
     pub(crate) fn ask(&self, recursors: Option<Arc<dyn Answer>>) {
         self.recursors.store(Arc::new(recursors));
     }
 
-    /// What an answer depends on beside the question.
+    /// Returns the inputs of an answer besides the question.
     fn asker(&self, query: &Query<'_>, transport: Transport) -> Asker {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Asker {
             transport,
-            // Nobody's address: no node has it.
+            // The unspecified address, which no node has.
             client: query.client.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
             recursion: self.recursors.load().is_some(),
             // Serials are numbers modulo 2^32 (RFC 1982).
@@ -211,14 +212,14 @@ impl ConsulNames {
         }
     }
 
-    /// The answer as far as the catalog gives it, and the zone that it is from.
+    /// Returns the answer as far as the catalog has it, and the zone it comes from.
     fn draft(&self, query: &Query<'_>, transport: Transport) -> Option<(Arc<Zone>, Draft)> {
         let zone = self.zone.load_full();
         let draft = zone.answer(query, &self.asker(query, transport), &mut fastrand::Rng::new())?;
         Some((zone, draft))
     }
 
-    /// What recursors say about a host name; nothing if they cannot be asked.
+    /// Resolves a host name through the recursors; empty if that fails.
     async fn chain(&self, host: &Name) -> Vec<Record> {
         let recursors = self.recursors.load_full();
         let (Some(recursors), Some(message)) = (&*recursors, question(host)) else { return Vec::new() };
@@ -232,7 +233,7 @@ impl ConsulNames {
     }
 }
 
-/// A query for the A records of a host name.
+/// Returns a query for the A records of a host name.
 fn question(host: &Name) -> Option<Vec<u8>> {
     let mut message = Message::new(fastrand::u16(..), MessageType::Query, OpCode::Query);
     message.metadata.recursion_desired = true;
@@ -246,7 +247,7 @@ impl Answer for ConsulNames {
         Box::pin(async move {
             self.until_told(query).await;
             let Some((zone, draft)) = self.draft(query, transport) else {
-                // The domains have changed in between: the client does best to ask again.
+                // The domains have changed meanwhile: SERVFAIL makes the client try again.
                 return dns_core::wire::error_reply(query, hickory_proto::op::ResponseCode::ServFail);
             };
             let hosts = draft.hosts();
@@ -279,17 +280,16 @@ impl Answer for ConsulNames {
     }
 }
 
-/// Names of addresses: those that Consul knows, then whoever comes next.
+/// Reverse names: from Consul's catalog, then from the next answerer.
 pub(crate) struct ReverseConsulNames {
-    /// Knows the nodes and services.
+    /// The catalog of nodes and services.
     pub(crate) names: Arc<ConsulNames>,
-    /// Answers for all other addresses; `None`: they do not exist, which Consul says
-    /// in the name of its own zone.
+    /// Answers for all other addresses; `None` for NXDOMAIN with the SOA of Consul's zone.
     pub(crate) past: Option<Arc<dyn Answer>>,
 }
 
 impl ReverseConsulNames {
-    /// The reply, if nobody else has to be asked.
+    /// Returns the reply, unless another answerer is needed.
     fn known(&self, query: &Query<'_>, transport: Transport) -> Option<Vec<u8>> {
         let zone = self.names.zone.load();
         let asker = self.names.asker(query, transport);
@@ -308,7 +308,7 @@ impl Answer for ReverseConsulNames {
             match (self.known(query, transport), &self.past) {
                 (Some(reply), _) => reply,
                 (None, Some(past)) => past.answer(query, transport).await,
-                // `known` knows all there is then.
+                // `known` has answered everything else.
                 (None, None) => Vec::new(),
             }
         })

@@ -1,4 +1,4 @@
-//! What interfaces may answer of Consul's names.
+//! The part of Consul's names that interfaces may answer.
 
 use std::{
     net::{Ipv4Addr, Ipv6Addr},

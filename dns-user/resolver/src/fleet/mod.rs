@@ -1,8 +1,7 @@
 //! The fleet: the [`State`] that answers come from, and its replacement.
 //!
-//! A query loads the state once and is answered from it, whatever is installed meanwhile.
-//! [`Fleet`] is the one place where the state is replaced; it tells the fast path and the
-//! health tracker.
+//! A query loads the state once and is answered from it, whatever is installed meanwhile. Only
+//! [`Fleet`] replaces the state; it notifies the fast path and the health tracker.
 
 mod published;
 mod route;
@@ -32,7 +31,7 @@ use dns_core::{
 use dns_fastpath::{NameSource, Slot};
 use dns_health::Tracker;
 
-/// What queries are answered from at one moment; never changed, only replaced.
+/// The data that queries are answered from at one moment; never changed, only replaced.
 #[derive(Clone)]
 pub struct State {
     /// Names of the fleet.
@@ -61,17 +60,17 @@ impl State {
     }
 }
 
-/// The state in force and the rooms that follow it.
+/// The state in force, and the components that follow it.
 pub struct Fleet {
     state: ArcSwap<State>,
-    /// Health of instances, as answers see it.
+    /// Health of instances for answers.
     health: Arc<dyn Health + Send + Sync>,
     pub(crate) fast_path: Slot,
     /// The health tracker; `None` while health checks are off.
     tracker: Option<Arc<Tracker>>,
     /// Consul's names; `None` if there are none.
     consul: Option<Arc<ConsulNames>>,
-    /// Held while the fast path is told what names mean, so that it hears the newest last.
+    /// Held while the fast path is updated, so that it receives the newest state last.
     publishing: Mutex<()>,
     /// Incremented when the state has changed.
     generation: AtomicU64,
@@ -80,13 +79,14 @@ pub struct Fleet {
 /// Result of [`Fleet::look_up`], which never waits.
 #[derive(Debug)]
 pub enum LookedUp {
+    /// The resolution of a local name.
     Found(Resolution),
-    /// The first checks have to be waited for: [`Fleet::look_up_checked`].
+    /// The name must wait for first checks: use [`Fleet::look_up_checked`].
     NotChecked,
 }
 
 impl Fleet {
-    /// Answers from `snapshot`, without any route, until other ones are installed.
+    /// Answers from `snapshot`, without any route, until others are installed.
     pub(crate) fn new(
         snapshot: Snapshot,
         health: Arc<dyn Health + Send + Sync>,
@@ -110,13 +110,13 @@ impl Fleet {
         }
     }
 
-    /// Returns the state in force. A query asks for it once.
+    /// Returns the state in force. Each query calls this once.
     #[inline]
     pub fn state(&self) -> arc_swap::Guard<Arc<State>> {
         self.state.load()
     }
 
-    /// Returns the state in force, to be kept.
+    /// Returns the state in force, for longer use.
     pub fn state_full(&self) -> Arc<State> {
         self.state.load_full()
     }
@@ -131,13 +131,13 @@ impl Fleet {
         self.change(Some(snapshot), None);
     }
 
-    /// Puts other routes in force. The fast path follows: a name may have become somebody
-    /// else's, or the fleet's.
+    /// Installs routes. The fast path is updated, because a name may have moved to another answerer
+    /// or to the fleet.
     pub fn set_routes(&self, routes: Routes) {
         self.change(None, Some(routes));
     }
 
-    /// Puts a new snapshot, other routes or both in force at one moment.
+    /// Installs a new snapshot, other routes or both at the same moment.
     pub fn change(&self, snapshot: Option<Arc<Snapshot>>, routes: Option<Routes>) {
         let routes = routes.map(Arc::new);
         if snapshot.is_none() && routes.is_none() {
@@ -151,13 +151,13 @@ impl Fleet {
         }
     }
 
-    /// Publishes the state in force at the interfaces.
+    /// Publishes the state in force to the interfaces.
     pub(crate) fn publish(&self) {
         let _newest_last = self.publishing.lock();
         self.fast_path.install(&self.published_names());
     }
 
-    /// Publishes Consul's names anew after a change of their zone.
+    /// Publishes Consul's names again after a change of their zone.
     pub(crate) fn consul_changed(&self) {
         let Some(consul) = &self.consul else { return };
         let _newest_last = self.publishing.lock();
@@ -170,8 +170,8 @@ impl Fleet {
         Arc::new(PublishedNames { state: self.state_full(), consul })
     }
 
-    /// Answers a local name of `state` as a client's query asks for it: the name is tracked
-    /// and learned. Never waits.
+    /// Answers a local name of `state` for a client's query, which tracks the name and publishes
+    /// it. Never waits.
     pub fn look_up(&self, state: &State, name: &Name) -> LookedUp {
         let resolution = resolve_local(&state.snapshot, &*self.health, name);
         if self.tracker.is_some() && resolution.checks.tracked && resolution.checks.synchronous {
@@ -182,8 +182,8 @@ impl Fleet {
         LookedUp::Found(resolution)
     }
 
-    /// Answers as [`Self::look_up`] does, after the first checks of instances that were never
-    /// checked (`y1`).
+    /// Answers like [`Self::look_up`], after first checks of instances that have not been checked
+    /// yet (`y1`).
     pub async fn look_up_checked(&self, state: &State, name: &Name) -> Resolution {
         let resolution = resolve_local(&state.snapshot, &*self.health, name);
         self.asked(name, &resolution);
@@ -198,9 +198,9 @@ impl Fleet {
         resolution
     }
 
-    /// Notes a query for a name whose answer is remembered: in the tracker, and in the fast
-    /// path, which may have given the name up since. False if the tracker does not know the
-    /// name (any more), and it has to be looked up.
+    /// Notes a query for a name with a cached answer: in the tracker, and in the fast path, which
+    /// may have withdrawn the name since. Returns false if the tracker does not know the name (any
+    /// more), so that the caller must look it up.
     #[inline]
     pub(crate) fn asked_again(&self, name: NameRef<'_>, is_tracked: bool) -> bool {
         let is_known = !is_tracked || self.tracker.as_ref().is_none_or(|tracker| tracker.asked_again(name));
@@ -219,8 +219,8 @@ impl Fleet {
         }
     }
 
-    /// Returns a number that grows whenever a resolution may come out differently. Read it
-    /// before asking: a remembered answer is good for as long as the number stays.
+    /// Returns a number that grows whenever a resolution may change. Read it before resolving: a
+    /// cached answer is valid while the number stays the same.
     #[inline]
     pub(crate) fn generation(&self) -> u64 {
         let health = self.tracker.as_ref().map_or(0, |tracker| tracker.states().changes());

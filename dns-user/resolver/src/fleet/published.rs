@@ -13,9 +13,9 @@ use dns_core::{
 };
 use dns_fastpath::NameSource;
 
-/// Names that the server's own routing sends to the fleet, and those that it sends to Consul's
-/// names and that are nothing but addresses there. A handler below a domain of the records has
-/// its names.
+/// Names that interfaces may answer: names that the server's routing sends to the fleet, and names
+/// that it sends to Consul and that have only addresses there. A handler below a domain of the
+/// records keeps its names.
 pub(super) struct PublishedNames {
     pub(super) state: Arc<State>,
     /// Consul's names at the same moment; `None` if there are none.

@@ -1,4 +1,4 @@
-//! Who answers a query.
+//! Selects the answerer of a query.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use dns_core::{
 use dns_upstream::Answer;
 
 impl State {
-    /// Returns whether the routes send `name` to the fleet, for every type that interfaces
-    /// answer. Only userspace says what else a name means there.
+    /// Returns whether the routes send `name` to the fleet, for every type that interfaces answer.
+    /// Userspace decides about all other types.
     pub(crate) fn is_local(&self, name: &Name) -> bool {
         matches!(Route::of(self, name, TYPE_A), Route::Local)
     }
@@ -25,25 +25,25 @@ impl State {
     }
 }
 
-/// Who answers one query.
+/// The answerer of a query.
 #[derive(Clone)]
 pub(crate) enum Route {
-    /// 127.0.0.1 and ::1.
+    /// The up-check: 127.0.0.1 and ::1.
     Upcheck,
-    /// The fleet: the name has a local zone in the state that was routed by.
+    /// The fleet: the name has a local zone in the state used for routing.
     Local,
-    /// Names of Consul's.
+    /// The names of Consul's catalog.
     Consul(Arc<dyn Answer>),
     Handler(Arc<dyn Answer>),
-    /// Names below `arpa.`: the state's own, then this answerer's.
+    /// Reverse names: first the state's, then this answerer's.
     Reverse(Arc<dyn Answer>),
     Recursors(Arc<dyn Answer>),
     Refused,
 }
 
 impl Route {
-    /// Who answers `name`: the longest domain that ends the name wins; of equal ones,
-    /// up-check names before local ones before Consul's before handlers.
+    /// Returns the answerer of `name`: the longest domain that ends the name wins. Of equal
+    /// domains, up-check names come before local ones, then Consul's, then handlers.
     pub(crate) fn of(state: &State, name: &Name, qtype: u16) -> Self {
         if qtype == TYPE_DS {
             return Self::of_parent(state, name);
@@ -54,8 +54,8 @@ impl Route {
             .unwrap_or_else(|| Self::root(state))
     }
 
-    /// Type DS belongs to the parent: the root if somebody answers for it, else
-    /// the shortest domain that ends the name (observed).
+    /// Returns the answerer for type DS, which belongs to the parent: the root if it has an
+    /// answerer, else the shortest domain that ends the name (observed).
     fn of_parent(state: &State, name: &Name) -> Self {
         if !matches!(Self::root(state), Self::Refused) {
             return Self::root(state);
@@ -71,7 +71,7 @@ impl Route {
         suffixes.iter().find_map(exactly).unwrap_or(Self::Refused)
     }
 
-    /// Who answers for exactly this domain.
+    /// Returns the answerer of exactly this domain.
     fn exactly(state: &State, domain: &[u8], is_local: bool) -> Option<Self> {
         let routes = &state.routes;
         if routes.upchecks.contains(domain) {
@@ -94,7 +94,7 @@ impl Route {
         routes.handlers.get(domain).cloned().map(Self::Handler)
     }
 
-    /// Who answers what nobody else does: recursors override a handler for the root.
+    /// Returns the default route: recursors override a handler for the root.
     fn root(state: &State) -> Self {
         match (&state.routes.recursors, state.routes.handlers.get(ROOT)) {
             (Some(recursors), _) => Self::Recursors(recursors.clone()),

@@ -1,8 +1,8 @@
-//! Answers that a worker remembers, so that a hot name costs one look-up.
+//! The answer cache of a UDP worker: a hot name costs one look-up.
 //!
-//! Names and addresses lie side by side, those of all entries in the same few pieces of
-//! memory: an entry takes a third of what it would take with allocations of its own, and a
-//! name that has left the caches of the CPU costs fewer lines.
+//! Names and addresses of all entries are stored contiguously in a few buffers. Compared with
+//! separate allocations an entry takes a third of the memory, and a name outside the CPU caches
+//! costs fewer cache misses.
 
 use std::{
     hash::BuildHasher,
@@ -19,50 +19,49 @@ use dns_core::{
     resolve::{Existence, LocalAnswer},
 };
 
-/// Bytes that each of the two halves may take at least.
+/// Minimum size of each half, in bytes.
 const HALF: usize = 4 << 20;
-/// Bytes that a half may take for each instance, where that is more: a fleet of 100,000 has so many
-/// names that those of a busy minute find no room otherwise.
+/// Size of a half per instance, in bytes, if that is more: a fleet of 100,000 instances has too
+/// many busy names for the minimum.
 const PER_INSTANCE: usize = 80;
-/// What an entry takes beside its name and its addresses, bytes: its fields and its share of the
-/// hash table.
+/// Bytes of an entry besides its name and addresses: its fields and its share of the hash table.
 const ENTRY_WEIGHT: usize = size_of::<Entry>() + 12;
 
-/// Names and what they resolved to, all of one generation. When the younger
-/// half is full, the older one is given up for it: names in use move to the
-/// younger half, so the others go first.
+/// Names and their resolutions, all of one generation. When the younger half is full, it replaces
+/// the older one, which is dropped. Names in use move to the younger half, so unused names are
+/// dropped first.
 pub(super) struct AnswerCache {
-    /// Used since the halves were last exchanged.
+    /// Entries used since the halves were last exchanged.
     young: Half,
-    /// Not used since, or only while the younger half was full.
+    /// Entries not used since, or only while the younger half was full.
     old: Half,
-    /// Bytes that each half may take.
+    /// Maximum size of each half, in bytes.
     room: usize,
-    /// The generation that everything in here is of.
+    /// The generation of all entries.
     generation: u64,
-    /// Seeded for this worker, so that nobody can choose names that collide.
+    /// Seeded per worker, so that clients cannot choose colliding names.
     hasher: foldhash::fast::RandomState,
 }
 
-/// What is remembered of a name.
+/// The cached answer for a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Remembered<'a> {
     pub(super) name: NameRef<'a>,
     pub(super) answer: LocalAnswer<'a>,
-    /// Whether asking for the name starts checks.
+    /// Whether a query for the name starts checks.
     pub(super) is_tracked: bool,
 }
 
 /// A name in lower case, on the stack.
 pub(super) struct LowerName {
-    /// The bytes, of which `len` count.
+    /// The buffer; only the first `len` bytes are used.
     bytes: [u8; MAX_NAME_LEN],
     len: usize,
 }
 
 impl LowerName {
-    /// Lower-cases a wire-format name of at most 255 bytes; longer ones are cut,
-    /// and so equal no name.
+    /// Lower-cases a wire-format name of at most 255 bytes. Longer ones are truncated, and so equal
+    /// no name.
     #[inline]
     pub(super) fn new(raw_name: &[u8]) -> Self {
         let mut bytes = [0; MAX_NAME_LEN];
@@ -90,7 +89,7 @@ impl AnswerCache {
         }
     }
 
-    /// Forgets everything unless it is of `generation`; the fleet has so many `instances` then.
+    /// Drops all entries unless they are of `generation`, and sizes the halves for `instances`.
     #[inline]
     pub(super) fn keep_only(&mut self, generation: u64, instances: impl FnOnce() -> usize) {
         if self.generation != generation {
@@ -101,7 +100,7 @@ impl AnswerCache {
         }
     }
 
-    /// What is remembered of a name.
+    /// Returns the cached answer for a name.
     #[inline]
     pub(super) fn get(&mut self, name: &LowerName) -> Option<Remembered<'_>> {
         let hash = self.hasher.hash_one(name.as_wire());
@@ -111,7 +110,7 @@ impl AnswerCache {
         }
     }
 
-    /// As [`get`](Self::get), among the names not used lately.
+    /// Looks the name up in the older half, and copies it to the younger one if that has room.
     #[cold]
     fn get_old(&mut self, hash: u64, name: &LowerName) -> Option<Remembered<'_>> {
         let at = self.old.find(hash, name.as_wire())?;
@@ -123,8 +122,7 @@ impl AnswerCache {
         Some(self.young.remembered(at))
     }
 
-    /// Remembers an answer of the current generation for a name of which nothing is remembered
-    /// (else that stays).
+    /// Inserts an answer of the current generation. An existing entry for the name stays.
     pub(super) fn insert(&mut self, name: &LowerName, answer: LocalAnswer<'_>, is_tracked: bool) {
         let hash = self.hasher.hash_one(name.as_wire());
         if self.young.find(hash, name.as_wire()).is_some() {
@@ -139,17 +137,17 @@ impl AnswerCache {
     }
 }
 
-/// What an entry takes, bytes.
+/// Returns the size of an entry in bytes.
 fn weight(Remembered { name, answer, is_tracked: _ }: &Remembered<'_>) -> usize {
     ENTRY_WEIGHT + name.as_wire().len() + size_of_val(answer.v4) + size_of_val(answer.v6)
 }
 
-/// Half of a [`AnswerCache`].
+/// One half of an [`AnswerCache`].
 #[derive(Default)]
 struct Half {
-    /// Positions in `entries`, by hash of the name.
+    /// Indexes into `entries`, by hash of the name.
     positions: HashTable<u32>,
-    /// In the order of their arrival.
+    /// Entries in order of insertion.
     entries: Vec<Entry>,
     /// Names of all entries, in wire format.
     names: Vec<u8>,
@@ -159,22 +157,22 @@ struct Half {
     v6: Vec<Ipv6Addr>,
 }
 
-/// Where what is remembered of one name begins in a [`Half`]; it ends where that of the next one
-/// begins. The weight of a half keeps all of these far below 2^32.
+/// Start of a name's data in a [`Half`]; it ends where the next entry's begins. The size limit of a
+/// half keeps all offsets far below 2^32.
 struct Entry {
     /// Hash of the name.
     hash: u64,
     name: u32,
     v4: u32,
     v6: u32,
-    /// Bytes of the name.
+    /// Length of the name in bytes.
     name_len: u8,
     existence: Existence,
     is_tracked: bool,
 }
 
 impl Half {
-    /// Position of the entry for the name `wire`.
+    /// Returns the index of the entry for the name `wire`.
     #[inline]
     fn find(&self, hash: u64, wire: &[u8]) -> Option<usize> {
         let same = |at: &u32| {
@@ -184,7 +182,7 @@ impl Half {
         self.positions.find(hash, same).map(|at| *at as usize)
     }
 
-    /// The entry at this position.
+    /// Returns the entry at an index.
     #[inline]
     fn remembered(&self, at: usize) -> Remembered<'_> {
         let entry = &self.entries[at];
@@ -203,7 +201,7 @@ impl Half {
         }
     }
 
-    /// Adds an entry for a name that is not there, and says where.
+    /// Adds an entry for a name that has none, and returns its index.
     fn push(&mut self, hash: u64, new: &Remembered<'_>) -> usize {
         let Remembered { name, answer: LocalAnswer { existence, v4, v6 }, is_tracked } = *new;
         let at = self.entries.len();
@@ -225,13 +223,13 @@ impl Half {
         at
     }
 
-    /// What all entries take, bytes.
+    /// Returns the size of all entries in bytes.
     fn weight(&self) -> usize {
         let Self { positions: _, entries, names, v4, v6 } = self;
         entries.len() * ENTRY_WEIGHT + names.len() + size_of_val(&v4[..]) + size_of_val(&v6[..])
     }
 
-    /// Forgets everything, keeps the room.
+    /// Drops all entries but keeps the allocations.
     fn clear(&mut self) {
         let Self { positions, entries, names, v4, v6 } = self;
         positions.clear();
@@ -243,7 +241,7 @@ impl Half {
 }
 
 impl Entry {
-    /// Where its name lies.
+    /// Returns the range of the entry's name.
     #[inline]
     fn name_range(&self) -> Range<usize> {
         let start = self.name as usize;
@@ -271,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_found_in_any_letter_case_until_the_generation_changes() {
+    fn lookup_is_case_insensitive() {
         let mut cache = AnswerCache::new();
         let web = Name::from_text("q-s0.web.bosh").unwrap();
         let (v4, v6) = (addresses(3), [Ipv6Addr::LOCALHOST]);
@@ -295,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_stays() {
+    fn existing_entry_is_kept() {
         let mut cache = AnswerCache::new();
         let v4 = addresses(2);
         cache.insert(&name("web.bosh"), found(&v4, &[]), true);
@@ -305,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_used_goes_first_and_the_room_is_bounded() {
+    fn unused_names_are_evicted_first() {
         let mut cache = AnswerCache::new();
         let v4 = addresses(1);
         cache.insert(&name("hot.bosh"), found(&v4, &[]), false);
@@ -320,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_names_takes_no_more_than_two_halves() {
+    fn name_flood_stays_within_limit() {
         let mut cache = AnswerCache::new();
         let v4 = addresses(250);
         let mut most = 0;
@@ -334,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_huge_fleet_has_room_for_as_many_names_as_it_has_instances() {
+    fn limit_grows_with_fleet() {
         const INSTANCES: usize = 100_000;
         let mut cache = AnswerCache::new();
         cache.keep_only(1, || INSTANCES);

@@ -1,5 +1,5 @@
-//! By which interfaces queries arrive: the fast path serves an interface for an endpoint once the
-//! kernel has delivered queries from the one to the other.
+//! Records through which interfaces queries arrive. The fast path serves an endpoint on an
+//! interface only after the kernel has delivered queries for that endpoint from that interface.
 
 use std::{
     collections::BTreeMap,
@@ -11,20 +11,21 @@ use std::{
 use dns_fastpath::{Arrival, MOST_CLIENTS};
 use parking_lot::Mutex;
 
-/// Most pairs of interface and endpoint between two reports; of further ones the next report tells.
+/// Most pairs of interface and endpoint between two reports. Further pairs appear in the next
+/// report.
 const MOST_PAIRS: usize = 2048;
 
-/// What arrived since the last report, by interface and endpoint; shared by all UDP workers. Off by
+/// Arrivals since the last report, by interface and endpoint, shared by all UDP workers. Off by
 /// default: without a fast path nothing is counted.
 #[derive(Clone, Default)]
 pub struct Arrivals(Option<Arc<Mutex<Pairs>>>);
 
 type Pairs = BTreeMap<(u32, SocketAddr), Seen>;
 
-/// What arrived through one interface at one endpoint.
+/// Arrivals at one endpoint through one interface.
 #[derive(Debug, Default)]
 struct Seen {
-    /// Queries that were answered on the spot.
+    /// Queries answered immediately by the worker.
     queries: u32,
     /// Senders of datagrams of any kind.
     clients: Vec<IpAddr>,
@@ -33,7 +34,7 @@ struct Seen {
 }
 
 impl Arrivals {
-    /// Counts.
+    /// Creates the shared counts, switched on.
     pub fn on() -> Self {
         Self(Some(Arc::default()))
     }
@@ -42,7 +43,7 @@ impl Arrivals {
         self.0.is_some()
     }
 
-    /// What arrived since the last call.
+    /// Returns the arrivals since the last call, and resets them.
     pub fn take(&self) -> Vec<Arrival> {
         let Some(pairs) = &self.0 else { return Vec::new() };
         let pairs = std::mem::take(&mut *pairs.lock());
@@ -63,11 +64,10 @@ impl fmt::Debug for Arrivals {
     }
 }
 
-/// Counts the datagrams of one worker, batch by batch.
+/// Counts the datagrams of one worker and publishes them per batch.
 pub(super) struct ArrivalCounter {
-    /// Where the counts go.
     all: Arrivals,
-    /// Those of the present batch, each with whether it was answered on the spot.
+    /// The datagrams of the current batch, each with whether it was answered immediately.
     batch: Vec<(u32, SocketAddr, IpAddr, bool)>,
 }
 
@@ -76,14 +76,14 @@ impl ArrivalCounter {
         Self { all, batch: Vec::new() }
     }
 
-    /// A datagram of `client` arrived through an interface at an endpoint.
+    /// Counts a datagram of `client` that arrived at an endpoint through an interface.
     pub(super) fn arrived(&mut self, ifindex: u32, endpoint: SocketAddr, client: IpAddr, answered: bool) {
         if self.all.is_on() {
             self.batch.push((ifindex, endpoint, client, answered));
         }
     }
 
-    /// Hands the counts of a batch over.
+    /// Adds the batch to the shared counts.
     pub(super) fn batch_ended(&mut self) {
         let Some(pairs) = &self.all.0 else { return };
         if self.batch.is_empty() {

@@ -1,18 +1,18 @@
-//! Queries that were taken at once, and the replies that leave at once.
+//! Receives queries and sends replies in batches.
 
 use std::{io, mem, os::fd::RawFd};
 
 use dns_platform::mmsg::{self, ControlMessages, Incoming, Told};
 
-/// Datagrams that are taken at once.
+/// Most datagrams per system call.
 pub(super) const BATCH: usize = 32;
-/// Bytes that a query may have. Real ones are far below; what is cut off
-/// cannot be read and gets FORMERR.
+/// Longest query in bytes. Real queries are far shorter; a truncated one does not parse and gets
+/// FORMERR.
 const QUERY_SIZE: usize = 4096;
 
-/// Buffers for incoming datagrams and the replies to them. The kernel writes
-/// addresses and control messages where the replies take them from, so a reply
-/// leaves from the address that its query was sent to.
+/// Buffers for incoming datagrams and their replies. The kernel writes addresses and control
+/// messages where the replies take them from, so a reply leaves from the address that its query was
+/// sent to.
 pub(super) struct Batch {
     incoming: Incoming<BATCH, QUERY_SIZE>,
     /// The reply to each.
@@ -26,7 +26,7 @@ pub(super) struct Batch {
 /// One datagram of a batch, with the room for its reply.
 pub(super) struct Datagram<'a> {
     pub(super) query: &'a [u8],
-    /// The reply; left empty: there is none.
+    /// Buffer for the reply; nothing is sent if it stays empty.
     pub(super) reply: &'a mut Vec<u8>,
     pub(super) peer: &'a libc::sockaddr_storage,
     /// The control messages that came with it.
@@ -35,7 +35,7 @@ pub(super) struct Datagram<'a> {
 }
 
 impl Batch {
-    /// Room for [`BATCH`] datagrams; `told`: with control messages.
+    /// Allocates buffers for [`BATCH`] datagrams; `told` requests control messages.
     pub(super) fn new(told: bool) -> Self {
         // SAFETY: all-zero bytes are valid headers and slices: they consist of integers and
         // raw pointers.
@@ -48,12 +48,12 @@ impl Batch {
         }
     }
 
-    /// Waits for a datagram and takes all that are there; says how many.
+    /// Waits for a datagram and takes all that are queued, up to [`BATCH`]; returns their number.
     pub(super) fn receive(&mut self, socket: RawFd) -> io::Result<usize> {
         self.incoming.receive(socket, libc::MSG_WAITFORONE)
     }
 
-    /// The first `count` datagrams, as [`receive`](Self::receive) left them.
+    /// Returns the first `count` datagrams received by [`receive`](Self::receive).
     pub(super) fn datagrams(&mut self, count: usize) -> impl Iterator<Item = Datagram<'_>> {
         self.incoming.datagrams(count).zip(&mut self.replies).map(|(datagram, reply)| {
             let mmsg::Datagram { bytes, peer, control, control_len } = datagram;
@@ -62,8 +62,8 @@ impl Batch {
         })
     }
 
-    /// Sends the replies to the first `count` datagrams, those that are not
-    /// empty; says how many the kernel did not take.
+    /// Sends the non-empty replies to the first `count` datagrams; returns how many the kernel
+    /// refused.
     pub(super) fn send(&mut self, socket: RawFd, count: usize) -> usize {
         let mut ready = 0;
         for (at, reply) in self.replies.iter_mut().enumerate().take(count) {

@@ -1,8 +1,8 @@
-//! Which TCP connections are open, and which of them goes when there are too many.
+//! The open TCP connections, and which one is closed when there are too many.
 //!
-//! A new client is always let in. Beyond the bounds the idlest connection is closed:
-//! of the same client, if it has more than its share, else of whichever client has
-//! most. So nobody keeps others out, however busy its connections are.
+//! A new client is always accepted. Above the limit the idlest connection is closed: one of the
+//! same client if it has more than its share, otherwise one of the client with the most
+//! connections. A client therefore cannot keep others out, however busy its connections are.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -19,19 +19,19 @@ use tokio::sync::Notify;
 
 use dns_upstream::admission::{Client, client_of};
 
-/// Connections that the server makes to itself. They are never closed for others.
+/// Connections that the server makes to itself. They are never closed to make room.
 #[derive(Clone, Debug, Default)]
 pub struct OwnConnections(Arc<Mutex<HashSet<(IpAddr, u16)>>>);
 
 impl OwnConnections {
-    /// A connection from `local` is ours as long as the guard lives.
+    /// Marks connections from `local` as the server's while the guard lives.
     pub fn enter(&self, local: SocketAddr) -> impl Drop + use<> {
         let key = (local.ip().to_canonical(), local.port());
         self.0.lock().insert(key);
         OwnConnection { all: self.clone(), key }
     }
 
-    /// Whether a client is the server itself.
+    /// Returns whether a client is the server itself.
     fn contains(&self, client: SocketAddr) -> bool {
         self.0.lock().contains(&(client.ip().to_canonical(), client.port()))
     }
@@ -39,7 +39,7 @@ impl OwnConnections {
 
 /// One connection that the server makes to itself.
 struct OwnConnection {
-    /// Where it is entered.
+    /// The set that contains it.
     all: OwnConnections,
     /// Its local address and port.
     key: (IpAddr, u16),
@@ -55,10 +55,10 @@ impl Drop for OwnConnection {
 #[derive(Debug)]
 pub(super) struct Connections {
     limit: usize,
-    /// Most of one client.
+    /// Most connections of one client.
     limit_per_client: usize,
     own: OwnConnections,
-    /// What times of activity count from.
+    /// Start of the clock for `Entry::active`.
     since: Instant,
     table: Mutex<Table>,
 }
@@ -66,32 +66,32 @@ pub(super) struct Connections {
 /// The connections by number.
 #[derive(Debug, Default)]
 struct Table {
-    /// Number of the next one.
+    /// Number of the next connection.
     next: u64,
-    /// Those that are open and were not called off.
+    /// Connections that are open and have not been told to close.
     open: HashMap<u64, Arc<Entry>>,
 }
 
 #[derive(Debug)]
 struct Entry {
-    /// Who is at its other end.
+    /// The client, or its network.
     client: Client,
-    /// Whether that is the server itself.
+    /// Whether the client is the server itself.
     own: bool,
-    /// Last time that a query came in, milliseconds since the listener began.
+    /// Time of the last query, in milliseconds since `Connections::since`.
     active: AtomicU64,
-    /// Tells the connection to close.
+    /// Asks the connection's task to close it.
     called_off: Notify,
 }
 
 impl Connections {
-    /// None yet. A client may have a quarter of them.
+    /// Creates an empty set. A client may have a quarter of `limit`.
     pub(super) fn new(limit: usize, own: OwnConnections) -> Self {
         let limit_per_client = limit.div_ceil(4);
         Self { limit, limit_per_client, own, since: Instant::now(), table: Mutex::default() }
     }
 
-    /// Enters a connection, and calls off others that are too many; says how many.
+    /// Adds a connection and tells excess ones to close; returns how many.
     pub(super) fn enter(self: &Arc<Self>, client: SocketAddr) -> (Place, usize) {
         let entry = Arc::new(Entry {
             client: client_of(client.ip()),
@@ -107,12 +107,12 @@ impl Connections {
         (Place { connections: Arc::clone(self), number, entry }, called_off)
     }
 
-    /// Calls off the idlest connection of all, for lack of descriptors.
+    /// Closes the idlest connection of all, for lack of descriptors.
     pub(super) fn call_off_idlest(&self) {
         self.table.lock().call_off_idlest(|_| true);
     }
 
-    /// Calls off what is too much with one more of `client`.
+    /// Makes room for one more connection of `client`; returns how many were told to close.
     fn make_room(&self, table: &mut Table, client: Client) -> usize {
         if table.open.len() < self.limit.min(self.limit_per_client) {
             return 0;
@@ -132,14 +132,14 @@ impl Connections {
         table.call_off_idlest(|entry| counts.get(&entry.client) == Some(&most))
     }
 
-    /// Milliseconds since the listener began.
+    /// Milliseconds since the listener was created.
     fn now(&self) -> u64 {
         u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 }
 
 impl Table {
-    /// Calls off the idlest of those that `eligible` names; says how many, one or none.
+    /// Closes the idlest connection matching `eligible`; returns how many, one or none.
     fn call_off_idlest(&mut self, eligible: impl Fn(&Entry) -> bool) -> usize {
         let candidates = self.open.iter().filter(|(_, entry)| !entry.own && eligible(entry));
         let idlest =
@@ -152,7 +152,7 @@ impl Table {
     }
 }
 
-/// The place of one connection; free again when dropped.
+/// The place of one connection, released when dropped.
 #[derive(Debug)]
 pub(super) struct Place {
     connections: Arc<Connections>,
@@ -161,12 +161,12 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// A query came in.
+    /// Records that a query arrived.
     pub(super) fn touch(&self) {
         self.entry.active.store(self.connections.now(), Ordering::Relaxed);
     }
 
-    /// Ends when the connection is to be closed.
+    /// Completes when the connection must close.
     pub(super) async fn called_off(&self) {
         self.entry.called_off.notified().await;
     }
@@ -184,18 +184,18 @@ mod tests {
 
     use super::*;
 
-    /// A client, on a port of its own.
+    /// A client with a distinct port.
     fn client(last: u8, port: u16) -> SocketAddr {
         ([192, 0, 2, last], port).into()
     }
 
-    /// Which of these are called off. Asked once: an order is taken with the answer.
+    /// Returns which of these were told to close. Each order can be read only once.
     fn called_off(places: &[Place]) -> Vec<usize> {
         (0..places.len()).filter(|&at| places[at].called_off().now_or_never().is_some()).collect()
     }
 
     #[test]
-    fn the_idlest_of_whoever_has_most_goes() {
+    fn heaviest_client_loses_idlest_connection() {
         let connections = Arc::new(Connections::new(8, OwnConnections::default()));
         let enter = |last, port| connections.enter(client(last, port)).0;
         // Two of each is a client's share.
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_connections_have_places_of_their_own() {
+    fn own_connections_do_not_count() {
         let own = OwnConnections::default();
         let connections = Arc::new(Connections::new(1, own.clone()));
         let guard = own.enter(client(1, 1));

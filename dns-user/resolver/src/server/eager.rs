@@ -1,10 +1,10 @@
-//! Eager tasks: futures that are polled once where they are made and become tasks of
-//! the runtime only when there is more to do.
+//! Eager tasks: futures that are polled once where they are created, and become tasks of the
+//! runtime only if they have to wait.
 //!
-//! A forwarded query goes up within its first poll, and then nothing happens until
-//! the reply is there. Polled once by the UDP thread, it costs no wake-up of a
-//! runtime thread on its way up; the reply, which such a thread takes from its
-//! socket, makes it a task of just that thread.
+//! A forwarded query is sent within its first poll, and then nothing happens until the reply
+//! arrives. Polled once by the UDP thread, it needs no wake-up of a runtime thread to be sent. The
+//! runtime thread that reads the reply from its socket wakes the future and so turns it into a task
+//! on the same thread.
 
 use std::{
     future::Future,
@@ -23,15 +23,15 @@ use dns_platform::threads;
 /// A future without output, on the heap.
 type Boxed = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Polls `future` once, here and now. If it is not done, the first to wake it
-/// makes it a task of `runtime`.
+/// Polls `future` once on the calling thread. If it is pending, its first wake-up makes it a task
+/// of `runtime`.
 pub(super) fn spawn_eagerly(runtime: &Handle, future: impl Future<Output = ()> + Send + 'static) {
     let mut future: Boxed = Box::pin(future);
     let task = Arc::new(EagerTask { state: Mutex::new(State::Polled), runtime: runtime.clone() });
     let waker = Waker::from(Arc::clone(&task));
-    // Timers, sockets and tasks that it makes belong to the runtime.
+    // Timers, sockets and tasks created by the future belong to the runtime.
     let _inside = runtime.enter();
-    // A panic ends this future and nothing else, as that of a task would.
+    // A panic ends only this future, as it would in a task.
     let poll = || future.as_mut().poll(&mut Context::from_waker(&waker));
     if let Ok(Poll::Pending) = threads::catch(poll) {
         task.rest(future);
@@ -41,24 +41,24 @@ pub(super) fn spawn_eagerly(runtime: &Handle, future: impl Future<Output = ()> +
 /// A future that has been polled once, as its own waker.
 struct EagerTask {
     state: Mutex<State>,
-    /// Where it becomes a task.
+    /// The runtime of the later task.
     runtime: Handle,
 }
 
-/// Where an eager task is.
+/// The progress of an eager task.
 enum State {
-    /// In the hands of [`spawn_eagerly`].
+    /// Being polled by [`spawn_eagerly`].
     Polled,
-    /// As before, and there is already more to do.
+    /// Still being polled, and already woken again.
     Woken,
-    /// Here, until there is more to do.
+    /// Pending until it is woken.
     Resting(Boxed),
-    /// Done, or a task.
+    /// Completed, or spawned as a task.
     Gone,
 }
 
 impl EagerTask {
-    /// Takes the future after its first poll.
+    /// Stores the future after its first poll.
     fn rest(&self, future: Boxed) {
         let mut state = self.state();
         if matches!(*state, State::Woken) {
@@ -70,7 +70,7 @@ impl EagerTask {
         }
     }
 
-    /// The state. It is whole before anything can panic.
+    /// Locks the state. No panic can leave it inconsistent.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
@@ -83,7 +83,7 @@ impl Wake for EagerTask {
             State::Polled | State::Woken => *state = State::Woken,
             State::Resting(future) => {
                 drop(state);
-                // The task has a waker of its own from its next poll on.
+                // From its next poll on the task has a separate waker.
                 self.runtime.spawn(future);
             }
             State::Gone => {}
@@ -99,7 +99,7 @@ mod tests {
 
     use super::*;
 
-    /// Spawns `future` on a thread that is none of the runtime's.
+    /// Spawns `future` from a thread outside the runtime.
     async fn spawn_elsewhere(future: impl Future<Output = ()> + Send + 'static) {
         let runtime = Handle::current();
         let thread = std::thread::spawn(move || spawn_eagerly(&runtime, future));
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_done_at_once_is_done_on_return() {
+    async fn ready_future_completes_on_return() {
         let (sender, mut receiver) = oneshot::channel();
         spawn_elsewhere(async {
             let _ = sender.send(7);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_waits_goes_on_when_it_is_woken() {
+    async fn woken_future_resumes() {
         let (first, wait) = oneshot::channel();
         let (sender, mut receiver) = oneshot::channel();
         spawn_elsewhere(async {
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_wake_during_the_first_poll_is_not_lost() {
+    async fn wake_during_poll_counts() {
         let (sender, receiver) = oneshot::channel();
         spawn_elsewhere(async {
             tokio::task::yield_now().await;
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_stays_where_it_is() {
+    async fn panic_is_contained() {
         spawn_elsewhere(async {
             panic!("as a defect would");
         })
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_never_woken_again_is_dropped() {
+    async fn unwoken_future_is_dropped() {
         let (first, wait) = oneshot::channel::<()>();
         let held = Arc::new(());
         let watched = Arc::downgrade(&held);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_the_runtime_drops_what_rests() {
+    fn runtime_shutdown_drops_pending() {
         let held = Arc::new(());
         let watched = Arc::downgrade(&held);
         let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_timeout_that_was_spawned_elsewhere_ends() {
+    async fn foreign_thread_timeout_fires() {
         let (sender, receiver) = oneshot::channel();
         spawn_elsewhere(async {
             let never = tokio::time::timeout(Duration::from_millis(20), std::future::pending::<()>());

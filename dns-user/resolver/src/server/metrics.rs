@@ -1,8 +1,8 @@
-//! What the sockets count.
+//! Metrics of the sockets.
 //!
-//! Each UDP worker counts into a [`Stripe`] of its own, with plain loads and
-//! stores; tasks share one with atomic additions. A scrape adds them up. Labels
-//! are put on then, never while a query is answered.
+//! Each UDP worker writes to a separate [`Stripe`] with plain loads and stores; tasks share one
+//! with atomic additions. A scrape adds the stripes up and attaches the labels, so answering a
+//! query does neither.
 
 use std::{
     borrow::Cow,
@@ -27,43 +27,43 @@ use dns_platform::metrics::{families, labels};
 
 //----------- ServerMetrics --------------------------------------------------
 
-/// All that the sockets count; clones share it.
+/// All counters of the sockets, shared by clones.
 #[derive(Clone)]
 pub struct ServerMetrics {
-    /// What the clones share.
+    /// State shared by all clones.
     shared: Arc<Shared>,
 }
 
-/// What all handles have in common.
+/// State shared by all clones of [`Metrics`].
 struct Shared {
     /// Value of the label `server`.
     server: String,
-    /// One for each worker.
+    /// One stripe per worker.
     stripes: Mutex<Vec<Arc<Stripe>>>,
     tasks: Arc<Stripe>,
     tcp_sessions: AtomicI64,
-    /// TCP connections that were closed for others.
+    /// TCP connections closed to make room for others.
     tcp_called_off: AtomicU64,
-    /// Times that no TCP connection could be accepted.
+    /// Failed calls of `accept`.
     tcp_not_accepted: AtomicU64,
-    /// Times that a TCP connection held as many bytes as it may.
+    /// Times a TCP connection reached its limit of held bytes.
     tcp_paused: AtomicU64,
     /// TCP connections closed because the client did not read.
     tcp_unread: AtomicU64,
-    /// Queries that wait for somebody else.
+    /// Queries that wait for recursors, handlers or first checks.
     in_flight: AtomicI64,
-    /// Stands for all families in the registry.
+    /// Descriptions of all families, for the registry.
     description: Desc,
 }
 
-/// A reply, as it is counted.
+/// A reply and its query, as counted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Observed {
-    /// How the query came.
+    /// Transport of the query.
     pub(super) transport: Transport,
-    /// Whether it came from an IPv6 address.
+    /// Whether the query came from an IPv6 address.
     pub(super) from_v6: bool,
-    /// QTYPE; `None`: there was no readable question.
+    /// QTYPE; `None` if no question could be read.
     pub(super) qtype: Option<u16>,
     /// Whether DO was set.
     pub(super) dnssec_ok: bool,
@@ -74,28 +74,28 @@ pub(super) struct Observed {
     pub(super) query_len: usize,
     /// Bytes of the reply.
     pub(super) reply_len: usize,
-    /// From taking the query from the socket to the reply.
+    /// Time from reading the query from the socket to the reply.
     pub(super) took: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum By {
-    /// Names of the fleet: counts as internal.
+    /// The fleet's records, counted as internal.
     Local,
-    /// Recursors: counts as external.
+    /// Recursors, counted as external.
     Recursors,
     Handler,
     Consul,
     Reverse,
     Upcheck,
     Chaos,
-    /// Nobody: errors and refusals.
+    /// The server without an answerer: errors and refusals.
     Nobody,
 }
 
 impl By {
-    /// All, in the order of their numbers.
+    /// All values, in numerical order.
     const ALL: [Self; 8] = [
         Self::Local,
         Self::Recursors,
@@ -107,7 +107,7 @@ impl By {
         Self::Nobody,
     ];
 
-    /// Value of the label `plugin`, and of the request log.
+    /// Returns the value of the label `plugin`, which the request log shows as well.
     pub(super) const fn label(self) -> &'static str {
         match self {
             Self::Local => "local",
@@ -122,23 +122,23 @@ impl By {
     }
 }
 
-/// Why a message got no reply.
+/// Reason for not replying to a message.
 #[derive(Clone, Copy, Debug)]
 #[repr(u8)]
 pub(super) enum Dropped {
-    /// Shorter than a header, or itself a reply.
+    /// Shorter than a header, or a reply itself.
     NoQuery,
-    /// The kernel did not take the reply.
+    /// The kernel refused to send the reply.
     NotSent,
 }
 
 impl Dropped {
-    /// All, with their label.
+    /// All values with their labels.
     const ALL: [(Self, &str); 2] = [(Self::NoQuery, "no_query"), (Self::NotSent, "not_sent")];
 }
 
 impl ServerMetrics {
-    /// Everything at zero; `server` is the value of that label.
+    /// Creates counters at zero; `server` is the value of that label.
     pub fn new(server: String) -> prometheus::Result<Self> {
         Ok(Self {
             shared: Arc::new(Shared {
@@ -156,60 +156,60 @@ impl ServerMetrics {
         })
     }
 
-    /// Puts the families into the registry.
+    /// Registers all families of the sockets with `registry`.
     pub fn register(&self, registry: &Registry) -> prometheus::Result<()> {
         registry.register(Box::new(self.clone()))
     }
 
-    /// A stripe for one thread alone.
+    /// Returns a new stripe for exclusive use by one thread.
     pub(super) fn stripe(&self) -> Arc<Stripe> {
         let stripe = Arc::new(Stripe::new(true));
         self.shared.stripes.lock().push(stripe.clone());
         stripe
     }
 
-    /// The stripe of all tasks.
+    /// Returns the stripe that all tasks share.
     pub(super) fn tasks(&self) -> &Stripe {
         &self.shared.tasks
     }
 
-    /// Counts a TCP connection for as long as the guard lives.
+    /// Counts an open TCP connection while the guard lives.
     pub(super) fn tcp_session(&self) -> impl Drop + Send + use<> {
         Counted::new(self.shared.clone(), |shared| &shared.tcp_sessions)
     }
 
-    /// Counts TCP connections that were closed for others.
+    /// Counts TCP connections closed to make room for others.
     pub(super) fn tcp_called_off(&self, count: usize) {
         self.shared.tcp_called_off.fetch_add(count as u64, Ordering::Relaxed);
     }
 
-    /// Counts that no TCP connection could be accepted.
+    /// Counts a failed call of `accept`.
     pub(super) fn tcp_not_accepted(&self) {
         self.shared.tcp_not_accepted.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A TCP connection holds as many bytes of replies as it may.
+    /// Counts a TCP connection that reached its limit of held bytes.
     pub(super) fn tcp_paused(&self) {
         self.shared.tcp_paused.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A TCP connection is closed because its client does not read.
+    /// Counts a TCP connection closed because the client does not read.
     pub(super) fn tcp_unread(&self) {
         self.shared.tcp_unread.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Replies that were given so far, to whomever.
+    /// Returns the number of replies so far, to all clients.
     pub fn replies(&self) -> u64 {
         let sum = self.sum();
         By::ALL.into_iter().map(|by| sum.replies_by(by)).sum()
     }
 
-    /// Counts a query in flight for as long as the guard lives.
+    /// Counts a query in flight while the guard lives.
     pub(super) fn in_flight(&self) -> impl Drop + Send + use<> {
         Counted::new(self.shared.clone(), |shared| &shared.in_flight)
     }
 
-    /// All stripes added up.
+    /// Returns the sum of all stripes.
     fn sum(&self) -> Sum {
         let mut sum = Sum::new();
         sum.add(&self.shared.tasks);
@@ -220,9 +220,9 @@ impl ServerMetrics {
     }
 }
 
-/// Something that is there for a while, in a gauge.
+/// Keeps a gauge incremented while it lives.
 struct Counted {
-    /// Where the gauge is.
+    /// The owner of the gauge.
     shared: Arc<Shared>,
     gauge: fn(&Shared) -> &AtomicI64,
 }
@@ -242,9 +242,9 @@ impl Drop for Counted {
 
 //----------- Stripe ---------------------------------------------------------
 
-/// Types with a counter of their own; the last place is for all others.
+/// Types with a separate counter; the last place counts all others.
 const TYPES: [u16; 19] = [1, 28, 2, 5, 6, 12, 15, 16, 33, 43, 46, 47, 48, 50, 64, 65, 251, 252, 255];
-/// A type without a label of its own.
+/// A type without a separate label.
 const OTHER_TYPE: u16 = u16::MAX;
 
 /// Transports times address families times types.
@@ -263,29 +263,29 @@ const SIZES: [f64; 14] = [
 
 /// Counters of one writer.
 pub(super) struct Stripe {
-    /// Whether one thread alone writes: then plain loads and stores are enough.
+    /// Whether only one thread writes, so that plain loads and stores suffice.
     exclusive: bool,
-    /// By transport, address family, type.
+    /// Requests by transport, address family and type.
     requests: [AtomicU64; REQUESTS],
-    /// By [`By`] and RCODE.
+    /// Responses by [`By`] and RCODE.
     responses: [AtomicU64; By::ALL.len() * 16],
     dnssec_ok: AtomicU64,
-    /// How long replies took, in nanoseconds.
+    /// Times to reply, in nanoseconds.
     durations: Buckets<{ DURATIONS.len() }>,
-    /// Bytes of queries, by transport.
+    /// Sizes of queries in bytes, by transport.
     query_sizes: [Buckets<{ SIZES.len() }>; 2],
-    /// Bytes of replies, by transport.
+    /// Sizes of replies in bytes, by transport.
     reply_sizes: [Buckets<{ SIZES.len() }>; 2],
     dropped: [AtomicU64; Dropped::ALL.len()],
 }
 
-/// A histogram over `BOUNDS` bounds and what lies above.
+/// A histogram with `BOUNDS` bounds and an overflow bucket.
 struct Buckets<const BOUNDS: usize> {
-    /// Observations by bucket, not cumulative; `over` has those past the last bound.
+    /// Observations by bucket, not cumulative, without `over`.
     counts: [AtomicU64; BOUNDS],
-    /// Past the last bound.
+    /// Observations above the last bound.
     over: AtomicU64,
-    /// Sum of all observations.
+    /// Sum of all observations, `over` included.
     sum: AtomicU64,
 }
 
@@ -334,12 +334,12 @@ impl Stripe {
         self.put(&self.reply_sizes[transport], &SIZES, reply_len as f64, reply_len as u64);
     }
 
-    /// Counts messages that get no reply.
+    /// Counts messages without a reply.
     pub(super) fn dropped(&self, reason: Dropped, count: u64) {
         self.add(&self.dropped[reason as usize], count);
     }
 
-    /// Puts `value` into its bucket.
+    /// Adds `value` to its bucket.
     fn put<const BOUNDS: usize>(
         &self,
         buckets: &Buckets<BOUNDS>,
@@ -363,7 +363,7 @@ impl Stripe {
     }
 }
 
-/// Place of a transport in arrays.
+/// Index of a transport in the arrays.
 const fn transport_number(transport: Transport) -> usize {
     match transport {
         Transport::Udp => 0,
@@ -374,7 +374,7 @@ const fn transport_number(transport: Transport) -> usize {
 //----------- Exposition -----------------------------------------------------
 
 struct Sum {
-    /// The sums, in a stripe of their own.
+    /// The sums, stored as a stripe.
     stripe: Stripe,
 }
 
@@ -407,25 +407,25 @@ impl Sum {
         }
     }
 
-    /// Replies given by `by`, whatever the RCODE.
+    /// Returns the number of replies by `by`, with any RCODE.
     fn replies_by(&self, by: By) -> u64 {
         (0..16).map(|rcode| self.replies(by, rcode)).sum()
     }
 
-    /// Replies given by `by` with an RCODE.
+    /// Returns the number of replies by `by` with an RCODE.
     fn replies(&self, by: By, rcode: usize) -> u64 {
         value(&self.stripe.responses[by as usize * 16 + rcode])
     }
 }
 
 impl<const BOUNDS: usize> Buckets<BOUNDS> {
-    /// Each counter with its like in `other`.
+    /// Pairs each counter with its counterpart in `other`.
     fn pairs<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = (&'a AtomicU64, &'a AtomicU64)> {
         let ends = [(&self.over, &other.over), (&self.sum, &other.sum)];
         self.counts.iter().zip(&other.counts).chain(ends)
     }
 
-    /// As a scrape shows it; `unit` is what one of the sum is worth.
+    /// Converts to the exposition format; `unit` converts the sum to the unit of the family.
     fn histogram(&self, bounds: &[f64; BOUNDS], unit: f64) -> Histogram {
         let mut count = 0;
         let mut buckets = Vec::with_capacity(BOUNDS);
@@ -487,7 +487,7 @@ impl Collector for ServerMetrics {
     }
 }
 
-/// Requests by protocol, address family and type; those that came.
+/// Requests by protocol, address family and type, without zeros.
 fn by_question<'a>(
     requests: &'a [AtomicU64; REQUESTS],
     [server, zone, view]: [&'a str; 3],
@@ -503,7 +503,7 @@ fn by_question<'a>(
     })
 }
 
-/// Responses by RCODE and who answered; those that there were.
+/// Responses by RCODE and answerer, without zeros.
 fn by_answerer<'a>(sum: &'a Sum, common: [&'a str; 3]) -> impl Iterator<Item = ([Cow<'a, str>; 5], u64)> {
     let kinds = By::ALL.into_iter().flat_map(|by| (0..16).map(move |rcode| (by, rcode)));
     kinds.map(|(by, rcode)| (by, rcode, sum.replies(by, rcode))).filter(|(.., count)| *count > 0).map(
@@ -514,10 +514,10 @@ fn by_answerer<'a>(sum: &'a Sum, common: [&'a str; 3]) -> impl Iterator<Item = (
     )
 }
 
-/// The label `proto`, by [`transport_number`].
+/// Values of the label `proto`, by [`transport_number`].
 const PROTOCOLS: [&str; 2] = ["udp", "tcp"];
 
-/// A histogram of sizes for each transport.
+/// Returns a histogram of sizes per transport.
 fn by_transport<'a>(
     buckets: &'a [Buckets<{ SIZES.len() }>; 2],
     [server, zone, view]: [&'a str; 3],
@@ -528,7 +528,6 @@ fn by_transport<'a>(
         .map(move |(proto, buckets)| ([server, zone, view, proto], buckets.histogram(&SIZES, 1.0)))
 }
 
-/// The value of a counter.
 fn value(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
 }
@@ -538,7 +537,7 @@ mod tests {
     use super::*;
     use crate::ops::metrics::Metrics;
 
-    /// A reply to an A query by UDP.
+    /// A reply to an A query over UDP.
     fn observed(by: By) -> Observed {
         Observed {
             transport: Transport::Udp,
@@ -554,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn stripes_add_up_under_the_names_of_coredns() {
+    fn stripes_sum_to_coredns_families() {
         let all = Metrics::new("dns://127.0.0.1:53".into(), dns_fastpath::Slot::default()).unwrap();
         let metrics = ServerMetrics::new(all.server().to_owned()).unwrap();
         metrics.register(all.registry()).unwrap();

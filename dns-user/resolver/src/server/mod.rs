@@ -1,13 +1,11 @@
-//! The DNS server: sockets, and the service behind them.
+//! The DNS server: sockets and the service behind them.
+//! * [`Server`]: the UDP and TCP sockets and their threads and tasks.
+//! * [`service`]: turns a query into its reply, using the state of the fleet that is in force when
+//!   the query arrives.
 //!
-//! * [`Server`]: the sockets, UDP and TCP, and the work that they bring.
-//! * [`service`]: from a query to its reply, by the state of the fleet that is in
-//!   force when the query comes in.
-//!
-//! A UDP worker is a thread of its own with its own sockets. It answers local
-//! names on the spot; whatever has to wait for somebody else is polled once there and
-//! becomes a task on tokio's workers, so that a stalled upstream never delays a
-//! local answer.
+//! A UDP worker is a thread with its own sockets. It answers local names directly. A query that
+//! must wait for a recursor, a handler or a check is polled once there and then becomes a task on
+//! tokio's workers, so a stalled upstream never delays a local answer.
 
 mod answer_cache;
 mod arrivals;
@@ -52,32 +50,32 @@ use sockets::Endpoint;
 /// Limits of a server.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How long a query may take; then it is answered with SERVFAIL.
+    /// Time limit of a query, after which it gets SERVFAIL.
     pub request_timeout: Duration,
-    /// UDP threads for each listen address; `None`: one for each CPU that we may use.
+    /// UDP threads per listen address; `None` for one per available CPU.
     pub workers: Option<NonZeroUsize>,
-    /// Queries that wait for recursors, handlers or first checks at the same time, whatever
-    /// they wait for; further ones of a client that holds as many places as are free get
-    /// SERVFAIL at once. Each source has a bound of its own besides.
+    /// Most queries that wait for recursors, handlers or first checks at a time. When a client
+    /// already holds as many places as are free, its further queries get SERVFAIL immediately. Each
+    /// source has a separate limit in addition.
     pub max_in_flight: usize,
     /// Effects of the reference that are kept.
     pub compat: Compat,
-    /// Open TCP connections, of one client a quarter of them; beyond that the idlest
-    /// one is closed for a new one.
+    /// Most open TCP connections; a client may have a quarter of them. Above that the idlest one is
+    /// closed for a new one.
     pub max_tcp_connections: usize,
-    /// Connections that the server makes to itself: not bounded.
+    /// Connections that the server makes to itself, which do not count against the limit.
     pub own: OwnConnections,
-    /// Shows live queries.
+    /// Publishes requests to subscribers of the live query log.
     pub tap: Tap,
-    /// Most bytes of a UDP reply to a client that is not near, see [`near`]; `None`: no bound.
+    /// Longest UDP reply in bytes to a client that is not near, see [`near`]; `None` for no limit.
     pub max_reply: Option<u16>,
-    /// Counts by which interfaces queries arrive.
+    /// Records through which interfaces queries arrive.
     pub arrivals: Arrivals,
-    /// Whether a part of the queries is shed at the interface while more come than can be answered.
+    /// Whether interfaces shed a part of the queries while the server is overloaded.
     pub overload: Overload,
-    /// How long a TCP connection may stay without a complete query.
+    /// How long a TCP connection may stay open without a complete query.
     pub tcp_idle_timeout: Duration,
-    /// Whether IPv4 has sockets of its own: then a wildcard of IPv6 takes IPv6 only, not both.
+    /// Whether IPv4 has separate sockets: an IPv6 wildcard then takes only IPv6, not both.
     pub ipv4_apart: bool,
 }
 
@@ -100,20 +98,20 @@ impl Default for Options {
     }
 }
 
-/// Most UDP threads for each listen address, however many CPUs there are.
+/// Most UDP threads per listen address, whatever the number of CPUs.
 const MAX_WORKERS: usize = 32;
 
-/// A socket that cannot be had.
+/// A listen socket that cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address} ({transport}): {source}; {remedy}")]
 pub struct ServerError {
-    /// Where we were to listen.
+    /// The configured listen address.
     pub address: SocketAddr,
-    /// `UDP` or `TCP`.
+    /// Name of the transport: `UDP` or `TCP`.
     pub transport: &'static str,
-    /// What the kernel said.
+    /// The error of the system call.
     pub source: io::Error,
-    /// What an operator can do about it.
+    /// Advice to the operator.
     pub remedy: &'static str,
 }
 
@@ -121,15 +119,15 @@ pub struct ServerError {
 
 /// Bound sockets, ready to run.
 pub struct Server {
-    /// One for each listen address.
+    /// One per listen address.
     endpoints: Vec<Endpoint>,
-    /// What all of them share.
+    /// The service, shared by all endpoints.
     handler: Arc<QueryHandler>,
 }
 
 impl Server {
-    /// Binds UDP and TCP on every address of `listen`. Port 0 takes a free port,
-    /// the same for both. Must be called inside a tokio runtime.
+    /// Binds UDP and TCP on every address of `listen`. Port 0 selects a free port, the same for
+    /// both. Must be called inside a tokio runtime.
     pub async fn bind(
         listen: &[SocketAddr],
         fleet: Arc<Fleet>,
@@ -149,13 +147,13 @@ impl Server {
         Ok(Self { endpoints, handler: Arc::new(QueryHandler::new(fleet, identity, metrics, options)) })
     }
 
-    /// Where we listen, with the ports that were taken for port 0.
+    /// Returns the listen addresses, with the ports selected for port 0.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.endpoints.iter().map(|endpoint| endpoint.address).collect()
     }
 
-    /// Serves until `shutdown` is done; then takes no new queries, answers those
-    /// that are there, at most for the request timeout, and returns.
+    /// Serves until `shutdown` completes. Then takes no new queries, answers the pending ones
+    /// within the request timeout, and returns.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         let Self { endpoints, handler } = self;
         let (stop, stopped) = watch::channel(false);
@@ -168,7 +166,7 @@ impl Server {
             }
         }
         shutdown.await;
-        // Nobody waits for this value but the listeners, and they may be gone.
+        // Only the listeners receive this value, and they may have ended.
         let _ = stop.send(true);
         workers.stop().await;
         let in_order = async {
@@ -181,7 +179,7 @@ impl Server {
 
 #[derive(Default)]
 struct Workers {
-    /// Each with the socket that ends it.
+    /// The threads, each with the socket that stops it.
     threads: Vec<(Arc<udp::Socket>, JoinHandle<()>)>,
 }
 
@@ -193,15 +191,15 @@ impl Workers {
         let started = threads::spawn(name, OnPanic::Continue, move || worker.run());
         match started {
             Ok(thread) => self.threads.push((socket, thread)),
-            // The other threads of this address serve on: the kernel stops
-            // steering packets to this socket as soon as it is closed.
+            // The other threads of this address continue: the kernel stops steering packets to this
+            // socket as soon as it is closed.
             Err(error) => {
                 tracing::error!(%address, %error, "cannot start a UDP thread: the other threads of this address answer its queries")
             }
         }
     }
 
-    /// Ends all threads, after they have answered what is in their queues.
+    /// Ends all threads after they have answered their queued queries.
     async fn stop(self) {
         for (socket, _) in &self.threads {
             socket.stop();

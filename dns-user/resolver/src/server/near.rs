@@ -1,5 +1,5 @@
-//! Whose UDP replies are not bounded by `max_reply`: clients from which no forged query
-//! can come, or whose network is this machine.
+//! Decides which clients are exempt from `max_reply`: clients that cannot send from a forged
+//! address, or whose network is this machine.
 
 use std::{
     collections::HashMap,
@@ -9,24 +9,25 @@ use std::{
 
 use dns_fastpath::InterfaceKinds;
 
-/// How long the kind of an interface is believed: its number may be given away again.
+/// How long the kind of an interface is cached: its index may be reused.
 const BELIEVED: Duration = Duration::from_secs(10);
 
-/// Most interfaces that are remembered.
+/// Most interfaces whose kind is cached.
 const MOST_INTERFACES: usize = 4096;
 
-/// Tells near clients from far ones. One for each worker.
+/// Distinguishes near clients from far ones. One per worker.
 #[derive(Default)]
 pub(super) struct NearClients {
-    /// Asks the kernel; `None`: not asked yet, or it cannot be asked.
+    /// Queries the kernel; `None` if that has not been done or is impossible.
     kinds: Option<InterfaceKinds>,
-    /// By number of the interface: whether it is of this machine, and when that was asked.
+    /// By interface index: whether the interface belongs to this machine, and when that was
+    /// determined.
     known: HashMap<u32, (bool, Instant)>,
 }
 
 impl NearClients {
-    /// Whether the client is on the loopback, link-local, or on a container's interface;
-    /// `ifindex`: the interface that its query came in by, if the kernel told.
+    /// Returns whether the client is on the loopback, link-local, or on a container's interface.
+    /// `ifindex` is the interface that its query arrived through, if the kernel reported it.
     pub(super) fn holds(&mut self, client: IpAddr, ifindex: Option<u32>) -> bool {
         let is_local = match client.to_canonical() {
             IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local(),
@@ -35,7 +36,7 @@ impl NearClients {
         is_local || ifindex.is_some_and(|ifindex| self.is_of_this_machine(ifindex))
     }
 
-    /// Whether an interface is the loopback or a container's.
+    /// Returns whether an interface is the loopback or a container's.
     fn is_of_this_machine(&mut self, ifindex: u32) -> bool {
         let Self { kinds, known } = self;
         if let Some((is, _)) = known.get(&ifindex).filter(|(_, asked)| asked.elapsed() < BELIEVED) {
@@ -58,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn near_are_the_loopback_link_local_clients_and_those_of_lo() {
+    fn loopback_and_link_local_are_near() {
         let mut near = NearClients::default();
         for client in ["127.0.0.1", "169.254.3.4", "::1", "fe80::1", "::ffff:127.0.0.1"] {
             assert!(near.holds(client.parse().unwrap(), None), "{client}");

@@ -1,13 +1,14 @@
-//! Overload: more queries come up than the UDP threads can answer.
+//! Overload: more queries reach userspace than the UDP threads can answer.
 //!
-//! A query that a full receive queue drops has cost the kernel its whole way up, and the more
-//! the queues drop the less of the CPU is left for answering. So while a queue is full, the
-//! program on the interface sheds a part of what would go up ([`Slot::shed`](dns_fastpath::Slot::shed)). Clients are told
-//! apart by groups ([`client_bucket`]), and each group may have an equal part of what can be
-//! answered (max-min fairness): one client that floods the server takes nothing from the others.
+//! A query dropped by a full receive queue has already cost the kernel its whole way through the
+//! network stack, so the more the queues drop, the less CPU is left for answering. While a queue is
+//! full, the program on the interface therefore sheds a part of the queries that it would pass to
+//! the network stack ([`Slot::shed`](dns_fastpath::Slot::shed)). Clients are divided into groups
+//! ([`client_bucket`]), and each group gets an equal part of the capacity (max-min fairness): one
+//! client that floods the server takes nothing from the others.
 //!
-//! A thread looks only after it took a full batch, or while something is shed. An order holds
-//! for [`ORDER`]: a server that dies sheds no longer than that.
+//! A thread checks its queue only after a full batch, or while shedding. An order is valid for
+//! [`ORDER`], so shedding stops that soon after the server dies.
 
 use std::{
     fmt, io,
@@ -25,52 +26,51 @@ use parking_lot::Mutex;
 
 use crate::fleet::Fleet;
 
-/// How long an order to the program holds.
+/// Validity of an order to the program.
 const ORDER: Duration = Duration::from_millis(100);
 
-/// How often the threads' reports are looked at.
+/// Interval between evaluations of the threads' reports.
 const WINDOW: Duration = Duration::from_millis(10);
 
-/// How many windows in a row a queue has to be full before anything is shed: a burst is not overload.
+/// Consecutive windows with a full queue before shedding begins: a burst is not overload.
 const FULL_WINDOWS: u32 = 2;
 
-/// A queue counts as full when so much of it is in use.
+/// Fill level at which a queue counts as full.
 const FULL: f64 = 0.75;
 
-/// A queue counts as empty as long as no more of it is in use.
+/// Fill level up to which a queue counts as empty.
 const EMPTY: f64 = 1.0 / 16.0;
 
-/// How fast the capacity is taken to grow while the queues are empty, a window: what full
-/// queues dropped took the CPU from the threads when it was measured first.
+/// Assumed growth of the capacity per window while the queues are empty. The first measurement is
+/// too low, because full queues take CPU from the threads.
 const GROWTH: f64 = 1.1;
 
-/// How much less than the capacity goes up, for each part of a queue that is in use. Observed: queries
-/// that have waited in a long queue are in no near cache any more, and cost twice as much. So the
-/// queues are kept nearly empty.
+/// How far below the capacity the passed load is kept, per fraction of a queue in use. Observed:
+/// queries that have waited in a long queue are no longer in the CPU caches and cost twice as much,
+/// so the queues are kept nearly empty.
 const DRAIN: f64 = 2.0;
 
-/// Least part of a group's queries that goes up: it tells how many there are.
+/// Smallest share of a group's queries that is passed: these show how many it sends.
 const LEAST_SHARE: f64 = 1.0 / 1024.0;
 
-/// How often the log is told, at most.
+/// Shortest interval between two log lines.
 const TELL_INTERVAL: Duration = Duration::from_secs(10);
 
-//----------- What the threads share -----------------------------------------
+//----------- Overload -------------------------------------------------------
 
-/// What all UDP threads know of overload; off by default.
+/// Overload state of all UDP threads; off by default.
 #[derive(Clone, Default)]
 pub struct Overload(Option<Arc<Shared>>);
 
 #[derive(Default)]
 struct Shared {
-    /// Whether something is shed.
+    /// Whether shedding is active.
     is_shedding: AtomicBool,
-    /// What is to be shed.
     limiter: Mutex<Limiter>,
 }
 
 impl Overload {
-    /// Sheds when it has to.
+    /// Creates the shared state, switched on.
     pub fn on() -> Self {
         Self(Some(Arc::default()))
     }
@@ -82,47 +82,45 @@ impl fmt::Debug for Overload {
     }
 }
 
-//----------- What a thread does ---------------------------------------------
+//----------- QueueWatch -----------------------------------------------------
 
-/// Looks at the receive queue of one UDP thread.
+/// Watches the receive queue of one UDP thread.
 pub(super) struct QueueWatch {
-    /// What all threads know.
     overload: Overload,
-    /// Queries taken since then, by group of clients.
+    /// Queries taken since `since`, by group of clients.
     taken: [u32; CLIENT_BUCKETS],
-    /// When the count began.
     since: Instant,
 }
 
-/// What a thread saw since its last report.
+/// Observations of a thread since its last report.
 #[derive(Clone, Copy, Debug)]
 struct Report<'a> {
-    /// Queries that it took from its queue, by group of clients.
+    /// Queries taken from the queue, by group of clients.
     taken: &'a [u32; CLIENT_BUCKETS],
-    /// Seconds that it counted.
+    /// Length of the count in seconds.
     seconds: f64,
-    /// How much of the queue is in use: 0 to about 1.
+    /// Fill level of the queue: 0 to about 1.
     fill: f64,
 }
 
 impl QueueWatch {
-    /// A watch on an empty queue.
+    /// Creates a watch with zero counts.
     pub(super) fn new(overload: Overload) -> Self {
         Self { overload, taken: [0; CLIENT_BUCKETS], since: Instant::now() }
     }
 
-    /// A datagram was taken from the queue, whatever it says.
+    /// Counts a datagram taken from the queue, whatever its content.
     pub(super) fn took(&mut self, client: IpAddr) {
         self.taken[bucket(client)] += 1;
     }
 
-    /// A batch was answered; `is_full`: it was as large as a batch can be, so that more may wait.
+    /// Ends a batch. `is_full` means that it had the maximum size, so more datagrams may be queued.
     pub(super) fn batch_ended(&mut self, socket: RawFd, is_full: bool, now: Instant, fleet: &Fleet) {
         let Some(shared) = &self.overload.0 else { return };
         if !is_full && !shared.is_shedding.load(Ordering::Relaxed) {
             self.restart(now);
         } else if now.duration_since(self.since) >= WINDOW {
-            // Where the kernel does not tell, nothing is shed.
+            // Without a fill level from the kernel nothing is shed.
             let fill = queue_fill(socket).unwrap_or(0.0);
             let seconds = now.duration_since(self.since).as_secs_f64();
             shared.report(Report { taken: &self.taken, seconds, fill }, now, fleet);
@@ -135,7 +133,6 @@ impl QueueWatch {
     }
 }
 
-/// The group of a client.
 fn bucket(client: IpAddr) -> usize {
     client_bucket(match client.to_canonical() {
         IpAddr::V4(client) => client.octets(),
@@ -145,7 +142,8 @@ fn bucket(client: IpAddr) -> usize {
 
 /// How much of a socket's receive queue is in use: 0 to about 1 (`SO_MEMINFO`, kernel 4.12).
 fn queue_fill(socket: RawFd) -> io::Result<f64> {
-    /// `SO_MEMINFO` (`asm-generic/socket.h`).
+    /// Returns the fill level of a socket's receive queue: 0 to about 1 (`SO_MEMINFO`, kernel
+    /// 4.12).
     const SO_MEMINFO: libc::c_int = 55;
     /// The first two: `SK_MEMINFO_RMEM_ALLOC`, `SK_MEMINFO_RCVBUF` (`linux/sock_diag.h`).
     const WORDS: usize = 2;
@@ -163,9 +161,9 @@ fn queue_fill(socket: RawFd) -> io::Result<f64> {
 }
 
 impl Shared {
-    /// Takes a thread's report, and tells the program what follows from it.
+    /// Evaluates a thread's report and passes the decision to the program.
     fn report(&self, report: Report<'_>, now: Instant, fleet: &Fleet) {
-        // Without a program there is nobody to shed.
+        // Without a program no shedding is possible.
         let Some(went_up) = fleet.fast_path.went_up() else { return };
         let decision = self.limiter.lock().report(report, went_up, now);
         match decision {
@@ -182,39 +180,39 @@ impl Shared {
     }
 }
 
-//----------- What is shed ---------------------------------------------------
+//----------- Limiter --------------------------------------------------------
 
-/// What follows from a report.
+/// The decision after a report.
 #[derive(Debug, PartialEq)]
 enum Decision {
-    /// Things stay as they are.
+    /// Keep the current order.
     Nothing,
-    /// So much goes up from now on: of 2^32 - 1 queries, by group of clients.
+    /// Pass this many of 2^32 - 1 queries from now on, by group of clients.
     Shed(Box<[u32; CLIENT_BUCKETS]>),
-    /// All goes up again.
+    /// Pass all queries again.
     End,
 }
 
-/// Decides how much goes up.
+/// Decides which share of the queries is passed.
 #[derive(Debug)]
 struct Limiter {
-    /// When it decided last.
+    /// Time of the last decision.
     decided: Option<Instant>,
-    /// Queries taken a second by the threads that reported since then, by group.
+    /// Queries per second taken by the threads that have reported since then, by group.
     taken: [f64; CLIENT_BUCKETS],
-    /// Queries that had gone up by then.
+    /// Queries passed by interfaces up to then.
     went_up: u64,
-    /// How full the fullest queue was since then.
+    /// Highest fill level since then.
     fill: f64,
-    /// Windows in a row in which a queue was full.
+    /// Consecutive windows in which a queue was full.
     full_windows: u32,
-    /// Queries a second that can be answered; `None`: nothing is shed.
+    /// Queries per second that can be answered; `None` while nothing is shed.
     capacity: Option<f64>,
-    /// Queries a second that come to the interface and are not answered there, by group.
+    /// Queries per second that reach the interface and are not answered there, by group.
     offered: [f64; CLIENT_BUCKETS],
-    /// The part of them that goes up.
+    /// The share of these that is passed.
     shares: [f64; CLIENT_BUCKETS],
-    /// When the log was told last.
+    /// Time of the last log line.
     told: Option<Instant>,
 }
 
@@ -235,7 +233,8 @@ impl Default for Limiter {
 }
 
 impl Limiter {
-    /// Takes in a report, and decides once a window; `went_up`: queries that went up at interfaces so far.
+    /// Adds a report and decides once per window. `went_up` is the number of queries that
+    /// interfaces have passed so far.
     fn report(&mut self, report: Report<'_>, went_up: u64, now: Instant) -> Decision {
         let Report { taken, seconds, fill } = report;
         for (sum, &more) in self.taken.iter_mut().zip(taken) {
@@ -246,7 +245,7 @@ impl Limiter {
         if elapsed < WINDOW {
             return Decision::Nothing;
         }
-        // After a pause the program sheds nothing any more, and the counts are of no known time.
+        // After a pause the order has expired, and the counts cover an unknown time.
         let decision = if elapsed > ORDER {
             self.forget()
         } else {
@@ -264,8 +263,8 @@ impl Limiter {
         if was_shedding { Decision::End } else { Decision::Nothing }
     }
 
-    /// Decides by what was reported; `came`: queries a second that went up, whether they found
-    /// room in a queue or not.
+    /// Decides by the reports. `came` is the rate of queries passed, whether or not they found room
+    /// in a queue.
     fn decide(&mut self, came: f64, now: Instant) -> Decision {
         let taken: f64 = self.taken.iter().sum();
         // A queue drops and delays the queries of all groups alike.
@@ -275,7 +274,7 @@ impl Limiter {
         }
         let is_empty = self.fill <= EMPTY;
         let capacity = match self.capacity {
-            // The threads had enough to do: this is what they can.
+            // The threads were busy throughout: this is their capacity.
             Some(capacity) if !is_empty => (capacity + taken) / 2.0,
             Some(capacity) => GROWTH * capacity,
             None => {
@@ -297,7 +296,7 @@ impl Limiter {
         Decision::Shed(Box::new(self.shares.map(of_all)))
     }
 
-    /// Tells the log that something is shed.
+    /// Logs that shedding has begun, rate-limited.
     fn tell(&mut self, now: Instant) {
         if self.told.is_some_and(|told| now.saturating_duration_since(told) < TELL_INTERVAL) {
             return;
@@ -311,8 +310,8 @@ impl Limiter {
     }
 }
 
-/// The part of what each group offers that may go up, so that all together stay within `limit`
-/// and no group gets more than another one that gets less than it offers.
+/// Returns the share of each group's queries to pass, so that the total stays within `limit` and a
+/// group gets more than another only if the other gets everything it offers.
 fn fair_shares(offered: &[f64; CLIENT_BUCKETS], limit: f64) -> [f64; CLIENT_BUCKETS] {
     let mut ascending = *offered;
     ascending.sort_by(f64::total_cmp);
@@ -345,7 +344,7 @@ mod tests {
         /// Queries in the queue, by group.
         queue: [f64; CLIENT_BUCKETS],
         windows: u32,
-        /// Queries that went up so far.
+        /// Queries passed so far.
         went_up: f64,
     }
 
@@ -392,7 +391,8 @@ mod tests {
             answered.map(|answered| answered / seconds)
         }
 
-        /// So many windows; what is answered a second in the second half of them, by group.
+        /// Runs this many windows; returns the queries answered per second in the second half of
+        /// them, by group.
         fn windows(&mut self, count: u32, offered: &[f64; CLIENT_BUCKETS]) -> [f64; CLIENT_BUCKETS] {
             let start = Instant::now();
             let mut sums = [0.0; CLIENT_BUCKETS];
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_answered_is_answered_and_the_rest_shed_before_the_queue() {
+    fn shedding_keeps_full_throughput() {
         let mut server = Overloaded::new();
         let mut offered = [0.0; CLIENT_BUCKETS];
         (offered[3], offered[5]) = (1_000_000.0, 2_000.0);
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_answered_is_never_shed() {
+    fn load_within_capacity_is_kept() {
         let mut server = Overloaded::new();
         let offered = [0.9 * CAPACITY / CLIENT_BUCKETS as f64; CLIENT_BUCKETS];
         let start = Instant::now();
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_ends_what_was_ordered_before() {
+    fn pause_ends_shedding() {
         let mut limiter = Limiter::default();
         let start = Instant::now();
         let report = Report { taken: &[100; CLIENT_BUCKETS], seconds: 0.01, fill: 1.0 };
@@ -451,10 +451,11 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_counted_is_not_taken_for_a_lack_of_capacity() {
+    fn uncounted_time_keeps_capacity() {
         let mut limiter = Limiter::default();
         let start = Instant::now();
-        // A thread that found its queue empty meanwhile counts anew, whenever the limiter decided last.
+        // A thread that found its queue empty meanwhile restarts its count, whenever the last
+        // decision was.
         let report = Report { taken: &[100; CLIENT_BUCKETS], seconds: 0.01, fill: 1.0 };
         for at in [0, 50, 100, 150] {
             limiter.report(report, at * 1_000, start + Duration::from_millis(at));
@@ -463,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_parts_go_to_those_who_want_more() {
+    fn capacity_is_shared_fairly() {
         let mut offered = [0.0; CLIENT_BUCKETS];
         (offered[0], offered[1], offered[2]) = (10.0, 100.0, 1_000.0);
         let shares = fair_shares(&offered, 70.0);
@@ -472,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_tells_how_full_a_queue_is() {
+    fn kernel_reports_queue_fill() {
         use std::os::fd::AsRawFd as _;
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         assert_eq!(queue_fill(socket.as_raw_fd()).unwrap(), 0.0);

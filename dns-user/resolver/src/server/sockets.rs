@@ -10,28 +10,28 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{Options, ServerError, udp};
 
-/// Receive buffer of each UDP socket, in bytes: room for some thousand queries
-/// of a burst (the kernel counts about 800 bytes for a small one). What an
-/// unprivileged process gets is bounded by `net.core.rmem_max`.
+/// Receive buffer of each UDP socket, in bytes: room for a burst of several thousand queries (the
+/// kernel counts about 800 bytes for a small one). `net.core.rmem_max` limits an unprivileged
+/// process.
 const RECEIVE_BUFFER: usize = 4 << 20;
 /// Send buffer of each UDP socket, in bytes.
 const SEND_BUFFER: usize = 1 << 20;
-/// Clients that may wait for their connection to be taken up.
+/// Connections waiting to be accepted.
 const TCP_BACKLOG: i32 = 1024;
-/// How often a free port is looked for that both TCP and UDP have.
+/// Tries to find a port that is free for both TCP and UDP.
 const FREE_PORT_TRIES: usize = 16;
 
 /// The sockets of one listen address.
 pub(super) struct Endpoint {
-    /// The address, with the port that was taken for port 0.
+    /// The address, with the port selected for port 0.
     pub(super) address: SocketAddr,
     pub(super) tcp: tokio::net::TcpListener,
-    /// One for each worker; the kernel steers a client to one of them.
+    /// One socket per worker; the kernel steers a client to one of them.
     pub(super) udp: Vec<udp::Socket>,
 }
 
 impl Endpoint {
-    /// Binds `address`, with so many UDP sockets.
+    /// Binds `address` with one UDP socket per worker.
     pub(super) fn bind(address: SocketAddr, options: &Options, workers: usize) -> Result<Self, ServerError> {
         let tries = if address.port() == 0 { FREE_PORT_TRIES } else { 1 };
         let mut tries_left = tries;
@@ -57,14 +57,14 @@ impl Endpoint {
     }
 }
 
-/// The listener. It does not share its port, and so notices another server
-/// (another one of ourselves, too) on the same address.
+/// Binds the listener. It does not share its port, and so detects another server on the same
+/// address, including a second instance of this one.
 fn bind_tcp(address: SocketAddr, only_v6: bool) -> io::Result<tokio::net::TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     if address.is_ipv6() {
         socket.set_only_v6(only_v6)?;
     }
-    // Lets us bind while connections of an earlier run are in TIME_WAIT.
+    // Permits binding while connections of an earlier run are in TIME_WAIT.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.listen(TCP_BACKLOG)?;
@@ -72,11 +72,11 @@ fn bind_tcp(address: SocketAddr, only_v6: bool) -> io::Result<tokio::net::TcpLis
     tokio::net::TcpListener::from_std(TcpListener::from(socket))
 }
 
-/// One socket for each worker; `told`: the kernel says to which address of which interface
-/// each datagram came.
+/// Binds one socket per worker. With `told` the kernel reports the destination address and the
+/// interface of each datagram.
 fn bind_udp(address: SocketAddr, only_v6: bool, told: bool, workers: usize) -> io::Result<Vec<udp::Socket>> {
-    // Sockets with SO_REUSEPORT would silently share the port with a second
-    // server of the same user; one without it shows that nobody else is there.
+    // Sockets with SO_REUSEPORT would silently share the port with another server of the same user;
+    // binding without it first detects that server.
     drop(udp_socket(address, only_v6, false)?);
     (0..workers)
         .map(|_| {
@@ -90,7 +90,7 @@ fn bind_udp(address: SocketAddr, only_v6: bool, told: bool, workers: usize) -> i
         .collect()
 }
 
-/// A bound UDP socket.
+/// Binds a UDP socket.
 fn udp_socket(address: SocketAddr, only_v6: bool, share: bool) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
     if address.is_ipv6() {
@@ -102,8 +102,7 @@ fn udp_socket(address: SocketAddr, only_v6: bool, share: bool) -> io::Result<Soc
     Ok(socket)
 }
 
-/// Makes the kernel say to which of our addresses each datagram was sent, and by which
-/// interface it came.
+/// Requests the destination address and the interface of each datagram from the kernel.
 fn ask_for_destination(socket: &Socket, bound_to: IpAddr) -> io::Result<()> {
     let (level, option) = match bound_to {
         IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_PKTINFO),
@@ -112,9 +111,9 @@ fn ask_for_destination(socket: &Socket, bound_to: IpAddr) -> io::Result<()> {
     set_option(socket, level, option, 1)
 }
 
-/// Asks for large buffers; smaller ones serve as well.
+/// Requests large buffers; smaller ones work as well.
 fn grow_buffers(socket: &Socket) {
-    // Past the limit with CAP_NET_ADMIN, else up to it.
+    // CAP_NET_ADMIN permits sizes above the limit.
     let forced = set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BUFFER as i32);
     if forced.is_err() {
         let _smaller = socket.set_recv_buffer_size(RECEIVE_BUFFER);
@@ -122,7 +121,7 @@ fn grow_buffers(socket: &Socket) {
     let _smaller = socket.set_send_buffer_size(SEND_BUFFER);
 }
 
-/// `setsockopt` with a number.
+/// Calls `setsockopt` with an integer.
 fn set_option(socket: &Socket, level: i32, option: i32, value: i32) -> io::Result<()> {
     // SAFETY: the descriptor is open, and the value is an `int` of the size given.
     let result = unsafe {
@@ -137,7 +136,7 @@ fn set_option(socket: &Socket, level: i32, option: i32, value: i32) -> io::Resul
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// What an operator can do about a socket that cannot be had.
+/// Returns advice to the operator about a socket that cannot be opened.
 fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => {

@@ -1,4 +1,4 @@
-//! TCP: several queries on a connection (RFC 7766).
+//! Serves TCP connections, with several queries on each (RFC 7766).
 
 use std::{
     collections::BTreeMap,
@@ -27,30 +27,30 @@ use super::{
 };
 use dns_core::wire::{self, Parsed, Query, Shuffle, Transport};
 
-/// Queries of one connection that may wait for somebody else at a time; while
-/// there are so many, no more are read.
+/// Queries of one connection that may wait for recursors, handlers or checks at a time; at the
+/// limit no more are read.
 const MAX_WAITING: usize = 64;
-/// How long replies are held back behind an earlier query that still waits.
-/// Then they overtake it (RFC 7766, section 6.2.1.1): the order is kept for
-/// simple clients while that costs little.
+/// How long replies are held back behind an earlier query that is still waiting. Then they overtake
+/// it (RFC 7766, section 6.2.1.1). Keeping the order for a short time helps simple clients at
+/// little cost.
 const HOLD_ORDER: Duration = Duration::from_millis(500);
-/// How long a client may take to accept replies before it is given up.
+/// How long a client may take to accept replies before its connection is closed.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes of replies that a connection may hold, framed or waiting for their turn. It reads
-/// no further query meanwhile; the reply that crosses the bound has 64 KiB at most.
+/// Most bytes of replies that a connection may hold, framed or waiting for their turn. At the limit
+/// it reads no further query; the reply that crosses the limit has at most 64 KiB.
 const MAX_HELD: usize = 128 << 10;
-/// Bytes of replies that all connections may hold. A connection that holds some reads no
-/// further query unless it holds less than what is left.
+/// Most bytes of replies that all connections may hold. A connection that holds some reads further
+/// queries only while it holds less than what is left.
 const MAX_HELD_BY_ALL: usize = 16 << 20;
-/// Capacity of a buffer that a connection keeps for its next replies.
+/// Capacity of the buffer that a connection keeps for its next replies.
 const KEPT_BUFFER: usize = 16 << 10;
-/// How long to wait after `accept` failed, for lack of descriptors for example.
+/// Pause after a failed `accept`, for example for lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// How often that is logged.
+/// Shortest interval between log lines about that.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Serves the connections of one listener until told to stop; returns when the
-/// last of them has ended.
+/// Serves the connections of one listener until told to stop; returns after the last of them has
+/// ended.
 pub(super) async fn serve(
     listener: TcpListener,
     handler: Arc<QueryHandler>,
@@ -83,8 +83,8 @@ pub(super) async fn serve(
                 continue;
             }
         };
-        // Replies are written whole, so waiting for more to send would only delay them.
-        // That a client has gone already is noticed by reading.
+        // Replies are written whole, so delaying them gains nothing. An error here means that the
+        // client has gone, which reading will detect.
         let _ = stream.set_nodelay(true);
         let (place, called_off) = open.enter(client);
         handler.metrics.tcp_called_off(called_off);
@@ -92,7 +92,7 @@ pub(super) async fn serve(
         let stopped = stopped.clone();
         connections.spawn(async move {
             let _counted = session.handler.metrics.tcp_session();
-            // A client that goes away is no news.
+            // A client that disconnects needs no log line.
             let _gone = session.run(stopped).await;
         });
     }
@@ -102,35 +102,35 @@ pub(super) async fn serve(
 
 struct Session {
     stream: TcpStream,
-    /// Who is at its other end.
+    /// Address of the client.
     client: SocketAddr,
-    /// From a query to its reply.
+    /// Turns queries into replies.
     handler: Arc<QueryHandler>,
-    /// Its place among all connections.
+    /// The place among all connections.
     place: Place,
-    /// Bytes that came in and are no complete query yet.
+    /// Received bytes that do not form a complete query yet.
     input: BytesMut,
-    /// Queries that wait for somebody else; they give their number and the reply.
+    /// Queries that wait for recursors, handlers or checks; each yields its number and its reply.
     waiting: JoinSet<(u64, Vec<u8>)>,
-    /// Replies behind one that is not there yet, by number of their query.
+    /// Replies behind a missing one, by number of their query.
     held: BTreeMap<u64, Vec<u8>>,
-    /// Number of the next query to come in.
+    /// Number of the next query received.
     next_query: u64,
-    /// Number of the query whose reply is to go out next.
+    /// Number of the query whose reply is sent next.
     next_reply: u64,
-    /// Framed replies that may go out.
+    /// Framed replies to be written.
     output: Vec<u8>,
-    /// Bytes of `held` and `output`, counted among those of all connections.
+    /// Bytes in `held` and `output`, which count against the limit of all connections.
     bytes: HeldBytes,
     shuffle: Shuffle,
-    /// Last time that a query came in or replies went out.
+    /// Time of the last query or reply.
     active: Instant,
-    /// Since when replies are held back.
+    /// Time since which replies have been held back.
     holding: Option<Instant>,
 }
 
 impl Session {
-    /// Takes up a connection.
+    /// Prepares to serve a connection.
     fn new(stream: TcpStream, client: SocketAddr, handler: Arc<QueryHandler>, place: Place) -> Self {
         Self {
             stream,
@@ -150,8 +150,8 @@ impl Session {
         }
     }
 
-    /// Answers until the client has closed its end, is silent for too long, or
-    /// the server stops; what was asked before is answered.
+    /// Serves until the client closes its end, the idle timeout passes, or the server stops;
+    /// queries received before that are answered.
     async fn run(mut self, mut stopped: watch::Receiver<bool>) -> io::Result<()> {
         let mut reading = true;
         while reading || !self.waiting.is_empty() {
@@ -162,7 +162,7 @@ impl Session {
             };
             let idle = self.waiting.is_empty();
             tokio::select! {
-                // Queries that came in before go first: what is left of them had to wait for a place.
+                // Queries received earlier come first: they had to wait for a place.
                 read = self.stream.read_buf(&mut self.input), if reading && self.may_read() => {
                     reading = read? > 0;
                     self.take_queries();
@@ -173,8 +173,7 @@ impl Session {
                         // There may be queries left that had to wait for a place.
                         self.take_queries();
                     }
-                    // A defect: the client gets no reply to this one, and the
-                    // order is lost.
+                    // A bug: this query gets no reply, and the order is lost.
                     Err(_panic) => self.overtake(),
                 },
                 _ = sleep_until(deadline), if idle || self.holding.is_some() => {
@@ -188,7 +187,7 @@ impl Session {
             }
             self.release_in_order();
             self.write().await?;
-            // Those that were left for want of room.
+            // Queries left for lack of room.
             while self.has_query() && self.has_room() {
                 self.take_queries();
                 self.release_in_order();
@@ -200,7 +199,7 @@ impl Session {
         self.stream.shutdown().await
     }
 
-    /// Answers the complete queries that came in, as long as there is a place.
+    /// Answers the complete queries received, while there is room.
     fn take_queries(&mut self) {
         while self.has_room() {
             let Some(length) = self.query_len() else { return };
@@ -212,19 +211,19 @@ impl Session {
         }
     }
 
-    /// Bytes of the complete query that came in first.
+    /// Returns the length of the first complete query received.
     fn query_len(&self) -> Option<usize> {
         let length = usize::from(u16::from_be_bytes(*self.input.first_chunk()?));
         (self.input.len() >= 2 + length).then_some(length)
     }
 
-    /// Whether a complete query has come in.
+    /// Returns whether a complete query has been received.
     fn has_query(&self) -> bool {
         self.query_len().is_some()
     }
 
-    /// Whether one more query may be answered: not too many wait, and not too many bytes of
-    /// replies are held.
+    /// Returns whether one more query may be answered: neither too many queries wait nor too many
+    /// bytes of replies are held.
     fn has_room(&mut self) -> bool {
         if self.waiting.len() >= MAX_WAITING {
             return false;
@@ -234,25 +233,25 @@ impl Session {
             return true;
         }
         if !self.held.is_empty() {
-            // Behind an earlier query that still waits: they overtake it.
+            // Behind an earlier query that is still waiting: these replies overtake it.
             self.overtake();
         }
         self.handler.metrics.tcp_paused();
         false
     }
 
-    /// Whether bytes are to be read: there may be room for their replies, and those that
-    /// were read before are used up.
+    /// Returns whether to read from the client: there may be room for the replies, and the bytes
+    /// read before are used up.
     fn may_read(&self) -> bool {
         self.waiting.len() < MAX_WAITING && !self.has_query()
     }
 
-    /// Bytes of the replies that wait for their turn.
+    /// Returns the bytes of the replies that wait for their turn.
     fn held_len(&self) -> usize {
         self.held.values().map(Vec::len).sum()
     }
 
-    /// Answers one query, now or later.
+    /// Answers one query, immediately or in a task.
     fn answer(&mut self, message: &[u8]) {
         let received = std::time::Instant::now();
         let stripe = self.handler.metrics.tasks();
@@ -297,22 +296,22 @@ impl Session {
         self.hold(reply);
     }
 
-    /// The number of a query that has just come in.
+    /// Numbers a query just received.
     fn number(&mut self) -> u64 {
         self.next_query += 1;
         self.next_query - 1
     }
 
-    /// Keeps a reply until its turn comes.
+    /// Stores a reply until its turn comes.
     fn hold(&mut self, reply: Vec<u8>) {
         let number = self.number();
         self.held.insert(number, reply);
     }
 
-    /// Frames the replies whose turn it is.
+    /// Frames the replies whose turn has come.
     fn release_in_order(&mut self) {
         while let Some(entry) = self.held.first_entry()
-            // Smaller ones were overtaken.
+            // Lower numbers were overtaken.
             && *entry.key() <= self.next_reply
         {
             let (number, reply) = entry.remove_entry();
@@ -325,7 +324,7 @@ impl Session {
         };
     }
 
-    /// Frames all replies that are there, whatever still waits before them.
+    /// Frames all available replies, regardless of missing ones.
     fn overtake(&mut self) {
         for (number, reply) in std::mem::take(&mut self.held) {
             self.next_reply = self.next_reply.max(number + 1);
@@ -334,9 +333,9 @@ impl Session {
         self.holding = None;
     }
 
-    /// Appends a reply behind its length.
+    /// Appends a reply after its length.
     fn frame(&mut self, reply: &[u8]) {
-        // Longer ones cannot be: `fit` and `local_reply` cut them.
+        // Longer replies are impossible: `fit` and `local_reply` cut them.
         if let Ok(length) = u16::try_from(reply.len())
             && length > 0
         {
@@ -345,7 +344,7 @@ impl Session {
         }
     }
 
-    /// Writes what was framed; a client that does not take it is given up.
+    /// Writes the framed replies; closes the connection of a client that does not accept them.
     async fn write(&mut self) -> io::Result<()> {
         if self.output.is_empty() {
             return Ok(());
@@ -379,7 +378,7 @@ pub(super) fn held_by_all() -> usize {
     HELD_BY_ALL.load(Ordering::Relaxed)
 }
 
-/// Bytes of replies that one connection holds, as a part of those of all.
+/// Bytes of replies that one connection holds, a part of the total.
 struct HeldBytes(usize);
 
 impl HeldBytes {
@@ -387,7 +386,7 @@ impl HeldBytes {
         Self(0)
     }
 
-    /// Counts other bytes from now on.
+    /// Replaces the connection's count.
     fn set(&mut self, bytes: usize) {
         let Self(before) = self;
         if bytes >= *before {
@@ -398,7 +397,7 @@ impl HeldBytes {
         *before = bytes;
     }
 
-    /// Whether one more reply may be added. A connection that holds none always may.
+    /// Returns whether one more reply may be added; always true for a connection that holds none.
     fn has_room(&self) -> bool {
         let left = MAX_HELD_BY_ALL.saturating_sub(held_by_all());
         self.0 == 0 || self.0 < MAX_HELD.min(left)

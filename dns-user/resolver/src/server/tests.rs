@@ -72,7 +72,7 @@ fn with_health(snapshot: Snapshot, health: Arc<dyn Health + Send + Sync>) -> Arc
     Arc::new(Fleet::new(snapshot, health, Slot::default(), None, None))
 }
 
-/// `upcheck.bosh-dns.` and nobody else.
+/// Routes only `upcheck.bosh-dns.`.
 fn upcheck_only() -> Routes {
     Routes {
         upchecks: [Name::from_text("upcheck.bosh-dns").unwrap()].into_iter().collect(),
@@ -83,7 +83,7 @@ fn upcheck_only() -> Routes {
 /// A server that runs until it is stopped.
 struct Running {
     addresses: Vec<SocketAddr>,
-    /// What it answers from.
+    /// The state that the server answers from.
     fleet: Arc<Fleet>,
     stop: oneshot::Sender<()>,
     ended: JoinHandle<()>,
@@ -131,7 +131,7 @@ struct Stalling {
 }
 
 impl Stalling {
-    /// Lets nobody through yet.
+    /// Blocks every query until opened.
     fn new() -> Arc<Self> {
         Arc::new(Self { go: Notify::new(), open: AtomicBool::new(false), asked: AtomicUsize::new(0) })
     }
@@ -224,7 +224,7 @@ fn addresses(reply: &Message) -> Vec<IpAddr> {
 //----------- Who answers ----------------------------------------------------
 
 #[tokio::test]
-async fn local_names_and_upchecks_are_answered_by_udp_and_tcp() {
+async fn udp_and_tcp_answer_local_names() {
     let server = Running::start(local(fleet(1, 3)), upcheck_only()).await;
     let expected: Vec<IpAddr> = (0..3).map(|number| IpAddr::from([10, 0, 1, number])).collect();
     let web = query(7, "q-s0.Q-G1.bosh", TYPE_A, CLASS_IN);
@@ -253,7 +253,7 @@ async fn local_names_and_upchecks_are_answered_by_udp_and_tcp() {
 }
 
 #[tokio::test]
-async fn the_longest_domain_wins_and_ds_goes_to_the_parent() {
+async fn longest_domain_wins() {
     let recursors = Stalling::new();
     recursors.release();
     let denied: Arc<dyn Answer> = Arc::new(Denied);
@@ -269,7 +269,7 @@ async fn the_longest_domain_wins_and_ds_goes_to_the_parent() {
     let rcode = async |name: &str, qtype| {
         ask_udp(server.address(), &query(1, name, qtype, CLASS_IN)).await.metadata.response_code
     };
-    // Denied by YXDOMAIN, which nobody else gives.
+    // The handler's denial; no other route gives YXDOMAIN.
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::NoError);
     assert_eq!(rcode("x.sub.bosh", TYPE_A).await, ResponseCode::YXDomain);
     assert_eq!(rcode("sub.bosh", TYPE_A).await, ResponseCode::YXDomain);
@@ -309,7 +309,7 @@ async fn the_longest_domain_wins_and_ds_goes_to_the_parent() {
     server.stop().await;
 }
 
-/// Says YXDOMAIN to everything.
+/// Answers YXDOMAIN to every query.
 struct Denied;
 
 impl Answer for Denied {
@@ -319,7 +319,7 @@ impl Answer for Denied {
 }
 
 #[tokio::test]
-async fn class_ch_tells_about_the_server_alone() {
+async fn class_ch_reveals_only_identity() {
     let server = Running::start(local(fleet(1, 1)), upcheck_only()).await;
     let reply = ask_udp(server.address(), &query(1, "VERSION.bind", TYPE_TXT, CLASS_CH)).await;
     assert!(reply.answers[0].data.to_string().starts_with("bosh-dns-xdp "));
@@ -382,7 +382,7 @@ async fn a_panic_spares_the_batch() {
 }
 
 #[tokio::test]
-async fn new_records_count_at_once_and_large_answers_are_cut_by_udp_alone() {
+async fn new_records_apply_immediately() {
     let server = Running::start(local(fleet(1, 1)), upcheck_only()).await;
     let web = query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN);
     for version in 2..40u8 {
@@ -403,7 +403,7 @@ async fn new_records_count_at_once_and_large_answers_are_cut_by_udp_alone() {
 //----------- Addresses ------------------------------------------------------
 
 #[tokio::test]
-async fn replies_of_wildcard_sockets_come_from_the_address_that_was_asked() {
+async fn wildcard_replies_keep_queried_address() {
     let recursors = Stalling::new();
     recursors.release();
     let routes = Routes { recursors: Some(recursors), ..upcheck_only() };
@@ -433,7 +433,7 @@ async fn replies_of_wildcard_sockets_come_from_the_address_that_was_asked() {
 }
 
 #[tokio::test]
-async fn a_port_that_is_taken_is_an_error_even_if_it_is_ours() {
+async fn occupied_port_is_an_error() {
     let server = Running::start(local(fleet(1, 1)), upcheck_only()).await;
     let again = async |address| {
         let metrics = ServerMetrics::new(String::new()).unwrap();
@@ -459,7 +459,7 @@ async fn a_port_that_is_taken_is_an_error_even_if_it_is_ours() {
 //----------- Waiting --------------------------------------------------------
 
 #[tokio::test]
-async fn a_stalled_upstream_delays_nobody_else_and_ends_in_servfail() {
+async fn stalled_upstream_delays_no_others() {
     let recursors = Stalling::new();
     let routes = Routes { recursors: Some(recursors.clone()), ..upcheck_only() };
     let options = Options {
@@ -492,7 +492,7 @@ async fn a_stalled_upstream_delays_nobody_else_and_ends_in_servfail() {
 }
 
 #[tokio::test]
-async fn queries_in_flight_are_answered_before_the_end() {
+async fn shutdown_answers_queries_in_flight() {
     let recursors = Stalling::new();
     let routes = Routes { recursors: Some(recursors.clone()), ..upcheck_only() };
     let server = Running::start(local(fleet(1, 1)), routes).await;
@@ -540,13 +540,13 @@ async fn y1_waits_for_first_checks() {
     });
     assert_eq!(addresses(&ask_udp(server.address(), &waits).await), [IpAddr::from([10, 0, 1, 1])]);
     watcher.await.unwrap();
-    // What was remembered before the checks is void.
+    // Entries cached before the checks are invalid.
     assert_eq!(addresses(&ask_udp(server.address(), &plain).await), [IpAddr::from([10, 0, 1, 1])]);
     server.stop().await;
 }
 
 #[tokio::test]
-async fn a_panic_costs_one_reply() {
+async fn panic_costs_one_reply() {
     /// Panics as long as it is told to.
     struct Panics(AtomicBool);
     impl Health for Panics {
@@ -572,7 +572,7 @@ async fn a_panic_costs_one_reply() {
 //----------- TCP ------------------------------------------------------------
 
 #[tokio::test]
-async fn replies_keep_their_order_while_that_costs_little() {
+async fn slow_reply_is_overtaken() {
     let recursors = Stalling::new();
     let routes = Routes { recursors: Some(recursors.clone()), ..upcheck_only() };
     let server = Running::start(local(fleet(1, 1)), routes).await;
@@ -604,7 +604,7 @@ async fn replies_keep_their_order_while_that_costs_little() {
 }
 
 #[tokio::test]
-async fn replies_that_are_not_read_are_bounded() {
+async fn unread_replies_are_bounded() {
     const QUERIES: u16 = 20_000;
     let stalled = Stalling::new();
     let routes = Routes { recursors: Some(stalled.clone()), ..upcheck_only() };
@@ -643,7 +643,7 @@ async fn replies_that_are_not_read_are_bounded() {
 }
 
 #[tokio::test]
-async fn many_queries_at_once_and_bytes_one_by_one_are_all_answered() {
+async fn pipelined_queries_are_answered() {
     let recursors = Stalling::new();
     recursors.release();
     let routes = Routes { recursors: Some(recursors), ..upcheck_only() };
@@ -671,7 +671,7 @@ async fn many_queries_at_once_and_bytes_one_by_one_are_all_answered() {
         sleep(Duration::from_millis(1)).await;
     }
     assert_eq!(read_reply(&mut stream).await.unwrap().metadata.id, 4711);
-    // What is no query gets no reply, and the session goes on.
+    // A message that is no query gets no reply, and the connection stays open.
     stream.write_all(&framed(b"\x12")).await.unwrap();
     stream.write_all(&framed(&query(5, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN))).await.unwrap();
     assert_eq!(read_reply(&mut stream).await.unwrap().metadata.id, 5);
@@ -679,7 +679,7 @@ async fn many_queries_at_once_and_bytes_one_by_one_are_all_answered() {
 }
 
 #[tokio::test]
-async fn silent_connections_are_closed_and_new_ones_need_not_wait() {
+async fn idle_connections_are_closed() {
     let options = Options {
         max_tcp_connections: 2,
         tcp_idle_timeout: Duration::from_millis(400),

@@ -1,4 +1,4 @@
-//! The UDP workers: a thread and a socket each.
+//! The UDP workers, each with a thread and a socket.
 
 use std::{
     io,
@@ -33,30 +33,30 @@ const SEND_RETRY: (Duration, usize) = (Duration::from_millis(1), 20);
 
 //----------- Socket ---------------------------------------------------------
 
-/// A bound socket, shared by its worker and the tasks that answer later.
+/// A bound socket, shared by its worker and the tasks that reply later.
 pub(super) struct Socket {
     descriptor: OwnedFd,
-    /// Whether the kernel says where datagrams were sent to, and replies say where from.
+    /// Whether the kernel reports the destination of datagrams, so that replies are sent from
+    /// there.
     told: bool,
-    /// The port that it is bound to.
     port: u16,
-    /// Whether the worker is to end.
+    /// Set when the worker should stop.
     stopping: AtomicBool,
 }
 
 impl Socket {
-    /// Takes a bound, blocking socket.
+    /// Wraps a bound, blocking socket.
     pub(super) fn new(descriptor: OwnedFd, told: bool, port: u16) -> Self {
         Self { descriptor, told, port, stopping: AtomicBool::new(false) }
     }
 
-    /// Ends the worker once it has answered what is in the queue.
+    /// Stops the worker after it has answered its queued queries.
     pub(super) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
-        // Wakes the worker: later `recvmmsg` calls return what is queued, and
-        // then empty datagrams from nobody.
-        // SAFETY: the descriptor is open. ENOTCONN is what an unconnected socket
-        // says although it was shut down (inet_shutdown, kernel 2.6 and later).
+        // Wakes the worker: later `recvmmsg` calls return the queued datagrams, and then empty ones
+        // without a sender.
+        // SAFETY: the descriptor is open. An unconnected socket returns ENOTCONN although it is
+        // shut down (inet_shutdown, kernel 2.6 and later).
         let _not_connected = unsafe { libc::shutdown(self.raw(), libc::SHUT_RD) };
     }
 
@@ -82,7 +82,7 @@ impl Socket {
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Sends one reply from a task; says whether the kernel took it.
+    /// Sends one reply from a task; returns whether the kernel accepted it.
     async fn send(&self, mut reply: Vec<u8>, mut peer: ReturnPath) -> bool {
         let (pause, tries) = SEND_RETRY;
         for _ in 0..tries {
@@ -97,24 +97,24 @@ impl Socket {
     }
 }
 
-/// Where a reply goes, and from which of our addresses.
+/// Destination of a reply, and the local address it is sent from.
 #[derive(Clone)]
 struct ReturnPath {
     peer: libc::sockaddr_storage,
-    /// Our address, as a control message.
+    /// The local address, as a control message.
     control: ControlMessages,
     control_len: usize,
 }
 
 impl ReturnPath {
-    /// Back to where `datagram` came from.
+    /// Returns the path back to the sender of `datagram`.
     fn of(datagram: &Datagram<'_>) -> Self {
         let mut control = *datagram.control;
         control.clear_interface(datagram.control_len);
         Self { peer: *datagram.peer, control, control_len: datagram.control_len }
     }
 
-    /// Bytes of the client's address.
+    /// Returns the length of the client's address in bytes.
     fn address_len(&self) -> libc::socklen_t {
         let length = if i32::from(self.peer.ss_family) == libc::AF_INET {
             size_of::<libc::sockaddr_in>()
@@ -127,29 +127,29 @@ impl ReturnPath {
 
 //----------- Worker ---------------------------------------------------------
 
-/// Answers what comes in on one socket.
+/// Answers the queries of one socket.
 pub(super) struct Worker {
-    /// Where queries come in and replies go out.
+    /// The socket for queries and replies.
     socket: Arc<Socket>,
-    /// Everything that is not particular to this worker.
+    /// The service, shared by all workers.
     handler: Arc<QueryHandler>,
-    /// Where queries go that have to wait.
+    /// Runs queries that must wait.
     runtime: Handle,
     /// Answers of the current generation.
     cache: AnswerCache,
     shuffle: Shuffle,
-    /// Whose replies are not bounded.
+    /// Clients without a limit on reply size.
     near: NearClients,
-    /// How full the queue is.
+    /// Watches the fill level of the queue.
     queue: QueueWatch,
-    /// By which interfaces queries arrive.
+    /// Counts through which interfaces queries arrive.
     arrivals: ArrivalCounter,
-    /// What this worker counts.
+    /// Counters of this worker.
     stripe: Arc<Stripe>,
 }
 
 impl Worker {
-    /// A worker for `socket`, not yet running. Must be called inside a tokio runtime.
+    /// Creates a worker for `socket` without starting it. Must be called inside a tokio runtime.
     pub(super) fn new(socket: Arc<Socket>, handler: Arc<QueryHandler>) -> Self {
         Self {
             socket,
@@ -164,10 +164,10 @@ impl Worker {
         }
     }
 
-    /// Answers until the socket is stopped.
+    /// Answers queries until the socket is stopped.
     pub(super) fn run(mut self) {
-        // What answers a single query is guarded in `serve`; this keeps the thread alive
-        // whatever else fails.
+        // `serve` guards the answering of each query; this keeps the thread alive after any other
+        // panic.
         while let Err(_panic) = panic::catch_unwind(AssertUnwindSafe(|| self.serve())) {
             tracing::error!(
                 "a UDP thread panicked between queries and goes on; a batch may have got no replies"
@@ -176,7 +176,7 @@ impl Worker {
         }
     }
 
-    /// As [`run`](Self::run).
+    /// The loop of [`run`](Self::run), which restarts it after a panic.
     fn serve(&mut self) {
         let mut batch = Batch::new(self.socket.told);
         let descriptor = self.socket.raw();
@@ -184,8 +184,8 @@ impl Worker {
             let count = match batch.receive(descriptor) {
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                // Errors of earlier replies, such as a client that is gone, are
-                // not reported to unconnected sockets; what else there is may pass.
+                // Errors of earlier replies, for example to a client that has gone, are not
+                // reported to unconnected sockets; other errors may be transient.
                 Err(error) => {
                     if self.socket.stopping.load(Ordering::Acquire) {
                         return;
@@ -201,9 +201,9 @@ impl Worker {
             let mut messages = 0;
             for mut datagram in batch.datagrams(count) {
                 messages += usize::from(!datagram.query.is_empty());
-                // Whether it can be read or not: it took its place in the queue.
+                // Readable or not, the datagram occupied the queue.
                 self.queue.took(socket_address(datagram.peer).ip());
-                // A defect in how one query is answered must not cost the others their replies.
+                // A bug triggered by one query must not cost the others their replies.
                 if panic::catch_unwind(AssertUnwindSafe(|| self.answer(&mut datagram, &mut clock))).is_err() {
                     tracing::error!(
                         "a UDP thread panicked over a query, which got no reply; all others were answered"
@@ -229,7 +229,7 @@ impl Worker {
         }
     }
 
-    /// Answers one datagram, or sends it on its way.
+    /// Answers one datagram, or hands it to a task.
     fn answer(&mut self, datagram: &mut Datagram<'_>, clock: &mut Clock) {
         let mut query = match wire::parse(datagram.query) {
             Parsed::Query(query) => query,
@@ -270,9 +270,9 @@ impl Worker {
         self.handler.observe(&self.stripe, client, Transport::Udp, &query, datagram.reply, by, took);
     }
 
-    /// Answers a local name that was asked for before.
+    /// Answers a local name from the worker's cache.
     fn answer_from_cache(&mut self, query: &Query<'_>, reply: &mut Vec<u8>) -> Option<By> {
-        // Type DS may be routed elsewhere, and other classes are not ours.
+        // Type DS may be routed elsewhere, and local data is of class IN.
         if query.question.qtype == TYPE_DS || query.question.qclass != CLASS_IN {
             return None;
         }
@@ -286,7 +286,7 @@ impl Worker {
         Some(By::Local)
     }
 
-    /// Answers a query that is not remembered; `None`: it was handed to a task.
+    /// Answers a query that is not cached; `None` if a task will reply.
     fn answer_anew(
         &mut self,
         query: &Query<'_>,
@@ -316,12 +316,12 @@ impl Worker {
         }
     }
 
-    /// Begins what a query needs that has to wait; the rest is done by a task.
+    /// Starts a query that must wait; a task sends the reply.
     fn hand_over(&self, later: Later, datagram: &Datagram<'_>, received: Instant, permit: Permit) {
         let path = ReturnPath::of(datagram);
         let (socket, handler) = (self.socket.clone(), self.handler.clone());
         spawn_eagerly(&self.runtime, async move {
-            // Held until the reply is out, for an orderly end.
+            // Held until the reply is sent, so that a shutdown waits for it.
             let _permit = permit;
             let reply = handler.answer_later(&later, Transport::Udp).await;
             let client = socket_address(&path.peer);
@@ -335,15 +335,15 @@ impl Worker {
     }
 }
 
-/// The time that a batch takes, read seldom.
+/// Measures the time of a batch with few clock reads.
 struct Clock {
-    /// When the batch was taken from the socket.
+    /// When the batch was read from the socket.
     received: Instant,
     last: Option<Duration>,
 }
 
 impl Clock {
-    /// A batch was taken.
+    /// Starts when a batch has been read.
     fn start() -> Self {
         Self { received: Instant::now(), last: None }
     }
@@ -352,8 +352,8 @@ impl Clock {
         *self.last.insert(self.received.elapsed())
     }
 
-    /// Time since then at the last reading: good enough for remembered answers,
-    /// of which a whole batch takes some microseconds.
+    /// Returns the time from the start to the latest clock read. This is precise enough for cached
+    /// answers, a whole batch of which takes a few microseconds.
     fn elapsed_about(&mut self) -> Duration {
         match self.last {
             Some(last) => last,

@@ -1,5 +1,5 @@
-//! Becoming the machine's resolver: by `/etc/resolv.conf`, with or without resolvconf, or by
-//! systemd-resolved. What is changed can be put back as it was found.
+//! Makes the server the machine's resolver: through `/etc/resolv.conf`, with or without resolvconf,
+//! or through systemd-resolved. Every change can be undone.
 
 mod resolv_conf;
 mod resolved;
@@ -10,44 +10,54 @@ use std::{io, process::Command, thread, time::Duration};
 
 use dns_core::config::ConfigError;
 
-/// Why the machine does not ask the server.
+/// Reasons why the machine does not use the server.
 #[derive(Debug, thiserror::Error)]
 pub enum SystemError {
     /// A file cannot be read or written.
     #[error("{file}: {problem}")]
     File {
+        /// Path of the file.
         file: String,
-        /// What the kernel said.
+        /// The error of the system call.
         problem: io::Error,
     },
+    /// A program failed or could not be run.
     #[error("{command} failed: {problem}")]
     Command {
-        /// As a person would type it.
+        /// The command line that failed.
         command: String,
+        /// Its standard error and exit status, or the reason it could not be run.
         problem: String,
     },
-    /// Somebody else decides what stands in resolv.conf.
+    /// Another program manages resolv.conf.
     #[error("{file} is written by {who}: {remedy}")]
-    Managed { file: String, who: &'static str, remedy: &'static str },
+    Managed {
+        /// Path of resolv.conf.
+        file: String,
+        /// Name of the other program.
+        who: &'static str,
+        /// Advice to the operator.
+        remedy: &'static str,
+    },
     /// The server's configuration cannot be read.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The kernel gave no timer or signal.
+    /// The runtime could not create a timer or a signal handler.
     #[error("{0}")]
     Runtime(#[from] io::Error),
 }
 
-/// How often a program is run that has to succeed before this process ends.
+/// Tries of a program that must succeed before this process ends.
 const ATTEMPTS: u32 = 20;
 
-/// How long before it is run again.
+/// Pause between two tries.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Runs a program that puts something back, while this process is being stopped.
+/// Runs a program that undoes a change, while this process is being stopped.
 ///
-/// To stop a unit, systemd sends SIGTERM to all its processes until no new one shows up: a
-/// program that is started then may be hit before it has done anything (observed, systemd
-/// 252: the machine went on asking a server that was gone). So it is run again.
+/// To stop a unit, systemd sends SIGTERM to all its processes until no new one shows up: a program
+/// started then may be killed before it has done anything (observed, systemd 252: the machine kept
+/// using a server that was gone). It is therefore run again.
 fn run_while_stopping(program: &str, arguments: &[&str]) -> Result<(), SystemError> {
     for _ in 1..ATTEMPTS {
         if run(program, arguments).is_ok() {
@@ -58,7 +68,7 @@ fn run_while_stopping(program: &str, arguments: &[&str]) -> Result<(), SystemErr
     run(program, arguments).map(drop)
 }
 
-/// Runs a program to its end; what it printed.
+/// Runs a program to completion; returns its standard output.
 fn run(program: &str, arguments: &[&str]) -> Result<String, SystemError> {
     let failed = |problem: String| SystemError::Command {
         command: format!("{program} {}", arguments.join(" ")),

@@ -51,7 +51,7 @@ impl Resolved {
         let mut arguments = vec!["domain", INTERFACE];
         arguments.extend(routing.iter().map(String::as_str));
         if routing.is_empty() {
-            // Without a domain the command would only show those that there are.
+            // Without a domain the command would only list the current ones.
             arguments.push("");
         }
         run("resolvectl", &arguments)?;

@@ -1,9 +1,9 @@
-//! What the server tells about itself: `version.bind`, `hostname.bind` and
-//! friends in class CH, and NSID (RFC 5001).
+//! Identity of the server: `version.bind`, `hostname.bind` and similar names in class CH, and NSID
+//! (RFC 5001).
 //!
-//! The reference refuses the former and knows nothing of the latter (observed).
-//! The tools that ask such things (dig, delv) send EDNS; so by default only
-//! queries with an OPT are told, and plain ones get what the reference gives.
+//! bosh-dns refuses the former and does not support the latter (observed). Tools that query them
+//! (dig, delv) send EDNS, so by default only queries with an OPT get an answer, and plain ones get
+//! bosh-dns's reply.
 
 use hickory_proto::{
     op::{Message, ResponseCode},
@@ -29,11 +29,11 @@ const BARE_QUERY: usize = 12 + BARE_OPT;
 /// Bytes of an OPT without options: root, type, size, flags, length (RFC 6891, section 6.1.2).
 const BARE_OPT: usize = 11;
 
-/// What is told, and to whom.
+/// The identity, and the clients that may read it.
 #[derive(Clone, Debug)]
 pub struct Identity {
     setting: Setting,
-    /// What the host is called.
+    /// Name of the host.
     hostname: String,
     version: String,
 }
@@ -139,7 +139,7 @@ fn opt_data<'a>(query: &Query<'a>) -> Option<&'a [u8]> {
     }
 }
 
-/// What follows a name, compressed or not.
+/// Returns the bytes after a name, compressed or not.
 fn past_name(mut bytes: &[u8]) -> Option<&[u8]> {
     loop {
         let (&length, rest) = bytes.split_first()?;
@@ -198,7 +198,7 @@ mod tests {
     const OPTIONS: &[u8] = b"\0\x0a\0\x08abcdefgh\0\x03\0\0";
 
     #[test]
-    fn nsid_is_told_to_those_who_ask() {
+    fn nsid_is_sent_on_request() {
         let reply = query(b"");
         let told = tagged(Setting::Edns, OPTIONS, reply.clone());
         assert_eq!(told[..reply.len() - 2], reply[..reply.len() - 2]);
@@ -208,21 +208,21 @@ mod tests {
     }
 
     #[test]
-    fn replies_without_an_opt_stay_as_they_are() {
+    fn replies_without_opt_are_unchanged() {
         let plain = b"\0\x01\x81\0\0\x01\0\0\0\0\0\0\x01a\0\0\x01\0\x01".to_vec();
         assert_eq!(tagged(Setting::Always, OPTIONS, plain.clone()), plain);
         assert_eq!(tagged(Setting::Always, OPTIONS, Vec::new()), Vec::<u8>::new());
     }
 
     #[test]
-    fn options_that_lie_about_their_length_never_get_here() {
+    fn malformed_options_are_rejected_earlier() {
         for options in [&b"\0\x0a\0\xff\0\x03\0\0"[..], b"\0\x03"] {
             assert!(matches!(parse(&query(options)), Parsed::Reply(_)), "{options:?} was taken for a query");
         }
     }
 
     #[test]
-    fn chaos_is_for_tools_unless_configured_otherwise() {
+    fn chaos_requires_edns_by_default() {
         let version = Name::from_text("Version.Bind").unwrap();
         assert_eq!(identity(Setting::Edns).chaos(&version, false), None);
         assert!(identity(Setting::Edns).chaos(&version, true).unwrap().starts_with("bosh-dns-xdp "));

@@ -1,11 +1,10 @@
-//! From a query to its reply, for all sockets. A query is read once and answered from
-//! one [`State`]; around the answer lie, from the inside:
-//!
-//! * `fleet::Route`: who answers.
-//! * truncation: [`fit`] cuts what others answer to what the client takes; local
-//!   answers are made within that limit.
-//! * [`identity`]: class CH and the EDNS options that ask who we are.
-//! * [`observe`]: what is counted and logged of a reply.
+//! Turns a query into its reply, for all sockets. A query is parsed once and answered from one
+//! [`State`]. From the inside outwards:
+//! * `fleet::Route`: selects the answerer.
+//! * truncation: [`fit`] cuts forwarded replies to the client's limit; local replies are built
+//!   within it.
+//! * [`identity`]: class CH and the EDNS options that ask for the server's identity.
+//! * [`observe`]: counts and logs replies.
 
 pub(super) mod identity;
 pub(super) mod observe;
@@ -35,53 +34,53 @@ use dns_upstream::{
     reverse_reply,
 };
 
-/// How often a server that stops looks whether queries still wait.
+/// How often a stopping server checks for waiting queries.
 const IDLE_POLL: Duration = Duration::from_millis(5);
 /// Addresses of up-check names.
 const UPCHECK: ([Ipv4Addr; 1], [Ipv6Addr; 1]) = ([Ipv4Addr::LOCALHOST], [Ipv6Addr::LOCALHOST]);
 
-/// The way from a query to its reply, and its limits.
+/// Turns queries into replies within the configured limits.
 pub(in crate::server) struct QueryHandler {
-    /// The state that answers come from.
+    /// Source of the state that answers come from.
     pub(in crate::server) fleet: Arc<Fleet>,
-    /// What the server tells about itself.
+    /// The server's name and version.
     identity: Arc<Identity>,
     pub(in crate::server) metrics: ServerMetrics,
     pub(in crate::server) options: Options,
     admission: Arc<Admission>,
 }
 
-/// What became of a query at once.
+/// The result of answering without waiting.
 pub(in crate::server) enum AtOnce {
-    /// The reply is written.
+    /// The reply has been written.
     Replied {
         by: By,
-        /// The answer, if it is a local one.
+        /// The resolution of a local name.
         resolution: Option<Resolution>,
     },
-    /// Somebody else has to be waited for: [`QueryHandler::answer_later`].
+    /// The query must wait: call [`QueryHandler::answer_later`].
     Later(Later),
 }
 
 /// A query that has to wait.
 pub(in crate::server) struct Later {
-    /// The query, with a message of its own.
+    /// The query with a copy of its message.
     pub(in crate::server) query: OwnedQuery,
-    /// For whom it waits.
+    /// The source that it waits for.
     source: Source,
-    /// Who is going to answer.
+    /// The answerer, for metrics.
     pub(in crate::server) by: By,
 }
 
-/// Whom a query waits for.
+/// The source that a query waits for.
 enum Source {
-    /// First checks of instances of this local name of this state.
+    /// First checks of the instances of this local name in this state.
     FirstChecks(Arc<State>, Name),
     Other(Arc<dyn Answer>),
 }
 
 impl QueryHandler {
-    /// For queries about `fleet`.
+    /// Creates a handler that answers from `fleet`.
     pub(in crate::server) fn new(
         fleet: Arc<Fleet>,
         identity: Arc<Identity>,
@@ -92,7 +91,7 @@ impl QueryHandler {
         Self { fleet, identity, metrics, options, admission }
     }
 
-    /// Writes the reply into `out` if nobody has to be waited for.
+    /// Writes the reply into `out` unless the query must wait.
     pub(in crate::server) fn answer_at_once(
         &self,
         query: &Query<'_>,
@@ -119,7 +118,7 @@ impl QueryHandler {
         let mut resolution = None;
         let is_ours = matches!(route, Route::Local | Route::Upcheck);
         let route = match qclass {
-            // What we know ourselves is of class IN.
+            // Local data is of class IN.
             CLASS_IN | CLASS_ANY => route,
             _ if is_ours && !self.options.compat.any_class => Route::Refused,
             _ => route,
@@ -156,7 +155,7 @@ impl QueryHandler {
         AtOnce::Replied { by, resolution }
     }
 
-    /// Adds what EDNS options of the query ask for.
+    /// Adds the EDNS options that the query asks for.
     #[inline]
     pub(in crate::server) fn add_options(
         &self,
@@ -167,20 +166,19 @@ impl QueryHandler {
         self.identity.add_options(query, transport, reply);
     }
 
-    /// A place among the queries that wait; `None`: the client holds too many.
+    /// Reserves a place for a query that waits; `None` if the client holds too many.
     pub(in crate::server) fn admit(&self, query: &Query<'_>) -> Option<Permit> {
         self.admission.admit(query.client)
     }
 
-    /// Waits until no query waits any more.
+    /// Waits until no query is waiting.
     pub(in crate::server) async fn idle(&self) {
         while !self.admission.is_idle() {
             tokio::time::sleep(IDLE_POLL).await;
         }
     }
 
-    /// The reply of somebody else, cut to what the client takes; SERVFAIL if it
-    /// does not come in time.
+    /// Waits for the reply and cuts it to the client's limit; SERVFAIL after the time limit.
     pub(in crate::server) async fn answer_later(&self, later: &Later, transport: Transport) -> Vec<u8> {
         let query = &later.query.as_query();
         let answer = async {
@@ -205,13 +203,13 @@ impl QueryHandler {
         }
     }
 
-    /// What a client gets when too many queries wait already.
+    /// Returns the reply to a query when too many are waiting.
     pub(in crate::server) fn overload_reply(&self, query: &Query<'_>) -> Vec<u8> {
         empty_reply(query, ResponseCode::ServFail, ReplyFlags::RECURSION)
     }
 }
 
-/// Who answers on a route.
+/// Returns the answerer of a route.
 fn by(route: &Route) -> By {
     match route {
         Route::Upcheck => By::Upcheck,

@@ -1,4 +1,4 @@
-//! What is counted and logged of a reply.
+//! Counts and logs requests and their replies.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -63,7 +63,7 @@ pub(in crate::server) fn observe_unreadable(
     });
 }
 
-/// Tells the log and the tap of a request.
+/// Passes a request to the log and the tap.
 #[cold]
 fn tell(
     tap: &Tap,
