@@ -3,7 +3,7 @@
 //! * [`ReverseConsulNames`]: the same for names below `arpa.`
 //! * [`Catalogs`]: merges definition files and a live Consul.
 //! * [`follow`]: keeps the catalog up to date with a live Consul.
-//! * [`ConsulFamilies`]: metrics.
+//! * [`ConsulFamilies`]: exposes metrics of these names.
 //! * `recursors`: recursors of the object `"consul"`, queried the way Consul does.
 
 mod catalogs;
