@@ -47,6 +47,7 @@ pub enum Load {
     Flood,
     /// A rate, whether it is answered or not; the client's core takes replies first.
     Rate {
+        /// Queries per second on average.
         rate: u32,
         /// Queries that leave together; 1 spaces them evenly.
         burst: u32,
