@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What the job's scripts share: logs, processes with pid files, the server's address.
+# Functions of the job's scripts: logs, processes with pid files, the server's address.
 # Sourced by them; expects SCRIPT (its name, for the log) and TIMESTAMPS (rfc3339 or deprecated).
 
 RUN_DIR=/var/vcap/sys/run/bosh-dns
@@ -7,12 +7,12 @@ LOG_DIR=/var/vcap/sys/log/bosh-dns
 JOB_DIR=/var/vcap/jobs/bosh-dns
 # shellcheck disable=SC2034 # The scripts use it.
 PACKAGE_DIR=/var/vcap/packages/bosh-dns
-# The dummy interface that systemd-resolved is told of.
+# The dummy interface for systemd-resolved.
 INTERFACE=bosh-dns
-# How long a process may take to end after SIGTERM, in tenths of a second.
+# Time for a process to end after SIGTERM, in tenths of a second.
 STOP_PATIENCE=100
 
-# The time as the job's logs have it.
+# Prints the time in the format of the job's logs.
 timestamp() {
   if [ "${TIMESTAMPS}" = deprecated ]; then
     date +'[%Y-%m-%d %H:%M:%S%z]'
@@ -21,7 +21,7 @@ timestamp() {
   fi
 }
 
-# Puts the time before every line of standard input.
+# Prefixes every line of standard input with the time.
 dated() {
   local line
   while IFS= read -r line; do
@@ -29,8 +29,8 @@ dated() {
   done
 }
 
-# Makes a folder ($1) that root alone may write to. What another owner may have put there counts for
-# nothing: this script is root's, follows links and kills by number.
+# Makes a folder ($1) that root alone may write to. Pid files of another owner are removed, because this
+# script runs as root, follows links and kills by pid.
 own_folder() {
   mkdir -p "$1"
   if [ -L "$1" ]; then
@@ -44,14 +44,14 @@ own_folder() {
   fi
 }
 
-# Removes a file ($1) to be written, unless it is a plain one of one name.
+# Removes a file ($1) before it is written, unless it is a regular file with one name.
 plain_file() {
   if [ -L "$1" ] || { [ -e "$1" ] && { [ ! -f "$1" ] || [ "$(stat --format=%h "$1")" != 1 ]; }; }; then
     rm -rf -- "$1"
   fi
 }
 
-# Makes the folders, and sends what the script and its commands say to the script's own logs.
+# Makes the folders, and redirects the output of the script and its commands to the script's logs.
 begin() {
   own_folder "${LOG_DIR}"
   own_folder "${RUN_DIR}"
@@ -60,14 +60,14 @@ begin() {
   exec > >(dated >>"${LOG_DIR}/${SCRIPT}.stdout.log") 2> >(dated >>"${LOG_DIR}/${SCRIPT}.stderr.log")
 }
 
-# Whether the process in a pid file lives.
+# Succeeds if the process in a pid file is running.
 lives() {
   local pid
   pid=$(head -n 1 "$1" 2>/dev/null) && [ -n "${pid}" ] && [ -d "/proc/${pid}" ]
 }
 
-# start PIDFILE LOG OPEN_FILES COMMAND...: runs a command in the job's folder, its output
-# appended to LOG.stdout.log and LOG.stderr.log. Nothing to do where the process lives.
+# start_process PIDFILE LOG OPEN_FILES COMMAND...: runs a command in the job's folder, with its output
+# appended to LOG.stdout.log and LOG.stderr.log. Does nothing if the process is running.
 start_process() {
   local pid_file=$1 log=$2 open_files=$3
   shift 3
@@ -79,7 +79,7 @@ start_process() {
   plain_file "${LOG_DIR}/${log}.stderr.log"
   (
     cd "${JOB_DIR}" || exit
-    # As many as may be had, where the machine allows fewer.
+    # Otherwise the machine's maximum.
     ulimit -n "${open_files}" 2>/dev/null || ulimit -S -n "$(ulimit -H -n)"
     exec "$@" >>"${LOG_DIR}/${log}.stdout.log" 2>>"${LOG_DIR}/${log}.stderr.log" </dev/null
   ) &
@@ -87,7 +87,7 @@ start_process() {
   echo "started ${log} (pid $!)"
 }
 
-# stop PIDFILE: SIGTERM, and SIGKILL for a process that does not end by it.
+# stop_process PIDFILE: sends SIGTERM, then SIGKILL to a process that does not end.
 stop_process() {
   local pid_file=$1 pid left=${STOP_PATIENCE}
   if lives "${pid_file}"; then
@@ -106,30 +106,30 @@ stop_process() {
   rm -f "${pid_file}"
 }
 
-# Whether an interface ($1) has the address $2. No pipe to `grep -q`, which ends at the first match: ip
-# would end by SIGPIPE then, if it had more to say, and with pipefail that means no.
+# Succeeds if an interface ($1) has the address $2. Without a pipe to `grep -q`, which exits at the first match:
+# SIGPIPE would end `ip`, and with pipefail the pipe would fail.
 has_address() {
   local addresses
   addresses=$(ip -oneline address show dev "$1" 2>/dev/null) && [[ ${addresses} == *" $2/"* ]]
 }
 
-# Gives lo the server's address ($1), unless it has it.
+# Adds the server's address ($1) to lo, unless it is there.
 add_alias() {
   if ! has_address lo "$1"; then
-    # Somebody else may have been faster.
+    # Another process may have added it meanwhile.
     ip address add "$1" dev lo || has_address lo "$1"
   fi
 }
 
-# Takes the address ($1) from lo again.
+# Removes the address ($1) from lo.
 remove_alias() {
   if has_address lo "$1"; then
     ip address delete "$1" dev lo
   fi
 }
 
-# Makes the dummy interface with the server's address ($1), and tells systemd-resolved of it;
-# $2: the log level of systemd-resolved. bosh_dns_resolvconf_ctl tells it of the domains.
+# Makes the dummy interface with the server's address ($1), and configures it in systemd-resolved;
+# $2: the log level of systemd-resolved. bosh_dns_resolvconf_ctl configures the domains.
 add_interface() {
   if ! ip link show dev "${INTERFACE}" >/dev/null 2>&1; then
     ip link add "${INTERFACE}" type dummy
