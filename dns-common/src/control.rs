@@ -1,43 +1,43 @@
-//! Orders of the server to the programs, in one mmap-able element: written with plain stores, no
-//! system call. Endpoints and interfaces stand in [`crate::scope`].
+//! Settings that the server gives the programs, in one mmap-able element. The server writes it with
+//! plain stores, without system calls. Endpoints and interfaces are in [`crate::scope`].
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The one element of the `CONTROL` map.
+/// The single element of the `CONTROL` map.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(8))]
 pub struct Control {
-    /// Past this moment of `CLOCK_MONOTONIC` (ns) every query goes up. The
-    /// publisher renews it; 0 switches the fast path off.
+    /// End of the lease, in nanoseconds of `CLOCK_MONOTONIC`: afterwards every query is passed to
+    /// the network stack. The publisher renews it; 0 switches the fast path off.
     pub lease_deadline_ns: u64,
     /// Seed of [`crate::name::NameHasher`]. Fixed for the life of the maps.
     pub hash_seed: u64,
-    /// Largest reply that the program gives, in bytes of DNS message: a longer one is
-    /// left to userspace, which knows whom it may go to. 0: no bound but the client's
-    /// and the interface's.
+    /// Maximum reply size, in bytes of DNS message. Queries with a longer reply are left to
+    /// userspace, which knows the limit for each client. 0: limited by the client's EDNS size and
+    /// the interface only.
     pub max_reply: u32,
-    /// One query in this many is sent to the tap; 0: tap off, 1: all.
+    /// Sampling rate of the tap: one query in this many; 0: off, 1: every query.
     pub tap_every: u32,
-    /// 1: last-used times are exact (`bpf_ktime_get_ns`), because their order
-    /// decides which name falls out of health tracking; 0: they have the
-    /// resolution of a tick, which costs less.
+    /// 1: last-used times are exact (`bpf_ktime_get_ns`), because health tracking evicts names by
+    /// their order; 0: they have tick resolution, which is cheaper.
     pub exact_last_used: u32,
-    /// 1: the OPT of a reply repeats the client's size, DO clear; 0: it announces
+    /// 1: the OPT of a reply repeats the client's payload size and clears DO; 0: it announces
     /// [`crate::UDP_PAYLOAD_SIZE`] and copies DO.
     pub echo_opt: u32,
-    /// Until this moment of `CLOCK_MONOTONIC` (ns) a part of what would go up is shed, as
-    /// `pass_shares` says: userspace has more queries than it can answer. Short, so that
-    /// a server that hangs or dies sheds nothing for long.
+    /// End of load shedding, in nanoseconds of `CLOCK_MONOTONIC`. Until then the programs drop part
+    /// of the queries for userspace, as given by `pass_shares`. The server sets it a short time
+    /// ahead, so shedding soon ends if the server hangs or dies.
     pub shed_until_ns: u64,
-    /// How much goes up meanwhile, for each [`client_bucket`]: so many of 2^32 - 1 queries.
+    /// Share of queries passed to userspace while shedding, by [`client_bucket`], as a fraction of
+    /// 2^32 - 1.
     pub pass_shares: [u32; CLIENT_BUCKETS],
 }
 
-/// Groups of clients that are told apart under overload, a power of two.
+/// Number of client groups with separate shares under overload, a power of two.
 pub const CLIENT_BUCKETS: usize = 64;
 
-/// The group of a client, by the last four bytes of its address: what differs between the
-/// containers of a machine, by IPv4 and by IPv6.
+/// Returns the group of a client by the last four bytes of its address: the part in which the
+/// containers of one machine differ, both in IPv4 and in IPv6.
 #[inline(always)]
 pub const fn client_bucket(last_four: [u8; 4]) -> usize {
     // Fibonacci hashing: the upper bits of a product with 2^32 over the golden ratio.

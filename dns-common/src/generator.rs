@@ -1,58 +1,57 @@
-//! What the benches tell their load generator, and what it counts
-//! (`dns-ebpf/src/bin/generator.rs`).
+//! Orders and counters of the benches' load generator (`dns-ebpf/src/bin/generator.rs`).
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Most bytes of a frame: a query for a name of 190 bytes.
+/// Maximum frame size in bytes: a query for a name of 190 bytes.
 pub const MAX_FRAME_LEN: usize = 248;
 
-/// Queries leave from this port and those after it: below those that sockets choose.
+/// First source port of the queries, below the kernel's ephemeral range.
 pub const FIRST_PORT: u16 = 2048;
 
-/// So many ports.
+/// Number of source ports, from [`FIRST_PORT`] upwards.
 pub const PORTS: u16 = 16;
 
-/// Element of the `FRAMES` map: a query as it goes over the wire.
+/// Element of the `FRAMES` map: one query as sent on the wire.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(8))]
 pub struct Frame {
-    /// Bytes of the frame, Ethernet header included.
+    /// Length of the frame in bytes, Ethernet header included.
     pub len: u64,
-    /// The frame, and zeros.
+    /// The frame, zero-padded.
     pub bytes: [u64; MAX_FRAME_LEN / 8],
 }
 
-/// Element of the `ORDERS` map: how to ask.
+/// Element of the `ORDERS` map: the load to generate.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(8))]
 pub struct Orders {
-    /// Number of the load: another one begins anew.
+    /// Number of the load; the generator starts over when it changes.
     pub load: u64,
-    /// How many frames there are, asked for in this order again and again; 0: ask nothing.
+    /// Number of frames, sent in this order and repeated; 0: send nothing.
     pub frames: u64,
-    /// Queries a nanosecond, times 2^32; 0: as many as go.
+    /// Rate in queries per nanosecond, times 2^32; 0: unlimited.
     pub rate: u64,
-    /// So many are sent together, at the rate.
+    /// Number of queries sent together when a rate is set.
     pub burst: u64,
 }
 
 impl Orders {
-    /// A rate from queries a second.
+    /// Converts queries per second to [`Self::rate`].
     pub const fn rate_of(queries: u32) -> u64 {
         ((queries as u64) << 32) / 1_000_000_000
     }
 }
 
-/// Element of the `COUNTS` map: what was sent and what came back, in all loads so far.
+/// Element of the `COUNTS` map: queries and replies of all loads so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(8))]
 pub struct Counts {
-    /// Queries handed to the client's end.
+    /// Queries handed to the client's end of the veth pair.
     pub sent: u64,
-    /// Queries that the rate asked for while the generator had no CPU: they were never sent.
+    /// Queries never sent, because the generator had no CPU when they were due.
     pub skipped: u64,
     /// Replies with RCODE NOERROR.
     pub no_error: u64,
-    /// All others.
+    /// Replies with any other RCODE.
     pub other: u64,
 }

@@ -1,35 +1,35 @@
-//! The tap: sampled events through the ring buffer, because tcpdump does not
-//! see what XDP answers.
+//! The tap: sampled events through a ring buffer, because tcpdump does not see packets answered at
+//! XDP.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Bytes of the question's name that an event carries.
+/// Bytes reserved in an event for the question's name.
 pub const TAP_NAME_LEN: usize = 256;
 
-/// One query as the program saw it.
+/// One query as seen by the program.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(8))]
 pub struct TapEvent {
-    /// `CLOCK_MONOTONIC`, ns.
+    /// Time of the query, in nanoseconds of `CLOCK_MONOTONIC`.
     pub time_ns: u64,
-    /// Interface that the query came in by.
+    /// Index of the interface that received the query.
     pub ifindex: u32,
     /// Client's port, host order.
     pub client_port: u16,
-    /// QTYPE, host order.
+    /// QTYPE in host byte order.
     pub query_type: u16,
     /// Client's address, network order; IPv4 as `::ffff:a.b.c.d`.
     pub client: [u8; 16],
     /// [`crate::counters::Outcome`] as a number.
     pub outcome: u8,
-    /// RCODE of the reply; 0 where the query went up.
+    /// RCODE of the reply; 0 if the query was passed to the network stack.
     pub rcode: u8,
     /// Answers in the reply.
     pub answers: u16,
-    /// Bytes of `name` that count.
+    /// Number of bytes used in `name`.
     pub name_len: u16,
-    /// Explicit padding, zero.
+    /// Padding to the next 4 bytes, always zero.
     pub padding: u16,
-    /// The question's name as sent, wire format, letter case kept.
+    /// Question's name in wire format, letter case as sent.
     pub name: [u8; TAP_NAME_LEN],
 }

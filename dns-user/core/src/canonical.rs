@@ -1,24 +1,24 @@
 //! Canonical names of instance groups, networks and deployments.
 
-/// A name without a canonical form.
+/// The reason why a name has no canonical form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotCanonical {
-    /// Every character was dropped.
+    /// No valid character remains.
     #[error("no letter, digit or hyphen is left of it")]
     Empty,
-    /// A label cannot start with one.
+    /// The canonical form starts with a hyphen, which is invalid for a label.
     #[error("its canonical form cannot start with a hyphen")]
     LeadingHyphen,
-    /// A label cannot end with one.
+    /// The canonical form ends with a hyphen, which is invalid for a label.
     #[error("its canonical form cannot end with a hyphen")]
     TrailingHyphen,
-    /// RFC 1035, section 2.3.4.
+    /// The canonical form exceeds a label (RFC 1035, section 2.3.4).
     #[error("its canonical form is longer than a label, 63 bytes")]
     TooLong,
 }
 
-/// Returns the name as directors write it in domain names: lower case, `_` becomes `-`, everything
-/// but `[a-z0-9-]` is dropped.
+/// Returns the form of a name that directors use in domain names: lower case, `_` replaced by `-`,
+/// other characters outside `[a-z0-9-]` dropped.
 pub fn canonical(name: &str) -> Result<String, NotCanonical> {
     let kept = name.chars().filter_map(|letter| match letter.to_ascii_lowercase() {
         '_' => Some('-'),

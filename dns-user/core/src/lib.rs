@@ -1,19 +1,18 @@
-//! The pure core of `bosh-dns-xdp`: what a name means, and the bytes that say so.
+//! The pure core of `bosh-dns-xdp`: resolution of local names and the DNS wire format.
 //!
-//! Bytes and values in, values out. No socket, no clock, no BPF, no runtime: the
-//! dependencies in `Cargo.toml` prove it. From the bottom up; a module uses only
-//! those above it in this list:
+//! Bytes and values in, values out. No sockets, clock, BPF or runtime; the dependencies in
+//! `Cargo.toml` prove it. Modules from the bottom up, each using only those above it in this list:
 //!
 //! * [`canonical`]: labels of instance groups, networks and deployments.
-//! * [`name`]: domain names in the form that everything compares and hashes.
-//! * [`config`]: `config.json` and its kin, parsed into types that cannot be wrong.
-//! * [`query`]: what the labels of a name ask for.
-//! * [`link_address`]: the same names, written.
+//! * [`name`]: domain names in the form used for comparison and hashing.
+//! * [`config`]: `config.json` and related files, parsed into validated types.
+//! * [`query`]: the query language in the labels of a name.
+//! * [`link_address`]: construction of such names.
 //! * [`catalog`]: records and aliases as one immutable snapshot with indexes.
-//! * [`resolve`]: what a name means, given a snapshot and the health of the moment.
-//! * [`listing`]: the names worth publishing before anybody asks.
-//! * [`terminal`]: text that came from elsewhere, escaped.
-//! * [`wire`]: messages in and out, EDNS, truncation.
+//! * [`resolve`]: resolution of a name, given a snapshot and the current health.
+//! * [`listing`]: names to publish before the first query.
+//! * [`terminal`]: escaping of foreign text for terminals and logs.
+//! * [`wire`]: DNS messages, EDNS, truncation.
 
 pub mod canonical;
 pub mod catalog;

@@ -1,30 +1,29 @@
-//! The names that links ask for, written: the inverse of [`crate::query`]. Both programs' `address`
-//! and the names for certificates come from here; `tests/link_addresses.json` has the cases.
+//! Names of BOSH links: the inverse of [`crate::query`]. Used for the `address` commands of both
+//! programs and for the names in certificates; `tests/link_addresses.json` has the cases.
 //!
 //! Short form `q-<criteria>.q-g<group>.<domain>`, long form
-//! `q-<criteria>.<group>.<network>.<deployment>.<domain>`. The criteria are sorted
-//! as texts, so `a10` stands before `a2` (observed at a director). `s` is always
-//! there, `y` only where it was asked for.
+//! `q-<criteria>.<group>.<network>.<deployment>.<domain>`. The criteria are sorted as strings, so
+//! `a10` precedes `a2` (observed with a director). `s` is always present, `y` only if requested.
 
 use std::fmt;
 
-/// The name of a link's instances.
+/// The name of a link, in parts; `Display` writes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkAddress {
-    /// Whose instances.
+    /// The instance group, as an id or by names.
     pub group: AddressGroup,
-    /// Which of them.
+    /// The first label, which selects among the group's instances.
     pub first: FirstLabel,
-    /// Domain; a final dot is left out of the name.
+    /// Domain; a final dot is dropped from the name.
     pub domain: String,
 }
 
-/// Whose instances a name is about.
+/// The group part of a link's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AddressGroup {
-    /// Short form: a group by its id.
+    /// Short form: the id of a link group.
     Id(String),
-    /// Long form: canonical names.
+    /// Long form: canonical names of group, network and deployment.
     Names {
         /// Canonical name of the instance group.
         instance_group: String,
@@ -35,50 +34,50 @@ pub enum AddressGroup {
     },
 }
 
-/// The first label of the name.
+/// The first label of a link's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FirstLabel {
-    /// One instance, by its id.
+    /// The id of a single instance.
     Instance(String),
-    /// A filter: `q-` and the criteria.
+    /// A filter: `q-` followed by the criteria.
     Query(Criteria),
-    /// `*`, as certificates have it.
+    /// `*`, for certificates.
     Wildcard,
 }
 
-/// What a query narrows by; several values of one kind are alternatives.
+/// The criteria of a filter; several values of one kind are alternatives.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Criteria {
-    /// Ids of availability zones (`a`).
+    /// Numeric ids of availability zones (`a`).
     pub zones: Vec<String>,
-    /// Indexes (`i`).
+    /// Instance indexes within the group (`i`).
     pub indexes: Vec<u64>,
-    /// Numerical ids of instances (`m`).
+    /// Numeric ids of instances (`m`).
     pub numbers: Vec<u64>,
-    /// Ids of networks (`n`).
+    /// Numeric ids of networks (`n`).
     pub networks: Vec<u64>,
-    /// Health (`s`).
+    /// Filter by health (`s`), always written.
     pub status: Status,
-    /// Whether the first query waits for the first health checks (`y`), if it is said.
+    /// Whether the first query waits for the first health checks (`y`); `None` leaves it out.
     pub synchronous: Option<bool>,
 }
 
-/// `status` of a link's address, `health_filter` of an alias.
+/// Health filter: `status` of a link's address, `health_filter` of an alias.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Status {
-    /// Healthy instances, or all if none is healthy (`s0`).
+    /// Healthy instances, or all if there are none (`s0`).
     #[default]
     Smart,
-    /// Only instances that fail (`s1`).
+    /// Only failing instances (`s1`).
     Unhealthy,
-    /// Only instances that run (`s3`).
+    /// Only healthy instances (`s3`).
     Healthy,
-    /// Every instance, whatever its health (`s4`).
+    /// All instances regardless of health (`s4`).
     All,
 }
 
 impl Status {
-    /// Digit after `s`.
+    /// Returns the digit after `s` that encodes the filter.
     pub fn digit(self) -> u8 {
         match self {
             Self::Smart => 0,
@@ -90,7 +89,7 @@ impl Status {
 }
 
 impl LinkAddress {
-    /// The name for a certificate: no criteria, or `*` as the first label.
+    /// Returns the name for a certificate, with no criteria or with `*` as the first label.
     pub fn san(self, wildcard: bool) -> Self {
         let first = match wildcard {
             true => FirstLabel::Wildcard,

@@ -1,5 +1,5 @@
-//! Which names are worth publishing before anybody asks. Pure; above `resolve`,
-//! because some of the names are those of instances that a pattern selects.
+//! Names to publish before the first query. Pure; above `resolve`, because instances of pattern
+//! aliases are found by resolution.
 
 use std::slice;
 
@@ -10,24 +10,24 @@ use crate::name::Name;
 use crate::query::Question;
 use crate::resolve::select;
 
-/// Names worth publishing before anybody asks, the most useful first and none
-/// twice: aliases, groups, then instances.
+/// Returns the names to publish before the first query, most useful first and without duplicates:
+/// aliases, groups, then instances.
 pub fn published_names(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
     let others = groups(snapshot)
         .chain(places(snapshot))
         .chain(long_instances(snapshot))
         .chain(short_instances(snapshot));
-    // An alias hides what else has its name.
+    // An alias takes precedence over any other meaning of its name.
     let others = others.filter(|name| !snapshot.aliases().covers(name));
     aliases(snapshot).chain(aliases_below(snapshot)).chain(others)
 }
 
-/// Aliases of one name, those of placeholders included.
+/// Returns the aliases by name, placeholder expansions included.
 fn aliases(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
     snapshot.aliases().exact.keys().cloned()
 }
 
-/// Aliases `_.x` with the ids of the instances that their targets `_.y` have.
+/// Returns the names below aliases `_.x`, with the instance ids found by their targets `_.y`.
 fn aliases_below(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
     let fleet = snapshot.fleet();
     snapshot.aliases().below.iter().flat_map(move |(parent, targets)| {
@@ -52,7 +52,7 @@ fn aliases_below(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
     })
 }
 
-/// `q-s0.q-g<id>.<domain>`.
+/// Returns `q-s0.q-g<id>.<domain>` for each group.
 fn groups(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
     let fleet = snapshot.fleet();
     fleet.groups.iter().flat_map(move |(group, text)| {
@@ -68,12 +68,12 @@ fn groups(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
     })
 }
 
-/// `q-s0.<instance-group>.<network>.<deployment>.<domain>`.
+/// Returns `q-s0.<instance-group>.<network>.<deployment>.<domain>` for each place.
 fn places(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
     (0..snapshot.fleet().places.len() as PlaceNumber).filter_map(move |place| long(snapshot, b"q-s0", place))
 }
 
-/// `<id>.<instance-group>.<network>.<deployment>.<domain>`.
+/// Returns `<id>.<instance-group>.<network>.<deployment>.<domain>` for each instance.
 fn long_instances(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
     let fleet = snapshot.fleet();
     let place = move |row| slice::from_ref(&fleet.place[row as usize]);
@@ -83,10 +83,10 @@ fn long_instances(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
     })
 }
 
-/// `q-m<number>s0.q-g<group>.<domain>`, as links have it, and `<id>.q-g<group>.<domain>`.
+/// Returns `q-m<number>s0.q-g<group>.<domain>`, as in links, and `<id>.q-g<group>.<domain>`.
 fn short_instances(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
     let fleet = snapshot.fleet();
-    // Used again for every name.
+    // Buffers reused for every name.
     let (mut number_label, mut group_label) = (String::new(), String::new());
     distinct(snapshot, move |row| fleet.groups_of(row)).flat_map(move |(id, group)| {
         let rows = fleet.by_id.rows(id);
@@ -103,15 +103,15 @@ fn short_instances(snapshot: &Snapshot) -> impl Iterator<Item = Name> {
     })
 }
 
-/// Puts these texts, one after the other, in place of what the buffer held.
+/// Replaces the content of the buffer by the concatenation of `texts`.
 fn set<'b, const N: usize>(buffer: &'b mut String, texts: [&str; N]) -> &'b str {
     buffer.clear();
     buffer.extend(texts);
     buffer
 }
 
-/// Whether the row has a number and no row before it has the same in that
-/// group and domain: numbers are unique in the field, but nothing holds files to it.
+/// Returns whether this is the first row with its number in that group and domain. Directors assign
+/// unique numbers, but the file is not checked for it.
 fn is_first_with_number(fleet: &Fleet, row: Row, group: Symbol) -> bool {
     let number = fleet.num_id.values[row as usize];
     if number == NO_VALUE {
@@ -123,7 +123,7 @@ fn is_first_with_number(fleet: &Fleet, row: Row, group: Symbol) -> bool {
     fleet.by_num_id.rows(number).iter().find(alike) == Some(&row)
 }
 
-/// For each instance id its distinct values.
+/// Returns the distinct (id, value) pairs in the order of the rows.
 fn distinct<'a>(
     snapshot: &'a Snapshot,
     values: impl Fn(Row) -> &'a [u32] + 'a,
@@ -138,11 +138,11 @@ fn distinct<'a>(
     })
 }
 
-/// A long form with this first label.
+/// Builds the long form with this first label.
 fn long(snapshot: &Snapshot, first: &[u8], place: PlaceNumber) -> Option<Name> {
     let fleet = snapshot.fleet();
     let place = fleet.places.get(place);
-    // Read as the id of a group as well, so that mostly nothing matches.
+    // `q-g...` would be parsed as a group id, so mostly nothing matches.
     let instance_group = plain(fleet.places.instance_groups.text(place.instance_group))
         .filter(|name| !name.starts_with(b"q-g"))?;
     let labels = [
@@ -154,11 +154,11 @@ fn long(snapshot: &Snapshot, first: &[u8], place: PlaceNumber) -> Option<Name> {
     fleet.domain_names.name(place.domain)?.with_labels(labels)
 }
 
-/// The text as a label that queries can have: what has capitals, dots or the
-/// wrong length is found by other names, if at all.
+/// Returns the text as a label that a query can contain. Strings with capitals, dots or an invalid
+/// length are not reachable by these names.
 fn plain(text: &str) -> Option<&[u8]> {
     let is_odd = |byte: u8| byte.is_ascii_uppercase() | (byte == b'.') | (byte == b'*');
-    // Without an early end many bytes are looked at at once.
+    // Without an early exit the loop is vectorised.
     let has_odd = || text.bytes().fold(false, |odd, byte| odd | is_odd(byte));
     ((1..=63).contains(&text.len()) && !has_odd()).then_some(text.as_bytes())
 }

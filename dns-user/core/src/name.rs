@@ -1,21 +1,19 @@
-//! Domain names in the one form that everything here compares and hashes.
+//! Domain names in the single form used for comparison and hashing.
 
 use std::fmt;
 
 use dns_common::name::MAX_NAME_LEN;
 
-/// A domain name: wire format (RFC 1035, section 3.1), letters in lower case,
-/// root label included.
+/// A domain name in wire format (RFC 1035, section 3.1): lower case, root label included.
 ///
-/// The letter case that a client used is kept by the message it came in, not
-/// here. Ordering and equality are those of the bytes.
+/// The letter case used by a client stays in its message. Ordering and equality compare the bytes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name(Box<[u8]>);
 
-/// Why a text or some bytes are no domain name.
+/// The reason why a text or byte string is not a domain name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// A label of no bytes inside the name.
+    /// An empty label inside the name.
     #[error("empty label")]
     EmptyLabel,
     /// A label of more than 63 bytes.
@@ -24,25 +22,24 @@ pub enum NameError {
     /// More than 255 bytes in wire format.
     #[error("name longer than 255 bytes")]
     LongName,
-    /// A compression pointer or an unknown label type where none may be.
+    /// A compression pointer or unknown label type.
     #[error("compressed or unknown label")]
     Compressed,
     /// The bytes end before the root label.
     #[error("name is cut short")]
     Truncated,
-    /// A backslash that is not followed by a character or three digits.
+    /// A backslash without a following character or three digits.
     #[error("bad escape")]
     BadEscape,
 }
 
 impl Name {
-    /// The root.
+    /// Returns the root, a single zero byte.
     pub fn root() -> Self {
         Self(Box::new([0]))
     }
 
-    /// Reads an uncompressed name from the start of `bytes`; also says how many
-    /// bytes it took.
+    /// Reads an uncompressed name from the start of `bytes`; also returns its length in bytes.
     pub fn from_wire(bytes: &[u8]) -> Result<(Self, usize), NameError> {
         let mut end = 0;
         loop {
@@ -58,8 +55,8 @@ impl Name {
         Ok((Self(bytes[..=end].to_ascii_lowercase().into()), end + 1))
     }
 
-    /// Reads a name in presentation format, with or without the final dot;
-    /// `\.`, `\\` and `\ddd` are understood (RFC 1035, section 5.1).
+    /// Parses presentation format, with or without the final dot and with the escapes `\.`, `\\`
+    /// and `\ddd` (RFC 1035, section 5.1).
     pub fn from_text(text: &str) -> Result<Self, NameError> {
         let mut wire = Vec::with_capacity(text.len() + 2);
         let mut label = Vec::new();
@@ -90,8 +87,8 @@ impl Name {
         Ok(Self(wire.into()))
     }
 
-    /// This name with labels in front, the first one leftmost; `None` if one of them has
-    /// no length that a label can have, or the name becomes too long.
+    /// Returns the name with labels prepended, the first one leftmost; `None` if a label is empty
+    /// or too long, or the name becomes too long.
     pub(crate) fn with_labels<const N: usize>(&self, labels: [&[u8]; N]) -> Option<Self> {
         let length = self.0.len() + labels.iter().map(|label| 1 + label.len()).sum::<usize>();
         if length > MAX_NAME_LEN {
@@ -101,40 +98,40 @@ impl Name {
         for label in labels {
             push_label(&mut wire, label).ok()?;
         }
-        // Lengths are below the letters.
+        // Length bytes are below the range of letters.
         wire.make_ascii_lowercase();
         wire.extend_from_slice(&self.0);
         Some(Self(wire.into()))
     }
 
-    /// The bytes: lower-case wire format, root label included.
+    /// Returns the lower-case wire format, root label included.
     pub fn as_wire(&self) -> &[u8] {
         &self.0
     }
 
-    /// The labels from left to right, without the root.
+    /// Returns the labels from left to right, without the root.
     pub fn labels(&self) -> impl Iterator<Item = &[u8]> {
         let mut rest = &self.0[..];
         std::iter::from_fn(move || {
             let (&length, tail) = rest.split_first()?;
-            // The constructors leave only well-formed names.
+            // The constructors accept only well-formed names.
             let (label, tail) = tail.split_at(usize::from(length));
             rest = tail;
             (length != 0).then_some(label)
         })
     }
 
-    /// How many labels, the root not counted.
+    /// Returns the number of labels, not counting the root.
     pub fn label_count(&self) -> usize {
         self.labels().count()
     }
 
-    /// Whether this name is `ancestor` or lies below it, on a label boundary.
+    /// Returns whether this name equals `ancestor` or is below it.
     pub fn is_within(&self, ancestor: &Name) -> bool {
         self.suffixes().any(|suffix| suffix == ancestor.as_wire())
     }
 
-    /// This name, then each of its ancestors down to the root, in wire format.
+    /// Returns the wire format of this name and of each ancestor up to the root.
     pub fn suffixes(&self) -> impl Iterator<Item = &[u8]> {
         let mut next = Some(&self.0[..]);
         std::iter::from_fn(move || {
@@ -145,29 +142,29 @@ impl Name {
         })
     }
 
-    /// The name without its leftmost label; `None` for the root.
+    /// Returns the name without its leftmost label; `None` for the root.
     pub fn parent(&self) -> Option<Self> {
         self.suffixes().nth(1).map(|suffix| Self(suffix.into()))
     }
 }
 
-/// A [`Name`] whose bytes somebody else holds, among those of others.
+/// A [`Name`] borrowed from a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NameRef<'a>(&'a [u8]);
 
 impl<'a> NameRef<'a> {
-    /// The name whose [`Name::as_wire`] these bytes are.
+    /// Wraps the bytes of a [`Name::as_wire`], which the caller guarantees.
     pub fn of_wire(bytes: &'a [u8]) -> Self {
         debug_assert!(Name::from_wire(bytes).is_ok_and(|(name, _)| name.as_wire() == bytes));
         Self(bytes)
     }
 
-    /// As [`Name::as_wire`].
+    /// Returns the lower-case wire format, root label included.
     pub fn as_wire(self) -> &'a [u8] {
         self.0
     }
 
-    /// The name with bytes of its own.
+    /// Copies the bytes into an owned name.
     pub fn to_name(self) -> Name {
         Name(self.0.into())
     }
@@ -179,7 +176,7 @@ impl<'a> From<&'a Name> for NameRef<'a> {
     }
 }
 
-/// Presentation format with the final dot, unusual bytes escaped.
+/// Formats the name in presentation format with the final dot and escapes.
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.len() == 1 {
@@ -213,14 +210,14 @@ impl std::str::FromStr for Name {
     }
 }
 
-/// Lets maps keyed by `Name` be asked with wire-format bytes, such as a suffix.
+/// Allows lookups by wire-format bytes, such as a suffix, in maps keyed by `Name`.
 impl std::borrow::Borrow<[u8]> for Name {
     fn borrow(&self) -> &[u8] {
         &self.0
     }
 }
 
-/// Appends a label with its length.
+/// Appends a label and its length byte.
 fn push_label(wire: &mut Vec<u8>, label: &[u8]) -> Result<(), NameError> {
     match label.len() {
         0 => Err(NameError::EmptyLabel),
@@ -233,7 +230,7 @@ fn push_label(wire: &mut Vec<u8>, label: &[u8]) -> Result<(), NameError> {
     }
 }
 
-/// Reads what follows a backslash: three digits or one character.
+/// Parses the rest of an escape after the backslash: three digits or one character.
 fn unescape(bytes: &mut impl Iterator<Item = u8>) -> Result<u8, NameError> {
     let first = bytes.next().ok_or(NameError::BadEscape)?;
     if !first.is_ascii_digit() {
@@ -264,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn root_and_empty_text_are_the_root() {
+    fn empty_text_is_the_root() {
         assert_eq!(Name::from_text("."), Ok(Name::root()));
         assert_eq!(Name::from_text(""), Ok(Name::root()));
         assert_eq!(Name::root().to_string(), ".");
@@ -289,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_in_front_have_to_fit() {
+    fn oversized_labels_are_refused() {
         let name = Name::from_text("b.c").unwrap();
         assert_eq!(name.with_labels([&b"X"[..], b"a"]), Name::from_text("x.a.b.c").ok());
         assert_eq!(name.with_labels([&[b'a'; 64][..]]), None);
@@ -301,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn wire_names_that_lie_are_refused() {
+    fn malformed_wire_names_are_refused() {
         assert_eq!(Name::from_wire(b"\x05abc"), Err(NameError::Truncated));
         assert_eq!(Name::from_wire(b"\xc0\x0c"), Err(NameError::Compressed));
         assert_eq!(Name::from_wire(&[b"\x01a".repeat(200), vec![0]].concat()), Err(NameError::LongName));

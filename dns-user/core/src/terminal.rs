@@ -1,11 +1,11 @@
-//! Text that came from elsewhere, for terminals and logs.
+//! Escaping of foreign text for terminals and logs.
 //!
-//! A terminal obeys control characters (C0, DEL, and C1 as one character of UTF-8), and marks of
-//! direction make a line read otherwise than it is written.
+//! Terminals interpret control characters (C0, DEL, and C1 as single UTF-8 characters), and
+//! bidirectional formatting characters change the apparent order of a line.
 
 use std::{borrow::Cow, fmt::Write as _};
 
-/// Whether a terminal acts on a character instead of showing it.
+/// Returns whether a terminal interprets a character instead of showing it.
 pub fn is_active(character: char) -> bool {
     character.is_control()
         || matches!(
@@ -15,21 +15,21 @@ pub fn is_active(character: char) -> bool {
         )
 }
 
-/// Escapes all active characters: what was one line stays one.
+/// Escapes all active characters, so the text stays on one line.
 pub fn line(text: &str) -> Cow<'_, str> {
     escape(text, is_active, |out, character| write!(out, "{}", character.escape_default()))
 }
 
-/// Escapes all active characters but line ends and tabs.
+/// Escapes all active characters except line feeds and tabs.
 pub fn lines(text: &str) -> Cow<'_, str> {
     let is_active = |character| is_active(character) && character != '\n' && character != '\t';
     escape(text, is_active, |out, character| write!(out, "{}", character.escape_default()))
 }
 
-/// Escapes them in JSON, of which it stays the same value.
+/// Escapes active characters in JSON without changing its value.
 pub fn json(text: &str) -> Cow<'_, str> {
     let is_active = |character| is_active(character) && !matches!(character, '\n' | '\r' | '\t');
-    // All of them are in the plane that four digits reach.
+    // All of them are in the Basic Multilingual Plane, so four digits suffice.
     escape(text, is_active, |out, character| write!(out, "\\u{:04x}", u32::from(character)))
 }
 

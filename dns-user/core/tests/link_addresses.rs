@@ -1,19 +1,19 @@
-//! Addresses of links, as a director gives them: cases in `link_addresses.json`.
+//! Link addresses as created by a director: cases in `link_addresses.json`.
 
 use dns_core::link_address::{AddressGroup, Criteria, FirstLabel, LinkAddress, Status};
 use serde_json::Value;
 
-/// The numbers of a member.
+/// Returns the numbers in the list `member`.
 fn numbers(case: &Value, member: &str) -> Vec<u64> {
     case[member].as_array().into_iter().flatten().filter_map(Value::as_u64).collect()
 }
 
-/// The texts of a member.
+/// Returns the strings in the list `member`.
 fn texts(case: &Value, member: &str) -> Vec<String> {
     case[member].as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
-/// What a case asks for.
+/// Builds the link address of a case.
 fn address(case: &Value) -> LinkAddress {
     let text = |member: &str| case[member].as_str();
     let first = match text("instance") {
@@ -52,7 +52,7 @@ fn address(case: &Value) -> LinkAddress {
 }
 
 #[test]
-fn names_are_a_directors() {
+fn names_match_the_director() {
     let cases: Vec<Value> = serde_json::from_str(include_str!("link_addresses.json")).unwrap();
     assert!(!cases.is_empty());
     for case in cases {

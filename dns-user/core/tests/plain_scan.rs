@@ -1,8 +1,8 @@
-//! The indexed look-up against a plain one: for random fleets, aliases, states
-//! and names, both must give the same.
+//! The indexed lookup compared with a plain scan: for random fleets, aliases, health states and
+//! names, both must give the same result.
 //!
-//! The plain one here works on texts, walks every row for every name and
-//! shares no code with the library.
+//! The plain scan works on strings, walks every row for every name and shares no code with the
+//! library.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot build its input has failed")]
 
@@ -16,7 +16,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use serde_json::{Value, json};
 
-/// A row of the fleet, as texts.
+/// A row of the fleet, as strings.
 #[derive(Clone, Debug)]
 struct Row {
     id: String,
@@ -44,20 +44,20 @@ struct Definition {
     first: &'static str,
 }
 
-/// A target of an alias, and what a placeholder demands besides.
+/// A target of an alias, and the additional criterion of a placeholder.
 type AliasTarget = (String, Option<(&'static str, String)>);
 
-/// All that an answer depends on.
+/// All input of a resolution.
 #[derive(Clone, Debug)]
 struct World {
     rows: Vec<Row>,
     files: BTreeMap<String, Vec<String>>,
     records: BTreeMap<String, Vec<Definition>>,
-    /// Salt of the states.
+    /// Salt of the pseudo-random health states.
     salt: u64,
 }
 
-/// States that look random, but stay.
+/// Pseudo-random health states, constant for an address and group.
 struct States(u64);
 
 impl Health for States {
@@ -75,7 +75,7 @@ impl Health for States {
     }
 }
 
-/// What the plain look-up finds out.
+/// The result of the plain scan.
 #[derive(Debug, PartialEq, Eq)]
 struct Plain {
     existence: Existence,
@@ -144,7 +144,8 @@ impl World {
         Snapshot::build(records, &files).0
     }
 
-    /// All aliases with their targets; those of the records first, so that the files' replace them.
+    /// Returns all aliases with their targets. Those of the records come first, so that aliases of
+    /// files replace them.
     fn aliases(&self) -> BTreeMap<String, Vec<AliasTarget>> {
         let mut all: BTreeMap<String, Vec<AliasTarget>> = BTreeMap::new();
         for (alias, definitions) in &self.records {
@@ -215,8 +216,8 @@ impl World {
         all
     }
 
-    /// A target of a file with aliases of files replaced by theirs; aliases
-    /// `_.x` are not among those, whatever the target looks like.
+    /// Expands a target of a file that is an alias of a file itself; aliases `_.x` are never
+    /// followed, regardless of the target.
     fn flatten(&self, target: &str, below: bool, flat: &mut Vec<String>) {
         let target = target.to_lowercase();
         let exact =
@@ -232,7 +233,7 @@ impl World {
         }
     }
 
-    /// What a name means, found the slow way.
+    /// Resolves a name by scanning.
     fn ask(&self, name: &str) -> Option<Plain> {
         let name = name.to_lowercase();
         let aliases = self.aliases();
@@ -244,8 +245,8 @@ impl World {
         }
         let below =
             name.split_once('.').and_then(|(label, rest)| Some((label, aliases.get(&format!("_.{rest}"))?)));
-        // Each with what it is for another label: a target that is malformed
-        // whatever the label is skipped.
+        // Each with its result for another label: a target that is malformed for every label is
+        // skipped.
         let put = |target: &String, label: &str| match target.strip_prefix("_.") {
             Some(rest) => format!("{label}.{rest}"),
             None => target.clone(),
@@ -326,8 +327,8 @@ impl World {
         Some(plain)
     }
 
-    /// Rows, health strategy, whether to wait and whose state counts, for a
-    /// name with a final dot; `None`: malformed.
+    /// Returns rows, health strategy, whether to wait, and the group whose state counts, for a name
+    /// with a final dot; `None`: malformed.
     fn scan(&self, name: &str) -> Option<(Vec<usize>, String, bool, Option<String>)> {
         let by = |wanted: &dyn Fn(&Row) -> bool| -> Vec<usize> {
             (0..self.rows.len()).filter(|&row| wanted(&self.rows[row])).collect()
@@ -404,18 +405,18 @@ impl World {
     }
 }
 
-/// Instance ids, some that cannot be asked for.
+/// Instance ids, including some that no query can contain.
 const IDS: [&str; 8] = ["i0", "i1", "i2", "i3", "q-s0", "Cap", "bosh", "my"];
-/// Domains: nested, of several labels, with capitals, with a dot.
+/// Domains: nested, multi-label, with capitals, with a final dot.
 const DOMAINS: [&str; 6] = ["bosh", "inner.bosh", "my.custom.tld", "Upper.Dom", "other.", "xbosh"];
 const GROUPS: [&str; 4] = ["1", "2", "01", "3"];
-/// Labels of every kind.
+/// First and middle labels: ids, filters, groups, patterns and malformed ones.
 const LABELS: [&str; 40] = [
     "i0", "i1", "i3", "cap", "bosh", "nobody", "q-s0", "q-s1", "q-s3y1", "q-s4", "q-i1", "q-a1a2",
     "q-m1m2m3", "q-n1i0", "q-", "q-x", "q-a1-i00", "q-y1", "q-g1", "q-g2", "q-g01", "q-g9", "q-g", "x",
     "web", "db", "webby", "*", "w*", "*b", "*e*", "n1", "n2", "d1", "d*", "z1", "0", "_", "5", "a7",
 ];
-/// What names end in.
+/// Suffixes of the generated names.
 const ENDINGS: [&str; 18] = [
     "bosh",
     "inner.bosh",
@@ -526,7 +527,7 @@ fn world() -> impl Strategy<Value = World> {
     let records = (definitions(), definitions(), definitions(), definitions(), definitions(), definitions());
     let rows = prop::collection::vec(row(), 0..40);
     (rows, files, records, any::<u64>()).prop_map(|(rows, files, records, salt)| {
-        // Aliases of aliases go one way, so that there are no loops.
+        // Aliases only refer to later ones, so there are no loops.
         let one = files.0.into_iter().filter(|target| !target.ends_with("one.alias")).collect();
         let two = files
             .1
@@ -554,7 +555,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn indexes_find_what_a_scan_finds(
+    fn indexes_match_plain_scan(
         world in world(),
         names in prop::collection::vec(prop_oneof![4 => name(), 1 => select(vec![
             "one.alias".to_owned(), "two.alias".into(), "all.blob".into(), "i0.under.alias".into(), "q-x.under.alias".into(),
@@ -582,7 +583,7 @@ proptest! {
     }
 
     #[test]
-    fn published_names_exist_and_come_once(world in world()) {
+    fn published_names_exist_once(world in world()) {
         let snapshot = world.build();
         let mut seen = HashSet::new();
         for name in dns_core::listing::published_names(&snapshot) {

@@ -1,8 +1,8 @@
-//! Names of the recorded conformance cases, resolved in-process: parsing,
-//! indexes and the query language against what the reference answered.
+//! Names of the recorded conformance cases, resolved in-process: parsing, indexes and the query
+//! language are compared with bosh-dns' answers.
 //!
-//! The recordings are those of `tests/conformance`, or those that `BOSH_DNS_CONFORMANCE`
-//! names: a folder that holds `scenarios`, or that folder itself.
+//! The recordings are in `tests/conformance`, or in the folder given by `BOSH_DNS_CONFORMANCE`,
+//! which contains `scenarios` or is that folder.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its cases has failed")]
 
@@ -15,10 +15,10 @@ use dns_core::name::Name;
 use dns_core::resolve::{AllRunning, Existence, Resolution, resolve};
 use serde_json::Value;
 
-/// Folders whose answers depend on records and aliases alone.
+/// Scenarios whose answers depend on records and aliases alone.
 const SCENARIOS: [&str; 4] = ["01_", "02", "03_", "04_"];
 
-/// Where the recordings are.
+/// Returns the folder of the recordings.
 fn scenarios() -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/conformance");
     let folder = std::env::var_os("BOSH_DNS_CONFORMANCE").map_or(own, PathBuf::from);
@@ -26,7 +26,7 @@ fn scenarios() -> PathBuf {
     if below.is_dir() { below } else { folder }
 }
 
-/// The folder's state, as the daemon would read it: a file that is refused leaves nothing.
+/// Loads a scenario's files like the daemon does: a rejected file counts as empty.
 fn snapshot(folder: &Path) -> Snapshot {
     let mut files: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     if let Ok(entries) = std::fs::read_dir(folder.join("aliases")) {
@@ -49,7 +49,7 @@ fn snapshot(folder: &Path) -> Snapshot {
     Snapshot::build(records, &aliases).0
 }
 
-/// What the server makes of a resolution: rcode and addresses, sorted.
+/// Returns RCODE and sorted addresses of a resolution, as the server would reply.
 fn reply(resolution: Option<Resolution>, qtype: &str) -> (&'static str, Vec<String>) {
     let Some(Resolution { existence, v4, v6, .. }) = resolution else {
         return ("REFUSED", Vec::new());
@@ -68,7 +68,7 @@ fn reply(resolution: Option<Resolution>, qtype: &str) -> (&'static str, Vec<Stri
     (rcode, addresses)
 }
 
-/// Whether a reply is what was recorded.
+/// Returns whether a reply equals the recorded one.
 fn is_expected(expected: &Value, folder: &Path, (rcode, addresses): &(&str, Vec<String>)) -> bool {
     if expected["rcode"] != *rcode {
         return false;
@@ -78,7 +78,7 @@ fn is_expected(expected: &Value, folder: &Path, (rcode, addresses): &(&str, Vec<
         None => expected["answers"].clone(),
     };
     let listed = listed.as_array().cloned().unwrap_or_default();
-    // IPv6 addresses are compared as addresses: the recordings may spell them another way.
+    // IPv6 addresses are compared as addresses: the recordings may use another spelling.
     let text = |answer: &Value| {
         let text = answer[3].as_str().unwrap();
         text.parse::<IpAddr>().map_or(text.to_owned(), |address| address.to_string())

@@ -1,15 +1,15 @@
-//! What the parts of the server stand on: the system's side of files, sockets, certificates,
-//! clocks and threads, and the names of metrics and the form of log lines.
+//! Operating-system services of the server: files, sockets, certificates, clocks and threads, and
+//! common code for metrics and logging.
 //!
-//! * [`files`] reads and compares the files that the configuration names.
-//! * [`tls`]: certificates that change while they are in use.
-//! * [`mmsg`]: many datagrams with one system call.
+//! * [`files`]: reading and stamping of the files named in the configuration.
+//! * [`tls`]: certificates that are reloaded while in use.
+//! * [`mmsg`]: many datagrams per system call.
 //! * [`logs`]: one line per event, levels by tag, changeable at run time.
-//! * [`metrics`]: every family, declared in one place.
-//! * [`sandbox`], [`unix_socket`]: system calls that are given up; sockets for local clients.
-//! * [`stall`]: streams whose peer has to read.
-//! * [`threads`], [`priority`]: threads, with what a panic in one means; threads in the background.
-//! * [`clock`], [`limits`]: the kernel's clock, open files.
+//! * [`metrics`]: declarations of all families.
+//! * [`sandbox`], [`unix_socket`]: system call filter; sockets for local clients.
+//! * [`stall`]: streams with a write timeout.
+//! * [`threads`], [`priority`]: threads with their consequence of a panic; background threads.
+//! * [`clock`], [`limits`]: the kernel's clock; the limit on open files.
 
 pub mod clock;
 pub mod files;

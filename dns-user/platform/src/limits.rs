@@ -2,8 +2,8 @@
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Raises the limit on open files as far as it goes without privileges and gives
-/// what it is now: every client, and every instance that is checked, keeps a connection.
+/// Raises the soft limit on open files to the hard limit and returns the result. Every client and
+/// every checked instance occupies a descriptor.
 pub fn raise_file_limit() -> u64 {
     match getrlimit(Resource::RLIMIT_NOFILE) {
         Ok((soft, hard)) if soft < hard => match setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
@@ -11,7 +11,7 @@ pub fn raise_file_limit() -> u64 {
             Err(_) => soft,
         },
         Ok((soft, _)) => soft,
-        // The least that POSIX systems are usually set to.
+        // The usual minimum on POSIX systems.
         Err(_) => 1024,
     }
 }

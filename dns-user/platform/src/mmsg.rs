@@ -1,5 +1,4 @@
-//! Many datagrams with one system call: `recvmmsg` (kernel 2.6.33) and
-//! `sendmmsg` (kernel 3.0).
+//! Many datagrams per system call: `recvmmsg` (kernel 2.6.33) and `sendmmsg` (kernel 3.0).
 
 use std::{
     io, mem,
@@ -8,60 +7,57 @@ use std::{
     ptr,
 };
 
-/// Room for one control message: 16 bytes of header, at most 20 of `in6_pktinfo`.
+/// Buffer size for one control message: 16 bytes of header, at most 20 of `in6_pktinfo`.
 const CONTROL_SIZE: usize = 64;
 
 //----------- Incoming -------------------------------------------------------
 
-/// What the kernel is to tell besides the bytes of datagrams.
+/// The data requested from the kernel in addition to the datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Told {
-    /// Nothing: the socket is connected.
+    /// No further data, for connected sockets.
     Nothing,
-    /// Who sent them.
+    /// The address of each datagram's sender.
     Peers,
-    /// Also control messages, which the socket was asked for.
+    /// Peer addresses and the control messages enabled on the socket.
     PeersAndControls,
 }
 
-/// Buffers for `COUNT` incoming datagrams of up to `SIZE` bytes each; of longer ones the rest
-/// is cut off.
+/// Buffers for `COUNT` incoming datagrams of up to `SIZE` bytes each; longer ones are truncated.
 pub struct Incoming<const COUNT: usize, const SIZE: usize> {
-    /// The datagrams, one room after the other. Pages that none reaches take no memory.
+    /// Datagram buffers, one after another. Unused pages take no memory.
     rooms: Box<[u8]>,
-    /// Who sent them.
     peers: Box<[libc::sockaddr_storage; COUNT]>,
-    /// What the kernel says of their destinations.
+    /// Control messages with the destinations.
     controls: Box<[ControlMessages; COUNT]>,
-    /// What of this is asked for.
     told: Told,
-    /// Headers; their pointers lead into the boxes here, whose contents never move.
+    /// Headers; their pointers refer to the boxes in this struct, whose contents never move.
     headers: Box<[libc::mmsghdr; COUNT]>,
     /// One buffer for each header.
     slices: Box<[libc::iovec; COUNT]>,
-    /// How many headers the kernel has written to since they were prepared.
+    /// Number of headers that the kernel may have written to since they were prepared.
     used: usize,
 }
 
-/// Control messages of one datagram, aligned as `cmsghdr` wants it.
+/// Control messages of one datagram, aligned for `cmsghdr`.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 pub struct ControlMessages([u8; CONTROL_SIZE]);
 
-/// A datagram that came in.
+/// A received datagram with its metadata.
 pub struct Datagram<'a> {
-    /// Its bytes.
+    /// Payload, truncated to the buffer size.
     pub bytes: &'a [u8],
-    /// Who sent it, if that is told.
+    /// Address of the sender, if requested.
     pub peer: &'a libc::sockaddr_storage,
-    /// The control messages that came with it.
+    /// Control messages received with it, if requested.
     pub control: &'a ControlMessages,
-    /// Bytes of them.
+    /// Length of the control messages in bytes.
     pub control_len: usize,
 }
 
 impl<const COUNT: usize, const SIZE: usize> Incoming<COUNT, SIZE> {
-    /// Empty buffers.
+    /// Allocates empty buffers that request the given data.
     pub fn new(told: Told) -> Self {
         // SAFETY: all-zero bytes are valid headers, addresses and slices: they
         // consist of integers and raw pointers.
@@ -78,8 +74,8 @@ impl<const COUNT: usize, const SIZE: usize> Incoming<COUNT, SIZE> {
         }
     }
 
-    /// Takes the datagrams that the socket holds, as many as there is room for; says how many,
-    /// at least one. `flags` are those of `recvmmsg`: whether to wait for the first one.
+    /// Receives the datagrams in the socket's queue, as many as fit, and returns their number, at
+    /// least one. `flags` are passed to `recvmmsg`: they decide whether it waits for the first one.
     pub fn receive(&mut self, socket: RawFd, flags: libc::c_int) -> io::Result<usize> {
         for (at, room) in self.rooms.chunks_exact_mut(SIZE).enumerate().take(self.used) {
             self.slices[at] = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: SIZE };
@@ -100,24 +96,24 @@ impl<const COUNT: usize, const SIZE: usize> Incoming<COUNT, SIZE> {
         let count = unsafe {
             libc::recvmmsg(socket, self.headers.as_mut_ptr(), COUNT as libc::c_uint, flags, ptr::null_mut())
         };
-        // After an error some may have been written to.
+        // After an error the kernel may have written to any header.
         self.used = usize::try_from(count).unwrap_or(COUNT);
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 
-    /// The first `count` datagrams, as [`receive`](Self::receive) left them.
+    /// Returns the first `count` datagrams of the last [`receive`](Self::receive).
     pub fn datagrams(&self, count: usize) -> impl Iterator<Item = Datagram<'_>> {
         let rooms = self.rooms.chunks_exact(SIZE).zip(self.headers.iter());
         let about = self.peers.iter().zip(self.controls.iter());
         rooms.zip(about).take(count).map(|((room, header), (peer, control))| {
-            // The kernel never says more than it had room for.
+            // The kernel never returns a length above the buffer's.
             let length = (header.msg_len as usize).min(SIZE);
             Datagram { bytes: &room[..length], peer, control, control_len: header.msg_hdr.msg_controllen }
         })
     }
 
-    /// A header for the reply to the datagram at `at`, still without the reply: to whom it came
-    /// from, and from where it was sent to.
+    /// Returns a header for the reply to the datagram at `at`, without the reply itself:
+    /// destination is the sender, source the original destination.
     pub fn reply_header(&mut self, at: usize) -> libc::msghdr {
         let mut header = self.headers[at].msg_hdr;
         if self.told >= Told::PeersAndControls {
@@ -130,10 +126,10 @@ impl<const COUNT: usize, const SIZE: usize> Incoming<COUNT, SIZE> {
 
 //----------- Sending --------------------------------------------------------
 
-/// Sends messages; says how many the kernel did not take.
+/// Sends messages; returns the number rejected by the kernel.
 ///
 /// # Safety
-/// Each header must lead to buffers and addresses that live longer than the call.
+/// The buffers and addresses in each header must outlive the call.
 pub unsafe fn send(socket: RawFd, messages: &mut [libc::mmsghdr]) -> usize {
     let (mut sent, mut failed) = (0, 0);
     while sent < messages.len() {
@@ -143,7 +139,7 @@ pub unsafe fn send(socket: RawFd, messages: &mut [libc::mmsghdr]) -> usize {
         match usize::try_from(count) {
             Ok(count @ 1..) => sent += count,
             _ if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
-            // The first of the rest was not taken: go on behind it.
+            // The first remaining message was rejected: skip it.
             _ => {
                 sent += 1;
                 failed += 1;
@@ -156,8 +152,8 @@ pub unsafe fn send(socket: RawFd, messages: &mut [libc::mmsghdr]) -> usize {
 //----------- ControlMessages ------------------------------------------------
 
 impl ControlMessages {
-    /// Makes what the kernel said of a query fit for its reply: the source
-    /// address stays, the interface is left to the routing table.
+    /// Converts the control message of a query for its reply: keeps the source address and
+    /// leaves the interface to the routing table.
     pub fn clear_interface(&mut self, length: usize) {
         let length = length.min(CONTROL_SIZE);
         let header_len = size_of::<libc::cmsghdr>();
@@ -169,12 +165,10 @@ impl ControlMessages {
         let header: libc::cmsghdr = unsafe { ptr::read(self.0.as_ptr().cast()) };
         let data = &mut self.0[header_len..length];
         match (header.cmsg_level, header.cmsg_type) {
-            // struct in_pktinfo: interface, local address, destination. The local
-            // address is the one to answer from (ip(7)): for a broadcast or
-            // multicast query the destination could not be.
+            // struct in_pktinfo: interface, local address, destination. The local address is the
+            // source of the reply (ip(7)); the destination may be a broadcast or multicast address.
             (libc::IPPROTO_IP, libc::IP_PKTINFO) if data.len() >= 4 => data[..4].fill(0),
-            // struct in6_pktinfo: address, interface. A link-local source needs
-            // its interface.
+            // struct in6_pktinfo: address, interface. A link-local source requires its interface.
             (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) if data.len() >= 20 => {
                 let link_local = data[0] == 0xfe && data[1] & 0xc0 == 0x80;
                 if !link_local {
@@ -185,12 +179,12 @@ impl ControlMessages {
         }
     }
 
-    /// Number of the interface that the datagram came in by, if the kernel told.
+    /// Returns the index of the receiving interface, if the kernel reported it.
     pub fn interface(&self, length: usize) -> Option<u32> {
         self.destination(length).map(|(ifindex, _)| ifindex)
     }
 
-    /// The same with the address that the datagram was sent to; an IPv4-mapped one as IPv4.
+    /// Returns the receiving interface and the destination address, IPv4-mapped ones as IPv4.
     pub fn destination(&self, length: usize) -> Option<(u32, IpAddr)> {
         let header_len = size_of::<libc::cmsghdr>();
         let data = self.0.get(header_len..length.min(CONTROL_SIZE))?;
@@ -211,14 +205,14 @@ impl ControlMessages {
         Some((u32::from_ne_bytes(*ifindex), address)).filter(|&(ifindex, _)| ifindex != 0)
     }
 
-    /// For `sendmsg` of a single reply.
+    /// Returns the pointer for `sendmsg` with a single reply.
     pub fn as_mut_ptr(&mut self) -> *mut libc::c_void {
         (&raw mut self.0).cast()
     }
 }
 
-/// The address in what the kernel wrote; the unspecified one if it is of
-/// neither family of IP.
+/// Converts an address written by the kernel; returns the unspecified address if it is not an IP
+/// address.
 pub fn socket_address(peer: &libc::sockaddr_storage) -> SocketAddr {
     let peer_ptr = &raw const *peer;
     match i32::from(peer.ss_family) {

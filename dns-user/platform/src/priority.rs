@@ -1,9 +1,10 @@
-//! The priority of threads that work beside those that answer.
+//! Lower priority for threads with background work.
 
-/// How much lower it is (`nice`).
+/// Increment of the nice value.
 const NICENESS: i32 = 5;
 
-/// Lowers the priority of the calling thread, which does this: answering comes first.
+/// Lowers the priority of the calling thread, so that answering comes first. `work` names it in the
+/// log.
 pub fn lower(work: &str) {
     // SAFETY: takes plain numbers; process 0 is the calling thread (Linux, not POSIX).
     let result = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICENESS) };

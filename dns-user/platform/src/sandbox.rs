@@ -1,25 +1,25 @@
-//! System calls that a process gives up for good (seccomp(2)), whoever takes it over.
+//! System call filters (seccomp(2)) that limit a compromised process.
 
 use std::{collections::BTreeMap, io};
 
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
-/// What a process has to do, by which its system calls are chosen.
+/// The task of a process, which determines its permitted system calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Serves DNS; another process attaches programs.
+    /// Serves DNS; a separate process attaches the programs.
     Serve,
-    /// Serves DNS, and loads and attaches programs itself.
+    /// Serves DNS, and loads and attaches the programs itself.
     ServeAndAttach,
-    /// Loads and attaches programs for a server.
+    /// Loads and attaches the programs for a server.
     Attach,
 }
 
-/// Allows this thread, and all that it starts, only the system calls that `work` takes; others fail
-/// with EPERM. None of the lists has execve(2), ptrace(2), mount(2), setns(2), unshare(2) or a change
-/// of user. Sets `no_new_privs`.
+/// Restricts this thread and its future children to the system calls needed for `work`; others fail
+/// with EPERM. No list contains execve(2), ptrace(2), mount(2), setns(2), unshare(2) or calls that
+/// change the user. Sets `no_new_privs`.
 ///
-/// To be called before the process has a second thread.
+/// Must be called before the process starts a second thread.
 pub fn enter(work: Work) -> io::Result<()> {
     let attaching: &[libc::c_long] = match work {
         Work::Serve => &[],
@@ -35,10 +35,10 @@ pub fn enter(work: Work) -> io::Result<()> {
     seccompiler::apply_filter(&program).map_err(|error| io::Error::other(error.to_string()))
 }
 
-/// For loading and attaching programs, and grace periods.
+/// System calls for loading and attaching programs, and for grace periods.
 const ATTACHING: &[libc::c_long] = &[libc::SYS_bpf, libc::SYS_perf_event_open, libc::SYS_membarrier];
 
-/// Threads, memory, time, signals, files and sockets.
+/// System calls for threads, memory, time, signals, files and sockets.
 const COMMON: &[libc::c_long] = &[
     // Threads and memory.
     libc::SYS_brk,
@@ -95,7 +95,7 @@ const COMMON: &[libc::c_long] = &[
     libc::SYS_timerfd_create,
     libc::SYS_timerfd_gettime,
     libc::SYS_timerfd_settime,
-    // Who we are.
+    // Process identity.
     libc::SYS_capget,
     libc::SYS_getegid,
     libc::SYS_geteuid,
@@ -152,7 +152,7 @@ const COMMON: &[libc::c_long] = &[
     libc::SYS_unlinkat,
     libc::SYS_write,
     libc::SYS_writev,
-    // Waiting, and sockets.
+    // Polling and sockets.
     libc::SYS_accept4,
     libc::SYS_bind,
     libc::SYS_connect,
@@ -180,7 +180,7 @@ const COMMON: &[libc::c_long] = &[
     libc::SYS_shutdown,
     libc::SYS_socket,
     libc::SYS_socketpair,
-    // Their older forms, which only this architecture has.
+    // Older variants, which only this architecture has.
     #[cfg(target_arch = "x86_64")]
     libc::SYS_accept,
     #[cfg(target_arch = "x86_64")]
@@ -235,11 +235,11 @@ const COMMON: &[libc::c_long] = &[
 mod tests {
     use super::*;
 
-    /// The error of a system call, on a thread of its own: a filter is never taken off again.
+    /// Returns the error of a system call made on a separate thread, because filters are permanent.
     fn errno_inside(work: Work, call: libc::c_long) -> i32 {
         let inside = move || {
             enter(work).unwrap();
-            // SAFETY: none of the calls that are tried does anything with zeros as arguments.
+            // SAFETY: with these arguments none of the tested calls has an effect.
             let result = unsafe { libc::syscall(call, -1, 0, 0, 0, 0, 0) };
             if result < 0 { io::Error::last_os_error().raw_os_error().unwrap_or(0) } else { 0 }
         };
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_has_no_way_to_privileges() {
+    fn server_cannot_gain_privileges() {
         for call in [
             libc::SYS_bpf,
             libc::SYS_execve,
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attacher_keeps_bpf_alone() {
+    fn attacher_keeps_only_bpf() {
         assert_ne!(errno_inside(Work::Attach, libc::SYS_bpf), libc::EPERM);
         assert_eq!(errno_inside(Work::Attach, libc::SYS_execve), libc::EPERM);
     }

@@ -1,4 +1,4 @@
-//! A stream whose peer has to read.
+//! A write timeout for streams.
 
 use std::{
     io,
@@ -15,27 +15,28 @@ use tokio::{
 /// Time that an HTTP client may leave a reply unread.
 pub const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Bytes that a peer must have taken for its time to begin again: one that reads a byte now and then
-/// holds nothing for long.
+/// Bytes that a peer must read to restart its time limit, so that reading a byte now and then does
+/// not hold resources.
 const PROGRESS: usize = 16 << 10;
 
-/// Fails with [`io::ErrorKind::TimedOut`] when the peer leaves what is written unread for too long.
+/// A stream that fails with [`io::ErrorKind::TimedOut`] if the peer leaves written data unread for
+/// too long.
 pub struct StallLimit<T> {
     inner: T,
     limit: Duration,
-    /// Runs while something waits to be written.
+    /// Runs while written data is pending.
     deadline: Option<Pin<Box<Sleep>>>,
     /// Bytes written since the deadline was set.
     written: usize,
 }
 
 impl<T> StallLimit<T> {
-    /// Bounds `inner`: its peer may leave what is written unread for `limit`.
+    /// Wraps `inner`: its peer may leave written data unread for `limit`.
     pub fn new(inner: T, limit: Duration) -> Self {
         Self { inner, limit, deadline: None, written: 0 }
     }
 
-    /// Passes the outcome of a write or flush on, unless the time is over.
+    /// Passes on the result of a write or flush unless the deadline has passed.
     fn bounded<R>(&mut self, context: &mut Context<'_>, outcome: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
         if outcome.is_ready() {
             return outcome;
@@ -67,7 +68,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for StallLimit<T> {
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let outcome = Pin::new(&mut self.inner).poll_flush(context);
         if outcome.is_ready() {
-            // Everything is on its way.
+            // Nothing is pending.
             (self.deadline, self.written) = (None, 0);
         }
         self.bounded(context, outcome)

@@ -1,4 +1,4 @@
-//! Threads of the process, each with what a panic in it means.
+//! Threads of the process, each with its consequence of a panic.
 
 use std::{
     cell::Cell,
@@ -10,14 +10,14 @@ use std::{
 /// Consequence of a panic on a thread, for the panic hook of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnPanic {
-    /// A part of the process is gone for good: the process has to end and be restarted.
+    /// The process must end and be restarted, because a part of it is gone for good.
     EndProcess,
-    /// One piece of work is lost, and its thread goes on with the next.
+    /// One unit of work is lost; the thread continues with the next.
     Continue,
 }
 
 thread_local! {
-    /// Threads of libraries say nothing, and so end the process.
+    /// Threads of libraries do not set it, so their panics end the process.
     static ON_PANIC: Cell<OnPanic> = const { Cell::new(OnPanic::EndProcess) };
 }
 
@@ -44,7 +44,7 @@ pub fn on_panic() -> OnPanic {
     ON_PANIC.get()
 }
 
-/// Runs work whose panic is caught here and loses nothing but the work.
+/// Runs work with panics caught: a panic loses only this work.
 pub fn catch<T>(work: impl FnOnce() -> T) -> thread::Result<T> {
     let before = ON_PANIC.replace(OnPanic::Continue);
     let result = panic::catch_unwind(AssertUnwindSafe(work));
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fate_does_not_depend_on_name() {
+    fn name_does_not_decide_fate() {
         for fate in [OnPanic::EndProcess, OnPanic::Continue] {
             for name in ["tokio-rt-worker", "dns-udp-0", "publisher"] {
                 assert_eq!(spawn(name, fate, on_panic).unwrap().join().unwrap(), fate, "{name}");
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn caught_panics_lose_only_their_work() {
+    fn caught_panics_keep_the_thread() {
         let result = catch(|| {
             assert_eq!(on_panic(), OnPanic::Continue);
             panic!("as a defect would");

@@ -1,10 +1,9 @@
-//! Mutual TLS whose files may change at any time.
+//! Mutual TLS with files that may change at any time.
 //!
-//! [`RotatingTls`] holds what was last loaded from a certificate, its key and a
-//! bundle of CAs, and loads them again when one of the files changes. A set that
-//! does not fit together (a new certificate beside the old key, half a file) is
-//! never used: the last good set stays and the new one is tried again at every
-//! poll. Connections keep the set that they began with.
+//! [`RotatingTls`] holds the last valid set of certificate, key and CA bundle, and reloads it when
+//! one of the files changes. An inconsistent set (a new certificate with the old key, a partial
+//! file) is never used: the last valid set stays in use and every poll tries again. Connections
+//! keep the set with which they began.
 
 mod certificate;
 mod verify;
@@ -27,98 +26,96 @@ pub use self::certificate::{CertificateFacts, common_name};
 use crate::files::FileStamp;
 use dns_core::config::TlsFiles;
 
-/// How often the files are looked at. A rotation by the agent or by an operator
-/// is never more urgent than this.
+/// Interval between checks of the files. A rotation by the agent or an operator is never more
+/// urgent.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often the warning about one certificate is repeated.
+/// Interval between repeated warnings about a certificate.
 const WARNING_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 
-/// One end of mutual TLS, always made from the newest good set of files.
+/// One side of mutual TLS, based on the latest valid set of files.
 #[derive(Debug)]
 pub struct RotatingTls {
-    /// What the material is for, in logs and metrics: `health-client`, `api`...
+    /// Name in logs and metrics, such as `health-client` or `api`.
     purpose: &'static str,
-    /// Name that a server's certificate has to be issued to when we are the client.
+    /// Required name in server certificates when connecting as a client.
     server_name: &'static str,
-    /// Where it comes from.
     files: TlsFiles,
-    /// The newest good set.
     current: ArcSwap<TlsMaterial>,
-    /// What the last attempt to load saw and how it went.
+    /// State of the last attempt to load.
     attempt: Mutex<Attempt>,
-    /// Loads that failed since the start, for metrics.
+    /// Failed loads since the start, for metrics.
     failures: AtomicU64,
 }
 
-/// A certificate, its key and the CAs, made into configurations of both ends.
+/// Configurations for both sides, built from a certificate, its key and the CAs.
 #[derive(Debug)]
 pub struct TlsMaterial {
-    /// Counts the sets: 1 for the first.
+    /// Number of the set, counted from 1.
     pub generation: u64,
-    /// For accepting connections: a client certificate of one of the CAs is required.
+    /// For incoming connections; requires a client certificate from one of the CAs.
     pub server: Arc<ServerConfig>,
-    /// For making connections: the server's certificate has to be of one of the
-    /// CAs and issued to the expected name.
+    /// For outgoing connections; requires a server certificate from one of the CAs, issued to the
+    /// expected name.
     pub client: Arc<ClientConfig>,
-    /// Our own certificate.
+    /// Properties of our certificate.
     pub certificate: CertificateFacts,
-    /// The CAs of the bundle.
+    /// Properties of the CAs in the bundle.
     pub authorities: Vec<CertificateFacts>,
 }
 
-/// The files as they are on disk; `None`: not there.
+/// Stamps of the three files; `None`: missing.
 type FileStamps = [Option<FileStamp>; 3];
 
 /// The last attempt to load, and the last warning.
 #[derive(Debug)]
 struct Attempt {
-    /// The files as they were just before it.
+    /// Stamps taken just before the attempt.
     seen: FileStamps,
-    /// Why it failed, if it did.
+    /// Reason of the failure, if it failed.
     error: Option<String>,
-    /// When an end that is near was warned about.
+    /// Time of the last warning about expiry.
     warned: Option<SystemTime>,
 }
 
-/// Why certificates could not be used.
+/// The reason why certificates are unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file could not be read, or holds no PEM of the wanted kind.
+    /// A file is unreadable or contains no PEM section of the required kind.
     #[error("{}: {problem}; a PEM file with {wanted} is needed", path.display())]
     File {
-        /// The file.
+        /// Path of the unusable file.
         path: PathBuf,
-        /// What is wrong.
+        /// Reason without the path.
         problem: String,
-        /// What should be in it.
+        /// Required content of the file.
         wanted: &'static str,
     },
-    /// The private key is another certificate's.
+    /// The private key belongs to another certificate.
     #[error(
         "{} is not the key of {}; put both from the same pair there",
         key.display(),
         certificate.display()
     )]
     KeyMismatch {
-        /// File of the certificate.
+        /// Path of the certificate.
         certificate: PathBuf,
-        /// File of the key.
+        /// Path of the private key.
         key: PathBuf,
     },
-    /// The files can be read but TLS cannot use them.
+    /// The files are readable but rejected by TLS.
     #[error("{}: {problem}", path.display())]
     Unusable {
-        /// The file concerned.
+        /// Path of the rejected file.
         path: PathBuf,
-        /// What rustls or the certificate parser says.
+        /// Message of rustls or the certificate parser.
         problem: String,
     },
 }
 
 impl RotatingTls {
-    /// Loads the files for the first time. `purpose` is the name in logs and
-    /// metrics, `server_name` what servers that we connect to have to be called.
+    /// Loads the files for the first time. `purpose` is the name in logs and metrics; `server_name`
+    /// is the required name in server certificates.
     pub fn load(
         purpose: &'static str,
         server_name: &'static str,
@@ -138,40 +135,38 @@ impl RotatingTls {
         Ok(tls)
     }
 
-    /// What the material is for, as given to [`Self::load`].
+    /// Returns the name in logs and metrics.
     pub fn purpose(&self) -> &'static str {
         self.purpose
     }
 
-    /// The newest good set.
+    /// Returns the latest valid set.
     pub fn current(&self) -> Arc<TlsMaterial> {
         self.current.load_full()
     }
 
-    /// Configuration for accepting connections now.
+    /// Returns the current configuration for incoming connections.
     pub fn server_config(&self) -> Arc<ServerConfig> {
         self.current.load().server.clone()
     }
 
-    /// Configuration for making connections now.
+    /// Returns the current configuration for outgoing connections.
     pub fn client_config(&self) -> Arc<ClientConfig> {
         self.current.load().client.clone()
     }
 
-    /// Why the files as they are now cannot be used; `None`: what is in use is
-    /// what lies in the files.
+    /// Returns why the current files are unusable; `None` if they are in use.
     pub fn last_error(&self) -> Option<String> {
         self.attempt().error.clone()
     }
 
-    /// How many attempts to load failed since the start.
+    /// Returns the number of failed loads since the start.
     pub fn failures(&self) -> u64 {
         self.failures.load(Ordering::Relaxed)
     }
 
-    /// Loads the files again if one changed since the last attempt, or if that
-    /// failed. Says whether a new set is in use now. Reads files: not for a
-    /// thread that answers queries.
+    /// Reloads the files if one changed since the last attempt or if that failed. Returns whether a
+    /// new set is in use. Performs file I/O, so it must not run on a thread that answers queries.
     pub fn poll(&self) -> bool {
         let mut attempt = self.attempt();
         let seen = stamps(&self.files);
@@ -182,8 +177,8 @@ impl RotatingTls {
         }
         let generation = self.current.load().generation + 1;
         let loaded = TlsMaterial::load(self.server_name, &self.files, generation);
-        // A file that changed while it was read may have been read in part: the
-        // stamp from before makes the next poll look again.
+        // A file that changed during the read may be incomplete; the earlier stamp makes the next
+        // poll read it again.
         attempt.seen = seen;
         match loaded {
             Ok(material) => {
@@ -215,21 +210,21 @@ impl RotatingTls {
         }
     }
 
-    /// Polls every [`POLL_INTERVAL`] until dropped or aborted. `after` is called
-    /// after every poll, for metrics.
+    /// Polls every [`POLL_INTERVAL`] until dropped or aborted. `after` is called after every poll,
+    /// for metrics.
     pub async fn watch(self: Arc<Self>, after: impl Fn(&Self) + Send + 'static) {
         let mut ticks = tokio::time::interval(POLL_INTERVAL);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
             let tls = self.clone();
-            // A panic in there is a bug that the task's own message reports; go on.
+            // The panic hook reports a panic inside; polling continues.
             let _ = tokio::task::spawn_blocking(move || tls.poll()).await;
             after(&self);
         }
     }
 
-    /// Warns once a day about certificates in use that should have been renewed by now.
+    /// Warns once a day about certificates in use that are overdue for renewal.
     fn warn_of_expiry(&self, now: SystemTime) {
         let material = self.current.load();
         let mut ending = material.ending_soon(now).peekable();
@@ -259,14 +254,13 @@ impl RotatingTls {
         }
     }
 
-    /// The state of the last attempt.
     fn attempt(&self) -> MutexGuard<'_, Attempt> {
         self.attempt.lock()
     }
 }
 
 impl TlsMaterial {
-    /// Reads and checks one set of files.
+    /// Loads and validates a set of files.
     fn load(server_name: &'static str, files: &TlsFiles, generation: u64) -> Result<Self, TlsError> {
         let TlsFiles { certificate, private_key, ca } = files;
         let chain = read_certificates(certificate, "a certificate (and its chain)")?;
@@ -313,8 +307,8 @@ impl TlsMaterial {
             .with_client_cert_verifier(clients)
             .with_single_cert(chain.clone(), key.clone_key())
             .map_err(unusable(private_key))?;
-        // A resumed session skips the client's certificate: one that has expired since, or whose CA
-        // has been replaced, would still be let in.
+        // Resuming a session skips the client's certificate, so one that has expired or whose CA
+        // was replaced would still be accepted.
         server.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
         server.send_tls13_tickets = 0;
         let mut client = ClientConfig::builder_with_provider(provider.clone())
@@ -324,10 +318,10 @@ impl TlsMaterial {
             .with_custom_certificate_verifier(Arc::new(verify::IssuedTo::new(server_name, roots, provider)))
             .with_client_auth_cert(chain, key)
             .map_err(unusable(private_key))?;
-        // Servers are told apart by address; the store of sessions is keyed by
-        // name, so one instance's ticket would be offered to all the others.
+        // The session store is keyed by name, which all servers have in common: one instance's
+        // ticket would be offered to the others.
         client.resumption = rustls::client::Resumption::disabled();
-        // The name is the same for every instance, so it tells the server nothing.
+        // The name is the same for every instance, so SNI would be useless to the server.
         client.enable_sni = false;
         Ok(Self {
             generation,
@@ -338,7 +332,7 @@ impl TlsMaterial {
         })
     }
 
-    /// Our own certificate and the CAs whose warnings have begun at `now`.
+    /// Returns our certificate and the CAs whose warning period has begun at `now`.
     fn ending_soon(&self, now: SystemTime) -> impl Iterator<Item = &CertificateFacts> {
         std::iter::once(&self.certificate)
             .chain(&self.authorities)
@@ -350,13 +344,13 @@ impl TlsMaterial {
         self.authorities.iter().map(CertificateFacts::warns_from).min()
     }
 
-    /// The earliest end among the CAs of the bundle.
+    /// Returns the earliest expiry of the CAs in the bundle.
     pub fn authorities_not_after(&self) -> Option<SystemTime> {
         self.authorities.iter().map(|facts| facts.not_after).min()
     }
 }
 
-/// Reads all certificates of a PEM file; at least one.
+/// Reads all certificates of a PEM file, at least one.
 fn read_certificates(path: &Path, wanted: &'static str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let failed = |problem: String| TlsError::File { path: path.to_owned(), problem, wanted };
     let certificates: Vec<_> = CertificateDer::pem_file_iter(path)
@@ -368,7 +362,7 @@ fn read_certificates(path: &Path, wanted: &'static str) -> Result<Vec<Certificat
     Ok(certificates)
 }
 
-/// The stamps of the three files.
+/// Returns the stamps of the three files.
 fn stamps(files: &TlsFiles) -> FileStamps {
     [&files.certificate, &files.private_key, &files.ca].map(FileStamp::of)
 }

@@ -1,7 +1,7 @@
-//! Unix sockets in folders that others may write to.
+//! Unix sockets in folders that other users may write to.
 //!
-//! Nothing is changed by its path: the folder is opened once, and the socket has its mode and group
-//! from its first moment. Clients can connect once it is owned, and listened on.
+//! No attribute is changed by path: the folder is opened once, and the socket is created with its
+//! final mode and group. Clients can connect once ownership is set and the socket listens.
 
 use std::{
     ffi::OsStr,
@@ -24,20 +24,20 @@ use nix::{
     unistd::{Gid, Uid, UnlinkatFlags, fchownat, setfsgid, unlinkat},
 };
 
-/// Who may connect.
+/// Ownership of a socket, which decides the permitted clients.
 #[derive(Clone, Copy, Debug)]
 pub struct Access {
-    /// Owner of the socket; `None`: this process's user.
+    /// Owner of the socket; `None`: the process's user.
     pub user: Option<Uid>,
-    /// Group of the socket, whose members may connect; `None`: the owner alone.
+    /// Group whose members may connect; `None`: owner only.
     pub group: Option<Gid>,
 }
 
-/// Listens at `path`, in place of a socket that is there. Its folder is made if it is missing, for this
-/// process alone to write to; one that users other than root, this one and those of `trusted` may write
-/// to is refused.
+/// Listens at `path`, replacing an existing socket. A missing folder is created, writable only by
+/// this process's user. A folder that users other than root, this one and `trusted` can write to is
+/// rejected.
 ///
-/// To be called before the process has a second thread.
+/// Must be called before the process starts a second thread.
 pub fn bind(path: &Path, access: Access, trusted: &[Uid]) -> io::Result<UnixListener> {
     let Access { user, group } = access;
     let (folder, name) = match (path.parent(), path.file_name()) {
@@ -67,7 +67,8 @@ pub fn bind(path: &Path, access: Access, trusted: &[Uid]) -> io::Result<UnixList
     let put = || -> io::Result<OwnedFd> {
         let flags = SockFlag::SOCK_CLOEXEC;
         let listener = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-        // Binding takes the mode of the socket for the file's (unix(7) does not say so; since Linux 2.6).
+        // bind(2) derives the file's mode from the socket's (undocumented in unix(7); since Linux
+        // 2.6).
         fchmod(&listener, Mode::from_bits_truncate(if group.is_some() { 0o660 } else { 0o600 }))?;
         bind_in(&folder, &part, &listener, group)?;
         let bound =
@@ -76,7 +77,8 @@ pub fn bind(path: &Path, access: Access, trusted: &[Uid]) -> io::Result<UnixList
         if kind(&found) != SFlag::S_IFSOCK || found.st_nlink != 1 {
             return Err(io::Error::other("was replaced by something else at once"));
         }
-        // The group of the file system's id is root's privilege; membership allows a change as well.
+        // Setting the group by the file system id needs root; group membership suffices for a
+        // change.
         if let Some(group) = group.filter(|group| group.as_raw() != found.st_gid) {
             fchownat(&bound, "", None, Some(group), AtFlags::AT_EMPTY_PATH)?;
         }
@@ -88,17 +90,17 @@ pub fn bind(path: &Path, access: Access, trusted: &[Uid]) -> io::Result<UnixList
         Ok(listener)
     };
     let listener = put().inspect_err(|_| {
-        // Nothing of ours stays; the first problem is the one that matters.
+        // Clean up; the first error is the one to report.
         let _ = unlinkat(&folder, &*part, UnlinkatFlags::NoRemoveDir);
     })?;
     Ok(UnixListener::from(listener))
 }
 
-/// Binds in an open folder: the socket's file has `group` from its first moment.
+/// Binds in an open folder; the socket file is created with `group`.
 fn bind_in(folder: &OwnedFd, name: &OsStr, listener: &OwnedFd, group: Option<Gid>) -> io::Result<()> {
     let mut path = Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string());
     path.push(name);
-    // Checks the length, too.
+    // Also checks the length.
     SocketAddr::from_pathname(&path)?;
     let address = UnixAddr::new(&path)?;
     let before = group.map(setfsgid);
@@ -109,7 +111,7 @@ fn bind_in(folder: &OwnedFd, name: &OsStr, listener: &OwnedFd, group: Option<Gid
     Ok(bound?)
 }
 
-/// Makes a folder and those above it that are missing, whatever the umask allows.
+/// Creates a folder and its missing ancestors regardless of the umask.
 fn make_folders(folder: &Path) -> io::Result<()> {
     if folder.is_dir() {
         return Ok(());
@@ -123,7 +125,7 @@ fn make_folders(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Opens a folder, unless strangers may write to it.
+/// Opens a folder, unless untrusted users can write to it.
 fn open_folder(folder: &Path, trusted: &[Uid]) -> io::Result<OwnedFd> {
     let opened = File::open(folder)?;
     let found = fstat(opened.as_fd())?;
@@ -133,7 +135,7 @@ fn open_folder(folder: &Path, trusted: &[Uid]) -> io::Result<OwnedFd> {
     let owner = Uid::from_raw(found.st_uid);
     let is_ours = owner.is_root() || owner == Uid::effective() || trusted.contains(&owner);
     let is_open = found.st_mode & 0o022 != 0 && found.st_mode & 0o1000 == 0;
-    // What an unprivileged process does by mistake costs nobody else anything.
+    // Without root a mistake harms only the user itself.
     if Uid::effective().is_root() && (!is_ours || is_open) {
         return Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
@@ -167,7 +169,7 @@ mod tests {
     const ALONE: Access = Access { user: None, group: None };
 
     #[test]
-    fn a_socket_replaces_one_left_behind() {
+    fn stale_socket_is_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run/deep/x.sock");
         drop(bind(&path, ALONE, &[]).unwrap());
@@ -189,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn root_uses_no_folder_of_strangers() {
+    fn root_rejects_untrusted_folders() {
         if !Uid::effective().is_root() {
             return;
         }
@@ -199,12 +201,12 @@ mod tests {
         let theirs = folder.path().join("theirs");
         fs::create_dir(&theirs).unwrap();
         std::os::unix::fs::chown(&theirs, Some(65534), Some(65534)).unwrap();
-        // Where the socket is made first, whatever this process's number is.
+        // Path of the temporary socket, for the PID of this process.
         symlink(&precious, theirs.join(format!("x.sock.{}", std::process::id()))).unwrap();
         let access = Access { user: None, group: Some(Gid::from_raw(65534)) };
         let error = bind(&theirs.join("x.sock"), access, &[]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
-        // Trusted, its owner still gains nothing.
+        // Even with a trusted owner the other file stays unchanged.
         bind(&theirs.join("x.sock"), access, &[Uid::from_raw(65534)]).unwrap();
         let found = fs::metadata(&precious).unwrap();
         assert_eq!((found.uid(), found.gid(), found.mode() & 0o7777), (0, 0, 0o644));

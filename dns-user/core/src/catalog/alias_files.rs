@@ -1,4 +1,4 @@
-//! The alias files: targets by alias, merged and reduced among themselves.
+//! The alias files: aliases with their targets, merged and with chains resolved.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -10,48 +10,48 @@ use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
 use super::json::{self, Text};
 use crate::name::{Name, NameError};
 
-/// The content of all alias files.
+/// The merged content of all alias files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AliasFiles {
-    /// Aliases of one name.
+    /// Aliases by name.
     pub(crate) exact: BTreeMap<Name, FileAlias>,
-    /// Aliases `_.x`, by `x`: one label stands in front.
+    /// Aliases `_.x`, by `x`: any single label in front matches.
     pub(crate) below: BTreeMap<Name, FileAlias>,
 }
 
-/// An alias of a file.
+/// An alias from an alias file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FileAlias {
     pub(crate) file: Arc<str>,
-    /// What it points to.
+    /// The target list, in the order of the file.
     pub(crate) targets: Vec<FileTarget>,
 }
 
-/// Most aliases of aliases in a row.
+/// Maximum length of a chain of aliases.
 const MAX_CHAIN: usize = 500;
 
-/// Most targets of one alias, after reduction.
+/// Maximum number of targets of one alias, after resolving chains.
 const MAX_TARGETS: usize = 100_000;
 
-/// What an alias of a file points to.
+/// A target of an alias in an alias file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum FileTarget {
-    /// An address, given as it is.
+    /// A literal address.
     Address(IpAddr),
-    /// A name to be looked up among the records.
+    /// A name to look up in the records.
     Name(Name),
-    /// Only in aliases `_.x`: the label, and this behind it.
+    /// Only in aliases `_.x`: the label, followed by this name.
     Label(Name),
 }
 
-/// Something in the aliases that was passed over.
+/// An alias, or a target of one, that was skipped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AliasWarning {
-    /// File, or `records.json`.
+    /// Path of the alias file, or `records.json`.
     pub source: String,
-    /// The alias, as it is written.
+    /// The alias as written.
     pub alias: String,
-    /// What is wrong, and what becomes of it.
+    /// The problem and its consequence.
     pub problem: String,
 }
 
@@ -65,10 +65,10 @@ impl fmt::Display for AliasWarning {
     }
 }
 
-/// Why the alias files were refused.
+/// The reason why the alias files were rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AliasError {
-    /// The file is no object of lists of texts.
+    /// The file is not a JSON object whose values are lists of strings.
     #[error("{file}: line {line}, column {column}: {reason}")]
     Json {
         /// Path of the file, as configured.
@@ -80,39 +80,38 @@ pub enum AliasError {
         /// Cause, without the position.
         reason: String,
     },
-    /// An alias is no domain name.
+    /// The alias is not a valid domain name.
     #[error("{file}: alias {alias:?} is not a domain name: {error}")]
     Key {
         /// Path of the file, as configured.
         file: String,
         /// The key as written.
         alias: String,
-        /// Reason why it is no name.
+        /// Reason why the key is not a valid name.
         error: NameError,
     },
-    /// Aliases point to one another in a circle.
+    /// Aliases refer to each other in a loop.
     #[error("{}: the aliases {} form a loop; remove one of them", files.join(", "), texts(path).join(" -> "))]
     Loop {
-        /// Files of these aliases, each once.
+        /// Files that define these aliases, each once.
         files: Vec<String>,
-        /// The aliases in order; the last is the first again.
+        /// The aliases in order, ending with the first one again.
         path: Vec<Name>,
     },
-    /// An alias that is too much work.
+    /// The alias has too many targets or too long a chain.
     #[error(
         "the alias {0} leads to more than {MAX_TARGETS} targets, or there by more than {MAX_CHAIN} others"
     )]
     TooMuch(Name),
 }
 
-/// Names as text.
 fn texts(names: &[Name]) -> Vec<String> {
     names.iter().map(Name::to_string).collect()
 }
 
 impl AliasFiles {
-    /// Reads files, given with their names in the order in which they count: of
-    /// an alias that is in two files the first one stands.
+    /// Parses files given as (name, content) in order of precedence: if several files define an
+    /// alias, the first one wins.
     pub fn parse<'a>(
         files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
     ) -> Result<(Self, Vec<AliasWarning>), AliasError> {
@@ -144,17 +143,17 @@ impl AliasFiles {
         Ok((all, warnings))
     }
 
-    /// How many aliases there are.
+    /// Returns the number of aliases.
     pub fn len(&self) -> usize {
         self.exact.len() + self.below.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether the files define no alias.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Adds an alias, unless it is there already.
+    /// Adds an alias unless an earlier file defines it.
     fn add(
         &mut self,
         file: &Arc<str>,
@@ -191,9 +190,9 @@ impl AliasFiles {
         Ok(())
     }
 
-    /// Puts in place of targets that are aliases what those point to. Aliases
-    /// `_.x` are neither reduced nor followed: a target that falls under one is
-    /// looked up as any other name is (observed of targets of aliases `_.x`).
+    /// Replaces targets that are aliases by the targets of those. Aliases `_.x` are neither reduced
+    /// nor followed: a target below one is looked up like any other name (observed for targets of
+    /// aliases `_.x`).
     fn reduce(&mut self) -> Result<(), AliasError> {
         let mut reduced: HashMap<Name, Vec<FileTarget>> = HashMap::new();
         for alias in self.exact.keys() {
@@ -207,7 +206,7 @@ impl AliasFiles {
         Ok(())
     }
 
-    /// The targets of an alias that is in `exact`, reduced. `path` is how we came here.
+    /// Returns the reduced targets of an alias in `exact`. `path` is the chain of aliases so far.
     fn reduce_one(
         &self,
         alias: &Name,
@@ -253,8 +252,8 @@ impl AliasFiles {
 }
 
 impl FileTarget {
-    /// Reads a target: an address, a name, `*.x` for `q-s0.x`; in an alias
-    /// `_.x` a leading `_.` stands for the label.
+    /// Parses a target: an address, a name, or `*.x` as short for `q-s0.x`; in an alias `_.x` a
+    /// leading `_.` stands for the label.
     fn read(text: &str, below: bool) -> Result<Self, NameError> {
         if let Ok(address) = text.parse::<IpAddr>() {
             return Ok(Self::Address(address.to_canonical()));
@@ -271,7 +270,7 @@ impl FileTarget {
         }
     }
 
-    /// The target with the label put in; `None` if the name becomes too long.
+    /// Returns the target with the label inserted; `None` if the name gets too long.
     pub(crate) fn with_label(&self, label: &[u8]) -> Option<Self> {
         match self {
             Self::Label(rest) => rest.with_labels([label]).map(Self::Name),
@@ -280,8 +279,8 @@ impl FileTarget {
     }
 }
 
-/// Reads one file: aliases with their targets, in the order of the file; of
-/// one that comes twice the last counts.
+/// Deserialises one file into aliases with their targets, in file order; the last of several equal
+/// keys wins.
 struct FileReader;
 
 impl<'de> DeserializeSeed<'de> for FileReader {

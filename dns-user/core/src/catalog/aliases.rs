@@ -1,5 +1,4 @@
-//! The aliases of files and records together, checked against the domains of
-//! the records.
+//! Aliases of files and records combined, checked against the domains of the records.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -11,32 +10,32 @@ use super::records::AliasDefinition;
 use crate::name::Name;
 use crate::query::Question;
 
-/// What an alias points to.
+/// A target of an alias.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// An address, given as it is.
+    /// A literal address.
     Address(IpAddr),
-    /// A name to be looked up among the records.
+    /// A name to look up in the records.
     Name(Name),
-    /// A name to be looked up with one more criterion, from a placeholder.
-    /// There may be one for every instance, so the name is kept once.
+    /// A name to look up with an additional criterion, from a placeholder. There may be one per
+    /// instance, so they share the name.
     Narrowed {
-        /// Place of the name in [`Aliases::bases`].
+        /// Index of the name in [`Aliases::bases`].
         base: u32,
         by: Narrowing,
     },
 }
 
-/// What a placeholder in an alias of `records.json` stands for.
+/// The additional criterion that a placeholder in an alias of `records.json` adds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Narrowing {
-    /// uuid: the number of the instance, which stands for its id.
+    /// uuid: numeric id of the instance, in place of its id.
     Number(Symbol),
-    /// index: the index of the instance.
+    /// index: instance index.
     Index(i64),
-    /// availability_zone: the zone's name.
+    /// availability_zone: name of the zone.
     Zone(Symbol),
-    /// network: the network's name.
+    /// network: name of the network.
     Network(Symbol),
 }
 
@@ -44,16 +43,16 @@ type ByName<T> = HashMap<Name, T, foldhash::fast::FixedState>;
 
 #[derive(Debug, Default)]
 pub(crate) struct Aliases {
-    /// Aliases of one name. The file's win over those of the records.
+    /// Aliases by name. Those from files take precedence over those from the records.
     pub(crate) exact: ByName<Vec<Target>>,
-    /// Aliases `_.x`, by `x`: any one label may stand in front.
+    /// Aliases `_.x`, by `x`: any single label in front matches.
     pub(crate) below: ByName<Vec<FileTarget>>,
-    /// Names that [`Target::Narrowed`] shares.
+    /// Names shared by [`Target::Narrowed`].
     bases: Vec<Name>,
 }
 
 impl Aliases {
-    /// Puts the aliases together; what cannot work is skipped and reported.
+    /// Combines the aliases; invalid ones are skipped and reported.
     pub(crate) fn build(
         files: &AliasFiles,
         definitions: &[(String, Vec<AliasDefinition>)],
@@ -70,8 +69,8 @@ impl Aliases {
         (aliases, warnings)
     }
 
-    /// Wire-format names below which there are aliases: every parent of an alias, and `x`
-    /// of an alias `_.x`.
+    /// Returns the wire-format names with aliases below them: every ancestor of an alias, and `x`
+    /// and its ancestors for an alias `_.x`.
     pub(crate) fn parents(&self) -> HashSet<Box<[u8]>, foldhash::fast::FixedState> {
         let of_exact = self.exact.keys().flat_map(|name| name.suffixes().skip(1));
         let of_below = self.below.keys().flat_map(Name::suffixes);
@@ -84,29 +83,28 @@ impl Aliases {
         parents
     }
 
-    /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.exact.len() + self.below.len()
     }
 
-    /// The alias or aliases `_.x` with this wire-format name.
+    /// Returns the alias, or the `x` of aliases `_.x`, with this wire-format name.
     pub(crate) fn zone(&self, wire: &[u8]) -> Option<&Name> {
         let exact = self.exact.get_key_value(wire).map(|(name, _)| name);
         exact.or_else(|| self.below.get_key_value(wire).map(|(name, _)| name))
     }
 
-    /// Whether the name is an alias or falls under an alias `_.x`.
+    /// Returns whether the name is an alias or matches an alias `_.x`.
     pub(crate) fn covers(&self, name: &Name) -> bool {
         let parent = name.suffixes().nth(1);
         self.exact.contains_key(name) || parent.is_some_and(|parent| self.below.contains_key(parent))
     }
 
-    /// Targets of the alias of this very name.
+    /// Returns the targets of the alias with exactly this name.
     pub(crate) fn exact(&self, name: &Name) -> Option<&[Target]> {
         self.exact.get(name).map(Vec::as_slice)
     }
 
-    /// Targets of the alias `_.x` that the name falls under, its first label put in.
+    /// Returns the targets of the alias `_.x` that matches the name, with its first label inserted.
     pub(crate) fn below(&self, name: &Name) -> Option<Vec<Target>> {
         let label = name.labels().next()?;
         let targets = self.below.get(name.suffixes().nth(1)?)?;
@@ -114,14 +112,14 @@ impl Aliases {
         Some(with_label.filter_map(Target::from_file).collect())
     }
 
-    /// The name that narrowed targets share.
+    /// Returns a name shared by narrowed targets.
     pub(crate) fn base(&self, base: u32) -> &Name {
         &self.bases[base as usize]
     }
 }
 
 impl Target {
-    /// The target of a file, once its label is put in.
+    /// Converts a target of a file after its label was inserted.
     fn from_file(target: FileTarget) -> Option<Self> {
         match target {
             FileTarget::Address(address) => Some(Self::Address(address)),
@@ -131,24 +129,21 @@ impl Target {
     }
 }
 
-/// The aliases while they are put together.
 struct Builder<'a> {
     fleet: &'a Fleet,
-    /// The aliases of the files.
     files: &'a AliasFiles,
-    /// What there is so far.
     aliases: Aliases,
     warnings: Vec<AliasWarning>,
 }
 
-/// Values of placeholder_type that put something in place of `_`.
+/// Values of placeholder_type that replace the `_`.
 const PLACEHOLDERS: [&str; 5] = ["uuid", "index", "availability_zone", "az", "network"];
 
-/// The source in warnings about aliases of the records.
+/// Source given in warnings about aliases of the records.
 const RECORDS: &str = "records.json";
 
 impl Builder<'_> {
-    /// Takes over the aliases of the files.
+    /// Adds the aliases of the files.
     fn add_files(&mut self) {
         let files = self.files;
         for (name, alias) in &files.exact {
@@ -162,11 +157,11 @@ impl Builder<'_> {
         }
     }
 
-    /// The targets that can work; the others are reported.
+    /// Returns the usable targets and reports the others.
     fn good(&mut self, alias: &FileAlias, name: &str) -> Vec<FileTarget> {
         let mut targets = alias.targets.clone();
         targets.retain(|target| {
-            // Any label that is no filter will do for a try.
+            // Any label that is not a filter will do for the check.
             let Some(FileTarget::Name(target)) = target.with_label(b"x") else { return true };
             match Question::read(&target, &self.fleet.domain_names) {
                 Ok(_) => true,
@@ -179,12 +174,12 @@ impl Builder<'_> {
         targets
     }
 
-    /// Adds what one definition of an alias of the records means.
+    /// Adds the aliases of one definition in the records.
     fn add_definition(&mut self, alias: &str, definition: &AliasDefinition) {
         let AliasDefinition { placeholder_type, .. } = definition;
         let Some(base) = self.base(alias, definition, "") else {
             if !PLACEHOLDERS.contains(&placeholder_type.as_str()) {
-                // The alias is ours all the same: it must not be asked for upstream.
+                // The alias exists nevertheless: it must not be forwarded to recursors.
                 self.add(alias, None, None);
             }
             return;
@@ -219,8 +214,8 @@ impl Builder<'_> {
         let fleet = self.fleet;
         for row in self.members(definition) {
             let number = fleet.num_id.text(row);
-            // The number goes into the filter label as a text, so that an
-            // instance without one stands for its group (observed).
+            // The number is written into the filter label as a string, so an instance without a
+            // number stands for its whole group (observed).
             let target = if number.is_empty() {
                 Some(Target::Name(base.clone()))
             } else if number.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -237,8 +232,8 @@ impl Builder<'_> {
         }
     }
 
-    /// The rows of a definition's group, in its domain. Group and domain are
-    /// compared as texts: a root domain with a final dot has none (observed).
+    /// Returns the rows in a definition's group and domain. Both are compared as strings: a root
+    /// domain with a final dot has no rows (observed).
     fn members(&self, definition: &AliasDefinition) -> Vec<Row> {
         let fleet = self.fleet;
         let group = fleet.groups.find(definition.group_id.as_bytes());
@@ -248,7 +243,8 @@ impl Builder<'_> {
         rows.filter(|&row| fleet.place_of(row).domain == domain).collect()
     }
 
-    /// The name that a definition stands for; `number` is that of an instance.
+    /// Returns the name that a definition refers to; `number` is the numeric id of an instance or
+    /// empty.
     fn base(&mut self, alias: &str, definition: &AliasDefinition, number: &str) -> Option<Name> {
         let AliasDefinition { group_id, root_domain, health_filter, initial_health_check, .. } = definition;
         let number = if number.is_empty() { String::new() } else { format!("m{number}") };
@@ -275,7 +271,7 @@ impl Builder<'_> {
         None
     }
 
-    /// Keeps a name that targets share.
+    /// Stores a name shared by targets and returns its index.
     fn share(&mut self, base: Name) -> u32 {
         let bases = &mut self.aliases.bases;
         if bases.last() != Some(&base) {
@@ -284,8 +280,8 @@ impl Builder<'_> {
         (bases.len() - 1) as u32
     }
 
-    /// Adds a target to an alias of the records, with a text in place of its
-    /// first `_`; without a target the alias at least exists.
+    /// Adds a target to an alias of the records, with the first `_` replaced by `placeholder`.
+    /// Without a target the alias exists but has no addresses.
     fn add(&mut self, alias: &str, placeholder: Option<&str>, target: Option<Target>) {
         let replaced = placeholder.map(|text| alias.replacen('_', text, 1));
         let text = replaced.as_deref().unwrap_or(alias);
@@ -299,7 +295,8 @@ impl Builder<'_> {
                 );
             }
         };
-        // Only what stands for any label is an alias `_.x`, not an instance of that id.
+        // An instance id can produce the label `_` too; only an unreplaced one makes an alias
+        // `_.x`.
         let is_below = placeholder.is_none() && name.labels().next() == Some(b"_");
         match name.parent() {
             Some(parent) if is_below => {
@@ -321,13 +318,11 @@ impl Builder<'_> {
         }
     }
 
-    /// Reports something that was skipped.
     fn warn(&mut self, source: &str, alias: &str, problem: String) {
         self.warnings.push(AliasWarning { source: source.to_owned(), alias: alias.to_owned(), problem });
     }
 }
 
-/// Adds a target unless it is there already.
 fn push_once<T: PartialEq>(targets: &mut Vec<T>, target: T) {
     if !targets.contains(&target) {
         targets.push(target);

@@ -1,5 +1,5 @@
-//! Columns of the fleet: texts kept once each, rows as small numbers, and for
-//! every value the rows that hold it.
+//! Columnar storage of the fleet: interned strings, rows as numbers, and for every value the rows
+//! that hold it.
 
 use std::cmp::Ordering;
 use std::hash::BuildHasher;
@@ -11,35 +11,35 @@ use hashbrown::HashTable;
 /// Number of a row: an instance on one network.
 pub(crate) type Row = u32;
 
-/// Number of a text in its column's [`Dictionary`].
+/// Number of a string in its column's [`Dictionary`].
 pub(crate) type Symbol = u32;
 
-/// In place of a [`Symbol`]: the row has no value in this column.
+/// [`Symbol`] of a row without a value in this column.
 pub(crate) const NO_VALUE: Symbol = Symbol::MAX;
 
-/// Texts, each kept once, numbered in the order of their first appearance.
+/// Interned strings, numbered in the order of their first appearance.
 ///
-/// All texts lie in one string; what is asked for is found by hash. The hash
-/// is not seeded: the texts come from the operator's own files.
+/// All strings are stored in one buffer and found by hash. The hash is not seeded: the strings come
+/// from the operator's own files.
 #[derive(Debug, Default)]
 pub(crate) struct Dictionary {
-    /// All texts, one after another.
+    /// All strings, concatenated.
     text: String,
-    /// Where each text ends; it begins where the one before ends.
+    /// End of each string; it starts at the end of the previous one.
     ends: Vec<u32>,
-    /// Symbols by the hash of their text.
+    /// Symbols by the hash of their string.
     table: HashTable<Symbol>,
-    /// Symbols in the order of their texts, from the first time that it is asked for.
+    /// Symbols sorted by their strings, computed on first use.
     forwards: OnceLock<Box<[Symbol]>>,
-    /// Symbols in the order of their texts read from right to left, likewise.
+    /// Symbols sorted by their reversed strings, computed on first use.
     backwards: OnceLock<Box<[Symbol]>>,
 }
 
 impl Dictionary {
-    /// Number of `text`, which is added if it is new.
+    /// Returns the symbol of `text`, adding it if it is new.
     ///
-    /// The texts of one records file all fit: [`super::Records::parse`]
-    /// refuses files of 4 GiB.
+    /// The strings of one records file always fit: [`super::Records::parse`] rejects files of 4 GiB
+    /// and more.
     pub(crate) fn intern(&mut self, text: &str) -> Symbol {
         let Self { text: all, ends, table, forwards, backwards } = self;
         let hash = hash(text.as_bytes());
@@ -50,29 +50,29 @@ impl Dictionary {
         all.push_str(text);
         ends.push(all.len() as u32);
         table.insert_unique(hash, symbol, |&symbol| self::hash(slice(all, ends, symbol).as_bytes()));
-        // What was in order no longer is.
+        // The new string invalidates both sort orders.
         (*forwards, *backwards) = Default::default();
         symbol
     }
 
-    /// Number of the text that has exactly these bytes.
+    /// Returns the symbol of the string with exactly these bytes.
     pub(crate) fn find(&self, bytes: &[u8]) -> Option<Symbol> {
         self.table.find(hash(bytes), |&symbol| self.text(symbol).as_bytes() == bytes).copied()
     }
 
-    /// The text with this number; empty for [`NO_VALUE`].
+    /// Returns the string of a symbol; empty for [`NO_VALUE`].
     #[inline]
     pub(crate) fn text(&self, symbol: Symbol) -> &str {
         if symbol == NO_VALUE { "" } else { slice(&self.text, &self.ends, symbol) }
     }
 
-    /// Numbers of the texts that begin with these bytes.
+    /// Returns the symbols of the strings that start with `prefix`.
     pub(crate) fn starting_with(&self, prefix: &[u8]) -> &[Symbol] {
         let sorted = self.forwards.get_or_init(|| self.sorted(|one, other| one.cmp(other)));
         self.run(sorted, |text| text < prefix, |text| text.starts_with(prefix))
     }
 
-    /// Numbers of the texts that end in these bytes.
+    /// Returns the symbols of the strings that end with `suffix`.
     pub(crate) fn ending_with(&self, suffix: &[u8]) -> &[Symbol] {
         let sorted =
             self.backwards.get_or_init(|| self.sorted(|one, other| one.iter().rev().cmp(other.iter().rev())));
@@ -80,7 +80,7 @@ impl Dictionary {
         self.run(sorted, is_before, |text| text.ends_with(suffix))
     }
 
-    /// All numbers, in this order of their texts.
+    /// Returns all symbols, sorted by their strings with `order`.
     fn sorted(&self, order: impl Fn(&[u8], &[u8]) -> Ordering) -> Box<[Symbol]> {
         let text = |symbol: Symbol| self.text(symbol).as_bytes();
         let mut symbols: Box<[Symbol]> = (0..self.ends.len() as Symbol).collect();
@@ -88,7 +88,7 @@ impl Dictionary {
         symbols
     }
 
-    /// Of sorted numbers those whose texts fit: they follow all that are before them.
+    /// Returns the contiguous run of sorted symbols whose strings match.
     fn run<'s>(
         &self,
         sorted: &'s [Symbol],
@@ -100,18 +100,17 @@ impl Dictionary {
         &rest[..rest.partition_point(|&symbol| fits(text(symbol)))]
     }
 
-    /// How many texts there are.
+    /// Returns the number of strings.
     pub(crate) fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// All numbers with their texts.
+    /// Iterates over all symbols with their strings.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Symbol, &str)> {
         (0..self.ends.len() as Symbol).map(|symbol| (symbol, self.text(symbol)))
     }
 }
 
-/// The text with a number.
 #[inline]
 fn slice<'a>(text: &'a str, ends: &[u32], symbol: Symbol) -> &'a str {
     let index = symbol as usize;
@@ -119,29 +118,29 @@ fn slice<'a>(text: &'a str, ends: &[u32], symbol: Symbol) -> &'a str {
     &text[start..ends[index] as usize]
 }
 
-/// Hash of a text in a [`Dictionary`].
 #[inline]
 fn hash(bytes: &[u8]) -> u64 {
     FixedState::default().hash_one(bytes)
 }
 
-/// One column: its texts and, by row, which of them.
+/// One column: its dictionary and the value of each row.
 #[derive(Debug, Default)]
 pub(crate) struct Column {
     pub(crate) dictionary: Dictionary,
-    /// By row: the text, or [`NO_VALUE`].
+    /// Value of each row, or [`NO_VALUE`].
     pub(crate) values: Vec<Symbol>,
 }
 
 impl Column {
-    /// Adds the next row's value; an empty text is no value, as no label can be empty.
+    /// Appends the next row's value. An empty string counts as no value, because no label can be
+    /// empty.
     #[inline]
     pub(crate) fn push(&mut self, text: &str) {
         if text.is_empty() {
             self.values.push(NO_VALUE);
             return;
         }
-        // Neighbours are often alike: a comparison is cheaper than a hash.
+        // Neighbouring rows often share a value: comparing is cheaper than hashing.
         if let Some(&last) = self.values.last()
             && last != NO_VALUE
             && self.dictionary.text(last) == text
@@ -153,7 +152,7 @@ impl Column {
         self.values.push(symbol);
     }
 
-    /// Gives back the memory that was meant for further rows.
+    /// Releases the memory reserved for further rows.
     pub(crate) fn shrink_to_fit(&mut self) {
         let Self { dictionary: Dictionary { text, ends, .. }, values } = self;
         text.shrink_to_fit();
@@ -161,29 +160,29 @@ impl Column {
         values.shrink_to_fit();
     }
 
-    /// The text of a row; empty if it has none.
+    /// Returns the string of a row; empty if it has none.
     pub(crate) fn text(&self, row: Row) -> &str {
         self.dictionary.text(self.values[row as usize])
     }
 
-    /// Which rows hold which text.
+    /// Builds the index from values to rows.
     pub(crate) fn postings(&self) -> Postings {
         let pairs = self.values.iter().enumerate().map(|(row, &symbol)| (symbol, row as Row));
         Postings::new(self.dictionary.len(), pairs.filter(|&(symbol, _)| symbol != NO_VALUE))
     }
 }
 
-/// For every symbol of a column the rows that hold it, in ascending order.
+/// Index of a column: for every symbol the rows that hold it, in ascending order.
 #[derive(Debug, Default)]
 pub(crate) struct Postings {
-    /// By symbol: where its rows begin in `rows`; one more entry for the end.
+    /// Start of each symbol's rows in `rows`, followed by the total length.
     starts: Vec<u32>,
-    /// The rows of symbol 0, then those of symbol 1...
+    /// Rows of symbol 0, then of symbol 1, and so on.
     rows: Vec<Row>,
 }
 
 impl Postings {
-    /// Sorts (symbol, row) pairs, which come in ascending order of rows, by symbol.
+    /// Groups (symbol, row) pairs, given in ascending order of rows, by symbol.
     pub(crate) fn new(symbols: usize, pairs: impl Iterator<Item = (Symbol, Row)> + Clone) -> Self {
         let mut starts = vec![0u32; symbols + 1];
         for (symbol, _) in pairs.clone() {
@@ -202,7 +201,7 @@ impl Postings {
         Self { starts, rows }
     }
 
-    /// The rows that hold the symbol.
+    /// Returns the rows that hold `symbol`.
     pub(crate) fn rows(&self, symbol: Symbol) -> &[Row] {
         let index = symbol as usize;
         &self.rows[self.starts[index] as usize..self.starts[index + 1] as usize]
@@ -214,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_kept_once_and_found_again() {
+    fn repeated_texts_share_a_symbol() {
         let mut dictionary = Dictionary::default();
         let symbols: Vec<Symbol> = ["a", "bb", "a", "", "ccc"].map(|text| dictionary.intern(text)).into();
         assert_eq!(symbols, [0, 1, 0, 2, 3]);
@@ -224,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_found_by_either_end() {
+    fn prefixes_and_suffixes_find_texts() {
         let mut dictionary = Dictionary::default();
         for text in ["router-1", "db", "router", "tcp-router", "rout", "routes"] {
             dictionary.intern(text);
@@ -244,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn postings_list_the_rows_of_each_value() {
+    fn postings_group_rows_by_value() {
         let mut column = Column::default();
         for text in ["x", "y", "", "x", "x"] {
             column.push(text);

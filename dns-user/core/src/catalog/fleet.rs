@@ -1,4 +1,4 @@
-//! The instances, column by column, and which rows hold which value.
+//! The instances in columnar form, with an index for each column.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -10,104 +10,88 @@ use crate::query::Domains;
 
 /// An instance on one network: a row of `records.json`.
 ///
-/// Texts are as the file has them; an absent one is empty.
+/// Strings are as in the file; a missing value is empty.
 #[derive(Clone, Copy, Debug)]
 pub struct Instance<'a> {
-    /// Instance id, mostly a UUID.
+    /// Instance id, usually a UUID.
     pub id: &'a str,
-    /// Number of the instance, a text of digits.
+    /// Numeric id of the instance, as a string of digits.
     pub num_id: &'a str,
-    /// Name of the instance group.
+    /// Instance group name.
     pub instance_group: &'a str,
-    /// Name of the availability zone.
+    /// Availability zone name.
     pub az: &'a str,
-    /// Number of the availability zone, a text of digits.
+    /// Numeric id of the availability zone, as a string of digits.
     pub az_id: &'a str,
-    /// Name of the network.
+    /// Network name.
     pub network: &'a str,
-    /// Number of the network, a text of digits.
+    /// Numeric id of the network, as a string of digits.
     pub network_id: &'a str,
-    /// Name of the deployment.
+    /// Deployment name.
     pub deployment: &'a str,
-    /// Address; `None` where the file's text is none.
+    /// Address; `None` if the file's value is not an address.
     pub ip: Option<IpAddr>,
-    /// Domain as the file has it, with a final dot.
+    /// Domain as in the file, with a final dot.
     pub domain: &'a str,
-    /// Id of the agent.
+    /// Agent id, resolvable below `bosh-agent-id.`.
     pub agent_id: &'a str,
-    /// Index in its instance group; `None` where the file has no such column.
+    /// Index in its instance group; `None` if the file has no such column.
     pub index: Option<i64>,
-    /// Where the rest is.
     fleet: &'a Fleet,
-    /// Which row this is.
     row: Row,
 }
 
 impl<'a> Instance<'a> {
-    /// The ids of its groups.
+    /// Returns the ids of the instance's groups.
     pub fn group_ids(&self) -> impl Iterator<Item = &'a str> + use<'a> {
         let fleet = self.fleet;
         fleet.groups_of(self.row).iter().map(|&group| fleet.groups.text(group))
     }
 }
 
-/// Texts of a row to be added.
+/// The values of a row to be added.
 pub(crate) struct NewRow<'a> {
     pub(crate) id: &'a str,
-    /// Name of the instance group.
     pub(crate) instance_group: &'a str,
-    /// Name of the network.
     pub(crate) network: &'a str,
-    /// Name of the deployment.
     pub(crate) deployment: &'a str,
-    /// Domain, with or without a final dot.
+    /// Domain, with or without the final dot.
     pub(crate) domain: &'a str,
-    /// Number of the instance; empty if there is none, as with all that follow.
+    /// Numeric id of the instance. Empty if missing, like the fields below.
     pub(crate) num_id: &'a str,
-    /// Name of the availability zone.
     pub(crate) az: &'a str,
-    /// Number of the availability zone.
     pub(crate) az_id: &'a str,
-    /// Number of the network.
     pub(crate) network_id: &'a str,
-    /// Id of the agent.
     pub(crate) agent_id: &'a str,
-    /// Address, if the text is one.
+    /// Address, if the string is a valid one.
     pub(crate) address: Option<IpAddr>,
     /// Index, if the file has that column.
     pub(crate) index: Option<i64>,
-    /// Ids of the groups, as listed.
+    /// Group ids in the order of the file.
     pub(crate) groups: &'a [Cow<'a, str>],
 }
 
-/// The rows while they are being collected.
-///
-/// Fields are those of [`Fleet`].
+/// Collects the rows of a [`Fleet`]; fields correspond to it.
 #[derive(Debug, Default)]
 pub(crate) struct FleetBuilder {
     id: Column,
     num_id: Column,
-    /// Names of availability zones.
     az: Column,
-    /// Numbers of availability zones.
     az_id: Column,
     network_id: Column,
     agent_id: Column,
-    /// Domains as the file has them, with a final dot.
+    /// Domains as in the file, with a final dot.
     domains: Dictionary,
     places: PlacesBuilder,
-    /// Texts of the row before, and its place: neighbours are often alike.
+    /// Strings and place of the previous row: neighbouring rows often share them.
     last: Option<([String; 4], PlaceNumber)>,
-    /// By row: its place.
     place: Vec<PlaceNumber>,
-    /// By row: its address.
     addresses: Vec<Option<IpAddr>>,
-    /// By row: its index.
     indexes: Vec<Option<i64>>,
     groups: Dictionary,
-    /// By row: where its groups end in `group_list`.
+    /// End of each row's groups in `group_list`.
     group_ends: Vec<u32>,
-    /// Groups of row 0, then of row 1...
+    /// Groups of row 0, then of row 1, and so on.
     group_list: Vec<Symbol>,
 }
 
@@ -126,7 +110,7 @@ impl FleetBuilder {
         let start = self.group_list.len();
         for group in row.groups {
             let group = self.groups.intern(group);
-            // A group that is named twice holds the row once (a set, not a list).
+            // A group listed twice holds the row once (a set, not a list).
             if !self.group_list[start..].contains(&group) {
                 self.group_list.push(group);
             }
@@ -134,7 +118,7 @@ impl FleetBuilder {
         self.group_ends.push(self.group_list.len() as u32);
     }
 
-    /// Number of the row's place.
+    /// Returns the number of the row's place.
     fn place(&mut self, row: &NewRow<'_>) -> PlaceNumber {
         let texts = [row.instance_group, row.network, row.deployment, row.domain];
         if let Some((last, place)) = &self.last
@@ -230,67 +214,57 @@ impl FleetBuilder {
     }
 }
 
-/// The instances with their indexes. Never changed once built.
+/// The indexed instances; immutable once built.
 #[derive(Debug)]
 pub(crate) struct Fleet {
     pub(crate) id: Column,
-    /// Numbers of instances, texts of digits.
+    /// Numeric instance ids, as strings of digits.
     pub(crate) num_id: Column,
-    /// Names of availability zones.
     pub(crate) az: Column,
-    /// Numbers of availability zones, texts of digits.
+    /// Numeric zone ids, as strings of digits.
     pub(crate) az_id: Column,
-    /// Numbers of networks, texts of digits.
+    /// Numeric network ids, as strings of digits.
     pub(crate) network_id: Column,
     pub(crate) agent_id: Column,
-    /// Domains as the file has them, with a final dot.
+    /// Domains as in the file, with a final dot.
     pub(crate) domains: Dictionary,
-    /// The same domains as names, to find the one that a name ends in.
+    /// The same domains as names, to find the one that a query ends in.
     pub(crate) domain_names: Domains,
-    /// Ids of the groups.
     pub(crate) groups: Dictionary,
     pub(crate) places: Places,
-    /// By row: its place.
+    /// Place of each row.
     pub(crate) place: Vec<PlaceNumber>,
-    /// By row: its address, if its text is one.
+    /// Address of each row, if its value is a valid one.
     pub(crate) addresses: Vec<Option<IpAddr>>,
-    /// By row: its index, if the file has that column.
+    /// Index of each row, if the file has that column.
     pub(crate) indexes: Vec<Option<i64>>,
-    /// Number of each index that occurs, for `by_index`.
+    /// Symbols of the indexes that occur, for `by_index`.
     index_numbers: HashMap<i64, Symbol, foldhash::fast::FixedState>,
-    /// By row: where its groups end in `group_list`.
+    /// End of each row's groups in `group_list`.
     group_ends: Vec<u32>,
-    /// Groups of row 0, then of row 1...
+    /// Groups of row 0, then of row 1, and so on.
     group_list: Vec<Symbol>,
-    /// Rows by symbol in `id`.
     pub(crate) by_id: Postings,
-    /// Rows by symbol in `num_id`.
     pub(crate) by_num_id: Postings,
-    /// Rows by symbol in `az`.
     pub(crate) by_az: Postings,
-    /// Rows by symbol in `az_id`.
     pub(crate) by_az_id: Postings,
-    /// Rows by symbol in `network_id`.
     pub(crate) by_network_id: Postings,
-    /// Rows by symbol in `agent_id`.
     pub(crate) by_agent_id: Postings,
-    /// Rows by number in `places`.
+    /// Rows by the number of their place in `places`.
     pub(crate) by_place: Postings,
-    /// Rows by symbol in `domains`.
     pub(crate) by_domain: Postings,
-    /// Rows by number in `index_numbers`.
+    /// Rows by symbol in `index_numbers`.
     by_index: Postings,
-    /// Rows by symbol in `groups`.
     pub(crate) by_group: Postings,
 }
 
 impl Fleet {
-    /// How many rows there are.
+    /// Returns the number of rows.
     pub(crate) fn len(&self) -> usize {
         self.place.len()
     }
 
-    /// A row with its texts.
+    /// Returns a row with its strings.
     pub(crate) fn instance(&self, row: Row) -> Instance<'_> {
         let place = self.place_of(row);
         Instance {
@@ -311,19 +285,19 @@ impl Fleet {
         }
     }
 
-    /// Where a row belongs.
+    /// Returns the place of a row.
     pub(crate) fn place_of(&self, row: Row) -> Place {
         self.places.get(self.place[row as usize])
     }
 
-    /// The groups of a row.
+    /// Returns the groups of a row.
     pub(crate) fn groups_of(&self, row: Row) -> &[Symbol] {
         let index = row as usize;
         let start = if index == 0 { 0 } else { self.group_ends[index - 1] as usize };
         &self.group_list[start..self.group_ends[index] as usize]
     }
 
-    /// The rows with this index.
+    /// Returns the rows with this instance index.
     pub(crate) fn rows_with_index(&self, index: i64) -> &[Row] {
         self.index_numbers.get(&index).map_or(&[], |&number| self.by_index.rows(number))
     }

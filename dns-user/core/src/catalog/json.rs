@@ -1,4 +1,4 @@
-//! What the readers of the two JSON files share.
+//! JSON helpers for reading records and alias files.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,25 +7,24 @@ use std::marker::PhantomData;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, SeqAccess, Visitor};
 
-/// Where and why a JSON text was refused.
+/// Position and reason of a JSON error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct JsonError {
     pub(super) line: usize,
-    /// From 1, in bytes; 0 at the end of a line.
+    /// Column in bytes, from 1; 0 at the end of a line.
     pub(super) column: usize,
-    /// What is wrong there, without the place.
+    /// Reason without the position.
     pub(super) reason: String,
 }
 
-/// The bytes as text. Bytes that are no UTF-8 become replacement characters:
-/// the reference reads on too, and one odd byte in one row should not take the
-/// fleet away.
+/// Decodes UTF-8, replacing invalid bytes by U+FFFD: bosh-dns accepts them too, and one bad byte in
+/// one row must not lose the whole fleet.
 pub(super) fn text(bytes: &[u8]) -> Cow<'_, str> {
-    // The check alone is several times as fast as the search for what to replace.
+    // Validation alone is several times as fast as the lossy conversion.
     str::from_utf8(bytes).map_or_else(|_| String::from_utf8_lossy(bytes), Cow::Borrowed)
 }
 
-/// Reads a whole JSON text; only white space may follow the value.
+/// Deserialises a whole JSON text; only white space may follow the value.
 pub(super) fn read<'de, S: DeserializeSeed<'de>>(text: &'de str, seed: S) -> Result<S::Value, JsonError> {
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let value = seed.deserialize(&mut deserializer)?;
@@ -45,8 +44,8 @@ impl From<serde_json::Error> for JsonError {
     }
 }
 
-/// A text, borrowed from the file where it can be; null is the empty text, as
-/// everywhere in Go's JSON.
+/// A string, borrowed from the file if possible. null is read as the empty string, as by Go's JSON
+/// decoder.
 pub(super) struct Text<'de>(pub(super) Cow<'de, str>);
 
 impl<'de> Deserialize<'de> for Text<'de> {
@@ -77,16 +76,16 @@ impl<'de> Deserialize<'de> for Text<'de> {
     }
 }
 
-/// Visits a list and hands on each element as it comes; null is an empty list.
+/// Visits a list and passes each element to `take`; null is an empty list.
 pub(super) struct Each<T, F> {
-    /// What the list should be, for error messages.
+    /// Expected type, for error messages.
     expected: &'static str,
     take: F,
     element: PhantomData<T>,
 }
 
 impl<T, F: FnMut(T)> Each<T, F> {
-    /// Calls `take` with each element of a list that should be `expected`.
+    /// Creates a visitor that calls `take` with each element.
     pub(super) fn new(expected: &'static str, take: F) -> Self {
         Self { expected, take, element: PhantomData }
     }

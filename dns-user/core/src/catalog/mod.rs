@@ -1,5 +1,5 @@
-//! The catalog: records and aliases as one immutable snapshot, with the indexes
-//! that make a look-up cost what its answer costs. Pure.
+//! The catalog: records and aliases as one immutable snapshot. Indexes make the cost of a lookup
+//! proportional to its result. Pure.
 
 mod alias_files;
 mod aliases;
@@ -27,27 +27,26 @@ use crate::name::Name;
 use crate::query::AGENT_DOMAIN;
 use reverse::Reverse;
 
-/// Records and aliases of one moment. Never changed: new files make a new one.
+/// Records and aliases at one point in time. Immutable: changed files make a new snapshot.
 #[derive(Debug)]
 pub struct Snapshot {
     fleet: Fleet,
     aliases: Aliases,
     reverse: Reverse,
-    /// `version` of the records.
+    /// `version` of the records file.
     version: Option<u64>,
     agent_domain: Name,
-    /// Wire-format names below which there are aliases.
+    /// Wire-format names with aliases below them.
     alias_parents: HashSet<Box<[u8]>, foldhash::fast::FixedState>,
-    /// What names without instances mean.
     rules: NameRules,
 }
 
-/// What names below a domain mean that lead to no instance. The default is the reference's.
+/// Options for names that match no instance. The defaults are those of bosh-dns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NameRules {
-    /// A name that does not follow the query language gets FORMERR; else NXDOMAIN.
+    /// Whether a name that violates the query language gets FORMERR; otherwise NXDOMAIN.
     pub formerr_for_malformed: bool,
-    /// A name with names below it gets NXDOMAIN, as any other without instances; else
+    /// Whether an empty non-terminal gets NXDOMAIN, like other names without instances; otherwise
     /// NOERROR without records (RFC 8020).
     pub nxdomain_for_empty_non_terminals: bool,
 }
@@ -59,7 +58,7 @@ impl Default for NameRules {
 }
 
 impl Snapshot {
-    /// Indexes records and aliases; reports aliases that cannot work.
+    /// Indexes records and aliases; returns warnings about unusable aliases.
     pub fn build(records: Records, aliases: &AliasFiles) -> (Self, Vec<AliasWarning>) {
         let Records { fleet, pairs, aliases: definitions, version } = records;
         let fleet = fleet.build();
@@ -72,48 +71,47 @@ impl Snapshot {
         (Self { fleet, aliases, reverse, version, agent_domain, alias_parents, rules }, warnings)
     }
 
-    /// The same with other rules.
+    /// Returns the snapshot with other rules.
     pub fn with_rules(self, rules: NameRules) -> Self {
         Self { rules, ..self }
     }
 
-    /// What names without instances mean.
     pub(crate) fn rules(&self) -> NameRules {
         self.rules
     }
 
-    /// Whether there is an alias below the wire-format name.
+    /// Returns whether an alias exists below the wire-format name.
     pub(crate) fn has_alias_below(&self, wire: &[u8]) -> bool {
         self.alias_parents.contains(wire)
     }
 
-    /// Before any file was read: nothing but the agents' domain is ours.
+    /// Returns the snapshot used before any file is read: only the agents' domain is local.
     pub fn empty() -> Self {
         Self::build(Records::default(), &AliasFiles::default()).0
     }
 
-    /// `version` of the records file, if it has one.
+    /// Returns `version` of the records file, if present.
     pub fn version(&self) -> Option<u64> {
         self.version
     }
 
-    /// All instances, in the order of the file.
+    /// Returns all instances, in file order.
     pub fn instances(&self) -> impl ExactSizeIterator<Item = Instance<'_>> {
         (0..self.fleet.len() as Row).map(|row| self.fleet.instance(row))
     }
 
-    /// The domains of the records.
+    /// Returns the domains of the records.
     pub fn domains(&self) -> impl Iterator<Item = &Name> {
         self.fleet.domain_names.names()
     }
 
-    /// How many aliases there are, those of placeholders counted one by one.
+    /// Returns the number of aliases; an alias with a placeholder counts once per expansion.
     pub fn alias_count(&self) -> usize {
         self.aliases.len()
     }
 
-    /// Which name makes this one ours: the longest of the records' domains, the
-    /// aliases and the agents' domain that it is or lies below; `None`: it is not.
+    /// Returns the zone that makes a name local: the longest of the records' domains, the aliases
+    /// and the agents' domain that contains it. `None`: the name is not local.
     pub fn local_zone(&self, name: &Name) -> Option<&Name> {
         name.suffixes().find_map(|suffix| {
             if suffix == AGENT_DOMAIN {
@@ -123,9 +121,9 @@ impl Snapshot {
         })
     }
 
-    /// Names that the address is called, in wire format with the letter case of
-    /// the file, each once: those of `records`, then the aliases that point to
-    /// the address or to one of these names.
+    /// Returns the names of an address for PTR queries, in wire format with the letter case of the
+    /// file, without duplicates: first those in `records`, then the aliases that point to the
+    /// address or to one of these names.
     pub fn reverse(&self, address: IpAddr) -> Vec<Box<[u8]>> {
         self.reverse.names(address)
     }

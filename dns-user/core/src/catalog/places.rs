@@ -1,5 +1,5 @@
-//! Where instances belong: instance group, network, deployment and domain, as
-//! the long form of a name has them, each combination kept once.
+//! Places: the distinct combinations of instance group, network, deployment and domain, as in the
+//! long form of a name.
 
 use std::collections::HashMap;
 
@@ -8,33 +8,31 @@ use smallvec::SmallVec;
 use super::columns::{Dictionary, Postings, Symbol};
 use crate::query::Pattern;
 
-/// A place in the fleet. Many rows share one.
+/// The place of an instance; usually shared by many rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Place {
     pub(crate) instance_group: Symbol,
     pub(crate) network: Symbol,
     pub(crate) deployment: Symbol,
-    /// In the fleet's domains.
+    /// Symbol in the fleet's domains.
     pub(crate) domain: Symbol,
 }
 
 /// Number of a place in [`Places`].
 pub(crate) type PlaceNumber = u32;
 
-/// The places while rows are being collected; fields are those of [`Places`].
+/// Collects the places while rows are added; fields correspond to [`Places`].
 #[derive(Debug, Default)]
 pub(crate) struct PlacesBuilder {
-    /// Names of instance groups.
     instance_groups: Dictionary,
     networks: Dictionary,
     deployments: Dictionary,
     list: Vec<Place>,
-    /// Number of each place.
     numbers: HashMap<Place, PlaceNumber, foldhash::fast::FixedState>,
 }
 
 impl PlacesBuilder {
-    /// Number of a place, which is added if it is new.
+    /// Returns the number of a place, adding it if it is new.
     pub(crate) fn number(
         &mut self,
         instance_group: &str,
@@ -73,39 +71,36 @@ impl PlacesBuilder {
     }
 }
 
-/// All places of the fleet, found by names and by patterns.
+/// All places of the fleet, searchable by names and patterns.
 #[derive(Debug)]
 pub(crate) struct Places {
-    /// Names of instance groups.
     pub(crate) instance_groups: Dictionary,
     pub(crate) networks: Dictionary,
     pub(crate) deployments: Dictionary,
     list: Vec<Place>,
-    /// Number of each place.
+    /// Number of each place, for lookups by three exact names.
     numbers: HashMap<Place, PlaceNumber, foldhash::fast::FixedState>,
-    /// Places by symbol in `instance_groups`.
     by_instance_group: Postings,
-    /// Places by symbol in `deployments`.
     by_deployment: Postings,
 }
 
 impl Places {
-    /// How many there are.
+    /// Returns the number of places.
     pub(crate) fn len(&self) -> usize {
         self.list.len()
     }
 
-    /// The place with a number.
+    /// Returns the place with this number.
     pub(crate) fn get(&self, number: PlaceNumber) -> Place {
         self.list[number as usize]
     }
 
-    /// The places of a domain whose names fit the patterns for instance group,
-    /// network and deployment, in ascending order.
+    /// Returns the places of a domain that match the patterns for instance group, network and
+    /// deployment, in ascending order.
     ///
-    /// Three exact names, as nearly always, are found by hash. Otherwise instance
-    /// group or deployment leave the candidates, whichever leaves fewer names:
-    /// all places are walked only where both are `*`.
+    /// Three exact names, the usual case, are found by hash. Otherwise the candidates come from the
+    /// instance group or the deployment, whichever leaves fewer; only if both are `*` are all
+    /// places scanned.
     pub(crate) fn find(&self, domain: Symbol, patterns: &[Pattern<'_>; 3]) -> SmallVec<[PlaceNumber; 4]> {
         let [instance_group, network, deployment] = patterns;
         if let (Pattern::Exact(instance_group), Pattern::Exact(network), Pattern::Exact(deployment)) =
@@ -144,14 +139,14 @@ impl Places {
     }
 }
 
-/// The places that one pattern leaves.
+/// The places that match one pattern.
 struct Candidates<'p> {
     symbols: SmallVec<[Symbol; 1]>,
     postings: &'p Postings,
 }
 
 impl<'p> Candidates<'p> {
-    /// The places of the names that fit; `None`: all do.
+    /// Returns the places whose name matches; `None`: all match.
     fn of(names: &Dictionary, postings: &'p Postings, pattern: &Pattern<'_>) -> Option<Self> {
         let symbols = match *pattern {
             Pattern::Any => return None,
@@ -163,7 +158,7 @@ impl<'p> Candidates<'p> {
         Some(Self { symbols, postings })
     }
 
-    /// How many there are.
+    /// Returns the number of candidates.
     fn len(&self) -> usize {
         self.symbols.iter().map(|&symbol| self.postings.rows(symbol).len()).sum()
     }

@@ -1,5 +1,4 @@
-//! `records.json` as it is read: members and columns in the reference's lenient
-//! way, bad rows dropped one by one.
+//! Parser of `records.json`: accepts what bosh-dns accepts, drops invalid rows one by one.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -15,53 +14,52 @@ use super::rows::{Columns, RowsReader};
 
 pub use super::rows::{RECORD_KEYS, RowWarning};
 
-/// The content of `records.json`, parsed. [`super::Snapshot::build`] makes
-/// something useful of it.
+/// The parsed content of `records.json`, input of [`super::Snapshot::build`].
 #[derive(Debug, Default)]
 pub struct Records {
     pub(super) fleet: FleetBuilder,
-    /// `records`: pairs of an address and the name it is called, for reverse look-ups.
+    /// `records`: pairs of address and name, for reverse lookups.
     pub(super) pairs: Vec<(IpAddr, Box<str>)>,
-    /// `aliases`, in the order of the file.
+    /// `aliases`, in file order.
     pub(super) aliases: Vec<(String, Vec<AliasDefinition>)>,
     pub(super) version: Option<u64>,
 }
 
-/// One way in which an alias of `records.json` finds its instances.
+/// One definition of an alias in `records.json`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AliasDefinition {
-    /// Id of the group, as a text.
+    /// Group id as a string.
     pub(super) group_id: String,
-    /// The domain of the group.
+    /// Domain of the group.
     pub(super) root_domain: String,
-    /// What a `_` in the alias stands for; unknown words count as nothing.
+    /// Meaning of `_` in the alias; unknown values are ignored.
     pub(super) placeholder_type: String,
-    /// smart, unhealthy, healthy or all; other words count as smart.
+    /// smart, unhealthy, healthy or all; other values mean smart.
     pub(super) health_filter: String,
-    /// asynchronous or synchronous; other words count as neither.
+    /// asynchronous or synchronous; other values are ignored.
     pub(super) initial_health_check: String,
 }
 
-/// Why `records.json` was refused as a whole.
+/// The reason why `records.json` was rejected as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}, column {column}: {reason}")]
 pub struct RecordsError {
-    /// From 1; 0 where the file as a whole is meant.
+    /// Line from 1; 0 if the error concerns the whole file.
     pub line: usize,
-    /// From 1, in bytes; 0 at the end of a line.
+    /// Column in bytes, from 1; 0 at the end of a line.
     pub column: usize,
-    /// What is wrong there.
+    /// Reason without the position.
     pub reason: String,
 }
 
-/// Most bytes that a records file may have: positions in its texts are kept as `u32`.
+/// Maximum size of a records file in bytes: text positions are stored as `u32`.
 const MAX_SIZE: usize = u32::MAX as usize;
 
 impl Records {
-    /// Reads the file's content.
+    /// Parses the file.
     ///
-    /// Rows that cannot be used are dropped and reported one by one; anything
-    /// else that is not as it should be refuses the whole (observed).
+    /// Unusable rows are dropped and reported one by one; any other error rejects the file
+    /// (observed).
     pub fn parse(bytes: &[u8]) -> Result<(Self, Vec<RowWarning>), RecordsError> {
         if bytes.len() > MAX_SIZE {
             let reason = format!("{} bytes are more than the {MAX_SIZE} that can be read", bytes.len());
@@ -70,8 +68,8 @@ impl Records {
         let text = json::text(bytes);
         let mut file = json::read(&text, File::default())?;
         if !file.rows_fit_keys {
-            // `record_keys` came after the rows, or twice: now that they are
-            // known, the rows can be read.
+            // `record_keys` followed the rows or occurred twice: read the rows again with the final
+            // columns.
             file = json::read(&text, File { preset: Some(file.keys), ..File::default() })?;
         }
         let File { rows, pairs, mut aliases, version, .. } = file;
@@ -87,14 +85,14 @@ impl From<JsonError> for RecordsError {
     }
 }
 
-/// The file while it is being read. Members come in any order and any letter
-/// case; of one that comes twice the last counts, aliases add up.
+/// Deserialises the file. Members may have any order and letter case; the last of several equal
+/// members wins, except that aliases accumulate.
 #[derive(Default)]
 struct File {
-    /// The columns, when they are known from an earlier reading.
+    /// The columns, if known from a first pass.
     preset: Option<Vec<String>>,
     keys: Vec<String>,
-    /// Whether `rows` were read as `keys` say.
+    /// Whether `rows` were read with the columns in `keys`.
     rows_fit_keys: bool,
     rows: RowsReader,
     pairs: Vec<(IpAddr, Box<str>)>,
@@ -118,7 +116,7 @@ impl<'de> Visitor<'de> for File {
     }
 
     fn visit_unit<E>(self) -> Result<Self, E> {
-        // A file that holds just `null` is an empty one, as everywhere in Go's JSON.
+        // A file that contains just `null` is empty, as for Go's JSON decoder.
         Ok(Self { rows_fit_keys: true, ..self })
     }
 
@@ -151,7 +149,7 @@ impl<'de> Visitor<'de> for File {
     }
 }
 
-/// Of aliases with the same name the last one counts.
+/// Keeps the last of several aliases with the same name.
 fn keep_last(aliases: &mut Vec<(String, Vec<AliasDefinition>)>) {
     let last: HashMap<String, usize> =
         aliases.iter().enumerate().map(|(index, (name, _))| (name.clone(), index)).collect();
@@ -162,8 +160,8 @@ fn keep_last(aliases: &mut Vec<(String, Vec<AliasDefinition>)>) {
     });
 }
 
-/// `records`: pairs of an address and a name. Lists of another length are
-/// accepted (observed); what is no address can never be asked for.
+/// `records`: pairs of address and name. Lists of other lengths are accepted (observed); entries
+/// without a valid address are unreachable and skipped.
 struct Pairs(Vec<(IpAddr, Box<str>)>);
 
 impl<'de> Deserialize<'de> for Pairs {
@@ -180,7 +178,7 @@ impl<'de> Deserialize<'de> for Pairs {
     }
 }
 
-/// One element of `records`; empty where it is too short.
+/// One element of `records`; missing elements are empty.
 struct Pair<'de>(Cow<'de, str>, Cow<'de, str>);
 
 impl<'de> Deserialize<'de> for Pair<'de> {
@@ -198,7 +196,7 @@ impl<'de> Deserialize<'de> for Pair<'de> {
     }
 }
 
-/// `aliases`; `None` where the file says null.
+/// `aliases`; `None` if the file says null.
 struct Aliases(Option<Vec<(String, Vec<AliasDefinition>)>>);
 
 impl<'de> Deserialize<'de> for Aliases {
@@ -232,7 +230,8 @@ impl<'de> Deserialize<'de> for Aliases {
 
 impl<'de> Deserialize<'de> for AliasDefinition {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        /// Reads the object: names in any letter case, unknown ones passed over, null for an empty text.
+        /// Visits the object: members in any letter case, unknown ones skipped, null read as the
+        /// empty string.
         struct DefinitionVisitor;
 
         impl<'de> Visitor<'de> for DefinitionVisitor {

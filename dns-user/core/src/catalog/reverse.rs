@@ -1,4 +1,4 @@
-//! Names by address, for `in-addr.arpa` and `ip6.arpa`.
+//! Index of names by address, for `in-addr.arpa` and `ip6.arpa`.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -6,21 +6,21 @@ use std::net::IpAddr;
 use super::alias_files::{AliasFiles, FileTarget};
 use crate::name::Name;
 
-/// What addresses are called.
+/// Names by address.
 #[derive(Debug, Default)]
 pub(super) struct Reverse {
-    /// `records` of the records file, sorted by address, else in its order.
+    /// `records` of the records file, stably sorted by address.
     pairs: Vec<(IpAddr, Box<str>)>,
-    /// Aliases of files by the address that they point to.
+    /// Aliases of files by target address.
     by_address: HashMap<IpAddr, Vec<Name>>,
-    /// Aliases of files by the name that they point to. Those of the records
-    /// point to groups, which no address is called.
+    /// Aliases of files by target name. Aliases of the records point to groups, which have no PTR
+    /// records.
     by_name: HashMap<Name, Vec<Name>>,
 }
 
 impl Reverse {
-    /// Indexes the pairs of the records and the aliases of the files; aliases
-    /// `_.x` do not count (observed).
+    /// Indexes the pairs of the records and the aliases of the files, except aliases `_.x`
+    /// (observed).
     pub(super) fn new(mut pairs: Vec<(IpAddr, Box<str>)>, files: &AliasFiles) -> Self {
         pairs.sort_by_key(|&(address, _)| address);
         let mut reverse = Self { pairs, ..Self::default() };
@@ -40,8 +40,8 @@ impl Reverse {
         reverse
     }
 
-    /// The names of an address, in wire format with the file's letter case,
-    /// each once. Addresses are compared as addresses.
+    /// Returns the names of an address, in wire format with the file's letter case, without
+    /// duplicates. IPv4-mapped addresses equal their IPv4 address.
     pub(super) fn names(&self, address: IpAddr) -> Vec<Box<[u8]>> {
         let address = address.to_canonical();
         let start = self.pairs.partition_point(|&(other, _)| other < address);
@@ -67,14 +67,14 @@ impl Reverse {
     }
 }
 
-/// The name's wire format with the letter case of the text that it was read from.
+/// Returns the name in wire format with the letter case of the text it was parsed from.
 fn with_case(name: &Name, text: &str) -> Box<[u8]> {
     if text.contains('\\') {
         return name.as_wire().into();
     }
     let mut wire: Box<[u8]> = name.as_wire().into();
-    // Without escapes a text differs from its wire format in length octets for
-    // dots only, and begins one octet later.
+    // Without escapes a text differs from its wire format only in length octets instead of dots,
+    // and starts one octet later.
     for (byte, original) in wire[1..].iter_mut().zip(text.bytes()) {
         if original.is_ascii_uppercase() {
             *byte = original;

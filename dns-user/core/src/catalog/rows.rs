@@ -1,5 +1,5 @@
-//! The rows of `records.json`: each cell by its column's meaning, a bad row
-//! dropped with the reason.
+//! The rows of `records.json`: each cell is read by its column's meaning; an invalid row is dropped
+//! with a reason.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,22 +10,22 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 
 use super::fleet::{FleetBuilder, NewRow};
 
-/// What a column means.
+/// Meaning of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Meaning {
-    /// A text that must be there: place in [`REQUIRED`].
+    /// A mandatory string: index in [`REQUIRED`].
     Required(usize),
-    /// A text or null: place in [`OPTIONAL`].
+    /// A string or null: index in [`OPTIONAL`].
     Optional(usize),
-    /// `group_ids`: a list of texts.
+    /// `group_ids`: a list of strings.
     Groups,
-    /// `instance_index`: a number; text and null count as 0 (observed).
+    /// `instance_index`: a number; strings and null count as 0 (observed).
     Index,
-    /// A column that we do not know, or one that is named again further right.
+    /// A column that is unknown, or named again further right.
     Ignored,
 }
 
-/// `record_keys` as a director writes them: the names of all columns, in their order.
+/// `record_keys` as written by directors: all column names, in their order.
 pub const RECORD_KEYS: [&str; 13] = [
     "id",
     "num_id",
@@ -42,34 +42,31 @@ pub const RECORD_KEYS: [&str; 13] = [
     "instance_index",
 ];
 
-/// Columns without which no row can be used (observed).
+/// Columns without which all rows are dropped (observed).
 const REQUIRED: [&str; 6] = ["id", "instance_group", "network", "deployment", "ip", "domain"];
 
-/// Columns that hold a text or null and may be missing (observed).
+/// Columns of strings or null that may be missing (observed).
 const OPTIONAL: [&str; 5] = ["num_id", "az", "az_id", "network_id", "agent_id"];
 
-/// The column with the groups of an instance.
 const GROUPS: &str = "group_ids";
 
-/// The column with the index of an instance.
 const INDEX: &str = "instance_index";
 
-/// Most warnings that are kept of one file; the rest is only counted.
+/// Maximum number of warnings kept per file; further ones are only counted.
 const MAX_WARNINGS: usize = 1000;
 
-/// What `record_keys` says about the cells of a row, from left to right.
+/// Meanings of a row's cells from left to right, from `record_keys`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Columns {
     meanings: Vec<Meaning>,
-    /// The first required column that is not there: then no row can be used.
+    /// The first missing required column; if there is one, all rows are dropped.
     missing: Option<&'static str>,
-    /// Whether there is an `instance_index`; without, no index matches (observed).
+    /// Whether the file has `instance_index`; otherwise no index matches (observed).
     has_index: bool,
 }
 
 impl Columns {
-    /// Gives each column its meaning. Of a name that comes twice the last place
-    /// counts (observed).
+    /// Assigns each column its meaning. If a name occurs twice, its last column counts (observed).
     pub(super) fn new(keys: &[String]) -> Self {
         let meanings: Vec<Meaning> = keys
             .iter()
@@ -86,7 +83,7 @@ impl Columns {
 }
 
 impl Meaning {
-    /// What the column of this name means.
+    /// Returns the meaning of a column name.
     fn of(key: &str) -> Self {
         let place = |names: &[&str]| names.iter().position(|name| *name == key);
         match key {
@@ -100,45 +97,44 @@ impl Meaning {
     }
 }
 
-/// Something in a row of `records.json` that cannot be used.
+/// A problem with a row of `records.json`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RowWarning {
-    /// A column that every row needs is not in `record_keys`: no row is used.
+    /// `record_keys` lacks a required column; all rows are dropped.
     MissingColumn {
-        /// The column's name.
+        /// Name of the missing column.
         column: &'static str,
-        /// How many rows were dropped for it.
+        /// Number of dropped rows.
         rows: usize,
     },
-    /// The row has more or fewer cells than there are columns; it is dropped.
+    /// The row has more or fewer cells than `record_keys` has columns; it is dropped.
     WrongLength {
-        /// Number of the row, from 0.
+        /// Row number, from 0.
         row: usize,
-        /// Cells of the row.
+        /// Number of cells in the row.
         cells: usize,
-        /// Columns of the file.
+        /// Number of columns in the file.
         columns: usize,
     },
-    /// The row's cell is not what the column holds; the row is dropped.
+    /// A cell of the row has the wrong type; the row is dropped.
     WrongType {
-        /// Number of the row, from 0.
+        /// Row number, from 0.
         row: usize,
-        /// The column's name.
+        /// Name of the cell's column.
         column: &'static str,
-        /// What the column holds.
+        /// The column's type.
         expected: &'static str,
     },
-    /// The row's `ip` is no address. Its name exists, but no address is ever
-    /// given for it.
+    /// The row's `ip` is not an address. Its name exists but has no address records.
     NoAddress {
-        /// Number of the row, from 0.
+        /// Row number, from 0.
         row: usize,
-        /// The value of `ip`.
+        /// Value of `ip` as written.
         text: String,
     },
-    /// There were more warnings than are kept.
+    /// Further warnings were dropped.
     More {
-        /// Number of further warnings.
+        /// Number of dropped warnings.
         count: usize,
     },
 }
@@ -166,11 +162,9 @@ impl fmt::Display for RowWarning {
 #[derive(Debug, Default)]
 pub(super) struct RowsReader {
     columns: Columns,
-    /// The rows that can be used.
     fleet: FleetBuilder,
-    /// What is wrong with the others.
     warnings: Vec<RowWarning>,
-    /// Warnings that were not kept.
+    /// Number of warnings that were dropped.
     more: usize,
     seen: usize,
 }
@@ -180,7 +174,7 @@ impl RowsReader {
         Self { columns, ..Self::default() }
     }
 
-    /// The rows, and what was wrong with others.
+    /// Returns the usable rows and the warnings about the others.
     pub(super) fn finish(self) -> (FleetBuilder, Vec<RowWarning>) {
         let Self { columns, fleet, mut warnings, more, seen } = self;
         if let (Some(column), true) = (columns.missing, seen > 0) {
@@ -192,7 +186,7 @@ impl RowsReader {
         (fleet, warnings)
     }
 
-    /// Keeps a warning, if there are not too many yet.
+    /// Stores a warning, or counts it if there are too many.
     fn warn(&mut self, warning: RowWarning) {
         if self.warnings.len() < MAX_WARNINGS {
             self.warnings.push(warning);
@@ -201,7 +195,7 @@ impl RowsReader {
         }
     }
 
-    /// Takes over a row that was read, or says why not.
+    /// Adds a row, or the reason why it is unusable.
     fn take(&mut self, cells: usize, row: &RowCells<'_>) {
         self.seen += 1;
         let number = self.seen;
@@ -217,7 +211,7 @@ impl RowsReader {
         }
         let [id, instance_group, network, deployment, ip, domain] = &row.required;
         let [num_id, az, az_id, network_id, agent_id] = &row.optional;
-        // Mapped addresses are the IPv4 addresses that they hold (observed).
+        // IPv4-mapped addresses are stored as IPv4 addresses (observed).
         let address = ip.parse::<IpAddr>().ok().map(|address| address.to_canonical());
         if address.is_none() {
             self.warn(RowWarning::NoAddress { row: number, text: ip.to_string() });
@@ -270,20 +264,20 @@ impl<'de> Visitor<'de> for RowsReader {
     }
 }
 
-/// The cells of one row, sorted by meaning. Used again for every row.
+/// The cells of one row, sorted by meaning; reused for every row.
 #[derive(Default)]
 struct RowCells<'de> {
     required: [Cow<'de, str>; REQUIRED.len()],
-    /// As in [`OPTIONAL`]; empty for null.
+    /// Values in the order of [`OPTIONAL`]; empty for null.
     optional: [Cow<'de, str>; OPTIONAL.len()],
     groups: Vec<Cow<'de, str>>,
     index: i64,
-    /// The first cell that is not what its column holds: name and what it should be.
+    /// The first cell of the wrong type: column name and expected type.
     wrong: Option<(&'static str, &'static str)>,
 }
 
 impl<'de> RowCells<'de> {
-    /// Puts a cell where it belongs.
+    /// Stores a cell by its column's meaning.
     #[inline]
     fn put(&mut self, meaning: Meaning, cell: Cell<'de>) {
         let wrong = match (meaning, cell) {
@@ -315,10 +309,9 @@ impl<'de> RowCells<'de> {
     }
 }
 
-/// Reads one row; gives the number of its cells.
+/// Deserialises one row and returns the number of its cells.
 struct RowSeed<'a, 'de> {
     columns: &'a Columns,
-    /// Where the cells go.
     cells: &'a mut RowCells<'de>,
 }
 
@@ -380,10 +373,10 @@ impl<'de> Visitor<'de> for RowSeed<'_, 'de> {
     }
 }
 
-/// One JSON value, as far as a row can use it.
+/// A JSON value, reduced to the types that a row can contain.
 enum Cell<'de> {
     Text(Cow<'de, str>),
-    /// A number, cut to a whole one.
+    /// A number, truncated to an integer.
     Number(i64),
     Null,
     Other,
@@ -421,7 +414,7 @@ impl<'de> Visitor<'de> for CellVisitor {
     }
 
     fn visit_f64<E>(self, number: f64) -> Result<Cell<'de>, E> {
-        // `as` cuts fractions and saturates.
+        // `as` truncates fractions and saturates.
         Ok(Cell::Number(number as i64))
     }
 
@@ -444,7 +437,7 @@ impl<'de> Visitor<'de> for CellVisitor {
     }
 }
 
-/// Reads `group_ids` into the list; says whether it was a list of texts.
+/// Deserialises `group_ids` into the list; returns whether it is a list of strings.
 struct GroupsSeed<'a, 'de>(&'a mut Vec<Cow<'de, str>>);
 
 impl<'de> DeserializeSeed<'de> for GroupsSeed<'_, 'de> {

@@ -1,10 +1,10 @@
-//! The addresses files: further addresses to listen on.
+//! Addresses files: additional addresses to listen on.
 
 use std::net::SocketAddr;
 
 use super::{ConfigError, json::Json, reader::Reader};
 
-/// Parses one addresses file.
+/// Parses the content of an addresses file; `file` is its path for error messages.
 pub fn parse_addresses(file: &str, bytes: &[u8]) -> Result<Vec<SocketAddr>, ConfigError> {
     let problem = |problem: String| ConfigError { file: file.to_owned(), problem };
     let json = Json::parse(bytes).map_err(|error| problem(format!("is not JSON: {error}")))?;

@@ -1,50 +1,50 @@
-//! `compat`: effects of the reference that are kept on request.
+//! `compat`: behaviour of bosh-dns that is off by default.
 
 use super::{ConfigError, reader::Reader};
 
-/// Effects of the reference that RFCs and clients speak against. All are off by default;
+/// Behaviour of bosh-dns that violates RFCs or confuses clients. All options are off by default;
 /// docs/differences.md describes each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Compat {
-    /// `nxdomain_for_failures`: NXDOMAIN without records whenever no recursor answered
-    /// with NOERROR; no NXDOMAIN is cached.
+    /// `nxdomain_for_failures`: NXDOMAIN without records if no recursor answers with NOERROR;
+    /// NXDOMAIN is not cached.
     pub nxdomain_for_failures: bool,
-    /// `forget_failures`: a failed resolution is not cached (against RFC 9520).
+    /// `forget_failures`: failed resolutions are not cached (contrary to RFC 9520).
     pub forget_failures: bool,
-    /// `wait_for_silent_recursors`: a query that has an NXDOMAIN or an error waits for
-    /// recursors that have stopped answering, too.
+    /// `wait_for_silent_recursors`: a query with an NXDOMAIN or error so far also waits for
+    /// recursors that have stopped answering.
     pub wait_for_silent_recursors: bool,
-    /// `accept_other_questions`: a reply with the right id and address is taken although
-    /// its question is another one, if no better reply comes in time.
+    /// `accept_other_questions`: a reply with the right id and address but another question is
+    /// accepted unless a better one arrives in time.
     pub accept_other_questions: bool,
-    /// `nxdomain_is_failure`: NXDOMAIN counts against the preferred recursor.
+    /// `nxdomain_is_failure`: NXDOMAIN counts as a failure of the preferred recursor.
     pub nxdomain_is_failure: bool,
-    /// `transparent_forwarding`: a query without EDNS goes up without, AD as the client
-    /// set it, each query by TCP on a connection of its own; RD, RA, TC and the OPT of the
-    /// recursor reach the client.
+    /// `transparent_forwarding`: queries without EDNS are forwarded without EDNS, AD is copied from
+    /// the client, each TCP query uses a new connection; RD, RA, TC and OPT of the recursor's reply
+    /// reach the client.
     pub transparent_forwarding: bool,
-    /// `cache_as_authority`: cached answers have AA set, and the class makes no difference.
+    /// `cache_as_authority`: cached answers have AA set, and the cache ignores the class.
     pub cache_as_authority: bool,
-    /// `cache_zero_ttl`: an answer with TTL 0 is cached for five seconds.
+    /// `cache_zero_ttl`: answers with TTL 0 are cached for five seconds.
     pub cache_zero_ttl: bool,
-    /// `retired_handlers`: a handler whose domain the records had stays away for good.
+    /// `retired_handlers`: a handler is removed for good once the records contain its domain.
     pub retired_handlers: bool,
-    /// `require_health_certificates`: the server does not start without usable ones.
+    /// `require_health_certificates`: the server refuses to start without usable certificates.
     pub require_health_certificates: bool,
-    /// `formerr_for_malformed_names`: FORMERR for a name below a records domain that
-    /// does not follow the query language.
+    /// `formerr_for_malformed_names`: FORMERR for names below a records domain that violate the
+    /// query language.
     pub formerr_for_malformed_names: bool,
-    /// `nxdomain_for_empty_non_terminals`: NXDOMAIN for a name that has no addresses but
-    /// names below it.
+    /// `nxdomain_for_empty_non_terminals`: NXDOMAIN for names without addresses that have names
+    /// below them.
     pub nxdomain_for_empty_non_terminals: bool,
-    /// `any_class`: the class of a question makes no difference.
+    /// `any_class`: the class of a question is ignored.
     pub any_class: bool,
-    /// `echo_opt`: the OPT of a reply repeats the client's size, and DO is clear.
+    /// `echo_opt`: the OPT of a reply repeats the client's size and clears DO.
     pub echo_opt: bool,
 }
 
 impl Compat {
-    /// Every effect of the reference.
+    /// All options on: the behaviour of bosh-dns.
     pub const REFERENCE: Self = Self {
         nxdomain_for_failures: true,
         forget_failures: true,
@@ -62,8 +62,8 @@ impl Compat {
         echo_opt: true,
     };
 
-    /// Reads `compat`. `recursor_errors: nxdomain`, its predecessor, stands for
-    /// [`Self::REFERENCE`]; members of `compat` override it.
+    /// Reads `compat`. Its predecessor `recursor_errors: nxdomain` means [`Self::REFERENCE`];
+    /// members of `compat` override it.
     pub(super) fn read(root: &Reader<'_>) -> Result<Self, ConfigError> {
         let choices = [("truthful", Self::default()), ("nxdomain", Self::REFERENCE)];
         let mut compat = root.choice("recursor_errors", &choices)?.unwrap_or_default();
@@ -76,7 +76,7 @@ impl Compat {
         Ok(compat)
     }
 
-    /// The members by name.
+    /// Returns the options by name.
     fn members(&mut self) -> [(&'static str, &mut bool); 14] {
         let Self {
             nxdomain_for_failures,
@@ -118,7 +118,6 @@ mod tests {
     use super::*;
     use crate::config::json::Json;
 
-    /// Reads `compat` from a whole configuration.
     fn read(text: &str) -> Compat {
         let json = Json::parse(text.as_bytes()).unwrap();
         Compat::read(&Reader::document("config.json", &json).unwrap()).unwrap()

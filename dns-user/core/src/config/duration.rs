@@ -1,20 +1,20 @@
-//! Durations in Go's form: `1h2m3.5s`, `400ms`, `-1.5h`, `0`.
+//! Durations in Go syntax: `1h2m3.5s`, `400ms`, `-1.5h`, `0`.
 
 use std::time::Duration;
 
-/// Why a text is no duration.
+/// The reason why a text is not a valid duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DurationError {
-    /// No number with a unit, or something in between.
+    /// No number with a unit, or extra characters.
     #[error("is not a duration")]
     Malformed,
-    /// A number that is not followed by a unit.
+    /// A number without a unit.
     #[error("lacks a unit")]
     NoUnit,
     /// A unit other than ns, us, ms, s, m, h.
     #[error("has an unknown unit")]
     UnknownUnit,
-    /// Negative durations are valid in Go, but no setting allows one.
+    /// Negative durations are valid in Go, but not for any setting.
     #[error("is negative")]
     Negative,
     /// More than 2^63 ns, about 292 years.
@@ -22,7 +22,7 @@ pub enum DurationError {
     TooLong,
 }
 
-/// Reads a duration as Go's `time.ParseDuration` does; negative ones are refused.
+/// Parses a duration like Go's `time.ParseDuration`, but rejects negative ones.
 pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
     let (negative, mut rest) = match text.as_bytes().first() {
         Some(b'-') => (true, &text[1..]),
@@ -47,11 +47,11 @@ pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
     if negative && nanoseconds > 0 {
         return Err(DurationError::Negative);
     }
-    // Less than 2^63, as was just checked.
+    // Below 2^63, as just checked.
     Ok(Duration::from_nanos(nanoseconds as u64))
 }
 
-/// Reads one number with its unit from the start; nanoseconds and what is left.
+/// Parses one number with its unit; returns nanoseconds and the remaining text.
 fn one_part(text: &str) -> Result<(u128, &str), DurationError> {
     let whole_end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (whole, mut rest) = text.split_at(whole_end);

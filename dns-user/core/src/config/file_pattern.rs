@@ -1,28 +1,27 @@
-//! File patterns with the meaning of Go's `filepath.Glob`: `*`, `?`, `[a-z]`,
-//! `[^a-z]`, `\` before a character; none of them matches a slash; names that
-//! begin with a dot are names like any other.
+//! File patterns in the syntax of Go's `filepath.Glob`: `*`, `?`, `[a-z]`, `[^a-z]`, `\` before a
+//! character. None of them matches a slash; names that start with a dot are not special.
 //!
-//! Pure: whoever reads folders asks [`matches`] name by name.
+//! Pure: callers list directories themselves and call [`matches`] for each name.
 
-/// A pattern that cannot be read: an open bracket, an empty range, a lone backslash.
+/// An invalid pattern: an unclosed bracket, an empty range, or a trailing backslash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("is not a file pattern (an unclosed [ or a backslash at the end)")]
 pub struct BadPattern;
 
-/// Whether every part of a pattern can be read.
+/// Validates every component of a pattern.
 pub fn check(pattern: &str) -> Result<(), BadPattern> {
     pattern.split('/').try_for_each(|part| matches(part.as_bytes(), b"").map(drop))
 }
 
-/// Whether a part of a pattern has any character with a meaning.
+/// Returns whether a component contains a special character.
 pub fn is_pattern(part: &str) -> bool {
     part.contains(['*', '?', '[', '\\'])
 }
 
-/// Whether a name without slashes matches a pattern without slashes.
+/// Returns whether a name without slashes matches a pattern without slashes.
 ///
-/// Backtracks to the latest star alone, so the work is bounded by the product of
-/// the two lengths. The whole pattern is read, so that a bad one is always found.
+/// Only the latest star is backtracked, so the work is bounded by the product of the two lengths.
+/// The whole pattern is parsed first, so an invalid one is always reported.
 pub fn matches(pattern: &[u8], name: &[u8]) -> Result<bool, BadPattern> {
     let units = parse(pattern)?;
     let (mut unit, mut at) = (0, 0);
@@ -49,23 +48,22 @@ pub fn matches(pattern: &[u8], name: &[u8]) -> Result<bool, BadPattern> {
     Ok(units[unit..].iter().all(|unit| matches!(unit, Unit::Star)))
 }
 
-/// One element of a pattern.
+/// An element of a pattern.
 enum Unit {
-    /// Any number of characters.
+    /// `*`: any number of characters.
     Star,
-    /// One character out of a set.
+    /// A single character from a set.
     One(Set),
 }
 
 /// A set of bytes.
 struct Set {
-    /// Whether the ranges are those that do not match.
+    /// Whether bytes outside the ranges match.
     negated: bool,
     ranges: Vec<(u8, u8)>,
 }
 
 impl Set {
-    /// Whether the byte is in the set.
     fn holds(&self, byte: u8) -> bool {
         self.ranges.iter().any(|&(low, high)| (low..=high).contains(&byte)) != self.negated
     }
@@ -96,7 +94,7 @@ fn parse(pattern: &[u8]) -> Result<Vec<Unit>, BadPattern> {
     Ok(units)
 }
 
-/// Reads a set after its `[`; also what follows its `]`.
+/// Parses a set after its `[`; returns the text behind its `]` too.
 fn parse_set(text: &[u8]) -> Result<(Set, &[u8]), BadPattern> {
     let (negated, mut rest) = match text.split_first() {
         Some((b'^', tail)) => (true, tail),
@@ -117,7 +115,7 @@ fn parse_set(text: &[u8]) -> Result<(Set, &[u8]), BadPattern> {
     }
 }
 
-/// One character inside brackets, a backslash taken away.
+/// Parses one character inside brackets, with an optional backslash.
 fn set_character(text: &[u8]) -> Result<(u8, &[u8]), BadPattern> {
     match text.split_first() {
         None | Some((b'-' | b']', _)) => Err(BadPattern),

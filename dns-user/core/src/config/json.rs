@@ -1,5 +1,5 @@
-//! JSON as the reference reads it: members in the order of the document, names in
-//! any letter case, the last of several wins, `null` leaves things as they were.
+//! JSON with the semantics of Go's decoder: members in document order and any letter case, the last
+//! of several wins, `null` leaves a setting unchanged.
 
 use std::fmt;
 
@@ -14,24 +14,23 @@ pub enum Json {
     Bool(bool),
     /// Any number, exactly as written.
     Number(serde_json::Number),
-    /// A text; invalid UTF-8 became U+FFFD.
+    /// A string; invalid UTF-8 is replaced by U+FFFD.
     Text(String),
     /// A list of values of any kind.
     List(Vec<Json>),
-    /// An object: its members in the order of the document.
+    /// An object with its members in document order.
     Object(Vec<(String, Json)>),
 }
 
 impl Json {
-    /// Parses a whole file. Bytes that are no UTF-8 become U+FFFD, as in the reference.
-    ///
-    /// The error says line, column and reason.
+    /// Parses a whole file. Invalid UTF-8 is replaced by U+FFFD, as in Go. The error contains line,
+    /// column and reason.
     pub fn parse(bytes: &[u8]) -> Result<Self, serde_json::Error> {
         serde_json::from_str(&String::from_utf8_lossy(bytes))
     }
 
-    /// Removes the member at `path`, such as `xdp.mode` or `logging.tags[0].name`, and every other
-    /// spelling of its name; returns whether there was one.
+    /// Removes the member at `path`, such as `xdp.mode` or `logging.tags[0].name`, in every
+    /// spelling; returns whether there was one.
     pub(super) fn remove(&mut self, path: &str) -> bool {
         let (first, rest) = path.split_once('.').map_or((path, None), |(first, rest)| (first, Some(rest)));
         let (name, index) = match first.strip_suffix(']').and_then(|text| text.split_once('[')) {
@@ -47,7 +46,8 @@ impl Json {
                 let named = members.iter_mut().filter(|(member, _)| member.eq_ignore_ascii_case(name));
                 for (_, value) in named {
                     match (value, index) {
-                        // A list is only right with each of its items: the item goes as a whole.
+                        // List items have required members, so an invalid one is removed as a
+                        // whole.
                         (Self::List(items), Some(index)) if index < items.len() => {
                             items.remove(index);
                             inside = true;
@@ -74,7 +74,7 @@ impl Json {
     }
 }
 
-/// The value as it would be written, cut to what fits in a message.
+/// Formats the value as JSON, shortened to fit in a message.
 impl fmt::Display for Json {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -96,7 +96,6 @@ impl<'de> Deserialize<'de> for Json {
     }
 }
 
-/// Builds a [`Json`] from whatever comes.
 struct JsonVisitor;
 
 impl<'de> Visitor<'de> for JsonVisitor {
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn text_after_the_end_is_refused_with_its_place() {
+    fn trailing_text_is_refused() {
         let error = Json::parse(b"{}\n x").unwrap_err();
         assert_eq!((error.line(), error.column()), (2, 2));
         assert!(Json::parse(b"").is_err());

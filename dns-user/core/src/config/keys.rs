@@ -11,7 +11,7 @@ use super::json::Json;
 pub struct Key {
     /// Path from the root: `port`, `xdp.mode`, `logging.tags[].name`.
     pub path: &'static str,
-    /// Type, unit and limits, as a reader of the reference needs them.
+    /// Type, unit and limits, for the configuration reference.
     pub form: &'static str,
     /// Value in effect if the key is absent, as JSON; empty if there is none.
     pub default: &'static str,
@@ -25,16 +25,16 @@ pub struct Key {
     pub starter: &'static str,
 }
 
-/// The server that a key comes from.
+/// The server that defines a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// A key of bosh-dns, with its meaning.
+    /// A key of bosh-dns with the same meaning.
     BoshDns,
     /// A key of this server only.
     Ours,
 }
 
-/// Objects whose members other parts of the program read and check.
+/// Objects whose members are parsed by other crates.
 const FOREIGN_OBJECTS: [&str; 1] = ["consul"];
 
 /// Declares keys: path, origin, form, default, example, starter value, description.
@@ -218,8 +218,8 @@ pub const KEYS: &[Key] = keys! {
         "User that the server switches to after loading the programs";
 };
 
-/// Members of a document that no part of the server reads, as paths, each with the known key
-/// that it resembles most, if any. Names that begin with `#` are comments.
+/// Returns the members of a document that no part of the server reads, as paths, each with the most
+/// similar known key, if any. Names that start with `#` are comments.
 pub(super) fn unknown(document: &Json) -> Vec<(String, Option<&'static str>)> {
     let mut found = Vec::new();
     collect_unknown(document, "", "", &mut found);
@@ -259,14 +259,15 @@ fn collect_unknown(value: &Json, shape: &str, place: &str, found: &mut Vec<(Stri
     }
 }
 
-/// The key most similar to `path`, if it differs by at most a third of its letters.
+/// Returns the key most similar to `path` if at most a third of its letters differ.
 fn nearest(path: &str) -> Option<&'static str> {
     let distance = |key: &&Key| edit_distance(path, key.path);
     let best = KEYS.iter().min_by_key(distance)?;
     (distance(&best) <= best.path.len().div_ceil(4).min(4)).then_some(best.path)
 }
 
-/// Number of insertions, deletions and replacements of bytes that turn `a` into `b` (Levenshtein).
+/// Returns the number of insertions, deletions and replacements of bytes that turn `a` into `b`
+/// (Levenshtein).
 fn edit_distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {
@@ -290,7 +291,7 @@ mod tests {
 
     #[test]
     fn table_lists_every_parsed_key() {
-        // Everything switched on, so that the parser reads each key.
+        // Every feature is switched on, so that the parser reads each key.
         let text = r#"{"port": 53, "address": "127.0.0.1", "upcheck_domains": ["up."],
             "internal_upcheck_domain": {"enabled": true, "dns_query": "a.bosh."},
             "logging": {"tags": [{"name": "a", "log_level": "INFO"}]}, "metrics": {"enabled": true},
@@ -312,7 +313,7 @@ mod tests {
                     .unwrap_or_else(|error| panic!("{}: {value}: {error}", key.path));
             }
             assert!(!key.about.ends_with('.') && key.about.len() > 10, "{}", key.path);
-            // A document with this one key beside the required ones is accepted or fails for another key.
+            // A document with this key and the required ones is accepted or fails for another key.
             let (objects, last) = key.path.rsplit_once('.').unwrap_or(("", key.path));
             if objects.contains("[]") || key.path == "port" {
                 continue;

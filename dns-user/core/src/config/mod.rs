@@ -1,7 +1,6 @@
-//! The configuration: the reference's `config.json`, parsed into types that
-//! cannot be wrong, plus our own object `"xdp"`.
+//! The configuration: bosh-dns' `config.json` and our additional keys, parsed into validated types.
 //!
-//! Pure: whoever reads the files hands their bytes over.
+//! Pure: callers read the files and pass their content.
 
 pub mod addresses;
 mod compat;
@@ -21,18 +20,18 @@ use std::{
     time::Duration,
 };
 
-/// All of `config.json`, with every default filled in.
+/// The content of `config.json` with defaults filled in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Where to listen (`address`, `port`), UDP and TCP.
+    /// `address` and `port`: endpoint for UDP and TCP.
     pub listen: SocketAddr,
-    /// How long to wait for the sockets and the first up-check (`timeout`).
+    /// `timeout`: limit for opening the sockets and the first up-check.
     pub timeout: Duration,
-    /// How long a client's query may take (`request_timeout`).
+    /// `request_timeout`: limit for answering a client's query.
     pub request_timeout: Duration,
-    /// Recursors and how they are used.
+    /// Recursors and their use.
     pub recursion: RecursionConfig,
-    /// records.json; `None`: there is none.
+    /// Path of records.json, if configured.
     pub records_file: Option<PathBuf>,
     /// Go `filepath.Glob` pattern of the alias files; empty: none.
     pub alias_files_glob: String,
@@ -42,243 +41,245 @@ pub struct Config {
     pub addresses_files_glob: String,
     /// Names answered with 127.0.0.1 and ::1.
     pub upcheck_domains: Vec<crate::name::Name>,
-    /// `internal_upcheck_domain`: a name that has to resolve before the server counts as up.
+    /// `internal_upcheck_domain`: a name that must resolve before the server counts as up.
     pub internal_upcheck: Option<crate::name::Name>,
-    /// Folder of the jobs, for `/local-groups`; `None`: that part is off.
+    /// Folder of the jobs, for `/local-groups`; `None` disables it.
     pub jobs_dir: Option<PathBuf>,
     /// Log levels and format.
     pub logging: LoggingConfig,
-    /// The control socket, ours; `None`: switched off.
+    /// The control socket, a key of ours; `None` disables it.
     pub control: Option<ControlConfig>,
-    /// The API; `None`: not configured.
+    /// The API; `None` if it is not configured.
     pub api: Option<ApiConfig>,
     /// Health checks of instances.
     pub health: HealthConfig,
-    /// The Prometheus endpoint.
+    /// Endpoint of the Prometheus metrics.
     pub metrics: MetricsConfig,
-    /// Whether forwarded answers are cached (`cache.enabled`).
+    /// Cache of forwarded answers.
     pub cache: CacheConfig,
-    /// `configure_systemd_resolved`: accepted; the set-up of the host is not ours.
+    /// `configure_systemd_resolved`: accepted and ignored; this server does not configure the host.
     pub configure_systemd_resolved: bool,
-    /// `max_reply`, ours: most bytes of a UDP reply to a client that is neither on this
-    /// machine, nor link-local, nor on a container's interface; `None`: no bound.
+    /// `max_reply`, a key of ours: maximum size in bytes of a UDP reply to a client that is neither
+    /// local, nor link-local, nor on a container's interface; `None`: no limit.
     pub max_reply: Option<u16>,
-    /// `identity`, ours: whom the server tells its version and the host's name.
+    /// `identity`, a key of ours: which queries get the server's version and host name.
     pub identity: Identity,
-    /// `compat`, ours: effects of the reference that are kept.
+    /// `compat`, a key of ours: bosh-dns behaviour to reproduce.
     pub compat: Compat,
-    /// Our own settings.
+    /// `xdp`, keys of ours: the fast path and process privileges.
     pub xdp: XdpConfig,
 }
 
-/// `identity`: who is told version and host name (class CH, NSID).
+/// `identity`: which queries for version and host name (class CH, NSID) are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Identity {
-    /// Queries with EDNS, as dig sends them; plain ones get what the reference gives.
+    /// Only queries with EDNS, dig's default; others get the same reply as from bosh-dns.
     Edns,
-    /// All who ask.
+    /// All queries for version or host name.
     Always,
-    /// Nobody.
+    /// No queries for version or host name.
     Off,
 }
 
-/// Everything about recursors.
+/// Settings for recursors and forwarding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecursionConfig {
-    /// `disable_recursors`.
+    /// `disable_recursors`: no forwarding at all.
     pub disabled: bool,
-    /// `recursors` as configured, `host:port`; empty: those of /etc/resolv.conf.
+    /// `recursors` as configured, `host:port`; if empty, /etc/resolv.conf is used.
     pub recursors: Vec<String>,
-    /// `excluded_recursors`, `host:port`.
+    /// `excluded_recursors`, `host:port`: never used, even if listed elsewhere.
     pub excluded: Vec<String>,
-    /// `recursor_selection`.
+    /// `recursor_selection`: order of the attempts.
     pub selection: RecursorSelection,
-    /// `recursor_timeout`: for one try.
+    /// `recursor_timeout`: limit for one attempt.
     pub timeout: Duration,
-    /// `recursor_max_retries`: further tries of one recursor after network errors.
+    /// `recursor_max_retries`: additional attempts at one recursor after network errors.
     pub max_retries: u32,
-    /// `recursor_client_subnet`, ours: whether the Client Subnet option of a query goes up.
+    /// `recursor_client_subnet`, a key of ours: whether Client Subnet options are forwarded.
     pub client_subnet: bool,
-    /// `recursor_0x20`, ours: random letter case in questions, which replies have
-    /// to repeat: forging them becomes harder still.
+    /// `recursor_0x20`, a key of ours: random letter case in questions, which a reply must repeat;
+    /// makes forging harder.
     pub randomise_case: bool,
 }
 
-/// In which order recursors are asked.
+/// The order in which recursors are tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecursorSelection {
-    /// Shuffled once; the preferred one is kept until 5 of its last 25 tries failed.
+    /// Random order, fixed at start; the preferred recursor is kept until 5 of its last 25 attempts
+    /// failed.
     Smart,
-    /// Always from the first.
+    /// In configured order, always from the first.
     Serial,
 }
 
-/// `log_level` and `logging`.
+/// `log_level` and `logging`: settings of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoggingConfig {
-    /// `log_level`.
+    /// `log_level`: level for tags without an entry in `tags`.
     pub level: LogLevel,
-    /// `logging.format.timestamp`: `rfc3339` or the reference's old format.
+    /// `logging.format.timestamp`: whether it is `rfc3339`; otherwise the old format of bosh-dns.
     pub rfc3339: bool,
-    /// `logging.tags`: levels of single tags.
+    /// `logging.tags`: levels by tag.
     pub tags: Vec<(String, LogLevel)>,
 }
 
-/// The reference's log levels.
+/// Log levels of bosh-dns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
-    /// `DEBUG`.
+    /// `DEBUG`: everything, each request included.
     Debug,
-    /// `INFO`.
+    /// `INFO`: normal events and above.
     Info,
-    /// `WARN`.
+    /// `WARN`: problems with a workaround, and errors.
     Warn,
-    /// `ERROR`.
+    /// `ERROR`: failures only.
     Error,
-    /// `NONE`.
+    /// `NONE`: no output at all.
     None,
 }
 
-/// The three files of one end of mutual TLS.
+/// The three files of one side of a mutual TLS connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// `certificate_file`, PEM.
+    /// `certificate_file`: certificate chain in PEM.
     pub certificate: PathBuf,
-    /// `private_key_file`, PEM.
+    /// `private_key_file`: private key in PEM.
     pub private_key: PathBuf,
-    /// `ca_file`, PEM, one or several CAs.
+    /// `ca_file`: one or more CA certificates in PEM.
     pub ca: PathBuf,
 }
 
-/// `api`.
+/// `api`: the HTTPS API with client certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiConfig {
-    /// Port on 127.0.0.1.
+    /// TCP port on 127.0.0.1.
     pub port: u16,
-    /// Server certificate, key and the CA of clients.
+    /// Server certificate, its key and the CA of the clients.
     pub tls: TlsFiles,
-    /// `admins`, ours: common names of the client certificates that may flush, reload,
+    /// `admins`, a key of ours: common names of the client certificates that may flush, reload,
     /// change levels and watch queries; `None`: every certificate of the CA.
     pub admins: Option<Vec<String>>,
 }
 
-/// `control`, ours: the API on a unix socket, without certificates.
+/// `control`, a key of ours: the API on a Unix socket, without certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ControlConfig {
-    /// `socket`: its path.
+    /// `socket`: path of the Unix socket.
     pub socket: PathBuf,
-    /// `user`: its owner; `None`: whoever starts the server.
+    /// `user`: owner of the socket; `None`: the user that starts the server.
     pub user: Option<String>,
-    /// `group`: whose members may ask as well; `None`: nobody.
+    /// `group`: group whose members may connect; `None`: no group.
     pub group: Option<String>,
-    /// Whether the configuration does not name the socket.
+    /// Whether the path is the built-in default.
     pub is_default: bool,
 }
 
-/// `health`.
+/// `health`: checks of the instances' health.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthConfig {
-    /// `enabled`.
+    /// `enabled`: whether instances are checked at all.
     pub enabled: bool,
-    /// Port of the health servers on the instances.
+    /// TCP port of the health servers on the instances.
     pub port: u16,
-    /// Client certificate, key and CA; `None` only while not enabled.
+    /// Client certificate, key and CA; `None` only if not enabled.
     pub tls: Option<TlsFiles>,
-    /// `check_interval`.
+    /// `check_interval`: time between two checks of an instance.
     pub check_interval: Duration,
-    /// `max_tracked_queries`.
+    /// `max_tracked_queries`: maximum number of names whose instances are checked.
     pub max_tracked_queries: usize,
-    /// `synchronous_check_timeout`.
+    /// `synchronous_check_timeout`: limit for waiting on the first checks of a name.
     pub synchronous_check_timeout: Duration,
-    /// `tracked_query_ttl`, ours: forget names not asked for so long; `None`: never.
+    /// `tracked_query_ttl`, a key of ours: names are dropped if not queried for this time; `None`:
+    /// never.
     pub tracked_query_ttl: Option<Duration>,
 }
 
-/// `metrics`.
+/// `metrics`: the Prometheus endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetricsConfig {
-    /// `enabled`.
+    /// `enabled`: whether the endpoint is served.
     pub enabled: bool,
-    /// `address`, `port`.
+    /// `address` and `port` of the endpoint.
     pub listen: SocketAddr,
 }
 
-/// `cache`.
+/// `cache`: the cache of forwarded answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheConfig {
-    /// `enabled`.
+    /// `enabled`: whether forwarded answers are cached.
     pub enabled: bool,
-    /// `max_entries`, ours.
+    /// `max_entries`, a key of ours: maximum number of cached answers.
     pub max_entries: u64,
-    /// `max_bytes`, ours.
+    /// `max_bytes`, a key of ours: maximum memory of the cache in bytes.
     pub max_bytes: u64,
-    /// `serve_stale`, ours: how long past its end an answer may still be given
-    /// while recursors are down (RFC 8767); `None`: never.
+    /// `serve_stale`, a key of ours: how long an expired answer may be served while recursors are
+    /// down (RFC 8767); `None`: never.
     pub serve_stale: Option<Duration>,
 }
 
-/// `xdp`: our own settings.
+/// `xdp`: settings of the fast path and of process privileges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XdpConfig {
-    /// `enabled`: whether there is a fast path at all.
+    /// `enabled`: whether the fast path is used.
     pub enabled: bool,
     /// `vlans`: VLANs whose frames are answered at the interface, 0 to 4095.
     pub vlans: Vec<u16>,
-    /// `respect_filters`: names and globs of interfaces that are left to userspace,
-    /// whose replies pass by the packet filter.
+    /// `respect_filters`: names and globs of interfaces whose queries are left to userspace,
+    /// because replies of the programs bypass the packet filter.
     pub respect_filters: Vec<String>,
-    /// `shed`: whether interfaces drop a part of what would go up while that is more than
-    /// the server can answer.
+    /// `shed`: whether the programs drop a share of the queries for userspace while the server is
+    /// overloaded.
     pub shed: bool,
-    /// `interfaces`: names and globs; `None`: those on which queries for our
-    /// addresses can arrive, `lo` among them.
+    /// `interfaces`: names and globs; `None`: all interfaces on which queries for our addresses can
+    /// arrive, including `lo`.
     pub interfaces: Option<Vec<String>>,
-    /// `mode`.
+    /// `mode`: the hook to attach to.
     pub mode: HookMode,
-    /// `max_names`: most names in the map.
+    /// `max_names`: maximum number of names in the map.
     pub max_names: u32,
-    /// `lease`: how long the fast path goes on without userspace.
+    /// `lease`: how long the programs keep answering without a renewal by the server.
     pub lease: Duration,
-    /// `bpffs`: where programs, links and maps are pinned.
+    /// `bpffs`: mount point or folder in which programs, links and maps are pinned.
     pub bpffs: PathBuf,
-    /// `on_stop`.
+    /// `on_stop`: fate of the fast path when the server stops.
     pub on_stop: OnStop,
-    /// `user`: whom to become after loading; `None`: stay.
+    /// `user`: user to switch to after loading; `None`: no switch.
     pub user: Option<String>,
-    /// `attach_socket`: of the process that loads and attaches in the server's place
-    /// (`bosh-dns-xdp attach`); `None`: the server does so itself.
+    /// `attach_socket`: socket of the separate process that loads and attaches (`bosh-dns-xdp
+    /// attach`); `None`: the server does this itself.
     pub attach_socket: Option<PathBuf>,
-    /// `attach_user`: user that this process becomes; `None`: the one that starts it.
+    /// `attach_user`: user to which that process switches; `None`: no switch.
     pub attach_user: Option<String>,
 }
 
-/// Which hook the program is attached to.
+/// The hook to which the program is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HookMode {
-    /// The best for each interface.
+    /// The best available hook for each interface.
     Auto,
     /// XDP in the driver.
     Native,
-    /// XDP after the skb was made.
+    /// Generic XDP, after the kernel allocated an skb.
     Generic,
     /// tcx, or clsact on kernels before 6.6.
     Tc,
-    /// Userspace only.
+    /// No fast path; userspace answers everything.
     Off,
 }
 
-/// What becomes of the fast path when the server stops in order.
+/// Fate of the fast path on an orderly stop of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnStop {
-    /// Everything is detached and unpinned.
+    /// Programs are detached and everything is unpinned.
     Detach,
-    /// Programs stay and answer until the lease runs out or a new server takes over.
+    /// Programs stay attached and answer until the lease expires or a new server takes over.
     Keep,
 }
 
 impl Config {
-    /// A warning where anybody may get large replies by UDP with a forged sender: a routed
-    /// address among these is listened on, and `max_reply` does not bound them.
+    /// Returns a warning if the server can be abused for amplification: it listens on a routed
+    /// address and `max_reply` does not limit UDP replies.
     pub fn unbounded_replies(&self, listen: &[SocketAddr]) -> Option<String> {
         let routed = |address: &&SocketAddr| match address.ip() {
             IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local(),
@@ -292,12 +293,12 @@ impl Config {
     }
 }
 
-/// A configuration that cannot be used: file, place and remedy in one line.
+/// An unusable configuration: file, position and remedy in one line.
 #[derive(Debug, thiserror::Error)]
 #[error("{file}: {problem}")]
 pub struct ConfigError {
-    /// The file, as it was named.
+    /// Path of the file as given.
     pub file: String,
-    /// What is wrong where, and what is allowed.
+    /// Position, cause and allowed values.
     pub problem: String,
 }

@@ -1,4 +1,4 @@
-//! From `config.json` to [`Config`]: every key, its default, its errors.
+//! Parser from `config.json` to [`Config`]: keys, defaults and errors.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -16,17 +16,17 @@ use crate::{
     wire::{MAX_UDP_SIZE, MIN_UDP_SIZE},
 };
 
-/// A configuration and what is odd about it, but no reason to stop.
+/// A valid configuration and its warnings.
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    /// The configuration.
+    /// The validated configuration.
     pub config: Config,
-    /// One clear line each.
+    /// Doubtful settings, one line each.
     pub warnings: Vec<String>,
 }
 
 impl Config {
-    /// Parses the text of a file; `file` is only for messages.
+    /// Parses the content of a file; `file` is its path for error messages.
     pub fn parse(file: &str, bytes: &[u8]) -> Result<Loaded, ConfigError> {
         let json = Json::parse(bytes).map_err(|error| ConfigError {
             file: file.to_owned(),
@@ -47,9 +47,9 @@ impl Config {
         Ok(Loaded { config, warnings })
     }
 
-    /// Parses the text of a file and returns every error, not just the first, with the
-    /// configuration that remains without the members in error. There is none if the text is not
-    /// an object.
+    /// Parses the content of a file and returns every error, not just the first, with the
+    /// configuration that remains without the invalid members; `None` if the content is not an
+    /// object.
     pub fn check(file: &str, bytes: &[u8]) -> (Vec<ConfigError>, Option<Loaded>) {
         let mut errors = Vec::new();
         let not_json = |error: serde_json::Error| ConfigError {
@@ -60,7 +60,7 @@ impl Config {
             Ok(json) => json,
             Err(error) => return (vec![not_json(error)], None),
         };
-        // Each round removes a member, so the document ends the loop.
+        // Each round removes a member, so the loop ends.
         loop {
             let error = match Self::load(file, &json) {
                 Ok(loaded) => return (errors, Some(loaded)),
@@ -73,7 +73,7 @@ impl Config {
                 // The only key without a default.
                 (Json::Object(members), "port") => members.push(("port".to_owned(), Json::Number(53.into()))),
                 (Json::Object(members), key) if !gone && key.contains('.') => {
-                    // A member is missing: the object is of no use without it.
+                    // A required member is missing: remove the whole object.
                     let object = key.split(['.', '[']).next().unwrap_or_default().to_owned();
                     let before = members.len();
                     members.retain(|(member, _)| !member.eq_ignore_ascii_case(&object));
@@ -87,7 +87,7 @@ impl Config {
         }
     }
 
-    /// Paths of all keys that parsing `bytes` asks for.
+    /// Returns the paths of all keys that parsing `bytes` requests.
     #[cfg(test)]
     pub(super) fn keys_read(bytes: &[u8]) -> std::collections::BTreeSet<String> {
         let json = Json::parse(bytes).unwrap();
@@ -96,7 +96,7 @@ impl Config {
         root.leaves_asked()
     }
 
-    /// Reads every setting; adds what is doubtful to `warnings`.
+    /// Reads every setting; adds doubtful ones to `warnings`.
     fn read(root: &Reader<'_>, warnings: &mut Vec<String>) -> Result<Self, ConfigError> {
         if !root.has("address") {
             warnings.push("address is missing: listening on every address (0.0.0.0)".to_owned());
@@ -135,7 +135,7 @@ impl Config {
     }
 }
 
-/// `address` and `port`. Without an address: every one, as in the reference.
+/// Reads `address` and `port`. The default address is the wildcard, as in bosh-dns.
 fn listen(root: &Reader<'_>) -> Result<SocketAddr, ConfigError> {
     let address = match root.text("address")? {
         None | Some("") => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
@@ -172,7 +172,7 @@ fn recursion(root: &Reader<'_>) -> Result<RecursionConfig, ConfigError> {
     })
 }
 
-/// `upcheck_domains`, with or without the final dot.
+/// Reads `upcheck_domains`, with or without the final dot.
 fn upcheck_domains(root: &Reader<'_>) -> Result<Vec<Name>, ConfigError> {
     let mut names = Vec::new();
     for text in root.texts("upcheck_domains")?.unwrap_or_default() {
@@ -186,9 +186,8 @@ fn upcheck_domains(root: &Reader<'_>) -> Result<Vec<Name>, ConfigError> {
     Ok(names)
 }
 
-/// `internal_upcheck_domain`. It is asked only beside other up-checks (observed);
-/// a name without the final dot can never be up in the reference, so it is an
-/// error here.
+/// Reads `internal_upcheck_domain`. It is only queried if there are other up-checks (observed). A
+/// name without the final dot never resolves in bosh-dns, so it is an error here.
 fn internal_upcheck(root: &Reader<'_>) -> Result<Option<Name>, ConfigError> {
     let object = root.object("internal_upcheck_domain")?;
     let text = object.text("dns_query")?.unwrap_or_default();
@@ -206,7 +205,7 @@ fn internal_upcheck(root: &Reader<'_>) -> Result<Option<Name>, ConfigError> {
     Ok(Some(name))
 }
 
-/// `log_level` and `logging`.
+/// Reads `log_level` and `logging`, the settings of the log.
 pub fn logging(root: &Reader<'_>) -> Result<LoggingConfig, ConfigError> {
     let object = root.object("logging")?;
     let mut tags = Vec::new();
@@ -223,7 +222,7 @@ pub fn logging(root: &Reader<'_>) -> Result<LoggingConfig, ConfigError> {
     })
 }
 
-/// A log level, in any letter case.
+/// Reads a log level in any letter case.
 fn log_level(reader: &Reader<'_>) -> Result<Option<LogLevel>, ConfigError> {
     let Some(text) = reader.text("log_level")? else { return Ok(None) };
     match text.to_ascii_uppercase().as_str() {
@@ -237,7 +236,7 @@ fn log_level(reader: &Reader<'_>) -> Result<Option<LogLevel>, ConfigError> {
     }
 }
 
-/// The control socket if the configuration names none.
+/// Default path of the control socket.
 const CONTROL_SOCKET: &str = "/run/bosh-dns-xdp/control.sock";
 
 fn control(object: &Reader<'_>) -> Result<Option<ControlConfig>, ConfigError> {
@@ -252,8 +251,8 @@ fn control(object: &Reader<'_>) -> Result<Option<ControlConfig>, ConfigError> {
     }
 }
 
-/// `api`. A part of it that is missing leaves the API off, not DNS; nobody is told where it is
-/// `unwanted`.
+/// Reads `api`. If a part is missing, the API stays off and DNS works; the warning is omitted if
+/// the API is `unwanted`.
 fn api(
     object: &Reader<'_>,
     unwanted: bool,
@@ -276,7 +275,7 @@ fn api(
     }
 }
 
-/// `health`. With checks on, port and the three files must be named.
+/// Reads `health`. If enabled, the port and all three files are required.
 fn health(object: &Reader<'_>) -> Result<HealthConfig, ConfigError> {
     let enabled = object.boolean("enabled")?.unwrap_or(false);
     let port = if enabled { object.port("port")? } else { object.port("port").unwrap_or(None) };
@@ -300,11 +299,11 @@ fn health(object: &Reader<'_>) -> Result<HealthConfig, ConfigError> {
     })
 }
 
-/// The setting of this name has no value: the first of the three files that is missing.
+/// Name of the first missing setting among the three files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoFile(pub &'static str);
 
-/// The three files of a certificate, or which of them is missing.
+/// Reads the paths of a certificate's three files, or returns the missing one.
 pub fn tls_files(object: &Reader<'_>) -> Result<Result<TlsFiles, NoFile>, ConfigError> {
     let certificate = path(object, "certificate_file")?;
     let private_key = path(object, "private_key_file")?;
@@ -321,7 +320,7 @@ fn metrics(object: &Reader<'_>) -> Result<MetricsConfig, ConfigError> {
     let enabled = object.boolean("enabled")?.unwrap_or(false);
     let default = SocketAddr::from((Ipv4Addr::LOCALHOST, 53088));
     if !enabled {
-        // Whatever else stands there is of no use.
+        // The other members are ignored.
         return Ok(MetricsConfig { enabled, listen: default });
     }
     let address = match object.text("address")? {
@@ -342,7 +341,7 @@ fn cache(object: &Reader<'_>) -> Result<CacheConfig, ConfigError> {
     })
 }
 
-/// `xdp`, our own settings.
+/// Reads `xdp`, the settings of the fast path.
 fn xdp(object: &Reader<'_>) -> Result<XdpConfig, ConfigError> {
     let interfaces = object.texts("interfaces")?;
     if interfaces.as_ref().is_some_and(|names| names.iter().any(|name| name.is_empty())) {
@@ -396,19 +395,19 @@ fn xdp(object: &Reader<'_>) -> Result<XdpConfig, ConfigError> {
     Ok(config)
 }
 
-/// A file or folder; an empty text counts as none.
+/// Reads a path; an empty string counts as absent.
 fn path(object: &Reader<'_>, name: &'static str) -> Result<Option<PathBuf>, ConfigError> {
     Ok(object.text(name)?.filter(|text| !text.is_empty()).map(PathBuf::from))
 }
 
-/// A file pattern that can be read.
+/// Reads and validates a file pattern.
 fn pattern(object: &Reader<'_>, name: &'static str) -> Result<String, ConfigError> {
     let text = object.text(name)?.unwrap_or_default();
     file_pattern::check(text).map_err(|reason| object.error(name, &format!("{text:?} {reason}")))?;
     Ok(text.to_owned())
 }
 
-/// Go's zero value stands for the default.
+/// Replaces Go's zero value by the default.
 fn or_default(duration: Option<Duration>, default: Duration) -> Duration {
     duration.filter(|duration| !duration.is_zero()).unwrap_or(default)
 }
@@ -417,18 +416,18 @@ fn or_default(duration: Option<Duration>, default: Duration) -> Duration {
 mod tests {
     use super::*;
 
-    /// Parses a configuration that has to be right.
+    /// Parses a valid configuration.
     fn good(text: &str) -> Loaded {
         Config::parse("config.json", text.as_bytes()).unwrap()
     }
 
-    /// Parses a configuration that has to be wrong; the message.
+    /// Parses an invalid configuration and returns the error.
     fn bad(text: &str) -> String {
         Config::parse("config.json", text.as_bytes()).unwrap_err().to_string()
     }
 
     #[test]
-    fn defaults_are_those_of_the_reference() {
+    fn defaults_match_bosh_dns() {
         let Loaded { config, .. } = good(r#"{"address": "169.254.0.2", "port": 53}"#);
         assert_eq!(config.listen, "169.254.0.2:53".parse().unwrap());
         assert_eq!(config.timeout, Duration::from_secs(5));
@@ -446,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn letter_case_order_and_null_are_gos() {
+    fn members_follow_go_rules() {
         let Loaded { config, .. } = good(
             r#"{"PORT": 53, "Port": 54, "address": "10.0.0.1", "address": null, "future": [1],
                 "health": {"max_tracked_queries": 7}, "HEALTH": {"check_interval": "1m"}, "cache": null}"#,
@@ -457,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_file_key_problem_and_what_is_allowed() {
+    fn errors_name_file_and_key() {
         for (text, message) in [
             ("", "config.json: is not JSON: EOF while parsing a value at line 1 column 0"),
             ("[]", "config.json: is a list, not an object of settings"),
@@ -496,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn the_internal_upcheck_needs_its_dot_only_where_it_is_used() {
+    fn enabled_upcheck_needs_final_dot() {
         let text = |upchecks: &str, query: &str| {
             format!(
                 r#"{{"port": 53, "upcheck_domains": [{upchecks}],

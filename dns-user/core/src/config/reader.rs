@@ -1,25 +1,24 @@
-//! Typed access to the members of a configuration object, with errors that name
-//! file, member, what is wrong and what is allowed.
+//! Typed access to the members of a configuration object, with errors that contain file, member,
+//! cause and allowed values.
 
 use std::{cell::RefCell, collections::BTreeSet, net::IpAddr, rc::Rc, time::Duration};
 
 use super::{ConfigError, duration::parse_duration, json::Json};
 
-/// An object of the configuration and how it is reached.
+/// An object of the configuration with its path.
 pub struct Reader<'a> {
-    /// The file, for messages.
+    /// Path of the file, for messages.
     file: &'a str,
-    /// Path of the object inside the file: empty, or `health`.
+    /// Path of the object inside the file: empty for the root, or such as `health`.
     path: String,
-    /// All members in the order of the document; objects of one name are laid
-    /// over one another, as in the reference.
+    /// All members in document order; several objects of the same name are merged, as in bosh-dns.
     members: Vec<(&'a str, &'a Json)>,
-    /// Paths asked for in the whole document.
+    /// Paths requested so far in the whole document.
     asked: Rc<RefCell<BTreeSet<String>>>,
 }
 
 impl<'a> Reader<'a> {
-    /// Reads a whole document, which has to be an object.
+    /// Wraps a document, which must be an object.
     pub fn document(file: &'a str, json: &'a Json) -> Result<Self, ConfigError> {
         let Json::Object(members) = json else {
             return Err(ConfigError {
@@ -31,7 +30,7 @@ impl<'a> Reader<'a> {
         Ok(Self { file, path: String::new(), members, asked: Rc::default() })
     }
 
-    /// The object `name`; an empty one if it is absent or null.
+    /// Returns the object `name`; empty if absent or null.
     pub fn object(&self, name: &'static str) -> Result<Reader<'a>, ConfigError> {
         let mut members = Vec::new();
         for value in self.all(name) {
@@ -46,7 +45,7 @@ impl<'a> Reader<'a> {
         Ok(Reader { file: self.file, path: self.path_of(name), members, asked: self.asked.clone() })
     }
 
-    /// The objects in the list `name`; `None` if it is absent or null.
+    /// Returns the objects in the list `name`; empty if absent or null.
     pub fn objects(&self, name: &'static str) -> Result<Vec<Reader<'a>>, ConfigError> {
         let mut readers = Vec::new();
         for (index, item) in self.list(name)?.unwrap_or_default().iter().enumerate() {
@@ -63,12 +62,12 @@ impl<'a> Reader<'a> {
         Ok(readers)
     }
 
-    /// Whether a member of this name is there and not null.
+    /// Returns whether a member of this name is present and not null.
     pub fn has(&self, name: &'static str) -> bool {
         self.value(name).is_some()
     }
 
-    /// A text.
+    /// Returns the string `name`; `None` if absent or null.
     pub fn text(&self, name: &'static str) -> Result<Option<&'a str>, ConfigError> {
         match self.value(name) {
             None => Ok(None),
@@ -77,7 +76,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A boolean.
+    /// Returns the boolean `name`; `None` if absent or null.
     pub fn boolean(&self, name: &'static str) -> Result<Option<bool>, ConfigError> {
         match self.value(name) {
             None => Ok(None),
@@ -86,7 +85,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A whole number within the limits.
+    /// Returns the integer `name` after checking its range.
     pub fn number(&self, name: &'static str, min: u64, max: u64) -> Result<Option<u64>, ConfigError> {
         let Some(value) = self.value(name) else { return Ok(None) };
         let number = match value {
@@ -99,7 +98,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A list of whole numbers from `min` to `max`; empty where there is none.
+    /// Returns the list of integers `name`, each from `min` to `max`; empty if absent.
     pub fn numbers(&self, name: &'static str, min: u64, max: u64) -> Result<Vec<u64>, ConfigError> {
         let allowed = format!("a list of whole numbers from {min} to {max}");
         let numbers = self.list(name)?.unwrap_or_default().iter().map(|item| match item {
@@ -112,21 +111,21 @@ impl<'a> Reader<'a> {
         numbers.collect()
     }
 
-    /// A port number, from 1.
+    /// Returns the port number `name`, from 1.
     pub fn port(&self, name: &'static str) -> Result<Option<u16>, ConfigError> {
         let port = self.number(name, 1, u16::MAX.into())?;
-        // Just checked against the same limit.
+        // The range check above makes this lossless.
         Ok(port.map(|port| port as u16))
     }
 
-    /// An IP address.
+    /// Returns the IP address `name`; `None` if absent or null.
     pub fn address(&self, name: &'static str) -> Result<Option<IpAddr>, ConfigError> {
         let Some(text) = self.text(name)? else { return Ok(None) };
         let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
         bare.parse().map(Some).map_err(|_| self.error(name, &format!("{text:?} is not an IP address")))
     }
 
-    /// A duration. Null is an error, as in the reference.
+    /// Returns the duration `name`. Null is an error, as in bosh-dns.
     pub fn duration(&self, name: &'static str) -> Result<Option<Duration>, ConfigError> {
         const ALLOWED: &str = "a duration such as \"400ms\", \"5s\" or \"1h2m3.5s\"";
         match self.all(name).last() {
@@ -138,7 +137,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A duration longer than nothing.
+    /// Returns the duration `name`, which must not be zero.
     pub fn positive(&self, name: &'static str) -> Result<Option<Duration>, ConfigError> {
         match self.duration(name)? {
             Some(Duration::ZERO) => Err(self.error(name, "has to be longer than 0")),
@@ -146,7 +145,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A list of texts.
+    /// Returns the list of strings `name`; `None` if absent or null.
     pub fn texts(&self, name: &'static str) -> Result<Option<Vec<&'a str>>, ConfigError> {
         let Some(list) = self.list(name)? else { return Ok(None) };
         let texts = list.iter().map(|item| match item {
@@ -156,7 +155,7 @@ impl<'a> Reader<'a> {
         texts.collect::<Result<_, _>>().map(Some)
     }
 
-    /// One out of several texts.
+    /// Returns the value chosen by the string `name` from a set.
     pub fn choice<T: Copy>(
         &self,
         name: &'static str,
@@ -172,29 +171,29 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// All members, for objects whose names are data.
+    /// Returns all members, for objects whose names are data.
     pub fn entries(&self) -> impl Iterator<Item = (&'a str, &'a Json)> {
         self.members.iter().copied()
     }
 
-    /// An error about member `name`.
+    /// Creates an error about member `name`.
     pub fn error(&self, name: &str, problem: &str) -> ConfigError {
         ConfigError { file: self.file.to_owned(), problem: format!("{}: {problem}", self.path_of(name)) }
     }
 
-    /// Paths of the members of this object that were not asked for.
+    /// Returns the paths of the members of this object that were not requested.
     pub fn unknown(&self) -> Vec<String> {
         let asked = self.asked.borrow();
         self.members
             .iter()
-            // Explanations, as `bosh-dns-xdp config --default` writes them.
+            // Comments, as written by `bosh-dns-xdp config --default`.
             .filter(|(name, _)| !name.starts_with('#'))
             .map(|(name, _)| self.path_of(name))
             .filter(|path| !asked.iter().any(|known| known.eq_ignore_ascii_case(path)))
             .collect()
     }
 
-    /// Paths asked for in the whole document, without those of objects and lists of objects.
+    /// Returns the paths requested in the whole document, except objects and lists of objects.
     #[cfg(test)]
     pub(super) fn leaves_asked(&self) -> BTreeSet<String> {
         let asked = self.asked.borrow();
@@ -214,12 +213,12 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The last value of this name that is not null.
+    /// Returns the last value of this name that is not null.
     fn value(&self, name: &'static str) -> Option<&'a Json> {
         self.all(name).filter(|value| **value != Json::Null).last()
     }
 
-    /// All values of this name, in any letter case.
+    /// Returns all values of this name, in any letter case.
     fn all(&self, name: &'static str) -> impl Iterator<Item = &'a Json> + use<'a> {
         self.asked.borrow_mut().insert(self.path_of(name));
         let found: Vec<&'a Json> = self
@@ -231,12 +230,12 @@ impl<'a> Reader<'a> {
         found.into_iter()
     }
 
-    /// An error about a value of another kind.
+    /// Creates an error about a value of the wrong type.
     fn wrong(&self, name: &str, found: &Json, allowed: &str) -> ConfigError {
         self.error(name, &format!("is {found}; allowed is {allowed}"))
     }
 
-    /// The path of a member.
+    /// Returns the path of a member.
     fn path_of(&self, name: &str) -> String {
         if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
     }

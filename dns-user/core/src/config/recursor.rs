@@ -1,4 +1,4 @@
-//! Addresses of recursors as they are written in configurations and handler files.
+//! Recursor addresses in configurations and handler files.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -7,11 +7,10 @@ use std::net::{IpAddr, Ipv6Addr};
 #[error("{0:?} is not a recursor; allowed are an IP address, IP:port, [IPv6]:port, host:port")]
 pub struct NoRecursor(pub String);
 
-/// Adds port 53 where there is none: `10.0.0.2`, `::1`, `10.0.0.2:5353`,
-/// `[::1]:5353`, `name:53`.
+/// Adds port 53 if there is none: `10.0.0.2`, `::1`, `10.0.0.2:5353`, `[::1]:5353`, `name:53`.
 ///
-/// A host without a port has to be an IP address, and brackets ask for a port
-/// (observed: `[::1]` alone is refused).
+/// A host without a port must be an IP address, and brackets require a port (observed: `[::1]`
+/// alone is rejected).
 pub fn with_port(text: &str) -> Result<String, NoRecursor> {
     let refused = || NoRecursor(text.to_owned());
     match text.parse::<IpAddr>() {
@@ -31,8 +30,8 @@ pub fn with_port(text: &str) -> Result<String, NoRecursor> {
     Ok(text.to_owned())
 }
 
-/// Whether the text is an IPv6 address, with or without a zone (`fe80::2%eth0`, RFC 6874).
-/// Only a link-local address has a zone.
+/// Returns whether the text is an IPv6 address, optionally with a zone (`fe80::2%eth0`, RFC 6874).
+/// Only link-local addresses may have one.
 fn is_ipv6(text: &str) -> bool {
     let (address, zone) = text.split_once('%').map_or((text, None), |(address, zone)| (address, Some(zone)));
     address.parse::<Ipv6Addr>().is_ok_and(|address| {
@@ -49,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_are_added_where_there_is_none() {
+    fn missing_ports_become_53() {
         for (text, expected) in [
             ("127.0.0.1", "127.0.0.1:53"),
             ("127.0.0.1:5353", "127.0.0.1:5353"),

@@ -4,24 +4,23 @@ use std::collections::HashMap;
 
 use crate::name::Name;
 
-/// Number of a domain in the records' column of domains.
+/// Number of a domain in the records' dictionary of domains.
 pub(crate) type DomainNumber = u32;
 
-/// The domains of the records as names.
+/// The domains of the records, parsed as names.
 #[derive(Debug, Default)]
 pub(crate) struct Domains {
-    /// All that are names at all, in lower case: these names are ours.
+    /// All valid domains in lower case; names below them are local.
     names: HashMap<Name, Option<DomainNumber>, foldhash::fast::FixedState>,
-    /// By number: the name, unless no name ends in this domain.
+    /// Name by number, unless no query can end in this domain.
     by_number: Vec<Option<Name>>,
 }
 
 impl Domains {
-    /// Reads the texts as names.
+    /// Parses the domains.
     ///
-    /// A domain with capitals makes its names ours, but as names are compared
-    /// in lower case with the records as they are written, none ends in it
-    /// (observed): such a domain has no number here.
+    /// A domain with capitals makes its names local, but bosh-dns compares lower-cased names with
+    /// the records as written, so nothing matches it (observed): such a domain has no number here.
     pub(crate) fn new<'t>(domains: impl Iterator<Item = (DomainNumber, &'t str)>) -> Self {
         let mut names: HashMap<Name, Option<DomainNumber>, _> = HashMap::default();
         let mut by_number = Vec::new();
@@ -42,18 +41,17 @@ impl Domains {
         self.names.keys()
     }
 
-    /// The domain with this wire-format name, in any letter case.
+    /// Returns the domain with this wire-format name, regardless of letter case.
     pub(crate) fn get(&self, wire: &[u8]) -> Option<&Name> {
         self.names.get_key_value(wire).map(|(name, _)| name)
     }
 
-    /// The domain with this number, if names can end in it.
+    /// Returns the domain with this number if queries can match it.
     pub(crate) fn name(&self, number: DomainNumber) -> Option<&Name> {
         self.by_number.get(number as usize)?.as_ref()
     }
 
-    /// The longest domain that the name ends in, on a label boundary, and how
-    /// many labels it has.
+    /// Returns the longest domain that contains the name, and the number of its labels.
     pub(crate) fn longest(&self, name: &Name) -> Option<(DomainNumber, usize)> {
         let labels = name.label_count();
         name.suffixes().enumerate().find_map(|(left, suffix)| {
@@ -68,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_domain_wins_on_a_label_boundary() {
+    fn longest_domain_wins() {
         let texts = [(0, "bosh."), (1, "inner.bosh."), (2, "Upper.bosh."), (3, "a..b.")];
         let domains = Domains::new(texts.into_iter());
         let longest = |text: &str| domains.longest(&Name::from_text(text).unwrap());

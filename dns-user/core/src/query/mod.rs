@@ -1,5 +1,5 @@
-//! The query language: what the labels of a name ask for. Knows the domains,
-//! but no instance.
+//! The query language: the selection of instances encoded in the labels of a name. Knows the
+//! domains, but no instances.
 
 mod domains;
 
@@ -9,58 +9,58 @@ use smallvec::SmallVec;
 
 use crate::name::Name;
 
-/// The domain below which agents are found by their ids.
+/// The domain of agents' names, `<agent-id>.bosh-agent-id.`.
 pub(crate) const AGENT_DOMAIN: &[u8] = b"\x0dbosh-agent-id\0";
 
-/// Which instances a name asks for.
+/// The selection of instances encoded in a name.
 #[derive(Debug, PartialEq, Eq)]
 #[expect(clippy::large_enum_variant, reason = "lives on the stack for one look-up; nearly all are `Within`")]
 pub(crate) enum Question<'n> {
     /// `<agent-id>.bosh-agent-id.`
     Agent(&'n [u8]),
-    /// Outside every domain: an instance id in the whole fleet. `None` for the
-    /// root, which stands for every instance (observed).
+    /// Outside every domain: an instance id, searched in the whole fleet. `None` for the root,
+    /// which selects every instance (observed).
     Anywhere(Option<&'n [u8]>),
     /// Below a domain of the records.
     Within(DomainNumber, Criteria<'n>),
 }
 
-/// What instances of a domain must be like.
+/// Conditions on the instances of a domain; all must hold.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Criteria<'n> {
     pub(crate) id: Option<&'n [u8]>,
-    /// What the first label demands.
+    /// Filter given by the first label.
     pub(crate) filter: Filter<'n>,
-    /// Id of a group that they must be in: `1` for `q-g1`.
+    /// Id of the required group: `1` for `q-g1`.
     pub(crate) group: Option<&'n [u8]>,
-    /// The middle labels of the long form: instance group, network, deployment.
+    /// Middle labels of the long form: instance group, network, deployment.
     pub(crate) place: Option<[Pattern<'n>; 3]>,
 }
 
-/// A filter label, `q-...`. Values are texts of digits; those of one letter
-/// are alternatives, different letters must all hold.
+/// A filter label, `q-...`. Values are strings of digits; values of the same letter are
+/// alternatives, different letters must all match.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Filter<'n> {
-    /// `a`: numbers of availability zones.
+    /// `a`: numeric ids of availability zones.
     pub(crate) az_ids: Values<'n>,
     pub(crate) indexes: Values<'n>,
-    /// `m`: numbers of instances.
+    /// `m`: numeric ids of instances.
     pub(crate) num_ids: Values<'n>,
-    /// `n`: numbers of networks.
+    /// `n`: numeric ids of networks.
     pub(crate) network_ids: Values<'n>,
     pub(crate) strategy: Strategy,
-    /// Whether the first `y` is `y1`: wait for the first checks.
+    /// Whether the first `y` is `y1`: wait for the first health checks.
     pub(crate) synchronous: bool,
 }
 
-/// Alternatives; none means that everything will do.
+/// Alternatives; empty means any value.
 pub(crate) type Values<'n> = SmallVec<[&'n [u8]; 2]>;
 
-/// Which instances the health filter lets through.
+/// The health filter of a name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Strategy {
-    /// `s0`, no `s`, and any unknown one: running and unchecked ones; all if there are none.
+    /// `s0`, no `s`, and unknown numbers: running and unchecked instances; all if there are none.
     #[default]
     Smart,
     Unhealthy,
@@ -68,29 +68,29 @@ pub(crate) enum Strategy {
     All,
 }
 
-/// A middle label of the long form.
+/// A middle label of the long form, as a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pattern<'n> {
     Any,
-    /// `x*`: begins with x.
+    /// `x*`: strings that start with x.
     Prefix(&'n [u8]),
-    /// `*x`: ends in x.
+    /// `*x`: strings that end with x.
     Suffix(&'n [u8]),
-    /// Without a star: exactly this.
+    /// A label without a star: only the same string.
     Exact(&'n [u8]),
-    /// A star elsewhere, as in `x*y`: fits no text at all (observed).
+    /// A star elsewhere, as in `x*y`: matches nothing (observed).
     Nothing,
 }
 
-/// Why a name below a domain asks for nothing: FORMERR.
+/// The reason why a name below a domain is invalid; the reply is FORMERR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Malformed {
-    /// Neither one nor three labels between the first and the domain.
+    /// The number of labels between the first label and the domain is neither one nor three.
     #[error(
         "between the first label and the domain there must be one label (short form) or three (long form)"
     )]
     Form,
-    /// The first label begins like a filter but holds none.
+    /// The first label starts like a filter but contains no criterion.
     #[error("the first label is a filter without any of a, i, m, n, s, y followed by digits")]
     Filter,
 }
@@ -111,10 +111,9 @@ impl<'n> Question<'n> {
         };
         let middle: SmallVec<[&[u8]; 8]> = match rest.len().checked_sub(domain_labels) {
             Some(count @ 1..) if domain_labels > 0 => rest[..count].into(),
-            // The domain is not cut off where nothing stands between it and the
-            // first label, nor is the root ever: its labels count, and the
-            // root as an empty one (observed: `bosh` is asked for the instance
-            // of that id, `x.bosh` is malformed, and with the root as a domain
+            // Without labels between the first label and the domain, the domain stays part of the
+            // labels, and so does the root always, as an empty label (observed: `bosh` asks for the
+            // instance with that id, `x.bosh` is malformed, and with the root as a domain
             // `x.web.net` is the long form without a deployment).
             _ => rest.iter().copied().chain([&b""[..]]).collect(),
         };
@@ -123,7 +122,7 @@ impl<'n> Question<'n> {
 }
 
 impl<'n> Criteria<'n> {
-    /// Reads the first label and those between it and the domain.
+    /// Parses the first label and the labels between it and the domain.
     fn read(first: &'n [u8], middle: &[&'n [u8]]) -> Result<Self, Malformed> {
         let place = match *middle {
             [_] => None,
@@ -141,8 +140,8 @@ impl<'n> Criteria<'n> {
 }
 
 impl<'n> Filter<'n> {
-    /// Reads what follows `q-`: every known letter followed by digits counts,
-    /// other text is skipped; `None` if there is no such pair.
+    /// Parses the text after `q-`: every known letter followed by digits counts, other text is
+    /// skipped; `None` if there is no such pair.
     fn read(text: &'n [u8]) -> Option<Self> {
         let mut filter = Self::default();
         let mut strategy = None;
@@ -174,7 +173,7 @@ impl<'n> Filter<'n> {
 }
 
 impl Strategy {
-    /// The strategy of this number; unknown ones are smart (observed: s2, s01).
+    /// Returns the strategy with this number; unknown ones are smart (observed: s2, s01).
     fn of(number: &[u8]) -> Self {
         match number {
             b"1" => Self::Unhealthy,
@@ -186,8 +185,8 @@ impl Strategy {
 }
 
 impl<'n> Pattern<'n> {
-    /// Reads a label. The empty one, which stands for the root behind a domain
-    /// that was not cut off, demands nothing, as in the short form.
+    /// Parses a label. An empty one stands for the root when the domain stayed part of the labels;
+    /// as in the short form it matches everything.
     fn read(label: &'n [u8]) -> Self {
         match label {
             b"*" | b"" => Self::Any,
@@ -198,7 +197,7 @@ impl<'n> Pattern<'n> {
         }
     }
 
-    /// Whether a text fits.
+    /// Returns whether a string matches the pattern.
     pub(crate) fn fits(self, text: &[u8]) -> bool {
         match self {
             Self::Any => true,
@@ -210,7 +209,7 @@ impl<'n> Pattern<'n> {
     }
 }
 
-/// The group id in a label `q-g<digits>`.
+/// Returns the group id in a label `q-g<digits>`.
 pub(crate) fn group_id(label: &[u8]) -> Option<&[u8]> {
     label.strip_prefix(b"q-g").filter(|id| !id.is_empty() && id.iter().all(u8::is_ascii_digit))
 }
@@ -220,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn filters_count_every_known_pair_and_skip_the_rest() {
+    fn unknown_filter_letters_are_skipped() {
         let filter = Filter::read(b"xa1-a3b2g7aai00s3s1y1y0n").unwrap();
         assert_eq!(filter.az_ids[..], [b"1", b"3"]);
         assert_eq!(filter.indexes[..], [b"00"]);
@@ -232,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn stars_count_at_one_end_only() {
+    fn inner_stars_match_nothing() {
         assert_eq!(Pattern::read(b"*"), Pattern::Any);
         assert!(Pattern::read(b"foo*").fits(b"foo"));
         assert!(Pattern::read(b"*foo").fits(b"barfoo"));

@@ -1,4 +1,4 @@
-//! From a name to its answer: aliases, matches, health filter.
+//! Resolution of a name: aliases, matches, health filter.
 
 use std::net::IpAddr;
 
@@ -11,14 +11,14 @@ use crate::catalog::{Instance, NameRules, Row, Snapshot, Target};
 use crate::name::Name;
 use crate::query::{Malformed, Question, Strategy};
 
-/// What the name means now; `None`: it is not ours to answer.
+/// Resolves a name; `None` if it is not local.
 pub fn resolve(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> Option<Resolution> {
     snapshot.local_zone(name)?;
     Some(resolve_local(snapshot, health, name))
 }
 
-/// As [`resolve`], for a name that is known to be ours: this snapshot has a
-/// [`Snapshot::local_zone`] for it.
+/// Like [`resolve`], for a name already known to be local: [`Snapshot::local_zone`] of this
+/// snapshot is not `None`.
 pub fn resolve_local(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> Resolution {
     let Ok(found) = Found::read(snapshot, name) else {
         return Resolution::without_data(without_match(snapshot, name, Existence::Malformed));
@@ -53,7 +53,7 @@ pub fn resolve_local(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> R
     resolution
 }
 
-/// Whether a name that leads to no row exists all the same, by the snapshot's rules.
+/// Returns whether a name without matching rows exists, by the snapshot's rules.
 fn without_match(snapshot: &Snapshot, name: &Name, existence: Existence) -> Existence {
     let NameRules { formerr_for_malformed, nxdomain_for_empty_non_terminals } = snapshot.rules();
     if !nxdomain_for_empty_non_terminals && has_names_below(snapshot, name) {
@@ -62,10 +62,10 @@ fn without_match(snapshot: &Snapshot, name: &Name, existence: Existence) -> Exis
     if formerr_for_malformed { existence } else { Existence::NoSuchName }
 }
 
-/// The instances that a name gives after the health filter, whether it is ours
-/// or not; otherwise why there are none. Addresses of aliases are left out.
+/// Returns the instances of a name after the health filter, whether or not the name is local, or
+/// the reason why there are none. Literal addresses of aliases are left out.
 ///
-/// The root stands for every instance, where it is no domain (observed).
+/// Unless the root is a domain, it selects every instance (observed).
 pub fn instances<'s>(
     snapshot: &'s Snapshot,
     health: &dyn Health,
@@ -81,20 +81,20 @@ pub fn instances<'s>(
     }
 }
 
-/// What a name leads to, before the health filter.
+/// The targets of a name before the health filter.
 #[derive(Default)]
 pub(super) struct Found<'s> {
-    /// Addresses of aliases, as often as they are listed.
+    /// Literal addresses of aliases, with repetitions.
     pub(super) addresses: Vec<IpAddr>,
-    /// Rows by target, each filtered by its own strategy (observed).
+    /// Rows by target; each target has its own strategy (observed).
     pub(super) matches: Vec<Matches<'s>>,
 }
 
 impl<'s> Found<'s> {
     /// Follows an alias, if the name is one, and finds the rows.
     ///
-    /// Targets of aliases that are malformed whatever the label were left out
-    /// when the snapshot was built; what is malformed here is the name.
+    /// Targets that are malformed for every label were dropped when the snapshot was built, so an
+    /// error here concerns the name itself.
     fn read(snapshot: &'s Snapshot, name: &Name) -> Result<Self, Malformed> {
         let mut found = Self::default();
         if let Some(targets) = snapshot.aliases().exact(name) {
@@ -111,7 +111,7 @@ impl<'s> Found<'s> {
         Ok(found)
     }
 
-    /// Adds what a target leads to.
+    /// Adds the addresses or rows of a target.
     fn add(&mut self, snapshot: &'s Snapshot, target: &Target) -> Result<(), Malformed> {
         let (name, narrowing) = match target {
             Target::Address(address) => {
@@ -126,13 +126,13 @@ impl<'s> Found<'s> {
         Ok(())
     }
 
-    /// Whether the name exists.
+    /// Returns whether the name exists.
     fn existence(&self) -> Existence {
         let any = self.matches.iter().any(|matched| !matched.rows.is_empty());
         if any || !self.addresses.is_empty() { Existence::Found } else { Existence::NoSuchName }
     }
 
-    /// The rows that pass the health filters, each once.
+    /// Returns the rows that pass the health filters, without duplicates.
     fn healthy(&self, snapshot: &Snapshot, health: &dyn Health) -> Vec<Row> {
         let mut rows = Vec::new();
         for matched in &self.matches {
@@ -147,17 +147,17 @@ impl<'s> Found<'s> {
 }
 
 impl Matches<'_> {
-    /// Whether the answer depends on health: not for smart with exactly one
-    /// match, which is given anyway (observed: it is never checked).
+    /// Returns whether the answer depends on health. With the smart strategy a single match is
+    /// returned unconditionally and never checked (observed).
     pub(super) fn needs_checks(&self) -> bool {
         self.strategy != Strategy::Smart || self.rows.len() > 1
     }
 
-    /// The rows that pass the health filter.
+    /// Returns the rows that pass the health filter.
     pub(super) fn healthy(&self, snapshot: &Snapshot, health: &dyn Health) -> Vec<Row> {
         let state = |row: Row| match snapshot.fleet().addresses[row as usize] {
             Some(address) => health.state(address, self.group),
-            // Nobody can ask an instance without an address.
+            // An instance without an address cannot be checked.
             None => HealthState::Unknown,
         };
         let keep = |wanted: &dyn Fn(HealthState) -> bool| -> Vec<Row> {
@@ -177,7 +177,7 @@ impl Matches<'_> {
 }
 
 impl Resolution {
-    /// An answer without addresses.
+    /// Creates a resolution without addresses.
     fn without_data(existence: Existence) -> Self {
         Self { existence, v4: Vec::new(), v6: Vec::new(), checks: Checks::default() }
     }

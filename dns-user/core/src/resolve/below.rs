@@ -1,6 +1,5 @@
-//! Empty non-terminals: names without addresses of their own that have names below them
-//! (RFC 8020). A resolver that minimises query names (RFC 9156) asks for them first, and
-//! takes NXDOMAIN for the whole subtree.
+//! Empty non-terminals: names without addresses but with names below them (RFC 8020). A resolver
+//! with QNAME minimisation (RFC 9156) queries them first and applies NXDOMAIN to the whole subtree.
 
 use smallvec::SmallVec;
 
@@ -10,8 +9,8 @@ use crate::{
     query::{AGENT_DOMAIN, Pattern, group_id},
 };
 
-/// Whether a name of the fleet lies below `name`: an instance's long or short form, a domain
-/// of the records, an agent's name, or an alias.
+/// Returns whether the fleet has a name below `name`: an instance's long or short form, a domain of
+/// the records, an agent's name, or an alias.
 pub(super) fn has_names_below(snapshot: &Snapshot, name: &Name) -> bool {
     let wire = name.as_wire();
     if wire == AGENT_DOMAIN {
@@ -54,7 +53,7 @@ mod tests {
         resolve::{AllRunning, Existence, resolve},
     };
 
-    /// Two instances, one with a group, and aliases.
+    /// Builds two instances, one with a group, and aliases.
     fn snapshot(rules: NameRules) -> Snapshot {
         let records =
             br#"{"record_keys": ["id", "instance_group", "group_ids", "network", "deployment", "ip",
@@ -66,7 +65,7 @@ mod tests {
         Snapshot::build(records, &aliases).0.with_rules(rules)
     }
 
-    /// Whether a name exists.
+    /// Returns whether a name exists under `rules`.
     fn existence(rules: NameRules, name: &str) -> Existence {
         resolve(&snapshot(rules), &AllRunning, &Name::from_text(name).unwrap()).unwrap().existence
     }
@@ -105,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reference_knows_neither() {
+    fn bosh_dns_rules_ignore_both() {
         let reference = NameRules::default();
         for (name, expected) in [
             ("bosh", Existence::NoSuchName),

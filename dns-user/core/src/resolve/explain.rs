@@ -1,4 +1,4 @@
-//! How a name comes to its answer, step by step, for `resolve NAME`.
+//! Step-by-step explanation of a resolution, for `resolve NAME`.
 
 use std::fmt::{self, Write as _};
 use std::net::IpAddr;
@@ -12,70 +12,70 @@ use crate::catalog::{Narrowing, Snapshot, Target};
 use crate::name::Name;
 use crate::query::{Criteria, Filter, Pattern, Question, Strategy};
 
-/// The way from a name to its answer. `Display` writes it out in lines.
+/// The steps from a name to its answer; `Display` formats them as text.
 #[derive(Clone, Debug, Serialize)]
 pub struct Explanation {
-    /// The name, in lower case.
+    /// The resolved name in lower case.
     pub name: String,
-    /// What makes the name ours: the domain, alias or agents' domain that it is
-    /// or lies below; `None`: it is not ours, and the rest is what it would be.
+    /// Zone that makes the name local: the domain, alias or agents' domain that contains it.
+    /// `None`: the name is not local, and the other fields are hypothetical.
     pub zone: Option<String>,
-    /// The alias that it is, if any; `_.x` where the first label is carried over.
+    /// The matching alias, if any; `_.x` if it inserts the first label.
     pub alias: Option<String>,
-    /// What the alias points to, or the name itself.
+    /// Targets of the alias, or the name itself.
     pub targets: Vec<TargetExplanation>,
-    /// What comes of it; `None`: the name is not ours.
+    /// Result of the resolution; `None` if the name is not local.
     pub result: Option<ResultExplanation>,
 }
 
-/// What one target leads to.
+/// The resolution of one target.
 #[derive(Clone, Debug, Serialize)]
 pub struct TargetExplanation {
-    /// The address or name.
+    /// The target: an address or name.
     pub target: String,
-    /// How it is read.
+    /// Form of the target, in words.
     pub form: &'static str,
-    /// The domain that it ends in.
+    /// The records' domain of the target.
     pub domain: Option<String>,
-    /// What the instances must be like, in words.
+    /// Conditions on the instances, in words.
     pub criteria: Vec<String>,
-    /// The health filter.
+    /// Name of the health filter.
     pub filter: Option<&'static str>,
-    /// Why it asks for nothing.
+    /// Reason why the target is malformed.
     pub problem: Option<String>,
-    /// The instances that match.
+    /// Instances that match the conditions.
     pub matches: Vec<MatchExplanation>,
 }
 
-/// An instance that matches.
+/// An instance that matches the conditions.
 #[derive(Clone, Debug, Serialize)]
 pub struct MatchExplanation {
-    /// Its id.
+    /// Instance id as in the records.
     pub id: String,
     /// Instance group, network and deployment.
     pub place: String,
-    /// Its address.
+    /// Instance address, if the records have a valid one.
     pub ip: Option<IpAddr>,
-    /// Its state, or that of the group that is asked for.
+    /// State of the instance, or of the requested group on it.
     pub health: &'static str,
-    /// Whether the health filter lets it through.
+    /// Whether the instance passes the health filter.
     pub kept: bool,
 }
 
-/// What comes of a name.
+/// The result of a resolution.
 #[derive(Clone, Debug, Serialize)]
 pub struct ResultExplanation {
-    /// NOERROR, NXDOMAIN or FORMERR, for types A and AAAA.
+    /// RCODE for types A and AAAA: NOERROR, NXDOMAIN or FORMERR.
     pub rcode: &'static str,
-    /// All addresses.
+    /// Addresses in the answer, of both families.
     pub addresses: Vec<IpAddr>,
-    /// Whether asking for the name starts health checks.
+    /// Whether a query for the name starts health checks.
     pub tracked: bool,
-    /// Whether the first checks are waited for.
+    /// Whether the first query waits for the first checks.
     pub synchronous: bool,
 }
 
-/// Follows the name's way.
+/// Resolves a name and records each step.
 pub fn explain(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> Explanation {
     let zone = snapshot.local_zone(name).map(|zone| zone.to_string());
     let (alias, targets) = targets(snapshot, name);
@@ -96,7 +96,7 @@ pub fn explain(snapshot: &Snapshot, health: &dyn Health, name: &Name) -> Explana
     Explanation { name: name.to_string(), zone, alias, targets, result }
 }
 
-/// The alias that a name is, and what is to be looked up.
+/// Returns the alias that matches a name, and the targets to look up.
 fn targets(snapshot: &Snapshot, name: &Name) -> (Option<String>, Vec<Target>) {
     if let Some(targets) = snapshot.aliases().exact(name) {
         return (Some(name.to_string()), targets.to_vec());
@@ -107,7 +107,7 @@ fn targets(snapshot: &Snapshot, name: &Name) -> (Option<String>, Vec<Target>) {
     }
 }
 
-/// What a target leads to.
+/// Resolves one target and records the steps.
 fn explain_target(snapshot: &Snapshot, health: &dyn Health, target: &Target) -> TargetExplanation {
     let fleet = snapshot.fleet();
     let (name, narrowing) = match target {
@@ -167,7 +167,7 @@ fn explain_target(snapshot: &Snapshot, health: &dyn Health, target: &Target) -> 
     explained
 }
 
-/// How a name is read, in words.
+/// Returns the form of a parsed name, in words.
 fn form(question: &Question<'_>) -> &'static str {
     match question {
         Question::Agent(_) => "agent",
@@ -179,7 +179,7 @@ fn form(question: &Question<'_>) -> &'static str {
 }
 
 impl TargetExplanation {
-    /// A target of which no more is known yet.
+    /// Creates an explanation without details.
     fn new(target: String, form: &'static str) -> Self {
         Self {
             target,
@@ -192,7 +192,7 @@ impl TargetExplanation {
         }
     }
 
-    /// Adds a criterion, if there are values for it.
+    /// Adds a criterion unless it has no values.
     fn say(&mut self, what: &str, values: &[&[u8]]) {
         if !values.is_empty() {
             let values: Vec<_> = values.iter().map(|value| String::from_utf8_lossy(value)).collect();
@@ -230,7 +230,7 @@ impl TargetExplanation {
 }
 
 impl HealthState {
-    /// The state in a word, as the API has it.
+    /// Returns the state as a word, as used by the API.
     pub fn label(self) -> &'static str {
         match self {
             Self::Running => "running",
@@ -241,7 +241,7 @@ impl HealthState {
     }
 }
 
-/// Most matches that are written out.
+/// Maximum number of matches in the formatted text.
 const SHOWN: usize = 20;
 
 impl fmt::Display for Explanation {

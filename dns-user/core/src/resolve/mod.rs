@@ -1,7 +1,7 @@
-//! What a name means: the one place that knows. Pure.
+//! Resolution of local names. Pure.
 //!
-//! [`Resolution`] is what both paths answer from: the userspace server and, through
-//! the publisher, the BPF program.
+//! Both paths answer from a [`Resolution`]: the userspace server and, through the publisher, the
+//! BPF program.
 
 mod answer;
 mod below;
@@ -16,7 +16,7 @@ pub use explain::{Explanation, MatchExplanation, ResultExplanation, TargetExplan
 
 pub(crate) use select::select;
 
-/// Result of the newest health check of an instance.
+/// Result of an instance's latest health check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HealthState {
     /// The instance reported `running` for itself or the group.
@@ -25,20 +25,20 @@ pub enum HealthState {
     Failing,
     /// The check failed, or its reply was unusable.
     Unknown,
-    /// It was never asked.
+    /// No check has finished yet.
     Unchecked,
 }
 
-/// Where `resolve` learns the health of instances. Implemented by
-/// `health::HealthStates`, by [`AllRunning`], and by tests.
+/// Source of the instances' health, implemented by `health::HealthStates`, by [`AllRunning`], and
+/// by tests.
 pub trait Health {
-    /// State of the instance at `ip`; with `group`, the state of that group on
-    /// it where it reports one, else the instance's own.
+    /// Returns the state of the instance at `ip`; with `group`, that group's state on it if
+    /// reported, or else the instance's own.
     fn state(&self, ip: IpAddr, group: Option<&str>) -> HealthState;
 }
 
-/// Health while checks are switched off: every instance counts as running
-/// (observed: `q-s1` gives none, `q-s3` all).
+/// The health source while checks are disabled: every instance counts as running (observed: `q-s1`
+/// selects none, `q-s3` all).
 #[derive(Clone, Copy, Debug)]
 pub struct AllRunning;
 
@@ -48,60 +48,60 @@ impl Health for AllRunning {
     }
 }
 
-/// What a name resolves to, given a snapshot and the health of the moment.
+/// The resolution of a name, given a snapshot and the current health.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resolution {
-    /// Whether the name exists.
+    /// Whether the name exists, which decides the RCODE.
     pub existence: Existence,
-    /// IPv4 addresses after the health filter, in no order. Each row counts
-    /// once; two rows with one address give it twice (observed).
+    /// IPv4 addresses after the health filter, in no particular order. Each row counts once; two
+    /// rows with the same address yield it twice (observed).
     pub v4: Vec<Ipv4Addr>,
     /// IPv6 addresses after the health filter, as with `v4`.
     pub v6: Vec<Ipv6Addr>,
-    /// What a change of which instance's health would change, and what to check.
+    /// Instances whose health affects the resolution.
     pub checks: Checks,
 }
 
 impl Resolution {
-    /// What a reply is made of.
+    /// Returns the part that determines the reply.
     pub fn answer(&self) -> LocalAnswer<'_> {
         let Self { existence, v4, v6, checks: _ } = self;
         LocalAnswer { existence: *existence, v4, v6 }
     }
 }
 
-/// What a reply is made of: a [`Resolution`] without what is to be checked for it.
+/// The part of a [`Resolution`] that determines the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalAnswer<'a> {
-    /// Whether the name exists.
+    /// Whether the name exists, which decides the RCODE.
     pub existence: Existence,
-    /// IPv4 addresses, in no order.
+    /// IPv4 addresses, in no particular order.
     pub v4: &'a [Ipv4Addr],
-    /// IPv6 addresses, in no order.
+    /// IPv6 addresses, in no particular order.
     pub v6: &'a [Ipv6Addr],
 }
 
 /// Whether a name exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Existence {
-    /// It does; the lists may be empty all the same.
+    /// The name exists; the address lists may still be empty.
     Found,
     /// No row matches: NXDOMAIN.
     NoSuchName,
-    /// The name does not follow the query language: FORMERR to A, AAAA and ANY;
-    /// to other types NOERROR and empty.
+    /// The name violates the query language: FORMERR for A, AAAA and ANY; NOERROR without records
+    /// for other types.
     Malformed,
 }
 
-/// Which instances are to be checked for a name's sake, before the health filter.
+/// The instances to check for a name, before the health filter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checks {
-    /// Their addresses, each once, sorted: all matches, those of `s4` too; but
-    /// none where s0 has exactly one match (so none for most instance names).
-    /// A change of health of any other instance cannot change the answer.
+    /// Sorted addresses without duplicates: all matches, also for `s4`, but none if s0 has exactly
+    /// one match (as for most instance names). The health of other instances cannot change the
+    /// answer.
     pub instances: Vec<IpAddr>,
-    /// Whether asking for the name starts checks: there are `instances`.
+    /// Whether a query for the name starts checks, that is, `instances` is not empty.
     pub tracked: bool,
-    /// `y1`: the first checks are to be waited for.
+    /// `y1`: the first query waits for the first checks.
     pub synchronous: bool,
 }

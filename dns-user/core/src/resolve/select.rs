@@ -1,26 +1,26 @@
-//! From criteria to rows, by the indexes: the shortest list of candidates is
-//! walked, and each of its rows compared with the other criteria.
+//! Row selection by criteria: scans the shortest candidate list of the indexes and tests each of
+//! its rows against the other criteria.
 
 use smallvec::SmallVec;
 
 use crate::catalog::{Fleet, Narrowing, Postings, Row, Symbol};
 use crate::query::{Criteria, Filter, Question, Strategy};
 
-/// The rows that a name asks for, before the health filter.
+/// The rows selected by a name, before the health filter.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Matches<'f> {
-    /// In no order, no row twice.
+    /// Row numbers without duplicates, in no particular order.
     pub(crate) rows: Vec<Row>,
-    /// The health filter to be applied.
+    /// The health filter to apply.
     pub(crate) strategy: Strategy,
     /// The group whose state counts, for `q-g` names.
     pub(crate) group: Option<&'f str>,
-    /// Whether the first checks are to be waited for.
+    /// Whether the first query waits for the first checks.
     pub(crate) synchronous: bool,
 }
 
-/// Finds the rows of a question; `narrowing` is one more criterion, from a
-/// placeholder in an alias.
+/// Finds the rows selected by a name; `narrowing` is an additional criterion, from a placeholder in
+/// an alias.
 pub(crate) fn select<'f>(
     fleet: &'f Fleet,
     question: &Question<'_>,
@@ -49,30 +49,29 @@ pub(crate) fn select<'f>(
     }
 }
 
-/// Alternatives of one criterion, as symbols.
+/// The alternatives of one criterion, as symbols.
 type Symbols = SmallVec<[Symbol; 4]>;
 
-/// Criteria with their texts looked up: from here on numbers are compared.
+/// Criteria with their strings looked up, so that rows compare by number.
 struct Bound<'f> {
-    /// Where the rows are.
     fleet: &'f Fleet,
     domain: Symbol,
     id: Option<Symbol>,
     group: Option<Symbol>,
-    /// Numbers of places, in ascending order.
+    /// Place numbers in ascending order.
     places: Option<Symbols>,
-    /// Numbers of availability zones; none: all.
+    /// Symbols of zone ids; empty: any.
     az_ids: Symbols,
-    /// Numbers of instances; none: all.
+    /// Symbols of instance numbers; empty: any.
     num_ids: Symbols,
-    /// Numbers of networks; none: all.
+    /// Symbols of network ids; empty: any.
     network_ids: Symbols,
     indexes: SmallVec<[i64; 4]>,
     narrowing: Option<Narrowing>,
 }
 
 impl<'f> Bound<'f> {
-    /// Looks the texts up; `None` where one does not occur, so that no row matches.
+    /// Looks up the strings; `None` if one does not occur, so that no row can match.
     fn new(
         fleet: &'f Fleet,
         domain: Symbol,
@@ -95,7 +94,7 @@ impl<'f> Bound<'f> {
         })
     }
 
-    /// The rows that meet all criteria.
+    /// Returns the rows that meet all criteria.
     fn rows(&self) -> Vec<Row> {
         let lists = self.shortest();
         let candidates = lists.iter().map(|list| list.len()).sum();
@@ -104,9 +103,8 @@ impl<'f> Bound<'f> {
         rows
     }
 
-    /// The lists of the criterion that leaves the fewest candidates. A row has
-    /// one value in each column, so that no row stands in two lists; groups
-    /// come one at a time.
+    /// Returns the lists of the criterion with the fewest candidates. They are disjoint: a row has
+    /// one value per column, and a name has one group at most.
     fn shortest(&self) -> Lists<'f> {
         let fleet = self.fleet;
         let mut best: Lists<'f> = [fleet.by_domain.rows(self.domain)].into_iter().collect();
@@ -149,7 +147,7 @@ impl<'f> Bound<'f> {
         best
     }
 
-    /// Whether a row meets all criteria.
+    /// Returns whether a row meets all criteria.
     fn holds(&self, row: Row) -> bool {
         let fleet = self.fleet;
         let index = row as usize;
@@ -175,7 +173,7 @@ impl<'f> Bound<'f> {
 
 type Lists<'f> = SmallVec<[&'f [Row]; 4]>;
 
-/// Looks up a criterion if it is set; `None` if its value does not occur.
+/// Looks up an optional criterion; `None` if its value does not occur.
 fn look_up(text: &Option<&[u8]>, find: impl Fn(&[u8]) -> Option<Symbol>) -> Option<Option<Symbol>> {
     match text {
         None => Some(None),
@@ -183,7 +181,7 @@ fn look_up(text: &Option<&[u8]>, find: impl Fn(&[u8]) -> Option<Symbol>) -> Opti
     }
 }
 
-/// Looks up alternatives, each once; `None` if there are some and none occurs.
+/// Looks up alternatives, without duplicates; `None` if there are some but none occurs.
 fn alternatives<T: PartialEq + Copy>(
     texts: &[&[u8]],
     find: impl Fn(&[u8]) -> Option<T>,
@@ -197,7 +195,7 @@ fn alternatives<T: PartialEq + Copy>(
     (texts.is_empty() || !found.is_empty()).then_some(found)
 }
 
-/// The index that a text stands for: indexes are compared as texts, so `00` is none.
+/// Parses an index. Indexes are compared as strings, so `00` is not one.
 fn index(text: &[u8]) -> Option<i64> {
     if text.len() > 1 && text[0] == b'0' {
         return None;

@@ -1,4 +1,4 @@
-//! Replies made elsewhere, cut to what the client and its transport take.
+//! Fitting of foreign replies to the limits of client and transport.
 
 use hickory_proto::{
     op::{HeaderCounts, Message, emit_message_parts},
@@ -7,14 +7,14 @@ use hickory_proto::{
 
 use super::{HEADER_LEN, Query, TYPE_OPT, Transport, flag, reply::error_reply, skip_name, u16_at};
 
-/// Brings a whole reply to the form that the client takes:
+/// Adapts a complete reply to the client:
 ///
-/// * an OPT is added where the query had one and the reply has none (RFC 6891,
-///   section 6.1.1); one that is there stays as it is;
-/// * past the client's size names are compressed, and if that is not enough as
-///   many records as fit are kept, in their order, with TC set.
+/// * adds an OPT if the query has one and the reply has none (RFC 6891, section 6.1.1); an existing
+///   one stays unchanged;
+/// * above the client's size limit, compresses names, and if that is not enough keeps the records
+///   that fit, in their order, with TC set.
 ///
-/// A reply that cannot be read is passed on while it fits; else SERVFAIL.
+/// An unparsable reply is passed on if it fits; otherwise the result is SERVFAIL.
 pub fn fit(query: &Query<'_>, mut reply: Vec<u8>, transport: Transport) -> Vec<u8> {
     let limit = query.limit(transport);
     let ours = query.reply_opt(0);
@@ -48,31 +48,29 @@ pub fn fit(query: &Query<'_>, mut reply: Vec<u8>, transport: Transport) -> Vec<u
     cut
 }
 
-/// Whether the last record is `opt`. (Data of another record that looks like it would
-/// cost the client its OPT, nothing else.)
+/// Returns whether the last record is `opt`. (If another record's data happens to look like it, the
+/// client merely loses its OPT.)
 fn ends_with_opt(reply: &[u8], opt: &[u8]) -> bool {
     u16_at(reply, ADDITIONAL_COUNT_AT).is_some_and(|count| count > 0) && reply.ends_with(opt)
 }
 
-/// Where ARCOUNT stands in the header.
+/// Offset of ARCOUNT in the header.
 const ADDITIONAL_COUNT_AT: usize = 10;
 
-/// Where things stand in a reply.
+/// Offsets and counts of a reply's parts.
 struct Layout {
     /// Start and end of each record.
     records: Vec<(usize, usize)>,
-    /// How many of them are answers, then authorities, then additionals.
+    /// Number of answer, authority and additional records.
     counts: [u16; 3],
-    /// Start of the records, end of the questions.
+    /// Start of the records, which is the end of the questions.
     start: usize,
-    /// End of the last record.
     end: usize,
-    /// Start and end of the OPT.
     opt: Option<(usize, usize)>,
 }
 
 impl Layout {
-    /// Walks over a message; `None` if it ends too early.
+    /// Scans a message; `None` if it is cut short.
     fn read(message: &[u8]) -> Option<Self> {
         let mut at = HEADER_LEN;
         for _ in 0..u16_at(message, 4)? {
@@ -99,9 +97,9 @@ impl Layout {
     }
 }
 
-/// The message encoded anew with compressed names, at most `room` bytes, without
-/// its OPT; `None` where hickory cannot read or write it. Behind a record that
-/// does not fit nothing is kept, smaller ones in later sections neither (observed).
+/// Re-encodes the message with compressed names in at most `room` bytes, without its OPT; `None` if
+/// hickory cannot parse or encode it. After the first record that does not fit, all others are
+/// dropped, even smaller ones in later sections (observed).
 fn compress(message: &[u8], room: usize) -> Option<Vec<u8>> {
     let mut message = Message::from_vec(message).ok()?;
     loop {
@@ -117,12 +115,12 @@ fn compress(message: &[u8], room: usize) -> Option<Vec<u8>> {
         } else {
             return Some(bytes);
         }
-        // TC stays set if what is left fits now.
+        // TC stays set even if the remaining records fit now.
         message.metadata.truncation = true;
     }
 }
 
-/// As much of the message as fits into `room`, section by section, and what that is.
+/// Encodes the sections up to `room` bytes; returns the bytes and the record counts.
 fn encode(message: &Message, room: usize) -> Option<(Vec<u8>, HeaderCounts)> {
     let mut bytes = Vec::with_capacity(room);
     let mut encoder = BinEncoder::new(&mut bytes);
@@ -138,13 +136,13 @@ fn encode(message: &Message, room: usize) -> Option<(Vec<u8>, HeaderCounts)> {
         &mut encoder,
     )
     .ok()?;
-    // What was begun of a record that did not fit.
+    // Drop the partially encoded record.
     encoder.trim();
     Some((bytes, header.counts))
 }
 
-/// The first records that fit, as they are: pointers lead backwards, and so to
-/// what was kept. Without the OPT, which is the caller's to append.
+/// Keeps the leading records that fit, unchanged: compression pointers only point backwards, to
+/// data that is kept. The OPT is left out; the caller appends it.
 fn cut_raw(message: &[u8], room: usize) -> Option<Vec<u8>> {
     let Layout { records, counts, start, end: _, opt } = Layout::read(message)?;
     if start > room {
@@ -172,12 +170,12 @@ fn cut_raw(message: &[u8], room: usize) -> Option<Vec<u8>> {
     Some(kept)
 }
 
-/// What a client gets in place of a reply that is too large and cannot be read.
+/// Returns the reply sent instead of one that is too large and unparsable.
 fn unreadable(query: &Query<'_>) -> Vec<u8> {
     error_reply(query, hickory_proto::op::ResponseCode::ServFail)
 }
 
-/// Adds to one of the counts of a header, without overflow.
+/// Adds to a count in the header, saturating.
 fn add_to_count(message: &mut [u8], at: usize, by: u16) {
     if let Some(field) = message.get_mut(at..at + 2) {
         let count = u16::from_be_bytes([field[0], field[1]]).saturating_add(by);

@@ -1,12 +1,12 @@
-//! DNS messages in and out: parsing, encoding, truncation, EDNS. Pure.
+//! DNS messages: parsing, encoding, truncation, EDNS. Pure.
 //!
-//! A plain query (a header, one question, at most one OPT) is read in place and
-//! a local reply is written byte by byte: no allocation, and the bytes that
-//! hickory's encoder would give. Everything else goes through hickory-proto.
+//! A plain query (a header, one question, at most one OPT) is parsed in place and a local reply is
+//! written byte by byte, without allocation and with the same bytes as from hickory's encoder.
+//! Other messages go through hickory-proto.
 //!
-//! * [`parse`]: what came in, and whether it deserves a reply at once.
-//! * [`reply`]: replies made here.
-//! * [`fit`](mod@fit): replies made elsewhere, cut to what the client takes.
+//! * [`parse`]: parsing of queries, and immediate error replies.
+//! * [`reply`]: construction of local replies.
+//! * [`fit`](mod@fit): fitting of foreign replies to the client's limits.
 
 mod fit;
 mod read;
@@ -26,86 +26,85 @@ use std::{net::IpAddr, ops::Range};
 
 use crate::name::Name;
 
-/// Bytes of a message header (RFC 1035, section 4.1.1).
+/// Length of a message header in bytes (RFC 1035, section 4.1.1).
 pub const HEADER_LEN: usize = 12;
 
-/// Largest UDP reply to a client that says nothing about its size (RFC 1035,
-/// section 4.2.1), and the least that a size in an OPT means (RFC 6891,
-/// section 6.2.3).
+/// Maximum size of a UDP reply without EDNS (RFC 1035, section 4.2.1), and the minimum meaning of a
+/// size in an OPT (RFC 6891, section 6.2.3).
 pub const MIN_UDP_SIZE: usize = 512;
 
-/// Largest message that a UDP datagram over IPv4 can hold: 65,535 less the
-/// headers of IP (20) and UDP (8). IPv6 would take 20 bytes more.
+/// Maximum payload of a UDP datagram over IPv4: 65,535 less the headers of IP (20) and UDP (8).
+/// IPv6 would allow 20 bytes more.
 pub const MAX_UDP_SIZE: usize = 65_507;
 
-/// Largest message over TCP: its length has 16 bits (RFC 1035, section 4.2.2).
+/// Maximum message size over TCP: the length field has 16 bits (RFC 1035, section 4.2.2).
 pub const MAX_TCP_SIZE: usize = 65_535;
 
-/// Type A.
+/// TYPE A, an IPv4 address (RFC 1035).
 pub const TYPE_A: u16 = 1;
-/// Type PTR.
+/// TYPE PTR, for reverse lookups (RFC 1035).
 pub const TYPE_PTR: u16 = 12;
-/// Type TXT.
+/// TYPE TXT, free-form strings (RFC 1035).
 pub const TYPE_TXT: u16 = 16;
-/// Type AAAA.
+/// TYPE AAAA, an IPv6 address (RFC 3596).
 pub const TYPE_AAAA: u16 = 28;
-/// Type OPT, the pseudo-record of EDNS.
+/// TYPE OPT, the pseudo-record of EDNS (RFC 6891).
 pub const TYPE_OPT: u16 = 41;
-/// Type DS, which belongs to the parent of the name that it is asked for.
+/// TYPE DS, which is stored in the parent zone of its owner (RFC 4034).
 pub const TYPE_DS: u16 = 43;
-/// Query type ANY.
+/// QTYPE ANY, all records of a name (RFC 8482).
 pub const TYPE_ANY: u16 = 255;
-/// Class IN.
+/// CLASS IN, the Internet (RFC 1035).
 pub const CLASS_IN: u16 = 1;
-/// Query class ANY.
+/// QCLASS ANY, every class (RFC 1035).
 pub const CLASS_ANY: u16 = 255;
-/// Class CH, in which servers tell about themselves.
+/// CLASS CH, used for server identification (RFC 4892).
 pub const CLASS_CH: u16 = 3;
 
-/// How a query came and a reply goes.
+/// The transport protocol of a query and its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transport {
-    /// One message in a datagram.
+    /// One message per datagram.
     Udp,
-    /// Messages behind their lengths in a stream.
+    /// A stream of messages with length prefixes.
     Tcp,
 }
 
-/// What became of an incoming message.
+/// The result of parsing an incoming message.
 #[derive(Debug)]
 pub enum Parsed<'a> {
-    /// One question to be answered.
+    /// A valid query with one question.
     Query(Query<'a>),
-    /// Not to be looked at further: FORMERR, NOTIMP or BADVERS, ready to send.
+    /// A finished error reply: FORMERR, NOTIMP or BADVERS.
     Reply(Vec<u8>),
-    /// No reply: shorter than a header, or itself a reply.
+    /// No reply: the message is shorter than a header, or a response itself.
     Drop,
 }
 
 /// A query with opcode QUERY and one question.
 #[derive(Clone, Copy, Debug)]
 pub struct Query<'a> {
-    /// The whole message as it came.
+    /// The whole message as received.
     pub message: &'a [u8],
-    /// Id to be echoed.
+    /// Message id, to be echoed.
     pub id: u16,
-    /// The second 16 bits of the header, as they came.
+    /// The second 16 bits of the header as received.
     pub flags: u16,
-    /// The question.
+    /// The single question.
     pub question: Question<'a>,
-    /// What the OPT says, where there is one.
+    /// The OPT pseudo-record, if present.
     pub edns: Option<Edns>,
-    /// Most bytes of a reply by UDP, whatever the client takes.
+    /// Limit for replies over UDP in bytes, in addition to the client's own.
     pub most_by_udp: usize,
-    /// Address of the client, as far as the receiver of the message knows it.
+    /// Address of the client, if known to the receiver of the message.
     pub client: Option<IpAddr>,
-    /// Whether the OPT of the reply repeats the client's size with DO clear, as the
-    /// reference's does. The receiver of the message sets it.
+    /// Whether the reply's OPT repeats the client's size with DO clear, as in bosh-dns. Set by the
+    /// receiver of the message.
     pub echoes_opt: bool,
 }
 
 impl Query<'_> {
-    /// Copies the query and its message, so that it outlives the receive buffer.
+    /// Copies the query with its message, so that it outlives the receive buffer.
     pub fn to_owned(&self) -> OwnedQuery {
         let Query { message, id, flags, question, edns, most_by_udp, client, echoes_opt } = *self;
         let Question { raw_name, qtype, qclass } = question;
@@ -117,30 +116,21 @@ impl Query<'_> {
 /// A [`Query`] that owns its message.
 #[derive(Clone, Debug)]
 pub struct OwnedQuery {
-    /// See [`Query::message`].
     message: Box<[u8]>,
-    /// See [`Query::id`].
     id: u16,
-    /// See [`Query::flags`].
     flags: u16,
-    /// Bytes of the question's name, which follows the header.
+    /// Length of the question's name, which follows the header.
     name_len: usize,
-    /// See [`Question::qtype`].
     qtype: u16,
-    /// See [`Question::qclass`].
     qclass: u16,
-    /// See [`Query::edns`].
     edns: Option<Edns>,
-    /// See [`Query::most_by_udp`].
     most_by_udp: usize,
-    /// See [`Query::client`].
     client: Option<IpAddr>,
-    /// See [`Query::echoes_opt`].
     echoes_opt: bool,
 }
 
 impl OwnedQuery {
-    /// The query that it was made of, without reading the message again.
+    /// Returns the original query without parsing the message again.
     pub fn as_query(&self) -> Query<'_> {
         let Self { message, id, flags, name_len, qtype, qclass, edns, most_by_udp, client, echoes_opt } =
             self;
@@ -162,61 +152,62 @@ impl OwnedQuery {
 /// The question of a query.
 #[derive(Clone, Copy, Debug)]
 pub struct Question<'a> {
-    /// The name as sent: wire format, uncompressed, letter case kept, root label included.
+    /// Name as sent: uncompressed wire format with its letter case and root label.
     pub raw_name: &'a [u8],
-    /// QTYPE.
+    /// QTYPE as sent, possibly unknown.
     pub qtype: u16,
-    /// QCLASS.
+    /// QCLASS as sent, possibly unknown.
     pub qclass: u16,
 }
 
-/// The OPT pseudo-record (RFC 6891, section 6.1.2) of a query. Its version is 0:
-/// others have been answered with BADVERS.
+/// The OPT pseudo-record (RFC 6891, section 6.1.2) of a query, always of version 0; others were
+/// answered with BADVERS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Edns {
-    /// Size of datagram that the client takes, as sent; below 512 it means 512.
+    /// UDP payload size of the client as sent; values below 512 mean 512.
     pub udp_size: u16,
-    /// DO: the client wants DNSSEC records (RFC 3225).
+    /// DO: the client accepts DNSSEC records (RFC 3225).
     pub dnssec_ok: bool,
-    /// Start and end of the Client Subnet option in the message, its code and length
-    /// included (RFC 7871, section 6).
+    /// Range of the Client Subnet option in the message, code and length included (RFC 7871,
+    /// section 6).
     pub client_subnet: Option<(u16, u16)>,
 }
 
 impl<'a> Query<'a> {
-    /// RD: the client wants recursion.
+    /// Returns RD: the client wants recursion.
     pub fn recursion_desired(&self) -> bool {
         self.flags & flag::RD != 0
     }
 
-    /// CD: the client wants no DNSSEC checks done for it.
+    /// Returns CD: the client wants no DNSSEC validation.
     pub fn checking_disabled(&self) -> bool {
         self.flags & flag::CD != 0
     }
 
-    /// Whether the client understands AD in a reply: it set AD or DO (RFC 6840, section 5.8).
+    /// Returns whether the client understands AD in replies: it set AD or DO (RFC 6840, section
+    /// 5.8).
     pub fn wants_authentic_data(&self) -> bool {
         self.flags & flag::AD != 0 || self.dnssec_ok()
     }
 
-    /// DO (RFC 3225); clear without an OPT.
+    /// Returns DO (RFC 3225); false without an OPT.
     pub fn dnssec_ok(&self) -> bool {
         self.edns.is_some_and(|edns| edns.dnssec_ok)
     }
 
-    /// Range of the question in the message: name, type, class.
+    /// Returns the range of the question in the message: name, type, class.
     pub fn question_range(&self) -> Range<usize> {
         HEADER_LEN..HEADER_LEN + self.question.wire_len()
     }
 
-    /// The Client Subnet option with its code and length (RFC 7871, section 6).
+    /// Returns the Client Subnet option with its code and length (RFC 7871, section 6).
     pub fn client_subnet(&self) -> Option<&'a [u8]> {
         let (start, end) = self.edns?.client_subnet?;
         self.message.get(usize::from(start)..usize::from(end))
     }
 
-    /// The OPT of a reply to this query, without options; `None` if the query has none
-    /// (RFC 6891, section 6.1.1). DO is copied (RFC 3225, section 3).
+    /// Returns the OPT of a reply to this query, without options; `None` if the query has none (RFC
+    /// 6891, section 6.1.1). DO is copied (RFC 3225, section 3).
     pub fn reply_opt(&self, extended_rcode: u8) -> Option<[u8; OPT_LEN]> {
         let edns = self.edns?;
         Some(if self.echoes_opt {
@@ -226,7 +217,7 @@ impl<'a> Query<'a> {
         })
     }
 
-    /// Most bytes that a reply may have.
+    /// Returns the maximum size of a reply in bytes.
     pub fn limit(&self, transport: Transport) -> usize {
         match transport {
             Transport::Tcp => MAX_TCP_SIZE,
@@ -239,13 +230,13 @@ impl<'a> Query<'a> {
 }
 
 impl Question<'_> {
-    /// The name in the form that is compared and looked up.
+    /// Returns the name in lower case, for comparison and lookup.
     pub fn name(&self) -> Name {
-        // `parse` lets only well-formed names pass.
+        // `parse` accepts only well-formed names.
         Name::from_wire(self.raw_name).map_or_else(|_| Name::root(), |(name, _)| name)
     }
 
-    /// Bytes of the question in the message: name, type, class.
+    /// Returns the length of the question in the message: name, type, class.
     pub fn wire_len(&self) -> usize {
         self.raw_name.len() + 4
     }
@@ -253,32 +244,25 @@ impl Question<'_> {
 
 /// Bits of the second 16 bits of a header (RFC 1035, section 4.1.1; RFC 4035, section 3).
 pub(crate) mod flag {
-    /// This is a reply.
     pub(crate) const QR: u16 = 0x8000;
-    /// The answer is authoritative.
     pub(crate) const AA: u16 = 0x0400;
-    /// The reply was cut.
     pub(crate) const TC: u16 = 0x0200;
-    /// Recursion is desired.
     pub(crate) const RD: u16 = 0x0100;
-    /// Authentic data.
     pub(crate) const AD: u16 = 0x0020;
-    /// Recursion is available.
     pub(crate) const RA: u16 = 0x0080;
-    /// Checking disabled.
     pub(crate) const CD: u16 = 0x0010;
-    /// Bits that every reply takes over from its query.
+    /// Bits that every reply copies from its query.
     pub(crate) const COPIED: u16 = RD | CD;
-    /// The four bits of the opcode.
+    /// Mask of the opcode.
     pub(crate) const OPCODE: u16 = 0x7800;
 }
 
-/// Two bytes of `message` at `at` in network order, if they are there.
+/// Reads two bytes in network order; `None` past the end.
 fn u16_at(message: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(*message.get(at..)?.first_chunk()?))
 }
 
-/// End of the name at `at`, which may be or end in a pointer.
+/// Returns the end of the name at `at`, which may contain a pointer.
 fn skip_name(message: &[u8], mut at: usize) -> Option<usize> {
     loop {
         match *message.get(at)? {

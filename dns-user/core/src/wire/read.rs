@@ -1,4 +1,4 @@
-//! Reading what clients send.
+//! Parsing of client messages.
 
 use hickory_proto::{
     op::ResponseCode,
@@ -12,19 +12,17 @@ use super::{
     skip_name, u16_at,
 };
 
-/// Reads a message from a client. The rules, in this order (observed, but for
-/// BADVERS, which is RFC 6891, section 6.1.3):
+/// Parses a message from a client. Rules in this order (observed, except BADVERS, which is RFC
+/// 6891, section 6.1.3):
 ///
 /// * shorter than a header, or QR set: no reply;
 /// * an opcode other than QUERY: NOTIMP, without the question;
-/// * not one question, more than one answer or authority record, more than two
-///   additional ones, or a question that cannot be read (compression in it
-///   included): FORMERR, without the question;
-/// * a record that cannot be read, or a second OPT (RFC 6891, section 6.1.1): FORMERR,
-///   with the question;
+/// * not exactly one question, more than one answer or authority record, more than two additional
+///   records, or an unparsable or compressed question: FORMERR, without the question;
+/// * an unparsable record or a second OPT (RFC 6891, section 6.1.1): FORMERR, with the question;
 /// * an EDNS version above 0: BADVERS.
 ///
-/// Bytes after the last record are ignored.
+/// Trailing bytes are ignored.
 pub fn parse(message: &[u8]) -> Parsed<'_> {
     let Some(header) = message.first_chunk::<HEADER_LEN>() else {
         return Parsed::Drop;
@@ -67,10 +65,10 @@ pub fn parse(message: &[u8]) -> Parsed<'_> {
     Parsed::Query(query)
 }
 
-/// Code of the Client Subnet option (RFC 7871, section 6).
+/// Option code of Client Subnet (RFC 7871, section 6).
 const OPTION_CLIENT_SUBNET: u16 = 8;
 
-/// Records by section, as the header counts them.
+/// Record counts of the header by section.
 #[derive(Clone, Copy)]
 struct Counts {
     answers: u16,
@@ -78,13 +76,13 @@ struct Counts {
     additionals: u16,
 }
 
-/// An OPT whose version has not been judged yet.
+/// An OPT whose version is not checked yet.
 struct Opt {
     edns: Edns,
     version: u8,
 }
 
-/// The question right after the header, and where it ends.
+/// Parses the question behind the header; also returns its end.
 fn read_question(message: &[u8]) -> Option<(Question<'_>, usize)> {
     let rest = message.get(HEADER_LEN..)?;
     let name_len = name_len(rest)?;
@@ -95,7 +93,7 @@ fn read_question(message: &[u8]) -> Option<(Question<'_>, usize)> {
     Some((question, fields + 4))
 }
 
-/// Bytes of the uncompressed name at the start of `bytes`; `None` where there is none.
+/// Returns the length of the uncompressed name at the start of `bytes`; `None` if invalid.
 fn name_len(bytes: &[u8]) -> Option<usize> {
     let mut end = 0;
     loop {
@@ -111,12 +109,11 @@ fn name_len(bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// The OPT among the records from `at` on, if there is one; the outer `None`:
-/// they cannot be read.
+/// Finds the OPT among the records from `at` on; the outer `None` means that they are unparsable.
 fn read_records(message: &[u8], at: usize, counts: Counts) -> Option<Option<Opt>> {
     match counts {
         Counts { answers: 0, authorities: 0, additionals: 0 } => Some(None),
-        // What nearly every client with EDNS sends: an OPT and nothing else.
+        // Nearly every client with EDNS sends an OPT and no other record.
         Counts { answers: 0, authorities: 0, additionals: 1 } if message.get(at) == Some(&0) => {
             match u16_at(message, at + 1)? {
                 TYPE_OPT => Some(Some(read_opt(message, at + 1)?.0)),
@@ -127,7 +124,7 @@ fn read_records(message: &[u8], at: usize, counts: Counts) -> Option<Option<Opt>
     }
 }
 
-/// The OPT whose TYPE stands at `at`, and where its record ends.
+/// Parses the OPT whose TYPE is at `at`; also returns its end.
 fn read_opt(message: &[u8], at: usize) -> Option<(Opt, usize)> {
     let fixed: &[u8; 10] = message.get(at..)?.first_chunk()?;
     let [_, _, size_high, size_low, _extended_rcode, version, flags_high, _, length_high, length_low] =
@@ -152,8 +149,8 @@ fn read_opt(message: &[u8], at: usize) -> Option<(Opt, usize)> {
     Some((Opt { edns, version }, end))
 }
 
-/// As [`read_records`], for whatever a plain query does not hold. Their content
-/// means nothing to us, but it has to be well-formed.
+/// Like [`read_records`], for everything that a plain query does not contain. The records are
+/// ignored but must be well-formed.
 fn walk_records(message: &[u8], start: usize, counts: Counts) -> Option<Option<Opt>> {
     let mut decoder = BinDecoder::new(message);
     decoder.read_slice(start).ok()?;
@@ -164,7 +161,7 @@ fn walk_records(message: &[u8], start: usize, counts: Counts) -> Option<Option<O
         if u16_at(message, type_at)? == TYPE_OPT {
             let (opt, end) = read_opt(message, type_at)?;
             decoder.read_slice(end - decoder.index()).ok()?;
-            // An OPT outside the additional section means nothing (observed).
+            // An OPT outside the additional section is ignored (observed).
             if number >= before_additionals && found.replace(opt).is_some() {
                 return None;
             }

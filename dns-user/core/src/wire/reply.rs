@@ -1,4 +1,4 @@
-//! Replies made here, byte by byte.
+//! Construction of local replies, byte by byte.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -7,28 +7,28 @@ use hickory_proto::op::ResponseCode;
 use super::{CLASS_IN, HEADER_LEN, Query, TYPE_A, TYPE_AAAA, TYPE_ANY, TYPE_OPT, flag};
 use crate::resolve::{Existence, LocalAnswer};
 
-/// Bytes of an OPT without options (RFC 6891, section 6.1.2).
+/// Length of an OPT without options (RFC 6891, section 6.1.2).
 pub const OPT_LEN: usize = 11;
-/// Bytes of the fields between the owner name and the data of a record.
+/// Length of the fields between the owner name and RDATA.
 const FIXED_LEN: usize = 10;
-/// A pointer to the question's name (RFC 1035, section 4.1.4).
+/// Compression pointer to the question's name (RFC 1035, section 4.1.4).
 const POINTER_TO_QUESTION: [u8; 2] = [0xc0, HEADER_LEN as u8];
 
-/// Flags that depend on who answers.
+/// Header flags that depend on the source of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplyFlags {
-    /// AA.
+    /// AA: the answer is authoritative.
     pub authoritative: bool,
-    /// RA.
+    /// RA: this server offers recursion.
     pub recursion_available: bool,
 }
 
 impl ReplyFlags {
-    /// What we know ourselves: local names, up-checks, handlers.
+    /// Local data: names of the fleet, up-checks, handlers.
     pub const LOCAL: Self = Self { authoritative: true, recursion_available: true };
     /// Refusals and errors (observed: neither flag is set).
     pub const ERROR: Self = Self { authoritative: false, recursion_available: false };
-    /// What recursors would know.
+    /// Replies for names that recursors are responsible for.
     pub const RECURSION: Self = Self { authoritative: false, recursion_available: true };
 
     const fn bits(self) -> u16 {
@@ -37,28 +37,27 @@ impl ReplyFlags {
     }
 }
 
-/// Source of the order of answers, with the room to shuffle in. One a worker;
-/// it keeps its buffers.
+/// Random generator for the order of answers, with its buffers; one per worker.
 #[derive(Debug, Default)]
 pub struct Shuffle {
-    /// Not for secrets: it spreads load.
+    /// Not cryptographic: only spreads load.
     random: fastrand::Rng,
-    /// Positions that are still to be drawn from.
+    /// Positions not drawn yet.
     positions: Vec<u32>,
 }
 
 impl Shuffle {
-    /// With a fixed seed, for tests and benches.
+    /// Creates a generator with a fixed seed, for tests and benches.
     pub fn with_seed(seed: u64) -> Self {
         Self { random: fastrand::Rng::with_seed(seed), positions: Vec::new() }
     }
 
-    /// Draws `count` of the numbers below `total`, in random order: all orders
-    /// are equally likely (Fisher and Yates). `count` is at most `total`.
+    /// Draws `count` distinct numbers below `total` in random order, uniformly over all orders
+    /// (Fisher-Yates). `count` is at most `total`.
     fn draw(&mut self, total: usize, count: usize, mut each: impl FnMut(usize)) {
         let Self { random, positions } = self;
         positions.clear();
-        // More than 2^32 addresses cannot be: the address space of IPv4 ends there.
+        // A name cannot have more than 2^32 addresses.
         positions.extend(0..total as u32);
         for drawn in 0..count {
             let rest = (total - drawn) as u32;
@@ -69,9 +68,9 @@ impl Shuffle {
     }
 }
 
-/// Writes the reply to a query for a local name into `out`, which is emptied
-/// first: at most `limit` bytes, as many answers as fit in random order, TC set
-/// if some were left out. The bytes are those of hickory's encoder.
+/// Writes the reply to a query for a local name into `out`, after clearing it: at most `limit`
+/// bytes, with as many answers as fit in random order, and TC set if some are left out. The bytes
+/// equal those of hickory's encoder.
 pub fn local_reply(
     query: &Query<'_>,
     answer: LocalAnswer<'_>,
@@ -90,7 +89,7 @@ pub fn local_reply(
     write_addresses(query, rcode, (v4, v6), limit, shuffle, out);
 }
 
-/// As [`local_reply`], with NOERROR and addresses that come from elsewhere.
+/// Like [`local_reply`], with NOERROR and addresses from another source.
 pub fn address_reply(
     query: &Query<'_>,
     v4: &[Ipv4Addr],
@@ -102,12 +101,12 @@ pub fn address_reply(
     write_addresses(query, ResponseCode::NoError, (v4, v6), limit, shuffle, out);
 }
 
-/// A reply with the question, the query's OPT answered, AA and RA clear.
+/// Builds a reply with the question and an OPT if the query has one; AA and RA are clear.
 pub fn error_reply(query: &Query<'_>, rcode: ResponseCode) -> Vec<u8> {
     bare_reply(query, rcode, ReplyFlags::ERROR)
 }
 
-/// A reply without records: the question, and an OPT where the query had one.
+/// Builds a reply without records: the question, and an OPT if the query has one.
 pub fn empty_reply(query: &Query<'_>, rcode: ResponseCode, flags: ReplyFlags) -> Vec<u8> {
     bare_reply(query, rcode, flags)
 }
@@ -119,9 +118,9 @@ pub(super) fn bare_reply(query: &Query<'_>, rcode: ResponseCode, flags: ReplyFla
     out
 }
 
-/// A header alone, for messages whose question is not to be believed.
+/// Builds a bare header, for messages with an unreliable question.
 pub(super) fn questionless_reply(id: u16, query_flags: u16, rcode: ResponseCode) -> Vec<u8> {
-    // CD means something in queries alone (RFC 4035, section 3.2.2).
+    // CD is only defined for queries (RFC 4035, section 3.2.2).
     let copied = if query_flags & flag::OPCODE == 0 { flag::COPIED } else { flag::RD };
     let flags = flag::QR | query_flags & (copied | flag::OPCODE) | u16::from(rcode.low());
     let mut out = vec![0; HEADER_LEN];
@@ -130,7 +129,7 @@ pub(super) fn questionless_reply(id: u16, query_flags: u16, rcode: ResponseCode)
     out
 }
 
-/// Header, question, answers, OPT.
+/// Writes header, question, answers and OPT.
 fn write_addresses(
     query: &Query<'_>,
     rcode: ResponseCode,
@@ -151,8 +150,8 @@ fn write_addresses(
     let owner = owner_of_answers(query);
     let (v4_len, v6_len) = (owner.len() + FIXED_LEN + 4, owner.len() + FIXED_LEN + 16);
     let total = v4.len() + v6.len();
-    // With both families, how many fit depends on which come first: draw them
-    // all and stop at the first that does not fit.
+    // With both families, the number that fits depends on their order: draw them all and stop at
+    // the first that does not fit.
     let most = match (v4.is_empty(), v6.is_empty()) {
         (_, true) => total.min(room / v4_len),
         (true, false) => total.min(room / v6_len),
@@ -185,12 +184,12 @@ fn write_addresses(
     if written < total {
         out[2] |= (flag::TC >> 8) as u8;
     }
-    // At most 65,535 bytes of at least 15 bytes each.
+    // At most 65,535 bytes with at least 15 bytes per record.
     out[6..8].copy_from_slice(&(written as u16).to_be_bytes());
     write_opt(query, rcode.high(), out);
 }
 
-/// Header (with the flags that every reply takes over) and question.
+/// Writes the header, with the copied flags, and the question.
 fn write_start(query: &Query<'_>, flags: u16, answers: usize, out: &mut Vec<u8>) {
     let flags = flag::QR | query.flags & flag::COPIED | flags;
     let mut header = [0; HEADER_LEN];
@@ -200,18 +199,18 @@ fn write_start(query: &Query<'_>, flags: u16, answers: usize, out: &mut Vec<u8>)
     header[6..8].copy_from_slice(&(answers as u16).to_be_bytes());
     header[11] = u8::from(query.edns.is_some());
     out.extend_from_slice(&header);
-    // The question stands right behind the header of the query, and is well-formed.
+    // The question follows the header of the query and is well-formed.
     out.extend_from_slice(&query.message[HEADER_LEN..HEADER_LEN + query.question.wire_len()]);
 }
 
-/// Appends the OPT of the reply if the query had one.
+/// Appends the OPT of the reply if the query has one.
 fn write_opt(query: &Query<'_>, extended_rcode: u8, out: &mut Vec<u8>) {
     if let Some(opt) = query.reply_opt(extended_rcode) {
         out.extend_from_slice(&opt);
     }
 }
 
-/// An OPT of version 0 without options (RFC 6891, section 6.1.2).
+/// Encodes an OPT of version 0 without options (RFC 6891, section 6.1.2).
 pub fn opt_record(udp_size: u16, extended_rcode: u8, dnssec_ok: bool) -> [u8; OPT_LEN] {
     let [type_high, type_low] = TYPE_OPT.to_be_bytes();
     let [size_high, size_low] = udp_size.to_be_bytes();
@@ -219,23 +218,23 @@ pub fn opt_record(udp_size: u16, extended_rcode: u8, dnssec_ok: bool) -> [u8; OP
     [0, type_high, type_low, size_high, size_low, extended_rcode, 0, flags, 0, 0, 0]
 }
 
-/// Appends the OPT of a reply to `query` and counts it, if the query has one. The reply
-/// ends with its last record and has no OPT.
+/// Appends and counts the OPT of a reply to `query`, if the query has one. The reply must end with
+/// its last record and have no OPT.
 pub fn append_opt(query: &Query<'_>, reply: &mut Vec<u8>) {
     let (Some(opt), Some(count)) = (query.reply_opt(0), super::u16_at(reply, 10)) else { return };
     reply.extend_from_slice(&opt);
     reply[10..12].copy_from_slice(&count.saturating_add(1).to_be_bytes());
 }
 
-/// TYPE, CLASS, TTL 0 and RDLENGTH.
+/// Encodes TYPE, CLASS, TTL 0 and RDLENGTH.
 const fn fixed_fields(kind: u16, data_len: u8) -> [u8; FIXED_LEN] {
     let [type_high, type_low] = kind.to_be_bytes();
     let [class_high, class_low] = CLASS_IN.to_be_bytes();
     [type_high, type_low, class_high, class_low, 0, 0, 0, 0, 0, data_len]
 }
 
-/// The owner of the answers: the question's name, pointed to. The root is
-/// shorter than a pointer.
+/// Returns the owner of the answers: a pointer to the question's name, or the root itself, which is
+/// shorter.
 fn owner_of_answers(query: &Query<'_>) -> &'static [u8] {
     if query.question.raw_name.len() == 1 { &[0] } else { &POINTER_TO_QUESTION }
 }

@@ -1,4 +1,4 @@
-//! The wire against hickory-proto, and against whatever may arrive.
+//! The wire format compared with hickory-proto, and with arbitrary input.
 
 use std::{
     net::{Ipv4Addr, Ipv6Addr},
@@ -17,7 +17,7 @@ use crate::resolve::{Checks, Existence, Resolution};
 /// Header and question of `q-s0.q-g1.bosh`, type A, class IN, RD set.
 const PLAIN: &[u8] = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x04q-s0\x04q-g1\x04bosh\0\0\x01\0\x01";
 
-/// [`PLAIN`] with counts and bytes of one's own.
+/// Builds [`PLAIN`] with other counts and additional records.
 fn with_records(answers: u8, authorities: u8, additionals: u8, records: &[u8]) -> Vec<u8> {
     let mut message = PLAIN.to_vec();
     (message[7], message[9], message[11]) = (answers, authorities, additionals);
@@ -25,7 +25,7 @@ fn with_records(answers: u8, authorities: u8, additionals: u8, records: &[u8]) -
     message
 }
 
-/// The query in `message`, or a panic that says what came instead.
+/// Parses `message` as a query and panics with the actual result otherwise.
 fn query(message: &[u8]) -> Query<'_> {
     match parse(message) {
         Parsed::Query(query) => query,
@@ -33,7 +33,7 @@ fn query(message: &[u8]) -> Query<'_> {
     }
 }
 
-/// The reply that `message` is answered with at once: id, flags, QDCOUNT.
+/// Returns id, flags and QDCOUNT of the immediate reply to `message`.
 fn instant_reply(message: &[u8]) -> (u16, u16, u16) {
     match parse(message) {
         Parsed::Reply(reply) => {
@@ -43,18 +43,18 @@ fn instant_reply(message: &[u8]) -> (u16, u16, u16) {
     }
 }
 
-/// A resolution that was found, with these addresses.
+/// Builds a positive resolution with these addresses.
 fn found(v4: Vec<Ipv4Addr>, v6: Vec<Ipv6Addr>) -> Resolution {
     Resolution { existence: Existence::Found, v4, v6, checks: Checks::default() }
 }
 
-/// IPv4 addresses that all differ.
+/// Returns distinct IPv4 addresses.
 fn v4_addresses(count: u32) -> Vec<Ipv4Addr> {
     (0..count).map(|number| Ipv4Addr::from_bits(0x0a00_0000 + number)).collect()
 }
 
 #[test]
-fn a_plain_query_is_read_in_place() {
+fn plain_query_is_parsed() {
     let query = query(PLAIN);
     assert_eq!((query.id, query.question.qtype, query.question.qclass), (0x1234, TYPE_A, CLASS_IN));
     assert_eq!(query.question.name(), Name::from_text("q-s0.q-g1.bosh").unwrap());
@@ -63,7 +63,7 @@ fn a_plain_query_is_read_in_place() {
 }
 
 #[test]
-fn replies_and_fragments_of_headers_are_dropped() {
+fn responses_and_short_messages_are_dropped() {
     let mut reply = PLAIN.to_vec();
     reply[2] |= 0x80;
     assert!(matches!(parse(&reply), Parsed::Drop));
@@ -73,7 +73,7 @@ fn replies_and_fragments_of_headers_are_dropped() {
 }
 
 #[test]
-fn other_opcodes_are_not_implemented() {
+fn other_opcodes_get_notimp() {
     for opcode in 1..16u8 {
         let mut message = PLAIN.to_vec();
         message[2] |= opcode << 3;
@@ -86,7 +86,7 @@ fn other_opcodes_are_not_implemented() {
 }
 
 #[test]
-fn questions_that_cannot_be_read_are_not_repeated() {
+fn bad_questions_are_not_repeated() {
     let formerr = (0x1234, 0x8101, 0);
     let mut two = PLAIN.to_vec();
     two[5] = 2;
@@ -106,14 +106,14 @@ fn questions_that_cannot_be_read_are_not_repeated() {
 }
 
 #[test]
-fn records_that_cannot_be_read_are_formerr_with_the_question() {
+fn bad_records_get_formerr() {
     let formerr = (0x1234, 0x8101, 1);
     let address = b"\xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x04\x01\x02\x03\x04";
     assert_eq!(instant_reply(&with_records(0, 0, 1, b"\0\0\x29\x04\xd0")), formerr);
     assert_eq!(instant_reply(&with_records(0, 0, 1, &address[..14])), formerr);
-    // An option that is cut short.
+    // A truncated option.
     assert_eq!(instant_reply(&with_records(0, 0, 1, b"\0\0\x29\x04\xd0\0\0\0\0\0\x03\0\x0a\0")), formerr);
-    // Too many records for a query: refused before the question is read.
+    // Too many records for a query: refused before the question is parsed.
     let two = [&address[..], address].concat();
     assert_eq!(instant_reply(&with_records(2, 0, 0, &two)), (0x1234, 0x8101, 0));
     assert_eq!(instant_reply(&with_records(0, 2, 0, &two)), (0x1234, 0x8101, 0));
@@ -121,7 +121,7 @@ fn records_that_cannot_be_read_are_formerr_with_the_question() {
 }
 
 #[test]
-fn the_opt_is_found_wherever_it_stands_among_the_additionals() {
+fn opt_may_follow_other_records() {
     let opt = b"\0\0\x29\x04\xd0\0\0\x80\0\0\0";
     let address = b"\xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x04\x01\x02\x03\x04";
     let edns = Some(Edns { udp_size: 1232, dnssec_ok: true, client_subnet: None });
@@ -139,7 +139,7 @@ fn two_opts_are_formerr() {
 }
 
 #[test]
-fn the_reply_announces_our_size() {
+fn reply_announces_server_size() {
     let message = with_records(0, 0, 1, &opt_record(4096, 0, true));
     let query = query(&message);
     assert_eq!(query.reply_opt(0), Some(opt_record(1232, 0, true)));
@@ -157,11 +157,11 @@ fn client_subnet_is_found() {
 }
 
 #[test]
-fn other_versions_of_edns_are_badvers() {
+fn unknown_edns_version_gets_badvers() {
     let message = with_records(0, 0, 1, b"\0\0\x29\x04\xd0\0\x07\0\0\0\0");
     let Parsed::Reply(reply) = parse(&message) else { panic!("no reply") };
     let reply = Message::from_vec(&reply).unwrap();
-    // 16 is BADSIG as well, in other places.
+    // 16 also means BADSIG, in other records.
     assert_eq!(u16::from(reply.metadata.response_code), u16::from(ResponseCode::BADVERS));
     assert_eq!(reply.queries.len(), 1);
     let edns = reply.edns.unwrap();
@@ -179,7 +179,7 @@ fn sizes_follow_client_and_transport() {
 
 #[test]
 fn as_many_answers_as_fit() {
-    // 32 bytes of header and question, 16 an address: 30 fit into 512, 29 beside an OPT.
+    // 32 bytes of header and question, 16 per address: 30 fit into 512 bytes, 29 with an OPT.
     let with_opt = with_records(0, 0, 1, &opt_record(512, 0, false));
     for (message, fit) in [(PLAIN, 30), (&with_opt[..], 29)] {
         for (count, expected, truncated) in [(fit, fit, false), (fit + 1, fit, true), (2000, fit, true)] {
@@ -212,12 +212,12 @@ fn every_order_is_equally_likely() {
         *seen.entry(out.clone()).or_default() += 1;
     }
     assert_eq!(seen.len(), 24);
-    // Expected 1,000 each; the seed is fixed, so this cannot come out differently.
+    // Expected 1,000 each; the seed is fixed, so the result is deterministic.
     assert!(seen.values().all(|count| (800..1200).contains(count)), "{seen:?}");
 }
 
 #[test]
-fn a_truncated_answer_is_a_random_part() {
+fn truncated_answers_are_random() {
     let mut first = std::collections::HashSet::new();
     let mut shuffle = Shuffle::with_seed(1);
     let mut out = Vec::new();
@@ -230,7 +230,7 @@ fn a_truncated_answer_is_a_random_part() {
 }
 
 #[test]
-fn a_large_foreign_reply_is_compressed_then_cut() {
+fn large_replies_are_compressed_first() {
     let with_opt = with_records(0, 0, 1, &opt_record(1232, 0, false));
     let uncompressed = |count: u8| {
         let mut reply = PLAIN.to_vec();
@@ -259,7 +259,7 @@ fn a_large_foreign_reply_is_compressed_then_cut() {
 }
 
 #[test]
-fn an_opt_is_added_once_and_never_taken_away() {
+fn opt_is_added_once() {
     let with_opt = with_records(0, 0, 1, &opt_record(1232, 0, false));
     let mut reply = PLAIN.to_vec();
     reply[2] |= 0x80;
@@ -270,7 +270,7 @@ fn an_opt_is_added_once_and_never_taken_away() {
     assert_eq!(fit(&query(PLAIN), reply.clone(), Transport::Udp), reply);
 }
 
-/// `message` with another ARCOUNT.
+/// Returns `message` with another ARCOUNT.
 fn with_counts(message: &[u8], additionals: u8) -> Vec<u8> {
     let mut message = message.to_vec();
     message[11] = additionals;
@@ -278,7 +278,7 @@ fn with_counts(message: &[u8], additionals: u8) -> Vec<u8> {
 }
 
 #[test]
-fn an_unreadable_reply_is_passed_on_only_while_it_fits() {
+fn oversized_unreadable_reply_gets_servfail() {
     let mut broken = with_counts(PLAIN, 9);
     broken[2] |= 0x80;
     assert_eq!(fit(&query(PLAIN), broken.clone(), Transport::Udp), broken);
@@ -287,14 +287,14 @@ fn an_unreadable_reply_is_passed_on_only_while_it_fits() {
     assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
 }
 
-/// Labels of a name that fits, any bytes.
+/// Generates the labels of a valid name from arbitrary bytes.
 fn labels() -> impl Strategy<Value = Vec<Vec<u8>>> {
     vec(vec(any::<u8>(), 1..=63), 0..=6).prop_filter("name too long", |labels| {
         labels.iter().map(|label| label.len() + 1).sum::<usize>() < 255
     })
 }
 
-/// A query as hickory would send it, and its EDNS size.
+/// Generates a query as encoded by hickory, and its EDNS size.
 fn hickory_query() -> impl Strategy<Value = (Message, Option<u16>)> {
     (labels(), any::<[u16; 3]>(), any::<[bool; 3]>(), option::of(512u16..)).prop_map(
         |(labels, [id, qtype, qclass], [rd, cd, dnssec_ok], size)| {
@@ -315,8 +315,7 @@ fn hickory_query() -> impl Strategy<Value = (Message, Option<u16>)> {
     )
 }
 
-/// Replies as hickory's encoder writes them, with the answers in the order in
-/// which `ours` has them.
+/// Encodes the reply with hickory, with the answers in the same order as in `ours`.
 fn by_hickory(query: &Message, rcode: ResponseCode, ours: &Message, truncated: bool) -> Vec<u8> {
     let mut reply = Message::new(query.metadata.id, MessageType::Response, OpCode::Query);
     reply.metadata.authoritative = true;
@@ -340,7 +339,7 @@ fn by_hickory(query: &Message, rcode: ResponseCode, ours: &Message, truncated: b
 
 proptest! {
     #[test]
-    fn nothing_panics_on_random_bytes(bytes in vec(any::<u8>(), 0..200), tcp: bool) {
+    fn random_bytes_never_panic(bytes in vec(any::<u8>(), 0..200), tcp: bool) {
         let transport = if tcp { Transport::Tcp } else { Transport::Udp };
         if let Parsed::Query(query) = parse(&bytes) {
             let _name = query.question.name();
@@ -350,7 +349,7 @@ proptest! {
     }
 
     #[test]
-    fn a_damaged_query_never_panics(
+    fn damaged_query_never_panics(
         (message, _) in hickory_query(),
         damage in vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
         cut in any::<prop::sample::Index>(),
@@ -366,7 +365,7 @@ proptest! {
         }
         bytes.truncate(cut.index(bytes.len() * 2));
         if let Parsed::Query(query) = parse(&bytes) {
-            // What we take, hickory takes as well, but for OPTs that it finds odd.
+            // hickory accepts every message that we accept, except for some OPTs.
             if let Ok(theirs) = Message::from_vec(&bytes) {
                 prop_assert_eq!(theirs.queries.len(), 1);
                 let mut name = Vec::new();
@@ -387,14 +386,14 @@ proptest! {
                 || theirs.authorities.len() > 1
                 || theirs.additionals.len() + usize::from(theirs.edns.is_some()) > 2
                 || theirs.edns.is_some()
-                // Compression inside the question, which hickory follows.
+                // Compression inside the question, which hickory accepts.
                 || bytes[HEADER_LEN..].iter().any(|byte| *byte >= 0xc0);
             prop_assert!(refused, "{:?} against {:?}", parse(&bytes), theirs);
         }
     }
 
     #[test]
-    fn what_hickory_sends_is_read_as_it_meant((message, size) in hickory_query()) {
+    fn hickory_queries_are_understood((message, size) in hickory_query()) {
         let bytes = message.to_vec().unwrap();
         let ours = query(&bytes);
         let theirs = &message.queries[0];
@@ -410,7 +409,7 @@ proptest! {
     }
 
     #[test]
-    fn local_replies_are_the_bytes_of_hickory(
+    fn local_replies_match_hickory(
         (message, _) in hickory_query(),
         qtype in prop::sample::select(vec![1u16, 28, 255, 15, 64]),
         existence in prop::sample::select(vec![Existence::Found, Existence::NoSuchName, Existence::Malformed]),
@@ -448,8 +447,8 @@ proptest! {
         let truncated = ours.answers.len() < expected.len();
         prop_assert_eq!(&out, &by_hickory(&message, rcode, &ours, truncated));
 
-        // The answers are a part of what was to be given, each as often as it is there,
-        // and nothing that would have fitted is missing.
+        // The answers are a subset of the input, without added repetitions, and as large as the
+        // limit permits.
         for answer in &ours.answers {
             let at = expected.iter().position(|data| data == &answer.data);
             prop_assert!(at.is_some());
@@ -464,7 +463,7 @@ proptest! {
     }
 
     #[test]
-    fn errors_are_the_bytes_of_hickory((message, _) in hickory_query(), code in 0u16..4096) {
+    fn error_replies_match_hickory((message, _) in hickory_query(), code in 0u16..4096) {
         let bytes = message.to_vec().unwrap();
         let rcode = ResponseCode::from((code >> 4) as u8, (code & 15) as u8);
         let mut expected = Message::new(message.metadata.id, MessageType::Response, OpCode::Query);
@@ -481,7 +480,7 @@ proptest! {
     }
 
     #[test]
-    fn fitted_replies_keep_what_they_keep(
+    fn fitted_replies_are_prefixes(
         (message, _) in hickory_query(),
         names in vec("[a-zA-Z]{1,20}\\.[a-c]{1,3}\\.example\\.", 0..80),
         sections in vec(0u8..3, 80),
@@ -515,7 +514,7 @@ proptest! {
             prop_assert_eq!(&read.authorities, &reply.authorities);
             prop_assert_eq!(&read.additionals, &reply.additionals);
         }
-        // Nothing is kept behind what was left out.
+        // Sections after the first omitted record are empty.
         prop_assert!(read.answers.len() == reply.answers.len() || read.authorities.is_empty());
         prop_assert!(read.authorities.len() == reply.authorities.len() || read.additionals.is_empty());
     }

@@ -1,7 +1,7 @@
-//! Reading a file without being held up by what lies in its place.
+//! File reading that cannot block on special files or exhaust memory.
 //!
-//! A pattern may match anything: a FIFO blocks whoever opens it, a device may do
-//! something when it is opened, and a file may be larger than the memory.
+//! A pattern may match anything: opening a FIFO blocks, opening a device may have side effects, and
+//! a file may exceed the memory.
 
 use std::{
     fs::{self, Metadata, OpenOptions},
@@ -10,16 +10,16 @@ use std::{
     path::Path,
 };
 
-/// Most bytes of one file. records.json of a fleet of 10,000 instances has 2.6 MB.
+/// Maximum file size in bytes. records.json has 2.6 MB for a fleet of 10,000 instances.
 const MOST_BYTES: u64 = 256 << 20;
 
 /// Reads a regular file of at most [`MOST_BYTES`].
 ///
-/// A mount whose server is gone can still block this call, as any other: who must
-/// not be blocked calls it on a thread of its own.
+/// The call can still block on a mount whose server is gone; latency-sensitive callers run it on a
+/// separate thread.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     check(&fs::metadata(path)?)?;
-    // Something else may lie there by now: a FIFO without a writer is not waited for.
+    // The path may have been replaced since: do not wait for a FIFO's writer.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     let data = file.metadata()?;
     check(&data)?;
@@ -28,13 +28,13 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     if bytes.len() as u64 > MOST_BYTES { Err(too_large()) } else { Ok(bytes) }
 }
 
-/// Whether something other than a regular file lies at `path`; what is missing or
-/// cannot be looked at counts as a file that cannot be read.
+/// Returns whether `path` exists but is not a regular file. A missing or inaccessible file is not
+/// special; reading it fails.
 pub fn is_special(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|data| !data.is_file())
 }
 
-/// Refuses what is not to be read.
+/// Rejects special and oversized files.
 fn check(data: &Metadata) -> io::Result<()> {
     match data {
         data if !data.is_file() => Err(io::Error::other("it is not a regular file")),
@@ -43,7 +43,6 @@ fn check(data: &Metadata) -> io::Result<()> {
     }
 }
 
-/// The file has too many bytes.
 fn too_large() -> io::Error {
     io::Error::other(format!("it is larger than {} MiB", MOST_BYTES >> 20))
 }
@@ -65,7 +64,7 @@ mod tests {
         fs::write(&file, "text").unwrap();
         assert_eq!(read(&file).unwrap(), b"text");
         assert!(!is_special(&file) && !is_special(&folder.path().join("missing")));
-        // Sparse: no byte of it is on the disk.
+        // Sparse: it occupies no disk blocks.
         fs::File::create(&file).unwrap().set_len(MOST_BYTES + 1).unwrap();
         assert_eq!(read(&file).unwrap_err().to_string(), "it is larger than 256 MiB");
     }

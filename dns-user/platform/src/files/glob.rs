@@ -1,4 +1,4 @@
-//! Which files match a pattern: Go's `filepath.Glob` on the real file system.
+//! File patterns: Go's `filepath.Glob` on the real file system.
 
 use std::{
     ffi::OsString,
@@ -9,29 +9,27 @@ use std::{
 
 use dns_core::config::file_pattern::{BadPattern, check, is_pattern, matches};
 
-/// The files that match, in the order of the reference: by folder, then by name.
+/// Returns the matching files in Go's order: by folder, then by name.
 ///
-/// Folders that are missing or cannot be read count as empty. An empty pattern
-/// matches nothing.
+/// Missing or unreadable folders count as empty. An empty pattern matches nothing.
 pub fn glob(pattern: &str) -> Result<Vec<PathBuf>, BadPattern> {
     Ok(walk(pattern)?.found)
 }
 
-/// The folders whose changes can change what [`glob`] finds: those searched, and
-/// for folders that do not exist yet the nearest that does.
+/// Returns the folders in which changes can affect the result of [`glob`]: the searched ones, and
+/// for each missing folder its nearest existing ancestor.
 pub fn folders(pattern: &str) -> Result<Vec<PathBuf>, BadPattern> {
     Ok(walk(pattern)?.searched)
 }
 
-/// What a pattern leads to.
+/// The result of following a pattern.
 struct Walk {
-    /// The files that match.
     found: Vec<PathBuf>,
-    /// The folders that were read on the way.
+    /// Folders read on the way.
     searched: Vec<PathBuf>,
 }
 
-/// Follows the pattern part by part through the file system.
+/// Follows the pattern component by component.
 fn walk(pattern: &str) -> Result<Walk, BadPattern> {
     let mut result = Walk { found: Vec::new(), searched: Vec::new() };
     if pattern.is_empty() {
@@ -68,7 +66,7 @@ fn walk(pattern: &str) -> Result<Walk, BadPattern> {
     Ok(result)
 }
 
-/// The folder itself, or the nearest one above it that exists.
+/// Returns the folder itself or its nearest existing ancestor.
 fn nearest_existing(folder: &Path) -> PathBuf {
     let existing = folder.ancestors().find(|path| path.is_dir());
     match existing {
@@ -77,7 +75,7 @@ fn nearest_existing(folder: &Path) -> PathBuf {
     }
 }
 
-/// The names in a folder, sorted by their bytes; none if it cannot be read.
+/// Returns the names in a folder, sorted bytewise; empty if unreadable.
 fn names(folder: &Path) -> Vec<OsString> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut names: Vec<Vec<u8>> =
@@ -91,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_come_by_folder_and_name() {
+    fn files_are_sorted_by_folder() {
         let root = tempfile::tempdir().unwrap();
         for path in ["b/2.json", "b/1.json", "a/9.json", "a/.hidden.json", "a/x.txt"] {
             let path = root.path().join(path);

@@ -1,5 +1,5 @@
-//! Reading the files that the configuration names: which ones match a pattern,
-//! and their bytes handed to the pure parsers of `dns-core`.
+//! Reading of the files named in the configuration: pattern matching, and passing their content to
+//! the pure parsers of `dns-core`.
 
 pub mod bounded;
 pub mod glob;
@@ -11,7 +11,7 @@ use std::{net::SocketAddr, path::Path};
 
 use dns_core::config::{Config, ConfigError, Loaded, addresses::parse_addresses};
 
-/// Reads and parses `config.json`.
+/// Reads and parses `config.json` at `path`.
 pub fn load_config(path: &Path) -> Result<Loaded, ConfigError> {
     let file = path.display().to_string();
     match bounded::read(path) {
@@ -21,7 +21,7 @@ pub fn load_config(path: &Path) -> Result<Loaded, ConfigError> {
 }
 
 /// Reads `config.json` and returns every error, not just the first, with the configuration that
-/// remains without the members in error (see [`Config::check`]).
+/// remains without the invalid members (see [`Config::check`]).
 pub fn check_config(path: &Path) -> (Vec<ConfigError>, Option<Loaded>) {
     let file = path.display().to_string();
     match bounded::read(path) {
@@ -32,7 +32,7 @@ pub fn check_config(path: &Path) -> (Vec<ConfigError>, Option<Loaded>) {
 
 /// Reads all addresses files: lists of `{"address": IP, "port": number}`.
 ///
-/// In the order of the files, repeats taken out.
+/// The result is in the order of the files, without duplicates.
 pub fn read_addresses(pattern: &str) -> Result<Vec<SocketAddr>, ConfigError> {
     let files = glob::glob(pattern)
         .map_err(|error| ConfigError { file: pattern.to_owned(), problem: error.to_string() })?;

@@ -1,26 +1,25 @@
-//! What tells one version of a file from the next, for whoever follows files.
+//! File stamps, which distinguish versions of a file.
 
 use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
 
-/// The outside of a file, which changes with its content: a rename puts another
-/// inode there; rewriting it in place moves both times, and a modification time
-/// set by hand moves the other one.
+/// The metadata of a file that changes with its content: replacing it by rename changes the inode,
+/// writing in place changes both times, and setting the modification time changes the inode's.
 ///
-/// The kernel stamps files by its tick (1 to 10 ms): two writes within one may look alike.
+/// The kernel's time stamps have tick resolution (1 to 10 ms): two writes within a tick may look
+/// the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileStamp {
-    /// Device and inode.
+    /// Device and inode number of the file.
     file: (u64, u64),
-    /// Bytes.
     size: u64,
     /// Time of the last write: seconds, nanoseconds.
     modified: (i64, i64),
-    /// Time of the last change of the inode.
+    /// Time of the last inode change: seconds, nanoseconds.
     pub changed: (i64, i64),
 }
 
 impl FileStamp {
-    /// That of the file behind `path` now; `None`: there is none.
+    /// Returns the stamp of the file at `path`; `None` if there is none.
     pub fn of(path: impl AsRef<Path>) -> Option<Self> {
         let data = fs::metadata(path).ok()?;
         Some(Self {

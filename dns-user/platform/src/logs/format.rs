@@ -1,4 +1,4 @@
-//! How an event becomes one line.
+//! Formatting of events as lines.
 
 use std::fmt::{self, Write as _};
 
@@ -16,23 +16,23 @@ use tracing_subscriber::{
 
 use super::{LogFormat, tags};
 
-/// Writes events as text or JSON, always one line each.
+/// Formats events as text or JSON, always as one line.
 pub(super) struct Lines {
     pub(super) format: LogFormat,
-    /// The journal reads the lines: it has a time stamp of its own, and takes the priority from a
-    /// prefix (sd-daemon(3)).
+    /// Whether the journal reads the lines. It adds a time stamp itself and takes the priority from
+    /// a prefix (sd-daemon(3)).
     pub(super) journal: bool,
 }
 
-/// Returns whether standard output is connected to the journal: systemd names its device and
-/// inode in `JOURNAL_STREAM` (systemd.exec(5)).
+/// Returns whether standard output is connected to the journal: systemd stores its device and inode
+/// in `JOURNAL_STREAM` (systemd.exec(5)).
 pub(super) fn stdout_is_journal() -> bool {
     let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
     nix::sys::stat::fstat(std::io::stdout())
         .is_ok_and(|stat| stream == format!("{}:{}", stat.st_dev, stat.st_ino))
 }
 
-/// Prefix that gives a line its priority in the journal (sd-daemon(3), syslog(3)).
+/// Returns the prefix that sets a line's priority in the journal (sd-daemon(3), syslog(3)).
 fn priority(level: &Level) -> &'static str {
     match *level {
         Level::ERROR => "<3>",
@@ -69,32 +69,29 @@ where
     }
 }
 
-/// Everything in a line.
+/// The parts of a line.
 struct Line<'a> {
-    /// RFC 3339, UTC, microseconds.
+    /// RFC 3339 in UTC with microseconds.
     time: &'a str,
-    /// `INFO`...
     level: &'a str,
-    /// See [`tags`].
     tag: &'a str,
-    /// Message and fields.
     fields: Fields,
 }
 
 impl Line<'_> {
-    /// `time LEVEL [tag] message key=value`.
+    /// Writes `time LEVEL [tag] message key=value`.
     fn text(self, mut out: Writer<'_>) -> fmt::Result {
         let Self { time, level, tag, fields } = self;
         writeln!(out, "{time} {level:<5} [{tag}] {fields}")
     }
 
-    /// `[tag] message key=value`, for a reader that adds time and level itself.
+    /// Writes `[tag] message key=value`, for readers that add time and level themselves.
     fn bare_text(self, mut out: Writer<'_>) -> fmt::Result {
         let Self { time: _, level: _, tag, fields } = self;
         writeln!(out, "[{tag}] {fields}")
     }
 
-    /// One flat object. Fields named like one of ours get an underscore.
+    /// Writes one flat object. Fields with the name of a standard member get an underscore.
     fn json(self, mut out: Writer<'_>) -> fmt::Result {
         let Self { time, level, tag, fields: Fields { message, others } } = self;
         let mut object = Map::new();
@@ -109,16 +106,15 @@ impl Line<'_> {
     }
 }
 
-/// What an event carries.
+/// The fields of an event, its message included.
 #[derive(Default)]
 struct Fields {
-    /// The message.
     message: String,
-    /// The other fields, in the order of the code.
+    /// The other fields, in source order.
     others: Vec<(&'static str, Value)>,
 }
 
-/// `message key=value`, on one line.
+/// Formats as `message key=value` on one line.
 impl fmt::Display for Fields {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&terminal::line(&self.message))?;
@@ -133,7 +129,6 @@ impl fmt::Display for Fields {
 }
 
 impl Fields {
-    /// Takes a field.
     fn push(&mut self, field: &Field, value: Value) {
         match (field.name(), value) {
             ("message", Value::String(text)) => self.message = text,
@@ -180,23 +175,23 @@ impl Visit for Fields {
     }
 }
 
-/// Whether a value can stand without quotes.
+/// Returns whether a value needs no quotes.
 fn is_bare(text: &str) -> bool {
     !text.is_empty()
         && text.chars().all(|c| !c.is_whitespace() && !terminal::is_active(c) && !"\"=\\".contains(c))
 }
 
-/// Message and fields of an event, as a text line has them.
+/// Returns message and fields of an event as in a text line.
 pub(super) fn text_of(event: &Event<'_>) -> String {
     let mut fields = Fields::default();
     event.record(&mut fields);
     fields.to_string()
 }
 
-/// The time of the line.
+/// Returns the current time for a line.
 pub(super) fn now() -> String {
     let format = format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
-    // The format asks for nothing that a UTC time lacks; a line without a time is still a line.
+    // A UTC time has all components of the format; in any case the line matters more than its time.
     OffsetDateTime::now_utc().format(&format).unwrap_or_default()
 }
 
@@ -204,7 +199,7 @@ pub(super) fn now() -> String {
 mod tests {
     use super::*;
 
-    /// Fields with a message that tries to forge a line.
+    /// Returns fields with a message that tries to forge a line.
     fn fields() -> Fields {
         Fields {
             message: "hello\n2026 ERROR forged\u{9b}2J".into(),
@@ -213,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn journal_lines_have_no_second_time() {
+    fn journal_lines_omit_time() {
         let mut text = String::new();
         let line = Line { time: "T", level: "INFO", tag: "main", fields: fields() };
         line.bare_text(Writer::new(&mut text)).unwrap();
@@ -221,7 +216,7 @@ mod tests {
         assert_eq!((priority(&Level::ERROR), priority(&Level::DEBUG)), ("<3>", "<7>"));
     }
 
-    /// The line as `format` makes it.
+    /// Formats the line with `format`.
     fn line(format: LogFormat) -> String {
         let mut text = String::new();
         let line = Line { time: "T", level: "INFO", tag: "main", fields: fields() };
@@ -233,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_one_line() {
+    fn text_stays_one_line() {
         assert_eq!(
             line(LogFormat::Text),
             "T INFO  [main] hello\\n2026 ERROR forged\\u{9b}2J name=a.b. level=\"x y\" count=3\n"
@@ -241,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_one_flat_object() {
+    fn json_is_flat() {
         let text = line(LogFormat::Json);
         assert_eq!(text.matches('\n').count(), 1);
         let object: Map<String, Value> = serde_json::from_str(&text).unwrap();

@@ -1,9 +1,9 @@
-//! Logs: one line per event on standard output, as text or JSON, with RFC 3339
-//! times, a level for everything and levels for single tags.
+//! Logging: one line per event on standard output, as text or JSON, with RFC 3339 times, a general
+//! level and levels for single tags.
 //!
-//! A line never holds up whoever logs it: lines go through a bounded queue to
-//! a thread of their own, and are counted and dropped when nobody reads the
-//! other end (observed with the reference: a full log pipe stops its DNS).
+//! Logging never blocks: lines pass through a bounded queue to a separate thread, and are dropped
+//! and counted if the reader of the output stalls (a full log pipe stops DNS in bosh-dns;
+//! observed).
 
 mod format;
 mod recent;
@@ -36,26 +36,25 @@ use writer::LineWriter;
 
 //----------- Logs -----------------------------------------------------------
 
-/// Handle on the logs of this process; clones share it.
+/// A handle to the logs of this process; clones refer to the same state.
 #[derive(Clone)]
 pub struct Logs {
-    /// What the clones share.
     shared: Arc<Shared>,
 }
 
-/// What all handles have in common.
+/// State common to all handles.
 struct Shared {
-    /// Replaces the filter of the subscriber.
+    /// Handle that replaces the subscriber's filter.
     filter: reload::Handle<Targets, Registry>,
-    /// The levels of the moment; the filter is made from them.
+    /// Current levels, from which the filter is built.
     levels: Mutex<Levels>,
-    /// The queue to the writing thread.
+    /// Queue to the writing thread.
     writer: LineWriter,
-    /// The newest warnings and errors.
+    /// The latest warnings and errors.
     recent: Recent,
 }
 
-/// How a line looks (`--log-format`).
+/// Format of log lines (`--log-format`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
     /// `2026-01-02T03:04:05.678901Z INFO  [tag] message key=value`.
@@ -65,23 +64,23 @@ pub enum LogFormat {
     Json,
 }
 
-/// Why logging could not be set up.
+/// The reason why logging could not be set up or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum LogsError {
-    /// This process logs already.
+    /// Logging is already set up in this process.
     #[error("logging is already set up in this process")]
     AlreadySet,
-    /// The thread that writes the lines could not be started.
+    /// The writing thread could not be started.
     #[error("cannot start the thread that writes the log: {0}")]
     Thread(#[from] io::Error),
-    /// The subscriber that the filter belonged to is gone.
+    /// The subscriber with the filter no longer exists.
     #[error("logging has been shut down")]
     Gone,
 }
 
 impl Logs {
-    /// Sets up logging for this process, to standard output. Unknown tags are
-    /// reported through the new log, with the tags that exist.
+    /// Sets up logging for this process to standard output. Unknown tags are reported through the
+    /// new log, together with the known ones.
     pub fn init(config: &LoggingConfig, format: LogFormat) -> Result<Self, LogsError> {
         let writer = LineWriter::start(io::stdout())?;
         let levels = Levels::from_config(config);
@@ -103,14 +102,14 @@ impl Logs {
         Ok(logs)
     }
 
-    /// Levels as a new configuration has them; what was changed at run time is gone.
+    /// Applies the levels of a new configuration; changes made at run time are lost.
     pub fn apply(&self, config: &LoggingConfig) -> Result<(), LogsError> {
         self.replace(|levels| *levels = Levels::from_config(config))?;
         self.warn_of_unknown_tags();
         Ok(())
     }
 
-    /// Changes the level of one tag, or the general one.
+    /// Sets the level of a tag, or the general level.
     pub fn set(&self, tag: Option<&str>, level: LogLevel) -> Result<(), LogsError> {
         self.replace(|levels| match tag {
             None => levels.general = level,
@@ -120,29 +119,29 @@ impl Logs {
         })
     }
 
-    /// Lets a tag follow the general level again.
+    /// Removes the level of a tag, which then follows the general level.
     pub fn unset(&self, tag: &str) -> Result<(), LogsError> {
         self.replace(|levels| {
             levels.tags.remove(tag);
         })
     }
 
-    /// The levels of the moment.
+    /// Returns the current levels.
     pub fn levels(&self) -> Levels {
         self.shared.levels.lock().clone()
     }
 
-    /// Lines that were dropped because nobody read the log.
+    /// Returns the number of lines dropped because the reader stalled.
     pub fn dropped(&self) -> u64 {
         self.shared.writer.dropped()
     }
 
-    /// The newest warnings and errors, oldest first, whatever the levels are.
+    /// Returns the latest warnings and errors regardless of the levels, oldest first.
     pub fn problems(&self) -> Vec<Problem> {
         self.shared.recent.problems()
     }
 
-    /// The levels as `/status` and `/log` show them.
+    /// Returns the levels in the form shown by `/status` and `/log`.
     pub fn status(&self) -> LoggingStatus {
         let Levels { general, tags } = self.levels();
         LoggingStatus {
@@ -153,19 +152,19 @@ impl Logs {
         }
     }
 
-    /// Waits until what was logged so far has been written, a second at most.
+    /// Waits until all earlier lines are written, at most for a second.
     pub fn flush(&self) {
         self.shared.writer.flush(Duration::from_secs(1));
     }
 
-    /// Changes the levels and puts a new filter in force.
+    /// Changes the levels and replaces the filter.
     fn replace(&self, change: impl FnOnce(&mut Levels)) -> Result<(), LogsError> {
         let mut levels = self.shared.levels.lock();
         change(&mut levels);
         self.shared.filter.reload(levels.filter()).map_err(|_| LogsError::Gone)
     }
 
-    /// One warning for the tags of the configuration that nothing here uses.
+    /// Logs a single warning for all unknown tags of the configuration.
     fn warn_of_unknown_tags(&self) {
         let unknown: Vec<String> = self.levels().unknown_tags().map(str::to_owned).collect();
         if !unknown.is_empty() {
@@ -183,25 +182,25 @@ impl Logs {
 /// The general level and the levels of single tags.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Levels {
-    /// `log_level`.
+    /// `log_level`: level for tags without their own.
     pub general: LogLevel,
-    /// `logging.tags`, by name.
+    /// `logging.tags`: levels by tag name.
     pub tags: BTreeMap<String, LogLevel>,
 }
 
 impl Levels {
-    /// As configured. Of a tag that is named twice the last level counts.
+    /// Creates the configured levels. If a tag occurs twice, its last level counts.
     pub fn from_config(config: &LoggingConfig) -> Self {
         Self { general: config.level, tags: config.tags.iter().cloned().collect() }
     }
 
-    /// Tags that nothing here uses.
+    /// Returns the tags that cover no module.
     pub fn unknown_tags(&self) -> impl Iterator<Item = &str> {
         self.tags.keys().map(String::as_str).filter(|tag| tags::targets(tag).is_none())
     }
 
-    /// The same as a filter: our own modules by these levels, other people's
-    /// crates never below WARN.
+    /// Returns the filter for these levels. They apply to this project's crates; other crates log
+    /// at WARN at most.
     fn filter(&self) -> Targets {
         let general = level_filter(self.general);
         let mut targets = Targets::new().with_default(general.min(LevelFilter::WARN));
@@ -217,7 +216,7 @@ impl Levels {
     }
 }
 
-/// Our level as tracing's.
+/// Converts a level to tracing's type.
 fn level_filter(level: LogLevel) -> LevelFilter {
     match level {
         LogLevel::Debug => LevelFilter::DEBUG,
@@ -228,7 +227,7 @@ fn level_filter(level: LogLevel) -> LevelFilter {
     }
 }
 
-/// Reads a level as the configuration writes it, in any letter case.
+/// Parses a level as written in the configuration, in any letter case.
 pub fn parse_level(text: &str) -> Option<LogLevel> {
     Some(match text.to_ascii_uppercase().as_str() {
         "DEBUG" => LogLevel::Debug,
@@ -240,7 +239,7 @@ pub fn parse_level(text: &str) -> Option<LogLevel> {
     })
 }
 
-/// A level as the configuration writes it.
+/// Returns a level as written in the configuration.
 pub fn level_text(level: LogLevel) -> &'static str {
     match level {
         LogLevel::Debug => "DEBUG",
@@ -257,14 +256,14 @@ mod tests {
 
     use super::*;
 
-    /// Levels with these tags.
+    /// Builds levels with these tags.
     fn levels(general: LogLevel, tags: &[(&str, LogLevel)]) -> Levels {
         let tags = tags.iter().map(|(tag, level)| ((*tag).to_owned(), *level)).collect();
         Levels { general, tags }
     }
 
     #[test]
-    fn a_tag_overrides_the_general_level_for_its_modules_only() {
+    fn tag_level_overrides_general_level() {
         let filter = levels(LogLevel::Error, &[("ForwardHandler", LogLevel::Debug)]).filter();
         assert!(filter.would_enable("dns_upstream::pool", &Level::DEBUG));
         assert!(!filter.would_enable("dns_resolver::server", &Level::WARN));
@@ -272,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_can_be_quieter_than_the_rest() {
+    fn tags_can_be_quieter() {
         let filter = levels(LogLevel::Debug, &[("RequestLoggerHandler", LogLevel::None)]).filter();
         assert!(filter.would_enable("dns_resolver::server", &Level::DEBUG));
         assert!(!filter.would_enable(requests::TARGET, &Level::ERROR));
@@ -294,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_read_what_they_write() {
+    fn levels_round_trip() {
         for level in [LogLevel::Debug, LogLevel::Info, LogLevel::Warn, LogLevel::Error, LogLevel::None] {
             assert_eq!(parse_level(&level_text(level).to_lowercase()), Some(level));
         }

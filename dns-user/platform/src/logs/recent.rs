@@ -1,4 +1,4 @@
-//! The newest warnings and errors, kept for `/status` whatever the levels are.
+//! The latest warnings and errors, kept for `/status` regardless of the levels.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -8,18 +8,16 @@ use tracing_subscriber::{Layer, layer::Context};
 
 use super::{Problem, format, tags};
 
-/// How many are kept.
+/// Maximum number of lines kept.
 const KEPT: usize = 20;
 
-/// Keeps them; clones share it.
+/// The kept lines, common to all clones.
 #[derive(Clone, Default)]
 pub(super) struct Recent {
-    /// Oldest first.
     problems: Arc<Mutex<VecDeque<Problem>>>,
 }
 
 impl Recent {
-    /// Oldest first.
     pub(super) fn problems(&self) -> Vec<Problem> {
         self.problems.lock().iter().cloned().collect()
     }
@@ -35,7 +33,7 @@ impl<S: Subscriber> Layer<S> for Recent {
             text: format::text_of(event),
         };
         let mut problems = self.problems.lock();
-        // The same again: only the time is new.
+        // A repetition only updates the time.
         if let Some(last) = problems.back_mut().filter(|last| last.text == problem.text) {
             last.time = problem.time;
             return;

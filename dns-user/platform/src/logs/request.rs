@@ -1,28 +1,28 @@
-//! What is told of a request that reached userspace, by the log and by the tap.
+//! Description of a userspace request, for the log and the tap.
 
 use std::{net::SocketAddr, time::Duration};
 
 use dns_core::name::Name;
 
-/// What is told of a request.
+/// A request answered in userspace.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// Name that was asked for.
+    /// Name in the question.
     pub name: &'a Name,
-    /// QTYPE.
+    /// QTYPE of the question.
     pub query_type: u16,
     /// RCODE of the reply.
     pub rcode: u8,
-    /// Answers in the reply.
+    /// Number of answers in the reply.
     pub answers: u16,
-    /// Bytes of the reply.
+    /// Size of the reply in bytes.
     pub bytes: usize,
-    /// Who asked.
+    /// Address and port of the client.
     pub client: SocketAddr,
-    /// `udp` or `tcp`.
+    /// Transport protocol: `udp` or `tcp`.
     pub transport: &'static str,
-    /// Who answered: `local`, `recursor`, `cache`, `handler`...
+    /// Source of the answer: `local`, `recursor`, `cache`, `handler`...
     pub answered_by: &'static str,
-    /// How long it took.
+    /// Time from receiving the query to the reply.
     pub took: Duration,
 }

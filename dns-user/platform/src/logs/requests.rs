@@ -1,9 +1,8 @@
-//! One line per request, off unless asked for and bounded in rate when it is on.
+//! The request log: one line per request, off by default and limited in rate.
 //!
-//! Asked for with `log_level: DEBUG`, or for the tag `RequestLoggerHandler`
-//! alone (configuration, or `bosh-dns-xdp log --tag RequestLoggerHandler
-//! --level DEBUG`). Only requests that reach userspace are seen here; `tap`
-//! shows both paths.
+//! Enabled by `log_level: DEBUG`, or for the tag `RequestLoggerHandler` alone (in the
+//! configuration, or by `bosh-dns-xdp log --tag RequestLoggerHandler --level DEBUG`). It contains
+//! only requests that reach userspace; `tap` shows both paths.
 
 use std::{
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
@@ -16,16 +15,16 @@ use crate::metrics::labels::{rcode_label, type_label};
 /// Target of these lines, for the filter; the tag is `RequestLoggerHandler`.
 pub const TARGET: &str = "dns_resolver::requests";
 
-/// Lines a second, unless changed with [`set_limit`].
+/// Default limit in lines per second; see [`set_limit`].
 pub const DEFAULT_LIMIT: u32 = 100;
 
-/// Returns whether request lines are to be logged: one load while they are not.
+/// Returns whether request lines are enabled; costs one load if not.
 #[inline]
 pub fn wanted() -> bool {
     tracing::enabled!(target: TARGET, tracing::Level::DEBUG)
 }
 
-/// Logs a request, within the rate.
+/// Logs a request unless the rate limit is exceeded.
 #[inline]
 pub fn log(request: &Request<'_>) {
     if wanted() && LIMITER.admit(now_seconds()) {
@@ -33,17 +32,17 @@ pub fn log(request: &Request<'_>) {
     }
 }
 
-/// Changes how many lines a second are written; 0: none.
+/// Sets the maximum number of lines per second; 0: none.
 pub fn set_limit(lines_per_second: u32) {
     LIMITER.limit.store(lines_per_second, Ordering::Relaxed);
 }
 
-/// How many lines a second are written.
+/// Returns the maximum number of lines per second.
 pub fn limit() -> u32 {
     LIMITER.limit.load(Ordering::Relaxed)
 }
 
-/// Says how many lines were suppressed since the last report, if any were.
+/// Logs the number of lines suppressed since the last report, if any.
 pub(super) fn report_suppressed() {
     let suppressed = LIMITER.suppressed.load(Ordering::Relaxed);
     if suppressed == 0 || LIMITER.second.load(Ordering::Relaxed) >> 32 == now_seconds() {
@@ -53,7 +52,6 @@ pub(super) fn report_suppressed() {
     tracing::debug!(target: TARGET, suppressed, limit_per_second = limit(), "request lines suppressed");
 }
 
-/// The line itself.
 #[cold]
 fn write(request: &Request<'_>) {
     tracing::debug!(
@@ -73,25 +71,23 @@ fn write(request: &Request<'_>) {
 
 //----------- Limiter --------------------------------------------------------
 
-/// The limit of this process.
 static LIMITER: Limiter = Limiter {
     limit: AtomicU32::new(DEFAULT_LIMIT),
     second: AtomicU64::new(0),
     suppressed: AtomicU64::new(0),
 };
 
-/// Counts lines by whole seconds.
+/// Limits lines per whole second.
 struct Limiter {
-    /// Lines a second.
     limit: AtomicU32,
-    /// The second (upper half) and the lines written in it (lower half).
+    /// The current second (upper half) and the lines written in it (lower half).
     second: AtomicU64,
-    /// Lines not written since the last report.
+    /// Lines suppressed since the last report.
     suppressed: AtomicU64,
 }
 
 impl Limiter {
-    /// Whether a line may be written in second `now`; counts those that may not.
+    /// Returns whether a line may be written in second `now`; counts suppressed lines.
     fn admit(&self, now: u64) -> bool {
         let limit = u64::from(self.limit.load(Ordering::Relaxed));
         let admitted = self.second.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |state| {
@@ -105,7 +101,7 @@ impl Limiter {
     }
 }
 
-/// Seconds since the first call, cut to 32 bits by the years it would take.
+/// Returns the seconds since the first call, truncated to 32 bits.
 fn now_seconds() -> u64 {
     static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     START.get_or_init(Instant::now).elapsed().as_secs()
@@ -116,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rate_is_bounded_and_the_rest_counted() {
+    fn excess_lines_are_counted() {
         let limiter =
             Limiter { limit: AtomicU32::new(3), second: AtomicU64::new(0), suppressed: AtomicU64::new(0) };
         let admitted = |now| (0..10).filter(|_| limiter.admit(now)).count();

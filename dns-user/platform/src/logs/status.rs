@@ -1,31 +1,31 @@
-//! What `/status` and `/log` show of the log.
+//! State of the log as shown by `/status` and `/log`.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// A line of the log that told of a problem.
+/// A logged warning or error.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Problem {
-    /// When, RFC 3339.
+    /// Time in RFC 3339 format.
     pub time: String,
-    /// `WARN` or `ERROR`.
+    /// Level, either `WARN` or `ERROR`.
     pub level: String,
     /// Tag of the line.
     pub tag: String,
-    /// Message and fields.
+    /// Message and fields as text.
     pub text: String,
 }
 
-/// Levels of the log.
+/// Levels and limits of the log.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct LoggingStatus {
-    /// `log_level`.
+    /// General level, `log_level` in the configuration.
     pub level: String,
-    /// Tags with a level of their own.
+    /// Tags with their own level.
     pub tags: BTreeMap<String, String>,
-    /// Request lines a second, at most.
+    /// Maximum number of request lines per second.
     pub requests_per_second: u32,
-    /// Lines lost because nobody read the log.
+    /// Number of lines lost because the reader of the log stalled.
     pub lost: u64,
 }

@@ -1,4 +1,4 @@
-//! Log lines that a peer can cause as often as it likes, bounded by kind and by peer.
+//! Rate limits for log lines that peers can trigger, by kind and by peer.
 
 use std::{
     collections::VecDeque,
@@ -8,45 +8,45 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Lines of one kind that may follow one another at once.
+/// Burst size for lines of one kind.
 const BURST: f64 = 10.0;
 
-/// Lines of one kind per second after a burst.
+/// Sustained rate of lines of one kind per second.
 const PER_SECOND: f64 = 1.0;
 
-/// Least time between two lines of one kind about one peer.
+/// Minimum time between two lines of one kind about the same peer.
 const PEER_PAUSE: Duration = Duration::from_secs(60);
 
-/// Peers of one kind that are remembered.
+/// Maximum number of peers remembered per kind.
 const PEERS: usize = 256;
 
-/// Bounds one kind of log line, usually as a `static` beside the line.
+/// Rate limit for one kind of log line, usually a `static` next to the line.
 ///
-/// A kind gets [`BURST`] lines at once and [`PER_SECOND`] after that, of which one peer gets one in
-/// [`PEER_PAUSE`].
+/// A kind gets [`BURST`] lines and then [`PER_SECOND`]; each peer gets one line per [`PEER_PAUSE`].
 pub struct LineLimit(Mutex<State>);
 
 struct State {
     tokens: f64,
     refilled: Option<Instant>,
-    /// Peers that had a line within the last [`PEER_PAUSE`], oldest first.
+    /// Peers with a line within the last [`PEER_PAUSE`], oldest first.
     peers: VecDeque<(IpAddr, Instant)>,
     left_out: u64,
 }
 
 impl LineLimit {
-    /// A kind that has logged nothing yet.
+    /// Creates a limit with a full burst.
     #[expect(clippy::new_without_default, reason = "made in statics, which need a const fn")]
     pub const fn new() -> Self {
         Self(Mutex::new(State { tokens: BURST, refilled: None, peers: VecDeque::new(), left_out: 0 }))
     }
 
-    /// Whether to log a line about `peer` now: `Some` with the number of lines left out before it.
+    /// Returns whether to log a line about `peer` now: `Some` with the number of lines suppressed
+    /// before it.
     pub fn admit(&self, peer: IpAddr) -> Option<u64> {
         self.0.lock().admit(Some(peer), Instant::now())
     }
 
-    /// The same for a line about no peer.
+    /// Like [`Self::admit`], for a line without a peer.
     pub fn admit_any(&self) -> Option<u64> {
         self.0.lock().admit(None, Instant::now())
     }
@@ -80,7 +80,8 @@ impl State {
 mod tests {
     use super::*;
 
-    /// Lines that `peers` peers get in `seconds`, each trying a hundred times a second.
+    /// Returns the lines admitted for `peers` peers in `seconds`, at a hundred attempts per second
+    /// each.
     fn lines(peers: u32, seconds: u32) -> u64 {
         let limit = LineLimit::new();
         let mut state = limit.0.lock();
@@ -96,13 +97,13 @@ mod tests {
     }
 
     #[test]
-    fn one_peer_gets_one_line_a_minute() {
+    fn peer_gets_line_per_minute() {
         assert_eq!(lines(1, 59), 1);
         assert_eq!(lines(1, 119), 2);
     }
 
     #[test]
-    fn many_peers_share_the_lines_of_a_kind() {
+    fn peers_share_the_kind_limit() {
         let lines = lines(500, 10);
         assert!((BURST as u64..=BURST as u64 + 10).contains(&lines), "{lines}");
     }

@@ -1,10 +1,9 @@
-//! The tags of log lines: the reference's names where a part of ours does the
-//! same work, names of our own for the rest.
+//! Tags of log lines: bosh-dns' names for corresponding parts, our own names for the rest.
 //!
-//! A tag stands for modules. The line shows the tag whose module is the most
-//! specific one; a level set for a tag holds for all of its modules.
+//! A tag covers a set of modules. A line shows the tag with the most specific module; a level set
+//! for a tag applies to all of its modules.
 
-/// Modules that are ours: the general level holds for them.
+/// Crates of this project, to which the general level applies.
 pub const OUR_CRATES: &[&str] = &[
     "dns_core",
     "dns_platform",
@@ -16,18 +15,18 @@ pub const OUR_CRATES: &[&str] = &[
     "bosh_dns_xdp_health",
 ];
 
-/// A tag and what it stands for.
+/// A tag and the modules that it covers.
 #[derive(Clone, Copy, Debug)]
 pub struct Tag {
-    /// Name in the configuration and in the line.
+    /// Name in the configuration and in log lines.
     pub name: &'static str,
-    /// Prefixes of module paths.
+    /// Prefixes of the covered module paths.
     pub targets: &'static [&'static str],
-    /// What an operator reads there.
+    /// Description for operators.
     pub about: &'static str,
 }
 
-/// All tags. `docs/operating.md` shows the same list.
+/// All tags, as listed in `docs/operating.md`.
 pub const TAGS: &[Tag] = &[
     Tag {
         name: "main",
@@ -77,19 +76,17 @@ pub const TAGS: &[Tag] = &[
     },
 ];
 
-/// Names of all tags.
+/// Returns the names of all tags.
 pub fn names() -> impl Iterator<Item = &'static str> {
     TAGS.iter().map(|tag| tag.name)
 }
 
-/// Module prefixes that a tag stands for, its name in any letter case.
-/// `None`: there is no such tag.
+/// Returns the module prefixes of a tag, given in any letter case; `None` if it is unknown.
 pub fn targets(name: &str) -> Option<&'static [&'static str]> {
     TAGS.iter().find(|tag| tag.name.eq_ignore_ascii_case(name)).map(|tag| tag.targets)
 }
 
-/// The tag that a line from `target` is shown under; the module itself where
-/// no tag covers it.
+/// Returns the tag for lines from `target`, or `target` itself if no tag covers it.
 pub fn of_target(target: &str) -> &str {
     TAGS.iter()
         .flat_map(|tag| tag.targets.iter().map(move |prefix| (tag.name, *prefix)))
@@ -98,7 +95,7 @@ pub fn of_target(target: &str) -> &str {
         .map_or(target, |(name, _)| name)
 }
 
-/// Whether `target` is the module `prefix` or lies below it.
+/// Returns whether `target` is the module `prefix` or inside it.
 fn is_within(target: &str, prefix: &str) -> bool {
     target.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
@@ -108,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_specific_module_names_the_line() {
+    fn most_specific_module_wins() {
         assert_eq!(of_target("dns_upstream::pool"), "ForwardHandler");
         assert_eq!(of_target("dns_upstream::cache"), "CachingDNSHandler");
         assert_eq!(of_target("dns_upstream::cached"), "ForwardHandler");
@@ -117,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_unique_and_found_in_any_case() {
+    fn names_ignore_letter_case() {
         for tag in TAGS {
             assert_eq!(targets(&tag.name.to_uppercase()), Some(tag.targets), "{}", tag.name);
             assert_eq!(TAGS.iter().filter(|other| other.name.eq_ignore_ascii_case(tag.name)).count(), 1);

@@ -1,4 +1,4 @@
-//! The thread that writes the lines, and the bounded queue to it.
+//! The writing thread and the bounded queue to it.
 
 use std::{
     io::{self, Write},
@@ -15,31 +15,30 @@ use tracing_subscriber::fmt::MakeWriter;
 use super::requests;
 use crate::threads::{self, OnPanic};
 
-/// Lines that wait at most; further ones are dropped and counted.
+/// Maximum number of queued lines; further ones are dropped and counted.
 const QUEUE_LINES: usize = 8192;
 
-/// How often the thread looks for suppressed request lines to report.
+/// Interval of the reports about suppressed request lines.
 const REPORT_EVERY: Duration = Duration::from_secs(1);
 
-/// Sending end of the queue; clones share it.
+/// Sending end of the queue; clones refer to the same queue.
 #[derive(Clone)]
 pub(super) struct LineWriter {
-    /// To the thread.
     lines: Sender<Message>,
-    /// Lines that found the queue full.
+    /// Lines dropped because the queue was full.
     dropped: Arc<AtomicU64>,
 }
 
-/// What the thread is sent.
+/// A message to the writing thread.
 enum Message {
-    /// A line, with its newline.
+    /// A line including its newline.
     Line(Vec<u8>),
-    /// Asks for a sign when everything before it has been written.
+    /// Request for a signal once all earlier messages are processed.
     Flush(Sender<()>),
 }
 
 impl LineWriter {
-    /// Starts the thread that writes to `output` for the life of the process.
+    /// Starts the thread that writes to `output` until the process ends.
     pub(super) fn start(output: impl Write + Send + 'static) -> io::Result<Self> {
         let (lines, queue) = bounded(QUEUE_LINES);
         let dropped = Arc::new(AtomicU64::new(0));
@@ -48,16 +47,16 @@ impl LineWriter {
         Ok(Self { lines, dropped })
     }
 
-    /// Lines dropped so far.
+    /// Returns the number of dropped lines.
     pub(super) fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Waits until all earlier lines have been written, `limit` at most.
+    /// Waits until all earlier lines are written, at most for `limit`.
     pub(super) fn flush(&self, limit: Duration) {
         let (done, wait) = bounded(1);
         if self.lines.send_timeout(Message::Flush(done), limit).is_ok() {
-            // Nothing depends on it having arrived: the limit is the promise.
+            // A timeout is fine: the function only promises to wait for `limit`.
             let _ = wait.recv_timeout(limit);
         }
     }
@@ -71,7 +70,7 @@ impl<'a> MakeWriter<'a> for LineWriter {
     }
 }
 
-/// One call is one line: the formatter hands over whole lines.
+/// The formatter writes each line with a single call.
 impl Write for LineWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if self.lines.try_send(Message::Line(line.to_vec())).is_err() {
@@ -85,14 +84,14 @@ impl Write for LineWriter {
     }
 }
 
-/// The thread: writes what comes, says how many lines were lost before it, and
-/// once a second reports suppressed request lines.
+/// Body of the thread: writes lines, inserts the number of lines lost before each, and reports
+/// suppressed request lines once per second.
 fn write_lines(queue: &Receiver<Message>, mut output: impl Write, dropped: &AtomicU64) {
     let mut reported = 0;
     loop {
         match queue.recv_timeout(REPORT_EVERY) {
             Ok(Message::Line(line)) => {
-                // A log that cannot be written is no reason to stop serving DNS.
+                // A failing log must not stop the DNS server.
                 let _ = output.write_all(&line);
             }
             Ok(Message::Flush(done)) => {
@@ -120,7 +119,7 @@ mod tests {
 
     use super::*;
 
-    /// Output that a test can look at and hold up.
+    /// An output that a test can inspect and block.
     #[derive(Clone, Default)]
     struct Shared(Arc<Mutex<Vec<u8>>>);
 
@@ -136,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_arrive_in_order_before_a_flush_returns() {
+    fn flush_waits_for_earlier_lines() {
         let output = Shared::default();
         let mut writer = LineWriter::start(output.clone()).unwrap();
         for number in 0..100 {
@@ -149,14 +148,14 @@ mod tests {
     }
 
     #[test]
-    fn a_stuck_reader_never_holds_up_a_writer() {
+    fn stuck_reader_never_blocks() {
         let output = Shared::default();
         let stuck = output.0.lock();
         let mut writer = LineWriter::start(output.clone()).unwrap();
         for _ in 0..QUEUE_LINES + 100 {
             writer.write_all(b"line\n").unwrap();
         }
-        // One line may be in the thread's hands, the queue holds the rest.
+        // The thread may hold one line, the queue has the rest.
         assert!(writer.dropped() >= 99, "{}", writer.dropped());
         drop(stuck);
     }

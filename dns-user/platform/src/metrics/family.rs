@@ -1,6 +1,5 @@
-//! A family of metrics: its name, type, labels and help, and the two ways to expose it: as a
-//! counter, gauge or histogram that is kept ([`prometheus`] has them), or made when somebody
-//! scrapes, of what others have counted.
+//! A family of metrics: name, type, labels and help. It is exposed either as a stored counter,
+//! gauge or histogram of [`prometheus`], or built at scrape time from values counted elsewhere.
 
 use std::marker::PhantomData;
 
@@ -10,34 +9,30 @@ use prometheus::{
     proto::{self, LabelPair, Metric, MetricFamily, MetricType},
 };
 
-/// A family with `LABELS` labels.
+/// A metric family with `LABELS` labels.
 pub struct Family<K, const LABELS: usize> {
-    /// Its name.
     name: &'static str,
-    /// What it tells.
     help: &'static str,
-    /// The names of its labels.
     labels: [&'static str; LABELS],
-    /// What its metrics are.
     kind: PhantomData<K>,
 }
 
-/// Counts what happens.
+/// Type of families of monotonic counters.
 pub struct Counter;
 
-/// Tells how things are.
+/// Type of families of current values.
 pub struct Gauge;
 
-/// Counts by size or length.
+/// Type of families of distributions of sizes or durations.
 pub struct Histogram;
 
-/// What the metrics of a family are.
+/// The type of a family's metrics.
 pub trait Kind {
-    /// The value of one.
+    /// Value of one metric in a scrape.
     type Value;
-    /// The same for the registry.
+    /// Type for the registry.
     const TYPE: MetricType;
-    /// Gives a metric its value.
+    /// Stores a value in a metric.
     fn set(metric: &mut Metric, value: Self::Value);
 }
 
@@ -73,12 +68,12 @@ impl Kind for Histogram {
 }
 
 impl<K: Kind, const LABELS: usize> Family<K, LABELS> {
-    /// Declares a family.
     pub(crate) const fn new(name: &'static str, help: &'static str, labels: [&'static str; LABELS]) -> Self {
         Self { name, help, labels, kind: PhantomData }
     }
 
-    /// The family as a scrape shows it: values of the labels in their order, and of each metric.
+    /// Builds the family for a scrape from (label values, metric value) pairs; label values are in
+    /// the order of the labels.
     #[must_use]
     pub fn of<L: Into<String>>(
         &self,
@@ -92,7 +87,7 @@ impl<K: Kind, const LABELS: usize> Family<K, LABELS> {
                 pair
             });
             let mut pairs: Vec<LabelPair> = pairs.collect();
-            // As the registry wants them.
+            // The registry requires sorted labels.
             pairs.sort_unstable_by(|one, other| one.name().cmp(other.name()));
             let mut metric = Metric::from_label(pairs);
             K::set(&mut metric, value);
@@ -106,20 +101,20 @@ impl<K: Kind, const LABELS: usize> Family<K, LABELS> {
         family
     }
 
-    /// For the registry, which wants one of each collector.
+    /// Returns the description that the registry requires from each collector.
     pub fn describe(&self) -> prometheus::Result<Desc> {
         let labels = self.labels.map(str::to_owned).to_vec();
         Desc::new(self.name.to_owned(), self.help.to_owned(), labels, Default::default())
     }
 
-    /// For a metric that is kept.
+    /// Returns the options of a stored metric.
     fn opts(&self) -> Opts {
         Opts::new(self.name, self.help)
     }
 }
 
 impl<K: Kind> Family<K, 0> {
-    /// The family of one metric as a scrape shows it.
+    /// Builds the family of a single metric for a scrape.
     #[must_use]
     pub fn is(&self, value: K::Value) -> MetricFamily {
         self.of([([] as [&str; 0], value)])
@@ -127,47 +122,47 @@ impl<K: Kind> Family<K, 0> {
 }
 
 impl Family<Counter, 0> {
-    /// A counter that is kept.
+    /// Creates a stored counter.
     pub fn counter(&self) -> prometheus::Result<IntCounter> {
         IntCounter::with_opts(self.opts())
     }
 }
 
 impl<const LABELS: usize> Family<Counter, LABELS> {
-    /// Counters that are kept.
+    /// Creates stored counters with labels.
     pub fn counters(&self) -> prometheus::Result<IntCounterVec> {
         IntCounterVec::new(self.opts(), &self.labels)
     }
 }
 
 impl Family<Gauge, 0> {
-    /// A gauge of a whole number that is kept.
+    /// Creates a stored integer gauge.
     pub fn gauge(&self) -> prometheus::Result<IntGauge> {
         IntGauge::with_opts(self.opts())
     }
 
-    /// A gauge that is kept.
+    /// Creates a stored floating-point gauge.
     pub fn float_gauge(&self) -> prometheus::Result<prometheus::Gauge> {
         prometheus::Gauge::with_opts(self.opts())
     }
 }
 
 impl<const LABELS: usize> Family<Gauge, LABELS> {
-    /// Gauges of whole numbers that are kept.
+    /// Creates stored integer gauges with labels.
     pub fn gauges(&self) -> prometheus::Result<IntGaugeVec> {
         IntGaugeVec::new(self.opts(), &self.labels)
     }
 }
 
 impl Family<Histogram, 0> {
-    /// A histogram that is kept, with these bounds.
+    /// Creates a stored histogram with these bucket bounds.
     pub fn histogram(&self, bounds: &[f64]) -> prometheus::Result<prometheus::Histogram> {
         prometheus::Histogram::with_opts(HistogramOpts::from(self.opts()).buckets(bounds.to_vec()))
     }
 }
 
 impl<const LABELS: usize> Family<Histogram, LABELS> {
-    /// Histograms that are kept, with these bounds.
+    /// Creates stored histograms with labels and these bucket bounds.
     pub fn histograms(&self, bounds: &[f64]) -> prometheus::Result<HistogramVec> {
         HistogramVec::new(HistogramOpts::from(self.opts()).buckets(bounds.to_vec()), &self.labels)
     }

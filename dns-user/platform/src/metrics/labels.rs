@@ -1,9 +1,9 @@
-//! Labels and their values, the same in every family.
+//! Labels and values common to all families.
 
 use std::borrow::Cow;
 
-/// Label `type` of CoreDNS: the usual types by name, everything else `other`,
-/// so that a client cannot make series without end.
+/// Label `type` of CoreDNS: the name of common types, `other` for the rest, so that clients cannot
+/// create unlimited series.
 pub fn type_label(query_type: u16) -> &'static str {
     match query_type {
         1 => "A",
@@ -29,7 +29,7 @@ pub fn type_label(query_type: u16) -> &'static str {
     }
 }
 
-/// Label `rcode`: the name from the IANA registry, the number where there is none.
+/// Label `rcode`: the name in the IANA registry, or the number.
 pub fn rcode_label(rcode: u8) -> Cow<'static, str> {
     Cow::Borrowed(match rcode {
         0 => "NOERROR",
@@ -53,15 +53,15 @@ pub fn family_label(address: std::net::IpAddr) -> &'static str {
     if address.to_canonical().is_ipv4() { "1" } else { "2" }
 }
 
-/// Label `server` of CoreDNS: `dns://169.254.0.2:53`.
+/// Label `server` of CoreDNS, such as `dns://169.254.0.2:53`.
 pub fn server_label(listen: std::net::SocketAddr) -> String {
     format!("dns://{listen}")
 }
 
-/// Label `zone` of CoreDNS; the reference has one zone for everything (observed).
+/// Label `zone` of CoreDNS; bosh-dns has a single zone (observed).
 pub const ZONE: &str = ".";
 
-/// Label `view` of CoreDNS, unused by the reference.
+/// Label `view` of CoreDNS, unused by bosh-dns.
 pub const VIEW: &str = "";
 
 #[cfg(test)]
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_are_those_of_coredns() {
+    fn labels_match_coredns() {
         assert_eq!(type_label(28), "AAAA");
         assert_eq!(type_label(9999), "other");
         assert_eq!(rcode_label(3), "NXDOMAIN");

@@ -1,6 +1,6 @@
-//! Metrics: every family declared in one place, and the labels that they share.
+//! Metrics: declarations of all families, and their common labels.
 //!
-//! Each crate owns its counters, and exposes by them the families that [`names`] declares.
+//! Each crate owns its counters and exposes them under the families declared in [`names`].
 
 mod family;
 pub mod labels;

@@ -1,8 +1,8 @@
-//! Every family of metrics: name, type, labels and help. Units are in the names; counters end
-//! in `_total`.
+//! Declarations of all metric families: name, type, labels and help. Names contain the unit;
+//! counters end in `_total`.
 //!
-//! All that can be done with one of the [`families`] is to expose it; `xtask/tests/metrics.rs`
-//! fails on a family that no crate exposes.
+//! The [`families`] serve only to be exposed; `xtask/tests/metrics.rs` fails on a family that no
+//! crate exposes.
 
 use super::family::{Counter, Family, Gauge, Histogram};
 
@@ -11,15 +11,15 @@ use super::family::{Counter, Family, Gauge, Histogram};
 pub struct Declared {
     /// Full name, unit included.
     pub name: &'static str,
-    /// `Counter`, `Gauge` or `Histogram`.
+    /// Type: `Counter`, `Gauge` or `Histogram`.
     pub kind: &'static str,
-    /// Names of its labels.
+    /// Label names, in the order of the exposition.
     pub labels: &'static [&'static str],
     /// Help text of the exposition.
     pub help: &'static str,
 }
 
-/// Declares families: the name of each, for whoever reads an exposition, and what exposes it.
+/// Declares families: a constant with the name, for readers of an exposition, and one to expose it.
 macro_rules! declare {
     ($(
         $(#[doc = $note:literal])*
@@ -36,7 +36,7 @@ macro_rules! declare {
             Declared { name: $name, kind: stringify!($kind), labels: &[$($label),*], help: $help }
         ),*];
 
-        /// The families, to expose them.
+        /// The families, for exposing them.
         pub mod families {
             use super::{Counter, Family, Gauge, Histogram};
             $(
@@ -49,35 +49,35 @@ macro_rules! declare {
 }
 
 declare! {
-    //----------- The reference's ------------------------------------------
-    /// Both paths.
+    //----------- bosh-dns ---------------------------------------------------
+    /// Counts requests on both paths.
     REQUESTS_INTERNAL_TOTAL: Counter = "boshdns_requests_internal_total"
         [] "Requests for names of the fleet.";
-    /// Up-check, handler and reverse requests count in neither.
+    /// Up-check, handler and reverse requests count neither as internal nor as external.
     REQUESTS_EXTERNAL_TOTAL: Counter = "boshdns_requests_external_total"
         [] "Requests that went to recursors.";
 
-    //----------- CoreDNS's, for dashboards that exist ---------------------
+    //----------- CoreDNS, for existing dashboards ---------------------------
     COREDNS_REQUESTS_TOTAL: Counter = "coredns_dns_requests_total"
         ["server", "zone", "view", "proto", "family", "type"] "Requests.";
     COREDNS_RESPONSES_TOTAL: Counter = "coredns_dns_responses_total"
         ["server", "zone", "view", "rcode", "plugin"] "Responses.";
-    /// Userspace only.
+    /// Measured on the userspace path only.
     COREDNS_REQUEST_DURATION_SECONDS: Histogram = "coredns_dns_request_duration_seconds"
         ["server", "zone", "view"] "From taking a query from its socket to its reply.";
-    /// Userspace only.
+    /// Measured on the userspace path only.
     COREDNS_REQUEST_SIZE_BYTES: Histogram = "coredns_dns_request_size_bytes"
         ["server", "zone", "view", "proto"] "Bytes of queries.";
-    /// Userspace only.
+    /// Measured on the userspace path only.
     COREDNS_RESPONSE_SIZE_BYTES: Histogram = "coredns_dns_response_size_bytes"
         ["server", "zone", "view", "proto"] "Bytes of replies.";
-    /// Userspace only.
+    /// Counted on the userspace path only.
     COREDNS_DO_REQUESTS_TOTAL: Counter = "coredns_dns_do_requests_total"
         ["server", "zone", "view"] "Requests with DO set.";
-    /// `type`: `success`, `denial`.
+    /// Label `type` is `success` or `denial`.
     COREDNS_CACHE_ENTRIES: Gauge = "coredns_cache_entries"
         ["server", "type", "zones", "view"] "Entries in the cache.";
-    /// `type`: `success`, `denial`.
+    /// Label `type` is `success` or `denial`.
     COREDNS_CACHE_HITS_TOTAL: Counter = "coredns_cache_hits_total"
         ["server", "type", "zones", "view"] "Answers from the cache.";
     COREDNS_CACHE_MISSES_TOTAL: Counter = "coredns_cache_misses_total"
@@ -89,42 +89,42 @@ declare! {
     COREDNS_CACHE_EVICTIONS_TOTAL: Counter = "coredns_cache_evictions_total"
         ["server", "type", "zones", "view"] "Entries that had to make room.";
 
-    //----------- Ours: the whole ------------------------------------------
+    //----------- Server -----------------------------------------------------
     BUILD_INFO: Gauge = "bosh_dns_xdp_build_info"
         ["version", "commit"] "What this server was built from; always 1.";
     UPTIME_SECONDS: Gauge = "bosh_dns_xdp_uptime_seconds"
         [] "Seconds since the start.";
-    /// `path`: `fast`, `userspace`.
+    /// Label `path` is `fast` or `userspace`.
     REPLIES_TOTAL: Counter = "bosh_dns_xdp_replies_total"
         ["path"] "Replies by the path that gave them.";
     LOG_LINES_LOST_TOTAL: Counter = "bosh_dns_xdp_log_lines_lost_total"
         [] "Log lines lost because nobody read the log.";
-    /// Datagrams and TCP messages.
+    /// Counts datagrams and TCP messages.
     DROPPED_TOTAL: Counter = "bosh_dns_xdp_dropped_total"
         ["reason"] "Messages without a reply.";
     TCP_SESSIONS: Gauge = "bosh_dns_xdp_tcp_sessions"
         [] "Open TCP connections.";
-    /// Too many in all, or too many of one client.
+    /// The limit is either the total or that of one client.
     TCP_CLOSED_FOR_OTHERS_TOTAL: Counter = "bosh_dns_xdp_tcp_closed_for_others_total"
         [] "TCP connections closed because there were too many.";
-    /// No query is read meanwhile.
+    /// Queries on the connection are not read until it is over.
     TCP_PAUSED_TOTAL: Counter = "bosh_dns_xdp_tcp_paused_total"
         [] "Times that a TCP connection had as many bytes of replies unsent as it may.";
     TCP_UNREAD_CLOSED_TOTAL: Counter = "bosh_dns_xdp_tcp_unread_closed_total"
         [] "TCP connections closed because the client did not read its replies.";
     TCP_REPLY_BYTES: Gauge = "bosh_dns_xdp_tcp_reply_bytes"
         [] "Bytes of replies that TCP connections hold.";
-    /// For lack of descriptors mostly.
+    /// Usually caused by a lack of file descriptors.
     ACCEPT_FAILURES_TOTAL: Counter = "bosh_dns_xdp_accept_failures_total"
         [] "Times that no TCP connection could be accepted.";
-    /// Each is a mistake of ours and stands in the log.
+    /// Every panic is a bug and is logged.
     PANICS_TOTAL: Counter = "bosh_dns_xdp_panics_total"
         [] "Panics of any part of the server.";
     REQUESTS_IN_FLIGHT: Gauge = "bosh_dns_xdp_requests_in_flight"
         [] "Requests that wait for somebody else.";
 
-    //----------- Ours: records --------------------------------------------
-    /// 0: there are none, or they name none.
+    //----------- Records ----------------------------------------------------
+    /// 0 without records, or if the file has no version.
     RECORDS_VERSION: Gauge = "bosh_dns_xdp_records_version"
         [] "Version of the records in force.";
     RECORDS_AGE_SECONDS: Gauge = "bosh_dns_xdp_records_age_seconds"
@@ -141,36 +141,37 @@ declare! {
     RELOAD_DURATION_SECONDS: Histogram = "bosh_dns_xdp_reload_duration_seconds"
         ["kind"] "From noticing a file to answering from it in userspace.";
 
-    //----------- Ours: fast path ------------------------------------------
-    /// `outcome`: `hit`, `hit_truncated`, or why they went up; those with `shed` were dropped.
+    //----------- Fast path --------------------------------------------------
+    /// `outcome`: `hit`, `hit_truncated`, or the reason for passing the packet to the network
+    /// stack; `shed` packets were dropped.
     FAST_PATH_PACKETS_TOTAL: Counter = "bosh_dns_xdp_fast_path_packets_total"
         ["outcome"] "Packets by what became of them.";
     FAST_PATH_REPLIES_TOTAL: Counter = "bosh_dns_xdp_fast_path_replies_total"
         ["type", "rcode"] "Replies of the interface by type and rcode.";
     FAST_PATH_INTERFACE_REPLIES_TOTAL: Counter = "bosh_dns_xdp_fast_path_interface_replies_total"
         ["interface"] "Replies by interface.";
-    /// `direction`: `in`, `out`.
+    /// Label `direction` is `in` or `out`.
     FAST_PATH_BYTES_TOTAL: Counter = "bosh_dns_xdp_fast_path_bytes_total"
         ["direction"] "Bytes of DNS messages, of answered queries and their replies.";
     /// `hook`: `native`, `generic`, `tcx`, `clsact`, `none`.
     FAST_PATH_INTERFACE_INFO: Gauge = "bosh_dns_xdp_fast_path_interface_info"
         ["interface", "hook"] "Hook of each interface; always 1.";
-    /// `state`: `loading`, `loaded`, `refused`, `failed`; `reason`: empty for those that are
-    /// loaded, else the verifier's words.
+    /// `state`: `loading`, `loaded`, `refused`, `failed`; `reason`: the verifier's message, empty
+    /// if loaded.
     FAST_PATH_PROGRAM_INFO: Gauge = "bosh_dns_xdp_fast_path_program_info"
         ["program", "state", "reason"] "Programs that were needed, and how they fare; always 1.";
     FAST_PATH_PROGRAM_LOAD_SECONDS: Gauge = "bosh_dns_xdp_fast_path_program_load_seconds"
         ["program"] "Seconds that the kernel took for a program.";
-    /// Kernel 5.16.
+    /// Reported by kernels from 5.16 on.
     FAST_PATH_PROGRAM_VERIFIED_INSTRUCTIONS: Gauge = "bosh_dns_xdp_fast_path_program_verified_instructions"
         ["program"] "Instructions that the verifier looked at for a program.";
     /// `kind`: `published`, `learned`, `negative`.
     FAST_PATH_ENTRIES: Gauge = "bosh_dns_xdp_fast_path_entries"
         ["kind"] "Names in the map.";
-    /// 0 to 1.
+    /// The range is 0 to 1.
     FAST_PATH_MAP_FILL_RATIO: Gauge = "bosh_dns_xdp_fast_path_map_fill_ratio"
         [] "Share of the map in use.";
-    /// 0 to 1.
+    /// The range is 0 to 1.
     FAST_PATH_ARENA_FILL_RATIO: Gauge = "bosh_dns_xdp_fast_path_arena_fill_ratio"
         [] "Share of the entries' memory in use.";
     FAST_PATH_LEASE_SECONDS: Gauge = "bosh_dns_xdp_fast_path_lease_seconds"
@@ -184,8 +185,8 @@ declare! {
     FAST_PATH_UNFITTING_NAMES: Gauge = "bosh_dns_xdp_fast_path_unfitting_names"
         [] "Names of the snapshot that are not in the map; userspace answers them.";
 
-    //----------- Ours: health ---------------------------------------------
-    /// `result`: `running`, `failing`, `other`, and without an answer `unreachable`, `tls`,
+    //----------- Health -----------------------------------------------------
+    /// `result`: `running`, `failing`, `other`, or for checks without a reply `unreachable`, `tls`,
     /// `status`, `malformed`, `timeout`.
     HEALTH_CHECKS_TOTAL: Counter = "bosh_dns_xdp_health_checks_total"
         ["result"] "Health checks of instances, by result.";
@@ -200,8 +201,9 @@ declare! {
     HEALTH_CHECKS_IN_FLIGHT: Gauge = "bosh_dns_xdp_health_checks_in_flight"
         [] "Health checks under way.";
 
-    //----------- Ours: certificates ---------------------------------------
-    /// `use`: `api`, `health_client`; `part`: `certificate`, or `authority`, the first CA to end.
+    //----------- Certificates -----------------------------------------------
+    /// `use`: `api`, `health_client`; `part`: `certificate`, or `authority` for the first CA to
+    /// expire.
     CERTIFICATE_EXPIRY_SECONDS: Gauge = "bosh_dns_xdp_certificate_expiry_timestamp_seconds"
         ["use", "part"] "End of certificates in use, seconds since 1970.";
     CERTIFICATE_WARNING_SECONDS: Gauge = "bosh_dns_xdp_certificate_warning_timestamp_seconds"
@@ -209,19 +211,19 @@ declare! {
     CERTIFICATE_LOAD_FAILURES_TOTAL: Counter = "bosh_dns_xdp_certificate_load_failures_total"
         ["use"] "Attempts to load changed certificate files that failed; the last good ones stay in use.";
 
-    //----------- Ours: recursors ------------------------------------------
+    //----------- Recursors --------------------------------------------------
     CACHE_BYTES: Gauge = "bosh_dns_xdp_cache_bytes"
         ["zones"] "Bytes of the entries in the cache.";
     RECURSOR_MISMATCHED_TOTAL: Counter = "bosh_dns_xdp_recursor_strays_total"
         ["recursor", "handler"] "Datagrams that were no reply to any query: late, wrong or forged.";
-    /// `handler`: the domain that the recursor is for, empty for those of the configuration.
+    /// `handler`: domain of the handler, empty for recursors of the configuration.
     RECURSOR_QUERIES_TOTAL: Counter = "bosh_dns_xdp_recursor_queries_total"
         ["recursor", "handler"] "Queries sent to recursors.";
-    /// `reason`: `network` (timeouts and broken connections), `rcode` (errors as replies),
-    /// `given_up` (too many in flight).
+    /// `reason`: `network` (timeouts and broken connections), `rcode` (error replies), `given_up`
+    /// (too many in flight).
     RECURSOR_FAILURES_TOTAL: Counter = "bosh_dns_xdp_recursor_failures_total"
         ["recursor", "handler", "reason"] "Queries to recursors that brought no usable reply.";
-    /// Of the queries that were answered.
+    /// Measured for answered queries only.
     RECURSOR_DURATION_SECONDS: Histogram = "bosh_dns_xdp_recursor_duration_seconds"
         ["recursor", "handler"] "Time to the replies of recursors.";
     RECURSOR_PREFERRED: Gauge = "bosh_dns_xdp_recursor_preferred"
@@ -230,40 +232,41 @@ declare! {
         ["handler"] "Queries that wait for the recursors or for a handler.";
     WAITING_QUERIES_LIMIT: Gauge = "bosh_dns_xdp_waiting_queries_limit"
         ["handler"] "Most queries that may wait; one client may hold as many places as are free.";
-    /// They get SERVFAIL.
+    /// The reply to them is SERVFAIL.
     REFUSED_QUERIES_TOTAL: Counter = "bosh_dns_xdp_refused_queries_total"
         ["handler"] "Queries refused because their client had too many waiting.";
     FAILURE_CACHE_HITS_TOTAL: Counter = "bosh_dns_xdp_failure_cache_hits_total"
         ["handler"] "Queries answered with a failure of less than a second ago.";
 
-    //----------- Ours: Consul's names -------------------------------------
-    /// By files and by agents.
+    //----------- Consul -----------------------------------------------------
+    /// Nodes from files and agents.
     CONSUL_NODES: Gauge = "bosh_dns_xdp_consul_nodes"
         [] "Nodes that are known.";
-    /// By files and by agents.
+    /// Instances from files and agents.
     CONSUL_INSTANCES: Gauge = "bosh_dns_xdp_consul_instances"
         [] "Instances that are known.";
-    /// 0 while none does. This and what follows: only where agents are asked
-    /// (`consul.sources.http`).
+    /// 0 if no agent answers. This and the following families are only exposed if agents are
+    /// queried (`consul.sources.http`).
     CONSUL_UP: Gauge = "bosh_dns_xdp_consul_up"
         [] "1 while some agent answers.";
-    /// Missing until one did. With nothing new it grows to `wait`, that is 5 minutes.
+    /// Missing until an agent has answered. Without changes it grows up to `wait`, 5 minutes by
+    /// default.
     CONSUL_CATALOG_AGE_SECONDS: Gauge = "bosh_dns_xdp_consul_catalog_age_seconds"
         [] "Seconds since a server in touch with a leader answered.";
-    /// `state`: `known` by name, `told`: so are their instances, `watched`.
+    /// `state`: `known` by name, `told` if their instances are known, `watched`.
     CONSUL_SERVICES: Gauge = "bosh_dns_xdp_consul_services"
         ["state"] "Services by what is known of them.";
     CONSUL_CONNECTIONS: Gauge = "bosh_dns_xdp_consul_connections"
         [] "Connections to the agent.";
-    /// Begins anew when a reload changes whom or how to ask.
+    /// Reset when a reload changes the agents or the request settings.
     CONSUL_REQUESTS_TOTAL: Counter = "bosh_dns_xdp_consul_requests_total"
         [] "Requests to agents.";
     CONSUL_REQUEST_FAILURES_TOTAL: Counter = "bosh_dns_xdp_consul_request_failures_total"
         [] "Requests to agents without an answer.";
-    /// Consul's servers were restored.
+    /// Indicates that Consul's servers were restored from a snapshot.
     CONSUL_INDEX_RESETS_TOTAL: Counter = "bosh_dns_xdp_consul_index_resets_total"
         [] "Answers whose index was smaller than the one before.";
-    /// Failing for longer than `stale_after`; their last answers are served.
+    /// Questions that have failed for longer than `stale_after`; their last answers are served.
     CONSUL_STALE_QUESTIONS: Gauge = "bosh_dns_xdp_consul_stale_questions"
         [] "Failing questions whose old answers are served.";
     CONSUL_INVALID_ENTRIES: Gauge = "bosh_dns_xdp_consul_invalid_entries"

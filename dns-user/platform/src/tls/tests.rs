@@ -1,4 +1,4 @@
-//! Rotation step by step, with certificates made on the spot.
+//! Rotation step by step, with generated certificates.
 
 use std::fs;
 
@@ -8,14 +8,12 @@ use super::*;
 
 /// A CA that issues certificates.
 struct Authority {
-    /// What signs.
     issuer: Issuer<'static, KeyPair>,
-    /// Its own certificate, PEM.
+    /// PEM certificate of the CA.
     pem: String,
 }
 
 impl Authority {
-    /// A new CA.
     fn new(name: &str) -> Self {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
@@ -25,7 +23,7 @@ impl Authority {
         Self { issuer: Issuer::new(params, key), pem }
     }
 
-    /// Certificate and key, PEM, issued to the common name alone.
+    /// Issues a PEM certificate and key with a common name only.
     fn issue(&self, common_name: &str) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
@@ -34,7 +32,7 @@ impl Authority {
     }
 }
 
-/// Files of one set in a folder of their own.
+/// Writes a set of files into a new folder.
 fn files(folder: &Path, (certificate, key): &(String, String), ca: &str) -> TlsFiles {
     let files = TlsFiles {
         certificate: folder.join("certificate.pem"),
@@ -47,7 +45,7 @@ fn files(folder: &Path, (certificate, key): &(String, String), ca: &str) -> TlsF
     files
 }
 
-/// Shakes hands in memory; both ends' errors are one text.
+/// Performs a handshake in memory; returns both sides' errors as one text.
 fn handshake(client: Arc<ClientConfig>, server: Arc<ServerConfig>) -> Result<rustls::HandshakeKind, String> {
     let name = rustls_pki_types::ServerName::try_from("health.bosh-dns").unwrap();
     let mut client = rustls::ClientConnection::new(client, name).map_err(|e| e.to_string())?;
@@ -86,7 +84,7 @@ fn sessions_are_not_resumed() {
     let files = files(folder.path(), &ca.issue("health.bosh-dns"), &ca.pem);
     let tls = RotatingTls::load("t", "health.bosh-dns", &files).unwrap();
     for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
-        // A client that keeps sessions, as browsers and Go's clients do.
+        // A client that stores sessions, as browsers and Go's clients do.
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(CertificateDer::pem_file_iter(&files.ca).unwrap().flatten());
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -110,7 +108,7 @@ fn sessions_are_not_resumed() {
 }
 
 #[test]
-fn a_common_name_without_alternative_names_is_enough_and_another_is_refused() {
+fn common_name_suffices() {
     let ca = Authority::new("ca");
     let folder = tempfile::tempdir().unwrap();
     let right = RotatingTls::load(
@@ -130,7 +128,7 @@ fn a_common_name_without_alternative_names_is_enough_and_another_is_refused() {
 }
 
 #[test]
-fn a_key_that_does_not_match_yet_is_never_used() {
+fn mismatched_key_is_never_used() {
     let ca = Authority::new("ca");
     let folder = tempfile::tempdir().unwrap();
     let (old, new) = (ca.issue("health.bosh-dns"), ca.issue("health.bosh-dns"));
@@ -152,7 +150,7 @@ fn a_key_that_does_not_match_yet_is_never_used() {
 }
 
 #[test]
-fn a_missing_or_broken_file_keeps_the_last_good_set() {
+fn broken_file_keeps_last_set() {
     let ca = Authority::new("ca");
     let folder = tempfile::tempdir().unwrap();
     let files = files(folder.path(), &ca.issue("health.bosh-dns"), &ca.pem);
@@ -170,7 +168,7 @@ fn a_missing_or_broken_file_keeps_the_last_good_set() {
 }
 
 #[test]
-fn three_steps_from_one_ca_to_another_with_no_step_at_once_everywhere() {
+fn staggered_ca_rotation_never_fails() {
     let (old_ca, new_ca) = (Authority::new("ca"), Authority::new("ca"));
     let both = format!("{}{}", old_ca.pem, new_ca.pem);
     let (old, new) = (old_ca.issue("health.bosh-dns"), new_ca.issue("health.bosh-dns"));
@@ -180,18 +178,18 @@ fn three_steps_from_one_ca_to_another_with_no_step_at_once_everywhere() {
         RotatingTls::load("t", "health.bosh-dns", &files(folder.path(), pair, ca)).unwrap()
     };
     let ends: Vec<_> = steps.into_iter().map(load).collect();
-    // Any two machines are at most one step apart.
+    // Two machines are at most one step apart.
     for pair in ends.windows(2) {
         handshake(pair[0].client_config(), pair[1].server_config()).unwrap();
         handshake(pair[1].client_config(), pair[0].server_config()).unwrap();
     }
     assert_eq!(ends[1].current().authorities.len(), 2);
-    // At the end the old CA counts for nothing.
+    // At the end the old CA is no longer accepted.
     handshake(ends[0].client_config(), ends[3].server_config()).unwrap_err();
 }
 
 #[test]
-fn the_end_of_a_certificate_is_known() {
+fn certificate_expiry_is_known() {
     let ca = Authority::new("ca");
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(vec!["a.example".to_owned()]).unwrap();

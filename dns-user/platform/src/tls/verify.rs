@@ -1,4 +1,4 @@
-//! How we verify a server that we connect to.
+//! Verification of server certificates.
 
 use std::sync::Arc;
 
@@ -15,22 +15,18 @@ use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
 use super::CertificateFacts;
 
-/// Accepts servers whose certificate chains up to one of our CAs and is issued
-/// to one fixed name, whatever address they are reached at. Unlike the usual
-/// check, a common name without alternative names counts: a director makes
-/// such certificates.
+/// Verifier for certificates that chain up to one of the CAs and are issued to a fixed name,
+/// regardless of the address. Unlike the usual check, it accepts a common name without alternative
+/// names, because directors issue such certificates.
 #[derive(Debug)]
 pub(super) struct IssuedTo {
-    /// The name.
     name: &'static str,
-    /// The CAs.
     roots: Arc<RootCertStore>,
-    /// Signature algorithms.
     provider: Arc<CryptoProvider>,
 }
 
 impl IssuedTo {
-    /// A verifier for servers called `name`.
+    /// Creates a verifier for servers called `name`.
     pub(super) fn new(name: &'static str, roots: Arc<RootCertStore>, provider: Arc<CryptoProvider>) -> Self {
         Self { name, roots, provider }
     }
