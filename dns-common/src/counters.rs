@@ -42,7 +42,7 @@ outcomes! {
     BadLength = 4, "bad_length";
     /// QR is set: a reply, possibly our own on its way back over `lo`.
     Response = 5, "response";
-    /// Opcode, flags or section counts differ from those of a plain query.
+    /// Opcode, flags or section counts do not match a plain query.
     NotPlain = 6, "not_plain";
     /// The question's name is malformed, compressed or too long.
     BadName = 7, "bad_name";

@@ -97,9 +97,9 @@ pub const RULED: u8 = 0x80;
 
 /// Reply options of an entry, as defined by Consul's DNS interface: a 64-bit number in host order.
 ///
-/// The program answers only A and AAAA queries with addresses and without EDNS options; other
-/// queries are passed to userspace, whose replies carry more than an empty answer. Each reply
-/// leaves [`Rules::SPARE`] bytes of the client's limit unused.
+/// From such an entry the program only answers A and AAAA queries for which it has addresses and
+/// which have no EDNS options. Other queries are passed to userspace, whose replies carry more than
+/// an empty answer. Each reply leaves [`Rules::SPARE`] bytes of the client's limit unused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct Rules(pub u64);

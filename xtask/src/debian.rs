@@ -1,6 +1,5 @@
-//! A bare Debian root, made by debootstrap (not installed) in `.toolchain/debian`: what the
-//! package is installed on in tests. It boots with systemd in namespaces; nothing of it runs
-//! on the machine itself.
+//! A minimal Debian root in `.toolchain/debian`, created by debootstrap (not installed), in which
+//! tests install the packages. It boots with systemd in namespaces, isolated from the machine.
 
 use std::{fs, process::Command};
 
@@ -11,14 +10,15 @@ use crate::{
     process::{capture, root, run},
 };
 
-/// What is there besides the essential packages: an init system, and dig, which the package recommends.
+/// Packages in addition to the essential ones: an init system, and dig, which the package
+/// recommends.
 const INCLUDED: &str = "bind9-dnsutils,dbus,iproute2,libgcc-s1,procps,systemd,systemd-sysv";
 
-/// Packages that lie in the root's `/var/cache/resolvers`, to be installed by tests: both want
-/// `/etc/resolv.conf`, so they exclude each other.
+/// Packages stored in the root's `/var/cache/resolvers` for installation by tests. They conflict,
+/// because both manage `/etc/resolv.conf`.
 const RESOLVERS: [&str; 2] = ["resolvconf", "systemd-resolved"];
 
-/// Makes sure that the root is there.
+/// Creates the root if necessary.
 pub(crate) fn ensure() -> Result<()> {
     let folder = root().join(".toolchain/debian");
     if folder.exists() {
@@ -41,7 +41,7 @@ pub(crate) fn ensure() -> Result<()> {
     fs::rename(&part, &folder).with_context(|| folder.display().to_string())
 }
 
-/// The release of this machine: what is built here starts there.
+/// Returns the release of this machine, on which its builds start.
 fn suite() -> Result<String> {
     let text = fs::read_to_string("/etc/os-release")?;
     let suite = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));

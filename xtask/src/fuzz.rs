@@ -1,8 +1,8 @@
-//! `cargo xtask fuzz`: the targets of `tests/fuzz`, each for a bounded time, and the BPF
+//! `cargo xtask fuzz`: runs the targets of `tests/fuzz` for a bounded time each, and the BPF
 //! programs against their model.
 //!
-//! They are built by the stable compiler into the workspace's own target folder
-//! (`tests/fuzz/rustc.sh` says how): only our own crates are compiled again.
+//! The stable compiler builds the targets in the workspace's target folder (explained in
+//! `tests/fuzz/rustc.sh`); only this project's crates are compiled again.
 
 use std::{
     fs::{self, File},
@@ -19,38 +19,38 @@ use crate::{
     process::{root, run as run_command},
 };
 
-/// How long each target runs, and on what.
+/// Limits and inputs of a run.
 #[derive(Clone, Copy)]
 pub(crate) struct Effort {
-    /// At most so many seconds.
+    /// Maximum duration of a target in seconds.
     pub(crate) seconds: u32,
-    /// At most so many inputs.
+    /// Maximum number of inputs per target.
     pub(crate) inputs: Option<u32>,
-    /// Makes the inputs; chosen by libFuzzer if it is not given.
+    /// Seed of the inputs; libFuzzer chooses one if it is absent.
     pub(crate) seed: Option<u32>,
-    /// Whether to begin with what earlier runs found, and not with the committed corpus alone.
+    /// Whether to start with the findings of earlier runs in addition to the committed corpus.
     pub(crate) goes_on: bool,
 }
 
 impl Effort {
-    /// Part of all tests: the same inputs every time, so that a test which passed passes
-    /// again. New inputs are looked for by `cargo xtask fuzz`; what it finds becomes part
-    /// of the committed corpus.
+    /// Effort within the test suite: the inputs are always the same, so that results are
+    /// reproducible. `cargo xtask fuzz` searches for new inputs; its findings join the committed
+    /// corpus.
     pub(crate) const SMOKE: Self = Self { seconds: 6, inputs: Some(100_000), seed: Some(1), goes_on: false };
 }
 
-/// Most memory of one run, in MiB: a small input that takes more is a finding.
+/// Memory limit of a run in MiB; a small input that needs more is a finding.
 const MEMORY_LIMIT: u32 = 1024;
 
-/// Seconds after which one input counts as a hang.
+/// Time in seconds after which an input counts as a hang.
 const INPUT_TIMEOUT: u32 = 10;
 
-/// Runs the targets whose names contain one of `filters` (all, if there is none)
-/// from their corpora, as many at a time as there are cores.
+/// Runs the targets whose names contain one of `filters` (all, if empty) from their corpora, one
+/// per core at a time.
 ///
-/// Inputs that reach new code go to `target/fuzz/<target>`, which a later run
-/// begins with if its effort goes on; the committed corpus stays as it is. Inputs that make a target
-/// fail are kept beside them, and named in the error.
+/// Inputs that reach new code go to `target/fuzz/<target>`, from which a later run continues if its
+/// effort says so; the committed corpus stays unchanged. Inputs that make a target fail are stored
+/// there too and named in the error.
 pub(crate) fn run(filters: &[String], effort: Effort) -> Result<()> {
     let folder = root().canonicalize()?.join("tests/fuzz");
     run_command(
@@ -90,7 +90,7 @@ pub(crate) fn run(filters: &[String], effort: Effort) -> Result<()> {
     Ok(())
 }
 
-/// Runs so many random packets through each BPF program and holds the replies against the model.
+/// Runs `count` random packets through each BPF program and compares the replies with the model.
 pub(crate) fn program(count: u64, seed: Option<u64>) -> Result<()> {
     let mut environment = vec![("PACKETS", count.to_string().into())];
     environment.extend(seed.map(|seed| ("SEED", seed.to_string().into())));
@@ -101,7 +101,7 @@ pub(crate) fn program(count: u64, seed: Option<u64>) -> Result<()> {
     )
 }
 
-/// The names of all targets, in order.
+/// Returns the names of all targets, sorted.
 fn targets(folder: &Path) -> Result<Vec<String>> {
     let mut targets = Vec::new();
     for file in fs::read_dir(folder.join("fuzz_targets"))? {
@@ -112,7 +112,7 @@ fn targets(folder: &Path) -> Result<Vec<String>> {
     Ok(targets)
 }
 
-/// One target at work.
+/// A running target with its log.
 struct Run {
     target: String,
     child: Child,
@@ -144,7 +144,7 @@ impl Run {
         Ok(Self { target, child, log })
     }
 
-    /// What made the target fail, from what it printed: the panic and where the input is.
+    /// Returns the panic message and the path of the failing input from the target's output.
     fn failure(self) -> String {
         let Self { target, child: _, log } = self;
         let text = fs::read_to_string(&log).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! The kernels that the programs are tried on besides the machine's own: those that
-//! Debian offers, unpacked (not installed) in `.toolchain/kernels`, and any that a person has.
+//! Additional kernels for tests of the programs: Debian's, unpacked (not installed) in
+//! `.toolchain/kernels`, and user-supplied ones.
 
 use std::path::{Path, PathBuf};
 
@@ -11,17 +11,17 @@ use crate::{
     process::root,
 };
 
-/// A kernel of Debian's.
+/// A kernel packaged by Debian.
 struct Kernel {
-    /// Name of its folder; `tests/tests/packets/other_kernel.rs` has a test for each.
+    /// Folder name; `tests/tests/packets/other_kernel.rs` has a test for each.
     name: &'static str,
-    /// Package that depends on the newest one.
+    /// Meta package that depends on the latest version.
     meta_package: &'static str,
-    /// The suite that it comes from, if it is none of this machine's.
+    /// Debian suite of the package; `None`: this machine's.
     suite: Option<&'static str>,
 }
 
-/// All of them. Those made for clouds boot in seconds.
+/// All Debian kernels under test. Cloud kernels boot in seconds.
 const KERNELS: [Kernel; 3] = [
     Kernel { name: "bookworm-cloud", meta_package: "linux-image-cloud-amd64", suite: None },
     Kernel { name: "bookworm-rt", meta_package: "linux-image-rt-amd64", suite: None },
@@ -32,7 +32,7 @@ const KERNELS: [Kernel; 3] = [
     },
 ];
 
-/// Makes sure that Debian's kernels are there.
+/// Downloads and unpacks missing kernels.
 pub(crate) fn ensure() -> Result<()> {
     for kernel in &KERNELS {
         kernel.ensure()?;
@@ -40,8 +40,8 @@ pub(crate) fn ensure() -> Result<()> {
     Ok(())
 }
 
-/// Tries the programs and the server on a kernel in a virtual machine; `modules` is the
-/// folder below which its modules are, if it needs some.
+/// Tests the programs and the server on a kernel in a virtual machine; `modules` is the folder of
+/// its modules, if it needs any.
 pub(crate) fn test(image: &Path, modules: Option<&Path>) -> Result<()> {
     let there = |path: &Path| path.canonicalize().with_context(|| path.display().to_string());
     let mut environment = vec![("KERNEL_IMAGE", there(image)?.into())];
@@ -52,7 +52,7 @@ pub(crate) fn test(image: &Path, modules: Option<&Path>) -> Result<()> {
 }
 
 impl Kernel {
-    /// Fetches it if it is not there.
+    /// Downloads and unpacks the kernel if it is missing.
     fn ensure(&self) -> Result<()> {
         let folder = self.folder();
         if folder.exists() {
@@ -79,7 +79,7 @@ impl Kernel {
         root().join(".toolchain/kernels").join(self.name)
     }
 
-    /// Name of the package that holds the kernel.
+    /// Returns the name of the package that contains the kernel.
     fn package(&self, lists: &Lists) -> Result<String> {
         let depends = lists.cache(&["depends", self.meta_package])?;
         let package = depends.lines().find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));

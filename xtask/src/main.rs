@@ -1,7 +1,7 @@
-//! Everything a person runs: `cargo xtask <command>`.
+//! The entry point for developers: `cargo xtask <command>`.
 //!
-//! Each command sets up what it needs by itself, says what it installs, and does
-//! no set-up work when everything is there.
+//! Each command sets up its requirements, reports installations, and does no set-up work if
+//! everything is present.
 
 use std::path::PathBuf;
 
@@ -28,82 +28,85 @@ struct Arguments {
     command: Command,
 }
 
-/// The commands.
 #[derive(Subcommand)]
 enum Command {
     /// Build the BPF programs and the server, installing the BPF toolchain if it is missing.
     Build {
-        /// Unoptimised, for development.
+        /// Build without optimisation, for development.
         #[arg(long)]
         debug: bool,
     },
-    /// Run the real server on a generated foundation between two network namespaces and show what it does.
+    /// Run the real server on a generated foundation between two network namespaces and show its
+    /// behaviour.
     #[command(disable_help_flag = true)]
     Demo {
         /// Further arguments of the demo: `--help` lists them.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Run every check there is: format, lints, fuzz targets, unit tests, packet fixtures, whole-system tests.
+    /// Run all checks: format, lints, fuzz targets, unit tests, packet fixtures, whole-system
+    /// tests.
     Test {
-        /// Only tests whose name contains one of these; leaves out the checks that are not tests.
+        /// Run only tests whose name contains one of these, and none of the other checks.
         filters: Vec<String>,
     },
-    /// Try the BPF programs and the real server on another kernel, in a virtual machine.
+    /// Test the BPF programs and the real server on another kernel, in a virtual machine.
     ///
-    /// All packet fixtures at every hook; then the server in each mode, one line each: how the
-    /// programs were loaded (instructions that the verifier looked at, time), which hooks serve
-    /// `lo` and a veth, whether they answer, also after kill -9, and whether a new server takes
-    /// over. The machine is emulated: that lasts a minute or two, and the times are several
-    /// times those of a real one.
+    /// Runs all packet fixtures at every hook, then the server in each mode. Prints a line per
+    /// mode: how the programs were loaded (verified instructions, time), which hooks serve `lo` and
+    /// a veth, whether they answer, also after kill -9, and whether a new server takes over. The
+    /// machine is emulated: a run takes a minute or two, and times are several times higher than on
+    /// hardware.
     KernelTest {
-        /// The kernel: an x86-64 bzImage.
+        /// Kernel image, an x86-64 bzImage.
         image: PathBuf,
-        /// The folder below which its modules are (veth, sch_ingress, cls_bpf), if they are not built in.
+        /// Folder that contains the kernel's modules (veth, sch_ingress, cls_bpf), unless they are
+        /// built in.
         modules: Option<PathBuf>,
     },
-    /// Make what is handed out, below dist/: Debian package, BOSH release, image, bill of materials, sums.
+    /// Build the release artifacts into dist/: Debian package, BOSH release, image, bill of
+    /// materials, checksums.
     Dist(dist::Dist),
     /// Build the documentation book into target/book and check every link.
     Docs,
     /// Run the fuzz targets from their corpora, or the BPF programs against their model.
     ///
-    /// The targets of tests/fuzz are libFuzzer targets of userspace code. With --program random
+    /// The targets of tests/fuzz are libFuzzer targets of userspace code. With --program, random
     /// and mutated packets run through each BPF program in this kernel (BPF_PROG_TEST_RUN), and
-    /// every reply is held against the model in tests/tests/packets/model.rs: the same seed
-    /// makes the same packets.
+    /// every reply is compared with the model in tests/tests/packets/model.rs. The same seed
+    /// generates the same packets.
     Fuzz {
-        /// Only targets whose name contains one of these.
+        /// Run only targets whose name contains one of these.
         filters: Vec<String>,
-        /// How long each target runs.
+        /// Duration of each target in seconds.
         #[arg(long, default_value_t = 60)]
         seconds: u32,
-        /// The BPF programs instead of the targets.
+        /// Fuzz the BPF programs instead of the targets.
         #[arg(long, conflicts_with_all = ["filters", "seconds"])]
         program: bool,
-        /// Packets for each BPF program.
+        /// Number of packets for each BPF program.
         #[arg(long, default_value_t = 10_000_000, requires = "program")]
         packets: u64,
-        /// Makes the inputs or packets; chosen at random, and told, if it is not given.
+        /// Seed of the inputs or packets; chosen at random and printed if not given.
         #[arg(long)]
         seed: Option<u64>,
     },
-    /// Run the real server under load while faults are thrown in at random from a seed.
+    /// Run the real server under load with random faults.
     ///
-    /// A model made of the same files judges every reply. The report tells the seed, how often
-    /// each fault was thrown, what was answered, and the worst moments. Needs root.
+    /// A model built from the same files judges every reply. The report contains the seed, the
+    /// number of each fault, the kinds of replies, and the worst moments. Needs root.
     Soak {
-        /// How long, in minutes.
+        /// Duration in minutes (the default unit).
         #[arg(long, default_value_t = 2.0)]
         minutes: f64,
-        /// How long, in hours.
+        /// Duration in hours instead of minutes.
         #[arg(long, conflicts_with = "minutes")]
         hours: Option<f64>,
-        /// Makes the faults; chosen at random, and told, if it is not given.
+        /// Seed of the faults; chosen at random and printed if not given.
         #[arg(long)]
         seed: Option<u64>,
     },
-    /// Measure everything side by side and write the report.
+    /// Run all benchmarks side by side and write the report.
     #[command(disable_help_flag = true)]
     Bench {
         /// Further arguments of the bench: `--help` lists them.
@@ -181,7 +184,7 @@ fn run_from_benches(program: &str, arguments: &[String]) -> Result<()> {
     process::run(name_server(&mut command)?.args(arguments).current_dir(process::root()))
 }
 
-/// Builds the server and the soak, and runs it.
+/// Builds the server and the soak test, and runs the test.
 fn soak(minutes: f64, seed: Option<u64>) -> Result<()> {
     release(&["--package", "whole-system-tests", "--bin", "soak"])?;
     let mut command = std::process::Command::new(process::root().join("target/release/soak"));
@@ -189,17 +192,17 @@ fn soak(minutes: f64, seed: Option<u64>) -> Result<()> {
     process::run(name_server(&mut command)?.arg(minutes.to_string()).args(seed).current_dir(process::root()))
 }
 
-/// Tells a command to take the server as operators run it: the debug build, which
-/// may be newer, is too slow to be timed.
+/// Makes a command use the release build of the server: the debug build, which may be newer, is too
+/// slow for timing.
 fn name_server(command: &mut std::process::Command) -> Result<&mut std::process::Command> {
     let server = process::root().canonicalize()?.join("target/release/bosh-dns-xdp");
     Ok(command.env("BOSH_DNS_XDP", server))
 }
 
-/// Builds the server as operators run it, and what else is named.
+/// Builds the release server and the packages in `more`.
 ///
-/// The packages are the same for every command: which features a dependency is
-/// built with depends on them, and other features mean building it again.
+/// The set of packages is the same for every command: it determines the features of dependencies,
+/// and other features would rebuild them.
 fn release(more: &[&str]) -> Result<()> {
     let packages = ["dns-resolver", "dns-health", "dns-sync", "bosh-dns-xdp-benches"]
         .map(|package| ["--package", package])

@@ -1,4 +1,4 @@
-//! moto, a server that imitates Amazon's services, from PyPI: Debian has no package of it.
+//! moto, a server that emulates Amazon's services, from PyPI: Debian has no package of it.
 
 use std::{ffi::OsString, path::PathBuf, process::Command};
 
@@ -6,10 +6,10 @@ use anyhow::{Context, Result};
 
 use crate::process::{on_path, root, run};
 
-/// Requirement to install where no server is on the path.
+/// pip requirement, used if no server is on the path.
 const REQUIREMENT: &str = "moto[server]==5.2.1";
 
-/// Folder of the virtual environment that holds it.
+/// Returns the folder of the virtual environment.
 fn environment() -> PathBuf {
     root().join("target/moto")
 }
@@ -25,7 +25,7 @@ pub(crate) fn ensure() -> Result<()> {
     run(Command::new(folder.join("bin/pip")).args(["install", "--quiet", REQUIREMENT]))
 }
 
-/// Returns the search path with the server's folder behind everything else.
+/// Returns the search path with the server's folder appended.
 pub(crate) fn search_path() -> Result<OsString> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain([environment().join("bin")]);

@@ -1,4 +1,4 @@
-//! Debian packages that the commands need.
+//! Debian packages required by the commands.
 
 use std::{
     ffi::OsStr,
@@ -12,10 +12,11 @@ use anyhow::{Context, Result, bail};
 
 use crate::process::{capture, on_path, run};
 
-/// What `cargo xtask demo` uses: namespaces, dig, load, and a recursor to forward to.
+/// Packages for `cargo xtask demo`: namespaces, dig, load, and a recursor to forward to.
 pub(crate) const DEMO: &[&str] = &["bind9-dnsutils", "dnsmasq-base", "dnsperf", "ethtool", "iproute2"];
 
-/// What the tests use: the demo's, real peers, Prometheus, and virtual machines with other kernels.
+/// Packages for the tests: the demo's, real peers, Prometheus, and virtual machines with other
+/// kernels.
 pub(crate) const TEST: &[&str] = &[
     "bind9",
     "bind9-dnsutils",
@@ -54,21 +55,21 @@ pub(crate) const TEST: &[&str] = &[
     "xz-utils",
 ];
 
-/// What a virtual machine with another kernel is made with.
+/// Packages for building and running virtual machines with other kernels.
 pub(crate) const KERNEL_TEST: &[&str] =
     &["binutils", "cpio", "gzip", "iproute2", "qemu-system-x86", "xz-utils", "zstd"];
 
-/// What the benches compare with.
+/// Packages for the benches, including the servers to compare with.
 pub(crate) const BENCH: &[&str] =
     &["bind9-dnsutils", "dnsmasq-base", "dnsperf", "ethtool", "iperf3", "iproute2", "knot", "nsd", "unbound"];
 
-/// Where suites come from that are none of this machine's.
+/// Mirror for suites other than this machine's.
 const DEBIAN_MIRROR: &str = "http://deb.debian.org/debian";
 
-/// The keys that they are signed with; Debian's package `debian-archive-keyring` has them.
+/// Keyring of the mirror's signatures, from the package `debian-archive-keyring`.
 const DEBIAN_KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Installs those of `packages` that are missing.
+/// Installs missing packages with apt-get.
 pub(crate) fn ensure(packages: &[&str]) -> Result<()> {
     let missing = missing(packages)?;
     if missing.is_empty() {
@@ -83,7 +84,7 @@ pub(crate) fn ensure(packages: &[&str]) -> Result<()> {
     apt(&[&["install", "-qq", "--yes", "--no-install-recommends"], &missing[..]].concat())
 }
 
-/// Those of `packages` that are not installed.
+/// Returns the packages that are not installed.
 fn missing<'a>(packages: &[&'a str]) -> Result<Vec<&'a str>> {
     if !on_path("dpkg-query") {
         bail!(
@@ -91,7 +92,7 @@ fn missing<'a>(packages: &[&'a str]) -> Result<Vec<&'a str>> {
             packages.join(" ")
         );
     }
-    // dpkg-query fails when one of them is unknown to it, and still lists the others.
+    // dpkg-query fails if a package is unknown, but still lists the others.
     let listed = Command::new("dpkg-query")
         .args(["--show", "--showformat", "${Package} ${db:Status-Status}\\n"])
         .args(packages)
@@ -102,7 +103,7 @@ fn missing<'a>(packages: &[&'a str]) -> Result<Vec<&'a str>> {
     Ok(packages.iter().copied().filter(|package| !installed(package)).collect())
 }
 
-/// Runs apt-get without questions.
+/// Runs apt-get non-interactively.
 pub(crate) fn apt(arguments: &[&str]) -> Result<()> {
     run(Command::new("apt-get")
         .args(arguments)
@@ -111,32 +112,32 @@ pub(crate) fn apt(arguments: &[&str]) -> Result<()> {
         .stdout(Stdio::null()))
 }
 
-/// Version of a package that apt would install now, if it knows the package.
+/// Returns the version of a package that apt would install; `None` if unknown.
 pub(crate) fn candidate(package: &str) -> Result<Option<String>> {
     let policy = capture(Command::new("apt-cache").args(["policy", package]))?;
     let version = policy.lines().find_map(|line| line.trim().strip_prefix("Candidate: "));
     Ok(version.filter(|version| *version != "(none)").map(str::to_owned))
 }
 
-/// Downloads packages (`name` or `name=version`) into `folder`, which is made anew.
+/// Downloads packages (`name` or `name=version`) into `folder`, which is emptied first.
 pub(crate) fn download(names: &[impl AsRef<OsStr>], folder: &Path) -> Result<()> {
     Lists::of_this_machine().download(names, folder)
 }
 
-/// What apt knows of packages.
+/// A set of apt package lists.
 pub(crate) struct Lists {
-    /// Options of apt's programs by which they use these lists.
+    /// Options that make apt's programs use these lists.
     options: Vec<String>,
 }
 
 impl Lists {
-    /// Of the sources of this machine.
+    /// Returns the lists of this machine's sources.
     pub(crate) const fn of_this_machine() -> Self {
         Self { options: Vec::new() }
     }
 
-    /// Of one suite of Debian alone, below `folder`: this machine's own sources stay as
-    /// they are.
+    /// Downloads the lists of a single Debian suite to `folder`, without changing this machine's
+    /// sources.
     pub(crate) fn of_suite(suite: &str, folder: &Path) -> Result<Self> {
         for below in ["lists/partial", "cache"] {
             fs::create_dir_all(folder.join(below))?;
@@ -162,12 +163,12 @@ impl Lists {
         apt(&words.collect::<Vec<_>>())
     }
 
-    /// What apt-cache says.
+    /// Returns the output of apt-cache.
     pub(crate) fn cache(&self, arguments: &[&str]) -> Result<String> {
         capture(Command::new("apt-cache").args(&self.options).args(arguments))
     }
 
-    /// Downloads packages (`name` or `name=version`) into `folder`, which is made anew.
+    /// Downloads packages (`name` or `name=version`) into `folder`, which is emptied first.
     pub(crate) fn download(&self, names: &[impl AsRef<OsStr>], folder: &Path) -> Result<()> {
         make_anew(folder)?;
         let get = || {
@@ -184,8 +185,8 @@ impl Lists {
     }
 }
 
-/// Unpacks the packages in `downloads`, which goes, into `folder`: they are not
-/// installed. `folder` is there only if that went to its end.
+/// Unpacks the packages in `downloads` into `folder` without installing them, and deletes
+/// `downloads`. `folder` only exists after success.
 pub(crate) fn unpack(downloads: &Path, folder: &Path) -> Result<()> {
     let part = folder.with_extension("part");
     make_anew(&part)?;
@@ -196,7 +197,7 @@ pub(crate) fn unpack(downloads: &Path, folder: &Path) -> Result<()> {
     Ok(fs::remove_dir_all(downloads)?)
 }
 
-/// Makes an empty folder: what an interrupted run left in it is of no use.
+/// Creates an empty folder, deleting the remains of an interrupted run.
 pub(crate) fn make_anew(folder: &Path) -> Result<()> {
     if folder.exists() {
         fs::remove_dir_all(folder)?;
@@ -204,18 +205,18 @@ pub(crate) fn make_anew(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| folder.display().to_string())
 }
 
-/// Keeps freshly installed DNS servers from being started as services while it lives.
+/// Prevents the start of newly installed DNS servers as services during its lifetime.
 ///
-/// Debian asks `/usr/sbin/policy-rc.d` before it starts a service; exit status 101 forbids it.
+/// Debian runs `/usr/sbin/policy-rc.d` before starting a service; exit status 101 denies it.
 struct NoServices {
-    /// Whether the file is ours to remove.
+    /// Whether this process created the policy file and must remove it.
     ours: bool,
 }
 
 impl NoServices {
     const POLICY: &str = "/usr/sbin/policy-rc.d";
 
-    /// Writes the policy, unless the machine has one of its own.
+    /// Writes the policy unless the machine already has one.
     fn enforce() -> Result<Self> {
         let ours = !Path::new(Self::POLICY).exists();
         if ours {

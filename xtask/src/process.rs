@@ -1,4 +1,4 @@
-//! Running other programs.
+//! Execution of other programs.
 
 use std::{
     ffi::OsStr,
@@ -8,17 +8,17 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// Root of the project.
+/// Returns the root of the repository.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Runs cargo at the root, its output going to the terminal.
+/// Runs cargo at the root with its output on the terminal.
 pub(crate) fn cargo<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Result<()> {
     run(Command::new("cargo").args(arguments).current_dir(root()))
 }
 
-/// Runs a command to its end, its output going to the terminal; fails unless it succeeds.
+/// Runs a command with its output on the terminal; fails unless it succeeds.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("cannot run {}", shown(command)))?;
     if !status.success() {
@@ -27,7 +27,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command to its end and returns what it printed; fails unless it succeeds.
+/// Runs a command and returns its output; fails unless it succeeds.
 pub(crate) fn capture(command: &mut Command) -> Result<String> {
     let Output { status, stdout, stderr } =
         command.output().with_context(|| format!("cannot run {}", shown(command)))?;
@@ -37,13 +37,13 @@ pub(crate) fn capture(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&stdout).into_owned())
 }
 
-/// Whether a program is on the path.
+/// Returns whether a program is on the path.
 pub(crate) fn on_path(program: &str) -> bool {
     std::env::var_os("PATH")
         .is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join(program).is_file()))
 }
 
-/// The command as a person would type it.
+/// Returns the command as typed in a shell.
 fn shown(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")

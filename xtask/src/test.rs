@@ -1,4 +1,4 @@
-//! `cargo xtask test`: everything there is, cheapest first.
+//! `cargo xtask test`: all checks and tests, cheapest first.
 
 use std::{
     env, fs,
@@ -15,26 +15,26 @@ use crate::{
     toolchain,
 };
 
-/// Version of cargo-nextest to install where there is none.
+/// Version of cargo-nextest to install if it is missing.
 const NEXTEST_VERSION: &str = "0.9.143";
 
-/// Names the file in which tests that cannot be run say so (`tests/src/requirements.rs`).
+/// Path of the file in which tests report that they cannot run (`tests/src/requirements.rs`).
 const NOT_RUN_VARIABLE: &str = "BOSH_DNS_NOT_RUN";
 
-/// What makes the random inputs of tests: ours, and proptest's. The same ones every time, so
-/// that a tree which passed passes again; whoever looks for new ones sets other numbers, runs
-/// `cargo nextest` (which chooses at random) or `cargo xtask fuzz`.
+/// Seeds of random test inputs, for this project's tests and proptest. They are fixed so that
+/// results are reproducible. For new inputs set other values, or run `cargo nextest` (random seeds)
+/// or `cargo xtask fuzz`.
 const SEED_VARIABLES: [&str; 2] = ["SEED", "PROPTEST_RNG_SEED"];
 
-/// What no run of this command covers.
+/// Checks that are not part of this command.
 const NEVER_RUN: [&str; 2] = [
     "two whole builds of what is handed out, compared byte by byte: they take half an hour; \
      `cargo xtask dist --twice`",
     "the programs on a kernel that you bring: `cargo xtask kernel-test IMAGE` (on Debian's they are tested)",
 ];
 
-/// Runs all checks, or only the tests whose names contain one of `filters`; tells at the end
-/// how long each group took, and what was not run.
+/// Runs all checks, or only the tests whose names contain one of `filters`; finally prints the time
+/// of each group and the tests that could not run.
 pub(crate) fn run(filters: &[String]) -> Result<()> {
     let mut times = Times::default();
     if filters.is_empty() {
@@ -76,12 +76,12 @@ pub(crate) fn run(filters: &[String]) -> Result<()> {
     passed
 }
 
-/// How long things took.
+/// Durations by step and group.
 #[derive(Default)]
 struct Times(Vec<(String, Duration)>);
 
 impl Times {
-    /// Says what comes next, does it, and notes how long it took.
+    /// Announces a step, runs it and records its duration.
     fn step(&mut self, name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
         println!("\n== {name}");
         let begin = Instant::now();
@@ -90,7 +90,7 @@ impl Times {
         done
     }
 
-    /// Adds the groups of tests, each the sum of its tests: many run side by side.
+    /// Adds the test groups with the sum of their tests' durations; tests run in parallel.
     fn add_groups(&mut self, report: &Path) -> Result<()> {
         let text = fs::read_to_string(report).with_context(|| report.display().to_string())?;
         for (group, time) in groups(&text) {
@@ -107,7 +107,7 @@ impl Times {
     }
 }
 
-/// The test programs in nextest's JUnit report and the sums of their tests' times.
+/// Returns the test programs in nextest's JUnit report, with the sum of their tests' durations.
 fn groups(report: &str) -> Vec<(String, Duration)> {
     let mut groups: Vec<(String, Duration)> = Vec::new();
     for line in report.lines().map(str::trim) {
@@ -123,14 +123,14 @@ fn groups(report: &str) -> Vec<(String, Duration)> {
     groups
 }
 
-/// An attribute of an XML element on one line.
+/// Returns an attribute of an XML element written on one line.
 fn attribute<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = line.split_once(&format!(" {name}=\""))?;
     rest.split_once('"').map(|(value, _)| value)
 }
 
-/// Whether advisories about dependencies can be looked up without the network: cargo-deny is there, and
-/// so is a database that it has fetched.
+/// Returns whether dependencies can be checked for advisories offline: cargo-deny is installed and
+/// has fetched its database before.
 fn has_advisories() -> bool {
     let home = env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")));
@@ -138,7 +138,7 @@ fn has_advisories() -> bool {
     has_database && capture(Command::new("cargo").args(["deny", "--version"])).is_ok()
 }
 
-/// Prints what was not run, and why.
+/// Prints the tests that could not run, and the reasons.
 fn tell_not_run(list: &str) {
     println!("\n== not run, because");
     if !has_advisories() {
@@ -152,7 +152,7 @@ fn tell_not_run(list: &str) {
     }
 }
 
-/// Installs cargo-nextest, which runs test programs side by side, where it is missing.
+/// Installs cargo-nextest, which runs test programs in parallel, if it is missing.
 fn ensure_nextest() -> Result<()> {
     if capture(Command::new("cargo").args(["nextest", "--version"])).is_ok() {
         return Ok(());

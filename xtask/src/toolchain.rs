@@ -1,12 +1,9 @@
-//! The compiler for the BPF target, its clippy, and `.toolchain/env`, which tells
-//! `dns-user/fastpath/build.rs` how to use it.
+//! Set-up of the BPF compiler, its clippy, and `.toolchain/env`, which configures
+//! `dns-user/fastpath/build.rs`.
 //!
-//! Two ways, the first that works is taken:
+//! Of two toolchains the first available one is used:
 //!
 //! 1. rustup's nightly with the rust-src component, and bpf-linker on the path.
-//! 2. Debian's own rustc, whose packages hold a ready `core` for the BPF target,
-//!    unpacked (not installed: it would conflict with rustup) under `.toolchain`,
-//!    and a bpf-linker built against Debian's LLVM.
 
 use std::{
     fs,
@@ -25,27 +22,27 @@ use crate::{
 #[path = "../../dns-user/fastpath/build/bpf_cargo.rs"]
 mod bpf_cargo;
 
-/// Debian packages of rustc and of `core` for the host (proc macros) and for BPF.
+/// Debian packages of rustc and of `core` for the host (proc macros) and the BPF target.
 const RUSTC_PACKAGES: &[&str] =
     &["rustc-web", "libstd-rust-web-1.96", "libstd-rust-web-dev", "libstd-rust-web-dev-bpf"];
 
-/// Debian package of the clippy that belongs to [`RUSTC_PACKAGES`].
+/// Debian package of clippy that matches [`RUSTC_PACKAGES`].
 const CLIPPY_PACKAGE: &str = "rust-web-clippy";
 
 /// Version of [`RUSTC_PACKAGES`] and [`CLIPPY_PACKAGE`].
 const RUSTC_VERSION: &str = "1.96.0+dfsg1-1~deb12u2";
 
-/// Debian package of the LLVM that both rustc and bpf-linker load.
+/// Debian package of the LLVM used by rustc and bpf-linker.
 const LLVM_PACKAGE: &str = "libllvm22";
 
-/// The library of [`LLVM_PACKAGE`].
+/// Path of the library in [`LLVM_PACKAGE`].
 const LLVM_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libLLVM.so.22.1";
 
-/// Version of bpf-linker, and its feature that fits [`LLVM_PACKAGE`].
+/// Version of bpf-linker and its feature that matches [`LLVM_PACKAGE`].
 const LINKER_VERSION: &str = "0.13.0";
 const LINKER_FEATURE: &str = "llvm-22";
 
-/// Makes sure that the BPF target can be built.
+/// Sets up the BPF toolchain if necessary.
 pub(crate) fn ensure() -> Result<()> {
     let folder = root().join(".toolchain");
     let settings_file = folder.join("env");
@@ -61,19 +58,19 @@ pub(crate) fn ensure() -> Result<()> {
     fs::write(&settings_file, settings).with_context(|| settings_file.display().to_string())
 }
 
-/// Runs clippy on `dns-ebpf`, with the compiler that builds it; every warning is an error.
+/// Runs clippy on `dns-ebpf` with the BPF compiler; warnings are errors.
 pub(crate) fn lint_programs() -> Result<()> {
     ensure()?;
     let folder = root().join(".toolchain").canonicalize()?;
     let settings = fs::read_to_string(folder.join("env"))?;
-    // Rustup's nightly has its own; one that fits Debian's rustc is Debian's.
+    // Rustup's nightly includes clippy; Debian's rustc needs Debian's clippy.
     let clippy =
         if settings.contains("RUSTUP_TOOLCHAIN=") { "cargo".into() } else { debian_clippy(&folder)? };
     let mut command = bpf_cargo(clippy, "clippy", &root().join("dns-ebpf"), &settings).map_err(Error::msg)?;
     run(command.args(["--quiet", "--", "-D", "warnings"]))
 }
 
-/// Debian's clippy, unpacked into `folder` if it is not there yet.
+/// Returns Debian's clippy, unpacking it into `folder` if necessary.
 fn debian_clippy(folder: &Path) -> Result<PathBuf> {
     let clippy = folder.join("clippy");
     if !clippy.exists() {
@@ -82,7 +79,8 @@ fn debian_clippy(folder: &Path) -> Result<PathBuf> {
     Ok(clippy.join("usr/bin/cargo-clippy"))
 }
 
-/// Whether what the settings name is still there (a moved checkout, a removed toolchain).
+/// Returns whether the paths in the settings still exist (the checkout may have moved, or the
+/// toolchain was removed).
 fn still_valid(settings: &str) -> bool {
     let value = |key: &str| settings.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
     match (value("RUSTC"), value("PATH_FIRST"), value("RUSTUP_TOOLCHAIN")) {
@@ -94,7 +92,7 @@ fn still_valid(settings: &str) -> bool {
     }
 }
 
-/// Settings for rustup's nightly, if it has rust-src and there is a bpf-linker.
+/// Returns settings for rustup's nightly if it has rust-src and bpf-linker is available.
 fn nightly_settings() -> Option<String> {
     let sysroot = Command::new("rustup")
         .args(["run", "nightly", "rustc", "--print", "sysroot"])
@@ -130,8 +128,8 @@ fn install_debian(folder: &Path) -> Result<String> {
     ))
 }
 
-/// Downloads packages of Debian's rustc at the pinned version and unpacks them into `place`,
-/// below `folder`; if Debian no longer has that version, says so and takes what it has.
+/// Downloads packages of Debian's rustc at the pinned version and unpacks them into `place`, below
+/// `folder`. If Debian no longer has that version, reports it and takes the current one.
 fn unpack(names: &[&str], place: &Path, folder: &Path) -> Result<()> {
     if packages::candidate(names[0])?.is_none() {
         packages::apt(&["update", "-qq"])?;
@@ -168,6 +166,6 @@ fn build_linker(folder: &Path) -> Result<()> {
         .args(["--features", LINKER_FEATURE, "--root"])
         .arg(folder.join("linker"))
         .env("LLVM_PREFIX", &llvm)
-        // The linker is not part of this workspace's build.
+        // The linker does not belong to this workspace's build.
         .env_remove("CARGO_TARGET_DIR"))
 }

@@ -1,9 +1,9 @@
-//! What the project depends on, checked against `deny.toml`: licences, bans, sources,
-//! and no dependency that nobody uses.
+//! Dependencies of the project, checked against `deny.toml`: licences, bans, sources, and unused
+//! ones.
 //!
-//! The checks are our own, over `cargo metadata`: building cargo-deny takes longer than all
-//! other checks together. Advisories are not checked here: their database is not at hand
-//! where there is no network. Where there is, `cargo deny check` does.
+//! The checks run over `cargo metadata`, because building cargo-deny takes longer than all other
+//! checks together. Advisories are not checked: their database needs the network. Use `cargo deny
+//! check` for them.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its input has failed")]
 
@@ -17,12 +17,12 @@ use std::{
 use serde_json::Value;
 use toml_edit::DocumentMut;
 
-/// Root of the project.
+/// Returns the root of the repository.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap()
 }
 
-/// What cargo knows of a workspace: all packages on the target that is built for.
+/// Returns cargo's metadata of a workspace for the build target.
 fn metadata(folder: &Path) -> Value {
     let output = Command::new("cargo")
         .args(["metadata", "--format-version=1", "--locked", "--filter-platform=x86_64-unknown-linux-gnu"])
@@ -33,7 +33,7 @@ fn metadata(folder: &Path) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// The packages of both workspaces that are compiled for our target.
+/// Returns the packages of both workspaces that are compiled for the target.
 fn packages() -> Vec<Value> {
     let of_workspace = |folder: PathBuf| {
         let metadata = metadata(&folder);
@@ -44,7 +44,7 @@ fn packages() -> Vec<Value> {
     of_workspace(root()).chain(of_workspace(root().join("dns-ebpf"))).collect()
 }
 
-/// A member of each item of a list.
+/// Returns a member of each item in a list.
 fn items(list: &Value, member: &str) -> BTreeSet<String> {
     let items = list.as_array().unwrap().iter();
     items.map(|item| item[member].as_str().unwrap().to_owned()).collect()
@@ -54,7 +54,7 @@ fn rules() -> DocumentMut {
     fs::read_to_string(root().join("deny.toml")).unwrap().parse().unwrap()
 }
 
-/// The texts of a list in the rules.
+/// Returns the strings of a list in the rules.
 fn listed(rules: &DocumentMut, table: &str, list: &str) -> BTreeSet<String> {
     let list = rules[table][list].as_array().unwrap().iter();
     list.map(|item| item.as_str().unwrap().to_owned()).collect()
@@ -74,7 +74,7 @@ fn every_licence_is_allowed() {
 }
 
 #[test]
-fn banned_crates_have_only_their_wrappers() {
+fn banned_crates_need_wrappers() {
     let rules = rules();
     let dependents = dependents();
     for entry in rules["bans"]["deny"].as_array().unwrap() {
@@ -93,7 +93,7 @@ fn banned_crates_have_only_their_wrappers() {
     }
 }
 
-/// Names of the crates that use each crate, with the features that are built.
+/// Returns the crates that use each crate, with the built features.
 fn dependents() -> BTreeMap<String, BTreeSet<String>> {
     let mut dependents: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for folder in [root(), root().join("dns-ebpf")] {
@@ -115,10 +115,10 @@ fn dependents() -> BTreeMap<String, BTreeSet<String>> {
 }
 
 #[test]
-fn every_crate_comes_from_an_allowed_registry() {
+fn crate_registries_are_allowed() {
     let allowed = listed(&rules(), "sources", "allow-registry");
     for package in packages() {
-        // A crate without a source is a folder of this project.
+        // Crates without a source are part of this project.
         let Some(source) = package["source"].as_str() else { continue };
         let registry = source.strip_prefix("registry+").unwrap_or(source);
         assert!(allowed.contains(registry), "{} comes from {source}", package["name"]);
@@ -142,7 +142,7 @@ fn no_dependency_is_unused() {
             for dependency in package["dependencies"].as_array().unwrap() {
                 let package_name = dependency["name"].as_str().unwrap();
                 let name = dependency["rename"].as_str().unwrap_or(package_name);
-                // What is not compiled for our target has no entry.
+                // Packages that are not compiled for the target have no entry.
                 let crate_name = crates.get(name).cloned().unwrap_or_else(|| name.replace('-', "_"));
                 if !is_mentioned(&sources, &crate_name) {
                     unused.push(format!("{}: {name}", package["name"]));
@@ -153,8 +153,8 @@ fn no_dependency_is_unused() {
     assert!(unused.is_empty(), "dependencies that no source file mentions:\n{}", unused.join("\n"));
 }
 
-/// The names by which sources mention packages, by package: that of the library, which may
-/// be another one (`hcl-rs` is `hcl`).
+/// Returns the library names of packages, which may differ from the package names (`hcl-rs` is
+/// `hcl`).
 fn crate_names(metadata: &Value) -> BTreeMap<String, String> {
     let mut names = BTreeMap::new();
     for package in metadata["packages"].as_array().unwrap() {
@@ -169,7 +169,7 @@ fn crate_names(metadata: &Value) -> BTreeMap<String, String> {
     names
 }
 
-/// Appends the source files below a folder, those of other crates left out.
+/// Appends the source files below a folder, except for nested crates.
 fn read_sources(folder: &Path, sources: &mut String) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -180,7 +180,7 @@ fn read_sources(folder: &Path, sources: &mut String) {
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             let text = fs::read_to_string(&path).unwrap();
             for module in modules_elsewhere(&text).map(|module| folder.join(module)) {
-                // `mod.rs` stands for its folder.
+                // `mod.rs` represents its folder.
                 match module.file_name() {
                     Some(name) if name == "mod.rs" => read_sources(module.parent().unwrap(), sources),
                     _ => sources.push_str(&fs::read_to_string(&module).unwrap()),
@@ -191,7 +191,7 @@ fn read_sources(folder: &Path, sources: &mut String) {
     }
 }
 
-/// Modules of other crates that a source file takes in: those of `#[path = "../.."]`.
+/// Returns the modules of other crates included in a source file by `#[path = "../.."]`.
 fn modules_elsewhere(text: &str) -> impl Iterator<Item = &str> {
     text.lines()
         .filter_map(|line| line.trim_start().strip_prefix("#[path = \"")?.split_once('"'))
@@ -199,7 +199,7 @@ fn modules_elsewhere(text: &str) -> impl Iterator<Item = &str> {
         .filter(|path| path.starts_with("../"))
 }
 
-/// Whether a name stands in a text as a word, outside of comments.
+/// Returns whether a name occurs as a word in a text, outside comments.
 fn is_mentioned(sources: &str, name: &str) -> bool {
     let is_word = |character: char| character.is_alphanumeric() || character == '_';
     let code = sources.lines().filter(|line| !line.trim_start().starts_with("//"));
@@ -214,8 +214,8 @@ fn is_mentioned(sources: &str, name: &str) -> bool {
 
 //----------- Licence expressions (SPDX) -------------------------------------
 
-/// Whether an expression holds with these licences: `OR` (or `/`, as older crates write)
-/// needs one side, `AND` both; an exception (`WITH`) only allows more.
+/// Evaluates a licence expression: `OR` (or `/` in older crates) needs one side, `AND` both; an
+/// exception (`WITH`) only permits more.
 fn is_satisfied(expression: &str, allowed: &BTreeSet<String>) -> bool {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let mut words = spaced.split_whitespace().peekable();
@@ -223,7 +223,6 @@ fn is_satisfied(expression: &str, allowed: &BTreeSet<String>) -> bool {
     holds && words.next().is_none()
 }
 
-/// The words of an expression.
 type Words<'a> = std::iter::Peekable<std::str::SplitWhitespace<'a>>;
 
 fn any_of(words: &mut Words<'_>, allowed: &BTreeSet<String>) -> bool {
@@ -242,7 +241,7 @@ fn all_of(words: &mut Words<'_>, allowed: &BTreeSet<String>) -> bool {
     holds
 }
 
-/// A licence, or an expression in parentheses.
+/// Evaluates a licence, or an expression in parentheses.
 fn one(words: &mut Words<'_>, allowed: &BTreeSet<String>) -> bool {
     let Some(word) = words.next() else { return false };
     if word == "(" {

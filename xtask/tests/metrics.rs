@@ -1,4 +1,4 @@
-//! Every family of metrics that is declared is exposed.
+//! Every declared metric family is exposed.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its input has failed")]
 

@@ -1,4 +1,4 @@
-//! The BPF object is reproducible: built in two folders it is the same, byte for byte.
+//! The BPF object is reproducible: builds in two folders are identical.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its input has failed")]
 
@@ -8,10 +8,10 @@ use std::{fs, os::unix::fs::symlink, path::Path};
 mod object;
 
 #[test]
-fn two_builds_in_different_folders_give_the_same_bytes() {
+fn build_folder_does_not_matter() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap();
     let settings = fs::read_to_string(root.join(".toolchain/env")).expect("run `cargo xtask build` first");
-    // Crates of the registry are built once for both; ours are built in each folder.
+    // Registry crates are built once for both; this project's crates are built in each folder.
     let target = root.join("target/reproducible");
     let objects = ["one", "another/deeper"].map(|place| {
         forget_ours(&target.join("bpfel-unknown-none/release/.fingerprint"));
@@ -29,7 +29,7 @@ fn two_builds_in_different_folders_give_the_same_bytes() {
     assert!(objects[0] == objects[1], "the two objects differ");
 }
 
-/// Makes cargo build our crates anew.
+/// Forces cargo to rebuild this project's crates.
 fn forget_ours(fingerprints: &Path) {
     for entry in fs::read_dir(fingerprints).into_iter().flatten() {
         let entry = entry.unwrap();
@@ -39,7 +39,7 @@ fn forget_ours(fingerprints: &Path) {
     }
 }
 
-/// Copies a folder, but for what was built in it.
+/// Copies a folder without its build output.
 fn copy(from: &Path, to: &Path) {
     fs::create_dir(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {

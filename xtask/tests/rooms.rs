@@ -1,5 +1,5 @@
-//! No circles between rooms: the modules at the top of a crate use each other in one
-//! direction. What a room uses is read from its source: paths that begin with `crate::`.
+//! No cycles between rooms: the top-level modules of a crate depend on each other in one direction.
+//! Dependencies are read from the source as paths that start with `crate::`.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its input has failed")]
 
@@ -9,15 +9,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Circles that still stand: crate, and rooms among which circles are. The list only shrinks: a
-/// circle that is gone has to go from here, too.
+/// Known cycles: a crate, and the rooms in its cycles. The list only shrinks: a resolved cycle must
+/// be removed from it.
 const KNOWN: &[(&str, &[&str])] = &[];
 
-/// The rooms that each room uses.
+/// Dependencies of each room.
 type Uses = BTreeMap<String, BTreeSet<String>>;
 
 #[test]
-fn rooms_use_each_other_in_one_direction() {
+fn rooms_have_no_cycles() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut known: BTreeMap<&str, &[&str]> = KNOWN.iter().copied().collect();
     let mut new = Vec::new();
@@ -36,7 +36,7 @@ fn rooms_use_each_other_in_one_direction() {
     assert!(known.is_empty(), "these crates are gone; take them off the list: {known:?}");
 }
 
-/// The crates of the product and the folders of their sources.
+/// Returns the crates of the product with their source folders.
 fn crates(root: &Path) -> BTreeMap<String, PathBuf> {
     let mut crates = BTreeMap::new();
     let below_user = fs::read_dir(root.join("dns-user")).unwrap().map(|entry| entry.unwrap().path());
@@ -50,8 +50,8 @@ fn crates(root: &Path) -> BTreeMap<String, PathBuf> {
     crates
 }
 
-/// What the rooms of a crate use. A room is a file or a folder of `src`; the crate's roots,
-/// which join the rooms, are none.
+/// Returns the dependencies between the rooms of a crate. A room is a file or folder of `src`,
+/// except for the crate's root files, which join the rooms.
 fn uses(sources: &Path) -> Uses {
     let mut uses = Uses::new();
     for entry in fs::read_dir(sources).unwrap() {
@@ -69,7 +69,7 @@ fn uses(sources: &Path) -> Uses {
     uses
 }
 
-/// Adds what the files at or below a path use. What tests alone use is left out.
+/// Adds the dependencies of the files at or below a path; test modules are skipped.
 fn read_uses(path: &Path, used: &mut BTreeSet<String>) {
     if path.is_dir() {
         for entry in fs::read_dir(path).unwrap() {
@@ -85,7 +85,7 @@ fn read_uses(path: &Path, used: &mut BTreeSet<String>) {
     let text = fs::read_to_string(path).unwrap();
     let code: String = text
         .lines()
-        // Tests stand at the end of a file.
+        // Tests are at the end of a file.
         .take_while(|line| line.trim() != "#[cfg(test)]")
         .filter(|line| !line.trim_start().starts_with("//"))
         .flat_map(|line| [line, "\n"])
@@ -93,7 +93,7 @@ fn read_uses(path: &Path, used: &mut BTreeSet<String>) {
     used.extend(paths(&code));
 }
 
-/// The first words after `crate::`, those of `crate::{...}` included.
+/// Returns the first path segments after `crate::`, also inside `crate::{...}`.
 fn paths(code: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (at, prefix) in code.match_indices("crate::") {
@@ -106,7 +106,7 @@ fn paths(code: &str) -> BTreeSet<String> {
     found
 }
 
-/// The first words of the items of `{a::b, c::{d, e}, f}`, after its opening brace.
+/// Returns the first path segments in `{a::b, c::{d, e}, f}`, after its opening brace.
 fn heads_of_list(list: &str) -> Vec<String> {
     let mut heads = Vec::new();
     let (mut depth, mut begins) = (1, true);
@@ -128,12 +128,12 @@ fn heads_of_list(list: &str) -> Vec<String> {
     heads
 }
 
-/// The word at the beginning of a text.
+/// Returns the word at the start of a text.
 fn word(text: &str) -> String {
     text.chars().take_while(|character| character.is_alphanumeric() || *character == '_').collect()
 }
 
-/// The sets of rooms each of which can be reached from each other, of two or more.
+/// Returns the strongly connected sets of two or more rooms.
 fn find_circles(uses: &Uses) -> BTreeSet<BTreeSet<String>> {
     let reached: BTreeMap<&String, BTreeSet<String>> =
         uses.keys().map(|room| (room, reachable(uses, room))).collect();
@@ -144,7 +144,7 @@ fn find_circles(uses: &Uses) -> BTreeSet<BTreeSet<String>> {
     uses.keys().map(circle_of).filter(|circle| circle.len() > 1).collect()
 }
 
-/// The rooms that a room uses, and those that they use, and so on.
+/// Returns the direct and indirect dependencies of a room.
 fn reachable(uses: &Uses, from: &str) -> BTreeSet<String> {
     let mut reached = BTreeSet::new();
     let mut waiting = vec![from.to_owned()];
@@ -158,7 +158,7 @@ fn reachable(uses: &Uses, from: &str) -> BTreeSet<String> {
     reached
 }
 
-/// Who uses whom in a circle.
+/// Describes the dependencies within a cycle.
 fn describe(rooms: &BTreeSet<String>, uses: &Uses) -> String {
     let ways = rooms.iter().flat_map(|room| {
         let within = uses[room].intersection(rooms);
@@ -168,7 +168,7 @@ fn describe(rooms: &BTreeSet<String>, uses: &Uses) -> String {
 }
 
 #[test]
-fn circles_and_paths_are_found() {
+fn cycles_and_paths_are_found() {
     let code = "use crate::{a::b, c::{d, e},\n f};\nuse crate::g::h;\nlet x = crate::i();\n";
     assert_eq!(paths(code), BTreeSet::from(["a", "c", "f", "g", "i"].map(str::to_owned)));
     let uses = |pairs: &[(&str, &[&str])]| -> Uses {

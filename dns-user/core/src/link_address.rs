@@ -41,7 +41,7 @@ pub enum FirstLabel {
     Instance(String),
     /// A filter: `q-` followed by the criteria.
     Query(Criteria),
-    /// `*`, for certificates.
+    /// `*`, for use in certificates.
     Wildcard,
 }
 

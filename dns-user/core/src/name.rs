@@ -153,7 +153,7 @@ impl Name {
 pub struct NameRef<'a>(&'a [u8]);
 
 impl<'a> NameRef<'a> {
-    /// Wraps the bytes of a [`Name::as_wire`], which the caller guarantees.
+    /// Wraps bytes in the form of [`Name::as_wire`]; other bytes are a bug in the caller.
     pub fn of_wire(bytes: &'a [u8]) -> Self {
         debug_assert!(Name::from_wire(bytes).is_ok_and(|(name, _)| name.as_wire() == bytes));
         Self(bytes)

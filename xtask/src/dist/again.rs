@@ -1,4 +1,4 @@
-//! `--twice`: everything once more, in a fresh clone elsewhere, and byte for byte the same.
+//! `--twice`: repeats the build in a fresh clone and compares the artifacts.
 
 use std::{
     collections::BTreeSet,
@@ -13,14 +13,14 @@ use anyhow::{Context, Result, bail, ensure};
 use super::{CHANGED, Release, name};
 use crate::process::{root, run};
 
-/// Builds all of it again and compares. The clone stays where something differs.
+/// Builds everything again and compares. The clone is kept if a file differs.
 pub(super) fn build_and_compare(release: &Release) -> Result<()> {
     ensure!(!release.commit.ends_with(CHANGED), "commit first: a clone has only what is committed");
     let staging = release.staging("again")?;
     let clone = staging.join("a-clone");
     run(Command::new("git").args(["clone", "--quiet"]).arg(root().canonicalize()?).arg(&clone))?;
     run(Command::new("git").args(["checkout", "--quiet", "--detach", &release.commit]).current_dir(&clone))?;
-    // What is downloaded is no part of what is compared.
+    // Downloaded tools are not part of the comparison.
     symlink(root().join(".toolchain").canonicalize()?, clone.join(".toolchain"))?;
     let out = clone.join("dist");
     println!("\nonce more, from the beginning, in {}", clone.display());
@@ -38,7 +38,7 @@ pub(super) fn build_and_compare(release: &Release) -> Result<()> {
     fs::remove_dir_all(&staging).with_context(|| staging.display().to_string())
 }
 
-/// Names of the files that are not the same in both folders, or not in both.
+/// Returns the names of the files that differ or exist in only one folder.
 fn differences(one: &Path, other: &Path) -> Result<Vec<String>> {
     let files = |folder: &Path| -> Result<BTreeSet<PathBuf>> {
         fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name().into())).collect()
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_that_differ_or_are_missing_are_named() {
+    fn differing_files_are_named() {
         let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let [one, other] = folders.each_ref().map(tempfile::TempDir::path);
         for (file, bytes) in [("same", ["a", "a"]), ("another", ["a", "b"])] {

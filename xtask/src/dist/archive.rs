@@ -1,4 +1,4 @@
-//! Folders, archives and sums that are the same every time.
+//! Reproducible folders, archives and checksums.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use super::{Release, name};
 use crate::process::{capture, run};
 
-/// Makes an empty folder.
+/// Creates an empty folder, deleting an existing one.
 pub(super) fn make_anew(folder: &Path) -> Result<()> {
     if folder.exists() {
         fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;
@@ -20,7 +20,7 @@ pub(super) fn make_anew(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| folder.display().to_string())
 }
 
-/// Writes a file with its folders; `mode` as of chmod.
+/// Writes a file, creating its folders; `mode` as for chmod.
 pub(super) fn put(path: &Path, contents: impl AsRef<[u8]>, mode: u32) -> Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
@@ -29,14 +29,14 @@ pub(super) fn put(path: &Path, contents: impl AsRef<[u8]>, mode: u32) -> Result<
     Ok(fs::set_permissions(path, fs::Permissions::from_mode(mode))?)
 }
 
-/// Copies a file with its folders.
+/// Copies a file, creating its folders.
 pub(super) fn copy(from: &Path, to: &Path, mode: u32) -> Result<()> {
     put(to, fs::read(from).with_context(|| from.display().to_string())?, mode)
 }
 
-/// Packs all of `folder` into the tar `to`, sorted, dated and owned by root.
+/// Packs all of `folder` into the tar `to`, sorted, with the release's date and owned by root.
 pub(super) fn tar(release: &Release, folder: &Path, to: &Path) -> Result<()> {
-    // Folders as umask leaves them would be told apart.
+    // Modes set by the umask would make the archives differ.
     run(Command::new("find").arg(folder).args(["-type", "d", "-exec", "chmod", "755", "{}", "+"]))?;
     run(Command::new("tar")
         .args(["--create", "--sort=name", "--format=gnu", "--owner=0", "--group=0", "--numeric-owner"])
@@ -48,7 +48,7 @@ pub(super) fn tar(release: &Release, folder: &Path, to: &Path) -> Result<()> {
         .arg("."))
 }
 
-/// The same, compressed: gzip without name and time.
+/// Packs like [`tar`] and compresses with gzip, without name and time.
 pub(super) fn tgz(release: &Release, folder: &Path, to: &Path) -> Result<()> {
     let plain = to.with_extension("tar");
     tar(release, folder, &plain)?;
@@ -57,13 +57,13 @@ pub(super) fn tgz(release: &Release, folder: &Path, to: &Path) -> Result<()> {
     fs::rename(plain.with_extension("tar.gz"), to).with_context(|| to.display().to_string())
 }
 
-/// SHA-256 of a file, as hexadecimal digits.
+/// Returns the SHA-256 of a file in hexadecimal.
 pub(super) fn sha256(file: &Path) -> Result<String> {
     let said = capture(Command::new("sha256sum").arg("--").arg(file))?;
     Ok(said.split_whitespace().next().context("sha256sum said nothing")?.to_owned())
 }
 
-/// Writes SHA256SUMS of all files in a folder, as `sha256sum --check` reads it.
+/// Writes SHA256SUMS for all files in a folder, in the format of `sha256sum --check`.
 pub(super) fn sums(folder: &Path) -> Result<()> {
     let mut files: Vec<PathBuf> =
         fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;

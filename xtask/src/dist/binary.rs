@@ -1,4 +1,4 @@
-//! The server's binary: built for old systems, its debug information in a file of its own.
+//! The server's binary: built for old systems, with separate debug information.
 
 use std::{
     fs,
@@ -15,10 +15,11 @@ use crate::{
     toolchain,
 };
 
-/// The target, named although it is the host's own: cargo then keeps our flags from build scripts.
+/// The target is given explicitly although it is the host's, so that cargo does not apply the flags
+/// to build scripts.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Builds the binary against the old C library, and shows that it starts there.
+/// Builds the binary against the old C library and verifies that it starts with it.
 pub(super) fn build(release: &Release) -> Result<PathBuf> {
     let old = glibc::ensure()?;
     let built = cargo(release, SERVER, &glibc::link_arguments(&old))?;
@@ -39,8 +40,8 @@ pub(super) fn build_companion(release: &Release, program: [&str; 2]) -> Result<P
     Ok(stripped)
 }
 
-/// Builds the binary with the C library in it: for images that hold nothing else. Elsewhere
-/// the machine's own is to be used, because its name service (nsswitch.conf) loads modules.
+/// Builds a program statically, for images without a C library. Other builds link dynamically,
+/// because the machine's name service (nsswitch.conf) loads modules.
 pub(super) fn build_static(release: &Release, program: [&str; 2]) -> Result<PathBuf> {
     let built = cargo(release, program, &["-Ctarget-feature=+crt-static".to_owned()])?;
     let stripped = release.staging(&format!("static-{}", program[1]))?.join(program[1]);
@@ -49,9 +50,9 @@ pub(super) fn build_static(release: &Release, program: [&str; 2]) -> Result<Path
     Ok(stripped)
 }
 
-/// Takes the debug information out of `built`, into `dist/`; returns the binary that is left there.
+/// Moves the debug information of `built` into `dist/`; returns the stripped binary there.
 ///
-/// Debuggers find the other file by the build id and by its name.
+/// Debuggers find the file by build id and name.
 pub(super) fn split(built: &Path, release: &Release) -> Result<PathBuf> {
     let server = release.out.join("bosh-dns-xdp");
     let debug = release.out.join("bosh-dns-xdp.debug");
@@ -67,13 +68,13 @@ pub(super) fn split(built: &Path, release: &Release) -> Result<PathBuf> {
     Ok(server)
 }
 
-/// Package and binary of the server.
+/// Package and binary name of the server.
 pub(super) const SERVER: [&str; 2] = ["dns-resolver", "bosh-dns-xdp"];
 
-/// Package and binary of the distribution of records.
+/// Package and binary name of the record distribution.
 pub(super) const SYNC: [&str; 2] = ["dns-sync", "bosh-dns-sync"];
 
-/// Builds with the paths of this machine taken out; the binary's path.
+/// Builds with this machine's paths removed; returns the binary's path.
 fn cargo(release: &Release, [package, program]: [&str; 2], flags: &[String]) -> Result<PathBuf> {
     packages::ensure(&["binutils"])?;
     toolchain::ensure()?;
@@ -92,7 +93,7 @@ fn cargo(release: &Release, [package, program]: [&str; 2], flags: &[String]) -> 
         .args(["build", "--release", "--locked", "--package", package, "--bin", program])
         .args(["--target", TARGET])
         .env("CARGO_ENCODED_RUSTFLAGS", all.join("\u{1f}"))
-        // Assertions of C code name the files they stand in.
+        // Assertions in C code contain the paths of their source files.
         .env("CFLAGS", format!("-ffile-prefix-map={}=/usr/src/bosh-dns-xdp", here.display()))
         .env("BOSH_DNS_XDP_COMMIT", &release.commit)
         .env("SOURCE_DATE_EPOCH", release.epoch.to_string())
@@ -100,7 +101,7 @@ fn cargo(release: &Release, [package, program]: [&str; 2], flags: &[String]) -> 
     Ok(here.join("target").join(TARGET).join("release").join(program))
 }
 
-/// Fails if a symbol of a C library newer than [`glibc::VERSION`] is needed.
+/// Fails if the binary needs a symbol newer than [`glibc::VERSION`].
 fn check_symbols(server: &Path) -> Result<()> {
     let newest = needed_glibc(server)?;
     println!("  needs glibc {}.{}", newest.0, newest.1);
@@ -116,13 +117,13 @@ fn check_symbols(server: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Version of glibc that a binary needs.
+/// Returns the minimum glibc version of a binary.
 pub(super) fn needed_glibc(server: &Path) -> Result<(u32, u32)> {
     let symbols = capture(Command::new("objdump").arg("-T").arg(server))?;
     newest_glibc(&symbols).context("no symbol of glibc: is the binary static?")
 }
 
-/// Newest version of glibc among the dynamic symbols that objdump lists.
+/// Returns the newest glibc version among the dynamic symbols listed by objdump.
 fn newest_glibc(symbols: &str) -> Option<(u32, u32)> {
     let versions = symbols.split("GLIBC_").skip(1).filter_map(|rest| {
         let version = rest.split(|c: char| !c.is_ascii_digit() && c != '.').next()?;
@@ -132,7 +133,7 @@ fn newest_glibc(symbols: &str) -> Option<(u32, u32)> {
     versions.max()
 }
 
-/// Runs the binary in the old root, where nothing but the old C library is.
+/// Runs the binary in the old root, which has only the old C library.
 fn check_start(server: &Path, old: &Path) -> Result<()> {
     let inside = old.join("program");
     fs::copy(server, &inside)?;
@@ -147,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_symbol_is_found() {
+    fn newest_symbol_is_found() {
         let symbols = "0 DF *UND* 0 (GLIBC_2.2.5) malloc\n0 DF *UND* 0 (GLIBC_2.34) dlsym\n0 (GLIBC_2.9) x\n";
         assert_eq!(newest_glibc(symbols), Some((2, 34)));
         assert_eq!(newest_glibc("nothing"), None);

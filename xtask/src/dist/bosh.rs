@@ -1,7 +1,7 @@
-//! The BOSH release, from `deploy/bosh`: a tarball that `bosh upload-release` takes.
+//! The BOSH release, built from `deploy/bosh`: a tarball for `bosh upload-release`.
 //!
-//! The package's only content is the finished binary, so that compilation workers need
-//! no compiler. Fingerprints are sums of the archives, which are the same every time.
+//! The package contains only the finished binary, so compilation workers need no compiler.
+//! Fingerprints are checksums of the reproducible archives.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use anyhow::Result;
 use super::{Release, archive};
 use crate::process::root;
 
-/// Name of the job, and of the package whose path other jobs know: those of the reference.
+/// Name of the job and of the package, the same as in bosh-dns, because other jobs use its path.
 const NAME: &str = "bosh-dns";
 
 /// Writes the release; `server` is the stripped binary.
@@ -27,7 +27,7 @@ pub(super) fn write(release: &Release, server: &Path, sync: Option<&Path>) -> Re
     archive::tgz(release, &tarball, &release.out.join(name))
 }
 
-/// Packs the job: its `spec` is called `job.MF` in a release. The sum of the archive.
+/// Packs the job, whose `spec` becomes `job.MF`; returns the checksum of the archive.
 fn pack_job(release: &Release, source: &Path, tarball: &Path) -> Result<String> {
     let job = release.staging("bosh-job")?;
     archive::copy(&source.join("spec"), &job.join("job.MF"), 0o644)?;
@@ -39,7 +39,7 @@ fn pack_job(release: &Release, source: &Path, tarball: &Path) -> Result<String> 
     pack(release, &job, &tarball.join("jobs"))
 }
 
-/// Packs the package: the binary and the script that puts it in place. The sum of the archive.
+/// Packs the package: the binary and its packaging script; returns the checksum of the archive.
 fn pack_package(
     release: &Release,
     source: &Path,
@@ -57,7 +57,7 @@ fn pack_package(
     pack(release, &package, &tarball.join("packages"))
 }
 
-/// Packs `contents` as `folder/bosh-dns.tgz`; its SHA-256.
+/// Packs `contents` as `folder/bosh-dns.tgz`; returns its SHA-256.
 fn pack(release: &Release, contents: &Path, folder: &Path) -> Result<String> {
     fs::create_dir_all(folder)?;
     let archive = folder.join(format!("{NAME}.tgz"));
@@ -65,7 +65,7 @@ fn pack(release: &Release, contents: &Path, folder: &Path) -> Result<String> {
     archive::sha256(&archive)
 }
 
-/// All files below a folder.
+/// Returns all files below a folder.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {

@@ -1,8 +1,8 @@
-//! The C library that is linked against: that of Debian 11, so that the binary starts on
-//! every system since (Ubuntu 22.04, the oldest stemcell, has glibc 2.35).
+//! The C library for linking: Debian 11's, so the binary starts on every newer system (Ubuntu
+//! 22.04, the oldest stemcell, has glibc 2.35).
 //!
-//! Debian's packages are unpacked, not installed, in `.toolchain/glibc-2.31`. The same folder,
-//! being a root of that age, is where the binary is shown to start.
+//! Debian's packages are unpacked, not installed, in `.toolchain/glibc-2.31`. This folder also
+//! serves as the root in which the binary is started for verification.
 
 use std::{
     fs,
@@ -19,19 +19,19 @@ use crate::{
     process::{capture, root, run},
 };
 
-/// The release whose C library is taken.
+/// Debian release of the C library.
 const SUITE: &str = "bullseye";
 
-/// Version of that C library: no symbol of a newer one may be asked for.
+/// Version of the C library; binaries must not need newer symbols.
 pub(super) const VERSION: (u32, u32) = (2, 31);
 
 /// The C library, its headers and start files, and the unwinder.
 const PACKAGES: &[&str] = &["libc6", "libc6-dev", "libcrypt1", "libgcc-s1", "linux-libc-dev"];
 
-/// Where Debian's signatures are checked against.
+/// Keyring with Debian's archive keys.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// The root with the old C library, unpacked if it is not there yet.
+/// Returns the root with the old C library, unpacking it if necessary.
 pub(super) fn ensure() -> Result<PathBuf> {
     let folder = root().join(format!(".toolchain/glibc-{}.{}", VERSION.0, VERSION.1));
     if !folder.exists() {
@@ -45,8 +45,8 @@ pub(super) fn ensure() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// What rustc tells the linker, so that it takes the old C library. Without the search paths
-/// gcc's own come first, which lead to the machine's.
+/// Returns rustc's linker arguments for the old C library. Without the search paths gcc's defaults
+/// would come first and select the machine's library.
 pub(super) fn link_arguments(old: &Path) -> Vec<String> {
     let old = old.display();
     let libraries = format!("{old}/usr/lib/x86_64-linux-gnu");
@@ -60,7 +60,8 @@ pub(super) fn link_arguments(old: &Path) -> Vec<String> {
     .into()
 }
 
-/// Makes links that begin at the root lead into `folder`: the linker follows them as the kernel does.
+/// Redirects absolute symbolic links into `folder`, because the linker resolves them like the
+/// kernel.
 fn make_links_relative(folder: &Path) -> Result<()> {
     let links = capture(Command::new("find").arg(folder).args(["-type", "l", "-lname", "/*"]))?;
     for link in links.lines().map(Path::new) {
@@ -74,13 +75,13 @@ fn make_links_relative(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// An apt that knows nothing but [`SUITE`], with folders of its own.
+/// An isolated apt configuration that only knows [`SUITE`].
 struct Apt {
     folder: PathBuf,
 }
 
 impl Apt {
-    /// Reads the suite's lists.
+    /// Downloads the package lists of the suite.
     fn new(folder: &Path) -> Result<Self> {
         make_anew(folder)?;
         let folder = folder.canonicalize()?;
@@ -95,14 +96,14 @@ impl Apt {
         Ok(apt)
     }
 
-    /// Downloads packages; the folder that they lie in.
+    /// Downloads packages; returns their folder.
     fn download(&self, packages: &[&str]) -> Result<PathBuf> {
         let downloads = self.folder.join("downloads");
         capture(self.command().args(["download", "-qq"]).args(packages).current_dir(&downloads))?;
         Ok(downloads)
     }
 
-    /// apt-get on our folders.
+    /// Returns an apt-get command with the isolated folders.
     fn command(&self) -> Command {
         let mut command = Command::new("apt-get");
         for (option, below) in [

@@ -1,19 +1,19 @@
-//! `cargo xtask dist`: what is handed out, made the same way every time, below `dist/`.
+//! `cargo xtask dist`: reproducible release artifacts in `dist/`.
 //!
 //! | File | For |
 //! |---|---|
 //! | `bosh-dns-xdp_VERSION_amd64.deb` | one Debian or Ubuntu machine |
-//! | `bosh-dns-identity_VERSION_amd64.deb` | the same, with the program for certificates |
+//! | `bosh-dns-identity_VERSION_amd64.deb` | one Debian or Ubuntu machine, for certificates |
 //! | `bosh-dns-xdp-VERSION.tgz` | a BOSH director: the release with the job `bosh-dns` |
 //! | `bosh-dns-xdp-VERSION-oci.tar` | containers: `scratch`, the server and bosh-dns-sync, both static |
-//! | `bosh-dns-xdp` | the binary alone, for glibc 2.31 and newer |
-//! | `bosh-dns-xdp.debug` | its debug information, found by build id |
+//! | `bosh-dns-xdp` | the bare binary, for glibc 2.31 and newer |
+//! | `bosh-dns-xdp.debug` | debug information of the binary, found by build id |
 //! | `bosh-dns-xdp.cdx.json` | CycloneDX bill of materials |
-//! | `SHA256SUMS` | sums of all of them |
+//! | `SHA256SUMS` | checksums of all artifacts |
 //!
-//! The same commit, toolchain and Debian packages give the same bytes: times are those of the
-//! commit (`SOURCE_DATE_EPOCH` if it is set), paths of the machine that builds do not get in,
-//! and archives are sorted and owned by root. `--twice` shows it.
+//! The same commit, toolchain and Debian packages produce the same bytes: times are the commit's
+//! (or `SOURCE_DATE_EPOCH`), paths of the build machine are removed, and archives are sorted and
+//! owned by root. `--twice` verifies it.
 
 mod again;
 mod archive;
@@ -35,45 +35,47 @@ use anyhow::{Context, Result};
 
 use crate::process::{capture, root};
 
-/// What `cargo xtask dist` is told.
+/// Options of `cargo xtask dist`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Dist {
-    /// Pack this binary instead of building one: for tests of the packages. No image then.
+    /// Pack this binary instead of building one, to test the packages. Builds no image
     #[arg(long, value_name = "FILE")]
     binary: Option<PathBuf>,
-    /// Pack this `bosh-dns-publish` beside `--binary`; without it the package has none
+    /// Pack this `bosh-dns-publish` with `--binary`; without it the package has none
     #[arg(long, value_name = "FILE", requires = "binary")]
     publisher: Option<PathBuf>,
-    /// Pack this `bosh-dns-identity` into a package of its own; without it `--binary` makes none
+    /// Pack this `bosh-dns-identity` into a separate package; without it `--binary` builds no such
+    /// package
     #[arg(long, value_name = "FILE", requires = "binary")]
     identity: Option<PathBuf>,
-    /// Pack this `bosh-dns-sync` beside `--binary`; without it the packages have none
+    /// Pack this `bosh-dns-sync` with `--binary`; without it the packages have none
     #[arg(long, value_name = "FILE", requires = "binary")]
     sync: Option<PathBuf>,
-    /// Where to put everything; made anew.
+    /// Output folder, deleted first if it exists
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
-    /// Build a second time, in a fresh clone, and fail unless all bytes are the same. Takes twice as long.
+    /// Build a second time in a fresh clone and fail if any byte differs. Takes twice as long
     #[arg(long, conflicts_with = "binary")]
     twice: bool,
 }
 
-/// What all artifacts tell of themselves.
+/// Properties common to all artifacts.
 struct Release {
-    /// Version of the workspace, date and commit: `0.1.0+20261122.214105.git3f2a9c1d0`. Later ones sort later.
+    /// Version of the workspace, date and commit, such as `0.1.0+20261122.214105.git3f2a9c1d0`.
+    /// Later builds sort later.
     version: String,
-    /// Full commit.
+    /// Full hash of the commit.
     commit: String,
-    /// Seconds since 1970 that every file is dated.
+    /// Time stamp of all files, in seconds since 1970.
     epoch: u64,
-    /// Where finished artifacts go.
+    /// Output folder of finished artifacts.
     out: PathBuf,
-    /// Whether they are only tried: then they are packed in seconds, not tightly.
+    /// Whether the artifacts are only for tests: compressed quickly instead of well.
     is_trial: bool,
 }
 
 impl Dist {
-    /// Builds and packs everything, and lists it.
+    /// Builds and packs all artifacts, and lists them.
     pub(crate) fn run(self) -> Result<()> {
         let Self { binary, publisher, identity, sync, out, twice } = self;
         let out = out.unwrap_or_else(|| root().join("dist"));
@@ -106,7 +108,7 @@ impl Dist {
 }
 
 impl Release {
-    /// Version, commit and date from git.
+    /// Determines version, commit and date from git.
     fn of_this_commit(out: PathBuf, is_trial: bool) -> Result<Self> {
         let commit = commit()?;
         let epoch = match std::env::var("SOURCE_DATE_EPOCH") {
@@ -126,32 +128,32 @@ impl Release {
         })
     }
 
-    /// A new folder for what goes into an artifact, below `target`.
+    /// Creates a staging folder for an artifact below `target`.
     fn staging(&self, name: &str) -> Result<PathBuf> {
-        // Beside other runs' folders: the tests pack while a person builds.
+        // Separate for each process, because tests may pack during another build.
         let folder = root().join("target/dist").join(format!("{}-{name}", std::process::id()));
         archive::make_anew(&folder)?;
         Ok(folder.canonicalize()?)
     }
 }
 
-/// Ends the commit of a tree with changes that are not committed.
+/// Suffix of the commit if the tree has uncommitted changes.
 const CHANGED: &str = "-changed";
 
-/// The commit that is built; `-changed` follows where files differ from it.
+/// Returns the commit being built, followed by `-changed` if files differ from it.
 pub(crate) fn commit() -> Result<String> {
     let commit = git(&["rev-parse", "HEAD"])?;
     let changed = !git(&["status", "--porcelain", "--untracked-files=no"])?.is_empty();
     Ok(if changed { commit + CHANGED } else { commit })
 }
 
-/// What git says, without the end of the line.
+/// Returns the output of git without its final newline.
 fn git(arguments: &[&str]) -> Result<String> {
     let said = capture(Command::new("git").args(arguments).current_dir(root()))?;
     Ok(said.trim_end().to_owned())
 }
 
-/// Prints every artifact with its size and what it holds.
+/// Prints every artifact with its size and purpose.
 fn list(release: &Release) -> Result<()> {
     println!("\n{} ({})", release.out.display(), release.version);
     let mut files: Vec<PathBuf> =
@@ -164,7 +166,6 @@ fn list(release: &Release) -> Result<()> {
     Ok(())
 }
 
-/// A path's last part.
 fn name(path: &Path) -> std::borrow::Cow<'_, str> {
     path.file_name().unwrap_or_default().to_string_lossy()
 }

@@ -1,6 +1,6 @@
-//! The OCI image: `scratch`, the server and `bosh-dns-sync`, as an image layout in a tar
-//! (OCI Image Format Specification 1.1, image-layout.md), which `podman load`,
-//! `skopeo copy oci-archive:` and `docker load` take.
+//! The OCI image: `scratch` with the server and `bosh-dns-sync`, as an image layout in a tar (OCI
+//! Image Format Specification 1.1, image-layout.md). `podman load`, `skopeo copy oci-archive:` and
+//! `docker load` accept it.
 
 use std::{fs, path::Path};
 
@@ -53,14 +53,14 @@ pub(super) fn write(release: &Release, server: &Path, sync: &Path) -> Result<()>
     archive::tar(release, &image, &release.out.join(name))
 }
 
-/// Keeps a JSON document among the blobs; its descriptor.
+/// Stores a JSON document as a blob; returns its descriptor.
 fn keep_json(image: &Path, document: &Value, media_type: &str) -> Result<Value> {
     let file = image.join("document");
     archive::put(&file, document.to_string(), 0o644)?;
     keep(image, &file, media_type)
 }
 
-/// Moves a file among the blobs; its descriptor.
+/// Moves a file into the blobs; returns its descriptor.
 fn keep(image: &Path, file: &Path, media_type: &str) -> Result<Value> {
     let digest = archive::sha256(file)?;
     let size = fs::metadata(file)?.len();

@@ -1,5 +1,4 @@
-//! The bill of materials: CycloneDX 1.5, of the crates that are linked into the binary
-//! and of those in the BPF object.
+//! The bill of materials: CycloneDX 1.5, with the crates linked into the binary and the BPF object.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,7 +37,7 @@ pub(super) fn write(release: &Release) -> Result<()> {
     archive::put(&release.out.join("bosh-dns-xdp.cdx.json"), text, 0o644)
 }
 
-/// Adds what crate `of` of a workspace is linked from, by name and version.
+/// Adds the crates linked into crate `of` of a workspace, by name and version.
 fn crates(
     workspace: &Path,
     of: &str,
@@ -63,7 +62,7 @@ fn crates(
             "type": "library", "bom-ref": reference, "purl": reference, "name": name, "version": version,
         });
         if let Some(license) = package["license"].as_str() {
-            // The old way of saying "or" is no SPDX expression.
+            // Older crates separate alternatives by `/`, which is not valid SPDX.
             component["licenses"] = json!([{"expression": license.replace('/', " OR ")}]);
         }
         components.insert(reference, component);
@@ -71,7 +70,7 @@ fn crates(
     Ok(())
 }
 
-/// Ids of the packages that `of` is linked from: its normal dependencies, and theirs.
+/// Returns the ids of the packages linked into `of`: its normal dependencies, recursively.
 fn linked<'a>(metadata: &'a Value, of: &str) -> BTreeSet<&'a str> {
     let nodes: BTreeMap<&str, &Value> =
         list(&metadata["resolve"]["nodes"]).iter().map(|node| (text(&node["id"]), node)).collect();
@@ -90,12 +89,12 @@ fn linked<'a>(metadata: &'a Value, of: &str) -> BTreeSet<&'a str> {
     found
 }
 
-/// A list; nothing if it is none.
+/// Returns a list; empty if the value is not one.
 fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// A text; empty if it is none.
+/// Returns a string; empty if the value is not one.
 fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }

@@ -13,7 +13,6 @@ use crate::name::{Name, NameError};
 /// The merged content of all alias files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AliasFiles {
-    /// Aliases by name.
     pub(crate) exact: BTreeMap<Name, FileAlias>,
     /// Aliases `_.x`, by `x`: any single label in front matches.
     pub(crate) below: BTreeMap<Name, FileAlias>,
@@ -36,7 +35,6 @@ const MAX_TARGETS: usize = 100_000;
 /// A target of an alias in an alias file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum FileTarget {
-    /// A literal address.
     Address(IpAddr),
     /// A name to look up in the records.
     Name(Name),

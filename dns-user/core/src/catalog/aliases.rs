@@ -13,7 +13,6 @@ use crate::query::Question;
 /// A target of an alias.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// A literal address.
     Address(IpAddr),
     /// A name to look up in the records.
     Name(Name),
@@ -31,7 +30,7 @@ pub(crate) enum Target {
 pub(crate) enum Narrowing {
     /// uuid: numeric id of the instance, in place of its id.
     Number(Symbol),
-    /// index: instance index.
+    /// index: index of the instance in its group.
     Index(i64),
     /// availability_zone: name of the zone.
     Zone(Symbol),

@@ -23,7 +23,7 @@ pub(crate) const NO_VALUE: Symbol = Symbol::MAX;
 /// from the operator's own files.
 #[derive(Debug, Default)]
 pub(crate) struct Dictionary {
-    /// All strings, concatenated.
+    /// All strings, concatenated in symbol order.
     text: String,
     /// End of each string; it starts at the end of the previous one.
     ends: Vec<u32>,

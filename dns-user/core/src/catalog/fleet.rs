@@ -17,17 +17,17 @@ pub struct Instance<'a> {
     pub id: &'a str,
     /// Numeric id of the instance, as a string of digits.
     pub num_id: &'a str,
-    /// Instance group name.
+    /// Name of the instance group.
     pub instance_group: &'a str,
-    /// Availability zone name.
+    /// Name of the availability zone.
     pub az: &'a str,
     /// Numeric id of the availability zone, as a string of digits.
     pub az_id: &'a str,
-    /// Network name.
+    /// Name of the instance's network.
     pub network: &'a str,
     /// Numeric id of the network, as a string of digits.
     pub network_id: &'a str,
-    /// Deployment name.
+    /// Name of the instance's deployment.
     pub deployment: &'a str,
     /// Address; `None` if the file's value is not an address.
     pub ip: Option<IpAddr>,

@@ -41,7 +41,7 @@ pub struct Snapshot {
     rules: NameRules,
 }
 
-/// Options for names that match no instance. The defaults are those of bosh-dns.
+/// Replies to names that match no instance; the default is bosh-dns' behaviour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NameRules {
     /// Whether a name that violates the query language gets FORMERR; otherwise NXDOMAIN.

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::alias_files::{AliasFiles, FileTarget};
 use crate::name::Name;
 
-/// Names by address.
+/// The index from addresses to names.
 #[derive(Debug, Default)]
 pub(super) struct Reverse {
     /// `records` of the records file, stably sorted by address.

@@ -133,7 +133,7 @@ pub enum LogLevel {
     Info,
     /// `WARN`: problems with a workaround, and errors.
     Warn,
-    /// `ERROR`: failures only.
+    /// `ERROR`: failures without a workaround.
     Error,
     /// `NONE`: no output at all.
     None,

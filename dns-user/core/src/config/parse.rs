@@ -19,7 +19,7 @@ use crate::{
 /// A valid configuration and its warnings.
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    /// The validated configuration.
+    /// The configuration with defaults filled in.
     pub config: Config,
     /// Doubtful settings, one line each.
     pub warnings: Vec<String>,

@@ -111,10 +111,10 @@ impl<'n> Question<'n> {
         };
         let middle: SmallVec<[&[u8]; 8]> = match rest.len().checked_sub(domain_labels) {
             Some(count @ 1..) if domain_labels > 0 => rest[..count].into(),
-            // Without labels between the first label and the domain, the domain stays part of the
-            // labels, and so does the root always, as an empty label (observed: `bosh` asks for the
-            // instance with that id, `x.bosh` is malformed, and with the root as a domain
-            // `x.web.net` is the long form without a deployment).
+            // bosh-dns does not strip the domain if it directly follows the first label, and never
+            // strips the root: the domain's labels then count as middle labels, the root as an
+            // empty one (observed: `bosh` asks for the instance with that id, `x.bosh` is malformed,
+            // and with the root as a domain `x.web.net` is the long form without a deployment).
             _ => rest.iter().copied().chain([&b""[..]]).collect(),
         };
         Criteria::read(first, &middle).map(|criteria| Self::Within(domain, criteria))
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn inner_stars_match_nothing() {
+    fn inner_stars_never_match() {
         assert_eq!(Pattern::read(b"*"), Pattern::Any);
         assert!(Pattern::read(b"foo*").fits(b"foo"));
         assert!(Pattern::read(b"*foo").fits(b"barfoo"));

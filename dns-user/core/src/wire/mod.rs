@@ -90,7 +90,7 @@ pub struct Query<'a> {
     pub id: u16,
     /// The second 16 bits of the header as received.
     pub flags: u16,
-    /// The single question.
+    /// The only question of the message.
     pub question: Question<'a>,
     /// The OPT pseudo-record, if present.
     pub edns: Option<Edns>,

@@ -70,7 +70,7 @@ impl Shuffle {
 
 /// Writes the reply to a query for a local name into `out`, after clearing it: at most `limit`
 /// bytes, with as many answers as fit in random order, and TC set if some are left out. The bytes
-/// equal those of hickory's encoder.
+/// are identical to hickory's encoding.
 pub fn local_reply(
     query: &Query<'_>,
     answer: LocalAnswer<'_>,

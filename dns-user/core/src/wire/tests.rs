@@ -63,7 +63,7 @@ fn plain_query_is_parsed() {
 }
 
 #[test]
-fn responses_and_short_messages_are_dropped() {
+fn responses_and_fragments_are_dropped() {
     let mut reply = PLAIN.to_vec();
     reply[2] |= 0x80;
     assert!(matches!(parse(&reply), Parsed::Drop));

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn text_stays_one_line() {
+    fn text_has_single_line() {
         assert_eq!(
             line(LogFormat::Text),
             "T INFO  [main] hello\\n2026 ERROR forged\\u{9b}2J name=a.b. level=\"x y\" count=3\n"

@@ -22,7 +22,7 @@ pub struct Tag {
     pub name: &'static str,
     /// Prefixes of the covered module paths.
     pub targets: &'static [&'static str],
-    /// Description for operators.
+    /// Description of the lines, for operators.
     pub about: &'static str,
 }
 

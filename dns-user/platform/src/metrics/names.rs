@@ -104,7 +104,7 @@ declare! {
         ["reason"] "Messages without a reply.";
     TCP_SESSIONS: Gauge = "bosh_dns_xdp_tcp_sessions"
         [] "Open TCP connections.";
-    /// The limit is either the total or that of one client.
+    /// Either the total or one client's limit was exceeded.
     TCP_CLOSED_FOR_OTHERS_TOTAL: Counter = "bosh_dns_xdp_tcp_closed_for_others_total"
         [] "TCP connections closed because there were too many.";
     /// Queries on the connection are not read until it is over.
