@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn json_stays_the_same_value() {
+    fn json_value_is_preserved() {
         let text = serde_json::to_string("a\u{1b}\u{9b}\u{2066}é").unwrap();
         let escaped = json(&text);
         assert!(!escaped.chars().any(is_active), "{escaped}");

@@ -122,7 +122,7 @@ impl Snapshot {
     }
 
     /// Returns the names of an address for PTR queries, in wire format with the letter case of the
-    /// file, without duplicates: first those in `records`, then the aliases that point to the
+    /// file, without duplicates: first from `records`, then the aliases that point to the
     /// address or to one of these names.
     pub fn reverse(&self, address: IpAddr) -> Vec<Box<[u8]>> {
         self.reverse.names(address)

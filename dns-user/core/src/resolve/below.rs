@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn names_with_names_below_exist() {
+    fn empty_non_terminals_exist() {
         let modern = NameRules { formerr_for_malformed: false, nxdomain_for_empty_non_terminals: false };
         for name in [
             "bosh",
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn bosh_dns_rules_ignore_both() {
+    fn default_rules_match_bosh_dns() {
         let reference = NameRules::default();
         for (name, expected) in [
             ("bosh", Existence::NoSuchName),

@@ -178,7 +178,7 @@ fn sizes_follow_client_and_transport() {
 }
 
 #[test]
-fn as_many_answers_as_fit() {
+fn answers_fill_the_limit() {
     // 32 bytes of header and question, 16 per address: 30 fit into 512 bytes, 29 with an OPT.
     let with_opt = with_records(0, 0, 1, &opt_record(512, 0, false));
     for (message, fit) in [(PLAIN, 30), (&with_opt[..], 29)] {
