@@ -1,5 +1,5 @@
-//! What health checks cost: checks per second, CPU time of a check, memory of a
-//! tracked instance, with 1,000 instances. The instances are another process.
+//! Cost of health checks with 1,000 instances: checks per second, CPU time per check, and memory
+//! per tracked instance. The instances run in another process.
 //!
 //!     cargo bench -p bosh-dns-xdp-benches --bench health
 
@@ -25,14 +25,14 @@ use whole_system_tests::health::{Authority, Fleet, instance, write_files};
 
 const COUNT: u32 = 1000;
 
-/// Names the folder of the instances' certificates to the other process.
+/// Environment variable that passes the folder of the instances' certificates to the other process.
 const FLEET: &str = "HEALTH_BENCH_FLEET";
 
 fn main() -> Result<()> {
     if let Some(folder) = env::var_os(FLEET) {
         return be_the_fleet(Path::new(&folder));
     }
-    // What cargo adds for other harnesses does not concern us.
+    // Arguments that cargo adds for other harnesses are ignored.
     let authority = Authority::new("ca")?;
     let folders = [tempfile::tempdir()?, tempfile::tempdir()?];
     let mut files = Vec::new();
@@ -58,7 +58,7 @@ fn main() -> Result<()> {
     service.stop();
     drop(service);
 
-    // More than one thread can do: it checks without a pause.
+    // More than one thread can handle, so it checks without a pause.
     let service = self::service(&fleet, &files[1], Duration::from_millis(100))?;
     service.tracker().asked(&name()?, &all());
     all_checked(&service)?;
@@ -68,7 +68,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Waits until every instance is known to run.
+/// Waits until every instance is known to be running.
 fn all_checked(service: &HealthService) -> Result<()> {
     let begun = Instant::now();
     while service.states().counts()[0] < COUNT as usize {
@@ -78,7 +78,7 @@ fn all_checked(service: &HealthService) -> Result<()> {
     Ok(())
 }
 
-/// Counts what a running service does for a while.
+/// Counts the work of a running service for a fixed time.
 fn measure(what: &str, service: &HealthService, time: Duration) -> Result<()> {
     let own = std::process::id();
     let (checks, cpu, begun) = (service.metrics().checks(), CpuTime::of_process(own)?, Instant::now());
@@ -96,7 +96,7 @@ fn row(what: &str, checks: u64, took: Duration, now: CpuTime, before: CpuTime) {
     println!("| {what} | {:.0} | {:.0} µs |", checks as f64 / took.as_secs_f64(), cpu * 1e6);
 }
 
-/// A service that checks the other process's instances.
+/// Returns a service that checks the other process's instances.
 fn service(fleet: &OtherProcess, files: &TlsFiles, check_interval: Duration) -> Result<HealthService> {
     let config = HealthConfig {
         enabled: true,
@@ -112,27 +112,27 @@ fn service(fleet: &OtherProcess, files: &TlsFiles, check_interval: Duration) -> 
     Ok(service)
 }
 
-/// The name that needs all instances.
+/// A name that needs all instances.
 fn name() -> Result<Name> {
     Ok(Name::from_text("q-s0.q-g1.bosh")?)
 }
 
-/// What it resolves to.
+/// The resolution of that name.
 fn all() -> Resolution {
     let instances = (0..COUNT).map(instance).collect();
     let checks = Checks { instances, tracked: true, synchronous: false };
     Resolution { existence: Existence::Found, v4: Vec::new(), v6: Vec::new(), checks }
 }
 
-/// The process of the instances; ends with this.
+/// The process of the instances, stopped when dropped.
 struct OtherProcess {
     child: Child,
-    /// Where its instances listen.
+    /// Addresses of the instances.
     port: u16,
 }
 
 impl OtherProcess {
-    /// Starts this program again, as the instances.
+    /// Starts this program again, in the role of the instances.
     fn start(folder: &Path) -> Result<Self> {
         let mut child = Command::new(env::current_exe()?)
             .env(FLEET, folder)
@@ -148,13 +148,13 @@ impl OtherProcess {
 
 impl Drop for OtherProcess {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Serves as the instances until standard input ends.
+/// Serves as the instances until standard input is closed.
 fn be_the_fleet(folder: &Path) -> Result<()> {
     let file = |name: &str| -> PathBuf { folder.join(name) };
     let files =

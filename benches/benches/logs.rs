@@ -1,5 +1,4 @@
-//! What telling of requests costs: nobody wants to know, the log does (bounded
-//! in rate), the tap does.
+//! Cost of logging requests: without a consumer, with the rate-limited log, and with the tap.
 
 use std::{hint::black_box, time::Duration};
 
@@ -11,7 +10,7 @@ use dns_core::{
 use dns_platform::logs::{LogFormat, Logs, Request, requests};
 use dns_resolver::ops::tap::Tap;
 
-/// One request, told of again and again.
+/// One request, logged repeatedly.
 fn telling(criterion: &mut Criterion) {
     let config = LoggingConfig { level: LogLevel::Info, rfc3339: true, tags: Vec::new() };
     let logs = Logs::init(&config, LogFormat::Text).expect("the bench sets up logging once");

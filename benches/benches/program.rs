@@ -1,10 +1,10 @@
-//! What the BPF programs cost per packet, by `BPF_PROG_TEST_RUN`: beside the
-//! bare reflector, in the same run.
+//! Cost of the BPF programs per packet by `BPF_PROG_TEST_RUN`, with the bare reflector measured in
+//! the same run.
 //!
-//! A run makes the packet anew and runs the program on it. What the reset costs is
-//! measured alone and taken off. Rounds of all rows take turns, and the shortest
-//! counts: whatever disturbs a round adds to its time, and a neighbour on the same
-//! core does so for seconds on end. The median beside it tells how much that was.
+//! A run restores the packet and runs the program on it. The cost of restoring is measured
+//! separately and subtracted. The rounds of all rows are interleaved, and the shortest one counts:
+//! every disturbance adds time, and a neighbour on the same core may disturb for seconds. The
+//! median in the next column shows how much.
 
 use std::{net::Ipv4Addr, net::SocketAddr, path::Path};
 
@@ -28,18 +28,18 @@ use whole_system_tests::{
     yardstick::{self, Yardstick},
 };
 
-/// Runs of one measurement: about a millisecond, which often goes undisturbed.
+/// Runs per measurement: about a millisecond, short enough to be undisturbed often.
 const REPEAT: u32 = 5_000;
 /// Measurements of each row.
 const ROUNDS: usize = 100;
-/// Names that are published beside those asked for, as in a fleet of 1,000 instances.
+/// Other published names, as in a fleet of 1,000 instances.
 const OTHER_NAMES: u32 = 1_300;
-/// Bytes of the names asked for.
+/// Lengths of the queried names in bytes.
 const NAME_LENGTHS: [usize; 3] = [14, 40, 90];
-/// Where the IP header's protocol stands in a frame, and UDP's destination port.
+/// Offsets of the IP header's protocol and of UDP's destination port in a frame.
 const PROTOCOL_AND_PORT: (usize, usize) = (14 + 9, 14 + 20 + 2);
 const SERVER: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 2);
-/// Where they come from.
+/// Source address of the frames.
 const CLIENT: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 1);
 
 fn main() -> Result<()> {
@@ -52,7 +52,7 @@ fn main() -> Result<()> {
         program.publish(&name, &addresses(8))?;
     }
     let mut reset = Reset::load()?;
-    // `cargo bench --bench program -- TEXT`: only rows with this in their label.
+    // `cargo bench --bench program -- TEXT` runs only rows with this text in their label.
     let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     for (label, measured, hook) in [
         ("xdp", Hook::Xdp, yardstick::Hook::Native),
@@ -78,52 +78,52 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Keeps this thread, and with it the runs, where it is now.
+/// Pins this thread, and with it the runs, to its current CPU.
 fn stay_on_one_cpu() -> Result<()> {
     // SAFETY: no precondition.
     let cpu = usize::try_from(unsafe { libc::sched_getcpu() }).context("no number of this CPU")?;
     stay_on(cpu)
 }
 
-/// One program with one packet.
+/// A program with a packet.
 struct Row {
     label: String,
-    /// The program, or none: the reset alone.
+    /// The program; `None` measures restoring the packet alone.
     subject: Option<ProgramFd>,
-    /// The hook of the reset.
+    /// Hook of the program that restores the packet.
     at: Hook,
-    /// Bytes of the name asked for.
+    /// Length of the queried name in bytes.
     name_len: usize,
-    /// Addresses that the name has.
+    /// Number of addresses of the name.
     answers: u32,
-    /// How the name's addresses are given, where not as those of the fleet.
+    /// How addresses are sent, if not with the rules of the fleet.
     rules: Option<Rules>,
     frame: Frame,
-    /// What each run must come to.
+    /// The expected result of each run.
     expected: Expected,
-    /// Time of one run in each round so far, ns.
+    /// Time of one run by round, in ns.
     times: Vec<u128>,
 }
 
-/// What passes a program.
+/// The kind of packet.
 #[derive(Clone, Copy)]
 enum Frame {
     Query,
     Segment,
-    /// A datagram of another UDP service.
+    /// A UDP datagram for another service.
     OtherPort,
 }
 
-/// What a run comes to.
+/// The result of a run.
 #[derive(Clone, Copy)]
 enum Expected {
-    /// The program counts nothing.
+    /// The program counts no outcome.
     Nothing,
-    /// The program counts this.
+    /// The program counts this outcome.
     Counted(Outcome),
 }
 
-/// All rows of a hook: the reflector, the reset alone, what is not for us, misses and hits.
+/// Returns all rows of a hook: the reflector, restoring alone, other traffic, misses and hits.
 fn rows(at: Hook, measured: &ProgramFd, reflector: &ProgramFd) -> Result<Vec<Row>> {
     let row = |label: String, subject: Option<&ProgramFd>, name_len, answers, expected| -> Result<Row> {
         let subject = subject.map(ProgramFd::try_clone).transpose()?;
@@ -135,7 +135,7 @@ fn rows(at: Hook, measured: &ProgramFd, reflector: &ProgramFd) -> Result<Vec<Row
         let label = format!("reset alone, name of {name_len} bytes");
         rows.push(row(label, None, name_len, 0, Expected::Nothing)?);
     }
-    // What the program costs its neighbours.
+    // Cost for traffic that is not DNS.
     for (label, frame) in [("TCP segment", Frame::Segment), ("another UDP service", Frame::OtherPort)] {
         let not_ours = Expected::Counted(Outcome::NotOurs);
         rows.push(Row { frame, ..row(label.into(), Some(measured), 14, 0, not_ours)? });
@@ -150,7 +150,8 @@ fn rows(at: Hook, measured: &ProgramFd, reflector: &ProgramFd) -> Result<Vec<Row
             rows.push(row(label, Some(measured), name_len, answers, Expected::Counted(Outcome::Hit))?);
         }
     }
-    // As a service of Consul's: with a TTL, and as many as its defaults give a client without EDNS.
+    // Like a Consul service: with a TTL, and as many addresses as its defaults send to a client
+    // without EDNS.
     for (answers, plain) in [(3, 3), (24, 3), (24, 0)] {
         let all = if plain == 0 { String::new() } else { format!("{plain} of ") };
         let label = format!("{all}{answers} answers by Consul's rules, name of 40 bytes");
@@ -162,13 +163,12 @@ fn rows(at: Hook, measured: &ProgramFd, reflector: &ProgramFd) -> Result<Vec<Row
 }
 
 impl Row {
-    /// The name asked for in a round. Of names that are not published some have a tag
-    /// in the index in common with one that is, and cost a look at that: each round has
-    /// one of its own.
+    /// Returns the name queried in a round. Some unpublished names share a tag in the index with a
+    /// published one and cost an additional comparison, so each round uses another name.
     fn name(&self, round: usize) -> Vec<u8> {
         match self.expected {
             Expected::Counted(Outcome::NotPublished) => name_of(self.name_len, 1000 + round as u32),
-            // Its own for each number of answers and kind of rules.
+            // A distinct name for each number of answers and kind of rules.
             _ => name_of(
                 self.name_len,
                 self.answers + self.rules.map_or(0, |rules| 100 + 100 * rules.plain(false) as u32),
@@ -176,7 +176,7 @@ impl Row {
         }
     }
 
-    /// Measures a round, and sees that each run came to what it should.
+    /// Measures a round and checks the result of every run.
     fn measure(&mut self, round: usize, program: &mut Program, reset: &mut Reset) -> Result<()> {
         let packet = self.frame.bytes(&self.name(round));
         reset.prepare(self.at, self.subject.as_ref(), &packet)?;
@@ -195,12 +195,12 @@ impl Row {
         Ok(())
     }
 
-    /// Shortest of the rounds, ns.
+    /// Returns the shortest round in ns.
     fn shortest(&self) -> f64 {
         self.times.iter().min().map_or(0.0, |&time| time as f64)
     }
 
-    /// Median of the rounds, ns.
+    /// Returns the median of the rounds in ns.
     fn median(&self) -> f64 {
         let mut times = self.times.clone();
         times.sort_unstable();
@@ -208,8 +208,8 @@ impl Row {
     }
 }
 
-/// Prints the rows of a hook; the first is the reflector, and a row of the reset alone
-/// is there for each length of a name.
+/// Prints the rows of a hook. The first row must be the reflector, and every name length needs a
+/// row for restoring alone.
 fn print(label: &str, rows: &[Row]) {
     let [reflector, ..] = rows else { return };
     let reset = |row: &Row| {
@@ -234,9 +234,9 @@ fn print(label: &str, rows: &[Row]) {
 
 /// The bare reflector of a hook.
 struct Reflector {
-    /// The object, which keeps the program.
+    /// The object that owns the program.
     object: Ebpf,
-    /// The program's name in it.
+    /// Name of the program in the object.
     name: &'static str,
 }
 
@@ -251,13 +251,13 @@ impl Reflector {
     }
 }
 
-/// The programs that make the packet anew (`dns-ebpf/src/bin/reset.rs`).
+/// The programs that restore the packet (`dns-ebpf/src/bin/reset.rs`).
 struct Reset {
     ebpf: Ebpf,
 }
 
 impl Reset {
-    /// Loads the object, which is built together with that of the server.
+    /// Loads the object, which is built together with the server's.
     fn load() -> Result<Self> {
         let path =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../dns-ebpf/target/bpfel-unknown-none/release/reset");
@@ -272,7 +272,7 @@ impl Reset {
         Ok(Self { ebpf })
     }
 
-    /// Sets the packet, and the program that runs on it (none: the reset alone).
+    /// Sets the packet and the program to run on it (`None` restores only).
     fn prepare(&mut self, at: Hook, subject: Option<&ProgramFd>, packet: &[u8]) -> Result<()> {
         ensure!(packet.len() <= MAX_LEN, "a packet longer than the reset knows");
         let mut bytes = [0; MAX_LEN];
@@ -303,7 +303,7 @@ impl Reset {
         Ok(())
     }
 
-    /// Time of one run of many over `packet`, ns.
+    /// Returns the mean time of one run over `packet` in ns.
     fn run(&self, at: Hook, packet: &[u8]) -> Result<u128> {
         let options = TestRunOptions { data_in: Some(packet), repeat: REPEAT, ..Default::default() };
         let program = |name| self.ebpf.program(name).context("a program is missing in the object");
@@ -323,7 +323,7 @@ fn addresses(count: u32) -> Published {
     }
 }
 
-/// A name of `len` bytes in wire format, its own for each number of answers.
+/// Returns a name of `len` bytes in wire format, distinct for each number of answers.
 fn name_of(len: usize, answers: u32) -> Vec<u8> {
     const END: &str = "bosh";
     let mut left = len - END.len() - 2;
@@ -338,14 +338,14 @@ fn name_of(len: usize, answers: u32) -> Vec<u8> {
     name
 }
 
-/// A name in wire format.
+/// Returns a name in wire format.
 fn wire(name: &str) -> Vec<u8> {
     let labels = name.split('.').flat_map(|label| std::iter::once(label.len() as u8).chain(label.bytes()));
     labels.chain([0]).collect()
 }
 
 impl Frame {
-    /// The frame; a query asks for `name`, the others are as long as it.
+    /// Returns the frame. A query contains `name`; frames of other kinds have the same length.
     fn bytes(self, name: &[u8]) -> Vec<u8> {
         let mut frame = query(name);
         let (protocol, port) = PROTOCOL_AND_PORT;
@@ -358,7 +358,7 @@ impl Frame {
     }
 }
 
-/// The frame of a query of type A for `name`, over IPv4.
+/// Returns the frame of a query of type A for `name` over IPv4.
 fn query(name: &[u8]) -> Vec<u8> {
     let message = [&[0x12, 0x34, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0], name, &[0, 1, 0, 1]].concat();
     let udp_len = 8 + message.len() as u16;

@@ -1,9 +1,9 @@
-//! What it costs to bring a snapshot into the real map: the first fill, a new
-//! records.json in which one instance has another address, and a change of one
-//! instance's health. Until the last element is written, as the publisher says.
+//! Time to publish a snapshot to the real map: the first fill, a new records.json that moves one
+//! instance, and a change of one instance's health. Measured until the publisher reports that the
+//! last element is written.
 //!
-//! The programs are loaded into this kernel and attached to the `lo` of a
-//! network namespace of the bench's own.
+//! The programs are loaded into the running kernel and attached to `lo` in a separate network
+//! namespace.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -27,7 +27,7 @@ use whole_system_tests::{
     requires,
 };
 
-/// Sizes of foundation: one whose names fit into the default map with ease, and one that fills it.
+/// Sizes of the foundation: one that fits the default map with ease, and one that fills it.
 const SIZES: [usize; 2] = [1_000, 10_000];
 
 fn main() -> Result<()> {
@@ -40,7 +40,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// All benches on a foundation of this size.
+/// Runs all benches on a foundation of this size.
 fn measure(criterion: &mut Criterion, size: usize) -> Result<()> {
     let mut foundation = Foundation::generate(size)?;
     let before =
@@ -88,7 +88,7 @@ fn measure(criterion: &mut Criterion, size: usize) -> Result<()> {
     Ok(())
 }
 
-/// A running fast path. Fields end in this order.
+/// A running fast path. The order of the fields is the order of dropping.
 struct Running {
     publisher: Publisher,
     _fast_path: FastPath,
@@ -96,7 +96,7 @@ struct Running {
 }
 
 impl Running {
-    /// Loads the programs; nothing is published yet.
+    /// Loads the programs without publishing anything.
     fn start(namespace: &Namespace) -> Result<Self> {
         let bpffs = Bpffs::new()?;
         let config = XdpConfig { max_names: 65_536, ..config(HookMode::Tc, &bpffs) };
@@ -106,7 +106,7 @@ impl Running {
         Ok(Self { publisher: fast_path.publisher(), _fast_path: fast_path, _bpffs: bpffs })
     }
 
-    /// Installs a snapshot; the time until all of it is in the map.
+    /// Installs a snapshot; returns the time until it is completely in the map.
     fn install(&self, runtime: &Runtime, snapshot: &Arc<Snapshot>) -> Duration {
         let started = Instant::now();
         self.publisher.install(snapshot.clone());

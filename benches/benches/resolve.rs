@@ -1,9 +1,9 @@
-//! What a look-up costs in fleets of 1,000, 10,000 and 100,000 instances, and
-//! what it costs to read and index such a fleet.
+//! Cost of look-ups in fleets of 1,000, 10,000 and 100,000 instances, and of reading and indexing
+//! such a fleet.
 //!
-//! Look-ups by group, instance, alias and place give the same number of
-//! addresses in each fleet, and so should take the same time; what goes over a
-//! whole domain grows with its answer. `--test` runs each once.
+//! Look-ups by group, instance, alias and place return the same number of addresses in each fleet,
+//! and so should take the same time; look-ups of a whole domain grow with the answer. `--test` runs
+//! each once.
 
 use std::hint::black_box;
 
@@ -14,16 +14,16 @@ use dns_core::listing::published_names;
 use dns_core::name::Name;
 use dns_core::resolve::{AllRunning, Existence, resolve};
 
-/// Instances in the fleets.
+/// Sizes of the fleets in instances.
 const SIZES: [usize; 3] = [1_000, 10_000, 100_000];
 
-/// Members of the group that is asked for: `doppler-*` of the generated fleets.
+/// Members of the queried group: `doppler-*` of the generated fleets.
 const MEMBERS: usize = 12;
 
 criterion_group!(benches, lookups, loading, publishing);
 criterion_main!(benches);
 
-/// A fleet with the names to be asked.
+/// A fleet and the names to look up.
 struct Bench {
     snapshot: Snapshot,
     /// An instance of a group in the middle of the file.
@@ -31,7 +31,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// A fleet of so many instances, with aliases for one of its groups.
+    /// Generates a fleet with `instances` instances, and aliases for one of its groups.
     fn new(instances: usize) -> Self {
         let fleet = Fleet::generate(instances, 1);
         let rows = fleet.rows();
@@ -49,7 +49,7 @@ impl Bench {
         Self { snapshot: Snapshot::build(records, &aliases).0, row: row.clone() }
     }
 
-    /// Names by what they ask for, with the number of addresses that they give in every fleet.
+    /// Returns names by their form, each with its number of addresses, the same in every fleet.
     fn names(&self) -> Vec<(&'static str, String, Option<usize>)> {
         let Row { id, number, instance_group, groups, deployment, .. } = &self.row;
         let group = groups[0];
@@ -78,8 +78,8 @@ impl Bench {
     }
 }
 
-/// Look-ups by every form. The same look-up in all fleets comes one after the
-/// other, so that a machine that grows slower meanwhile does not favour the small ones.
+/// Look-ups by every form. The same look-up runs in all fleets consecutively, so that a machine
+/// that slows down meanwhile does not favour the small ones.
 fn lookups(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("resolve");
     let fleets = SIZES.map(Bench::new);
@@ -98,7 +98,7 @@ fn lookups(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// From the bytes of the file to a snapshot that answers.
+/// From the bytes of the file to a usable snapshot.
 fn loading(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("load");
     group.sampling_mode(SamplingMode::Flat).sample_size(20);
@@ -119,7 +119,7 @@ fn loading(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Listing the names to publish, and resolving them all: what the publisher does first.
+/// Listing and resolving all names to publish: the publisher's first work.
 fn publishing(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("publish");
     group.sampling_mode(SamplingMode::Flat).sample_size(10);

@@ -1,5 +1,5 @@
-//! What it costs to read a query and to write its reply, against hickory-proto
-//! doing the same, and to hash a name as program and publisher do.
+//! Cost of parsing a query and writing its reply, compared with hickory-proto, and of hashing a
+//! name like the program and the publisher.
 
 use std::{hint::black_box, net::Ipv4Addr};
 
@@ -25,7 +25,7 @@ fn with_opt() -> Vec<u8> {
     message
 }
 
-/// The query in `message`, which is one.
+/// Parses `message`, which must be a query.
 fn query(message: &[u8]) -> Query<'_> {
     match parse(message) {
         Parsed::Query(query) => query,
@@ -69,7 +69,7 @@ fn writing(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// What a server does that leaves everything to the library, shuffle included.
+/// The same reply written with the library alone, shuffle included.
 fn by_hickory(query: &[u8], addresses: &[Ipv4Addr]) -> usize {
     let Ok(mut reply) = Message::from_vec(query).map(Message::into_response) else { return 0 };
     let owner = reply.queries.first().map_or_else(Name::root, |question| question.name().clone());
@@ -81,7 +81,7 @@ fn by_hickory(query: &[u8], addresses: &[Ipv4Addr]) -> usize {
     reply.to_vec().map_or(0, |bytes| bytes.len())
 }
 
-/// Cutting a foreign reply of 100 uncompressed answers to 1232 bytes.
+/// Truncating another server's reply of 100 uncompressed answers to 1232 bytes.
 fn fitting(criterion: &mut Criterion) {
     let message = with_opt();
     let query = query(&message);

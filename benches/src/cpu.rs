@@ -1,9 +1,9 @@
 //! CPU time as the scheduler accounts it.
 //!
 //! `/proc/stat` is sampled by ticks and badly wrong for short bursts;
-//! `/proc/<pid>/task/*/schedstat` holds nanoseconds. With threaded NAPI the
-//! receive softirq, and the BPF program in it, runs in a kernel thread of its
-//! own, `napi/<interface>-<id>`, whose time can be read the same way.
+//! `/proc/<pid>/task/*/schedstat` holds nanoseconds. With threaded NAPI the receive softirq, and
+//! the BPF program in it, runs in a separate kernel thread, `napi/<interface>-<id>`, whose time can
+//! be read the same way.
 
 use std::{
     collections::BTreeSet,
@@ -16,22 +16,22 @@ use std::{
 
 use aya::{maps::MapInfo, programs::loaded_programs};
 
-/// CPU time that something has used since it began.
+/// CPU time used since the start of a process or thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CpuTime(pub Duration);
 
 impl CpuTime {
-    /// Of all threads of a process.
+    /// Returns the CPU time of all threads of a process.
     pub fn of_process(pid: u32) -> io::Result<Self> {
         let mut total = Duration::ZERO;
         for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-            // A thread may end between the listing and the reading.
+            // A thread may end between listing and reading.
             total += run_time(&task?.path()).unwrap_or_default();
         }
         Ok(Self(total))
     }
 
-    /// Of several processes together.
+    /// Returns the sum over several processes.
     pub fn of_processes(pids: &[u32]) -> io::Result<Self> {
         pids.iter().try_fold(Self::default(), |sum, &pid| Ok(Self(sum.0 + Self::of_process(pid)?.0)))
     }
@@ -40,7 +40,7 @@ impl CpuTime {
 impl Sub for CpuTime {
     type Output = Duration;
 
-    /// Time used between two readings.
+    /// Returns the time used between two readings.
     fn sub(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
@@ -53,10 +53,10 @@ fn run_time(task: &Path) -> io::Result<Duration> {
     nanoseconds.map(Duration::from_nanos).ok_or_else(|| io::Error::other("unreadable schedstat"))
 }
 
-/// Process ids of the threaded NAPI kernel threads of an interface.
+/// Returns the process ids of the threaded NAPI kernel threads of an interface.
 ///
-/// They are named `napi/<interface>-<id>`; a thread's name holds 15 bytes, so
-/// the interface's name has to be short. Attaching XDP can recreate them.
+/// They are named `napi/<interface>-<id>`; a thread's name holds 15 bytes, so the interface's name
+/// must be short. Attaching XDP can recreate them.
 pub fn napi_threads(interface: &str) -> io::Result<Vec<u32>> {
     let wanted = format!("napi/{interface}-");
     let mut found = Vec::new();
@@ -70,13 +70,13 @@ pub fn napi_threads(interface: &str) -> io::Result<Vec<u32>> {
     Ok(found)
 }
 
-/// How often a thread has gone to sleep by itself (`voluntary_ctxt_switches`).
+/// Returns how often a thread has gone to sleep voluntarily (`voluntary_ctxt_switches`).
 pub fn sleeps(thread: u32) -> io::Result<u64> {
     let status = fs::read_to_string(format!("/proc/{thread}/status"))?;
     field(&status, "voluntary_ctxt_switches").ok_or_else(|| io::Error::other("no count of context switches"))
 }
 
-/// Resident memory of a process in bytes (`VmRSS`).
+/// Returns the resident memory of a process in bytes (`VmRSS`).
 pub fn resident_memory(pid: u32) -> io::Result<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -84,12 +84,12 @@ pub fn resident_memory(pid: u32) -> io::Result<u64> {
     kibibytes.map(|size| size * 1024).ok_or_else(|| io::Error::other("no VmRSS"))
 }
 
-/// Memory in bytes that the kernel holds (`memlock`) for the BPF maps that a
-/// process has descriptors of, or that its programs use. Each map counts once.
+/// Returns the bytes that the kernel holds (`memlock`) for the BPF maps that a process has
+/// descriptors of, or that its programs use. Each map counts once.
 pub fn map_memory(pid: u32) -> io::Result<u64> {
     let (mut maps, mut programs) = (BTreeSet::new(), BTreeSet::new());
     for descriptor in fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
-        // A descriptor may be closed between the listing and the reading.
+        // A descriptor may be closed between listing and reading.
         let Ok(text) = fs::read_to_string(descriptor?.path()) else { continue };
         maps.extend(field(&text, "map_id").and_then(|id| u32::try_from(id).ok()));
         programs.extend(field(&text, "prog_id").and_then(|id| u32::try_from(id).ok()));
@@ -101,14 +101,14 @@ pub fn map_memory(pid: u32) -> io::Result<u64> {
     maps.into_iter().map(memory_of_map).sum()
 }
 
-/// `memlock` of the map with this id.
+/// Returns `memlock` of the map with this id.
 fn memory_of_map(id: u32) -> io::Result<u64> {
     let map = MapInfo::from_id(id).and_then(|info| info.fd()).map_err(io::Error::other)?;
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", map.as_fd().as_raw_fd()))?;
     field(&text, "memlock").ok_or_else(|| io::Error::other("no memlock"))
 }
 
-/// A number in the text of a `fdinfo` or `status` file.
+/// Finds a number in the text of a `fdinfo` or `status` file.
 fn field(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     value?.trim().parse().ok()

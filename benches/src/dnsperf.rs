@@ -1,60 +1,60 @@
-//! Load by dnsperf.
+//! Runs dnsperf and parses its report.
 
 use std::{collections::HashMap, net::Ipv4Addr, path::Path, process::Command, time::Duration};
 
 use anyhow::{Result, bail};
 use whole_system_tests::process::capture;
 
-/// How hard to ask.
+/// Parameters of a load.
 #[derive(Clone, Debug)]
 pub struct Load<'a> {
-    /// Address to ask, port 53.
+    /// Address of the server; the port is 53.
     pub server: Ipv4Addr,
     /// File of `name type` lines.
     pub queries: &'a Path,
-    /// How long to go on.
+    /// Duration of the load.
     pub duration: Duration,
-    /// Queries per second; `None`: as many as go.
+    /// Queries per second; `None` for as many as possible.
     pub rate: Option<u32>,
-    /// Whether to keep each query's latency, for percentiles: costs the
-    /// generator a line of output a query.
+    /// Whether to keep each query's latency for percentiles, which costs the generator a line of
+    /// output per query.
     pub percentiles: bool,
     /// Whether queries carry an OPT record.
     pub edns: bool,
-    /// Whether each query waits for the reply to the one before.
+    /// Whether each query waits for the previous reply.
     pub one_at_a_time: bool,
 }
 
 /// Totals of one run, as dnsperf reports them.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// Queries sent.
+    /// Number of queries sent.
     pub sent: u64,
-    /// Replies received in time.
+    /// Number of replies within the time limit.
     pub completed: u64,
-    /// Replies per second.
+    /// Replies per second over the whole run.
     pub rate: f64,
-    /// Mean latency.
+    /// Mean latency of all replies.
     pub mean: Duration,
-    /// Latencies of single queries in the order of their replies; empty unless asked for.
+    /// Latencies of single queries in the order of their replies; empty unless requested.
     pub latencies: Vec<Duration>,
-    /// Replies by RCODE.
+    /// Number of replies by name of the RCODE.
     pub rcodes: HashMap<String, u64>,
 }
 
 impl Seen {
-    /// Queries without a reply.
+    /// Returns the number of queries without a reply.
     pub fn lost(&self) -> u64 {
         self.sent.saturating_sub(self.completed)
     }
 
-    /// The latency that `share` (0 to 1) of the queries stayed within.
+    /// Returns the latency within which `share` (0 to 1) of the queries were answered.
     pub fn percentile(&self, share: f64) -> Option<Duration> {
         percentile(&self.latencies, share)
     }
 }
 
-/// The latency that `share` (0 to 1) of these stayed within.
+/// Returns the value below which `share` (0 to 1) of the latencies lie.
 pub fn percentile(latencies: &[Duration], share: f64) -> Option<Duration> {
     let last = latencies.len().checked_sub(1)?;
     let mut latencies = latencies.to_vec();
@@ -63,7 +63,7 @@ pub fn percentile(latencies: &[Duration], share: f64) -> Option<Duration> {
 }
 
 impl Load<'_> {
-    /// Runs dnsperf; `launcher` is put before it (a namespace, a CPU to pin to).
+    /// Runs dnsperf; `launcher` is prepended to the command (a namespace, a CPU to pin to).
     pub fn run(&self, launcher: &[String]) -> Result<Seen> {
         let mut words: Vec<String> = launcher.to_vec();
         words.extend(["dnsperf", "-s"].map(str::to_owned));
@@ -84,7 +84,7 @@ impl Load<'_> {
     }
 }
 
-/// Reads dnsperf's report and, with `-v`, its line for each query (`> NOERROR name type seconds`).
+/// Parses dnsperf's report and, with `-v`, its line per query (`> NOERROR name type seconds`).
 fn parse(report: &str) -> Result<Seen> {
     let mut seen = Seen::default();
     for line in report.lines() {
@@ -110,7 +110,7 @@ fn parse(report: &str) -> Result<Seen> {
     Ok(seen)
 }
 
-/// Reads `NOERROR 123 (99.00%), NXDOMAIN 1 (1.00%)`.
+/// Parses `NOERROR 123 (99.00%), NXDOMAIN 1 (1.00%)`.
 fn rcodes(text: &str) -> HashMap<String, u64> {
     let entry = |part: &str| {
         let mut words = part.split_whitespace();
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_report_is_read() {
+    fn report_is_parsed() {
         let report = "> NOERROR a.example A 0.000100\n> NOERROR b.example A 0.000300\n\
             Statistics:\n\n  Queries sent:         3\n  Queries completed:    2 (66.67%)\n  Queries lost:         1 (33.33%)\n\n\
               Response codes:       NOERROR 1 (50.00%), NXDOMAIN 1 (50.00%)\n\

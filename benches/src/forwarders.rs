@@ -1,4 +1,4 @@
-//! Servers that forward to one and the same authority, each set up for one core.
+//! Servers that forward to the same authority, each configured for one core.
 
 use std::{fs, net::SocketAddr, path::Path, process::Stdio, time::Duration};
 
@@ -18,11 +18,11 @@ use crate::lab::{self, CLIENT_CPU, Lab, SERVER_ADDRESS, SERVER_CPU};
 /// The zone in which every name has one address.
 pub const ZONE: &str = "forwarded.test";
 
-/// Where the authority listens: in the server's namespace, on its loopback.
+/// Address of the authority, on the loopback of the server's namespace.
 const AUTHORITY: &str = "127.0.0.1";
 const AUTHORITY_PORT: u16 = 5300;
 
-/// A server that forwards.
+/// A forwarding server that is compared with the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Forwarder {
     /// This server, in userspace.
@@ -36,19 +36,19 @@ pub enum Forwarder {
     Dnsmasq,
 }
 
-/// A forwarder and its authority; they end when dropped.
+/// A forwarder and its authority, stopped when dropped.
 #[derive(Debug)]
 pub struct Running {
     /// Process id of the forwarder.
     pub pid: u32,
-    /// Ended before its files go.
+    /// Dropped before its files.
     _forwarder: Box<dyn std::fmt::Debug>,
     _authority: Kept,
     _folder: TempDir,
 }
 
 impl Forwarder {
-    /// Its name in reports.
+    /// Returns the label of the forwarder in reports.
     pub fn label(self) -> &'static str {
         match self {
             Self::Ours { cache: true } => "ours",
@@ -58,8 +58,8 @@ impl Forwarder {
         }
     }
 
-    /// Starts it and its authority, and waits for the first answer. The authority
-    /// runs on the client's CPU, so that the forwarder has its own for itself.
+    /// Starts the forwarder and its authority, and waits for the first answer. The authority runs
+    /// on the client's CPU, so that the forwarder has a CPU for itself.
     pub fn start(self, lab: &Lab) -> Result<Running> {
         let folder = TempDir::with_prefix("bdx-forward-")?;
         let authority = start_authority(lab, folder.path())?;
@@ -82,7 +82,7 @@ impl Forwarder {
         Ok(Running { pid, _forwarder: forwarder, _authority: authority, _folder: folder })
     }
 
-    /// Starts one of the others.
+    /// Starts unbound or dnsmasq.
     fn start_peer(self, lab: &Lab, folder: &Path) -> Result<Kept> {
         let file = folder.join("forwarder.conf");
         let shown = file.display();
@@ -118,7 +118,7 @@ impl Forwarder {
     }
 }
 
-/// Our own server, without a fast path: nothing here is local.
+/// Starts this server without a fast path and without local names.
 fn start_ours(lab: &Lab, cache: bool) -> Result<Server> {
     let extra = json!({
         "log_level": "WARN",
@@ -130,7 +130,7 @@ fn start_ours(lab: &Lab, cache: bool) -> Result<Server> {
         "cache": {"enabled": cache, "max_entries": 1_000_000, "max_bytes": 192 << 20},
     });
     let folder = server::folder(b"{}", None)?;
-    // One worker for one CPU: the others are told in their configurations to use one thread.
+    // One worker for one CPU: the others are configured for one thread.
     on_cpu(SERVER_CPU, || Server::start(Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &extra))
 }
 
@@ -160,7 +160,8 @@ fn start_authority(lab: &Lab, folder: &Path) -> Result<Kept> {
     Ok(process)
 }
 
-/// Waits until `name` has an address at `server`, asked from its own side or from the client's.
+/// Waits until `name` has an address at `server`, queried from the server's or from the client's
+/// namespace.
 fn wait_for_answer(lab: &Lab, server: SocketAddr, name: &str, from_inside: bool) -> Result<()> {
     let query = client::query(name, RecordType::A, None)?.to_vec()?;
     let answered = || {
@@ -172,7 +173,7 @@ fn wait_for_answer(lab: &Lab, server: SocketAddr, name: &str, from_inside: bool)
     wait_until(name, Duration::from_secs(15), || namespace.run(answered).ok().flatten() == Some(true))
 }
 
-/// What the servers said.
+/// Returns the log of the servers.
 fn log(folder: &Path) -> String {
     fs::read_to_string(folder.join("log")).unwrap_or_default()
 }

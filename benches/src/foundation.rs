@@ -1,5 +1,5 @@
-//! A foundation as files, and what its names resolve to: the same data for our
-//! server and for its peers.
+//! A foundation as files, and the resolution of its names: the same data for this server and its
+//! peers.
 
 use std::{fs, net::Ipv4Addr, path::Path};
 
@@ -13,30 +13,30 @@ use serde_json::Value;
 
 use crate::{fleet::Fleet, peers::Entry};
 
-/// Records and aliases as files, and what the server will make of them.
+/// Records and aliases as files, and the snapshot that the server makes of them.
 #[derive(Debug)]
 pub struct Foundation {
-    /// records.json.
+    /// Content of records.json.
     pub records: Vec<u8>,
-    /// An alias file.
+    /// Content of the alias file, if there is one.
     pub aliases: Option<Vec<u8>>,
-    /// What they mean.
+    /// The names and instances of the files, as the server resolves them.
     pub snapshot: Snapshot,
-    /// `max_names` of the server that serves it; three quarters are for names that it lists.
+    /// `max_names` of the server; three quarters of it are for listed names.
     pub max_names: u32,
 }
 
-/// `max_names` where nobody says otherwise.
+/// `max_names` unless configured otherwise.
 const DEFAULT_MAX_NAMES: u32 = 65_536;
 
-/// An instance that got another address.
+/// A change of an instance's address.
 #[derive(Clone, Debug)]
 pub struct Change {
-    /// A name that resolves to it, among others; final dot included.
+    /// A name that resolves to the instance, among others; with the final dot.
     pub name: String,
-    /// Its address until now.
+    /// The address before the change.
     pub from: String,
-    /// Its address from now on.
+    /// The address after the change.
     pub to: Ipv4Addr,
 }
 
@@ -47,13 +47,13 @@ impl Foundation {
         Self::parse(read(records)?, aliases.map(read).transpose()?)
     }
 
-    /// A generated foundation of so many instances.
+    /// Generates a foundation with this many instances.
     pub fn generate(instances: usize) -> Result<Self> {
         let fleet = Fleet::generate(instances, 1);
         Self::parse(fleet.records_json(), Some(fleet.aliases_json()))
     }
 
-    /// Parses a foundation.
+    /// Parses records.json and, if given, an alias file.
     pub fn parse(records: Vec<u8>, aliases: Option<Vec<u8>>) -> Result<Self> {
         let (parsed, _) = Records::parse(&records).context("records")?;
         let files = aliases.iter().map(|aliases| ("aliases.json", &aliases[..]));
@@ -62,12 +62,12 @@ impl Foundation {
         Ok(Self { records, aliases, snapshot, max_names: DEFAULT_MAX_NAMES })
     }
 
-    /// The names that are published, in the order of their use.
+    /// Returns the published names in order of priority.
     pub fn names(&self) -> impl Iterator<Item = Name> {
         dns_core::listing::published_names(&self.snapshot)
     }
 
-    /// Names with IPv4 addresses, for servers that want to be told: at most `limit`.
+    /// Returns names with their IPv4 addresses, for servers with static data: at most `limit`.
     pub fn entries(&self, limit: usize) -> Vec<Entry> {
         let resolved = self.names().filter_map(|name| {
             let resolution = resolve(&self.snapshot, &AllRunning, &name)?;
@@ -76,7 +76,7 @@ impl Foundation {
         resolved.take(limit).collect()
     }
 
-    /// Gives the first instance another address, `to`, and a higher version to the records.
+    /// Moves the first instance to the address `to`, and increments the version of the records.
     pub fn recreate_one(&mut self, to: Ipv4Addr) -> Result<Change> {
         let mut records: Value = serde_json::from_slice(&self.records)?;
         let column = |name: &str| records["record_keys"].as_array()?.iter().position(|key| key == name);

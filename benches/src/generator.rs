@@ -1,5 +1,5 @@
-//! Load from within the kernel (`dns-ebpf/src/bin/generator.rs`): one core makes more queries
-//! than another one answers, and has time left for the replies.
+//! Generates load inside the kernel (`dns-ebpf/src/bin/generator.rs`): one core produces more
+//! queries than another one can answer, and has time left for the replies.
 
 use std::{
     io,
@@ -21,31 +21,31 @@ use whole_system_tests::{checksum, client, cpu::stay_on};
 
 use crate::lab::{self, CLIENT_ADDRESS, CLIENT_CPU, CLIENT_INTERFACE, Lab, SERVER_ADDRESS};
 
-/// Frames that the kernel makes at a time, and keeps for reuse: as many as it lets, so that few
-/// are made anew while the server's ring holds 256.
+/// Frames that the kernel prepares and reuses: the maximum, so that few are prepared again
+/// while the server's ring holds 256.
 const BATCH: u32 = 256;
 
-/// Where [`generate`] is attached without being meant to run: nothing goes over it. The kernel's
-/// dispatcher holds each attached program; a run of one that it does not hold waits for two RCU
-/// grace periods (`bpf_dispatcher_change_prog`), in which nothing is sent.
+/// Interface for [`generate`], attached only because the kernel's dispatcher must hold the program:
+/// each run of a program outside the dispatcher waits for two RCU grace periods
+/// (`bpf_dispatcher_change_prog`), in which nothing is sent. No packets pass this interface.
 const UNUSED_INTERFACE: &str = "lo";
 
-/// Runs of the program in one system call: some 50 to 300 ms.
+/// Runs of the program per system call: some 50 to 300 ms.
 const RUNS: u32 = 1_000_000;
 
-/// Bytes of an Ethernet header.
+/// Length of an Ethernet header.
 const ETHERNET_LEN: usize = 14;
 
-/// Bytes of headers before the message.
+/// Length of all headers before the message.
 pub const HEADERS_LEN: usize = ETHERNET_LEN + 20 + 8;
 
-/// How hard to ask.
+/// Rate of the queries.
 #[derive(Clone, Copy, Debug)]
 pub enum Load {
-    /// As many as go: the server's interface always holds the next one. The client's end takes
-    /// hardly any reply.
+    /// As many as possible: the server's interface always has the next one queued. The client's end
+    /// receives few replies.
     Flood,
-    /// A rate, whether it is answered or not; the client's core takes replies first.
+    /// A fixed rate, whether answered or not; the client's core receives replies first.
     Rate {
         /// Queries per second on average.
         rate: u32,
@@ -54,12 +54,12 @@ pub enum Load {
     },
 }
 
-/// Queries as they go over the wire, in the order in which they are asked.
+/// Frames of queries in the order of sending.
 #[derive(Debug)]
 pub struct Frames(pub Vec<Vec<u8>>);
 
 impl Frames {
-    /// Queries from lines of `name type`, from the lab's client to its server.
+    /// Builds queries from lines of `name type`, from the lab's client to its server.
     pub fn of_lines(lab: &Lab, lines: &[String]) -> Result<Self> {
         let [server, client] = lab.hardware_addresses()?;
         let frame = |(number, line): (usize, &String)| {
@@ -72,35 +72,34 @@ impl Frames {
     }
 }
 
-/// The generator, with its counting program on the client's end: detached when dropped.
+/// The generator, with its counting program on the client's end; detached when dropped.
 pub struct Generator<'a> {
     lab: &'a Lab,
     object: Ebpf,
     orders: Array<MapData, OrderWords>,
-    /// What came of it.
+    /// Counters of the programs.
     counts: Array<MapData, CountWords>,
-    /// How many frames there are.
     frames: u64,
     loads: u64,
 }
 
-/// What has been sent and has come back up to now.
+/// Reads the counters of sent and received packets.
 pub struct Counter<'a>(&'a Array<MapData, CountWords>);
 
 impl Counter<'_> {
-    /// In all loads so far.
+    /// Returns the totals of all loads so far.
     pub fn read(&self) -> Result<Counts> {
         Ok(zerocopy::transmute!(self.0.get(&0, 0)?))
     }
 }
 
-/// [`Orders`] as words: what aya knows to be plain data.
+/// [`Orders`] as words, a type that aya knows to be plain data.
 type OrderWords = [u64; size_of::<Orders>() / 8];
 
 type CountWords = [u64; size_of::<Counts>() / 8];
 
 impl<'a> Generator<'a> {
-    /// Loads it with these queries and attaches the program that counts replies.
+    /// Loads the generator with these queries and attaches the program that counts replies.
     pub fn new(lab: &'a Lab, frames: &Frames) -> Result<Self> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../dns-ebpf/target/bpfel-unknown-none/release/generator");
@@ -130,12 +129,12 @@ impl<'a> Generator<'a> {
         Ok(Self { lab, object, orders, counts, frames: count.into(), loads: 0 })
     }
 
-    /// What has been sent and has come back in all loads so far.
+    /// Returns the packets sent and received in all loads so far.
     pub fn counts(&self) -> Result<Counts> {
         Counter(&self.counts).read()
     }
 
-    /// Asks from the client's CPU as long as `meanwhile` lasts.
+    /// Sends queries from the client's CPU while `meanwhile` runs.
     pub fn during<T>(&mut self, load: Load, meanwhile: impl FnOnce(&Counter<'_>) -> Result<T>) -> Result<T> {
         self.loads += 1;
         let mut orders = Orders { load: self.loads, frames: self.frames, ..Orders::default() };
@@ -157,11 +156,11 @@ impl<'a> Generator<'a> {
             let asking = scope.spawn(|| lab.client.run(|| ask(program, replies_first, &over))?);
             let done = meanwhile(&Counter(counts));
             over.store(true, Ordering::Relaxed);
-            // What is left of the run goes fast.
+            // The rest of the run is short.
             let stopped = orders.set(0, OrderWords::default(), 0);
             let asked = asking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             lab.let_client_napi_wait(false)?;
-            // What went wrong with the load is why nothing was to be seen.
+            // An error of the load explains why the measurement failed, so it comes first.
             asked?;
             stopped?;
             done
@@ -169,8 +168,8 @@ impl<'a> Generator<'a> {
     }
 }
 
-/// Runs the generating program until it is over; with `replies_first` whenever there are none
-/// to be taken.
+/// Runs the generating program until it stops; with `replies_first`, only while there are no
+/// replies to receive.
 fn ask(program: &Xdp, replies_first: bool, over: &AtomicBool) -> Result<()> {
     stay_on(CLIENT_CPU)?;
     if replies_first {
@@ -191,7 +190,7 @@ fn ask(program: &Xdp, replies_first: bool, over: &AtomicBool) -> Result<()> {
         };
         match program.test_run(options) {
             Ok(_) => {}
-            // A signal: the program is asked to end, and whoever waits sees that.
+            // A signal: the program has been told to stop, and the waiting thread notices.
             Err(ProgramError::SyscallError(call)) if call.io_error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error).context("load by live frames (Linux 5.18)"),
         }
@@ -199,19 +198,19 @@ fn ask(program: &Xdp, replies_first: bool, over: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-/// A program for XDP of the object.
+/// Returns an XDP program of the object.
 fn program<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
     Ok(object.program_mut(name).with_context(|| format!("no program {name}"))?.try_into()?)
 }
 
-/// A query as stub resolvers send it.
+/// Returns a query as stub resolvers send it.
 fn message(id: u16, name: &str, record_type: RecordType) -> Result<Vec<u8>> {
     let mut message = client::query(name, record_type, None)?;
     message.metadata.id = id;
     Ok(message.to_vec()?)
 }
 
-/// The frame of a message, with all its checksums.
+/// Returns the frame of a message, with all checksums.
 fn frame(server: [u8; 6], client: [u8; 6], port: u16, message: &[u8]) -> Result<Vec<u8>> {
     let [from, to] = [CLIENT_ADDRESS, SERVER_ADDRESS].map(|address: Ipv4Addr| address.octets());
     let udp_len = 8 + message.len() as u16;
@@ -221,14 +220,14 @@ fn frame(server: [u8; 6], client: [u8; 6], port: u16, message: &[u8]) -> Result<
     let mut frame = [&server[..], &client, &[8, 0]].concat();
     frame.extend([0x45, 0]);
     frame.extend((20 + udp_len).to_be_bytes());
-    // Identification 0, not to be fragmented; TTL 64, UDP, checksum.
+    // Identification 0, DF; TTL 64, UDP, checksum.
     frame.extend([0, 0, 0x40, 0, 64, 17, 0, 0]);
     frame.extend([from, to].concat());
     let sum = checksum::checksum(&[&frame[ETHERNET_LEN..]]).to_be_bytes();
     frame[ETHERNET_LEN + 10..ETHERNET_LEN + 12].copy_from_slice(&sum);
     let header = [port.to_be_bytes(), 53u16.to_be_bytes(), udp_len.to_be_bytes(), [0, 0]].concat();
     let pseudo = checksum::pseudo(IpAddr::V4(CLIENT_ADDRESS), IpAddr::V4(SERVER_ADDRESS), udp_len);
-    // Zero would say that there is none (RFC 768).
+    // Zero would mean no checksum (RFC 768).
     let sum = match checksum::checksum(&[&pseudo, &header, message]) {
         0 => 0xffff,
         sum => sum,

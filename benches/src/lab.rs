@@ -1,4 +1,4 @@
-//! The laboratory: a client's and a server's network namespace, joined by veth.
+//! The lab: a client's and a server's network namespace, joined by a veth pair.
 
 use std::{
     fs::{self, File},
@@ -23,10 +23,10 @@ pub const SERVER_CPU: usize = 0;
 /// CPU of everything on the client's side; the same one on a machine with one.
 pub const CLIENT_CPU: usize = 1;
 
-/// Where the server listens, as on every BOSH VM.
+/// Address of the server, the same as on every BOSH VM.
 pub const SERVER_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 2);
 
-/// Where the load comes from.
+/// Source address of the load.
 pub const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 1);
 
 /// Interface on the server's side. Short: a NAPI thread's name holds 15 bytes.
@@ -35,21 +35,21 @@ pub const SERVER_INTERFACE: &str = "bdxs";
 /// Interface on the client's side.
 pub const CLIENT_INTERFACE: &str = "bdxc";
 
-/// Two namespaces and the veth between them.
+/// Two namespaces and the veth pair between them.
 #[derive(Debug)]
 pub struct Lab {
-    /// Where the server runs: 169.254.0.2.
+    /// The server's namespace, with the address 169.254.0.2.
     pub server: Namespace,
-    /// Where the load comes from: 169.254.0.1.
+    /// The client's namespace, with the address 169.254.0.1.
     pub client: Namespace,
-    /// Whether the packets' work is done on the CPU of the side that receives.
+    /// Whether packets are processed on the receiver's CPU.
     pub split: bool,
 }
 
 impl Lab {
-    /// veth as it comes: the receive softirq, and with it the program, runs on the
-    /// sender's CPU and is charged to nobody. Good for latency; CPU figures of the
-    /// fast path mean nothing here.
+    /// Creates a lab with default veth: the receive softirq, and with it the program, runs on the
+    /// sender's CPU and is charged to no process. Suitable for latency; CPU figures of the fast
+    /// path are meaningless.
     pub fn plain() -> Result<Self> {
         let [server, client] = [Namespace::new("server")?, Namespace::new("client")?];
         join(
@@ -61,10 +61,10 @@ impl Lab {
         Ok(lab)
     }
 
-    /// veth with threaded NAPI: all work of a side is done on its own CPU, in a
-    /// kernel thread whose time can be read.
+    /// Creates a lab with threaded NAPI: all work of a side is done on its CPU, in a kernel thread
+    /// whose time can be read.
     ///
-    /// GRO makes veth use NAPI; with TSO on it would bypass NAPI for UDP.
+    /// GRO makes veth use NAPI; with TSO it would bypass NAPI for UDP.
     pub fn split() -> Result<Self> {
         let lab = Self { split: true, ..Self::plain()? };
         for (namespace, interface) in lab.ends() {
@@ -78,7 +78,7 @@ impl Lab {
         Ok(lab)
     }
 
-    /// Tells each side the other's hardware address, for good: the generator does not ask.
+    /// Sets permanent neighbour entries on both sides, because the generator sends no ARP.
     fn introduce(&self) -> Result<()> {
         let [server, client] = self.ends();
         for ((near, interface), (far, other), address) in
@@ -93,7 +93,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Hardware addresses of both ends: the server's first.
+    /// Returns the hardware addresses of both ends, the server's first.
     pub fn hardware_addresses(&self) -> Result<[[u8; 6]; 2]> {
         let mut found = [[0; 6]; 2];
         for ((namespace, interface), address) in self.ends().into_iter().zip(&mut found) {
@@ -105,8 +105,8 @@ impl Lab {
         Ok(found)
     }
 
-    /// Puts each side's NAPI threads on its CPU. To be called again after a program
-    /// was attached or detached, which may recreate them.
+    /// Pins each side's NAPI threads to its CPU. Call again after a program was attached or
+    /// detached, which may recreate them.
     pub fn pin_napi(&self) -> Result<()> {
         if !self.split {
             return Ok(());
@@ -119,13 +119,13 @@ impl Lab {
         Ok(())
     }
 
-    /// Whether what reaches the client's interface waits until nothing else wants the client's
-    /// CPU; what finds no room there then is dropped by whoever sends it.
+    /// Sets whether the receive thread of the client's interface runs only while its CPU is idle.
+    /// Packets without room there are then dropped by the sender.
     pub fn let_client_napi_wait(&self, waits: bool) -> Result<()> {
         napi_threads(CLIENT_INTERFACE)?.into_iter().try_for_each(|thread| set_waiting(thread, waits))
     }
 
-    /// What the server's side does under load; these processes are its own.
+    /// Returns a meter of the server's side for a load; `processes` are the server's.
     pub fn meter(&self, processes: &[u32]) -> Result<Meter> {
         let counters = |namespace: &Namespace| namespace.run(|| File::open("/proc/thread-self/net/dev"));
         let napi = if self.split { napi_threads(SERVER_INTERFACE)? } else { Vec::new() };
@@ -137,71 +137,73 @@ impl Lab {
         })
     }
 
-    /// Words to put before a command that makes load: in the client's namespace, on its CPU.
+    /// Returns the words before a command that generates load, which run it in the client's
+    /// namespace on its CPU.
     pub fn client_launcher(&self) -> Vec<String> {
         let cpu = CLIENT_CPU.min(last_cpu()).to_string();
         ["ip", "netns", "exec", self.client.name(), "taskset", "-c", &cpu].map(str::to_owned).to_vec()
     }
 
-    /// Both ends: the server's first.
+    /// Returns both ends, the server's first.
     fn ends(&self) -> [(&Namespace, &'static str); 2] {
         [(&self.server, SERVER_INTERFACE), (&self.client, CLIENT_INTERFACE)]
     }
 }
 
-/// The hardware address of an interface as text.
+/// Returns the hardware address of an interface as text.
 fn hardware_address(namespace: &Namespace, interface: &str) -> Result<String> {
     capture(namespace.with_own_sysfs("cat").arg(format!("/sys/class/net/{interface}/address")))
 }
 
-/// Reads what a lab has counted, at little cost to the CPUs that are measured: files are open
-/// already, threads known. Void when NAPI threads change, as by attaching a program.
+/// Reads the counters of a lab at little cost for the measured CPUs: files are kept open, and
+/// threads are known. Invalid after NAPI threads change, as when a program is attached.
 #[derive(Debug)]
 pub struct Meter {
-    /// `/proc/net/dev` of the server's namespace.
+    /// `/proc/net/dev` of the server's namespace, kept open.
     server: File,
-    /// The same of the client's.
+    /// `/proc/net/dev` of the client's namespace, kept open.
     client: File,
-    /// Processes and NAPI threads whose CPU counts.
+    /// Processes and NAPI threads whose CPU time counts.
     processes: Vec<u32>,
-    /// The server's NAPI threads; none where they are no threads.
+    /// The server's NAPI threads; empty without threaded NAPI.
     napi: Vec<u32>,
 }
 
 impl Meter {
-    /// CPU time that the server's side has used: its processes and its NAPI threads.
+    /// Returns the CPU time of the server's side: its processes and its NAPI threads.
     pub fn cpu(&self) -> Result<CpuTime> {
         Ok(CpuTime::of_processes(&self.processes)?)
     }
 
-    /// Replies that the server's interface sent, where nothing else is sent: those that reached
-    /// the client's interface, and those that this one had no room for.
+    /// Returns the replies that the server's interface has sent, if it sends nothing else: replies
+    /// received by the client's interface, and replies that it had no room for.
     pub fn replies(&self) -> Result<u64> {
         Ok(read_column(&self.client, CLIENT_INTERFACE, RECEIVED)? + self.lost_replies()?)
     }
 
-    /// Replies that found no room in the ring of the client's interface.
+    /// Returns the replies without room in the ring of the client's interface.
     pub fn lost_replies(&self) -> Result<u64> {
         read_column(&self.server, SERVER_INTERFACE, SENT_DROPPED)
     }
 
-    /// Packets that the server's interface took in: queries, where nothing else is sent to it.
+    /// Returns the packets received by the server's interface: queries, if nothing else is sent to
+    /// it.
     pub fn arrivals(&self) -> Result<u64> {
         read_column(&self.server, SERVER_INTERFACE, RECEIVED)
     }
 
-    /// Packets to the server's interface that found no room in its ring.
+    /// Returns the packets to the server's interface without room in its ring.
     pub fn lost(&self) -> Result<u64> {
         read_column(&self.client, CLIENT_INTERFACE, SENT_DROPPED)
     }
 
-    /// How often the server's NAPI threads have gone to sleep.
+    /// Returns how often the server's NAPI threads have gone to sleep.
     pub fn sleeps(&self) -> Result<u64> {
         Ok(self.napi.iter().map(|&thread| sleeps(thread)).sum::<io::Result<u64>>()?)
     }
 }
 
-/// A number out of an open `/proc/net/dev`, as it is now.
+/// Reads a current number from an open `/proc/net/dev`.
 fn read_column(mut file: &File, interface: &str, number: usize) -> Result<u64> {
     let mut text = String::new();
     file.rewind()?;
@@ -212,16 +214,16 @@ fn read_column(mut file: &File, interface: &str, number: usize) -> Result<u64> {
 /// Column of `/proc/net/dev`: packets received.
 const RECEIVED: usize = 1;
 
-/// Column of `/proc/net/dev`: packets that were to be sent and were dropped.
+/// Column of `/proc/net/dev`: packets dropped while sending.
 const SENT_DROPPED: usize = 11;
 
-/// The number of an interface in this column of `/proc/net/dev`.
+/// Finds the number of an interface in this column of `/proc/net/dev`.
 fn column(text: &str, interface: &str, number: usize) -> Option<u64> {
     let line = text.lines().find_map(|line| line.trim().strip_prefix(interface)?.strip_prefix(':'))?;
     line.split_whitespace().nth(number)?.parse().ok()
 }
 
-/// Puts all threads of a process on one CPU, and so those that they will make.
+/// Pins all threads of a process to one CPU, and with them their future threads.
 pub fn pin(process: u32, cpu: usize) -> Result<()> {
     let cpu = cpu.min(last_cpu());
     for task in fs::read_dir(format!("/proc/{process}/task"))? {
@@ -231,8 +233,8 @@ pub fn pin(process: u32, cpu: usize) -> Result<()> {
     Ok(())
 }
 
-/// Whether a thread (0: the calling one) waits until no other one wants its CPU (`SCHED_IDLE`);
-/// else it is as any other.
+/// Sets whether a thread (0 for the calling one) runs only while its CPU is idle (`SCHED_IDLE`), or
+/// with the default policy.
 pub fn set_waiting(thread: u32, waits: bool) -> Result<()> {
     let policy = if waits { libc::SCHED_IDLE } else { libc::SCHED_OTHER };
     // SAFETY: a structure of plain numbers, for which zeros are what both policies want.
@@ -243,12 +245,12 @@ pub fn set_waiting(thread: u32, waits: bool) -> Result<()> {
     Ok(())
 }
 
-/// The highest CPU number.
+/// Returns the highest CPU number.
 fn last_cpu() -> usize {
     std::thread::available_parallelism().map_or(0, |count| count.get() - 1)
 }
 
-/// One line about the machine: kernel, CPU, cores.
+/// Returns one line about the machine: kernel, CPU, cores.
 pub fn machine() -> String {
     let text = |command: &mut Command| {
         let output = command.output().map(|output| output.stdout).unwrap_or_default();
@@ -266,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_counters_of_an_interface_are_read() {
+    fn interface_counters_are_parsed() {
         let text = "Inter-|   Receive                    |  Transmit\n face |bytes    packets errs\n                    bdxc: 81346     905    0    0    0     0          0         0    81346     905    0    7    0     0       0          0\n                    bdxc2:    70       1    0    0    0     0          0         0        0       0\n";
         let received = |interface| column(text, interface, RECEIVED);
         assert_eq!((received("bdxc"), received("bdxc2"), received("bdx")), (Some(905), Some(1), None));

@@ -1,4 +1,4 @@
-//! What the benches and the demo share.
+//! Code shared by the benches and the demo.
 
 pub mod cpu;
 pub mod dnsperf;
@@ -13,7 +13,7 @@ pub mod report;
 
 pub use whole_system_tests::{fleet, yardstick};
 
-/// Whether one of the texts is in the label, or there are none.
+/// Returns whether the label contains one of the texts, or the list is empty.
 pub fn is_wanted(texts: &[String], label: &str) -> bool {
     texts.is_empty() || texts.iter().any(|text| label.contains(text))
 }

@@ -1,9 +1,9 @@
-//! What comes of a load from within the kernel, as the server's side shows it.
+//! Measures a load from the in-kernel generator on the server's side.
 //!
-//! Replies are counted where the server sends them. Under a flood the client's core is the
-//! generator's: what finds no room at the client's end is dropped there, by the core that sent
-//! it, which frees the packet as it would when a network card had sent it. So a figure is the
-//! server's, and never what the client can take.
+//! Replies are counted where the server sends them. Under a flood the generator occupies the
+//! client's core, and packets without room at the client's end are dropped there by the sending
+//! core, which frees them as it would after a network card has sent them. The figures are thus the
+//! server's, and never limited by the client.
 
 use std::{
     thread,
@@ -20,96 +20,96 @@ use crate::{
     report::Rounds,
 };
 
-/// What a load is measured in: a machine that is shared with others is disturbed for
-/// shorter or longer than that, and the spread of the slices shows it.
+/// Length of the measured slices. Disturbances on a shared machine are shorter or longer than that,
+/// so the spread of the slices shows them.
 const SLICE: Duration = Duration::from_millis(125);
 
-/// How long a load goes on before the first slice. Observed: with its beginning in them,
-/// figures of half a second are up to a fifth off those of longer loads.
+/// Duration of a load before the first slice. Observed: including the start changes figures of half
+/// a second by up to a fifth.
 const LEAD: Duration = Duration::from_millis(250);
 
-/// Each rate that is tried on the way to what a core answers is so many times the one before.
+/// Factor between the rates tried in search of a core's best rate.
 const STEP: f64 = std::f64::consts::SQRT_2;
 
-/// Rates so many times higher and lower than the best one are tried at last.
+/// Factor of the last rates tried above and below the best one.
 const NEAR: f64 = 1.09;
 
-/// The lowest rate that is tried, in queries per second.
+/// The lowest rate tried, in queries per second.
 const LOWEST: f64 = 8_000.0;
 
-/// A rate of which this share is answered is kept: a higher one is worth trying.
+/// Least answered share at which the server keeps up with a rate, so that a higher rate is tried.
 const KEPT: f64 = 0.97;
 
-/// So many times the best is better: less may be chance.
+/// Factor by which a rate must exceed the best one to be better than by chance.
 const BETTER: f64 = 1.05;
 
-/// So many rates in a row that are neither kept nor better are enough.
+/// Consecutive rates without success that end the search.
 const ENOUGH: u32 = 2;
 
-/// A core that is busy for this share of the time is as good as saturated: servers behind sockets
-/// are just below that at the highest of the rates that they keep.
+/// Busy share of a core that counts as saturated: servers behind sockets stay just below it at the
+/// highest rate they can keep.
 const SATURATED: f64 = 0.8;
 
-/// Most packets that a poll of NAPI takes (`NAPI_POLL_WEIGHT`): who finds as many whenever he
-/// wakes up, works as a saturated core does.
+/// Most packets per poll of NAPI (`NAPI_POLL_WEIGHT`). A core that finds as many at every wake-up
+/// works like a saturated one.
 const POLL: f64 = 64.0;
 
-/// Queries that leave together where a rate is tried.
+/// Queries sent together when a rate is tried.
 const BURST: u32 = 16;
 
 /// A server in a lab under load.
 pub struct Loaded<'a> {
     lab: &'a Lab,
-    /// Processes whose CPU counts.
+    /// Processes whose CPU time counts.
     processes: &'a [u32],
     generator: Generator<'a>,
-    /// The load under which most was answered, once that was looked for.
+    /// The load with the highest answered rate, after it has been searched for.
     best: Option<Load>,
 }
 
-/// What came of a load.
+/// Results of a load.
 pub struct Offered {
-    /// Queries per second that were sent.
+    /// Queries sent per second.
     pub sent: f64,
-    /// Replies per second, slice by slice.
+    /// Replies per second, by slice.
     pub answered: Rounds,
-    /// CPU time of the server's side for each reply, microseconds, slice by slice.
+    /// CPU time of the server's side per reply in microseconds, by slice.
     pub cpu: Rounds,
-    /// Share of the time in which the server's side had the CPU.
+    /// Share of the time in which the server's side used the CPU.
     pub busy: f64,
-    /// Share of the queries that the ring of the server's interface had no room for.
+    /// Share of the queries without room in the ring of the server's interface.
     pub dropped_before: f64,
-    /// How often the server's NAPI thread was woken up, each second.
+    /// Wake-ups of the server's NAPI thread per second.
     pub wake_ups: f64,
-    /// The regime: how many queries the NAPI thread found whenever it was woken up. Where
-    /// that is one, most of the cost is waking up, whoever answers.
+    /// The regime: mean number of queries found per wake-up of the NAPI thread. At one, most of the
+    /// cost is waking up, for any server.
     pub packets_a_wake_up: f64,
 }
 
 impl Offered {
-    /// Replies per second of the server's CPU time, slice by slice: what a core gives that has
-    /// nothing else to do. Where the generator pauses, or its rate is a step too low, the core
-    /// rests, and nothing is lost.
+    /// Returns the replies per second of the server's CPU time, by slice: the rate of a core that
+    /// does nothing else. Pauses of the generator, or a rate slightly too low, leave the core idle
+    /// and do not change it.
     pub fn per_core(&self) -> Rounds {
         Rounds(self.cpu.0.iter().map(|microseconds| 1e6 / microseconds).collect())
     }
 
-    /// Whether the core was in the regime of a saturated one: else much of what a reply costs is
-    /// waking up.
+    /// Returns whether the core was in the regime of a saturated one. Otherwise wake-ups are a
+    /// large part of the cost of a reply.
     pub fn is_saturated(&self) -> bool {
         self.busy >= SATURATED || self.packets_a_wake_up >= POLL
     }
 }
 
 impl<'a> Loaded<'a> {
-    /// Ready to ask these lines of `name type`, in this order.
+    /// Prepares to query these lines of `name type`, in this order.
     pub fn new(lab: &'a Lab, processes: &'a [u32], lines: &[String]) -> Result<Self> {
         let generator = Generator::new(lab, &Frames::of_lines(lab, lines)?)?;
         Ok(Self { lab, processes, generator, best: None })
     }
 
-    /// As many replies as one core gives, each time anew; the first time the load under which it
-    /// gives most is looked for.
+    /// Measures the highest rate of replies of one core. The first call searches for the load that
+    /// gives it; later ones reuse that load.
     pub fn saturate(&mut self, duration: Duration) -> Result<Offered> {
         let best = match self.best {
             Some(best) => best,
@@ -117,17 +117,18 @@ impl<'a> Loaded<'a> {
         };
         let mut seen = self.offer(best, duration)?;
         if let Load::Rate { rate, .. } = best {
-            // What another time could be kept, or was too much, may be a step off by now.
+            // The best rate of an earlier call may be a step too low or too high by now.
             self.try_rates(around(rate.into(), NEAR), duration, &mut seen)?;
         }
         Ok(seen)
     }
 
-    /// The load under which most is answered.
+    /// Searches for the load with the highest rate of replies.
     ///
-    /// As many queries as go come first: who answers at the interface answers most then. Who
-    /// answers by sockets has a core full of packets that nobody will read; so then rates are
-    /// tried, from one that is surely kept to those that bring no more, and others near the best.
+    /// A flood comes first: it is best for servers that answer at the interface. For servers behind
+    /// sockets it fills the core with packets that are never read, so rates are tried next, from
+    /// one that is surely kept up with to rates without a gain, and finally rates close to the
+    /// best.
     fn best_load(&mut self, duration: Duration) -> Result<Load> {
         let mut seen = self.offer(Load::Flood, duration)?;
         self.best = Some(Load::Flood);
@@ -147,7 +148,8 @@ impl<'a> Loaded<'a> {
         self.best.context("a load was tried")
     }
 
-    /// Tries rates; one that brings more than the best so far becomes it. What the last one brought.
+    /// Tries rates; the best one replaces `best` if it is higher. Returns the answered rate of the
+    /// last one.
     fn try_rates(
         &mut self,
         rates: impl IntoIterator<Item = f64>,
@@ -167,7 +169,7 @@ impl<'a> Loaded<'a> {
         Ok(answered)
     }
 
-    /// What comes of a load, whether it is kept up with or not, in slices of this duration.
+    /// Measures a load, whether the server keeps up with it or not, in slices over this duration.
     pub fn offer(&mut self, load: Load, duration: Duration) -> Result<Offered> {
         let Self { lab, processes, generator, .. } = self;
         let meter = lab.meter(processes)?;
@@ -186,7 +188,7 @@ impl<'a> Loaded<'a> {
             let after = counter.read()?;
             Ok((slices, after.sent - before.sent, after.other - before.other))
         })?;
-        // A subject knows all names that it is asked for: else errors would be measured.
+        // A subject knows all queried names; otherwise errors would be measured.
         ensure!(other == 0, "{other} replies with another RCODE than NOERROR");
         let sum = |of: fn(&Slice) -> u64| slices.iter().map(of).sum::<u64>();
         let time = slices.iter().map(|slice| slice.time).sum::<Duration>().as_secs_f64();
@@ -210,7 +212,7 @@ fn around(rate: f64, step: f64) -> [f64; 2] {
     [rate / step, rate * step]
 }
 
-/// What there was up to a moment.
+/// Totals at a moment.
 struct Reading {
     time: Instant,
     /// CPU time of the server's side.
@@ -224,13 +226,13 @@ struct Reading {
 }
 
 impl Reading {
-    /// What there is up to now.
+    /// Reads the current totals.
     fn take(meter: &Meter) -> Result<Self> {
         let [answered, arrivals, wake_ups] = [meter.replies()?, meter.arrivals()?, meter.sleeps()?];
         Ok(Self { time: Instant::now(), cpu: meter.cpu()?, answered, arrivals, wake_ups })
     }
 
-    /// What has happened since an earlier one.
+    /// Returns the differences from an earlier reading.
     fn since(&self, earlier: &Self) -> Slice {
         let Self { time, cpu, answered, arrivals, wake_ups } = *self;
         Slice {
@@ -243,9 +245,9 @@ impl Reading {
     }
 }
 
-/// What happened between two readings.
+/// Differences between two readings.
 struct Slice {
-    /// How long it was.
+    /// Time between the readings.
     time: Duration,
     /// CPU time of the server's side.
     cpu: Duration,

@@ -1,5 +1,5 @@
-//! Other DNS servers on the same names, each set up as its manual advises for
-//! one core: the yardsticks.
+//! Other DNS servers with the same names, each configured for one core as its manual advises: the
+//! yardsticks.
 
 use std::{
     collections::BTreeSet,
@@ -43,31 +43,31 @@ pub type Entry = (String, Vec<Ipv4Addr>);
 /// A name with its services, as ports and hosts, final dots included.
 pub type Services = (String, Vec<(u16, String)>);
 
-/// What a peer knows.
+/// The data of a peer.
 #[derive(Clone, Copy, Debug)]
 pub struct Names<'a> {
-    /// The zones that the names are in.
+    /// Zones that contain the names.
     pub zones: &'a [&'a str],
-    /// Names with addresses; the first one is asked for to see that the peer answers.
+    /// Names with addresses; the readiness check queries the first one.
     pub entries: &'a [Entry],
-    /// Names with services.
+    /// Names with their services (SRV records).
     pub services: &'a [Services],
 }
 
-/// A peer that runs in the lab.
+/// A peer running in the lab.
 #[derive(Debug)]
 pub struct Running {
-    /// Ended when dropped, before its files go.
+    /// Stopped when dropped, before its files are removed.
     process: Kept,
     peer: Peer,
     folder: TempDir,
 }
 
-/// Zones that the names of a foundation are in.
+/// Zones of the names of a foundation.
 const ZONES: [&str; 2] = ["bosh.", "cf.internal."];
 
 impl Peer {
-    /// Its name in reports.
+    /// Returns the label of the peer in reports.
     pub fn label(self) -> &'static str {
         match self {
             Self::Nsd => "nsd",
@@ -78,13 +78,13 @@ impl Peer {
         }
     }
 
-    /// Starts it in the lab's server namespace on the server's CPU, with names of a foundation, and
-    /// waits for its first answer.
+    /// Starts the peer in the lab's server namespace on the server's CPU, with names of a
+    /// foundation, and waits for its first answer.
     pub fn start(self, lab: &Lab, entries: &[Entry]) -> Result<Running> {
         self.start_with(lab, &Names { zones: &ZONES, entries, services: &[] })
     }
 
-    /// The same, with any names.
+    /// Starts the peer like [`Self::start`], with any names.
     pub fn start_with(self, lab: &Lab, names: &Names<'_>) -> Result<Running> {
         let folder = TempDir::with_prefix("bdx-peer-")?;
         self.write_names(folder.path(), names)?;
@@ -104,7 +104,7 @@ impl Peer {
         Ok(running)
     }
 
-    /// Writes the names as this server wants them.
+    /// Writes the names in the peer's format.
     fn write_names(self, folder: &Path, names: &Names<'_>) -> Result<()> {
         let Names { zones, entries, services } = *names;
         match self {
@@ -205,12 +205,12 @@ impl Peer {
 }
 
 impl Running {
-    /// Its process id: the one that it was started as.
+    /// Returns the process id of the process started first.
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }
 
-    /// All its processes: NSD answers from a child of its own.
+    /// Returns all its processes: NSD answers from a child process.
     pub fn processes(&self) -> Result<Vec<u32>> {
         let mut found = vec![self.pid()];
         let mut next = 0;
@@ -223,17 +223,17 @@ impl Running {
         Ok(found)
     }
 
-    /// Writes other names, to be read at the next [`Self::signal_reload`].
+    /// Writes other names, which the peer reads after [`Self::signal_reload`].
     pub fn write_names(&self, entries: &[Entry]) -> Result<()> {
         self.peer.write_names(self.folder.path(), &Names { zones: &ZONES, entries, services: &[] })
     }
 
-    /// Tells it to read its names again.
+    /// Sends the signal to reload the names.
     pub fn signal_reload(&self) -> Result<()> {
         self.process.signal(Signal::SIGHUP)
     }
 
-    /// Asks for a name until the answer is as `wanted`.
+    /// Queries a name until the answer is as `wanted`.
     pub fn wait_for(
         &mut self,
         lab: &Lab,
@@ -262,12 +262,13 @@ impl Running {
     }
 }
 
-/// Where a zone's text is.
+/// Returns the path of a zone's file.
 fn zone_file(folder: &Path, zone: &str) -> PathBuf {
     folder.join(format!("{zone}zone"))
 }
 
-/// A zone file: those of the names that are within it. The serial is the time, so that a reload is seen.
+/// Returns a zone file with the names inside the zone. The serial is the time, so that a reload is
+/// detected.
 fn zone_text(zone: &str, entries: &[Entry], services: &[Services]) -> String {
     let serial = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     // Tenths of a second, so that two reloads within one second differ too; 32 bits wrap as serials may.
@@ -291,7 +292,7 @@ fn zone_text(zone: &str, entries: &[Entry], services: &[Services]) -> String {
     text
 }
 
-/// Writes a file so that a reader sees the old or the new one.
+/// Writes a file atomically: a reader sees the old or the new content.
 fn write_atomically(path: &Path, text: &str) -> Result<()> {
     let next = path.with_extension("next");
     fs::write(&next, text)?;

@@ -1,4 +1,4 @@
-//! The reference server, `bosh-dns`, on the same files, started as its own job would.
+//! Runs bosh-dns on the same files, started like its BOSH job.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -18,26 +18,26 @@ use crate::{
     lab::{self, Lab, SERVER_ADDRESS, SERVER_CPU},
 };
 
-/// Port of its API on loopback, as its job sets it.
+/// Port of its API on loopback, as its job configures it.
 const API_PORT: u16 = 53080;
 
-/// Figures of the reference where nobody gives its program: measured before, in these set-ups, on
-/// machines of this kind (two cores, Linux 6.18). No run of this bench made them.
+/// Figures of bosh-dns for runs without its binary: measured earlier, in the same set-ups, on
+/// similar machines (two cores, Linux 6.18). Not measured by the current run.
 pub mod quoted {
     /// Best rate of one saturated core, in queries per second: 155 group names, kxdpgun.
     pub const SATURATED: f64 = 13_600.0;
 
-    /// When and where [`SATURATED`] was measured.
+    /// Time and place of the measurement of [`SATURATED`].
     pub const SATURATED_ON: &str = "2026-11-22 on an AMD EPYC";
 
-    /// The others, as a fact of a report.
+    /// The other figures, as a fact of the report.
     pub const OTHERS: &str = "bosh-dns of August 2026, mixed names, by dnsperf, day not noted: 19,545 queries/s at \
                               100 instances, 5,963 at 1,000, 670 at 10,000; at 1,000 instances and 2,000 \
                               queries/s 212 µs of CPU for each and a median latency of 232 µs; from a new \
                               records.json to the first new answer 514 ms at 1,000 instances, 620 ms at 10,000";
 }
 
-/// The reference that runs in a lab; it ends when dropped.
+/// bosh-dns running in a lab, stopped when dropped.
 #[derive(Debug)]
 pub struct Reference {
     process: Kept,
@@ -47,7 +47,7 @@ pub struct Reference {
 impl Reference {
     /// Starts the program on the server's CPU and waits for its first answer.
     ///
-    /// It does not start without an API with certificates: those are made for the run.
+    /// It requires an API with certificates, which are generated for the run.
     pub fn start(program: &Path, lab: &Lab, foundation: &Foundation) -> Result<Self> {
         let folder = server::folder(&foundation.records, foundation.aliases.as_deref())?;
         let file = folder.path().join("config.json");
@@ -74,13 +74,13 @@ impl Reference {
         Ok(Self { process, _folder: folder })
     }
 
-    /// Its process id.
+    /// Returns the process id of bosh-dns.
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }
 }
 
-/// What its job would write, with files in `folder`.
+/// Returns the configuration that its job would write, with files in `folder`.
 fn config(folder: &Path) -> Result<Value> {
     let authority = Authority::new("bench")?;
     let api = write_files(folder, &authority.issue("api.bosh-dns")?, &authority.certificate)?;

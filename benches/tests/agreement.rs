@@ -1,5 +1,5 @@
-//! The interface and userspace give the same answers: every published name is
-//! asked of both. UDP is answered by the BPF program, TCP always by userspace.
+//! The interface and userspace give the same answers: every published name is queried on both
+//! paths. The BPF program answers UDP, userspace always answers TCP.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -21,25 +21,25 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
-/// Where the server listens, in a namespace of its own.
+/// Address of the server, in a separate namespace.
 const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 53);
 
 #[test]
-fn both_paths_agree_on_a_generated_foundation() {
+fn paths_agree_on_generated_foundation() {
     both_paths_agree(&Foundation::generate(500).unwrap()).unwrap();
 }
 
 #[test]
-fn both_paths_agree_on_aliases_of_many_deployments() {
+fn paths_agree_on_aliases() {
     let fleet = Fleet::generate(900, 7);
     let foundation = Foundation::parse(fleet.records_json(), Some(fleet.cell_aliases_json())).unwrap();
     both_paths_agree(&foundation).unwrap();
 }
 
-/// A few names from all over a large foundation are asked for again and again: their entries
-/// lie scattered, so they are moved next to each other, and nobody notices.
+/// Repeatedly queries a few names from all over a large foundation: their entries are scattered, so
+/// the publisher moves them next to each other without changing an answer.
 #[test]
-fn answers_stay_the_same_while_entries_in_use_are_moved() -> Result<()> {
+fn moving_entries_preserves_answers() -> Result<()> {
     let foundation = Foundation::generate(5_000)?;
     let Some((namespace, _server)) = start(&foundation)? else { return Ok(()) };
     let written = || -> Result<u64> { Ok(Metrics::read(&namespace)?.sum(FAST_PATH_WRITES_TOTAL, "")) };
@@ -50,7 +50,7 @@ fn answers_stay_the_same_while_entries_in_use_are_moved() -> Result<()> {
     let ask = |name: &Name| -> Result<Message> {
         client::ask(ADDRESS, &client::query(&name.to_string(), RecordType::A, Some(4096))?)
     };
-    // Of a list too long each reply gives another part.
+    // Each reply contains another part of a list that is too long.
     let whole = |name: &&Name| -> Option<(Name, Vec<IpAddr>)> {
         let reply = ask(name).ok().filter(|reply| !reply.metadata.truncation)?;
         Some(((*name).clone(), client::addresses(&reply)))
@@ -63,7 +63,8 @@ fn answers_stay_the_same_while_entries_in_use_are_moved() -> Result<()> {
             .iter()
             .all(|(name, addresses)| ask(name).is_ok_and(|reply| client::addresses(&reply) == *addresses))
     };
-    // Looked for after 1, 3, 7, 15 and 31 seconds; fewer would not be moved.
+    // The publisher looks after 1, 3, 7, 15 and 31 seconds; fewer queries would not move the
+    // entries.
     wait_until("the entries to be moved", Duration::from_secs(60), || {
         assert!(namespace.run(as_expected).expect("a namespace"));
         asked += expected.len() as u64;
@@ -76,7 +77,7 @@ fn answers_stay_the_same_while_entries_in_use_are_moved() -> Result<()> {
     Ok(())
 }
 
-/// A server with this foundation in a namespace of its own; none where there can be none.
+/// Starts a server with this foundation in a separate namespace; `None` if that is impossible here.
 fn start(foundation: &Foundation) -> Result<Option<(Namespace, Server)>> {
     if !requirements::namespaces() || !requirements::bpf() {
         return Ok(None);
@@ -89,7 +90,7 @@ fn start(foundation: &Foundation) -> Result<Option<(Namespace, Server)>> {
     Ok(Some((namespace, server)))
 }
 
-/// Asks both paths for A and AAAA of every published name and compares what they say.
+/// Queries both paths for A and AAAA of every published name and compares the answers.
 fn both_paths_agree(foundation: &Foundation) -> Result<()> {
     let Some((namespace, _server)) = start(foundation)? else { return Ok(()) };
     let before = Metrics::read(&namespace)?;
@@ -103,7 +104,7 @@ fn both_paths_agree(foundation: &Foundation) -> Result<()> {
     })??;
     let by_interface = Metrics::read(&namespace)?.fast_path_replies() - before.fast_path_replies();
     println!("{asked} queries by UDP, {by_interface} of them answered by the interface");
-    // A reply of more than a page goes up; nothing else does.
+    // Only replies of more than a page are passed to userspace.
     assert!(
         by_interface * 100 >= asked * 99,
         "only {by_interface} of {asked} were answered by the interface"
@@ -111,7 +112,7 @@ fn both_paths_agree(foundation: &Foundation) -> Result<()> {
     Ok(())
 }
 
-/// Asks both paths for A and AAAA of a name: they say the same.
+/// Queries both paths for A and AAAA of a name, and compares the answers.
 fn compare(name: &Name) -> Result<()> {
     for record_type in [RecordType::A, RecordType::AAAA] {
         let query = client::query(&name.to_string(), record_type, Some(4096))?;

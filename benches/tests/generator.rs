@@ -1,4 +1,4 @@
-//! The generator sends what a client sends, and the server answers all of it.
+//! The generator sends correct queries, and the server answers all of them.
 
 use std::{
     io::Read as _,
@@ -23,11 +23,11 @@ use serde_json::json;
 use socket2::{Domain, Protocol, Socket, Type};
 use whole_system_tests::{checksum, client, metrics, process::wait_until, requires, server};
 
-/// Ethernet's number of IPv4, as sockets of the family `AF_PACKET` want it.
+/// EtherType of IPv4 in the byte order of `AF_PACKET` sockets.
 const ETH_P_IP: u16 = 0x0800u16.to_be();
 
 #[test]
-fn its_queries_are_what_a_client_sends() -> Result<()> {
+fn queries_match_stub_resolvers() -> Result<()> {
     requires!(namespaces);
     let foundation = Foundation::generate(50)?;
     let lab = Lab::split()?;
@@ -54,24 +54,24 @@ fn its_queries_are_what_a_client_sends() -> Result<()> {
 }
 
 #[test]
-fn they_leave_in_their_order_and_at_their_rate() -> Result<()> {
+fn queries_keep_order_and_rate() -> Result<()> {
     requires!(namespaces, bpf);
-    /// Queries per second: so few that each comes through, but where the server's CPU is away for
-    /// 128 ms: then the ring is full (observed on a busy machine).
+    /// Queries per second: so few that none is lost unless the server's CPU is unavailable for 128
+    /// ms, which fills the ring (observed on a busy machine).
     const RATE: u32 = 2_000;
     let lab = Lab::split()?;
     let frames = Frames::of_lines(&lab, &lines(&Foundation::generate(50)?))?;
     let wire = lab.server.run(|| -> Result<Socket> {
         let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(i32::from(ETH_P_IP))))?;
         socket.set_read_timeout(Some(Duration::from_secs(5)))?;
-        // What comes at once when there was no CPU for a while; each takes a page and more.
+        // Room for the packets that arrive while there is no CPU; each takes more than a page.
         setsockopt(&socket, sockopt::RcvBufForce, &(4 << 20))?;
         Ok(socket)
     })??;
     let mut generator = Generator::new(&lab, &frames)?;
     let meter = lab.meter(&[])?;
     for burst in [1, 16] {
-        // What the load before left behind.
+        // Packets left from the previous load.
         while is_waiting(&wire)? {
             let _ = (&wire).read(&mut [0; 2048])?;
         }
@@ -104,9 +104,9 @@ fn they_leave_in_their_order_and_at_their_rate() -> Result<()> {
 }
 
 #[test]
-fn each_query_is_answered_right_and_counted_in_every_mode() -> Result<()> {
+fn queries_are_answered_and_counted() -> Result<()> {
     requires!(namespaces, bpf);
-    /// Queries per second: with the ring's 256 places a CPU may be away for 50 ms.
+    /// Queries per second: the ring's 256 places bridge 50 ms without CPU.
     const RATE: u32 = 5_000;
     let foundation = Foundation::generate(200)?;
     for mode in ["tc", "generic", "native", "off"] {
@@ -123,7 +123,7 @@ fn each_query_is_answered_right_and_counted_in_every_mode() -> Result<()> {
         }
         let frames = Frames::of_lines(&lab, &lines(&foundation))?;
         let mut generator = Generator::new(&lab, &frames)?;
-        // Its program on the client's end lets the replies to everybody else through.
+        // The generator's program on the client's end passes replies to other sockets.
         lab.client.run(|| answered_right(&foundation, &frames, address))??;
         let meter = lab.meter(&[])?;
         let [before, lost_before, lost_replies_before] =
@@ -135,7 +135,7 @@ fn each_query_is_answered_right_and_counted_in_every_mode() -> Result<()> {
             })
         });
         loaded.with_context(|| mode.to_owned())?;
-        // Those that were open when it ended; none is missing but for want of room.
+        // Replies pending at the end of the load; none is missing except for lack of room.
         let lost = || -> Result<[u64; 2]> {
             Ok([meter.lost()? - lost_before, meter.lost_replies()? - lost_replies_before])
         };
@@ -158,7 +158,7 @@ fn each_query_is_answered_right_and_counted_in_every_mode() -> Result<()> {
 }
 
 #[test]
-fn another_answer_than_no_error_is_told_apart() -> Result<()> {
+fn error_replies_are_counted_separately() -> Result<()> {
     requires!(namespaces, bpf);
     let foundation = Foundation::generate(10)?;
     let lab = Lab::split()?;
@@ -175,12 +175,12 @@ fn another_answer_than_no_error_is_told_apart() -> Result<()> {
     Ok(())
 }
 
-/// Queries of type A for every name that has such addresses.
+/// Returns queries of type A for every name with IPv4 addresses.
 fn lines(foundation: &Foundation) -> Vec<String> {
     foundation.entries(usize::MAX).iter().map(|(name, _)| format!("{name} A\n")).collect()
 }
 
-/// Asks for each frame's message by a socket and compares the answer with what the foundation says.
+/// Sends each frame's message from a socket and compares the answer with the foundation.
 fn answered_right(foundation: &Foundation, frames: &Frames, server: SocketAddr) -> Result<()> {
     for (frame, (name, expected)) in frames.0.iter().zip(foundation.entries(usize::MAX)) {
         let reply = client::ask_raw(server, &frame[HEADERS_LEN..], Duration::from_secs(5))?;
@@ -199,7 +199,7 @@ fn answered_right(foundation: &Foundation, frames: &Frames, server: SocketAddr) 
     Ok(())
 }
 
-/// Whether the socket holds something to read, now that what is on its way has had its time.
+/// Returns whether the socket has data to read, after a pause for packets on their way.
 fn is_waiting(socket: &Socket) -> Result<bool> {
     thread::sleep(Duration::from_millis(1));
     socket.set_nonblocking(true)?;

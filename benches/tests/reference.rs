@@ -1,5 +1,5 @@
-//! The reference is started as its job starts it. Its program is not part of this project:
-//! a double that refuses what the reference refuses, and is our server behind that.
+//! bosh-dns is started like its BOSH job. Its program is not part of this project: the tests use a
+//! double that makes the same checks and then runs this server.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
@@ -8,8 +8,8 @@ use bosh_dns_xdp_benches::{foundation::Foundation, lab::Lab, reference::Referenc
 use tempfile::TempDir;
 use whole_system_tests::{requires, server};
 
-/// What the reference insists on before it listens: an API with a port and three files that
-/// are there and are PEM, and every folder that its configuration names.
+/// Checks of bosh-dns before it listens: an API with a port and three existing PEM files, and every
+/// folder named in its configuration.
 const DOUBLE: &str = r#"#!/usr/bin/env python3
 import json, os, sys
 config = json.load(open(sys.argv[sys.argv.index("--config") + 1]))
@@ -26,7 +26,7 @@ os.execv("PROGRAM", ["PROGRAM"] + sys.argv[1:])
 "#;
 
 #[test]
-fn the_reference_finds_what_it_insists_on() -> Result<()> {
+fn bosh_dns_start_checks_pass() -> Result<()> {
     requires!(namespaces);
     let folder = TempDir::new()?;
     let double = write(folder.path(), &DOUBLE.replace("PROGRAM", &server::program()?.display().to_string()))?;
@@ -36,7 +36,7 @@ fn the_reference_finds_what_it_insists_on() -> Result<()> {
 }
 
 #[test]
-fn what_the_reference_says_before_it_ends_is_told() -> Result<()> {
+fn early_exit_reports_output() -> Result<()> {
     requires!(namespaces);
     let folder = TempDir::new()?;
     let double = write(folder.path(), "#!/bin/sh\necho it does not like this >&2\nexit 3\n")?;

@@ -1,4 +1,4 @@
-//! The constant reflector answers as many records as it is told to, at every hook.
+//! The constant reflector answers with the configured number of records, on every hook.
 
 use anyhow::Result;
 use aya::{
@@ -9,11 +9,11 @@ use bosh_dns_xdp_benches::yardstick::{Hook, MAX_ANSWERS, Yardstick};
 use hickory_proto::op::{Message, MessageType, ResponseCode};
 use whole_system_tests::{checksum, client, requires};
 
-/// Bytes of Ethernet, IPv4 and UDP headers.
+/// Length of the Ethernet, IPv4 and UDP headers.
 const HEADERS: usize = 14 + 20 + 8;
 
 #[test]
-fn the_constant_reflector_answers_at_every_hook() -> Result<()> {
+fn constant_reflector_answers_on_every_hook() -> Result<()> {
     requires!(bpf);
     for name in ["a.bosh.", "q-s0.q-g1234.bosh.", "q-s0.diego-cell-99.default.cf-12.bosh."] {
         let query = query(name)?;
@@ -50,7 +50,7 @@ fn run(hook: Hook, answers: u32, packet: &[u8]) -> Result<Vec<u8>> {
     Ok(out)
 }
 
-/// The frame of a query of type A, its IPv4 header with a checksum.
+/// Returns the frame of an A query with the IPv4 header's checksum.
 fn query(name: &str) -> Result<Vec<u8>> {
     let message = client::query(name, hickory_proto::rr::RecordType::A, None)?.to_vec()?;
     let [udp, udp_low] = (8 + message.len() as u16).to_be_bytes();

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::{Data, Figure, Report, number, plot};
 
-/// Look of the page; light and dark.
+/// Style sheet of the page, for light and dark mode.
 const STYLE: &str = "
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }

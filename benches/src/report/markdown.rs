@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::{Data, Figure, Report, Rounds, number};
 
-/// All facts and figures.
+/// Returns all facts and figures.
 pub(super) fn tables(report: &Report) -> String {
     let mut text = String::from("# Measurements\n\n");
     for (key, value) in &report.facts {
@@ -20,7 +20,7 @@ pub(super) fn tables(report: &Report) -> String {
     text
 }
 
-/// One figure's table.
+/// Returns the table of one figure.
 pub(super) fn table(figure: &Figure) -> String {
     match &figure.data {
         Data::Bars(bars) => {
@@ -54,7 +54,7 @@ pub(super) fn table(figure: &Figure) -> String {
     }
 }
 
-/// `median, best quartile (lowest–highest)`; the median alone where one round was measured.
+/// Formats `median, best quartile (lowest–highest)`, or the median alone for one round.
 fn cell(rounds: &Rounds, more_is_better: bool) -> String {
     let median = number(rounds.median());
     if rounds.0.len() < 2 {
@@ -63,7 +63,7 @@ fn cell(rounds: &Rounds, more_is_better: bool) -> String {
     format!("{median}, {} ({})", number(rounds.best_quartile(more_is_better)), spread(rounds))
 }
 
-/// Text in which nothing is taken for HTML.
+/// Escapes text so that none of it is parsed as HTML.
 fn escape(text: &str) -> String {
     text.replace('<', "&lt;")
 }

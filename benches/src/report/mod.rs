@@ -1,4 +1,4 @@
-//! The report: what was measured, as figures that can be drawn, read and parsed.
+//! The report: measurements as figures that can be drawn, read and parsed.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,32 +6,33 @@ mod html;
 mod markdown;
 mod plot;
 
-/// Everything that one run measured.
+/// The results of one run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// What was run, on what, when.
+    /// Facts about the run: commands, machine and time, as names and values.
     pub facts: Vec<(String, String)>,
-    /// The figures, in the order in which a reader wants them.
+    /// The figures in reading order.
     pub figures: Vec<Figure>,
-    /// How many of them say the main things; the others go into particulars.
+    /// Number of figures in the summary; the others are details.
     pub main: usize,
 }
 
-/// One plot with its table.
+/// A plot with its table.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Figure {
-    /// Headline.
+    /// Headline of the figure.
     pub title: String,
-    /// What was done and how to read it.
+    /// The method, and how to read the figure.
     pub about: String,
     /// Unit of the values.
     pub unit: String,
-    /// The data.
+    /// The values to plot.
     pub data: Data,
 }
 
 impl Figure {
-    /// Whether more is better, as of rates and shares; of times and memory less is.
+    /// Whether higher values are better, as for rates and shares; for times and memory lower ones
+    /// are.
     pub fn more_is_better(&self) -> bool {
         self.unit.ends_with("/s") || self.unit == "%" || self.unit == "packets"
     }
@@ -41,32 +42,32 @@ impl Figure {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Data {
-    /// One value for each subject.
+    /// One value per subject.
     Bars(Vec<Bar>),
-    /// Several values of each subject.
+    /// Several values per subject.
     Sweep(Sweep),
 }
 
-/// What changes from place to place on an axis.
+/// Values of all subjects along an axis.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Sweep {
-    /// What the axis means.
+    /// Meaning of the axis, with its unit.
     pub axis: String,
-    /// Its places, from left to right, at equal distances: decades are a logarithmic axis.
+    /// Places from left to right at equal distances; decades form a logarithmic axis.
     pub places: Vec<String>,
-    /// Whether they have an order, so that lines lead from one to the next.
+    /// Whether the places have an order, so that lines connect them.
     pub ordered: bool,
-    /// One for each subject.
+    /// One line per subject.
     pub series: Vec<Series>,
 }
 
 impl Sweep {
-    /// One with nothing measured.
+    /// Creates a sweep without measurements.
     pub fn new(axis: &str, places: Vec<String>, ordered: bool) -> Self {
         Self { axis: axis.to_owned(), places, ordered, series: Vec::new() }
     }
 
-    /// Adds what one round measured of a subject at the place with this number.
+    /// Adds one round's measurement of a subject at the place with this number.
     pub fn push(&mut self, label: &str, ours: bool, place: usize, value: f64) {
         let known = self.series.iter().position(|line| line.label == label);
         let row = known.unwrap_or_else(|| {
@@ -79,7 +80,7 @@ impl Sweep {
         }
     }
 
-    /// What was measured of a subject at a place.
+    /// Returns the measurements of a subject at a place.
     pub fn value(&self, label: &str, place: &str) -> Option<&Rounds> {
         let at = self.places.iter().position(|name| name == place)?;
         self.series.iter().find(|line| line.label == label)?.values.get(at)
@@ -89,31 +90,31 @@ impl Sweep {
 /// One bar of a chart.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Bar {
-    /// The subject.
+    /// Label of the subject.
     pub label: String,
-    /// Its value.
+    /// Measured values over all rounds.
     pub value: Rounds,
-    /// Whether it is ours: drawn in another colour.
+    /// Whether the subject is this server, drawn in another colour.
     pub ours: bool,
 }
 
-/// One subject's values.
+/// The values of one subject along the axis.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Series {
-    /// The subject.
+    /// Label of the subject.
     pub label: String,
-    /// One for each place; empty where nothing was measured.
+    /// One value per place; empty if not measured.
     pub values: Vec<Rounds>,
-    /// Whether it is ours: drawn stronger.
+    /// Whether the subject is this server, drawn stronger.
     pub ours: bool,
 }
 
-/// A figure measured several times: in several rounds, and in slices of each.
+/// Repeated measurements of a figure: several rounds, with slices of each.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Rounds(pub Vec<f64>);
 
 impl Rounds {
-    /// The middle value; of an even count the mean of the two in the middle; NaN of none.
+    /// Returns the median; for an even count the mean of the middle two, for none NaN.
     pub fn median(&self) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -124,8 +125,7 @@ impl Rounds {
         }
     }
 
-    /// The value that the best quarter reaches: on a machine that is shared with others the
-    /// least disturbed ones. NaN of none.
+    /// Returns the best quartile: on a shared machine the least disturbed values. NaN if empty.
     pub fn best_quartile(&self, more_is_better: bool) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -135,21 +135,21 @@ impl Rounds {
         sorted.get(sorted.len() / 4).copied().unwrap_or(f64::NAN)
     }
 
-    /// Smallest and largest value.
+    /// Returns the smallest and the largest value.
     pub fn spread(&self) -> (f64, f64) {
         let fold = |pick: fn(f64, f64) -> f64, start| self.0.iter().copied().fold(start, pick);
         (fold(f64::min, f64::INFINITY), fold(f64::max, f64::NEG_INFINITY))
     }
 
-    /// This figure as a multiple of another one, measured as often: what drifts with
-    /// the machine's speed from round to round drifts in both.
+    /// Returns this figure relative to another one with as many rounds. A drift of the machine's
+    /// speed between rounds affects both and cancels out.
     pub fn ratio_to(&self, other: &Self) -> Self {
         Self(self.0.iter().zip(&other.0).map(|(own, theirs)| own / theirs).collect())
     }
 }
 
 impl Report {
-    /// Reads the facts and figures of a report.
+    /// Parses the facts and figures of a report.
     pub fn read(json: &[u8]) -> serde_json::Result<Self> {
         #[derive(Deserialize)]
         struct Numbers {
@@ -160,35 +160,35 @@ impl Report {
         Ok(Self { facts, figures, main: 0 })
     }
 
-    /// Puts the figures with these titles first, in this order.
+    /// Moves the figures with these titles to the front, in this order.
     pub fn put_first(&mut self, titles: &[&str]) {
         let place = |figure: &Figure| titles.iter().position(|title| figure.title == *title);
         self.figures.sort_by_key(|figure| place(figure).unwrap_or(titles.len()));
         self.main = self.figures.iter().filter(|figure| place(figure).is_some()).count();
     }
 
-    /// The heading before the figure with this number, if one belongs there.
+    /// Returns the heading before the figure with this number, if there is one.
     fn heading(&self, number: usize) -> Option<&'static str> {
         (number == self.main && self.main > 0).then_some("Particulars")
     }
 
-    /// One page with all plots, nothing loaded from elsewhere.
+    /// Returns one page with all plots and no external resources.
     pub fn to_html(&self) -> anyhow::Result<String> {
         html::page(self)
     }
 
-    /// The tables.
+    /// Returns the figures as Markdown tables.
     pub fn to_markdown(&self) -> String {
         markdown::tables(self)
     }
 
-    /// The plot of one figure as an SVG document.
+    /// Returns the plot of one figure as an SVG document.
     pub fn plot(figure: &Figure) -> anyhow::Result<String> {
         plot::draw(figure)
     }
 }
 
-/// A number with three significant digits, thousands separated.
+/// Formats a number with three significant digits and thousands separators.
 pub fn number(value: f64) -> String {
     if !value.is_finite() {
         return "–".to_owned();
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_drawn_and_written() {
+    fn report_is_drawn_and_written() {
         let figure =
             |data| Figure { title: "Cost <1>".into(), about: "About.".into(), unit: "µs".into(), data };
         let bars = Data::Bars(vec![

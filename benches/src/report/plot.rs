@@ -14,13 +14,13 @@ const WIDTH: u32 = 960;
 /// The axis is logarithmic where the largest value is this many times the smallest.
 const TOO_FAR_APART: f64 = 25.0;
 
-/// Colour of the bars of ours.
+/// Colour of this server's bars.
 const OURS: RGBColor = RGBColor(0, 122, 135);
 
-/// Colour of the bars of others.
+/// Colour of all other bars.
 const OTHERS: RGBColor = RGBColor(165, 172, 178);
 
-/// Colours of the lines of ours: cold ones.
+/// Colours of this server's lines: cold ones.
 const OUR_LINES: [RGBColor; 5] = [
     RGBColor(0, 122, 135),
     RGBColor(50, 90, 190),
@@ -29,7 +29,7 @@ const OUR_LINES: [RGBColor; 5] = [
     RGBColor(90, 185, 215),
 ];
 
-/// Colours of the lines of others: warm and grey ones.
+/// Colours of all other lines: warm and grey ones.
 const OTHER_LINES: [RGBColor; 5] = [
     RGBColor(90, 90, 90),
     RGBColor(214, 98, 18),
@@ -48,17 +48,17 @@ pub(super) fn draw(figure: &Figure) -> Result<String> {
     Ok(svg)
 }
 
-/// What drawing may fail with; the backend's own error only says that a write failed.
+/// The result of drawing; the backend's own error only reports that a write failed.
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
-/// One horizontal bar a subject, with the spread as a thin line and the median as text.
+/// Draws one horizontal bar per subject, with the spread as a thin line and the median as text.
 fn draw_bars(svg: &mut String, bars: &[Bar], unit: &str) -> Drawn {
     let height = 40 * bars.len() as u32 + 60;
     let area = SVGBackend::with_string(svg, (WIDTH, height)).into_drawing_area();
     let largest = bars.iter().map(|bar| bar.value.spread().1).fold(f64::MIN_POSITIVE, f64::max);
     let smallest =
         bars.iter().map(|bar| bar.value.spread().0).filter(|low| *low > 0.0).fold(largest, f64::min);
-    // On a linear axis one bar would hide all others.
+    // On a linear axis the largest bar would hide all others.
     let logarithmic = largest > smallest * TOO_FAR_APART;
     let base = smallest / 2.0;
     let share = |value: f64| match logarithmic {
@@ -94,8 +94,8 @@ fn draw_bars(svg: &mut String, bars: &[Bar], unit: &str) -> Drawn {
     Ok(())
 }
 
-/// A line a subject where the places have an order, else a bar a subject at each place;
-/// the spread as a thin line, the legend beside it.
+/// Draws one line per subject if the places have an order, else one bar per subject at each place,
+/// with the spread as a thin line and the legend at the side.
 fn draw_sweep(svg: &mut String, sweep: &Sweep, unit: &str) -> Drawn {
     let area = SVGBackend::with_string(svg, (WIDTH, 440)).into_drawing_area();
     let (plot, legend) = area.split_horizontally(WIDTH - 220);
@@ -115,7 +115,7 @@ fn draw_sweep(svg: &mut String, sweep: &Sweep, unit: &str) -> Drawn {
         .build_cartesian_2d(-margin..last + margin, lowest..highest)?;
     let place = |at: &f64| {
         let near = at.round();
-        // A negative number becomes 0: the axis begins left of the first place.
+        // A negative number becomes 0: the axis begins to the left of the first place.
         let name = ((at - near).abs() < 0.01).then(|| sweep.places.get(near as usize)).flatten();
         name.cloned().unwrap_or_default()
     };
@@ -132,7 +132,8 @@ fn draw_sweep(svg: &mut String, sweep: &Sweep, unit: &str) -> Drawn {
         let colour = *colours.next().unwrap_or(&OURS);
         let measured =
             line.values.iter().enumerate().filter(|(_, rounds)| !rounds.0.is_empty()).map(|(at, rounds)| {
-                // Bars stand side by side; lines a little apart, so that their spreads can be told apart.
+                // Bars stand side by side; lines are slightly offset, so that their spreads are
+                // distinguishable.
                 let step = if sweep.ordered { 0.012 } else { width };
                 let shift = (row as f64 - (sweep.series.len() as f64 - 1.0) / 2.0) * step;
                 (at as f64 + shift, rounds)

@@ -1,8 +1,8 @@
-//! Builds of the server side by side: what a change, or a single mechanism, is worth.
+//! Compares builds of the server, to show the effect of a change or of a single mechanism.
 //!
-//! A build without the mechanism is measured in turns with ours by saturated core, on small
-//! and large fleets and on several orders of names. What shows no gain beyond the spread on
-//! any of them does not earn its place.
+//! A build without the mechanism and the current one are measured alternately on a saturated core,
+//! with small and large fleets and several orders of names. A mechanism without a gain beyond the
+//! spread in any of them should be removed.
 
 use std::{path::PathBuf, thread, time::Duration};
 
@@ -21,14 +21,14 @@ use crate::{
     turns::{Saturated, Turns},
 };
 
-/// Sizes of the foundation, and how many of its names are asked for: all, or few of many.
+/// Sizes of the foundation, and how many of its names are queried: all, or few of many.
 const SHAPES: [(usize, usize); 3] = [(1_000, 1_000), (100_000, 100_000), (100_000, 1_000)];
 
-/// The pause after the first load: time for the publisher to look at
-/// what is in use, which it does 1, 3 and 7 seconds after new records.
+/// Pause after the first load. The publisher examines the use of names 1, 3 and 7 seconds after new
+/// records.
 const SETTLED: Duration = Duration::from_secs(8);
 
-/// Best rates of ours and of the other builds, in turns.
+/// Best rates of the current build and of the others, measured alternately.
 pub(super) fn measure(plan: &Plan, others: &[PathBuf], mode: &'static str) -> Result<Figure> {
     let shapes = plan.pick(&SHAPES[..2], &SHAPES);
     let orders = plan.pick(&[Order::Random], &[Order::AsListed, Order::Random, Order::Zipf]);

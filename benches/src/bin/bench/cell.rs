@@ -1,8 +1,7 @@
-//! A subject that runs in a lab, and what is measured of it: one measurement after the
-//! other, so that a server is started once for all of them.
+//! A subject running in a lab, and its measurements, made one after the other so that a server is
+//! started only once.
 //!
-//! What a core answers, and what it costs, the generator within the kernel shows; how long a
-//! client waits, dnsperf.
+//! The in-kernel generator measures throughput and cost; dnsperf measures latency.
 
 use std::time::Duration;
 
@@ -21,31 +20,31 @@ use crate::{
     subject::{Running, Subject},
 };
 
-/// Queries per second at which latencies are compared: what every subject can serve.
+/// Queries per second for latencies: a rate that every subject can serve.
 pub(super) const LATENCY_RATE: u32 = 20_000;
 
-/// Shares of queries whose latency is told.
+/// Reported percentiles of latency.
 pub(super) const PERCENTILES: [(&str, f64); 3] = [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)];
 
-/// How long is asked at that rate before anything is measured: some thousands of queries fill
-/// caches and tables, and what has no room in the list of a huge foundation is learned.
+/// Duration of the warm-up at that rate: some thousands of queries fill caches and tables, and
+/// learn the names beyond the publisher's list of a huge foundation.
 const WARM_UP: Duration = Duration::from_millis(300);
 
-/// In how many parts the latencies of a load are told.
+/// Number of parts into which the latencies of a load are divided.
 const LATENCY_PARTS: usize = 4;
 
 /// A subject that answers in a lab.
 pub(super) struct Cell<'a> {
     pub(super) subject: &'a Subject,
-    /// Its processes; they end before the lab goes.
+    /// Its processes, which end before the lab is removed.
     pub(super) running: Running,
     pub(super) lab: Lab,
 }
 
-/// Asks a cell by dnsperf.
+/// Queries a cell with dnsperf.
 pub(super) struct Asker<'a> {
     cell: &'a Cell<'a>,
-    /// Without it sockets hear nothing from a subject in native mode.
+    /// In native mode sockets receive nothing from a subject without this program.
     _program: Option<Ebpf>,
 }
 
@@ -56,27 +55,28 @@ impl<'a> Cell<'a> {
         Ok(Self { subject, running, lab })
     }
 
-    /// For latencies; to be dropped before [`Self::loaded`]: both attach a program to the client's end.
+    /// Returns the asker for latencies. Drop it before [`Self::loaded`]: both attach a program to
+    /// the client's end.
     pub(super) fn asker(&self) -> Result<Asker<'_>> {
         let program = self.subject.client_program(&self.lab)?;
         self.lab.pin_napi()?;
         Ok(Asker { cell: self, _program: program })
     }
 
-    /// For everything else; to be dropped before [`Self::asker`].
+    /// Returns the load for all other measurements. Drop it before [`Self::asker`].
     pub(super) fn loaded(&self, queries: &Queries) -> Result<Loaded<'_>> {
         Loaded::new(&self.lab, &self.running.processes, &queries.lines)
     }
 }
 
 impl Asker<'_> {
-    /// Asks until all caches and tables are filled.
+    /// Queries until all caches and tables are filled.
     pub(super) fn warm_up(&self, queries: &Queries) -> Result<()> {
         self.run(Load { rate: Some(LATENCY_RATE), ..load(queries, WARM_UP) })?;
         Ok(())
     }
 
-    /// Latencies in microseconds for each of [`PERCENTILES`], part by part.
+    /// Returns latencies in microseconds for each of [`PERCENTILES`], part by part.
     pub(super) fn latencies(&self, queries: &Queries, duration: Duration) -> Result<[Rounds; 3]> {
         let timed = Load { rate: Some(LATENCY_RATE), percentiles: true, ..load(queries, duration) };
         let seen = self.run(timed)?;
@@ -90,7 +90,7 @@ impl Asker<'_> {
     }
 }
 
-/// As many of these queries as go.
+/// Returns a load of as many of these queries as possible.
 fn load(queries: &Queries, duration: Duration) -> Load<'_> {
     let path = &queries.path;
     Load {

@@ -1,5 +1,5 @@
-//! One large service of Consul's: ours by interface and userspace, beside servers that have the
-//! same records as static data.
+//! Measures one large Consul service: this server, by interface and in userspace, and other servers
+//! with the same records as static data.
 
 use std::{
     fs,
@@ -28,23 +28,24 @@ use whole_system_tests::{
 
 use crate::{Plan, queries::Queries, subject::Subject};
 
-/// Instances of the service: what a user reported on, and many.
+/// Sizes of the service in instances: one that a user reported, and a large one.
 const SIZES: [usize; 2] = [1_300, 5_000];
 
 const NAME: &str = "web.service.consul.";
 
 const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(SERVER_ADDRESS), 53);
 
-/// How queries are sent.
+/// Transport of the queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Transport {
-    /// As datagrams, by dnsperf.
+    /// Datagrams, sent by dnsperf.
     Udp,
-    /// On connections, by threads of our own: dnsperf reads no replies of more than 16 KiB.
+    /// Connections, served by threads of this program, because dnsperf reads no replies above 16
+    /// KiB.
     Tcp,
 }
 
-/// What is asked for, and how.
+/// The queries and their transports.
 const QUESTIONS: [(&str, RecordType, Transport); 4] = [
     ("A, UDP", RecordType::A, Transport::Udp),
     ("SRV, UDP", RecordType::SRV, Transport::Udp),
@@ -52,7 +53,7 @@ const QUESTIONS: [(&str, RecordType, Transport); 4] = [
     ("SRV, TCP", RecordType::SRV, Transport::Tcp),
 ];
 
-/// How long is asked before anything is measured.
+/// Duration of the warm-up.
 const WARM_UP: Duration = Duration::from_millis(300);
 
 /// Figures of each subject for each question.
@@ -76,22 +77,22 @@ const FIGURES: [(&str, &str, &str); 5] = [
 const SUBJECTS: [Subject; 4] =
     [Subject::Ours("tc"), Subject::Userspace, Subject::Peer(Peer::Knot), Subject::Peer(Peer::Unbound)];
 
-/// Connections that ask at the same time.
+/// Connections that send queries concurrently.
 const CONNECTIONS: usize = 8;
 
-/// What a load saw.
+/// Results of a load.
 struct Seen {
     completed: u64,
     rate: f64,
-    /// How long each of them took.
+    /// Latencies of the queries.
     latencies: Vec<Duration>,
 }
 
-/// A subject at work; it ends when dropped, before its lab goes.
+/// A running subject; dropped before its lab.
 struct Town {
-    /// Processes whose CPU counts.
+    /// Processes whose CPU time counts.
     processes: Vec<u32>,
-    /// What has to live meanwhile.
+    /// Resources that must live as long as the subject.
     _kept: Box<dyn std::any::Any>,
     lab: Lab,
 }
@@ -105,7 +106,7 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// The figures of a service of so many instances.
+/// Returns the figures for a service of `instances` instances.
 fn of_size(plan: &Plan, size: usize) -> Result<Vec<Figure>> {
     let places: Vec<String> = QUESTIONS.iter().map(|(label, ..)| (*label).to_owned()).collect();
     let mut sweeps = FIGURES.map(|_| Sweep::new("question", places.clone(), false));
@@ -131,20 +132,20 @@ fn of_size(plan: &Plan, size: usize) -> Result<Vec<Figure>> {
     Ok(sweeps.into_iter().zip(FIGURES).map(figure).collect())
 }
 
-/// Name and address of an instance's node.
+/// Returns name and address of an instance's node.
 fn node(number: usize) -> (String, Ipv4Addr) {
     (format!("n{number}"), Ipv4Addr::from(0x0a00_0000 + 257 + number as u32))
 }
 
 impl Town {
-    /// Starts a subject with a service of so many instances.
+    /// Starts a subject with a service of `instances` instances.
     fn start(subject: &Subject, size: usize) -> Result<Self> {
         let lab = Lab::split()?;
         let (processes, kept): (Vec<u32>, Box<dyn std::any::Any>) = match subject {
             Subject::Peer(peer) => {
                 let host = |name: &str| format!("{name}.node.dc1.consul.");
                 let addresses = (0..size).map(|number| node(number).1).collect();
-                // The first name is asked for to see whether it answers: a small one.
+                // The readiness check queries the first name, which has a small answer.
                 let nodes = (0..size).map(node).map(|(name, address)| (host(&name), vec![address]));
                 let mut entries: Vec<_> = nodes.collect();
                 entries.push((NAME.to_owned(), addresses));
@@ -164,7 +165,7 @@ impl Town {
         Ok(Self { processes, _kept: kept, lab })
     }
 
-    /// The values of [`FIGURES`] for a question.
+    /// Returns the values of [`FIGURES`] for a question.
     fn measure(
         &self,
         plan: &Plan,
@@ -183,7 +184,7 @@ impl Town {
         Ok([many.rate, cost, within(0.5), within(0.99), answers as f64])
     }
 
-    /// Asks as much as goes, or one query after the other.
+    /// Sends as many queries as possible, or one after the other.
     fn load(
         &self,
         kind: RecordType,
@@ -208,7 +209,7 @@ impl Town {
         Ok(Seen { completed: seen.completed, rate: seen.rate, latencies: seen.latencies })
     }
 
-    /// Asks on so many connections, one query after the other on each.
+    /// Queries on several connections, one query after the other on each.
     fn load_by_tcp(&self, kind: RecordType, duration: Duration, connections: usize) -> Result<Seen> {
         let query = client::query(NAME, kind, None)?.to_vec()?;
         let frame = [&u16::try_from(query.len())?.to_be_bytes()[..], &query].concat();

@@ -1,4 +1,4 @@
-//! What a query costs in CPU: at a fixed rate, in the regime that it comes in.
+//! CPU cost of a query at a fixed rate, by arrival pattern.
 
 use std::{array, collections::BTreeMap, fmt, ops::Sub, time::Duration};
 
@@ -24,13 +24,13 @@ use crate::{
 /// Queries per second at which costs are compared.
 const RATE: u32 = 100_000;
 
-/// How long is asked before anything is measured.
+/// Duration of the warm-up.
 const WARM_UP: Duration = Duration::from_millis(250);
 
 /// Size of the foundation.
 const INSTANCES: usize = 1_000;
 
-/// The subject that is measured with misses, too, and the label of that.
+/// The subject that is also measured with misses, and the label of that row.
 const WITH_MISSES: (Subject, &str) = (Subject::Ours("tc"), "ours, tc, 1 % to userspace");
 
 fn subjects(plan: &Plan) -> Vec<Subject> {
@@ -52,12 +52,12 @@ fn subjects(plan: &Plan) -> Vec<Subject> {
     subjects
 }
 
-/// How queries come: what the regime is called, and how many leave together; none: always as
-/// many as go.
+/// Arrival patterns: the label, and how many queries are sent together; `None` sends as many as
+/// possible all the time.
 const REGIMES: [(&str, Option<u32>); 3] =
     [("one by one", Some(1)), ("32 at a time", Some(32)), ("saturated core", None)];
 
-/// CPU per query at one rate for all, by regime.
+/// Returns the CPU time per query at one rate for all subjects, by arrival pattern.
 pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     let foundation = Foundation::generate(INSTANCES)?;
     let lines = queries::for_names(&foundation, queries::is_shared);
@@ -74,7 +74,7 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
             let label = subject.label();
             let mut of = |queries: &Queries, label: &str| -> Result<()> {
                 let mut loaded = cell.loaded(queries)?;
-                // What is not in the map of a server yet is learned.
+                // The server learns names that are not in its map yet.
                 loaded.offer(Load::Rate { rate: RATE, burst: 1 }, WARM_UP)?;
                 for (place, (regime, burst)) in REGIMES.into_iter().enumerate() {
                     let seen = match burst {
@@ -156,10 +156,10 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     ])
 }
 
-/// What our server has counted; zeros for all others.
+/// Counters of this server; zeros for all others.
 #[derive(Clone, Copy, Default)]
 struct Counted {
-    /// Replies of the program.
+    /// Replies from the program.
     fast: u64,
     userspace: u64,
 }
@@ -173,7 +173,7 @@ impl Counted {
         Ok(Self { fast: metrics.fast_path_replies(), userspace: metrics.userspace_replies() })
     }
 
-    /// Percentage of the replies that the program gave; none without replies.
+    /// Returns the percentage of replies from the program; `None` without replies.
     fn share(self) -> Option<f64> {
         let all = self.fast + self.userspace;
         (all > 0).then(|| self.fast as f64 * 100.0 / all as f64)

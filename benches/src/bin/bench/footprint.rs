@@ -1,4 +1,4 @@
-//! What a server of ours takes for itself: the time to its first answer from the interface, and memory.
+//! Resources of the server itself: time to the first answer from the interface, and memory.
 
 use std::{
     fs,
@@ -32,8 +32,8 @@ pub(super) const START_TITLE: &str = "Start-up by size";
 
 const STARTS: usize = 5;
 
-/// How long a server is left alone before its memory counts: what a start takes for a moment goes
-/// back to the system.
+/// Idle time before the memory of a server is read: temporary memory of the start returns to the
+/// system.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Start-up and memory by size, with the fast path and without.
@@ -44,7 +44,7 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     for (place, &size) in plan.sizes.iter().enumerate() {
         let foundation = Foundation::generate(size)?;
         let queries = Queries::write(&queries::for_names(&foundation, queries::is_shared))?;
-        // The last one to be published.
+        // The last name to be published.
         let name = foundation.names().last().context("a foundation has names")?.to_string();
         for _ in 0..STARTS {
             for subject in [Subject::Ours("tc"), Subject::Userspace] {
@@ -103,11 +103,11 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     ])
 }
 
-/// How long is waited between two queries: without a pause they would take the CPU from the
-/// thread that loads the programs, whose priority is lower.
+/// Pause between two queries. Without it they would take the CPU from the thread that loads the
+/// programs, which has a lower priority.
 const BETWEEN: Duration = Duration::from_micros(500);
 
-/// Asks for `name` again and again until a reply comes that the server's process has not given.
+/// Queries `name` until a reply arrives that the server's process has not sent.
 fn wait_for_interface(lab: &Lab, process: u32, name: &str) -> Result<()> {
     let query = client::query(name, RecordType::A, Some(1232))?.to_vec()?;
     let ask = || -> Result<()> {
@@ -118,7 +118,7 @@ fn wait_for_interface(lab: &Lab, process: u32, name: &str) -> Result<()> {
         while started.elapsed() < Duration::from_secs(20) {
             let before = datagrams_received(process)?;
             socket.send(&query)?;
-            // Whoever has given it, the reply is to be taken before the next query leaves.
+            // Read the reply, whatever its source, before the next query is sent.
             let replied = socket.recv(&mut [0; 4096]).is_ok();
             if replied && datagrams_received(process)? == before {
                 return Ok(());
@@ -130,7 +130,8 @@ fn wait_for_interface(lab: &Lab, process: u32, name: &str) -> Result<()> {
     lab.client.run(|| on_cpu(CLIENT_CPU, ask))?
 }
 
-/// Datagrams that sockets in the network namespace of a process have received (`InDatagrams`).
+/// Returns the datagrams that sockets in the network namespace of a process have received
+/// (`InDatagrams`).
 fn datagrams_received(process: u32) -> Result<u64> {
     let text = fs::read_to_string(format!("/proc/{process}/net/snmp"))?;
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("Udp: "));

@@ -1,4 +1,4 @@
-//! What forwarding costs beside unbound and dnsmasq, with one authority for all.
+//! Cost of forwarding, compared with unbound and dnsmasq, with one authority for all.
 
 use std::{
     collections::HashMap,
@@ -30,36 +30,35 @@ const FORWARDERS: [Forwarder; 4] = [
 /// Names that fit into every cache.
 const KNOWN_NAMES: usize = 1_000;
 
-/// Queries per second at which latencies are compared: what all of them serve.
+/// Queries per second for latencies: a rate that all servers can serve.
 const LATENCY_RATE: u32 = 2_000;
 
-/// How long is asked at that rate before: long enough for [`KNOWN_NAMES`].
+/// Duration of the warm-up at that rate: long enough for [`KNOWN_NAMES`].
 const WARM_UP: Duration = Duration::from_millis(600);
 
 /// Most queries per second that a run without repeated names can send.
 const MAX_RATE: usize = 150_000;
 
-/// Whether answers come from the cache.
+/// Whether queries repeat names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Kind {
-    /// The same few names, all of them asked for before.
+    /// The same few names, all queried before.
     Cached,
     /// Every name is new.
     Uncached,
 }
 
-/// What is measured of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Measure {
-    /// CPU of the forwarder for one reply at a fixed rate, microseconds.
+    /// CPU time of the forwarder per reply at a fixed rate, in microseconds.
     Cost,
     Median,
-    /// What 99 of 100 queries stay within, microseconds.
+    /// 99th percentile of latency, in microseconds.
     Tail,
     Rate,
 }
 
-/// Values by what, of which kind, of whom.
+/// Values by quantity, kind of query and forwarder.
 type Values = HashMap<(Measure, Kind, Forwarder), Rounds>;
 
 impl Kind {
@@ -72,9 +71,8 @@ impl Kind {
         }
     }
 
-    /// Queries per second at which costs are compared: what all of them serve, also
-    /// on a machine that is slower than others. Under more load than it can serve, a
-    /// server saves system calls, and figures cannot be compared.
+    /// Returns the queries per second for costs, which all can serve, even on a slower machine.
+    /// Under overload a server saves system calls, so the costs would not be comparable.
     fn cost_rate(self) -> u32 {
         match self {
             Self::Cached => 15_000,
@@ -82,7 +80,7 @@ impl Kind {
         }
     }
 
-    /// Whether it can be measured of a forwarder.
+    /// Returns whether the quantity can be measured for a forwarder.
     fn applies_to(self, forwarder: Forwarder) -> bool {
         self == Self::Uncached || forwarder != Forwarder::Ours { cache: false }
     }
@@ -107,13 +105,13 @@ impl Measure {
     }
 }
 
-/// Files of queries: no name occurs in two of them.
+/// Query files that have no name in common.
 struct Queries {
     folder: TempDir,
 }
 
 impl Queries {
-    /// Writes them for runs of `duration`.
+    /// Writes the files for runs of `duration`.
     fn write(duration: Duration) -> Result<Self> {
         let queries = Self { folder: TempDir::with_prefix("bdx-queries-")? };
         let at_most = |rate: usize| rate * (duration.as_secs().max(1) as usize + 1);
@@ -136,13 +134,13 @@ impl Queries {
         self.folder.path().join(name)
     }
 
-    /// The file for a load.
+    /// Returns the file for a load.
     fn for_load(&self, kind: Kind, name: &str) -> PathBuf {
         self.path(if kind == Kind::Cached { "known" } else { name })
     }
 }
 
-/// CPU per query, latency and highest rate, from the cache and past it.
+/// CPU time per query, latency and highest rate, for cache hits and misses.
 pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     let queries = Queries::write(plan.duration)?;
     let mut values = Values::new();
@@ -192,7 +190,7 @@ fn measure_one(
     let ask = |name: &str, rate, percentiles| {
         load(&lab, &queries.for_load(kind, name), plan.duration, rate, percentiles)
     };
-    // The names that are to be known; the threads that are started by the first load.
+    // Fill the cache with the known names; the first load also starts the servers' threads.
     load(&lab, &queries.path("known"), WARM_UP, Some(LATENCY_RATE), false)?;
     let before = CpuTime::of_process(running.pid)?;
     let seen = ask("cost", Some(kind.cost_rate()), false)?;

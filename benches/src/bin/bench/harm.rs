@@ -1,5 +1,5 @@
-//! What the fast path costs its neighbours: bulk TCP and packets of another UDP service over
-//! the same interfaces.
+//! Cost of the fast path for other traffic: bulk TCP, and packets of another UDP service on the
+//! same interfaces.
 
 use std::{
     process::{Command, Stdio},
@@ -23,28 +23,28 @@ use crate::{Plan, subject::Subject};
 
 const PORT: &str = "5201";
 
-/// How the titles of the figures begin.
+/// Common beginning of the titles.
 pub(super) const TITLE: &str = "Other traffic:";
 
-/// Title of the figure with all of it.
+/// Title of the figure with all measurements.
 pub(super) const MAIN_TITLE: &str = "What other traffic keeps with the fast path";
 
-/// The bar without any program.
+/// Label of the bar without any program.
 pub(super) const NOTHING: &str = "nothing attached";
 
-/// The fast path's modes whose harm is measured.
+/// Measured modes of the fast path.
 const MODES: [Option<&str>; 3] = [None, Some("auto"), Some("generic")];
 
-/// What passes the programs.
+/// Traffic that passes the programs.
 #[derive(Clone, Copy)]
 enum Traffic {
-    /// Bulk TCP by so many streams.
+    /// Bulk TCP on this many streams.
     Tcp(u32),
-    /// UDP datagrams of 64 bytes, as many as go.
+    /// UDP datagrams of 64 bytes, as many as possible.
     Udp,
 }
 
-/// The interface that they pass.
+/// The interface that the traffic passes.
 #[derive(Clone, Copy)]
 enum Over {
     /// From the client's namespace to the server's.
@@ -63,20 +63,20 @@ const KINDS: [(Traffic, Over); 6] = [
     (Traffic::Udp, Over::Loopback),
 ];
 
-/// Throughput with nothing attached, and with the programs.
+/// Measures throughput without a program, and with the programs attached.
 pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     let foundation = Foundation::generate(1_000)?;
     let mut values = KINDS.map(|_| MODES.map(|_| Rounds::default()));
     let turns = if plan.quick { 3 } else { 9 };
     for (&(traffic, over), row) in KINDS.iter().zip(&mut values) {
-        // The same interfaces for all: where two labs lie in memory, and which sockets they
-        // have, would make more of a difference than what is to be seen.
+        // All modes share the interfaces: the memory addresses and sockets of two labs would differ
+        // by more than the measured effect.
         let lab = Lab::plain()?;
         for (namespace, interface) in [(&lab.server, SERVER_INTERFACE), (&lab.client, CLIENT_INTERFACE)] {
             run(namespace.with_own_sysfs("ethtool").args(["-K", interface, "gro", "on", "tso", "on"]))?;
         }
         for turn in 0..turns {
-            // Nobody is always the first or the last one.
+            // Rotate the order, so that no mode is always first or last.
             for column in (0..MODES.len()).map(|column| (column + turn) % MODES.len()) {
                 let subject = MODES[column].map(Subject::Ours);
                 let _running = subject.map(|subject| subject.start(&lab, &foundation)).transpose()?;
@@ -135,7 +135,7 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
 }
 
 impl Traffic {
-    /// What it is called.
+    /// Returns the label of the traffic.
     fn label(self) -> String {
         match self {
             Self::Tcp(1) => "bulk TCP by one stream".to_owned(),
@@ -146,7 +146,7 @@ impl Traffic {
 }
 
 impl Over {
-    /// What it is called.
+    /// Returns the label of the interface.
     fn label(self) -> &'static str {
         match self {
             Self::Veth => "veth",
@@ -155,12 +155,12 @@ impl Over {
     }
 }
 
-/// What a mode is called.
+/// Returns the label of a mode.
 fn label(mode: Option<&str>) -> String {
     mode.map_or(NOTHING.to_owned(), |mode| format!("ours, {mode}"))
 }
 
-/// Throughput by iperf3: Gbit/s of TCP, packets per second that were received of UDP.
+/// Measures throughput with iperf3: Gbit/s of TCP, or packets per second received over UDP.
 fn throughput(lab: &Lab, traffic: Traffic, over: Over) -> Result<f64> {
     let mut command = lab.server.command("iperf3")?;
     command.args(["--server", "--one-off", "--port", PORT]).stdout(Stdio::null()).stderr(Stdio::null());
@@ -189,7 +189,7 @@ fn throughput(lab: &Lab, traffic: Traffic, over: Over) -> Result<f64> {
     }
 }
 
-/// Whether something listens on [`PORT`] in the namespace.
+/// Returns whether a process listens on [`PORT`] in the namespace.
 fn listens(namespace: &Namespace) -> bool {
     let sockets = Command::new("ip").args(["netns", "exec", namespace.name(), "ss", "-Hltn"]).output();
     sockets.is_ok_and(|sockets| String::from_utf8_lossy(&sockets.stdout).contains(PORT))

@@ -1,4 +1,4 @@
-//! How long a client waits.
+//! Latency of queries at a fixed rate.
 
 use anyhow::Result;
 use bosh_dns_xdp_benches::{

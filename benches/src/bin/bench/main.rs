@@ -1,5 +1,5 @@
-//! `cargo xtask bench`: ours, its peers and the bare reflector side by side, in
-//! one run on one machine; writes the report.
+//! `cargo xtask bench`: measures this server, its peers and the bare reflector in one run on one
+//! machine, and writes the report.
 
 use std::{
     fs,
@@ -33,80 +33,80 @@ mod subject;
 mod sweep;
 mod turns;
 
-/// Measures everything side by side and writes the report.
+/// Measure everything and write the report.
 #[derive(Parser)]
 #[command(name = "cargo xtask bench")]
 struct Arguments {
     /// Fewer rounds, sizes and peers: some ten minutes, where all of it takes more than an hour.
     #[arg(long)]
     quick: bool,
-    /// At most so many rounds: less time, and wider intervals.
+    /// At most this many rounds: less time, and wider intervals.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..))]
     rounds: Option<u8>,
-    /// The reference server's binary, to be measured too.
+    /// Also measure bosh-dns, with this binary.
     #[arg(long)]
     bosh_dns: Option<PathBuf>,
-    /// Another build of the server, measured in turns with ours by saturated core, and nothing
-    /// else; may be repeated: what a change, or a mechanism, is worth.
+    /// Compare with another build of the server, alternately on a saturated core, and measure
+    /// nothing else; may be repeated.
     #[arg(long, value_name = "PROGRAM")]
     against: Vec<PathBuf>,
-    /// With --against: by which modes of the fast path (`off`: userspace only).
+    /// With --against: modes of the fast path (`off`: userspace only).
     #[arg(long, value_name = "MODE", default_value = "tc", requires = "against", value_parser = ["tc", "generic", "native", "off"])]
     mode: Vec<String>,
-    /// A report.json: the same numbers, with pages made anew; nothing is measured.
+    /// Rewrite the pages from a report.json, without measuring anything.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["against", "only", "subject", "quick", "rounds", "bosh_dns"])]
     from: Option<PathBuf>,
-    /// Where the report goes.
+    /// Folder of the report.
     #[arg(long, default_value = "report")]
     output: PathBuf,
-    /// Only the parts whose name contains this; may be repeated.
+    /// Only the parts with this text in their name; may be repeated.
     #[arg(long, value_name = "PART")]
     only: Vec<String>,
-    /// In the first part only what has this in its label; may be repeated.
+    /// In the first part only subjects with this text in their label; may be repeated.
     #[arg(long, value_name = "TEXT")]
     subject: Vec<String>,
 }
 
-/// How much to measure.
+/// The amount of measuring.
 struct Plan {
-    /// Rounds: each subject is measured once in each, in turn.
+    /// Rounds; each subject is measured once per round.
     rounds: usize,
-    /// How long one measurement lasts.
+    /// Duration of one measurement.
     duration: Duration,
-    /// Rounds where much is measured along an axis.
+    /// Rounds of measurements along an axis.
     sweep_rounds: usize,
-    /// How long one measurement lasts there.
+    /// Duration of one measurement along an axis.
     sweep_duration: Duration,
-    /// Turns of each subject by saturated core, in each round.
+    /// Turns of each subject on a saturated core, in each round.
     turns: usize,
-    /// The same by names and order.
+    /// The same for measurements by number and order of names.
     scale_turns: usize,
-    /// Whether it has to be over soon.
+    /// Whether `--quick` is set.
     quick: bool,
-    /// Sizes of foundation.
+    /// Sizes of the foundation.
     sizes: Vec<usize>,
-    /// The reference server's binary.
+    /// Path of bosh-dns's binary.
     reference: Option<PathBuf>,
-    /// Texts of which one must be in a subject's label, if there are any.
+    /// Texts, one of which must be in a subject's label; empty for all subjects.
     wanted: Vec<String>,
 }
 
 impl Plan {
-    /// Whether what is answered is measured past the best rate, too.
+    /// Whether to measure beyond the best rate, too.
     fn with_curves(&self) -> bool {
         !self.quick
     }
 
-    /// The few, if it has to be over soon; else the many.
+    /// Returns `few` if the run is quick, else `many`.
     fn pick<T: Clone>(&self, few: &[T], many: &[T]) -> Vec<T> {
         if self.quick { few } else { many }.to_vec()
     }
 }
 
-/// A part of the bench: its name, and what it draws.
+/// A part of the bench: its name and the function that returns its figures.
 type Part = (&'static str, fn(&Plan) -> Result<Vec<Figure>>);
 
-/// The parts in the order in which they are measured.
+/// The parts in the order of measuring.
 const PARTS: &[Part] = &[
     ("saturated", saturated::measure),
     ("scale", saturated::measure_scale),
@@ -134,7 +134,7 @@ fn main() -> ExitCode {
 
 /// Measures all parts and writes the report.
 fn run(arguments: &Arguments) -> Result<()> {
-    // First, so that nothing is measured for a folder that cannot be made.
+    // First, so that a folder that cannot be created fails before measuring.
     fs::create_dir_all(&arguments.output).with_context(|| arguments.output.display().to_string())?;
     if let Some(file) = &arguments.from {
         let numbers = fs::read(file).with_context(|| file.display().to_string())?;
@@ -159,7 +159,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     let started = Instant::now();
     if !arguments.against.is_empty() {
         for mode in &arguments.mode {
-            // Subjects know their modes by names that live as long as the program.
+            // Subjects hold the names of their modes for the life of the program.
             let mode = ["tc", "generic", "native", "off"].into_iter().find(|known| known == mode);
             let mode = mode.context("clap lets no other modes through")?;
             report.figures.push(against::measure(&plan, &arguments.against, mode)?);
@@ -178,13 +178,13 @@ fn run(arguments: &Arguments) -> Result<()> {
     finish(report, &arguments.output)
 }
 
-/// Writes the report, the main figures first.
+/// Writes the report with the main figures first.
 fn finish(mut report: Report, folder: &Path) -> Result<()> {
     report.put_first(&[saturated::TITLE, latency::TITLE, saturated::SCALE_TITLE, harm::MAIN_TITLE]);
     write(&report, folder)
 }
 
-/// What was run, where and when.
+/// Returns the facts of the run: commands, machine and time.
 fn facts(arguments: &Arguments) -> Vec<(String, String)> {
     let output = |program: &str, words: &[&str]| {
         let output =

@@ -1,4 +1,4 @@
-//! What is asked for.
+//! Selection and order of the queries.
 
 use std::{fs, path::PathBuf};
 
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 /// Queries as `name type` lines.
 pub(super) struct Queries {
     pub(super) lines: Vec<String>,
-    /// The same as a file, for dnsperf.
+    /// The same lines in a file, for dnsperf.
     pub(super) path: PathBuf,
     /// Removes the file when dropped.
     _folder: TempDir,
@@ -24,10 +24,10 @@ impl Queries {
     }
 }
 
-/// A form of name: how it is written, and which names are of it.
+/// A form of names: its label, and a test for it.
 pub(super) type Form = (&'static str, fn(&str) -> bool);
 
-/// The forms of names that applications ask for.
+/// The forms of names that applications query.
 pub(super) const FORMS: [Form; 4] = [
     ("q-s0.q-g<id>.bosh", |name| name.starts_with("q-s0.q-g")),
     ("alias", |name| name.ends_with(".internal.")),
@@ -35,30 +35,30 @@ pub(super) const FORMS: [Form; 4] = [
     ("<instance id>...", |name| !name.starts_with("q-") && name.ends_with(".bosh.")),
 ];
 
-/// Queries of type A for all published names that are as wanted.
+/// Returns queries of type A for all published names that match `wanted`.
 pub(super) fn for_names(foundation: &Foundation, wanted: impl Fn(&str) -> bool) -> Vec<String> {
     let entries = foundation.entries(usize::MAX).into_iter();
     entries.filter(|(name, _)| wanted(name)).map(|(name, _)| format!("{name} A\n")).collect()
 }
 
-/// Whether a name is of a group, an alias or a long form: not of a single instance.
+/// Returns whether a name is a group, an alias or a long form, and not a single instance.
 pub(super) fn is_shared(name: &str) -> bool {
     name.starts_with("q-s0.") || name.ends_with(".internal.")
 }
 
-/// In which order names are asked for.
+/// Order of the queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// As the foundation lists them: neighbours follow each other.
+    /// As the foundation lists them: related names follow each other.
     AsListed,
-    /// Each as often as any other, at random.
+    /// At random, each name equally often.
     Random,
-    /// The name of rank n in proportion to 1/n, at random.
+    /// By Zipf's law at random: the name of rank n in proportion to 1/n.
     Zipf,
 }
 
 impl Order {
-    /// Its name in the report.
+    /// Returns the label of the order in the report.
     pub(super) fn label(self) -> &'static str {
         match self {
             Self::AsListed => "in order",
@@ -68,11 +68,11 @@ impl Order {
     }
 }
 
-/// At least this many queries are drawn where they are drawn at random.
+/// Least number of lines drawn for a random order.
 const DRAWN: usize = 100_000;
 
-/// These lines in an order, again and again where it is one of chance: the same for the
-/// same lines each time.
+/// Returns these lines in an order, repeated for random orders. The same lines always give the same
+/// result.
 pub(super) fn ordered(lines: &[String], order: Order) -> Vec<String> {
     let mut random = fastrand::Rng::with_seed(1);
     let mut shuffled = lines.to_vec();
@@ -104,16 +104,16 @@ pub(super) fn ordered(lines: &[String], order: Order) -> Vec<String> {
     }
 }
 
-/// `count` of these lines, evenly spread; all if there are no more.
+/// Returns `count` of these lines, evenly spread; all if there are no more.
 pub(super) fn evenly(lines: &[String], count: usize) -> Vec<String> {
     let count = count.min(lines.len());
     (0..count).filter_map(|number| lines.get(number * lines.len() / count)).cloned().collect()
 }
 
-/// Whole hundreds of these lines, `percent` of each hundred as they are. The others become
-/// queries of type ANY, which the fast path always leaves to userspace, for the same names.
+/// Returns whole hundreds of these lines, with `percent` of each hundred unchanged. The others
+/// become queries of type ANY for the same names, which the fast path always leaves to userspace.
 pub(super) fn with_hits(lines: &[String], percent: usize) -> Vec<String> {
-    // Names that are alike stand together: a hundred takes from all over the lines.
+    // Similar names are adjacent, so a hundred takes lines from the whole list.
     let mixed = (0..100).flat_map(|turn| lines.iter().skip(turn).step_by(100));
     let whole = mixed.take(lines.len() / 100 * 100).enumerate();
     let asked = whole.map(|(position, line)| match line.strip_suffix(" A\n") {

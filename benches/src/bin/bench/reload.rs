@@ -1,4 +1,4 @@
-//! From a new records.json to the first new answer, and the slowest query meanwhile.
+//! Time from a new records.json to the first new answer, and the slowest query meanwhile.
 
 use std::{
     fs,
@@ -20,23 +20,23 @@ use whole_system_tests::{client, cpu::on_cpu, process::wait_until};
 
 use crate::{Plan, subject::Subject};
 
-/// Reloads of each server.
+/// Number of reloads per server.
 const RELOADS: u8 = 9;
 
-/// Pause before each of them, in which whoever has not done with the one before gets done: a
-/// director changes a fleet once in minutes. Longer than the tenth of a second that the serial of the
-/// peers' zones counts.
+/// Pause before each reload, in which slower work on the previous one ends; a director changes a
+/// fleet once in minutes. Longer than the tenth of a second in which the serial of the peers' zones
+/// is counted.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// What one reload showed, in milliseconds.
+/// Results of one reload, in milliseconds.
 struct Reload {
     /// From the change on disk to the first new answer.
     first: f64,
-    /// The slowest reply of all asked for one after the other until then.
+    /// The slowest of all consecutive replies until then.
     slowest: f64,
 }
 
-/// Reload times by size for ours and for the authoritative peers.
+/// Reload times by size for this server and the authoritative peers.
 pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
     for size in plan.sizes.iter().copied().filter(|size| (1_000..=10_000).contains(size)) {
@@ -80,7 +80,7 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Replaces records.json of our server.
+/// Replaces this server's records.json.
 fn reload_ours(size: usize) -> Result<Vec<Reload>> {
     let mut foundation = Foundation::generate(size)?;
     let lab = Lab::plain()?;
@@ -113,7 +113,7 @@ fn reload_peer(peer: Peer, size: usize) -> Result<Vec<Reload>> {
         .collect()
 }
 
-/// Carries out `change` and asks for `name` until the answer holds `wanted`.
+/// Executes `change` and queries `name` until the answer contains `wanted`.
 fn watch(
     lab: &Lab,
     name: &str,
@@ -142,7 +142,7 @@ fn watch(
             ensure!(started.elapsed() < Duration::from_secs(20), "{name} did not change within 20 s");
         }
     };
-    // On a CPU of its own: a client that asks without a pause would have half of the server's.
+    // On a separate CPU: a client that queries without a pause would take half of the server's.
     lab.client.run(|| on_cpu(CLIENT_CPU, ask))?
 }
 

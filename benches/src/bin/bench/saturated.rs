@@ -1,8 +1,8 @@
-//! Queries per second of one saturated core: the figure that every subject has alike.
+//! Queries per second of one saturated core, a figure that is comparable between all subjects.
 //!
-//! The generator offers more than the server's core can do, so the core never sleeps and
-//! always finds the next packet: there is one regime only, and what a query costs is not
-//! mixed with what waking up costs.
+//! The generator offers more than the server's core can serve, so the core never sleeps and always
+//! finds the next packet. All subjects are in the same regime, and the cost of wake-ups does not
+//! distort the cost of a query.
 
 use std::time::Duration;
 
@@ -24,29 +24,29 @@ use crate::{
     turns::{Saturated, Turns},
 };
 
-/// Rates that are offered for the curve: each twice the one before, closer where it bends.
+/// Offered rates of the curve: each twice the previous one, denser at the bend.
 pub(super) const LADDER: [u32; 12] = [
     16_000, 31_000, 62_000, 125_000, 250_000, 354_000, 500_000, 707_000, 1_000_000, 1_414_000, 2_000_000,
     2_828_000,
 ];
 
-/// Size of the foundation where the subjects are compared.
+/// Size of the foundation for the comparison of subjects.
 const INSTANCES: usize = 1_000;
 
-/// The hooks, as ours calls them.
+/// The hooks, by the names of this server's modes.
 pub(super) const HOOKS: [(&str, Hook); 3] =
     [("tc", Hook::Tc), ("generic", Hook::Generic), ("native", Hook::Native)];
 
 /// Title of the main figure.
 pub(super) const TITLE: &str = "Queries per second of one saturated core";
 
-/// Title of the figure that tells how near to saturated it was.
+/// Title of the figure of CPU utilisation.
 const BUSY_TITLE: &str = "Share of the time in which that core was busy";
 
 /// Title of the figure of names and orders.
 pub(super) const SCALE_TITLE: &str = "Saturated core by names and the order in which they are asked for";
 
-/// Rates of all subjects, and what is answered of what is offered.
+/// Returns the rates of all subjects, and answered against offered load.
 pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     let foundation = Foundation::generate(INSTANCES)?;
     let lines = queries::for_names(&foundation, queries::is_shared);
@@ -110,10 +110,10 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// What is answered of what is offered, and what does not reach the server.
+/// Answered against offered load, and losses before the server.
 struct Curves {
     answered: report::Sweep,
-    /// Percentage of what was offered.
+    /// Percentage of the offered load.
     dropped: report::Sweep,
 }
 
@@ -126,8 +126,8 @@ impl Curves {
         Self { answered: new(), dropped: new() }
     }
 
-    /// Offers each rate to each subject; to ours the same of `misses` as well, which the
-    /// program always leaves to userspace.
+    /// Offers each rate to each subject. This server also gets it as `misses`, which the program
+    /// always leaves to userspace.
     fn measure(&mut self, turns: &Turns<'_>, queries: &Queries, misses: &Queries) -> Result<()> {
         let asked = turns.cells.iter().flat_map(|cell| {
             let label = cell.subject.label();
@@ -183,22 +183,22 @@ impl Curves {
     }
 }
 
-/// Title of the figure of what is answered of what is offered.
+/// Title of the figure of answered against offered load.
 pub(super) const CURVE_TITLE: &str = "Answered of what is offered";
 
-/// What is added to the label of a subject that is asked for nothing that the interface answers.
+/// Suffix of the label of a subject that is measured with misses only.
 pub(super) const MISSES: &str = "all to userspace";
 
-/// A rate of which the generator sent less than this share was not offered.
+/// Least share of a rate that the generator must send for the rate to count as offered.
 const OFFERED: f64 = 0.95;
 
-/// How long a rate is offered, each time.
+/// Duration of each offered rate.
 const OFFERED_FOR: Duration = Duration::from_millis(250);
 
-/// Queries that leave together where a rate is offered.
+/// Queries sent together at an offered rate.
 const BURST: u32 = 16;
 
-/// Rates of a saturated core by number of names and by the order in which they are asked for.
+/// Returns the rates of a saturated core by number of names and by their order.
 pub(super) fn measure_scale(plan: &Plan) -> Result<Vec<Figure>> {
     let sizes = plan.pick(&[1_000, 100_000], &[1_000, 10_000, 100_000]);
     let orders = plan.pick(&[Order::Random], &[Order::AsListed, Order::Random, Order::Zipf]);
@@ -218,7 +218,7 @@ pub(super) fn measure_scale(plan: &Plan) -> Result<Vec<Figure>> {
             subjects
         })
         .collect();
-    // Which size each one is of: all sizes of a subject take turns, too.
+    // Each subject with the index of its size: the sizes of a subject are interleaved, too.
     let all: Vec<(usize, &Subject)> = subjects
         .iter()
         .enumerate()
@@ -236,7 +236,7 @@ pub(super) fn measure_scale(plan: &Plan) -> Result<Vec<Figure>> {
         for (&(size, subject), seen) in all.iter().zip(sums) {
             let place = size * orders.len() + number;
             seen.tell(subject, rates.places.get(place).map_or("", String::as_str));
-            // Constants of any number are one subject here.
+            // All constant reflectors share one label, whatever their number of answers.
             let label = match subject {
                 Subject::Constant(hook, _) => {
                     format!("constant answers, {}", crate::subject::hook_label(*hook))
@@ -259,18 +259,18 @@ pub(super) fn measure_scale(plan: &Plan) -> Result<Vec<Figure>> {
     }])
 }
 
-/// A foundation and what is asked of it.
+/// A foundation and its queries.
 pub(super) struct Size {
-    /// All its names have room in the map.
+    /// All its names fit into the map.
     pub(super) foundation: Foundation,
-    /// Answers of a name on average.
+    /// Mean number of answers per name.
     answers: u32,
-    /// Names spread over the whole foundation, order by order.
+    /// Names spread over the whole foundation, by order.
     pub(super) queries: Vec<Queries>,
 }
 
 impl Size {
-    /// One of so many instances, of which so many names are asked for.
+    /// Generates `instances` instances and selects `names` of their names.
     pub(super) fn new(instances: usize, names: usize, orders: &[Order]) -> Result<Self> {
         let mut foundation = Foundation::generate(instances)?;
         foundation.max_names = (foundation.names().count() * 3 / 2).max(65_536) as u32;
@@ -300,19 +300,20 @@ fn subjects(plan: &Plan, answers: u32) -> Vec<Subject> {
     subjects
 }
 
-/// Answers of type A that these names have on average, rounded; what the constant reflector can send.
+/// Returns the mean number of A records of these names, rounded, within the constant reflector's
+/// limit.
 fn mean_answers(foundation: &Foundation, wanted: impl Fn(&str) -> bool) -> u32 {
     mean(foundation.entries(usize::MAX).iter().filter(|(name, _)| wanted(name)).map(|(_, v4)| v4.len()))
 }
 
-/// The same of the names in these lines.
+/// Returns the same for the names in these lines.
 fn mean_answers_of(foundation: &Foundation, lines: &[String]) -> u32 {
     let names: std::collections::HashSet<&str> =
         lines.iter().filter_map(|line| line.strip_suffix(" A\n")).collect();
     mean_answers(foundation, |name| names.contains(name))
 }
 
-/// Mean of the counts, rounded, at most what the constant reflector can send.
+/// Returns the mean, rounded, within the constant reflector's limit.
 fn mean(counts: impl Iterator<Item = usize>) -> u32 {
     let (sum, count) = counts.fold((0, 0), |(sum, count), one| (sum + one, count + 1));
     let mean = sum as f64 / f64::from(count.max(1));

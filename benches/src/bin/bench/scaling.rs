@@ -1,5 +1,4 @@
-//! What changes with the size of the foundation, the form of the names and the
-//! share of hits.
+//! Effects of the size of the foundation, the form of the names and the share of hits.
 
 use anyhow::Result;
 use bosh_dns_xdp_benches::{
@@ -18,14 +17,14 @@ use crate::{
     sweep::Sweep,
 };
 
-/// Names that are asked for in a foundation of any size: clients use what they use,
-/// however many others there are. As many as a foundation of 1,000 instances has.
+/// Queried names in a foundation of any size: clients use the same names, however many others there
+/// are. This is the number of names of a foundation of 1,000 instances.
 const NAMES: usize = 500;
 
-/// What everything is held against.
+/// The baseline of all figures.
 const REFLECTOR: Subject = Subject::Reflector(Hook::Generic);
 
-/// Ours with the fast path, by each mode.
+/// This server with the fast path, by mode.
 const MODES: [Subject; 3] = [Subject::Ours("tc"), Subject::Ours("generic"), Subject::Ours("native")];
 
 /// CPU, rates, latencies by size, by form and by hit ratio.
@@ -37,9 +36,10 @@ pub(super) fn measure(plan: &Plan) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Everything by size of the foundation.
+/// Measures by size of the foundation.
 ///
-/// In each round the sizes of one subject follow each other: they are what is compared first.
+/// In each round the sizes of one subject are consecutive, because they are compared with each
+/// other first.
 fn by_size(plan: &Plan) -> Result<Vec<Figure>> {
     let few = [Subject::Ours("tc"), Subject::Userspace, Subject::Peer(Peer::Knot)];
     let many = [
@@ -80,7 +80,7 @@ fn by_size(plan: &Plan) -> Result<Vec<Figure>> {
     ))
 }
 
-/// Everything by form of the name.
+/// Measures by form of the name.
 fn by_form(plan: &Plan, foundation: &Foundation) -> Result<Vec<Figure>> {
     let many = [
         Subject::Ours("tc"),
@@ -101,7 +101,7 @@ fn by_form(plan: &Plan, foundation: &Foundation) -> Result<Vec<Figure>> {
         for subject in &subjects {
             let cell = Cell::start(Lab::split()?, subject, foundation)?;
             if let (Subject::Reflector(_), Some(any)) = (subject, files.first()) {
-                // To it all queries are alike, but for some bytes.
+                // For the reflector all queries are alike except for some bytes.
                 sweep.measure(plan, &cell, 0..places.len(), any)?;
                 continue;
             }
@@ -116,11 +116,11 @@ fn by_form(plan: &Plan, foundation: &Foundation) -> Result<Vec<Figure>> {
     ))
 }
 
-/// Everything by share of hits.
+/// Measures by share of hits.
 fn by_hits(plan: &Plan, foundation: &Foundation) -> Result<Vec<Figure>> {
     let shares = plan.pick(&[0, 99, 100], &[0, 50, 90, 99, 100]);
     let subjects = plan.pick(&MODES[..1], &MODES);
-    // They do not know of hits: the same queries to all of them, without the odd ones.
+    // Subjects without a notion of hits get the same queries, without the misses.
     let others = plan.pick(&[], &[Subject::Userspace, Subject::Peer(Peer::Knot)]);
     let names = queries::for_names(foundation, |_| true);
     let write = |&percent: &usize| Queries::write(&queries::with_hits(&names, percent));

@@ -1,4 +1,4 @@
-//! What is measured: servers and yardsticks behind one interface.
+//! Servers and yardsticks behind one interface.
 
 use std::path::{Path, PathBuf};
 
@@ -20,31 +20,31 @@ use whole_system_tests::{
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
-    /// Ours, with the fast path by this mode.
+    /// This server, with this mode of the fast path.
     Ours(&'static str),
     Userspace,
-    /// Another build of ours, by this mode of the fast path (`off`: userspace only).
+    /// Another build of this server, with this mode of the fast path (`off`: userspace only).
     Build(PathBuf, &'static str),
     Peer(Peer),
     Reference(PathBuf),
-    /// The program that only swaps addresses, at this hook.
+    /// The program that only swaps addresses, on this hook.
     Reflector(Hook),
-    /// The program that sends a constant, so many answers, at this hook.
+    /// The program that sends a constant number of answers, on this hook.
     Constant(Hook, u32),
 }
 
-/// A subject that answers in the lab; it ends when dropped.
+/// A subject running in the lab, stopped when dropped.
 pub(super) struct Running {
-    /// Processes whose CPU and memory count.
+    /// Processes whose CPU time and memory count.
     pub(super) processes: Vec<u32>,
-    /// The server, if it is ours.
+    /// The server, if the subject is this server.
     pub(super) server: Option<Server>,
-    /// Whatever else has to live meanwhile.
+    /// Resources that must live as long as the subject.
     _kept: Box<dyn std::any::Any>,
 }
 
 impl Subject {
-    /// Its name in the report.
+    /// Returns the label of the subject in the report.
     pub(super) fn label(&self) -> String {
         match self {
             Self::Ours(mode) => format!("ours, {mode}"),
@@ -57,12 +57,12 @@ impl Subject {
         }
     }
 
-    /// Whether it is ours.
+    /// Returns whether the subject is this server.
     pub(super) fn is_ours(&self) -> bool {
         matches!(self, Self::Ours(_) | Self::Userspace)
     }
 
-    /// Whether all that it is asked for is answered by a program on the interface.
+    /// Returns whether a program on the interface answers all queries.
     pub(super) fn answers_at_interface(&self) -> bool {
         match self {
             Self::Ours(_) | Self::Reflector(_) | Self::Constant(..) => true,
@@ -71,9 +71,9 @@ impl Subject {
         }
     }
 
-    /// A program on the client's end, without which native XDP_TX on the server's
-    /// end goes nowhere: the veth driver wants one on both, or NAPI. The generator brings
-    /// its own; whoever sends by sockets has to attach this.
+    /// Attaches a program to the client's end, without which native XDP_TX on the server's end
+    /// loses its packets: the veth driver needs a program on both ends, or NAPI. The generator
+    /// brings one; a client that uses sockets must attach this one.
     pub(super) fn client_program(&self, lab: &Lab) -> Result<Option<Ebpf>> {
         let native = matches!(
             self,
@@ -82,8 +82,8 @@ impl Subject {
         native.then(|| Yardstick::Pass.attach(Hook::Native, &lab.client, CLIENT_INTERFACE)).transpose()
     }
 
-    /// Starts it in the lab, on the server's CPU, and waits for its first answer; of ours for the
-    /// first from the interface, where it has a fast path.
+    /// Starts the subject in the lab, on the server's CPU, and waits for its first answer. With a
+    /// fast path, waits for the first answer from the interface.
     pub(super) fn start(&self, lab: &Lab, foundation: &Foundation) -> Result<Running> {
         let running = self.begin(lab, foundation)?;
         if let Self::Ours(mode) | Self::Build(_, mode) = self
@@ -95,7 +95,8 @@ impl Subject {
         Ok(running)
     }
 
-    /// Starts it in the lab, on the server's CPU, and waits for its first answer, whoever gives it.
+    /// Starts the subject in the lab, on the server's CPU, and waits for its first answer, from any
+    /// path.
     pub(super) fn begin(&self, lab: &Lab, foundation: &Foundation) -> Result<Running> {
         let running = match self {
             Self::Ours(mode) => start_ours(lab, foundation, mode),
@@ -116,7 +117,7 @@ fn start_ours(lab: &Lab, foundation: &Foundation, mode: &str) -> Result<Running>
     start_build(server::program()?, lab, foundation, mode)
 }
 
-/// A build of our own server.
+/// Starts a build of this server.
 fn start_build(program: PathBuf, lab: &Lab, foundation: &Foundation, mode: &str) -> Result<Running> {
     let folder = server::folder(&foundation.records, foundation.aliases.as_deref())?;
     let extra = json!({
@@ -124,7 +125,7 @@ fn start_build(program: PathBuf, lab: &Lab, foundation: &Foundation, mode: &str)
         "xdp": {"mode": mode, "interfaces": [SERVER_INTERFACE, "lo"], "max_names": foundation.max_names},
         "metrics": {"enabled": true},
     });
-    // One worker for one CPU, as the peers are told to have.
+    // One worker for one CPU, as configured for the peers.
     let server = on_cpu(SERVER_CPU, || {
         Server::start_program(program, Some(&lab.server), folder, (SERVER_ADDRESS, 53).into(), &extra, |_| {})
     })?;
@@ -136,19 +137,19 @@ fn start_peer(peer: Peer, lab: &Lab, foundation: &Foundation) -> Result<Running>
     Ok(Running { processes: running.processes()?, server: None, _kept: Box::new(running) })
 }
 
-/// The reference server, on the same files.
+/// Starts bosh-dns on the same files.
 fn start_reference(program: &Path, lab: &Lab, foundation: &Foundation) -> Result<Running> {
     let running = Reference::start(program, lab, foundation)?;
     Ok(Running { processes: vec![running.pid()], server: None, _kept: Box::new(running) })
 }
 
-/// A program that answers without knowing anything.
+/// Attaches a program that answers without data.
 fn start_yardstick(lab: &Lab, yardstick: Yardstick, hook: Hook) -> Result<Running> {
     let attached = yardstick.attach(hook, &lab.server, SERVER_INTERFACE)?;
     Ok(Running { processes: Vec::new(), server: None, _kept: Box::new(attached) })
 }
 
-/// A hook as the configuration calls it.
+/// Parses the name of a hook in the configuration.
 pub(super) fn hook_label(hook: Hook) -> &'static str {
     match hook {
         Hook::Native => "native",

@@ -1,4 +1,4 @@
-//! The same figures of each subject at each place of an axis.
+//! Measures the same figures of each subject at each place of an axis.
 
 use std::{array, ops::Range};
 
@@ -14,22 +14,22 @@ use crate::{
     queries::Queries,
 };
 
-/// Queries per second at which costs are compared: what all but the slowest keep.
+/// Queries per second for costs: a rate that all but the slowest subjects can serve.
 const COST_RATE: u32 = 50_000;
 
-/// Figures at each place: cost, highest rate, and the latencies.
+/// Figures at each place: cost, highest rate and latencies.
 const FIGURES: usize = 2 + PERCENTILES.len();
 
-/// What was measured so far: costs, highest rates, latencies.
+/// Measurements so far: costs, highest rates, latencies.
 pub(super) struct Sweep([report::Sweep; FIGURES]);
 
 impl Sweep {
-    /// One with nothing measured; `ordered` if the places have an order.
+    /// Creates an empty sweep; `ordered` if the places have an order.
     pub(super) fn new(axis: &str, places: &[String], ordered: bool) -> Self {
         Self(array::from_fn(|_| report::Sweep::new(axis, places.to_vec(), ordered)))
     }
 
-    /// Measures a subject for one place, or for several between which it makes no difference.
+    /// Measures a subject at one place, or at several that are equivalent for it.
     pub(super) fn measure(
         &mut self,
         plan: &Plan,
@@ -38,7 +38,7 @@ impl Sweep {
         queries: &Queries,
     ) -> Result<()> {
         let mut loaded = cell.loaded(queries)?;
-        // The highest rate first: within its first hundredths of a second everything is warm.
+        // The highest rate comes first: it warms everything up within hundredths of a second.
         let rate = loaded.saturate(plan.sweep_duration)?.per_core();
         let cost = loaded.offer(Load::Rate { rate: COST_RATE, burst: 1 }, plan.sweep_duration)?.cpu;
         drop(loaded);
@@ -62,7 +62,7 @@ impl Sweep {
         Ok(())
     }
 
-    /// The figures; `by` says what the axis is, `about` how it was measured.
+    /// Returns the figures; `by` names the axis, `about` describes the method.
     pub(super) fn figures(self, by: &str, about: &str) -> Vec<Figure> {
         let latencies = PERCENTILES
             .map(|(name, _)| (format!("Latency by {by} at {LATENCY_RATE} queries/s: {name}"), "µs", ""));

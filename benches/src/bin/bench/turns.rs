@@ -1,11 +1,11 @@
-//! Subjects in turns: all of them run at once, each in a lab of its own, and one after the other
-//! is asked for a moment, again and again.
+//! Measures subjects in turns: all run at the same time, each in a separate lab, and get short
+//! loads one after the other, repeatedly.
 //!
-//! A machine that is shared with others is slower for seconds at a time (observed: by up to four
-//! fifths). Subjects that take turns of less than that are disturbed alike, and each of them has
-//! turns in which nothing disturbs it. A server that is not asked costs nothing meanwhile.
-//! Where in memory a subject comes to lie is a matter of its start (observed: up to 15 % between
-//! two starts of a reflector), so after some turns all are started anew.
+//! A shared machine may be slower for seconds at a time (observed: by up to four fifths). Turns
+//! shorter than that spread such disturbances over all subjects, and leave each some undisturbed
+//! turns. An idle server costs nothing meanwhile. The memory addresses of a subject depend on its
+//! start (observed: up to 15 % between two starts of a reflector), so all are restarted after some
+//! turns.
 
 use std::time::Duration;
 
@@ -19,21 +19,21 @@ use bosh_dns_xdp_benches::{
 
 use crate::{cell::Cell, queries::Queries, subject::Subject};
 
-/// How long one turn of a subject is looked at.
+/// Measured duration of one turn.
 const TURN: Duration = Duration::from_millis(250);
 
 pub(super) struct Turns<'a> {
-    /// Each in its lab.
+    /// The subjects, each in its lab.
     pub(super) cells: Vec<Cell<'a>>,
 }
 
-/// What a core gave in all turns of a subject.
+/// Results of a core in all turns of a subject.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Saturated {
-    /// Replies per second of the core's CPU time, slice by slice; without the turns in which the
+    /// Replies per second of the core's CPU time, slice by slice, without the turns in which the
     /// core slept between packets.
     pub(super) rates: Rounds,
-    /// Percentage of the time in which the core was busy, turn by turn.
+    /// Percentage of the time in which the core was busy, by turn.
     pub(super) busy: Rounds,
 }
 
@@ -43,8 +43,8 @@ impl<'a> Turns<'a> {
         Ok(Self { cells: subjects.into_iter().map(start).collect::<Result<_>>()? })
     }
 
-    /// As much as a core answers of each one's queries, so many turns each, added to what other
-    /// starts of the same subjects showed.
+    /// Saturates each subject's core for this many turns, and adds the results to `sums`, which
+    /// also contains earlier starts.
     pub(super) fn saturate(&self, queries: &[&Queries], turns: usize, sums: &mut [Saturated]) -> Result<()> {
         let pairs = self.cells.iter().zip(queries);
         let mut loaded = pairs
@@ -52,8 +52,8 @@ impl<'a> Turns<'a> {
             .collect::<Result<Vec<_>>>()?;
         for _ in 0..turns {
             for ((subject, loaded), sum) in loaded.iter_mut().zip(&mut *sums) {
-                // One regime for all of them: at a rate the client takes replies, and the core that
-                // sends one wakes the client up for it (observed: a seventh of its time).
+                // One regime for all subjects: at a fixed rate the client takes replies, and the
+                // core that sends one also wakes the client (observed: a seventh of its time).
                 let seen = match subject.answers_at_interface() {
                     true => loaded.offer(Load::Flood, TURN)?,
                     false => loaded.saturate(TURN)?,
@@ -69,7 +69,7 @@ impl<'a> Turns<'a> {
 }
 
 impl Saturated {
-    /// Says what it was, of whom and of which queries.
+    /// Prints the results with the subject and its queries.
     pub(super) fn tell(&self, subject: &Subject, what: &str) {
         let best = self.rates.best_quartile(true);
         println!(

@@ -1,4 +1,4 @@
-//! Load on the server, and what a newcomer should remember of it.
+//! Measures the server under load and prints the figures.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -12,20 +12,20 @@ use bosh_dns_xdp_benches::{
 };
 use whole_system_tests::{metrics::Metrics, server::Server};
 
-/// Queries per second at which latency is compared: what both serve without a queue.
+/// Queries per second for latencies: a rate that both paths serve without a queue.
 const LATENCY_RATE: u32 = 20_000;
 
 /// Containers of a dense Diego cell.
 const CONTAINERS: u32 = 250;
 
-/// Queries per second of each: ten new connections, A and AAAA.
+/// Queries per second of each container: ten new connections, A and AAAA.
 const QUERIES_A_CONTAINER: u32 = 20;
 
-/// What the load showed.
+/// Results of the load.
 pub(super) struct Figures {
-    /// Most replies per second that came of a load.
+    /// Highest rate in replies per second.
     best: f64,
-    /// CPU of the server's side for each of them: its process and its interface's receive path.
+    /// CPU time per reply on the server's side: its process and its interface's receive path.
     cpu: Duration,
     /// Median latency at [`LATENCY_RATE`].
     median: Duration,
@@ -37,7 +37,7 @@ pub(super) struct Figures {
 }
 
 impl Figures {
-    /// Queries per second of a core that does nothing else.
+    /// Returns the queries per second of a core that does nothing else.
     fn of_one_core(&self) -> f64 {
         1.0 / self.cpu.as_secs_f64().max(1e-9)
     }
@@ -71,7 +71,7 @@ pub(super) fn measure(lab: &Lab, server: &Server, queries: &Path, seconds: u64) 
     })
 }
 
-/// The table, and what it means.
+/// Prints the table and its interpretation.
 pub(super) fn print(interface: &Figures, userspace: &Figures) {
     println!(
         "{:<16} {:>22} {:>14} {:>14} {:>14} {:>13} {:>13}",

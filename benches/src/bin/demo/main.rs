@@ -50,12 +50,12 @@ struct Arguments {
     seconds: u64,
 }
 
-/// Where the demo's recursor listens, inside the server's namespace.
+/// Port of the demo's recursor inside the server's namespace.
 const RECURSOR_PORT: u16 = 5353;
 
-/// A name that is not BOSH's, and what the demo's recursor says about it.
+/// A name outside BOSH, resolved by the demo's recursor.
 const OUTSIDE_NAME: &str = "www.example.com";
-/// See [`OUTSIDE_NAME`].
+/// The recursor's answer for [`OUTSIDE_NAME`].
 const OUTSIDE_ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 80);
 
 fn main() -> ExitCode {
@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The whole demo.
+/// Runs the steps of the demo in order.
 fn show(arguments: &Arguments) -> Result<()> {
     let mut foundation = match &arguments.records {
         Some(records) => Foundation::read(records, arguments.aliases.as_deref())?,
@@ -158,7 +158,7 @@ fn start_recursor(lab: &Lab) -> Result<Kept> {
     Kept::spawn(&mut command)
 }
 
-/// Asks with dig, twice: a name that was not published yet is by then.
+/// Looks a name up twice with dig: the second query finds it published.
 fn look_up(lab: &Lab, name: &str, record_type: &str) -> Result<()> {
     for _ in 0..2 {
         let before = Metrics::read(&lab.server)?;
@@ -187,7 +187,8 @@ fn look_up(lab: &Lab, name: &str, record_type: &str) -> Result<()> {
     Ok(())
 }
 
-/// Gives an instance another address, replaces records.json by renaming, and asks until the answer has changed.
+/// Moves an instance to another address, replaces records.json by renaming, and queries until the
+/// answer has changed.
 fn replace_records(lab: &Lab, server: &Server, foundation: &mut Foundation) -> Result<()> {
     let change = foundation.recreate_one(Ipv4Addr::new(10, 255, 255, 1))?;
     println!("{} moves from {} to {}", change.name, change.from, change.to);
@@ -220,7 +221,7 @@ fn replace_records(lab: &Lab, server: &Server, foundation: &mut Foundation) -> R
     Ok(())
 }
 
-/// A line above a part of the demo.
+/// Prints a headline above a part of the demo.
 fn headline(text: &str) {
     println!("\n== {text}");
 }

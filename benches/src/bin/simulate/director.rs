@@ -1,6 +1,6 @@
-//! The peer: the director's method, emulated from documented facts. One message and one whole blob for each
-//! agent, no patches, one sender; agents that have not answered 10 s after the last message are asked
-//! again in rounds of 10 s.
+//! The peer: the director's method, emulated from documented facts. It sends one message and one
+//! whole blob to each agent, without patches, from one sender; agents that have not answered 10 s
+//! after the last message are retried in rounds of 10 s.
 
 use std::{
     collections::BTreeSet,
@@ -20,16 +20,16 @@ use super::{
     newest,
 };
 
-/// Time of a round.
+/// Duration of a round.
 const ROUND: Duration = Duration::from_secs(10);
 
-/// Announces a further version to all; says how it went.
+/// Announces a further version to all agents; returns a description of the result.
 pub(super) async fn announce(ground: &Ground, fleet: &Fleet, limit: Duration) -> Result<String> {
     let bus = Bus::connect(&ground.bus("publisher"), "bosh-dns-sync-peer").await?;
     let mut replies = bus.client.subscribe("director.peer.>").await?;
     let made = newest(ground)?;
-    // The same bytes under a further number: what a blob costs is the same. The sample checks
-    // the number inside, so that it is left out.
+    // The same bytes under a further number, so a blob costs the same. The sample checks the number
+    // inside the file, so it is left out.
     let version = made.version + 1;
     let sample = fleet.sampled();
     let mut open: BTreeSet<String> = (sample..ground.agents()).map(agent_id).collect();

@@ -1,4 +1,4 @@
-//! The agents: connections in this process, and a sample of processes.
+//! The agents: connections in this process, and a sample of real processes.
 
 use std::{
     os::unix::fs::MetadataExt,
@@ -25,39 +25,39 @@ use tokio::{process::Child, sync::Semaphore};
 
 use super::ground::{Ground, agent_id};
 
-/// Connections that are made at a time.
+/// Most connections being opened concurrently.
 const AT_ONCE: usize = 256;
 
-/// Whole blobs that are held at a time: this process stands for a whole fleet's memory.
+/// Most whole blobs in memory: this process stands for a whole fleet's memory.
 const BLOBS_AT_ONCE: usize = 16;
 
-/// What a connection holds, as it reports it.
+/// The report of a connection about the version that it holds.
 type Held = Arc<Mutex<Report>>;
 
 pub(super) struct Fleet {
-    /// Versions of the connections.
+    /// Reports of the connections.
     versions: Vec<Held>,
-    /// How often each connected.
+    /// Number of connects per connection.
     connections: Vec<Arc<AtomicU64>>,
-    /// Whole blobs fetched since the count was taken.
+    /// Whole blobs fetched since the last reset.
     fetched: Arc<AtomicU64>,
-    /// The agents that are processes.
+    /// Agents that run as processes.
     sample: Vec<Sampled>,
 }
 
-/// An agent that is a process.
+/// An agent that runs as a process.
 struct Sampled {
     file: PathBuf,
-    /// Number and version of the file that was read last: each is read once.
+    /// Number and version of the file that was read last, so that each is read once.
     seen: Mutex<(u64, u64)>,
-    /// It; ended when dropped.
+    /// Handle of the process, which ends when dropped.
     _process: Child,
 }
 
 impl Sampled {
-    /// Version of its file; 0 without one.
+    /// Returns the version of its file; 0 without one.
     fn version(&self) -> u64 {
-        // Nothing panics while it is locked.
+        // No panic can happen while it is locked.
         let mut seen = self.seen.lock();
         let number = std::fs::metadata(&self.file).map_or(0, |facts| facts.ino());
         if seen.0 != number
@@ -70,17 +70,17 @@ impl Sampled {
     }
 }
 
-/// What all connections share.
+/// State shared by all connections.
 #[derive(Clone)]
 struct Shared {
     store: Store,
-    /// Limits the blobs in memory.
+    /// Limits the number of blobs in memory.
     room: Arc<Semaphore>,
     fetched: Arc<AtomicU64>,
 }
 
 impl Fleet {
-    /// Connects all, so many at a time: the storm comes later, and is measured.
+    /// Connects all agents, a limited number at a time: the reconnect storm is measured later.
     pub(super) async fn connect(ground: &Ground, sample: usize) -> Result<Self> {
         let processes = sample.min(ground.agents());
         let fetched = Arc::new(AtomicU64::new(0));
@@ -110,14 +110,14 @@ impl Fleet {
         Ok(Self { versions, connections, fetched, sample: sample.collect::<Result<_>>()? })
     }
 
-    /// Whether all have a version, the sample in their files.
+    /// Returns whether all agents have a version, the sample in their files.
     pub(super) fn all_have(&self, version: u64) -> bool {
         let Self { versions, sample, .. } = self;
         versions.iter().all(|has| has.lock().version >= version)
             && sample.iter().all(|sampled| sampled.version() >= version)
     }
 
-    /// Whether all have connected since it was begun to count; the sample is not looked at.
+    /// Returns whether all connections have connected since the last reset, without the sample.
     pub(super) fn all_connected(&self) -> bool {
         waiting(&self.connections) == 0
     }
@@ -126,18 +126,18 @@ impl Fleet {
         self.connections.iter().for_each(|count| count.store(0, Ordering::Relaxed));
     }
 
-    /// How many agents are processes.
+    /// Returns the number of agents that are processes.
     pub(super) fn sampled(&self) -> usize {
         self.sample.len()
     }
 
-    /// How many whole blobs were fetched since this was asked last, the sample's not counted.
+    /// Returns the number of whole blobs fetched since the previous call, without the sample.
     pub(super) fn fetched(&self) -> u64 {
         self.fetched.swap(0, Ordering::Relaxed)
     }
 }
 
-/// How many have not connected.
+/// Returns the number of agents that have not connected.
 fn waiting(connections: &[Arc<AtomicU64>]) -> usize {
     connections.iter().filter(|count| count.load(Ordering::Relaxed) == 0).count()
 }
@@ -183,7 +183,7 @@ async fn connect(
     Ok(())
 }
 
-/// Does what a call asks for, without a file.
+/// Executes a call without writing a file.
 async fn take(client: &Client, body: &[u8], held: &Held, shared: &Shared) {
     let Some(received) = message::read_call(body) else { return };
     let Ok(call) = received.call else { return };
@@ -191,7 +191,7 @@ async fn take(client: &Client, body: &[u8], held: &Held, shared: &Shared) {
     let patch = call.extra.and_then(|extra| extra.patch).is_some_and(|patch| patch.from == has);
     let mut failed = None;
     if !patch && call.version > has {
-        // The semaphore is never closed; what is held is one blob.
+        // The semaphore is never closed; a permit stands for one blob.
         let _room = shared.room.acquire().await;
         let Source::Blob(blob) = &call.source else { return };
         let checked = match shared.store.get(blob, LONGEST_BLOB).await {

@@ -1,4 +1,4 @@
-//! What a simulation stands on: a folder, certificates, the processes.
+//! The environment of a simulation: folder, certificates and processes.
 
 use std::{
     fs,
@@ -23,20 +23,19 @@ use tokio::process::{Child, Command};
 use super::SimulateOptions;
 
 pub(super) struct Ground {
-    /// Everything lies here and goes with it.
+    /// The folder of all files, removed when dropped.
     folder: tempfile::TempDir,
-    /// Where nats-server listens.
+    /// Port of nats-server.
     port: u16,
-    /// The program nats-server.
+    /// Path of nats-server.
     nats_server: PathBuf,
-    /// The program bosh-dns-sync.
+    /// Path of bosh-dns-sync.
     sync: PathBuf,
-    /// How many agents there are.
     agents: usize,
 }
 
 impl Ground {
-    /// Makes certificates, the inventory of version 1, and nats-server's configuration.
+    /// Creates certificates, the inventory of version 1, and nats-server's configuration.
     pub(super) fn new(options: &SimulateOptions, agents: usize) -> Result<Self> {
         allow_open_files(agents)?;
         let beside = || anyhow::Ok(std::env::current_exe()?.with_file_name("bosh-dns-sync"));
@@ -56,17 +55,18 @@ impl Ground {
         Ok(ground)
     }
 
-    /// How many agents there are.
+    /// Returns the number of agents.
     pub(super) fn agents(&self) -> usize {
         self.agents
     }
 
-    /// A file of it.
+    /// Returns the path of a file in the folder.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// Certificates of somebody. All agents have one key: making keys is no part of this.
+    /// Returns the certificate files of a participant. All agents share a key, because generating
+    /// keys is not measured.
     pub(super) fn tls(&self, who: &str) -> TlsFiles {
         TlsFiles {
             ca: self.path("ca.crt"),
@@ -104,12 +104,12 @@ impl Ground {
         (0..self.agents).map(agent_id).try_for_each(|id| issue(&id, &agent_name(&id)))
     }
 
-    /// The agent whose instance gets another address with every version.
+    /// Returns the agent whose instance gets another address in every version.
     pub(super) fn moving(&self) -> usize {
         self.agents / 2
     }
 
-    /// Writes the inventory of a version: another address for one instance.
+    /// Writes the inventory of a version, with another address for one instance.
     pub(super) fn change(&self, version: u8) -> Result<()> {
         let instances: Vec<_> = (0..self.agents)
             .map(|agent| {
@@ -124,7 +124,7 @@ impl Ground {
         Ok(fs::rename(self.path("inventory.new"), self.path("inventory.json"))?)
     }
 
-    /// Starts nats-server, which has the same limit of open files as we; it ends when dropped.
+    /// Starts nats-server with this process's limit of open files; it ends when dropped.
     pub(super) async fn start_nats(&self) -> Result<Child> {
         let log = fs::File::create(self.path("nats.log"))?;
         let mut command = Command::new(&self.nats_server);
@@ -141,7 +141,7 @@ impl Ground {
         anyhow::bail!("nats-server does not listen: {}", fs::read_to_string(self.path("nats.log"))?)
     }
 
-    /// A command of this program with the options of somebody.
+    /// Returns a command of bosh-dns-sync with the options of a participant.
     fn own(&self, command: &str, who: &str, log: &str) -> Result<Command> {
         let log = fs::File::create(self.path(log))?;
         let BusOptions { nats, tls, ping_every: _ } = self.bus(who);
@@ -153,7 +153,7 @@ impl Ground {
         Ok(own)
     }
 
-    /// URL of the folder of blobs.
+    /// Returns the URL of the folder of blobs.
     pub(super) fn blobstore(&self) -> String {
         format!("file://{}", self.path("blobs").display())
     }
@@ -161,29 +161,29 @@ impl Ground {
     pub(super) fn start_publisher(&self) -> Result<Child> {
         let mut command = self.own("publish", "publisher", "publisher.log")?;
         command.arg("--watch").arg("--inventory").arg(self.path("inventory.json"));
-        // The time over which downloads are spread is no part of this machine's figures.
+        // The time over which downloads are spread does not belong to the figures.
         command.arg("--bandwidth").arg(u64::MAX.to_string());
         Ok(command.arg("--state").arg(self.path("state")).spawn()?)
     }
 
-    /// Starts an agent with a file.
+    /// Starts an agent that writes a file.
     pub(super) fn start_agent(&self, id: &str) -> Result<Child> {
         let mut command = self.own("agent", id, &format!("{id}.log"))?;
         Ok(command.arg("--id").arg(id).arg("--records").arg(self.records(id)).spawn()?)
     }
 
-    /// The file of an agent.
+    /// Returns the path of an agent's file.
     pub(super) fn records(&self, id: &str) -> PathBuf {
         self.path(&format!("{id}.json"))
     }
 
-    /// What so many whole blobs are, in words.
+    /// Returns a description of the size of `count` whole blobs.
     pub(super) fn blobs(&self, count: u64) -> Result<String> {
         let bytes = fs::metadata(self.path("blobs").join(super::newest(self)?.blob))?.len();
         Ok(format!("whole blobs: {count} of {bytes} bytes, read from a folder and checked"))
     }
 
-    /// Seconds of CPU that a process has used.
+    /// Returns the CPU seconds that a process has used.
     pub(super) fn cpu(&self, process: &Child) -> Result<f64> {
         let id = process.id().context("the process has ended")?;
         let mut nanoseconds = 0_u64;
@@ -194,7 +194,7 @@ impl Ground {
         Ok(nanoseconds as f64 / 1e9)
     }
 
-    /// Memory and CPU of a process so far.
+    /// Returns a description of a process's memory and CPU time.
     pub(super) fn load(&self, process: &Child) -> Result<String> {
         let id = process.id().context("the process has ended")?;
         let status = fs::read_to_string(Path::new("/proc").join(id.to_string()).join("status"))?;
@@ -204,11 +204,11 @@ impl Ground {
     }
 }
 
-/// Descriptors besides one for each connection: files, pipes, sockets that are on their way out.
+/// Descriptors in addition to one per connection: files, pipes, sockets being closed.
 const MORE_FILES: u64 = 1024;
 
-/// Raises the limit of open files as far as it goes, for us and, as children inherit it, for
-/// nats-server: both have one descriptor for each connection.
+/// Raises the limit of open files as far as possible, for this process and, by inheritance, for
+/// nats-server: both have one descriptor per connection.
 fn allow_open_files(agents: usize) -> Result<()> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     if soft < hard {
@@ -222,13 +222,13 @@ fn allow_open_files(agents: usize) -> Result<()> {
     Ok(())
 }
 
-/// Address of an agent's instance.
+/// Returns the address of an agent's instance.
 pub(super) fn address_of(agent: usize, version: u8) -> Ipv4Addr {
     let [.., high, low] = (agent as u32).to_be_bytes();
     Ipv4Addr::new(10, version, high, low)
 }
 
-/// Id of an agent, as long as a uuid: what is sent has the length that it has in the field.
+/// Returns the id of an agent, which has the length of a UUID as in a real fleet.
 pub(super) fn agent_id(number: usize) -> String {
     let mixed = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     format!("{:08x}-{:04x}-4000-8000-{:012x}", mixed >> 32, mixed & 0xffff, number)

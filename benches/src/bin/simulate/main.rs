@@ -38,7 +38,7 @@ use self::{
     resolver::Resolver,
 };
 
-/// Changes whose way to the last agent is measured.
+/// Number of changes whose time to the last agent is measured.
 const CHANGES: u8 = 3;
 
 /// Measure a whole fleet on this machine: real connections to one real nats-server
@@ -77,11 +77,11 @@ struct SimulateOptions {
 /// The figures that are compared between sizes, in seconds.
 #[derive(Debug, Serialize, Deserialize)]
 struct Figures {
-    /// Agents.
+    /// Number of agents in the fleet.
     agents: usize,
-    /// A version by whole blob.
+    /// Time to distribute a version as a whole blob.
     blob: f64,
-    /// Changes by patch, to the last agent.
+    /// Times of changes by patch, to the last agent.
     patch: Vec<f64>,
     /// The same changes, to the DNS server's answer.
     answer: Vec<f64>,
@@ -89,7 +89,7 @@ struct Figures {
     by_interface: bool,
     /// Time until all agents reconnected after nats-server was killed.
     storm: f64,
-    /// The director's method.
+    /// Time of the director's method.
     peer: Option<f64>,
 }
 
@@ -279,7 +279,7 @@ fn range(figures: &[f64]) -> String {
     format!("{least:.2}–{most:.2}")
 }
 
-/// Waits for something.
+/// Polls until `ready` returns true, or fails after `limit`.
 async fn until(what: &str, limit: Duration, ready: impl Fn() -> bool) -> anyhow::Result<()> {
     let begun = Instant::now();
     while !ready() {

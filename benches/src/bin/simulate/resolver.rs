@@ -1,4 +1,4 @@
-//! The DNS server on the file of one agent: when does it answer what changed?
+//! The DNS server on one agent's file, to measure when it answers with a changed address.
 
 use std::{
     fs,
@@ -22,23 +22,23 @@ use tokio::{
 
 use super::ground::{Ground, address_of, agent_id};
 
-/// Longest wait for its first answer, and for its end.
+/// Longest wait for the first answer, and for the end of the process.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(super) struct Resolver {
     process: Option<Child>,
     address: SocketAddr,
-    /// Where its metrics are.
+    /// Address of the metrics endpoint.
     metrics: SocketAddr,
-    /// Where its programs are pinned, a mount of its own.
+    /// Mount point of a separate BPF file system for its pinned programs.
     bpffs: PathBuf,
     /// The query for the instance whose address changes.
     query: Vec<u8>,
 }
 
 impl Resolver {
-    /// Starts it on the first agent's file and waits until it answers and, where it is allowed to,
-    /// until the interface does.
+    /// Starts the server on the first agent's file and waits until it answers, and, if permitted,
+    /// until the interface answers.
     pub(super) async fn start(ground: &Ground, program: &Path) -> Result<Self> {
         let [address, metrics] = [free_port()?, free_port()?];
         let bpffs = ground.path("bpf");
@@ -74,7 +74,7 @@ impl Resolver {
         Ok(resolver)
     }
 
-    /// Asks until the answer is this address; says when that was.
+    /// Queries until the answer is `address`; returns the time of that answer.
     pub(super) fn when(&self, address: Ipv4Addr, limit: Duration) -> JoinHandle<Result<Instant>> {
         let (server, query) = (self.address, self.query.clone());
         tokio::task::spawn_blocking(move || {
@@ -92,7 +92,7 @@ impl Resolver {
         })
     }
 
-    /// Ends it; whether the interface answered nearly all that was asked.
+    /// Stops the server; returns whether the interface answered nearly all queries.
     pub(super) async fn stop(mut self) -> Result<bool> {
         let before = self.by_interface()?;
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
@@ -108,7 +108,7 @@ impl Resolver {
         Ok(by_interface)
     }
 
-    /// Replies that the interface gave so far.
+    /// Returns the number of replies from the interface so far.
     fn by_interface(&self) -> Result<u64> {
         let mut stream = TcpStream::connect(self.metrics)?;
         stream.set_read_timeout(Some(Duration::from_secs(2)))?;
@@ -125,21 +125,21 @@ impl Resolver {
 
 impl Drop for Resolver {
     fn drop(&mut self) {
-        // Only where a step failed it still runs; asked to end it takes its programs along.
+        // The process still runs only if a step failed; asked to stop, it detaches its programs.
         if let Some(id) = self.process.take().and_then(|process| process.id()) {
             let _ = kill(Pid::from_raw(id.cast_signed()), Signal::SIGTERM);
         }
-        // Nothing is mounted where it may not load programs.
+        // Nothing is mounted if the process may not load programs.
         let _ = umount2(&self.bpffs, MntFlags::MNT_DETACH);
     }
 }
 
-/// A port of loopback that nobody has.
+/// Returns a free loopback port.
 fn free_port() -> Result<SocketAddr> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
 }
 
-/// One question; the bytes of the reply. Without EDNS the last four are those of the address.
+/// Sends one query; returns the bytes of the reply. Without EDNS the last four are the address.
 fn asked(socket: &UdpSocket, query: &[u8]) -> Result<Vec<u8>> {
     socket.send(query)?;
     let mut reply = vec![0; 512];
@@ -148,7 +148,7 @@ fn asked(socket: &UdpSocket, query: &[u8]) -> Result<Vec<u8>> {
     Ok(reply)
 }
 
-/// A query for the IPv4 address of a name whose labels are those of an instance.
+/// Returns a query for the IPv4 address of a name that consists of an instance's labels.
 fn query(name: &str) -> Vec<u8> {
     // Id 7, recursion desired, one question.
     let mut message = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
