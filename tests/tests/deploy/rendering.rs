@@ -103,10 +103,16 @@ fn the_server_takes_what_is_rendered() {
     }
     let (table, files) = rendered().unwrap();
     let machine = Machine::new().unwrap();
+    // A row names it in xdp.interfaces.
+    machine.run("ip link add eth0 type veth peer name eth0-peer").unwrap();
     for (row, files) in table.rendered.iter().zip(&files) {
         let job = machine.vcap().join("jobs/bosh-dns");
         fs::remove_dir_all(&job).ok();
         job::write(files, &job).unwrap();
+        // bosh_dns_ctl adds the address before the server starts.
+        let config: Value = serde_json::from_str(&files["config/config.json"]).unwrap();
+        let address = config["address"].as_str().unwrap();
+        machine.run(&format!("ip address replace '{address}' dev lo")).unwrap();
         let checked = machine
             .run(
                 "cd /var/vcap/jobs/bosh-dns && bosh-dns-xdp check --json --config config/config.json || true",
