@@ -4,23 +4,20 @@ use core::mem::offset_of;
 
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use dns_common::{
-    control::Control,
     counters::{OUTCOME_SLOTS, Outcome},
     entry::EntryHeader,
     scope::{MAX_ENDPOINTS, PROBE_INTERVAL_NS, PROBE_SHARE, Probe, Scope},
 };
 
 use crate::{
-    bytes::{Span, Zero, load, opaque, store},
+    bytes::{Span, load, opaque, store},
     clock,
     context::Context,
     filter,
     frame::Frame,
     headers::IPV6_SOURCE_END,
     hook::Hook,
-    lookup,
-    maps::{self, Scratch},
-    messages,
+    lookup, maps, messages,
     outcome::goes_up,
     overload, parse, partial, reply,
     tap::{self, Seen},

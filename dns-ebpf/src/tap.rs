@@ -48,7 +48,7 @@ impl Seen {
 pub fn is_due(control: &Control) -> bool {
     // SAFETY: the helper takes nothing.
     let random = unsafe { bpf_get_prandom_u32() } as u64;
-    random * control.tap_every as u64 >> 32 == 0
+    (random * control.tap_every as u64) >> 32 == 0
 }
 
 /// Sends the event; none if the ring is full or nobody reads it.
