@@ -29,7 +29,6 @@ const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A server that serves every interface once queries arrive through it.
 struct Gated {
-    /// Ended first.
     server: Server,
     /// Its pins, gone before the namespaces.
     bpffs: Bpffs,
@@ -90,7 +89,6 @@ fn wait_for_hits(host: &Namespace, client: &Namespace, limit: Duration) -> Resul
     })
 }
 
-/// Calls iptables.
 fn iptables(host: &Namespace, program: &str, arguments: &[&str]) -> Result<()> {
     let mut command: Command = host.command(program)?;
     run(command.args(["-w"]).args(arguments))

@@ -29,7 +29,6 @@ struct Expected {
     sets: String,
 }
 
-/// The rule sets.
 fn folder() -> PathBuf {
     match std::env::var_os(FOLDER_VARIABLE) {
         Some(folder) => folder.into(),

@@ -10,7 +10,6 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
-/// `nobody`.
 const NOBODY: u32 = 65534;
 
 #[test]
