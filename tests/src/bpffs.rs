@@ -1,5 +1,5 @@
-//! A bpffs of a test's own, so that its pins meet nobody else's, and a fast path's
-//! configuration that names it.
+//! A private bpffs per test, so that pins of different tests do not collide, and a fast path
+//! configuration that uses it.
 
 use std::{
     fs, io,
@@ -11,33 +11,31 @@ use std::{
 use dns_core::config::{HookMode, OnStop, XdpConfig};
 use nix::mount::{MntFlags, umount2};
 
-/// A folder that gets a bpffs, unmounted at the end.
+/// A folder for a bpffs, unmounted on drop.
 pub struct Bpffs {
-    /// The folder around it.
     folder: tempfile::TempDir,
 }
 
 impl Bpffs {
-    /// A new one; the fast path mounts it.
+    /// Creates the folder; the fast path mounts the bpffs.
     pub fn new() -> io::Result<Self> {
         let folder = tempfile::TempDir::with_prefix("bdx-bpf-")?;
-        // For fast paths that are another user's.
+        // Lets a fast path of another user enter.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
         Ok(Self { folder })
     }
 
-    /// Where pins go.
     pub fn path(&self) -> PathBuf {
         self.folder.path().join("bpf")
     }
 
-    /// Files that are pinned, at whatever depth.
+    /// Returns all pinned files, recursively.
     pub fn pinned(&self) -> Vec<PathBuf> {
-        // The kernel itself puts `maps.debug` and `progs.debug` there.
+        // The kernel itself creates `maps.debug` and `progs.debug`.
         files_below(&self.path()).into_iter().filter(|path| path.extension().is_none()).collect()
     }
 
-    /// Links that are pinned.
+    /// Returns the pinned links.
     pub fn links(&self) -> Vec<PathBuf> {
         self.pinned().into_iter().filter(|path| path.to_string_lossy().contains("/links/")).collect()
     }
@@ -45,20 +43,20 @@ impl Bpffs {
 
 impl Drop for Bpffs {
     fn drop(&mut self) {
-        // Nothing is mounted where no fast path got that far.
+        // Nothing is mounted if no fast path got that far.
         let _ = umount2(&self.path(), MntFlags::MNT_DETACH);
     }
 }
 
-/// A configuration of the fast path: everything default but `mode`, the pins, and a
-/// small map.
+/// Returns a fast path configuration with defaults except for `mode`, the pins and a small map.
 pub fn config(mode: HookMode, bpffs: &Bpffs) -> XdpConfig {
     XdpConfig {
         enabled: true,
         vlans: Vec::new(),
         respect_filters: Vec::new(),
         shed: true,
-        // Named, and so attached without queries that arrive: most tests have no server behind.
+        // Named, so that interfaces are attached before any query arrives: most tests have no
+        // server behind.
         interfaces: Some(["lo", "srv", "late"].map(str::to_owned).into()),
         mode,
         max_names: 1000,
@@ -71,7 +69,6 @@ pub fn config(mode: HookMode, bpffs: &Bpffs) -> XdpConfig {
     }
 }
 
-/// Files below a folder.
 fn files_below(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     entries

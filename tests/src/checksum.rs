@@ -1,8 +1,7 @@
-//! The internet checksum (RFC 1071), of UDP above all.
+//! The internet checksum (RFC 1071), mainly for UDP.
 
 use std::net::IpAddr;
 
-/// The pseudo-header of UDP.
 pub fn pseudo(from: IpAddr, to: IpAddr, udp_len: u16) -> Vec<u8> {
     let mut out = Vec::new();
     for address in [from, to] {
@@ -16,7 +15,7 @@ pub fn pseudo(from: IpAddr, to: IpAddr, udp_len: u16) -> Vec<u8> {
     out
 }
 
-/// The internet checksum over parts of even length (the last may be odd).
+/// Computes the internet checksum over parts of even length (the last may be odd).
 pub fn checksum(parts: &[&[u8]]) -> u16 {
     let mut sum = 0u32;
     for part in parts {

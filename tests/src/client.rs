@@ -13,10 +13,10 @@ use hickory_proto::{
 };
 use socket2::{Domain, Socket, Type};
 
-/// Longest wait for a reply.
+/// Reply timeout.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A plain query with RD set and, with `edns`, an OPT of that size.
+/// Builds a query with RD set and, with `edns`, an OPT of that size.
 pub fn query(name: &str, record_type: RecordType, edns: Option<u16>) -> Result<Message> {
     let mut message = Message::new(fastrand::u16(..), MessageType::Query, OpCode::Query);
     message.metadata.recursion_desired = true;
@@ -29,18 +29,18 @@ pub fn query(name: &str, record_type: RecordType, edns: Option<u16>) -> Result<M
     Ok(message)
 }
 
-/// Asks by UDP from a fresh port.
+/// Queries by UDP from a fresh port.
 pub fn ask(server: SocketAddr, message: &Message) -> Result<Message> {
     let bytes = ask_raw(server, &message.to_vec()?, PATIENCE)?;
     Message::from_vec(&bytes).context("the reply cannot be read")
 }
 
-/// Asks by UDP with raw bytes; returns the reply's bytes.
+/// Sends raw bytes by UDP; returns the bytes of the reply.
 pub fn ask_raw(server: SocketAddr, message: &[u8], patience: Duration) -> io::Result<Vec<u8>> {
     ask_raw_as(None, server, message, patience)
 }
 
-/// The same from this address of the machine's; `None`: from any.
+/// Like [`ask_raw`], from the local address `client` (`None`: any).
 pub fn ask_raw_as(
     client: Option<IpAddr>,
     server: SocketAddr,
@@ -50,7 +50,7 @@ pub fn ask_raw_as(
     ask_by(UdpSocket::bind(source(client, server))?, server, |_| message.to_vec(), patience)
 }
 
-/// The same with a message that depends on the address and port that it leaves from.
+/// Like [`ask_raw`], with a message that depends on the source address and port.
 pub fn ask_raw_from(
     server: SocketAddr,
     message: impl FnOnce(SocketAddr) -> Vec<u8>,
@@ -59,13 +59,12 @@ pub fn ask_raw_from(
     ask_by(UdpSocket::bind(source(None, server))?, server, message, patience)
 }
 
-/// Where a client's socket is bound to: any port.
+/// Returns the bind address of a client's socket, with any port.
 fn source(client: Option<IpAddr>, server: SocketAddr) -> SocketAddr {
     let any = if server.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0u16; 8]) };
     (client.unwrap_or(any), 0).into()
 }
 
-/// Asks by this socket.
 fn ask_by(
     socket: UdpSocket,
     server: SocketAddr,
@@ -81,18 +80,18 @@ fn ask_by(
     Ok(buffer)
 }
 
-/// Asks by TCP on a fresh connection.
+/// Queries by TCP on a fresh connection.
 pub fn ask_tcp(server: SocketAddr, message: &Message) -> Result<Message> {
     let bytes = ask_tcp_raw(server, &message.to_vec()?)?;
     Message::from_vec(&bytes).context("the reply cannot be read")
 }
 
-/// Asks by TCP with raw bytes; returns the reply's bytes.
+/// Sends raw bytes by TCP; returns the bytes of the reply.
 pub fn ask_tcp_raw(server: SocketAddr, message: &[u8]) -> Result<Vec<u8>> {
     ask_tcp_raw_from(None, server, message)
 }
 
-/// The same from this address of the machine's; `None`: from any.
+/// Like [`ask_tcp_raw`], from the local address `client` (`None`: any).
 pub fn ask_tcp_raw_from(client: Option<IpAddr>, server: SocketAddr, message: &[u8]) -> Result<Vec<u8>> {
     let socket = Socket::new(Domain::for_address(server), Type::STREAM, None)?;
     if client.is_some() {
@@ -109,7 +108,7 @@ pub fn ask_tcp_raw_from(client: Option<IpAddr>, server: SocketAddr, message: &[u
     Ok(reply)
 }
 
-/// The addresses among a reply's answers, sorted.
+/// Returns the addresses in the answer section, sorted.
 pub fn addresses(reply: &Message) -> Vec<IpAddr> {
     let address = |data: &RData| match data {
         RData::A(address) => Some(IpAddr::V4(address.0)),

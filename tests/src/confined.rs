@@ -1,6 +1,6 @@
-//! A program as BPM runs it: another user without any capability, and only the system calls of
-//! BPM's list (`bpm-release`, 2026). It refuses all others with EPERM; here bpf(2) kills, so that no
-//! call of it goes unnoticed.
+//! Runs a program as BPM does: as another user without capabilities, restricted to the system calls
+//! of BPM's list (`bpm-release`, 2026). BPM refuses other calls with EPERM; here bpf(2) kills the
+//! process, so that no attempt goes unnoticed.
 
 use std::{io, os::unix::process::CommandExt as _, process::Command};
 
@@ -8,8 +8,8 @@ use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
 
 const USER: u32 = 65534;
 
-/// What BPM's list allows, as far as this architecture has it. `clone` and `personality` are
-/// allowed there with some arguments only.
+/// BPM's list, as far as this architecture has the calls. BPM restricts the arguments of `clone`
+/// and `personality`; this filter does not.
 const ALLOWED: &[libc::c_long] = &[
     libc::SYS_accept,
     libc::SYS_accept4,
@@ -285,7 +285,7 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_writev,
 ];
 
-/// Has the command run confined.
+/// Confines the process that `command` starts.
 pub fn confine(command: &mut Command) {
     let filter = filter();
     // SAFETY: between fork and exec only plain system calls are made, and no memory is allocated.
@@ -294,12 +294,12 @@ pub fn confine(command: &mut Command) {
     }
 }
 
-/// Becomes the user, without capabilities or a way to new ones, and puts the filter in force.
+/// Changes to the user, without capabilities or a way to gain any, and installs the filter.
 fn enter(filter: &[libc::sock_filter]) -> io::Result<()> {
     setgroups(&[])?;
     let (group, user) = (Gid::from_raw(USER), Uid::from_raw(USER));
     setresgid(group, group, group)?;
-    // A change from root to another user takes all capabilities (capabilities(7)).
+    // Changing from root to another user drops all capabilities (capabilities(7)).
     setresuid(user, user, user)?;
     nix::sys::prctl::set_no_new_privs()?;
     let program = libc::sock_fprog {
@@ -311,18 +311,17 @@ fn enter(filter: &[libc::sock_filter]) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The list as a filter (seccomp(2)): it looks at the number of the call, once the architecture is
-/// the one whose numbers these are.
+/// Builds the seccomp filter (seccomp(2)): checks the architecture, then the number of the call.
 fn filter() -> Vec<libc::sock_filter> {
     const ARCHITECTURE: u32 = 0xc000_003e;
-    /// Load a word of `struct seccomp_data`.
+    /// Loads a word of `struct seccomp_data`.
     const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
-    /// Jump if it equals.
+    /// Jumps if equal.
     const EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
     const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
     let step = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut steps = vec![
-        // Its words: number of the call, architecture.
+        // Offsets in `struct seccomp_data`: 0 is the number of the call, 4 the architecture.
         step(LOAD, 0, 0, 4),
         step(EQUAL, 1, 0, ARCHITECTURE),
         step(RETURN, 0, 0, libc::SECCOMP_RET_KILL_PROCESS),
@@ -347,7 +346,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_of_bpf_kills() {
+    fn bpf_call_kills_process() {
         if !crate::requirements::namespaces() {
             return;
         }

@@ -1,4 +1,4 @@
-//! Which CPU a thread runs on.
+//! CPU affinity of threads.
 
 use anyhow::{Context, Result};
 use nix::{
@@ -6,9 +6,9 @@ use nix::{
     unistd::Pid,
 };
 
-/// Does something with the calling thread on a CPU, and lets it go again. What is started
-/// by it stays there; a server that counts CPUs before it starts threads starts as many as
-/// on a machine with one.
+/// Runs `work` with the calling thread pinned to a CPU, then restores its affinity. Threads and
+/// processes started by `work` stay pinned; a server that counts CPUs first starts as many threads
+/// as on a machine with one CPU.
 pub fn on_cpu<T>(cpu: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let before = sched_getaffinity(Pid::from_raw(0)).context("cannot read the CPUs of a thread")?;
     stay_on(cpu)?;
@@ -17,14 +17,14 @@ pub fn on_cpu<T>(cpu: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
     done
 }
 
-/// Puts the calling thread, and those that it will start, on a CPU; on the last one if there
-/// are not so many.
+/// Pins the calling thread, and threads it starts later, to a CPU, or to the last one if the
+/// machine has fewer.
 pub fn stay_on(cpu: usize) -> Result<()> {
     let last = std::thread::available_parallelism().map_or(0, |count| count.get() - 1);
     pin_thread(Pid::from_raw(0), cpu.min(last)).context("cannot pin a thread")
 }
 
-/// Puts a thread (0: the calling one) on a CPU.
+/// Pins a thread (0: the calling one) to a CPU.
 pub fn pin_thread(thread: Pid, cpu: usize) -> nix::Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu)?;

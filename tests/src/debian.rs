@@ -1,6 +1,6 @@
-//! A Debian machine: real systemd, booted in namespaces of its own on the bare root that
-//! `cargo xtask test` makes (`xtask/src/debian.rs`). Whatever happens in there stays there: the
-//! root lies below a tmpfs, and `/proc/sys` and `/sys` cannot be written.
+//! A Debian machine: real systemd, booted in its own namespaces on the bare root that `cargo xtask
+//! test` builds (`xtask/src/debian.rs`). Nothing leaks out: the root lies below a tmpfs, and
+//! `/proc/sys` and `/sys` are read-only.
 
 use std::{
     fs,
@@ -19,10 +19,10 @@ use crate::{
     requirements,
 };
 
-/// Makes the namespaces into a machine and becomes its first process; `$1` is the root, `$2` the
-/// folder for mounts, `$3` the one that is shared.
+/// Sets up the namespaces and executes init. `$1` is the root, `$2` the folder for mounts, `$3` the
+/// shared folder.
 ///
-/// Units that would change the kernel for everybody, or need hardware, are masked.
+/// Units that would change the host's kernel, or need hardware, are masked.
 const BOOT: &str = r#"
 set -eu
 mount -t tmpfs tmpfs "$2"
@@ -59,20 +59,20 @@ exec env -i container=namespaces PATH=/usr/sbin:/usr/bin:/sbin:/bin \
   /lib/systemd/systemd --show-status=no --log-target=journal
 "#;
 
-/// A booted machine; all of it goes when dropped.
+/// A booted machine; everything is removed on drop.
 #[derive(Debug)]
 pub struct Debian {
-    /// Its first process's parent; ended first.
+    /// Parent of the first process; ended first.
     holder: Kept,
-    /// The first process, as seen from outside.
+    /// Process id of init outside the machine.
     init: u32,
     cgroup: PathBuf,
-    /// Where its mounts are, and what it shares with us as `/shared`.
+    /// Holds the machine's mounts and the folder shared as `/shared`.
     folder: TempDir,
 }
 
 impl Debian {
-    /// Boots; `None`, and a line in the list of what was not run, where that cannot be done.
+    /// Boots the machine; returns `None` and reports the test as not run if that is impossible.
     pub fn boot() -> Result<Option<Self>> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.toolchain/debian");
         let there = fs::metadata(&root).map(drop);
@@ -86,8 +86,8 @@ impl Debian {
         fs::create_dir(&shared)?;
         let cgroup = cgroup()?;
         fs::create_dir(&cgroup)?;
-        // The shell goes into the cgroup first, so that it is the root of the cgroup namespace. A
-        // test that is killed takes all of it along.
+        // The shell enters the cgroup first, so that it is the root of the cgroup namespace. If the
+        // test is killed, the machine ends with it.
         let enter = "echo $$ >\"$1/cgroup.procs\" && shift && exec setpriv --pdeathsig KILL unshare --mount \
                      --net --pid --uts --ipc --cgroup --fork --kill-child --propagation=private sh -c \"$@\"";
         let mut command = Command::new("sh");
@@ -99,14 +99,14 @@ impl Debian {
         Ok(Some(machine))
     }
 
-    /// Waits until all units of the start are there.
+    /// Waits until systemd has started all units.
     fn wait_until_booted(&mut self) -> Result<()> {
         wait_until("systemd", Duration::from_secs(60), || {
             let holder = self.holder.pid();
             let children = fs::read_to_string(format!("/proc/{holder}/task/{holder}/children"));
             let child = children.ok().and_then(|text| text.trim().parse().ok());
             self.init = child.unwrap_or(0);
-            // The shell becomes systemd.
+            // The shell executes systemd, which changes the name of the process.
             let name = fs::read_to_string(format!("/proc/{}/comm", self.init)).unwrap_or_default();
             name.trim() == "systemd" && self.run("test -S /run/systemd/private").is_ok()
         })?;
@@ -116,12 +116,12 @@ impl Debian {
         Ok(())
     }
 
-    /// The folder that the machine sees as `/shared`.
+    /// Returns the folder that the machine sees as `/shared`.
     pub fn shared(&self) -> PathBuf {
         self.folder.path().join("shared")
     }
 
-    /// A command inside.
+    /// Builds a command that runs inside.
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new("nsenter");
         command.args(["--target", &self.init.to_string(), "--all", "--", program]);
@@ -132,17 +132,17 @@ impl Debian {
         command
     }
 
-    /// Runs a line of shell inside, in `/shared`; what it printed.
+    /// Runs a shell command inside, in `/shared`; returns its output.
     pub fn run(&self, line: &str) -> Result<String> {
         capture(self.command("sh").args(["-c", &format!("cd /shared; {line}")]))
     }
 
-    /// The journal of a unit, for messages.
+    /// Returns the journal of a unit, for failure messages.
     pub fn journal(&self, unit: &str) -> String {
         self.run(&format!("journalctl --no-pager --unit={unit}")).unwrap_or_default()
     }
 
-    /// Calls `inside` on a thread that is in the machine's network.
+    /// Calls `inside` on a thread in the machine's network namespace.
     pub fn in_network<T: Send>(&self, inside: impl FnOnce() -> T + Send) -> Result<T> {
         let path = format!("/proc/{}/ns/net", self.init);
         let network = fs::File::open(&path).context(path)?;
@@ -159,7 +159,7 @@ impl Debian {
 
 impl Drop for Debian {
     fn drop(&mut self) {
-        // Not asked: unshare takes no notice. The kernel ends all that it has begun.
+        // Killed, because unshare ignores SIGTERM. The kernel ends all of its descendants.
         if let Err(error) = self.holder.kill(Duration::from_secs(5)) {
             eprintln!("a machine could not be ended: {error}");
         }
@@ -175,7 +175,7 @@ impl Drop for Debian {
     }
 }
 
-/// A new place in the hierarchy of cgroups (version 2).
+/// Creates a cgroup (version 2).
 fn cgroup() -> Result<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     let mounted = mounts.lines().find_map(|line| {
@@ -187,7 +187,7 @@ fn cgroup() -> Result<PathBuf> {
     Ok(mounted.context("no hierarchy of cgroups, version 2, is mounted")?.join(name))
 }
 
-/// Removes a cgroup and those below it.
+/// Removes a cgroup and its children.
 fn remove_cgroup(cgroup: &Path) -> std::io::Result<()> {
     for entry in fs::read_dir(cgroup)? {
         let entry = entry?;

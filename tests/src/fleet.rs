@@ -1,8 +1,9 @@
-//! Generated foundations, alike each time, of any size: what the records and aliases of
-//! foundations in the field look like.
+//! Deterministically generated foundations of any size, with records and aliases like those of real
+//! foundations.
 //!
-//! Groups have sizes as in the field: most are small, a few hold many instances
-//! (Diego cells). Every instance belongs to the group of its instance group and,
+//! Group sizes follow the field: most are small, a few have many instances (Diego cells). Every
+//! instance belongs to the group of its instance group and, as with link providers, to one or two
+//! further groups.
 //! as link providers do, to one or two further ones.
 
 use std::net::Ipv4Addr;
@@ -11,10 +12,10 @@ use dns_core::catalog::RECORD_KEYS;
 use fastrand::Rng;
 use serde_json::{Value, json};
 
-/// Instances in an instance group, cycled through: 8.4 on average, as in the field.
+/// Sizes of instance groups, cycled through: 8.4 on average, as in the field.
 const GROUP_SIZES: [usize; 10] = [1, 2, 3, 2, 12, 3, 5, 40, 2, 14];
 
-/// Names of instance groups, cycled through with a number.
+/// Names of instance groups, cycled through with a numeric suffix.
 const GROUP_NAMES: [&str; 10] =
     ["bbs", "api", "router", "uaa", "doppler", "database", "log-api", "diego-cell", "credhub", "scheduler"];
 
@@ -22,34 +23,30 @@ const ZONES: usize = 3;
 
 #[derive(Clone, Debug)]
 pub struct Fleet {
-    /// Rows in the order of [`RECORD_KEYS`].
     rows: Vec<Row>,
-    /// `version` of records.json.
     pub version: u64,
 }
 
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// A UUID.
     pub id: String,
-    /// `num_id`.
     pub number: usize,
     /// Instance group, such as `router-3`.
     pub instance_group: String,
     /// Ids of the groups it belongs to.
     pub groups: Vec<usize>,
-    /// Availability zone, from 1.
+    /// Availability zone, counted from 1.
     pub zone: usize,
     /// Deployment, such as `cf-2`.
     pub deployment: String,
-    /// Its address in 10.0.0.0/8.
+    /// Address in 10.0.0.0/8.
     pub ip: Ipv4Addr,
     /// Index in its instance group.
     pub index: usize,
 }
 
 impl Fleet {
-    /// A foundation of so many instances; the same one for the same arguments.
+    /// Generates a foundation; equal arguments give equal foundations.
     pub fn generate(instances: usize, seed: u64) -> Self {
         let mut random = Rng::with_seed(seed);
         let mut rows = Vec::with_capacity(instances);
@@ -67,7 +64,7 @@ impl Fleet {
                     id: uuid(&mut random),
                     number,
                     instance_group: instance_group.clone(),
-                    // One group of its own, and one that two neighbours share.
+                    // A private group, and one shared by two neighbours.
                     groups: vec![group * 2 + 1, group / 2 * 4 + 2],
                     zone: index % ZONES + 1,
                     deployment: deployment.clone(),
@@ -79,21 +76,20 @@ impl Fleet {
         Self { rows, version: 1 }
     }
 
-    /// The instances.
     pub fn rows(&self) -> &[Row] {
         &self.rows
     }
 
-    /// records.json. The keys stand before the rows, as a director writes them; of a map they would
-    /// come in the order of the alphabet, and the rows be read twice.
+    /// Returns records.json. The keys precede the rows, as a director writes them; serialising a
+    /// map would sort the members alphabetically, and the server would parse the rows twice.
     pub fn records_json(&self) -> Vec<u8> {
         let rows: Vec<Value> = self.rows.iter().map(Row::to_json).collect();
         let (keys, rows, version) = (json!(RECORD_KEYS), json!(rows), self.version);
         format!(r#"{{"record_keys":{keys},"record_infos":{rows},"version":{version}}}"#).into_bytes()
     }
 
-    /// An alias file: one alias for each instance group of the first deployment, and one
-    /// with an underscore for its Diego cells.
+    /// Returns an alias file: one alias per instance group of the first deployment, and one with an
+    /// underscore for its Diego cells.
     pub fn aliases_json(&self) -> Vec<u8> {
         let mut aliases = serde_json::Map::new();
         for row in self.rows.iter().filter(|row| row.deployment == "cf-0") {
@@ -110,8 +106,8 @@ impl Fleet {
         serde_json::to_vec(&Value::Object(aliases)).unwrap_or_default()
     }
 
-    /// An alias file with one alias for the Diego cells of all deployments, as foundations with
-    /// isolation segments have, and the same with an underscore.
+    /// Returns an alias file with one alias for the Diego cells of all deployments, as in
+    /// foundations with isolation segments, and a variant with an underscore.
     pub fn cell_aliases_json(&self) -> Vec<u8> {
         let cells = self.rows.iter().filter(|row| row.instance_group.starts_with("diego-cell"));
         let mut groups: Vec<(&str, &str)> =
@@ -130,8 +126,8 @@ impl Fleet {
         serde_json::to_vec(&aliases).unwrap_or_default()
     }
 
-    /// Names that applications ask for, without the final dot, in the field's mix: group
-    /// names, aliases, long forms and single instances.
+    /// Returns names that applications query, without the final dot, in the mix seen in the field:
+    /// group names, aliases, long forms and single instances.
     pub fn names(&self) -> Vec<String> {
         let mut names = Vec::new();
         let mut last_group = None;
@@ -154,7 +150,7 @@ impl Fleet {
 }
 
 impl Row {
-    /// The row in the order of [`RECORD_KEYS`].
+    /// Returns the row in the order of [`RECORD_KEYS`].
     fn to_json(&self) -> Value {
         let Self { id, number, instance_group, groups, zone, deployment, ip, index } = self;
         let groups: Vec<String> = groups.iter().map(usize::to_string).collect();
@@ -176,12 +172,12 @@ impl Row {
     }
 }
 
-/// The n-th address of 10.0.0.0/8.
+/// Returns address number `number` in 10.0.0.0/8.
 fn address(number: usize) -> Ipv4Addr {
     Ipv4Addr::from_bits(0x0a00_0000 | (number as u32 & 0x00ff_ffff))
 }
 
-/// A random UUID, version 4 in form.
+/// Generates a random UUID in the form of version 4.
 fn uuid(random: &mut Rng) -> String {
     let bits = random.u128(..);
     let digits = format!("{bits:032x}");
@@ -193,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fleet_has_its_size_and_is_alike_each_time() {
+    fn fleet_generation_is_deterministic() {
         let fleet = Fleet::generate(1_000, 7);
         assert_eq!(fleet.rows().len(), 1_000);
         assert_eq!(fleet.records_json(), Fleet::generate(1_000, 7).records_json());
@@ -204,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_of_every_form() {
+    fn fleet_names_cover_every_form() {
         let names = Fleet::generate(500, 7).names();
         for ending in ["q-g1.bosh", "service.cf.internal", "default.cf-0.bosh"] {
             assert!(names.iter().any(|name| name.ends_with(ending)), "no name ends in {ending}");

@@ -1,5 +1,5 @@
-//! Instances that answer health checks: real TLS servers on loopback, thousands
-//! of addresses on one socket, and the certificates that go with them.
+//! Instances that answer health checks: real TLS servers on loopback, thousands of addresses on one
+//! socket, and their certificates.
 
 use std::{
     collections::HashMap,
@@ -27,24 +27,21 @@ use tokio_rustls::TlsAcceptor;
 
 //----------- Certificates ---------------------------------------------------
 
-/// A CA.
+/// A certificate authority.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
-    /// Its own certificate, PEM.
+    /// The CA certificate, PEM.
     pub certificate: String,
 }
 
-/// A certificate and its key, PEM.
+/// A certificate and its private key, PEM.
 #[derive(Clone)]
 pub struct Identity {
-    /// The certificate.
     pub certificate: String,
-    /// The key.
     pub key: String,
 }
 
 impl Authority {
-    /// A new CA.
     pub fn new(name: &str) -> Result<Self> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::default();
@@ -54,7 +51,7 @@ impl Authority {
         Ok(Self { issuer: Issuer::new(params, key), certificate })
     }
 
-    /// A certificate for both ends, issued to a common name alone, as directors do.
+    /// Issues a certificate for client and server use, with a common name only, as directors do.
     pub fn issue(&self, common_name: &str) -> Result<Identity> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::default();
@@ -66,7 +63,7 @@ impl Authority {
     }
 }
 
-/// Writes the three files of one end into `folder`, each by rename, and says where.
+/// Writes key, certificate and CA file into `folder`, each by rename; returns their paths.
 pub fn write_files(folder: &Path, identity: &Identity, authorities: &str) -> Result<TlsFiles> {
     let write = |name: &str, text: &str| -> io::Result<_> {
         let (path, new) = (folder.join(name), folder.join(format!("{name}.new")));
@@ -81,7 +78,7 @@ pub fn write_files(folder: &Path, identity: &Identity, authorities: &str) -> Res
     })
 }
 
-/// Settings of a client that checks the instances of a [`Fleet`].
+/// Returns a configuration that checks the instances of a [`Fleet`].
 pub fn config(fleet: &Fleet, tls: TlsFiles, check_interval: Duration) -> HealthConfig {
     HealthConfig {
         enabled: true,
@@ -96,62 +93,58 @@ pub fn config(fleet: &Fleet, tls: TlsFiles, check_interval: Duration) -> HealthC
 
 //----------- Fleet ----------------------------------------------------------
 
-/// What an instance does when it is asked.
+/// An instance's response to a health check.
 #[derive(Clone, Debug)]
 pub enum Says {
     /// Status 200 with this body.
     Body(String),
-    /// Takes the connection and never says a word.
+    /// Accepts the connection and never responds.
     Nothing,
-    /// Raw bytes: `head`, then `again` until the client goes away.
+    /// Raw bytes: `head`, then `again` until the client disconnects.
     Flood { head: Vec<u8>, again: Vec<u8> },
 }
 
 impl Says {
-    /// `{"state": state}`.
+    /// Returns the body `{"state": state}`.
     pub fn state(state: &str) -> Self {
         Self::Body(format!(r#"{{"state":"{state}"}}"#))
     }
 }
 
-/// A check that an instance has seen.
+/// A check received by an instance.
 #[derive(Clone, Copy, Debug)]
 pub struct Hit {
-    /// Which.
+    /// The instance.
     pub ip: IpAddr,
-    /// When.
+    /// Time of the request.
     pub at: Instant,
 }
 
-/// All instances in 127.0.0.0/8, on one socket that only loopback reaches.
+/// All instances in 127.0.0.0/8, on one socket that is reachable over loopback only.
 pub struct Fleet {
-    /// Their port.
     pub port: u16,
-    /// What they share with the tasks that serve them.
     shared: Arc<Shared>,
-    /// Serves them; ends when dropped.
+    /// Runs the server tasks; they end when it is dropped.
     _runtime: tokio::runtime::Runtime,
 }
 
-/// What the tasks share.
 struct Shared {
     /// Certificates of all instances.
     tls: Arc<RotatingTls>,
-    /// What the instances say, and what has been seen.
     state: Mutex<State>,
 }
 
-/// What the instances say, and what has been seen.
+/// Responses of the instances and the requests seen so far.
 #[derive(Default)]
 struct State {
-    /// What each says; the others are running.
+    /// Response by instance; unlisted instances report `running`.
     says: HashMap<IpAddr, Says>,
     hits: Vec<Hit>,
     connections: usize,
     failed_handshakes: usize,
-    /// How many requests of each instance are being answered.
+    /// Number of requests in progress, by instance.
     in_flight: HashMap<IpAddr, usize>,
-    /// Whether an instance was ever asked twice at once.
+    /// Whether two requests to an instance ever overlapped.
     overlapped: bool,
 }
 
@@ -160,7 +153,7 @@ impl Fleet {
     ///
     /// # Errors
     ///
-    /// Where the socket cannot be bound to the loopback interface.
+    /// Fails if the socket cannot be bound to the loopback interface.
     pub fn start(tls: &TlsFiles) -> Result<Self> {
         let tls = RotatingTls::load("test", HEALTH_NAME, tls)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -184,32 +177,31 @@ impl Fleet {
         Ok(Self { port, shared, _runtime: runtime })
     }
 
-    /// What an instance says from now on.
+    /// Sets the response of an instance.
     pub fn says(&self, ip: IpAddr, says: Says) {
         self.state().says.insert(ip, says);
     }
 
-    /// Certificates of the instances.
     pub fn tls(&self) -> &RotatingTls {
         &self.shared.tls
     }
 
-    /// All requests so far, in order.
+    /// Returns all requests so far, in order.
     pub fn hits(&self) -> Vec<Hit> {
         self.state().hits.clone()
     }
 
-    /// How many TCP connections there have been.
+    /// Returns the number of TCP connections so far.
     pub fn connections(&self) -> usize {
         self.state().connections
     }
 
-    /// How many handshakes failed.
+    /// Returns the number of failed handshakes so far.
     pub fn failed_handshakes(&self) -> usize {
         self.state().failed_handshakes
     }
 
-    /// Whether an instance was ever asked again before it had answered.
+    /// Returns whether an instance was ever queried again before it had answered.
     pub fn overlapped(&self) -> bool {
         self.state().overlapped
     }
@@ -225,7 +217,7 @@ impl Shared {
     }
 }
 
-/// Takes connections until the runtime ends.
+/// Accepts connections until the runtime ends.
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     loop {
         match listener.accept().await {
@@ -233,17 +225,17 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
                 shared.state().connections += 1;
                 tokio::spawn(serve(stream, shared.clone()));
             }
-            // Out of files: some will be closed soon.
+            // Out of file descriptors: other connections will be closed soon.
             Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
         }
     }
 }
 
-/// Serves one connection as the instance that it was made to.
+/// Serves one connection as the instance it was addressed to.
 async fn serve(stream: TcpStream, shared: Arc<Shared>) -> Option<()> {
     let ip = stream.local_addr().ok()?.ip();
     if matches!(shared.state().says.get(&ip), Some(Says::Nothing)) {
-        // Until the client gives up.
+        // Wait until the client gives up.
         let mut byte = [0];
         while stream.readable().await.is_ok() {
             match stream.try_read(&mut byte) {
@@ -284,7 +276,7 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) -> Option<()> {
     http1::Builder::new().serve_connection(TokioIo::new(stream), service).await.ok()
 }
 
-/// Waits for a request and sends without end.
+/// Waits for a request, then sends without end.
 async fn flood(mut stream: impl AsyncRead + AsyncWrite + Unpin, head: &[u8], again: &[u8]) -> io::Result<()> {
     let mut request = [0; 1];
     stream.read_exact(&mut request).await?;
@@ -296,7 +288,7 @@ async fn flood(mut stream: impl AsyncRead + AsyncWrite + Unpin, head: &[u8], aga
 }
 
 impl Shared {
-    /// An instance begins to answer a request.
+    /// Records the start of a request; returns the instance's response.
     fn begin(&self, ip: IpAddr) -> Says {
         let mut state = self.state();
         state.hits.push(Hit { ip, at: Instant::now() });
@@ -308,13 +300,13 @@ impl Shared {
         state.says.get(&ip).cloned().unwrap_or_else(|| Says::state("running"))
     }
 
-    /// An instance has answered.
+    /// Records the end of a request.
     fn end(&self, ip: IpAddr) {
         *self.state().in_flight.entry(ip).or_default() -= 1;
     }
 }
 
-/// Address number `n` of a fleet, from 127.40.0.1 on.
+/// Returns address number `n` of a fleet, counting from 127.40.0.1.
 pub fn instance(n: u32) -> IpAddr {
     IpAddr::V4(Ipv4Addr::from_bits(Ipv4Addr::new(127, 40, 0, 1).to_bits() + n))
 }

@@ -1,4 +1,4 @@
-//! Ctrl-C that lets everything clean up after itself.
+//! Ctrl-C handling that still runs all clean-up.
 
 use std::{
     fs,
@@ -13,15 +13,15 @@ use nix::{
     unistd::Pid,
 };
 
-/// Set once the program was asked to end.
+/// Set by the signal handler.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Makes SIGINT and SIGTERM end this program's children instead of itself.
+/// Makes SIGINT and SIGTERM end the children of this program instead of the program itself.
 ///
-/// Whatever waits for them then fails ([`crate::process::capture`] sees to it), the
-/// failure travels up, and on its way every guard (namespaces, processes, folders)
-/// cleans up. Should that take too long, the program is ended. The signals are handled
-/// rather than blocked: children would inherit the blocking, but not the handling.
+/// Code that waits for a child then fails ([`crate::process::capture`] checks for it), and while
+/// the error propagates, every guard (namespaces, processes, folders) cleans up. If that takes too
+/// long, the program is ended. The signals are handled rather than blocked, because children would
+/// inherit a blocked mask but not a handler.
 pub fn install() -> Result<()> {
     let action = SigAction::new(SigHandler::Handler(note), SaFlags::SA_RESTART, SigSet::empty());
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
@@ -35,7 +35,7 @@ pub fn install() -> Result<()> {
         eprintln!("\ninterrupted: cleaning up");
         for _ in 0..100 {
             for child in children() {
-                // It may have ended by itself meanwhile.
+                // The child may have ended meanwhile.
                 let _ = kill(child, Signal::SIGTERM);
             }
             thread::sleep(Duration::from_millis(100));
@@ -45,17 +45,16 @@ pub fn install() -> Result<()> {
     Ok(())
 }
 
-/// Notes that the program was asked to end.
 extern "C" fn note(_signal: libc::c_int) {
     INTERRUPTED.store(true, Ordering::Relaxed);
 }
 
-/// Whether the program was asked to end.
+/// Returns whether SIGINT or SIGTERM was received.
 pub fn requested() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
 }
 
-/// Sleeps, but not longer than until the program is asked to end.
+/// Sleeps for `duration`, or until a signal arrives.
 pub fn sleep(duration: Duration) {
     let step = Duration::from_millis(20);
     let mut left = duration;
@@ -65,14 +64,16 @@ pub fn sleep(duration: Duration) {
     }
 }
 
-/// This program's child processes. `ip netns del` is let live: it is the clean-up itself.
+/// Returns the children of this program. `ip netns del` is spared because it is part of the
+/// clean-up.
 fn children() -> Vec<Pid> {
     let own = std::process::id();
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     pids.filter(|pid| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // "pid (name) state parent ...": the name may hold anything but ends at the last ')'.
+        // Format "pid (name) state parent ...": the name may contain anything, including
+        // parentheses.
         let Some((head, tail)) = stat.rsplit_once(')') else { return false };
         let parent = tail.split_whitespace().nth(1).and_then(|field| field.parse::<u32>().ok());
         parent == Some(own) && !head.ends_with("(ip")

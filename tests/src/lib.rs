@@ -1,6 +1,5 @@
-//! What the whole-system tests, the demo and the benches share: network
-//! namespaces, the server as a process, DNS clients, generated foundations, and the
-//! replay of recorded cases.
+//! Support code of the whole-system tests, the demo and the benches: network namespaces, the server
+//! as a process, DNS clients, generated foundations, and the replay of recorded cases.
 
 #![allow(
     missing_docs,

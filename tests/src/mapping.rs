@@ -1,4 +1,4 @@
-//! The memory of mmap-able BPF arrays.
+//! Memory of mmap-able BPF arrays.
 
 use std::{
     os::fd::{AsFd as _, AsRawFd as _},
@@ -10,7 +10,7 @@ use aya::maps::MapData;
 use dns_common::entry::{CHUNK_SIZE, EntryHeader, Location};
 use zerocopy::FromBytes as _;
 
-/// A map, mapped into memory for reading and writing.
+/// A BPF array mapped for reading and writing.
 pub struct Mapping {
     address: NonNull<u8>,
     len: usize,
@@ -35,7 +35,6 @@ impl Mapping {
         Ok(Self { address, len })
     }
 
-    /// The mapped bytes.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: `len` bytes are mapped as long as `self` lives; programs run
         // only inside calls of the tests, which do not hold on to the slice.
@@ -50,14 +49,14 @@ impl Drop for Mapping {
     }
 }
 
-/// The header of the entry at a place of the mapped store.
+/// Reads the header of the entry at `location`.
 pub fn header_at(entries: &mut Mapping, location: Location) -> EntryHeader {
     let start = offset_in_arena(location);
     EntryHeader::read_from_bytes(&entries.bytes_mut()[start..start + size_of::<EntryHeader>()])
         .expect("sliced to the size of EntryHeader")
 }
 
-/// Bytes from the start of the store to this place.
+/// Returns the byte offset of `location` in the store.
 pub fn offset_in_arena(location: Location) -> usize {
     location.chunk() as usize * CHUNK_SIZE + location.offset() as usize
 }

@@ -1,4 +1,4 @@
-//! The server's own counters, read from its metrics port as Prometheus would.
+//! Reads the server's metrics port as Prometheus would.
 
 use std::{
     io::{Read, Write},
@@ -11,24 +11,24 @@ use dns_platform::metrics::names;
 
 use crate::{namespace::Namespace, process::wait_until};
 
-/// Default port of the metrics.
+/// Default metrics port.
 const PORT: u16 = 53088;
 
 #[derive(Clone, Debug)]
 pub struct Metrics(String);
 
 impl Metrics {
-    /// Scrapes the server that runs in `namespace`.
+    /// Scrapes the server in `namespace`.
     pub fn read(namespace: &Namespace) -> Result<Self> {
         namespace.run(scrape)?.context("cannot read the server's metrics")
     }
 
-    /// Scrapes the server that runs in the caller's own namespace.
+    /// Scrapes the server in the caller's namespace.
     pub fn here() -> Result<Self> {
         scrape()
     }
 
-    /// Sum of all samples of a family whose labels hold `label`, such as `outcome="hit"`.
+    /// Sums all samples of a family whose labels contain `label`, such as `outcome="hit"`.
     pub fn sum(&self, family: &str, label: &str) -> u64 {
         let samples = self.0.lines().filter(|line| line.starts_with(family));
         let wanted =
@@ -36,37 +36,36 @@ impl Metrics {
         wanted.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum::<f64>() as u64
     }
 
-    /// Replies that the BPF program gave.
+    /// Returns the number of replies given by the BPF program.
     pub fn fast_path_replies(&self) -> u64 {
         self.sum(names::REPLIES_TOTAL, "path=\"fast\"")
     }
 
-    /// Whether the fast path is attached and has entries.
+    /// Returns whether the fast path is attached and has entries.
     pub fn is_fast_path_up(&self) -> bool {
         self.sum(names::FAST_PATH_UP, "") > 0 && self.sum(names::FAST_PATH_ENTRIES, "") > 0
     }
 
-    /// Replies that userspace gave.
+    /// Returns the number of replies given by userspace.
     pub fn userspace_replies(&self) -> u64 {
         self.sum(names::REPLIES_TOTAL, "path=\"userspace\"")
     }
 }
 
-/// Waits until the metrics of the server in `namespace` can be read: it serves them a moment
-/// after its first answer.
+/// Waits until the metrics of the server in `namespace` are available, which is shortly after its
+/// first answer.
 pub fn wait_for_metrics(namespace: &Namespace) -> Result<()> {
     wait_until("the metrics", Duration::from_secs(5), || Metrics::read(namespace).is_ok())
 }
 
-/// Waits until the fast path of the server in `namespace` is attached and has entries: it is
-/// loaded in the background, so that DNS does not wait for the verifier.
+/// Waits until the fast path of the server in `namespace` is attached and has entries. It loads in
+/// the background, so that DNS does not wait for the verifier.
 pub fn wait_for_fast_path(namespace: &Namespace) -> Result<()> {
     wait_until("the fast path", Duration::from_secs(20), || {
         Metrics::read(namespace).is_ok_and(|metrics| metrics.is_fast_path_up())
     })
 }
 
-/// GET /metrics on loopback.
 fn scrape() -> Result<Metrics> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, PORT))?;
     stream.set_read_timeout(Some(Duration::from_secs(2)))?;
@@ -82,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn samples_are_summed_by_label() {
+    fn samples_sum_by_label() {
         let text = "# HELP x\nx_total{a=\"1\",b=\"2\"} 3\nx_total{a=\"1\"} 4\nx_total{a=\"2\"} 5\nx_total_other{a=\"1\"} 9\n";
         let metrics = Metrics(text.to_owned());
         assert_eq!(metrics.sum("x_total", "a=\"1\""), 7);

@@ -1,5 +1,4 @@
-//! The `NAMES` map by system calls: a writer and reader of its own for tests,
-//! independent of the publisher's.
+//! The `NAMES` map by system calls: a reader and writer for tests, independent of the publisher's.
 
 use std::borrow::{Borrow, BorrowMut};
 
@@ -10,21 +9,21 @@ use dns_common::{
     index::{self, BUCKET_SLOTS, Bucket, Pair, WORD_SLOTS},
 };
 
-/// Words of an element.
+/// Words per element.
 const WORDS: usize = size_of::<Pair>() / 8;
 
-/// The map, open.
 pub struct Names<T>(Array<T, [u64; WORDS]>);
 
 impl Names<MapData> {
-    /// Of a map that was pinned.
+    /// Opens a pinned map.
     pub fn from_pin(map: MapData) -> Result<Self> {
         Ok(Self(Map::Array(map).try_into()?))
     }
 }
 
 impl<'a> Names<&'a mut MapData> {
-    /// Of a loaded object; a map that is empty becomes a table as large as there is room for.
+    /// Opens the map of a loaded object; an empty map is initialised as the largest table that
+    /// fits.
     pub fn of(map: &'a mut Map) -> Result<Self> {
         let mut names = Self(map.try_into()?);
         if names.pairs()? == 0 {
@@ -37,7 +36,7 @@ impl<'a> Names<&'a mut MapData> {
 }
 
 impl<T: Borrow<MapData>> Names<T> {
-    /// The cells that may hold the entry of the name of this hash.
+    /// Returns the locations that may hold the entry for this hash.
     pub fn get(&self, hash: u64) -> Result<Vec<Location>> {
         let Pair(buckets) = self.pair(hash)?;
         let cells = buckets.iter().flat_map(|bucket| {
@@ -51,7 +50,7 @@ impl<T: Borrow<MapData>> Names<T> {
         Ok(u32::try_from(self.0.get(&0, 0)?[0])?)
     }
 
-    /// The pair where this hash may stand.
+    /// Returns the pair of buckets for this hash.
     fn pair(&self, hash: u64) -> Result<Pair> {
         Ok(zerocopy::transmute!(self.0.get(&index::element(hash, self.pairs()?), 0)?))
     }
@@ -60,14 +59,14 @@ impl<T: Borrow<MapData>> Names<T> {
 impl<T: BorrowMut<MapData>> Names<T> {
     /// Empties the table.
     pub fn clear(&mut self) -> Result<()> {
-        // Behind the root, which tells how large the table is.
+        // Element 0 is the root, which holds the size of the table.
         for element in 1..self.0.len() {
             self.0.set(element, [0; WORDS], 0).context("cannot write to NAMES")?;
         }
         Ok(())
     }
 
-    /// Makes the name of this hash lie at `location`, in the place of `old` if there is one.
+    /// Stores `location` for this hash, replacing `old` if given.
     pub fn set(&mut self, hash: u64, location: Location, old: Option<Location>) -> Result<()> {
         let mut pair = self.pair(hash)?;
         let preferred = index::preferred_bucket(hash);
@@ -96,7 +95,6 @@ impl<T: BorrowMut<MapData>> Names<T> {
     }
 }
 
-/// The tag of a slot.
 fn tag(bucket: &Bucket, slot: usize) -> u8 {
     bucket.tags[slot / WORD_SLOTS].to_le_bytes()[slot % WORD_SLOTS]
 }

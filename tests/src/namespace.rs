@@ -21,32 +21,31 @@ use nix::{
 
 use crate::process::run;
 
-/// Start of every name, so that whatever an interrupted run left can be found.
+/// Prefix of every name, so that leftovers of an interrupted run can be found.
 const PREFIX: &str = "bdx-";
 
-/// A network namespace with `lo` up, removed when dropped.
+/// A network namespace with `lo` up, removed on drop.
 #[derive(Debug)]
 pub struct Namespace {
-    /// Name for `ip netns`.
     name: String,
 }
 
 impl Namespace {
-    /// Makes a namespace; its name holds this process's id and `label`.
+    /// Creates a namespace; its name contains this process's id and `label`.
     pub fn new(label: &str) -> Result<Self> {
         static SWEEP: Once = Once::new();
         static NEXT: AtomicU32 = AtomicU32::new(0);
         SWEEP.call_once(sweep);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("{PREFIX}{}-{number}-{label}", std::process::id());
-        // Removed again even where making it is cut short.
+        // Constructed first, so that a failure below removes the namespace again.
         let namespace = Self { name };
         run(Command::new("ip").args(["netns", "add", namespace.name()]))?;
         namespace.ip(&["link", "set", "lo", "up"])?;
         Ok(namespace)
     }
 
-    /// Its name for `ip netns`.
+    /// Returns the name for `ip netns`.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -56,8 +55,8 @@ impl Namespace {
         run(Command::new("ip").args(["-n", &self.name]).args(arguments))
     }
 
-    /// A command that will run inside. Only its network is another one: `/sys/fs/bpf`
-    /// stays in sight, which `ip netns exec` would hide.
+    /// Builds a command that runs inside. Only the network differs: `/sys/fs/bpf` stays visible,
+    /// which `ip netns exec` would hide.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Result<Command> {
         let handle = self.open()?;
         let mut command = Command::new(program);
@@ -68,15 +67,15 @@ impl Namespace {
         Ok(command)
     }
 
-    /// Runs `ip netns exec`, where `/sys` shows the interfaces of this namespace.
+    /// Builds an `ip netns exec` command, for which `/sys` shows the interfaces of this namespace.
     pub fn with_own_sysfs(&self, program: &str) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name, program]);
         command
     }
 
-    /// Calls `inside` on a thread that is in the namespace, and so are the
-    /// sockets and threads that it makes.
+    /// Calls `inside` on a thread in the namespace; sockets and threads it creates belong to the
+    /// namespace too.
     pub fn run<T: Send>(&self, inside: impl FnOnce() -> T + Send) -> Result<T> {
         let handle = self.open()?;
         let entered = || -> Result<T> {
@@ -89,7 +88,7 @@ impl Namespace {
         })
     }
 
-    /// Lets it forward between its interfaces, as a host of containers does.
+    /// Enables forwarding between interfaces, as on a container host.
     pub fn forward(&self) -> Result<()> {
         let set = || {
             std::fs::write("/proc/sys/net/ipv4/conf/all/forwarding", "1")?;
@@ -98,13 +97,13 @@ impl Namespace {
         Ok(self.run(set)??)
     }
 
-    /// Index of an interface inside.
+    /// Returns the index of an interface inside.
     pub fn interface_index(&self, interface: &str) -> Result<u32> {
         let index = self.run(|| nix::net::if_::if_nametoindex(interface))?;
         index.with_context(|| format!("no interface {interface} in {}", self.name))
     }
 
-    /// The namespace as a file.
+    /// Opens the namespace file.
     fn open(&self) -> Result<File> {
         let path = format!("/run/netns/{}", self.name);
         File::open(&path).context(path)
@@ -119,12 +118,12 @@ impl Drop for Namespace {
     }
 }
 
-/// As `ip netns del`, but by ourselves: children are told to end when this program is,
-/// and that one has to come to its end.
+/// Does the work of `ip netns del` in this process: children are killed when this program is
+/// interrupted, but the removal must complete.
 fn remove(name: &str) -> io::Result<()> {
     let path = format!("/run/netns/{name}");
     match umount2(path.as_str(), MntFlags::MNT_DETACH) {
-        // Not mounted (yet), or not there at all.
+        // Not mounted (yet), or nonexistent.
         Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
         Err(error) => return Err(error.into()),
     }
@@ -137,15 +136,14 @@ fn remove(name: &str) -> io::Result<()> {
 /// One end of a veth pair.
 #[derive(Clone, Copy, Debug)]
 pub struct End<'a> {
-    /// Where it lives.
     pub namespace: &'a Namespace,
-    /// Its name there; at most 8 bytes if its NAPI thread is to be found by name.
+    /// Interface name; at most 8 bytes if its NAPI thread is looked up by name.
     pub interface: &'a str,
     /// Addresses with prefix length, such as `169.254.0.2/24`.
     pub addresses: &'a [&'a str],
 }
 
-/// Joins two namespaces by a veth pair, both ends up.
+/// Joins two namespaces by a veth pair with both ends up.
 pub fn join(one: End<'_>, other: End<'_>) -> Result<()> {
     run(Command::new("ip").args(["-n", &one.namespace.name, "link", "add", one.interface]).args([
         "type",
@@ -158,7 +156,7 @@ pub fn join(one: End<'_>, other: End<'_>) -> Result<()> {
     ]))?;
     for end in [one, other] {
         for address in end.addresses {
-            // Without duplicate address detection an IPv6 address is usable at once.
+            // Without duplicate address detection, an IPv6 address is usable immediately.
             let mut words = vec!["addr", "add", address, "dev", end.interface];
             if address.contains(':') {
                 words.push("nodad");
@@ -170,7 +168,7 @@ pub fn join(one: End<'_>, other: End<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Removes namespaces whose makers are gone: what killed runs left behind.
+/// Removes namespaces left behind by killed runs: those of processes that no longer exist.
 fn sweep() {
     let Ok(entries) = std::fs::read_dir("/run/netns") else { return };
     for entry in entries.flatten() {
@@ -184,7 +182,7 @@ fn sweep() {
     }
 }
 
-/// Whether namespaces can be made here: root, and a kernel that has them.
+/// Checks whether namespaces can be created: root, and a kernel with support.
 pub fn available() -> io::Result<()> {
     if nix::unistd::geteuid().is_root() {
         Ok(())

@@ -1,4 +1,4 @@
-//! Other programs: run to their end, or kept while a test lasts.
+//! Child processes: run to completion, or kept for the length of a test.
 
 use std::{
     process::{Child, Command, ExitStatus, Output},
@@ -14,15 +14,15 @@ use nix::{
 
 use crate::interrupt;
 
-/// Runs a command to its end; fails with what it said unless it succeeds.
+/// Runs a command to completion; the error contains its output.
 pub fn run(command: &mut Command) -> Result<()> {
     capture(command).map(drop)
 }
 
-/// Runs a command to its end and returns what it printed; fails with what it said unless it succeeds.
+/// Runs a command to completion and returns its output; the error contains the output too.
 ///
-/// Fails as well if it ran while this program was asked to end: some that are told to end
-/// (dnsperf) report how far they came and call that a success.
+/// Also fails if this program was interrupted meanwhile: some programs (dnsperf) report partial
+/// results on SIGTERM and exit successfully.
 pub fn capture(command: &mut Command) -> Result<String> {
     let Output { status, stdout, stderr } =
         command.output().with_context(|| format!("cannot run {command:?}"))?;
@@ -33,7 +33,7 @@ pub fn capture(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&stdout).into_owned())
 }
 
-/// A process that ends with the test.
+/// A process that is ended on drop.
 #[derive(Debug)]
 pub struct Kept(Child);
 
@@ -43,22 +43,20 @@ impl Kept {
         Ok(Self(command.spawn().with_context(|| format!("cannot run {command:?}"))?))
     }
 
-    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.0.id()
     }
 
-    /// Sends a signal.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         Ok(kill(self.target(), signal)?)
     }
 
-    /// Its exit status, if it has ended.
+    /// Returns the exit status if the process has ended.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         Ok(self.0.try_wait()?)
     }
 
-    /// Waits for its end, for so long at most.
+    /// Waits at most `limit` for the process to end.
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let deadline = Instant::now() + limit;
         loop {
@@ -72,7 +70,7 @@ impl Kept {
         }
     }
 
-    /// Asks it to end (SIGTERM) and waits.
+    /// Sends SIGTERM and waits.
     pub fn stop(&mut self, limit: Duration) -> Result<ExitStatus> {
         if self.ended()?.is_none() {
             self.signal(Signal::SIGTERM)?;
@@ -80,13 +78,12 @@ impl Kept {
         self.wait(limit)
     }
 
-    /// Ends it without asking (SIGKILL) and waits.
+    /// Sends SIGKILL and waits.
     pub fn kill(&mut self, limit: Duration) -> Result<ExitStatus> {
         self.signal(Signal::SIGKILL)?;
         self.wait(limit)
     }
 
-    /// The process for `kill`.
     fn target(&self) -> Pid {
         Pid::from_raw(self.0.id().cast_signed())
     }
@@ -99,18 +96,18 @@ impl From<Child> for Kept {
 }
 
 impl Drop for Kept {
-    /// Asks it to end, and kills it if it does not.
+    /// Sends SIGTERM, then SIGKILL if the process does not end.
     fn drop(&mut self) {
         if self.stop(Duration::from_secs(5)).is_err() {
-            // Nothing more can be done where even this fails: it has ended, or is not ours.
+            // Failure means that the process has already ended.
             let _ = self.0.kill();
             let _ = self.0.wait();
         }
     }
 }
 
-/// Asks `ready` again and again until it says so; fails after `limit`, and when this
-/// program is asked to end: whom it waits for has been told to end then, too.
+/// Polls `ready` until it returns true; fails after `limit` or if this program is interrupted,
+/// because the awaited process is then being ended too.
 pub fn wait_until(what: &str, limit: Duration, mut ready: impl FnMut() -> bool) -> Result<()> {
     let deadline = Instant::now() + limit;
     while !ready() {

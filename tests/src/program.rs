@@ -1,6 +1,5 @@
-//! The BPF object, loaded for tests and benches, with a writer of entries of
-//! its own: independent of the publisher, so that a mistake there does not hide
-//! one here.
+//! The BPF object, loaded for tests and benches, with an entry writer that is independent of the
+//! publisher, so that a mistake there is not hidden by the same mistake here.
 
 use std::{
     borrow::Cow,
@@ -30,43 +29,35 @@ use crate::{
     names::Names,
 };
 
-/// Chunks of the store that [`Program::load`] asks for.
+/// Chunks of the store in [`Program::load`].
 const CHUNKS: u32 = 4;
 
-/// Elements of the index that [`Program::load`] asks for: a table of 6,144 slots.
+/// Elements of the index in [`Program::load`]: a table of 6,144 slots.
 pub const ELEMENTS: u32 = 512;
 
-/// What `XDP_PASS` is as a number.
 pub const XDP_PASS: u32 = 2;
-/// What `XDP_DROP` is as a number.
 pub const XDP_DROP: u32 = 1;
-/// What `TC_ACT_SHOT` is as a number.
 pub const TC_ACT_SHOT: u32 = 2;
-/// What `XDP_TX` is as a number.
 pub const XDP_TX: u32 = 3;
-/// What `TC_ACT_UNSPEC` is as a number.
 pub const TC_ACT_UNSPEC: u32 = u32::MAX;
-/// What `TC_ACT_REDIRECT` is as a number.
 pub const TC_ACT_REDIRECT: u32 = 7;
 
-/// The programs of the object that can be run.
+/// The programs that can be run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
-    /// The program for XDP in the driver.
+    /// XDP in the driver.
     Xdp,
-    /// The program for XDP in generic mode.
+    /// XDP in generic mode.
     XdpGeneric,
-    /// The program for tc.
     Tc,
 }
 
 impl Hook {
-    /// Whether it runs at XDP.
     pub const fn is_xdp(self) -> bool {
         !matches!(self, Self::Tc)
     }
 
-    /// Name of the program in the object.
+    /// Returns the name of the program in the object.
     pub const fn program(self) -> &'static str {
         match self {
             Self::Xdp => object::XDP_PROGRAM,
@@ -76,50 +67,46 @@ impl Hook {
     }
 }
 
-/// The loaded object.
 pub struct Program {
     ebpf: Ebpf,
     entries: Mapping,
     control: Mapping,
     scope: Mapping,
     counters: Mapping,
-    /// Cells of the store that are taken.
+    /// Used cells of the store.
     used: u32,
-    /// CPUs that the kernel could have.
+    /// Number of possible CPUs.
     cpus: usize,
 }
 
-/// What a name answers.
+/// Published answers of a name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Published {
-    /// IPv4 list.
     pub v4: Vec<Ipv4Addr>,
-    /// IPv6 list.
     pub v6: Vec<Ipv6Addr>,
-    /// RCODE to A and AAAA.
+    /// RCODE for A and AAAA queries.
     pub rcode: u8,
-    /// RCODE to other types.
+    /// RCODE for other types.
     pub rcode_other: u8,
-    /// How the addresses are given, if not as the fleet's.
+    /// Answer rules, if other than those of fleet names.
     pub rules: Option<Rules>,
 }
 
-/// What a run of a program gave.
+/// Result of a program run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// The verdict as a number.
     pub verdict: u32,
-    /// The packet afterwards.
+    /// The packet after the run.
     pub packet: Vec<u8>,
-    /// Time of one run.
+    /// Duration of one run.
     pub duration: Duration,
 }
 
 impl Program {
-    /// Loads the embedded object, or the file that `DNS_EBPF_OBJECT` names.
+    /// Loads the embedded object, or the file named by `DNS_EBPF_OBJECT`.
     ///
-    /// Seed 7, a lease without end, no endpoints; frames to the address zero, that of `lo`,
-    /// are for us.
+    /// Starts with seed 7, an unlimited lease and no endpoints; frames to the zero address, which
+    /// is the address of `lo`, are accepted.
     pub fn load() -> Result<Self> {
         let object = match std::env::var_os("DNS_EBPF_OBJECT") {
             Some(path) => Cow::from(std::fs::read(&path).with_context(|| format!("{}", path.display()))?),
@@ -161,7 +148,7 @@ impl Program {
         Ok(program)
     }
 
-    /// Forgets all names and settings: as [`Self::load`] leaves it, but for the counters.
+    /// Restores the state after [`Self::load`], except for the counters.
     pub fn reset(&mut self) -> Result<()> {
         self.names()?.clear()?;
         let end = offset_in_arena(Location(self.used));
@@ -174,14 +161,14 @@ impl Program {
         });
         self.set_scope(|scope| {
             scope.zero();
-            // Runs are on `lo`, whose address is zero.
+            // Programs run on `lo`, whose address is zero.
             let lo = &mut scope.interfaces[Scope::first_slot(LOOPBACK_IFINDEX)];
             (lo.ifindex, lo.flags, lo.endpoints) = (LOOPBACK_IFINDEX, NEAR, u64::MAX);
         });
         Ok(())
     }
 
-    /// Changes the control element.
+    /// Modifies the control element.
     pub fn set_control(&mut self, change: impl FnOnce(&mut Control)) {
         let bytes = &mut self.control.bytes_mut()[..size_of::<Control>()];
         let mut control = Control::read_from_bytes(bytes).expect("sliced to the size of Control");
@@ -189,19 +176,18 @@ impl Program {
         bytes.copy_from_slice(control.as_bytes());
     }
 
-    /// The control element.
     pub fn control(&mut self) -> Control {
         Control::read_from_bytes(&self.control.bytes_mut()[..size_of::<Control>()])
             .expect("sliced to the size of Control")
     }
 
-    /// Changes what is served.
+    /// Modifies the served scope.
     pub fn set_scope(&mut self, change: impl FnOnce(&mut Scope)) {
         let bytes = &mut self.scope.bytes_mut()[..size_of::<Scope>()];
         change(Scope::mut_from_bytes(bytes).expect("sliced to the size of Scope, and a page begins there"));
     }
 
-    /// Sets the addresses and ports that queries are answered for.
+    /// Sets the addresses and ports for which queries are answered.
     pub fn set_endpoints(&mut self, endpoints: &[SocketAddr]) {
         assert!(endpoints.len() <= MAX_ENDPOINTS, "at most {MAX_ENDPOINTS}");
         self.set_scope(|scope| {
@@ -223,7 +209,7 @@ impl Program {
         self.publish_as(hash_name(seed, name), name, published)
     }
 
-    /// Publishes a name under a hash that is not its own.
+    /// Publishes a name under the hash of another name.
     pub fn publish_as(&mut self, hash: u64, name: &[u8], published: &Published) -> Result<()> {
         let header = EntryHeader {
             last_used_ns: 0,
@@ -267,14 +253,14 @@ impl Program {
         self.names()?.set(hash, location, old)
     }
 
-    /// The header of the entry of a published name.
+    /// Returns the header of a published name's entry.
     pub fn entry(&mut self, name: &[u8]) -> Result<EntryHeader> {
         let seed = self.control().hash_seed;
         let location = self.find(hash_name(seed, name))?.context("not published")?;
         Ok(header_at(&mut self.entries, location))
     }
 
-    /// Where the entry of the name with this hash lies.
+    /// Returns the location of the entry with this hash.
     fn find(&mut self, hash: u64) -> Result<Option<Location>> {
         let locations = self.names()?.get(hash)?;
         Ok(locations.into_iter().find(|&location| header_at(&mut self.entries, location).hash == hash))
@@ -284,12 +270,11 @@ impl Program {
         Names::of(self.ebpf.map_mut(object::NAMES).context("no NAMES in the object")?)
     }
 
-    /// The maps and programs.
     pub fn ebpf(&mut self) -> &mut Ebpf {
         &mut self.ebpf
     }
 
-    /// The counters, summed over all CPUs.
+    /// Returns the counters, summed over all CPUs.
     pub fn counters(&mut self) -> CpuCounters {
         let mut sum = CpuCounters::new_zeroed();
         for cpu in 0..self.cpus {
@@ -315,8 +300,8 @@ impl Program {
         sum
     }
 
-    /// How often each outcome was counted, on all CPUs: the part of [`Self::counters`] that
-    /// is looked at before and after every packet.
+    /// Returns the outcome counters, summed over all CPUs: the part of [`Self::counters`] that is
+    /// read before and after every packet.
     fn outcomes(&mut self) -> [u64; OUTCOME_SLOTS] {
         let mut sum = [0; OUTCOME_SLOTS];
         for cpu in 0..self.cpus {
@@ -332,7 +317,7 @@ impl Program {
         sum
     }
 
-    /// The file descriptor of a program, for the bench that runs it by a tail call.
+    /// Returns a program's file descriptor, for the bench that runs it by tail call.
     pub fn fd(&self, hook: Hook) -> Result<&ProgramFd> {
         let program = self.ebpf.program(hook.program()).context("no such program in the object")?;
         Ok(program.fd()?)
@@ -358,7 +343,7 @@ impl Program {
         })
     }
 
-    /// Runs a program once and returns what it counted, besides what [`Self::run`] returns.
+    /// Like [`Self::run`]; also returns the outcome counted for the packet.
     pub fn run_counted(&mut self, hook: Hook, packet: &[u8]) -> Result<(Run, Outcome)> {
         let before = self.outcomes();
         let run = self.run(hook, packet)?;
@@ -372,7 +357,6 @@ impl Program {
     }
 }
 
-/// An array of the object.
 fn array<'a>(ebpf: &'a Ebpf, name: &str) -> Result<&'a MapData> {
     match ebpf.map(name) {
         Some(Map::Array(map)) => Ok(map),

@@ -1,16 +1,17 @@
-//! What a test needs of the machine. Nothing is skipped silently: where something is
-//! missing the test fails, unless `cargo xtask test` runs it, which lists at its end
-//! what was not run, and why. In CI (variable `CI` set) it fails there, too.
+//! Requirements of tests on the machine. Nothing is skipped silently: a test with a missing
+//! requirement fails, except under `cargo xtask test`, which lists it at the end as not run, with
+//! the reason. In CI (variable `CI` set) it fails there, too.
 
 use std::{fmt::Display, fs::File, io::Write as _, thread};
 
 use crate::yardstick::{Hook, Yardstick};
 
-/// Names the file to which a test that cannot be run adds a line: `name: reason`.
+/// Environment variable with the path of the file to which a test that cannot run adds a line
+/// `name: reason`.
 pub const NOT_RUN_VARIABLE: &str = "BOSH_DNS_NOT_RUN";
 
-/// Ends the calling test, as one that was not run, if the machine lacks one of these requirements:
-/// `requires!(namespaces, bpf)`. Each is a function of this module.
+/// Ends the calling test as "not run" if the machine lacks one of the given requirements:
+/// `requires!(namespaces, bpf)`. Each requirement is a function of this module.
 #[macro_export]
 macro_rules! requires {
     ($($requirement:ident),+) => {
@@ -22,9 +23,9 @@ macro_rules! requires {
     };
 }
 
-/// Results of test functions.
+/// Return type of a test function.
 pub trait Outcome {
-    /// The result of a test that was not run.
+    /// Returns the result of a test that was not run.
     fn not_run() -> Self;
 }
 
@@ -38,20 +39,20 @@ impl<E> Outcome for Result<(), E> {
     }
 }
 
-/// Whether a test can go on: network namespaces can be made.
+/// Returns whether network namespaces can be created.
 ///
 /// # Panics
 ///
-/// Where they cannot and nobody lists what was not run.
+/// Panics if not, unless tests that were not run are being listed.
 pub fn namespaces() -> bool {
     met("network namespaces", crate::namespace::available())
 }
 
-/// Whether a test can go on: BPF programs can be loaded.
+/// Returns whether BPF programs can be loaded.
 ///
 /// # Panics
 ///
-/// Where they cannot and nobody lists what was not run.
+/// Panics if not, unless tests that were not run are being listed.
 pub fn bpf() -> bool {
     let loaded = Yardstick::Pass.load(Hook::Native).map(drop);
     met("BPF programs", loaded)
@@ -61,7 +62,7 @@ pub fn bpf() -> bool {
 ///
 /// # Panics
 ///
-/// Where nobody lists what was not run, and in CI.
+/// Panics in CI, and unless tests that were not run are being listed.
 pub fn met<E: Display>(what: &str, found: Result<(), E>) -> bool {
     match found {
         Ok(()) => true,
@@ -74,11 +75,11 @@ pub fn met<E: Display>(what: &str, found: Result<(), E>) -> bool {
     }
 }
 
-/// Puts the running test on the list of those that were not run.
+/// Adds the running test to the list of tests that were not run.
 ///
 /// # Panics
 ///
-/// Where there is no such list.
+/// Panics if there is no such list.
 pub fn not_run(reason: &str) {
     let test = thread::current().name().unwrap_or("a test").to_owned();
     let Some(list) = std::env::var_os(NOT_RUN_VARIABLE) else {

@@ -1,4 +1,4 @@
-//! The C library's configuration, for programs run by `ip netns exec`.
+//! The C library's resolver configuration, for programs run by `ip netns exec`.
 
 use std::{fs, net::IpAddr, path::PathBuf};
 
@@ -6,12 +6,12 @@ use anyhow::Result;
 
 use crate::namespace::Namespace;
 
-/// What the C library finds in a namespace instead of `/etc/resolv.conf`.
+/// Replacement of `/etc/resolv.conf` in a namespace, removed on drop.
 #[derive(Debug)]
 pub struct ResolvConf(PathBuf);
 
 impl ResolvConf {
-    /// Names one server for programs run by `ip netns exec`.
+    /// Configures one server for programs run by `ip netns exec`.
     pub fn new(namespace: &Namespace, server: IpAddr) -> Result<Self> {
         let folder = PathBuf::from("/etc/netns").join(namespace.name());
         fs::create_dir_all(&folder)?;

@@ -1,4 +1,4 @@
-//! The server as a process.
+//! The server as a child process.
 
 use std::{
     fs,
@@ -19,24 +19,23 @@ use crate::{
     process::{Kept, wait_until},
 };
 
-/// Name that every server here answers about itself.
+/// Up-check name in every configuration.
 const UPCHECK: &str = "upcheck.bosh-dns.";
 
-/// A running server with a folder of its own.
+/// A running server with its own folder.
 #[derive(Debug)]
 pub struct Server {
-    /// Ended first when dropped.
+    /// The first field, so that it ends before the folder is removed.
     process: Kept,
-    /// Where it listens.
+    /// Listen address.
     pub address: SocketAddr,
-    /// Its files.
     pub folder: TempDir,
     in_namespace: Option<String>,
-    /// The program that it runs.
     program: PathBuf,
 }
 
-/// The server's program: the release build if it is there and newer, else the debug build.
+/// Returns the path of the server: the release build if it exists and is newer, else the debug
+/// build.
 pub fn program() -> Result<PathBuf> {
     if let Some(named) = std::env::var_os("BOSH_DNS_XDP") {
         return Ok(named.into());
@@ -49,8 +48,8 @@ pub fn program() -> Result<PathBuf> {
     Ok(newest.1)
 }
 
-/// A configuration as the reference's job would write it, everything optional off,
-/// its files in `folder`.
+/// Returns a configuration as bosh-dns's job would write it, with optional features off and all
+/// files in `folder`.
 pub fn config(folder: &Path, address: SocketAddr) -> Value {
     json!({
         "address": address.ip(),
@@ -69,12 +68,12 @@ pub fn config(folder: &Path, address: SocketAddr) -> Value {
         "health": {"enabled": false},
         "metrics": {"enabled": false},
         "cache": {"enabled": false},
-        // Servers of several tests run at a time, and share /run.
+        // Several tests run servers at a time and share /run.
         "control": {"socket": ""},
     })
 }
 
-/// Lays the members of `extra` over `base`, object by object.
+/// Merges the members of `extra` into `base`, recursing into objects.
 pub fn merge(base: &mut Value, extra: &Value) {
     match (base, extra) {
         (Value::Object(base), Value::Object(extra)) => {
@@ -86,7 +85,7 @@ pub fn merge(base: &mut Value, extra: &Value) {
     }
 }
 
-/// Makes a server's folder with records and, if given, an alias file.
+/// Creates a server's folder with records and, if given, an alias file.
 pub fn folder(records: &[u8], aliases: Option<&[u8]>) -> Result<TempDir> {
     let folder = TempDir::with_prefix("bdx-")?;
     for below in ["aliases", "handlers", "addresses", "jobs"] {
@@ -99,7 +98,7 @@ pub fn folder(records: &[u8], aliases: Option<&[u8]>) -> Result<TempDir> {
     Ok(folder)
 }
 
-/// Records of groups of so many instances each: the names `q-s0.q-g<size>.bosh`.
+/// Returns records of one group per size, with the names `q-s0.q-g<size>.bosh`.
 pub fn records_of_groups(sizes: &[u16]) -> Vec<u8> {
     let instances = sizes.iter().flat_map(|&size| (0..size).map(move |index| (size, index)));
     let rows: Vec<Value> = instances
@@ -122,7 +121,8 @@ pub fn records_of_groups(sizes: &[u16]) -> Vec<u8> {
 impl Server {
     /// Starts a server on `address` with the files of `folder` and waits until it answers.
     ///
-    /// `extra` is laid over [`config`]; without `namespace` it runs in the test's own.
+    /// `extra` is merged into [`config`]; without `namespace` the server runs in the test's
+    /// namespace.
     pub fn start(
         namespace: Option<&Namespace>,
         folder: TempDir,
@@ -132,8 +132,8 @@ impl Server {
         Self::start_prepared(namespace, folder, address, extra, |_| {})
     }
 
-    /// As [`Self::start`]; `prepare` changes the command before it is run: its environment,
-    /// what it sees of the file system.
+    /// Like [`Self::start`]; `prepare` modifies the command before it runs, such as its environment
+    /// or its view of the file system.
     pub fn start_prepared(
         namespace: Option<&Namespace>,
         folder: TempDir,
@@ -144,7 +144,7 @@ impl Server {
         Self::start_program(program()?, namespace, folder, address, extra, prepare)
     }
 
-    /// As [`Self::start_prepared`], of another program than [`program`]: another build.
+    /// Like [`Self::start_prepared`], with another executable than [`program`].
     pub fn start_program(
         program: PathBuf,
         namespace: Option<&Namespace>,
@@ -154,7 +154,7 @@ impl Server {
         prepare: impl FnOnce(&mut Command),
     ) -> Result<Self> {
         let mut config = config(folder.path(), address);
-        // Named, and so attached without queries that arrive first.
+        // Named, so that interfaces are attached before any query arrives.
         merge(&mut config, &json!({"xdp": {"interfaces": ["lo", "srv", "late"]}}));
         merge(&mut config, extra);
         let config_file = folder.path().join("config.json");
@@ -171,7 +171,7 @@ impl Server {
         self.restart_prepared(namespace, |_| {})
     }
 
-    /// As [`Self::restart`]; `prepare` changes the command before it is run.
+    /// Like [`Self::restart`]; `prepare` modifies the command before it runs.
     pub fn restart_prepared(
         &mut self,
         namespace: Option<&Namespace>,
@@ -181,27 +181,25 @@ impl Server {
         self.wait_until_ready(namespace)
     }
 
-    /// The process, for signals.
     pub fn process(&mut self) -> &mut Kept {
         &mut self.process
     }
 
-    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }
 
-    /// What it has logged so far.
+    /// Returns the log written so far.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
-    /// Name of the namespace it runs in, if it is not the test's own.
+    /// Returns the name of the server's namespace, or `None` for the test's namespace.
     pub fn in_namespace(&self) -> Option<&str> {
         self.in_namespace.as_deref()
     }
 
-    /// Waits until the up-check is answered; shows the log if the server ends instead.
+    /// Waits until the up-check is answered; the error contains the log if the server ends instead.
     fn wait_until_ready(&mut self, namespace: Option<&Namespace>) -> Result<()> {
         let message = client::query(UPCHECK, RecordType::A, None)?.to_vec()?;
         let address = match self.address {
@@ -222,7 +220,8 @@ impl Server {
     }
 }
 
-/// Runs `program` in `namespace` on the configuration in `folder`, its output appended to `folder/log`.
+/// Runs `program` in `namespace` with the configuration in `folder`; its output is appended to
+/// `folder/log`.
 fn spawn(
     program: &Path,
     namespace: Option<&Namespace>,

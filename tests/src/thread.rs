@@ -1,19 +1,19 @@
-//! One thread of a running process, held: as if it hung, while all others go on.
+//! Suspends one thread of a running process while the others continue, to simulate a hang.
 
 use std::{fs, io, marker::PhantomData};
 
 use anyhow::{Context, Result};
 
-/// A thread that does nothing until this is dropped, by the thread that made it.
+/// A suspended thread; dropping the value on the same thread resumes it.
 #[derive(Debug)]
 pub struct HeldThread {
     id: libc::pid_t,
-    /// Only the thread that stopped it may let it go (ptrace(2)).
+    /// Only the thread that stopped it may resume it (ptrace(2)).
     not_send: PhantomData<*const ()>,
 }
 
 impl HeldThread {
-    /// Holds the thread of this name.
+    /// Suspends the thread with this name.
     pub fn of(process: u32, name: &str) -> Result<Self> {
         let threads = fs::read_dir(format!("/proc/{process}/task"))?;
         let mut ids = threads.flatten().filter_map(|thread| {
@@ -41,7 +41,6 @@ impl Drop for HeldThread {
     }
 }
 
-/// A request about a thread.
 fn ptrace(request: libc::c_uint, id: libc::pid_t) -> io::Result<()> {
     let none = std::ptr::null_mut::<libc::c_void>();
     // SAFETY: none of the requests made here takes an address or data.

@@ -1,5 +1,6 @@
-//! Programs that pass or answer without knowing anything (`dns-ebpf/src/bin/yardsticks`):
-//! what every answer at an interface costs. They are not part of the server.
+//! Baseline programs that pass or answer packets without any lookup
+//! (`dns-ebpf/src/bin/yardsticks`), to measure the minimum cost of an answer at an interface. They
+//! are not part of the server.
 
 use anyhow::{Context, Result, bail};
 use aya::{
@@ -9,28 +10,28 @@ use aya::{
 
 use crate::namespace::Namespace;
 
-/// The object; the server's build script builds it together with the server's.
+/// The object, built by the server's build script.
 const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../dns-ebpf/target/bpfel-unknown-none/release/yardsticks"
 ));
 
-/// Most answers of the constant reflector: what finds room before a packet at XDP.
+/// Maximum answers of the constant reflector: as many as fit into the XDP headroom.
 pub const MAX_ANSWERS: u32 = 13;
 
-/// A program to hold others against.
+/// A baseline program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Yardstick {
-    /// Lets every packet go up: for the client's end, where native `XDP_TX` on the
-    /// server's end needs a program.
+    /// Passes every packet: for the client's end, because native `XDP_TX` on the server's end needs
+    /// a program there.
     Pass,
     /// Swaps addresses and sends an empty reply.
     Reflector,
-    /// Sends this number of answers, always the same.
+    /// Sends a constant reply with this number of answers.
     Constant { answers: u32 },
 }
 
-/// Where a yardstick is attached.
+/// Attachment point of a baseline program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
     /// XDP in the driver.
@@ -41,7 +42,8 @@ pub enum Hook {
 }
 
 impl Yardstick {
-    /// Loads it for `hook`, ready to be attached or run; returns its name in the object too.
+    /// Loads the program for `hook`, ready to be attached or run; also returns its name in the
+    /// object.
     pub fn load(self, hook: Hook) -> Result<(Ebpf, &'static str)> {
         let name = match (self, hook) {
             (Self::Pass, Hook::Tc) => bail!("the program that only passes is one for XDP"),
@@ -62,14 +64,14 @@ impl Yardstick {
         Ok((object, name))
     }
 
-    /// Attaches it to an interface in a namespace; it is detached when the object is dropped.
+    /// Attaches the program to an interface in a namespace; dropping the object detaches it.
     pub fn attach(self, hook: Hook, namespace: &Namespace, interface: &str) -> Result<Ebpf> {
         let (mut object, name) = self.load(hook)?;
         let attached = namespace.run(|| -> Result<Ebpf> {
             let program = object.program_mut(name).with_context(|| format!("no program {name}"))?;
             match hook {
                 Hook::Tc => {
-                    // Where the kernel has tcx (6.6), that is used instead.
+                    // Kernels with tcx (6.6) use that instead.
                     tc::qdisc_add_clsact(interface)?;
                     <&mut SchedClassifier>::try_from(program)?.attach(interface, TcAttachType::Ingress)?;
                 }
@@ -83,7 +85,6 @@ impl Yardstick {
         attached.with_context(|| format!("{name} on {interface}"))
     }
 
-    /// How many answers it sends.
     const fn answers(self) -> u32 {
         match self {
             Self::Constant { answers } if answers < MAX_ANSWERS => answers,

@@ -49,14 +49,14 @@ fn compat_of_the_fleet() -> Value {
 }
 
 #[test]
-fn userspace_alone_answers_as_recorded() -> Result<()> {
+fn userspace_matches_recordings() -> Result<()> {
     requires!(namespaces);
     let extra = json!({"xdp": {"mode": "off"}, "recursor_errors": FAITHFUL});
     all_pass("userspace", &Recorded::find()?, &extra, &[], &[])
 }
 
 #[test]
-fn the_fast_path_in_generic_mode_answers_as_recorded() -> Result<()> {
+fn generic_fast_path_matches_recordings() -> Result<()> {
     if !requirements::namespaces() || !requirements::bpf() || another_server_is_asked() {
         return Ok(());
     }
@@ -65,7 +65,7 @@ fn the_fast_path_in_generic_mode_answers_as_recorded() -> Result<()> {
 }
 
 #[test]
-fn the_default_configuration_answers_as_recorded_for_the_fleet() -> Result<()> {
+fn default_configuration_matches_fleet_recordings() -> Result<()> {
     if !requirements::namespaces() || !requirements::bpf() || another_server_is_asked() {
         return Ok(());
     }
@@ -76,7 +76,7 @@ fn the_default_configuration_answers_as_recorded_for_the_fleet() -> Result<()> {
 
 /// The replay of one recorded case, and of the same case with another expectation.
 #[test]
-fn a_wrong_expectation_fails() -> Result<()> {
+fn wrong_expectation_fails() -> Result<()> {
     requires!(namespaces);
     let own = Recorded::own();
     let folder = tempfile::tempdir()?;

@@ -61,7 +61,7 @@ fn until(what: &str, ready: impl FnMut() -> bool) {
 }
 
 #[test]
-fn checks_of_a_thousand_instances_are_spread_one_at_a_time_over_kept_connections() {
+fn thousand_checks_are_spread() {
     const COUNT: u32 = 1000;
     let interval = Duration::from_secs(4);
     let pki = pki();
@@ -91,7 +91,7 @@ fn checks_of_a_thousand_instances_are_spread_one_at_a_time_over_kept_connections
 }
 
 #[test]
-fn every_change_is_counted_once() {
+fn health_changes_are_counted_once() {
     let pki = pki();
     let fleet = Fleet::start(&pki.files[0]).unwrap();
     let service = HealthService::new(
@@ -126,7 +126,7 @@ fn every_change_is_counted_once() {
 }
 
 #[test]
-fn an_instance_that_nobody_needs_is_asked_no_more() {
+fn unneeded_instance_is_not_checked() {
     let pki = pki();
     let fleet = Fleet::start(&pki.files[0]).unwrap();
     let mut settings = config(&fleet, pki.files[1].clone(), Duration::from_millis(50));
@@ -151,7 +151,7 @@ fn an_instance_that_nobody_needs_is_asked_no_more() {
 }
 
 #[test]
-fn certificates_rotate_in_three_steps_and_no_check_is_lost() {
+fn certificate_rotation_loses_no_check() {
     const COUNT: u32 = 200;
     let pki = pki();
     let fleet = Fleet::start(&pki.files[0]).unwrap();
@@ -202,7 +202,7 @@ fn certificates_rotate_in_three_steps_and_no_check_is_lost() {
 }
 
 #[test]
-fn silent_instances_do_not_delay_the_others() {
+fn silent_instances_delay_no_check() {
     const SILENT: u32 = 3000;
     const LIVE: u32 = 50;
     let pki = pki();

@@ -138,7 +138,7 @@ impl Servers {
 }
 
 #[test]
-fn renewals_and_rotation_lose_no_check() {
+fn identity_rotation_loses_no_check() {
     let (old, new) = (authority("old"), authority("new"));
     let machines = Arc::new(Machines { folder: tempfile::tempdir_in("/dev/shm").unwrap() });
     let all = || (0..COUNT).map(instance);

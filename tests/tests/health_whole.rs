@@ -120,7 +120,7 @@ fn load(name: &str, stop: &AtomicBool, replies: &Mutex<Vec<Reply>>) {
 }
 
 #[test]
-fn a_flip_is_in_the_fast_path_as_soon_as_it_is_known() {
+fn health_change_reaches_interface() {
     const NAME: &str = "q-s3.q-g1.bosh.";
     requires!(namespaces, bpf);
     let namespace = Namespace::new("flip").unwrap();
@@ -186,7 +186,7 @@ fn a_flip_is_in_the_fast_path_as_soon_as_it_is_known() {
 }
 
 #[test]
-fn health_checks_that_hang_end_the_lease_and_userspace_answers_on() {
+fn hanging_checks_end_lease() {
     const NAME: &str = "q-s3.q-g1.bosh.";
     requires!(namespaces, bpf);
     let namespace = Namespace::new("hung").unwrap();
@@ -244,7 +244,7 @@ fn round_trips(name: &str, count: usize) -> Vec<Duration> {
 }
 
 #[test]
-fn three_thousand_silent_instances_do_not_slow_local_queries() {
+fn silent_fleet_delays_no_query() {
     const LIVE: &str = "q-s0.q-g1.bosh.";
     const SILENT: u32 = 3000;
     requires!(namespaces);

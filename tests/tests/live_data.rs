@@ -95,7 +95,7 @@ fn wait_for_log(server: &Server, text: &str) -> Result<()> {
 }
 
 #[test]
-fn renamed_and_rewritten_records_are_served() -> Result<()> {
+fn rewritten_records_are_served() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("live")?;
     let server = start(&namespace, &json!({}))?;
@@ -111,7 +111,7 @@ fn renamed_and_rewritten_records_are_served() -> Result<()> {
 }
 
 #[test]
-fn broken_records_are_reported_and_the_old_answers_stay() -> Result<()> {
+fn broken_records_keep_old_answers() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("broken")?;
     let server = start(&namespace, &json!({}))?;
@@ -128,7 +128,7 @@ fn broken_records_are_reported_and_the_old_answers_stay() -> Result<()> {
 }
 
 #[test]
-fn no_answer_is_lost_or_mixed_while_records_change() -> Result<()> {
+fn record_changes_lose_no_answer() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("load")?;
     let server = start(&namespace, &json!({}))?;
@@ -163,7 +163,7 @@ fn no_answer_is_lost_or_mixed_while_records_change() -> Result<()> {
 }
 
 #[test]
-fn alias_files_are_followed_and_broken_ones_do_no_harm() -> Result<()> {
+fn broken_alias_files_are_ignored() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("alias")?;
     let server = start(&namespace, &json!({}))?;
@@ -207,7 +207,7 @@ fn addresses_files_are_followed() -> Result<()> {
 }
 
 #[test]
-fn wildcards_of_both_families_are_listened_on_side_by_side() -> Result<()> {
+fn wildcards_of_both_families_coexist() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("wildcards")?;
     let server = start(&namespace, &json!({"address": "0.0.0.0"}))?;
@@ -220,7 +220,7 @@ fn wildcards_of_both_families_are_listened_on_side_by_side() -> Result<()> {
 }
 
 #[test]
-fn sighup_reads_everything_again_and_says_what_must_wait() -> Result<()> {
+fn sighup_reloads_and_reports_restarts() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("hup")?;
     let mut server = start(&namespace, &json!({}))?;
@@ -242,7 +242,7 @@ fn sighup_reads_everything_again_and_says_what_must_wait() -> Result<()> {
 }
 
 #[test]
-fn sigterm_and_sigint_end_in_order() -> Result<()> {
+fn signals_stop_server_cleanly() -> Result<()> {
     requires!(namespaces);
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         let namespace = Namespace::new("end")?;
@@ -255,7 +255,7 @@ fn sigterm_and_sigint_end_in_order() -> Result<()> {
 }
 
 #[test]
-fn a_server_without_a_fast_path_says_so() -> Result<()> {
+fn missing_fast_path_is_reported() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("plain")?;
     let server = start(&namespace, &json!({}))?;

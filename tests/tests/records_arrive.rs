@@ -163,7 +163,7 @@ fn ask(from: &Namespace) -> Result<Option<Vec<IpAddr>>> {
 }
 
 #[test]
-fn a_changed_inventory_is_answered_by_the_interface() -> Result<()> {
+fn inventory_changes_reach_interface() -> Result<()> {
     requires!(namespaces, bpf);
     let (inside, outside) = (Namespace::new("records-s")?, Namespace::new("records-c")?);
     join(

@@ -95,7 +95,7 @@ pub(crate) fn program(count: u64, seed: Option<u64>) -> Result<()> {
     let mut environment = vec![("PACKETS", count.to_string().into())];
     environment.extend(seed.map(|seed| ("SEED", seed.to_string().into())));
     packets::test(
-        "random::random_and_mutated_packets_are_treated_as_the_model_says",
+        "random::random_packets_match_model",
         &["--release", "--package", "whole-system-tests"],
         &environment,
     )

@@ -48,7 +48,7 @@ pub(crate) fn test(image: &Path, modules: Option<&Path>) -> Result<()> {
     if let Some(modules) = modules {
         environment.push(("KERNEL_MODULES", there(modules)?.into()));
     }
-    packets::test("other_kernel::the_kernel_that_is_named", &["--workspace"], &environment)
+    packets::test("other_kernel::named_kernel", &["--workspace"], &environment)
 }
 
 impl Kernel {

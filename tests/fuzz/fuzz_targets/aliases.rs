@@ -1,15 +1,15 @@
-//! Two alias files: read, put together with records, and every alias resolved.
+//! Parses two alias files, merges them with records and resolves every alias.
 #![no_main]
 
 use dns_core::catalog::{AliasFiles, Records, Snapshot};
 use dns_core::resolve::{AllRunning, resolve};
 use libfuzzer_sys::fuzz_target;
 
-/// Something for the aliases to point to.
+/// Records with the targets of the aliases.
 const RECORDS: &str = include_str!("../corpus/records/small.json");
 
 fuzz_target!(|bytes: &[u8]| {
-    // A zero byte is no JSON: it parts the two files.
+    // A zero byte never occurs in JSON, so it separates the two files.
     let middle = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     let (first, second) = (&bytes[..middle], bytes.get(middle + 1..).unwrap_or(b"{}"));
     let Ok((files, _)) = AliasFiles::parse([("a.json", first), ("b.json", second)]) else { return };

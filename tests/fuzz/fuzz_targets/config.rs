@@ -1,4 +1,4 @@
-//! A configuration file.
+//! Parses a configuration file.
 #![no_main]
 
 use dns_core::config::Config;

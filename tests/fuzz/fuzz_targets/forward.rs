@@ -1,17 +1,17 @@
-//! A reply of a recursor, passed on and kept: whatever it is, a client gets a sound message
-//! with its own id and question, and the same from the cache.
+//! Forwards and caches a recursor's reply. For any input, the client gets a well-formed message
+//! with its own id and question, and the cache returns the same message.
 #![no_main]
 
 use dns_upstream::fuzzing::{CachedReplies, is_sound};
 use libfuzzer_sys::fuzz_target;
 
 thread_local! {
-    /// Making one takes longer than a reply.
+    /// Shared, because creating the cache is slower than handling a reply.
     static REPLIES: CachedReplies = CachedReplies::new();
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    // The first byte says where the recursor's message begins.
+    // The first byte is the length of the client's message.
     let Some((&length, rest)) = bytes.split_first() else { return };
     let (query, reply) = rest.split_at(rest.len().min(usize::from(length)));
     let Some(given) = REPLIES.with(|replies| replies.give(query, reply.to_vec())) else { return };
@@ -20,7 +20,7 @@ fuzz_target!(|bytes: &[u8]| {
     let Some(kept) = given.from_cache else { return };
     assert!(is_sound(&kept), "kept broken: {kept:02x?}");
     assert_eq!(kept[..2], query[..2], "another id from the cache");
-    // But for flags and TTLs both are the same.
+    // Flags and TTLs may differ between the two replies.
     assert_eq!(kept.len(), given.at_once.len(), "{kept:02x?}\n{:02x?}", given.at_once);
     assert_eq!(kept[4..12], given.at_once[4..12], "other counts");
 });

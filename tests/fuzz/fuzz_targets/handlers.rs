@@ -1,4 +1,4 @@
-//! A handlers file.
+//! Parses a handlers file.
 #![no_main]
 
 use dns_upstream::Handlers;

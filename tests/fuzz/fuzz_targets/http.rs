@@ -1,4 +1,5 @@
-//! A document of an HTTP handler: whatever it says, a client gets a sound message, or none.
+//! Converts the JSON document of an HTTP handler: the client gets a well-formed message or no
+//! reply.
 #![no_main]
 
 use dns_upstream::fuzzing::{http_answer, is_sound};

@@ -1,4 +1,4 @@
-//! A message from a client, and one from a recursor cut to what the client takes.
+//! Parses a client's message and truncates a recursor's message to the client's limit.
 #![no_main]
 
 use dns_core::resolve::{Checks, Existence, Resolution};
@@ -6,7 +6,7 @@ use dns_core::wire::{self, Parsed, Shuffle, Transport};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    // The first byte says where the recursor's message begins.
+    // The first byte is the length of the client's message.
     let Some((&length, rest)) = bytes.split_first() else { return };
     let (message, foreign) = rest.split_at(rest.len().min(usize::from(length)));
     let Parsed::Query(query) = wire::parse(message) else { return };

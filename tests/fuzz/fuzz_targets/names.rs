@@ -1,4 +1,4 @@
-//! Names: what is read from wire format or text comes back the same.
+//! Round-trips names through wire format and text.
 #![no_main]
 
 use dns_core::name::Name;

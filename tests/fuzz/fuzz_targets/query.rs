@@ -1,4 +1,4 @@
-//! A name in wire format, asked of a small fleet: filters, globs, forms, aliases.
+//! Resolves a name in wire format against a small fleet: filters, globs, every name form, aliases.
 #![no_main]
 
 use std::sync::LazyLock;

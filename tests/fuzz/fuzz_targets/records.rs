@@ -1,4 +1,4 @@
-//! A records file: read, indexed, its names listed and resolved.
+//! Parses and indexes a records file, then lists and resolves its names.
 #![no_main]
 
 use dns_core::catalog::{AliasFiles, Records, Snapshot};

@@ -1,5 +1,5 @@
-//! Snapshots, queries, health and evictions in any order: what the publisher's table would
-//! have the interface answer is what a model says.
+//! Applies snapshots, queries, health changes and evictions in any order and compares the answers
+//! in the publisher's table with a model.
 #![no_main]
 
 use dns_fastpath::fuzzing;

@@ -1,4 +1,4 @@
-//! Asks as recorded cases ask: by DNS, also with malformed messages, and by HTTPS.
+//! Sends the queries of recorded cases: DNS, including malformed messages, and HTTPS.
 
 use std::{
     collections::BTreeMap,
@@ -27,36 +27,36 @@ use super::{
     scenario::{Proto, Query},
 };
 
-/// How long several queries on one connection are waited for, and plain HTTP.
+/// Timeout of plain HTTP, and of sessions with several queries on one connection.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long the API is waited for.
+/// Timeout of API requests.
 const API_PATIENCE: Duration = Duration::from_secs(8);
 
-/// What came of a query.
+/// Result of a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Observed {
     Reply {
         message: Seen,
-        /// Whether its id is the query's.
+        /// Whether the reply has the id of the query.
         id_echoed: bool,
     },
-    /// Nothing, or the connection was closed.
+    /// No reply, or the connection was closed.
     NoResponse,
-    /// The socket's error, by the name that recordings use.
+    /// Socket error, by its name in recordings.
     Error(String),
-    /// A message that cannot be walked, as hexadecimal digits.
+    /// A message that cannot be parsed, as hexadecimal digits.
     Unparsable(String),
 }
 
-/// Where the placeholders of ports lead.
+/// Port numbers by placeholder.
 pub type Ports = BTreeMap<String, u16>;
 
-/// Asks once.
+/// Sends one query.
 ///
 /// # Errors
 ///
-/// Where the recorded query cannot be written.
+/// Fails if the recorded query cannot be encoded.
 pub fn ask(query: &Query, ports: &Ports, patience: Duration) -> Result<Observed> {
     let mut id = fastrand::u16(..);
     let message = write_query(query, id)?;
@@ -79,11 +79,11 @@ pub fn ask(query: &Query, ports: &Ports, patience: Duration) -> Result<Observed>
     })
 }
 
-/// Asks several times on one connection, all at once.
+/// Sends several queries at once on one connection.
 ///
 /// # Errors
 ///
-/// Where a recorded query cannot be written, or no connection made.
+/// Fails if a recorded query cannot be encoded or the connection fails.
 pub fn ask_session(queries: &[Query], server: SocketAddr) -> Result<Vec<Observed>> {
     let mut stream = connect(server, PATIENCE)?;
     let mut bytes = Vec::new();
@@ -108,7 +108,7 @@ fn read_reply(reply: &[u8], id: u16) -> Observed {
     }
 }
 
-/// What an error means: silence, a closed connection, or the name of the error.
+/// Maps an error to no response or to its name.
 fn failure(error: &io::Error) -> Observed {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::UnexpectedEof => {
@@ -118,7 +118,7 @@ fn failure(error: &io::Error) -> Observed {
     }
 }
 
-/// An error as recordings name it.
+/// Returns an error's name as used in recordings.
 fn error_name(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => "ConnectionRefusedError",
@@ -130,7 +130,7 @@ fn error_name(error: &io::Error) -> String {
     .to_owned()
 }
 
-/// One datagram out, one in.
+/// Sends one datagram and receives one.
 fn ask_udp(message: &[u8], server: SocketAddr, patience: Duration) -> io::Result<Vec<u8>> {
     let any: SocketAddr = if server.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
     let socket = UdpSocket::bind(any)?;
@@ -143,7 +143,7 @@ fn ask_udp(message: &[u8], server: SocketAddr, patience: Duration) -> io::Result
     Ok(buffer)
 }
 
-/// One message out, one in, on a connection of its own.
+/// Sends and receives one message on a fresh connection.
 fn ask_tcp(message: &[u8], length: u16, server: SocketAddr, patience: Duration) -> io::Result<Vec<u8>> {
     let mut stream = connect(server, patience)?;
     stream.write_all(&[&length.to_be_bytes()[..], message].concat())?;
@@ -168,25 +168,23 @@ fn receive_tcp(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
 
 //----------- HTTP -----------------------------------------------------------
 
-/// What came of an HTTP request, or what was recorded of one.
+/// An HTTP response, observed or recorded.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Response {
-    /// `tls` where the handshake failed or the connection was cut, else the error's name.
+    /// `tls` if the handshake failed or the connection was cut, else the name of the error.
     pub error: Option<String>,
-    /// Status.
     pub status: Option<u16>,
-    /// The body as text.
     pub body: Option<String>,
-    /// The body as JSON lines; of recordings only.
+    /// The body as JSON lines; in recordings only.
     pub ndjson: Option<Vec<Value>>,
 }
 
-/// A request to the API by mutual TLS; `certificate` names the client's, if it shows one.
+/// Sends a request to the API by mutual TLS; `certificate` names the client certificate, if any.
 ///
 /// # Errors
 ///
-/// Where the certificates cannot be read.
+/// Fails if the certificates cannot be read.
 pub fn api(
     server: SocketAddr,
     method: &str,
@@ -209,7 +207,7 @@ pub fn api(
     })
 }
 
-/// A plain GET request.
+/// Sends a plain GET request.
 pub fn get(server: SocketAddr, path: &str) -> Response {
     match connect(server, PATIENCE).and_then(|stream| exchange(stream, server, "GET", path)) {
         Ok((status, body)) => Response { status: Some(status), body: Some(body), ..Response::default() },
@@ -217,7 +215,7 @@ pub fn get(server: SocketAddr, path: &str) -> Response {
     }
 }
 
-/// Sends a request and reads the response: its status and its body.
+/// Sends a request; returns status and body of the response.
 fn exchange(
     mut stream: impl Read + Write,
     server: SocketAddr,
@@ -225,12 +223,12 @@ fn exchange(
     path: &str,
 ) -> io::Result<(u16, String)> {
     let length = if method == "GET" { "" } else { "Content-Length: 0\r\n" };
-    // HTTP/1.0: the body ends with the connection, and is not sent in chunks.
+    // HTTP/1.0, so that the body ends with the connection and is not chunked.
     write!(stream, "{method} {path} HTTP/1.0\r\nHost: {server}\r\n{length}\r\n")?;
     stream.flush()?;
     let mut bytes = Vec::new();
     match stream.read_to_end(&mut bytes) {
-        // A server that closes without a TLS farewell has still said all it wanted to say.
+        // The response is complete even if the server closes without close_notify.
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && !bytes.is_empty() => {}
         Err(error) => return Err(error),
         Ok(_) => {}
@@ -241,7 +239,8 @@ fn exchange(
     Ok((status.ok_or(io::ErrorKind::InvalidData)?, body.to_owned()))
 }
 
-/// A client that trusts the recordings' CA and shows a certificate of theirs.
+/// Builds a client configuration that trusts the recordings' CA and presents one of their
+/// certificates.
 fn client_config(folder: &Path, certificate: Option<&str>) -> Result<ClientConfig> {
     let roots = Arc::new(authority(folder)?);
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -259,11 +258,11 @@ fn client_config(folder: &Path, certificate: Option<&str>) -> Result<ClientConfi
     })
 }
 
-/// The recordings' CA.
+/// Reads the CA of the recordings.
 ///
 /// # Errors
 ///
-/// Where the file cannot be read.
+/// Fails if the file cannot be read.
 pub fn authority(folder: &Path) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     let file = folder.join("ca.crt");
@@ -271,11 +270,11 @@ pub fn authority(folder: &Path) -> Result<RootCertStore> {
     Ok(roots)
 }
 
-/// A certificate of the recordings and its key.
+/// Reads a certificate of the recordings and its key.
 ///
 /// # Errors
 ///
-/// Where the files cannot be read.
+/// Fails if the files cannot be read.
 pub fn identity(folder: &Path, name: &str) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {
     let (certificate, key) = (folder.join(format!("{name}.crt")), folder.join(format!("{name}.key")));
     let certificate =
@@ -284,7 +283,7 @@ pub fn identity(folder: &Path, name: &str) -> Result<(Vec<CertificateDer<'static
     Ok((vec![certificate], key))
 }
 
-/// Accepts the CA's servers whatever they are called: they are reached by address.
+/// Accepts servers of the CA under any name, because they are contacted by address.
 #[derive(Debug)]
 struct AnyName(Arc<WebPkiServerVerifier>);
 
@@ -297,7 +296,7 @@ impl ServerCertVerifier for AnyName {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        // The chain is verified before the name.
+        // The chain is verified before the name, so a name error implies a valid chain.
         match self.0.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
             Err(Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },

@@ -1,4 +1,4 @@
-//! What was recorded against what came.
+//! Compares observed replies with recorded expectations.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -10,15 +10,15 @@ use super::{
     scenario::{AnswersMode, Case, Expect, Opt, Query, Record, read_json},
 };
 
-/// What differs from what was recorded; nothing: the case passes. Where several
-/// answers are right, the differences from the nearest one.
+/// Returns the differences from the recording; empty if the case passes. With several acceptable
+/// answers, returns the differences from the closest.
 ///
-/// `late` says by how many whole seconds the replay is behind the recording: where TTLs
-/// may differ ([`Expect::ttl_slack`]), they may be lower by so much more.
+/// `late` is the number of whole seconds by which the replay lags behind the recording: where TTLs
+/// may differ ([`Expect::ttl_slack`]), they may be lower by that much more.
 ///
 /// # Errors
 ///
-/// Where the recording itself cannot be read.
+/// Fails if the recording itself cannot be read.
 pub fn differences(case: &Case, observed: &Observed, folder: &Path, late: u32) -> Result<Vec<String>> {
     let alternatives = case.expect_any.iter().flatten().chain(&case.expect);
     let mut nearest: Option<Vec<String>> = None;
@@ -31,11 +31,11 @@ pub fn differences(case: &Case, observed: &Observed, folder: &Path, late: u32) -
     Ok(nearest.unwrap_or_else(|| vec!["the case expects nothing".to_owned()]))
 }
 
-/// What differs between one expectation and what came; for `late` see [`differences`].
+/// Returns the differences from one expectation; for `late` see [`differences`].
 ///
 /// # Errors
 ///
-/// Where the recording itself cannot be read.
+/// Fails if the recording itself cannot be read.
 pub fn compare(
     query: &Query,
     expected: &Expect,
@@ -68,16 +68,15 @@ pub fn compare(
     Ok(vec![format!("want {wanted}, got {observed:?}")])
 }
 
-/// What differs, in words.
+/// Collects differences in readable form.
 #[derive(Debug)]
 struct Differences {
-    /// One line for each difference.
+    /// One line per difference.
     found: Vec<String>,
-    /// How TTLs may differ.
     slack: Slack,
 }
 
-/// By how many seconds a TTL may differ.
+/// Allowed TTL difference in seconds.
 #[derive(Clone, Copy, Debug)]
 struct Slack {
     above: u32,
@@ -85,27 +84,26 @@ struct Slack {
 }
 
 impl Slack {
-    /// What an expectation allows.
+    /// Returns the slack that an expectation allows.
     fn new(expected: &Expect, late: u32) -> Self {
         let above = expected.ttl_slack;
         Self { above, below: if above == 0 { 0 } else { above + late } }
     }
 
-    /// Whether a TTL is near enough.
+    /// Returns whether a TTL is within the slack.
     fn holds(self, wanted: u32, got: u32) -> bool {
         (wanted.saturating_sub(self.below)..=wanted.saturating_add(self.above)).contains(&got)
     }
 }
 
 impl Differences {
-    /// Notes two values unless they are equal.
+    /// Records a difference unless the values are equal.
     fn check<T: PartialEq + std::fmt::Debug>(&mut self, what: &str, wanted: T, got: T) {
         if wanted != got {
             self.found.push(format!("{what}: want {wanted:?}, got {got:?}"));
         }
     }
 
-    /// Compares a whole message.
     fn message(&mut self, query: &Query, expected: &Expect, seen: &Seen, folder: &Path) -> Result<()> {
         let Flags { qr, opcode, aa, tc, rd, ra, z, ad, cd } = seen.flags;
         self.check("qr", true, qr);
@@ -150,8 +148,8 @@ impl Differences {
         Ok(())
     }
 
-    /// Compares OPTs. One in a reply to a query that had one is right even where the
-    /// reference leaves it out (RFC 6891, 6.1.1).
+    /// Compares OPTs. An OPT in the reply to a query with OPT is accepted even if bosh-dns omits it
+    /// (RFC 6891, section 6.1.1).
     fn opt(&mut self, query: &Query, wanted: Option<&Opt>, got: Option<&Opt>) {
         match (wanted, got) {
             (None, Some(_)) if query.edns.is_some() => {}
@@ -165,7 +163,6 @@ impl Differences {
         }
     }
 
-    /// Compares the answer sections.
     fn answers(&mut self, expected: &Expect, seen: &Seen, folder: &Path) -> Result<()> {
         let got = &seen.answers;
         if expected.answers_mode == AnswersMode::None {
@@ -203,7 +200,7 @@ impl Differences {
     }
 }
 
-/// The question as it has to come back.
+/// Returns the question that a reply must echo.
 fn question(query: &Query) -> Result<(String, String, String)> {
     let number = |given, parse: fn(&serde_json::Value) -> Result<u16>| match given {
         Some(given) => parse(given),
@@ -214,7 +211,7 @@ fn question(query: &Query) -> Result<(String, String, String)> {
     Ok((name, qtype, class_name(number(query.class.as_ref(), class_number)?)))
 }
 
-/// The answers of an expectation, those of another file included.
+/// Returns the expected answers, including those from `answers_ref`.
 fn recorded_answers(expected: &Expect, folder: &Path, asked: &str) -> Result<Vec<Record>> {
     let Some(file) = &expected.answers_ref else { return Ok(expected.answers.clone()) };
     let mut records: Vec<Record> = read_json(&folder.join(file))?;
@@ -224,8 +221,7 @@ fn recorded_answers(expected: &Expect, folder: &Path, asked: &str) -> Result<Vec
     Ok(records)
 }
 
-/// Whether the records are the same ones, as often, in any order, with TTLs that differ
-/// by no more than `slack`.
+/// Returns whether two lists hold the same records as multisets, with TTLs within `slack`.
 fn are_alike(wanted: &[Record], got: &[Record], slack: Slack) -> bool {
     let sorted = |records: &[Record]| {
         let mut records = records.to_vec();
@@ -248,7 +244,7 @@ fn are_alike(wanted: &[Record], got: &[Record], slack: Slack) -> bool {
     wanted.len() == got.len() && wanted.iter().zip(&got).all(is_alike)
 }
 
-/// Those of `records` that `others` does not hold, or not as often.
+/// Returns the multiset difference of `records` and `others`.
 fn without(records: &[Record], others: &[Record]) -> Vec<Record> {
     let mut left: BTreeMap<&Record, usize> = BTreeMap::new();
     for record in others {
@@ -271,7 +267,7 @@ mod tests {
 
     use super::*;
 
-    /// A case that the message of [`reply`] passes.
+    /// Returns an expectation that [`reply`] meets.
     fn expectation() -> Value {
         json!({
             "rcode": "NOERROR", "aa": true, "ra": true, "tc": false, "rd": true, "ad": false, "cd": false,
@@ -284,7 +280,7 @@ mod tests {
         })
     }
 
-    /// Answers in another order, as replies are shuffled.
+    /// Returns a reply whose answers are in another order than recorded, as after shuffling.
     fn reply() -> Observed {
         let record = |name: &str, rtype: &str, ttl, rdata: &str| {
             Record(name.to_owned(), rtype.to_owned(), ttl, rdata.to_owned(), None)
@@ -303,7 +299,7 @@ mod tests {
         Observed::Reply { message, id_echoed: true }
     }
 
-    /// Compares with an expectation as recorded.
+    /// Compares `observed` with an expectation in recorded form.
     fn found(expectation: Value, observed: &Observed) -> Vec<String> {
         let query = json!({"name": "Web.bosh", "type": "A", "edns": {"udp_size": 1232}});
         let query: Query = serde_json::from_value(query).unwrap();
@@ -311,12 +307,12 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_as_recorded_passes() {
+    fn recorded_reply_passes() {
         assert_eq!(found(expectation(), &reply()), Vec::<String>::new());
     }
 
     #[test]
-    fn whatever_is_expected_otherwise_is_a_difference() {
+    fn every_member_is_compared() {
         let otherwise = [
             ("rcode", json!("NXDOMAIN")),
             ("aa", json!(false)),
@@ -356,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn no_reply_is_a_difference() {
+    fn missing_reply_is_reported() {
         for observed in
             [Observed::NoResponse, Observed::Error("x".to_owned()), Observed::Unparsable("x".to_owned())]
         {
@@ -365,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_neither_too_small_nor_holds_anything_else() {
+    fn answer_subsets_are_bounded() {
         let part = |count: Value, answers: Value| {
             let mut changed = expectation();
             changed["answers_mode"] = json!("subset_of");
@@ -382,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn ttls_differ_by_their_slack_at_most() {
+    fn ttl_slack_is_enforced() {
         for (slack, passes) in [(0, false), (1, false), (2, true)] {
             let mut changed = expectation();
             changed["ttl_slack"] = json!(slack);
@@ -392,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_replay_lowers_ttls_only_where_they_may_differ() {
+    fn late_replay_may_lower_ttls() {
         let late = |slack: u32, wanted: u32, late| {
             let expected = json!({"ttl_slack": slack, "answers": [["a.", "A", wanted, "10.0.0.1"]]});
             let expected: Expect = serde_json::from_value(expected).unwrap();
@@ -404,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_is_not_known_is_refused() {
+    fn unknown_members_are_rejected() {
         let mut changed = expectation();
         changed["rcodes"] = json!("NOERROR");
         assert!(serde_json::from_value::<Expect>(changed).is_err());

@@ -16,11 +16,10 @@ use super::scenario::{HttpAction, HttpScript};
 #[derive(Debug)]
 pub struct HttpServer(Arc<Shared>);
 
-/// What its tasks share.
 #[derive(Debug)]
 struct Shared {
     script: HttpScript,
-    /// The requests, as recordings show them.
+    /// Requests in the format of recordings.
     seen: Mutex<Vec<Value>>,
 }
 
@@ -29,7 +28,7 @@ impl HttpServer {
     ///
     /// # Errors
     ///
-    /// Where its port is not free.
+    /// Fails if the port is in use.
     pub fn start(runtime: &Runtime, script: HttpScript, port: u16) -> Result<Self> {
         let shared = Arc::new(Shared { script, seen: Mutex::default() });
         let listener = runtime
@@ -50,19 +49,19 @@ impl HttpServer {
         Ok(Self(shared))
     }
 
-    /// Requests so far.
+    /// Returns the number of requests so far.
     pub fn count(&self) -> u64 {
         self.0.seen.lock().len() as u64
     }
 
-    /// The last request, as recordings show it.
+    /// Returns the last request in the format of recordings.
     pub fn last(&self) -> Option<Value> {
         self.0.seen.lock().last().cloned()
     }
 }
 
 impl Shared {
-    /// Notes a request and does as the script says.
+    /// Records a request and responds according to the script.
     async fn respond(&self, uri: &Uri) -> Response<Full<Bytes>> {
         let query = uri.query().unwrap_or_default();
         let parameter = |name: &str| {
@@ -91,7 +90,7 @@ impl Shared {
         });
         let text = addresses.or(json).map(|document| document.to_string()).or(body).unwrap_or_default();
         let mut response = Response::new(Full::new(Bytes::from(text)));
-        // A script with a status that is none is answered as no server would.
+        // An invalid status in a script becomes 200.
         *response.status_mut() = status.unwrap_or(200).try_into().unwrap_or_default();
         response
             .headers_mut()
@@ -100,7 +99,7 @@ impl Shared {
     }
 }
 
-/// Undoes the escapes of a query string.
+/// Decodes the escapes of a query string.
 fn unescape(text: &str) -> String {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();

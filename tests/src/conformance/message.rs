@@ -1,6 +1,6 @@
-//! DNS messages as recorded cases show them. Hickory refuses malformed messages;
-//! here they are what is asked, and a reply must be seen as it is: rdata that does
-//! not fit its type is shown in the generic form of RFC 3597, `\# length hex`.
+//! DNS messages in the format of recorded cases. Hickory rejects malformed messages, but the cases
+//! send them, and a reply must be shown exactly as received: rdata that does not fit its type
+//! appears in the generic form of RFC 3597, `\# length hex`.
 
 use std::{fmt::Write as _, net::Ipv4Addr, net::Ipv6Addr};
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::scenario::{Opt, Query, Record};
 
-/// Names of record types and their numbers.
+/// Record types by name.
 const TYPES: &[(&str, u16)] = &[
     ("A", 1),
     ("NS", 2),
@@ -36,10 +36,10 @@ const TYPES: &[(&str, u16)] = &[
     ("CAA", 257),
 ];
 
-/// Names of classes and their numbers.
+/// Classes by name.
 const CLASSES: &[(&str, u16)] = &[("IN", 1), ("CH", 3), ("HS", 4), ("NONE", 254), ("ANY", 255)];
 
-/// Names of response codes and their numbers.
+/// Response codes by name.
 const RCODES: &[(&str, u16)] = &[
     ("NOERROR", 0),
     ("FORMERR", 1),
@@ -54,51 +54,38 @@ const RCODES: &[(&str, u16)] = &[
 
 const OPT: u16 = 41;
 
-/// A message as it came.
+/// A received message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Message id.
     pub id: u16,
-    /// Flags and opcode.
     pub flags: Flags,
-    /// Response code by name, the OPT's part included.
+    /// Response code by name, extended by the OPT.
     pub rcode: String,
-    /// Name, type, class.
+    /// Name, type and class of each question.
     pub question: Vec<(String, String, String)>,
-    /// Answer section.
     pub answers: Vec<Record>,
-    /// Authority section.
     pub authority: Vec<Record>,
     /// Additional section without the OPT.
     pub additional: Vec<Record>,
-    /// The OPT.
     pub opt: Option<Opt>,
-    /// Bytes in all.
+    /// Total size in bytes.
     pub size: usize,
-    /// Bytes after the end of the message.
+    /// Number of bytes after the end of the message.
     pub trailing: usize,
 }
 
-/// The second 16 bits of a header, without the response code (RFC 1035, 4.1.1; RFC 4035, 3).
+/// The second 16 bits of a header, without the response code (RFC 1035, section 4.1.1; RFC 4035,
+/// section 3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
-    /// QR.
     pub qr: bool,
-    /// Opcode.
     pub opcode: u8,
-    /// AA.
     pub aa: bool,
-    /// TC.
     pub tc: bool,
-    /// RD.
     pub rd: bool,
-    /// RA.
     pub ra: bool,
-    /// The reserved bit.
     pub z: bool,
-    /// AD.
     pub ad: bool,
-    /// CD.
     pub cd: bool,
 }
 
@@ -118,7 +105,7 @@ impl Flags {
         }
     }
 
-    /// Writes them; the lowest four bits are free for the response code.
+    /// Encodes the flags; the lowest four bits are left free for the response code.
     pub fn write(self) -> u16 {
         let Self { qr, opcode, aa, tc, rd, ra, z, ad, cd } = self;
         let bits = [(qr, 15), (aa, 10), (tc, 9), (rd, 8), (ra, 7), (z, 6), (ad, 5), (cd, 4)];
@@ -128,11 +115,11 @@ impl Flags {
 }
 
 impl Seen {
-    /// Walks a message.
+    /// Parses a message.
     ///
     /// # Errors
     ///
-    /// Where the message ends before its records do, or a name is none.
+    /// Fails if the message ends before its records do, or a name is malformed.
     pub fn parse(message: &[u8]) -> Result<Self> {
         let mut reader = Reader { message, offset: 0 };
         let (id, flags) = (reader.u16()?, reader.u16()?);
@@ -168,11 +155,11 @@ impl Seen {
     }
 }
 
-/// Writes the message of a recorded query.
+/// Encodes a recorded query.
 ///
 /// # Errors
 ///
-/// Where a recorded query cannot be written: a name with a label too long, an unknown type.
+/// Fails on a label that is too long or an unknown type.
 pub fn write_query(query: &Query, id: u16) -> Result<Vec<u8>> {
     if let Some(raw) = &query.raw {
         return from_hex(raw);
@@ -197,17 +184,16 @@ pub fn write_query(query: &Query, id: u16) -> Result<Vec<u8>> {
     Ok(message)
 }
 
-/// Twelve bytes.
 pub fn write_header(id: u16, flags: u16, counts: [u16; 4]) -> Vec<u8> {
     let [questions, answers, authority, additional] = counts;
     [id, flags, questions, answers, authority, additional].into_iter().flat_map(u16::to_be_bytes).collect()
 }
 
-/// Writes an OPT.
+/// Appends an OPT.
 ///
 /// # Errors
 ///
-/// Where the data of an option is not hexadecimal.
+/// Fails if the data of an option is not hexadecimal.
 pub fn write_opt(message: &mut Vec<u8>, opt: &Opt) -> Result<()> {
     let Opt { udp_size, dnssec_ok, version, options } = opt;
     let mut data = Vec::new();
@@ -226,7 +212,7 @@ pub fn write_opt(message: &mut Vec<u8>, opt: &Opt) -> Result<()> {
     Ok(())
 }
 
-/// Reads the data of an OPT.
+/// Decodes an OPT.
 fn read_opt(udp_size: u16, ttl: u32, mut data: &[u8]) -> Opt {
     let mut options = Vec::new();
     while let [code_high, code_low, length_high, length_low, rest @ ..] = data {
@@ -239,11 +225,11 @@ fn read_opt(udp_size: u16, ttl: u32, mut data: &[u8]) -> Opt {
 
 //----------- Records --------------------------------------------------------
 
-/// Writes a record; its owner is a pointer to the question where it is `question`.
+/// Appends a record; its owner is a pointer to the question if it equals `question`.
 ///
 /// # Errors
 ///
-/// Where a script holds a record that cannot be written.
+/// Fails if the record of a script cannot be encoded.
 pub fn write_record(message: &mut Vec<u8>, record: &Record, question: Option<&str>) -> Result<()> {
     let Record(name, rtype, ttl, rdata, class) = record;
     if question == Some(name) {
@@ -261,14 +247,14 @@ pub fn write_record(message: &mut Vec<u8>, record: &Record, question: Option<&st
     Ok(())
 }
 
-/// Rdata from its presentation form.
+/// Encodes rdata given in presentation form.
 fn write_rdata(rtype: &str, text: &str) -> Result<Vec<u8>> {
     let mut data = Vec::new();
     let mut words = text.split_whitespace();
     if text.starts_with("\\#") {
         return from_hex(&words.skip(2).collect::<String>());
     }
-    // So many numbers, so many names, so many numbers.
+    // Number of leading integers, names and trailing integers in the rdata.
     let (numbers, names, more_numbers) = match rtype {
         "A" => return Ok(text.parse::<Ipv4Addr>()?.octets().to_vec()),
         "AAAA" => return Ok(text.parse::<Ipv6Addr>()?.octets().to_vec()),
@@ -302,7 +288,7 @@ fn write_rdata(rtype: &str, text: &str) -> Result<Vec<u8>> {
     Ok(data)
 }
 
-/// Rdata in presentation form.
+/// Returns rdata in presentation form.
 fn show_rdata(message: &[u8], rtype: u16, start: usize, data: &[u8]) -> String {
     let generic = || match data.len() {
         0 => "\\# 0".to_owned(),
@@ -311,7 +297,7 @@ fn show_rdata(message: &[u8], rtype: u16, start: usize, data: &[u8]) -> String {
     show_known_rdata(message, rtype, start, data).unwrap_or_else(generic)
 }
 
-/// The same for the types that are known, if the data fit.
+/// Returns rdata of a known type in presentation form; `None` if it does not fit the type.
 fn show_known_rdata(message: &[u8], rtype: u16, start: usize, data: &[u8]) -> Option<String> {
     let end = start + data.len();
     let mut reader = Reader { message, offset: start };
@@ -338,7 +324,7 @@ fn show_known_rdata(message: &[u8], rtype: u16, start: usize, data: &[u8]) -> Op
     (reader.offset == end).then_some(shown)
 }
 
-/// The strings of a TXT record in quotes, each byte a character.
+/// Returns the strings of a TXT record in quotes, one character per byte.
 fn show_text(mut data: &[u8]) -> Option<String> {
     let mut strings = Vec::new();
     while let [length, rest @ ..] = data {
@@ -351,22 +337,22 @@ fn show_text(mut data: &[u8]) -> Option<String> {
 
 //----------- Names ----------------------------------------------------------
 
-/// A name as it looks after a way over the wire: escapes in one form, a final dot.
+/// Normalises a name as a round trip through wire format would: escapes in one form, a final dot.
 ///
 /// # Errors
 ///
-/// Where it is none.
+/// Fails if the name is malformed.
 pub fn canonical(name: &str) -> Result<String> {
     let mut bytes = Vec::new();
     write_name(&mut bytes, name)?;
     Reader { message: &bytes, offset: 0 }.name()
 }
 
-/// Writes a name in presentation form, uncompressed; understands `\.` and `\046`.
+/// Appends a name in presentation form, uncompressed; understands `\.` and `\046`.
 ///
 /// # Errors
 ///
-/// Where a label or the name is empty or too long.
+/// Fails if a label is empty or too long, or the name is too long.
 pub fn write_name(message: &mut Vec<u8>, name: &str) -> Result<()> {
     let start = message.len();
     let mut label = Vec::new();
@@ -411,7 +397,7 @@ fn show_label(shown: &mut String, label: &[u8]) {
                 shown.push(char::from(byte));
             }
             33..=126 => shown.push(char::from(byte)),
-            // Writing to a text does not fail.
+            // Writing to a string cannot fail.
             _ => drop(write!(shown, "\\{byte:03}")),
         }
     }
@@ -439,7 +425,7 @@ impl<'a> Reader<'a> {
         Ok(u32::from_be_bytes(self.take(4)?.try_into()?))
     }
 
-    /// A name, compressed or not, in presentation form.
+    /// Reads a name, compressed or not, and returns it in presentation form.
     fn name(&mut self) -> Result<String> {
         let mut shown = String::new();
         let mut after = None;
@@ -471,12 +457,11 @@ impl<'a> Reader<'a> {
 
 //----------- Tables ---------------------------------------------------------
 
-/// The name of a number.
 fn name_of(table: &[(&'static str, u16)], number: u16) -> Option<&'static str> {
     table.iter().find(|(_, known)| *known == number).map(|(name, _)| *name)
 }
 
-/// The number of a name, of `PREFIX123`, or of a number.
+/// Looks up a number given as a name, as `PREFIX123` or as a number.
 fn number_of(table: &[(&str, u16)], prefix: &str, given: &Value) -> Result<u16> {
     let number = match given {
         Value::Number(number) => number.as_u64().and_then(|number| number.try_into().ok()),
@@ -489,55 +474,52 @@ fn number_of(table: &[(&str, u16)], prefix: &str, given: &Value) -> Result<u16> 
     number.with_context(|| format!("{given} is not known here"))
 }
 
-/// A record type by name.
 pub fn type_name(number: u16) -> String {
     name_of(TYPES, number).map_or_else(|| format!("TYPE{number}"), str::to_owned)
 }
 
-/// A record type by number.
+/// Returns the number of a record type.
 ///
 /// # Errors
 ///
-/// Where the name is not known.
+/// Fails if the name is unknown.
 pub fn type_number(given: &Value) -> Result<u16> {
     number_of(TYPES, "TYPE", given)
 }
 
-/// A class by name.
 pub fn class_name(number: u16) -> String {
     name_of(CLASSES, number).map_or_else(|| format!("CLASS{number}"), str::to_owned)
 }
 
-/// A class by number.
+/// Returns the number of a class.
 ///
 /// # Errors
 ///
-/// Where the name is not known.
+/// Fails if the name is unknown.
 pub fn class_number(given: &Value) -> Result<u16> {
     number_of(CLASSES, "CLASS", given)
 }
 
-/// A response code by number.
+/// Returns the number of a response code.
 ///
 /// # Errors
 ///
-/// Where the name is not known.
+/// Fails if the name is unknown.
 pub fn rcode_number(name: &str) -> Result<u16> {
     number_of(RCODES, "RCODE", &Value::from(name))
 }
 
-/// Bytes from hexadecimal digits.
+/// Decodes hexadecimal digits.
 ///
 /// # Errors
 ///
-/// Where they are none.
+/// Fails on other characters or an odd number of digits.
 pub fn from_hex(digits: &str) -> Result<Vec<u8>> {
     ensure!(digits.is_ascii() && digits.len().is_multiple_of(2), "{digits:?} is not hexadecimal");
     let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16);
     (0..digits.len()).step_by(2).map(|at| byte(at).context("not hexadecimal")).collect()
 }
 
-/// Bytes as hexadecimal digits.
 pub fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

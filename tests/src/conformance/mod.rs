@@ -1,12 +1,12 @@
-//! Recorded behaviour of the reference server, replayed against a running server:
-//! scenario folders (`tests/conformance`, whose README describes the format) are
-//! read, their surroundings are built, their queries asked and their answers compared.
+//! Replays recorded behaviour of bosh-dns against a running server: reads scenario folders
+//! (`tests/conformance`, whose README describes the format), builds their surroundings, sends their
+//! queries and compares the answers.
 //!
-//! - [`scenario`]: what the files of a scenario say.
-//! - [`world`]: the surroundings: files, ports, the server itself.
-//!   [`recursor`], [`http`], [`responder`]: the scripted servers around it.
-//! - [`client`], [`message`]: queries out, replies in, also malformed ones.
-//! - [`expect`]: what was recorded against what came.
+//! - [`scenario`]: the file format of scenarios.
+//! - [`world`]: the surroundings: files, ports, the server itself. [`recursor`], [`http`],
+//!   [`responder`]: the scripted servers around it.
+//! - [`client`], [`message`]: queries and replies, including malformed ones.
+//! - [`expect`]: comparison of replies with the recording.
 //! - [`replay`], [`steps`], [`startup`]: the three kinds of recorded cases.
 
 use std::{
@@ -30,37 +30,39 @@ pub mod startup;
 pub mod steps;
 pub mod world;
 
-/// Names another folder of scenarios in the same format: the one that holds
-/// `scenarios/`, or `scenarios` itself.
+/// Environment variable with another folder of scenarios in the same format: either `scenarios` or
+/// its parent.
 pub const FOLDER_VARIABLE: &str = "BOSH_DNS_CONFORMANCE";
 
-/// Runs only the scenarios whose names begin with one of these words.
+/// Environment variable with name prefixes; other scenarios are left out.
 pub const ONLY_VARIABLE: &str = "BOSH_DNS_CONFORMANCE_ONLY";
 
-/// Names another DNS server's command, such as `/path/to/bosh-dns --config {config}`.
+/// Environment variable with another DNS server's command, such as `/path/to/bosh-dns --config
+/// {config}`.
 pub const SERVER_VARIABLE: &str = "BOSH_DNS_CONFORMANCE_SERVER";
 
-/// Names another health server's command, such as `/path/to/bosh-dns-health {config}`.
+/// Environment variable with another health server's command, such as `/path/to/bosh-dns-health
+/// {config}`.
 pub const HEALTH_SERVER_VARIABLE: &str = "BOSH_DNS_CONFORMANCE_HEALTH_SERVER";
 
-/// Folder of certificates beside the scenarios.
+/// Folder of certificates next to the scenarios.
 const CERTIFICATES: &str = "_certs";
 
 /// A folder of recorded scenarios.
 #[derive(Clone, Debug)]
 pub struct Recorded {
-    /// The folder that holds one folder for each scenario.
+    /// The parent folder of the scenarios.
     pub scenarios: PathBuf,
     /// Certificates and keys of all parties.
     pub certificates: PathBuf,
 }
 
 impl Recorded {
-    /// The scenarios of this project, or those that [`FOLDER_VARIABLE`] names.
+    /// Returns this project's scenarios, or the folder in [`FOLDER_VARIABLE`].
     ///
     /// # Errors
     ///
-    /// Where there is no such folder.
+    /// Fails if the folder does not exist.
     pub fn find() -> Result<Self> {
         let own = Self::own();
         let Some(named) = env::var_os(FOLDER_VARIABLE).map(PathBuf::from) else { return Ok(own) };
@@ -71,18 +73,18 @@ impl Recorded {
         Ok(Self { certificates: certificates.unwrap_or(own.certificates), scenarios })
     }
 
-    /// The scenarios of this project.
+    /// Returns this project's scenarios.
     pub fn own() -> Self {
         let scenarios = Path::new(env!("CARGO_MANIFEST_DIR")).join("conformance/scenarios");
         Self { certificates: scenarios.join(CERTIFICATES), scenarios }
     }
 
-    /// The names of the scenarios that begin with one of `only` (all, if there is none)
-    /// and that [`ONLY_VARIABLE`] does not leave out, sorted.
+    /// Returns the sorted names of scenarios that begin with one of `only` (any name if empty) and
+    /// that [`ONLY_VARIABLE`] does not exclude.
     ///
     /// # Errors
     ///
-    /// Where the folder cannot be read.
+    /// Fails if the folder cannot be read.
     pub fn names(&self, only: &[&str]) -> Result<Vec<String>> {
         let wanted = env::var(ONLY_VARIABLE).unwrap_or_default();
         let wanted: Vec<&str> = wanted.split_whitespace().collect();
@@ -102,24 +104,22 @@ impl Recorded {
     }
 }
 
-/// The commands of the servers that are asked; `{config}` stands for the configuration file.
+/// Commands of the servers under test; `{config}` stands for the configuration file.
 #[derive(Clone, Debug)]
 pub struct Commands {
-    /// The DNS server.
     pub dns: String,
-    /// The health server.
     pub health: String,
-    /// Whether the DNS server is another one than ours.
+    /// Whether the DNS server is not this project's.
     pub is_another: bool,
 }
 
 impl Commands {
-    /// This project's servers, or those that [`SERVER_VARIABLE`] and
-    /// [`HEALTH_SERVER_VARIABLE`] name.
+    /// Returns the commands of this project's servers, or those in [`SERVER_VARIABLE`] and
+    /// [`HEALTH_SERVER_VARIABLE`].
     ///
     /// # Errors
     ///
-    /// Where ours are wanted and not built.
+    /// Fails if this project's servers are needed but not built.
     pub fn find() -> Result<Self> {
         let dns = env::var(SERVER_VARIABLE).ok();
         let health = env::var(HEALTH_SERVER_VARIABLE).ok();

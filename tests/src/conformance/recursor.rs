@@ -26,27 +26,26 @@ use super::{
     scenario::{Action, Opt, Proto, Record, RecursorScript, ScriptedOpt},
 };
 
-/// How long a connection may keep silent.
+/// Idle timeout of a connection.
 const IDLE: Duration = Duration::from_secs(5);
 
 /// A running recursor; its tasks end with the runtime.
 #[derive(Debug)]
 pub struct Recursor(Arc<Shared>);
 
-/// What its tasks share.
 #[derive(Debug, Default)]
 struct Shared(Mutex<State>);
 
-/// What it does, and what it has seen.
+/// The script and the queries seen so far.
 #[derive(Debug, Default)]
 struct State {
     script: RecursorScript,
-    /// How often each rule with a sequence was used, by its place.
+    /// Number of uses of each rule with a sequence, by its index.
     used: HashMap<usize, usize>,
     counts: BTreeMap<String, u64>,
-    /// The last query, as recordings show it.
+    /// The last query in the format of recordings.
     last: Option<Value>,
-    /// What is wrong with the script.
+    /// Last error found in the script.
     problem: Option<String>,
 }
 
@@ -55,7 +54,7 @@ impl Recursor {
     ///
     /// # Errors
     ///
-    /// Where its port is not free.
+    /// Fails if the port is in use.
     pub fn start(runtime: &Runtime, script: RecursorScript, port: u16) -> Result<Self> {
         let shared = Arc::new(Shared(Mutex::new(State { script, ..State::default() })));
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
@@ -77,26 +76,26 @@ impl Recursor {
         Ok(Self(shared))
     }
 
-    /// Gives it another script.
+    /// Replaces the script.
     pub fn set_script(&self, script: RecursorScript) {
         let mut state = self.0.state();
         state.script = script;
         state.used.clear();
     }
 
-    /// Queries so far, by transport.
+    /// Returns the number of queries so far, by transport.
     pub fn counts(&self) -> BTreeMap<String, u64> {
         let state = self.0.state();
         let count = |proto: &str| (proto.to_owned(), state.counts.get(proto).copied().unwrap_or(0));
         BTreeMap::from(["udp", "tcp"].map(count))
     }
 
-    /// The last query, as recordings show it.
+    /// Returns the last query in the format of recordings.
     pub fn last(&self) -> Option<Value> {
         self.0.state().last.clone()
     }
 
-    /// What was found wrong with the script.
+    /// Returns the last error found in the script.
     pub fn problem(&self) -> Option<String> {
         self.0.state().problem.clone()
     }
@@ -105,7 +104,7 @@ impl Recursor {
 async fn serve_udp(shared: Arc<Shared>, socket: Arc<UdpSocket>) {
     let mut buffer = vec![0; 65_535];
     loop {
-        // An error is one that an earlier reply met with: its client has gone.
+        // An error belongs to an earlier reply, whose client has gone.
         let Ok((length, client)) = socket.recv_from(&mut buffer).await else { continue };
         let Some((delay, reply)) = shared.answer(&buffer[..length], Proto::Udp) else { continue };
         let socket = Arc::clone(&socket);
@@ -113,7 +112,7 @@ async fn serve_udp(shared: Arc<Shared>, socket: Arc<UdpSocket>) {
             if !delay.is_zero() {
                 sleep(delay).await;
             }
-            // Who does not wait for it any more does not get it.
+            // Fails if the client has stopped waiting.
             let _ = socket.send_to(&reply, client).await;
         };
         if delay.is_zero() {
@@ -131,7 +130,7 @@ async fn serve_tcp(shared: Arc<Shared>, listener: TcpListener) {
     }
 }
 
-/// Answers the queries of a connection; one without a reply ends it.
+/// Answers the queries of a connection; a query without a reply ends it.
 async fn converse(shared: Arc<Shared>, mut stream: TcpStream) -> Option<()> {
     loop {
         let length = timeout(IDLE, stream.read_u16()).await.ok()?.ok()?;
@@ -149,7 +148,7 @@ impl Shared {
         self.0.lock()
     }
 
-    /// Notes a query and says what to reply, and when.
+    /// Records a query; returns the reply and its delay.
     fn answer(&self, query: &[u8], proto: Proto) -> Option<(Duration, Vec<u8>)> {
         let query = Seen::parse(query).ok()?;
         let (name, qtype, class) = query.question.first()?.clone();
@@ -175,7 +174,7 @@ impl Shared {
 }
 
 impl State {
-    /// What the script says about a query.
+    /// Returns the action that the script defines for a query.
     fn choose(&mut self, name: &str, qtype: &str, proto: Proto) -> Action {
         let name = name.to_lowercase();
         for (place, rule) in self.script.rules.iter().enumerate() {
@@ -201,7 +200,7 @@ impl State {
     }
 }
 
-/// An OPT as recordings show it.
+/// Returns an OPT in the format of recordings.
 fn shown(opt: &Opt) -> Value {
     let Opt { udp_size, dnssec_ok, version, options } = opt;
     let mut shown = json!({"udp_size": udp_size, "do": dnssec_ok, "version": version});
@@ -211,7 +210,7 @@ fn shown(opt: &Opt) -> Value {
     shown
 }
 
-/// The reply that an action describes.
+/// Encodes the reply that an action describes.
 fn write_reply(query: &Seen, action: &Action) -> Result<Vec<u8>> {
     let (name, qtype, class) = query.question.first().context("no question")?;
     if let Some(raw) = &action.raw {

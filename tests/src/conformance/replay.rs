@@ -1,4 +1,4 @@
-//! A scenario from its folder to its verdicts.
+//! Replays a scenario folder; returns verdicts.
 
 use std::{
     collections::BTreeMap,
@@ -18,65 +18,64 @@ use super::{
 };
 use crate::server;
 
-/// How long a server has to come up.
+/// Time limit for a server's start.
 const START: Duration = Duration::from_secs(15);
 
-/// How long a reply is waited for.
+/// Reply timeout.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long it is waited for where none is expected.
+/// Reply timeout if no reply is expected.
 const SILENCE: Duration = Duration::from_millis(600);
 
-/// A case that was judged.
+/// Verdict on a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// Its id.
+    /// Id of the case.
     pub id: String,
-    /// What differs from what was recorded.
+    /// Differences from the recording.
     pub differences: Vec<String>,
-    /// Why it may.
+    /// Reason for which differences are accepted.
     pub quirk: Option<String>,
 }
 
 impl Verdict {
-    /// Whether the server answered as it has to.
+    /// Returns whether the case has unaccepted differences.
     pub fn failed(&self) -> bool {
         !self.differences.is_empty() && self.quirk.is_none()
     }
 
-    /// Whether the server differs where it may.
+    /// Returns whether the case has accepted differences.
     pub fn differs(&self) -> bool {
         !self.differences.is_empty() && self.quirk.is_some()
     }
 }
 
-/// What is replayed at once, with a server of its own.
+/// Part of a scenario that is replayed with its own server.
 #[derive(Clone, Debug)]
 pub struct Part {
-    /// Name of the scenario.
     pub scenario: String,
     folder: PathBuf,
-    /// A start of `startup.jsonl`; none: the queries and steps.
+    /// An entry of `startup.jsonl`; `None` for the queries and steps.
     start: Option<startup::Start>,
-    /// How many may run at once where this one does.
+    /// How many parts may run beside this one.
     pub crowd: Crowd,
-    /// How long it pauses by its own word, in milliseconds.
+    /// Total of the explicit pauses, in milliseconds.
     pub pauses_ms: u64,
 }
 
-/// How much a part minds what runs beside it.
+/// Sensitivity of a part to parallel load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crowd {
     /// Nearly all of its time is deliberate waiting.
     Many,
-    /// Its health checks have to come to their end while it pauses: dozens of handshakes.
+    /// Dozens of TLS handshakes of health checks must finish during its pauses.
     Few,
-    /// Its cases tell seconds apart.
+    /// Its cases depend on single seconds.
     Alone,
 }
 
 impl Crowd {
-    /// How many run at once.
+    /// Returns the maximum number of parts run in parallel.
     pub fn at_once(self) -> usize {
         match self {
             Self::Many => 6,
@@ -87,11 +86,11 @@ impl Crowd {
 }
 
 impl Part {
-    /// The parts of a scenario: each start is one of its own.
+    /// Returns the parts of a scenario: one per start, and one for queries and steps.
     ///
     /// # Errors
     ///
-    /// Where a file of the scenario cannot be read.
+    /// Fails if a file of the scenario cannot be read.
     pub fn all(recorded: &Recorded, scenario: &str) -> Result<Vec<Self>> {
         let folder = recorded.scenarios.join(scenario);
         let part = |start, crowd, pauses_ms| Self {
@@ -117,13 +116,13 @@ impl Part {
         Ok(vec![part(None, crowd, steps.iter().map(steps::Step::pauses_ms).sum())])
     }
 
-    /// Replays it, on a thread inside a network namespace, with `extra` laid over the DNS
+    /// Replays the part on a thread inside a network namespace, with `extra` merged into the DNS
     /// server's configuration.
     ///
     /// # Errors
     ///
-    /// Where the recording cannot be read or its surroundings not be built; a server that
-    /// does not answer as recorded is a verdict.
+    /// Fails if the recording cannot be read or its surroundings cannot be built; differences from
+    /// the recording are returned as verdicts.
     pub fn replay(&self, recorded: &Recorded, commands: &Commands, extra: &Value) -> Result<Vec<Verdict>> {
         let mut scenario: Scenario = read_json(&self.folder.join("scenario.json"))?;
         let command = match scenario.server {
@@ -174,17 +173,16 @@ fn replay(scenario: Scenario, folder: &Path, certificates: &Path, command: &str)
     Ok(verdicts)
 }
 
-/// What came of a recorded query.
+/// Result of a recorded query.
 pub(super) struct Asked {
-    /// The reply, or none.
     observed: client::Observed,
-    /// How long it took, in milliseconds.
+    /// Time until the reply, in milliseconds.
     elapsed_ms: u64,
-    /// What the scripted servers were asked meanwhile.
+    /// Queries received by the scripted servers meanwhile.
     upstream: Counts,
 }
 
-/// Asks a recorded query.
+/// Sends a recorded query.
 pub(super) fn ask(world: &World<'_>, case: &Case) -> Result<Asked> {
     let expects_silence = case.expect.as_ref().is_some_and(|expect| expect.no_response);
     let default = if expects_silence { SILENCE } else { PATIENCE };
@@ -198,7 +196,7 @@ pub(super) fn ask(world: &World<'_>, case: &Case) -> Result<Asked> {
 }
 
 impl Asked {
-    /// What differs from what was recorded.
+    /// Returns the differences from the recording.
     pub(super) fn differences(&self, world: &World<'_>, case: &Case) -> Result<Vec<String>> {
         let mut found = expect::differences(case, &self.observed, world.source, world.late())?;
         if let Some(elapsed) = case.elapsed_ms.filter(|elapsed| !elapsed.holds(self.elapsed_ms)) {
@@ -224,7 +222,7 @@ impl Asked {
     }
 }
 
-/// What was counted meanwhile; what did not grow is left out.
+/// Returns the increase of each counter, without unchanged ones.
 fn growth(before: &Counts, after: Counts) -> Counts {
     let grown = |(name, counts): (String, BTreeMap<String, u64>)| {
         let before = before.get(&name);

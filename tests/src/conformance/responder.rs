@@ -1,4 +1,4 @@
-//! An instance's health server: `https://IP:PORT/health`, for clients of the recordings' CA.
+//! The health server of an instance: `https://IP:PORT/health`, for clients of the recordings' CA.
 
 use std::{
     convert::Infallible,
@@ -29,12 +29,10 @@ use super::{
 /// A running health server.
 #[derive(Debug)]
 pub struct Responder {
-    /// What its tasks share.
     shared: Arc<Shared>,
     accepting: JoinHandle<()>,
 }
 
-/// What its tasks share.
 #[derive(Debug)]
 struct Shared {
     script: Mutex<HealthScript>,
@@ -42,11 +40,11 @@ struct Shared {
 }
 
 impl Responder {
-    /// Starts the health server of an instance.
+    /// Starts an instance's health server.
     ///
     /// # Errors
     ///
-    /// Where its port is not free, or a certificate cannot be read.
+    /// Fails if the port is in use or a certificate cannot be read.
     pub fn start(
         runtime: &Runtime,
         ip: IpAddr,
@@ -65,7 +63,7 @@ impl Responder {
                 let Ok((stream, _)) = listener.accept().await else { continue };
                 let (shared, acceptor) = (Arc::clone(&tasks), acceptor.clone());
                 tokio::spawn(async move {
-                    // A client without a certificate of the CA comes no further.
+                    // The handshake fails without a client certificate of the CA.
                     let stream = acceptor.accept(stream).await.ok()?;
                     let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
                         let shared = Arc::clone(&shared);
@@ -78,12 +76,12 @@ impl Responder {
         Ok(Self { shared, accepting })
     }
 
-    /// Requests so far.
+    /// Returns the number of requests so far.
     pub fn hits(&self) -> u64 {
         self.shared.hits.load(Ordering::Relaxed)
     }
 
-    /// Gives it another script, if that needs no other certificate; whether it did.
+    /// Replaces the script unless that needs another certificate; returns whether it did.
     pub fn take_script(&self, script: &HealthScript) -> bool {
         let mut current = self.shared.script.lock();
         let same = current.cert == script.cert;
@@ -93,16 +91,15 @@ impl Responder {
         same
     }
 
-    /// Closes the port.
     pub fn close(self, runtime: &Runtime) {
         self.accepting.abort();
-        // It ends because it was told to.
+        // The task was aborted, so its result is an error.
         let _ = runtime.block_on(self.accepting);
     }
 }
 
 impl Shared {
-    /// Counts a request and says what the script says.
+    /// Counts a request and responds according to the script.
     async fn respond(&self, path: &str) -> Response<Full<Bytes>> {
         self.hits.fetch_add(1, Ordering::Relaxed);
         let script = self.script.lock().clone();
@@ -121,13 +118,14 @@ impl Shared {
             document.to_string()
         });
         *response.body_mut() = Full::new(Bytes::from(text));
-        // A script with a status that is none is answered as no server would.
+        // An invalid status in a script becomes 200.
         *response.status_mut() = http_status.unwrap_or(200).try_into().unwrap_or_default();
         response
     }
 }
 
-/// A server that shows the script's certificate and asks for one of the CA.
+/// Builds a configuration with the script's certificate that requires a client certificate of the
+/// CA.
 fn server_config(script: &HealthScript, certificates: &Path) -> Result<ServerConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let roots = Arc::new(authority(certificates)?);

@@ -1,5 +1,5 @@
-//! What the files of a scenario say. A member that is not known here is an error:
-//! an expectation that nobody checks would be a case that passes by itself.
+//! File format of scenarios. An unknown member is an error, because an unchecked expectation would
+//! pass silently.
 
 use std::{collections::BTreeMap, fmt, fs, net::IpAddr, path::Path};
 
@@ -13,9 +13,8 @@ use serde_json::Value;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
-    /// Name of the folder.
     pub name: String,
-    /// What is shown.
+    /// Purpose, for readers.
     pub about: String,
     /// The server's config.json, with placeholders.
     pub config: Value,
@@ -28,31 +27,31 @@ pub struct Scenario {
     /// Scripted DNS-over-JSON servers by placeholder.
     #[serde(default)]
     pub http: BTreeMap<String, HttpScript>,
-    /// What instances say about their health.
+    /// Scripted health servers by instance.
     #[serde(default)]
     pub health: BTreeMap<IpAddr, HealthScript>,
     /// Instances whose health port is closed.
     #[serde(default)]
     pub health_dead_ips: Vec<IpAddr>,
-    /// Addresses that the server listens on beside 127.0.0.1.
+    /// Listen addresses of the server besides 127.0.0.1.
     #[serde(default)]
     pub listen_addresses: Vec<IpAddr>,
     /// Further placeholders of ports.
     #[serde(default)]
     pub extra_ports: Vec<String>,
-    /// Files to be made executable.
+    /// Files to mark as executable.
     #[serde(default)]
     pub executable_files: Vec<String>,
-    /// Folders to be made.
+    /// Folders to create.
     #[serde(default)]
     pub make_dirs: Vec<String>,
     /// Environment variables of the server.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// Which server is asked.
+    /// The server under test.
     #[serde(default)]
     pub server: Kind,
-    /// Placeholder of the TCP port that tells that the server is up.
+    /// Placeholder of the TCP port that is open once the server is ready.
     #[serde(default = "default_port")]
     pub ready_port: String,
     /// Address of that port.
@@ -64,17 +63,17 @@ fn default_settle() -> u64 {
     300
 }
 
-/// The DNS server's own port.
+/// Port of the DNS server.
 fn default_port() -> String {
     "PORT".to_owned()
 }
 
-/// Where nearly everything listens.
+/// Default listen address.
 fn default_address() -> IpAddr {
     IpAddr::from([127, 0, 0, 1])
 }
 
-/// Which of the two servers a scenario is about.
+/// The server that a scenario tests.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -85,25 +84,25 @@ pub enum Kind {
 
 //----------- Scripts --------------------------------------------------------
 
-/// What a recursor does.
+/// Script of a recursor.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RecursorScript {
-    /// The first that matches decides.
+    /// The first match applies.
     #[serde(default)]
     pub rules: Vec<Rule>,
-    /// What happens where no rule matches; NXDOMAIN, if not said.
+    /// Action if no rule matches; NXDOMAIN by default.
     pub default: Option<Action>,
-    /// The port stays closed.
+    /// Keeps the port closed.
     #[serde(default)]
     pub not_listening: bool,
 }
 
-/// What a recursor does with some queries.
+/// Reaction of a recursor to matching queries.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
-    /// A name, `*.x` for all below x, or `*`.
+    /// A name, `*.x` for all names below x, or `*`.
     #[serde(default = "any")]
     pub name: String,
     /// A record type, or `*`.
@@ -111,9 +110,8 @@ pub struct Rule {
     pub qtype: String,
     #[serde(default = "any")]
     pub proto: String,
-    /// What to do.
     pub action: Option<Action>,
-    /// What to do with the n-th query; the last one goes on.
+    /// Actions for successive queries; the last one repeats.
     pub seq: Option<Vec<Action>>,
 }
 
@@ -125,57 +123,55 @@ fn any() -> String {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Action {
-    /// NOERROR, if not said.
+    /// NOERROR by default.
     pub rcode: Option<String>,
     #[serde(default)]
     pub aa: bool,
     #[serde(default)]
     pub tc: bool,
-    /// RA; set, if not said.
+    /// RA; set by default.
     pub ra: Option<bool>,
     #[serde(default)]
     pub ad: bool,
-    /// RD; the query's, if not said.
+    /// RD; copied from the query by default.
     pub rd: Option<bool>,
-    /// CD; the query's, if not said.
+    /// CD; copied from the query by default.
     pub cd: Option<bool>,
-    /// The owner `@` is the name asked for.
+    /// The owner `@` stands for the queried name.
     #[serde(default)]
     pub answers: Vec<Record>,
     #[serde(default)]
     pub authority: Vec<Record>,
     #[serde(default)]
     pub additional: Vec<Record>,
-    /// A row of addresses after the answers.
+    /// Consecutive addresses after the answers.
     pub many_a: Option<ManyA>,
-    /// An OPT.
     pub opt: Option<ScriptedOpt>,
-    /// Milliseconds before the reply is sent.
+    /// Delay of the reply in milliseconds.
     #[serde(default)]
     pub delay_ms: u64,
     #[serde(default)]
     pub drop: bool,
     #[serde(default)]
     pub wrong_id: bool,
-    /// A reply without a question.
+    /// Omits the question.
     #[serde(default)]
     pub no_question: bool,
-    /// Another question: name and type.
+    /// Replaces the question: name and type.
     pub question: Option<(String, String)>,
     /// The whole message as hexadecimal digits; the id is filled in.
     pub raw: Option<String>,
-    /// How many bytes of the reply are sent.
+    /// Number of bytes of the reply that are sent.
     pub cut: Option<usize>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ManyA {
-    /// How many.
     pub count: u32,
-    /// The first one.
+    /// First address.
     pub base: std::net::Ipv4Addr,
-    /// TTL of each.
+    /// TTL of each record.
     pub ttl: u32,
 }
 
@@ -183,7 +179,7 @@ pub struct ManyA {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 pub enum ScriptedOpt {
-    /// `echo`: one of 1232 bytes with the query's DO bit, if the query has one.
+    /// `echo`: an OPT of 1232 bytes with the query's DO bit, if the query has an OPT.
     Echo(Echo),
     Given(Opt),
 }
@@ -194,30 +190,29 @@ pub enum Echo {
     Echo,
 }
 
-/// What a DNS-over-JSON server does.
+/// Script of a DNS-over-JSON server.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HttpScript {
-    /// The first that matches decides.
+    /// The first match applies.
     #[serde(default)]
     pub rules: Vec<HttpRule>,
-    /// What happens where no rule matches; status 404, if not said.
+    /// Action if no rule matches; status 404 by default.
     pub default: Option<HttpAction>,
-    /// The port stays closed.
+    /// Keeps the port closed.
     #[serde(default)]
     pub not_listening: bool,
 }
 
-/// What a DNS-over-JSON server does with some requests.
+/// Reaction of a DNS-over-JSON server to matching requests.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HttpRule {
     #[serde(default = "any")]
     pub name: String,
-    /// A type's number, or `*`.
+    /// Number of a type, or `*`.
     #[serde(default = "any_value", rename = "type")]
     pub qtype: Value,
-    /// What to do.
     pub action: HttpAction,
 }
 
@@ -228,111 +223,108 @@ fn any_value() -> Value {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HttpAction {
-    /// 200, if not said.
+    /// 200 by default.
     pub status: Option<u16>,
     /// The body as a document.
     pub json: Option<Value>,
     /// The body as text.
     pub body: Option<String>,
-    /// A body of addresses.
+    /// A body with consecutive addresses.
     pub many_a: Option<ManyA>,
-    /// Milliseconds before the response is sent.
+    /// Delay of the response in milliseconds.
     #[serde(default)]
     pub delay_ms: u64,
 }
 
-/// What an instance's health server does.
+/// Script of an instance's health server.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HealthScript {
-    /// `running`, if not said.
+    /// `running` by default.
     pub state: Option<String>,
     #[serde(default)]
     pub group_state: BTreeMap<String, String>,
-    /// 200, if not said.
+    /// 200 by default.
     pub http_status: Option<u16>,
-    /// Another body.
+    /// Replaces the body.
     pub body: Option<String>,
-    /// Milliseconds before the response is sent.
+    /// Delay of the response in milliseconds.
     #[serde(default)]
     pub delay_ms: u64,
-    /// Another certificate than `health_server`.
+    /// Certificate, `health_server` by default.
     pub cert: Option<String>,
-    /// The port is closed.
+    /// Closes the port.
     #[serde(default)]
     pub refuse: bool,
 }
 
 //----------- Cases ----------------------------------------------------------
 
-/// A query and what the reference answered; a line of `cases.jsonl`, or a step.
+/// A query and bosh-dns's answer; a line of `cases.jsonl`, or a step.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Case {
-    /// Names the case.
     pub id: String,
     #[serde(default)]
     pub why: String,
-    /// The query.
     pub q: Query,
-    /// What was recorded; none: asked for its effect alone.
+    /// The recorded answer; `None` if the query is sent only for its effect.
     pub expect: Option<Expect>,
-    /// Any of these is right.
+    /// Recorded answers, any of which is correct.
     pub expect_any: Option<Vec<Expect>>,
-    /// For readers: why there is `expect_any`.
+    /// For readers: the reason for `expect_any`.
     #[serde(default)]
     pub nondeterministic: bool,
     /// For readers: the order of answers varied.
     #[serde(default)]
     pub shuffled: bool,
-    /// How many queries each scripted server received, by transport.
+    /// Number of queries received by each scripted server, by transport.
     pub upstream: Option<Counts>,
-    /// What each scripted server saw last, cut down to the members given.
+    /// The last query received by each scripted server, reduced to the members given.
     pub upstream_last: Option<BTreeMap<String, Value>>,
-    /// How long to wait for a reply.
+    /// Reply timeout in milliseconds.
     pub timeout_ms: Option<u64>,
-    /// How long to wait before the scripted servers' queries are counted.
+    /// Delay in milliseconds before the queries of scripted servers are counted.
     #[serde(default)]
     pub count_after_ms: u64,
-    /// How long the reply took.
+    /// Time until the reply, in milliseconds.
     pub elapsed_ms: Option<Between>,
-    /// Why the server may answer otherwise.
+    /// Reason for which the server may answer differently.
     pub quirk: Option<String>,
 }
 
-/// By scripted server and transport.
+/// Counts by scripted server and transport.
 pub type Counts = BTreeMap<String, BTreeMap<String, u64>>;
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Query {
-    /// The whole message as hexadecimal digits, in place of all but the transport.
+    /// The whole message as hexadecimal digits; replaces all members but the transport.
     pub raw: Option<String>,
-    /// In presentation form.
+    /// Name in presentation form.
     pub name: Option<String>,
-    /// A type's name or number.
+    /// Name or number of a type.
     #[serde(rename = "type")]
     pub qtype: Option<Value>,
-    /// IN, if not said.
+    /// IN by default.
     pub class: Option<Value>,
-    /// `udp`, if not said.
+    /// `udp` by default.
     pub proto: Option<Proto>,
-    /// RD; set, if not said.
+    /// RD; set by default.
     pub rd: Option<bool>,
     #[serde(default)]
     pub ad: bool,
     #[serde(default)]
     pub cd: bool,
-    /// QUERY (0), if not said.
+    /// QUERY (0) by default.
     #[serde(default)]
     pub opcode: u8,
-    /// An OPT.
     pub edns: Option<Opt>,
-    /// 127.0.0.1, if not said.
+    /// 127.0.0.1 by default.
     pub addr: Option<IpAddr>,
-    /// Placeholder of the port; `PORT`, if not said.
+    /// Placeholder of the port; `PORT` by default.
     pub port: Option<String>,
-    /// What the two bytes before a message on TCP say; its length, if not said.
+    /// The length prefix on TCP; the message's length by default.
     pub tcp_length: Option<u16>,
 }
 
@@ -353,27 +345,25 @@ impl fmt::Display for Proto {
     }
 }
 
-/// OPT (RFC 6891); what is not said does not matter, but `options`: absent means none.
+/// OPT (RFC 6891). Absent members are not compared, except for `options`: absent means none.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct Opt {
-    /// The sender's UDP size.
+    /// The sender's UDP payload size.
     pub udp_size: u16,
     #[serde(rename = "do")]
     pub dnssec_ok: Option<bool>,
-    /// The EDNS version.
+    /// EDNS version.
     pub version: Option<u8>,
-    /// Code and data as hexadecimal digits.
+    /// Option codes with their data as hexadecimal digits.
     #[serde(default)]
     pub options: Vec<(u16, String)>,
 }
 
-/// `[name, type, ttl, rdata]`, and the class unless it is IN.
+/// `[name, type, ttl, rdata]`, followed by the class unless it is IN.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Record(
-    /// Owner.
     pub String,
-    /// Type.
     pub String,
     /// TTL in seconds.
     pub u32,
@@ -382,84 +372,78 @@ pub struct Record(
     #[serde(default)] pub Option<String>,
 );
 
-/// What was recorded of a reply.
+/// A recorded reply.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Expect {
     #[serde(default)]
     pub no_response: bool,
-    /// The client's error.
+    /// Error of the client.
     pub error: Option<String>,
-    /// The reply cannot be walked.
+    /// Set if the reply cannot be parsed.
     pub unparsable: Option<Value>,
-    /// Whether the id is the query's; yes, if not said.
+    /// Whether the reply has the id of the query; true by default.
     pub id_echoed: Option<bool>,
-    /// The response code, the OPT's part included.
+    /// Response code, extended by the OPT.
     pub rcode: Option<String>,
-    /// AA.
     pub aa: Option<bool>,
-    /// RA.
     pub ra: Option<bool>,
-    /// TC.
     pub tc: Option<bool>,
-    /// RD.
     pub rd: Option<bool>,
-    /// AD.
     pub ad: Option<bool>,
-    /// CD.
     pub cd: Option<bool>,
-    /// QUERY (0), if not said.
+    /// QUERY (0) by default.
     #[serde(default)]
     pub opcode: u8,
     #[serde(default)]
     pub z: bool,
-    /// The OPT: not looked at, none, or this one.
+    /// Absent: not compared; `null`: no OPT; otherwise the OPT.
     #[serde(default, deserialize_with = "said")]
     pub opt: Option<Option<Opt>>,
-    /// The question is the query's, in its letter case.
+    /// Whether the question has the letter case of the query.
     #[serde(default)]
     pub question_echoed_case: bool,
-    /// The questions: name, type, class.
+    /// Name, type and class of each question.
     pub question: Option<Vec<(String, String, String)>>,
     #[serde(default)]
     pub answers: Vec<Record>,
-    /// A file that holds the answers; the owner `@` is the name asked for.
+    /// File with the answers; the owner `@` stands for the queried name.
     pub answers_ref: Option<String>,
-    /// How the answers are compared.
+    /// Comparison of the answers.
     #[serde(default)]
     pub answers_mode: AnswersMode,
-    /// For `subset_of`: how many there are.
+    /// Number of answers, for `subset_of`.
     pub count: Option<Between>,
     #[serde(default)]
     pub authority: Vec<Record>,
-    /// The additional section without the OPT.
+    /// Additional section without the OPT.
     #[serde(default)]
     pub additional: Vec<Record>,
-    /// Most bytes of the reply.
+    /// Maximum size of the reply in bytes.
     pub size_max: Option<usize>,
-    /// For readers: the reference exceeded the client's size.
+    /// For readers: bosh-dns exceeded the client's size.
     pub size_over_limit: Option<Value>,
-    /// By how many seconds TTLs may differ.
+    /// Allowed TTL difference in seconds.
     #[serde(default)]
     pub ttl_slack: u32,
-    /// How many bytes follow the message.
+    /// Number of bytes after the message.
     #[serde(default)]
     pub trailing: usize,
 }
 
-/// `null` is something that was said.
+/// Distinguishes `null` from an absent member.
 fn said<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<Opt>>, D::Error> {
     Option::deserialize(deserializer).map(Some)
 }
 
-/// How answers are compared.
+/// Comparison of answers.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum AnswersMode {
-    /// The same ones, as often, in any order.
+    /// The same records as a multiset, in any order.
     #[default]
     ExactSet,
-    /// A part of them.
+    /// A subset of the recorded answers.
     SubsetOf,
     None,
 }
@@ -467,14 +451,12 @@ pub enum AnswersMode {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct Between {
-    /// The least.
     pub min: u64,
-    /// The most.
     pub max: u64,
 }
 
 impl Between {
-    /// Whether a number is within the bounds.
+    /// Returns whether a number is within the bounds.
     pub fn holds(self, number: u64) -> bool {
         (self.min..=self.max).contains(&number)
     }
@@ -486,17 +468,17 @@ impl Between {
 ///
 /// # Errors
 ///
-/// Where it cannot be read or holds something that is not known here.
+/// Fails if the file cannot be read or contains unknown members.
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let bytes = fs::read(path).with_context(|| path.display().to_string())?;
     serde_json::from_slice(&bytes).with_context(|| path.display().to_string())
 }
 
-/// Reads a file of JSON lines; none, if there is no such file.
+/// Reads a file of JSON lines; `None` if it does not exist.
 ///
 /// # Errors
 ///
-/// As [`read_json`]; the line is named.
+/// Same as [`read_json`]; the error contains the line number.
 pub fn read_json_lines<T: DeserializeOwned>(path: &Path) -> Result<Option<Vec<T>>> {
     if !path.exists() {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! Starts of a server: which configurations and files it starts with, and what it answers then.
+//! Server starts: accepted and rejected configurations and files, and the answers after a start.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
@@ -14,13 +14,13 @@ use super::{
     world::World,
 };
 
-/// How long a server has to come up.
+/// Time limit for a server's start.
 const START: Duration = Duration::from_secs(3);
 
-/// How long a reply is waited for.
+/// Reply timeout.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Milliseconds that a server that is up has to keep running.
+/// Milliseconds for which a started server must keep running.
 const SETTLE_MS: u64 = 200;
 
 /// A line of `startup.jsonl`: a fresh server with these changes.
@@ -30,43 +30,43 @@ pub(super) struct Start {
     id: String,
     #[serde(default, rename = "why")]
     _why: String,
-    /// Members of the configuration; an object's members are laid over it.
+    /// Members merged into the configuration, recursing into objects.
     #[serde(default)]
     config_merge: Map<String, Value>,
-    /// Members that are left out.
+    /// Members removed from the configuration.
     #[serde(default)]
     config_remove: Vec<String>,
-    /// Files of the scratch folder, as text or as a document.
+    /// Files in the scratch folder, as text or as a document.
     #[serde(default)]
     files: BTreeMap<String, Value>,
-    /// The whole configuration file.
+    /// Replaces the whole configuration file.
     config_text: Option<String>,
-    /// The program's arguments.
+    /// Arguments of the program.
     args: Option<String>,
-    /// Milliseconds in which it ends, if it does.
+    /// Time limit in milliseconds for the server to exit, if it should.
     within_ms: Option<u64>,
-    /// Asked once it has started.
+    /// Queries after the start.
     #[serde(default)]
     queries: Vec<Query>,
     pub(super) expect: Option<Started>,
-    /// Why the server may do otherwise.
+    /// Reason for which the server may behave differently.
     quirk: Option<String>,
 }
 
-/// What was recorded of a start.
+/// Recorded result of a start.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Started {
     starts: bool,
-    /// Whether it is zero counts.
+    /// Only compared as zero or nonzero.
     exit_code: Option<i32>,
-    /// One for each query.
+    /// One answer per query.
     #[serde(default)]
     answers: Vec<Expect>,
 }
 
 impl Start {
-    /// Starts the server and asks it.
+    /// Starts the server and sends the queries.
     pub(super) fn replay(
         &self,
         mut scenario: Scenario,
@@ -107,7 +107,7 @@ impl Start {
         }
     }
 
-    /// What differs from what was recorded.
+    /// Returns the differences from the recording.
     fn differences(&self, world: &World<'_>, ready: bool, exit_code: Option<i32>) -> Result<Vec<String>> {
         let Some(expected) = &self.expect else { return Ok(Vec::new()) };
         let mut found = Vec::new();

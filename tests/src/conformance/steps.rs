@@ -20,41 +20,41 @@ use super::{
     world::World,
 };
 
-/// How long the server's counters may lag behind a reply.
+/// Time by which the server's counters may lag behind a reply.
 const COUNTED: Duration = Duration::from_millis(200);
 
-/// A line of `steps.jsonl`. Without `expect` it is carried out and not judged.
+/// A line of `steps.jsonl`. Without `expect` it is executed but not judged.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub enum Step {
     Query(Box<Case>),
     Sleep(Sleep),
-    /// Writes a file of the scratch folder.
+    /// Writes a file in the scratch folder.
     WriteFile(WriteFile),
-    /// Removes a file of the scratch folder.
+    /// Removes a file in the scratch folder.
     DeleteFile(DeleteFile),
-    /// What an instance says from now on.
+    /// Replaces the script of an instance.
     SetHealth(SetHealth),
-    /// What a recursor does from now on.
+    /// Replaces the script of a recursor.
     SetRecursor(Box<SetRecursor>),
-    /// A request to the API.
+    /// Sends a request to the API.
     ApiGet(ApiGet),
-    /// Queries on one connection.
+    /// Sends several queries on one connection.
     TcpSession(TcpSession),
-    /// Requests that instances have seen.
+    /// Compares the number of requests that instances have received so far.
     HealthHits(HealthHits),
-    /// Requests that instances see meanwhile.
+    /// Compares the number of requests that instances receive during a period.
     HealthHitsDuring(HealthHits),
-    /// Queries that scripted servers have seen.
+    /// Compares the number of queries that scripted servers have received.
     UpstreamCounts(UpstreamCounts),
     Metrics(Metrics),
-    /// A signal to the server.
+    /// Sends a signal to the server.
     Signal(SendSignal),
-    /// The server's end.
+    /// Waits for the server to exit.
     AwaitExit(AwaitExit),
 }
 
-/// Declares the members of a step beside its id and what it shows.
+/// Declares the members of a step besides its id and description.
 macro_rules! step {
     ($(#[$about:meta])* $name:ident { $($(#[$attribute:meta])* $member:ident: $kind:ty,)* }) => {
         $(#[$about])*
@@ -77,22 +77,22 @@ step! {
 }
 
 step! {
-    /// See [`Step::WriteFile`]: from one of three sources.
+    /// See [`Step::WriteFile`]; the contents come from one of three sources.
     WriteFile {
-        /// Below the scratch folder.
+        /// Path in the scratch folder.
         path: String,
-        /// A file of the scenario's folder.
+        /// A file in the scenario's folder.
         from: Option<String>,
         json: Option<Value>,
         text: Option<String>,
-        /// Beside it, then renamed; yes, if not said.
+        /// Writes a temporary file and renames it; true by default.
         atomic: Option<bool>,
     }
 }
 
 step! {
     DeleteFile {
-        /// Below the scratch folder.
+        /// Path in the scratch folder.
         path: String,
     }
 }
@@ -100,7 +100,7 @@ step! {
 step! {
     SetHealth {
         ip: IpAddr,
-        /// What it says; nothing: its port is closed.
+        /// The new script; `None` closes the port.
         health: Option<HealthScript>,
     }
 }
@@ -115,32 +115,32 @@ step! {
 step! {
     ApiGet {
         path: String,
-        /// The client's certificate: `api_client`, if not said; null: none.
+        /// Client certificate: `api_client` by default; `null` for none.
         #[serde(default = "api_client")]
         cert: Option<String>,
-        /// Placeholder; `API_PORT`, if not said.
+        /// Placeholder; `API_PORT` by default.
         port: Option<String>,
-        /// 127.0.0.1, if not said.
+        /// 127.0.0.1 by default.
         addr: Option<IpAddr>,
-        /// GET, if not said.
+        /// GET by default.
         method: Option<String>,
         expect: Option<Response>,
-        /// Why the server may answer otherwise.
+        /// Reason for which the server may answer differently.
         quirk: Option<String>,
     }
 }
 
-/// The certificate of those who may ask the API.
+/// Default client certificate for the API.
 fn api_client() -> Option<String> {
     Some("api_client".to_owned())
 }
 
 step! {
     TcpSession {
-        /// All sent at once.
+        /// Sent at once.
         queries: Vec<Query>,
         expect: Option<Vec<Expect>>,
-        /// Why the server may answer otherwise.
+        /// Reason for which the server may answer differently.
         quirk: Option<String>,
     }
 }
@@ -148,11 +148,11 @@ step! {
 step! {
     HealthHits {
         ips: Vec<IpAddr>,
-        /// How long, for [`Step::HealthHitsDuring`].
+        /// Length of the period, for [`Step::HealthHitsDuring`].
         #[serde(default)]
         ms: u64,
         expect: Option<BTreeMap<IpAddr, Count>>,
-        /// Why the server may do otherwise.
+        /// Reason for which the server may behave differently.
         quirk: Option<String>,
     }
 }
@@ -160,9 +160,9 @@ step! {
 step! {
     UpstreamCounts {
         names: Vec<String>,
-        /// What was recorded, by `placeholder.transport`.
+        /// Recorded counts by `placeholder.transport`.
         expect: Option<BTreeMap<String, Count>>,
-        /// Why the server may do otherwise.
+        /// Reason for which the server may behave differently.
         quirk: Option<String>,
     }
 }
@@ -170,12 +170,12 @@ step! {
 step! {
     Metrics {
         names: Vec<String>,
-        /// `/metrics`, if not said.
+        /// `/metrics` by default.
         path: Option<String>,
-        /// Placeholder; `METRICS_PORT`, if not said.
+        /// Placeholder; `METRICS_PORT` by default.
         port: Option<String>,
         expect: Option<Value>,
-        /// Why the server may do otherwise.
+        /// Reason for which the server may behave differently.
         quirk: Option<String>,
     }
 }
@@ -190,12 +190,12 @@ step! {
     AwaitExit {
         within_ms: Option<u64>,
         expect: Option<Value>,
-        /// Why the server may do otherwise.
+        /// Reason for which the server may behave differently.
         quirk: Option<String>,
     }
 }
 
-/// A number as recorded.
+/// A number in the format of recordings.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(untagged)]
 enum Count {
@@ -204,7 +204,6 @@ enum Count {
 }
 
 impl Step {
-    /// Its id.
     pub fn id(&self) -> &String {
         match self {
             Self::Query(case) => &case.id,
@@ -223,7 +222,7 @@ impl Step {
         }
     }
 
-    /// Whether anything was recorded of it.
+    /// Returns whether the step has a recorded result.
     pub fn is_judged(&self) -> bool {
         match self {
             Self::Query(case) => case.expect.is_some() || case.expect_any.is_some(),
@@ -242,15 +241,15 @@ impl Step {
         }
     }
 
-    /// Whether its verdict depends on the second in which it is asked: TTLs that count
-    /// down, or the time that a reply takes.
+    /// Returns whether the verdict depends on the second of the query, by a TTL countdown or by the
+    /// reply time.
     pub fn counts_seconds(&self) -> bool {
         let Self::Query(case) = self else { return false };
         let expected = case.expect.iter().chain(case.expect_any.iter().flatten());
         case.elapsed_ms.is_some() || expected.into_iter().any(|expect| expect.ttl_slack > 0)
     }
 
-    /// How long it pauses by its own word, in milliseconds.
+    /// Returns the explicit pause in milliseconds.
     pub fn pauses_ms(&self) -> u64 {
         match self {
             Self::Sleep(step) => step.ms,
@@ -260,11 +259,11 @@ impl Step {
         }
     }
 
-    /// Does what it says; the verdict, if anything was recorded of it.
+    /// Executes the step; returns a verdict if it has a recorded result.
     ///
     /// # Errors
     ///
-    /// Where it cannot be carried out.
+    /// Fails if the step cannot be executed.
     pub(super) fn carry_out(&self, world: &mut World<'_>) -> Result<Option<Verdict>> {
         let (differences, quirk) = match self {
             Self::Query(case) => {
@@ -338,7 +337,7 @@ impl ApiGet {
     }
 }
 
-/// What differs between responses; JSON lines may come in any order.
+/// Returns the differences between two responses; JSON lines may come in any order.
 fn compare_api(wanted: &Response, got: &Response) -> Result<Vec<String>> {
     let mut found = Vec::new();
     if wanted.error.is_some() || got.error.is_some() {
@@ -370,7 +369,7 @@ fn compare_api(wanted: &Response, got: &Response) -> Result<Vec<String>> {
 }
 
 impl TcpSession {
-    /// Asks all queries and compares each reply.
+    /// Sends all queries and compares the replies.
     fn converse(&self, world: &World<'_>) -> Result<Option<Vec<String>>> {
         let server = SocketAddr::from((Ipv4Addr::LOCALHOST, world.ports["PORT"]));
         let observed = client::ask_session(&self.queries, server)?;
@@ -390,7 +389,7 @@ impl TcpSession {
 }
 
 impl HealthHits {
-    /// Counts requests: all so far, or those within the time given.
+    /// Counts requests so far, or during the given period.
     fn count(&self, world: &World<'_>) -> Option<Vec<String>> {
         let hits = || self.ips.iter().map(|&ip| (ip, world.health_hits(ip))).collect::<BTreeMap<_, _>>();
         let during = self.ms > 0;
@@ -417,7 +416,7 @@ impl UpstreamCounts {
     }
 }
 
-/// What differs between counts; what was not counted is 0.
+/// Returns the differences between counts; an absent count is 0.
 fn compare_counts<K: Ord + std::fmt::Display>(
     wanted: &BTreeMap<K, Count>,
     got: &BTreeMap<K, u64>,
@@ -434,7 +433,7 @@ fn compare_counts<K: Ord + std::fmt::Display>(
 }
 
 impl Metrics {
-    /// Reads the values as recordings show them.
+    /// Reads the values in the format of recordings.
     fn read(&self, world: &World<'_>) -> Result<Value> {
         thread::sleep(COUNTED);
         let port = self.port.as_deref().unwrap_or("METRICS_PORT");

@@ -1,6 +1,6 @@
-//! The surroundings of a scenario: a scratch folder, ports, scripted servers, and
-//! the server under test. To be made on a thread inside a network namespace: ports
-//! and the addresses of instances are taken as if nobody else were there.
+//! The surroundings of a scenario: a scratch folder, ports, scripted servers, and the server under
+//! test. Must be created on a thread inside a private network namespace, because ports and instance
+//! addresses are bound without checking for other users.
 
 use std::{
     collections::BTreeMap,
@@ -28,33 +28,32 @@ use super::{
 };
 use crate::process::Kept;
 
-/// Placeholders of ports: where one is the whole text, it becomes a number.
+/// Placeholders of ports: a string that consists of one becomes a number.
 const PORTS: &[&str] = &["PORT", "PORT2", "PORT3", "API_PORT", "HEALTH_PORT", "METRICS_PORT"];
 
-/// The first port; below those that the kernel gives away.
+/// The first port, below the kernel's ephemeral range.
 const FIRST_PORT: u16 = 12_000;
 
-/// What a scenario's folder holds for the replay alone.
+/// Files of a scenario that are not copied to the scratch folder.
 const NOT_COPIED: &[&str] =
     &["scenario.json", "cases.jsonl", "steps.jsonl", "startup.jsonl", "answers", "states"];
 
-/// How long a server has to end when it is asked to.
+/// Time limit for a server's exit after SIGTERM.
 const FAREWELL: Duration = Duration::from_millis(1500);
 
-/// A scenario's surroundings; all ends when dropped, the server first.
+/// The surroundings of a scenario; on drop, everything ends, the server first.
 #[derive(Debug)]
 pub struct World<'a> {
-    /// The server under test, once it is started.
+    /// The server under test, once started.
     server: Option<Kept>,
-    /// What the scenario says; its configuration may be changed before the start.
+    /// The scenario; its configuration may be modified before the start.
     pub scenario: Scenario,
     /// The scenario's folder.
     pub source: &'a Path,
-    /// Certificates and keys.
+    /// Folder of certificates and keys.
     pub certificates: &'a Path,
     /// The scratch folder.
     pub folder: TempDir,
-    /// Ports by placeholder.
     pub ports: Ports,
     texts: BTreeMap<String, String>,
     /// Scripted recursors by placeholder.
@@ -63,18 +62,18 @@ pub struct World<'a> {
     https: BTreeMap<String, HttpServer>,
     /// Health servers by instance.
     pub responders: BTreeMap<IpAddr, Responder>,
-    /// By how much the steps so far took longer than they say: what a busy machine adds.
+    /// Time lost so far compared with the steps' own pauses, caused by load on the machine.
     pub lateness: Duration,
     /// Runs the scripted servers.
     runtime: Runtime,
 }
 
 impl<'a> World<'a> {
-    /// Builds the surroundings; the server is not started yet.
+    /// Builds the surroundings without starting the server.
     ///
     /// # Errors
     ///
-    /// Where a port is not free, or a file cannot be read or written.
+    /// Fails if a port is in use, or a file cannot be read or written.
     pub fn new(scenario: Scenario, source: &'a Path, certificates: &'a Path) -> Result<Self> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let mut world = Self {
@@ -96,7 +95,7 @@ impl<'a> World<'a> {
         Ok(world)
     }
 
-    /// Gives out ports and starts what the scenario scripts.
+    /// Assigns ports and starts the scripted servers.
     fn start_scripted_servers(&mut self) -> Result<()> {
         let mut next = FIRST_PORT..;
         let mut port = || next.next().context("no port is left");
@@ -127,7 +126,7 @@ impl<'a> World<'a> {
         health.into_iter().try_for_each(|(ip, script)| self.set_health(ip, Some(script)))
     }
 
-    /// Copies the scenario's files to the scratch folder, placeholders filled in.
+    /// Copies the scenario's files to the scratch folder with placeholders expanded.
     fn copy_files(&self) -> Result<()> {
         copy(self.source, self.folder.path(), NOT_COPIED, &|text| self.expand(text))?;
         for folder in &self.scenario.make_dirs {
@@ -141,7 +140,6 @@ impl<'a> World<'a> {
 
     //------- The server
 
-    /// Where the server's configuration lies.
     pub fn config_file(&self) -> PathBuf {
         self.folder.path().join("config.json")
     }
@@ -150,18 +148,18 @@ impl<'a> World<'a> {
     ///
     /// # Errors
     ///
-    /// Where it cannot be written.
+    /// Fails if the file cannot be written.
     pub fn write_config(&self) -> Result<()> {
         let mut config = self.scenario.config.clone();
         self.expand_json(&mut config);
         Ok(fs::write(self.config_file(), serde_json::to_vec_pretty(&config)?)?)
     }
 
-    /// Starts the server; its words are separated by blanks.
+    /// Starts the server; `command` is split at spaces.
     ///
     /// # Errors
     ///
-    /// Where it cannot be run.
+    /// Fails if the command cannot be run.
     pub fn launch(&mut self, command: &str) -> Result<()> {
         let config = self.config_file().display().to_string();
         let mut words = command.split_whitespace().map(|word| word.replace("{config}", &config));
@@ -179,12 +177,12 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Waits until the server accepts TCP connections (no DNS message is sent), and a
-    /// little longer; whether it does and still runs.
+    /// Waits until the server accepts TCP connections (without sending a DNS message), and a little
+    /// longer; returns whether it does and is still running.
     ///
     /// # Errors
     ///
-    /// Where the scenario names a port that it does not have.
+    /// Fails if the scenario names an undefined port.
     pub fn wait_until_ready(&mut self, limit: Duration) -> Result<bool> {
         let port = self.ports.get(&self.scenario.ready_port).context("no such port")?;
         let address = SocketAddr::new(self.scenario.ready_addr, *port);
@@ -199,12 +197,12 @@ impl<'a> World<'a> {
         Ok(false)
     }
 
-    /// Waits for the server's end, for so long at most; its exit code, or the number of the
-    /// signal that ended it below zero.
+    /// Waits at most `limit` for the server to exit; returns its exit code, or the negated number
+    /// of the signal that ended it.
     ///
     /// # Errors
     ///
-    /// Where the server was not started.
+    /// Fails if the server was not started.
     pub fn wait_for_exit(&mut self, limit: Duration) -> Result<Option<i32>> {
         let deadline = Instant::now() + limit;
         while Instant::now() < deadline && self.exit_code()?.is_none() {
@@ -213,11 +211,11 @@ impl<'a> World<'a> {
         self.exit_code()
     }
 
-    /// The server's exit code, as above, if it has ended.
+    /// Returns the server's exit code in the same form, if it has exited.
     ///
     /// # Errors
     ///
-    /// Where the server was not started.
+    /// Fails if the server was not started.
     pub fn exit_code(&mut self) -> Result<Option<i32>> {
         use std::os::unix::process::ExitStatusExt;
         let status = self.server.as_mut().context("the server was not started")?.ended()?;
@@ -228,23 +226,23 @@ impl<'a> World<'a> {
     ///
     /// # Errors
     ///
-    /// Where there is no such signal, or the server has ended.
+    /// Fails if the signal is unknown or the server has exited.
     pub fn signal(&self, name: &str) -> Result<()> {
         self.server.as_ref().context("the server was not started")?.signal(name.parse::<Signal>()?)
     }
 
-    /// What the server has logged.
+    /// Returns the server's log.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("server.log")).unwrap_or_default()
     }
 
     //------- Files and scripts
 
-    /// Writes a file of the scratch folder, placeholders filled in.
+    /// Writes a file in the scratch folder with placeholders expanded.
     ///
     /// # Errors
     ///
-    /// Where it cannot be written.
+    /// Fails if the file cannot be written.
     pub fn write_file(&self, path: &str, text: &str, atomic: bool) -> Result<()> {
         let path = self.folder.path().join(path);
         if let Some(folder) = path.parent() {
@@ -262,11 +260,11 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// What an instance says about its health from now on; nothing: its port is closed.
+    /// Replaces the script of an instance's health server; `None` closes its port.
     ///
     /// # Errors
     ///
-    /// Where its port is not free.
+    /// Fails if the port is in use.
     pub fn set_health(&mut self, ip: IpAddr, script: Option<HealthScript>) -> Result<()> {
         let script = script.filter(|script| !script.refuse);
         if let (Some(script), Some(responder)) = (&script, self.responders.get(&ip))
@@ -285,12 +283,12 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Requests that an instance has seen.
+    /// Returns the number of requests that an instance has received.
     pub fn health_hits(&self, ip: IpAddr) -> u64 {
         self.responders.get(&ip).map_or(0, Responder::hits)
     }
 
-    /// What the scripted servers were asked so far.
+    /// Returns the queries that the scripted servers have received so far.
     pub fn upstream_counts(&self) -> Counts {
         let recursors = self.recursors.iter().map(|(name, recursor)| (name.clone(), recursor.counts()));
         let http = |server: &HttpServer| BTreeMap::from([("http".to_owned(), server.count())]);
@@ -298,32 +296,33 @@ impl<'a> World<'a> {
         recursors.chain(https).collect()
     }
 
-    /// What a scripted server was asked last.
+    /// Returns the last query that a scripted server has received.
     pub fn upstream_last(&self, name: &str) -> Option<Value> {
         let recursor = self.recursors.get(name).and_then(Recursor::last);
         recursor.or_else(|| self.https.get(name)?.last())
     }
 
-    /// By how many whole seconds the replay is behind the recording.
+    /// Returns the number of whole seconds by which the replay lags behind the recording.
     pub fn late(&self) -> u32 {
         u32::try_from(self.lateness.as_secs()).unwrap_or(u32::MAX)
     }
 
-    /// What is wrong with the scripts, as far as they were used.
+    /// Returns the errors found so far in the scripts.
     pub fn script_problems(&self) -> Vec<String> {
         let problem =
             |(name, recursor): (&String, &Recursor)| Some(format!("{name}: {}", recursor.problem()?));
         self.recursors.iter().filter_map(problem).collect()
     }
 
-    /// A text with its placeholders filled in.
+    /// Expands the placeholders in a text.
     pub fn expand(&self, text: &str) -> String {
         self.texts
             .iter()
             .fold(text.to_owned(), |text, (name, value)| text.replace(&format!("${{{name}}}"), value))
     }
 
-    /// The same for all texts of a document; a port that is a whole text becomes a number.
+    /// Expands the placeholders in all strings of a document; a string that is a port placeholder
+    /// becomes a number.
     fn expand_json(&self, value: &mut Value) {
         match value {
             Value::Object(members) => members.values_mut().for_each(|value| self.expand_json(value)),
@@ -340,7 +339,7 @@ impl<'a> World<'a> {
 
 impl Drop for World<'_> {
     fn drop(&mut self) {
-        // It may have ended; dropped, it is killed if it does not end.
+        // The server may have ended already; if it does not end, dropping it kills it.
         if let Some(server) = &mut self.server
             && server.stop(FAREWELL).is_err()
         {
@@ -349,7 +348,7 @@ impl Drop for World<'_> {
     }
 }
 
-/// Copies a folder's contents but those named, text through `expand`.
+/// Copies the contents of a folder except for the given names, passing text through `expand`.
 fn copy(from: &Path, to: &Path, but: &[&str], expand: &dyn Fn(&str) -> String) -> Result<()> {
     for entry in fs::read_dir(from).with_context(|| from.display().to_string())? {
         let entry = entry?;

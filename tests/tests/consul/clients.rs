@@ -49,7 +49,7 @@ public class Resolve {
 "#;
 
 #[test]
-fn the_clients_of_users_resolve_consuls_names() -> Result<()> {
+fn common_clients_resolve_consul_names() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("consul-clients")?;
     let folder = server::folder(&server::records_of_groups(&[]), None)?;

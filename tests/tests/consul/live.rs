@@ -25,7 +25,7 @@ use crate::{
 const AGENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8500);
 
 #[test]
-fn the_server_starts_with_consul_away_and_answers_when_it_comes() -> Result<()> {
+fn server_starts_without_consul() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("consul-live")?;
     let extra = json!({

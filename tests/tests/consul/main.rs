@@ -48,12 +48,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const EVENTUALLY: Duration = Duration::from_secs(30);
 
 #[test]
-fn every_case_is_answered_by_the_server_alone() -> Result<()> {
+fn userspace_answers_every_case() -> Result<()> {
     replay("consul-off", &json!({"mode": "off"}), false).map(drop)
 }
 
 #[test]
-fn every_case_is_answered_with_the_fast_path_attached() -> Result<()> {
+fn fast_path_answers_every_case() -> Result<()> {
     requires!(bpf);
     let by_interface = replay("consul-tc", &json!({"mode": "tc", "interfaces": ["lo"]}), true)?;
     // Of the recorded cases, so many ask by UDP for nothing but addresses.
@@ -62,7 +62,7 @@ fn every_case_is_answered_with_the_fast_path_attached() -> Result<()> {
 }
 
 #[test]
-fn a_changed_definition_file_is_served_without_a_restart() -> Result<()> {
+fn definition_file_is_reloaded() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("consul-files")?;
     let folder = server::folder(&server::records_of_groups(&[]), None)?;
@@ -90,7 +90,7 @@ fn a_changed_definition_file_is_served_without_a_restart() -> Result<()> {
 }
 
 #[test]
-fn aliases_lead_from_consuls_names_to_the_records() -> Result<()> {
+fn aliases_cover_consul_names() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("consul-aliases")?;
     let folder = server::folder(&server::records_of_groups(&[2, 3]), None)?;
@@ -140,7 +140,7 @@ fn aliases_lead_from_consuls_names_to_the_records() -> Result<()> {
 }
 
 #[test]
-fn a_changed_catalog_reaches_the_interface() -> Result<()> {
+fn catalog_changes_reach_interface() -> Result<()> {
     requires!(namespaces, bpf);
     let namespace = Namespace::new("consul-change")?;
     let folder = server::folder(&server::records_of_groups(&[]), None)?;

@@ -93,7 +93,7 @@ fn definition(address: &str) -> String {
 }
 
 #[test]
-fn a_reload_changes_how_names_are_answered_also_at_the_interface() -> Result<()> {
+fn reload_changes_consul_answers() -> Result<()> {
     requires!(namespaces, bpf);
     let definitions = tempfile::TempDir::with_prefix("bdx-")?;
     let [first, second] = ["first.json", "second.json"].map(|name| definitions.path().join(name));
@@ -137,7 +137,7 @@ fn a_reload_changes_how_names_are_answered_also_at_the_interface() -> Result<()>
 }
 
 #[test]
-fn a_reload_turns_to_another_consul_and_away_from_it() -> Result<()> {
+fn reload_switches_consul_address() -> Result<()> {
     requires!(namespaces);
     let agent = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let object = |port: u16| json!({"sources": {"http": {"addresses": [format!("http://{}", agent(port))]}}});

@@ -32,7 +32,7 @@ use crate::{
 const WEB: &str = "web.service.consul.";
 
 #[test]
-fn the_source_is_counted() -> Result<()> {
+fn source_metrics_are_exposed() -> Result<()> {
     requires!(namespaces);
     let agent = SocketAddr::from((Ipv4Addr::LOCALHOST, 8500));
     let namespace = Namespace::new("consul-count")?;
@@ -79,7 +79,7 @@ fn the_source_is_counted() -> Result<()> {
 }
 
 #[test]
-fn tap_and_top_show_names_of_both_paths() -> Result<()> {
+fn tap_shows_both_paths() -> Result<()> {
     requires!(namespaces, bpf);
     let namespace = Namespace::new("consul-tap")?;
     let folder = server::folder(&server::records_of_groups(&[1]), None)?;

@@ -218,7 +218,7 @@ fn publisher_runs_as_separate_user() {
 }
 
 #[test]
-fn an_upgrade_leaves_no_hot_name_unanswered() {
+fn upgrade_keeps_hot_names_answered() {
     requires!(bpf);
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let Some((machine, ..)) = installed(folders[0].path()) else { return };
@@ -274,7 +274,7 @@ fn ask_on(server: SocketAddr, done: impl Fn() -> bool) -> u64 {
 }
 
 #[test]
-fn what_is_packed_twice_is_the_same_byte_for_byte() {
+fn package_build_is_reproducible() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     for folder in &folders {
         package(1_700_000_000, folder.path());

@@ -27,7 +27,7 @@ fn rendered() -> Result<(Table, Vec<Files>)> {
 }
 
 #[test]
-fn configuration_is_the_reference_s() {
+fn rendered_configuration_matches_reference() {
     let (Table { defaults: Defaults { config, health_server }, rendered, .. }, files) = rendered().unwrap();
     assert!(rendered.len() >= 30);
     for (row, files) in rendered.iter().zip(&files) {
@@ -62,7 +62,7 @@ fn configuration_is_the_reference_s() {
 }
 
 #[test]
-fn what_is_wrong_is_refused_by_its_name() {
+fn invalid_properties_are_named() {
     let table = Table::read().unwrap();
     let manifests: Vec<Value> = table.refused.iter().map(job::Refused::manifest).collect();
     for (row, result) in table.refused.iter().zip(job::render(&manifests).unwrap()) {
@@ -97,7 +97,7 @@ fn scripts_pass_shellcheck() {
 }
 
 #[test]
-fn the_server_takes_what_is_rendered() {
+fn server_accepts_rendered_configuration() {
     if !whole_system_tests::requirements::namespaces() {
         return;
     }

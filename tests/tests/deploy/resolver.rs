@@ -48,7 +48,7 @@ fn records(domain: &str) -> String {
 }
 
 #[test]
-fn resolvconf_puts_the_server_first_and_all_is_put_back() {
+fn resolvconf_lists_server_first() {
     /// Lines of resolv.conf that count.
     const SERVERS: &str = "grep ^nameserver /etc/resolv.conf || true";
     let Some(machine) = machine("resolvconf") else { return };
@@ -81,7 +81,7 @@ fn resolvconf_puts_the_server_first_and_all_is_put_back() {
 }
 
 #[test]
-fn systemd_resolved_follows_the_domains_of_records_and_handlers() {
+fn resolved_routes_follow_domains() {
     let Some(machine) = machine("systemd-resolved") else { return };
     let shared = machine.shared();
     fs::write(shared.join("records.json"), records("bosh")).unwrap();

@@ -34,7 +34,7 @@ fn dig(machine: &Machine) -> String {
 }
 
 #[test]
-fn the_job_starts_serves_and_stops() {
+fn job_starts_serves_and_stops() {
     requires!(namespaces);
     let machine = Machine::new().unwrap();
     machine.deploy(properties(&json!({"xdp": {"on_stop": "detach"}}))).unwrap();
@@ -75,7 +75,7 @@ fn the_job_starts_serves_and_stops() {
 }
 
 #[test]
-fn files_of_vcap_lead_root_nowhere() {
+fn root_scripts_ignore_vcap_links() {
     requires!(namespaces);
     let machine = Machine::new().unwrap();
     machine.deploy(properties(&json!({"xdp": {"enabled": false}}))).unwrap();
@@ -98,7 +98,7 @@ fn files_of_vcap_lead_root_nowhere() {
 }
 
 #[test]
-fn an_update_leaves_no_hot_name_unanswered() {
+fn update_keeps_hot_names_answered() {
     requires!(namespaces, bpf);
     let machine = Machine::new().unwrap();
     machine.deploy(properties(&json!({}))).unwrap();
@@ -192,7 +192,7 @@ esac
 "##;
 
 #[test]
-fn under_bpm_another_process_attaches_and_an_update_leaves_no_hot_name_unanswered() {
+fn bpm_update_spares_hot_names() {
     requires!(namespaces, bpf);
     let machine = Machine::new().unwrap();
     let bpm = machine.vcap().join("jobs/bpm/bin/bpm");
@@ -248,7 +248,7 @@ fn under_bpm_another_process_attaches_and_an_update_leaves_no_hot_name_unanswere
 }
 
 #[test]
-fn waiting_in_vain_ends() {
+fn start_wait_has_a_limit() {
     requires!(namespaces);
     let machine = Machine::new().unwrap();
     let command =

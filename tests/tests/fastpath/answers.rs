@@ -77,7 +77,7 @@ fn ask_counts(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) ->
 }
 
 #[test]
-fn auto_answers_everything_over_veth_without_help_from_the_client() -> Result<()> {
+fn auto_answers_over_veth() -> Result<()> {
     requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("auto")?, Bpffs::new()?);
     let fast_path = start(&pair.server, &config(HookMode::Auto, &bpffs), &[v4(), v6()], counted())?;
@@ -87,7 +87,7 @@ fn auto_answers_everything_over_veth_without_help_from_the_client() -> Result<()
 }
 
 #[test]
-fn auto_answers_everything_over_lo() -> Result<()> {
+fn auto_answers_over_loopback() -> Result<()> {
     requires!(namespaces, bpf);
     let (alone, bpffs) = (Namespace::new("lo")?, Bpffs::new()?);
     alone.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
@@ -97,7 +97,7 @@ fn auto_answers_everything_over_lo() -> Result<()> {
 }
 
 #[test]
-fn generic_answers_everything() -> Result<()> {
+fn generic_mode_answers_everything() -> Result<()> {
     requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("generic")?, Bpffs::new()?);
     let fast_path = start(&pair.server, &config(HookMode::Generic, &bpffs), &[v4(), v6()], counted())?;
@@ -114,7 +114,7 @@ fn generic_answers_everything() -> Result<()> {
 }
 
 #[test]
-fn native_answers_where_the_client_has_napi() -> Result<()> {
+fn native_mode_needs_client_napi() -> Result<()> {
     requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("native")?, Bpffs::new()?);
     let fast_path = start(&pair.server, &config(HookMode::Native, &bpffs), &[v4(), v6()], counted())?;
@@ -134,7 +134,7 @@ fn native_answers_where_the_client_has_napi() -> Result<()> {
 }
 
 #[test]
-fn containers_behind_a_bridge_are_answered() -> Result<()> {
+fn bridged_containers_are_answered() -> Result<()> {
     requires!(namespaces, bpf);
     let (host, bpffs) = (Namespace::new("host")?, Bpffs::new()?);
     host.forward()?;
@@ -173,7 +173,7 @@ fn containers_behind_a_bridge_are_answered() -> Result<()> {
 }
 
 #[test]
-fn replies_stay_right_where_a_device_on_their_way_finishes_checksums() -> Result<()> {
+fn checksum_offload_keeps_replies_valid() -> Result<()> {
     requires!(namespaces, bpf);
     let (client, between, server) =
         (Namespace::new("sum-c")?, Namespace::new("sum-b")?, Namespace::new("sum-s")?);
@@ -240,7 +240,7 @@ fn ask_unclear(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) -
 }
 
 #[test]
-fn other_types_unknown_names_and_learning() -> Result<()> {
+fn unknown_names_are_learned() -> Result<()> {
     requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("learn")?, Bpffs::new()?);
     let answers = List::default()
@@ -282,7 +282,7 @@ fn other_types_unknown_names_and_learning() -> Result<()> {
 }
 
 #[test]
-fn wildcard_listeners_answer_on_addresses_that_come_later() -> Result<()> {
+fn wildcard_listeners_answer_new_addresses() -> Result<()> {
     requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("any")?, Bpffs::new()?);
     let any = SocketAddr::from(([0, 0, 0, 0], 53));
@@ -301,7 +301,7 @@ fn wildcard_listeners_answer_on_addresses_that_come_later() -> Result<()> {
 }
 
 #[test]
-fn every_published_name_of_a_foundation_is_answered_as_resolve_says() -> Result<()> {
+fn published_names_match_resolver() -> Result<()> {
     requires!(namespaces, bpf);
     let fleet = Fleet::generate(900, 3);
     let (records, _) = Records::parse(&fleet.records_json())?;

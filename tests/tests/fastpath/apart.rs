@@ -118,7 +118,7 @@ fn of_process(pid: u32, name: &str) -> Result<String> {
 }
 
 #[test]
-fn a_server_that_may_not_call_bpf_answers_by_the_interface() -> Result<()> {
+fn unprivileged_server_answers_at_interface() -> Result<()> {
     requires!(namespaces, bpf);
     let parts = Parts::start("apart")?;
     let pid = parts.server.pid();
@@ -178,7 +178,7 @@ fn a_server_that_may_not_call_bpf_answers_by_the_interface() -> Result<()> {
 }
 
 #[test]
-fn single_queries_are_shown_without_a_call_of_bpf() -> Result<()> {
+fn unprivileged_tap_shows_queries() -> Result<()> {
     requires!(namespaces, bpf);
     let parts = Parts::start("tap")?;
     let done = AtomicBool::new(false);
@@ -199,7 +199,7 @@ fn single_queries_are_shown_without_a_call_of_bpf() -> Result<()> {
 }
 
 #[test]
-fn either_part_dies_and_comes_back_and_every_query_is_answered() -> Result<()> {
+fn part_restarts_lose_no_query() -> Result<()> {
     requires!(namespaces, bpf);
     let mut parts = Parts::start("reunion")?;
     let Parts { attacher, server, bpffs, pair } = &mut parts;

@@ -34,7 +34,7 @@ fn one(last: u8) -> List {
 const NOTHING: [&str; 0] = [];
 
 #[test]
-fn stop_detaches_while_others_hold() -> Result<()> {
+fn stop_detaches_shared_programs() -> Result<()> {
     requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("held")?, Bpffs::new()?);
     let fast_path = Arc::new(start(&pair.server, &config(HookMode::Auto, &bpffs), &[v4()], one(1))?);
@@ -67,7 +67,7 @@ fn stopping_leaves_nothing_behind() -> Result<()> {
 }
 
 #[test]
-fn a_silent_runtime_lets_the_lease_run_out() -> Result<()> {
+fn silent_runtime_loses_lease() -> Result<()> {
     requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("lease")?, Bpffs::new()?);
     let mut short = config(HookMode::Auto, &bpffs);
@@ -85,7 +85,7 @@ fn a_silent_runtime_lets_the_lease_run_out() -> Result<()> {
 }
 
 #[test]
-fn a_kept_fast_path_answers_until_its_lease_ends_and_is_taken_over() -> Result<()> {
+fn successor_adopts_kept_programs() -> Result<()> {
     requires!(namespaces, bpf);
     let pair = Pair::new("keep")?;
     for mode in [HookMode::Auto, HookMode::Generic] {
@@ -148,7 +148,7 @@ fn a_kept_fast_path_answers_until_its_lease_ends_and_is_taken_over() -> Result<(
 }
 
 #[test]
-fn detach_removes_what_a_dead_server_left() -> Result<()> {
+fn detach_removes_orphaned_programs() -> Result<()> {
     requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("detach")?, Bpffs::new()?);
     let mut keep = config(HookMode::Auto, &bpffs);
@@ -165,7 +165,7 @@ fn detach_removes_what_a_dead_server_left() -> Result<()> {
 }
 
 #[test]
-fn an_old_server_leaves_alone_what_a_new_one_took_over() -> Result<()> {
+fn old_server_respects_takeover() -> Result<()> {
     requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("swap")?, Bpffs::new()?);
     let old = start(&pair.server, &config(HookMode::Auto, &bpffs), &[v4()], one(1))?;
@@ -180,7 +180,7 @@ fn an_old_server_leaves_alone_what_a_new_one_took_over() -> Result<()> {
 }
 
 #[test]
-fn interfaces_are_served_within_a_second_of_their_appearance() -> Result<()> {
+fn new_interfaces_are_served_quickly() -> Result<()> {
     requires!(namespaces, bpf);
     let (host, bpffs) = (Namespace::new("come")?, Bpffs::new()?);
     host.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
@@ -219,7 +219,7 @@ fn interfaces_are_served_within_a_second_of_their_appearance() -> Result<()> {
 }
 
 #[test]
-fn a_thousand_veths_share_one_program() -> Result<()> {
+fn thousand_veths_share_a_program() -> Result<()> {
     const COUNT: usize = 1000;
     requires!(namespaces, bpf);
     let (host, bpffs) = (Namespace::new("many")?, Bpffs::new()?);
@@ -253,7 +253,7 @@ fn a_thousand_veths_share_one_program() -> Result<()> {
 }
 
 #[test]
-fn interfaces_that_come_and_go_by_the_hundred_are_looked_at_together() -> Result<()> {
+fn interface_events_are_batched() -> Result<()> {
     /// Pairs of veth: twice as many interfaces.
     const PAIRS: u32 = 256;
     requires!(namespaces, bpf);

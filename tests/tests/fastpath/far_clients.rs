@@ -45,7 +45,7 @@ fn hits(pair: &Pair, server: SocketAddr, name: &str) -> Result<u64> {
 }
 
 #[test]
-fn far_clients_get_long_replies_by_tcp_only() -> Result<()> {
+fn long_replies_need_tcp() -> Result<()> {
     requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("far")?, Bpffs::new()?);
     for (namespace, interface, last) in [(&pair.server, "srv", 2), (&pair.client, "cli", 1)] {
@@ -91,7 +91,7 @@ fn far_clients_get_long_replies_by_tcp_only() -> Result<()> {
 }
 
 #[test]
-fn check_says_where_replies_to_other_networks_have_no_bound() -> Result<()> {
+fn check_reports_unbounded_replies() -> Result<()> {
     let folder = server::folder(&server::records_of_groups(&[1]), None)?;
     let file = folder.path().join("config.json");
     let warns = |address: &str, max_reply: Option<u16>| -> Result<bool> {

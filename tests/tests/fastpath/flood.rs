@@ -108,7 +108,7 @@ fn flood(done: &AtomicBool, asked: &AtomicU32) -> Result<()> {
 }
 
 #[test]
-fn a_flood_of_names_delays_no_records_ends_no_lease_and_costs_bounded_memory() -> Result<()> {
+fn name_flood_delays_no_update() -> Result<()> {
     requires!(namespaces, bpf);
     let (namespace, bpffs) = (Namespace::new("flood")?, Bpffs::new()?);
     let settings = json!({

@@ -95,7 +95,7 @@ fn iptables(host: &Namespace, program: &str, arguments: &[&str]) -> Result<()> {
 }
 
 #[test]
-fn queries_open_the_gate_and_rules_close_it() -> Result<()> {
+fn queries_open_gate_rules_close() -> Result<()> {
     requires!(namespaces, bpf);
     let pair = Pair::new("gate")?;
     let gated = Gated::start(&pair.server)?;
@@ -133,7 +133,7 @@ fn queries_open_the_gate_and_rules_close_it() -> Result<()> {
 }
 
 #[test]
-fn local_queries_diverted_to_us_are_answered() -> Result<()> {
+fn diverted_local_queries_are_answered() -> Result<()> {
     requires!(namespaces, bpf);
     let host = Namespace::new("diverted")?;
     host.ip(&["addr", "add", "169.254.0.2/32", "dev", "lo"])?;
@@ -172,7 +172,7 @@ fn local_queries_diverted_to_us_are_answered() -> Result<()> {
 }
 
 #[test]
-fn address_that_leaves_is_answered_no_longer() -> Result<()> {
+fn removed_address_is_not_answered() -> Result<()> {
     requires!(namespaces, bpf);
     let pair = Pair::new("moved")?;
     let gated = Gated::start(&pair.server)?;
@@ -190,7 +190,7 @@ fn address_that_leaves_is_answered_no_longer() -> Result<()> {
 }
 
 #[test]
-fn reply_beyond_the_path_mtu_goes_up() -> Result<()> {
+fn path_mtu_limits_replies() -> Result<()> {
     requires!(namespaces, bpf);
     let pair = Pair::new("path")?;
     pair.server.ip(&["route", "add", "169.254.0.1/32", "dev", "srv", "mtu", "600"])?;
@@ -214,7 +214,7 @@ fn reply_beyond_the_path_mtu_goes_up() -> Result<()> {
 const CONTAINERS: usize = 100;
 
 #[test]
-fn hundred_containers_are_counted_one_by_one() -> Result<()> {
+fn container_queries_are_counted_separately() -> Result<()> {
     requires!(namespaces, bpf);
     let (host, containers) = (Namespace::new("cell")?, Namespace::new("apps")?);
     host.forward()?;

@@ -69,7 +69,7 @@ fn feed(host: &Namespace, command: &[&str], input: &str) -> Result<()> {
 }
 
 #[test]
-fn rule_sets_meet_the_expected_objections() -> Result<()> {
+fn rule_sets_raise_expected_objections() -> Result<()> {
     requires!(namespaces);
     let folder = folder();
     let expected: BTreeMap<String, Expected> =
@@ -108,7 +108,7 @@ fn rule_sets_meet_the_expected_objections() -> Result<()> {
 }
 
 #[test]
-fn legacy_tables_are_not_made_by_looking() -> Result<()> {
+fn inspection_creates_no_legacy_tables() -> Result<()> {
     requires!(namespaces);
     let host = Namespace::new("untouched")?;
     let names = || host.run(|| fs::read_to_string("/proc/thread-self/net/ip_tables_names"));

@@ -15,7 +15,7 @@ fn one(name: &str, last: u8) -> List {
 }
 
 #[test]
-fn a_foreign_xdp_program_is_left_alone_and_named() -> Result<()> {
+fn foreign_xdp_program_is_kept() -> Result<()> {
     requires!(namespaces, bpf);
     for (mode, theirs) in [
         (HookMode::Generic, aya::programs::XdpMode::Skb),
@@ -42,7 +42,7 @@ fn a_foreign_xdp_program_is_left_alone_and_named() -> Result<()> {
 }
 
 #[test]
-fn two_servers_share_an_interface() -> Result<()> {
+fn two_servers_share_interface() -> Result<()> {
     requires!(namespaces, bpf);
     let (first, second) = (v4(), SocketAddr::from(([169, 254, 0, 2], 5353)));
     for mode in [HookMode::Auto, HookMode::Generic] {

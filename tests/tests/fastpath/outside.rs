@@ -118,7 +118,7 @@ fn is_reply(frame: &[u8], id: u16) -> bool {
 }
 
 #[test]
-fn what_the_kernel_would_have_dropped_is_not_answered() -> Result<()> {
+fn dropped_packets_are_not_answered() -> Result<()> {
     requires!(namespaces, bpf);
     let loopback = Ipv4Addr::LOCALHOST;
     for mode in [HookMode::Tc, HookMode::Generic, HookMode::Native] {

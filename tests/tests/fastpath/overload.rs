@@ -85,7 +85,7 @@ fn ask_for_hot_name(done: &AtomicBool) -> Result<u32> {
 }
 
 #[test]
-fn what_userspace_cannot_answer_is_shed_and_hot_names_do_not_notice() -> Result<()> {
+fn overload_spares_hot_names() -> Result<()> {
     requires!(namespaces, bpf);
     let (namespace, bpffs) = (Namespace::new("overload")?, Bpffs::new()?);
     let settings = json!({

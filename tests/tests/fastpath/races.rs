@@ -91,17 +91,17 @@ impl Health for LastInstance {
 }
 
 #[test]
-fn no_answer_is_lost_mixed_or_stale_at_tc() -> Result<()> {
+fn races_keep_tc_answers_right() -> Result<()> {
     race(HookMode::Tc)
 }
 
 #[test]
-fn no_answer_is_lost_mixed_or_stale_in_generic_mode() -> Result<()> {
+fn races_keep_generic_answers_right() -> Result<()> {
     race(HookMode::Generic)
 }
 
 #[test]
-fn no_answer_is_lost_mixed_or_stale_in_native_mode() -> Result<()> {
+fn races_keep_native_answers_right() -> Result<()> {
     race(HookMode::Native)
 }
 

@@ -138,7 +138,7 @@ fn ask_on(client: &Namespace, done: &AtomicBool, answered: &AtomicU64) -> Result
 }
 
 #[test]
-fn killed_and_restarted_under_load_every_query_is_answered_and_none_wrong() -> Result<()> {
+fn kills_under_load_are_invisible() -> Result<()> {
     requires!(namespaces, bpf);
     let mut running = Running::start("kill", json!({"lease": "30s"}))?;
     let (done, answered) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -169,7 +169,7 @@ fn killed_and_restarted_under_load_every_query_is_answered_and_none_wrong() -> R
 }
 
 #[test]
-fn a_server_that_hangs_is_silent_after_its_lease_and_right_again_afterwards() -> Result<()> {
+fn hung_server_falls_silent() -> Result<()> {
     requires!(namespaces, bpf);
     let mut running = Running::start("hang", json!({"lease": "2s"}))?;
     ensure!(running.ask(PATIENCE)? == Some(published()));
@@ -195,7 +195,7 @@ fn a_server_that_hangs_is_silent_after_its_lease_and_right_again_afterwards() ->
 }
 
 #[test]
-fn in_a_time_namespace_the_lease_is_as_long_as_elsewhere() -> Result<()> {
+fn time_namespace_keeps_lease_length() -> Result<()> {
     requires!(namespaces, bpf);
     let since_start = fs::read_to_string("/proc/uptime")?;
     let since_start: f64 = since_start.split_whitespace().next().context("two numbers")?.parse()?;
@@ -214,7 +214,7 @@ fn in_a_time_namespace_the_lease_is_as_long_as_elsewhere() -> Result<()> {
 }
 
 #[test]
-fn the_c_librarys_resolver_is_answered_by_the_program() -> Result<()> {
+fn getaddrinfo_is_answered_at_interface() -> Result<()> {
     const PROGRAM: &str = "import socket, sys
 for _ in range(10):
     found = socket.getaddrinfo(sys.argv[1], 80, type=socket.SOCK_STREAM)
@@ -240,7 +240,7 @@ fn process_status(pid: u32, name: &str) -> Result<String> {
 }
 
 #[test]
-fn as_another_user_it_keeps_four_capabilities_and_follows_interfaces() -> Result<()> {
+fn service_user_keeps_four_capabilities() -> Result<()> {
     /// CAP_NET_BIND_SERVICE, CAP_NET_ADMIN, CAP_PERFMON, CAP_BPF (docs/capabilities.md).
     const KEPT: u64 = 1 << 10 | 1 << 12 | 1 << 38 | 1 << 39;
     requires!(namespaces, bpf);
@@ -265,7 +265,7 @@ fn as_another_user_it_keeps_four_capabilities_and_follows_interfaces() -> Result
 }
 
 #[test]
-fn a_handler_below_a_domain_of_the_records_has_its_names_at_the_interface_too() -> Result<()> {
+fn handler_names_reach_interface() -> Result<()> {
     /// The short form: every instance below the domain, until a handler takes it.
     const BELOW: &str = "q-s0.sub.bosh.";
     requires!(namespaces, bpf);
@@ -302,7 +302,7 @@ fn a_handler_below_a_domain_of_the_records_has_its_names_at_the_interface_too() 
 }
 
 #[test]
-fn links_in_the_folder_of_pins_lead_root_nowhere() -> Result<()> {
+fn root_ignores_links_among_pins() -> Result<()> {
     requires!(namespaces, bpf);
     let mut running = Running::start("links", json!({"user": "nobody", "on_stop": "keep"}))?;
     running.server.process().stop(Duration::from_secs(10))?;
@@ -327,7 +327,7 @@ fn links_in_the_folder_of_pins_lead_root_nowhere() -> Result<()> {
 }
 
 #[test]
-fn a_living_server_attaches_again_what_detach_took_off() -> Result<()> {
+fn running_server_reattaches_after_detach() -> Result<()> {
     requires!(namespaces, bpf);
     let mut running = Running::start("again", json!({"lease": "60s"}))?;
     assert_eq!(running.detach()?["links"], 2);
@@ -345,7 +345,7 @@ fn a_living_server_attaches_again_what_detach_took_off() -> Result<()> {
 }
 
 #[test]
-fn detach_takes_off_what_a_killed_server_left() -> Result<()> {
+fn detach_cleans_up_killed_server() -> Result<()> {
     requires!(namespaces, bpf);
     let mut running = Running::start("gone", json!({"lease": "60s"}))?;
     running.server.process().kill(Duration::from_secs(5))?;
@@ -361,7 +361,7 @@ fn detach_takes_off_what_a_killed_server_left() -> Result<()> {
 }
 
 #[test]
-fn a_collision_is_told_in_the_log() -> Result<()> {
+fn hash_collision_is_logged() -> Result<()> {
     requires!(namespaces, bpf);
     let running = Running::start("collide", json!({}))?;
     let pinned = |name: &str| -> Result<MapData> {

@@ -177,7 +177,7 @@ fn first_instruction(elf: &[u8], function: &str) -> Option<usize> {
 }
 
 #[test]
-fn each_program_that_is_refused_takes_its_own_hook_away() -> Result<()> {
+fn rejected_program_disables_only_hook() -> Result<()> {
     requires!(namespaces, bpf);
     // The mode, the spoilt program, the hooks that are left on the veth.
     let cases = [
@@ -240,7 +240,7 @@ fn each_program_that_is_refused_takes_its_own_hook_away() -> Result<()> {
 }
 
 #[test]
-fn what_was_refused_is_not_tried_again_for_interfaces_that_come_later() -> Result<()> {
+fn rejected_programs_are_not_retried() -> Result<()> {
     requires!(namespaces, bpf);
     let spoilt = Spoilt::start("again", "generic", object::XDP_GENERIC_PROGRAM, Fault::Unreadable)?;
     let tried = spoilt.refusals("program=dns_xdp_generic");

@@ -24,7 +24,7 @@ const STAYS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 9, 0, 1))
 const GOES: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 9, 1, 1)), 53);
 
 #[test]
-fn one_lost_address_of_two_ends_nothing_and_keeps_nothing_from_starting() -> Result<()> {
+fn lost_address_stops_no_server() -> Result<()> {
     requires!(namespaces);
     let namespace = Namespace::new("lost")?;
     for address in ["10.9.0.1/32", "10.9.1.1/32"] {

@@ -14,7 +14,7 @@ use whole_system_tests::{process::wait_until, requires};
 use super::running::{API_PORT, Running, write_certificates};
 
 #[test]
-fn curl_with_a_client_certificate_gets_what_the_reference_gives() -> Result<()> {
+fn curl_output_matches_reference() -> Result<()> {
     requires!(namespaces);
     let running = Running::start("api", &json!({}))?;
     let certificates = running.folder().join("certificates");
@@ -47,7 +47,7 @@ fn curl_with_a_client_certificate_gets_what_the_reference_gives() -> Result<()> 
 }
 
 #[test]
-fn strangers_are_refused_and_new_certificates_count_without_a_restart() -> Result<()> {
+fn api_certificates_rotate_without_restart() -> Result<()> {
     requires!(namespaces);
     let running = Running::start("apitls", &json!({}))?;
     let certificates = running.folder().join("certificates");
@@ -75,7 +75,7 @@ fn strangers_are_refused_and_new_certificates_count_without_a_restart() -> Resul
 }
 
 #[test]
-fn where_administrators_are_named_only_they_operate() -> Result<()> {
+fn administrators_alone_may_operate() -> Result<()> {
     requires!(namespaces);
     let posts = [("/flush", &["-X", "POST"][..]), ("/reload", &["-X", "POST"]), ("/log", &[])];
     for (admins, status) in [(&["somebody.else"][..], 403), (&["somebody.else", "api.bosh-dns"], 200)] {
@@ -99,7 +99,7 @@ fn where_administrators_are_named_only_they_operate() -> Result<()> {
 }
 
 #[test]
-fn another_user_cannot_lock_operators_out() -> Result<()> {
+fn users_cannot_lock_operators_out() -> Result<()> {
     requires!(namespaces);
     let running = Running::start("apilock", &json!({}))?;
     let certificates = running.folder().join("certificates");

@@ -14,7 +14,7 @@ fn parsed(output: &str) -> Value {
 }
 
 #[test]
-fn commands_tell_people_programs_and_scripts() -> Result<()> {
+fn commands_serve_people_and_scripts() -> Result<()> {
     requires!(namespaces);
     let recursion =
         json!({"disable_recursors": false, "recursors": ["127.0.0.1:1"], "cache": {"enabled": true}});
@@ -69,7 +69,7 @@ fn commands_tell_people_programs_and_scripts() -> Result<()> {
 }
 
 #[test]
-fn a_reload_tells_what_could_not_be_used() -> Result<()> {
+fn reload_reports_rejected_files() -> Result<()> {
     requires!(namespaces);
     let running = Running::start("reload", &json!({}))?;
     assert_eq!(running.cli(&["reload"])?.0, 0);
@@ -85,7 +85,7 @@ fn a_reload_tells_what_could_not_be_used() -> Result<()> {
 }
 
 #[test]
-fn levels_change_at_run_time_and_request_lines_are_bounded() -> Result<()> {
+fn log_levels_change_at_runtime() -> Result<()> {
     requires!(namespaces);
     let running = Running::start("log", &json!({}))?;
     let lines = || {
@@ -111,7 +111,7 @@ fn levels_change_at_run_time_and_request_lines_are_bounded() -> Result<()> {
 }
 
 #[test]
-fn the_tap_shows_live_queries() -> Result<()> {
+fn tap_shows_live_queries() -> Result<()> {
     requires!(namespaces);
     let running = Running::start("tap", &json!({}))?;
     let (code, text, problem) = thread::scope(|scope| {
@@ -149,7 +149,7 @@ fn the_tap_shows_live_queries() -> Result<()> {
 }
 
 #[test]
-fn the_reference_s_environment_is_enough_and_a_missing_server_is_told() -> Result<()> {
+fn cli_accepts_reference_environment() -> Result<()> {
     requires!(namespaces);
     let running = Running::start("env", &json!({}))?;
     let certificates = running.folder().join("certificates");
@@ -169,7 +169,7 @@ fn the_reference_s_environment_is_enough_and_a_missing_server_is_told() -> Resul
 }
 
 #[test]
-fn completions_and_manual_come_from_the_commands() -> Result<()> {
+fn completions_and_manual_cover_commands() -> Result<()> {
     let program = server::program()?;
     for (arguments, part) in [
         (&["completions", "bash"][..], "local-groups"),

@@ -10,7 +10,7 @@ use whole_system_tests::{client, process::wait_until, requirements, requires, se
 use crate::running::{METRICS_PORT, Running};
 
 #[test]
-fn unusable_health_certificates_leave_dns_up_and_health_off() -> Result<()> {
+fn unusable_health_certificates_spare_dns() -> Result<()> {
     requires!(namespaces);
     let settings = json!({"health": {
         "enabled": true, "port": 2345,
@@ -41,7 +41,7 @@ fn values<'a>(unit: &'a str, setting: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn the_unit_is_sound_and_each_of_its_commands_works() -> Result<()> {
+fn systemd_unit_commands_work() -> Result<()> {
     let found = Command::new("systemd-analyze").arg("--version").output().map(drop);
     if !requirements::namespaces() || !requirements::met("systemd-analyze", found) {
         return Ok(());

@@ -22,7 +22,7 @@ use crate::running::RECORDS;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[test]
-fn a_fifo_among_the_alias_files_stops_nothing() -> Result<()> {
+fn fifo_alias_file_is_harmless() -> Result<()> {
     let namespace = Namespace::new("fifo")?;
     let folder = server::folder(RECORDS.as_bytes(), Some(br#"{"db.alias": ["*.db.net.dep.bosh"]}"#))?;
     let mut server = Server::start(

@@ -131,7 +131,7 @@ fn hog(ended: &AtomicBool) -> Result<()> {
 }
 
 #[test]
-fn one_client_with_many_busy_connections_keeps_nobody_out() -> Result<()> {
+fn busy_client_starves_no_client() -> Result<()> {
     requires!(namespaces);
     many_descriptors()?;
     let mut lab = Lab::start("hogs", 4096)?;
@@ -165,7 +165,7 @@ fn one_client_with_many_busy_connections_keeps_nobody_out() -> Result<()> {
 }
 
 #[test]
-fn idle_connections_to_the_metrics_port_take_nothing_from_dns() -> Result<()> {
+fn idle_metrics_connections_spare_dns() -> Result<()> {
     requires!(namespaces);
     many_descriptors()?;
     let mut lab = Lab::start("idle", 1024)?;

@@ -40,7 +40,7 @@ fn dashboard_expressions() -> Result<Vec<String>> {
 }
 
 #[test]
-fn rules_are_sound_and_fire_when_they_should() -> Result<()> {
+fn alert_rules_fire_as_intended() -> Result<()> {
     if !has_prometheus() {
         return Ok(());
     }
@@ -54,7 +54,7 @@ fn rules_are_sound_and_fire_when_they_should() -> Result<()> {
 }
 
 #[test]
-fn dashboard_and_rules_use_only_metrics_that_exist() -> Result<()> {
+fn dashboard_metrics_exist() -> Result<()> {
     let names = include_str!("../../../dns-user/platform/src/metrics/names.rs");
     let known: BTreeSet<&str> = names.split('"').filter(|text| text.contains('_')).collect();
     let rules = fs::read_to_string(deploy().join("prometheus/rules.yml"))?;
@@ -74,7 +74,7 @@ fn dashboard_and_rules_use_only_metrics_that_exist() -> Result<()> {
 }
 
 #[test]
-fn prometheus_scrapes_what_the_server_counts() -> Result<()> {
+fn prometheus_scrapes_server_metrics() -> Result<()> {
     if !requirements::namespaces() || !has_prometheus() {
         return Ok(());
     }
@@ -146,7 +146,7 @@ fn prometheus_scrapes_what_the_server_counts() -> Result<()> {
 }
 
 #[test]
-fn probes_tell_life_from_readiness() -> Result<()> {
+fn probes_separate_liveness_from_readiness() -> Result<()> {
     requires!(namespaces);
     let running = Running::start("probe", &json!({}))?;
     let status = |path: &str| {
@@ -163,7 +163,7 @@ fn probes_tell_life_from_readiness() -> Result<()> {
 }
 
 #[test]
-fn replies_of_the_interface_are_counted_and_seen() -> Result<()> {
+fn interface_replies_are_counted() -> Result<()> {
     requires!(namespaces, bpf);
     let running = Running::start("fast", &json!({"xdp": {"mode": "auto", "interfaces": ["lo"]}}))?;
     let metric = |name: &str| -> Option<f64> {

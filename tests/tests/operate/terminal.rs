@@ -27,7 +27,7 @@ const ROWS: usize = 40;
 const COLUMNS: usize = 140;
 
 #[test]
-fn top_draws_what_is_hot_and_quits() -> Result<()> {
+fn top_draws_hot_names() -> Result<()> {
     requires!(namespaces);
     let running = Running::start("top", &json!({}))?;
     let size = Winsize { ws_row: ROWS as u16, ws_col: COLUMNS as u16, ws_xpixel: 0, ws_ypixel: 0 };

@@ -21,7 +21,7 @@ use whole_system_tests::{
 };
 
 #[test]
-fn with_root_hot_names_are_the_interface_s_and_top_shows_it() -> Result<()> {
+fn try_as_root_uses_interface() -> Result<()> {
     requires!(namespaces, bpf);
     let namespace = Namespace::new("try")?;
     let mut command = namespace.command(server::program()?)?;

@@ -372,7 +372,7 @@ fn table() -> Vec<Fixture> {
 }
 
 #[test]
-fn the_table_holds_at_every_hook() {
+fn fixtures_hold_at_every_hook() {
     let Some(mut program) = load() else { return };
     let world = world();
     install(&mut program, &world);
@@ -398,7 +398,7 @@ fn the_table_holds_at_every_hook() {
 }
 
 #[test]
-fn a_finished_checksum_that_looks_unfinished_is_told_by_tc() {
+fn tc_distinguishes_ambiguous_checksums() {
     let Some(mut program) = load() else { return };
     let world = world();
     install(&mut program, &world);
@@ -431,7 +431,7 @@ fn a_finished_checksum_that_looks_unfinished_is_told_by_tc() {
 }
 
 #[test]
-fn where_an_unfinished_checksum_is_to_be_finished_stays_where_it_is() {
+fn partial_checksum_offset_is_kept() {
     let Some(mut program) = load() else { return };
     for (name_len, grows_past_the_tail) in [(3, false), (150, true)] {
         let query = long_query(&mut program, name_len);
@@ -456,7 +456,7 @@ fn where_an_unfinished_checksum_is_to_be_finished_stays_where_it_is() {
 const LONG_LIST: u32 = 214;
 
 #[test]
-fn long_replies_find_room_before_the_packet_or_at_both_ends() {
+fn long_replies_find_room() {
     let Some(mut program) = load() else { return };
     let mut world = world();
     let list = Published {
@@ -499,7 +499,7 @@ fn long_replies_find_room_before_the_packet_or_at_both_ends() {
 }
 
 #[test]
-fn packet_without_room_goes_up_untouched() {
+fn packet_without_room_is_passed() {
     /// Bytes that a driver left before the packet: the kernel moves them with its
     /// start. As much as older kernels take (Linux 6.1).
     const METADATA: usize = 32;
@@ -577,7 +577,7 @@ fn only_admitted_endpoints_are_answered() {
 }
 
 #[test]
-fn one_query_a_second_is_a_probe() {
+fn probe_rate_is_limited() {
     let Some(mut program) = load() else { return };
     install(&mut program, &world());
     let frame = Datagram::v6(Query::new("v4-3.bosh", A).bytes()).frame();

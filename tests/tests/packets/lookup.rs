@@ -35,7 +35,7 @@ fn answer(program: &mut Program, hook: Hook, name: &str) -> Option<u8> {
 }
 
 #[test]
-fn a_replaced_entry_is_answered_from_no_more() {
+fn replaced_entry_is_not_used() {
     let Some(mut program) = load() else { return };
     install(&mut program, &world());
     let name = wire("changing.bosh");
@@ -48,7 +48,7 @@ fn a_replaced_entry_is_answered_from_no_more() {
 }
 
 #[test]
-fn names_that_had_to_go_to_the_other_bucket_are_found() {
+fn displaced_names_are_found() {
     let Some(mut program) = load() else { return };
     install(&mut program, &World { published: HashMap::new(), ..world() });
     let seed = program.control().hash_seed;

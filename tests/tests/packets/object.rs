@@ -20,7 +20,7 @@ const LAST_OF_5_15: i32 = 175;
 const EM_BPF: u16 = 247;
 
 #[test]
-fn no_helper_is_newer_than_linux_5_15() {
+fn helpers_exist_in_linux_5_15() {
     let mut helpers: BTreeMap<i32, usize> = BTreeMap::new();
     for code in code_sections(dns_fastpath::OBJECT) {
         for instruction in code.chunks_exact(8) {
@@ -82,7 +82,7 @@ fn the_verifier_has_room_left() {
 }
 
 #[test]
-fn an_answer_stamps_its_entry() {
+fn answer_stamps_entry() {
     let Some(mut program) = load() else { return };
     install(&mut program, &world());
     let name = wire("v4-3.bosh");
@@ -101,7 +101,7 @@ fn an_answer_stamps_its_entry() {
 }
 
 #[test]
-fn replies_are_counted_by_type_and_code() {
+fn replies_are_counted_by_type() {
     let Some(mut program) = load() else { return };
     install(&mut program, &world());
     let before = program.counters();
@@ -120,7 +120,7 @@ fn replies_are_counted_by_type_and_code() {
 }
 
 #[test]
-fn an_entry_of_another_name_is_not_used() {
+fn hash_collision_is_not_answered() {
     let Some(mut program) = load() else { return };
     let world = world();
     install(&mut program, &world);
@@ -173,7 +173,7 @@ fn tap_reports_queries_and_replies() {
 }
 
 #[test]
-fn tap_samples_alternating_queries_evenly() {
+fn tap_samples_queries_evenly() {
     use dns_common::tap::TapEvent;
     use zerocopy::FromBytes as _;
 

@@ -47,7 +47,7 @@ fn other_kernel_6_12_for_clouds() -> Result<()> {
 
 #[test]
 #[ignore = "`cargo xtask kernel-test IMAGE` names a kernel and runs it"]
-fn the_kernel_that_is_named() -> Result<()> {
+fn named_kernel() -> Result<()> {
     let image = env::var_os("KERNEL_IMAGE").context("KERNEL_IMAGE names no kernel")?;
     let modules = env::var_os("KERNEL_MODULES").map(PathBuf::from);
     Kernel { image: image.into(), modules }.try_everything()

@@ -43,7 +43,7 @@ fn is_dropped(program: &mut Program, hook: Hook, frame: &[u8], otherwise: Outcom
 }
 
 #[test]
-fn only_what_would_go_up_is_shed() {
+fn hot_names_are_not_shed() {
     let Some(mut program) = load() else { return };
     install(&mut program, &world());
     shed(&mut program, NONE);
@@ -60,7 +60,7 @@ fn only_what_would_go_up_is_shed() {
 }
 
 #[test]
-fn an_order_ends_by_itself_and_with_the_lease() {
+fn shedding_ends_with_lease() {
     let Some(mut program) = load() else { return };
     install(&mut program, &world());
     let frame = miss(Ipv4Addr::new(10, 0, 0, 77).into()).frame();
@@ -76,7 +76,7 @@ fn an_order_ends_by_itself_and_with_the_lease() {
 }
 
 #[test]
-fn clients_are_told_apart_by_the_end_of_their_address() {
+fn clients_hash_by_address_suffix() {
     let Some(mut program) = load() else { return };
     install(&mut program, &world());
     let clients = (1..=20).flat_map(|last| {
@@ -104,7 +104,7 @@ fn clients_are_told_apart_by_the_end_of_their_address() {
 }
 
 #[test]
-fn a_share_is_as_large_as_it_was_ordered() {
+fn shed_share_matches_order() {
     /// Queries, a quarter of which goes up.
     const QUERIES: u32 = 4000;
     let Some(mut program) = load() else { return };

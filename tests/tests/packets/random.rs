@@ -18,7 +18,7 @@ const PACKETS: usize = 15_000;
 const PROGRESS: usize = 1_000_000;
 
 #[test]
-fn random_and_mutated_packets_are_treated_as_the_model_says() {
+fn random_packets_match_model() {
     let Some(mut program) = load() else { return };
     let mut world = world();
     let seed =
@@ -117,7 +117,7 @@ fn random_frame(rng: &mut Rng, names: &[Vec<u8>]) -> Vec<u8> {
 }
 
 #[test]
-fn names_of_every_length_are_answered() {
+fn every_name_length_is_answered() {
     let Some(mut program) = load() else { return };
     let world = world();
     install(&mut program, &world);
@@ -139,7 +139,7 @@ fn names_of_every_length_are_answered() {
 }
 
 #[test]
-fn frames_cut_short_anywhere_go_up() {
+fn truncated_frames_are_passed() {
     let Some(mut program) = load() else { return };
     let world = world();
     install(&mut program, &world);
@@ -174,7 +174,7 @@ fn frames_cut_short_anywhere_go_up() {
 }
 
 #[test]
-fn our_own_reply_goes_up() {
+fn own_reply_is_passed() {
     let Some(mut program) = load() else { return };
     let mut world = world();
     // On `lo` the client's address and port may be the server's own.
@@ -190,7 +190,7 @@ fn our_own_reply_goes_up() {
 }
 
 #[test]
-fn all_sixteen_endpoints_are_served() {
+fn sixteen_endpoints_are_served() {
     let Some(mut program) = load() else { return };
     let mut world = world();
     world.endpoints = (0..16u16)

@@ -43,7 +43,7 @@ fn orders(name: &str, qtype: u16, opt: Option<Opt>) -> Option<Vec<Vec<usize>>> {
 const BOUND: f64 = 6.0;
 
 #[test]
-fn each_address_is_equally_often_first_and_each_pair_equally_often_adjacent() {
+fn shuffle_is_uniform_by_position() {
     for (name, qtype, count) in [("v4-3.bosh", A, 3), ("v4-10.bosh", A, 10), ("v6-3.bosh", AAAA, 3)] {
         let Some(orders) = orders(name, qtype, None) else { return };
         let mut at_place = vec![vec![0; count]; count];
@@ -66,7 +66,7 @@ fn each_address_is_equally_often_first_and_each_pair_equally_often_adjacent() {
 }
 
 #[test]
-fn all_orders_of_three_are_equally_likely() {
+fn orders_of_three_are_uniform() {
     let Some(orders) = orders("v4-3.bosh", A, None) else { return };
     let mut counts: HashMap<Vec<usize>, usize> = HashMap::new();
     for order in orders {
@@ -77,7 +77,7 @@ fn all_orders_of_three_are_equally_likely() {
 }
 
 #[test]
-fn a_cut_reply_holds_each_address_equally_often() {
+fn truncated_replies_sample_uniformly() {
     let Some(orders) = orders("v4-60.bosh", A, Some(Opt::new(512))) else { return };
     let mut counts = vec![0; 60];
     for order in &orders {
@@ -90,7 +90,7 @@ fn a_cut_reply_holds_each_address_equally_often() {
 }
 
 #[test]
-fn one_reply_tells_nothing_of_the_next() {
+fn successive_shuffles_are_independent() {
     let Some(orders) = orders("v4-3.bosh", A, None) else { return };
     // Which address is first, and which was first in the reply before.
     let mut counts = [0; 9];

@@ -24,7 +24,7 @@ const SHARE: usize = 4096;
 const FLOOD: u16 = 6000;
 
 #[test]
-fn a_flood_takes_half_of_the_places() -> Result<()> {
+fn flood_is_limited_per_client() -> Result<()> {
     let Some(namespace) = namespace("bound")? else { return Ok(()) };
     let silent = Scripted::silent(&namespace, loopback(10))?;
     let handler = Scripted::start(&namespace, loopback(11), |asked| {

@@ -93,7 +93,7 @@ fn many_clients_share_one_query() -> Result<()> {
 }
 
 #[test]
-fn ttls_count_down_and_denials_are_kept_by_their_soa() -> Result<()> {
+fn ttls_count_down() -> Result<()> {
     let Some(namespace) = namespace("ttl")? else { return Ok(()) };
     let recursor = Scripted::start(&namespace, loopback(10), |asked| {
         let name = asked.name();
@@ -144,7 +144,7 @@ fn ttls_count_down_and_denials_are_kept_by_their_soa() -> Result<()> {
 }
 
 #[test]
-fn do_cd_type_and_class_are_kept_apart() -> Result<()> {
+fn cache_key_includes_flags() -> Result<()> {
     let Some(namespace) = namespace("apart")? else { return Ok(()) };
     let recursor = Scripted::answering(&namespace, loopback(10), ADDRESS)?;
     let lab = Lab::start(&namespace, &[loopback(10)], &json!({"cache": {"enabled": true}}))?;
@@ -177,7 +177,7 @@ fn do_cd_type_and_class_are_kept_apart() -> Result<()> {
 }
 
 #[test]
-fn stale_answers_are_better_than_none() -> Result<()> {
+fn stale_answers_bridge_outages() -> Result<()> {
     let Some(namespace) = namespace("stale")? else { return Ok(()) };
     let brief = Scripted::start(&namespace, loopback(10), |asked| vec![asked.answer(ADDRESS, 5).into()])?;
     let settings = json!({"cache": {"enabled": true, "serve_stale": "1h"}, "recursor_timeout": "200ms"});
@@ -201,7 +201,7 @@ fn stale_answers_are_better_than_none() -> Result<()> {
 }
 
 #[test]
-fn identical_questions_travel_once_whatever_their_edns() -> Result<()> {
+fn identical_questions_are_coalesced() -> Result<()> {
     const CLIENTS: u16 = 200;
     let Some(namespace) = namespace("once")? else { return Ok(()) };
     for cache in [true, false] {

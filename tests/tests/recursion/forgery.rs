@@ -89,7 +89,7 @@ fn forged_replies_are_dropped() -> Result<()> {
 }
 
 #[test]
-fn ids_ports_and_letter_case_cannot_be_guessed() -> Result<()> {
+fn query_ids_are_random() -> Result<()> {
     let Some(namespace) = namespace("guess")? else { return Ok(()) };
     let recursor = Scripted::answering(&namespace, loopback(10), TRUE)?;
     let lab = Lab::start(&namespace, &[loopback(10)], &json!({"recursor_0x20": true}))?;
@@ -111,7 +111,7 @@ fn ids_ports_and_letter_case_cannot_be_guessed() -> Result<()> {
 }
 
 #[test]
-fn questions_by_subnet_are_asked_a_few_times_at_once() -> Result<()> {
+fn subnet_queries_are_limited() -> Result<()> {
     const CLIENTS: u16 = 100;
     /// Sockets of the server for one recursor; two threads may choose the same.
     const MOST: usize = 8 + 2;
@@ -150,7 +150,7 @@ fn questions_by_subnet_are_asked_a_few_times_at_once() -> Result<()> {
 }
 
 #[test]
-fn recursors_that_change_the_letter_case_are_of_use_all_the_same() -> Result<()> {
+fn case_changing_recursors_are_accepted() -> Result<()> {
     let Some(namespace) = namespace("lower")? else { return Ok(()) };
     let _recursor = Scripted::start(&namespace, loopback(10), |asked| {
         let mut reply = asked.answer(TRUE, 300);

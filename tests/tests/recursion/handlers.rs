@@ -152,7 +152,7 @@ fn start<'a>(namespace: &'a Namespace, ca: &Path) -> Result<Lab<'a>> {
 }
 
 #[test]
-fn https_handlers_give_every_type_of_record() -> Result<()> {
+fn https_handlers_return_every_type() -> Result<()> {
     let Some(namespace) = namespace("https")? else { return Ok(()) };
     let folder = TempDir::with_prefix("bdx-https-")?;
     let ca = write_certificates(folder.path())?;
@@ -191,7 +191,7 @@ fn https_handlers_give_every_type_of_record() -> Result<()> {
 }
 
 #[test]
-fn untrusted_https_servers_are_asked_nothing() -> Result<()> {
+fn untrusted_https_servers_are_rejected() -> Result<()> {
     let Some(namespace) = namespace("untrusted")? else { return Ok(()) };
     let (folder, other) = (TempDir::with_prefix("bdx-https-")?, TempDir::with_prefix("bdx-https-")?);
     write_certificates(folder.path())?;
@@ -204,7 +204,7 @@ fn untrusted_https_servers_are_asked_nothing() -> Result<()> {
 }
 
 #[test]
-fn the_longest_handler_answers_and_denials_deny() -> Result<()> {
+fn longest_handler_domain_wins() -> Result<()> {
     let Some(namespace) = namespace("longest")? else { return Ok(()) };
     let wide = Scripted::answering(&namespace, super::lab::loopback(10), [192, 0, 2, 10].into())?;
     let narrow = Scripted::answering(&namespace, super::lab::loopback(11), [192, 0, 2, 11].into())?;

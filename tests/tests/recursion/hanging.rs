@@ -57,7 +57,7 @@ fn flood(done: &AtomicBool) -> Result<()> {
 }
 
 #[test]
-fn a_hanging_recursor_delays_no_other_answer() -> Result<()> {
+fn hanging_recursor_delays_no_answer() -> Result<()> {
     let Some(namespace) = namespace("delay")? else { return Ok(()) };
     let hanging = Scripted::silent(&namespace, loopback(10))?;
     let other = Ipv4Addr::new(192, 0, 2, 9);

@@ -155,7 +155,7 @@ fn ask_in_all_ways(
 }
 
 #[test]
-fn a_reply_that_lies_is_neither_passed_on_nor_kept() -> Result<()> {
+fn malformed_replies_are_not_cached() -> Result<()> {
     let Some(namespace) = namespace("lies")? else { return Ok(()) };
     let liar =
         Scripted::start(&namespace, loopback(10), |asked| vec![Say { bytes: lie(asked), from: None }])?;
@@ -183,7 +183,7 @@ fn a_reply_that_lies_is_neither_passed_on_nor_kept() -> Result<()> {
 }
 
 #[test]
-fn behind_a_liar_the_next_recursor_answers() -> Result<()> {
+fn next_recursor_replaces_liar() -> Result<()> {
     let Some(namespace) = namespace("liar")? else { return Ok(()) };
     let _liar =
         Scripted::start(&namespace, loopback(10), |asked| vec![Say { bytes: lie(asked), from: None }])?;

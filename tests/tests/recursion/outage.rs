@@ -107,7 +107,7 @@ fn under_load(lab: &Lab<'_>, phases: impl FnOnce(&Seen) -> Result<()>) -> Result
 }
 
 #[test]
-fn hanging_recursors_lose_their_preference_and_get_it_back() -> Result<()> {
+fn hanging_recursors_regain_preference() -> Result<()> {
     let Some(namespace) = namespace("hang")?.filter(|_| installed()) else { return Ok(()) };
     let zones = Zones::new()?;
     let named = zones.named(&namespace, loopback(10))?;
@@ -135,7 +135,7 @@ fn hanging_recursors_lose_their_preference_and_get_it_back() -> Result<()> {
 }
 
 #[test]
-fn killed_recursors_are_used_again_once_they_are_back() -> Result<()> {
+fn restarted_recursors_are_used_again() -> Result<()> {
     let Some(namespace) = namespace("kill")?.filter(|_| installed()) else { return Ok(()) };
     let zones = Zones::new()?;
     let named = zones.named(&namespace, loopback(10))?;

@@ -134,7 +134,7 @@ fn signed_answers_pass_through_unharmed() -> Result<()> {
 }
 
 #[test]
-fn the_cache_keeps_signed_and_plain_answers_apart() -> Result<()> {
+fn cache_separates_signed_answers() -> Result<()> {
     let Some((_named, unbound, _zones, namespace)) = servers("signedcache")? else { return Ok(()) };
     let lab = Lab::start(&namespace, &[unbound.address], &json!({"cache": {"enabled": true}}))?;
     let signed = query("www.signed.test.", RecordType::A, 1232, true, false)?;
@@ -155,7 +155,7 @@ fn the_cache_keeps_signed_and_plain_answers_apart() -> Result<()> {
 }
 
 #[test]
-fn large_answers_come_whole_or_marked_as_cut() -> Result<()> {
+fn large_answers_are_marked_truncated() -> Result<()> {
     let Some((named, unbound, _zones, namespace)) = servers("large")? else { return Ok(()) };
     for recursor in [&named, &unbound] {
         let lab = Lab::start(&namespace, &[recursor.address], &json!({}))?;

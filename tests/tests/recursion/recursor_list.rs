@@ -106,7 +106,7 @@ fn wait_for(lab: &Lab<'_>, n: usize) -> Result<()> {
 }
 
 #[test]
-fn resolv_conf_is_followed() -> Result<()> {
+fn resolv_conf_changes_are_followed() -> Result<()> {
     let Some(namespace) = addressed("resolv")? else { return Ok(()) };
     let recursors = [0, 1, 2, 4].map(|n| Scripted::answering(&namespace, address(n), answer(n)));
     let [first, excluded, third, sixth] = recursors;
@@ -141,7 +141,7 @@ fn resolv_conf_is_followed() -> Result<()> {
 }
 
 #[test]
-fn exclusions_hold_for_configured_recursors_and_ipv6_is_as_good() -> Result<()> {
+fn exclusions_apply_to_configured_recursors() -> Result<()> {
     let Some(namespace) = addressed("exclude")? else { return Ok(()) };
     let excluded = Scripted::answering(&namespace, address(0), answer(0))?;
     let sixth = Scripted::answering(&namespace, address(4), answer(4))?;
@@ -162,7 +162,7 @@ fn exclusions_hold_for_configured_recursors_and_ipv6_is_as_good() -> Result<()> 
 }
 
 #[test]
-fn without_any_recursor_the_answer_is_servfail() -> Result<()> {
+fn missing_recursors_give_servfail() -> Result<()> {
     let Some(namespace) = addressed("nobody")? else { return Ok(()) };
     let etc = Etc::new("# none\n")?;
     let lab = etc.server(&namespace, &json!({}))?;
@@ -174,7 +174,7 @@ fn without_any_recursor_the_answer_is_servfail() -> Result<()> {
 }
 
 #[test]
-fn behind_a_wildcard_we_do_not_ask_ourselves() -> Result<()> {
+fn wildcard_listener_excludes_own_addresses() -> Result<()> {
     let Some(namespace) = addressed("wildcard")? else { return Ok(()) };
     // Our own address, as on every BOSH VM, although the configuration does not name it.
     let etc = Etc::new("nameserver 10.9.0.9\nnameserver fd09::1\n")?;

@@ -94,7 +94,7 @@ fn belongs(query: &Message, reply: &Message) -> bool {
 }
 
 #[test]
-fn the_truth_is_told_by_default() -> Result<()> {
+fn failures_give_servfail_by_default() -> Result<()> {
     let Some(namespace) = namespace("truth")? else { return Ok(()) };
     let (lab, recursors) = start(&namespace, "truthful")?;
     for &(first, second, truth) in TRUTHS {
@@ -115,7 +115,7 @@ fn the_truth_is_told_by_default() -> Result<()> {
 }
 
 #[test]
-fn with_nxdomain_configured_every_failure_is_one() -> Result<()> {
+fn configured_nxdomain_replaces_failures() -> Result<()> {
     let Some(namespace) = namespace("nxdomain")? else { return Ok(()) };
     let (lab, _recursors) = start(&namespace, "nxdomain")?;
     for &(first, second, truth) in TRUTHS {
@@ -128,7 +128,7 @@ fn with_nxdomain_configured_every_failure_is_one() -> Result<()> {
 }
 
 #[test]
-fn closed_ports_are_noticed_at_once() -> Result<()> {
+fn closed_ports_fail_fast() -> Result<()> {
     let Some(namespace) = namespace("closed")? else { return Ok(()) };
     // Should ICMP be overlooked, the client would lose patience first.
     let settings = json!({"recursor_timeout": "1m", "request_timeout": "2m"});
@@ -155,7 +155,7 @@ fn without_recursors_queries_are_refused() -> Result<()> {
 }
 
 #[test]
-fn failures_by_tcp_are_told_as_truly() -> Result<()> {
+fn tcp_failures_match_udp() -> Result<()> {
     let Some(namespace) = namespace("tcptruth")? else { return Ok(()) };
     let (lab, _recursors) = start(&namespace, "truthful")?;
     for (first, second, truth) in [

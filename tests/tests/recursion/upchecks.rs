@@ -13,7 +13,7 @@ use super::{
 };
 
 #[test]
-fn upcheck_names_are_ours_whatever_else_there_is() -> Result<()> {
+fn upcheck_names_precede_records() -> Result<()> {
     let Some(namespace) = namespace("upcheck")? else { return Ok(()) };
     let recursor = Scripted::answering(&namespace, loopback(10), [192, 0, 2, 1].into())?;
     let settings = json!({
@@ -36,7 +36,7 @@ fn upcheck_names_are_ours_whatever_else_there_is() -> Result<()> {
 }
 
 #[test]
-fn a_server_that_cannot_answer_itself_ends() -> Result<()> {
+fn failed_self_check_ends_server() -> Result<()> {
     let Some(namespace) = namespace("ends")? else { return Ok(()) };
     // A name that does not exist: its question to itself brings no address.
     let settings = json!({

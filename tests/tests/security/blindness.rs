@@ -70,17 +70,17 @@ fn tells(label: &str, client: Client, cause: &str) {
 }
 
 #[test]
-fn an_expired_client_certificate_is_reported() {
+fn expired_client_certificate_is_reported() {
     tells("expired", Client::Expired, "own certificate has expired");
 }
 
 #[test]
-fn a_future_client_certificate_is_reported() {
+fn future_client_certificate_is_reported() {
     tells("future", Client::NotYetValid, "own certificate is not valid yet");
 }
 
 #[test]
-fn another_ca_is_reported() {
+fn foreign_ca_is_reported() {
     tells("otherca", Client::OtherCa, "none of 3 checked instances can be asked");
 }
 

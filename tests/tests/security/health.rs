@@ -65,24 +65,24 @@ fn of_process(pid: &str) -> u64 {
 }
 
 #[test]
-fn one_byte_chunks_take_bounded_memory() {
+fn tiny_chunks_take_bounded_memory() {
     let head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n".to_vec();
     let grown = growth(60, &Says::Flood { head, again: b"1\r\nx\r\n".to_vec() });
     assert!(grown < 96 << 20, "{grown} bytes");
 }
 
 #[test]
-fn endless_informational_responses_end_a_check() {
+fn endless_informational_responses_fail_check() {
     growth(4, &Says::Flood { head: Vec::new(), again: b"HTTP/1.1 100 Continue\r\n\r\n".to_vec() });
 }
 
 #[test]
-fn endless_headers_end_a_check() {
+fn endless_headers_fail_check() {
     growth(4, &Says::Flood { head: b"HTTP/1.1 200 OK\r\n".to_vec(), again: b"X: y\r\n".to_vec() });
 }
 
 #[test]
-fn reports_of_very_many_groups_are_refused() {
+fn oversized_group_reports_are_refused() {
     let groups: Vec<String> = (0..48_000).map(|group| format!("\"{group}\":\"failing\"")).collect();
     let report = format!("{{\"state\":\"running\",\"group_state\":{{{}}}}}", groups.join(","));
     let grown = growth(60, &Says::Body(report));

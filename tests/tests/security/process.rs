@@ -13,7 +13,7 @@ use whole_system_tests::{
 const NOBODY: u32 = 65534;
 
 #[test]
-fn a_server_gives_up_privileges_for_good() {
+fn server_drops_privileges_permanently() {
     requires!(namespaces);
     Namespace::new("process").unwrap().run(inspect).unwrap();
 }

@@ -14,7 +14,7 @@ use whole_system_tests::{
 const HOSTILE: &str = "web\u{1b}[2J\u{9b}2J\u{202e}x\u{7}";
 
 #[test]
-fn no_command_passes_escape_sequences_on() {
+fn commands_strip_escape_sequences() {
     requires!(namespaces);
     Namespace::new("escape").unwrap().run(commands).unwrap();
 }

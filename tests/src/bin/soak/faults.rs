@@ -1,4 +1,4 @@
-//! What goes wrong: one fault at a time, chosen and measured by the seed.
+//! Fault injection: one fault at a time, its kind and length derived from the seed.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +23,7 @@ use crate::{
     surroundings::Surroundings,
 };
 
-/// How long something may take that has no reason to take long.
+/// Limit for operations that should finish quickly.
 const LIMIT: Duration = Duration::from_secs(10);
 
 const FAULTS: &[Fault] = &[
@@ -43,40 +43,36 @@ const FAULTS: &[Fault] = &[
     Fault { name: "hostile packets", throw: |faults, random| faults.attack(random) },
 ];
 
-/// Something that goes wrong.
+/// A kind of fault.
 struct Fault {
     name: &'static str,
-    /// Does it and undoes it.
+    /// Injects the fault and reverts it.
     throw: fn(&mut Faults<'_>, &mut Rng) -> Result<()>,
 }
 
-/// Where a server runs, and what it has there.
+/// The surroundings of a server under test.
 type Around<'a> = (&'a Namespace, &'a Bpffs, &'a Surroundings, &'a Recursor);
 
-/// Throws faults at a server.
+/// Injects faults into a server.
 pub(crate) struct Faults<'a> {
-    /// Where the server runs.
     namespace: &'a Namespace,
-    /// Where its maps are pinned.
     bpffs: &'a Bpffs,
-    /// Its disk, certificates, clock.
     surroundings: &'a Surroundings,
     recursor: &'a Recursor,
     server: Server,
-    /// Is told what goes on.
+    /// Informed of running faults.
     load: &'a Load,
-    /// Is told what is written.
+    /// Informed of written files.
     model: &'a Model,
-    /// Whether the alias is there.
+    /// Whether the alias file exists.
     alias: bool,
-    /// How often each was thrown.
+    /// Number of faults injected, by kind.
     thrown: BTreeMap<&'static str, u32>,
-    /// Most memory of the server by minute, in KiB.
+    /// Peak resident memory of the server per minute, in KiB.
     memory: Vec<u64>,
 }
 
 impl<'a> Faults<'a> {
-    /// Nothing was thrown yet.
     pub(crate) fn new(
         (namespace, bpffs, surroundings, recursor): Around<'a>,
         server: Server,
@@ -87,7 +83,7 @@ impl<'a> Faults<'a> {
         Self { namespace, bpffs, surroundings, recursor, server, load, model, alias: false, thrown, memory }
     }
 
-    /// Throws faults until the time is over.
+    /// Injects faults until `length` has passed.
     pub(crate) fn throw(&mut self, mut random: Rng, begin: Instant, length: Duration) -> Result<()> {
         thread::sleep(QUIET);
         while begin.elapsed() + QUIET < length {
@@ -105,14 +101,14 @@ impl<'a> Faults<'a> {
         Ok(())
     }
 
-    /// The last lines of the server's log.
+    /// Returns the last lines of the server's log.
     fn log_end(&self) -> String {
         let log = self.server.log();
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(12)..].join("\n")
     }
 
-    /// Notes the server's resident memory.
+    /// Records the server's resident memory.
     fn note_memory(&mut self, begin: Instant) -> Result<()> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.server.pid()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("VmRSS")?;
@@ -123,7 +119,7 @@ impl<'a> Faults<'a> {
         Ok(())
     }
 
-    /// Prints what was thrown, and the server's memory.
+    /// Prints the injected faults and the server's memory.
     pub(crate) fn report(&self) {
         for (name, count) in &self.thrown {
             println!("{count:6} × {name}");
@@ -132,13 +128,13 @@ impl<'a> Faults<'a> {
         println!("memory, most of each minute, MiB: {}", mib.join(" "));
     }
 
-    /// Tells that userspace was just taken away, and until when interfaces answer.
+    /// Reports that userspace stopped, and until when interfaces answer.
     fn userspace_went(&self) -> Result<()> {
         self.load.interfaces_answer_until(lease::ends(self.bpffs)?);
         Ok(())
     }
 
-    /// Ends the server without asking and starts it again a little later: within the lease.
+    /// Kills the server and restarts it before the lease expires.
     fn kill(&mut self, random: &mut Rng) -> Result<()> {
         self.load.userspace_goes();
         self.server.process().kill(LIMIT)?;
@@ -149,7 +145,7 @@ impl<'a> Faults<'a> {
         Ok(())
     }
 
-    /// Stops the server for a while: within the lease.
+    /// Stops the server with SIGSTOP for less than the lease.
     fn stop(&mut self, random: &mut Rng) -> Result<()> {
         self.load.userspace_goes();
         self.server.process().signal(Signal::SIGSTOP)?;
@@ -160,7 +156,7 @@ impl<'a> Faults<'a> {
         Ok(())
     }
 
-    /// Has everything read again.
+    /// Reloads all files.
     fn reload(&mut self, random: &mut Rng) -> Result<()> {
         for _ in 0..random.u8(1..20) {
             self.server.process().signal(Signal::SIGHUP)?;
@@ -169,7 +165,7 @@ impl<'a> Faults<'a> {
         Ok(())
     }
 
-    /// Replaces the records 50 times a second.
+    /// Replaces the records 50 times per second.
     fn flap(&mut self, random: &mut Rng) -> Result<()> {
         for _ in 0..random.u16(1..250) {
             self.write_records()?;
@@ -178,7 +174,7 @@ impl<'a> Faults<'a> {
         Ok(())
     }
 
-    /// Puts records in their place that cannot be read, then good ones.
+    /// Installs unreadable records, then valid ones.
     fn break_records(&mut self, random: &mut Rng) -> Result<()> {
         let file = self.server.folder.path().join("records.json");
         let good = fs::read(&file)?;
@@ -187,14 +183,14 @@ impl<'a> Faults<'a> {
         self.write_records()
     }
 
-    /// Writes the next records.
+    /// Installs the next version of the records.
     fn write_records(&self) -> Result<()> {
         replace(&self.server.folder.path().join("records.json"), &self.model.next_records())?;
         self.model.records_written();
         Ok(())
     }
 
-    /// Writes or removes the alias file.
+    /// Creates or removes the alias file.
     fn change_alias(&mut self, _: &mut Rng) -> Result<()> {
         let file = self.server.folder.path().join("aliases/web.json");
         self.alias = !self.alias;
@@ -202,7 +198,7 @@ impl<'a> Faults<'a> {
         if self.alias { replace(&file, &Model::alias_file()) } else { Ok(fs::remove_file(file)?) }
     }
 
-    /// Writes and removes handlers for names that nobody asks for.
+    /// Creates and removes handlers for names without queries.
     fn change_handlers(&mut self, random: &mut Rng) -> Result<()> {
         let file = self.server.folder.path().join("handlers/deny.json");
         for number in 0..random.u8(1..6) {
@@ -213,7 +209,7 @@ impl<'a> Faults<'a> {
         Ok(fs::remove_file(file)?)
     }
 
-    /// Makes and removes interfaces.
+    /// Creates and removes interfaces.
     fn change_interfaces(&mut self, random: &mut Rng) -> Result<()> {
         for _ in 0..random.u8(1..8) {
             self.namespace.ip(&["link", "add", "soak0", "type", "veth", "peer", "name", "soak1"])?;
@@ -225,7 +221,7 @@ impl<'a> Faults<'a> {
         Ok(())
     }
 
-    /// Asks for names that all mean something and that nobody will ask for again.
+    /// Queries valid names, each only once.
     fn flood(&mut self, random: &mut Rng) -> Result<()> {
         let count = random.u32(1000..20_000);
         let begin = random.u32(..);
@@ -235,7 +231,7 @@ impl<'a> Faults<'a> {
         })
     }
 
-    /// Sends noise, and queries with a few bytes changed or cut.
+    /// Sends noise and queries with a few bytes modified or cut off.
     fn attack(&mut self, random: &mut Rng) -> Result<()> {
         let query = client::query("q-s0.q-g1.bosh.", RecordType::A, Some(1232))?.to_vec()?;
         let mut random = random.fork();
@@ -250,7 +246,7 @@ impl<'a> Faults<'a> {
         })
     }
 
-    /// Nobody answers what is not ours.
+    /// The recursor stops answering.
     fn silence_recursor(&mut self, random: &mut Rng) -> Result<()> {
         self.recursor.live(false);
         thread::sleep(Duration::from_millis(random.u64(100..8000)));
@@ -258,7 +254,7 @@ impl<'a> Faults<'a> {
         Ok(())
     }
 
-    /// New certificates, some of them useless at first.
+    /// Rotates certificates; some of the new ones are unusable at first.
     fn rotate(&mut self, random: &mut Rng) -> Result<()> {
         for _ in 0..random.u8(1..5) {
             if random.bool() {
@@ -271,7 +267,7 @@ impl<'a> Faults<'a> {
         Ok(())
     }
 
-    /// The log has no room left, while there is much to say.
+    /// Fills the disk of the log while the server logs a lot.
     fn fill_disk(&mut self, random: &mut Rng) -> Result<()> {
         self.surroundings.fill_disk()?;
         let done = self.reload(random);
@@ -280,19 +276,19 @@ impl<'a> Faults<'a> {
         done
     }
 
-    /// As [`Self::kill`]; the successor's monotonic clock is another one. The time of day belongs
-    /// to the whole machine.
+    /// Like [`Self::kill`], but the restarted server sees another monotonic clock. The wall clock
+    /// is left alone because it belongs to the whole machine.
     fn move_clock(&mut self, random: &mut Rng) -> Result<()> {
         self.surroundings.set_clock_ahead(random.u32(..1_000_000))?;
         self.kill(random)
     }
 
-    /// Sends messages and does not wait for replies.
+    /// Sends `count` messages without waiting for replies.
     fn send(&self, count: u32, mut message: impl FnMut(u32) -> Result<Vec<u8>> + Send) -> Result<()> {
         self.namespace.run(|| -> Result<()> {
             let socket = UdpSocket::bind("127.0.0.1:0")?;
             for number in 0..count {
-                // A full queue is part of it.
+                // A full send queue is expected here.
                 let _ = socket.send_to(&message(number)?, SERVER);
                 if number.is_multiple_of(64) {
                     thread::sleep(Duration::from_millis(1));
@@ -303,7 +299,7 @@ impl<'a> Faults<'a> {
     }
 }
 
-/// Replaces a file as BOSH's agent does: beside it, then renamed.
+/// Replaces a file atomically, as the BOSH agent does.
 fn replace(path: &Path, contents: &[u8]) -> Result<()> {
     let beside = path.with_extension("new");
     fs::write(&beside, contents)?;

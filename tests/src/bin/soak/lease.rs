@@ -1,4 +1,4 @@
-//! The lease as the programs see it, read where it is pinned: the server need not live.
+//! Reads the lease from the pinned map, as the programs see it; the server need not be running.
 
 use std::time::{Duration, Instant};
 
@@ -9,8 +9,8 @@ use nix::time::{ClockId, clock_gettime};
 use whole_system_tests::bpffs::Bpffs;
 use zerocopy::FromBytes as _;
 
-/// Until when interfaces answer if nobody renews the lease. Of several servers' maps, as
-/// there are while one takes over from another, the earliest counts. `None`: there are none.
+/// Returns when interfaces stop answering unless the lease is renewed. During a takeover, several
+/// servers' maps exist and the earliest expiry counts. `None` if there is no map.
 pub(crate) fn ends(bpffs: &Bpffs) -> Result<Option<Instant>> {
     let pinned = bpffs.pinned().into_iter().filter(|path| path.ends_with(object::CONTROL));
     let deadlines = pinned.map(|path| -> Result<u64> {

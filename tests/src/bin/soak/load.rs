@@ -1,4 +1,4 @@
-//! Clients that ask for hot names all the time and judge every reply.
+//! Clients that query hot names continuously and verify every reply.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -25,74 +25,74 @@ use crate::{
     recursor::{self, Recursor},
 };
 
-/// Where the server listens.
+/// Listen address of the server.
 pub(crate) const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 53);
 
-/// How many clients ask; the last one asks by TCP.
+/// Number of clients; the last one uses TCP.
 pub(crate) const CLIENTS: usize = 4;
 
-/// How long a client waits for a reply: as long as most resolvers.
+/// Reply timeout of a client, similar to common stub resolvers.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long a client pauses between queries.
+/// Pause between two queries of a client.
 const PAUSE: Duration = Duration::from_micros(500);
 
-/// How long after a change of the alias either answer is right: file watching, publishing,
-/// and a server that is down or stopped meanwhile.
+/// Period after an alias change in which both answers are accepted: file watching, publishing, and
+/// a server that is down or stopped meanwhile.
 const ALIAS_SETTLES: Duration = Duration::from_secs(15);
 
-/// Least rest of the lease at which a query must be answered: more than a tick of the clock.
+/// Least remaining lease at which a query must be answered: more than a tick of the clock.
 const LEAST_LEASE: Duration = Duration::from_millis(50);
 
-/// So often the first client asks for a name of the recursor's.
+/// The first client queries a recursor's name every this many queries.
 const RECURSED_EVERY: usize = 16;
 
-/// How many failures are told.
+/// Maximum number of failures printed.
 const TOLD: usize = 20;
 
-/// The clients, and what came of their queries.
+/// The clients and their results.
 pub(crate) struct Load {
     model: Arc<Model>,
-    /// Answers other names, while it lives.
+    /// Answers names outside the records while it is alive.
     recursor: Arc<Recursor>,
     ended: AtomicBool,
-    /// Replies by UDP that were right.
+    /// Correct replies by UDP.
     by_udp: AtomicU64,
-    /// Replies by TCP that were right.
+    /// Correct replies by TCP.
     by_tcp: AtomicU64,
     found: Mutex<Found>,
 }
 
-/// What came of queries, but for those that were answered right and in time.
+/// Results other than correct replies within the time limit.
 struct Found {
-    /// When the clients began.
+    /// Start of the load.
     begin: Instant,
-    /// What is thrown right now, and since when.
+    /// The running fault and its start.
     fault: Option<(&'static str, Instant)>,
-    /// Until when replies may be missing after a fault that takes userspace away.
+    /// End of the period in which replies may be missing because userspace is away.
     excused_until: Option<Instant>,
-    /// From when to when userspace was away and interfaces answered, of late.
+    /// Recent periods in which userspace was away and interfaces answered.
     covered: VecDeque<(Instant, Instant)>,
     wrong: Vec<String>,
-    /// How many there were.
+    /// Total, including unprinted ones.
     wrong_count: u64,
-    /// Queries by UDP without a reply while the server was up.
+    /// UDP queries without a reply while the server was up.
     unanswered: Vec<String>,
-    /// How many there were.
+    /// Total, including unprinted ones.
     unanswered_count: u64,
-    /// Queries by UDP without a reply while userspace was away and the lease had run out, or
-    /// for a name that interfaces need not know.
+    /// UDP queries without a reply while userspace was away and the lease had expired, or for a
+    /// name that need not be published.
     excused_udp: BTreeMap<&'static str, u64>,
-    /// Queries by TCP without a reply while userspace was away.
+    /// TCP queries without a reply while userspace was away.
     excused_tcp: u64,
-    /// The oldest answer: for how long it had been outdated, and what was going on.
+    /// The most outdated answer: its age and the fault running then.
     oldest: (Duration, String),
-    /// The slowest reply, likewise.
+    /// The slowest reply, in the same form.
     slowest: (Duration, String),
 }
 
 impl Load {
-    /// Clients that have not begun.
+    /// Creates the clients without starting them.
     pub(crate) fn new(model: Arc<Model>, recursor: Arc<Recursor>) -> Self {
         let found = Found {
             begin: Instant::now(),
@@ -122,28 +122,28 @@ impl Load {
         self.found.lock()
     }
 
-    /// Tells what is thrown from now on.
+    /// Records the start of a fault.
     pub(crate) fn fault_begins(&self, name: &'static str) {
         self.found().fault = Some((name, Instant::now()));
     }
 
-    /// From now on replies may be missing: userspace is away.
+    /// Userspace is away: replies may be missing from now on.
     pub(crate) fn userspace_goes(&self) {
-        // A year: until it is said to be back.
+        // A year, until `userspace_is_back` is called.
         self.found().excused_until = Some(Instant::now() + Duration::from_secs(31_536_000));
     }
 
-    /// Userspace was taken away, and so long interfaces answer; `None`: none are there yet.
+    /// Userspace is away and interfaces answer until `until`; `None` if none is attached yet.
     pub(crate) fn interfaces_answer_until(&self, until: Option<Instant>) {
         let mut found = self.found();
         found.covered.extend(until.map(|until| (Instant::now(), until)));
-        // A query is judged within its client's patience.
+        // Queries are judged within the client's timeout, so older periods are irrelevant.
         if found.covered.len() > 16 {
             found.covered.pop_front();
         }
     }
 
-    /// Userspace is back; who asked before may still wait in vain.
+    /// Userspace is back; earlier queries may still time out.
     pub(crate) fn userspace_is_back(&self) {
         let mut found = self.found();
         found.excused_until = Some(Instant::now() + Duration::from_millis(500));
@@ -152,17 +152,17 @@ impl Load {
         }
     }
 
-    /// The clients end after their current query.
+    /// Ends the clients after their current query.
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Relaxed);
     }
 
-    /// Whether clients are to end.
+    /// Returns whether clients should stop.
     pub(crate) fn is_ended(&self) -> bool {
         self.ended.load(Ordering::Relaxed)
     }
 
-    /// Asks until told to end, on a thread inside the namespace.
+    /// Queries until [`Self::end`] is called, on a thread inside the namespace.
     pub(crate) fn ask_until_ended(&self, number: usize) {
         let by_tcp = number + 1 == CLIENTS;
         for turn in number.. {
@@ -181,8 +181,8 @@ impl Load {
         }
     }
 
-    /// Asks by UDP for a name that the recursor knows. While that is dead, or the server was
-    /// stopped while it waited for a reply, there may be no answer or SERVFAIL; a wrong one never.
+    /// Queries a recursor's name by UDP. If the recursor was dead, or the server stopped during the
+    /// query, a missing answer or SERVFAIL is accepted; a wrong answer never is.
     fn ask_recursed(&self, number: u8) {
         let (name, asked) = (recursor::name(number), Instant::now());
         let was_reliable = self.recursor.is_reliable();
@@ -203,7 +203,7 @@ impl Load {
         }
     }
 
-    /// Notes a wrong reply.
+    /// Records a wrong reply.
     fn note_wrong(&self, name: &str, proto: &str, asked: Instant, what: &str) {
         let mut found = self.found();
         found.wrong_count += 1;
@@ -213,7 +213,7 @@ impl Load {
         }
     }
 
-    /// Notes what came of a query.
+    /// Records the result of a query.
     fn note(&self, name: &str, group: u8, by_tcp: bool, asked: Instant, reply: Result<Message>) {
         let took = asked.elapsed();
         let proto = if by_tcp { "TCP" } else { "UDP" };
@@ -242,7 +242,7 @@ impl Load {
         }
     }
 
-    /// The alias is there or not; shortly after a change both are right.
+    /// Judges a reply for the alias; shortly after a change, both states are correct.
     fn judge_alias(&self, reply: &Message, asked: Instant) -> Judgement {
         let there = reply.metadata.response_code == ResponseCode::NoError;
         match self.model.settled_alias(ALIAS_SETTLES) {
@@ -254,12 +254,12 @@ impl Load {
         }
     }
 
-    /// Notes a query without a reply.
+    /// Records a query without a reply.
     fn note_unanswered(&self, name: &str, proto: &str, asked: Instant, error: &anyhow::Error) {
-        // The alias comes and goes, and while it is not there nobody knows its name.
+        // The alias is published only while its file exists.
         let is_published = match name {
             ALIAS => self.model.settled_alias(ALIAS_SETTLES) == Some(true),
-            // Names of the recursor's are never published.
+            // Names of the recursor are never published.
             other => other.ends_with(".bosh."),
         };
         let mut found = self.found();
@@ -270,7 +270,7 @@ impl Load {
             if proto == "TCP" {
                 found.excused_tcp += 1;
             } else {
-                // The lease had run out, or why no interface needed to know the name.
+                // The lease had expired, or the name need not be published.
                 let what = match name {
                     _ if is_published => "published names",
                     ALIAS => "the alias, while it comes or goes",
@@ -287,7 +287,7 @@ impl Load {
         }
     }
 
-    /// Prints what was found; whether all of it is as it has to be.
+    /// Prints the results; returns whether all requirements are met.
     pub(crate) fn report(&self, lease: Duration) -> bool {
         let found = self.found();
         let (udp, tcp) = (self.by_udp.load(Ordering::Relaxed), self.by_tcp.load(Ordering::Relaxed));
@@ -311,12 +311,12 @@ impl Load {
 }
 
 impl Found {
-    /// Whether userspace was away when a query was asked, or had just come back.
+    /// Returns whether userspace was away when a query was sent, or had just returned.
     fn is_excused(&self, asked: Instant) -> bool {
         self.excused_until.is_some_and(|until| asked < until)
     }
 
-    /// When a query was asked, and what was going on.
+    /// Describes the time of a query and the fault running then.
     fn moment(&self, asked: Instant) -> String {
         let second = asked.saturating_duration_since(self.begin).as_secs_f64();
         match self.fault {
@@ -336,7 +336,7 @@ fn ask(name: &str, by_tcp: bool) -> Result<Message> {
         return Ok(reply);
     }
     let bytes = query.to_vec()?;
-    // A refused port means that nobody listens: asked again, as resolvers do, until patience ends.
+    // A refused port means no listener: retry until the timeout, as stub resolvers do.
     let deadline = Instant::now() + PATIENCE;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -344,7 +344,7 @@ fn ask(name: &str, by_tcp: bool) -> Result<Message> {
             bail!("no reply within {PATIENCE:?}");
         }
         match client::ask_raw(SERVER, &bytes, left) {
-            // A port may be given again while a late reply to its last holder is under way.
+            // The kernel may reuse a port while a late reply to its previous owner is in flight.
             Ok(reply) if reply.get(..2) != bytes.get(..2) => {}
             Ok(reply) => return Ok(Message::from_vec(&reply)?),
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
@@ -355,7 +355,7 @@ fn ask(name: &str, by_tcp: bool) -> Result<Message> {
     }
 }
 
-/// The IPv4 addresses of a reply, sorted.
+/// Returns the IPv4 addresses of a reply, sorted.
 fn addresses(reply: &Message) -> Vec<Ipv4Addr> {
     let v4 = client::addresses(reply).into_iter().filter_map(|address| match address {
         IpAddr::V4(address) => Some(address),

@@ -1,13 +1,12 @@
-//! `cargo xtask soak`: the real server in a namespace, under load, while faults are
-//! thrown in at random from a seed; a model made of the same files says what may be
-//! answered at every moment.
+//! `cargo xtask soak`: runs the real server in a namespace, under load, with randomly seeded
+//! faults; a model built from the same files decides which answers are allowed at any moment.
 //!
-//! - `model`: the files as they were written, and what a reply says about them.
-//! - `load`: clients that ask and judge every reply.
-//! - `lease`: until when interfaces answer without userspace.
-//! - `recursor`: one that dies and comes back.
+//! - `model`: the files as written, and the judgement of replies.
+//! - `load`: clients that query and verify every reply.
+//! - `lease`: how long interfaces answer without userspace.
+//! - `recursor`: a recursor that dies and returns.
 //! - `surroundings`: disk, certificates, clock.
-//! - `faults`: what goes wrong, one at a time.
+//! - `faults`: fault injection, one fault at a time.
 
 use std::{
     process::ExitCode,
@@ -39,16 +38,16 @@ use model::Model;
 use recursor::Recursor;
 use surroundings::Surroundings;
 
-/// How long the lease is: the oldest answer that may be given (the default of `xdp.lease`).
+/// Length of the lease, and so the age limit of an answer (the default of `xdp.lease`).
 const LEASE: Duration = Duration::from_secs(10);
 
-/// How long the server has with nothing going wrong before the first fault and after the last.
+/// Fault-free period before the first fault and after the last.
 const QUIET: Duration = Duration::from_secs(3);
 
-/// What is asked for on the command line: `[MINUTES] [SEED]`.
+/// Command line: `[MINUTES] [SEED]`.
 struct Arguments {
     length: Duration,
-    /// Makes the faults, their order and their lengths.
+    /// Determines the faults, their order and their lengths.
     seed: u64,
 }
 

@@ -1,8 +1,8 @@
-//! The files as they were written, and what replies say about them.
+//! Model of the files as written, which judges replies.
 //!
-//! Every address tells the group that it belongs to and the version of records.json that it
-//! is from: `10.<version>.<version>.<group and instance>`. So a reply of two versions, of
-//! another group, or of an old version is seen at once.
+//! Every address encodes the group and the version of records.json: `10.<version>.<version>.<group
+//! and instance>`. A reply that mixes versions, belongs to another group or is outdated is
+//! therefore recognised from its addresses.
 
 use std::{
     collections::HashMap,
@@ -13,41 +13,41 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 
-/// Groups in the records.
+/// Number of groups in the records.
 pub(crate) const GROUPS: u8 = 20;
 
 pub(crate) const INSTANCES: u8 = 6;
 
-/// An alias that comes and goes.
+/// An alias that is added and removed.
 pub(crate) const ALIAS: &str = "web.alias.";
 
-/// The group that the alias means.
+/// The alias's target group.
 const ALIAS_GROUP: u8 = 3;
 
-/// What the files said, and when.
+/// Contents of the files over time.
 pub(crate) struct Model {
     state: Mutex<State>,
 }
 
 struct State {
-    /// Number of the records written last.
+    /// Version of the records written last.
     version: u16,
-    /// By version: when they began to be written, and when others had taken their place.
+    /// Start of writing by version, and the time at which the next version had replaced it.
     versions: HashMap<u16, (Instant, Option<Instant>)>,
-    /// Since when the alias is there, or not there.
+    /// Whether the alias exists, and since when.
     alias: (bool, Instant),
 }
 
-/// What the model makes of a reply.
+/// The model's judgement of a reply.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Judgement {
-    /// Right; for so long it had been outdated when it was asked for.
+    /// Correct; the answer had been outdated for this long when the query was sent.
     Right(Duration),
     Wrong(String),
 }
 
 impl Model {
-    /// No records yet, no alias.
+    /// Creates a model without records and without the alias.
     pub(crate) fn new() -> Self {
         let state = State { version: 0, versions: HashMap::new(), alias: (false, Instant::now()) };
         Self { state: Mutex::new(state) }
@@ -57,7 +57,7 @@ impl Model {
         self.state.lock()
     }
 
-    /// The next records.json. To be written at once: it may be answered from now on.
+    /// Returns the next records.json. Write it immediately: its answers are allowed from now on.
     pub(crate) fn next_records(&self) -> Vec<u8> {
         let mut state = self.state();
         state.version = state.version.wrapping_add(1);
@@ -83,7 +83,7 @@ impl Model {
         json!({"record_keys": keys, "record_infos": rows, "version": version}).to_string().into_bytes()
     }
 
-    /// The records of [`Self::next_records`] are in their place: all others are outdated.
+    /// The records of [`Self::next_records`] are installed; older versions are outdated now.
     pub(crate) fn records_written(&self) {
         let mut state = self.state();
         let before = state.version.wrapping_sub(1);
@@ -92,18 +92,18 @@ impl Model {
         }
     }
 
-    /// The alias comes or goes.
+    /// The alias is being added or removed.
     pub(crate) fn alias_changes(&self, there: bool) {
         self.state().alias = (there, Instant::now());
     }
 
-    /// Whether the alias is there, if that has been so for long enough to be relied upon.
+    /// Returns whether the alias exists, or `None` if it changed less than `enough` ago.
     pub(crate) fn settled_alias(&self, enough: Duration) -> Option<bool> {
         let (there, since) = self.state().alias;
         (since.elapsed() > enough).then_some(there)
     }
 
-    /// Judges the addresses that came for a group, asked for at `asked`.
+    /// Judges the addresses in a reply for a group; `asked` is the time of the query.
     pub(crate) fn judge(&self, group: u8, addresses: &[Ipv4Addr], asked: Instant) -> Judgement {
         let Some(first) = addresses.first() else { return Judgement::Wrong("no address".to_owned()) };
         let [_, high, low, _] = first.octets();
@@ -121,7 +121,7 @@ impl Model {
         }
     }
 
-    /// Judges the addresses of the alias.
+    /// Judges the addresses in a reply for the alias.
     pub(crate) fn judge_alias(&self, addresses: &[Ipv4Addr], asked: Instant) -> Judgement {
         self.judge(ALIAS_GROUP, addresses, asked)
     }
@@ -132,7 +132,6 @@ impl Model {
     }
 }
 
-/// An instance's address.
 fn address(version: u16, group: u8, instance: u8) -> Ipv4Addr {
     let [high, low] = version.to_be_bytes();
     Ipv4Addr::new(10, high, low, group * 8 + instance)
@@ -143,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mixed_foreign_and_unknown_answers_are_wrong_and_old_ones_have_an_age() {
+    fn model_rejects_mixed_addresses() {
         let model = Model::new();
         for _ in 0..2 {
             model.next_records();

@@ -1,4 +1,4 @@
-//! A recursor that dies and comes back: it knows the address of every name below one domain.
+//! A recursor that dies and returns; it knows the address of every name below one domain.
 
 use std::{
     io,
@@ -13,42 +13,42 @@ use parking_lot::Mutex;
 pub(crate) const RECURSOR: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(127, 0, 0, 53)), 5300);
 
-/// How many names are asked for.
+/// Number of queried names.
 pub(crate) const NAMES: u8 = 200;
 
-/// How long a query may wait for a dead recursor: the server's limit, and a client's patience.
+/// How long a query may wait for a dead recursor: the server's limit plus a client's timeout.
 const MOURNING: Duration = Duration::from_secs(8);
 
 pub(crate) struct Recursor {
     alive: AtomicBool,
-    /// When it last came back, or died.
+    /// Time of the last state change.
     changed: Mutex<Option<Instant>>,
 }
 
 impl Recursor {
-    /// One that lives, and has always lived.
+    /// Creates a recursor that has always been alive.
     pub(crate) fn new() -> Self {
         Self { alive: AtomicBool::new(true), changed: Mutex::new(None) }
     }
 
-    /// It dies or comes back.
+    /// Revives or kills the recursor.
     pub(crate) fn live(&self, alive: bool) {
         *self.changed.lock() = Some(Instant::now());
         self.alive.store(alive, Ordering::SeqCst);
     }
 
-    /// Whether a query of now has to be answered: it has been alive for long enough.
+    /// Returns whether queries must be answered now: the recursor has been alive for long enough.
     pub(crate) fn is_reliable(&self) -> bool {
         let changed = *self.changed.lock();
         self.alive.load(Ordering::SeqCst) && changed.is_none_or(|changed| changed.elapsed() > MOURNING)
     }
 
-    /// Its socket, inside the namespace.
+    /// Binds the socket, inside the namespace.
     pub(crate) fn bind() -> Result<UdpSocket> {
         Ok(UdpSocket::bind(RECURSOR)?)
     }
 
-    /// Answers until told to end.
+    /// Answers queries until `ended` returns true.
     pub(crate) fn run(&self, socket: &UdpSocket, ended: impl Fn() -> bool) -> Result<()> {
         socket.set_read_timeout(Some(Duration::from_millis(100)))?;
         let mut buffer = [0; 2048];
@@ -63,7 +63,7 @@ impl Recursor {
                 Err(error) => return Err(error.into()),
             };
             if let Some(reply) = reply(&buffer[..length]).filter(|_| self.alive.load(Ordering::SeqCst)) {
-                // A server that was killed meanwhile gets nothing.
+                // A reply to a killed server may fail.
                 let _ = socket.send_to(&reply, client);
             }
         }
@@ -71,7 +71,6 @@ impl Recursor {
     }
 }
 
-/// The name with this number.
 pub(crate) fn name(number: u8) -> String {
     format!("r{number}.recursed.test.")
 }
@@ -80,7 +79,7 @@ pub(crate) fn address(number: u8) -> Ipv4Addr {
     Ipv4Addr::new(192, 0, 2, number)
 }
 
-/// The reply to a query for one of the names; the OPT of the query is not answered.
+/// Builds the reply to a query for one of the names, without OPT.
 fn reply(query: &[u8]) -> Option<Vec<u8>> {
     let label = query.get(13..13 + usize::from(*query.get(12)?))?;
     let text = std::str::from_utf8(label).ok()?.to_ascii_lowercase();
@@ -102,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_has_its_own_address() {
+    fn names_have_distinct_addresses() {
         let query = client::query(&name(7), RecordType::A, Some(1232)).unwrap();
         let reply = Message::from_vec(&reply(&query.to_vec().unwrap()).unwrap()).unwrap();
         assert_eq!(client::addresses(&reply), [std::net::IpAddr::V4(address(7))]);

@@ -1,5 +1,4 @@
-//! What the server stands in, and what can be taken from it: the disk of its log, its
-//! certificates, its clock.
+//! The server's surroundings that faults manipulate: log disk, certificates, clock.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -18,28 +17,25 @@ use whole_system_tests::{
     server,
 };
 
-/// Size of the disk that the log is on.
+/// Size of the log disk.
 const DISK: &str = "size=8m";
 
-/// Bytes of log at which it begins anew.
+/// Log size in bytes at which it is truncated.
 const LONG_LOG: u64 = 4 << 20;
 
-/// Name in the API's certificates.
+/// Server name in the API's certificates.
 const API_NAME: &str = "api.bosh-dns";
 
-/// The disk, the certificates and the clock.
 pub(crate) struct Surroundings {
-    /// The disk of the log.
     disk: Disk,
-    /// The API's certificates.
     certificates: TempDir,
     authority: Authority,
-    /// Where the wrapper and the clock's offset are.
+    /// Holds the wrapper script and the clock offset.
     clock: TempDir,
 }
 
 impl Surroundings {
-    /// Those of a server with this folder.
+    /// Creates the surroundings of the server in `folder`.
     pub(crate) fn new(folder: &Path) -> Result<Self> {
         let disk = Disk::new()?;
         symlink(disk.file("log"), folder.join("log"))?;
@@ -58,12 +54,12 @@ impl Surroundings {
         Ok(new)
     }
 
-    /// The server, in a time namespace of its own.
+    /// Returns the command that starts the server in a new time namespace.
     pub(crate) fn program(&self) -> PathBuf {
         self.clock.path().join("server")
     }
 
-    /// What the configuration says of them.
+    /// Returns the configuration that refers to the disk and the certificates.
     pub(crate) fn settings(&self) -> Value {
         let file = |name: &str| self.certificates.path().join(name);
         json!({"api": {
@@ -79,18 +75,18 @@ impl Surroundings {
         write_files(self.certificates.path(), &identity, &self.authority.certificate).map(drop)
     }
 
-    /// Certificates that do not fit together, or are none.
+    /// Installs mismatched or malformed certificates.
     pub(crate) fn spoil_certificates(&self, random: &mut Rng) -> Result<()> {
         let file = ["certificate.pem", "key.pem", "ca.pem"][random.usize(..3)];
         Ok(fs::write(self.certificates.path().join(file), "-----BEGIN NONSENSE-----\n")?)
     }
 
-    /// Processes that start from now on see a monotonic clock that is so many seconds ahead.
+    /// Sets the monotonic clock of processes started from now on `seconds` ahead.
     pub(crate) fn set_clock_ahead(&self, seconds: u32) -> Result<()> {
         Ok(fs::write(self.clock.path().join("ahead"), seconds.to_string())?)
     }
 
-    /// Takes all room on the disk of the log.
+    /// Fills the log disk.
     pub(crate) fn fill_disk(&self) -> Result<()> {
         let mut filler = File::create(self.disk.file("filler"))?;
         let chunk = vec![0; 1 << 16];
@@ -107,7 +103,7 @@ impl Surroundings {
         Ok(fs::remove_file(self.disk.file("filler"))?)
     }
 
-    /// Begins a log anew that has become long.
+    /// Truncates the log once it is too long.
     pub(crate) fn shorten_log(&self) -> Result<()> {
         let log = OpenOptions::new().write(true).open(self.disk.file("log"))?;
         if log.metadata()?.len() > LONG_LOG {
@@ -117,7 +113,7 @@ impl Surroundings {
     }
 }
 
-/// A small disk, gone when dropped.
+/// A small tmpfs, unmounted on drop.
 struct Disk(TempDir);
 
 impl Disk {
@@ -128,7 +124,6 @@ impl Disk {
         Ok(Self(folder))
     }
 
-    /// A file on it.
     fn file(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }

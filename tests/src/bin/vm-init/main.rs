@@ -1,9 +1,8 @@
-//! The first process of the virtual machine in which the programs are tried on
-//! another kernel (`tests/tests/packets/other_kernel.rs` makes and starts it).
+//! Init process of the virtual machine that tests the programs on another kernel
+//! (`tests/tests/packets/other_kernel.rs` builds and starts it).
 //!
-//! Runs the packet fixtures, then the real server in each mode, and switches the
-//! machine off. What it says begins with `vm-init: `, one line a mode; its last line
-//! says how it went.
+//! Runs the packet fixtures, then the real server in each mode, and powers the machine off. Its
+//! output lines begin with `vm-init: `, one per mode; the last line is the overall result.
 
 use std::{
     fs,
@@ -17,7 +16,7 @@ use whole_system_tests::process::run;
 
 mod modes;
 
-/// Said at the end if all was well; `other_kernel.rs` looks for it.
+/// Final line on success; `other_kernel.rs` looks for it.
 const ALL_WELL: &str = "vm-init: all is well";
 
 fn main() {
@@ -33,7 +32,7 @@ fn main() {
     unsafe { libc::reboot(libc::RB_POWER_OFF) };
 }
 
-/// What a running system has: file systems, modules, an interface.
+/// Sets up file systems, kernel modules and an interface.
 fn prepare() -> Result<()> {
     for (kind, place) in [
         ("proc", "/proc"),
@@ -46,7 +45,7 @@ fn prepare() -> Result<()> {
         mount(Some(kind), place, Some(kind), MsFlags::empty(), None::<&str>).context(place)?;
     }
     println!("vm-init: {}", fs::read_to_string("/proc/version")?.trim());
-    // Nothing loads modules on demand here.
+    // Modules are not loaded on demand here.
     let modules = fs::read_dir("/modules")?.map(|module| Ok(module?.path()));
     let mut modules = modules.collect::<Result<Vec<PathBuf>>>()?;
     modules.sort();
@@ -56,7 +55,6 @@ fn prepare() -> Result<()> {
     run(Command::new("ip").args(["link", "set", "lo", "up"]))
 }
 
-/// Loads a kernel module.
 fn load_module(path: &Path) -> Result<()> {
     use std::os::fd::AsRawFd as _;
     let file = fs::File::open(path)?;
@@ -66,19 +64,19 @@ fn load_module(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs everything, whatever fails, so that each mode has its line.
+/// Runs all checks even after a failure, so that each mode is reported.
 fn try_everything() -> Result<()> {
     let fixtures = fixtures();
     let modes = modes::try_all();
     fixtures.and(modes)
 }
 
-/// The packet fixtures, and what the verifier has left. Every packet takes its time on an
-/// emulated machine: so no others.
+/// Runs the packet fixtures and the verifier's headroom check. Packets are slow on an emulated
+/// machine, so no other tests run.
 fn fixtures() -> Result<()> {
     let mut command = Command::new("/bin/packets");
     command.args(["--test-threads", "1", "--nocapture", "fixtures::", "the_verifier_has_room_left"]);
-    // Without BPF they must fail, not be skipped.
+    // Without BPF the tests must fail rather than be skipped.
     let status = command.env("CI", "1").stdin(Stdio::null()).status()?;
     ensure!(status.success(), "the packet fixtures failed ({status})");
     println!("vm-init: packet fixtures: pass at every hook");

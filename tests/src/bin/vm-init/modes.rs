@@ -1,5 +1,5 @@
-//! The real server in each mode: asked over `lo` and over a veth, killed, and taken over
-//! from by the one in the next mode. By the modes all hooks that a kernel has are met.
+//! Runs the real server in each mode: queries it over `lo` and over a veth, kills it, and lets the
+//! server of the next mode take over. Together the modes cover all hooks of a kernel.
 
 use std::{
     fmt,
@@ -23,30 +23,30 @@ use whole_system_tests::{
     yardstick::{Hook, Yardstick},
 };
 
-/// How long anything may take. The machine is emulated, and the one that emulates it may
-/// be busy: only what never comes shall fail.
+/// Time limit for every step. Both the emulated machine and its host may be busy, so only a step
+/// that never finishes fails.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Queries for each name over each interface.
+/// Queries per name and interface.
 const QUERIES: u64 = 5;
 
-/// Instances of the groups that are asked for: replies that find room everywhere.
+/// Group sizes whose replies fit at every hook.
 const GROUPS: [u16; 2] = [1, 10];
 
-/// Where the server listens.
+/// Listen address of the server.
 const LISTENS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 53);
 
-/// The interfaces that it serves, and where it is asked over each.
+/// The served interfaces and their addresses.
 const INTERFACES: [(&str, [u8; 4]); 2] = [("lo", [127, 0, 0, 1]), ("srv", [169, 254, 0, 2])];
 
-/// Tries all modes, whatever fails; says one line for each.
+/// Runs all modes even after a failure and prints one line per mode.
 pub(crate) fn try_all() -> Result<()> {
     let lab = Lab::new().context("namespaces and a veth")?;
-    // tcx came with Linux 6.6.
+    // tcx requires Linux 6.6.
     let tc = if KernelVersion::current()? < KernelVersion::new(6, 6, 0) { "clsact" } else { "tcx" };
     let auto = ("auto", [tc, tc]);
     let mut failed = Vec::new();
-    // There is no driver behind `lo`.
+    // `lo` has no driver and so no native XDP.
     for (mode, hooks) in [auto, ("generic", ["generic", "generic"]), ("native", [tc, "native"]), auto] {
         let mut said = Vec::new();
         if let Err(problem) = try_mode(&lab, mode, hooks, &mut said) {
@@ -59,8 +59,8 @@ pub(crate) fn try_all() -> Result<()> {
     Ok(())
 }
 
-/// Tries a mode, in which these hooks are to serve the interfaces of [`INTERFACES`], and leaves
-/// what is attached to the next one. Adds to `said` what was seen.
+/// Tests a mode in which `hooks` should serve [`INTERFACES`] and leaves the programs attached for
+/// the next mode. Appends observations to `said`.
 fn try_mode(lab: &Lab, mode: &str, hooks: [&str; 2], said: &mut Vec<String>) -> Result<()> {
     let folder = server::folder(&server::records_of_groups(&GROUPS), None)?;
     let settings = json!({
@@ -83,7 +83,7 @@ fn try_mode(lab: &Lab, mode: &str, hooks: [&str; 2], said: &mut Vec<String>) -> 
             );
         }
         answers_by_the_interfaces(lab, &serving)?;
-        // What the server before had attached was still there: its replies are not counted here.
+        // Programs of the previous server were still attached; their replies are not counted here.
         said.push("answered by the interfaces".into());
 
         server.process().kill(PATIENCE)?;
@@ -101,12 +101,12 @@ fn try_mode(lab: &Lab, mode: &str, hooks: [&str; 2], said: &mut Vec<String>) -> 
 
 //----------- Lab -------------------------------------------------------------
 
-/// A server's namespace and a client's, joined by a veth.
+/// The namespaces of server and client, joined by a veth.
 struct Lab {
     server: Namespace,
     client: Namespace,
-    /// A program on the client's end: without one the kernel drops what native XDP on the
-    /// server's end sends there.
+    /// A program on the client's end: without one, the kernel drops frames that native XDP on the
+    /// server's end sends.
     _pass: Ebpf,
 }
 
@@ -121,7 +121,7 @@ impl Lab {
         Ok(Self { server, client, _pass: pass })
     }
 
-    /// Asks for a group over an interface of the server's; all its addresses must come.
+    /// Queries a group over an interface of the server and checks that all addresses arrive.
     fn ask(&self, interface: &str, address: [u8; 4], instances: u16) -> Result<()> {
         let query = client::query(&format!("q-s0.q-g{instances}.bosh."), RecordType::A, Some(4096))?;
         let from = if interface == "lo" { &self.server } else { &self.client };
@@ -135,12 +135,12 @@ impl Lab {
     }
 }
 
-//----------- What the server says --------------------------------------------
+// ----------- Server status ------------------------------------------------------
 
-/// How an interface is served.
+/// State of one interface.
 struct Serving {
     interface: &'static str,
-    /// By which hook, or `none`.
+    /// The hook, or `none`.
     hook: String,
     why: String,
 }
@@ -152,11 +152,11 @@ impl fmt::Display for Serving {
     }
 }
 
-/// The status of the fast path once [`INTERFACES`] have been dealt with.
+/// Returns the status of the fast path once [`INTERFACES`] are settled.
 fn settled(server: &Server) -> Result<Value> {
     let mut last = Value::Null;
     wait_until("the interfaces to be dealt with", PATIENCE, || {
-        // Asking is work, too.
+        // Polling costs CPU time, too.
         thread::sleep(Duration::from_millis(200));
         let Ok(status) = status(server) else { return false };
         last = status["fast_path"].clone();
@@ -167,14 +167,14 @@ fn settled(server: &Server) -> Result<Value> {
     Ok(last)
 }
 
-/// What `bosh-dns-xdp status --json` says.
+/// Returns the output of `bosh-dns-xdp status --json`.
 fn status(server: &Server) -> Result<Value> {
     let config = server.folder.path().join("config.json");
     let said = capture(Command::new(server::program()?).args(["status", "--json", "--config"]).arg(config))?;
     Ok(serde_json::from_str(&said)?)
 }
 
-/// What the status says of the programs that the mode needed, in words.
+/// Describes the status of the programs that the mode needed.
 fn programs(status: &Value) -> Result<String> {
     let programs = status["programs"].as_array().context("the status tells of programs")?;
     let told = programs.iter().map(|program| {
@@ -191,7 +191,7 @@ fn programs(status: &Value) -> Result<String> {
     Ok(told.collect::<Vec<_>>().join(", "))
 }
 
-/// What the status says of each of [`INTERFACES`].
+/// Returns the status of each of [`INTERFACES`].
 fn serving(status: &Value) -> Result<Vec<Serving>> {
     let interfaces = status["interfaces"].as_array().context("the status tells of interfaces")?;
     let of = |name| {
@@ -204,7 +204,7 @@ fn serving(status: &Value) -> Result<Vec<Serving>> {
     INTERFACES.iter().map(|&(name, _)| of(name)).collect()
 }
 
-/// Asks over each interface, and sees that it gave all replies itself.
+/// Queries over each interface and checks that the interface gave all replies.
 fn answers_by_the_interfaces(lab: &Lab, serving: &[Serving]) -> Result<()> {
     let metrics = || Metrics::read(&lab.server);
     wait_until("the fast path", PATIENCE, || metrics().is_ok_and(|metrics| metrics.is_fast_path_up()))?;
@@ -212,7 +212,7 @@ fn answers_by_the_interfaces(lab: &Lab, serving: &[Serving]) -> Result<()> {
         let label = format!("interface=\"{interface}\"");
         let replies = |metrics: &Metrics| metrics.sum(names::FAST_PATH_INTERFACE_REPLIES_TOTAL, &label);
         for instances in GROUPS {
-            // What the records list is published in the background.
+            // Listed names are published in the background.
             wait_until("a name to be published", PATIENCE, || {
                 let before = metrics().map(|metrics| replies(&metrics));
                 let asked = lab.ask(interface, address, instances);
@@ -226,7 +226,7 @@ fn answers_by_the_interfaces(lab: &Lab, serving: &[Serving]) -> Result<()> {
             }
             let after = metrics()?;
             let given = replies(&after) - replies(&before);
-            // Some are let up as probes.
+            // Some queries are passed up as probes.
             let probes = |metrics: &Metrics| metrics.sum(names::FAST_PATH_PACKETS_TOTAL, "outcome=\"probe\"");
             let probed = probes(&after) - probes(&before);
             ensure!(given + probed == QUERIES, "{given} replies of {interface} itself, not {QUERIES}");
