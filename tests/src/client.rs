@@ -13,7 +13,7 @@ use hickory_proto::{
 };
 use socket2::{Domain, Socket, Type};
 
-/// Reply timeout.
+/// How long a client waits for a reply.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Builds a query with RD set and, with `edns`, an OPT of that size.

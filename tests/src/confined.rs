@@ -316,7 +316,6 @@ fn filter() -> Vec<libc::sock_filter> {
     const ARCHITECTURE: u32 = 0xc000_003e;
     /// Loads a word of `struct seccomp_data`.
     const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
-    /// Jumps if equal.
     const EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
     const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
     let step = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };

@@ -1,5 +1,4 @@
-//! Deterministically generated foundations of any size, with records and aliases like those of real
-//! foundations.
+//! Deterministically generated foundations of any size, with realistic records and aliases.
 //!
 //! Group sizes follow the field: most are small, a few have many instances (Diego cells). Every
 //! instance belongs to the group of its instance group and, as with link providers, to one or two

@@ -27,7 +27,7 @@ use tokio_rustls::TlsAcceptor;
 
 //----------- Certificates ---------------------------------------------------
 
-/// A certificate authority.
+/// A certificate authority of client and server certificates.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     /// The CA certificate, PEM.
@@ -114,7 +114,6 @@ impl Says {
 /// A check received by an instance.
 #[derive(Clone, Copy, Debug)]
 pub struct Hit {
-    /// The instance.
     pub ip: IpAddr,
     /// Time of the request.
     pub at: Instant,

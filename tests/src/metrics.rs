@@ -11,7 +11,7 @@ use dns_platform::metrics::names;
 
 use crate::{namespace::Namespace, process::wait_until};
 
-/// Default metrics port.
+/// Metrics port in the default configuration.
 const PORT: u16 = 53088;
 
 #[derive(Clone, Debug)]

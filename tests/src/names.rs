@@ -9,7 +9,7 @@ use dns_common::{
     index::{self, BUCKET_SLOTS, Bucket, Pair, WORD_SLOTS},
 };
 
-/// Words per element.
+/// Words of 8 bytes per map element.
 const WORDS: usize = size_of::<Pair>() / 8;
 
 pub struct Names<T>(Array<T, [u64; WORDS]>);
@@ -57,7 +57,7 @@ impl<T: Borrow<MapData>> Names<T> {
 }
 
 impl<T: BorrowMut<MapData>> Names<T> {
-    /// Empties the table.
+    /// Empties the table but keeps its size.
     pub fn clear(&mut self) -> Result<()> {
         // Element 0 is the root, which holds the size of the table.
         for element in 1..self.0.len() {

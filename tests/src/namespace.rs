@@ -50,7 +50,7 @@ impl Namespace {
         &self.name
     }
 
-    /// Runs `ip` inside.
+    /// Runs `ip` with these arguments inside.
     pub fn ip(&self, arguments: &[&str]) -> Result<()> {
         run(Command::new("ip").args(["-n", &self.name]).args(arguments))
     }
@@ -168,7 +168,7 @@ pub fn join(one: End<'_>, other: End<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Removes namespaces left behind by killed runs: those of processes that no longer exist.
+/// Removes namespaces whose creating process no longer exists: leftovers of killed runs.
 fn sweep() {
     let Ok(entries) = std::fs::read_dir("/run/netns") else { return };
     for entry in entries.flatten() {

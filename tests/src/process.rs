@@ -38,7 +38,7 @@ pub fn capture(command: &mut Command) -> Result<String> {
 pub struct Kept(Child);
 
 impl Kept {
-    /// Starts a command.
+    /// Starts a command; the process is ended on drop.
     pub fn spawn(command: &mut Command) -> Result<Self> {
         Ok(Self(command.spawn().with_context(|| format!("cannot run {command:?}"))?))
     }

@@ -88,7 +88,7 @@ pub struct Published {
     pub rcode: u8,
     /// RCODE for other types.
     pub rcode_other: u8,
-    /// Answer rules, if other than those of fleet names.
+    /// Answer rules, if they differ from the fleet's.
     pub rules: Option<Rules>,
 }
 

@@ -27,7 +27,7 @@ const UPCHECK: &str = "upcheck.bosh-dns.";
 pub struct Server {
     /// The first field, so that it ends before the folder is removed.
     process: Kept,
-    /// Listen address.
+    /// Listen address of DNS.
     pub address: SocketAddr,
     pub folder: TempDir,
     in_namespace: Option<String>,

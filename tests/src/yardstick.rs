@@ -19,7 +19,7 @@ const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(
 /// Maximum answers of the constant reflector: as many as fit into the XDP headroom.
 pub const MAX_ANSWERS: u32 = 13;
 
-/// A baseline program.
+/// A baseline program without lookups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Yardstick {
     /// Passes every packet: for the client's end, because native `XDP_TX` on the server's end needs

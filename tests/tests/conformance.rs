@@ -1,9 +1,9 @@
-//! Replays the recorded behaviour of the reference server (`tests/conformance`): with
-//! the fast path off and with it on the loopback of a namespace, as faithful as can be
-//! and, for the names of the fleet, as configured by default.
+//! Replays the recorded behaviour of bosh-dns (`tests/conformance`): with the fast path off and
+//! with it on a namespace's loopback, both with all compatibility settings, and for fleet names
+//! with the default configuration.
 //!
-//! Another folder of scenarios and another server are named by the environment variables
-//! in [`whole_system_tests::conformance`].
+//! Environment variables select another folder of scenarios or another server; see
+//! [`whole_system_tests::conformance`].
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -25,20 +25,18 @@ use whole_system_tests::{
     requirements, requires, server,
 };
 
-/// Scenarios about the names of the fleet, messages, files and the start: here the
-/// default configuration has to answer as recorded, too.
+/// Scenarios about fleet names, messages, files and startup, in which the default configuration
+/// must match the recordings too.
 const OF_THE_FLEET: &[&str] = &["01", "02", "03", "04", "05", "11", "12", "14", "15"];
 
-/// Recorded cases in which the default configuration means to do better
-/// (`docs/differences.md`), though the recording names no quirk: unusable health
-/// certificates do not keep DNS from starting.
+/// Recorded cases on which the default configuration improves (`docs/differences.md`), although the
+/// recording names no quirk: unusable health certificates do not keep DNS from starting.
 const BETTER_BY_DEFAULT: &[&str] = &["14-044-health-on-ca-file-missing"];
 
-/// What makes the server as faithful as can be, in recursion too.
+/// The most compatible setting, including recursion.
 const FAITHFUL: &str = "nxdomain";
 
-/// The effects on names of the fleet that the reference and the default configuration
-/// do not share.
+/// Compatibility settings for fleet names that bosh-dns and the default configuration do not share.
 fn compat_of_the_fleet() -> Value {
     json!({
         "formerr_for_malformed_names": true,
@@ -69,12 +67,12 @@ fn default_configuration_matches_fleet_recordings() -> Result<()> {
     if !requirements::namespaces() || !requirements::bpf() || another_server_is_asked() {
         return Ok(());
     }
-    // On a loopback this means the tc hook.
+    // On a loopback this selects the tc hook.
     let extra = json!({"xdp": {"mode": "auto", "interfaces": ["lo"]}, "compat": compat_of_the_fleet()});
     all_pass("default", &Recorded::find()?, &extra, OF_THE_FLEET, BETTER_BY_DEFAULT)
 }
 
-/// The replay of one recorded case, and of the same case with another expectation.
+/// Replays one recorded case, and the same case with another expectation.
 #[test]
 fn wrong_expectation_fails() -> Result<()> {
     requires!(namespaces);
@@ -98,7 +96,7 @@ fn wrong_expectation_fails() -> Result<()> {
     Ok(())
 }
 
-/// Whether another server than ours is asked: it is asked once, for it has no fast path.
+/// Returns whether a foreign server is tested; it is tested only once, because it has no fast path.
 fn another_server_is_asked() -> bool {
     let is_another = Commands::find().is_ok_and(|commands| commands.is_another);
     if is_another {
@@ -107,9 +105,9 @@ fn another_server_is_asked() -> bool {
     is_another
 }
 
-/// Replays the scenarios that begin with one of `only` (all, if there is none) with
-/// `extra` laid over their configurations; fails unless every case passes, or differs
-/// where a quirk allows that or the case is one of `better`.
+/// Replays the scenarios that begin with one of `only` (all if empty) with `extra` merged into
+/// their configurations; fails unless every case passes, differs with a recorded quirk, or is one
+/// of `better`.
 fn all_pass(label: &str, recorded: &Recorded, extra: &Value, only: &[&str], better: &[&str]) -> Result<()> {
     let verdicts = replay(label, recorded, extra, only)?;
     let (mut cases, mut differing, mut failed) = (0, 0, 0);
@@ -131,9 +129,9 @@ fn all_pass(label: &str, recorded: &Recorded, extra: &Value, only: &[&str], bett
     Ok(())
 }
 
-/// Replays the scenarios that begin with one of `only`; the verdicts by scenario.
+/// Replays the scenarios that begin with one of `only`; returns the verdicts by scenario.
 ///
-/// Each part runs in a namespace of its own, beside as many others as it bears.
+/// Each part runs in a separate namespace, in parallel with as many others as its [`Crowd`] allows.
 fn replay(
     label: &str,
     recorded: &Recorded,
@@ -145,7 +143,7 @@ fn replay(
     for scenario in recorded.names(only)? {
         parts.extend(Part::all(recorded, &scenario)?);
     }
-    // The longest go first, so that none is left over at the end.
+    // Longest first, so that no long part is left at the end.
     parts.sort_by_key(|part| std::cmp::Reverse(part.pauses_ms));
     let verdicts = Mutex::new(BTreeMap::<String, Vec<Verdict>>::new());
     for crowd in [Crowd::Many, Crowd::Few, Crowd::Alone] {
@@ -172,7 +170,7 @@ fn replay(
     Ok(verdicts.into_inner())
 }
 
-/// Replays a part in a namespace of its own.
+/// Replays a part in a fresh namespace.
 fn replay_part(
     label: &str,
     part: &Part,
@@ -190,12 +188,12 @@ fn replay_part(
     namespace.run(|| part.replay(recorded, commands, &config))?
 }
 
-/// A folder of its own for the pins of a server, removed with what was left in it.
+/// A private folder for a server's pins, removed with its contents on drop.
 struct Pins(PathBuf);
 
 impl Drop for Pins {
     fn drop(&mut self) {
-        // A server that stopped in order left nothing to remove.
+        // A server that stopped cleanly left nothing to remove.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -20,7 +20,7 @@ use whole_system_tests::{
     process::wait_until,
 };
 
-/// Longer than anything here takes on a busy machine.
+/// Generous time limit for a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Certificates of one CA for both ends.
@@ -31,7 +31,7 @@ struct Pki {
     files: [TlsFiles; 2],
 }
 
-/// A new CA with certificates for both ends.
+/// Creates a CA with certificates for both ends.
 fn pki() -> Pki {
     let authority = Authority::new("ca").unwrap();
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -42,7 +42,7 @@ fn pki() -> Pki {
     Pki { authority, folders, files }
 }
 
-/// What a name of these instances resolves to, as far as the tracker looks.
+/// Returns the resolution of a name as far as the tracker reads it.
 fn needs(instances: impl IntoIterator<Item = IpAddr>, synchronous: bool) -> Resolution {
     Resolution {
         existence: Existence::Found,
@@ -71,8 +71,7 @@ fn thousand_checks_are_spread() {
     service.start().unwrap();
     service.tracker().asked(&name("all"), &needs((0..COUNT).map(instance), false));
     until("first checks", || service.states().counts()[0] == COUNT as usize);
-    // Every instance has found its place in the interval one and a half
-    // intervals after its first check.
+    // Every instance has settled into its slot one and a half intervals after its first check.
     let from = Instant::now() + interval * 3 / 2;
     let to = from + interval;
     std::thread::sleep(to + Duration::from_millis(500) - Instant::now());
@@ -145,7 +144,7 @@ fn unneeded_instance_is_not_checked() {
     let (before, other) = (hits(instance(0)), hits(instance(1)));
     until("more checks", || hits(instance(1)) > other + 3);
     assert_eq!(hits(instance(0)), before);
-    // And asked again, it is checked at once.
+    // After a new query it is checked immediately.
     tracker.asked(&name("a"), &needs([instance(0)], false));
     until("the first check", || states.is_checked(instance(0)));
 }
@@ -172,13 +171,13 @@ fn certificate_rotation_loses_no_check() {
     let both = format!("{}{}", pki.authority.certificate, new.certificate);
     let steps = [(&old_pairs, &both), (&new_pairs, &both), (&new_pairs, &new.certificate)];
     for (step, (pairs, authorities)) in steps.into_iter().enumerate() {
-        // The machines are never in step with one another.
+        // Server and client never rotate at the same moment.
         for end in if step % 2 == 0 { [0, 1] } else { [1, 0] } {
             let (before, connections) =
                 ([fleet.tls().current().generation, service.tls().current().generation], fleet.connections());
             write_files(pki.folders[end].path(), &pairs[end], authorities).unwrap();
             let generation = || [fleet.tls().current().generation, service.tls().current().generation][end];
-            // The files come one by one: what does not fit yet is tried again.
+            // Files arrive one by one; the client retries until they match.
             until("the new files", || {
                 let (tls, done) = if end == 0 { (fleet.tls(), 0) } else { (&**service.tls(), 1) };
                 let material = tls.current();
@@ -186,8 +185,8 @@ fn certificate_rotation_loses_no_check() {
                     && tls.last_error().is_none()
                     && material.authorities.len() == authorities.matches("BEGIN").count()
             });
-            // The client makes new connections with its new certificates; each
-            // instance is checked at least once in between.
+            // The client reconnects with its new certificates; each instance is checked at least
+            // once in between.
             let hits = fleet.hits().len();
             until("checks", || fleet.hits().len() >= hits + 2 * COUNT as usize);
             if end == 1 {
@@ -216,7 +215,7 @@ fn silent_instances_delay_no_check() {
     service.start().unwrap();
     let (states, tracker) = (service.states(), service.tracker());
     tracker.asked(&name("silent"), &needs((0..SILENT).map(instance), false));
-    // Behind three thousand that never answer.
+    // Queued behind three thousand silent instances.
     let live = || (SILENT..SILENT + LIVE).map(instance);
     let asked = Instant::now();
     tracker.asked(&name("live"), &needs(live(), false));
@@ -224,12 +223,12 @@ fn silent_instances_delay_no_check() {
     let alone = timeout * SILENT / 64;
     println!("first checks of live instances behind {SILENT} silent ones: {:?}", asked.elapsed());
     assert!(asked.elapsed() < alone / 3, "{:?}; one after another it would be {alone:?}", asked.elapsed());
-    // y1 goes before all others.
+    // y1 is checked before all others.
     let first = instance(SILENT + LIVE);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(tracker.first_checks(&name("y1"), &needs([first], true)));
     assert_eq!(states.state(first, None), HealthState::Running);
-    // And the live ones go on being checked in every interval.
+    // The responsive instances are still checked in every interval.
     std::thread::sleep(interval * 2);
     let from = Instant::now();
     std::thread::sleep(interval * 3);

@@ -1,4 +1,4 @@
-//! Health checks while every certificate of the fleet is renewed ten times and its CA is rotated.
+//! Health checks while every certificate of the fleet is renewed ten times and the CA is rotated.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot set up its world has failed")]
 
@@ -40,7 +40,7 @@ use whole_system_tests::{health::instance, process::wait_until};
 
 const COUNT: u32 = 1000;
 
-/// Longer than anything here takes on a busy machine.
+/// Generous time limit for a busy machine.
 const LIMIT: Duration = Duration::from_secs(600);
 
 fn authority(name: &str) -> Authority {
@@ -64,7 +64,7 @@ impl Machines {
         self.folder.path().join(ip.to_string())
     }
 
-    /// Renews the pair of a machine, or only its trust bundle.
+    /// Renews the key pair of a machine; without `issuer`, only its trust bundle.
     fn write(&self, ip: IpAddr, issuer: Option<&Authority>, bundle: &str) {
         let path = self.path(ip);
         let pair = match issuer {
@@ -83,14 +83,14 @@ impl Machines {
     }
 }
 
-/// Health servers of all machines, on one socket that only loopback reaches. Each connection uses
-/// the pair that its machine has at that moment.
+/// Health servers of all machines on one socket that is reachable over loopback only. Each
+/// connection uses the machine's current key pair.
 struct Servers {
     machines: Arc<Machines>,
-    /// Checks answered, by machine.
+    /// Answered checks by machine.
     answered: Mutex<HashMap<IpAddr, usize>>,
     handshakes: AtomicUsize,
-    /// Handshakes that failed, with their causes.
+    /// Causes of failed handshakes.
     failed: Mutex<Vec<String>>,
 }
 
@@ -121,7 +121,7 @@ impl Servers {
         let config = Arc::new(server_config(&self.machines.path(ip)));
         let stream = match TlsAcceptor::from(config).accept(stream).await {
             Ok(stream) => stream,
-            // The watcher cut off a check that took long on a busy machine, and checks again.
+            // The watcher aborts a check that takes too long on a busy machine, and retries it.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return None,
             Err(error) => {
                 self.failed.lock().push(format!("{ip}: {error}"));
@@ -187,8 +187,8 @@ fn identity_rotation_loses_no_check() {
     wait_until("first checks", LIMIT, || service.states().counts()[0] == COUNT as usize).unwrap();
     let changes = service.states().changes();
 
-    // Ten renewals, then the three steps of a rotation. The client renews last, and so connects to
-    // every machine anew.
+    // Ten renewals, then the three steps of a rotation. The client renews last and therefore
+    // reconnects to every machine.
     let both = old.chain_pem() + &new.chain_pem();
     let renewal = (Some(&old), old.chain_pem());
     let mut rounds = vec![renewal; 10];

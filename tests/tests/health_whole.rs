@@ -1,5 +1,5 @@
-//! Health checks of a whole server: states that flip under load, with the fast
-//! path in front, and thousands of instances that never answer.
+//! Health checks by a whole server: state changes under load with the fast path attached, and
+//! thousands of silent instances.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot set up its world has failed")]
 
@@ -27,13 +27,13 @@ use whole_system_tests::{
     thread::HeldThread,
 };
 
-/// Longer than anything here takes on a busy machine.
+/// Generous time limit for a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Where the server listens, in a namespace of its own.
+/// Listen address of the server in its private namespace.
 const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 53);
 
-/// Certificates of both ends: their folders, and the files.
+/// Returns certificates of both ends: their folders, and the files.
 fn certificates() -> ([TempDir; 2], [TlsFiles; 2]) {
     let authority = Authority::new("ca").unwrap();
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -44,7 +44,7 @@ fn certificates() -> ([TempDir; 2], [TlsFiles; 2]) {
     (folders, files)
 }
 
-/// records.json of groups of these sizes; addresses count on from one to the next.
+/// Returns records.json with groups of these sizes; addresses are numbered consecutively.
 fn records(groups: &[u32]) -> Vec<u8> {
     let mut rows = Vec::new();
     for (group, size) in groups.iter().enumerate() {
@@ -67,7 +67,7 @@ fn records(groups: &[u32]) -> Vec<u8> {
     serde_json::to_vec(&json!({"record_keys": keys, "record_infos": rows, "version": 1})).unwrap()
 }
 
-/// What is laid over the server's configuration.
+/// Returns the settings merged into the server's configuration.
 fn settings(fleet: &Fleet, tls: &TlsFiles, interval: &str, fast_path: bool) -> Value {
     json!({
         "health": {
@@ -83,25 +83,23 @@ fn settings(fleet: &Fleet, tls: &TlsFiles, interval: &str, fast_path: bool) -> V
     })
 }
 
-/// A query of type A.
 fn query(name: &str) -> Message {
     client::query(name, RecordType::A, Some(1232)).unwrap()
 }
 
-/// The addresses that a name has, over TCP: never from the fast path.
+/// Returns the addresses of a name by TCP, which the fast path never answers.
 fn ask_userspace(name: &str) -> BTreeSet<IpAddr> {
     client::addresses(&client::ask_tcp(ADDRESS, &query(name)).unwrap()).into_iter().collect()
 }
 
-/// A reply under load: when its query was sent, and the addresses in it.
+/// A reply under load.
 struct Reply {
-    /// When its query was sent.
+    /// Time at which the query was sent.
     sent: Instant,
-    /// The addresses in it.
     addresses: BTreeSet<IpAddr>,
 }
 
-/// Asks over UDP, one query after the other, until told to stop.
+/// Queries by UDP, one query after the other, until `stop` is set.
 fn load(name: &str, stop: &AtomicBool, replies: &Mutex<Vec<Reply>>) {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
@@ -136,7 +134,7 @@ fn health_change_reaches_interface() {
             wait_until("first checks", LIMIT, || ask_userspace(NAME) == all).unwrap();
             wait_until("the fast path", LIMIT, || {
                 client::ask(ADDRESS, &query(NAME)).unwrap();
-                // The metrics may come up after the first answer.
+                // The metrics may become available after the first answer.
                 Metrics::here().is_ok_and(|metrics| metrics.fast_path_replies() > 0)
             })
             .unwrap();
@@ -162,7 +160,7 @@ fn health_change_reaches_interface() {
             println!("{} replies, {fast} of them by the fast path, {} flips", replies.len(), flips.len());
             assert!(fast * 10 >= replies.len() as u64 * 8, "the fast path did not answer");
 
-            // The last reply sent after a flip was known that does not know it yet.
+            // For each change, the last reply sent after it was known that does not reflect it.
             let mut latest = Vec::new();
             for (index, (known, ip, healthy)) in flips.iter().enumerate() {
                 let until = flips.get(index + 1).map(|next| next.0 - Duration::from_millis(20));
@@ -176,7 +174,7 @@ fn health_change_reaches_interface() {
             }
             latest.sort_unstable();
             println!("the last stale reply after each flip was known: {latest:?}");
-            // The asker above may be kept from noting the moment; not at every second flip.
+            // The load thread may be delayed on a busy machine, but not at every second change.
             assert!(
                 latest[latest.len() / 2] < Duration::from_millis(50),
                 "stale replies after flips: {latest:?}"
@@ -209,7 +207,7 @@ fn hanging_checks_end_lease() {
             wait_until("first checks", LIMIT, || ask_userspace(NAME) == all).unwrap();
             wait_until("the interface", LIMIT, || by_interface() == Some(true)).unwrap();
             let held = HeldThread::of(server.pid(), "health").unwrap();
-            // No answer is wrong meanwhile, and none is missing.
+            // Meanwhile no answer is wrong and none is missing.
             wait_until("the lease to end", LIMIT, || by_interface() == Some(false)).unwrap();
             for _ in 0..50 {
                 assert_eq!(by_interface(), Some(false), "renewed while the checks hang");
@@ -222,7 +220,7 @@ fn hanging_checks_end_lease() {
         .unwrap();
 }
 
-/// Round-trip times of queries over UDP, sorted.
+/// Returns the round-trip times of UDP queries, sorted.
 fn round_trips(name: &str, count: usize) -> Vec<Duration> {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
@@ -255,7 +253,7 @@ fn silent_fleet_delays_no_query() {
             let fleet = Fleet::start(&files[0]).unwrap();
             (10..10 + SILENT).for_each(|n| fleet.says(instance(n), Says::Nothing));
             let folder = server::folder(&records(&[10, SILENT]), None).unwrap();
-            // In userspace, where a query could meet the checker at all.
+            // In userspace, where queries could be delayed by the checker.
             let extra = settings(&fleet, &files[1], "2s", false);
             let _server = server::Server::start(None, folder, ADDRESS, &extra).unwrap();
             let live: BTreeSet<_> = (0..10).map(instance).collect();
@@ -266,7 +264,7 @@ fn silent_fleet_delays_no_query() {
             ask_userspace("q-s4.q-g2.bosh.");
             let stop = AtomicBool::new(false);
             let busy = std::thread::scope(|scope| {
-                // y1 waits for them, up to its limit, and nobody waits for it.
+                // y1 waits for the silent instances up to its limit; no query waits for y1.
                 scope.spawn(|| {
                     while !stop.load(Ordering::Relaxed) {
                         ask_userspace("q-s0y1.q-g2.bosh.");

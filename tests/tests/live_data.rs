@@ -1,4 +1,5 @@
-//! Files that change under a running server: what it serves, says and keeps.
+//! Files that change under a running server: served data, log messages, fallback to the last good
+//! state.
 
 use std::{
     fs,
@@ -21,16 +22,16 @@ use whole_system_tests::{
     server::{Server, folder},
 };
 
-/// Where every server here listens, in a namespace of its own.
+/// Listen address of every server here, in a private namespace.
 const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 5353);
 
-/// Far more than a change may take to be served; reached only by failures.
+/// Time limit that is reached only on failure.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The name whose answers tell which records are served.
+/// A name whose answers reveal the served version of the records.
 const NAME: &str = "q-s0.q-g1.bosh.";
 
-/// records.json with the instances 10.0.`third`.1 to .`count` in group 1.
+/// Returns records.json with the instances 10.0.`third`.1 to .`count` in group 1.
 fn records(third: u8, count: u8) -> Vec<u8> {
     let rows: Vec<Value> = (1..=count)
         .map(|number| {
@@ -60,7 +61,7 @@ fn start(namespace: &Namespace, extra: &Value) -> Result<Server> {
     Server::start(Some(namespace), folder(&records(1, 3), None)?, ADDRESS, &config)
 }
 
-/// The third byte of the answers to [`NAME`]; an error unless all have the same.
+/// Returns the third byte of the answers to [`NAME`]; fails unless it is the same in all of them.
 fn served(at: SocketAddr) -> Result<u8> {
     let reply = client::ask(at, &client::query(NAME, RecordType::A, None)?)?;
     let thirds: Vec<u8> = client::addresses(&reply)
@@ -81,14 +82,14 @@ fn wait_for(namespace: &Namespace, third: u8) -> Result<()> {
         .run(|| wait_until("the new records", LIMIT, || served(ADDRESS).is_ok_and(|found| found == third)))?
 }
 
-/// Replaces a file as BOSH's agent does: beside it, then renamed.
+/// Replaces a file atomically, as the BOSH agent does.
 fn replace(path: &Path, contents: &[u8]) -> Result<()> {
     let beside = path.with_extension("new");
     fs::write(&beside, contents)?;
     Ok(fs::rename(beside, path)?)
 }
 
-/// Waits until the log holds a text.
+/// Waits until the log contains a text.
 fn wait_for_log(server: &Server, text: &str) -> Result<()> {
     wait_until(&format!("{text:?} in the log"), LIMIT, || server.log().contains(text))
         .map_err(|error| error.context(server.log()))
@@ -105,7 +106,7 @@ fn rewritten_records_are_served() -> Result<()> {
     wait_for(&namespace, 2)?;
     fs::write(&file, records(3, 3))?;
     wait_for(&namespace, 3)?;
-    // A lower version is a version like any other.
+    // A lower version is accepted like any other.
     replace(&file, &records(1, 3))?;
     wait_for(&namespace, 1)
 }
@@ -136,7 +137,7 @@ fn record_changes_lose_no_answer() -> Result<()> {
     let (done, asked) = (AtomicBool::new(false), AtomicU64::new(0));
     let ask = || -> Result<()> {
         while !done.load(Ordering::Relaxed) {
-            // Fails on a lost reply, on none, and on one out of two files.
+            // Fails on a lost reply, an empty one, and a mix of two files.
             let third = served(ADDRESS)?;
             ensure!((1..=20).contains(&third));
             asked.fetch_add(1, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Fleet names of the publisher: addresses from records.json, health from a real server whose
-//! checks go to real instances.
+//! The publisher's fleet names: addresses from records.json, health from a real server that checks
+//! real instances.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot set up its world has failed")]
 
@@ -20,7 +20,7 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
-/// Longer than anything here takes on a busy machine.
+/// Generous time limit for a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
 const HOLD: Duration = Duration::from_secs(2);
@@ -49,14 +49,14 @@ fn free_address() -> SocketAddr {
     panic!("no port is free");
 }
 
-/// The publisher's sources, read again and again.
+/// The publisher's sources, polled repeatedly.
 struct Publisher {
     sources: Sources,
     runtime: tokio::runtime::Runtime,
 }
 
 impl Publisher {
-    /// With its files in `folder`, beside a server with the configuration `server`.
+    /// Creates sources in `folder`, next to a server with the configuration `server`.
     fn new(folder: &Path, server: &Path) -> Self {
         fs::write(folder.join("documents.yml"), DOCUMENTS).unwrap();
         let config = Config {
@@ -71,7 +71,7 @@ impl Publisher {
         }
     }
 
-    /// Reads the sources; returns the published addresses and what is wrong.
+    /// Reads the sources; returns the published addresses and the current problem.
     fn read(&mut self) -> (BTreeSet<IpAddr>, Option<String>) {
         let state = self.runtime.block_on(self.sources.read(&[]));
         let records = &state.publication.targets["default/etcd"].desired.records;
@@ -135,7 +135,7 @@ fn server_health_decides_after_hold() {
     wait_until("the withdrawal", LIMIT, || publisher.addresses().len() == 2).unwrap();
     assert!(failed.elapsed() >= HOLD, "withdrawn after {:?}", failed.elapsed());
     assert!(!publisher.addresses().contains(&instance(0)));
-    // Another process goes on with the same hold time.
+    // A restarted process continues with the same hold time.
     assert_eq!(start().addresses().len(), 2);
     fleet.says(instance(0), Says::state("running"));
     wait_until("the return", LIMIT, || publisher.addresses() == all).unwrap();
@@ -143,7 +143,7 @@ fn server_health_decides_after_hold() {
     for number in 0..3 {
         fleet.says(instance(number), Says::state("failing"));
     }
-    // With one instance left the others are withdrawn; without any, all of them return.
+    // With one instance left, the others are withdrawn; without any, all of them return.
     let begin = Instant::now();
     wait_until("all addresses while all are ill", LIMIT, || {
         let addresses = publisher.addresses();
@@ -155,7 +155,7 @@ fn server_health_decides_after_hold() {
     fleet.says(instance(1), Says::state("running"));
     wait_until("the healthy one alone", LIMIT, || publisher.addresses() == BTreeSet::from([instance(1)]))
         .unwrap();
-    // Without the server the last known health stays in use, without records the last records.
+    // Without the server, the last known health remains in use; without records, the last records.
     fs::write(path.join("records.json"), "{").unwrap();
     let (addresses, problem) = publisher.read();
     assert_eq!(addresses, BTreeSet::from([instance(1)]));

@@ -1,5 +1,5 @@
-//! From the inventory to the interface: publisher, nats-server and agent on the loopback of a
-//! namespace, the server on the agent's file, and a client that asks over a veth.
+//! From the inventory to the interface: publisher, nats-server and agent on a namespace's loopback,
+//! the server with the agent's file, and a client behind a veth.
 
 use std::{
     fs,
@@ -25,33 +25,32 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
-/// Longer than anything here takes on a busy machine.
+/// Generous time limit for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Where the server is asked.
+/// Address queried by the client.
 const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(169, 254, 0, 2)), 53);
 
-/// The name of the instance that moves.
+/// Name of the instance that moves.
 const NAME: &str = "i1.web-server.default.dep.bosh.";
 
-/// The bus, in a namespace of its own: the port is free.
+/// Address of the bus in its private namespace, where the port is free.
 const NATS: &str = "127.0.0.1:4222";
 
 /// A fleet of one agent.
 struct Fleet<'a> {
-    /// Where all of it runs.
+    /// The namespace of all processes.
     namespace: &'a Namespace,
-    /// Its files; `records.json` is the agent's.
+    /// Folder of all files; `records.json` is the agent's.
     folder: &'a Path,
 }
 
 impl Fleet<'_> {
-    /// A file of it.
     fn path(&self, name: &str) -> String {
         self.folder.join(name).display().to_string()
     }
 
-    /// Issues certificates as a director's: the subject says who somebody is.
+    /// Issues certificates with subjects as a director uses them.
     fn issue(&self) -> Result<()> {
         let params = |name: &str| {
             let mut params = CertificateParams::new(Vec::<String>::new())?;
@@ -82,7 +81,7 @@ impl Fleet<'_> {
         Ok(())
     }
 
-    /// Writes the inventory: two instances, the first one's agent is the fleet's.
+    /// Writes an inventory of two instances; the first one's agent is the fleet's.
     fn write_inventory(&self, moving: &str) -> Result<()> {
         let instances = json!([
             {"id": "i0", "agent_id": "a0", "az": "z1", "networks": {"default": "10.0.0.1"}},
@@ -94,7 +93,7 @@ impl Fleet<'_> {
         Ok(fs::rename(self.path("inventory.new"), self.path("inventory.json"))?)
     }
 
-    /// `bosh-dns-sync` with a command and the certificates of somebody.
+    /// Builds a `bosh-dns-sync` command, with a party's certificates if given.
     fn sync(&self, command: &str, who: Option<&str>) -> Result<Command> {
         let program: PathBuf = server::program()?.with_file_name("bosh-dns-sync");
         ensure!(program.exists(), "{}: build it with `cargo build -p dns-sync`", program.display());
@@ -112,7 +111,7 @@ impl Fleet<'_> {
         Ok(sync)
     }
 
-    /// Keeps a command, its log in `<name>.log`.
+    /// Keeps a command running, with its log in `<name>.log`.
     fn keep(&self, mut command: Command, name: &str) -> Result<Kept> {
         let log = fs::File::create(self.path(&format!("{name}.log")))?;
         Kept::spawn(command.env("NO_COLOR", "1").stdout(log.try_clone()?).stderr(log))
@@ -152,7 +151,7 @@ impl Fleet<'_> {
     }
 }
 
-/// Asks from the client's namespace; `None`: no reply came in time.
+/// Queries from the client's namespace; `None` on timeout.
 fn ask(from: &Namespace) -> Result<Option<Vec<IpAddr>>> {
     let query = client::query(NAME, RecordType::A, Some(1232))?.to_vec()?;
     let reply = from.run(|| client::ask_raw(SERVER, &query, Duration::from_secs(2)))?;
@@ -191,7 +190,7 @@ fn inventory_changes_reach_interface() -> Result<()> {
         let new = vec![change.parse::<IpAddr>()?];
         match number {
             0 | 1 => fleet.write_inventory(change)?,
-            // It wins over the file.
+            // A move by command overrides the file.
             _ => drop(capture(&mut move_by_command(&fleet, change)?)?),
         }
         let mut wrong = None;
@@ -204,7 +203,7 @@ fn inventory_changes_reach_interface() -> Result<()> {
         });
         waited.with_context(|| format!("{change}: {}{}", fleet.logs(), server.log()))?;
         ensure!(wrong.is_none(), "neither the old nor the new address: {wrong:?}");
-        // From the interface, not merely from the server behind it.
+        // Answered at the interface, not only by the server behind it.
         wait_until("the interface", PATIENCE, || {
             let replies = || Metrics::read(&inside).map_or(0, |metrics| metrics.fast_path_replies());
             let before = replies();
@@ -216,7 +215,7 @@ fn inventory_changes_reach_interface() -> Result<()> {
     Ok(())
 }
 
-/// `instance move i1 ADDRESS` on the publisher's folder of state.
+/// Builds the command `instance move i1 ADDRESS` on the publisher's state folder.
 fn move_by_command(fleet: &Fleet<'_>, address: &str) -> Result<Command> {
     let mut command = fleet.sync("instance", None)?;
     command.args(["move", "i1", address, "--state", &fleet.path("state")]);

@@ -36,7 +36,6 @@ const TYPES: &[(&str, u16)] = &[
     ("CAA", 257),
 ];
 
-/// Classes by name.
 const CLASSES: &[(&str, u16)] = &[("IN", 1), ("CH", 3), ("HS", 4), ("NONE", 254), ("ANY", 255)];
 
 /// Response codes by name.
@@ -54,7 +53,7 @@ const RCODES: &[(&str, u16)] = &[
 
 const OPT: u16 = 41;
 
-/// A received message.
+/// A received message, decomposed without validation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     pub id: u16,
@@ -212,7 +211,6 @@ pub fn write_opt(message: &mut Vec<u8>, opt: &Opt) -> Result<()> {
     Ok(())
 }
 
-/// Decodes an OPT.
 fn read_opt(udp_size: u16, ttl: u32, mut data: &[u8]) -> Opt {
     let mut options = Vec::new();
     while let [code_high, code_low, length_high, length_low, rest @ ..] = data {

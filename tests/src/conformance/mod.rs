@@ -114,7 +114,7 @@ pub struct Commands {
 }
 
 impl Commands {
-    /// Returns the commands of this project's servers, or those in [`SERVER_VARIABLE`] and
+    /// Returns the commands of this project's servers, or the values of [`SERVER_VARIABLE`] and
     /// [`HEALTH_SERVER_VARIABLE`].
     ///
     /// # Errors

@@ -76,7 +76,7 @@ impl Recursor {
         Ok(Self(shared))
     }
 
-    /// Replaces the script.
+    /// Replaces the script for later queries.
     pub fn set_script(&self, script: RecursorScript) {
         let mut state = self.0.state();
         state.script = script;

@@ -21,10 +21,10 @@ use crate::server;
 /// Time limit for a server's start.
 const START: Duration = Duration::from_secs(15);
 
-/// Reply timeout.
+/// Timeout if a reply is expected.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Reply timeout if no reply is expected.
+/// Timeout if no reply is expected.
 const SILENCE: Duration = Duration::from_millis(600);
 
 /// Verdict on a case.

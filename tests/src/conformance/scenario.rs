@@ -14,7 +14,6 @@ use serde_json::Value;
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
     pub name: String,
-    /// Purpose, for readers.
     pub about: String,
     /// The server's config.json, with placeholders.
     pub config: Value,
@@ -42,7 +41,6 @@ pub struct Scenario {
     /// Files to mark as executable.
     #[serde(default)]
     pub executable_files: Vec<String>,
-    /// Folders to create.
     #[serde(default)]
     pub make_dirs: Vec<String>,
     /// Environment variables of the server.
@@ -68,7 +66,6 @@ fn default_port() -> String {
     "PORT".to_owned()
 }
 
-/// Default listen address.
 fn default_address() -> IpAddr {
     IpAddr::from([127, 0, 0, 1])
 }
@@ -123,7 +120,7 @@ fn any() -> String {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Action {
-    /// NOERROR by default.
+    /// Defaults to NOERROR if absent.
     pub rcode: Option<String>,
     #[serde(default)]
     pub aa: bool,
@@ -154,7 +151,6 @@ pub struct Action {
     pub drop: bool,
     #[serde(default)]
     pub wrong_id: bool,
-    /// Omits the question.
     #[serde(default)]
     pub no_question: bool,
     /// Replaces the question: name and type.
@@ -169,7 +165,6 @@ pub struct Action {
 #[serde(deny_unknown_fields)]
 pub struct ManyA {
     pub count: u32,
-    /// First address.
     pub base: std::net::Ipv4Addr,
     /// TTL of each record.
     pub ttl: u32,
@@ -223,7 +218,7 @@ fn any_value() -> Value {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HttpAction {
-    /// 200 by default.
+    /// Defaults to 200 if absent.
     pub status: Option<u16>,
     /// The body as a document.
     pub json: Option<Value>,
@@ -240,20 +235,18 @@ pub struct HttpAction {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HealthScript {
-    /// `running` by default.
+    /// Defaults to `running` if absent.
     pub state: Option<String>,
     #[serde(default)]
     pub group_state: BTreeMap<String, String>,
-    /// 200 by default.
+    /// Defaults to 200 if absent.
     pub http_status: Option<u16>,
-    /// Replaces the body.
     pub body: Option<String>,
     /// Delay of the response in milliseconds.
     #[serde(default)]
     pub delay_ms: u64,
     /// Certificate, `health_server` by default.
     pub cert: Option<String>,
-    /// Closes the port.
     #[serde(default)]
     pub refuse: bool,
 }
@@ -306,9 +299,9 @@ pub struct Query {
     /// Name or number of a type.
     #[serde(rename = "type")]
     pub qtype: Option<Value>,
-    /// IN by default.
+    /// Defaults to IN if absent.
     pub class: Option<Value>,
-    /// `udp` by default.
+    /// Defaults to `udp` if absent.
     pub proto: Option<Proto>,
     /// RD; set by default.
     pub rd: Option<bool>,
@@ -353,7 +346,6 @@ pub struct Opt {
     pub udp_size: u16,
     #[serde(rename = "do")]
     pub dnssec_ok: Option<bool>,
-    /// EDNS version.
     pub version: Option<u8>,
     /// Option codes with their data as hexadecimal digits.
     #[serde(default)]
@@ -365,14 +357,13 @@ pub struct Opt {
 pub struct Record(
     pub String,
     pub String,
-    /// TTL in seconds.
     pub u32,
     /// Rdata in presentation form.
     pub String,
     #[serde(default)] pub Option<String>,
 );
 
-/// A recorded reply.
+/// A recorded reply; absent members are not compared.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Expect {
@@ -436,7 +427,6 @@ fn said<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<Opt>
     Option::deserialize(deserializer).map(Some)
 }
 
-/// Comparison of answers.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum AnswersMode {

@@ -17,7 +17,6 @@ use super::{
 /// Time limit for a server's start.
 const START: Duration = Duration::from_secs(3);
 
-/// Reply timeout.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Milliseconds for which a started server must keep running.

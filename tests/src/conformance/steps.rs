@@ -122,7 +122,7 @@ step! {
         port: Option<String>,
         /// 127.0.0.1 by default.
         addr: Option<IpAddr>,
-        /// GET by default.
+        /// Defaults to GET if absent.
         method: Option<String>,
         expect: Option<Response>,
         /// Reason for which the server may answer differently.
@@ -137,7 +137,6 @@ fn api_client() -> Option<String> {
 
 step! {
     TcpSession {
-        /// Sent at once.
         queries: Vec<Query>,
         expect: Option<Vec<Expect>>,
         /// Reason for which the server may answer differently.
@@ -170,7 +169,7 @@ step! {
 step! {
     Metrics {
         names: Vec<String>,
-        /// `/metrics` by default.
+        /// Defaults to `/metrics` if absent.
         path: Option<String>,
         /// Placeholder; `METRICS_PORT` by default.
         port: Option<String>,

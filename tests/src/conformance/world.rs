@@ -52,7 +52,6 @@ pub struct World<'a> {
     pub source: &'a Path,
     /// Folder of certificates and keys.
     pub certificates: &'a Path,
-    /// The scratch folder.
     pub folder: TempDir,
     pub ports: Ports,
     texts: BTreeMap<String, String>,

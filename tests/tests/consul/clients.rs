@@ -1,4 +1,4 @@
-//! Consul's names as their users ask for them: dig, the C library, Java's two resolvers, Go's own.
+//! Consul's names through common clients: dig, the C library, Java's two resolvers, Go's resolver.
 
 use std::{collections::BTreeSet, fs, net::Ipv4Addr, path::Path, time::Duration};
 
@@ -21,12 +21,12 @@ const DEFINITIONS: &str = r#"{"services": [
     {"name": "web", "id": "web-3", "address": "10.7.0.3", "port": 8080, "check": {"id": "up", "status": "critical"}}
 ]}"#;
 
-/// Asks the C library's getaddrinfo.
+/// Queries the C library's getaddrinfo.
 const PYTHON: &str = "import socket, sys
 for found in socket.getaddrinfo(sys.argv[1], 80, type=socket.SOCK_STREAM):
     print(found[4][0])";
 
-/// Asks the C library by `InetAddress`, and by the JDK's own client for SRV.
+/// Queries the C library through `InetAddress`, and SRV through the JDK's DNS client.
 const JAVA: &str = r#"
 import java.net.InetAddress;
 import java.util.Hashtable;
@@ -100,14 +100,14 @@ fn common_clients_resolve_consul_names() -> Result<()> {
     Ok(())
 }
 
-/// Waits until Go's own resolver has given exactly these addresses of a name. nats-server is
-/// written in Go: it looks a neighbour up before each attempt, takes one of its addresses by lot, and says which.
+/// Waits until Go's resolver has returned exactly these addresses of a name. nats-server is written
+/// in Go: it resolves a route's name before each attempt, picks an address at random and logs it.
 fn resolved_by_go(namespace: &Namespace, name: &str, addresses: &BTreeSet<String>, log: &Path) -> Result<()> {
     let output = fs::File::create(log)?;
     let mut command = namespace.with_own_sysfs("nats-server");
     command.args(["-D", "-a", "127.0.0.1", "-p", "4222", "--cluster", "nats://127.0.0.1:6222"]);
     command.args(["--routes", &format!("nats-route://{name}:8080")]);
-    // Not the C library's; and it says which one it takes.
+    // Forces Go's own resolver and logs the choice.
     command.env("GODEBUG", "netdns=go+1").stdout(output.try_clone()?).stderr(output);
     let _running = Kept::spawn(&mut command)?;
     let tried = || -> BTreeSet<String> {
@@ -121,7 +121,7 @@ fn resolved_by_go(namespace: &Namespace, name: &str, addresses: &BTreeSet<String
     Ok(())
 }
 
-/// Whether a program is in one of the folders of the path.
+/// Checks that a program is in one of the folders of `PATH`.
 fn is_installed(program: &str) -> Result<(), String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let is_there = std::env::split_paths(&path).any(|folder| Path::new(&folder).join(program).exists());

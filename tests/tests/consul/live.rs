@@ -1,4 +1,4 @@
-//! The server beside a live Consul: a strict double of its HTTP API.
+//! The server with a live Consul agent: a strict double of its HTTP API.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 
@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// Where the double listens.
+/// Listen address of the double.
 const AGENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8500);
 
 #[test]
@@ -39,7 +39,7 @@ fn server_starts_without_consul() -> Result<()> {
         namespace.run(|| client::ask(OURS, &query))?
     };
     let rcode = |name: &str| ask(name).map(|reply| reply.metadata.response_code);
-    // Nobody knows what is registered: that is no NXDOMAIN.
+    // Before the first sync, registrations are unknown, which is not NXDOMAIN.
     ensure!(rcode("service-1.service.consul.")? == ResponseCode::ServFail, "nothing is known yet");
     let listener = namespace.run(|| TcpListener::bind(AGENT))??;
     let double = Double::start(listener, World::generated(5, 3), Rules::default(), None)?;
@@ -54,7 +54,7 @@ fn server_starts_without_consul() -> Result<()> {
         "what is not registered is known, too"
     );
     ensure!(answers("node-2.node.dc1.consul.", 1), "a node");
-    // What the list of services does not tell: health, and one instance more.
+    // Changes that the list of services does not show: health, and one more instance.
     double.change(|world| world.set_status("service-1", 0, "critical"));
     wait_until("the health", EVENTUALLY, || answers("service-1.service.consul.", 2))?;
     double.change(|world| world.move_node("node-2", "10.99.99.99"));
@@ -64,7 +64,7 @@ fn server_starts_without_consul() -> Result<()> {
     };
     wait_until("the moved node", EVENTUALLY, moved)?;
     ensure!(double.tally().violations.is_empty(), "{:?}", double.tally().violations);
-    // Consul goes away: what it told last is served.
+    // Consul is unreachable: the last known state is served.
     drop(double);
     wait_until("the complaint", EVENTUALLY, || server.log().contains("Consul does not answer"))?;
     ensure!(answers("service-1.service.consul.", 2), "what was told last");

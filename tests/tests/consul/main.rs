@@ -38,13 +38,13 @@ use whole_system_tests::{
 use recursors::Recursor;
 use support::{Case, Scenario, expect, query_of};
 
-/// Where the server listens.
+/// Listen address of the server.
 const OURS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 53);
-/// Cases that an interface may answer, at least.
+/// Minimum number of cases answered at the interface.
 const LEAST_BY_INTERFACE: usize = 90;
-/// Longest wait for a reply: a case may have a recursor that never answers.
+/// Reply timeout; in some cases a recursor never answers.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long something may take that is sure to come.
+/// Time limit that is reached only on failure.
 const EVENTUALLY: Duration = Duration::from_secs(30);
 
 #[test]
@@ -56,7 +56,7 @@ fn userspace_answers_every_case() -> Result<()> {
 fn fast_path_answers_every_case() -> Result<()> {
     requires!(bpf);
     let by_interface = replay("consul-tc", &json!({"mode": "tc", "interfaces": ["lo"]}), true)?;
-    // Of the recorded cases, so many ask by UDP for nothing but addresses.
+    // At least this many recorded cases query only addresses by UDP.
     ensure!(by_interface >= LEAST_BY_INTERFACE, "the interface answered only {by_interface} cases");
     Ok(())
 }
@@ -82,7 +82,7 @@ fn definition_file_is_reloaded() -> Result<()> {
     fs::write(&path, service("10.0.0.2"))?;
     let now_there = || ask().is_ok_and(|found| found == [Ipv4Addr::new(10, 0, 0, 2)]);
     wait_until("the changed address", Duration::from_secs(30), now_there)?;
-    // What cannot be read changes nothing, and is told.
+    // An unreadable file changes nothing and is reported.
     fs::write(&path, "service {\n  name = \n}\n")?;
     wait_until("the complaint", Duration::from_secs(30), || server.log().contains("web.hcl: is not HCL"))?;
     ensure!(ask()? == [Ipv4Addr::new(10, 0, 0, 2)], "the last good catalog stays");
@@ -117,14 +117,15 @@ fn aliases_cover_consul_names() -> Result<()> {
     let aliases: Value = serde_json::from_slice(&made.stdout)?;
     ensure!(aliases["web.service.consul"] == json!(["q-s0.3.net.dep.bosh"]), "{aliases}");
     ensure!(aliases["here.node.dc1.consul"] == json!(["2-0.2.net.dep.bosh"]), "{aliases}");
-    // The running server takes them, beside Consul's names: an alias goes first.
+    // The running server loads the aliases beside Consul's names; an alias takes precedence.
     fs::write(&alias_file, &made.stdout)?;
     let is_alias = || ask("web.service.consul.", RecordType::SRV).is_ok_and(|reply| reply.answers.is_empty());
     wait_until("the aliases", EVENTUALLY, is_alias)?;
     let mut addresses = client::addresses(&ask("web.service.consul.", RecordType::A)?);
     addresses.sort_unstable();
     ensure!(addresses == [0, 1, 2].map(|last| Ipv4Addr::new(10, 0, 3, last)), "{addresses:?}");
-    // Names without an alias are Consul's as before, and without an object there is nothing to make.
+    // Names without an alias stay with Consul; without a Consul object, the command has no aliases
+    // to generate.
     ensure!(client::addresses(&ask("0a000300.addr.consul.", RecordType::A)?) == [Ipv4Addr::new(10, 0, 3, 0)]);
     let mut without: Value = serde_json::from_slice(&fs::read(&config)?)?;
     without.as_object_mut().context("an object")?.remove("consul");
@@ -164,7 +165,7 @@ fn catalog_changes_reach_interface() -> Result<()> {
         namespace.run(|| client::ask(OURS, &query))?
     };
     let fast = || Metrics::read(&namespace).map_or(0, |metrics| metrics.fast_path_replies());
-    // By the interface, and this address: once it is published, nobody else is asked.
+    // The interface must answer with this address; once it is published, userspace is not queried.
     let says = |address: [u8; 4]| -> Result<()> {
         wait_until("the address, by the interface", EVENTUALLY, || {
             let before = fast();
@@ -177,7 +178,7 @@ fn catalog_changes_reach_interface() -> Result<()> {
     says([10, 0, 0, 1])?;
     fs::write(&path, service("10.0.0.2", "passing"))?;
     says([10, 0, 0, 2])?;
-    // What has no healthy instance any more does not exist, and that is said above.
+    // A service without a healthy instance does not exist.
     fs::write(&path, service("10.0.0.2", "critical"))?;
     let is_gone = || ask().is_ok_and(|reply| reply.metadata.response_code == ResponseCode::NXDomain);
     wait_until("the health", EVENTUALLY, is_gone)?;
@@ -185,8 +186,8 @@ fn catalog_changes_reach_interface() -> Result<()> {
     says([10, 0, 0, 2])
 }
 
-/// Starts a server for each scenario and asks it all of its cases; where the interface may
-/// answer one (`fast`), it has to, with the same answer. How many of them it answered.
+/// Starts a server per scenario and runs all of its cases. With `fast`, the interface must answer
+/// every eligible case, with the same answer. Returns the number of cases the interface answered.
 fn replay(label: &str, xdp: &Value, fast: bool) -> Result<usize> {
     if !requirements::namespaces() {
         return Ok(0);
@@ -197,7 +198,7 @@ fn replay(label: &str, xdp: &Value, fast: bool) -> Result<usize> {
         let recursors = start_recursors(&namespace, &scenario)?;
         let _server = start(&namespace, &scenario, &recursors, xdp)?;
         if fast {
-            // Loaded in the background; nothing is published yet.
+            // The fast path loads in the background; no name is published yet.
             wait_until("the fast path", PATIENCE, || {
                 Metrics::read(&namespace).is_ok_and(|metrics| metrics.sum(names::FAST_PATH_UP, "") > 0)
             })?;
@@ -233,11 +234,11 @@ fn replay(label: &str, xdp: &Value, fast: bool) -> Result<usize> {
     Ok(by_interface)
 }
 
-/// Whether an interface may answer a case: by UDP, a plain question for addresses, of which
-/// the answer holds nothing else.
+/// Returns whether an interface may answer a case: a plain UDP query for addresses whose answer
+/// contains only addresses.
 fn may_be_the_interfaces(namespace: &Namespace, scenario: &Scenario, case: &Case) -> Result<bool> {
     let config = &scenario.config["dns_config"];
-    // A limit of 0 answers is cut to nothing; pointers are what the interface writes.
+    // A limit of 0 answers truncates every reply; the interface always writes compression pointers.
     if case.transport != "udp"
         || !matches!(case.kind.as_str(), "A" | "AAAA")
         || case.ecs.is_some()
@@ -249,7 +250,7 @@ fn may_be_the_interfaces(namespace: &Namespace, scenario: &Scenario, case: &Case
     }
     let query = query_of(case, fastrand::u16(..));
     let reply = namespace.run(|| client::ask_raw(OURS, &query, PATIENCE))??;
-    // The longest message that the interface gives.
+    // Maximum reply size at the interface.
     if reply.len() > 4096 || case.edns.is_some_and(|size| size > 4096) && reply.len() > 4089 {
         return Ok(false);
     }
@@ -258,7 +259,7 @@ fn may_be_the_interfaces(namespace: &Namespace, scenario: &Scenario, case: &Case
         matches!(record.record_type(), RecordType::A | RecordType::AAAA)
             && record.name.to_ascii().eq_ignore_ascii_case(&case.q)
     };
-    // What recursors say has no AA.
+    // Replies of recursors do not have AA set.
     Ok(reply.metadata.authoritative
         && reply.metadata.response_code == ResponseCode::NoError
         && !reply.answers.is_empty()
@@ -267,7 +268,7 @@ fn may_be_the_interfaces(namespace: &Namespace, scenario: &Scenario, case: &Case
         && reply.additionals.is_empty())
 }
 
-/// Asks until the interface answers, and every time as the case expects it.
+/// Repeats the query until the interface answers; every reply must match the case.
 fn until_the_interface_answers(namespace: &Namespace, scenario: &Scenario, case: &Case) -> Result<()> {
     let mut problem = None;
     let mut before = Metrics::read(namespace)?.fast_path_replies();
@@ -287,7 +288,7 @@ fn until_the_interface_answers(namespace: &Namespace, scenario: &Scenario, case:
     }
 }
 
-/// Asks as often as the case wants; what is wrong.
+/// Runs a case as many times as it specifies; returns the differences.
 fn ask(scenario: &Scenario, case: &Case) -> Result<Vec<String>> {
     let times = case.repeat.as_ref().map_or(1, |repeat| repeat.times);
     let mut different = BTreeSet::new();
@@ -312,7 +313,7 @@ fn ask(scenario: &Scenario, case: &Case) -> Result<Vec<String>> {
     })
 }
 
-/// The recursors of a scenario, in their order.
+/// Starts the recursors of a scenario in order.
 fn start_recursors(namespace: &Namespace, scenario: &Scenario) -> Result<Vec<Recursor>> {
     let names = scenario.config["recursors"].as_array().into_iter().flatten().filter_map(Value::as_str);
     let recursor = |(number, name): (usize, &str)| {
@@ -323,7 +324,7 @@ fn start_recursors(namespace: &Namespace, scenario: &Scenario) -> Result<Vec<Rec
     names.enumerate().map(recursor).collect()
 }
 
-/// A server with the configuration of a scenario, its catalog in a definition file.
+/// Starts a server with the configuration of a scenario, its catalog in a definition file.
 fn start(namespace: &Namespace, scenario: &Scenario, recursors: &[Recursor], xdp: &Value) -> Result<Server> {
     let folder = server::folder(&server::records_of_groups(&[]), None)?;
     let definitions = folder.path().join("catalog.json");

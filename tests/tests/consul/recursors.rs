@@ -1,4 +1,4 @@
-//! A recursor that answers by the rules of a scenario, by UDP and TCP.
+//! A recursor that follows the rules of a scenario, by UDP and TCP.
 
 use std::{
     io::{Read, Write},
@@ -23,17 +23,16 @@ use serde_json::Value;
 
 use crate::support::scenario::Rule;
 
-/// Answers until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Recursor {
     pub(crate) address: SocketAddr,
-    /// Set when it is to end.
+    /// Set to end the threads.
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Recursor {
-    /// Listens on `address`, in the namespace of the caller.
+    /// Listens on `address`, in the caller's namespace.
     pub(crate) fn start(address: SocketAddr, rules: Vec<Rule>) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let udp = UdpSocket::bind(address)?;
@@ -47,7 +46,7 @@ impl Recursor {
             while !of_udp.load(Ordering::Relaxed) {
                 let Ok((length, client)) = udp.recv_from(&mut buffer) else { continue };
                 if let Some(reply) = reply(&udp_rules, &buffer[..length]) {
-                    // A client that is gone does not matter.
+                    // The client may have gone.
                     let _ = udp.send_to(&reply, client);
                 }
             }
@@ -55,7 +54,7 @@ impl Recursor {
         let tcp = thread::spawn(move || {
             while !of_tcp.load(Ordering::Relaxed) {
                 match tcp.accept() {
-                    // A client that hangs up does not matter.
+                    // The client may have disconnected.
                     Ok((stream, _)) => drop(serve(stream, &rules)),
                     Err(_) => thread::sleep(Duration::from_millis(10)),
                 }
@@ -69,7 +68,7 @@ impl Drop for Recursor {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // It can only have panicked, which its output shows.
+            // An error is a panic, which is in the output already.
             let _ = thread.join();
         }
     }
@@ -89,7 +88,7 @@ fn serve(mut stream: TcpStream, rules: &[Rule]) -> Result<()> {
     }
 }
 
-/// The reply that the first rule that fits gives; `None`: it never replies.
+/// Returns the reply of the first matching rule; `None` for no reply.
 fn reply(rules: &[Rule], query: &[u8]) -> Option<Vec<u8>> {
     let query = Message::from_vec(query).ok()?;
     let question = query.queries.first()?;
@@ -120,7 +119,6 @@ fn reply(rules: &[Rule], query: &[u8]) -> Option<Vec<u8>> {
     reply.to_vec().ok()
 }
 
-/// A record of a rule.
 fn record(record: &Value) -> Option<Record> {
     let text = |member: &str| record[member].as_str().unwrap_or_default();
     let name = |text: &str| Name::from_ascii(text).ok();

@@ -1,4 +1,4 @@
-//! What a reload changes of the object `"consul"`, and what it does not.
+//! Reloads of the `"consul"` object: reloadable settings and settings that need a restart.
 
 use std::{
     fs,
@@ -29,9 +29,9 @@ use crate::{
     },
 };
 
-/// A server whose object `"consul"` changes.
+/// A server whose `"consul"` object changes.
 struct Reloading {
-    /// The server; ended before its namespace goes.
+    /// Ended before its namespace is removed.
     server: Server,
     namespace: Namespace,
     reloads: usize,
@@ -47,8 +47,7 @@ impl Reloading {
         Ok(Self { server, namespace, reloads: 0 })
     }
 
-    /// Puts this object in place of the one in config.json (null: takes it out), and has everything
-    /// read again.
+    /// Replaces the object in config.json (null removes it) and reloads.
     fn reload(&mut self, consul: &Value) -> Result<()> {
         let file = self.server.folder.path().join("config.json");
         let mut config: Value = serde_json::from_slice(&fs::read(&file)?)?;
@@ -63,13 +62,13 @@ impl Reloading {
         wait_until("the reload", EVENTUALLY, done)
     }
 
-    /// The reply for the A records of a name.
+    /// Returns the reply for the A records of a name.
     fn ask(&self, name: &str) -> Result<Message> {
         let query = client::query(name, RecordType::A, None)?;
         self.namespace.run(|| client::ask(OURS, &query))?
     }
 
-    /// Whether a name has this one address, with this TTL.
+    /// Returns whether a name resolves to exactly this address with this TTL.
     fn says(&self, name: &str, address: [u8; 4], ttl: u32) -> bool {
         self.ask(name).is_ok_and(|reply| {
             client::addresses(&reply) == [IpAddr::from(address)]
@@ -77,7 +76,7 @@ impl Reloading {
         })
     }
 
-    /// Waits until the interface says the same.
+    /// Waits until the interface gives the same answer.
     fn until_the_interface_says(&self, name: &str, address: [u8; 4], ttl: u32) -> Result<()> {
         let fast = || Metrics::read(&self.namespace).map_or(0, |metrics| metrics.fast_path_replies());
         wait_until("the address, by the interface", EVENTUALLY, || {
@@ -87,7 +86,7 @@ impl Reloading {
     }
 }
 
-/// A definition file with one service.
+/// Returns a definition file with one service.
 fn definition(address: &str) -> String {
     json!({"service": {"name": "web", "address": address}}).to_string()
 }
@@ -110,27 +109,27 @@ fn reload_changes_consul_answers() -> Result<()> {
     let mut running = Reloading::start("consul-hup", &xdp, &before)?;
     running.until_the_interface_says("web.service.consul.", [10, 0, 0, 1], 5)?;
 
-    // Other files and another TTL: nothing of before is answered any more, by nobody.
+    // Other files and another TTL: old answers disappear from both paths.
     running.reload(&object("consul", "9s", &second))?;
     ensure!(running.says("web.service.consul.", [10, 0, 0, 2], 9), "another file, another TTL");
     running.until_the_interface_says("web.service.consul.", [10, 0, 0, 2], 9)?;
 
-    // Another domain: the names of the one before are nobody's.
+    // Another domain: names in the previous domain are no longer Consul's.
     running.reload(&object("corp", "9s", &second))?;
     ensure!(running.says("web.service.corp.", [10, 0, 0, 2], 9), "the new domain");
     running.until_the_interface_says("web.service.corp.", [10, 0, 0, 2], 9)?;
     let rcode = running.ask("web.service.consul.")?.metadata.response_code;
     ensure!(rcode == ResponseCode::Refused, "the domain before: {rcode}");
 
-    // What cannot be read changes nothing, and is told.
+    // An unreadable object changes nothing and is reported.
     running.reload(&json!({"domain": 5}))?;
     ensure!(running.server.log().contains("the configuration in use stays"), "{}", running.server.log());
     ensure!(running.says("web.service.corp.", [10, 0, 0, 2], 9), "the object in use stays");
-    // So does an object that is gone.
+    // Removing the object takes effect as well.
     running.reload(&Value::Null)?;
     ensure!(running.server.log().contains("takes effect only after a restart: the one in use stays"));
     ensure!(running.says("web.service.corp.", [10, 0, 0, 2], 9), "the object in use stays");
-    // And back again.
+    // And back to the first object.
     running.reload(&before)?;
     ensure!(running.says("web.service.consul.", [10, 0, 0, 1], 5), "back again");
     Ok(())
@@ -152,7 +151,7 @@ fn reload_switches_consul_address() -> Result<()> {
     let first = start_double(&running, 8500, 3)?;
     wait_until("the first catalog", EVENTUALLY, || count(&running) == 3)?;
 
-    // Nobody is there yet: what the first one told is better than nothing.
+    // The new address is unreachable: the last known state of the first Consul is served.
     running.reload(&object(8501))?;
     ensure!(count(&running) == 3, "what was told stays until there is something better");
     let second = start_double(&running, 8501, 2)?;
@@ -162,14 +161,14 @@ fn reload_switches_consul_address() -> Result<()> {
     wait_until("the second one's health", EVENTUALLY, || count(&running) == 1)?;
     ensure!(first.tally().requests == asked, "the first one is asked no more");
 
-    // Another datacenter is for a restart: nothing of the catalog would fit.
+    // Another datacenter needs a restart, because no part of the catalog would apply.
     let mut elsewhere = object(8500);
     elsewhere["datacenter"] = json!("elsewhere");
     running.reload(&elsewhere)?;
     ensure!(running.server.log().contains("consul.datacenter changed while a live Consul is asked"));
     ensure!(count(&running) == 1, "the object in use stays");
 
-    // Nobody is asked any more: what was told is not known any more.
+    // Without a Consul object, the catalog is dropped.
     running.reload(&json!({}))?;
     let rcode = running.ask("service-1.service.consul.")?.metadata.response_code;
     ensure!(rcode == ResponseCode::NXDomain, "without a source: {rcode}");

@@ -1,4 +1,4 @@
-//! What operators see of Consul's names: metrics, `tap`, `top`, `status`.
+//! Consul's names in operator output: metrics, `tap`, `top`, `status`.
 
 use std::{
     fs,
@@ -28,7 +28,7 @@ use crate::{
     },
 };
 
-/// A name of the definition file.
+/// A name in the definition file.
 const WEB: &str = "web.service.consul.";
 
 #[test]
@@ -66,7 +66,7 @@ fn source_metrics_are_exposed() -> Result<()> {
     let fell = || sum(names::CONSUL_INDEX_RESETS_TOTAL, "").is_ok_and(|count| count > 0);
     wait_until("an index that fell", EVENTUALLY, fell)?;
 
-    // One error is counted, and is no outage.
+    // A single error is counted but is not an outage.
     let before = sum(names::CONSUL_REQUEST_FAILURES_TOTAL, "")?;
     double.misbehave([Fault::NoLeader]);
     double.change(|world| world.set_status("service-1", 0, "critical"));
@@ -104,7 +104,7 @@ fn tap_shows_both_paths() -> Result<()> {
         let mut command = namespace.command(server::program()?)?;
         capture(command.args(arguments).arg("--config").arg(server.folder.path().join("config.json")))
     };
-    // Asks until the command has seen enough.
+    // Sends queries until the command has seen enough.
     let beside = |arguments: &[&str], kinds: &[RecordType]| -> Result<String> {
         thread::scope(|scope| {
             let command = scope.spawn(|| operate(arguments));
@@ -115,7 +115,7 @@ fn tap_shows_both_paths() -> Result<()> {
             command.join().map_err(|_| anyhow::anyhow!("the command panicked"))?
         })
     };
-    // The interface answers addresses, userspace the rest.
+    // The interface answers address queries, userspace the rest.
     for (path, kind) in [("fast", RecordType::A), ("userspace", RecordType::SRV)] {
         let arguments =
             ["tap", "--json", "--path", path, "--name", "web.service", "--count", "2", "--seconds", "60"];

@@ -1,5 +1,5 @@
-//! The Debian package on a bare Debian machine with real systemd: installed, started, asked, as
-//! the README says; upgraded under load.
+//! The Debian package on a bare Debian machine with real systemd: installed, started and queried as
+//! in the README, and upgraded under load.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot use its machine has failed")]
 
@@ -22,22 +22,23 @@ use whole_system_tests::{
     requires, server,
 };
 
-/// A name of the records, and its address.
+/// A name in the records, and its address.
 const NAME: (&str, &str) = ("q-s0.q-g1.bosh", "10.0.1.0");
 
-/// Where the package has the server listen.
+/// Listen address in the package.
 const SERVER: ([u8; 4], u16) = ([127, 0, 0, 2], 53);
 
-/// How long things may take that end by themselves.
+/// Time limit that is reached only on failure.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Packs server and publisher into a package that counts as made at `epoch`: later ones are newer. Its path.
+/// Builds a package of server and publisher with a version derived from `epoch`, so that later ones
+/// are newer; returns its path.
 fn package(epoch: u32, folder: &Path) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let server = server::program().unwrap();
     let publisher = server.with_file_name("bosh-dns-publish");
     assert!(publisher.exists(), "the publisher is not built: run `cargo xtask build`");
-    // Debug information of a debug build would take a minute to pack.
+    // Packing the debug information of a debug build would take a minute.
     let [server, publisher] = [server, publisher].map(|program| {
         let stripped = tempfile::NamedTempFile::new().unwrap().into_temp_path();
         run(Command::new("objcopy").arg("--strip-all").arg(program).arg(&stripped)).unwrap();
@@ -58,7 +59,7 @@ fn package(epoch: u32, folder: &Path) -> PathBuf {
     files.into_iter().find(|path| path.extension().is_some_and(|extension| extension == "deb")).unwrap()
 }
 
-/// The five commands of the README, as one who follows it types them.
+/// Returns the five commands of the README, as typed by a reader.
 fn commands() -> Vec<String> {
     let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md")).unwrap();
     let (_, after) = readme.split_once("five commands as root:\n\n").unwrap();
@@ -72,12 +73,12 @@ fn status(machine: &Debian) -> Value {
     serde_json::from_str(&machine.run("bosh-dns-xdp status --json").unwrap()).unwrap()
 }
 
-/// Replies that the interface has given.
+/// Returns the number of replies given by the interface.
 fn by_the_interface(machine: &Debian) -> u64 {
     status(machine)["replies"]["fast"].as_u64().unwrap()
 }
 
-/// A machine on which the five commands were run, with what the fourth and the fifth said.
+/// Returns a machine after the five commands, with the output of the fourth and the fifth.
 fn installed(folder: &Path) -> Option<(Debian, String, String)> {
     let machine = Debian::boot().unwrap()?;
     let dist = machine.shared().join("dist");
@@ -105,7 +106,7 @@ fn five_commands_reach_interface_answer() {
     assert!(dug.contains("status: NOERROR") && dug.contains(NAME.1), "{dug}");
     assert!(shown.lines().next().unwrap().ends_with(": ready"), "{shown}");
     assert!(!shown.contains("FAIL"), "{shown}");
-    // The programs are loaded while the first queries are answered from userspace.
+    // The programs load while userspace answers the first queries.
     let mut before = by_the_interface(&machine);
     wait_until("an answer of the interface", PATIENCE, || {
         let answer = machine.run(&format!("dig @127.0.0.2 +short {}", NAME.0)).unwrap();
@@ -116,8 +117,8 @@ fn five_commands_reach_interface_answer() {
     let said = machine.run("bosh-dns-xdp status").unwrap();
     println!("{said}");
     assert!(!said.contains("FAIL") && !said.contains("newest warnings"), "{said}");
-    // As its unit says: another user, with one capability; the programs are pinned by the attacher, on a
-    // BPF file system of its own: systemd's is root's alone.
+    // As in the unit: another user, with one capability. The attacher pins the programs on a
+    // private BPF file system, because only root can use systemd's.
     let pid = status(&machine)["pid"].as_u64().unwrap();
     let owner = machine.run(&format!("ps -o user= -p {pid}")).unwrap();
     assert_eq!(owner.trim(), "bosh-dns-xdp");
@@ -135,7 +136,7 @@ fn five_commands_reach_interface_answer() {
         let level = exposure.split_whitespace().find_map(|word| word.parse::<f64>().ok()).unwrap();
         assert!(level < 2.0, "{exposure}");
     }
-    // Killed, both of them: what is pinned answers until they are back.
+    // Both are killed: the pinned programs answer until the services are back.
     machine.run("systemctl kill --signal=KILL bosh-dns-xdp bosh-dns-xdp-attach").unwrap();
     for query in 0..20 {
         let answer = machine.run(&format!("dig @127.0.0.2 +short +tries=1 {}", NAME.0)).unwrap();
@@ -147,7 +148,7 @@ fn five_commands_reach_interface_answer() {
     .unwrap();
     assert!(machine.run("ls /run/bosh-dns-xdp-pins/*/links").unwrap().contains("1-tcx"));
 
-    // The journal has the priority of each line, and no second time stamp.
+    // The journal has a priority per line and no second time stamp.
     machine.run("echo broken > /var/lib/bosh-dns-xdp/records.json").unwrap();
     let journal = |priority: &str| {
         machine
@@ -171,7 +172,7 @@ fn five_commands_reach_interface_answer() {
     machine.run("test ! -e /etc/bosh-dns-xdp/config.json && test ! -e /var/lib/bosh-dns-xdp").unwrap();
 }
 
-/// A provider that cannot be reached, with one record.
+/// A record for a provider that is unreachable.
 const PUBLISHED: &str = "apiVersion: bosh-dns-publish/v1
 kind: DNSUpdateRecord
 metadata: {name: etcd}
@@ -238,7 +239,7 @@ fn upgrade_keeps_hot_names_answered() {
             machine.in_network(|| ask_on(SocketAddr::from(SERVER), || upgraded.load(Ordering::Relaxed)))
         });
         let said = machine.run("dpkg --install newer.deb");
-        // Until the second server's programs answer as well.
+        // Until the programs of the second server answer as well.
         let served = said.and_then(|_| {
             wait_until("the second server's answers", PATIENCE, || {
                 machine.run("bosh-dns-xdp status").is_ok() && by_the_interface(&machine) > 0
@@ -252,13 +253,13 @@ fn upgrade_keeps_hot_names_answered() {
     println!("{asked} queries while the package was upgraded, all answered");
     let second = (pid(&machine), version(&machine));
     assert!(first.0 != second.0 && first.1 != second.1, "{first:?} {second:?}");
-    // A configuration that was changed by hand stays, and nobody is asked.
+    // A manually edited configuration is kept without a prompt.
     let kept = json!({"address": "127.0.0.2", "port": 53, "log_level": "DEBUG"}).to_string();
     machine.run(&format!("echo '{kept}' >/etc/bosh-dns-xdp/config.json; dpkg --install newer.deb")).unwrap();
     assert_eq!(machine.run("cat /etc/bosh-dns-xdp/config.json").unwrap().trim(), kept);
 }
 
-/// Asks for the hot name until `done`, each query once; how many there were.
+/// Queries the hot name until `done`, without retries; returns the number of queries.
 fn ask_on(server: SocketAddr, done: impl Fn() -> bool) -> u64 {
     let message = client::query(&format!("{}.", NAME.0), RecordType::A, None).unwrap().to_vec().unwrap();
     let mut asked = 0;

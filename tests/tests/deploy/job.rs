@@ -13,52 +13,50 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use whole_system_tests::server::merge;
 
-/// A rendered job: texts by path below the job's folder; `monit` is among them.
+/// A rendered job: texts by path below the job's folder, including `monit`.
 pub(crate) type Files = BTreeMap<String, String>;
 
 #[derive(Deserialize)]
 pub(crate) struct Table {
-    /// What the reference's job gives for a manifest that says nothing.
+    /// Output of bosh-dns's job for an empty manifest.
     pub(crate) defaults: Defaults,
-    /// Manifests that are rendered.
+    /// Manifests that render successfully.
     pub(crate) rendered: Vec<Rendered>,
-    /// Manifests that are not.
+    /// Manifests that are refused.
     pub(crate) refused: Vec<Refused>,
 }
 
-/// The reference's two configuration files.
+/// Configuration files of bosh-dns.
 #[derive(Deserialize)]
 pub(crate) struct Defaults {
     pub(crate) config: Value,
     pub(crate) health_server: Value,
 }
 
-/// A manifest, and what it gives.
+/// A manifest with its expected output.
 #[derive(Deserialize)]
 pub(crate) struct Rendered {
-    /// What is odd about it.
     pub(crate) about: String,
     /// Properties, without the API's certificates.
     properties: Value,
-    /// The instance, where it matters.
+    /// The instance, if relevant.
     #[serde(default)]
     spec: Value,
-    /// What config.json has in place of the default.
+    /// Differences of config.json from the default.
     pub(crate) config: Value,
-    /// The same for the health server.
+    /// Differences of the health server's configuration from the default.
     #[serde(default)]
     pub(crate) health_server: Option<Value>,
     pub(crate) aliases: Option<Value>,
     pub(crate) handlers: Option<Value>,
-    /// Files and what they have to contain.
+    /// Required text by file.
     #[serde(default)]
     pub(crate) contains: BTreeMap<String, String>,
-    /// Files and what they must not contain.
+    /// Forbidden text by file.
     #[serde(default)]
     pub(crate) lacks: BTreeMap<String, String>,
 }
 
-/// A manifest that cannot be right.
 #[derive(Deserialize)]
 pub(crate) struct Refused {
     /// Properties, without the API's certificates.
@@ -66,7 +64,7 @@ pub(crate) struct Refused {
     /// Whether the API has certificates.
     #[serde(default = "yes")]
     certificates: bool,
-    /// What the error has to name.
+    /// Texts that the error must contain.
     pub(crate) refused: Vec<String>,
 }
 
@@ -81,7 +79,7 @@ impl Table {
 }
 
 impl Rendered {
-    /// As the renderer takes it.
+    /// Returns the renderer's input.
     pub(crate) fn manifest(&self) -> Value {
         let mut properties = certificates("api", "CERT");
         merge(&mut properties, &self.properties);
@@ -90,7 +88,7 @@ impl Rendered {
 }
 
 impl Refused {
-    /// As the renderer takes it.
+    /// Returns the renderer's input.
     pub(crate) fn manifest(&self) -> Value {
         let mut properties = if self.certificates { certificates("api", "CERT") } else { json!({}) };
         merge(&mut properties, &self.properties);
@@ -98,18 +96,18 @@ impl Refused {
     }
 }
 
-/// The certificates of both sides of the API or of health checks, all of one text.
+/// Returns certificates for both ends of the API or of health checks, all with the same text.
 pub(crate) fn certificates(of: &str, pem: &str) -> Value {
     let tls = json!({"tls": {"ca": pem, "certificate": pem, "private_key": pem}});
     json!({of: {"server": tls, "client": tls}})
 }
 
-/// Where the BOSH release's sources are.
+/// Returns the folder of the BOSH release's sources.
 pub(crate) fn bosh() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/bosh")
 }
 
-/// Renders the job for each manifest; an error's text where it is refused.
+/// Renders the job for each manifest; returns the error text for refused ones.
 pub(crate) fn render(manifests: &[Value]) -> Result<Vec<Result<Files, String>>> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/deploy/render.rb");
     let mut ruby = Command::new("ruby")
@@ -119,7 +117,7 @@ pub(crate) fn render(manifests: &[Value]) -> Result<Vec<Result<Files, String>>> 
         .stdout(Stdio::piped())
         .spawn()
         .context("ruby is needed: `cargo xtask test` installs it")?;
-    // Ruby reads all of it before it prints anything.
+    // Ruby reads its whole input before it prints.
     ruby.stdin.take().context("no standard input")?.write_all(&serde_json::to_vec(manifests)?)?;
     let output = ruby.wait_with_output()?;
     ensure!(output.status.success(), "ruby failed ({})", output.status);

@@ -1,5 +1,4 @@
-//! A machine of a fleet: namespaces with a network, a bpffs and a `/var/vcap` of their own, and
-//! a user vcap.
+//! A machine of a fleet: namespaces with a private network, bpffs and `/var/vcap`, and a user vcap.
 
 use std::{
     fs,
@@ -16,7 +15,7 @@ use whole_system_tests::{
     server,
 };
 
-/// What makes the namespaces into such a machine; `$1` is the folder that becomes `/var/vcap`.
+/// Sets up the namespaces; `$1` is the folder that becomes `/var/vcap`.
 const SET_UP: &str = r#"
 set -eu
 ip link set lo up
@@ -30,19 +29,19 @@ echo ready
 exec sleep infinity
 "#;
 
-/// The namespaces; all of it goes when dropped.
+/// The namespaces, removed on drop.
 pub(crate) struct Machine {
-    /// A process that keeps the namespaces; ended first.
+    /// A process that keeps the namespaces alive; ended first.
     holder: Kept,
-    /// What lies in `/var/vcap`, and two files of `/etc`.
+    /// Contents of `/var/vcap`, and two files of `/etc`.
     folder: TempDir,
 }
 
 impl Machine {
-    /// A machine with the package, records of an instance, and no job.
+    /// Creates a machine with the package and the records of an instance, but without a job.
     pub(crate) fn new() -> Result<Self> {
         let folder = TempDir::with_prefix("bdx-vcap-")?;
-        // The user vcap has to get to its files.
+        // The user vcap must reach its files.
         run(Command::new("chmod").arg("755").arg(folder.path()))?;
         let etc = folder.path().join("etc");
         fs::create_dir(&etc)?;
@@ -83,12 +82,12 @@ impl Machine {
         command
     }
 
-    /// Runs a line of shell inside; what it printed.
+    /// Runs a shell command inside; returns its output.
     pub(crate) fn run(&self, line: &str) -> Result<String> {
         capture(self.command("bash").args(["-c", line]))
     }
 
-    /// Renders the job with these properties and puts it in place.
+    /// Renders the job with these properties and installs it.
     pub(crate) fn deploy(&self, properties: Value) -> Result<()> {
         let results = crate::job::render(&[json!({"properties": properties})])?;
         let files = results.into_iter().next().context("nothing was rendered")?;
@@ -99,7 +98,7 @@ impl Machine {
     }
 }
 
-/// Compiles the package as a worker does: its script puts the binary in place.
+/// Compiles the package as a BOSH worker does: with its packaging script.
 fn install_package(vcap: &Path) -> Result<()> {
     let source = crate::job::bosh().join("packages/bosh-dns");
     let work = vcap.join("data/compile");

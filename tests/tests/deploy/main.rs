@@ -1,5 +1,5 @@
-//! What is handed out: the BOSH job as a director renders it and as machines run it, and
-//! the Debian package.
+//! Release artifacts: the BOSH job as rendered by a director and run on machines, and the Debian
+//! package.
 
 mod debian;
 mod job;

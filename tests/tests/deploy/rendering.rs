@@ -1,5 +1,5 @@
-//! The job as a director renders it: a table of manifests and what the reference's job makes of
-//! them (`manifests.json`).
+//! Renders the job as a director does: a table of manifests with the output of bosh-dns's job
+//! (`manifests.json`).
 
 use std::{collections::BTreeSet, fs, process::Command};
 
@@ -12,7 +12,7 @@ use crate::{
     machine::Machine,
 };
 
-/// Renders the manifests that are right.
+/// Renders the valid manifests.
 fn rendered() -> Result<(Table, Vec<Files>)> {
     let table = Table::read()?;
     let manifests: Vec<Value> = table.rendered.iter().map(Rendered::manifest).collect();
@@ -36,7 +36,7 @@ fn rendered_configuration_matches_reference() {
         server::merge(&mut expected, &row.config);
         let mut found = json("config/config.json");
         found.as_object_mut().unwrap().remove("control");
-        // The reference has no such object; what the row says about it is looked at below.
+        // bosh-dns has no such object; the row's expectations on it are checked below.
         let (ours, own) = (found.as_object_mut().unwrap().remove("xdp").unwrap(), row.config.get("xdp"));
         expected.as_object_mut().unwrap().remove("xdp");
         assert_eq!(found, expected, "{}: config.json", row.about);
@@ -83,7 +83,7 @@ fn scripts_pass_shellcheck() {
     ];
     let debian = job::bosh().join("../debian");
     scripts.extend(["postinst", "prerm", "postrm"].map(|script| debian.join(script)));
-    // Most manifests give the same scripts.
+    // Most manifests render the same scripts.
     let texts = files.iter().flatten().filter(|(path, _)| path.starts_with("bin/"));
     let texts: BTreeSet<&String> = texts.map(|(_, text)| text).collect();
     for (index, text) in texts.into_iter().enumerate() {
@@ -91,7 +91,8 @@ fn scripts_pass_shellcheck() {
         fs::write(&script, text).unwrap();
         scripts.push(script);
     }
-    // SC2016: values of the manifest stand in single quotes so that nothing in them is expanded.
+    // SC2016: manifest values stand in single quotes precisely so that the shell does not expand
+    // them.
     let checked = Command::new("shellcheck").arg("--exclude=SC2016").args(scripts).output().unwrap();
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
 }
@@ -119,7 +120,7 @@ fn server_accepts_rendered_configuration() {
             )
             .unwrap();
         let checked: Value = serde_json::from_str(&checked).unwrap();
-        // Data that the table names elsewhere is not there; everything else is.
+        // The records file named by the table does not exist here; everything else must be valid.
         let errors: Vec<&str> = checked["errors"]
             .as_array()
             .unwrap()

@@ -1,4 +1,4 @@
-//! Becoming the machine's resolver, with Debian's real resolvconf and real systemd-resolved.
+//! Acting as the machine's resolver, with Debian's real resolvconf and real systemd-resolved.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot use its machine has failed")]
 
@@ -11,11 +11,11 @@ use whole_system_tests::{
     server,
 };
 
-/// How long changes may take: resolvconf is looked at every three seconds.
+/// Time limit for changes; resolvconf is polled every three seconds.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A machine with the binary as `/shared/bosh-dns-xdp` and one of the two packages that want
-/// `/etc/resolv.conf`.
+/// Boots a machine with the binary as `/shared/bosh-dns-xdp` and one of the two packages that
+/// manage `/etc/resolv.conf`.
 fn machine(package: &str) -> Option<Debian> {
     let machine = Debian::boot().unwrap()?;
     let binary = machine.shared().join("bosh-dns-xdp");
@@ -24,12 +24,12 @@ fn machine(package: &str) -> Option<Debian> {
     Some(machine)
 }
 
-/// Runs a command of the binary as a service of this name.
+/// Runs a command of the binary as a service with this name.
 fn serve(machine: &Debian, name: &str, arguments: &str) {
     machine.run(&format!("systemd-run --quiet --unit={name} /shared/bosh-dns-xdp {arguments}")).unwrap();
 }
 
-/// Waits until a line of shell prints something that `holds`.
+/// Waits until the output of a shell command satisfies `holds`.
 fn wait_for(machine: &Debian, line: &str, holds: impl Fn(&str) -> bool) {
     let waited = wait_until(line, PATIENCE, || machine.run(line).is_ok_and(|said| holds(&said)));
     waited.unwrap_or_else(|error| {
@@ -37,7 +37,7 @@ fn wait_for(machine: &Debian, line: &str, holds: impl Fn(&str) -> bool) {
     });
 }
 
-/// records.json of one instance in this domain.
+/// Returns records.json of one instance in this domain.
 fn records(domain: &str) -> String {
     json!({
         "record_keys": ["id", "instance_group", "az", "network", "deployment", "ip", "domain", "group_ids"],
@@ -49,7 +49,7 @@ fn records(domain: &str) -> String {
 
 #[test]
 fn resolvconf_lists_server_first() {
-    /// Lines of resolv.conf that count.
+    /// Effective lines of resolv.conf.
     const SERVERS: &str = "grep ^nameserver /etc/resolv.conf || true";
     let Some(machine) = machine("resolvconf") else { return };
     let first = |said: &str, server: &str| said.lines().next() == Some(&format!("nameserver {server}"));
@@ -63,10 +63,10 @@ fn resolvconf_lists_server_first() {
 
     serve(&machine, "resolver", "resolver --address 127.0.0.2");
     wait_for(&machine, SERVERS, |said| first(said, "127.0.0.2") && said.contains("10.0.0.53"));
-    // A lease that brings another server does not come before it.
+    // A DHCP lease with another server does not take precedence.
     machine.run("echo nameserver 10.0.0.54 | resolvconf -a eth1.dhclient").unwrap();
     wait_for(&machine, SERVERS, |said| first(said, "127.0.0.2") && said.contains("10.0.0.54"));
-    // Nor does somebody who takes it out.
+    // Removing the entry by hand does not last either.
     machine.run(": >/etc/resolvconf/resolv.conf.d/head && resolvconf -u").unwrap();
     wait_for(&machine, SERVERS, |said| first(said, "127.0.0.2"));
     machine.run(&format!("printf '{}' >/etc/resolvconf/resolv.conf.d/head", "# of the operator\\n")).unwrap();
@@ -91,9 +91,9 @@ fn resolved_routes_follow_domains() {
         "disable_recursors": true, "xdp": {"enabled": false},
     });
     fs::write(shared.join("config.json"), config.to_string()).unwrap();
-    // It was started before D-Bus had read who may have its name.
+    // It was started before D-Bus had read its policy for the name.
     machine.run("systemctl restart systemd-resolved").unwrap();
-    // Kernels without dummy interfaces: another kind of the same name does.
+    // Kernels without dummy interfaces use another kind of interface with the same name.
     let makes = machine.run("ip link add bosh-dns type dummy && ip link delete bosh-dns").is_ok();
     if !makes {
         machine.run("ip link add bosh-dns type veth peer name far && ip link set far up").unwrap();
@@ -102,13 +102,13 @@ fn resolved_routes_follow_domains() {
     let domains = "resolvectl domain bosh-dns";
     wait_for(&machine, domains, |said| said.contains("~bosh ") && said.contains("~bosh-dns"));
     serve(&machine, "server", "run --config /shared/config.json");
-    // By the machine's resolver, which alone knows the way.
+    // Queries the machine's resolver, which alone knows the routing.
     let query = |name: &str| format!("resolvectl query --cache=no --legend=no {name}");
     wait_for(&machine, &query("q-s0.q-g1.bosh"), |said| said.contains("10.0.1.7"));
     let asked = machine.run("resolvectl default-route bosh-dns").unwrap();
     assert!(asked.trim().ends_with("no"), "{asked}");
 
-    // Domains that come later are routed, those that go are not.
+    // Added domains are routed, removed ones are not.
     fs::write(shared.join("new"), records("later.internal")).unwrap();
     fs::rename(shared.join("new"), shared.join("records.json")).unwrap();
     wait_for(&machine, domains, |said| said.contains("~later.internal") && !said.contains("~bosh "));
@@ -116,7 +116,7 @@ fn resolved_routes_follow_domains() {
     let deny = r#"[{"domain": "corp.example.", "source": {"type": "deny"}}]"#;
     fs::write(shared.join("a.handlers"), deny).unwrap();
     wait_for(&machine, domains, |said| said.contains("~corp.example"));
-    // A systemd-resolved that was started again is told again.
+    // A restarted systemd-resolved is configured again.
     machine.run("systemctl restart systemd-resolved").unwrap();
     wait_for(&machine, domains, |said| said.contains("~corp.example"));
 

@@ -1,4 +1,4 @@
-//! The job's scripts on a machine of their own: start, wait, update under load, stop.
+//! The job's scripts on an isolated machine: start, wait, update under load, stop.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot use its machine has failed")]
 
@@ -9,13 +9,13 @@ use whole_system_tests::{process::wait_until, requires, server};
 
 use crate::{job, machine::Machine};
 
-/// The job's folder, as its scripts name it.
+/// Folder of the job, as its scripts name it.
 const JOB: &str = "/var/vcap/jobs/bosh-dns";
 
-/// A name of the records, and its address.
+/// A name in the records, and its address.
 const NAME: (&str, &str) = ("q-s0.q-g1.bosh", "10.0.1.0");
 
-/// Properties without the parts that change the machine beyond its namespaces.
+/// Properties without the parts that change the machine outside its namespaces.
 fn properties(extra: &Value) -> Value {
     let mut properties = job::certificates("api", "no certificate");
     server::merge(&mut properties, &json!({"override_nameserver": false, "xdp": {"interfaces": ["lo"]}}));
@@ -23,7 +23,7 @@ fn properties(extra: &Value) -> Value {
     properties
 }
 
-/// One query by dig, which tries no second time; its answer.
+/// Returns the answer to one query by dig, without retries.
 fn dig(machine: &Machine) -> String {
     let (name, _) = NAME;
     machine
@@ -48,10 +48,10 @@ fn job_starts_serves_and_stops() {
     let status = fs::read_to_string(format!("/proc/{first}/status")).unwrap();
     let user = status.lines().find(|line| line.starts_with("Uid:")).unwrap();
     assert!(user.contains("2001"), "the server is not vcap: {user}");
-    // monit starts what pre-start has started already.
+    // monit starts the service that pre-start has already started.
     machine.run(&format!("{JOB}/bin/bosh_dns_ctl start")).unwrap();
     assert_eq!(pid(), first);
-    // Without certificates of any use, by the control socket.
+    // Over the control socket, because there are no usable certificates.
     let status = machine.run("bosh-dns-xdp status --json").unwrap();
     let status: Value = serde_json::from_str(&status).unwrap();
     assert_eq!(status["ready"], json!(true), "{status}");
@@ -79,7 +79,7 @@ fn root_scripts_ignore_vcap_links() {
     requires!(namespaces);
     let machine = Machine::new().unwrap();
     machine.deploy(properties(&json!({"xdp": {"enabled": false}}))).unwrap();
-    // As an earlier release left the folders, with what vcap can put there.
+    // Folders as an earlier release left them, with links that vcap can create there.
     let plant = "cd /var/vcap/sys; mkdir -p run/bosh-dns log/bosh-dns; echo precious >/var/vcap/precious
         for name in bosh_dns_ctl.stdout bosh_dns_ctl.stderr bosh_dns.stdout bosh_dns.stderr; do
             ln -s /var/vcap/precious log/bosh-dns/$name.log
@@ -127,9 +127,9 @@ fn update_keeps_hot_names_answered() {
     machine.run(&format!("{JOB}/bin/bosh_dns_ctl stop")).unwrap();
 }
 
-/// BPM as the job's scripts call it: the server as vcap, with the one capability that its
-/// configuration asks for, and a mount and a process namespace in which there is nothing but what BPM shows
-/// every process (bpm-release, 2026) and the volumes of `bpm.yml`.
+/// A double of BPM as called by the job's scripts: runs the server as vcap with the capability from
+/// its configuration, in a mount and a process namespace that contain only BPM's standard files
+/// (bpm-release, 2026) and the volumes of `bpm.yml`.
 const BPM: &str = r##"#!/bin/bash
 set -euo pipefail
 job=/var/vcap/jobs/bosh-dns
@@ -214,7 +214,7 @@ fn bpm_update_spares_hot_names() {
         .unwrap();
     };
     of_the_interface();
-    // It counts processes in a namespace of its own.
+    // The process id outside the server's PID namespace.
     let server = || machine.run("/var/vcap/jobs/bpm/bin/bpm pid").unwrap().trim().to_owned();
     let first = server();
     let held = fs::read_to_string(format!("/proc/{first}/status")).unwrap();
@@ -235,7 +235,8 @@ fn bpm_update_spares_hot_names() {
     });
     assert_ne!(server(), first);
     of_the_interface();
-    // The agent replaces the file by renaming: BPM shows the server its folder, and so the new one.
+    // The agent replaces the file by renaming; BPM mounts its folder, so the server sees the new
+    // file.
     let records = machine.vcap().join("instance/dns/records.json");
     let moved = fs::read_to_string(&records).unwrap().replace(NAME.1, "10.9.9.9");
     let moved = moved.replace(r#""version":1"#, r#""version":2"#);

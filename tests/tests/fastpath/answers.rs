@@ -1,4 +1,4 @@
-//! What is answered, at every hook and over every kind of link.
+//! Answers at every hook and over every kind of link.
 
 use std::{
     collections::BTreeSet,
@@ -25,22 +25,22 @@ use whole_system_tests::{
 
 use crate::lab::{self, Bpffs, List, PATIENCE, Pair, SHORT, ask, config, start, v4, v6, wait};
 
-/// Numbers of addresses that are tried: the last one needs more than a query's 512 bytes.
+/// Address counts; the last one exceeds a 512-byte reply.
 const COUNTS: [u16; 4] = [1, 10, 24, 60];
 
-/// A name for each of [`COUNTS`].
+/// Returns a list with one name per entry of [`COUNTS`].
 fn counted() -> List {
     COUNTS.into_iter().fold(List::default(), |list, count| list.counted(&format!("n{count}.bosh"), count))
 }
 
-/// The hook of an interface; `None`: not served.
+/// Returns the hook of an interface; `None` if it is not served.
 fn hook_of(fast_path: &FastPath, interface: &str) -> Option<Hook> {
     let status = fast_path.status();
     status.interfaces.interfaces.iter().find(|found| found.name == interface).and_then(|found| found.hook)
 }
 
-/// Asks each server for all of [`COUNTS`] over both families, and looks whether they
-/// are right, and the interface answered each query, and counted it once.
+/// Queries each server for all of [`COUNTS`] over both families and checks that every answer is
+/// correct, came from the interface and was counted once.
 fn ask_counts(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) -> Result<()> {
     let (before, large_before) =
         (fast_path.counters().hits(), fast_path.counters().outcome(Outcome::LargeReply));
@@ -50,7 +50,7 @@ fn ask_counts(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) ->
             COUNTS.into_iter().flat_map(|count| [(count, RecordType::A), (count, RecordType::AAAA)])
         {
             let name = format!("N{count}.bOsh.");
-            // Sixty IPv6 addresses are more than an Ethernet frame holds.
+            // Sixty IPv6 addresses exceed an Ethernet frame.
             let may_be_large = (count, record_type) == (60, RecordType::AAAA);
             let patience = if may_be_large { SHORT } else { PATIENCE };
             let reply = ask(from, server, &name, record_type, Some(4096), patience)?;
@@ -64,7 +64,7 @@ fn ask_counts(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) ->
             lab::see_own_addresses(&reply, count)?;
             assert_eq!(reply.queries[0].name().to_string(), name, "the letter case is kept");
         }
-        // What does not fit into 512 bytes is cut, and says so.
+        // A reply over 512 bytes is truncated with TC set.
         let cut = ask(from, server, "n60.bosh.", RecordType::A, None, PATIENCE)?.context("no reply")?;
         assert!(cut.metadata.truncation && cut.to_vec()?.len() <= 512);
         assert!(client::addresses(&cut).len() > 20, "a part of the answers all the same");
@@ -103,7 +103,7 @@ fn generic_mode_answers_everything() -> Result<()> {
     let fast_path = start(&pair.server, &config(HookMode::Generic, &bpffs), &[v4(), v6()], counted())?;
     assert_eq!(hook_of(&fast_path, "srv"), Some(Hook::Generic));
     for server in [v4(), v6()] {
-        // Behind the packet there is always room for these.
+        // These always fit into the tailroom.
         for (name, edns) in [("n1.bosh.", Some(1232)), ("n10.bosh.", Some(1232)), ("n10.bosh.", None)] {
             let reply = ask(&pair.client, server, name, RecordType::A, edns, PATIENCE)?;
             assert!(reply.is_some_and(|reply| !client::addresses(&reply).is_empty()), "{name} from {server}");
@@ -121,7 +121,7 @@ fn native_mode_needs_client_napi() -> Result<()> {
     assert_eq!(hook_of(&fast_path, "srv"), Some(Hook::Native));
     assert_eq!(hook_of(&fast_path, "lo"), Some(Hook::Tcx), "lo has no native XDP");
     let _pass = lab::pass_program(&pair.client, "cli", aya::programs::XdpMode::Driver)?;
-    // Before the packet there is always room for these.
+    // These always fit into the headroom.
     for (name, count) in [("n1.bosh.", 1), ("n10.bosh.", 10)] {
         let reply = ask(&pair.client, v4(), name, RecordType::A, None, PATIENCE)?.context("no reply")?;
         assert_eq!(client::addresses(&reply).len(), count);
@@ -163,7 +163,7 @@ fn bridged_containers_are_answered() -> Result<()> {
             lab::deliver(&fast_path, &host, "br0")?;
         }
         wait_until("the bridge to be served", PATIENCE, || hook_of(&fast_path, "br0").is_some())?;
-        // Until then a report of the server lets probes up, which nobody answers here.
+        // Until then, the server's last report allows probes, which no server answers here.
         std::thread::sleep(Duration::from_secs(1));
         for container in &containers {
             ask_counts(container, &[v4()], &fast_path)?;
@@ -191,13 +191,13 @@ fn checksum_offload_keeps_replies_valid() -> Result<()> {
         between.ip(&["link", "set", interface, "master", "br0"])?;
     }
     between.ip(&["link", "set", "br0", "up"])?;
-    // The client leaves its checksums to the device; the way back has none that would
-    // take a reply with an unfinished one, and the client looks at what comes.
+    // The client offloads its checksums. The way back has no offload: `to-cli` would have to
+    // complete a partial checksum itself, and the client verifies each reply.
     run(between.command("ethtool")?.args(["-K", "to-cli", "tx", "off"]))?;
     run(client.command("ethtool")?.args(["-K", "cli", "rx", "off"]))?;
     let _pass = lab::pass_program(&between, "to-srv", aya::programs::XdpMode::Driver)?;
     for offload in ["on", "off"] {
-        // Off: the client's queries leave with finished checksums.
+        // With offload off, the client's queries carry complete checksums.
         run(client.command("ethtool")?.args(["-K", "cli", "tx", offload]))?;
         for mode in [HookMode::Tc, HookMode::Generic, HookMode::Native] {
             let bpffs = Bpffs::new()?;
@@ -205,7 +205,8 @@ fn checksum_offload_keeps_replies_valid() -> Result<()> {
             let asked = match mode {
                 HookMode::Tc => ask_counts(&client, &[v4(), v6()], &fast_path)
                     .and_then(|()| ask_unclear(&client, &[v4(), v6()], &fast_path)),
-                // What finds no room at XDP, or has an unclear checksum, goes up.
+                // Replies that do not fit at XDP, and queries with ambiguous checksums, are passed
+                // up.
                 _ => ask_short(&client, &[v4(), v6()], &fast_path),
             };
             asked.with_context(|| format!("{mode:?}, offload {offload}"))?;
@@ -214,7 +215,7 @@ fn checksum_offload_keeps_replies_valid() -> Result<()> {
     Ok(())
 }
 
-/// Asks for names whose replies find room at every hook, with right checksums.
+/// Queries names whose replies fit at every hook; the queries have unambiguous checksums.
 fn ask_short(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) -> Result<()> {
     let before = fast_path.counters().hits();
     for &server in servers {
@@ -227,8 +228,8 @@ fn ask_short(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) -> 
     Ok(())
 }
 
-/// Asks queries of which the checksum's field does not tell whether it is finished: the
-/// right reply comes all the same, from the interface.
+/// Sends queries whose checksum field is equally valid as a complete and as a partial checksum; the
+/// interface must give the correct reply.
 fn ask_unclear(from: &Namespace, servers: &[SocketAddr], fast_path: &FastPath) -> Result<()> {
     let before = fast_path.counters().hits();
     for &server in servers {
@@ -332,7 +333,8 @@ fn published_names_match_resolver() -> Result<()> {
                 let query = client::query(&name.to_string(), record_type, Some(4096))?;
                 let whole = 64 + 28 * addresses.len() + name.to_string().len();
                 if whole > 1232 {
-                    // More than some way may take: left to userspace, which is not here.
+                    // Exceeds the limit of some hook, so it is left to userspace, which is absent
+                    // here.
                     continue;
                 }
                 let reply = client::ask(v4(), &query).with_context(|| name.to_string())?;

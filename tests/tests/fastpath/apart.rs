@@ -1,4 +1,5 @@
-//! Privileges apart: the real server without any, and the process of root's that attaches for it.
+//! Privilege separation: the real server without privileges, and the root process that attaches for
+//! it.
 
 use std::{
     fs,
@@ -23,23 +24,23 @@ use whole_system_tests::{
 
 use crate::lab::{Bpffs, PATIENCE, Pair, addresses, v4};
 
-/// A listed name, and one that has to be learned.
+/// A listed name, and one that must be learned.
 const NAMES: [&str; 2] = ["q-s0.q-g3.bosh.", "q-a1s0.q-g3.bosh."];
 
-/// How long the parts may take to find each other.
+/// Time limit for server and attacher to connect.
 const REUNION: Duration = Duration::from_secs(30);
 
-/// Both parts on a veth.
+/// Server and attacher on a veth.
 struct Parts {
     attacher: Kept,
     server: Server,
     bpffs: Bpffs,
-    /// Where both and their clients live.
+    /// Namespaces of both parts and of their clients.
     pair: Pair,
 }
 
 impl Parts {
-    /// Starts the server, and then the attacher.
+    /// Starts the server, then the attacher.
     fn start(label: &str) -> Result<Self> {
         let (pair, bpffs) = (Pair::new(label)?, Bpffs::new()?);
         let folder = server::folder(&server::records_of_groups(&[3]), None)?;
@@ -52,7 +53,7 @@ impl Parts {
                 "attach_socket": folder.path().join("attach/attach.sock"),
             },
         });
-        // Port 53, which takes a capability elsewhere.
+        // Port 53 otherwise requires a capability.
         pair.server.run(|| fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0"))??;
         let server = Server::start_prepared(Some(&pair.server), folder, v4(), &settings, confine)?;
         let attacher = start_attacher(&pair, &server)?;
@@ -61,24 +62,24 @@ impl Parts {
         Ok(parts)
     }
 
-    /// Asks once from the other end; `None`: no reply.
+    /// Queries once from the client's namespace; `None` on timeout.
     fn ask(&self, name: &str) -> Result<Option<Vec<IpAddr>>> {
         addresses(&self.pair.client, v4(), name, PATIENCE)
     }
 
-    /// Replies that the program has given.
+    /// Returns the number of replies given by the program.
     fn fast_path_replies(&self) -> Result<u64> {
         Ok(Metrics::read(&self.pair.server)?.fast_path_replies())
     }
 
-    /// Whether the next answer to `name` is the program's.
+    /// Returns whether the program gives the next answer to `name`.
     fn is_answered_by_the_interface(&self, name: &str) -> Result<bool> {
         let before = self.fast_path_replies()?;
         ensure!(self.ask(name)? == Some(instances()), "{name}");
         Ok(self.fast_path_replies()? > before)
     }
 
-    /// Runs a command of the server's on the control socket; what it says.
+    /// Runs a control command of the server; returns its output.
     fn operate(&self, arguments: &[&str]) -> Result<String> {
         let mut command: Command = self.pair.server.command(server::program()?)?;
         let config = self.server.folder.path().join("config.json");
@@ -90,13 +91,13 @@ impl Parts {
     }
 }
 
-/// How often attachers have given maps away, by their log.
+/// Returns the number of sessions in which an attacher handed over maps, from its log.
 fn sessions(server: &Server) -> usize {
     let log = fs::read_to_string(server.folder.path().join("attacher.log")).unwrap_or_default();
     log.matches("handed the maps over").count()
 }
 
-/// Starts an attacher beside the server.
+/// Starts an attacher for the server.
 fn start_attacher(pair: &Pair, server: &Server) -> Result<Kept> {
     let log =
         fs::OpenOptions::new().create(true).append(true).open(server.folder.path().join("attacher.log"))?;
@@ -110,7 +111,7 @@ fn instances() -> Vec<IpAddr> {
     (0..3).map(|index| IpAddr::from([10, 0, 3, index])).collect()
 }
 
-/// A line of `/proc/PID/status` without its name.
+/// Returns the value of a line in `/proc/PID/status`.
 fn of_process(pid: u32, name: &str) -> Result<String> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -122,7 +123,7 @@ fn unprivileged_server_answers_at_interface() -> Result<()> {
     requires!(namespaces, bpf);
     let parts = Parts::start("apart")?;
     let pid = parts.server.pid();
-    // Mode 2: a filter.
+    // Mode 2: a filter is installed.
     ensure!(of_process(pid, "Seccomp")? == "2" && of_process(pid, "NoNewPrivs")? == "1");
     for set in ["CapEff", "CapPrm", "CapAmb"] {
         ensure!(u64::from_str_radix(&of_process(pid, set)?, 16)? == 0, "{set}");
@@ -135,7 +136,7 @@ fn unprivileged_server_answers_at_interface() -> Result<()> {
     let status = parts.status()?;
     let detail = &status["fast_path"]["detail"];
     ensure!(detail["pinned_at"].is_string() && status["fast_path_off"].is_null(), "{status}");
-    // The attacher tells the server of its programs.
+    // The attacher reports its programs to the server.
     wait_until("the programs to be shown as loaded", REUNION, || {
         let Ok(status) = parts.status() else { return false };
         let programs = status["fast_path"]["programs"].as_array().cloned().unwrap_or_default();
@@ -143,8 +144,8 @@ fn unprivileged_server_answers_at_interface() -> Result<()> {
             programs.iter().any(|program| program["name"] == *name && program["state"] == "loaded")
         })
     })?;
-    // New records reach the interface, and cells of the old ones are used again: the attacher
-    // vouches for grace periods, which the server cannot ask for.
+    // New records reach the interface, and cells of the old ones are reused: the attacher confirms
+    // grace periods, which the server cannot wait for itself.
     let records = parts.server.folder.path().join("records.json");
     for round in 0..4 {
         let group = if round % 2 == 0 { 5 } else { 3 };
@@ -159,13 +160,13 @@ fn unprivileged_server_answers_at_interface() -> Result<()> {
     })?;
     let status = parts.status()?;
     ensure!(status["fast_path"]["detail"]["names"]["unvouched"] == json!(false), "{status}");
-    // Interfaces that come later are followed by the attacher and shown by the server.
+    // The attacher follows new interfaces, and the server shows them.
     parts.pair.server.ip(&["link", "add", "late", "type", "veth", "peer", "name", "etal"])?;
     wait_until("the late interface to be served", REUNION, || {
         let family = dns_platform::metrics::names::FAST_PATH_INTERFACE_INFO;
         Metrics::read(&parts.pair.server).is_ok_and(|metrics| metrics.sum(family, "interface=\"late\"") == 1)
     })?;
-    // The attacher keeps what attaching needs, and nothing else: CAP_NET_ADMIN, CAP_PERFMON, CAP_BPF.
+    // The attacher keeps only the capabilities for attaching: CAP_NET_ADMIN, CAP_PERFMON, CAP_BPF.
     let attacher = parts.attacher.pid();
     for set in ["CapPrm", "CapEff", "CapBnd"] {
         let held = u64::from_str_radix(&of_process(attacher, set)?, 16)?;
@@ -241,7 +242,7 @@ fn part_restarts_lose_no_query() -> Result<()> {
         outcome.with_context(|| server.log())
     })?;
     println!("{} queries, all answered at once", answered.load(Ordering::Relaxed));
-    // Links of lo and srv, and the maps of one server.
+    // Links of lo and srv, and the maps of a single server.
     ensure!(bpffs.links().len() == 2 && bpffs.pinned().len() == 2 + 6, "{:?}", bpffs.pinned());
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Starting, stopping, dying, taking over; interfaces that come and go; the lease.
+//! Start, stop, crash and takeover; interfaces that appear and disappear; the lease.
 
 use std::{
     net::IpAddr,
@@ -26,7 +26,7 @@ use crate::lab::{
     start, v4, wait,
 };
 
-/// One name with one address.
+/// Returns a list of one name with one address.
 fn one(last: u8) -> List {
     List::default().with("a.bosh", [IpAddr::from([10, 0, 0, last])])
 }
@@ -38,7 +38,7 @@ fn stop_detaches_shared_programs() -> Result<()> {
     requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("held")?, Bpffs::new()?);
     let fast_path = Arc::new(start(&pair.server, &config(HookMode::Auto, &bpffs), &[v4()], one(1))?);
-    // As a scrape of the metrics does.
+    // A scrape of the metrics holds the fast path the same way.
     let held = fast_path.clone();
     fast_path.stop();
     assert_eq!(attached(&pair.server)?, NOTHING);
@@ -48,7 +48,7 @@ fn stop_detaches_shared_programs() -> Result<()> {
 }
 
 #[test]
-fn stopping_leaves_nothing_behind() -> Result<()> {
+fn stop_removes_pins_and_links() -> Result<()> {
     requires!(namespaces, bpf);
     let pair = Pair::new("stop")?;
     for mode in [HookMode::Auto, HookMode::Generic, HookMode::Native] {
@@ -100,7 +100,8 @@ fn successor_adopts_kept_programs() -> Result<()> {
         fast_path.stop();
         assert_eq!(addresses(&pair.client, v4(), "a.bosh", PATIENCE)?, Some(vec![[10, 0, 0, 1].into()]));
 
-        // Asked without a pause while another takes over: not one query is lost, and no answer is wrong.
+        // Queries without pause while another instance takes over: no query is lost and no answer
+        // is wrong.
         let (done, asked) = (AtomicBool::new(false), AtomicU64::new(0));
         let lost = thread::scope(|scope| -> Result<u64> {
             let client = scope.spawn(|| -> Result<u64> {
@@ -110,7 +111,7 @@ fn successor_adopts_kept_programs() -> Result<()> {
                     let mut replies =
                         vec![ask(&pair.client, v4(), "a.bosh.", RecordType::A, None, PATIENCE)?];
                     if mode == HookMode::Auto {
-                        // In generic mode it goes up.
+                        // Generic mode passes this query up.
                         replies.push(ask_unclear(&pair.client, v4(), "a.bosh.", RecordType::A, PATIENCE)?);
                     }
                     for reply in replies {
@@ -201,7 +202,7 @@ fn new_interfaces_are_served_quickly() -> Result<()> {
         container.ip(&["route", "add", "default", "via", "10.9.0.1"])?;
         deliver(&fast_path, &host, "w-one")?;
         wait_until("the interface to be served", Duration::from_secs(5), || served("w-one"))?;
-        // Until then a report of the server lets probes up, which nobody answers here.
+        // Until then, the server's last report allows probes, which no server answers here.
         thread::sleep(Duration::from_secs(1));
         assert!(addresses(&container, v4(), "a.bosh", PATIENCE)?.is_some(), "round {round}");
         host.ip(&["link", "set", "w-one", "down"])?;
@@ -241,7 +242,7 @@ fn thousand_veths_share_a_program() -> Result<()> {
     };
     wait_until("all of them to be served", Duration::from_secs(60), || served() == COUNT + 1)?;
     let all_served = begun.elapsed();
-    // Not one of them keeps the others waiting.
+    // No interface delays the others.
     host.ip(&["link", "del", "x7"])?;
     wait_until("two less to be served", Duration::from_secs(10), || served() == COUNT - 1)?;
     assert_eq!(attached(&host)?.len(), COUNT - 1);
@@ -254,7 +255,7 @@ fn thousand_veths_share_a_program() -> Result<()> {
 
 #[test]
 fn interface_events_are_batched() -> Result<()> {
-    /// Pairs of veth: twice as many interfaces.
+    /// Number of veth pairs; the number of interfaces is twice that.
     const PAIRS: u32 = 256;
     requires!(namespaces, bpf);
     let (namespace, bpffs) = (Namespace::new("many")?, Bpffs::new()?);
@@ -272,7 +273,7 @@ fn interface_events_are_batched() -> Result<()> {
         namespace.ip(&["link", "add", &near, "type", "veth", "peer", "name", &far])?;
     }
     let served = || fast_path.status().interfaces.interfaces.iter().filter(|one| one.hook.is_some()).count();
-    // And `lo`.
+    // Plus `lo`.
     let all = 1 + 2 * PAIRS as usize;
     wait_until("all of them to be served", Duration::from_secs(60), || served() == all)?;
     for pair in 0..PAIRS {
@@ -281,8 +282,8 @@ fn interface_events_are_batched() -> Result<()> {
     wait_until("all of them to be gone", Duration::from_secs(60), || served() == 1)?;
     let (looks, took) = (looks() - before, begun.elapsed());
     println!("{looks} looks in {took:?}");
-    // Twelve until the pace is slow, after each of the two calms; then one in 640 ms; one in ten
-    // seconds without news.
+    // Twelve until the slow pace is reached, after each of the two idle periods; then one per 640
+    // ms; one per ten seconds without events.
     let most = 2 * 12 + took.as_millis() / 500;
     assert!(u128::from(looks) <= most, "{looks} looks in {took:?}");
     fast_path.stop();

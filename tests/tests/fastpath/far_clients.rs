@@ -1,4 +1,4 @@
-//! `max_reply`: what clients of other networks get by UDP, by both paths alike.
+//! `max_reply`: UDP replies to clients in other networks, on both paths.
 
 use std::net::SocketAddr;
 
@@ -16,26 +16,25 @@ use whole_system_tests::{
 
 use crate::lab::{Bpffs, Pair, v4};
 
-/// Most bytes of a reply.
+/// Maximum reply size in bytes.
 const MOST: u16 = 600;
 
 /// Ethernet address of the interface with [`FAR`].
 const FAR_MAC: &str = "02:00:00:00:09:02";
 
-/// The server's address on a macvlan: it is not link-local, and what comes there is not from a
-/// container.
+/// The server's address on a macvlan: not link-local, and not on an interface of a container.
 const FAR: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 9, 0, 2)), 53);
 
-/// The server's second address on the veth, which is a container's interface.
+/// The server's second address on the veth, which counts as a container's interface.
 const NEAR: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 8, 0, 2)), 53);
 
-/// Asks by UDP with room for everything.
+/// Queries by UDP with EDNS large enough for any reply.
 fn ask(from: &Namespace, server: SocketAddr, name: &str) -> Result<Message> {
     let query = client::query(name, RecordType::A, Some(4096))?;
     from.run(|| client::ask(server, &query))?
 }
 
-/// Asks for as long as it takes the name to be answered by the interface.
+/// Sends ten queries; returns how many of them the interface answered.
 fn hits(pair: &Pair, server: SocketAddr, name: &str) -> Result<u64> {
     let before = Metrics::read(&pair.server)?.fast_path_replies();
     for _ in 0..10 {
@@ -56,7 +55,7 @@ fn long_replies_need_tcp() -> Result<()> {
     pair.server.ip(&[&ours[..], &["mode", "bridge"]].concat())?;
     pair.server.ip(&["addr", "add", "10.9.0.2/24", "dev", "mac0"])?;
     pair.server.ip(&["link", "set", "mac0", "up"])?;
-    // Asked by ARP, the veth would say that the address is its own.
+    // The veth would answer ARP for this address itself.
     pair.client.ip(&["neigh", "add", "10.9.0.2", "lladdr", FAR_MAC, "dev", "cli"])?;
     let folder = server::folder(&server::records_of_groups(&[10, 60]), None)?;
     let settings = json!({
@@ -65,18 +64,18 @@ fn long_replies_need_tcp() -> Result<()> {
         "metrics": {"enabled": true},
         "xdp": {"bpffs": bpffs.path(), "interfaces": ["lo", "srv", "mac0"]},
     });
-    // Where the test asks whether it is up; the configuration says where it listens.
+    // The test polls this address for readiness; the configuration determines the listen addresses.
     let server = Server::start(Some(&pair.server), folder, v4(), &settings)?;
     wait_for_fast_path(&pair.server).with_context(|| server.log())?;
     let (short, long) = ("q-s0.q-g10.bosh.", "q-s0.q-g60.bosh.");
 
-    // What is short enough comes from the interface, wherever the client is.
+    // A short reply comes from the interface, in any network.
     for address in [FAR, NEAR, v4()] {
         ensure!(client::addresses(&ask(&pair.client, address, short)?).len() == 10);
-        // One in a second is let up as a probe.
+        // One query per second is passed up as a probe.
         ensure!(hits(&pair, address, short)? >= 8, "{address}");
     }
-    // What is not comes from userspace, whole for those that are near.
+    // A long reply comes from userspace, complete only for near clients.
     for (address, whole) in [(FAR, false), (NEAR, true), (v4(), true)] {
         let reply = ask(&pair.client, address, long)?;
         let (length, count) = (reply.to_vec()?.len(), client::addresses(&reply).len());

@@ -1,5 +1,5 @@
-//! A flood of names that all mean something: it neither delays new records nor ends the
-//! lease, and costs a bounded amount of memory.
+//! A flood of valid names neither delays new records nor ends the lease, and takes a bounded amount
+//! of memory.
 
 use std::{
     fs,
@@ -24,33 +24,32 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
-/// Where the server listens.
+/// Listen address of the server.
 const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 53);
 
-/// Names of the flood.
+/// Number of names in the flood.
 const NAMES: u32 = 20_000;
 
-/// Instances of the group that all of them mean.
+/// Instances in the group behind all of these names.
 const INSTANCES: u16 = 250;
 
-/// The name in steady use, of a group of one instance whose address is the records' version.
+/// A steadily used name of a one-instance group, whose address encodes the version of the records.
 const HOT: &str = "q-s0.q-g2.bosh.";
 
-/// Least number of records during the flood.
+/// Minimum number of record versions during the flood.
 const VERSIONS: u32 = 20;
 
-/// Most entries that are written from the moment at which TCP gives new records to that at
-/// which UDP does: what is published has been gone through, and not the flood's names
-/// again and again.
+/// Maximum entries written between the first TCP reply with new records and the first such UDP
+/// reply: one pass over the published names, without repetition because of the flood.
 const MOST_WRITES: u64 = 2 * (NAMES as u64 + 1000);
 
-/// Longer than anything here takes on a busy machine.
+/// Generous time limit for a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Most memory that the flood adds, MiB: said in docs/operating.md.
+/// Maximum memory added by the flood in MiB, as stated in docs/operating.md.
 const MOST_MEMORY: u64 = 96;
 
-/// records.json of this version.
+/// Returns records.json of this version.
 fn records(version: u32) -> Vec<u8> {
     let [_, high, middle, low] = version.to_be_bytes();
     let crowd = (0..INSTANCES).map(|number| {
@@ -66,14 +65,13 @@ fn records(version: u32) -> Vec<u8> {
     json!({"record_keys": keys, "record_infos": rows, "version": version}).to_string().into_bytes()
 }
 
-/// Puts records in the place of those that are there.
 fn write(folder: &Path, version: u32) -> Result<()> {
     let (file, new) = (folder.join("records.json"), folder.join("records.new"));
     fs::write(&new, records(version))?;
     Ok(fs::rename(new, file)?)
 }
 
-/// The version that the hot name's address tells.
+/// Returns the version encoded in the hot name's address.
 fn version(by_tcp: bool) -> Result<u32> {
     let query = client::query(HOT, RecordType::A, None)?;
     let reply = if by_tcp { client::ask_tcp(ADDRESS, &query) } else { client::ask(ADDRESS, &query) }?;
@@ -83,7 +81,7 @@ fn version(by_tcp: bool) -> Result<u32> {
     }
 }
 
-/// Memory of the process that is its own alone, MiB.
+/// Returns the private memory of the process in MiB.
 fn memory(process: u32) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{process}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).context("RssAnon")?;
@@ -91,7 +89,7 @@ fn memory(process: u32) -> Result<u64> {
     Ok(kib / 1024)
 }
 
-/// Asks for all names of the flood, again and again until told to end.
+/// Queries all names of the flood repeatedly until `done` is set.
 fn flood(done: &AtomicBool, asked: &AtomicU32) -> Result<()> {
     while !done.load(Ordering::Relaxed) {
         for number in 0..NAMES {

@@ -1,5 +1,5 @@
-//! The interface gate with the real server: an interface answers while the kernel delivers
-//! queries from it, and not otherwise.
+//! The interface gate with the real server: an interface answers only while the kernel delivers its
+//! queries.
 
 use std::{
     collections::BTreeMap,
@@ -21,21 +21,21 @@ use whole_system_tests::{
 
 use crate::lab::{Bpffs, Pair, addresses, v4};
 
-/// A name that stands in the records.
+/// A name in the records.
 const NAME: &str = "q-s0.q-g3.bosh.";
 
-/// How long a query may take.
+/// Timeout of a single query.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A server that serves every interface once queries arrive through it.
 struct Gated {
     server: Server,
-    /// Its pins, gone before the namespaces.
+    /// Dropped before the namespaces.
     bpffs: Bpffs,
 }
 
 impl Gated {
-    /// Starts it in a namespace.
+    /// Starts the server in a namespace.
     fn start(namespace: &Namespace) -> Result<Self> {
         let bpffs = Bpffs::new()?;
         let folder = server::folder(&server::records_of_groups(&[3]), None)?;
@@ -49,7 +49,7 @@ impl Gated {
         Ok(Self { server, bpffs })
     }
 
-    /// The state of interfaces, by name.
+    /// Returns the state of each interface by name.
     fn states(&self, namespace: &Namespace) -> Result<BTreeMap<String, (String, String)>> {
         let mut command = namespace.command(server::program()?)?;
         let config = self.server.folder.path().join("config.json");
@@ -64,7 +64,7 @@ impl Gated {
     }
 }
 
-/// Asks so often, ten times a second; how many queries were answered.
+/// Sends `times` queries, ten per second; returns the number of replies.
 fn ask(client: &Namespace, times: usize) -> Result<usize> {
     let mut answered = 0;
     for _ in 0..times {
@@ -76,12 +76,12 @@ fn ask(client: &Namespace, times: usize) -> Result<usize> {
     Ok(answered)
 }
 
-/// Replies of the interfaces.
+/// Returns the number of replies given by interfaces.
 fn hits(namespace: &Namespace) -> Result<u64> {
     Ok(Metrics::read(namespace)?.fast_path_replies())
 }
 
-/// Asks until interfaces answer.
+/// Queries until interfaces answer.
 fn wait_for_hits(host: &Namespace, client: &Namespace, limit: Duration) -> Result<()> {
     let before = hits(host)?;
     wait_until("the interface to answer", limit, || {
@@ -101,7 +101,7 @@ fn queries_open_gate_rules_close() -> Result<()> {
     let gated = Gated::start(&pair.server)?;
     ensure!(hits(&pair.server)? == 0, "no query has arrived yet");
     wait_for_hits(&pair.server, &pair.client, Duration::from_secs(10)).with_context(|| gated.server.log())?;
-    // Probes arrive: it stays.
+    // Probes arrive, so the interface stays served.
     ensure!(ask(&pair.client, 40)? == 40);
     ensure!(gated.states(&pair.server)?["srv"].0 == "served");
 
@@ -179,7 +179,7 @@ fn removed_address_is_not_answered() -> Result<()> {
     wait_for_hits(&pair.server, &pair.client, Duration::from_secs(10)).with_context(|| gated.server.log())?;
     let before = hits(&pair.server)?;
     pair.server.ip(&["addr", "del", "169.254.0.2/24", "dev", "srv"])?;
-    // The client's neighbour stays in its cache, so frames come all the same.
+    // The client's neighbour entry stays cached, so frames still arrive.
     thread::sleep(Duration::from_secs(1));
     let at_once = hits(&pair.server)?;
     for _ in 0..3 {
@@ -210,7 +210,7 @@ fn path_mtu_limits_replies() -> Result<()> {
     Ok(())
 }
 
-/// Containers of the cell.
+/// Number of containers on the cell.
 const CONTAINERS: usize = 100;
 
 #[test]
@@ -229,7 +229,7 @@ fn container_queries_are_counted_separately() -> Result<()> {
             End { namespace: &containers, interface: &far, addresses: &[&address] },
         )?;
     }
-    // Each asks by its own interface.
+    // Each container queries through its own interface.
     let ask_from = |number: usize, times: usize| -> Result<usize> {
         let (device, query) =
             (format!("c{number}"), client::query(NAME, hickory_proto::rr::RecordType::A, None)?);
@@ -271,7 +271,7 @@ fn container_queries_are_counted_separately() -> Result<()> {
     })
     .with_context(|| format!("{:?}", gated.states(&host)))?;
     println!("all served after {:?}", begun.elapsed());
-    // Each is counted for itself.
+    // Replies are counted per interface.
     let replies = |metrics: &Metrics, number: usize| {
         let label = format!("interface=\"{}\"", name(number));
         metrics.sum(dns_platform::metrics::names::FAST_PATH_INTERFACE_REPLIES_TOTAL, &label)
@@ -296,7 +296,7 @@ fn container_queries_are_counted_separately() -> Result<()> {
     })
 }
 
-/// The Ethernet address of an interface.
+/// Returns the Ethernet address of an interface.
 fn mac(namespace: &Namespace, interface: &str) -> Result<String> {
     let mut command = Command::new("ip");
     let shown = capture(command.args(["-n", namespace.name(), "-o", "link", "show", interface]))?;

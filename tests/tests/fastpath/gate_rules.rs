@@ -1,5 +1,5 @@
-//! What the packet filter speaks against, over the rule sets of `tests/gate-rules`: they are
-//! loaded into a namespace by iptables (legacy and nft) and nft, and read back from the kernel.
+//! Objections of the packet filter, for the rule sets of `tests/gate-rules`: loaded into a
+//! namespace by iptables (legacy and nft) and nft, and read back from the kernel.
 
 use std::{
     collections::BTreeMap,
@@ -16,10 +16,10 @@ use whole_system_tests::{namespace::Namespace, requires};
 
 use crate::lab::v4;
 
-/// Another folder of rule sets.
+/// Environment variable with another folder of rule sets.
 const FOLDER_VARIABLE: &str = "BOSH_DNS_GATE_RULES";
 
-/// What is expected of a rule set.
+/// Expected objections to a rule set.
 #[derive(Debug, Deserialize)]
 struct Expected {
     /// `keep` or `off`, by interface.
@@ -36,7 +36,7 @@ fn folder() -> PathBuf {
     }
 }
 
-/// A host with the interfaces of the rule sets.
+/// Creates a host with the interfaces of the rule sets.
 fn host() -> Result<Namespace> {
     let host = Namespace::new("rules")?;
     for (number, name) in ["s-010255010002", "s-010255010003", "eth0"].into_iter().enumerate() {
@@ -48,7 +48,7 @@ fn host() -> Result<Namespace> {
     Ok(host)
 }
 
-/// A client behind an interface.
+/// Returns the address of a client behind an interface.
 fn client(interface: &str) -> IpAddr {
     match interface {
         "s-010255010002" => [10, 255, 10, 2].into(),
@@ -58,7 +58,7 @@ fn client(interface: &str) -> IpAddr {
     }
 }
 
-/// Feeds a command inside the namespace.
+/// Runs a command inside the namespace with `input`.
 fn feed(host: &Namespace, command: &[&str], input: &str) -> Result<()> {
     let mut child = host.command(command[0])?;
     let mut child =
@@ -92,7 +92,7 @@ fn rule_sets_raise_expected_objections() -> Result<()> {
             for (interface, decision) in expect {
                 let found =
                     host.run(|| dns_fastpath::filter_objection(interface, client(interface), v4()))??;
-                // What a set holds only the kernel knows: queries that do not arrive decide.
+                // The contents of an ipset are not inspected: missing queries decide.
                 let by_arrival = rules.contains("--match-set") && decision == "off";
                 if found.is_some() != (decision == "off") && !by_arrival {
                     failures.push(format!(

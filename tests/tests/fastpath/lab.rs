@@ -1,5 +1,5 @@
-//! What the tests of the fast path share: answers from a list, a fast path in a
-//! namespace, and clients.
+//! Shared parts of the fast path tests: answers from a list, a fast path in a namespace, and
+//! clients.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,40 +31,40 @@ use whole_system_tests::{
     yardstick::{Hook, Yardstick},
 };
 
-/// How long a client waits where a reply is expected.
+/// Timeout if a reply is expected.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long a client waits where none is expected.
+/// Timeout if no reply is expected.
 pub(crate) const SHORT: Duration = Duration::from_millis(150);
 
-/// Answers from a list.
+/// A resolver that answers from a list.
 #[derive(Clone, Default)]
 pub(crate) struct List {
-    /// Addresses by name; `None`: the name is ours but does not exist.
+    /// Addresses by name; `None` if the name is in our zone but does not exist.
     names: BTreeMap<Name, Option<Vec<IpAddr>>>,
-    /// Names that are published only when they have been learned.
+    /// Names that are published only after they were learned.
     unlisted: Vec<Name>,
 }
 
 impl List {
-    /// With a name that has these addresses.
+    /// Adds a name with these addresses.
     pub(crate) fn with(mut self, name: &str, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
         self.names.insert(name_of(name), Some(addresses.into_iter().collect()));
         self
     }
 
-    /// With a name of `count` IPv4 addresses and as many IPv6 ones.
+    /// Adds a name with `count` addresses of each family.
     pub(crate) fn counted(self, name: &str, count: u16) -> Self {
         self.with(name, (0..count).map(v4_of).chain((0..count).map(v6_of)))
     }
 
-    /// With a name that has one address and is not listed: it has to be learned.
+    /// Adds an unlisted name with one address, which must be learned.
     pub(crate) fn unlisted(mut self, name: &str, address: IpAddr) -> Self {
         self.unlisted.push(name_of(name));
         self.with(name, [address])
     }
 
-    /// With a name that is ours and does not exist.
+    /// Adds a nonexistent name in our zone.
     pub(crate) fn without(mut self, name: &str) -> Self {
         self.unlisted.push(name_of(name));
         self.names.insert(name_of(name), None);
@@ -113,7 +113,7 @@ pub(crate) fn start(
     Ok(fast_path)
 }
 
-/// Waits for something of the fast path.
+/// Runs a future of the fast path to completion.
 pub(crate) fn wait<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -122,7 +122,7 @@ pub(crate) fn wait<T>(future: impl Future<Output = T>) -> T {
         .block_on(future)
 }
 
-/// Asks from inside a namespace; `None`: no reply came in time.
+/// Queries from inside a namespace; `None` on timeout.
 pub(crate) fn ask(
     from: &Namespace,
     server: SocketAddr,
@@ -140,7 +140,7 @@ pub(crate) fn ask(
     Ok(reply)
 }
 
-/// The same with a query of which the checksum's field does not tell whether it is finished.
+/// Like [`ask`], with a query whose checksum field is ambiguous: complete or partial.
 pub(crate) fn ask_unclear(
     from: &Namespace,
     server: SocketAddr,
@@ -152,8 +152,8 @@ pub(crate) fn ask_unclear(
     read(from.run(|| client::ask_raw_from(server, |client| unclear(query, client, server), patience))?)
 }
 
-/// The query with the one id in 65,536 that makes the sum of its pseudo-header, which is
-/// what an unfinished checksum is, the finished checksum, too.
+/// Sets the one id in 65,536 for which the sum of the pseudo-header, which is the partial checksum,
+/// equals the complete checksum.
 fn unclear(mut query: Vec<u8>, client: SocketAddr, server: SocketAddr) -> Vec<u8> {
     let udp_len = 8 + u16::try_from(query.len()).expect("a short query");
     let pseudo = pseudo(client.ip(), server.ip(), udp_len);
@@ -166,7 +166,8 @@ fn unclear(mut query: Vec<u8>, client: SocketAddr, server: SocketAddr) -> Vec<u8
     query
 }
 
-/// Whether the finished checksum of a query is the sum of its pseudo-header, as an unfinished one is.
+/// Returns whether the complete checksum of a query equals the sum of its pseudo-header, as a
+/// partial checksum does.
 pub(crate) fn looks_unfinished(query: &[u8], client: SocketAddr, server: SocketAddr) -> bool {
     let udp_len = 8 + u16::try_from(query.len()).expect("a short query");
     let pseudo = pseudo(client.ip(), server.ip(), udp_len);
@@ -174,7 +175,7 @@ pub(crate) fn looks_unfinished(query: &[u8], client: SocketAddr, server: SocketA
     checksum(&[&pseudo, &udp, query]) == 0
 }
 
-/// Reads a reply; `None`: none came in time.
+/// Parses a reply; `None` on timeout.
 fn read(reply: io::Result<Vec<u8>>) -> Result<Option<Message>> {
     match reply {
         Ok(reply) => Ok(Some(Message::from_vec(&reply)?)),
@@ -187,7 +188,7 @@ fn read(reply: io::Result<Vec<u8>>) -> Result<Option<Message>> {
     }
 }
 
-/// Asks for A and returns the addresses; `None`: no reply came in time.
+/// Queries A and returns the addresses; `None` on timeout.
 pub(crate) fn addresses(
     from: &Namespace,
     server: SocketAddr,
@@ -198,8 +199,8 @@ pub(crate) fn addresses(
     Ok(reply.map(|reply| client::addresses(&reply)))
 }
 
-/// Looks whether the addresses of a reply are those of a name that [`List::counted`]
-/// gave `count` of them, none twice.
+/// Checks that a reply holds only addresses of a name that [`List::counted`] gave `count` of them,
+/// without duplicates.
 pub(crate) fn see_own_addresses(reply: &Message, count: u16) -> Result<()> {
     let mut seen = BTreeSet::new();
     for address in client::addresses(reply) {
@@ -212,7 +213,7 @@ pub(crate) fn see_own_addresses(reply: &Message, count: u16) -> Result<()> {
     Ok(())
 }
 
-/// An address of a name of [`List::counted`].
+/// Returns an IPv4 address of a name of [`List::counted`].
 fn v4_of(number: u16) -> IpAddr {
     Ipv4Addr::from(0x0a00_0000 + u32::from(number)).into()
 }
@@ -221,7 +222,6 @@ fn v6_of(number: u16) -> IpAddr {
     Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number).into()
 }
 
-/// The RCODE of a reply.
 pub(crate) fn code(reply: &Message) -> ResponseCode {
     reply.metadata.response_code
 }
@@ -247,7 +247,7 @@ impl Pair {
     }
 }
 
-/// Tells a fast path that enough queries to [`v4`] arrived by an interface for it to be served.
+/// Reports enough queries to [`v4`] on an interface for it to be served.
 pub(crate) fn deliver(fast_path: &FastPath, namespace: &Namespace, interface: &str) -> Result<()> {
     let ifindex = namespace.interface_index(interface)?;
     let clients = vec![IpAddr::from([192, 0, 2, 1])];
@@ -255,24 +255,24 @@ pub(crate) fn deliver(fast_path: &FastPath, namespace: &Namespace, interface: &s
     Ok(())
 }
 
-/// The server's IPv4 endpoint.
+/// Returns the server's IPv4 endpoint.
 pub(crate) fn v4() -> SocketAddr {
     SocketAddr::from(([169, 254, 0, 2], 53))
 }
 
-/// The server's IPv6 endpoint.
+/// Returns the server's IPv6 endpoint.
 pub(crate) fn v6() -> SocketAddr {
     SocketAddr::from(([0xfd00, 0, 0, 0, 0, 0, 0, 2], 53))
 }
 
-/// The program that only passes, on an interface of a namespace; detached when dropped.
+/// Attaches a program that passes every packet to an interface in a namespace; detached on drop.
 pub(crate) fn pass_program(namespace: &Namespace, interface: &str, mode: XdpMode) -> Result<aya::Ebpf> {
     let hook = if matches!(mode, XdpMode::Driver) { Hook::Native } else { Hook::Generic };
     Yardstick::Pass.attach(hook, namespace, interface)
 }
 
-/// Programs attached to the interfaces of a namespace, XDP's and tcx's (which
-/// Debian 12's bpftool does not show).
+/// Returns the XDP and tcx programs attached to the interfaces of a namespace (Debian 12's bpftool
+/// does not show tcx).
 pub(crate) fn attached(namespace: &Namespace) -> Result<Vec<String>> {
     let links = capture(Command::new("ip").args(["-n", namespace.name(), "-o", "link", "show"]))?;
     let mut found: Vec<String> =

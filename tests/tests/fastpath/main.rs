@@ -1,7 +1,6 @@
-//! The fast path as a whole, in network namespaces of its own: real packets,
-//! real hooks. No userspace server is behind it, so that every reply seen here
-//! was given by the program; [`real_server`], [`refused`], [`apart`], [`flood`] and
-//! [`overload`] alone have the whole server.
+//! The fast path as a whole, in private network namespaces: real packets, real hooks. No userspace
+//! server runs, so that every reply comes from the program; only [`real_server`], [`refused`],
+//! [`apart`], [`flood`] and [`overload`] start the whole server.
 
 mod answers;
 mod apart;

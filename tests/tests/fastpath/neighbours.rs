@@ -1,4 +1,4 @@
-//! Others on the same interfaces: foreign programs, and a second server.
+//! Sharing an interface with foreign programs and with a second server.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,7 +9,7 @@ use whole_system_tests::requires;
 
 use crate::lab::{Bpffs, List, PATIENCE, Pair, SHORT, addresses, config, pass_program, start, v4};
 
-/// One name with one address.
+/// Returns a list of one name with one address.
 fn one(name: &str, last: u8) -> List {
     List::default().with(name, [IpAddr::from([10, 0, 0, last])])
 }
@@ -62,7 +62,7 @@ fn two_servers_share_interface() -> Result<()> {
     Ok(())
 }
 
-/// Id of the XDP program on the server's end.
+/// Returns the id of the XDP program on the server's end.
 fn xdp_program(pair: &Pair) -> Result<Option<u32>> {
     let shown = whole_system_tests::process::capture(std::process::Command::new("ip").args([
         "-n",

@@ -1,5 +1,5 @@
-//! Frames that the kernel would have dropped, from a client that writes its own headers:
-//! to a loopback address, in a VLAN that is not served, to another machine's address.
+//! Frames that the kernel would have dropped, from a client that writes its own headers: to a
+//! loopback address, in a VLAN that is not served, to another machine's address.
 
 use std::{
     io::{self, Read as _},
@@ -17,30 +17,30 @@ use whole_system_tests::{checksum::checksum, client, namespace::Namespace, proce
 
 use crate::lab::{Bpffs, List, PATIENCE, Pair, SHORT, config, pass_program, start, v4};
 
-/// The client's port.
+/// Source port of the client.
 const PORT: u16 = 40_053;
 
 /// The VLAN that is served.
 const SERVED_VLAN: u16 = 100;
 
-/// Frames to and from an interface, headers and all.
+/// Sends and receives complete frames on an interface.
 struct Wire {
-    /// Of the kind that sees every frame.
+    /// A packet socket that receives every frame.
     socket: Socket,
-    /// The interface's own address.
+    /// Ethernet address of the interface.
     own: [u8; 6],
 }
 
 impl Wire {
-    /// Of an interface of a namespace.
+    /// Opens an interface in a namespace.
     fn new(namespace: &Namespace, interface: &str) -> Result<Self> {
         let (index, own) = (namespace.interface_index(interface)?, address_of(namespace, interface)?);
         let socket = namespace.run(|| bind_to(index))?.context("a packet socket")?;
         Ok(Self { socket, own })
     }
 
-    /// Sends a query for `one.bosh` to this Ethernet address and IP address, in this VLAN,
-    /// and says whether a reply comes in time.
+    /// Sends a query for `one.bosh` to this Ethernet and IP address in this VLAN; returns whether a
+    /// reply arrives in time.
     fn ask(&mut self, (to, ip): ([u8; 6], Ipv4Addr), vlan: Option<u16>, patience: Duration) -> Result<bool> {
         let query = client::query("one.bosh.", RecordType::A, None)?;
         self.socket.send(&frame(self.own, to, ip, vlan, &query.to_vec()?))?;
@@ -62,7 +62,7 @@ impl Wire {
     }
 }
 
-/// A socket that sends and receives whole frames of an interface.
+/// Opens a packet socket on an interface.
 fn bind_to(index: u32) -> io::Result<Socket> {
     let all = (libc::ETH_P_ALL as u16).to_be();
     let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(i32::from(all))))?;
@@ -82,7 +82,7 @@ fn bind_to(index: u32) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// The Ethernet address of an interface.
+/// Returns the Ethernet address of an interface.
 fn address_of(namespace: &Namespace, interface: &str) -> Result<[u8; 6]> {
     let mut cat = namespace.with_own_sysfs("cat");
     let text = capture(cat.arg(format!("/sys/class/net/{interface}/address")))?;
@@ -91,7 +91,7 @@ fn address_of(namespace: &Namespace, interface: &str) -> Result<[u8; 6]> {
     bytes.try_into().ok().context("six bytes")
 }
 
-/// A query in its frame.
+/// Builds the frame of a query.
 fn frame(from: [u8; 6], to: [u8; 6], ip: Ipv4Addr, vlan: Option<u16>, message: &[u8]) -> Vec<u8> {
     let udp_len = 8 + message.len() as u16;
     let mut header = vec![0x45, 0];
@@ -102,14 +102,14 @@ fn frame(from: [u8; 6], to: [u8; 6], ip: Ipv4Addr, vlan: Option<u16>, message: &
     let sum = checksum(&[&header]);
     header[10..12].copy_from_slice(&sum.to_be_bytes());
     let tag = vlan.map(|vlan| [[0x81, 0], vlan.to_be_bytes()].concat()).unwrap_or_default();
-    // A UDP checksum of zero: there is none (RFC 768).
+    // A UDP checksum of zero means that there is none (RFC 768).
     let udp = [PORT, 53, udp_len, 0].map(u16::to_be_bytes).concat();
     [&to[..], &from, &tag, &[8, 0], &header, &udp, message].concat()
 }
 
-/// Whether a frame is the reply to the query with this id.
+/// Returns whether a frame is the reply to the query with this id.
 fn is_reply(frame: &[u8], id: u16) -> bool {
-    // The kernel takes a tag off before it shows a frame.
+    // The kernel removes the VLAN tag before it delivers a frame.
     let Some([0x08, 0x00, packet @ ..]) = frame.get(12..) else { return false };
     let Some(udp) = packet.get(20..) else { return false };
     packet[9] == 17
@@ -123,7 +123,7 @@ fn dropped_packets_are_not_answered() -> Result<()> {
     let loopback = Ipv4Addr::LOCALHOST;
     for mode in [HookMode::Tc, HookMode::Generic, HookMode::Native] {
         let (pair, bpffs) = (Pair::new("outside")?, Bpffs::new()?);
-        // Native XDP_TX of a veth needs an XDP program at the other end.
+        // Native XDP_TX on a veth needs an XDP program on the other end.
         let _pass = match mode {
             HookMode::Native => Some(pass_program(&pair.client, "cli", XdpMode::Driver)?),
             _ => None,
@@ -154,7 +154,7 @@ fn dropped_packets_are_not_answered() -> Result<()> {
         let counters = fast_path.counters();
         ensure!(counters.hits() == 3 * 3, "{mode:?}: {} hits", counters.hits());
         ensure!(counters.outcome(Outcome::NotOurs) >= 4 * 3, "{mode:?}: what goes up is counted");
-        // A new address of the interface is followed.
+        // Address changes of the interface are followed.
         pair.server.ip(&["link", "set", "srv", "address", "02:00:00:00:00:99"])?;
         let here = [2, 0, 0, 0, 0, 0x99];
         whole_system_tests::process::wait_until("the new address", PATIENCE, || {

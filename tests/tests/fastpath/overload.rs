@@ -1,5 +1,5 @@
-//! More queries than userspace can answer: a part of them is shed at the interface, and
-//! names that the interface answers do not notice.
+//! More queries than userspace can answer: the interface sheds some of them, and names answered at
+//! the interface are unaffected.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
@@ -23,22 +23,22 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
-/// Where the server listens.
+/// Listen address of the server.
 const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 53);
 
-/// A name that the interface answers.
+/// A name answered at the interface.
 const HOT: &str = "q-s0.q-g1.bosh.";
 
-/// The server's only UDP thread runs there.
+/// CPU of the server's only UDP thread.
 const CPU: usize = 0;
 
-/// Most datagrams that one client of the flood sends.
+/// Maximum datagrams sent by one client of the flood.
 const MOST_SENT: u32 = 20_000_000;
 
-/// Longer than anything here takes on a busy machine.
+/// Generous time limit for a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// records.json of one group of eight instances.
+/// Returns records.json of one group with eight instances.
 fn records() -> Vec<u8> {
     let row = |last: u8| -> Value {
         json!([format!("i{last}"), "web", ["1"], "net", "dep", format!("10.0.0.{last}"), "bosh"])
@@ -48,26 +48,26 @@ fn records() -> Vec<u8> {
     json!({"record_keys": keys, "record_infos": rows, "version": 1}).to_string().into_bytes()
 }
 
-/// Packets that were shed so far.
+/// Returns the number of packets shed so far.
 fn shed() -> Result<u64> {
     Ok(Metrics::here()?.sum(FAST_PATH_PACKETS_TOTAL, "outcome=\"shed\""))
 }
 
-/// Sends queries that always go up, from an address of its own, and reads no reply.
+/// Sends queries that are always passed up, from a separate address, without reading replies.
 fn flood(done: &AtomicBool) -> Result<()> {
     let socket = UdpSocket::bind((Ipv4Addr::new(127, 0, 0, 66), 0))?;
     socket.connect(ADDRESS)?;
     let query = client::query(HOT, RecordType::ANY, None)?.to_vec()?;
     let mut sent = 0;
     while !done.load(Ordering::Relaxed) && sent < MOST_SENT {
-        // A full queue of replies, which nobody reads, is no error of the sender's.
+        // A full receive queue, since no reply is read, is not an error of the sender.
         let _ = socket.send(&query);
         sent += 1;
     }
     Ok(())
 }
 
-/// Asks one query after the other for a name that the interface answers.
+/// Sends consecutive queries for a name answered at the interface.
 fn ask_for_hot_name(done: &AtomicBool) -> Result<u32> {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
     socket.connect(ADDRESS)?;
@@ -93,7 +93,8 @@ fn overload_spares_hot_names() -> Result<()> {
         "xdp": {"interfaces": ["lo"], "bpffs": bpffs.path()},
     });
     let start = || Server::start(Some(&namespace), server::folder(&records(), None)?, ADDRESS, &settings);
-    // A thread for each CPU that the server may use: one, which two clients keep more than busy.
+    // The server starts one thread per usable CPU: a single one, which two clients more than
+    // saturate.
     let server = on_cpu(CPU, start)?;
     wait_for_fast_path(&namespace)?;
     let done = AtomicBool::new(false);
@@ -112,7 +113,8 @@ fn overload_spares_hot_names() -> Result<()> {
             ensure!(asked > 0, "the hot name was not asked for");
             Ok(())
         })?;
-        // It ends with the flood, once the queue is empty: what comes up is answered again, every time.
+        // Shedding ends after the flood once the queue is empty: from then on, every passed query
+        // is answered.
         let is_answered = || -> Result<bool> {
             let reply = client::ask(ADDRESS, &client::query(HOT, RecordType::ANY, None)?)?;
             Ok(!reply.answers.is_empty())

@@ -1,4 +1,4 @@
-//! Records, health and learning change as fast as they can while all CPUs ask.
+//! Records, health and learned names change at full speed while all CPUs send queries.
 
 use std::{
     net::{IpAddr, Ipv4Addr, UdpSocket},
@@ -25,40 +25,39 @@ use whole_system_tests::{client, namespace::Namespace, requires};
 
 use crate::lab::{self, Bpffs, Pair, name_of, v4, wait};
 
-/// Snapshots that are installed, one after the other.
+/// Number of snapshots installed in sequence.
 const VERSIONS: u32 = 150;
-/// Names that each of them lists.
+/// Listed names per snapshot.
 const LISTED: u32 = 300;
-/// Names that are known and not listed: most do not fit beside the others, so that they
-/// come and go.
+/// Known but unlisted names: most of them do not fit beside the others, so they are learned and
+/// evicted constantly.
 const LEARNED: u32 = 2_000;
-/// Instances of each name.
 const INSTANCES: u8 = 8;
-/// How long a client waits: longer than any answer takes on a busy machine.
+/// Reply timeout, longer than any answer takes on a busy machine.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// All names as of one version: their addresses tell it.
+/// All names in one version, which their addresses encode.
 struct Versioned(u32);
 
-/// The state of the last instance of every name, in all versions.
+/// State of every name's last instance, in all versions.
 #[derive(Default)]
 struct LastInstance {
     fails: AtomicBool,
 }
 
-/// What is known of the state that the interface must answer by.
+/// Known bounds on the state that interfaces answer from.
 #[derive(Default)]
 struct Known {
-    /// The newest version that was handed to the publisher.
+    /// The newest version handed to the publisher.
     handed: AtomicU32,
-    /// The newest one that the publisher said was published.
+    /// The newest version reported as published.
     published: AtomicU32,
-    /// Changes of health that have begun and ended: odd while one is on its way.
+    /// Number of health changes started and finished: odd while one is in progress.
     health: AtomicU32,
 }
 
 impl Versioned {
-    /// Address of an instance.
+    /// Returns the address of an instance.
     fn address(&self, instance: u8) -> Ipv4Addr {
         let [_, _, high, low] = self.0.to_be_bytes();
         Ipv4Addr::new(10, high, low, instance)
@@ -105,11 +104,11 @@ fn races_keep_native_answers_right() -> Result<()> {
     race(HookMode::Native)
 }
 
-/// Changes everything at full speed, and asks from every CPU meanwhile.
+/// Makes all changes at full speed while every CPU sends queries.
 fn race(mode: HookMode) -> Result<()> {
     requires!(namespaces, bpf);
     let (pair, bpffs) = (Pair::new("race")?, Bpffs::new()?);
-    // veth's XDP_TX wants a program at the other end.
+    // XDP_TX on a veth needs a program on the other end.
     let is_native = mode == HookMode::Native;
     let _pass = is_native.then(|| lab::pass_program(&pair.client, "cli", XdpMode::Driver)).transpose()?;
     let last = Arc::new(LastInstance::default());
@@ -155,13 +154,13 @@ fn race(mode: HookMode) -> Result<()> {
     Ok(())
 }
 
-/// How many packets came to which end.
+/// Formats the packet counters by outcome.
 fn outcomes(counters: &Counters) -> String {
     let counts = Outcome::ALL.iter().map(|&outcome| (outcome.label(), counters.outcome(outcome)));
     counts.filter(|&(_, count)| count > 0).map(|(label, count)| format!("{label} {count}, ")).collect()
 }
 
-/// Has a version published.
+/// Hands a version to the publisher and waits until it is published.
 fn install(publisher: &Publisher, known: &Known, version: u32) {
     known.handed.store(version, SeqCst);
     publisher.install(Arc::new(Versioned(version)));
@@ -169,11 +168,11 @@ fn install(publisher: &Publisher, known: &Known, version: u32) {
     known.published.store(version, SeqCst);
 }
 
-/// The last instances begin to fail, or end it.
+/// Toggles the health of the last instances.
 fn flip(publisher: &Publisher, known: &Known, last: &LastInstance) {
     known.health.fetch_add(1, SeqCst);
     last.fails.fetch_xor(true, SeqCst);
-    // What is handed over from now on is resolved by the new state; what was before, now.
+    // Versions handed over from now on use the new state; earlier ones are resolved again now.
     let handed = known.handed.load(SeqCst);
     let instances = (handed.saturating_sub(1)..=handed)
         .map(|version| IpAddr::from(Versioned(version).address(INSTANCES)))
@@ -183,8 +182,8 @@ fn flip(publisher: &Publisher, known: &Known, last: &LastInstance) {
     known.health.fetch_add(1, SeqCst);
 }
 
-/// Asks for one name after the other until all is done: for listed ones, which must be
-/// answered, and now and then for one that may be published just now.
+/// Sends consecutive queries until all changes are done: for listed names, which must be answered,
+/// and occasionally for a name that may just be published.
 fn ask_on(
     client: &Namespace,
     known: &Known,
@@ -210,7 +209,8 @@ fn ask_on(
         let (published, fails) = (known.published.load(SeqCst), last.fails.load(SeqCst));
         socket.send(&query.to_vec()?)?;
         let len = match socket.recv(&mut buffer) {
-            // Generic XDP leaves the one query in 65,536 to userspace, which is not here.
+            // Generic XDP leaves the one query in 65,536 with an ambiguous checksum to userspace,
+            // which is absent here.
             Err(_) if lab::looks_unfinished(&query.to_vec()?, socket.local_addr()?, v4()) => continue,
             result => result.with_context(|| format!("no reply for {name}"))?,
         };
@@ -226,7 +226,7 @@ fn ask_on(
         other.send_to(&query.to_vec()?, v4())?;
         while let Ok((len, _)) = other.recv_from(&mut buffer) {
             let reply = Message::from_vec(&buffer[..len])?;
-            // A late one was asked for before some of what was published since.
+            // A late reply belongs to a query sent before the newest versions were published.
             let oldest = if reply.metadata.id == query.metadata.id { published } else { 0 };
             judge(&reply, known, oldest, None).context("a learned name")?;
         }
@@ -234,8 +234,8 @@ fn ask_on(
     Ok(())
 }
 
-/// Looks whether a reply is of one version, which is `oldest` or newer, and has the last
-/// instance as far as its state is known.
+/// Checks that a reply is from a single version, `oldest` or newer, and includes the last instance
+/// according to its known state.
 fn judge(reply: &Message, known: &Known, oldest: u32, fails: Option<bool>) -> Result<()> {
     let addresses: Vec<[u8; 4]> = client::addresses(reply)
         .into_iter()
@@ -254,12 +254,12 @@ fn judge(reply: &Message, known: &Known, oldest: u32, fails: Option<bool>) -> Re
     Ok(())
 }
 
-/// A name that every version lists.
+/// Returns a name listed in every version.
 fn listed(number: u32) -> String {
     format!("listed-{number}.bosh.")
 }
 
-/// A name that has to be learned.
+/// Returns a name that must be learned.
 fn learned(number: u32) -> String {
     format!("learned-{number}.bosh.")
 }

@@ -1,5 +1,5 @@
-//! The real server with its fast path: killed, stopped, asked by the C library,
-//! run as another user.
+//! The real server with its fast path: killed, stopped, queried by the C library, run as another
+//! user.
 
 use std::{
     collections::BTreeSet,
@@ -38,7 +38,7 @@ use zerocopy::FromBytes as _;
 
 use crate::lab::{Bpffs, PATIENCE, Pair, SHORT, addresses, name_of, v4};
 
-/// A name that stands in the records.
+/// A name in the records.
 const NAME: &str = "q-s0.q-g1.bosh.";
 
 /// Two instances of one group.
@@ -56,17 +56,17 @@ fn published() -> Vec<IpAddr> {
     vec![[10, 0, 0, 1].into(), [10, 0, 0, 2].into()]
 }
 
-/// A server on a veth, with pins of its own.
+/// A server on a veth, with private pins.
 struct Running {
     server: Server,
-    /// Its pins, gone before the namespaces.
+    /// Dropped before the namespaces.
     bpffs: Bpffs,
-    /// Where it and its clients live.
+    /// Namespaces of the server and its clients.
     pair: Pair,
 }
 
 impl Running {
-    /// Starts it; `xdp` is laid over that part of its configuration.
+    /// Starts the server; `xdp` is merged into that section of its configuration.
     fn start(label: &str, xdp: Value) -> Result<Self> {
         let (pair, bpffs) = (Pair::new(label)?, Bpffs::new()?);
         let mut settings = json!({
@@ -75,14 +75,14 @@ impl Running {
         });
         server::merge(&mut settings, &json!({"xdp": xdp}));
         let folder = server::folder(RECORDS.as_bytes(), None)?;
-        // The server's own user reads there.
+        // The server runs as another user and reads files here.
         fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
         let server = Server::start(Some(&pair.server), folder, v4(), &settings)?;
         wait_for_fast_path(&pair.server).with_context(|| server.log())?;
         Ok(Self { server, bpffs, pair })
     }
 
-    /// The same in a time namespace whose monotonic clock is so many seconds ahead.
+    /// Like [`Self::start`], in a time namespace whose monotonic clock is `seconds` ahead.
     fn start_ahead(label: &str, seconds: i64, xdp: &Value) -> Result<Self> {
         let (pair, bpffs) = (Pair::new(label)?, Bpffs::new()?);
         let mut settings = json!({"metrics": {"enabled": true}, "xdp": {"bpffs": bpffs.path()}});
@@ -99,12 +99,12 @@ impl Running {
         Ok(Self { server, bpffs, pair })
     }
 
-    /// Asks once from the other end; `None`: no reply.
+    /// Queries once from the client's namespace; `None` on timeout.
     fn ask(&self, patience: Duration) -> Result<Option<Vec<IpAddr>>> {
         addresses(&self.pair.client, v4(), NAME, patience)
     }
 
-    /// What `bosh-dns-xdp detach` says.
+    /// Returns the output of `bosh-dns-xdp detach`.
     fn detach(&self) -> Result<Value> {
         let mut command: Command = self.pair.server.command(server::program()?)?;
         let config = self.server.folder.path().join("config.json");
@@ -112,14 +112,14 @@ impl Running {
         Ok(serde_json::from_str(&said)?)
     }
 
-    /// Replies that the program has given.
+    /// Returns the number of replies given by the program.
     fn fast_path_replies(&self) -> Result<u64> {
         Ok(Metrics::read(&self.pair.server)?.fast_path_replies())
     }
 }
 
-/// Asks without a pause until told to stop, each query again and again until it
-/// is answered, as resolvers do; returns how often one had to be repeated.
+/// Queries without pause until `done`, repeating each query until it is answered, as stub resolvers
+/// do; returns the number of repetitions.
 fn ask_on(client: &Namespace, done: &AtomicBool, answered: &AtomicU64) -> Result<u64> {
     let mut repeated = 0;
     while !done.load(Ordering::Relaxed) {
@@ -175,7 +175,7 @@ fn hung_server_falls_silent() -> Result<()> {
     ensure!(running.ask(PATIENCE)? == Some(published()));
     running.server.process().signal(Signal::SIGSTOP)?;
     ensure!(running.ask(PATIENCE)? == Some(published()), "within the lease the program answers");
-    // One query without an answer may be a slow one.
+    // A single unanswered query may just be slow.
     let silent = || (0..3).all(|_| matches!(running.ask(SHORT), Ok(None)));
     wait_until("the lease to end", Duration::from_secs(10), silent)?;
     for _ in 0..5 {
@@ -199,7 +199,7 @@ fn time_namespace_keeps_lease_length() -> Result<()> {
     requires!(namespaces, bpf);
     let since_start = fs::read_to_string("/proc/uptime")?;
     let since_start: f64 = since_start.split_whitespace().next().context("two numbers")?.parse()?;
-    // Behind by as much as can be: no monotonic clock is negative.
+    // As far behind as possible: a monotonic clock cannot be negative.
     for seconds in [100_000, -(since_start as i64) + 10] {
         let mut running = Running::start_ahead("ahead", seconds, &json!({"lease": "2s"}))?;
         let before = running.fast_path_replies()?;
@@ -227,12 +227,12 @@ for _ in range(10):
     let said = capture(python.args(["-c", PROGRAM, NAME.trim_end_matches('.')]))?;
     let lines: BTreeSet<&str> = said.lines().collect();
     assert_eq!((said.lines().count(), lines), (10, BTreeSet::from(["10.0.0.1 10.0.0.2"])));
-    // A and AAAA each time; one query in four at most is a probe.
+    // A and AAAA each time; at most one query in four is a probe.
     ensure!(running.fast_path_replies()? - before >= 15, "of 20");
     Ok(())
 }
 
-/// A line of `/proc/PID/status` without its name.
+/// Returns the value of a line in `/proc/PID/status`.
 fn process_status(pid: u32, name: &str) -> Result<String> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -255,7 +255,7 @@ fn service_user_keeps_four_capabilities() -> Result<()> {
     let before = running.fast_path_replies()?;
     ensure!(running.ask(PATIENCE)? == Some(published()));
     ensure!(running.fast_path_replies()? > before, "not answered by the program");
-    // Interfaces that come later are served all the same.
+    // New interfaces are served as well.
     running.pair.server.ip(&["link", "add", "late", "type", "veth", "peer", "name", "etal"])?;
     wait_until("the late interface to be served", Duration::from_secs(5), || {
         let family = dns_platform::metrics::names::FAST_PATH_INTERFACE_INFO;
@@ -266,7 +266,7 @@ fn service_user_keeps_four_capabilities() -> Result<()> {
 
 #[test]
 fn handler_names_reach_interface() -> Result<()> {
-    /// The short form: every instance below the domain, until a handler takes it.
+    /// Short form for every instance below the domain, until a handler takes the domain over.
     const BELOW: &str = "q-s0.sub.bosh.";
     requires!(namespaces, bpf);
     let mut running = Running::start("routes", json!({"on_stop": "keep"}))?;
@@ -288,7 +288,7 @@ fn handler_names_reach_interface() -> Result<()> {
     for _ in 0..100 {
         ensure!(ask(&running)? == Some(vec![]), "the interface contradicts the route in force");
     }
-    // A successor learns what its predecessor had learned, by the routes of now.
+    // The successor learns its predecessor's learned names, under the current routes.
     running.server.process().stop(Duration::from_secs(10))?;
     running.server.restart(Some(&running.pair.server))?;
     wait_for_fast_path(&running.pair.server)?;
@@ -306,7 +306,7 @@ fn root_ignores_links_among_pins() -> Result<()> {
     requires!(namespaces, bpf);
     let mut running = Running::start("links", json!({"user": "nobody", "on_stop": "keep"}))?;
     running.server.process().stop(Duration::from_secs(10))?;
-    // As the server's user may do: the folder is the user's own.
+    // The server's user may do this, because it owns the folder.
     let victims = tempfile::tempdir()?;
     let victim = victims.path().join("victim");
     fs::write(&victim, "of root")?;
@@ -350,7 +350,7 @@ fn detach_cleans_up_killed_server() -> Result<()> {
     let mut running = Running::start("gone", json!({"lease": "60s"}))?;
     running.server.process().kill(Duration::from_secs(5))?;
     ensure!(running.ask(PATIENCE)? == Some(published()), "the programs stay");
-    // lo and srv.
+    // Links of lo and srv.
     assert_eq!(running.detach()?["links"], 2);
     ensure!(running.ask(SHORT)?.is_none(), "nothing answers any more");
     assert_eq!(running.detach()?["links"], 0);
@@ -372,7 +372,7 @@ fn hash_collision_is_logged() -> Result<()> {
     let seed = Control::read_from_bytes(&control.get(&0, 0)?).expect("as long as it is").hash_seed;
     let mut names = Names::from_pin(pinned(object::NAMES)?)?;
     let hash = |name: &str| hash_name(seed, name_of(name).as_wire());
-    // Another name finds the entry of the published one, as if that had its hash.
+    // Lets another name find the entry of the published one, as if both had the same hash.
     let mut entries = Mapping::of(&pinned(object::ENTRIES)?, CHUNK_SIZE)?;
     let places = names.get(hash(NAME))?;
     let mut places = places.into_iter();

@@ -1,7 +1,7 @@
-//! A program that the kernel refuses takes its own hooks away, and nothing else.
+//! A program that the kernel rejects disables only its own hooks.
 //!
-//! The server that runs here is the real one but for the first instructions of one program
-//! ([`Fault`]): the kernel refuses that for real.
+//! The server is the real one except for the first instructions of one program ([`Fault`]), which
+//! the kernel really rejects.
 
 use std::{
     fs,
@@ -25,20 +25,20 @@ use whole_system_tests::{
 
 use crate::lab::{Bpffs, PATIENCE, Pair, addresses, v4};
 
-/// A name that stands in the records.
+/// A name in the records.
 const NAME: &str = "q-s0.q-g3.bosh.";
 
-/// What is wrong with a program.
+/// The defect of a program.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
-    /// It reads a register that nothing was written to: refused at once.
+    /// Reads an uninitialised register: rejected immediately.
     Unreadable,
-    /// It begins with a loop that has more rounds than the verifier has patience.
+    /// Begins with a loop that exceeds the verifier's instruction limit.
     TooLong,
 }
 
 impl Fault {
-    /// The instructions that it begins with.
+    /// Returns the program's first instructions.
     const fn instructions(self) -> &'static [u8] {
         match self {
             // r0 = r9
@@ -50,7 +50,7 @@ impl Fault {
         }
     }
 
-    /// What the verifier says of it.
+    /// Returns the verifier's message.
     const fn complaint(self) -> &'static str {
         match self {
             Self::Unreadable => "R9 !read_ok",
@@ -59,18 +59,18 @@ impl Fault {
     }
 }
 
-/// A server with a spoilt program on a veth.
+/// A server with a defective program, on a veth.
 struct Spoilt {
     server: Server,
     program: PathBuf,
-    /// Its pins, gone before the namespaces.
+    /// Dropped before the namespaces.
     _bpffs: Bpffs,
-    /// Where it and its clients live.
+    /// Namespaces of the server and its clients.
     pair: Pair,
 }
 
 impl Spoilt {
-    /// Starts it and waits until all programs that it needs were tried.
+    /// Starts the server and waits until it has tried to load all programs it needs.
     fn start(label: &str, mode: &str, spoilt: &str, fault: Fault) -> Result<Self> {
         let (pair, bpffs) = (Pair::new(label)?, Bpffs::new()?);
         let folder = server::folder(&server::records_of_groups(&[3]), None)?;
@@ -96,12 +96,12 @@ impl Spoilt {
         Ok(spoilt)
     }
 
-    /// What `status --json` says of the fast path.
+    /// Returns the fast path section of `status --json`.
     fn status(&self) -> Result<Value> {
         Ok(self.whole_status()?["fast_path"].clone())
     }
 
-    /// What `status --json` says.
+    /// Returns the output of `status --json`.
     fn whole_status(&self) -> Result<Value> {
         let mut command = self.pair.server.command(&self.program)?;
         let config = self.server.folder.path().join("config.json");
@@ -109,7 +109,7 @@ impl Spoilt {
         Ok(serde_json::from_str(&said)?)
     }
 
-    /// What the checks of `status` say of the fast path.
+    /// Returns the text of the fast path check in `status`.
     fn fast_path_in_words(&self) -> Result<String> {
         let status = self.whole_status()?;
         let mut checks = status["checks"].as_array().context("checks")?.iter();
@@ -117,7 +117,7 @@ impl Spoilt {
         Ok(check["detail"].as_str().context("in words")?.to_owned())
     }
 
-    /// Asks once from the other end; whether an interface gave the reply.
+    /// Queries once from the client's namespace; returns whether an interface gave the reply.
     fn is_answered_by_the_interface(&self) -> Result<bool> {
         let before = Metrics::read(&self.pair.server)?.fast_path_replies();
         let found = addresses(&self.pair.client, v4(), NAME, PATIENCE)?.context("no reply")?;
@@ -126,14 +126,14 @@ impl Spoilt {
         Ok(Metrics::read(&self.pair.server)?.fast_path_replies() > before)
     }
 
-    /// How often the log tells that this program was refused.
+    /// Returns the number of log lines about the rejection of this program.
     fn refusals(&self, program: &str) -> usize {
         let log = self.server.log();
         log.lines().filter(|line| line.contains("the kernel rejected") && line.contains(program)).count()
     }
 }
 
-/// Copies the server, with others in place of the first instructions of a program.
+/// Copies the server, replacing the first instructions of a program.
 fn spoil(server: &Path, copy: &Path, program: &str, instructions: &[u8]) -> Result<()> {
     let mut bytes = fs::read(server)?;
     let first = first_instruction(OBJECT, program).with_context(|| format!("no {program} in the object"))?;
@@ -150,14 +150,14 @@ fn spoil(server: &Path, copy: &Path, program: &str, instructions: &[u8]) -> Resu
     Ok(fs::set_permissions(copy, fs::Permissions::from_mode(0o755))?)
 }
 
-/// Where in `bytes` the whole of `wanted` begins, which is at some multiple of eight.
+/// Returns the offsets of `wanted` in `bytes` that are multiples of eight.
 fn places_of(bytes: &[u8], wanted: &[u8]) -> Vec<usize> {
     const ALIGNMENT: usize = 8;
     let places = (0..bytes.len()).step_by(ALIGNMENT);
     places.filter(|&place| bytes[place..].starts_with(wanted)).collect()
 }
 
-/// Where in an ELF64 file of this machine's byte order a function begins.
+/// Returns the offset of a function in an ELF64 file of native byte order.
 fn first_instruction(elf: &[u8], function: &str) -> Option<usize> {
     const SYMTAB: u32 = 2;
     let u16_at = |at: usize| Some(u16::from_le_bytes(elf.get(at..at + 2)?.try_into().ok()?));
@@ -179,12 +179,12 @@ fn first_instruction(elf: &[u8], function: &str) -> Option<usize> {
 #[test]
 fn rejected_program_disables_only_hook() -> Result<()> {
     requires!(namespaces, bpf);
-    // The mode, the spoilt program, the hooks that are left on the veth.
+    // The mode, the defective program, the hooks left on the veth.
     let cases = [
         ("generic", object::XDP_GENERIC_PROGRAM, Fault::TooLong, &["tcx", "clsact"][..], None),
         ("native", object::XDP_PROGRAM, Fault::Unreadable, &["tcx", "clsact"], None),
         ("auto", object::TC_ANSWER_PROGRAM, Fault::Unreadable, &["none"], Some(object::TC_PROGRAM)),
-        // Not needed, so not even tried.
+        // Not needed, so not even loaded.
         (
             "auto",
             object::XDP_GENERIC_PROGRAM,
@@ -233,7 +233,7 @@ fn rejected_program_disables_only_hook() -> Result<()> {
         for program in programs.iter().filter(|found| found["name"] != program) {
             ensure!(program["state"] == "loaded", "{case}: {program}");
         }
-        // Orders are obeyed as ever.
+        // Signals are still obeyed.
         spoilt.server.process().stop(Duration::from_secs(10)).with_context(|| case)?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Listen addresses that cannot be had, or are lost while the server runs.
+//! Listen addresses that are unavailable at the start or lost while the server runs.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -18,9 +18,9 @@ use whole_system_tests::{
 
 use crate::running::RECORDS;
 
-/// The address that stays.
+/// An address that remains available.
 const STAYS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 9, 0, 1)), 53);
-/// The one that comes and goes.
+/// An address that is removed and restored.
 const GOES: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 9, 1, 1)), 53);
 
 #[test]
@@ -51,14 +51,14 @@ fn lost_address_stops_no_server() -> Result<()> {
     }
     ensure!(server.log().contains("10.9.1.1:53"), "it is told:\n{}", server.log());
 
-    // Not there at a start, and there later.
+    // Missing at the start, available later.
     server.process().stop(Duration::from_secs(10))?;
     server.restart(Some(&namespace))?;
     ensure!(answers(STAYS) && !answers(GOES), "{}", server.log());
     namespace.ip(&["addr", "add", "10.9.1.1/32", "dev", "lo"])?;
     wait_until("the address that came back", Duration::from_secs(30), || answers(GOES))?;
 
-    // Without any address there is nothing to serve.
+    // Without any listen address the server cannot start.
     server.process().stop(Duration::from_secs(10))?;
     for address in ["10.9.0.1/32", "10.9.1.1/32"] {
         namespace.ip(&["addr", "del", address, "dev", "lo"])?;

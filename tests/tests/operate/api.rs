@@ -1,4 +1,4 @@
-//! The API, with curl.
+//! The API, tested with curl.
 
 use std::{
     fs,
@@ -54,7 +54,7 @@ fn api_certificates_rotate_without_restart() -> Result<()> {
     let strangers = running.folder().join("strangers");
     fs::create_dir(&strangers)?;
     write_certificates(&strangers)?;
-    // The stranger trusts the server, but shows a certificate of another CA.
+    // The stranger trusts the server but presents a certificate of another CA.
     fs::copy(certificates.join("ca.crt"), strangers.join("ca.crt"))?;
     assert!(running.curl_api("/instances", &strangers, &[]).is_err());
 
@@ -90,7 +90,7 @@ fn administrators_alone_may_operate() -> Result<()> {
             assert_eq!(got, 403, "/tap: {body}");
             assert!(body.contains("api.admins"), "{body}");
         }
-        // What the reference has is for every client, and so is looking.
+        // bosh-dns's own paths and read-only requests are open to every client.
         for path in ["/instances", "/local-groups", "/status", "/resolve?name=web.alias"] {
             assert_eq!(running.curl_api(path, &certificates, &[])?.1, 200, "{path} with {admins:?}");
         }
@@ -103,8 +103,8 @@ fn users_cannot_lock_operators_out() -> Result<()> {
     requires!(namespaces);
     let running = Running::start("apilock", &json!({}))?;
     let certificates = running.folder().join("certificates");
-    // Connections of another user that never begin their handshake. The owner of a socket is the
-    // user of the thread for file systems.
+    // Connections of another user that never start a TLS handshake. A socket's owner is the file
+    // system user id of the thread.
     let flood = || -> Result<Vec<TcpStream>> {
         let own = setfsuid(Uid::from_raw(65_534));
         let all = (0..200).map(|_| TcpStream::connect((Ipv4Addr::LOCALHOST, API_PORT))).collect();
@@ -113,7 +113,7 @@ fn users_cannot_lock_operators_out() -> Result<()> {
     };
     let flood = running.namespace.run(flood)??;
     for _ in 0..10 {
-        // Curl gives up long before a handshake's time is over.
+        // Curl's timeout is far shorter than the handshake timeout.
         let (body, status) = running.curl_api("/instances", &certificates, &["--max-time", "3"])?;
         assert_eq!(status, 200, "{body}");
     }

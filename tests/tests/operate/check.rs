@@ -1,4 +1,5 @@
-//! `check` decides as start-up does: a table of broken configurations, each given to both.
+//! `check` decides as the server does at its start: a table of broken configurations, each given to
+//! both.
 
 use std::{fs, path::Path, process::Command};
 
@@ -7,7 +8,7 @@ use dns_core::config::keys::{KEYS, Key};
 use serde_json::{Map, Value, json};
 use whole_system_tests::server;
 
-/// A configuration that switches everything on, so that every key is read.
+/// Returns a configuration with every feature enabled, so that every key is read.
 fn complete(folder: &Path) -> Value {
     let file = |name: &str| folder.join(name).display().to_string();
     let tls = |port: u16| {
@@ -28,7 +29,7 @@ fn complete(folder: &Path) -> Value {
     })
 }
 
-/// Puts `value` in the place of a key such as `logging.tags[].name`.
+/// Sets a key such as `logging.tags[].name` to `value`.
 fn set(config: &mut Value, path: &str, value: Value) {
     match path.split_once('.') {
         None => config[path] = value,
@@ -44,7 +45,7 @@ fn set(config: &mut Value, path: &str, value: Value) {
     }
 }
 
-/// Values that are wrong for a key: of another type, and outside its limits.
+/// Returns invalid values for a key: of another type, and out of range.
 fn wrong_values(key: &Key) -> Vec<Value> {
     let mut values = vec![json!({"wrong": "type"})];
     let form = key.form;
@@ -68,7 +69,7 @@ fn wrong_values(key: &Key) -> Vec<Value> {
     values
 }
 
-/// Exit code and standard error of a command of the server with this configuration.
+/// Returns exit code and standard error of a server command with this configuration.
 fn outcome(command: &str, config: &Path) -> Result<(Option<i32>, String)> {
     let output = Command::new(server::program()?).args([command, "--config"]).arg(config).output()?;
     Ok((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()))
@@ -88,7 +89,7 @@ fn check_agrees_with_startup() -> Result<()> {
             let case = format!("{name} = {value}");
             let (code, problem) = outcome("check", &config)?;
             assert_eq!(code, Some(1), "{case}: {problem}");
-            // The same line from both: file, key, problem.
+            // Both must print the same line with file, key and problem.
             let line = problem
                 .lines()
                 .find(|line| line.contains(&format!("config.json: {name}")))

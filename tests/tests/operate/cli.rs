@@ -8,7 +8,7 @@ use whole_system_tests::{process::wait_until, requires, server};
 
 use super::running::Running;
 
-/// Standard output as JSON.
+/// Parses standard output as JSON.
 fn parsed(output: &str) -> Value {
     serde_json::from_str(output).unwrap_or_else(|error| panic!("{error}: {output}"))
 }
@@ -99,7 +99,7 @@ fn log_levels_change_at_runtime() -> Result<()> {
     wait_until("a line that tells of the suppressed ones", Duration::from_secs(10), || {
         running.server.log().contains("suppressed")
     })?;
-    // 200 queries take a second or two, with five lines each.
+    // 200 queries take a second or two, with five lines per second.
     assert!((5..150).contains(&lines()), "{} lines", lines());
     assert!(running.server.log().contains("name=q-s0.q-g1.bosh. type=A rcode=NOERROR"));
     let levels = parsed(&running.cli(&["log", "--json"])?.1);
@@ -140,7 +140,7 @@ fn tap_shows_live_queries() -> Result<()> {
     assert_eq!(code, 0, "{problem}");
     let page = parsed(&text);
     assert_eq!(page["names"][0]["name"], "q-s0.q-g1.bosh.", "{page}");
-    // So few are all counted, each as one.
+    // Counts this small are exact.
     let asked = |number: usize| page["names"][number]["userspace"].as_i64().unwrap_or_default();
     assert!((asked(0) - 4 * asked(1)).abs() <= 4, "{page}");
     assert_eq!(page["clients"][0]["client"], "127.0.0.1");

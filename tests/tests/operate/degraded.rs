@@ -1,4 +1,4 @@
-//! What is missing or broken beside DNS keeps DNS from nothing.
+//! Missing or broken surroundings do not affect DNS.
 
 use std::{fs, process::Command};
 
@@ -14,7 +14,7 @@ fn unusable_health_certificates_spare_dns() -> Result<()> {
     requires!(namespaces);
     let settings = json!({"health": {
         "enabled": true, "port": 2345,
-        // Of another kind than they have to be.
+        // Device files instead of regular files.
         "certificate_file": "/dev/null", "private_key_file": "/dev/null", "ca_file": "/dev/null",
     }});
     let running = Running::start("nohealth", &settings)?;
@@ -29,13 +29,13 @@ fn unusable_health_certificates_spare_dns() -> Result<()> {
     Ok(())
 }
 
-/// The unit that comes with the packages, as it stands.
+/// Returns the packaged systemd unit.
 fn unit() -> Result<String> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/systemd/bosh-dns-xdp.service");
     fs::read_to_string(path).context(path)
 }
 
-/// The values of a setting of the unit.
+/// Returns all values of a setting in the unit.
 fn values<'a>(unit: &'a str, setting: &str) -> Vec<&'a str> {
     unit.lines().filter_map(|line| line.strip_prefix(setting)?.strip_prefix('=')).collect()
 }
@@ -48,7 +48,7 @@ fn systemd_unit_commands_work() -> Result<()> {
     }
     let program = server::program()?;
     let running = Running::start("unit", &json!({}))?;
-    // A records.json that is not there yet is nothing to fail for.
+    // A missing records.json is no reason to fail.
     fs::remove_file(running.folder().join("records.json"))?;
     let config = running.folder().join("config.json");
     let (program, config) = (program.display().to_string(), config.display().to_string());
@@ -60,7 +60,7 @@ fn systemd_unit_commands_work() -> Result<()> {
     let complaints = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.success() && !complaints.contains("bosh-dns-xdp.service"), "{complaints}");
 
-    // Whatever comes before the server has to let it start.
+    // Commands before the server must not prevent its start.
     for command in values(&here, "ExecStartPre") {
         let words: Vec<&str> = command.split_whitespace().collect();
         let output = running.output(words[0], &words[1..])?;
@@ -78,9 +78,9 @@ fn systemd_unit_commands_work() -> Result<()> {
         running.server.log().contains("SIGHUP: reload finished")
     })?;
 
-    // Never given up: neither for an exit code nor after some starts in a row.
+    // Restarts are unlimited, for any exit code and any start rate.
     ensure!(values(&here, "Restart") == ["always"] && values(&here, "StartLimitIntervalSec") == ["0"]);
-    // As a user of its own, with what docs/capabilities.md asks for, and nothing else.
+    // A dedicated user with exactly the capabilities in docs/capabilities.md.
     ensure!(values(&here, "User") == ["bosh-dns-xdp"]);
     let needed = "CAP_NET_BIND_SERVICE";
     for setting in ["CapabilityBoundingSet", "AmbientCapabilities"] {

@@ -1,4 +1,4 @@
-//! What lies where the server reads files: something that blocks its reader.
+//! A FIFO in place of a file, which would block its reader.
 
 use std::{fs, net::IpAddr, time::Duration};
 
@@ -18,7 +18,7 @@ use whole_system_tests::{
 
 use crate::running::RECORDS;
 
-/// How long a change of files may take to be seen, with time to spare.
+/// Generous time limit for noticing a file change.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[test]
@@ -47,7 +47,7 @@ fn fifo_alias_file_is_harmless() -> Result<()> {
     server.process().signal(Signal::SIGTERM)?;
     let status = server.process().wait(PATIENCE)?;
     ensure!(status.success(), "{status}");
-    // And where it lies there from the start.
+    // The same with the FIFO present at the start.
     server.restart(Some(&namespace))?;
     ensure!(is_moved(&server), "{}", server.log());
     Ok(())

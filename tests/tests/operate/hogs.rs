@@ -1,4 +1,4 @@
-//! Clients that take all they can get: TCP connections, connections to the metrics port.
+//! Clients that exhaust resources: TCP connections, connections to the metrics port.
 
 use std::{
     io::{Read, Write},
@@ -19,13 +19,13 @@ use whole_system_tests::{
 
 use crate::running::{METRICS_PORT, RECORDS};
 
-/// Where the server listens.
+/// Listen address of the server.
 const OURS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(10, 9, 0, 1)), 53);
 
-/// Longer than the server goes on without an answer to itself.
+/// Longer than the server runs with failing self-checks.
 const LONG: Duration = Duration::from_secs(34);
 
-/// The server, and a machine beside it that has two addresses.
+/// The server, and a neighbouring machine with two addresses.
 struct Lab {
     server: Server,
     ours: Namespace,
@@ -33,7 +33,7 @@ struct Lab {
 }
 
 impl Lab {
-    /// Starts it, with a limit on open files.
+    /// Starts the server with a limit on open files.
     fn start(label: &str, descriptors: u64) -> Result<Self> {
         let (ours, theirs) = (Namespace::new(label)?, Namespace::new(&format!("{label}c"))?);
         let end = |namespace, interface, addresses| End { namespace, interface, addresses };
@@ -57,8 +57,8 @@ impl Lab {
         Ok(Self { server, ours, theirs })
     }
 
-    /// Asks by UDP and TCP from an address that takes nothing else: how many of the questions
-    /// were answered, by transport.
+    /// Queries by UDP and TCP from an otherwise unused address; returns the number of replies by
+    /// transport.
     fn answered(&self, questions: u32) -> Result<[u32; 2]> {
         let query = client::query("q-s0.q-g1.bosh.", RecordType::A, None)?;
         self.theirs.run(|| {
@@ -75,7 +75,7 @@ impl Lab {
     }
 }
 
-/// Asks by TCP from an address.
+/// Queries by TCP from an address.
 fn ask_from(from: [u8; 4], query: &hickory_proto::op::Message) -> Result<hickory_proto::op::Message> {
     let mut stream = connect_from(from, OURS)?;
     let message = query.to_vec()?;
@@ -87,7 +87,7 @@ fn ask_from(from: [u8; 4], query: &hickory_proto::op::Message) -> Result<hickory
     Ok(hickory_proto::op::Message::from_vec(&reply)?)
 }
 
-/// A connection from an address, with two seconds for everything.
+/// Connects from an address, with two-second timeouts.
 fn connect_from(from: [u8; 4], to: SocketAddr) -> Result<TcpStream> {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
     socket.bind(&SocketAddr::from((from, 0)).into())?;
@@ -97,15 +97,15 @@ fn connect_from(from: [u8; 4], to: SocketAddr) -> Result<TcpStream> {
     Ok(socket.into())
 }
 
-/// Raises this process's own limit on open files: it plays 1,200 clients.
+/// Raises the open file limit of this process, which plays 1,200 clients.
 fn many_descriptors() -> Result<()> {
     let limit = nix::sys::resource::Resource::RLIMIT_NOFILE;
     let (_, hard) = nix::sys::resource::getrlimit(limit)?;
     Ok(nix::sys::resource::setrlimit(limit, hard, hard)?)
 }
 
-/// Keeps 1,200 connections from one address, each of which asks once a second; those that
-/// were closed come again.
+/// Keeps 1,200 connections from one address, with a query per second on each; closed connections
+/// are reopened.
 fn hog(ended: &AtomicBool) -> Result<()> {
     let message = client::query("q-s0.q-g1.bosh.", RecordType::A, None)?.to_vec()?;
     let frame = [&(message.len() as u16).to_be_bytes()[..], &message].concat();
@@ -113,7 +113,7 @@ fn hog(ended: &AtomicBool) -> Result<()> {
     while !ended.load(Ordering::Relaxed) {
         hogs.retain_mut(|stream| {
             let _ = stream.set_nonblocking(true);
-            // What was answered is thrown away; the end is noticed.
+            // Replies are discarded; only the end of the connection matters.
             let open = loop {
                 match stream.read(&mut [0; 4096]) {
                     Ok(0) => break false,
@@ -169,7 +169,7 @@ fn idle_metrics_connections_spare_dns() -> Result<()> {
     requires!(namespaces);
     many_descriptors()?;
     let mut lab = Lab::start("idle", 1024)?;
-    // Whoever asks for a name outside the fleet is answered by a recursor.
+    // Names outside the fleet are answered by a recursor.
     let recursor = lab.theirs.run(|| std::net::UdpSocket::bind("10.9.0.2:5300"))??;
     recursor.set_read_timeout(Some(Duration::from_millis(100)))?;
     let ended = AtomicBool::new(false);
@@ -190,7 +190,7 @@ fn idle_metrics_connections_spare_dns() -> Result<()> {
     })
 }
 
-/// Holds 1,100 idle connections to the metrics port for long, and asks meanwhile.
+/// Holds 1,100 idle connections to the metrics port and queries the server meanwhile.
 fn hold_metrics_port(lab: &mut Lab) -> Result<()> {
     let port = SocketAddr::from(([127, 0, 0, 1], METRICS_PORT));
     let forwarded = client::query("outside.test.", RecordType::A, None)?;
@@ -220,7 +220,7 @@ fn hold_metrics_port(lab: &mut Lab) -> Result<()> {
         "of {asked}: UDP and TCP {local:?}, forwarded {upstream}:\n{}",
         lab.server.log()
     );
-    // Prometheus gets in, too.
+    // Prometheus can connect, too.
     drop(idle);
     std::thread::sleep(Duration::from_millis(200));
     whole_system_tests::metrics::Metrics::read(&lab.ours)?;

@@ -1,5 +1,5 @@
-//! What an operator touches, with the real things: curl with client
-//! certificates, Prometheus and promtool, a pseudo-terminal, the command line.
+//! The operator's interfaces with real tools: curl with client certificates, Prometheus and
+//! promtool, a pseudo-terminal, the command line.
 
 mod addresses;
 mod api;

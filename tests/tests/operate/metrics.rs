@@ -20,18 +20,18 @@ use super::running::{METRICS_PORT, Running};
 /// Port of Prometheus in the namespace.
 const PROMETHEUS_PORT: u16 = 9090;
 
-/// The folder of dashboards and rules.
+/// Returns the folder of dashboards and rules.
 fn deploy() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy")
 }
 
-/// Whether Prometheus is installed.
+/// Returns whether Prometheus is installed.
 fn has_prometheus() -> bool {
     let found = Command::new("promtool").arg("--version").output().map(drop);
     requirements::met("Prometheus and promtool", found)
 }
 
-/// All expressions of the dashboard.
+/// Returns all expressions of the dashboard.
 fn dashboard_expressions() -> Result<Vec<String>> {
     let dashboard: Value = serde_json::from_slice(&fs::read(deploy().join("grafana/bosh-dns-xdp.json"))?)?;
     let panels = dashboard["panels"].as_array().context("the dashboard has panels")?;
@@ -99,7 +99,7 @@ fn prometheus_scrapes_server_metrics() -> Result<()> {
 
     let exposition = running.curl(&[&format!("http://127.0.0.1:{METRICS_PORT}/metrics")])?;
     fs::write(folder.join("metrics.txt"), &exposition)?;
-    // promtool also has opinions on CoreDNS's own names; only parsing is at stake here.
+    // promtool also objects to metric names inherited from CoreDNS; only parse errors matter here.
     let checked = Command::new("sh")
         .args(["-c", "promtool check metrics < metrics.txt"])
         .current_dir(&folder)

@@ -1,4 +1,4 @@
-//! A server with API and metrics in a namespace of its own.
+//! A server with API and metrics in a private namespace.
 
 use std::{
     fs,
@@ -21,13 +21,13 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
-/// Port of the API, in a namespace where nobody else is.
+/// Port of the API.
 pub(crate) const API_PORT: u16 = 53080;
 
 /// Port of the metrics.
 pub(crate) const METRICS_PORT: u16 = 53088;
 
-/// Three instances of one group on two zones, one of another.
+/// Three instances of a group in two zones, and one of another group.
 pub(crate) const RECORDS: &str = r#"{
     "record_keys": ["id", "num_id", "instance_group", "group_ids", "az", "az_id", "network", "network_id",
         "deployment", "ip", "domain", "agent_id", "instance_index"],
@@ -40,17 +40,18 @@ pub(crate) const RECORDS: &str = r#"{
     "version": 7
 }"#;
 
-/// The server and where it runs.
+/// The server and its surroundings.
 pub(crate) struct Running {
-    /// The server; ended before its namespace goes.
+    /// Ended before its namespace is removed.
     pub(crate) server: Server,
     pub(crate) namespace: Namespace,
 }
 
 impl Running {
-    /// Starts it and waits until it can be operated; `extra` is laid over its configuration.
+    /// Starts the server and waits until it can be operated; `extra` is merged into its
+    /// configuration.
     ///
-    /// DNS answers first, the API is opened a moment later.
+    /// DNS is ready first, the API shortly afterwards.
     pub(crate) fn start(label: &str, extra: &Value) -> Result<Self> {
         let namespace = Namespace::new(label)?;
         let folder = server::folder(RECORDS.as_bytes(), Some(br#"{"web.alias": ["*.web.net.dep.bosh"]}"#))?;
@@ -77,19 +78,20 @@ impl Running {
         Ok(Self { server, namespace })
     }
 
-    /// The folder of its files.
+    /// Returns the folder of the server's files.
     pub(crate) fn folder(&self) -> &Path {
         self.server.folder.path()
     }
 
-    /// Runs a program beside it.
+    /// Runs a program in the server's namespace.
     pub(crate) fn output(&self, program: &str, arguments: &[&str]) -> Result<Output> {
         let mut command = self.namespace.command(program)?;
         command.args(arguments).current_dir(self.folder());
         command.output().with_context(|| format!("cannot run {program}"))
     }
 
-    /// Runs a command of ours with the server's configuration: exit code, output, errors.
+    /// Runs one of our commands with the server's configuration; returns exit code, standard output
+    /// and standard error.
     pub(crate) fn cli(&self, arguments: &[&str]) -> Result<(i32, String, String)> {
         let program = server::program()?;
         let program = program.to_str().context("the path of the program is text")?;
@@ -100,7 +102,7 @@ impl Running {
         Ok((status.code().unwrap_or(-1), text(stdout), text(stderr)))
     }
 
-    /// curl to the API with certificates of `folder`: what it prints, then the status.
+    /// Requests an API path by curl with the certificates in `folder`; returns output and status.
     pub(crate) fn curl_api(&self, path: &str, folder: &Path, more: &[&str]) -> Result<(String, u16)> {
         let file = |name: &str| folder.join(name).display().to_string();
         let (ca, cert, key) = (file("ca.crt"), file("client.crt"), file("client.key"));
@@ -117,7 +119,7 @@ impl Running {
         Ok((body.to_owned(), code.parse()?))
     }
 
-    /// curl without TLS: the body.
+    /// Runs curl without TLS; returns the body.
     pub(crate) fn curl(&self, arguments: &[&str]) -> Result<String> {
         let mut all = vec!["-sS", "--max-time", "10"];
         all.extend(arguments);
@@ -126,7 +128,7 @@ impl Running {
         Ok(String::from_utf8(stdout)?)
     }
 
-    /// Asks the server for a name, so many times.
+    /// Queries a name `times` times.
     pub(crate) fn ask(&self, name: &str, times: u32) -> Result<()> {
         let address: SocketAddr = self.server.address;
         self.namespace.run(|| {
@@ -138,8 +140,7 @@ impl Running {
     }
 }
 
-/// Writes a CA and certificates of it for server and client into a folder; all
-/// of them are called `api.bosh-dns`.
+/// Writes a CA and its certificates for server and client, both with the name `api.bosh-dns`.
 pub(crate) fn write_certificates(folder: &Path) -> Result<()> {
     let mut authority = CertificateParams::default();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

@@ -20,10 +20,10 @@ use whole_system_tests::{
 
 use super::running::Running;
 
-/// Lines of the terminal.
+/// Height of the terminal.
 const ROWS: usize = 40;
 
-/// Columns of the terminal.
+/// Width of the terminal.
 const COLUMNS: usize = 140;
 
 #[test]
@@ -41,7 +41,7 @@ fn top_draws_hot_names() -> Result<()> {
         .stdout(Stdio::from(slave.try_clone()?))
         .stderr(Stdio::from(slave));
     let mut top = Kept::spawn(&mut command)?;
-    // The command holds the other end; with it gone, reading ends when `top` does.
+    // The command holds the slave end; once dropped, reading ends when `top` exits.
     drop(command);
     let mut keyboard = File::from(master.try_clone()?);
     let screen = Arc::new(Mutex::new(Vec::new()));
@@ -67,14 +67,14 @@ fn top_draws_hot_names() -> Result<()> {
     keyboard.write_all(b"q")?;
     let status = top.wait(Duration::from_secs(10))?;
     assert!(status.success(), "{status}");
-    // The terminal is left as it was found: back from the alternate screen.
+    // The terminal is restored: back from the alternate screen.
     wait_until("the old screen", Duration::from_secs(5), || {
         let screen = screen.lock();
         screen.windows(8).any(|window| window == b"\x1b[?1049l")
     })
 }
 
-/// What stands on the screen: the cursor is followed, colours are not.
+/// Renders the screen from cursor movements; colours are ignored.
 fn drawn(bytes: &[u8]) -> Vec<String> {
     let mut screen = vec![vec![' '; COLUMNS]; ROWS];
     let (mut row, mut column) = (0, 0);

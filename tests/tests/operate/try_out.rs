@@ -1,4 +1,4 @@
-//! `try`, as its own words say.
+//! The `try` command, following its own output.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -29,7 +29,7 @@ fn try_as_root_uses_interface() -> Result<()> {
         command.arg("try").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
     let said = child.stdout.take().context("no standard output")?;
     let mut tried = Kept::from(child);
-    // The commands to paste: dig, resolve, top.
+    // The printed commands: dig, resolve, top.
     let lines: Vec<String> = BufReader::new(said).lines().take(6).collect::<Result<_, _>>()?;
     let pasted =
         |word: &str| lines.iter().find(|line| line.contains(word)).map(|line| line.trim().to_owned());
@@ -47,7 +47,7 @@ fn try_as_root_uses_interface() -> Result<()> {
         scope.spawn(|| {
             namespace.run(|| {
                 while !done.load(Ordering::Relaxed) {
-                    // It may not be up yet.
+                    // The server may still be starting.
                     let _ = client::ask_raw(server, &query, Duration::from_millis(200));
                     thread::sleep(Duration::from_millis(1));
                 }

@@ -1,4 +1,4 @@
-//! The table of packets.
+//! The table of packet fixtures.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -19,7 +19,7 @@ use crate::{
     packet::{A, AAAA, CLIENT, CLIENT6, Datagram, Opt, Query, SERVER, SERVER6, name_of_length, wire},
 };
 
-/// What the fixtures are published.
+/// Returns the state published for the fixtures.
 pub(crate) fn world() -> World {
     let v4 = |count: u32| (0..count).map(|i| Ipv4Addr::from(0x0a00_0001 + i)).collect::<Vec<_>>();
     let v6 =
@@ -36,7 +36,7 @@ pub(crate) fn world() -> World {
     publish(wire("missing.bosh"), Published { rcode: 3, rcode_other: 3, ..Default::default() });
     publish(wire("malformed.bosh"), Published { rcode: 1, rcode_other: 0, ..Default::default() });
     publish(wire(""), Published { v4: v4(1), ..Default::default() });
-    // As of Consul: TTL, limits, no TC, or TC; no RA.
+    // Rules as for Consul's names: TTL, limits, TC or not, no RA.
     let ruled = |count: u32, rules| Published { v4: v4(count), rules: Some(rules), ..Default::default() };
     publish(wire("one.node.consul"), ruled(1, Rules::new(30, 0, [3, 3], false, true)));
     publish(wire("few.service.consul"), ruled(3, Rules::new(0x0102_0304, 0, [3, 3], false, true)));
@@ -65,34 +65,33 @@ pub(crate) fn world() -> World {
     }
 }
 
-/// One row of the table.
+/// A row of the table.
 struct Fixture {
     name: &'static str,
     frame: Vec<u8>,
-    /// What must be counted.
     outcome: Outcome,
 }
 
-/// A row with a query over IPv4.
+/// Returns a row with a query over IPv4.
 fn query(name: &'static str, outcome: Outcome, query: Query) -> Fixture {
     Fixture { name, frame: Datagram::v4(query.bytes()).frame(), outcome }
 }
 
-/// A row with a frame that was changed after it was made.
+/// Returns a row with a frame modified after its construction.
 fn changed(name: &'static str, outcome: Outcome, change: impl FnOnce(&mut Vec<u8>)) -> Fixture {
     let mut frame = Datagram::v4(Query::new("v4-3.bosh", A).bytes()).frame();
     change(&mut frame);
     Fixture { name, frame, outcome }
 }
 
-/// Writes the checksum of a changed IPv4 header.
+/// Completes the checksum of a modified IPv4 header.
 fn finish_header(frame: &mut [u8]) {
     frame[24..26].fill(0);
     let sum = checksum(&[&frame[14..34]]);
     frame[24..26].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// A row with a query from an address that no reply reaches.
+/// Returns a row with a query from an address that cannot receive a reply.
 fn from(name: &'static str, query: Query, sender: &str) -> Fixture {
     let sender: std::net::SocketAddr = sender.parse().expect("written well");
     let datagram = if sender.is_ipv4() { Datagram::v4(query.bytes()) } else { Datagram::v6(query.bytes()) };
@@ -100,7 +99,8 @@ fn from(name: &'static str, query: Query, sender: &str) -> Fixture {
     Fixture { name, frame: datagram.frame(), outcome: Outcome::BadSender }
 }
 
-/// The frame as a local sender leaves it, with the checksum to be finished by the device.
+/// Returns the frame as a local sender emits it, with a partial checksum for the device to
+/// complete.
 fn unfinished(datagram: Datagram) -> Vec<u8> {
     let mut frame = datagram.frame();
     let sum = !checksum(&[&pseudo(datagram.from.0, datagram.to.0, 8 + datagram.payload.len() as u16)]);
@@ -109,7 +109,7 @@ fn unfinished(datagram: Datagram) -> Vec<u8> {
     frame
 }
 
-/// The table. A row says what must be counted; the model says what the reply is.
+/// Returns the table. A row states the expected counter; the model computes the reply.
 fn table() -> Vec<Fixture> {
     use Outcome::*;
     let hit = |name| Query::new(name, A);
@@ -407,13 +407,13 @@ fn tc_distinguishes_ambiguous_checksums() {
     for opt in [None, Some(Opt::new(1232)), Some(cookie), Some(odd)] {
         for over in [Datagram::v4, Datagram::v6] {
             let with_id = |id| over(Query { id, opt: opt.clone(), ..Query::new("v4-10.bosh", A) }.bytes());
-            // The checksum of a datagram that holds the sum of its pseudo-header as its own.
+            // The checksum of a datagram whose checksum field holds the pseudo-header's sum.
             let finished = |datagram: &Datagram| {
                 let frame = unfinished(datagram.clone());
                 let udp = &frame[frame.len() - datagram.payload.len() - 8..];
                 checksum(&[&pseudo(datagram.from.0, datagram.to.0, udp.len() as u16), udp])
             };
-            // Of all ids the one that is lacking makes it the right checksum.
+            // With the missing amount as id, that sum is the correct checksum.
             let datagram = with_id(finished(&with_id(0)));
             assert_eq!(finished(&datagram), 0);
             let frame = unfinished(datagram);
@@ -439,8 +439,8 @@ fn partial_checksum_offset_is_kept() {
             let grown = datagram.frame().len() + 16 * LONG_LIST as usize;
             assert_eq!(grown > XDP_TAIL, grows_past_the_tail, "the name's length no longer fits the test");
             let frame = unfinished(datagram);
-            // In generic mode the kernel knows the place from the start of the buffer,
-            // and a packet that grows at its start would be changed elsewhere.
+            // In generic mode the kernel remembers the offset from the start of the buffer, so a
+            // packet that grows at its start would be modified in the wrong place.
             let generic = if grows_past_the_tail { Outcome::NoRoom } else { Outcome::Hit };
             for (hook, outcome) in [(Hook::Xdp, Outcome::Hit), (Hook::XdpGeneric, generic)] {
                 let (run, counted) = program.run_counted(hook, &frame).expect("the program runs");
@@ -451,8 +451,8 @@ fn partial_checksum_offset_is_kept() {
     }
 }
 
-/// Addresses of a name whose reply ends where the buffer of a run at XDP ends, or
-/// behind that.
+/// Address count of a name whose reply ends at, or beyond, the end of the buffer in an XDP test
+/// run.
 const LONG_LIST: u32 = 214;
 
 #[test]
@@ -474,10 +474,10 @@ fn long_replies_find_room() {
             let tagged = Datagram { tags: vec![(0x8100, 5)], ..datagram.clone() };
             for datagram in [datagram, tagged] {
                 let grows_by = 16 * LONG_LIST as usize;
-                // Without padding the head alone is not enough, with so much of it it is.
+                // Without padding the headroom alone does not suffice; with this much it does.
                 for padding in [0, grows_by - 200] {
                     if datagram.frame().len() + padding > XDP_TAIL {
-                        continue; // More than such a run takes in.
+                        continue; // Exceeds the input size of a test run.
                     }
                     let frame = Datagram { padding, ..datagram.clone() }.frame();
                     let reply_len = frame.len() - padding + grows_by;
@@ -500,18 +500,18 @@ fn long_replies_find_room() {
 
 #[test]
 fn packet_without_room_is_passed() {
-    /// Bytes that a driver left before the packet: the kernel moves them with its
-    /// start. As much as older kernels take (Linux 6.1).
+    /// Metadata bytes of a driver before the packet, which the kernel moves along with its start:
+    /// the maximum of older kernels (Linux 6.1).
     const METADATA: usize = 32;
     let Some(mut program) = load() else { return };
-    // Behind metadata there is room at one end only.
+    // Metadata prevents growth at the start.
     let query = long_query(&mut program, 40);
     let input = [vec![0x5a; METADATA], Datagram::v4(query).frame()].concat();
     let (output, counted) = run_with_metadata(&mut program, &input, METADATA);
     assert_eq!(counted, Outcome::NoRoom);
     assert!(output == input);
 
-    // Longer than what a run at XDP has room for at both ends.
+    // Exceeds the room at both ends in an XDP test run.
     let query = long_query(&mut program, 255);
     let frame = Datagram { tags: vec![(0x8100, 5)], ..Datagram::v6(query) }.frame();
     let (output, counted) = run_with_metadata(&mut program, &frame, 0);
@@ -529,8 +529,8 @@ fn long_query(program: &mut Program, name_len: usize) -> Vec<u8> {
     Query { name, ..Query::new("", A) }.opt(Opt::new(4096)).bytes()
 }
 
-/// Runs the XDP program over a packet that is passed, behind `metadata` bytes of it;
-/// returns metadata and packet afterwards, and what was counted.
+/// Runs the XDP program over a packet preceded by `metadata` bytes; returns metadata and packet
+/// after the run, and the outcome.
 fn run_with_metadata(program: &mut Program, input: &[u8], metadata: usize) -> (Vec<u8>, Outcome) {
     // `struct xdp_md`: data, data_end, data_meta, two numbers of the receiver, one of the sender.
     let context = [metadata as u32, input.len() as u32, 0, 0, 0, 0].map(u32::to_ne_bytes).concat();
@@ -584,7 +584,7 @@ fn probe_rate_is_limited() {
     let probe = |program: &mut Program| {
         let mut found = Probe { due_ns: 0, count: 0, client: [0; 16] };
         program.set_scope(|scope| {
-            // The second endpoint is that of IPv6.
+            // The second endpoint is the IPv6 one.
             let slot = &mut scope.interfaces[Scope::first_slot(LOOPBACK_IFINDEX)].probes[1];
             found = *slot;
             slot.due_ns = 0;
@@ -593,7 +593,7 @@ fn probe_rate_is_limited() {
     };
     for (round, hook) in HOOKS.into_iter().enumerate() {
         program.set_scope(|scope| scope.probe_until_ns = u64::MAX);
-        // One in four on each CPU may be one.
+        // One in four queries on each CPU may be a probe.
         let mut tries = 0;
         loop {
             let (run, counted) = program.run_counted(hook, &frame).expect("the program runs");
@@ -610,7 +610,7 @@ fn probe_rate_is_limited() {
         let Probe { due_ns, count, client } = probe(&mut program);
         assert_eq!((count, IpAddr::from(client)), (round as u64 + 1, CLIENT6));
         assert!(due_ns > 0);
-        // A server that does not report is not tested.
+        // Without reports from the server there are no probes.
         program.set_scope(|scope| scope.probe_until_ns = 1);
         assert_eq!(program.run_counted(hook, &frame).expect("the program runs").1, Outcome::Hit);
     }

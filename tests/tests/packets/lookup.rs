@@ -1,4 +1,4 @@
-//! How entries are found by the index.
+//! Lookup of entries by the index.
 
 use std::collections::HashMap;
 
@@ -17,12 +17,12 @@ use crate::{
     packet::{A, Datagram, Query, wire},
 };
 
-/// A name's entry: the one address that ends in this byte.
+/// Returns an entry with one address that ends in this byte.
 fn address(last: u8) -> Published {
     Published { v4: vec![[10, 0, 0, last].into()], ..Published::default() }
 }
 
-/// The last byte of the reply to a query; none: it went up.
+/// Returns the last byte of the reply to a query; `None` if it was passed up.
 fn answer(program: &mut Program, hook: Hook, name: &str) -> Option<u8> {
     let query = Datagram::v4(Query::new(name, A).bytes()).frame();
     match program.run_counted(hook, &query).expect("the program runs") {
@@ -52,7 +52,7 @@ fn displaced_names_are_found() {
     let Some(mut program) = load() else { return };
     install(&mut program, &World { published: HashMap::new(), ..world() });
     let seed = program.control().hash_seed;
-    // Three more names than the bucket holds that they prefer, the last one not published.
+    // Three more names than fit into their preferred bucket; the last one is not published.
     let mut by_bucket = HashMap::<_, Vec<String>>::new();
     let crowded = (0..).find_map(|number| {
         let name = format!("n{number}.bosh");

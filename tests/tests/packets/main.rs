@@ -1,15 +1,14 @@
-//! The packet programs by `BPF_PROG_TEST_RUN`: the real program on packets in
-//! memory, without an interface.
+//! The packet programs under `BPF_PROG_TEST_RUN`: the real programs on packets in memory, without
+//! an interface.
 //!
-//! * [`fixtures`]: a table of packets anyone can extend.
-//! * [`random`]: random and mutated packets, and every length of names and frames.
-//! * [`lookup`]: how entries are found.
-//! * [`overload`]: what is shed while userspace has too much to do.
-//! * [`shuffle`]: the order of answers, statistically.
-//! * [`object`]: what the object asks of the kernel.
-//! * [`other_kernel`]: all of that on an older kernel, in a virtual machine.
-//! * [`model`]: the programs' behaviour in plain code, what the table and the
-//!   random packets are held against.
+//! - [`fixtures`]: an extensible table of packets.
+//! - [`random`]: random and mutated packets, and every length of names and frames.
+//! - [`lookup`]: lookup of entries.
+//! - [`overload`]: load shedding.
+//! - [`shuffle`]: the order of answers, statistically.
+//! - [`object`]: the object's requirements on the kernel.
+//! - [`other_kernel`]: all of these on other kernels, in a virtual machine.
+//! - [`model`]: a plain model of the programs, the reference for table and random packets.
 
 mod fixtures;
 mod lookup;
@@ -34,21 +33,20 @@ use whole_system_tests::{
 
 use crate::model::World;
 
-/// Bytes at the end of which a packet's buffer ends in a run at XDP: a page
-/// without 256 bytes before the packet and 320 behind it.
+/// Usable buffer end in an XDP test run: a page without 256 bytes before the packet and 320 behind
+/// it.
 const XDP_TAIL: usize = 4096 - 256 - 320;
 
-/// Longest frame that a run at XDP has room for: the program moves its start
-/// forward by 216 bytes at most.
+/// Longest frame in an XDP test run: the program moves the start forward by at most 216 bytes.
 const XDP_ROOM: usize = XDP_TAIL + 216;
 
 /// The hooks that answer.
 const HOOKS: [Hook; 3] = [Hook::Xdp, Hook::XdpGeneric, Hook::Tc];
 
-/// The object, loaded once for all tests of this process, as if it were loaded just now;
-/// none where BPF is not to be had (and that is allowed).
+/// Returns the object, loaded once per process and reset to its initial state; `None` where BPF is
+/// unavailable and the test may be left out.
 fn load() -> Option<MutexGuard<'static, Program>> {
-    // One test at a time: they count what runs on shared CPUs.
+    // Serialises the tests, because they read counters shared by all CPUs.
     static LOADED: OnceLock<Mutex<Program>> = OnceLock::new();
     if std::env::var_os("DNS_EBPF_OBJECT").is_none() && !requirements::bpf() {
         return None;
@@ -60,7 +58,7 @@ fn load() -> Option<MutexGuard<'static, Program>> {
     Some(program)
 }
 
-/// Tells the program what `world` says.
+/// Publishes the state in `world`.
 fn install(program: &mut Program, world: &World) {
     let endpoints: Vec<_> =
         world.endpoints.iter().map(|&(ip, port): &(IpAddr, u16)| SocketAddr::new(ip, port)).collect();
@@ -81,11 +79,11 @@ fn install(program: &mut Program, world: &World) {
     }
 }
 
-/// Runs a packet at a hook and holds the outcome against the model.
+/// Runs a packet at a hook and compares the outcome with the model.
 fn check(program: &Program, world: &World, hook: Hook, frame: &[u8]) -> Result<bool, String> {
     let run = match program.run(hook, frame) {
         Ok(run) => run,
-        // The kernel makes no packet for tc out of less than an IP header.
+        // For tc, the kernel rejects test packets shorter than an IP header.
         Err(_) if hook == Hook::Tc && frame.len() < 14 + 40 => return Ok(false),
         Err(error) => return Err(format!("{error:#}")),
     };
@@ -105,12 +103,12 @@ fn check(program: &Program, world: &World, hook: Hook, frame: &[u8]) -> Result<b
     }
 }
 
-/// Longest frame that there is room for.
+/// Returns the length of the longest possible frame.
 fn room(hook: Hook, expected: &model::Reply) -> usize {
     match hook {
-        // The place where a checksum is to be finished does not move with the packet's start.
+        // The offset of a partial checksum does not move with the packet's start.
         Hook::XdpGeneric if expected.partial => XDP_TAIL,
-        // XDP has one page for a frame and what the driver keeps before and behind.
+        // XDP has one page for the frame, headroom and tailroom.
         _ if hook.is_xdp() => XDP_ROOM,
         _ => usize::MAX,
     }

@@ -1,5 +1,5 @@
-//! What the programs must do, written plainly from the documents: no cleverness
-//! shared with the programs.
+//! Reference model of the programs, written plainly from the documents and independent of their
+//! implementation.
 
 use std::{collections::HashMap, net::IpAddr};
 
@@ -9,58 +9,58 @@ use whole_system_tests::{
     program::{Hook, Published},
 };
 
-/// What userspace has told the programs.
+/// State published by userspace.
 #[derive(Clone, Debug)]
 pub(crate) struct World {
     /// Addresses and ports of the server.
     pub(crate) endpoints: Vec<(IpAddr, u16)>,
-    /// What is published, by lower-case name in wire format.
+    /// Published answers, by lower-case name in wire format.
     pub(crate) published: HashMap<Vec<u8>, Published>,
     pub(crate) lease: bool,
-    /// Bound on replies, in bytes of DNS message, where there is one.
+    /// Limit on replies, in bytes of DNS message.
     pub(crate) max_reply: Option<usize>,
-    /// The OPT repeats the client's size, without DO.
+    /// Whether the OPT repeats the client's size, without DO.
     pub(crate) echo_opt: bool,
     /// VLANs whose frames are answered.
     pub(crate) vlans: Vec<u16>,
 }
 
-/// A reply that is expected.
+/// An expected reply, before the choice of records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
     /// The frame up to the end of the question; over IPv6 with a UDP checksum of zero.
     pub(crate) start: Vec<u8>,
     /// Records to choose from.
     pub(crate) records: Vec<Vec<u8>>,
-    /// How many of them are given.
+    /// Number of records in the reply.
     pub(crate) given: usize,
-    /// The OPT behind them.
+    /// The OPT after the records.
     pub(crate) opt: Vec<u8>,
     /// Offset of the IP header.
     pub(crate) ip: usize,
     pub(crate) v6: bool,
-    /// The checksum is left unfinished.
+    /// Whether the checksum remains partial.
     pub(crate) partial: bool,
 }
 
 impl Reply {
-    /// Bytes of the whole frame.
+    /// Returns the length of the whole frame.
     pub(crate) fn frame_len(&self) -> usize {
         self.start.len() + self.given * self.records.first().map_or(0, Vec::len) + self.opt.len()
     }
 }
 
-/// Longest message that the programs give.
+/// Maximum message size of the programs.
 const MOST: usize = 4096;
 
-/// Two bytes at an offset, in network order.
+/// Reads two bytes in network order.
 fn u16_at(bytes: &[u8], at: usize) -> Option<usize> {
     Some(usize::from(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?])))
 }
 
-/// The reply to `frame`; none: it must go up untouched.
+/// Returns the reply to `frame`; `None` if it must be passed up untouched.
 pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
-    // Not to this machine alone: `lo` has the address zero.
+    // Broadcast and multicast are passed up; the address of `lo` is zero.
     if frame.get(..6)? != [0; 6] {
         return None;
     }
@@ -79,7 +79,7 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
             }
             let from: [u8; 4] = header[12..16].try_into().ok()?;
             let to: [u8; 4] = header[16..20].try_into().ok()?;
-            // Runs are on `lo`, where every address but these may be a sender's.
+            // Test runs are on `lo`, where all other sources are possible.
             if from[0] == 0 || from[0] >= 224 || checksum(&[header]) != 0 {
                 return None;
             }
@@ -104,7 +104,7 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
     if udp.len() < 8 || u16_at(udp, 4)? != udp.len() {
         return None;
     }
-    // A sender that stands for many.
+    // A multicast source address or port zero.
     if frame[6] & 1 != 0 || u16_at(udp, 0)? == 0 {
         return None;
     }
@@ -119,7 +119,8 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
     let mut all = records.len();
     let mut given = all;
     let limit = match rules {
-        // More is said to it than nothing, or to an option, than the programs know.
+        // With rules, replies without records and queries with EDNS options are left to
+        // userspace.
         Some(_) if records.is_empty() || fixed != udp.len() - 8 => return None,
         Some(rules) => {
             let at_most = |count: usize, most: usize| if most == 0 { count } else { count.min(most) };
@@ -141,8 +142,8 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
         return None;
     }
 
-    // Only over IPv4 the checksum may be missing. In the driver there is nobody yet who would
-    // finish one.
+    // Only IPv4 allows a missing checksum. In the driver, no later stage
+    // would complete a partial one.
     let field = u16_at(udp, 6)?;
     let is_right =
         field == 0 && !v6 || field != 0 && checksum(&[&pseudo(from, to, udp.len() as u16), udp]) == 0;
@@ -153,7 +154,8 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
     }
     let mut partial = hook != Hook::Xdp && looks_unfinished;
     if partial && is_right {
-        // It may as well be finished. tc asks the kernel, and the packets of a run are.
+        // The checksum may also be complete. tc asks the kernel, and test run packets have complete
+        // ones.
         if hook != Hook::Tc {
             return None;
         }
@@ -200,8 +202,8 @@ pub(crate) fn reply(world: &World, hook: Hook, frame: &[u8]) -> Option<Reply> {
     Some(Reply { start, records, given, opt, ip, v6, partial })
 }
 
-/// Header and question of the query, the client's limit, the OPT of the reply,
-/// the records to give, the RCODE, and how they are given.
+/// Header and question of the query, the client's limit, the OPT of the reply, the records to
+/// choose from, the RCODE, and the answer rules.
 #[expect(clippy::type_complexity, reason = "used once")]
 fn answer(
     world: &World,
@@ -248,7 +250,7 @@ fn answer(
         {
             return None;
         }
-        // One option at most, whole, and not NSID.
+        // At most one complete option other than NSID.
         let options = &rest[11..];
         if !options.is_empty() && (u16_at(options, 0)? == 3 || 4 + u16_at(options, 2)? != options.len()) {
             return None;
@@ -282,7 +284,7 @@ fn answer(
     Some((question, limit, opt, records, rcode, published.rules))
 }
 
-/// Holds a frame against the expected reply.
+/// Compares a frame with the expected reply.
 pub(crate) fn compare(expected: &Reply, frame: &[u8]) -> Result<(), String> {
     let Reply { start, records, given, opt, ip, v6, partial } = expected;
     let record_len = records.first().map_or(0, Vec::len);

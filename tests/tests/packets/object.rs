@@ -1,4 +1,4 @@
-//! What the object asks of the kernel.
+//! The object's requirements on the kernel.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +12,10 @@ use crate::{
     packet::{A, AAAA, Datagram, Query, wire},
 };
 
-/// The last helper of Linux 5.15, `bpf_task_pt_regs`
-/// (include/uapi/linux/bpf.h of that version).
+/// The last helper of Linux 5.15, `bpf_task_pt_regs` (include/uapi/linux/bpf.h of that version).
 const LAST_OF_5_15: i32 = 175;
 
-/// The machine of BPF in ELF headers.
+/// BPF's machine number in ELF headers.
 const EM_BPF: u16 = 247;
 
 #[test]
@@ -24,7 +23,7 @@ fn helpers_exist_in_linux_5_15() {
     let mut helpers: BTreeMap<i32, usize> = BTreeMap::new();
     for code in code_sections(dns_fastpath::OBJECT) {
         for instruction in code.chunks_exact(8) {
-            // BPF_JMP | BPF_CALL with source register 0: a helper by its number.
+            // BPF_JMP | BPF_CALL with source register 0: a call of a helper by number.
             if instruction[0] == 0x85 && instruction[1] >> 4 == 0 {
                 let id = i32::from_le_bytes([instruction[4], instruction[5], instruction[6], instruction[7]]);
                 *helpers.entry(id).or_default() += 1;
@@ -38,7 +37,7 @@ fn helpers_exist_in_linux_5_15() {
     }
 }
 
-/// The sections of an ELF64 file that hold instructions.
+/// Returns the executable sections of an ELF64 file.
 fn code_sections(elf: &[u8]) -> Vec<&[u8]> {
     let u16_at = |at: usize| u16::from_le_bytes([elf[at], elf[at + 1]]);
     let u64_at = |at: usize| u64::from_le_bytes(elf[at..at + 8].try_into().expect("eight bytes were sliced"));
@@ -57,9 +56,9 @@ fn code_sections(elf: &[u8]) -> Vec<&[u8]> {
     sections
 }
 
-/// Most instructions that the verifier may look at for a program, of the million at
-/// which it gives up: a margin for kernels whose verifier remembers less. 6.1 is the
-/// oldest one that Debian has; early 5.15 looks at about as many.
+/// Maximum instructions the verifier may process per program, well below its limit of a million: a
+/// margin for kernels whose verifier prunes less. 6.1 is the oldest kernel in Debian; early 5.15
+/// processes about as many.
 fn most_verified() -> u32 {
     let kernel = KernelVersion::current().expect("the kernel tells its version");
     if kernel < KernelVersion::new(6, 12, 0) { 300_000 } else { 150_000 }
@@ -71,7 +70,7 @@ fn the_verifier_has_room_left() {
     let most = most_verified();
     for (name, program) in program.ebpf().programs() {
         let info = program.info().expect("a loaded program has information");
-        // The kernel tells since 5.16.
+        // Reported since Linux 5.16.
         let Some(verified) = info.verified_instruction_count() else { continue };
         println!(
             "{name}: {verified} instructions looked at by the verifier, {:?} bytes",
@@ -95,7 +94,7 @@ fn answer_stamps_entry() {
         program.run(hook, &query).expect("the program runs");
         assert!(stamp(&mut program) > before, "{hook:?}");
     }
-    // Asked for but not answered: not stamped.
+    // Queried but not answered: not stamped.
     let other = program.entry(&wire("v4-10.bosh")).expect("published").last_used_ns;
     assert_eq!(other, 0);
 }
@@ -193,6 +192,7 @@ fn tap_samples_queries_evenly() {
         let event = TapEvent::read_from_bytes(&item).expect("an event");
         counts[usize::from(event.query_type == AAAA)] += 1;
     }
-    // Binomial with p = 0.1: the expected 200 has a standard deviation of 13.4; ten of them are allowed.
+    // Binomial with p = 0.1: the expected 200 has a standard deviation of 13.4; ten of them are
+    // allowed.
     assert!(counts.iter().all(|count| (66..=334).contains(count)), "{counts:?}");
 }

@@ -1,9 +1,9 @@
-//! The packet fixtures, and the real server in every mode, on other kernels than this
-//! machine's, each in a virtual machine. Older verifiers know less than newer ones, and
-//! older kernels have no tcx, so that the server attaches by clsact.
+//! Runs the packet fixtures, and the real server in every mode, on other kernels, each in a virtual
+//! machine. Older verifiers prune less, and older kernels lack tcx, so that the server attaches by
+//! clsact.
 //!
-//! `cargo xtask test` fetches the kernels (`xtask/src/kernel.rs`); `cargo xtask kernel-test`
-//! names one.
+//! `cargo xtask test` fetches the kernels (`xtask/src/kernel.rs`); `cargo xtask kernel-test` takes
+//! a kernel image as its argument.
 
 use std::{
     collections::BTreeSet,
@@ -21,12 +21,12 @@ use whole_system_tests::{
     requirements, server,
 };
 
-/// Modules that the tests need where they are not built in, in order of loading: the
-/// interface, and the server's way onto it.
+/// Modules needed unless they are built in, in order of loading: the interface, and the server's
+/// attachment to it.
 const MODULES: [&str; 3] = ["veth", "sch_ingress", "cls_bpf"];
 
-/// How long a machine may take, in all. It is emulated: about a minute where nothing else
-/// runs, many times that on a busy machine.
+/// Time limit of a virtual machine. It is emulated: about a minute on an idle host, many times that
+/// on a busy one.
 const LIMIT: Duration = Duration::from_secs(1700);
 
 #[test]
@@ -34,7 +34,7 @@ fn other_kernel_6_1_for_clouds() -> Result<()> {
     Kernel::of_debian("bookworm-cloud").map_or(Ok(()), |kernel| kernel.try_everything())
 }
 
-/// Softirqs are threads here, and programs can be preempted.
+/// Softirqs run in threads here, and programs can be preempted.
 #[test]
 fn other_kernel_6_1_preempt_rt() -> Result<()> {
     Kernel::of_debian("bookworm-rt").map_or(Ok(()), |kernel| kernel.try_everything())
@@ -53,15 +53,15 @@ fn named_kernel() -> Result<()> {
     Kernel { image: image.into(), modules }.try_everything()
 }
 
-/// A kernel for a virtual machine.
+/// A kernel for the virtual machine.
 struct Kernel {
     image: PathBuf,
-    /// The folder below which its modules are; none: everything is built in.
+    /// Parent folder of its modules; `None` if everything is built in.
     modules: Option<PathBuf>,
 }
 
 impl Kernel {
-    /// One of those that `cargo xtask test` fetches; none if that was not to be had.
+    /// Returns a kernel fetched by `cargo xtask test`; `None` if it could not be fetched.
     fn of_debian(name: &str) -> Option<Self> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.toolchain/kernels").join(name);
         let find = || -> Result<Self> {
@@ -78,7 +78,7 @@ impl Kernel {
         requirements::met(&format!("Debian's kernel {name} and qemu"), met).then_some(kernel).flatten()
     }
 
-    /// Boots it; all that is tried there must be well.
+    /// Boots the kernel; fails unless all checks inside succeed.
     fn try_everything(&self) -> Result<()> {
         let folder = tempfile::TempDir::with_prefix("bdx-vm-")?;
         let files = folder.path().join("files");
@@ -98,13 +98,13 @@ impl Kernel {
         let console = folder.path().join("console");
         let mut machine = Kept::spawn(
             Command::new("qemu-system-x86_64")
-                // Nothing but what is needed: no card to boot from, no screen.
+                // Only required devices: no boot card, no screen.
                 .args(["-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"])
-                // CMPXCHG16B as qemu 7.2 does it spoils the flags, of which Linux 6.12 dies; page
-                // tables of four levels are walked faster.
+                // qemu 7.2's CMPXCHG16B corrupts the flags, which crashes Linux 6.12; four-level
+                // page tables are faster to walk.
                 .args(["-accel", "tcg", "-cpu", "max,cx16=off,la57=off", "-m", "1024"])
-                // An instruction takes 2 ns by the clocks in there, however long it takes the machine
-                // that emulates it: no limit of the server's is met because that one is busy.
+                // An instruction takes 2 ns of virtual time however busy the host is, so load on
+                // the host cannot exceed a time limit of the server.
                 .args(["-icount", "shift=1", "-rtc", "clock=vm", "-kernel"])
                 .arg(&self.image)
                 .arg("-initrd")
@@ -122,7 +122,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Puts the modules that the tests need where the machine's first process finds them.
+    /// Copies the required modules to the folder read by the init process.
     fn copy_modules(&self, to: &Path) -> Result<()> {
         fs::create_dir(to)?;
         let Some(modules) = &self.modules else { return Ok(()) };
@@ -144,7 +144,7 @@ impl Kernel {
     }
 }
 
-/// A file below a folder with a name like this.
+/// Finds a file below a folder by its name.
 fn find_below(folder: &Path, is_it: &dyn Fn(&str) -> bool) -> Result<Option<PathBuf>> {
     for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
         let entry = entry?;
@@ -159,7 +159,7 @@ fn find_below(folder: &Path, is_it: &dyn Fn(&str) -> bool) -> Result<Option<Path
     Ok(None)
 }
 
-/// Where a program is.
+/// Finds a program in `PATH`.
 fn on_path(program: &str) -> Result<PathBuf> {
     let folders = env::var_os("PATH").unwrap_or_default();
     let sbin = ["/usr/sbin", "/sbin"].map(PathBuf::from);
@@ -167,8 +167,8 @@ fn on_path(program: &str) -> Result<PathBuf> {
     candidates.find(|path| path.is_file()).with_context(|| format!("{program} is not installed"))
 }
 
-/// Copies a program without symbols and debug information, and the libraries that it
-/// needs to where it looks for them.
+/// Copies a program without symbols and debug information, and its libraries to the paths where it
+/// expects them.
 fn copy_program(program: &Path, files: &Path, to: &str) -> Result<()> {
     let to = files.join(to);
     fs::create_dir_all(to.parent().context("a file has a folder")?)?;

@@ -1,4 +1,4 @@
-//! What is shed while userspace has more queries than it can answer.
+//! Load shedding while userspace has more queries than it can answer.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -15,22 +15,21 @@ use crate::{
     packet::{A, Datagram, Query},
 };
 
-/// No query goes up.
 const NONE: [u32; CLIENT_BUCKETS] = [0; CLIENT_BUCKETS];
 
-/// A query for a name that is not published, from this client.
+/// Returns a query from this client for an unpublished name.
 fn miss(client: IpAddr) -> Datagram {
     let message = Query::new("unknown.bosh", A).bytes();
     let plain = if client.is_ipv4() { Datagram::v4(message) } else { Datagram::v6(message) };
     Datagram { from: (client, 4000), ..plain }
 }
 
-/// Has these shares of queries go up from now on.
+/// Sets the share of queries that are passed up, by client bucket.
 fn shed(program: &mut Program, pass_shares: [u32; CLIENT_BUCKETS]) {
     program.set_control(|control| (control.shed_until_ns, control.pass_shares) = (u64::MAX, pass_shares));
 }
 
-/// What becomes of a packet: dropped or passed, and never changed.
+/// Returns whether a packet is dropped instead of passed; it must not be modified in either case.
 fn is_dropped(program: &mut Program, hook: Hook, frame: &[u8], otherwise: Outcome) -> bool {
     let (run, outcome) = program.run_counted(hook, frame).expect("the program runs");
     assert!(run.packet == frame, "{hook:?}: changed");
@@ -105,7 +104,7 @@ fn clients_hash_by_address_suffix() {
 
 #[test]
 fn shed_share_matches_order() {
-    /// Queries, a quarter of which goes up.
+    /// Number of queries, a quarter of which is passed up.
     const QUERIES: u32 = 4000;
     let Some(mut program) = load() else { return };
     install(&mut program, &world());

@@ -1,4 +1,4 @@
-//! Packets written and read the plain way, byte by byte.
+//! Builds and parses packets byte by byte.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -7,7 +7,7 @@ use whole_system_tests::checksum::{checksum, pseudo};
 pub(crate) const A: u16 = 1;
 pub(crate) const AAAA: u16 = 28;
 
-/// A DNS query as it goes into a datagram. Everything can be made wrong.
+/// A DNS query in a datagram. Every part can be made invalid.
 #[derive(Clone, Debug)]
 pub(crate) struct Query {
     pub(crate) id: u16,
@@ -15,32 +15,30 @@ pub(crate) struct Query {
     pub(crate) flags: u16,
     /// QDCOUNT, ANCOUNT, NSCOUNT; ARCOUNT follows from `opt` unless set.
     pub(crate) counts: [u16; 3],
-    /// ARCOUNT where it is to lie.
     pub(crate) additional: Option<u16>,
-    /// The name in wire format, or whatever stands in its place.
+    /// The name in wire format, or arbitrary bytes in its place.
     pub(crate) name: Vec<u8>,
     pub(crate) qtype: u16,
     pub(crate) qclass: u16,
     pub(crate) opt: Option<Opt>,
-    /// Whatever follows the message.
+    /// Bytes after the message.
     pub(crate) trailing: Vec<u8>,
 }
 
 /// An OPT record of a query.
 #[derive(Clone, Debug)]
 pub(crate) struct Opt {
-    /// Owner name, the root if right.
+    /// Owner name; valid if it is the root.
     pub(crate) owner: u8,
-    /// Type, 41 if right.
+    /// Type; valid if 41.
     pub(crate) kind: u16,
     pub(crate) size: u16,
     pub(crate) extended: u8,
     pub(crate) version: u8,
-    /// DO and the rest.
+    /// DO and the other flags.
     pub(crate) flags: u16,
-    /// Options as they lie in the message.
+    /// Options in wire format.
     pub(crate) options: Vec<u8>,
-    /// RDLENGTH where it is to lie.
     pub(crate) options_len: Option<u16>,
 }
 
@@ -64,7 +62,7 @@ impl Opt {
 }
 
 impl Query {
-    /// A plain query with RD set.
+    /// Creates a query with RD set.
     pub(crate) fn new(name: &str, qtype: u16) -> Self {
         Self {
             id: 0x1234,
@@ -79,7 +77,6 @@ impl Query {
         }
     }
 
-    /// The same with an OPT.
     pub(crate) fn opt(self, opt: Opt) -> Self {
         Self { opt: Some(opt), ..self }
     }
@@ -109,7 +106,7 @@ impl Query {
     }
 }
 
-/// A name in wire format, letter case kept. `.` ends labels; the root is "".
+/// Encodes a name, keeping its letter case. `.` ends labels; the root is "".
 pub(crate) fn wire(name: &str) -> Vec<u8> {
     let mut out = Vec::new();
     for label in name.split('.').filter(|label| !label.is_empty()) {
@@ -120,12 +117,12 @@ pub(crate) fn wire(name: &str) -> Vec<u8> {
     out
 }
 
-/// A name of exactly `len` bytes in wire format (not 2, which no name has).
+/// Returns a name of exactly `len` bytes in wire format (2 is impossible).
 pub(crate) fn name_of_length(len: usize) -> Vec<u8> {
     let mut out = Vec::new();
     let mut left = len - 1;
     while left > 0 {
-        // A label takes at least two bytes: never leave one.
+        // A label takes at least two bytes, so a single byte must never be left over.
         let take = if left > 64 { if left == 65 { 63 } else { 64 } } else { left };
         out.push((take - 1) as u8);
         out.extend((1..take).map(|i| b'a' + (i % 26) as u8));
@@ -144,31 +141,31 @@ pub(crate) struct Datagram {
     pub(crate) from: (IpAddr, u16),
     pub(crate) to: (IpAddr, u16),
     pub(crate) payload: Vec<u8>,
-    /// Bytes behind the IP packet.
+    /// Bytes after the IP packet.
     pub(crate) padding: usize,
 }
 
-/// The client in fixtures, IPv4.
+/// IPv4 client of the fixtures.
 pub(crate) const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 1, 2, 3));
-/// The server in fixtures, IPv4.
+/// IPv4 server of the fixtures.
 pub(crate) const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 0, 2));
-/// The client in fixtures, IPv6.
+/// IPv6 client of the fixtures.
 pub(crate) const CLIENT6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0x1234, 0, 0, 0x99));
-/// The server in fixtures, IPv6.
+/// IPv6 server of the fixtures.
 pub(crate) const SERVER6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0xff, 0, 0x53));
 
 impl Datagram {
-    /// A query from client to server, IPv4.
+    /// Returns a query from client to server over IPv4.
     pub(crate) fn v4(payload: Vec<u8>) -> Self {
         Self { tags: vec![], from: (CLIENT, 40_000), to: (SERVER, 53), payload, padding: 0 }
     }
 
-    /// A query from client to server, IPv6.
+    /// Returns a query from client to server over IPv6.
     pub(crate) fn v6(payload: Vec<u8>) -> Self {
         Self { from: (CLIENT6, 40_000), to: (SERVER6, 53), ..Self::v4(payload) }
     }
 
-    /// The frame, to `lo`: runs take place there.
+    /// Returns the frame, addressed to `lo`, where test runs take place.
     pub(crate) fn frame(&self) -> Vec<u8> {
         let mut out = vec![0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 2];
         for (kind, tag) in &self.tags {

@@ -1,4 +1,4 @@
-//! Random and mutated packets, and every length there is, held against the model.
+//! Random and mutated packets, and every possible length, compared with the model.
 
 use std::net::IpAddr;
 
@@ -11,10 +11,10 @@ use crate::{
     packet::{A, AAAA, CLIENT, Datagram, Opt, Query, SERVER, SERVER6, name_of_length},
 };
 
-/// Random packets per hook, unless the variable PACKETS says how many.
+/// Default number of random packets per hook; the variable PACKETS overrides it.
 const PACKETS: usize = 15_000;
 
-/// Packets after which a long run says that it goes on.
+/// Packets between two progress messages of a long run.
 const PROGRESS: usize = 1_000_000;
 
 #[test]
@@ -36,7 +36,7 @@ fn random_packets_match_model() {
             println!("{} packets per hook, {answered} replies, 0 differences", round + 1);
         }
         if round % 1000 == 999 {
-            // Now and then the state changes as well.
+            // The state changes occasionally as well.
             world.lease = rng.u8(..8) != 0;
             world.max_reply = rng.bool().then(|| rng.usize(100..1500));
             world.echo_opt = rng.bool();
@@ -61,11 +61,11 @@ fn random_packets_match_model() {
     assert!(answered > packets / 10, "too few of the packets were answered for the test to mean much");
 }
 
-/// A packet that is right, or nearly, or not at all.
+/// Returns a packet that is valid, nearly valid, or invalid.
 fn random_frame(rng: &mut Rng, names: &[Vec<u8>]) -> Vec<u8> {
     let mut name = names[rng.usize(..names.len())].clone();
     for byte in &mut name {
-        // Length bytes stay: they are below the letters.
+        // Length bytes stay intact: they are smaller than letters.
         if rng.u8(..4) == 0 && byte.is_ascii_lowercase() {
             *byte = byte.to_ascii_uppercase();
         }
@@ -93,7 +93,7 @@ fn random_frame(rng: &mut Rng, names: &[Vec<u8>]) -> Vec<u8> {
     }
     let mut datagram = if rng.bool() { Datagram::v4(query.bytes()) } else { Datagram::v6(query.bytes()) };
     if rng.u8(..4) == 0 {
-        // Half of them of a VLAN that is answered.
+        // Half of the frames belong to a VLAN that is answered.
         let tag = if rng.bool() { rng.u16(..) } else { rng.u16(..8) << 13 | 5 };
         datagram.tags = vec![(0x8100, tag); rng.usize(1..=2)];
     }
@@ -157,7 +157,7 @@ fn truncated_frames_are_passed() {
                 }
             }
         }
-        // Cut inside the message, with lengths that agree.
+        // Cut inside the message, with consistent lengths.
         let message = query.bytes();
         for len in 0..message.len() {
             for frame in
@@ -177,7 +177,7 @@ fn truncated_frames_are_passed() {
 fn own_reply_is_passed() {
     let Some(mut program) = load() else { return };
     let mut world = world();
-    // On `lo` the client's address and port may be the server's own.
+    // On `lo` the client's address and port may equal the server's.
     world.endpoints.push((CLIENT, 40_000));
     install(&mut program, &world);
     for hook in HOOKS {

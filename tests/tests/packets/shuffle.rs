@@ -1,4 +1,4 @@
-//! The order of answers: each order must be as likely as any other.
+//! The order of answers: every order must be equally likely.
 
 use std::collections::HashMap;
 
@@ -10,11 +10,11 @@ use crate::{
     packet::{A, AAAA, Datagram, Opt, Query},
 };
 
-/// Replies that are looked at.
+/// Number of sampled replies.
 const REPLIES: usize = 20_000;
 
-/// Chi-square of counts against an even spread, as the normal deviate that is about as
-/// unlikely (Wilson and Hilferty): chi-square's own tail is far heavier than the normal one.
+/// Returns the chi-square of counts against a uniform distribution as an equivalent normal deviate
+/// (Wilson and Hilferty), because chi-square's own tail is much heavier.
 fn unevenness(counts: &[usize]) -> f64 {
     let total: usize = counts.iter().sum();
     let even = total as f64 / counts.len() as f64;
@@ -24,7 +24,7 @@ fn unevenness(counts: &[usize]) -> f64 {
     ((chi_square / freedom).cbrt() - (1.0 - variance)) / variance.sqrt()
 }
 
-/// The answers of many replies, each as the last byte of its address, less one.
+/// Returns the answers of many replies, each as the last byte of its address, minus one.
 fn orders(name: &str, qtype: u16, opt: Option<Opt>) -> Option<Vec<Vec<usize>>> {
     let mut program = load()?;
     install(&mut program, &world());
@@ -39,7 +39,7 @@ fn orders(name: &str, qtype: u16, opt: Option<Opt>) -> Option<Vec<Vec<usize>>> {
     Some(replies.collect())
 }
 
-/// Six standard deviations: by chance about once in a hundred million counts.
+/// Six standard deviations: exceeded by chance about once in a hundred million counts.
 const BOUND: f64 = 6.0;
 
 #[test]
@@ -92,7 +92,7 @@ fn truncated_replies_sample_uniformly() {
 #[test]
 fn successive_shuffles_are_independent() {
     let Some(orders) = orders("v4-3.bosh", A, None) else { return };
-    // Which address is first, and which was first in the reply before.
+    // Counts pairs of first address and previous reply's first address.
     let mut counts = [0; 9];
     for pair in orders.windows(2) {
         counts[pair[0][0] * 3 + pair[1][0]] += 1;

@@ -1,4 +1,4 @@
-//! Queries that wait are bounded by client: a flood is refused, and other clients are not.
+//! Waiting queries are limited per client: a flood is refused without affecting other clients.
 
 use std::{
     net::{IpAddr, Ipv4Addr, UdpSocket},
@@ -18,9 +18,9 @@ use super::{
     scripted::{Say, Scripted},
 };
 
-/// Places that one client gets of those for the recursors.
+/// A client's share of the waiting queries.
 const SHARE: usize = 4096;
-/// Queries of the flood: well past its share.
+/// Number of queries in the flood, well above the share.
 const FLOOD: u16 = 6000;
 
 #[test]
@@ -45,11 +45,12 @@ fn flood_is_limited_per_client() -> Result<()> {
             query.metadata.id = number;
             socket.send(&query.to_vec()?)?;
             if number % 50 == 0 {
-                // No faster than the server reads: lost datagrams would be missed below.
+                // Paced so that the server's socket loses no datagram, which would distort the
+                // counts below.
                 std::thread::sleep(Duration::from_millis(3));
             }
         }
-        // Names of the fleet and a healthy handler do not notice, nor does another client.
+        // Fleet names, a healthy handler and another client are unaffected.
         for name in [LOCAL_NAME, "www.healthy."] {
             let reply = client::ask(OURS, &client::query(name, RecordType::A, None)?)?;
             ensure!(reply.metadata.response_code == ResponseCode::NoError, "{reply}");
@@ -70,7 +71,7 @@ fn flood_is_limited_per_client() -> Result<()> {
             let length = socket.recv(&mut buffer).with_context(|| format!("after {count} answers"))?;
             let reply = Message::from_vec(&buffer[..length])?;
             ensure!(reply.metadata.response_code == ResponseCode::ServFail, "{reply}");
-            // The first were sent first, and waited; nothing gave way to later ones.
+            // The earliest queries keep waiting; later ones do not displace them.
             refused += usize::from(usize::from(reply.metadata.id) >= SHARE);
         }
         Ok(refused)

@@ -23,22 +23,22 @@ use super::{
     scripted::Scripted,
 };
 
-/// What the recursor answers.
+/// The recursor's answer.
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
-/// The TTL of the first record of a reply.
+/// Returns the TTL of the first record in a reply.
 fn ttl(reply: &Message) -> Option<u32> {
     reply.answers.first().or(reply.authorities.first()).map(|record| record.ttl)
 }
 
-/// Holds a recursor's reply back until the gate is open.
+/// Delays a recursor's reply until the gate is open.
 fn wait_for(gate: &AtomicBool) {
     while !gate.load(Ordering::Relaxed) {
         thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Sends so many queries, each from a socket of its own, and waits for none of the replies.
+/// Sends the queries from separate sockets without waiting for replies.
 fn ask_all(
     namespace: &Namespace,
     clients: u16,
@@ -59,7 +59,7 @@ fn ask_all(
 }
 
 #[test]
-fn many_clients_share_one_query() -> Result<()> {
+fn clients_share_upstream_query() -> Result<()> {
     const CLIENTS: u16 = 50;
     let Some(namespace) = namespace("share")? else { return Ok(()) };
     let open = Arc::new(AtomicBool::new(false));
@@ -71,11 +71,11 @@ fn many_clients_share_one_query() -> Result<()> {
     let settings = json!({"recursor_timeout": "4s", "cache": {"enabled": true}});
     let lab = Lab::start(&namespace, &[loopback(10)], &settings)?;
     let clients = ask_all(&namespace, CLIENTS, |number| {
-        // Each in a letter case of its own.
+        // Alternate the letter case.
         let name = if number % 2 == 0 { "Shared.test." } else { "shared.TEST." };
         client::query(name, RecordType::A, None)
     })?;
-    // All have looked into the cache in vain and wait.
+    // All queries have missed the cache and are waiting.
     wait_until("all clients to wait", Duration::from_secs(3), || {
         lab.metric("coredns_cache_misses_total", "").is_ok_and(|misses| misses == u64::from(CLIENTS))
     })?;
@@ -118,7 +118,7 @@ fn ttls_count_down() -> Result<()> {
         let reply = lab.ask_for(name, RecordType::A)?;
         ensure!(reply.metadata.response_code == rcode && ttl(&reply) == Some(full), "{reply}");
     }
-    // Without SOA nothing says for how long.
+    // Without an SOA, a negative answer has no TTL and is not cached.
     for _ in 0..2 {
         ensure!(lab.ask_for("bare.test.", RecordType::A)?.metadata.response_code == ResponseCode::NXDomain);
     }
@@ -168,7 +168,7 @@ fn cache_key_includes_flags() -> Result<()> {
         }
     }
     ensure!(recursor.count() == queries.len(), "{} queries", recursor.count());
-    // Who wants no recursion wants no cache.
+    // Queries without RD bypass the cache.
     let mut iterative = queries[0].clone();
     iterative.metadata.recursion_desired = false;
     lab.ask(&iterative)?;
@@ -193,7 +193,7 @@ fn stale_answers_bridge_outages() -> Result<()> {
         ensure!(client::addresses(&reply) == [ADDRESS] && ttl(&reply) == Some(30), "{reply}");
     }
     ensure!(silent.count() == 1, "after a vain try there is a pause, not {} tries", silent.count());
-    // What was never known cannot be stale.
+    // A name that was never cached has no stale answer.
     let reply = lab.ask_for("other.test.", RecordType::A)?;
     ensure!(reply.metadata.response_code == ResponseCode::ServFail, "{reply}");
     ensure!(lab.metric("coredns_cache_served_stale_total", "")? == 3);
@@ -207,7 +207,7 @@ fn identical_questions_are_coalesced() -> Result<()> {
     for cache in [true, false] {
         let open = Arc::new(AtomicBool::new(false));
         let gate = Arc::clone(&open);
-        // More than 512 bytes hold, so that clients without EDNS get it cut.
+        // Exceeds 512 bytes, so that clients without EDNS get a truncated reply.
         let recursor = Scripted::start(&namespace, loopback(10), move |asked| {
             wait_for(&gate);
             let mut reply = asked.answer(ADDRESS, 300);
@@ -219,7 +219,7 @@ fn identical_questions_are_coalesced() -> Result<()> {
         let settings = json!({"recursor_timeout": "4s", "cache": {"enabled": cache}});
         let lab = Lab::start(&namespace, &[loopback(10)], &settings)?;
         let clients = ask_all(&namespace, CLIENTS, |number| {
-            // Every size, AD set and clear, with EDNS and without.
+            // Every size, AD set and clear, with and without EDNS.
             let edns = (number % 10 != 9).then_some(512 + 10 * number);
             let mut query = client::query("Once.test.", RecordType::A, edns)?;
             query.metadata.authentic_data = number % 2 == 0;

@@ -1,4 +1,4 @@
-//! Replies that the recursor did not give are dropped.
+//! Forged replies are dropped.
 
 use std::{
     collections::BTreeSet,
@@ -19,16 +19,15 @@ use super::{
     scripted::{Asked, Say, Scripted},
 };
 
-/// What the recursor answers.
+/// The recursor's answer.
 const TRUE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-/// What forged replies say.
+/// The answer in forged replies.
 const FORGED: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 66);
 
-/// The kinds of forged reply that reach our socket, as the first label of a name.
+/// Forgeries that reach the server's socket, selected by the first label of the name.
 const KINDS: &[&str] = &["id", "name", "type", "class", "query", "case"];
 
-/// A forged reply of the kind that the name asks for; what the kernel drops by its source
-/// comes with every one.
+/// Builds the forgery selected by the name, plus one that the kernel drops because of its source.
 fn forge(asked: &Asked) -> Vec<Say> {
     let right = asked.answer(FORGED, 3600);
     let mut forged = right.clone();
@@ -42,7 +41,7 @@ fn forge(asked: &Asked) -> Vec<Say> {
         Some("class") => drop(forged.queries[0].set_query_class(DNSClass::CH)),
         Some("query") => forged.metadata.message_type = MessageType::Query,
         _ => {
-            // All letters of the other case.
+            // Inverts the case of every letter.
             let other: String = name.chars().map(flip).collect();
             forged.queries[0].set_name(Name::from_ascii(other).expect("a name"));
         }
@@ -55,7 +54,7 @@ fn forge(asked: &Asked) -> Vec<Say> {
     says
 }
 
-/// A letter in the other case.
+/// Inverts the case of a letter.
 fn flip(letter: char) -> char {
     if letter.is_ascii_lowercase() { letter.to_ascii_uppercase() } else { letter.to_ascii_lowercase() }
 }
@@ -70,7 +69,8 @@ fn forged_replies_are_dropped() -> Result<()> {
     for kind in KINDS {
         for number in 0..5 {
             let query = client::query(&format!("{kind}.n{number}.forged.test."), RecordType::A, None)?;
-            // Twice: the second time from the cache, which must not hold it either.
+            // The second query would be answered from the cache, which must not contain the
+            // forgery.
             for _ in 0..2 {
                 let reply = lab.ask(&query)?;
                 ensure!(client::addresses(&reply) == [TRUE], "{kind}: {reply}");
@@ -103,7 +103,7 @@ fn query_ids_are_random() -> Result<()> {
     }
     let asked = recursor.asked();
     let distinct = |what: &dyn Fn(&Asked) -> String| asked.iter().map(what).collect::<BTreeSet<_>>().len();
-    // By chance two of 64 ids are equal in one of 30 runs, three pairs in none.
+    // By chance, two of 64 ids are equal in one run of 30, and three pairs practically never.
     ensure!(distinct(&|asked| asked.message.metadata.id.to_string()) > QUERIES - 4, "ids repeat");
     ensure!(distinct(&|asked| asked.from.port().to_string()) > 3, "the port stays");
     ensure!(distinct(&Asked::name) > QUERIES - 10, "the letter case stays");
@@ -113,7 +113,7 @@ fn query_ids_are_random() -> Result<()> {
 #[test]
 fn subnet_queries_are_limited() -> Result<()> {
     const CLIENTS: u16 = 100;
-    /// Sockets of the server for one recursor; two threads may choose the same.
+    /// Sockets of the server per recursor; two threads may choose the same port.
     const MOST: usize = 8 + 2;
     let Some(namespace) = namespace("subnet")? else { return Ok(()) };
     let recursor = Scripted::silent(&namespace, loopback(10))?;
@@ -125,7 +125,7 @@ fn subnet_queries_are_limited() -> Result<()> {
             (0..CLIENTS)
                 .map(|number| {
                     let mut query = client::query("subnet.test.", RecordType::A, Some(1232))?.to_vec()?;
-                    // EDNS Client Subnet (RFC 7871): each query has another one.
+                    // EDNS Client Subnet (RFC 7871), different in each query.
                     let low = number as u8;
                     query.extend_from_slice(&[0, 8, 0, 7, 0, 1, 24, 0, 10, 0, low]);
                     let end = query.len() - 11;

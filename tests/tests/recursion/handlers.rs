@@ -1,4 +1,4 @@
-//! Handlers that ask by HTTPS, against a real TLS server.
+//! HTTPS handlers against a real TLS server.
 
 use std::{
     fs,
@@ -35,27 +35,26 @@ use super::{
     scripted::Scripted,
 };
 
-/// Where the HTTPS server listens.
+/// Listen address of the HTTPS server.
 const HTTPS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(127, 0, 0, 20)), 8443);
 
-/// A server that answers in JSON over TLS until it is dropped.
+/// Serves JSON over TLS until dropped.
 struct JsonServer {
-    /// What it has seen.
     seen: Arc<Seen>,
     _runtime: Runtime,
 }
 
-/// What a server has seen.
+/// Requests seen by a server.
 #[derive(Default)]
 struct Seen {
-    /// Connections whose handshake succeeded.
+    /// Connections with a successful handshake.
     connections: AtomicUsize,
-    /// The queries of the requests' URLs.
+    /// Query strings of the requested URLs.
     requests: Mutex<Vec<String>>,
 }
 
 impl JsonServer {
-    /// Starts it in `namespace`, with the key and certificate in `folder`.
+    /// Starts the server in `namespace`, with the key and certificate in `folder`.
     fn start(namespace: &Namespace, folder: &Path) -> Result<Self> {
         let chain = vec![CertificateDer::from_pem_file(folder.join("server.crt"))?];
         let key = PrivateKeyDer::from_pem_file(folder.join("server.key"))?;
@@ -82,12 +81,12 @@ impl JsonServer {
         Ok(Self { seen, _runtime: runtime })
     }
 
-    /// The queries of all URLs so far.
+    /// Returns the query strings of all URLs so far.
     fn requests(&self) -> Vec<String> {
         self.seen.requests.lock().clone()
     }
 
-    /// How many connections there have been.
+    /// Returns the number of connections so far.
     fn connections(&self) -> usize {
         self.seen.connections.load(Ordering::Relaxed)
     }
@@ -105,7 +104,7 @@ async fn serve(stream: TcpStream, acceptor: TlsAcceptor, seen: Arc<Seen>) -> Opt
     http1::Builder::new().serve_connection(TokioIo::new(stream), service).await.ok()
 }
 
-/// The answer to `type=N&name=X`.
+/// Returns the answer to `type=N&name=X`.
 fn document(query: &str) -> Value {
     let name = query.rsplit_once("name=").map_or("", |(_, name)| name);
     let answer =
@@ -123,7 +122,7 @@ fn document(query: &str) -> Value {
     json!({"Status": 0, "TC": false, "Answer": answers})
 }
 
-/// Writes a CA and a certificate for [`HTTPS`] that it has issued; returns the CA's file.
+/// Writes a CA and a certificate of it for [`HTTPS`]; returns the path of the CA file.
 fn write_certificates(folder: &Path) -> Result<PathBuf> {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -229,7 +228,7 @@ fn longest_handler_domain_wins() -> Result<()> {
             ensure!(client::addresses(&reply) == [Ipv4Addr::new(192, 0, 2, last)], "{reply}");
         }
     }
-    // The cache is each handler's own affair.
+    // Each handler has a separate cache.
     ensure!((wide.count(), narrow.count()) == (2, 2), "{} and {} queries", wide.count(), narrow.count());
     for (name, rcode) in
         [("x.denied.test.", ResponseCode::NXDomain), ("x.refused.test.", ResponseCode::Refused)]

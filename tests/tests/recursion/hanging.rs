@@ -1,4 +1,4 @@
-//! Nothing waits on a dead recursor.
+//! A dead recursor delays no unrelated query.
 
 use std::{
     net::{Ipv4Addr, UdpSocket},
@@ -17,15 +17,14 @@ use super::{
     scripted::Scripted,
 };
 
-/// Questions of one kind for one median.
 const QUESTIONS: usize = 300;
-/// By what factor a latency may grow: far more than the load itself costs, far less than
-/// waiting for the hanging recursor would.
+/// Allowed growth of a latency: far more than the load itself causes, far less than waiting for the
+/// hanging recursor would.
 const FACTOR: u32 = 20;
-/// How long a query for the hanging recursor waits.
+/// Timeout of queries to the hanging recursor.
 const RECURSOR_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The median time to an answer; each has to come, and to be right.
+/// Returns the median reply time; every reply must arrive and be correct.
 fn median(name: impl Fn(usize) -> String, address: Ipv4Addr) -> Result<Duration> {
     let mut times = Vec::with_capacity(QUESTIONS);
     for number in 0..QUESTIONS {
@@ -40,7 +39,7 @@ fn median(name: impl Fn(usize) -> String, address: Ipv4Addr) -> Result<Duration>
     Ok(times[QUESTIONS / 2])
 }
 
-/// Sends queries for names of the hanging recursor until `done`, about 5,000 a second.
+/// Sends about 5,000 queries per second to the hanging recursor until `done`.
 fn flood(done: &AtomicBool) -> Result<()> {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
     socket.connect(OURS)?;
@@ -90,7 +89,7 @@ fn hanging_recursor_delays_no_answer() -> Result<()> {
         ensure!(loaded.1 < idle.1 * FACTOR, "forwarded answers: {:?}, {:?} when idle", loaded.1, idle.1);
         Ok(())
     })??;
-    // The recursor was indeed waited for.
+    // The server really waited for the recursor.
     let reply = lab.ask_for("last.hanging.test.", RecordType::A)?;
     ensure!(reply.metadata.response_code == ResponseCode::ServFail, "{reply}");
     Ok(())

@@ -16,7 +16,7 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
-/// Where the server listens.
+/// Listen address of the server.
 pub(crate) const OURS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 53);
 
 /// One instance, which also has a reverse name.
@@ -30,12 +30,12 @@ pub(crate) const RECORDS: &str = r#"{
 /// The name of the instance in [`RECORDS`].
 pub(crate) const LOCAL_NAME: &str = "q-s0.q-g1.bosh.";
 
-/// A namespace for a test, unless none can be made here.
+/// Creates a namespace for a test; `None` if that is impossible here.
 pub(crate) fn namespace(label: &str) -> Result<Option<Namespace>> {
     requirements::namespaces().then(|| Namespace::new(label)).transpose()
 }
 
-/// Loopback address number `last` for a recursor, on port 53.
+/// Returns loopback address number `last`, on port 53, for a recursor.
 pub(crate) fn loopback(last: u8) -> SocketAddr {
     (Ipv4Addr::new(127, 0, 0, last), 53).into()
 }
@@ -48,12 +48,13 @@ pub(crate) struct Lab<'a> {
 }
 
 impl<'a> Lab<'a> {
-    /// Starts the server on [`OURS`] with these recursors; `extra` is laid over its configuration.
+    /// Starts the server on [`OURS`] with these recursors; `extra` is merged into its
+    /// configuration.
     pub(crate) fn start(namespace: &'a Namespace, recursors: &[SocketAddr], extra: &Value) -> Result<Self> {
         Self::start_prepared(namespace, recursors, extra, |_| {})
     }
 
-    /// As [`Self::start`], with a changed command.
+    /// Like [`Self::start`], with a modified command.
     pub(crate) fn start_prepared(
         namespace: &'a Namespace,
         recursors: &[SocketAddr],
@@ -85,12 +86,12 @@ impl<'a> Lab<'a> {
         self.namespace.run(|| client::ask_tcp(self.server.address, message))?
     }
 
-    /// Asks for a name by UDP without EDNS.
+    /// Queries a name by UDP without EDNS.
     pub(crate) fn ask_for(&self, name: &str, record_type: RecordType) -> Result<Message> {
         self.ask(&client::query(name, record_type, None)?)
     }
 
-    /// The sum of all samples of a metric whose labels hold `label`.
+    /// Sums all samples of a metric whose labels contain `label`.
     pub(crate) fn metric(&self, family: &str, label: &str) -> Result<u64> {
         Ok(Metrics::read(self.namespace)?.sum(family, label))
     }

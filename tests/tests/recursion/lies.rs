@@ -1,5 +1,5 @@
-//! Replies that lie: their bytes do not mean what their counts, names or types say.
-//! None is passed on, none is kept; the next recursor is asked.
+//! Malformed replies, whose bytes contradict their counts, names or types, are neither forwarded
+//! nor cached; the next recursor is queried.
 
 use std::net::Ipv4Addr;
 
@@ -16,10 +16,10 @@ use super::{
     scripted::{Asked, Say, Scripted},
 };
 
-/// What an honest recursor answers.
+/// The honest recursor's answer.
 const TRUE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
-/// The kinds of lie, as the first label of a name.
+/// Kinds of malformed reply, selected by the first label of the name.
 const KINDS: &[&str] = &[
     "opt-among-answers",
     "opt-among-authorities",
@@ -50,7 +50,7 @@ fn record(message: &mut Vec<u8>, owner: &[u8], rtype: u16, data: &[u8]) {
     message.extend_from_slice(data);
 }
 
-/// A reply of the kind that the first label of the name asks for.
+/// Builds the malformed reply selected by the name.
 fn lie(asked: &Asked) -> Vec<u8> {
     const NAME: [u8; 2] = [0xc0, 12];
     const OPT: [u8; 11] = [0, 0, 41, 4, 208, 0, 0, 0, 0, 0, 0];
@@ -129,12 +129,12 @@ fn lie(asked: &Asked) -> Vec<u8> {
     bytes
 }
 
-/// The name that asks for a lie.
+/// Returns the name that selects a kind.
 fn name_of(kind: &str) -> String {
     format!("{kind}.lies.test.")
 }
 
-/// Asks by UDP and by TCP, with and without EDNS, twice each: the replies with what was asked.
+/// Queries by UDP and TCP, with and without EDNS, twice each; returns queries and replies.
 fn ask_in_all_ways(
     lab: &Lab<'_>,
     name: &str,
@@ -172,7 +172,7 @@ fn malformed_replies_are_not_cached() -> Result<()> {
             }
         }
         ensure!(lies.is_empty(), "cache {cache}: {} replies lie:\n{}", lies.len(), lies.join("\n"));
-        // The server is none the worse for it.
+        // The server still works.
         let reply = lab.ask_for(LOCAL_NAME, RecordType::A)?;
         ensure!(reply.metadata.response_code == ResponseCode::NoError, "{reply}");
         let failures = lab.metric("bosh_dns_xdp_recursor_failures_total", "reason=\"rcode\"")?;

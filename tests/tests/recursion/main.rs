@@ -1,6 +1,5 @@
-//! Recursion as a whole: the server as a process between clients and recursors,
-//! real ones (`named`, `unbound`) and scripted ones, each test in a network
-//! namespace of its own.
+//! Recursion as a whole: the server as a process between clients and recursors, both real (`named`,
+//! `unbound`) and scripted, each test in a private network namespace.
 
 mod bounds;
 mod cache;

@@ -21,24 +21,23 @@ use super::{
     servers::{Recursor, Zones, installed, kill},
 };
 
-/// Clients that ask all the time.
+/// Number of continuously querying clients.
 const CLIENTS: usize = 3;
-/// Far more than any change of preference may take; reached only by failures.
+/// Time limit for changes of preference, reached only on failure.
 const LIMIT: Duration = Duration::from_secs(15);
 
-/// What the clients have seen.
+/// Replies seen by the clients.
 #[derive(Default)]
 struct Seen {
     right: AtomicU64,
     failed: AtomicU64,
-    /// Anything else, and silence.
+    /// Other replies, and timeouts.
     wrong: Mutex<Vec<String>>,
-    /// The clients are to end.
     done: AtomicBool,
 }
 
 impl Seen {
-    /// Asks for one name after the other, each once, until told to end.
+    /// Queries one name after the other, without retries, until told to end.
     fn ask(&self, lab: &Lab<'_>, client: usize) -> Result<()> {
         for number in 0.. {
             if self.done.load(Ordering::Relaxed) {
@@ -58,25 +57,25 @@ impl Seen {
         Ok(())
     }
 
-    /// How often there was SERVFAIL.
+    /// Returns the number of SERVFAIL replies.
     fn failed(&self) -> u64 {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// Notes what should not be.
+    /// Records a wrong reply.
     fn note(&self, wrong: String) -> Result<()> {
         self.wrong.lock().push(wrong);
         Ok(())
     }
 
-    /// Fails if anything was wrong so far.
+    /// Fails if any reply was wrong so far.
     fn check(&self) -> Result<()> {
         let wrong = self.wrong.lock();
         ensure!(wrong.is_empty(), "wrong answers: {wrong:?}");
         Ok(())
     }
 
-    /// Waits for `count` further right answers.
+    /// Waits for `count` further correct replies.
     fn wait_for(&self, what: &str, count: u64) -> Result<()> {
         let wanted = self.right.load(Ordering::Relaxed) + count;
         wait_until(what, LIMIT, || self.right.load(Ordering::Relaxed) >= wanted || self.check().is_err())?;
@@ -84,14 +83,14 @@ impl Seen {
     }
 }
 
-/// Whether a reply is the one answer to a query.
+/// Returns whether a reply is correct.
 fn is_right(query: &Message, reply: &Message) -> bool {
     reply.metadata.response_code == ResponseCode::NoError
         && reply.queries == query.queries
         && client::addresses(reply) == ["192.0.2.8".parse::<std::net::IpAddr>().expect("an address")]
 }
 
-/// Runs `phases` while clients ask all the time; fails if any answer is wrong.
+/// Runs `phases` while clients query continuously; fails if any reply is wrong.
 fn under_load(lab: &Lab<'_>, phases: impl FnOnce(&Seen) -> Result<()>) -> Result<()> {
     let seen = Seen::default();
     thread::scope(|scope| {
@@ -141,7 +140,7 @@ fn restarted_recursors_are_used_again() -> Result<()> {
     let named = zones.named(&namespace, loopback(10))?;
     let unbound = zones.unbound(&namespace, loopback(11), named.address)?;
     let address = named.address;
-    // Long enough for a busy machine: that a port is closed is noticed without it.
+    // Long enough for a busy machine; a closed port is detected without the timeout.
     let settings = json!({"recursor_selection": "serial", "recursor_timeout": "1s"});
     let lab = Lab::start(&namespace, &[address, unbound.address], &settings)?;
     let tries = || lab.metric("bosh_dns_xdp_recursor_queries_total", &format!("recursor=\"{address}\""));
@@ -154,7 +153,7 @@ fn restarted_recursors_are_used_again() -> Result<()> {
         wait_until("SERVFAIL while there is none", LIMIT, || seen.failed() > 50)?;
         let _named = zones.named(&namespace, address)?;
         seen.wait_for("answers of the recursor that is back", 200)?;
-        // All is well again: not one further failure.
+        // After recovery there are no further failures.
         let failed = seen.failed();
         let before = tries()?;
         seen.wait_for("answers of the recursor that is back", 200)?;

@@ -1,4 +1,4 @@
-//! Answers of real servers come through unharmed.
+//! Answers of real servers are forwarded unmodified.
 
 use std::net::SocketAddr;
 
@@ -16,10 +16,10 @@ use super::{
     servers::{Recursor, Zones, installed},
 };
 
-/// Bytes of the id, which is each query's own.
+/// Size of the message id, which differs between queries.
 const ID: usize = 2;
 
-/// Both servers and a namespace; `None` where they cannot be had.
+/// Starts both servers in a namespace; `None` if they are not installed.
 fn servers(label: &str) -> Result<Option<(Recursor, Recursor, Zones, Namespace)>> {
     let Some(namespace) = namespace(label)?.filter(|_| installed()) else { return Ok(None) };
     let zones = Zones::new()?;
@@ -28,7 +28,7 @@ fn servers(label: &str) -> Result<Option<(Recursor, Recursor, Zones, Namespace)>
     Ok(Some((named, unbound, zones, namespace)))
 }
 
-/// A query with an OPT of `size`, DO and CD as told.
+/// Builds a query with an OPT of `size`, and with DO and CD as given.
 fn query(name: &str, record_type: RecordType, size: u16, dnssec: bool, unchecked: bool) -> Result<Message> {
     let mut query = client::query(name, record_type, Some(size))?;
     if let Some(edns) = &mut query.edns {
@@ -38,7 +38,7 @@ fn query(name: &str, record_type: RecordType, size: u16, dnssec: bool, unchecked
     Ok(query)
 }
 
-/// Asks `server` in the namespace with raw bytes.
+/// Sends raw bytes to `server` from inside the namespace.
 fn ask(namespace: &Namespace, server: SocketAddr, query: &Message, by_tcp: bool) -> Result<Vec<u8>> {
     let bytes = query.to_vec()?;
     namespace.run(|| {
@@ -50,8 +50,8 @@ fn ask(namespace: &Namespace, server: SocketAddr, query: &Message, by_tcp: bool)
     })?
 }
 
-/// The records of a reply by section, their TTLs left out and in a fixed order:
-/// a recursor counts TTLs down and turns the records of a set around.
+/// Returns the records of a reply by section, sorted and without TTLs, because a recursor counts
+/// TTLs down and rotates record sets.
 fn sections(reply: &[u8]) -> Result<Vec<Vec<Vec<u8>>>> {
     let reply = Message::from_vec(reply)?;
     let bytes = |record: &Record| -> Result<Vec<u8>> {
@@ -71,7 +71,7 @@ fn sections(reply: &[u8]) -> Result<Vec<Vec<Vec<u8>>>> {
         .collect()
 }
 
-/// How many records of the type a reply's answer section holds.
+/// Returns the number of records of a type in the answer section.
 fn answers(reply: &[u8], record_type: RecordType) -> Result<usize> {
     let reply = Message::from_vec(reply)?;
     Ok(reply.answers.iter().filter(|record| record.record_type() == record_type).count())
@@ -99,10 +99,10 @@ fn signed_answers_pass_through_unharmed() -> Result<()> {
                 let query = query(name, record_type, 4096, dnssec, unchecked)?;
                 let what =
                     format!("{name} {record_type} from {}, DO {dnssec}, TCP {by_tcp}", recursor.address);
-                // What unbound adds to its first answer it may leave out of later ones.
+                // unbound may leave records of its first answer out of later ones.
                 ask(&namespace, recursor.address, &query, by_tcp)?;
                 let mut direct = ask(&namespace, recursor.address, &query, by_tcp)?;
-                // Recursion is available from us, whatever the server behind us offers.
+                // The server always sets RA, whatever its upstream does.
                 direct[3] |= 0x80;
                 let through = ask(&namespace, lab.server.address, &query, by_tcp)?;
                 ensure!(
@@ -113,8 +113,8 @@ fn signed_answers_pass_through_unharmed() -> Result<()> {
                 );
                 ensure!(sections(&through)? == sections(&direct)?, "{what}: other records");
                 if recursor.address == named.address && record_type != RecordType::DNSKEY {
-                    // An authority's TTLs stand still, and these sets have one record each. The
-                    // OPT at the end is ours.
+                    // An authority's TTLs are constant, and these sets have one record each. The
+                    // trailing OPT is the server's own.
                     let [through, direct] = [&through, &direct].map(|reply| &reply[..reply.len() - 11]);
                     ensure!(through == direct, "{what}: other bytes:\n{through:02x?}\n{direct:02x?}");
                 }

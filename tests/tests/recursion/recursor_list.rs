@@ -1,5 +1,5 @@
-//! Which recursors are asked: those of /etc/resolv.conf as it changes, by IPv4 and
-//! IPv6, without the excluded ones and ourselves.
+//! Selection of recursors: /etc/resolv.conf as it changes, IPv4 and IPv6, without excluded
+//! addresses and the server's own.
 
 use std::{
     fs, io,
@@ -24,27 +24,27 @@ use super::{
     scripted::Scripted,
 };
 
-/// Far more than a change may take to be noticed; reached only by failures.
+/// Time limit for noticing a change, reached only on failure.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Addresses of the namespace besides loopback's, which resolv.conf may not name.
+/// Non-loopback addresses of the namespace, for resolv.conf.
 const ADDRESSES: [&str; 5] = ["10.9.0.1", "10.9.0.2", "10.9.0.3", "10.9.0.9", "fd09::1"];
 
-/// Number `n` of [`ADDRESSES`], on port 53.
+/// Returns address `n` of [`ADDRESSES`], on port 53.
 fn address(n: usize) -> SocketAddr {
     SocketAddr::new(ADDRESSES[n].parse::<IpAddr>().expect("an address"), 53)
 }
 
-/// What a recursor at number `n` of [`ADDRESSES`] answers.
+/// Returns the answer of the recursor at address `n` of [`ADDRESSES`].
 fn answer(n: usize) -> Ipv4Addr {
     Ipv4Addr::new(192, 0, 2, n as u8)
 }
 
-/// A namespace with all addresses.
+/// Creates a namespace with all addresses.
 fn addressed(label: &str) -> Result<Option<Namespace>> {
     let Some(namespace) = namespace(label)? else { return Ok(None) };
     for address in ADDRESSES {
-        // Without nodad an IPv6 address can be used a moment later only, on lo too.
+        // Without nodad, an IPv6 address becomes usable only after a delay, even on lo.
         let (prefix, more) = if address.contains(':') { (128, &["nodad"][..]) } else { (32, &[][..]) };
         let address = format!("{address}/{prefix}");
         namespace.ip(&[&["addr", "add", &address, "dev", "lo"], more].concat())?;
@@ -56,7 +56,7 @@ fn addressed(label: &str) -> Result<Option<Namespace>> {
 struct Etc(TempDir);
 
 impl Etc {
-    /// With a resolv.conf.
+    /// Creates the folder with a resolv.conf.
     fn new(text: &str) -> Result<Self> {
         let etc = Self(TempDir::with_prefix("bdx-etc-")?);
         fs::write(etc.resolv_conf(), text)?;
@@ -67,14 +67,14 @@ impl Etc {
         self.0.path().join("resolv.conf")
     }
 
-    /// Replaces the file by a new one, as resolvconf and DHCP clients do.
+    /// Replaces resolv.conf atomically, as resolvconf and DHCP clients do.
     fn replace(&self, text: &str) -> Result<()> {
         let new = self.0.path().join("resolv.conf.new");
         fs::write(&new, text)?;
         Ok(fs::rename(new, self.resolv_conf())?)
     }
 
-    /// Starts a server without configured recursors that sees it.
+    /// Starts a server without configured recursors, with this folder as /etc.
     fn server<'a>(&self, namespace: &'a Namespace, extra: &Value) -> Result<Lab<'a>> {
         let mut settings = json!({"address": ADDRESSES[3]});
         whole_system_tests::server::merge(&mut settings, extra);
@@ -86,16 +86,16 @@ impl Etc {
     }
 }
 
-/// Gives this process a mount namespace in which `folder` is /etc.
+/// Moves this process into a mount namespace in which `folder` is /etc.
 fn show_as_etc(folder: &Path) -> io::Result<()> {
     unshare(CloneFlags::CLONE_NEWNS)?;
     let none = None::<&str>;
-    // Nothing of what follows may reach the other mount namespaces.
+    // Keeps the following mounts out of other mount namespaces.
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
     Ok(mount(Some(folder), "/etc", none, MsFlags::MS_BIND, none)?)
 }
 
-/// Waits until answers come from the recursor at number `n`.
+/// Waits until answers come from the recursor at address `n`.
 fn wait_for(lab: &Lab<'_>, n: usize) -> Result<()> {
     let answered = || {
         let reply = lab.ask_for("www.test.", RecordType::A);
@@ -111,7 +111,7 @@ fn resolv_conf_changes_are_followed() -> Result<()> {
     let recursors = [0, 1, 2, 4].map(|n| Scripted::answering(&namespace, address(n), answer(n)));
     let [first, excluded, third, sixth] = recursors;
     let (first, excluded, third, sixth) = (first?, excluded?, third?, sixth?);
-    // Ourselves, by our address and by loopback; one that is excluded; one that is not.
+    // The server's own address and loopback, an excluded address, and a usable one.
     let etc = Etc::new(
         "search test\nnameserver 10.9.0.9\nnameserver 127.0.0.53\nnameserver 10.9.0.2\nnameserver 10.9.0.1\n",
     )?;
@@ -122,7 +122,7 @@ fn resolv_conf_changes_are_followed() -> Result<()> {
     fs::write(etc.resolv_conf(), "nameserver 10.9.0.3\n")?;
     wait_for(&lab, 2)?;
 
-    // What names nobody changes nothing: such files are about to be written.
+    // A file without nameservers changes nothing: it is probably being rewritten.
     let asked = third.count();
     fs::remove_file(etc.resolv_conf())?;
     wait_until("the missing file to be noticed", LIMIT, || {
@@ -176,15 +176,15 @@ fn missing_recursors_give_servfail() -> Result<()> {
 #[test]
 fn wildcard_listener_excludes_own_addresses() -> Result<()> {
     let Some(namespace) = addressed("wildcard")? else { return Ok(()) };
-    // Our own address, as on every BOSH VM, although the configuration does not name it.
+    // The server's own address, as on every BOSH VM, although it is not in the configuration.
     let etc = Etc::new("nameserver 10.9.0.9\nnameserver fd09::1\n")?;
     let lab = etc.server(&namespace, &json!({"address": "0.0.0.0"}))?;
     let reply = lab.ask_for("www.test.", RecordType::A)?;
     ensure!(reply.metadata.response_code == ResponseCode::ServFail, "{reply}");
     let external = || lab.metric("boshdns_requests_external_total", "");
-    // The metrics may come a moment after the first answers.
+    // The metrics may lag behind the first answers.
     wait_until("the query to be counted", LIMIT, || external().is_ok_and(|queries| queries > 0))?;
-    // A client on a busy machine may ask again; a loop would be thousands.
+    // On a busy machine a client may retry; a loop would cause thousands of queries.
     let queries = external()?;
     ensure!(queries < 10, "one query became {queries}");
     Ok(())

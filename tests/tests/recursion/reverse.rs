@@ -1,4 +1,4 @@
-//! Names of addresses: ours from the records, others from the recursors.
+//! Reverse lookups: known addresses from the records, others from the recursors.
 
 use anyhow::{Result, ensure};
 use hickory_proto::{
@@ -12,12 +12,12 @@ use super::{
     scripted::Scripted,
 };
 
-/// The name that the records have for 10.0.0.1.
+/// Name of 10.0.0.1 in the records.
 const OURS: &str = "a.web.net.dep.bosh.";
-/// The name that the recursor has for every address.
+/// The recursor's name for every address.
 const THEIRS: &str = "host.test.";
 
-/// The targets of a reply's PTR records.
+/// Returns the targets of a reply's PTR records.
 fn targets(reply: &Message) -> Vec<String> {
     let target = |record: &Record| match &record.data {
         RData::PTR(PTR(name)) => Some(name.to_string()),

@@ -1,4 +1,4 @@
-//! A recursor that does as it is told.
+//! A scripted recursor.
 
 use std::{
     collections::HashMap,
@@ -23,44 +23,38 @@ use hickory_proto::{
 use parking_lot::{Mutex, MutexGuard};
 use whole_system_tests::namespace::Namespace;
 
-/// How long a thread waits before it looks whether it is to end.
+/// Polling interval of a thread for its end.
 const NAP: Duration = Duration::from_millis(20);
 
-/// A recursor on UDP and TCP until it is dropped.
+/// Serves UDP and TCP until dropped.
 pub(crate) struct Scripted {
-    /// What its threads share.
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What the threads of a recursor share.
 struct Shared {
-    /// What it does with every query.
+    /// Computes the messages sent in response to a query.
     script: Box<Script>,
-    /// What it was asked.
     asked: Mutex<Vec<Asked>>,
-    /// Whether it is to end.
     ended: AtomicBool,
 }
 
-/// What a recursor does with a query.
+/// Reaction to a query.
 type Script = dyn Fn(&Asked) -> Vec<Say> + Send + Sync;
 
-/// A query that a recursor was sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
     pub(crate) bytes: Vec<u8>,
     pub(crate) message: Message,
     pub(crate) from: SocketAddr,
-    /// Whether it came by TCP.
     pub(crate) by_tcp: bool,
 }
 
-/// Something to be sent.
+/// A message to send.
 #[derive(Clone, Debug)]
 pub(crate) struct Say {
     pub(crate) bytes: Vec<u8>,
-    /// Where it comes from, if not from whom was asked; for UDP.
+    /// Source address of a UDP message, if other than the recursor's.
     pub(crate) from: Option<SocketAddr>,
 }
 
@@ -72,12 +66,12 @@ impl From<Message> for Say {
 }
 
 impl Asked {
-    /// The name asked for, in the letter case of the query.
+    /// Returns the queried name in the letter case of the query.
     pub(crate) fn name(&self) -> String {
         self.message.queries.first().map(|query| query.name().to_string()).unwrap_or_default()
     }
 
-    /// A reply without records; with an OPT where the query had one.
+    /// Returns a reply without records; with an OPT if the query had one.
     pub(crate) fn reply(&self, rcode: ResponseCode) -> Message {
         let mut reply = self.message.clone();
         reply.metadata.message_type = MessageType::Response;
@@ -91,7 +85,7 @@ impl Asked {
         reply
     }
 
-    /// NOERROR with one address.
+    /// Returns NOERROR with one address.
     pub(crate) fn answer(&self, address: Ipv4Addr, ttl: u32) -> Message {
         let mut reply = self.reply(ResponseCode::NoError);
         if let Some(query) = self.message.queries.first() {
@@ -100,7 +94,7 @@ impl Asked {
         reply
     }
 
-    /// NXDOMAIN, or NOERROR without data, with an SOA.
+    /// Returns NXDOMAIN, or NOERROR without data, with an SOA.
     pub(crate) fn deny(&self, rcode: ResponseCode, soa_ttl: u32, minimum: u32) -> Message {
         let mut reply = self.reply(rcode);
         let name = |text| Name::from_ascii(text).expect("a name of our own making");
@@ -111,8 +105,8 @@ impl Asked {
 }
 
 impl Scripted {
-    /// Starts a recursor in `namespace`. A script that returns nothing keeps silent;
-    /// one that waits lets all later queries by UDP wait as well.
+    /// Starts a recursor in `namespace`. A script that returns nothing sends no reply; a script
+    /// that blocks also delays all later UDP queries.
     pub(crate) fn start(
         namespace: &Namespace,
         address: SocketAddr,
@@ -131,7 +125,7 @@ impl Scripted {
         let (udp, tcp) = sockets.with_context(|| format!("a recursor at {address}"))?;
         udp.set_read_timeout(Some(NAP))?;
         tcp.set_nonblocking(true)?;
-        // They inherit the namespace, where forged replies have to come from.
+        // The threads inherit the namespace, from which forged replies must be sent.
         let threads = namespace.run(|| {
             let (one, other) = (Arc::clone(&shared), Arc::clone(&shared));
             vec![thread::spawn(move || one.serve_udp(&udp)), thread::spawn(move || other.serve_tcp(&tcp))]
@@ -139,22 +133,22 @@ impl Scripted {
         Ok(Self { shared, threads })
     }
 
-    /// One that answers every name with `address`, TTL 300.
+    /// Starts a recursor that answers every name with `address`, TTL 300.
     pub(crate) fn answering(namespace: &Namespace, at: SocketAddr, address: Ipv4Addr) -> Result<Self> {
         Self::start(namespace, at, move |asked| vec![asked.answer(address, 300).into()])
     }
 
-    /// One that never answers.
+    /// Starts a recursor that never answers.
     pub(crate) fn silent(namespace: &Namespace, at: SocketAddr) -> Result<Self> {
         Self::start(namespace, at, |_| Vec::new())
     }
 
-    /// What it was asked so far.
+    /// Returns the queries received so far.
     pub(crate) fn asked(&self) -> Vec<Asked> {
         self.shared.asked().clone()
     }
 
-    /// How many queries it was sent so far.
+    /// Returns the number of queries received so far.
     pub(crate) fn count(&self) -> usize {
         self.shared.asked().len()
     }
@@ -164,7 +158,7 @@ impl Drop for Scripted {
     fn drop(&mut self) {
         self.shared.ended.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // A script that panicked has told so by the missing reply.
+            // A panic of the script shows as a missing reply in the test.
             let _ = thread.join();
         }
     }
@@ -175,12 +169,12 @@ impl Shared {
         self.asked.lock()
     }
 
-    /// Whether to go on.
+    /// Returns whether the threads should continue.
     fn goes_on(&self) -> bool {
         !self.ended.load(Ordering::Relaxed)
     }
 
-    /// What to say to a query; nothing to what is none.
+    /// Returns the messages for a query; empty for a message that is not a query.
     fn consider(&self, bytes: &[u8], from: SocketAddr, by_tcp: bool) -> Vec<Say> {
         let Ok(message) = Message::from_vec(bytes) else { return Vec::new() };
         let asked = Asked { bytes: bytes.to_vec(), message, from, by_tcp };
@@ -205,7 +199,7 @@ impl Shared {
         }
     }
 
-    /// Answers connections, one after the other. No reply: the connection is closed.
+    /// Serves connections one after the other; a query without a reply closes its connection.
     fn serve_tcp(&self, listener: &TcpListener) {
         while self.goes_on() {
             match listener.accept() {

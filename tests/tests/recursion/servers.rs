@@ -1,4 +1,4 @@
-//! Real name servers as recursors: `named` and `unbound` of Debian's packages.
+//! Real name servers as recursors: `named` and `unbound` from Debian.
 
 use std::{
     fs,
@@ -18,16 +18,16 @@ use whole_system_tests::{
     requirements,
 };
 
-/// The zone that is signed.
+/// Name of the DNSSEC-signed zone.
 pub(crate) const SIGNED: &str = "signed.test";
 
 /// A zone in which every name has the address 192.0.2.8.
 pub(crate) const WILD: &str = "wild.test";
 
-/// How long a server may take to its first answer.
+/// Time limit for a server's first answer.
 const START: Duration = Duration::from_secs(10);
 
-/// Whether both servers and BIND's tools for zones are installed.
+/// Returns whether both servers and BIND's zone tools are installed.
 pub(crate) fn installed() -> bool {
     ["named", "unbound", "dnssec-signzone"].iter().all(|program| {
         let found = Command::new(program).arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status();
@@ -40,7 +40,7 @@ pub(crate) struct Recursor {
     pub(crate) address: SocketAddr,
 }
 
-/// The files of all servers of a test.
+/// Files of all servers in a test.
 pub(crate) struct Zones {
     folder: TempDir,
 }
@@ -58,14 +58,14 @@ impl Zones {
             capture(keygen.current_dir(path))?;
         }
         let mut sign = Command::new("dnssec-signzone");
-        // -S: with the keys that are there.
+        // -S: sign with the keys in the folder.
         sign.args(["-q", "-S", "-o", SIGNED, SIGNED]);
         capture(sign.current_dir(path))?;
         fs::write(path.join("anchor"), trust_anchor(path)?)?;
         Ok(Self { folder })
     }
 
-    /// `named` as the authority for both zones. It never recurses.
+    /// Starts `named` as the authority for both zones, without recursion.
     pub(crate) fn named(&self, namespace: &Namespace, address: SocketAddr) -> Result<Recursor> {
         let folder = self.of(address)?;
         let (zones, here) = (self.folder.path().display(), folder.display());
@@ -80,15 +80,15 @@ impl Zones {
             address.ip(),
         );
         fs::write(folder.join("named.conf"), config)?;
-        // It listens only on addresses that an interface is known to have.
+        // named listens only on addresses that it finds on an interface.
         namespace.ip(&["addr", "replace", &format!("{}/8", address.ip()), "dev", "lo"])?;
         let mut command = namespace.command("named")?;
         command.args(["-g", "-n", "1", "-c"]).arg(folder.join("named.conf"));
         start(namespace, command, &folder, address, "answers.wild.test.")
     }
 
-    /// `unbound`, which validates and forwards to `authority`. It answers for names below
-    /// [`WILD`] by itself.
+    /// Starts `unbound`, which validates, forwards to `authority` and answers names below [`WILD`]
+    /// locally.
     pub(crate) fn unbound(
         &self,
         namespace: &Namespace,
@@ -115,7 +115,7 @@ impl Zones {
         start(namespace, command, &folder, address, "answers.wild.test.")
     }
 
-    /// A folder for the server at `address`.
+    /// Creates a folder for the server at `address`.
     fn of(&self, address: SocketAddr) -> Result<std::path::PathBuf> {
         let folder = self.folder.path().join(address.ip().to_string());
         fs::create_dir_all(&folder)?;
@@ -123,7 +123,7 @@ impl Zones {
     }
 }
 
-/// Runs a server and waits until it answers `name`.
+/// Starts a server and waits until it answers `name`.
 fn start(
     namespace: &Namespace,
     mut command: Command,
@@ -141,7 +141,7 @@ fn start(
     Ok(Recursor { process, address })
 }
 
-/// The zone with something of everything.
+/// Returns a zone with many record types.
 fn signed_zone_text() -> String {
     let mut text = format!(
         "$ORIGIN {SIGNED}.\n$TTL 300\n@ IN SOA ns admin 1 3600 600 86400 60\n@ IN NS ns\nns IN A 127.0.0.10\n\
@@ -157,7 +157,7 @@ fn signed_zone_text() -> String {
     text
 }
 
-/// The zone in which every name exists.
+/// Returns a zone in which every name exists.
 fn wild_zone_text() -> String {
     format!(
         "$ORIGIN {WILD}.\n$TTL 300\n@ IN SOA ns admin 1 3600 600 86400 60\n@ IN NS ns\nns IN A 127.0.0.10\n\
@@ -165,7 +165,7 @@ fn wild_zone_text() -> String {
     )
 }
 
-/// The key that signs the zone's keys, as unbound wants it.
+/// Returns the zone's key-signing key in unbound's format.
 fn trust_anchor(folder: &Path) -> Result<String> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -179,7 +179,7 @@ fn trust_anchor(folder: &Path) -> Result<String> {
     anyhow::bail!("dnssec-keygen made no key-signing key in {}", folder.display())
 }
 
-/// Waits for the end of a server that was killed.
+/// Kills a server and waits for its end.
 pub(crate) fn kill(mut recursor: Recursor) -> Result<()> {
     recursor.process.kill(START).map(drop)
 }

@@ -1,4 +1,4 @@
-//! What a client gets when recursors fail: the truth, or what the reference says.
+//! Replies to clients when recursors fail: SERVFAIL by default, bosh-dns's NXDOMAIN if configured.
 
 use std::net::Ipv4Addr;
 
@@ -15,19 +15,19 @@ use super::{
     scripted::{Asked, Say, Scripted},
 };
 
-/// What the two recursors do, by the labels of a name, and the truth about it.
+/// Behaviour of the two recursors, as labels of a name, and the correct RCODE.
 const TRUTHS: &[(&str, &str, ResponseCode)] = &[
-    // The second one helps out.
+    // The second recursor answers.
     ("servfail", "noerror", ResponseCode::NoError),
     ("silence", "noerror", ResponseCode::NoError),
     ("nxdomain", "noerror", ResponseCode::NoError),
     ("garbage", "noerror", ResponseCode::NoError),
-    // Nobody answers.
+    // Neither recursor answers.
     ("silence", "silence", ResponseCode::ServFail),
     ("garbage", "silence", ResponseCode::ServFail),
     ("stub", "stub", ResponseCode::ServFail),
     ("wrongid", "wrongid", ResponseCode::ServFail),
-    // The last RCODE.
+    // The last RCODE is returned.
     ("servfail", "servfail", ResponseCode::ServFail),
     ("refused", "servfail", ResponseCode::ServFail),
     ("servfail", "refused", ResponseCode::Refused),
@@ -36,27 +36,27 @@ const TRUTHS: &[(&str, &str, ResponseCode)] = &[
     ("notimp", "notimp", ResponseCode::NotImp),
     ("formerr", "formerr", ResponseCode::FormErr),
     ("bare", "bare", ResponseCode::Refused),
-    // That a name does not exist tells more than that somebody failed.
+    // NXDOMAIN is more specific than a failure.
     ("nxdomain", "servfail", ResponseCode::NXDomain),
     ("refused", "nxdomain", ResponseCode::NXDomain),
     ("nxdomain", "silence", ResponseCode::NXDomain),
     ("nxdomain", "nxdomain", ResponseCode::NXDomain),
 ];
 
-/// Does what the label at `position` of a name says.
+/// Behaves as the label at `position` of the name says.
 fn obey(asked: &Asked, position: usize) -> Vec<Say> {
     let name = asked.name();
     let rcode = match name.split('.').nth(position) {
         Some("noerror") => return vec![asked.answer(Ipv4Addr::new(192, 0, 2, 1), 300).into()],
         Some("nxdomain") => return vec![asked.deny(ResponseCode::NXDomain, 900, 120).into()],
         Some("silence") => return Vec::new(),
-        // A count of records that are not there.
+        // A count of records that do not exist.
         Some("garbage") => {
             let mut say = Say::from(asked.reply(ResponseCode::NoError));
             say.bytes[7] = 9;
             return vec![say];
         }
-        // Less than a header.
+        // Shorter than a header.
         Some("stub") => return vec![Say { bytes: asked.bytes[..5].to_vec(), from: None }],
         Some("wrongid") => {
             let mut reply = asked.answer(Ipv4Addr::new(192, 0, 2, 66), 300);
@@ -77,7 +77,7 @@ fn obey(asked: &Asked, position: usize) -> Vec<Say> {
     vec![asked.reply(rcode).into()]
 }
 
-/// Two obedient recursors and a server that asks them in turn.
+/// Starts two scripted recursors and a server that queries them in order.
 fn start<'a>(namespace: &'a Namespace, errors: &str) -> Result<(Lab<'a>, [Scripted; 2])> {
     let recursors = [
         Scripted::start(namespace, loopback(10), |asked| obey(asked, 0))?,
@@ -88,7 +88,7 @@ fn start<'a>(namespace: &'a Namespace, errors: &str) -> Result<(Lab<'a>, [Script
     Ok((lab, recursors))
 }
 
-/// Whether a reply is about the query alone.
+/// Returns whether a reply matches the query.
 fn belongs(query: &Message, reply: &Message) -> bool {
     reply.metadata.id == query.metadata.id && reply.queries == query.queries
 }
@@ -130,7 +130,7 @@ fn configured_nxdomain_replaces_failures() -> Result<()> {
 #[test]
 fn closed_ports_fail_fast() -> Result<()> {
     let Some(namespace) = namespace("closed")? else { return Ok(()) };
-    // Should ICMP be overlooked, the client would lose patience first.
+    // If ICMP errors were ignored, the client would time out first.
     let settings = json!({"recursor_timeout": "1m", "request_timeout": "2m"});
     let lab = Lab::start(&namespace, &[loopback(10), loopback(11)], &settings)?;
     for message in [

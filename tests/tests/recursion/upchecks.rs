@@ -1,4 +1,4 @@
-//! Up-check names, and the server's questions to itself.
+//! Up-check names, and the server's self-checks.
 
 use std::net::IpAddr;
 
@@ -38,12 +38,12 @@ fn upcheck_names_precede_records() -> Result<()> {
 #[test]
 fn failed_self_check_ends_server() -> Result<()> {
     let Some(namespace) = namespace("ends")? else { return Ok(()) };
-    // A name that does not exist: its question to itself brings no address.
+    // A name that does not exist, so that the self-check gets no address.
     let settings = json!({
         "timeout": "1s",
         "internal_upcheck_domain": {"enabled": true, "dns_query": "nowhere.q-g9.bosh."},
     });
-    // The server does answer other questions before it gives up, and may be met alive.
+    // The server answers other queries until it gives up, so it may be reachable at first.
     let started = Lab::start(&namespace, &[], &settings);
     let log = match started {
         Ok(mut lab) => {

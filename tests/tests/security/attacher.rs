@@ -1,4 +1,4 @@
-//! What a server that was taken over can ask of the attacher.
+//! Requests to the attacher from a compromised server.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -48,14 +48,14 @@ impl Attacher {
         self.folder.path().join("attach/attach.sock")
     }
 
-    /// Asks for these addresses; the connection, and the attacher's answer.
+    /// Requests these addresses; returns the connection and the attacher's answer.
     fn ask(&self, listen: &[&str]) -> (BufReader<UnixStream>, Value) {
         let mut stream = UnixStream::connect(self.socket()).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         let wanted = json!({"layout": dns_common::LAYOUT_VERSION, "listen": listen});
         writeln!(stream, "{wanted}").unwrap();
         let mut answers = BufReader::new(stream);
-        // The byte that carries the maps.
+        // The byte that carries the map descriptors.
         answers.read_exact(&mut [0]).unwrap();
         let answer = line(&mut answers);
         (answers, answer)
@@ -76,7 +76,7 @@ fn foreign_addresses_are_refused() {
         let (_, answer) = attacher.ask(&[foreign]);
         assert!(answer["Refused"].is_string(), "{foreign}: {answer}");
     }
-    // Beside its own address as well, and later.
+    // Also together with its own address, and in a later session.
     let (mut answers, answer) = attacher.ask(&["127.0.0.53:53", "127.0.0.1:53"]);
     assert!(answer["Maps"].is_object(), "{answer}");
     let mut say = |message: &Value| writeln!(answers.get_mut(), "{message}").unwrap();
@@ -98,7 +98,7 @@ fn foreign_addresses_are_refused() {
 fn idle_sessions_give_way() {
     requires!(namespaces, bpf);
     let attacher = Attacher::start("starve");
-    // They take their maps, and never fill them.
+    // They take their maps but never fill them.
     let idle: Vec<_> = (0..4).map(|_| attacher.ask(&["127.0.0.1:53"])).collect();
     assert!(idle.iter().all(|(_, answer)| answer["Maps"].is_object()));
     for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! Health checks that can find nothing out, because of our own certificates.
+//! Health checks that cannot succeed because of the server's own certificates.
 
 use std::{net::SocketAddr, process::Command, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::pki::{Client, Pki};
 
 const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 53);
 
-/// What `/readyz` and `status` say while checks go on with such a set of files.
+/// Returns the output of `/readyz` and `status` while checks run with these files.
 fn said(client: Client) -> String {
     let pki = Pki::new(client);
     let fleet = Fleet::start(&pki.server).unwrap();
@@ -61,7 +61,7 @@ fn said(client: Client) -> String {
     )
 }
 
-/// The same in a network of its own, and that everything tells `cause`.
+/// Runs [`said`] in a private network and checks that every output contains `cause`.
 fn tells(label: &str, client: Client, cause: &str) {
     requires!(namespaces);
     let said = Namespace::new(label).unwrap().run(|| said(client)).unwrap();

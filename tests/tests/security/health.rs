@@ -1,4 +1,4 @@
-//! Instances of the fleet that answer health checks with as much as they can send.
+//! Malicious instances that answer health checks with as much data as possible.
 
 use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
@@ -30,10 +30,10 @@ use whole_system_tests::{
 
 use crate::pki::{Client, Pki};
 
-/// Longer than anything here takes on a busy machine.
+/// Generous time limit for a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Checks `count` instances that all say the same; returns how much this process grew meanwhile.
+/// Checks `count` instances with the same response; returns the memory growth of this process.
 fn growth(count: u32, says: &Says) -> u64 {
     let pki = Pki::new(Client::Good);
     let fleet = Fleet::start(&pki.server).unwrap();
@@ -46,18 +46,18 @@ fn growth(count: u32, says: &Says) -> u64 {
     let checks = Checks { instances: (0..count).map(instance).collect(), tracked: true, synchronous: false };
     let resolution = Resolution { existence: Existence::Found, v4: Vec::new(), v6: Vec::new(), checks };
     service.tracker().asked(&Name::from_text("all").unwrap(), &resolution);
-    // Its time limit ends no check within the patience of this test: the bounds have to.
+    // The check timeout exceeds this test's time limit, so the size limits must end each check.
     let all_unknown = || service.states().counts() == [0, 0, count as usize, 0];
     wait_until("all instances to be unknown", LIMIT, all_unknown).unwrap();
     resident().saturating_sub(before)
 }
 
-/// Memory of this process in RAM, bytes.
+/// Returns the resident memory of this process in bytes.
 fn resident() -> u64 {
     of_process("self")
 }
 
-/// Memory of a process in RAM, bytes.
+/// Returns the resident memory of a process in bytes.
 fn of_process(pid: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -89,10 +89,10 @@ fn oversized_group_reports_are_refused() {
     assert!(grown < 160 << 20, "{grown} bytes, of which the servers of this test take a part");
 }
 
-/// Where the server listens, in a namespace of its own.
+/// Listen address of the server in its private namespace.
 const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 53);
 
-/// Number of instances of a large fleet.
+/// Number of instances in a large fleet.
 const MANY: u32 = 3000;
 
 #[test]
@@ -147,7 +147,7 @@ fn few_descriptors() {
             .is_ok_and(|metrics| metrics.sum(names::HEALTH_INSTANCES, "state=\"running\"") == u64::from(MANY))
     };
     wait_until("all instances to be checked", LIMIT * 3, &mut all_running).unwrap();
-    // A whole interval more, so that every connection that may be kept is.
+    // Another full interval, so that every connection eligible for reuse is kept.
     let later = std::time::Instant::now() + Duration::from_secs(22);
     wait_until("another round", LIMIT, || all_running() && std::time::Instant::now() > later).unwrap();
     println!("{asked} questions by TCP and {asked} forwarded; at most {} MiB", most >> 20);
@@ -156,14 +156,14 @@ fn few_descriptors() {
     assert!(most < 128 << 20, "{} MiB", most >> 20);
 }
 
-/// Raises this process's own limit on open files: it plays all instances.
+/// Raises the open file limit of this process, which plays all instances.
 fn raise_own_limit() {
     let limit = nix::sys::resource::Resource::RLIMIT_NOFILE;
     let (_, hard) = nix::sys::resource::getrlimit(limit).unwrap();
     nix::sys::resource::setrlimit(limit, hard, hard).unwrap();
 }
 
-/// records.json of one group with all instances, and one with a single other one.
+/// Returns records.json of a group with all instances, and one with another instance.
 fn records() -> Vec<u8> {
     let row =
         |n: u32, group: &str| json!([format!("i{n}"), "web", [group], "net", "dep", instance(n), "bosh", n]);
@@ -191,7 +191,7 @@ impl Recursor {
             let mut buffer = [0; 4096];
             while !ends.load(Ordering::Relaxed) {
                 let Ok((length, client)) = socket.recv_from(&mut buffer) else { continue };
-                // A reply, RA set.
+                // A reply with RA set.
                 (buffer[2], buffer[3]) = (buffer[2] | 0x80, 0x80);
                 let _ = socket.send_to(&buffer[..length], client);
             }

@@ -1,4 +1,4 @@
-//! Attacks from inside, party by party as docs/security.md lists them, and what comes of each.
+//! Attacks from inside, one party after the other as listed in docs/security.md, and their effects.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot set up its world has failed")]
 

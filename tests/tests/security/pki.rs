@@ -7,20 +7,20 @@ use dns_health::HEALTH_NAME;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 
-/// Server and client, with their files in folders of their own.
+/// Server and client certificates, in separate folders.
 pub(crate) struct Pki {
     pub(crate) server: TlsFiles,
     pub(crate) client: TlsFiles,
     _folders: [TempDir; 2],
 }
 
-/// What a client's set of files is like.
+/// Validity of a client's set of files.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Client {
     Good,
     Expired,
     NotYetValid,
-    /// It trusts a CA that has issued nothing.
+    /// Trusts a CA that issued no certificate.
     OtherCa,
 }
 

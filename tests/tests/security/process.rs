@@ -1,4 +1,4 @@
-//! What the server's process may do, and who may ask it.
+//! Privileges of the server's process, and access to its control socket.
 
 use std::{fs, os::unix::process::CommandExt as _, process::Command, time::Duration};
 
@@ -36,7 +36,7 @@ fn inspect() {
         assert_eq!(u64::from_str_radix(&value(set), 16).unwrap(), 1 << 10, "{set}");
     }
     assert!(value("Uid").split_whitespace().all(|user| user == NOBODY.to_string()));
-    // Its own user may operate it; other users may not.
+    // The server's user may operate it; other users may not.
     wait_until("the control socket", Duration::from_secs(30), || socket.exists()).unwrap();
     let ask_as = |user: u32| {
         let mut command = Command::new(server::program().unwrap());

@@ -1,4 +1,4 @@
-//! Names that carry escape sequences.
+//! Names that contain terminal escape sequences.
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use whole_system_tests::{
     server::{self, Server},
 };
 
-/// Clears a screen, by C0 and by C1; turns the direction of writing.
+/// Clears the screen by C0 and C1 sequences; reverses the text direction.
 const HOSTILE: &str = "web\u{1b}[2J\u{9b}2J\u{202e}x\u{7}";
 
 #[test]
@@ -32,7 +32,7 @@ fn commands() {
     let server = Server::start(None, folder, ([127, 0, 0, 1], 53).into(), &settings).unwrap();
     let socket = server.folder.path().join("control.sock");
     wait_until("the control socket", std::time::Duration::from_secs(30), || socket.exists()).unwrap();
-    // A file that has to be reported, by its name.
+    // A file whose name appears in an error.
     std::fs::write(server.folder.path().join(format!("aliases/{HOSTILE}.json")), "{").unwrap();
     let resolved = format!("q-s0.web.net.dep.{HOSTILE}.");
     for arguments in [

@@ -156,7 +156,6 @@ impl<'a> Faults<'a> {
         Ok(())
     }
 
-    /// Reloads all files.
     fn reload(&mut self, random: &mut Rng) -> Result<()> {
         for _ in 0..random.u8(1..20) {
             self.server.process().signal(Signal::SIGHUP)?;
