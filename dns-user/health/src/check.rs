@@ -1,4 +1,4 @@
-//! One check: `GET https://<ip>:<port>/health` over a connection that is kept.
+//! A single check: `GET https://<ip>:<port>/health` over a connection that is kept open.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -18,40 +18,40 @@ use super::{
 };
 use dns_platform::tls::TlsMaterial;
 
-/// Bytes that an instance may send for one check, below TLS: a handshake, a head and the longest
-/// report, with room for their framing. Chunks of one byte and informational responses count, too.
+/// Bytes that an instance may send per check, below TLS: a handshake, a head and the longest
+/// report, with room for framing. Chunks of one byte and informational responses count as well.
 const MAX_RECEIVED: usize = MAX_REPORT + (48 << 10);
 
 /// A connection to an instance's health server, kept between checks.
 #[derive(Debug)]
 pub(super) struct Connection {
     sender: http1::SendRequest<Empty<Bytes>>,
-    /// Drives the connection; ends with it.
+    /// Drives the connection, and ends with it.
     driver: AbortHandle,
     /// Bytes that the instance may still send.
     allowance: Allowance,
-    /// Which set of certificates it was made with.
+    /// Generation of the certificates that it was made with.
     generation: u64,
 }
 
-/// Why a check gave nothing.
+/// Reasons why a check failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CheckError {
     #[error("no connection: {0}")]
     Connect(std::io::Error),
-    /// The handshake failed: no TLS there, another CA, another name.
+    /// The handshake failed: no TLS, another CA, or another name.
     #[error("TLS: {0}")]
     Tls(std::io::Error),
-    /// The connection broke, or what came was no HTTP.
+    /// The connection broke, or the response was not HTTP.
     #[error("HTTP: {0}")]
     Http(#[from] hyper::Error),
-    /// Another status than 200.
+    /// Any status except 200.
     #[error("status {0}")]
     Status(StatusCode),
     /// The body is too long.
     #[error("its report is longer than {MAX_REPORT} bytes")]
     TooLong,
-    /// The body is not what it should be.
+    /// The body is not a valid report.
     #[error("answer: {0}")]
     Answer(#[from] ReportError),
 }
@@ -68,7 +68,7 @@ pub(super) async fn check(
     let kept = kept.filter(|kept| kept.generation == tls.generation && !kept.sender.is_closed());
     if let Some(mut connection) = kept {
         match connection.ask(address).await {
-            // The other end may have closed it just now; asking again does no harm.
+            // The instance may have closed it at the same moment; a second request does no harm.
             Err(CheckError::Http(_)) => {}
             Err(CheckError::TooLong) => return (Err(CheckError::TooLong), None),
             answered => return (answered, Some(connection)),
@@ -85,10 +85,10 @@ pub(super) async fn check(
 }
 
 impl Connection {
-    /// Connects and shakes hands.
+    /// Connects and performs the handshake.
     async fn open(address: SocketAddr, tls: &TlsMaterial) -> Result<Self, CheckError> {
         let tcp = TcpStream::connect(address).await.map_err(CheckError::Connect)?;
-        // One small request at a time gains nothing from waiting for more.
+        // Delaying one small request gains nothing.
         let _ = tcp.set_nodelay(true);
         let name = ServerName::try_from(HEALTH_NAME).expect("the constant is a DNS name");
         let allowance = Allowance::new(MAX_RECEIVED);
@@ -97,12 +97,12 @@ impl Connection {
             connector.connect(name, Metered::new(tcp, allowance.clone())).await.map_err(CheckError::Tls)?;
         let (sender, connection) =
             http1::Builder::new().max_buf_size(16 << 10).handshake(TokioIo::new(stream)).await?;
-        // Errors come out at the request that they concern.
+        // Errors are reported by the request that they concern.
         let driver = tokio::task::spawn_local(async move { _ = connection.await }).abort_handle();
         Ok(Self { sender, driver, allowance, generation: tls.generation })
     }
 
-    /// One request and its answer.
+    /// Sends a request and reads its answer.
     async fn ask(&mut self, address: SocketAddr) -> Result<InstanceHealth, CheckError> {
         self.allowance.renew(MAX_RECEIVED);
         self.sender.ready().await?;
@@ -112,7 +112,7 @@ impl Connection {
         request.headers_mut().insert(header::HOST, host);
         let response = self.sender.send_request(request).await?;
         let status = response.status();
-        // Read also where it is not wanted, so that the connection can be kept.
+        // Read even if unused, so that the connection can be kept.
         let body = read(response.into_body()).await?;
         if status != StatusCode::OK {
             return Err(CheckError::Status(status));

@@ -1,4 +1,4 @@
-//! A connection that may receive a bounded number of bytes.
+//! A connection with a limit on received bytes.
 
 use std::{
     cell::Cell,
@@ -10,7 +10,7 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Bytes that a [`Metered`] stream may still receive; clones share the number.
+/// Bytes that a [`Metered`] stream may still receive; clones share the limit.
 #[derive(Clone, Debug)]
 pub(super) struct Allowance(Rc<Cell<usize>>);
 
@@ -19,13 +19,13 @@ impl Allowance {
         Self(Rc::new(Cell::new(bytes)))
     }
 
-    /// Allows `bytes` from now on.
+    /// Permits `bytes` from now on.
     pub(super) fn renew(&self, bytes: usize) {
         self.0.set(bytes);
     }
 }
 
-/// Fails to read once its allowance is used up; the last read may exceed it by one buffer.
+/// Fails reads after the allowance is used up; the last read may exceed it by one buffer.
 pub(super) struct Metered<T> {
     inner: T,
     allowance: Allowance,

@@ -8,37 +8,37 @@ use super::{check::CheckError, states::HealthStates};
 use dns_core::resolve::HealthState;
 use dns_platform::metrics::families;
 
-/// Bounds of the time that a check takes, in seconds.
+/// Histogram bounds of the duration of a check, in seconds.
 const DURATIONS: [f64; 12] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];
 
-/// Counters of the watcher; cheap to clone.
+/// Metrics of the watcher; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct HealthMetrics {
     checks: IntCounterVec,
-    /// How long they took, seconds.
+    /// Durations of checks in seconds.
     seconds: Histogram,
     pub(super) in_flight: IntGauge,
-    /// Names that are tracked.
+    /// Number of tracked names.
     pub(super) tracked_names: IntGauge,
     instances: IntGaugeVec,
     /// 1 while no instance can be checked.
     pub(super) blind: IntGauge,
 }
 
-/// How a check ended.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CheckResult {
     Running,
     Failing,
-    /// An answer, with another state.
+    /// An answer with another state.
     Other,
     Unreachable,
     Tls,
-    /// Another status than 200.
+    /// Any status except 200.
     Status,
-    /// No HTTP, or a body that is not what it should be.
+    /// No HTTP, or an invalid body.
     Malformed,
-    /// No answer in time.
+    /// No answer within the time limit.
     Timeout,
 }
 
@@ -55,7 +55,7 @@ impl HealthMetrics {
         })
     }
 
-    /// Adds all families to a registry.
+    /// Registers all families of the watcher.
     pub fn register(&self, registry: &Registry) -> prometheus::Result<()> {
         let Self { checks, seconds, in_flight, tracked_names, instances, blind } = self;
         registry.register(Box::new(checks.clone()))?;
@@ -66,7 +66,7 @@ impl HealthMetrics {
         registry.register(Box::new(blind.clone()))
     }
 
-    /// How many checks have ended, whatever their result.
+    /// Returns the number of completed checks, whatever their result.
     pub fn checks(&self) -> u64 {
         CheckResult::ALL.iter().map(|result| self.checks.with_label_values(&[result.label()]).get()).sum()
     }
@@ -76,7 +76,7 @@ impl HealthMetrics {
         self.seconds.observe(took.as_secs_f64());
     }
 
-    /// Brings the gauge of instances up to date.
+    /// Updates the gauge of instances.
     pub(super) fn count_instances(&self, states: &Arc<HealthStates>) {
         for (state, count) in ["running", "failing", "unknown", "unchecked"].iter().zip(states.counts()) {
             self.instances.with_label_values(&[*state]).set(count as i64);
@@ -96,7 +96,7 @@ impl CheckResult {
         Self::Timeout,
     ];
 
-    /// The result of a check that got an answer.
+    /// Returns the result of a check that got an answer.
     pub(super) fn of(state: HealthState) -> Self {
         match state {
             HealthState::Running => Self::Running,
@@ -105,7 +105,7 @@ impl CheckResult {
         }
     }
 
-    /// Value of the label `result`.
+    /// Returns the value of the label `result`.
     fn label(self) -> &'static str {
         match self {
             Self::Running => "running",

@@ -1,20 +1,20 @@
-//! Signs of life of the watcher's thread.
+//! Heartbeat of the watcher's thread.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
-/// When the watcher's loop last went round.
+/// Time of the last round of the watcher's loop.
 #[derive(Debug)]
 pub(super) struct Pulse {
     epoch: Instant,
-    /// Milliseconds from there to the last beat.
+    /// Milliseconds from the epoch to the last beat.
     last_ms: AtomicU64,
 }
 
 impl Pulse {
-    /// As if it had just beaten.
+    /// Starts with a beat.
     pub(super) fn new() -> Self {
         Self { epoch: Instant::now(), last_ms: AtomicU64::new(0) }
     }
@@ -23,12 +23,12 @@ impl Pulse {
         self.last_ms.store(self.elapsed_ms(), Ordering::Relaxed);
     }
 
-    /// Time since the last beat.
+    /// Returns the time since the last beat.
     pub(super) fn silent_for(&self) -> Duration {
         Duration::from_millis(self.elapsed_ms().saturating_sub(self.last_ms.load(Ordering::Relaxed)))
     }
 
-    /// Milliseconds since the epoch.
+    /// Returns the milliseconds since the epoch.
     fn elapsed_ms(&self) -> u64 {
         u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX)
     }

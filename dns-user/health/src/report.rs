@@ -7,45 +7,45 @@ use serde::Serialize;
 use super::states::InstanceHealth;
 use dns_core::{config::json::Json, resolve::HealthState};
 
-/// Bytes of the longest report: room for [`MAX_GROUPS`] groups twice over.
+/// Length of the longest report in bytes: twice what [`MAX_GROUPS`] groups need.
 pub(super) const MAX_REPORT: usize = 64 << 10;
 
-/// Groups of the longest report. An instance has one for each link that its jobs provide.
+/// Most groups in a report. An instance has one for each link that its jobs provide.
 const MAX_GROUPS: usize = 1024;
 
-/// The answer of a health server.
+/// A health server's report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// State of the whole instance.
     pub state: &'static str,
-    /// State of each link group; left out where there are none (observed).
+    /// State of each link group; omitted if there are none (observed).
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub group_state: BTreeMap<String, &'static str>,
 }
 
-/// Why an answer is of no use.
+/// Reasons why a report is invalid.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReportError {
-    /// It is no JSON.
+    /// The body is not JSON.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-    /// It is JSON of another kind.
+    /// The body is JSON of another structure.
     #[error("is {0}, not an object")]
     NoObject(&'static str),
-    /// The states of groups are of another kind.
+    /// The states of groups have another structure.
     #[error("group_state is {0}, not an object")]
     NoGroups(&'static str),
-    /// It names more groups than any instance has.
+    /// The body names more groups than any instance has.
     #[error("group_state has more than {MAX_GROUPS} groups")]
     TooManyGroups,
-    /// A state is of another kind.
+    /// A state has another JSON type.
     #[error("a state is {0}, not a text")]
     NoText(&'static str),
 }
 
-/// Reads an answer. The reference's rules (observed): names in any letter case,
-/// more members do no harm, a state that is no text spoils the whole, text after
-/// the end as well.
+/// Parses a report by bosh-dns's rules (observed): member names in any letter case, unknown members
+/// ignored; a state that is not a string invalidates the whole report, and so does text after the
+/// end.
 pub(super) fn parse(body: &[u8]) -> Result<InstanceHealth, ReportError> {
     let members = match Json::parse(body)? {
         Json::Object(members) => members,
@@ -77,7 +77,7 @@ pub(super) fn parse(body: &[u8]) -> Result<InstanceHealth, ReportError> {
     Ok(InstanceHealth { state, groups })
 }
 
-/// The text that a state is, `None` for null; anything else is an error.
+/// Returns the text of a state, `None` for null; anything else is an error.
 fn text(value: &Json) -> Result<Option<&str>, ReportError> {
     match value {
         Json::Text(text) => Ok(Some(text)),
@@ -101,7 +101,7 @@ fn state_of(text: &str) -> HealthState {
 mod tests {
     use super::*;
 
-    /// State of the instance in `body`; `None`: the body is of no use.
+    /// Returns the state of the instance in `body`; `None` if the body is invalid.
     fn state(body: &str) -> Option<HealthState> {
         parse(body.as_bytes()).ok().map(|health| health.state)
     }

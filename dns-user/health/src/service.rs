@@ -1,4 +1,4 @@
-//! Health checks as one thing that the daemon starts and stops.
+//! Health checks as one component that the daemon starts and stops.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -30,18 +30,17 @@ use dns_platform::{
     tls::{RotatingTls, TlsError},
 };
 
-/// Checks at once in the fast lane. A few are enough for 50 instances a second;
-/// this many carry the first checks of a big group, and their handshakes take
-/// less CPU time than the patience with one check.
+/// Most checks in the fast lane. A few suffice for 50 instances a second; this many serve the first
+/// checks of a big group, and their handshakes take less CPU time than the patience with one check.
 const FAST_LANE: usize = 128;
 
-/// Checks at once in the slow lane, if the limit on open files allows.
+/// Most checks in the slow lane, if the limit on open files allows.
 const SLOW_LANE: usize = 1024;
 
-/// Connections kept between checks, if the limit on open files allows. Each takes some 20 KiB.
+/// Most connections kept between checks, if the limit on open files allows. Each takes some 20 KiB.
 const KEPT: usize = 2048;
 
-/// Shortest interval between two checks, whatever the configuration says.
+/// Shortest interval between two checks, whatever the configuration.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Health checks: states, tracker and the watcher's thread, started and stopped together.
@@ -78,7 +77,7 @@ enum Watch {
     /// Not started; orders of the tracker wait here.
     Waiting(mpsc::UnboundedReceiver<Order>),
     Running {
-        /// Ends it, by being dropped as well.
+        /// Stops the thread, also by being dropped.
         stop: oneshot::Sender<()>,
         thread: JoinHandle<()>,
     },
@@ -88,7 +87,7 @@ enum Watch {
 /// Reasons why health checks cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum HealthError {
-    /// `health.enabled` without certificates.
+    /// `health.enabled` is set without certificates.
     #[error(
         "health: enabled, but certificate_file, private_key_file or ca_file is missing; name all three or disable it"
     )]
@@ -96,7 +95,7 @@ pub enum HealthError {
     /// The certificates cannot be used.
     #[error("health: {0}")]
     Tls(#[from] TlsError),
-    /// The metrics could not be made.
+    /// The metrics could not be created.
     #[error("health: {0}")]
     Metrics(#[from] prometheus::Error),
     /// The thread could not be started.
@@ -260,11 +259,11 @@ impl Drop for HealthService {
     }
 }
 
-/// A quarter of the open files allowed, which is the health checks' share.
+/// The health checks' share: a quarter of the permitted open files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Budget {
     lanes: Lanes,
-    /// Connections kept between checks; the checks of the other instances open one each time.
+    /// Connections kept between checks; checks of other instances open one each time.
     kept: usize,
 }
 
@@ -273,7 +272,7 @@ impl Budget {
         let share = usize::try_from(files / 4).unwrap_or(usize::MAX);
         let fast = (share / 4).clamp(4, FAST_LANE);
         let slow = (share / 4).clamp(4, SLOW_LANE);
-        // Checks begin twice as fast as they end when all of them are silent, so the lane is full.
+        // If all instances are silent, checks begin twice as fast as they end, so the lane is full.
         let lanes = Lanes { fast, slow, pace: timeout / 2 / slow as u32 };
         Self { lanes, kept: (share / 2).min(KEPT) }
     }

@@ -1,4 +1,5 @@
-//! Whether checks see anything: `unknown` everywhere usually means that the fault is on our side.
+//! Detects checks that fail everywhere: `unknown` for all instances usually means that this machine
+//! is at fault.
 
 use std::{collections::HashMap, net::IpAddr, time::SystemTime};
 
@@ -7,13 +8,13 @@ use parking_lot::Mutex;
 use super::metrics::CheckResult;
 use dns_platform::tls::TlsMaterial;
 
-/// How the last check of each instance ended.
+/// Results of the last check of each instance.
 #[derive(Debug, Default)]
 pub(super) struct Sight(Mutex<Seen>);
 
 #[derive(Debug, Default)]
 struct Seen {
-    /// Why the last check of each instance found nothing out; `None` if it was answered.
+    /// The reason why the last check of each instance failed; `None` if it was answered.
     last: HashMap<IpAddr, Option<Failure>>,
     /// Error of the newest failed handshake.
     tls_error: String,
@@ -26,7 +27,7 @@ enum Failure {
 }
 
 impl Sight {
-    /// Notes the end of a check.
+    /// Records the end of a check.
     pub(super) fn note(&self, ip: IpAddr, result: CheckResult) {
         let failure = match result {
             CheckResult::Tls => Some(Failure::Tls),
@@ -36,18 +37,18 @@ impl Sight {
         self.0.lock().last.insert(ip, failure);
     }
 
-    /// Notes what the newest failed handshake failed with.
+    /// Records the error of the newest failed handshake.
     pub(super) fn note_tls_error(&self, error: &std::io::Error) {
         self.0.lock().tls_error = error.to_string();
     }
 
-    /// Forgets an instance that is not checked any more.
+    /// Forgets an instance that is no longer checked.
     pub(super) fn forget(&self, ip: IpAddr) {
         self.0.lock().last.remove(&ip);
     }
 
-    /// Why no instance can be checked with these certificates; `None` while some can, or none is
-    /// checked.
+    /// Returns why no instance can be checked with these certificates; `None` while some can, or
+    /// none is checked.
     pub(super) fn blindness(&self, tls: &TlsMaterial, now: SystemTime) -> Option<String> {
         if let Some(why) = tls.certificate.invalid_at(now) {
             return Some(format!(

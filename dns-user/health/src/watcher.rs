@@ -30,17 +30,17 @@ use dns_core::catalog::Snapshot;
 use dns_fastpath::Slot;
 use dns_platform::{logs::LineLimit, tls::RotatingTls};
 
-/// How long a check may stay in the fast lane. An instance in the same data
-/// centre answers within a few milliseconds, handshake included.
+/// How long a check may stay in the fast lane. An instance in the same data centre answers within a
+/// few milliseconds, handshake included.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 /// Longest pause of the loop, which bounds the age of the heartbeat.
 pub(super) const BEAT: Duration = Duration::from_millis(500);
 
-/// Most orders taken at once before checks are started again.
+/// Most orders processed before checks are started again.
 const ORDERS_AT_ONCE: usize = 256;
 
-/// Everything that the watcher works with.
+/// State and settings of the watcher.
 pub(super) struct Watcher {
     /// Port of the health servers.
     pub(super) port: u16,
@@ -48,36 +48,36 @@ pub(super) struct Watcher {
     pub(super) interval: Duration,
     /// Time limit of one check (`request_timeout`).
     pub(super) timeout: Duration,
-    /// How many checks may run at once.
+    /// Limits of running checks.
     pub(super) lanes: Lanes,
-    /// How many connections may be kept between checks.
+    /// Most connections kept between checks.
     pub(super) kept: usize,
     pub(super) tls: Arc<RotatingTls>,
-    /// Who decides what is checked.
+    /// Decides which instances are checked.
     pub(super) tracker: Arc<Tracker>,
-    /// The fast path, told of every change.
+    /// The fast path, notified of every change.
     pub(super) fast_path: Slot,
     pub(super) metrics: HealthMetrics,
     pub(super) pulse: Arc<Pulse>,
-    /// How the last checks ended.
+    /// Results of the last checks.
     pub(super) sight: Arc<Sight>,
 }
 
-/// The watcher at work; shared by the tasks of its thread.
+/// The running watcher, shared by the tasks of its thread.
 struct Work {
     /// Shared state and settings.
     watcher: Watcher,
-    /// When which instance is checked.
+    /// Decides when instances are checked.
     schedule: RefCell<Schedule>,
-    /// Connections that wait for the next check.
+    /// Connections kept for the next check.
     connections: RefCell<HashMap<IpAddr, Connection>>,
     tasks: RefCell<HashMap<Ticket, AbortHandle>>,
-    /// There is room for another check, or another moment to wake up at.
+    /// Wakes the loop: a place is free, or the next wake-up time has changed.
     room: Notify,
 }
 
 impl Watcher {
-    /// Works until `stop` comes or its sender is gone. Must be polled inside a `LocalSet`.
+    /// Runs until `stop` is signalled or its sender is dropped. Must be polled inside a `LocalSet`.
     pub(super) async fn run(
         self,
         mut orders: mpsc::UnboundedReceiver<Order>,
@@ -130,7 +130,7 @@ impl Watcher {
 }
 
 impl Work {
-    /// Starts every check that is due and has room.
+    /// Starts every check that is due and has a place.
     fn start_checks(self: &Rc<Self>) {
         let now = Instant::now();
         loop {
@@ -141,7 +141,7 @@ impl Work {
         }
     }
 
-    /// Does what the tracker wants.
+    /// Executes an order of the tracker.
     fn obey(&self, order: Order, records: &mut Option<Arc<Snapshot>>) {
         let Watcher { tracker, fast_path, .. } = &self.watcher;
         match order {
@@ -159,8 +159,8 @@ impl Work {
                 }
             }
             Order::Decide(new) => {
-                // First everything that is needed now, then what is not needed any
-                // more: an instance that moves from one name to another is not lost.
+                // First all newly needed instances, then those no longer needed: an instance that
+                // moves between names is not lost.
                 let before: Vec<_> =
                     tracker.all().iter().flat_map(|tracked| tracker.decide(tracked, &new)).collect();
                 tracker.let_go(&before);
@@ -169,7 +169,7 @@ impl Work {
         }
     }
 
-    /// Ends everything that concerns an instance.
+    /// Removes everything about an instance.
     fn drop_instance(&self, ip: IpAddr) {
         self.connections.borrow_mut().remove(&ip);
         self.watcher.sight.forget(ip);
@@ -180,7 +180,7 @@ impl Work {
         }
     }
 
-    /// Brings the gauges up to date.
+    /// Updates the gauges of tracked names and instances.
     fn count(&self) {
         let Watcher { tracker, metrics, .. } = &self.watcher;
         metrics.in_flight.set(self.schedule.borrow().in_flight() as i64);
@@ -190,15 +190,15 @@ impl Work {
 
 /// A running check. Its place in the lane is released however it ends.
 struct Running {
-    /// The watcher at work.
+    /// The watcher that runs the check.
     work: Rc<Work>,
-    /// Stands for the check in the schedule.
+    /// Identifies the check in the schedule.
     ticket: Ticket,
     ending: Ending,
 }
 
 impl Running {
-    /// Carries out the check and makes its result known.
+    /// Runs the check and publishes its result.
     async fn check(mut self, ip: IpAddr, lane: Lane) {
         let work = self.work.clone();
         let Watcher { port, timeout, tls, tracker, fast_path, metrics, sight, .. } = &work.watcher;
@@ -207,7 +207,7 @@ impl Running {
         let tls = tls.current();
         let check = check::check(SocketAddr::new(ip, *port), &tls, kept);
         let Some(done) = self.in_time(check, lane, *timeout).await else {
-            // Cut off: nothing is known, and nothing changes.
+            // Cut off: the result is unknown, and nothing changes.
             return;
         };
         let (result, health) = match done {
@@ -238,8 +238,8 @@ impl Running {
         }
     }
 
-    /// The check's outcome; `Some(None)`: its time limit has passed; `None`: it
-    /// had to leave the fast lane and there was no room in the slow one.
+    /// Returns the check's outcome; `Some(None)` if its time limit has passed; `None` if it had to
+    /// leave the fast lane and the slow one was full.
     async fn in_time<T>(
         &mut self,
         check: impl Future<Output = T>,
@@ -257,16 +257,16 @@ impl Running {
                 self.ending = Ending::CutOff;
                 return None;
             }
-            // Its place in the fast lane is free.
+            // The place in the fast lane is free.
             self.work.room.notify_one();
             left -= patience;
         }
         Some(tokio::time::timeout(left, check).await.ok())
     }
 
-    /// Keeps the connection for the next check, unless there will be none or as many are kept as may
-    /// be. Those that are there stay: closing the oldest would leave none for its next check where
-    /// instances take turns.
+    /// Keeps the connection for the next check, unless there will be none or the limit is reached.
+    /// Kept connections stay: closing the oldest would leave none for its next check if instances
+    /// take turns.
     fn keep(&self, ip: IpAddr, connection: Option<Connection>) {
         let mut kept = self.work.connections.borrow_mut();
         if let Some(connection) = connection
@@ -286,7 +286,7 @@ impl Drop for Running {
     }
 }
 
-/// A failed check is everyday business; wrong certificates are not.
+/// Logs a failed check: certificate errors need attention and are logged at info, others at debug.
 fn log_failure(ip: IpAddr, error: &CheckError) {
     match error {
         CheckError::Tls(_) => {

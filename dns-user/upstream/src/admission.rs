@@ -1,9 +1,9 @@
-//! Fair admission of queries that have to wait.
+//! Fair admission of queries that must wait.
 //!
-//! Places are bounded, and a client may hold at most as many as are free: one client alone
-//! gets a half of them, two get a third each, and so on (dynamic thresholds, Choudhury and
-//! Hahne 1998). So a flood of one client always leaves room for the next one, nothing that
-//! was admitted is given up for later work, and an admission costs one look into a table.
+//! The number of places is limited, and a client may hold at most as many as are free: a single
+//! client gets half of them, two get a third each, and so on (dynamic thresholds, Choudhury and
+//! Hahne 1998). A flood from one client thus always leaves room for the next one, admitted queries
+//! are never dropped for later ones, and an admission costs one table look-up.
 
 use std::{
     collections::HashMap,
@@ -21,10 +21,10 @@ use parking_lot::Mutex;
 /// host can use any address of its /64 (RFC 4291, section 2.5.4).
 pub type Client = IpAddr;
 
-/// The client that an address belongs to.
+/// Returns the client that an address belongs to.
 pub fn client_of(address: IpAddr) -> Client {
     match address.to_canonical() {
-        // All neighbours share the network fe80::/64.
+        // All link-local neighbours share the network fe80::/64.
         IpAddr::V6(address) if !address.is_unicast_link_local() => {
             IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !0 << 64))
         }
@@ -32,49 +32,47 @@ pub fn client_of(address: IpAddr) -> Client {
     }
 }
 
-/// A bound on queries that wait at a time, or on other work of the clients that `K` tells
-/// apart.
+/// A limit on queries that wait at a time, or on other work of the clients, which `K`
+/// distinguishes.
 #[derive(Debug)]
 pub struct Admission<K: Copy + Eq + Hash = Client> {
     /// Most queries at a time.
     limit: usize,
-    /// Who holds how many places.
     held: Mutex<Held<K>>,
     /// Queries refused because their client held too many places.
     refused: AtomicU64,
 }
 
-/// Places that are taken.
 #[derive(Debug)]
 struct Held<K> {
     total: usize,
-    /// By client; no client holds none.
+    /// Places by client; a client without places has no entry.
     by_client: HashMap<K, usize, foldhash::fast::RandomState>,
 }
 
-/// How an [`Admission`] stands.
+/// The state of an [`Admission`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct AdmissionStatus {
     /// Most queries at a time.
     pub limit: usize,
     /// Queries that wait now.
     pub waiting: usize,
-    /// Clients that wait now.
+    /// Number of clients with waiting queries.
     pub clients: usize,
-    /// The client with the most waiting queries, and how many those are.
+    /// The client with the most waiting queries, and their number.
     pub heaviest: Option<(Client, usize)>,
     /// Queries refused since the start.
     pub refused: u64,
 }
 
 impl<K: Copy + Eq + Hash> Admission<K> {
-    /// A bound of `limit` queries, none waiting.
+    /// Creates a limit of `limit` queries, none waiting.
     pub fn new(limit: usize) -> Arc<Self> {
         let held = Held { total: 0, by_client: HashMap::default() };
         Arc::new(Self { limit, held: Mutex::new(held), refused: AtomicU64::new(0) })
     }
 
-    /// A place for one more piece of work of `client`; `None` if the client holds as many
+    /// Returns a place for one more piece of work of `client`; `None` if the client holds as many
     /// as are free.
     pub fn admit_as(self: &Arc<Self>, client: K) -> Option<Permit<K>> {
         let mut held = self.held.lock();
@@ -95,14 +93,13 @@ impl<K: Copy + Eq + Hash> Admission<K> {
 }
 
 impl Admission {
-    /// A place for a query of the client at `address`; `None` if the client holds as many
+    /// Returns a place for a query of the client at `address`; `None` if the client holds as many
     /// as are free.
     pub fn admit(self: &Arc<Self>, address: Option<IpAddr>) -> Option<Permit> {
         self.admit_as(client_or_self(address))
     }
 
-    /// Whether [`Self::admit`] would refuse a query of this client, which counts as refused
-    /// then.
+    /// Returns whether [`Self::admit`] would refuse a query of this client, and counts a refusal.
     pub fn refuses(&self, address: Option<IpAddr>) -> bool {
         let refuses = !self.held.lock().has_room(client_or_self(address), self.limit);
         if refuses {
@@ -129,7 +126,7 @@ impl Admission {
 }
 
 impl<K: Copy + Eq + Hash> Held<K> {
-    /// Whether one more query of `client` is admitted.
+    /// Returns whether one more query of `client` is admitted.
     fn has_room(&self, client: K, limit: usize) -> bool {
         let free = limit.saturating_sub(self.total);
         self.by_client.get(&client).copied().unwrap_or(0) < free
@@ -141,10 +138,10 @@ fn client_or_self(address: Option<IpAddr>) -> Client {
     client_of(address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)))
 }
 
-/// The place of one query; free again when dropped.
+/// The place of one query, released when dropped.
 #[derive(Debug)]
 pub struct Permit<K: Copy + Eq + Hash = Client> {
-    /// Where it is a place.
+    /// The limit that the place belongs to.
     admission: Arc<Admission<K>>,
     client: K,
 }
@@ -172,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn one_client_leaves_half() {
+    fn single_client_leaves_half() {
         let admission: Arc<Admission> = Admission::new(100);
         let first = flood(&admission, 1);
         assert_eq!(first.len(), 50);
@@ -192,7 +189,7 @@ mod tests {
         let admission: Arc<Admission> = Admission::new(90);
         let mut first = flood(&admission, 1);
         let second = flood(&admission, 2);
-        // The first client's queries end, and both go on asking: neither gets ahead.
+        // The first client's queries end, and both keep querying: neither gets ahead.
         first.truncate(20);
         let (mut ones, mut others) = (first.len(), second.len());
         let mut all: Vec<Permit> = first.into_iter().chain(second).collect();
@@ -208,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv6_network_is_one_client() {
+    fn ipv6_network_counts_as_client() {
         let of = |text: &str| client_of(text.parse().unwrap());
         assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:2"));
         assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));

@@ -1,7 +1,7 @@
-//! The cache for forwarded answers: bounded by entries and bytes.
+//! The cache of forwarded answers, limited in entries and bytes.
 //!
-//! Replies are kept as the bytes they were, without their OPT. A hit is a copy
-//! with the client's id and letter case in which the TTLs are overwritten.
+//! Replies are kept as bytes, without their OPT. A hit is a copy with the client's id and letter
+//! case, in which the TTLs are overwritten.
 
 use std::{
     sync::{
@@ -24,33 +24,33 @@ use dns_core::{
 };
 use dns_platform::clock::BootInstant;
 
-/// Least TTL, seconds: lower ones but 0 are raised to it (observed). Also the time for
-/// which an empty answer without SOA is kept (observed).
+/// Minimum TTL in seconds: lower ones except 0 are raised to it (observed). Also the lifetime of an
+/// empty answer without SOA (observed).
 const MIN_TTL: u32 = 5;
 /// Largest TTL of an answer with data, seconds (observed).
 const MAX_TTL: u32 = 3600;
 /// Largest TTL of an answer without data, seconds (observed).
 const MAX_DENIAL_TTL: u32 = 1800;
-/// TTL of what is given past its time (RFC 8767, section 4 recommends 30 s).
+/// TTL of stale answers in seconds (RFC 8767, section 4 recommends 30 s).
 const STALE_TTL: u32 = 30;
-/// After a vain try to renew an entry, so long it is given without another one
-/// (RFC 8767, section 5: "failure recheck timer", at least 30 s).
+/// Time after a failed renewal in which an entry is served without another try (RFC 8767, section
+/// 5: "failure recheck timer", at least 30 s).
 const STALE_RECHECK: Duration = Duration::from_secs(30);
-/// Bytes that an entry takes besides its message and key: its own fields, and
-/// what moka keeps (estimated from the sizes of its structures).
+/// Bytes of an entry besides its message and key: its fields and moka's bookkeeping (estimated from
+/// the sizes of its structures).
 const ENTRY_OVERHEAD: usize = 300;
-/// Query types IXFR, AXFR, MAILB, MAILA: no answers that could be kept.
+/// Query types IXFR, AXFR, MAILB, MAILA, whose answers cannot be cached.
 const UNCACHEABLE_TYPES: std::ops::RangeInclusive<u16> = 251..=254;
 
 #[derive(Debug)]
 pub(crate) struct Cache {
-    /// The entries by their keys. The weight of an entry is its bytes.
+    /// Entries by key. The weight of an entry is its size in bytes.
     store: Store<Box<[u8]>, Arc<Entry>, foldhash::fast::RandomState>,
-    /// How long past their time entries may be given; `None`: never.
+    /// How long expired entries may be served; `None` for never.
     pub(crate) stale: Option<Duration>,
     /// The parts of a client's query that are forwarded, and so decide about the answer.
     form: Form,
-    /// Effects of the reference that are kept.
+    /// Quirks of bosh-dns to reproduce.
     compat: Compat,
     /// Results of look-ups.
     pub(crate) counters: Arc<CacheCounters>,
@@ -59,63 +59,63 @@ pub(crate) struct Cache {
 /// Look-ups since the start, by result.
 #[derive(Debug, Default)]
 pub(crate) struct CacheCounters {
-    /// Answered from entries with data.
+    /// Hits on entries with data.
     pub(crate) hits: AtomicU64,
-    /// Answered from entries without data.
+    /// Hits on entries without data (NXDOMAIN, NODATA).
     pub(crate) denial_hits: AtomicU64,
-    /// Not answered from here.
+    /// Look-ups without a usable entry.
     pub(crate) misses: AtomicU64,
-    /// Answered from entries past their time.
+    /// Expired answers served while renewal failed.
     pub(crate) stale_hits: AtomicU64,
-    /// Entries that had to make room.
+    /// Entries evicted to make room.
     pub(crate) evictions: AtomicU64,
-    /// Entries with data now. Those whose time is up may still count.
+    /// Current entries with data. Expired ones may still count.
     pub(crate) entries: AtomicU64,
-    /// The same without data.
+    /// Current entries without data.
     pub(crate) denial_entries: AtomicU64,
 }
 
 impl CacheCounters {
-    /// The counter of entries of a kind.
+    /// Returns the counter of entries of a kind.
     fn entries_of(&self, denial: bool) -> &AtomicU64 {
         if denial { &self.denial_entries } else { &self.entries }
     }
 }
 
-/// An answer that is kept.
+/// A cached answer with its lifetime.
 #[derive(Debug)]
 pub(crate) struct Entry {
     /// The message without OPT.
     message: Box<[u8]>,
-    /// Where the TTLs lie. All have the same value.
+    /// Offsets of the TTLs, which all have the same value.
     ttls: SmallVec<[u16; 6]>,
-    /// Where the question's name is written out once more as an owner.
+    /// Offsets of owner names that repeat the question's name uncompressed.
     owners: SmallVec<[u16; 2]>,
-    /// The TTLs as they were when the answer came, seconds.
+    /// The TTL when the answer arrived, in seconds.
     ttl: u32,
-    /// When it came. TTLs run on while the machine is suspended.
+    /// Time of arrival. TTLs keep running while the machine is suspended.
     since: BootInstant,
-    /// How long it is good.
+    /// How long the answer is fresh.
     lifetime: Duration,
-    /// How long after that it may be given while recursors are down.
+    /// How long after that it may be served while recursors are down.
     stale: Duration,
-    /// No data, or NXDOMAIN.
+    /// Whether the answer is NODATA or NXDOMAIN.
     denial: bool,
-    /// Milliseconds after `since` up to which it is given stale without a new try.
+    /// Until then, in milliseconds after `since`, it is served stale without another try.
     no_recheck_before_ms: AtomicU64,
 }
 
 /// The result of a look-up.
 pub(crate) enum Lookup {
     Fresh(Vec<u8>),
-    /// An answer past its time; it should be renewed first.
+    /// An expired answer, which should be renewed first.
     Stale(Arc<Entry>),
     Miss,
 }
 
 impl Cache {
-    /// An empty cache. Bounded by bytes: where that would allow more entries
-    /// than configured, small entries count as more.
+    /// Creates an empty cache, limited in bytes. If that would permit more entries than configured,
+    /// small entries are given a higher weight.
     pub(crate) fn new(config: &CacheConfig, form: Form, compat: Compat) -> Self {
         let counters = Arc::new(CacheCounters::default());
         let least_weight = config.max_bytes / config.max_entries.max(1);
@@ -134,8 +134,8 @@ impl Cache {
         Self { store, stale: config.serve_stale, form, compat, counters }
     }
 
-    /// The key for a query; `None` if its answer is not kept: without RD, for one subnet
-    /// alone, whole zones.
+    /// Returns the key of a query; `None` if its answer is not cached: without RD, for a single
+    /// subnet, and for zone transfers.
     pub(crate) fn key(&self, query: &Query<'_>) -> Option<Key> {
         let cacheable = query.recursion_desired()
             && !UNCACHEABLE_TYPES.contains(&query.question.qtype)
@@ -143,7 +143,7 @@ impl Cache {
         if !cacheable {
             return None;
         }
-        // The reference gives a cached answer whether the query has EDNS or not.
+        // bosh-dns gives a cached answer whether or not the query has EDNS.
         let mut key = Form { transparent: false, ..self.form }.key(query);
         if self.compat.cache_as_authority {
             key[KEY_CLASS..KEY_CLASS + 2].fill(0);
@@ -151,7 +151,7 @@ impl Cache {
         Some(key)
     }
 
-    /// A fresh answer to the same question without DO: of more use than a failure.
+    /// Returns a fresh answer to the same question without DO, which is more useful than a failure.
     pub(crate) fn without_dnssec(&self, query: &Query<'_>) -> Option<Vec<u8>> {
         let edns = query.edns.filter(|edns| edns.dnssec_ok)?;
         let plain = Query { edns: Some(wire::Edns { dnssec_ok: false, ..edns }), ..*query };
@@ -159,7 +159,7 @@ impl Cache {
         self.write_fresh(&self.key(&plain)?, query, &mut reply).then_some(reply)
     }
 
-    /// Looks up an answer, and counts what is not here as a miss.
+    /// Looks up an answer; counts a miss if there is none.
     pub(crate) fn get(&self, key: &Key, query: &Query<'_>) -> Lookup {
         let entry = self.store.get(&key[..]);
         let mut reply = Vec::new();
@@ -205,9 +205,8 @@ impl Cache {
         reply
     }
 
-    /// Takes an upstream's answer: gives it the form that clients get from a
-    /// cache, and keeps it where that is allowed. `reply` has the client's id
-    /// and letter case.
+    /// Takes a recursor's answer: converts it to the form that clients get from a cache, and stores
+    /// it if permitted. `reply` must have the client's id and letter case.
     pub(crate) fn admit(
         &self,
         key: &Key,
@@ -241,7 +240,7 @@ impl Cache {
         }
         let with_opt = reply.len() + if query.edns.is_some() { OPT_LEN } else { 0 };
         if self.compat.transparent_forwarding && with_opt > query.limit(transport) {
-            // This client gets it cut; the reference does not keep that (observed).
+            // This client gets a truncated reply, which bosh-dns does not cache (observed).
             return;
         }
         let entry = Entry {
@@ -286,7 +285,7 @@ impl Cache {
         wire::append_opt(query, reply);
     }
 
-    /// Does the work that moka has put off, so that counts are exact.
+    /// Completes the work that moka has deferred, so that counts are exact.
     pub(crate) fn settle(&self) {
         self.store.run_pending_tasks();
     }
@@ -295,7 +294,7 @@ impl Cache {
         self.store.invalidate_all();
     }
 
-    /// Bytes that count against the bound now. Approximate.
+    /// Returns the approximate number of bytes that count against the limit.
     pub(crate) fn bytes(&self) -> u64 {
         self.store.weighted_size()
     }
@@ -316,19 +315,19 @@ impl Entry {
     }
 }
 
-/// On what terms an answer is kept.
+/// The lifetime of a cached answer.
 #[derive(Debug, PartialEq, Eq)]
 struct Terms {
     /// TTL of all its records, seconds.
     ttl: u32,
-    /// How long it is good, seconds: the TTL, or less.
+    /// How long the answer is fresh, in seconds: the TTL, or less.
     lifetime: u32,
-    /// No data, or NXDOMAIN.
+    /// Whether the answer is NODATA or NXDOMAIN.
     denial: bool,
 }
 
 impl Terms {
-    /// Those of an answer to `query`; `None`: it is not to be kept.
+    /// Returns the terms for an answer to `query`; `None` if it must not be cached.
     fn of(query: &Query<'_>, reply: &[u8], outline: &Outline, compat: Compat) -> Option<Self> {
         let flags = Flags::of(reply);
         let question = message::question_range(reply)?;
@@ -347,7 +346,7 @@ impl Terms {
                 minimum = record.data.end.checked_sub(4).and_then(|at| message::u32_at(reply, at));
             }
         }
-        // For the transaction in progress alone (RFC 1035, section 3.2.1).
+        // Valid only for the current transaction (RFC 1035, section 3.2.1).
         let is_for_now = smallest == 0 || outline.records[0] == 0 && minimum == Some(0);
         if is_for_now && !compat.cache_zero_ttl {
             return None;
@@ -357,8 +356,8 @@ impl Terms {
                 let ttl = smallest.clamp(MIN_TTL, MAX_TTL);
                 Some(Self { ttl, lifetime: ttl, denial: false })
             }
-            // The SOA's own TTL is shown (observed), but the answer is good for
-            // the smaller of TTL and minimum (RFC 2308, section 5).
+            // Clients see the SOA's TTL (observed), but the answer is fresh for the smaller of TTL
+            // and minimum (RFC 2308, section 5).
             (message::NOERROR, 0, Some(minimum)) => {
                 let ttl = smallest.clamp(MIN_TTL, MAX_DENIAL_TTL);
                 Some(Self { ttl, lifetime: ttl.min(minimum.max(MIN_TTL)), denial: true })
@@ -368,14 +367,14 @@ impl Terms {
                 Some(Self { ttl, lifetime: ttl, denial: true })
             }
             (message::NOERROR, 0, None) => Some(Self { ttl: MIN_TTL, lifetime: MIN_TTL, denial: true }),
-            // Only http handlers hand this on as an answer (observed).
+            // Only http handlers pass this on as an answer (observed).
             (message::SERVFAIL, _, _) => Some(Self { ttl: MIN_TTL, lifetime: MIN_TTL, denial: true }),
             _ => None,
         }
     }
 }
 
-/// Entries leave the store when they are of no more use.
+/// Removes entries from the store when they can no longer be served.
 struct ByLifetime;
 
 impl Expiry<Box<[u8]>, Arc<Entry>> for ByLifetime {

@@ -1,4 +1,4 @@
-//! One way to an answer: a source and, where it is switched on, its cache.
+//! A source of answers with its optional cache.
 
 use std::{sync::Arc, time::Duration};
 
@@ -39,9 +39,9 @@ pub struct CachedSource {
 /// State shared by all clones of a source.
 #[derive(Debug)]
 struct Shared {
-    /// Where answers come from.
+    /// The recursors, HTTP server or denial that answers.
     source: Source,
-    /// Where they are kept.
+    /// The cache; `None` if it is disabled.
     cache: Option<Arc<Cache>>,
     /// Limits shared with the same source without its cache.
     common: Arc<Common>,
@@ -59,7 +59,7 @@ struct Common {
     failures: Option<Failures>,
 }
 
-/// Where answers come from.
+/// A source of answers.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
     Dns(Arc<Forwarder>),
@@ -85,15 +85,14 @@ impl Denial {
     }
 }
 
-/// A reply for the client, and whether it is a failure.
+/// A reply for the client, with its classification as a failure.
 struct Fetched {
     reply: Vec<u8>,
-    /// There was no usable answer.
     failed: bool,
 }
 
 impl CachedSource {
-    /// Answers from `source`, and from `cache` before.
+    /// Answers from `cache` first, then from `source`.
     pub(crate) fn new(source: Source, cache: Option<Arc<Cache>>, form: Form, compat: Compat) -> Self {
         let most = match source {
             Source::Http(_) => MAX_WAITING_FOR_HTTP,
@@ -108,7 +107,7 @@ impl CachedSource {
         Self { shared: Arc::new(Shared { source, cache, common: Arc::new(common) }) }
     }
 
-    /// Answers from the same source, past the cache.
+    /// Returns the same source without its cache.
     pub(crate) fn past_cache(&self) -> Self {
         let Shared { source, cache: _, common } = &*self.shared;
         Self { shared: Arc::new(Shared { source: source.clone(), cache: None, common: common.clone() }) }
@@ -124,7 +123,7 @@ impl CachedSource {
         self.shared.common.failures.as_ref().map_or(0, Failures::hits)
     }
 
-    /// Whether queries wait for it; they do not where every name is denied.
+    /// Returns whether queries may wait for the source; they do not if every name is denied.
     pub(crate) fn waits(&self) -> bool {
         !matches!(self.shared.source, Source::Deny(_))
     }
@@ -160,7 +159,7 @@ impl CachedSource {
         }
     }
 
-    /// Tries to renew an answer, and gives it as it is if that fails or takes too long.
+    /// Tries to renew an answer, and serves it stale if that fails or takes too long.
     async fn renew(
         &self,
         permit: Permit,
@@ -178,7 +177,7 @@ impl CachedSource {
                 shared.fetch_for_all(Some((&cache, &key)), &query.as_query(), transport, false).await
             }
         };
-        // It goes on when this client no longer waits for it.
+        // The renewal continues after this client has stopped waiting.
         match tokio::time::timeout(STALE_PATIENCE, tokio::spawn(renewal)).await {
             Ok(Ok(Fetched { reply, failed: false })) => reply,
             _ => {
@@ -206,7 +205,7 @@ impl Answer for CachedSource {
             return true;
         }
         if cache.as_ref().is_some_and(|cache| cache.stale.is_some() || query.dnssec_ok()) {
-            // There may be an answer that is better than a failure.
+            // The cache may hold an answer that is better than a failure.
             return false;
         }
         let failed =
@@ -224,7 +223,7 @@ impl Answer for CachedSource {
 }
 
 impl Common {
-    /// The key of the flight of a query.
+    /// Returns the key of a query's flight.
     fn flight(&self, query: &Query<'_>, transport: Transport) -> FlightKey {
         let mut key = self.form.key(query);
         key.push(u8::from(transport == Transport::Tcp));
@@ -233,13 +232,13 @@ impl Common {
 }
 
 impl Shared {
-    /// A place for a query; `None` if its client has too many already.
+    /// Returns a place for a query; `None` if its client holds too many.
     fn admit(&self, query: &Query<'_>) -> Option<Permit> {
         self.common.admission.admit(query.client)
     }
 
-    /// Asks for an answer, together with all queries that wait for the same, and keeps it
-    /// in a cache. `keep_failures`: failures that may be kept are.
+    /// Fetches an answer, shared with all queries for the same one, and stores it in a cache.
+    /// `keep_failures` also stores failures that may be cached.
     async fn fetch_for_all(
         &self,
         cache: Option<(&Cache, &Key)>,
@@ -266,7 +265,7 @@ impl Shared {
         }
     }
 
-    /// Asks for an answer, keeps it, and gives it to all queries that wait with `leader`.
+    /// Fetches an answer, stores it, and delivers it to all queries that wait with `leader`.
     async fn fetch(
         &self,
         cache: Option<(&Cache, &Key)>,
@@ -306,7 +305,7 @@ impl Shared {
 }
 
 impl Fetched {
-    /// The reply for a client whose question another one has asked: with the client's id,
+    /// Returns the reply for a client whose question another client has sent: with the client's id,
     /// flags, letter case and EDNS.
     fn with_others(landed: &Landed, query: &Query<'_>, form: Form) -> Self {
         let Landed { reply, outline, failed } = landed;
@@ -331,7 +330,7 @@ impl Fetched {
 }
 
 impl Source {
-    /// Asks for an answer.
+    /// Fetches an answer from the source.
     async fn fetch(&self, query: &Query<'_>, transport: Transport) -> Forwarded {
         match self {
             Self::Dns(forwarder) => forwarder.forward(query, transport).await,

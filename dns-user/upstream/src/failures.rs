@@ -1,4 +1,4 @@
-//! Failed resolutions, remembered for a second (RFC 9520).
+//! Failed resolutions, cached for a second (RFC 9520).
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 
 use super::{flight::FlightKey, flight::Landed};
 
-/// How long a failure is remembered: the least that RFC 9520, section 3.2, allows, because
-/// recursors of a machine come back within moments.
+/// How long a failure is cached: the minimum of RFC 9520, section 3.2, because a machine's
+/// recursors recover within moments.
 const LIFETIME: Duration = Duration::from_secs(1);
 /// Most failures that are remembered; one more replaces the oldest.
 const MAX_FAILURES: usize = 4096;
@@ -23,22 +23,22 @@ const MAX_FAILURES: usize = 4096;
 #[derive(Debug, Default)]
 pub(crate) struct Failures {
     remembered: Mutex<Remembered>,
-    /// How many those are, read without the lock.
+    /// Number of failures, readable without the lock.
     count: AtomicUsize,
     /// Queries answered from here.
     hits: AtomicU64,
 }
 
-/// Failures by key, and in the order in which they end.
+/// Failures by key and in order of expiry.
 #[derive(Debug, Default)]
 struct Remembered {
     by_key: HashMap<FlightKey, (Instant, Arc<Landed>), foldhash::fast::RandomState>,
-    /// When each was put in.
+    /// Keys with their time of insertion.
     order: VecDeque<(Instant, FlightKey)>,
 }
 
 impl Failures {
-    /// The reply that failed less than [`LIFETIME`] ago.
+    /// Returns the reply that failed less than [`LIFETIME`] ago.
     pub(crate) fn get(&self, key: &FlightKey) -> Option<Arc<Landed>> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
@@ -76,7 +76,7 @@ impl Failures {
 }
 
 impl Remembered {
-    /// Forgets the oldest failure, unless its key has failed again since.
+    /// Removes the oldest failure, unless its key has failed again since.
     fn forget_oldest(&mut self) {
         let Some((since, key)) = self.order.pop_front() else { return };
         if self.by_key.get(&key).is_some_and(|(latest, _)| *latest == since) {

@@ -1,8 +1,8 @@
 //! One recursor query for all clients that wait for the same answer.
 //!
-//! A client that could have identical questions asked many times at once would have many
-//! chances to guess a reply (RFC 5452, section 5); and where two servers forward to one
-//! another, a query that joins the flight of its predecessor ends the loop.
+//! A client that could have many identical questions sent at the same time would have many chances
+//! to guess a reply (RFC 5452, section 5). If two servers forward to each other, a query that joins
+//! the flight of its predecessor ends the loop.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -11,17 +11,17 @@ use tokio::sync::oneshot;
 
 use super::{message::Outline, outgoing::Key};
 
-/// The recursor queries under way, and the clients that wait for them.
+/// The recursor queries in flight, and the clients that wait for them.
 #[derive(Debug, Default)]
 pub(crate) struct Flights {
-    /// The clients by what they wait for.
+    /// Waiting clients by key.
     followers: Mutex<HashMap<FlightKey, Vec<Follower>, foldhash::fast::RandomState>>,
 }
 
-/// A client that waits for the query of another one.
+/// A client that waits for another client's query.
 type Follower = oneshot::Sender<Arc<Landed>>;
 
-/// Everything in which recursor queries differ, the transport behind it.
+/// Everything that distinguishes recursor queries, followed by the transport.
 pub(crate) type FlightKey = Key;
 
 /// The reply to the client that asked first.
@@ -29,21 +29,21 @@ pub(crate) type FlightKey = Key;
 pub(crate) struct Landed {
     pub(crate) reply: Vec<u8>,
     pub(crate) outline: Outline,
-    /// Whether it is a failure.
+    /// Whether the reply is a failure.
     pub(crate) failed: bool,
 }
 
-/// Part that a query has in a flight.
+/// The part of a query in a flight.
 pub(crate) enum Part<'a> {
-    /// It is the first: ask, and then [`Leader::land`].
+    /// The first query: it asks, and then calls [`Leader::land`].
     Leader(Leader<'a>),
-    /// Another query asks already. An error: its client has gone without an answer.
+    /// Another query is in flight. The receiver fails if that query's client disconnects first.
     Follower(oneshot::Receiver<Arc<Landed>>),
 }
 
-/// The query that asks for all. Dropped without landing, it lets the others ask themselves.
+/// The query that asks for all. If it is dropped without landing, the others ask themselves.
 pub(crate) struct Leader<'a> {
-    /// Where the others wait.
+    /// The flights that it belongs to.
     flights: &'a Flights,
     /// Key of the look-up in flight; `None` once it has landed.
     key: Option<FlightKey>,
@@ -62,18 +62,18 @@ impl Flights {
         Part::Follower(receiver)
     }
 
-    /// Ends a flight; gives the clients that wait.
+    /// Ends a flight; returns the waiting clients.
     fn end(&self, key: &FlightKey) -> Vec<Follower> {
         self.followers.lock().remove(key).unwrap_or_default()
     }
 }
 
 impl Leader<'_> {
-    /// Gives the reply to all clients that wait for it.
+    /// Delivers the reply to all waiting clients.
     pub(crate) fn land(mut self, landed: &Arc<Landed>) {
         let Some(key) = self.key.take() else { return };
         for follower in self.flights.end(&key) {
-            // A client may have gone.
+            // The client may have gone.
             let _ = follower.send(Arc::clone(landed));
         }
     }

@@ -1,4 +1,4 @@
-//! Asking one recursor after the other, and saying truthfully how it ended.
+//! Asks one recursor after the other, and reports the result faithfully.
 
 use std::sync::Arc;
 
@@ -18,31 +18,30 @@ use dns_core::{
     wire::{Query, Transport},
 };
 
-/// A list of recursors that is asked until one answers.
+/// A list of recursors, asked in turn until one answers.
 #[derive(Debug)]
 pub(crate) struct Forwarder {
-    /// The recursors as they stand now.
     set: ArcSwap<RecursorSet>,
-    /// How each is asked.
+    /// Settings for all of them.
     manner: Manner,
     selection: RecursorSelection,
-    /// Effects of the reference that are kept.
+    /// Quirks of bosh-dns to reproduce.
     compat: Compat,
-    /// Look host names up.
+    /// Resolves host names of recursors.
     hosts: Arc<HostNames>,
 }
 
-/// The recursors and what their order has learned.
+/// Recursors and the history that determines their order.
 #[derive(Debug)]
 pub(crate) struct RecursorSet {
     /// In the order of the configuration; shuffled with `smart`.
     pub(crate) recursors: Vec<Arc<Recursor>>,
-    /// The order to ask in.
+    /// The order of asking.
     pub(crate) order: RecursorOrder,
 }
 
 impl Forwarder {
-    /// Asks `names` (`host:port`) in the given manner.
+    /// Creates a forwarder to `names` (`host:port`).
     pub(crate) fn new(
         names: &[String],
         manner: Manner,
@@ -54,14 +53,14 @@ impl Forwarder {
         Self { set, manner, selection, compat, hosts: Arc::clone(hosts) }
     }
 
-    /// Asks others from now on. Those that stay keep their sockets and counters.
+    /// Replaces the recursors. Recursors that stay keep their sockets and counters.
     pub(crate) fn replace(&self, names: &[String]) {
         let old = self.set.load();
         let set = RecursorSet::new(names, self.manner, self.selection, &old.recursors, &self.hosts);
         self.set.store(Arc::new(set));
     }
 
-    /// The recursors as they stand now.
+    /// Returns the current recursors.
     pub(crate) fn set(&self) -> Arc<RecursorSet> {
         self.set.load_full()
     }
@@ -101,9 +100,8 @@ impl Forwarder {
         }
     }
 
-    /// Whether a query that has an answer already, if not NOERROR, should wait for this
-    /// recursor: not for a silent one, or every name that does not exist would take a
-    /// timeout.
+    /// Returns whether a query that already has an answer other than NOERROR should wait for this
+    /// recursor: not for a silent one, or every nonexistent name would take a timeout.
     fn is_worth_waiting(&self, recursor: &Arc<Recursor>, query: &Query<'_>, transport: Transport) -> bool {
         if self.compat.wait_for_silent_recursors {
             return true;
@@ -123,8 +121,8 @@ impl Forwarder {
         }
     }
 
-    /// Whether an outcome speaks against the recursor. NXDOMAIN does not, nor does a lack
-    /// of room here.
+    /// Returns whether an outcome counts against the recursor. NXDOMAIN does not, nor does a lack
+    /// of room in this server.
     fn counts_as_failure(&self, outcome: &Result<Readable, TryError>) -> bool {
         match outcome {
             Ok(readable) if readable.rcode() == message::NXDOMAIN => self.compat.nxdomain_is_failure,
@@ -135,7 +133,7 @@ impl Forwarder {
 }
 
 impl RecursorSet {
-    /// The recursors of `names`, known ones taken over.
+    /// Returns the recursors of `names`, reusing known ones.
     fn new(
         names: &[String],
         manner: Manner,
@@ -166,8 +164,8 @@ impl Failure {
         Self(readable)
     }
 
-    /// How much this tells a client; of equals the last counts. That the name
-    /// does not exist tells most, above all with the SOA that says for how long.
+    /// Returns how informative the reply is for a client; among equals the last one is used.
+    /// NXDOMAIN is the most informative, above all with the SOA that limits its lifetime.
     fn rank(&self) -> u8 {
         let Self(Readable { reply, outline }) = self;
         let with_soa =
@@ -179,8 +177,8 @@ impl Failure {
         }
     }
 
-    /// The reply for the client: as it came, or a new one where it does not repeat the
-    /// question or is about our exchange with the recursor.
+    /// Returns the reply for the client: unchanged, or a new one if it does not repeat the question
+    /// or concerns only the exchange with the recursor.
     fn finish(self, query: &Query<'_>, manner: Manner) -> Forwarded {
         let failed = self.rank() == 0;
         let Self(readable) = self;

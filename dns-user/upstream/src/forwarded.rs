@@ -1,20 +1,20 @@
-//! How a query to another server ended.
+//! The result of a query to another server.
 
 use super::message::{self, Outline};
 use dns_core::wire::Query;
 
-/// How a query ended.
+/// The result of a forwarded query.
 #[derive(Debug)]
 pub(crate) struct Forwarded {
-    /// The reply: the client's id and letter case, not cut to size. It has an OPT only
-    /// where forwarding is transparent.
+    /// The reply with the client's id and letter case, not yet truncated. It has an OPT only with
+    /// transparent forwarding.
     pub(crate) reply: Vec<u8>,
     pub(crate) outline: Outline,
     /// No usable answer: no recursor replied, or all replies were errors.
     pub(crate) failed: bool,
     /// The answer cache keeps the reply although it is a failure.
     pub(crate) keep: bool,
-    /// Nobody was asked for lack of room here, which says nothing about the name.
+    /// No server was asked for lack of room here, which says nothing about the name.
     pub(crate) busy: bool,
 }
 

@@ -15,7 +15,7 @@ use dns_core::{
     wire::{Parsed, Query, Transport, append_opt, parse},
 };
 
-/// A cache and what a client gets by way of it.
+/// A cache, and the replies that clients get through it.
 #[derive(Debug)]
 pub struct CachedReplies(Cache);
 
@@ -24,7 +24,7 @@ pub struct CachedReplies(Cache);
 pub struct Given {
     /// The reply made directly from the recursor's bytes.
     pub at_once: Vec<u8>,
-    /// The next time, from the cache; `None`: it was not kept.
+    /// The reply of the next query, from the cache; `None` if the answer was not cached.
     pub from_cache: Option<Vec<u8>>,
 }
 
@@ -74,7 +74,7 @@ pub fn http_answer(query: &[u8], document: &[u8]) -> Option<Vec<u8>> {
     json_answer::reply(&parsed(query)?, document).ok()
 }
 
-/// The query in a message.
+/// Parses the query in a message.
 fn parsed(message: &[u8]) -> Option<Query<'_>> {
     match parse(message) {
         Parsed::Query(query) => Some(query),
@@ -82,7 +82,8 @@ fn parsed(message: &[u8]) -> Option<Query<'_>> {
     }
 }
 
-/// Whether a message is whole: its counts fit, its names end, its data is of its types' forms.
+/// Returns whether a message is well-formed: its counts fit, its names end, and its data has the
+/// format of its types.
 pub fn is_sound(message: &[u8]) -> bool {
     Outline::of(message).is_some()
 }

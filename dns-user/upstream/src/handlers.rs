@@ -25,18 +25,18 @@ use dns_core::{
     name::Name,
 };
 
-/// A handler as it is configured.
+/// A handler of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandlerConfig {
     /// The names at and below this domain are answered by the handler.
     pub domain: Name,
-    /// Where answers come from.
+    /// Source of the answers.
     pub source: HandlerSource,
     /// Whether answers are cached.
     pub cache: bool,
 }
 
-/// Where a handler's answers come from.
+/// The source of a handler's answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HandlerSource {
     /// The domain's recursors, `host:port`, at least one.
@@ -58,9 +58,9 @@ pub struct Handlers {
 struct Handler {
     config: HandlerConfig,
     source: CachedSource,
-    /// Its recursors, if it has any.
+    /// Its recursors; `None` for other sources.
     forwarder: Option<Arc<Forwarder>>,
-    /// Where answers are kept.
+    /// Its cache; `None` if disabled.
     cache: Option<Arc<Cache>>,
 }
 
@@ -88,7 +88,7 @@ impl Handlers {
         previous: &Handlers,
         hosts: &Arc<HostNames>,
     ) -> Self {
-        // One client, and so one pool of connections, for all.
+        // All handlers share a client, and so a pool of connections.
         let mut http_client = None;
         let by_domain = handlers.into_iter().map(|handler| {
             let domain = handler.domain.clone();
@@ -123,7 +123,7 @@ impl Handlers {
             .collect()
     }
 
-    /// Forgets all answers of handlers.
+    /// Drops all cached answers of handlers.
     pub fn flush_cache(&self) {
         for Handler { source, cache, .. } in self.by_domain.values() {
             cache.iter().for_each(|cache| cache.flush());
@@ -131,19 +131,19 @@ impl Handlers {
         }
     }
 
-    /// The recursors of handlers by domain.
+    /// Returns the recursors of handlers by domain.
     pub(crate) fn forwarders(&self) -> impl Iterator<Item = (&Name, &Forwarder)> {
         self.by_domain.iter().filter_map(|(domain, handler)| Some((domain, handler.forwarder.as_deref()?)))
     }
 
-    /// The caches of handlers by domain.
+    /// Returns the caches of handlers by domain.
     pub(crate) fn caches(&self) -> impl Iterator<Item = (&Name, &Arc<Cache>)> {
         self.by_domain.iter().filter_map(|(domain, handler)| Some((domain, handler.cache.as_ref()?)))
     }
 }
 
 impl Handler {
-    /// Puts one handler in force.
+    /// Creates a handler from its configuration.
     fn new(
         handler: HandlerConfig,
         config: &Config,
@@ -186,7 +186,7 @@ fn parse_file(file: &str, bytes: &[u8]) -> Result<Vec<HandlerConfig>, ConfigErro
         Json::List(_) | Json::Null => json,
         other => return Err(error(format!("is {}, not a list of handlers", other.kind()))),
     };
-    // Reached as a member, so that errors say `handlers[3].source.type`.
+    // Read through the parent, so that errors name `handlers[3].source.type`.
     let document = Json::Object(vec![("handlers".to_owned(), list)]);
     let handlers = Reader::document(file, &document)?.objects("handlers")?;
     handlers.iter().map(parse_handler).collect()
@@ -215,7 +215,7 @@ fn parse_handler(handler: &Reader<'_>) -> Result<HandlerConfig, ConfigError> {
     Ok(HandlerConfig { domain, source, cache })
 }
 
-/// The kinds of sources.
+/// The types of sources.
 #[derive(Clone, Copy)]
 enum Kind {
     Dns,
@@ -223,7 +223,7 @@ enum Kind {
     Deny,
 }
 
-/// The recursors of a handler of type dns.
+/// Parses the recursors of a handler of type dns.
 fn parse_recursors(source: &Reader<'_>) -> Result<Vec<String>, ConfigError> {
     let texts = source.texts("recursors")?.unwrap_or_default();
     if texts.is_empty() {
@@ -233,7 +233,7 @@ fn parse_recursors(source: &Reader<'_>) -> Result<Vec<String>, ConfigError> {
     recursors.map_err(|problem| source.error("recursors", &problem.to_string()))
 }
 
-/// The URL of a handler of type http.
+/// Parses the URL of a handler of type http.
 fn parse_url(source: &Reader<'_>) -> Result<Url, ConfigError> {
     const ALLOWED: &str = "allowed is a URL such as \"http://10.0.0.1:8081/path\" or \"https://dns.example\"";
     let text = source.text("url")?.filter(|text| !text.is_empty());

@@ -1,10 +1,10 @@
-//! Host names of recursors and HTTP servers, looked up in the background.
+//! Resolves host names of recursors and HTTP servers in the background.
 //!
-//! A query never starts a look-up: it uses the address that is known. Each name has a task
-//! that looks it up again when its TTL is over or its address failed. Asked are, in this
-//! order, /etc/hosts, recursors that are configured by address, the nameservers of
-//! /etc/resolv.conf, and this server itself, which knows the names of the fleet. Nothing
-//! runs on the runtime's pool of blocking threads, as getaddrinfo(3) would.
+//! A query never starts a look-up; it uses the known address. Each name has a task that resolves it
+//! again when its TTL expires or its address fails. The sources, in this order, are /etc/hosts,
+//! recursors configured by address, the nameservers of /etc/resolv.conf, and this server itself,
+//! which knows the names of the fleet. Nothing runs on the runtime's pool of blocking threads, as
+//! getaddrinfo(3) would.
 
 use std::{
     fs,
@@ -33,7 +33,7 @@ use dns_core::{
     wire::{CLASS_IN, Parsed, TYPE_A, TYPE_AAAA, Transport, parse},
 };
 
-/// Names of addresses that the administrator has set.
+/// Host names that the administrator has assigned.
 const HOSTS: &str = "/etc/hosts";
 /// Least and longest time between two look-ups of a name, whatever its TTL.
 const TTL: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(600)];
@@ -41,35 +41,34 @@ const TTL: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(600)];
 const RETRY: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The servers that look host names up.
+/// The sources for host names.
 #[derive(Debug, Default)]
 pub struct HostNames {
-    /// Recursors by address, `address:port`.
+    /// Recursors configured by address, `address:port`.
     recursors: Vec<String>,
-    /// Where the server itself listens.
+    /// Listen addresses of this server.
     own: Arc<ArcSwap<Vec<SocketAddr>>>,
 }
 
-/// A host name that is followed as long as this lives.
+/// A host name, resolved repeatedly while it lives.
 #[derive(Debug)]
 pub(crate) struct HostName {
-    /// Its addresses at the last look-up with success; none before the first.
+    /// Addresses of the last successful look-up; empty before the first.
     addresses: watch::Sender<Arc<[IpAddr]>>,
-    /// How many times an address failed: then the next one is used.
+    /// Number of failures, which selects the address to use.
     failures: AtomicUsize,
-    /// Asks for a look-up before its time.
+    /// Requests an early look-up.
     again: Arc<Notify>,
 }
 
 impl HostNames {
-    /// Those of a list, of which recursors by address count, and of a server that listens on
-    /// `own`.
+    /// Uses the recursors that are configured by address, and a server that listens on `own`.
     pub(crate) fn new(recursors: &[String], own: Arc<ArcSwap<Vec<SocketAddr>>>) -> Arc<Self> {
         let by_address = |name: &&String| name.parse::<SocketAddr>().is_ok();
         Arc::new(Self { recursors: recursors.iter().filter(by_address).cloned().collect(), own })
     }
 
-    /// Follows a name from now on. Has to be called inside a tokio runtime.
+    /// Begins to resolve a name. Must be called inside a tokio runtime.
     pub(crate) fn follow(self: &Arc<Self>, host: &str) -> Arc<HostName> {
         let again = Arc::new(Notify::new());
         let addresses = watch::Sender::new(Arc::from([]));
@@ -117,7 +116,7 @@ impl HostNames {
 }
 
 impl HostName {
-    /// Its address. Before the first look-up has ended it is waited for.
+    /// Returns its address, after waiting for the first look-up if that has not ended.
     pub(crate) async fn address(&self, patience: Duration) -> Option<IpAddr> {
         let mut addresses = self.addresses.subscribe();
         let known = tokio::time::timeout(patience, addresses.wait_for(|known| !known.is_empty())).await;
@@ -134,7 +133,7 @@ impl HostName {
     }
 }
 
-/// Looks a name up again and again as long as it is used.
+/// Resolves a name repeatedly while it is used.
 async fn keep_up(hosts: Arc<HostNames>, host: String, name: Weak<HostName>, again: Arc<Notify>) {
     let mut is_known = true;
     loop {
@@ -164,13 +163,13 @@ async fn keep_up(hosts: Arc<HostNames>, host: String, name: Weak<HostName>, agai
             }
         };
         drop(name);
-        // Never more often than that, however many queries fail.
+        // The limit on the rate of look-ups, however many queries fail.
         tokio::time::sleep(RETRY).await;
         let _early = tokio::time::timeout(pause.saturating_sub(RETRY), again.notified()).await;
     }
 }
 
-/// The addresses that a question for a host is answered with, and their smallest TTL.
+/// Queries the addresses of a host; returns them with their smallest TTL.
 async fn ask(forwarder: &Forwarder, name: &Name, qtype: u16) -> (Vec<IpAddr>, u32) {
     let mut message = b"\0\0\x01\0\0\x01\0\0\0\0\0\0".to_vec();
     message.extend_from_slice(name.as_wire());
@@ -191,7 +190,7 @@ async fn ask(forwarder: &Forwarder, name: &Name, qtype: u16) -> (Vec<IpAddr>, u3
     (addresses.collect(), smallest)
 }
 
-/// The addresses of a host in the text of /etc/hosts (hosts(5)).
+/// Finds the addresses of a host in the text of /etc/hosts (hosts(5)).
 fn of_hosts(text: &str, host: &str) -> Vec<IpAddr> {
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
     let matching = lines.filter_map(|line| {
@@ -202,13 +201,13 @@ fn of_hosts(text: &str, host: &str) -> Vec<IpAddr> {
     matching.collect()
 }
 
-/// The address that a host is written as, without its zone.
+/// Parses a host that is written as an address, without its zone.
 fn literal(host: &str) -> Option<IpAddr> {
     host.parse().ok()
 }
 
-/// The socket address that `name` (`address:port`, `[address%zone]:port`) stands for; `None`: it
-/// has a host name, or its zone is no interface now.
+/// Parses `name` (`address:port`, `[address%zone]:port`); `None` if it has a host name, or its zone
+/// is not a current interface.
 pub(crate) fn socket_address(name: &str) -> Option<SocketAddr> {
     if let Ok(address) = name.parse() {
         return Some(address);
@@ -219,7 +218,7 @@ pub(crate) fn socket_address(name: &str) -> Option<SocketAddr> {
     Some(SocketAddrV6::new(address.parse().ok()?, port.parse().ok()?, 0, index).into())
 }
 
-/// Whether `name` (`host:port`) has a host name.
+/// Returns whether `name` (`host:port`) has a host name.
 pub(crate) fn has_host_name(name: &str) -> bool {
     !name.starts_with('[') && name.parse::<SocketAddr>().is_err()
 }

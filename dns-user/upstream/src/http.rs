@@ -1,4 +1,4 @@
-//! Answers by HTTP: JSON from a server of the operator's choice.
+//! Answers from a JSON server over HTTP.
 
 use std::{
     collections::HashMap,
@@ -31,19 +31,19 @@ use super::{
 };
 use dns_core::wire::Query;
 
-/// Largest document that is read, bytes.
+/// Longest accepted document in bytes.
 const MAX_DOCUMENT: usize = 4 << 20;
 /// How long a connection waits for the first look-up of its host name.
 const LOOK_UP_PATIENCE: Duration = Duration::from_secs(2);
-/// Idle connections kept for one server.
+/// Most idle connections kept per server.
 const MAX_IDLE: usize = 16;
 /// How long idle connections are kept.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Keeps connections to all servers of all handlers.
+/// Client with the connections to all servers of all handlers.
 pub(crate) type HttpClient = Client<HttpsConnector<HttpConnector<Hosts>>, Empty<Bytes>>;
 
-/// A client that trusts the CAs of the system.
+/// Creates a client that trusts the CAs of the system.
 pub(crate) fn client(hosts: &Arc<HostNames>) -> HttpClient {
     let provider = || Arc::new(rustls::crypto::ring::default_provider());
     let hosts = Hosts { names: Arc::clone(hosts), followed: Arc::default() };
@@ -70,11 +70,11 @@ pub(crate) fn client(hosts: &Arc<HostNames>) -> HttpClient {
         .build(connector)
 }
 
-/// The host names of HTTP servers, each followed from its first connection on.
+/// Host names of HTTP servers, each resolved repeatedly from its first connection on.
 #[derive(Clone)]
 pub(crate) struct Hosts {
     names: Arc<HostNames>,
-    /// Those that are followed: as many as handlers name.
+    /// Known host names: as many as handlers name.
     followed: Arc<Mutex<HashMap<String, Arc<HostName>>>>,
 }
 
@@ -95,7 +95,7 @@ impl Service<dns::Name> for Hosts {
         Box::pin(async move {
             let address = host.address(LOOK_UP_PATIENCE).await;
             let address = address.ok_or_else(|| io::Error::other("the host name is not known"))?;
-            // The port is the URL's.
+            // The client takes the port from the URL.
             Ok(std::iter::once(SocketAddr::new(address, 0)))
         })
     }
@@ -103,10 +103,10 @@ impl Service<dns::Name> for Hosts {
 
 /// A server that answers in JSON.
 pub(crate) struct HttpSource {
-    /// Where it is; ends with a slash.
+    /// URL of the server; ends with a slash.
     url: Url,
     client: HttpClient,
-    /// For one answer, connecting included.
+    /// Time limit of an answer, connecting included.
     timeout: Duration,
 }
 
@@ -120,12 +120,12 @@ impl fmt::Debug for HttpSource {
     }
 }
 
-/// A handler's URL for logs and reports: without user, password and the values of its query, which may
-/// be keys.
+/// Returns a handler's URL for logs and reports, without user, password and the values of its
+/// query, which may be keys.
 pub fn shown(url: &Url) -> String {
     let mut shown = url.clone();
     if !shown.username().is_empty() || shown.password().is_some() {
-        // URLs that can have a user can have this one.
+        // This cannot fail for a URL that has a user.
         let _ = shown.set_username("***");
         let _ = shown.set_password(None);
     }
@@ -135,36 +135,36 @@ pub fn shown(url: &Url) -> String {
     shown.into()
 }
 
-/// Why there is no answer.
+/// Reasons for the lack of an answer.
 #[derive(Debug, thiserror::Error)]
 enum HttpError {
-    /// The name makes no URL.
+    /// The name cannot be put into a URL.
     #[error("cannot make the request: {0}")]
     Request(#[from] hyper::http::Error),
-    /// No connection, or it broke off.
+    /// The connection failed or broke.
     #[error("{0}")]
     Connection(#[from] hyper_util::client::legacy::Error),
-    /// Any status but 200.
+    /// Any status except 200.
     #[error("status {0}")]
     Status(StatusCode),
-    /// The document broke off or is too large.
+    /// The document was incomplete or too large.
     #[error("{0}")]
     Body(Box<dyn std::error::Error + Send + Sync>),
-    /// The document is no answer.
+    /// The document is not an answer.
     #[error(transparent)]
     Answer(#[from] json_answer::JsonAnswerError),
-    /// It took too long.
+    /// The time limit has passed.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
 }
 
 impl HttpSource {
-    /// A server at `url`. `request_timeout` is what a client's query may take in all.
+    /// Creates a source at `url`. `request_timeout` is the total time limit of a client's query.
     pub(crate) fn new(mut url: Url, client: HttpClient, request_timeout: Duration) -> Self {
         if !url.path().ends_with('/') {
             url.set_path(&format!("{}/", url.path()));
         }
-        // A little less, so that the client gets the handler's own SERVFAIL.
+        // A little less, so that the client gets the handler's SERVFAIL.
         let timeout = request_timeout - request_timeout / 10;
         Self { url, client, timeout }
     }
@@ -200,9 +200,8 @@ impl HttpSource {
     }
 }
 
-/// A name in presentation format with the final dot, letter case kept; special
-/// characters behind a backslash, unprintable ones as `\ddd` (as the reference
-/// writes them).
+/// Formats a name in presentation format with the final dot, preserving letter case. Special
+/// characters get a backslash, unprintable ones become `\ddd` (as in bosh-dns).
 fn presentation(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());
     let mut rest = name;

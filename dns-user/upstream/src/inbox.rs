@@ -1,12 +1,12 @@
-//! Taking all that a recursor's socket holds.
+//! Reads all datagrams queued in a recursor's socket.
 
 use std::{cell::RefCell, io, os::fd::RawFd};
 
 use dns_platform::mmsg::{Incoming, Told};
 
-/// Datagrams that are taken at once.
+/// Most datagrams read by one system call.
 const BATCH: usize = 8;
-/// The largest UDP datagram.
+/// Length of the largest UDP datagram.
 const MAX_DATAGRAM: usize = 65_535;
 
 thread_local! {
@@ -14,9 +14,8 @@ thread_local! {
     static INCOMING: RefCell<Incoming<BATCH, MAX_DATAGRAM>> = RefCell::new(Incoming::new(Told::Nothing));
 }
 
-/// Hands all datagrams that a connected socket holds to `each`, which must not
-/// take any itself. Ends with the error that the kernel has once there are none:
-/// `WouldBlock`, or what ICMP told.
+/// Passes all datagrams queued in a connected socket to `each`, which must not call this function.
+/// Returns the error that ends the queue: `WouldBlock`, or one reported by ICMP.
 pub(super) fn take_all(socket: RawFd, mut each: impl FnMut(&[u8])) -> io::Error {
     INCOMING.with_borrow_mut(|incoming| {
         loop {
@@ -24,8 +23,8 @@ pub(super) fn take_all(socket: RawFd, mut each: impl FnMut(&[u8])) -> io::Error 
                 Ok(count) => {
                     incoming.datagrams(count).for_each(|datagram| each(datagram.bytes));
                     if count < BATCH {
-                        // The kernel has looked for one more: that saves us the call. An
-                        // error that it met instead is kept for the next one.
+                        // The kernel has found the queue empty, so another call is unnecessary. An
+                        // error that it met instead is kept for the next call.
                         return io::ErrorKind::WouldBlock.into();
                     }
                 }
@@ -42,7 +41,7 @@ mod tests {
 
     use super::*;
 
-    /// Two sockets connected to one another.
+    /// Two sockets connected to each other.
     fn pair() -> [UdpSocket; 2] {
         let [one, other] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
         one.connect(other.local_addr().unwrap()).unwrap();
@@ -50,7 +49,8 @@ mod tests {
         [one, other]
     }
 
-    /// Takes all from a socket: length and last byte of each, and how it ended.
+    /// Reads a socket until it is empty; returns the length and last byte of each datagram, and the
+    /// final error.
     fn all(socket: &UdpSocket) -> (Vec<(usize, Option<u8>)>, io::ErrorKind) {
         let mut taken = Vec::new();
         let error = take_all(socket.as_raw_fd(), |datagram| {
@@ -60,10 +60,10 @@ mod tests {
     }
 
     #[test]
-    fn pending_datagrams_keep_their_order() {
+    fn pending_datagrams_keep_order() {
         let [sender, receiver] = pair();
         for count in [0, 1, BATCH - 1, BATCH, BATCH + 1, 3 * BATCH] {
-            // Of several sizes, an empty and a large one among them.
+            // Various sizes, among them an empty and a large one.
             let sizes = (0..count).map(|number| if number == 1 { 60_000 } else { number * 100 });
             let expected: Vec<(usize, Option<u8>)> =
                 sizes.zip(0..).map(|(size, number)| (size, (size > 0).then_some(number))).collect();

@@ -9,7 +9,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use super::message::{self, QUESTION_NAME};
 use dns_core::{config::json::Json, wire::Query};
 
-/// A JSON document that is no answer.
+/// The reason why a JSON document is not an answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum JsonAnswerError {
     #[error("no JSON: {0}")]
@@ -17,12 +17,12 @@ pub(crate) enum JsonAnswerError {
     /// A member has the wrong JSON type.
     #[error("{0} is of the wrong kind")]
     Kind(&'static str),
-    /// No answer could be written as what it says it is.
+    /// No answer's data fits its type.
     #[error("none of {0} answers is readable")]
     Unreadable(usize),
 }
 
-/// Makes a reply to `query` from a JSON document.
+/// Builds a reply to `query` from a JSON document.
 pub(crate) fn reply(query: &Query<'_>, document: &[u8]) -> Result<Vec<u8>, JsonAnswerError> {
     let json = Json::parse(document).map_err(|error| JsonAnswerError::Syntax(error.to_string()))?;
     let document = members(&json).ok_or(JsonAnswerError::Kind("the document"))?;
@@ -42,8 +42,8 @@ pub(crate) fn reply(query: &Query<'_>, document: &[u8]) -> Result<Vec<u8>, JsonA
     let mut reply = message::begin_reply(query, true, true, rcode);
     let mut numbers = message::question_numbers(&reply);
     message::set_truncated(&mut reply, truncated);
-    // The first owner is the question's name whatever the JSON says (observed);
-    // behind an alias it is what that leads to.
+    // The first owner is the question's name whatever the JSON says (observed); after an alias it
+    // is the alias's target.
     let mut owner = if query.question.raw_name.len() > 1 { QUESTION_NAME.to_vec() } else { vec![0] };
     let mut written = 0;
     for answer in &answers {
@@ -88,7 +88,7 @@ struct Answer<'a> {
 }
 
 impl<'a> Answer<'a> {
-    /// Reads one; what is missing is 0 or empty.
+    /// Parses one; missing members are 0 or empty.
     fn parse(json: &'a Json) -> Result<Self, JsonAnswerError> {
         let answer = members(json).ok_or(JsonAnswerError::Kind("an answer"))?;
         let rtype = number(find(answer, "type"), "type", u16::MAX.into())?.unwrap_or(0) as u16;
@@ -102,7 +102,7 @@ impl<'a> Answer<'a> {
     }
 }
 
-/// The members of an object; none for null; `None` for anything else.
+/// Returns the members of an object, none for null, `None` for anything else.
 fn members(json: &Json) -> Option<&[(String, Json)]> {
     match json {
         Json::Object(members) => Some(members),
@@ -111,13 +111,13 @@ fn members(json: &Json) -> Option<&[(String, Json)]> {
     }
 }
 
-/// The last member of this name that is not null.
+/// Finds the last member of this name that is not null.
 fn find<'a>(members: &'a [(String, Json)], name: &str) -> Option<&'a Json> {
     let named = members.iter().rev().filter(|(member, _)| member.eq_ignore_ascii_case(name));
     named.map(|(_, value)| value).find(|value| **value != Json::Null)
 }
 
-/// A whole number from 0 to `max`.
+/// Parses an integer from 0 to `max`.
 fn number(json: Option<&Json>, name: &'static str, max: u64) -> Result<Option<u64>, JsonAnswerError> {
     match json {
         None => Ok(None),
@@ -160,7 +160,7 @@ fn rdata(rtype: u16, text: &str) -> Option<Vec<u8>> {
             push_name(&mut data, words.next()?)?;
             push_numbers::<u32>(&mut data, &mut words, 5)?;
         }
-        // TXT, SPF: strings in quotes, or one text without.
+        // TXT, SPF: quoted strings, or one text without quotes.
         16 | 99 => return strings(text),
         // CAA (RFC 8659): flags, tag, value
         257 => {
@@ -177,7 +177,7 @@ fn rdata(rtype: u16, text: &str) -> Option<Vec<u8>> {
     words.next().is_none_or(|_| matches!(rtype, 1 | 28)).then_some(data)
 }
 
-/// Whole numbers of one size in network order.
+/// Integers in network byte order.
 trait NetworkOrder: std::str::FromStr {
     fn push(self, data: &mut Vec<u8>);
 }
@@ -206,7 +206,7 @@ fn push_numbers<'a, N: NetworkOrder>(
     Some(())
 }
 
-/// Appends a domain name with its letter case, uncompressed.
+/// Appends a domain name in its letter case, uncompressed.
 fn push_name(data: &mut Vec<u8>, text: &str) -> Option<()> {
     use hickory_proto::serialize::binary::BinEncodable;
     let mut name = hickory_proto::rr::Name::from_ascii(text).ok()?;
@@ -222,8 +222,8 @@ fn push_string(data: &mut Vec<u8>, text: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// Character-strings: quoted ones with their escapes, or else the whole text as
-/// it is, split where it is too long for one.
+/// Converts to character-strings: quoted ones with their escapes, or else the unchanged text, split
+/// if it is too long for one.
 fn strings(text: &str) -> Option<Vec<u8>> {
     let mut data = Vec::new();
     let mut rest = text.trim();

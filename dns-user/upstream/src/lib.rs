@@ -67,9 +67,9 @@ use dns_core::config::Config;
 /// The recursors of the configuration.
 #[derive(Debug)]
 pub struct Upstream {
-    /// Asks them; `None` where recursion is switched off.
+    /// Forwards queries; `None` if recursion is disabled.
     forwarder: Option<Arc<Forwarder>>,
-    /// Keeps their answers; `None` where it is switched off.
+    /// Caches answers; `None` if disabled.
     cache: Option<Arc<Cache>>,
     /// Forwards to the recursors, through the cache; `None` without recursors.
     recursors: Option<CachedSource>,
@@ -77,7 +77,7 @@ pub struct Upstream {
     uncached: Option<CachedSource>,
     /// Listen addresses of this server, excluded from the recursors.
     own: Arc<ArcSwap<Vec<SocketAddr>>>,
-    /// Look host names up.
+    /// Resolves host names of recursors and handlers.
     hosts: Arc<HostNames>,
 }
 
@@ -117,7 +117,7 @@ impl Upstream {
         }
     }
 
-    /// Look host names up, for handlers.
+    /// Returns the resolver of host names, for handlers.
     pub fn host_names(&self) -> &Arc<HostNames> {
         &self.hosts
     }
@@ -127,7 +127,7 @@ impl Upstream {
         self.own.store(Arc::new(own.to_vec()));
     }
 
-    /// Forgets all forwarded answers.
+    /// Drops all cached answers of the recursors.
     pub fn flush_cache(&self) {
         if let Some(cache) = &self.cache {
             cache.flush();
@@ -137,7 +137,6 @@ impl Upstream {
         }
     }
 
-    /// Who asks the recursors.
     fn forwarder(&self) -> Option<&Forwarder> {
         self.forwarder.as_deref()
     }
@@ -146,28 +145,28 @@ impl Upstream {
         self.cache.as_deref()
     }
 
-    /// Answers by recursors; `None` where recursion is switched off.
+    /// Returns the recursors as a source of answers; `None` if recursion is disabled.
     pub fn recursors(&self) -> Option<CachedSource> {
         self.recursors.clone()
     }
 
-    /// As [`Self::recursors`], past the cache: for reverse names (observed).
+    /// Returns the same as [`Self::recursors`] without the cache, for reverse names (observed).
     pub fn uncached(&self) -> Option<CachedSource> {
         self.uncached.clone()
     }
 
-    /// How the cache fares; `None`: there is none.
+    /// Returns the status of the cache; `None` without a cache.
     pub fn cache_status(&self) -> Option<CacheStatus> {
         self.cache().map(CacheStatus::of)
     }
 
-    /// How each recursor fares, the preferred one first.
+    /// Returns the status of each recursor, the preferred one first.
     pub fn status(&self) -> Vec<RecursorStatus> {
         self.forwarder.as_ref().map(|forwarder| status::of(forwarder)).unwrap_or_default()
     }
 }
 
-/// How the recursors of the configuration are asked.
+/// Returns the settings for the configured recursors.
 fn manner(config: &Config) -> Manner {
     Manner {
         timeout: config.recursion.timeout,
@@ -186,8 +185,7 @@ fn form(config: &Config) -> Form {
     Form { transparent: config.compat.transparent_forwarding, client_subnet: config.recursion.client_subnet }
 }
 
-/// Removes the recursors that are not to be used. Addresses are compared as
-/// addresses, however they are written.
+/// Removes excluded recursors. Addresses are compared by value, not by spelling.
 fn without_excluded(mut names: Vec<String>, excluded: &[String]) -> Vec<String> {
     let address = |name: &String| name.parse::<SocketAddr>().ok();
     let same = |one: &String, other: &String| {
@@ -197,29 +195,29 @@ fn without_excluded(mut names: Vec<String>, excluded: &[String]) -> Vec<String> 
     names
 }
 
-/// Why a try at a recursor brought no reply.
+/// Reason why a try at a recursor brought no reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum TryError {
-    /// Nothing came in time.
+    /// The time limit has passed.
     #[error("no reply in time")]
     TimedOut,
-    /// The port is closed, or there is no way there.
+    /// The port is closed or the host unreachable.
     #[error("port closed or host unreachable")]
     Refused,
-    /// The connection broke off.
+    /// The connection was reset.
     #[error("connection reset")]
     Reset,
-    /// The connection was closed in good order, but without a reply. The
-    /// reference does not count this as a network error (observed).
+    /// The connection was closed normally without a reply. bosh-dns does not count this as a
+    /// network error (observed).
     #[error("connection closed without a reply")]
     Closed,
     /// A reply with another id or question over TCP.
     #[error("reply to another query")]
     WrongReply,
-    /// Something came that is no DNS message.
+    /// The received bytes are not a DNS message.
     #[error("unreadable reply")]
     Unreadable,
-    /// Too many are in flight.
+    /// Too many queries are in flight.
     #[error("too many queries in flight")]
     Busy,
 }
@@ -233,7 +231,7 @@ impl TryError {
         }
     }
 
-    /// Whether a connection was closed, in good order or not.
+    /// Returns whether a connection was closed, normally or not.
     pub(crate) fn is_end_of_connection(self) -> bool {
         matches!(self, Self::Closed | Self::Reset)
     }

@@ -34,7 +34,7 @@ const CD: u8 = 0x10;
 /// RCODE in the fourth byte.
 const RCODE: u8 = 0x0f;
 
-/// The message's id; 0 for one without a header.
+/// Returns the message's id; 0 without a header.
 #[cfg(test)]
 pub(crate) fn id(message: &[u8]) -> u16 {
     u16_at(message, 0).unwrap_or(0)
@@ -47,7 +47,7 @@ pub(crate) fn set_id(message: &mut [u8], id: u16) {
     }
 }
 
-/// The flags of a message. All are clear where there is no header.
+/// The flags of a message, all clear without a header.
 #[derive(Clone, Copy)]
 pub(crate) struct Flags([u8; 2]);
 
@@ -56,7 +56,7 @@ impl Flags {
         Self(message.get(2..4).map_or([0; 2], |bytes| [bytes[0], bytes[1]]))
     }
 
-    /// Whether it is a reply.
+    /// Returns whether the message is a reply (QR).
     pub(crate) fn is_reply(self) -> bool {
         self.0[0] & QR != 0
     }
@@ -65,12 +65,12 @@ impl Flags {
         self.0[0] & TC != 0
     }
 
-    /// The kind of message: 0 for a query.
+    /// Returns the opcode; 0 for a query.
     pub(crate) fn opcode(self) -> u8 {
         self.0[0] >> 3 & 15
     }
 
-    /// The four bits of the RCODE that lie in the header.
+    /// Returns the four bits of the RCODE in the header.
     pub(crate) fn rcode(self) -> u8 {
         self.0[1] & 15
     }
@@ -108,16 +108,16 @@ pub(crate) struct Outline {
     pub(crate) questions: u16,
     /// Records in answer, authority and additional section.
     pub(crate) records: [u16; 3],
-    /// Where the records begin.
+    /// Offset of the first record.
     pub(crate) question_end: usize,
-    /// The OPT, whole record.
+    /// The OPT as a whole record.
     pub(crate) opt: Option<Range<usize>>,
     /// End of the last record. Trailing bytes belong to no record.
     pub(crate) end: usize,
 }
 
 impl Outline {
-    /// Walks `message`; `None` where a section runs past its end or a record is not sound.
+    /// Validates `message`; `None` if a section runs past its end or a record is malformed.
     pub(crate) fn of(message: &[u8]) -> Option<Self> {
         let questions = u16_at(message, 4)?;
         let records = [u16_at(message, 6)?, u16_at(message, 8)?, u16_at(message, 10)?];
@@ -152,12 +152,12 @@ impl Outline {
         Some(Self { questions, records, question_end, opt, end: at })
     }
 
-    /// The records in order, each with the number of its section: 0 answer,
-    /// 1 authority, 2 additional.
+    /// Iterates over the records in order, each with the number of its section: 0 answer, 1
+    /// authority, 2 additional.
     pub(crate) fn walk<'a>(&self, message: &'a [u8]) -> impl Iterator<Item = (usize, Record)> + use<'a> {
         let counts = self.records;
         let mut at = self.question_end;
-        // They have been found sound.
+        // The records have been validated.
         let no_numbers = FixedFields::default();
         (0..3).flat_map(move |section| std::iter::repeat_n(section, usize::from(counts[section]))).map_while(
             move |section| {
@@ -169,7 +169,7 @@ impl Outline {
     }
 }
 
-/// Where the parts of one record lie.
+/// Offsets of one record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     /// Start of the owner name.
@@ -177,18 +177,18 @@ pub(crate) struct Record {
     pub(crate) rtype: u16,
     /// Start of the TTL.
     pub(crate) ttl_at: usize,
-    /// The TTL, seconds; for an OPT the extended RCODE, version and flags.
+    /// TTL in seconds; for an OPT the extended RCODE, version and flags.
     pub(crate) ttl: u32,
     pub(crate) data: Range<usize>,
 }
 
 impl Record {
-    /// TYPE, CLASS, TTL and RDLENGTH.
+    /// Returns the range of TYPE, CLASS, TTL and RDLENGTH.
     fn fixed_fields(&self) -> Range<usize> {
         self.ttl_at - 4..self.data.start
     }
 
-    /// Reads the record that begins at `at`; `numbers`: the fixed fields before it.
+    /// Parses the record at `at`; `numbers` are the fixed fields before it.
     fn at(message: &[u8], at: usize, numbers: &FixedFields) -> Option<Self> {
         let fixed = name_end(message, at, numbers)?;
         let start = fixed + 10;
@@ -204,21 +204,20 @@ impl Record {
     }
 }
 
-/// The question section of a message with one question: name, type, class.
+/// Returns the question section of a message with one question: name, type, class.
 pub(crate) fn question_range(message: &[u8]) -> Option<Range<usize>> {
     (u16_at(message, 4)? == 1).then_some(())?;
     let end = name_end(message, HEADER_LEN, &FixedFields::default())? + 4;
     (end <= message.len()).then_some(HEADER_LEN..end)
 }
 
-/// The bytes of a message at `range`, if it reaches that far.
+/// Returns the bytes of a message at `range`; `None` past the end.
 pub(crate) fn bytes(message: &[u8], range: Range<usize>) -> Option<&[u8]> {
     message.get(range)
 }
 
-/// Whether two question sections ask the same, letter case aside. Length bytes
-/// are no letters (at most 63), nor is it a difference between types or classes
-/// that `eq_ignore_ascii_case` could hide: the last four bytes are compared as they are.
+/// Returns whether two question sections are equal except for letter case. Length bytes are at most
+/// 63 and so not letters; the last four bytes, type and class, are compared exactly.
 pub(crate) fn same_question(ours: &[u8], theirs: &[u8]) -> bool {
     let (Some(split), true) = (ours.len().checked_sub(4), ours.len() == theirs.len()) else { return false };
     ours[split..] == theirs[split..] && ours[..split].eq_ignore_ascii_case(&theirs[..split])
@@ -232,13 +231,13 @@ pub(crate) fn append_opt(message: &mut Vec<u8>, udp_size: u16) {
     message[10..12].copy_from_slice(&count.saturating_add(1).to_be_bytes());
 }
 
-/// Whether the OPT has bits of the RCODE that do not lie in the header (RFC 6891, section 6.1.3).
+/// Returns whether the OPT has upper bits of the RCODE (RFC 6891, section 6.1.3).
 pub(crate) fn has_extended_rcode(message: &[u8], outline: &Outline) -> bool {
     outline.opt.as_ref().and_then(|opt| message.get(opt.start + 5)).is_some_and(|&bits| bits != 0)
 }
 
-/// Takes the OPT out of a message, and with it what stands behind it: to move that
-/// could break pointers, and additional records may be left out.
+/// Removes the OPT and the records after it: moving those could break pointers, and additional
+/// records are optional.
 pub(crate) fn remove_opt(message: &mut Vec<u8>, outline: &mut Outline) {
     let Some(opt) = outline.opt.take() else { return };
     let before = outline.walk(message).filter(|(section, record)| *section == 2 && record.owner < opt.start);
@@ -266,8 +265,8 @@ pub(crate) fn begin_reply(
     reply
 }
 
-/// Gives a recursor's reply the flags that are ours to set: RD and CD of the query, RA,
-/// and AD only for a client that understands it (RFC 6840, section 5.8).
+/// Sets the flags that this server determines: RD and CD of the query, RA, and AD only for a client
+/// that understands it (RFC 6840, section 5.8).
 pub(crate) fn set_own_flags(reply: &mut [u8], query: &Query<'_>) {
     let Some([high, low]) = reply.get_mut(2..4).and_then(|flags| flags.first_chunk_mut()) else { return };
     let [asked_high, asked_low] = query.flags.to_be_bytes();
@@ -283,7 +282,7 @@ pub(crate) fn hide_authentic(reply: &mut [u8], query: &Query<'_>) {
     }
 }
 
-/// Overwrites the name in the reply's question with the client's letter case.
+/// Restores the client's letter case in the reply's question.
 pub(crate) fn restore_case(reply: &mut [u8], query: &Query<'_>) {
     let Some(theirs) = question_range(reply) else { return };
     let ours = &query.message[query.question_range()];
@@ -292,8 +291,8 @@ pub(crate) fn restore_case(reply: &mut [u8], query: &Query<'_>) {
     }
 }
 
-/// Appends a record to the answer section of a message that has no other sections
-/// yet; `false`, and nothing done, when it would grow past what a message can be.
+/// Appends a record to the answer section of a message without further sections; `false` without a
+/// change if the message would become too long.
 pub(crate) fn push_answer(message: &mut Vec<u8>, owner: &[u8], rtype: u16, ttl: u32, data: &[u8]) -> bool {
     let Some(count) = u16_at(message, 6).filter(|&count| count < u16::MAX) else { return false };
     let Ok(length) = u16::try_from(data.len()) else { return false };
@@ -310,16 +309,16 @@ pub(crate) fn push_answer(message: &mut Vec<u8>, owner: &[u8], rtype: u16, ttl: 
     true
 }
 
-/// The fixed fields of a message that holds its question alone, which ends at its end.
+/// Returns the fixed fields of a message that consists of its question.
 pub(crate) fn question_numbers(message: &[u8]) -> FixedFields {
     let mut numbers = FixedFields::default();
     numbers.add(message.len().saturating_sub(4)..message.len());
     numbers
 }
 
-/// Takes the last answer back, which begins at `start`, unless it is one that zones hold
-/// and its data has the form of its type; says whether it stays. `numbers`: the fixed
-/// fields before it, and afterwards of it, too.
+/// Removes the last answer, which begins at `start`, unless its type occurs in zones and its data
+/// has the format of that type. Returns whether it stays. `numbers` are the fixed fields before it,
+/// and afterwards also its own.
 pub(crate) fn keep_sound_answer(message: &mut Vec<u8>, start: usize, numbers: &mut FixedFields) -> bool {
     let is_sound = Record::at(message, start, numbers).is_some_and(|record| {
         // 249 to 255: TKEY, TSIG, IXFR, AXFR, MAILB, MAILA, ANY.
@@ -338,7 +337,7 @@ pub(crate) fn keep_sound_answer(message: &mut Vec<u8>, start: usize, numbers: &m
     is_sound
 }
 
-/// A pointer to the question's name: the owner of most answers.
+/// A pointer to the question's name, the owner of most answers.
 pub(crate) const QUESTION_NAME: [u8; 2] = [0xc0, HEADER_LEN as u8];
 
 #[cfg(test)]

@@ -21,37 +21,37 @@ use super::{
 };
 use dns_platform::metrics::{families, labels};
 
-/// The families of this room.
+/// The metric families of this crate.
 #[derive(Clone)]
 pub struct UpstreamMetrics {
     /// The recursors and handlers in force.
     in_force: Arc<InForce>,
     /// Value of the label `server`.
     server: String,
-    /// Stands for all families in the registry.
+    /// Description of all families, for the registry.
     desc: Desc,
 }
 
 impl UpstreamMetrics {
-    /// Metrics of whatever is in force when they are read.
+    /// Creates metrics of the recursors and handlers in force at scrape time.
     pub fn new(in_force: Arc<InForce>, server: String) -> prometheus::Result<Self> {
         let desc = families::RECURSOR_QUERIES_TOTAL.describe()?;
         Ok(Self { in_force, server, desc })
     }
 
-    /// Makes them part of what is scraped.
+    /// Registers all families of recursors and caches with `registry`.
     pub fn register(&self, registry: &Registry) -> prometheus::Result<()> {
         registry.register(Box::new(self.clone()))
     }
 }
 
-/// Which families there are depends on what is configured; one stands for all.
+/// The families depend on the configuration; one description stands for all.
 impl Collector for UpstreamMetrics {
     fn desc(&self) -> Vec<&Desc> {
         vec![&self.desc]
     }
 
-    /// The registry puts together what belongs to the same family.
+    /// The registry merges samples of the same family.
     fn collect(&self) -> Vec<MetricFamily> {
         let (upstream, handlers) = (self.in_force.upstream.load(), self.in_force.handlers.load());
         let mut all = Vec::new();
@@ -77,7 +77,7 @@ impl Collector for UpstreamMetrics {
     }
 }
 
-/// The families of one cache.
+/// Returns the families of one cache.
 fn of_cache(server: &str, zones: &str, cache: &Cache) -> [MetricFamily; 7] {
     let CacheCounters { hits, denial_hits, misses, stale_hits, evictions, entries, denial_entries } =
         &*cache.counters;
@@ -98,8 +98,8 @@ fn of_cache(server: &str, zones: &str, cache: &Cache) -> [MetricFamily; 7] {
     ]
 }
 
-/// The families of what may wait for a source; `handler`: its domain, empty for the
-/// recursors of the configuration.
+/// Returns the families of the queries that wait for a source. `handler` is its domain, empty for
+/// the configured recursors.
 fn of_source(handler: &str, source: &CachedSource) -> [MetricFamily; 4] {
     let AdmissionStatus { limit, waiting, clients: _, heaviest: _, refused } = source.admission();
     [
@@ -141,13 +141,13 @@ fn of_recursors(handler: &str, forwarder: &Forwarder) -> Vec<MetricFamily> {
     set.recursors.iter().enumerate().flat_map(of_recursor).collect()
 }
 
-/// The histogram of one recursor.
+/// Returns the latency histogram of one recursor.
 fn histogram(latencies: &[AtomicU64], sum_us: &AtomicU64) -> Histogram {
     let mut buckets = Vec::with_capacity(LATENCY_BOUNDS_US.len());
     let mut count = 0;
     for (index, replies) in latencies.iter().enumerate() {
         count += replies.load(Relaxed);
-        // The last one has no bound: it is the count of all.
+        // The last bucket has no bound: its cumulative count is the total.
         if let Some(&bound) = LATENCY_BOUNDS_US.get(index) {
             let mut bucket = Bucket::default();
             bucket.set_upper_bound(seconds(bound));

@@ -1,50 +1,50 @@
-//! In which order recursors are asked. Pure.
+//! The order in which recursors are asked. Does no I/O.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use dns_core::config::RecursorSelection;
 
-/// How many of the last tries count.
+/// Number of recent tries that count.
 const HISTORY: u32 = 25;
 /// Failures within the history after which the next recursor is preferred.
 const MAX_FAILURES: u32 = 5;
 
-/// The order of a fixed number of recursors, and what their tries do to it.
+/// The order of a fixed number of recursors, determined by their tries.
 #[derive(Debug)]
 pub(crate) struct RecursorOrder {
-    /// How the order comes about.
+    /// How the order is determined.
     mode: RecursorSelection,
-    /// The one that is asked first, as its place in the list.
+    /// Index of the recursor to ask first.
     preferred: AtomicUsize,
-    /// Failures among the last tries of each: one bit a try, the latest lowest.
+    /// Failures among the recent tries of each: one bit per try, the latest in the lowest.
     histories: Box<[AtomicU32]>,
 }
 
 impl RecursorOrder {
-    /// For `count` recursors, none tried yet; the first is preferred.
+    /// Creates the order of `count` untried recursors; the first is preferred.
     pub(crate) fn new(mode: RecursorSelection, count: usize) -> Self {
         let histories = (0..count).map(|_| AtomicU32::new(0)).collect();
         Self { mode, preferred: AtomicUsize::new(0), histories }
     }
 
-    /// The places in the list in the order to ask.
+    /// Returns indexes in the order of asking.
     pub(crate) fn order(&self) -> impl Iterator<Item = usize> + use<> {
         let count = self.histories.len();
         let first = self.preferred();
         (first..count).chain(0..first)
     }
 
-    /// The one that is asked first.
+    /// Returns the index of the recursor to ask first.
     pub(crate) fn preferred(&self) -> usize {
         self.preferred.load(Ordering::Relaxed)
     }
 
-    /// Failures among the last 25 tries of one.
+    /// Returns the failures among a recursor's last 25 tries.
     pub(crate) fn recent_failures(&self, index: usize) -> u32 {
         self.histories.get(index).map_or(0, |history| history.load(Ordering::Relaxed).count_ones())
     }
 
-    /// Notes how a try ended.
+    /// Records the result of a try.
     pub(crate) fn record(&self, index: usize, failed: bool) {
         let Some(history) = self.histories.get(index) else { return };
         let before = history.load(Ordering::Relaxed);
@@ -53,7 +53,7 @@ impl RecursorOrder {
             return;
         }
         let mask = (1 << HISTORY) - 1;
-        // Two tries that end at the same instant may count as one: no harm done.
+        // Two tries that end at the same instant may count as one, which is harmless.
         let after = (before << 1 | u32::from(failed)) & mask;
         history.store(after, Ordering::Relaxed);
         if self.mode == RecursorSelection::Smart && after.count_ones() >= MAX_FAILURES && failed {
@@ -72,7 +72,7 @@ impl RecursorOrder {
 mod tests {
     use super::*;
 
-    /// Places in the order to ask.
+    /// Returns indexes in the order of asking.
     fn order(recursors: &RecursorOrder) -> Vec<usize> {
         recursors.order().collect()
     }

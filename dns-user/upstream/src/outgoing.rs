@@ -1,4 +1,4 @@
-//! Queries to recursors, built from the question of a client.
+//! Builds queries to recursors from the question of a client.
 //!
 //! Only the parts of a client's message that a recursor needs are forwarded: name, type and class,
 //! RD, CD and DO, and Client Subnet if configured. An option or flag of one client therefore cannot
@@ -24,15 +24,15 @@ pub(crate) struct Form {
     pub(crate) client_subnet: bool,
 }
 
-/// Everything in which recursor queries differ: flags, type, class, name in lower case,
-/// Client Subnet.
+/// Everything that distinguishes recursor queries: flags, type, class, name in lower case, Client
+/// Subnet.
 pub(crate) type Key = SmallVec<[u8; 128]>;
 
-/// Bytes of a [`Key`] before the class.
+/// Offset of the class in a [`Key`].
 pub(crate) const KEY_CLASS: usize = 3;
 
 impl Form {
-    /// The message to a recursor, with id 0.
+    /// Returns the message to a recursor, with id 0.
     pub(crate) fn message(self, query: &Query<'_>) -> Vec<u8> {
         let mut flags = query.flags & (RD | CD | AD);
         if !self.transparent {
@@ -49,14 +49,14 @@ impl Form {
         if has_opt {
             let [fields @ .., _, _] = opt_record(UDP_PAYLOAD_SIZE, 0, query.dnssec_ok());
             message.extend_from_slice(&fields);
-            // It came behind a length of 16 bits, and is a part of that.
+            // The option was parsed with a length of 16 bits and is not longer.
             message.extend_from_slice(&(subnet.len() as u16).to_be_bytes());
             message.extend_from_slice(subnet);
         }
         message
     }
 
-    /// The key of the recursor query. Queries with equal keys are equal to every recursor.
+    /// Returns the key of the recursor query. Queries with equal keys are equal for every recursor.
     pub(crate) fn key(self, query: &Query<'_>) -> Key {
         let mut key = Key::new();
         let mut flags = u8::from(query.dnssec_ok())
@@ -80,7 +80,7 @@ impl Form {
         self.client_subnet.then(|| query.client_subnet()).flatten()
     }
 
-    /// Whether the recursor query has an OPT.
+    /// Returns whether the recursor query has an OPT.
     pub(crate) fn has_opt(self, query: &Query<'_>) -> bool {
         !self.transparent || query.edns.is_some()
     }
@@ -91,14 +91,14 @@ mod tests {
     use super::*;
     use dns_core::wire::{Parsed, parse};
 
-    /// A query for `oK. A` with these flags and OPT.
+    /// Builds a query for `oK. A` with these flags and OPT.
     fn message(flags: [u8; 2], opt: &[u8]) -> Vec<u8> {
         let count = u8::from(!opt.is_empty());
         let header = [0x12, 0x34, flags[0], flags[1], 0, 1, 0, 0, 0, 0, 0, count];
         [&header[..], b"\x02oK\0\0\x01\0\x01", opt].concat()
     }
 
-    /// The query in `message`.
+    /// Parses the query in `message`.
     fn query(message: &[u8]) -> Query<'_> {
         let Parsed::Query(query) = parse(message) else { panic!("a query of our own making") };
         query

@@ -2,13 +2,13 @@
 
 use std::cell::RefCell;
 
-/// Bytes fetched from the kernel at a time.
+/// Bytes requested from the kernel per call.
 const POOL: usize = 512;
 
 /// Unused random bytes of this thread.
 struct Pool {
     bytes: [u8; POOL],
-    /// How many are used up.
+    /// Number of used bytes.
     used: usize,
 }
 
@@ -17,7 +17,7 @@ thread_local! {
     static RANDOM: RefCell<Pool> = const { RefCell::new(Pool { bytes: [0; POOL], used: POOL }) };
 }
 
-/// Four random bytes from the kernel (`getrandom`), as a number.
+/// Returns four random bytes from the kernel (`getrandom`) as a number.
 pub(crate) fn u32() -> u32 {
     RANDOM.with_borrow_mut(|pool| {
         if pool.used + 4 > POOL {
@@ -31,8 +31,8 @@ pub(crate) fn u32() -> u32 {
     })
 }
 
-/// Fills `bytes` from the kernel. Should it refuse (no such system call), the
-/// ordinary generator steps in: its numbers are random, if not secret.
+/// Fills `bytes` from the kernel. If the system call is unavailable, uses an ordinary generator,
+/// whose numbers are random but not secret.
 fn fill(bytes: &mut [u8; POOL]) {
     let mut done = 0;
     while done < POOL {

@@ -1,4 +1,4 @@
-//! A recursor's reply that has been checked before anything is made of it.
+//! A recursor's reply, validated before it is used.
 
 use super::{
     TryError,
@@ -16,15 +16,15 @@ pub(crate) struct Readable {
 }
 
 impl Readable {
-    /// Checks a reply. One that is not sound is worth no more than none: clients would get
-    /// it broken.
+    /// Validates a reply. A malformed one is treated like no reply, because clients would get it
+    /// broken.
     pub(crate) fn new(reply: Vec<u8>) -> Result<Self, TryError> {
         let outline = Outline::of(&reply).ok_or(TryError::Unreadable)?;
         Ok(Self { reply, outline })
     }
 
-    /// The RCODE. With upper bits in the OPT it is an error of the exchange between us and
-    /// the recursor (BADVERS 16, BADCOOKIE 23), of which a client gets SERVFAIL.
+    /// Returns the RCODE. Upper bits in the OPT make it an error of the exchange with the recursor
+    /// (BADVERS 16, BADCOOKIE 23), for which a client gets SERVFAIL.
     pub(crate) fn rcode(&self) -> u8 {
         if self.has_extended_rcode() {
             return message::SERVFAIL;
@@ -32,18 +32,18 @@ impl Readable {
         Flags::of(&self.reply).rcode()
     }
 
-    /// Whether the RCODE has upper bits in the OPT.
+    /// Returns whether the RCODE has upper bits in the OPT.
     pub(crate) fn has_extended_rcode(&self) -> bool {
         message::has_extended_rcode(&self.reply, &self.outline)
     }
 
-    /// TC: the reply was cut.
+    /// Returns whether the reply is truncated (TC).
     pub(crate) fn is_truncated(&self) -> bool {
         Flags::of(&self.reply).truncated()
     }
 
-    /// The reply with the client's id and letter case. The recursor's OPT was for us
-    /// (RFC 6891, section 6.1.1).
+    /// Returns the reply with the client's id and letter case, without the recursor's OPT, which
+    /// concerns only this hop (RFC 6891, section 6.1.1).
     pub(crate) fn finish(self, query: &Query<'_>, form: Form) -> Forwarded {
         let Self { mut reply, mut outline } = self;
         reply.truncate(outline.end);

@@ -1,4 +1,4 @@
-//! One recursor: asked, asked again after network errors, and watched.
+//! One recursor, with retries after network errors and statistics.
 
 use std::{
     net::SocketAddr,
@@ -28,7 +28,7 @@ const SILENT_TRIES: u32 = 5;
 /// Interval between probes of a silent recursor while no query needs its answer.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How all recursors of a list are asked.
+/// Settings for all recursors of a list.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Manner {
     pub(crate) timeout: Duration,
@@ -36,7 +36,7 @@ pub(crate) struct Manner {
     pub(crate) max_retries: u32,
     /// The parts of a client's query that are forwarded.
     pub(crate) form: Form,
-    /// How replies are held against their question.
+    /// How strictly the question of a reply is checked.
     pub(crate) matching: Matching,
     /// Random letter case in the question (0x20).
     pub(crate) randomise_case: bool,
@@ -46,24 +46,24 @@ pub(crate) struct Manner {
 pub(crate) struct Recursor {
     /// As configured, `host:port`.
     name: String,
-    /// How it is asked.
+    /// Settings shared with the other recursors of the list.
     manner: Manner,
-    /// Its host name and port; `None`: it is configured by address.
+    /// Host name and port; `None` if configured by address.
     host: Option<(Arc<HostName>, u16)>,
-    /// Its sockets; `None` while no address is known.
+    /// The sockets; `None` while no address is known.
     sockets: ArcSwapOption<Sockets>,
     /// Counters of tries, by result.
     pub(crate) counters: RecursorCounters,
-    /// Whether it has fallen silent.
+    /// Whether the recursor has fallen silent.
     silence: Silence,
 }
 
 /// State that tells a silent recursor from one that answers.
 #[derive(Debug)]
 struct Silence {
-    /// Tries without any answer since the last one with.
+    /// Consecutive tries without any answer.
     tries: AtomicU32,
-    /// When this began to be counted.
+    /// Start of the clock for `probed_ms`.
     since: Instant,
     /// Time of the last probe, in milliseconds after `since`.
     probed_ms: AtomicU64,
@@ -74,9 +74,9 @@ struct Silence {
 pub(crate) enum Worth {
     /// The recursor has answered recently.
     Waiting,
-    /// It is silent, and should be asked now to see whether it still is.
+    /// The recursor is silent; the query should probe it now.
     Probing,
-    /// It is silent, and was asked a moment ago.
+    /// The recursor is silent and was probed recently.
     Nothing,
 }
 
@@ -95,27 +95,27 @@ pub(crate) struct RecursorCounters {
     pub(crate) tries: AtomicU64,
     /// Tries without a reply.
     pub(crate) network_errors: AtomicU64,
-    /// Replies with an RCODE other than NOERROR and NXDOMAIN, or unreadable.
+    /// Replies with an RCODE other than NOERROR and NXDOMAIN, or malformed.
     pub(crate) error_replies: AtomicU64,
-    /// Queries that were not sent for lack of room.
+    /// Queries not sent for lack of room.
     pub(crate) refused: AtomicU64,
-    /// Datagrams that were no reply to any query of ours: late, wrong or forged.
+    /// Datagrams that matched no query in flight: late, wrong or forged.
     pub(crate) mismatched: Arc<AtomicU64>,
-    /// Smoothed time to a reply, microseconds; 0: none yet.
+    /// Smoothed time to a reply in microseconds; 0 before the first.
     pub(crate) latency_us: AtomicU64,
-    /// Replies by the time they took: up to so many microseconds as
-    /// [`LATENCY_BOUNDS_US`] says, the last for all that took longer.
+    /// Replies by latency, with the bounds of [`LATENCY_BOUNDS_US`] in microseconds; the last
+    /// bucket counts all slower ones.
     pub(crate) latencies: [AtomicU64; LATENCY_BOUNDS_US.len() + 1],
-    /// Sum of the times of all replies, microseconds.
+    /// Sum of all latencies in microseconds.
     pub(crate) latency_sum_us: AtomicU64,
 }
 
-/// Upper bounds of the histogram of latencies, microseconds.
+/// Upper bounds of the latency histogram in microseconds.
 pub(crate) const LATENCY_BOUNDS_US: [u64; 12] =
     [250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000, 2_500_000];
 
 impl Recursor {
-    /// A recursor at `name`, which is `address:port`, `[address]:port` or `host:port`.
+    /// Creates a recursor at `name`, which is `address:port`, `[address]:port` or `host:port`.
     pub(crate) fn new(name: &str, manner: Manner, hosts: &Arc<HostNames>) -> Self {
         let counters = RecursorCounters::default();
         let sockets = socket_address(name).map(|address| Arc::new(Sockets::new(address, manner, &counters)));
@@ -132,13 +132,13 @@ impl Recursor {
         &self.name
     }
 
-    /// Its address, where it is known.
+    /// Returns its address, if known.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         self.sockets.load().as_ref().map(|sockets| sockets.address)
     }
 
-    /// Asks it, as often as the configuration says. `message` is what [`Form::message`]
-    /// made of `query`; its id and, with 0x20, its letter case are overwritten.
+    /// Asks the recursor with the configured retries. `message` comes from [`Form::message`] for
+    /// `query`; its id and, with 0x20, its letter case are overwritten.
     pub(crate) async fn ask(
         &self,
         query: &Query<'_>,
@@ -147,7 +147,7 @@ impl Recursor {
     ) -> Result<Readable, TryError> {
         let mut tries = 0;
         let reply = loop {
-            // A server that does not keep the letter case answers the last try.
+            // The last try serves recursors that do not preserve the letter case.
             let randomise_case = self.manner.randomise_case && tries == 0;
             let outcome = self.ask_once(query, transport, message, randomise_case).await;
             match outcome {
@@ -159,9 +159,9 @@ impl Recursor {
         Ok(self.made_whole(query, transport, message, reply).await)
     }
 
-    /// A reply that is cut or says that the recursor does not understand EDNS, or a better
-    /// one by TCP or without EDNS (RFC 6891, section 7). A client without TCP, such as musl,
-    /// gets of the whole answer what fits.
+    /// Replaces a reply that is truncated, or that rejects EDNS, with a better one by TCP or
+    /// without EDNS (RFC 6891, section 7). A client without TCP, such as musl, gets as much of the
+    /// whole answer as fits.
     async fn made_whole(
         &self,
         query: &Query<'_>,
@@ -212,7 +212,7 @@ impl Recursor {
         if outcome.as_ref().is_err_and(|error| error.is_network_error())
             && let Some((host, _)) = &self.host
         {
-            // The host name may mean another address by now.
+            // The host name may have another address by now.
             host.failed();
         }
         outcome
@@ -237,9 +237,9 @@ impl Recursor {
     fn note(&self, outcome: &Result<Readable, TryError>, took: Duration) {
         match outcome {
             Err(TryError::TimedOut) => _ = self.silence.tries.fetch_add(1, Ordering::Relaxed),
-            // It was not asked.
+            // The recursor was not asked.
             Err(TryError::Busy) => {}
-            // Written only where it changes something: all threads read it.
+            // Written only on a change, because all threads read it.
             _ if self.silence.tries.load(Ordering::Relaxed) == 0 => {}
             _ => self.silence.tries.store(0, Ordering::Relaxed),
         }
@@ -272,12 +272,12 @@ impl Recursor {
         }
     }
 
-    /// Its sockets, for the address that is known now.
+    /// Returns the sockets for the current address.
     async fn sockets(&self) -> Result<Arc<Sockets>, TryError> {
         let open = self.sockets.load_full();
         let address = match (&self.host, &open) {
             (None, Some(sockets)) => return Ok(Arc::clone(sockets)),
-            // The zone of its address was no interface before.
+            // The zone of the address was not an interface before.
             (None, None) => socket_address(&self.name),
             (Some((host, port)), _) => {
                 host.address(self.manner.timeout).await.map(|address| SocketAddr::new(address, *port))
@@ -305,8 +305,8 @@ impl Sockets {
     }
 }
 
-/// Gives every letter of the question's name a random case
-/// (draft-vixie-dnsext-dns0x20). Type and class, its last four bytes, stay.
+/// Gives every letter of the question's name a random case (draft-vixie-dnsext-dns0x20). The last
+/// four bytes, type and class, stay.
 fn randomise(question: &mut [u8]) {
     let Some(end) = question.len().checked_sub(4) else { return };
     for bytes in question[..end].chunks_mut(32) {

@@ -1,4 +1,4 @@
-//! Recursors from /etc/resolv.conf, followed as it changes.
+//! Recursors from /etc/resolv.conf, reread when it changes.
 
 use std::{
     fs,
@@ -14,17 +14,17 @@ use dns_platform::files::FileStamp;
 
 /// The system's list of nameservers.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// How often it is looked at. It is often a symbolic link into a folder that
-/// comes and goes (systemd, DHCP clients), which a watch would lose.
+/// How often the file is checked. It is often a symbolic link into a folder that is recreated
+/// (systemd, DHCP clients), which a watch would lose.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The usable nameservers of the file, followed as it changes.
 pub(super) struct Nameservers {
-    /// Where we listen ourselves.
+    /// Listen addresses of this server.
     own: Arc<ArcSwap<Vec<SocketAddr>>>,
-    /// Recursors that are not to be used, `host:port`.
+    /// Excluded recursors, `host:port`.
     excluded: Vec<String>,
-    /// The version of the file, and of `own`, that `names` are from.
+    /// Versions of the file and of `own` that `names` were read from.
     seen: (Option<FileStamp>, Arc<Vec<SocketAddr>>),
     names: Vec<String>,
 }
@@ -38,7 +38,7 @@ impl Nameservers {
         new
     }
 
-    /// Those of the last reading.
+    /// Returns the nameservers as last read.
     pub(super) fn names(&self) -> &[String] {
         &self.names
     }
@@ -54,10 +54,11 @@ impl Nameservers {
             if now.0 == self.seen.0 && same_own {
                 continue;
             }
-            // Taken before the file is read: what changes in between is seen next time.
+            // Taken before the file is read: a change in between is noticed next time.
             self.seen = now;
             let new = self.read();
-            // Better none than ourselves, where our own addresses are what changed.
+            // If this server's addresses have changed, an empty list is better than forwarding to
+            // itself.
             if new.is_empty() && same_own {
                 tracing::warn!(
                     file = RESOLV_CONF,
@@ -71,7 +72,7 @@ impl Nameservers {
         }
     }
 
-    /// The version of everything that decides which nameservers are asked.
+    /// Returns the version of all inputs of the list.
     fn version(&self) -> (Option<FileStamp>, Arc<Vec<SocketAddr>>) {
         (FileStamp::of(RESOLV_CONF), self.own.load_full())
     }
@@ -88,15 +89,15 @@ impl Nameservers {
     }
 }
 
-/// The nameservers of the file now, `address:port`, loopback addresses too; without those at
-/// which a server that listens on `own` is reached.
+/// Returns the current nameservers of the file as `address:port`, loopback addresses included,
+/// without the addresses of a server that listens on `own`.
 pub(super) fn nameservers(own: &[SocketAddr]) -> Vec<String> {
     let text = fs::read(RESOLV_CONF).unwrap_or_default();
     parse(&String::from_utf8_lossy(&text), &own_addresses(own), true)
 }
 
-/// The addresses at which `listen` reaches us: a wildcard stands for all that the
-/// interfaces have.
+/// Returns the addresses at which `listen` can be reached: a wildcard covers all addresses of the
+/// interfaces.
 fn own_addresses(listen: &[SocketAddr]) -> Vec<IpAddr> {
     let mut own: Vec<IpAddr> = listen.iter().map(SocketAddr::ip).collect();
     if own.iter().any(IpAddr::is_unspecified) {
@@ -121,7 +122,7 @@ fn parse(text: &str, own: &[IpAddr], with_loopback: bool) -> Vec<String> {
             continue;
         }
         let Some(word) = words.next() else { continue };
-        // A link-local address may name its interface: `fe80::1%eth0`.
+        // A link-local address may contain its interface: `fe80::1%eth0`.
         let (address, zone) = word.split_once('%').map_or((word, None), |(ip, zone)| (ip, Some(zone)));
         let Ok(address) = address.parse::<IpAddr>() else {
             tracing::warn!(nameserver = word, "left out a nameserver that is not an IP address");
@@ -141,7 +142,7 @@ fn parse(text: &str, own: &[IpAddr], with_loopback: bool) -> Vec<String> {
     names
 }
 
-/// Number of an interface.
+/// Returns the index of an interface.
 pub(super) fn interface_index(zone: &str) -> Option<u32> {
     zone.parse().ok().or_else(|| nix::net::if_::if_nametoindex(zone).ok())
 }

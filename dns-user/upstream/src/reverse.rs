@@ -1,4 +1,4 @@
-//! Names of addresses: PTR records for what the records file and the aliases know.
+//! Reverse names: PTR records from the records file and the aliases.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -35,12 +35,12 @@ fn reply(query: &Query<'_>, names: impl Fn(IpAddr) -> Vec<Box<[u8]>>) -> Option<
     Some(reply)
 }
 
-/// The address whose reverse name this is (RFC 1035, section 3.5; RFC 3596,
-/// section 2.5), in wire format and any letter case. Whole addresses only.
+/// Parses a complete reverse name (RFC 1035, section 3.5; RFC 3596, section 2.5) in wire format and
+/// any letter case.
 fn address_of(name: &[u8]) -> Option<IpAddr> {
-    /// Ends of the names of IPv4 addresses.
+    /// Suffix of the reverse names of IPv4 addresses.
     const V4: &[u8] = b"\x07in-addr\x04arpa\0";
-    /// Ends of the names of IPv6 addresses.
+    /// Suffix of the reverse names of IPv6 addresses.
     const V6: &[u8] = b"\x03ip6\x04arpa\0";
     let strip = |suffix: &[u8]| {
         let split = name.len().checked_sub(suffix.len())?;
@@ -64,7 +64,7 @@ fn address_of(name: &[u8]) -> Option<IpAddr> {
         let (&length, tail) = rest.split_first()?;
         let (label, tail) = tail.split_at_checked(usize::from(length))?;
         let text = std::str::from_utf8(label).ok()?;
-        // Written in no other way: no sign, no zeros in front.
+        // Only the canonical spelling: no sign, no leading zeros.
         *octet = text.parse().ok().filter(|number: &u8| number.to_string() == text)?;
         rest = tail;
     }
@@ -81,7 +81,7 @@ mod tests {
         wire::{Parsed, parse},
     };
 
-    /// The address of a name in presentation format.
+    /// Returns the address of a name in presentation format.
     fn address(text: &str) -> Option<String> {
         address_of(Name::from_text(text).unwrap().as_wire()).map(|address| address.to_string())
     }

@@ -10,23 +10,23 @@ use smallvec::SmallVec;
 
 use super::fields::{HEADER_LEN, TYPE_OPT, TYPE_SOA, u16_at};
 
-/// Longest name, bytes of wire format (RFC 1035, section 2.3.4).
+/// Longest name in wire format, in bytes (RFC 1035, section 2.3.4).
 const MAX_NAME: usize = 255;
 /// Most pointers in one name: it has at most 127 labels, and a pointer in front of
 /// each is more than any server writes.
 const MAX_POINTERS: usize = 127;
 const CLASS_IN: u16 = 1;
 
-/// Where the parts of a message lie that are numbers and no names: TYPE and CLASS of a
-/// question; TYPE, CLASS, TTL and RDLENGTH of a record. In order, as a walk comes by.
+/// Ranges of a message that hold numbers: TYPE and CLASS of a question; TYPE, CLASS, TTL and
+/// RDLENGTH of a record; in ascending order.
 ///
-/// A pointer that leads there makes a name of a number: no server writes one, and the
-/// name would turn into another (or into none) when the cache rewrites the TTL.
+/// A pointer to them would read a name from a number. No server writes such a pointer, and the name
+/// would change (or break) when the cache rewrites the TTL.
 #[derive(Debug, Default)]
 pub(crate) struct FixedFields(SmallVec<[Range<usize>; 8]>);
 
 impl FixedFields {
-    /// Notes the fields at `range`, which lie behind all that were noted before.
+    /// Adds the fields at `range`, which lie after all previous ones.
     pub(super) fn add(&mut self, range: Range<usize>) {
         self.0.push(range);
     }
@@ -36,7 +36,7 @@ impl FixedFields {
         self.0.pop();
     }
 
-    /// Whether some of `part` are such fields.
+    /// Returns whether `part` overlaps such fields.
     fn touch(&self, part: &Range<usize>) -> bool {
         let next = self.0.partition_point(|fields| fields.end <= part.start);
         self.0.get(next).is_some_and(|fields| fields.start < part.end)
@@ -76,7 +76,7 @@ pub(super) fn name_end(message: &[u8], at: usize, numbers: &FixedFields) -> Opti
     None
 }
 
-/// Where the root's length or a pointer ends a row of labels that begins at `at`.
+/// Returns the offset of the root label or pointer that ends the labels from `at`.
 fn labels_end(message: &[u8], mut at: usize) -> Option<usize> {
     let limit = at + MAX_NAME;
     while at < limit {
@@ -89,8 +89,8 @@ fn labels_end(message: &[u8], mut at: usize) -> Option<usize> {
     None
 }
 
-/// Whether the data of a record, at `data` in `message`, has the form of its type; its
-/// names keep off `numbers`.
+/// Returns whether the data of a record, at `data` in `message`, has the format of its type; its
+/// names must not overlap `numbers`.
 pub(super) fn is_sound_data(
     message: &[u8],
     rtype: u16,
@@ -103,7 +103,7 @@ pub(super) fn is_sound_data(
     end == Some(data.end)
 }
 
-/// A part of a record's data.
+/// A field of a record's data.
 enum Field {
     Bytes(usize),
     Name,
@@ -117,7 +117,7 @@ enum Field {
     Rest,
 }
 
-/// The form of the data of a type. Classes other than IN have other addresses.
+/// Returns the format of a type's data. Classes other than IN have other addresses.
 fn form(rtype: u16, class: u16) -> &'static [Field] {
     use Field::{Bytes, Name, Options, Rest, Text, Texts};
     match rtype {
@@ -151,7 +151,7 @@ fn form(rtype: u16, class: u16) -> &'static [Field] {
 }
 
 impl Field {
-    /// Where the field that begins at `at` ends; `message` ends with the data.
+    /// Returns the end of the field at `at`; `message` ends with the data.
     fn end(&self, message: &[u8], mut at: usize, numbers: &FixedFields) -> Option<usize> {
         let end = match self {
             Self::Bytes(count) => at + count,
@@ -182,12 +182,12 @@ mod tests {
 
     use super::*;
 
-    /// The end of a name in a message of names alone.
+    /// Returns the end of a name in a message that consists of names.
     fn name_end(message: &[u8], at: usize) -> Option<usize> {
         super::name_end(message, at, &FixedFields::default())
     }
 
-    /// A header, and behind it `name` at 12.
+    /// Builds a message with `name` at offset 12, after the header.
     fn message(name: &[u8]) -> Vec<u8> {
         [&[0; HEADER_LEN], name].concat()
     }
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn pointers_target_earlier_whole_names() {
-        // The label at 12 runs over the pointer to it.
+        // The label at 12 covers the pointer to it.
         assert_eq!(name_end(&message(b"\x03a\xc0\x0c\0"), 14), None);
         assert_eq!(name_end(&message(b"\x01a\0\xc0\x0c"), 15), Some(17));
         let mut numbers = FixedFields::default();
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn data_must_fit_its_type() {
+    fn data_must_fit_type() {
         for (rtype, data, sound) in [
             (1, &b"\xc0\0\x02\x01"[..], true),
             (1, b"\xc0\0\x02", false),

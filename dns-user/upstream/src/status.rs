@@ -1,4 +1,4 @@
-//! How recursors fare, for operators.
+//! Status of recursors and caches, for operators.
 
 use std::{net::SocketAddr, sync::atomic::Ordering};
 
@@ -8,41 +8,41 @@ use super::{
     recursor::{Recursor, RecursorCounters},
 };
 
-/// One recursor as it fares.
+/// Status of one recursor.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct RecursorStatus {
     /// As configured, `host:port`.
     pub address: String,
-    /// The address that a host name stands for; `None`: not known (yet).
+    /// The current address of a host name; `None` if unknown.
     pub resolved: Option<SocketAddr>,
     /// Whether it is asked first.
     pub preferred: bool,
     /// Queries sent to it since the start, retries included.
     pub tries: u64,
-    /// Of these, those without a reply: timeouts, closed ports, broken connections.
+    /// Tries without a reply: timeouts, closed ports, broken connections.
     pub network_errors: u64,
-    /// Replies that were errors (neither NOERROR nor NXDOMAIN) or unreadable.
+    /// Replies with an RCODE other than NOERROR and NXDOMAIN, or malformed.
     pub error_replies: u64,
     /// Queries that were not sent because too many were in flight.
     #[serde(rename = "given_up")]
     pub refused: u64,
-    /// Datagrams that were no reply to any query of ours: late, wrong or forged.
+    /// Datagrams that matched no query in flight: late, wrong or forged.
     #[serde(rename = "strays")]
     pub mismatched: u64,
     /// Failures among its last 25 tries.
     pub recent_failures: u32,
-    /// Smoothed time to a reply, milliseconds; `None`: no reply yet.
+    /// Smoothed time to a reply in milliseconds; `None` before the first reply.
     pub latency_ms: Option<f64>,
 }
 
-/// A cache as it fares.
+/// Status of a cache.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct CacheStatus {
-    /// Answers that are kept.
+    /// Number of cached answers.
     pub entries: u64,
     /// Entries that deny a name or its data (NXDOMAIN, NODATA).
     pub denials: u64,
-    /// Their size and overhead, about.
+    /// Approximate size of the entries with overhead, in bytes.
     pub bytes: u64,
     /// Queries that were answered from it.
     pub hits: u64,
@@ -50,7 +50,7 @@ pub struct CacheStatus {
     pub misses: u64,
     /// Answers served stale because no recursor was reachable.
     pub served_stale: u64,
-    /// Answers dropped to make room.
+    /// Answers evicted to make room.
     pub evictions: u64,
 }
 
@@ -71,7 +71,7 @@ impl CacheStatus {
     }
 }
 
-/// Those of a forwarder in the order in which they are asked.
+/// Returns the status of a forwarder's recursors in the order of asking.
 pub(crate) fn of(forwarder: &Forwarder) -> Vec<RecursorStatus> {
     let set = forwarder.set();
     let preferred = set.order.preferred();

@@ -1,8 +1,8 @@
-//! Asking one address by TCP: persistent connections, many queries on each (RFC 7766).
+//! Asks one address by TCP over persistent connections with many queries each (RFC 7766).
 //!
-//! A query goes to an idle connection, else to a new one while there are few, else to the
-//! one with the fewest queries. Connections that are not needed any more become idle and
-//! are closed; so the pool follows its use, and no port is spent on a single query.
+//! A query uses an idle connection, or a new one while there are few, or else the one with the
+//! fewest queries. Unneeded connections become idle and are closed, so the pool follows its use,
+//! and a port serves many queries.
 
 use std::{
     collections::HashMap,
@@ -30,26 +30,26 @@ use super::{
     udp::{Matching, Verdict, judge},
 };
 
-/// Connections that are opened before queries share one.
+/// Connections opened before queries share one.
 const FEW: usize = 4;
 /// Most connections to one recursor.
 const MAX_CONNECTIONS: usize = 64;
 /// Most queries on one connection.
 const MAX_PIPELINED: usize = 64;
-/// How long a connection without queries is kept: less than servers do (RFC 7766, section
-/// 6.2.3 speaks of a few seconds).
+/// How long an idle connection is kept: less than servers keep it (RFC 7766, section 6.2.3 mentions
+/// a few seconds).
 const MAX_IDLE: Duration = Duration::from_secs(4);
-/// How long queries do not share connections after one was closed with queries unanswered:
-/// some servers close a connection after each reply.
+/// How long queries use separate connections after one was closed with queries unanswered: some
+/// servers close a connection after each reply.
 const UNSHARED: Duration = Duration::from_secs(10);
 
 /// The TCP connections to one recursor.
 #[derive(Debug)]
 pub(crate) struct TcpConnections {
     address: SocketAddr,
-    /// How long a query may take, connecting included.
+    /// Time limit of a query, connecting included.
     timeout: Duration,
-    /// How replies are matched.
+    /// How replies are matched to queries.
     matching: Matching,
     /// Whether connections serve more than one query.
     persistent: bool,
@@ -59,7 +59,7 @@ pub(crate) struct TcpConnections {
 
 #[derive(Debug, Default)]
 struct Pool {
-    /// Those that take queries.
+    /// Connections that accept queries.
     open: Vec<Arc<Connection>>,
     /// When a connection was last closed with queries unanswered.
     cut_off: Option<Instant>,
@@ -68,7 +68,7 @@ struct Pool {
 /// A connection, served by a separate task.
 #[derive(Debug)]
 struct Connection {
-    /// Takes framed queries to the task.
+    /// Passes framed queries to the task.
     frames: mpsc::UnboundedSender<Vec<u8>>,
     /// Queries that wait for replies.
     pending: Mutex<Pending>,
@@ -77,20 +77,18 @@ struct Connection {
 /// The queries on a connection.
 #[derive(Debug, Default)]
 struct Pending {
-    /// By the id they were sent with. Queries whose time is up stay, because a late reply
-    /// to them is no wrong one.
+    /// By id. Expired queries stay, because a late reply to them is not a wrong one.
     waiting: HashMap<u16, Waiting, foldhash::fast::RandomState>,
     uses: u64,
-    /// It takes no queries any more.
+    /// The connection accepts no more queries.
     ended: bool,
 }
 
 /// One query on a connection.
 #[derive(Debug)]
 struct Waiting {
-    /// Its question section as it was sent.
+    /// The question section as sent.
     question: SmallVec<[u8; 64]>,
-    /// Where the reply goes.
     sender: oneshot::Sender<Result<Vec<u8>, Unanswered>>,
 }
 
@@ -98,19 +96,19 @@ struct Waiting {
 #[derive(Clone, Copy, Debug)]
 struct Unanswered {
     error: TryError,
-    /// The connection was closed and served other queries, too: the query may never have
-    /// been looked at.
+    /// The connection was closed and carried other queries, too: the server may never have read
+    /// this one.
     shared: bool,
 }
 
 impl TcpConnections {
-    /// No connection to `address` yet.
+    /// Creates a pool without connections to `address`.
     pub(crate) fn new(address: SocketAddr, timeout: Duration, matching: Matching, persistent: bool) -> Self {
         Self { address, timeout, matching, persistent, pool: Arc::default() }
     }
 
-    /// Sends `query` with a new id and waits for its reply. One that a shared connection
-    /// leaves unanswered as it closes is sent once more, on a new connection.
+    /// Sends `query` with a new id and waits for its reply. If a shared connection is closed with
+    /// the query unanswered, sends it once more on a new connection.
     pub(crate) async fn ask(&self, query: &mut [u8], question: Range<usize>) -> Result<Vec<u8>, TryError> {
         let exchange = async {
             let connection = self.choose().ok_or(TryError::Busy)?;
@@ -129,7 +127,7 @@ impl TcpConnections {
         tokio::time::timeout(self.timeout, exchange).await.unwrap_or(Err(TryError::TimedOut))
     }
 
-    /// The connection for a query; `None` if all have as many queries as they may.
+    /// Selects the connection for a query; `None` if all have the maximum number of queries.
     fn choose(&self) -> Option<Arc<Connection>> {
         if !self.persistent {
             return Some(self.open());
@@ -155,7 +153,7 @@ impl TcpConnections {
         Some(connection)
     }
 
-    /// A new connection that is not in the pool.
+    /// Opens a connection that is not in the pool.
     fn open(&self) -> Arc<Connection> {
         let (frames, queue) = mpsc::unbounded_channel();
         let connection = Arc::new(Connection { frames, pending: Mutex::default() });
@@ -163,7 +161,7 @@ impl TcpConnections {
         let (address, matching) = (self.address, self.matching);
         tokio::spawn(async move {
             let ended = served.serve(address, matching, queue).await;
-            // Nothing else ends it in good order but being idle.
+            // Only idleness ends the task without an error.
             let error = ended.err().map_or(TryError::Closed, TryError::from);
             if served.end(error) {
                 pool.lock().cut_off = Some(Instant::now());
@@ -174,7 +172,7 @@ impl TcpConnections {
 }
 
 impl Connection {
-    /// Sends a query and waits for its reply, however long that takes.
+    /// Sends a query and waits for its reply without a time limit.
     async fn exchange(&self, query: &mut [u8], question: Range<usize>) -> Result<Vec<u8>, Unanswered> {
         let alone = |error: TryError| Unanswered { error, shared: false };
         let question = query.get(question).ok_or(alone(TryError::Unreadable))?;
@@ -182,12 +180,12 @@ impl Connection {
         let (sender, receiver) = oneshot::channel();
         let id = self.enter(Waiting { question: SmallVec::from_slice(question), sender })?;
         message::set_id(query, id);
-        // If the task has ended it tells `receiver` so.
+        // If the task has ended, `receiver` fails.
         let _ = self.frames.send([&length.to_be_bytes()[..], query].concat());
         receiver.await.unwrap_or(Err(Unanswered { error: TryError::Closed, shared: true }))
     }
 
-    /// Enters a query under a free random id.
+    /// Registers a query under a free random id.
     fn enter(&self, waiting: Waiting) -> Result<u16, Unanswered> {
         let mut pending = self.pending.lock();
         if pending.ended {
@@ -204,8 +202,8 @@ impl Connection {
         Ok(id)
     }
 
-    /// Whether it may have further queries. One on which a query was not answered in time may
-    /// not: the server may answer one query after the other.
+    /// Returns whether the connection may take further queries. After an unanswered query it may
+    /// not: the server may answer sequentially.
     fn takes_queries(&self) -> bool {
         let pending = self.pending.lock();
         !pending.ended && !pending.waiting.values().any(|waiting| waiting.sender.is_closed())
@@ -216,8 +214,8 @@ impl Connection {
         self.pending.lock().waiting.values().filter(|waiting| !waiting.sender.is_closed()).count()
     }
 
-    /// Connects, then sends queries and hands out replies until the connection is closed or
-    /// has been idle for long.
+    /// Connects, then sends queries and delivers replies until the connection is closed or has been
+    /// idle for too long.
     async fn serve(
         &self,
         address: SocketAddr,
@@ -253,8 +251,8 @@ impl Connection {
         }
     }
 
-    /// Gives a reply to the query that it belongs to. An error: to none, so this server is
-    /// not to be trusted.
+    /// Delivers a reply to its query. Returns an error if there is none, because the server is then
+    /// not trustworthy.
     fn deliver(&self, reply: &[u8], matching: Matching) -> io::Result<()> {
         let mut pending = self.pending.lock();
         let waiting = message::u16_at(reply, 0).and_then(|id| pending.waiting.remove(&id));
@@ -272,14 +270,14 @@ impl Connection {
         Ok(())
     }
 
-    /// Ends it if nothing waits for replies.
+    /// Ends the connection if no query waits for a reply.
     fn end_if_idle(&self) -> bool {
         let mut pending = self.pending.lock();
         pending.ended = pending.waiting.values().all(|waiting| waiting.sender.is_closed());
         pending.ended
     }
 
-    /// Ends all waits; whether a reply had come before.
+    /// Fails all waiting queries; returns whether a reply has arrived before.
     fn end(&self, error: TryError) -> bool {
         let mut pending = self.pending.lock();
         pending.ended = true;

@@ -26,31 +26,30 @@ use tokio::{
 
 use super::{TryError, inbox, message, random};
 
-/// Sockets, and so ports, in use for one recursor at a time.
+/// Sockets, and so source ports, in use per recursor.
 const SOCKETS: usize = 8;
-/// A socket takes no more queries when it is this old...
+/// Age at which a socket takes no more queries...
 const LIFETIME: Duration = Duration::from_secs(10);
-/// ...or has sent so many: then its port changes.
+/// ...or number of queries; its successor has another port.
 const MAX_USES: u32 = 8192;
 /// Most queries in flight on one socket: enough ids stay free. Admission (see
 /// [`super::admission`]) lets fewer pass.
 const MAX_IN_FLIGHT: usize = 16_384;
-/// How long a query waits for room in the send buffer, and how often.
+/// Pause and number of tries while the send buffer is full.
 const SEND_PAUSE: Duration = Duration::from_millis(1);
 const SEND_TRIES: usize = 50;
 /// Longest sleep of a socket's task, so that an unused socket is closed in time.
 const MAX_NAP: Duration = Duration::from_secs(5);
-/// Kernel buffer for replies that we have not read yet, bytes. The kernel grants
-/// at most `net.core.rmem_max`.
+/// Receive buffer in bytes. The kernel grants at most `net.core.rmem_max`.
 const RECEIVE_BUFFER: usize = 1 << 20;
 
-/// How strictly replies are held against their question.
+/// How strictly the question of a reply is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Matching {
-    /// Another question: not our reply.
+    /// A reply with another question is ignored.
     Strict,
-    /// As the reference: id and address suffice. Such a reply is kept all the
-    /// same until the time is up, in case that the true one still comes.
+    /// As in bosh-dns, id and address suffice. A reply with another question is kept until the
+    /// timeout, in case the right one arrives.
     Lenient,
 }
 
@@ -58,18 +57,18 @@ pub(crate) enum Matching {
 #[derive(Debug)]
 pub(crate) struct UdpSockets {
     address: SocketAddr,
-    /// How long a query may take.
+    /// Time limit of a query.
     timeout: Duration,
-    /// How replies are matched.
+    /// How replies are matched to queries.
     matching: Matching,
-    /// The sockets that take queries now.
+    /// The sockets that accept queries.
     slots: [Mutex<Option<Arc<Socket>>>; SOCKETS],
-    /// Datagrams that were no reply to any query of ours.
+    /// Datagrams that matched no query in flight.
     mismatched: Arc<AtomicU64>,
 }
 
 impl UdpSockets {
-    /// Sockets for `address`, none open yet.
+    /// Creates the sockets' slots for `address`, none open yet.
     pub(crate) fn new(
         address: SocketAddr,
         timeout: Duration,
@@ -79,9 +78,9 @@ impl UdpSockets {
         Self { address, timeout, matching, slots: Default::default(), mismatched }
     }
 
-    /// Sends `query` with a new id and waits for its reply. `question` is where its question
-    /// lies. The query keeps the id it was sent with. `alone`: queries that differ in more
-    /// than the question may be under way, of which a socket takes one.
+    /// Sends `query` with a new id and waits for its reply; the query keeps the id. `question` is
+    /// the range of its question. With `alone` a socket carries only one query with this question,
+    /// for queries that differ in more than that.
     pub(crate) async fn ask(
         &self,
         query: &mut [u8],
@@ -94,13 +93,12 @@ impl UdpSockets {
         let (socket, id, waiting) = self.register(chosen, question, exact_case)?;
         message::set_id(query, id);
         socket.send(query).await?;
-        // The sender is dropped unused only when the socket's task has ended
-        // early, which it does not while queries wait; a lost reply is a timeout.
+        // A lost reply is a timeout: the sender is dropped unused only if the socket's task has
+        // ended early, which it does not while queries wait.
         waiting.await.unwrap_or(Err(TryError::TimedOut))
     }
 
-    /// A socket on which this question is not under way. So it is asked about [`SOCKETS`]
-    /// times at once at most.
+    /// Selects a socket on which this question is not in flight, so at most [`SOCKETS`] copies are.
     fn without(&self, question: &[u8]) -> Result<usize, TryError> {
         let first = random::u32() as usize % SOCKETS;
         let asks_it = |at: usize| {
@@ -111,7 +109,7 @@ impl UdpSockets {
         all.find(|&at| !asks_it(at)).ok_or(TryError::Busy)
     }
 
-    /// Enters the query into the table of one of the sockets.
+    /// Registers the query with one of the sockets.
     fn register(
         &self,
         chosen: usize,
@@ -130,7 +128,7 @@ impl UdpSockets {
         let socket = match Socket::open(self.address) {
             Ok(socket) => Arc::new(socket),
             Err(error) => {
-                // Out of descriptors, most likely.
+                // Most likely the limit on open files.
                 drop(slot);
                 let (socket, id) = self.make_do(waiting).ok_or(error)?;
                 return Ok((socket, id, receiver));
@@ -142,8 +140,8 @@ impl UdpSockets {
         Ok((socket, id, receiver))
     }
 
-    /// Enters the query at any socket that is still open, however worn: a port that stays
-    /// a little longer is better than no forwarding.
+    /// Registers the query with any open socket, even a worn one: a port in use for longer is
+    /// better than no forwarding.
     fn make_do(&self, mut waiting: Waiting) -> Option<(Arc<Socket>, u16)> {
         for slot in &self.slots {
             let Some(socket) = slot.lock().clone() else { continue };
@@ -156,7 +154,7 @@ impl UdpSockets {
     }
 }
 
-/// Whether a socket's age and use keep it from taking further queries.
+/// Whether age and use keep a socket from taking further queries.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wear {
     Counts,
@@ -169,19 +167,17 @@ type Exchange = Result<Vec<u8>, TryError>;
 
 #[derive(Debug)]
 struct Socket {
-    /// The socket itself. The runtime is told of replies and errors only: it would
-    /// wake up a thread for every datagram that has left the send buffer, too.
+    /// The socket, registered only for replies and errors. For write readiness the runtime would
+    /// wake a thread for every datagram that leaves the send buffer.
     io: AsyncFd<UdpSocket>,
-    /// When it was opened.
     born: Instant,
-    /// Who waits for what.
+    /// Queries that wait for replies.
     pending: Mutex<Pending>,
 }
 
 /// The queries in flight on a socket.
 #[derive(Debug, Default)]
 struct Pending {
-    /// By the id they were sent with.
     waiting: HashMap<u16, Waiting, foldhash::fast::RandomState>,
     /// Queries by expiry, which is the order of sending because all have the same timeout. Answered
     /// queries may still be listed.
@@ -190,7 +186,7 @@ struct Pending {
     next_serial: u64,
     /// Queries sent so far.
     uses: u32,
-    /// Another socket has taken its place.
+    /// Another socket has taken its slot.
     retired: bool,
     /// The task has ended; nothing reads the socket any more.
     ended: bool,
@@ -199,21 +195,20 @@ struct Pending {
 /// One query in flight.
 #[derive(Debug)]
 struct Waiting {
-    /// Its question section as it was sent.
+    /// The question section as sent.
     question: SmallVec<[u8; 64]>,
-    /// The reply has to repeat the letter case (0x20).
+    /// Whether the reply must repeat the letter case (0x20).
     exact_case: bool,
-    /// Which use of the id this is.
+    /// Serial number, which distinguishes uses of an id.
     serial: u64,
     /// A reply with another question, kept by [`Matching::Lenient`].
     second_best: Option<Vec<u8>>,
-    /// Where the reply goes.
     sender: oneshot::Sender<Exchange>,
 }
 
 impl Socket {
-    /// A socket connected to `address`. The kernel gives it a random port of
-    /// `ip_local_port_range`, reserved ones left out.
+    /// Opens a socket connected to `address`. The kernel selects a random port of
+    /// `ip_local_port_range`, except reserved ones.
     fn open(address: SocketAddr) -> io::Result<Self> {
         let domain = socket2::Domain::for_address(address);
         let socket = socket2::Socket::new(domain, socket2::Type::DGRAM.nonblocking(), None)?;
@@ -226,8 +221,7 @@ impl Socket {
         Ok(Self { io, born: Instant::now(), pending: Mutex::default() })
     }
 
-    /// Enters a query under a free random id; gives it back when this socket
-    /// takes no more.
+    /// Registers a query under a free random id; returns it if this socket takes no more.
     fn enter(&self, mut query: Waiting, sockets: &UdpSockets, wear: Wear) -> Result<u16, Waiting> {
         let now = Instant::now();
         let mut pending = self.pending.lock();
@@ -238,7 +232,7 @@ impl Socket {
         }
         pending.forget_answered();
         if pending.waiting.len() >= MAX_IN_FLIGHT {
-            // Its ids could be guessed.
+            // Its free ids could be guessed.
             return Err(query);
         }
         let id = loop {
@@ -255,10 +249,10 @@ impl Socket {
         Ok(id)
     }
 
-    /// Sends a query that was entered before.
+    /// Sends a registered query.
     async fn send(&self, query: &[u8]) -> Result<(), TryError> {
-        // An error may belong to an earlier query (a closed port, reported by
-        // ICMP): it is cleared by being reported, so once more tells.
+        // An error may belong to an earlier query (a closed port, reported by ICMP). Reporting
+        // clears it, so a second try decides.
         let mut errors = 0;
         for _ in 0..SEND_TRIES {
             match self.io.get_ref().send(query) {
@@ -274,7 +268,7 @@ impl Socket {
         Err(TryError::Refused)
     }
 
-    /// Hands out replies and ends waits until the socket has served its time.
+    /// Delivers replies and expires queries until the socket has served its time.
     async fn serve(self: Arc<Self>, matching: Matching, timeout: Duration, mismatched: Arc<AtomicU64>) {
         let nap = tokio::time::sleep(timeout.min(MAX_NAP));
         tokio::pin!(nap);
@@ -285,8 +279,8 @@ impl Socket {
                     if ready.ready().is_error() {
                         self.take_errors();
                     }
-                    // An error of `receive` has been dealt with, but for `WouldBlock`,
-                    // which tells the runtime to wait for more.
+                    // `receive` has handled all errors except `WouldBlock`, which makes the runtime
+                    // wait for more.
                     let _ = ready.try_io(|_| self.receive(matching, &mismatched));
                 }
                 () = &mut nap => {
@@ -299,7 +293,7 @@ impl Socket {
                         pending.ended = true;
                         break;
                     }
-                    // A query that comes in later than now also ends later.
+                    // A query registered later also expires later.
                     let next = pending.order.front().map_or(now + timeout, |&(deadline, ..)| deadline);
                     nap.as_mut().reset(next.min(now + MAX_NAP).into());
                 }
@@ -308,15 +302,15 @@ impl Socket {
         self.pending.lock().end();
     }
 
-    /// Takes what ICMP told: the port is closed, or there is no way there. So it
-    /// is for all that wait.
+    /// Handles an error reported by ICMP: the port is closed or the host unreachable, which affects
+    /// all waiting queries.
     fn take_errors(&self) {
         while let Ok(Some(error)) = self.io.get_ref().take_error() {
             self.pending.lock().fail_all(error.into());
         }
     }
 
-    /// Takes what the socket holds; the error that this ends with.
+    /// Reads all queued datagrams; returns the final error.
     fn receive(&self, matching: Matching, mismatched: &AtomicU64) -> io::Result<()> {
         let error = inbox::take_all(self.io.as_raw_fd(), |datagram| {
             if !self.pending.lock().deliver(datagram, matching) {
@@ -349,13 +343,13 @@ impl Pending {
             Verdict::NoReply => return false,
         };
         if let Some(waiting) = self.waiting.remove(&id) {
-            // Nobody waits any more: the client has gone.
+            // The client has gone.
             let _ = waiting.sender.send(outcome);
         }
         true
     }
 
-    /// Ends the waits whose time is up.
+    /// Fails the queries whose time is up.
     fn expire(&mut self, now: Instant) {
         while let Some(&(deadline, id, serial)) = self.order.front() {
             if deadline > now {
@@ -369,12 +363,12 @@ impl Pending {
         }
     }
 
-    /// Whether a query asks the same.
+    /// Returns whether a query with the same question is in flight.
     fn asks(&self, question: &[u8]) -> bool {
         self.waiting.values().any(|waiting| message::same_question(&waiting.question, question))
     }
 
-    /// Drops the places of answered queries at the front of the order.
+    /// Drops answered queries from the front of the order.
     fn forget_answered(&mut self) {
         while let Some(&(_, id, serial)) = self.order.front() {
             if self.waiting.get(&id).is_some_and(|waiting| waiting.serial == serial) {
@@ -384,13 +378,13 @@ impl Pending {
         }
     }
 
-    /// Takes out the query that used `id` as number `serial`.
+    /// Removes the query that used `id` with number `serial`.
     fn take(&mut self, id: u16, serial: u64) -> Option<Waiting> {
         self.waiting.get(&id).is_some_and(|waiting| waiting.serial == serial).then_some(())?;
         self.waiting.remove(&id)
     }
 
-    /// All waits end with `error`.
+    /// Fails all waiting queries with `error`.
     fn fail_all(&mut self, error: TryError) {
         self.order.clear();
         for (_, waiting) in self.waiting.drain() {
@@ -398,7 +392,7 @@ impl Pending {
         }
     }
 
-    /// Nobody reads any more.
+    /// Marks the socket as no longer read.
     fn end(&mut self) {
         self.ended = true;
         self.fail_all(TryError::TimedOut);
@@ -408,7 +402,7 @@ impl Pending {
 /// How a message with the id of a query relates to it.
 pub(super) enum Verdict {
     Reply,
-    /// From the right address and with the right id, but no message.
+    /// From the right address and with the right id, but not a message.
     Unreadable,
     /// A reply to another question.
     OtherQuestion,
@@ -416,7 +410,7 @@ pub(super) enum Verdict {
     NoReply,
 }
 
-/// Holds a message against the question of the query with its id.
+/// Compares a message with the question of the query with its id.
 pub(super) fn judge(datagram: &[u8], question: &[u8], exact_case: bool) -> Verdict {
     if datagram.len() < message::HEADER_LEN {
         return Verdict::Unreadable;

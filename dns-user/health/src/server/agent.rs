@@ -11,10 +11,10 @@ use parking_lot::Mutex;
 use dns_core::config::json::Json;
 use dns_platform::files::FileStamp;
 
-/// Most bytes of the file that are read.
+/// Most bytes read from the file.
 const MAX_FILE: u64 = 1 << 20;
 
-/// The agent's file, read again when it changes.
+/// The agent's file, reread when it changes.
 #[derive(Debug)]
 pub(super) struct AgentFile {
     path: PathBuf,
@@ -23,16 +23,15 @@ pub(super) struct AgentFile {
 }
 
 impl AgentFile {
-    /// The file at `path`, which need not be there.
+    /// Creates a reader of the file at `path`, which need not exist.
     pub(super) fn new(path: PathBuf) -> Self {
         Self { path, last: Mutex::new((None, false)) }
     }
 
-    /// Whether the agent says that all is well; no file, or one that cannot be
-    /// read as such, is not (observed).
+    /// Returns whether the agent reports `running`; a missing or invalid file does not (observed).
     pub(super) fn is_running(&self) -> bool {
         let stamp = FileStamp::of(&self.path);
-        // Nothing in a locked section leaves the value half changed.
+        // A panic cannot leave the value half changed.
         let mut last = self.last.lock();
         if last.0 != stamp {
             *last = (stamp, stamp.is_some() && read(&self.path).is_some_and(|bytes| says_running(&bytes)));
@@ -48,8 +47,8 @@ fn read(path: &Path) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Whether the content says `running`: the member in any letter case, the state
-/// in exactly this one.
+/// Returns whether the content reports `running`: the member name in any letter case, the state in
+/// exactly this one.
 fn says_running(bytes: &[u8]) -> bool {
     let Ok(Json::Object(members)) = Json::parse(bytes) else { return false };
     let mut running = false;

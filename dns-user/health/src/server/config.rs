@@ -1,4 +1,4 @@
-//! The health server's own configuration file, as the reference's.
+//! The health server's configuration file, compatible with bosh-dns's.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -13,14 +13,14 @@ use dns_core::config::{
     reader::Reader,
 };
 
-/// Everything that the health server is told.
+/// Settings of the health server.
 #[derive(Clone, Debug)]
 pub struct HealthServerConfig {
-    /// Where to listen (`address`, `port`), TCP.
+    /// Listen address (`address`, `port`), TCP.
     pub listen: SocketAddr,
     /// Server certificate, key and the CA of clients.
     pub tls: TlsFiles,
-    /// Folder of the jobs (`jobs_dir`); `None`: no jobs.
+    /// Folder of the jobs (`jobs_dir`); `None` without jobs.
     pub jobs_dir: Option<PathBuf>,
     /// Path of a job's script below the job's folder (`health_executable_path`).
     pub executable_path: PathBuf,
@@ -28,7 +28,7 @@ pub struct HealthServerConfig {
     pub executable_interval: Duration,
     /// The agent's file (`health_file_name`).
     pub health_file: PathBuf,
-    /// How long a client may take for its handshake and a request (`request_timeout`).
+    /// Time limit of a client's handshake and of a request (`request_timeout`).
     pub request_timeout: Duration,
     /// Log levels and format.
     pub logging: LoggingConfig,
@@ -44,7 +44,7 @@ impl HealthServerConfig {
         }
     }
 
-    /// Parses the text of a file; `file` is only for messages.
+    /// Parses the text of a file; `file` is used in messages.
     pub fn parse(file: &str, bytes: &[u8]) -> Result<Self, ConfigError> {
         let json = Json::parse(bytes).map_err(|error| ConfigError {
             file: file.to_owned(),

@@ -1,4 +1,4 @@
-//! The jobs of this VM: their scripts, run again and again, and their groups.
+//! The jobs of this VM: their scripts, run at an interval, and their groups.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,13 +20,13 @@ use tokio::sync::{Semaphore, watch};
 
 use dns_core::config::json::Json;
 
-/// Where a job's links are described, below its folder (observed).
+/// Path of the description of a job's links, below its folder (observed).
 const LINKS_FILE: &str = ".bosh/links.json";
 
-/// Shortest time that a script is given.
+/// Shortest time limit of a script.
 const SHORTEST_LIMIT: Duration = Duration::from_secs(1);
 
-/// Most scripts that run at once.
+/// Most scripts running concurrently.
 const SCRIPTS_AT_ONCE: usize = 16;
 
 /// The state of all jobs of this VM.
@@ -37,7 +37,7 @@ pub(super) struct Jobs {
     script: PathBuf,
     /// Time between two runs.
     interval: Duration,
-    /// By name of the job's folder.
+    /// Jobs by the name of their folder.
     known: Mutex<BTreeMap<OsString, Job>>,
     /// Whether every script of the first round has ended.
     ready: watch::Sender<bool>,
@@ -47,37 +47,37 @@ pub(super) struct Jobs {
 struct Job {
     /// Groups of its links.
     groups: BTreeSet<String>,
-    /// Its script; `None`: it has none.
+    /// The script's state; `None` without a script.
     script: Option<Script>,
 }
 
 /// The last result of a job's script.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Script {
-    /// Whether it said last time that the job is well; `None`: it has not ended yet.
+    /// Whether the last run reported the job as healthy; `None` before the first end.
     healthy: Option<bool>,
-    /// Whether it runs now.
+    /// Whether the script is running.
     running: bool,
 }
 
 /// The combined state of all jobs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Summary {
-    /// Whether every script says that its job is well.
+    /// Whether every script reports its job as healthy.
     pub(super) all_healthy: bool,
-    /// Groups of jobs with a script, and what that says; of several, the worst.
+    /// Groups of jobs with a script, and its result; the worst of several.
     pub(super) scripted: BTreeMap<String, bool>,
-    /// Groups of jobs without one.
+    /// Groups of jobs without a script.
     pub(super) unscripted: BTreeSet<String>,
 }
 
 impl Jobs {
-    /// Nothing is known yet.
+    /// Creates an empty set of jobs.
     pub(super) fn new(folder: Option<PathBuf>, script: PathBuf, interval: Duration) -> Self {
         Self { folder, script, interval, known: Mutex::default(), ready: watch::Sender::new(false) }
     }
 
-    /// Looks for jobs and runs their scripts every interval, until dropped.
+    /// Reads the jobs and runs their scripts at every interval, until dropped.
     pub(super) async fn run(self: Arc<Self>) {
         let mut ticks = tokio::time::interval(self.interval.max(Duration::from_millis(10)));
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -87,7 +87,7 @@ impl Jobs {
             ticks.tick().await;
             while scripts.try_join_next().is_some() {}
             let jobs = self.clone();
-            // A panic in there is a bug that the task's own message reports; go on.
+            // A panic in a task is a bug that its own message reports; continue.
             let due = tokio::task::spawn_blocking(move || jobs.look()).await.unwrap_or_default();
             if due.is_empty() {
                 self.note_ready();
@@ -118,7 +118,7 @@ impl Jobs {
                 summary.unscripted.extend(job.groups.iter().cloned());
                 continue;
             };
-            // A script of a new job counts from its first end on.
+            // The script of a new job counts after its first end.
             let healthy = script.healthy.unwrap_or(false);
             summary.all_healthy &= healthy;
             for group in &job.groups {
@@ -157,11 +157,11 @@ impl Jobs {
         due
     }
 
-    /// Notes what a script said.
+    /// Records the result of a script.
     fn note(&self, name: &OsString, path: &Path, outcome: Result<(), ScriptError>) {
         let healthy = outcome.is_ok();
         let mut known = self.known();
-        // The job, or its script, may be gone by now.
+        // The job or its script may have been removed meanwhile.
         if let Some(script) = known.get_mut(name).and_then(|job| job.script.as_mut()) {
             if script.healthy != Some(healthy) {
                 match outcome {
@@ -178,7 +178,7 @@ impl Jobs {
         }
     }
 
-    /// From now on there is something to say.
+    /// Marks the first round as complete.
     fn note_ready(&self) {
         self.ready.send_if_modified(|ready| !std::mem::replace(ready, true));
     }
@@ -188,13 +188,13 @@ impl Jobs {
     }
 }
 
-/// The jobs in `folder`: every folder in it, or link to one, is a job.
+/// Returns the jobs in `folder`: every folder in it, or link to one, is a job.
 fn find_jobs(folder: &Path, script: &Path) -> io::Result<BTreeMap<OsString, Job>> {
     let mut jobs = BTreeMap::new();
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let path = entry.path();
-        // Follows links: on a VM the jobs are links to where they are installed.
+        // Follows links: on a VM the jobs are links to their installation.
         if !fs::metadata(&path).is_ok_and(|data| data.is_dir()) {
             continue;
         }
@@ -204,7 +204,7 @@ fn find_jobs(folder: &Path, script: &Path) -> io::Result<BTreeMap<OsString, Job>
     Ok(jobs)
 }
 
-/// The groups that a job's links belong to; none where the file is not there.
+/// Returns the groups of a job's links; empty without the file.
 fn groups(path: &Path) -> BTreeSet<String> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
@@ -239,19 +239,19 @@ fn groups(path: &Path) -> BTreeSet<String> {
         .collect()
 }
 
-/// Why a job is not healthy.
+/// Reasons why a job is not healthy.
 #[derive(Debug, thiserror::Error)]
 enum ScriptError {
-    /// Its script cannot be run.
+    /// The script cannot be started.
     #[error("cannot be run: {0}")]
     Start(io::Error),
-    /// The script cannot be waited for.
+    /// Waiting for the script failed.
     #[error(transparent)]
     Wait(#[from] io::Error),
-    /// The script says so.
+    /// The script exited with another status than 0.
     #[error("{0}")]
     Status(ExitStatus),
-    /// The script takes too long.
+    /// The script exceeded its time limit.
     #[error("it did not end within {0:?}")]
     TooLong(Duration),
 }
@@ -277,15 +277,14 @@ async fn run_script(path: &Path, limit: Duration) -> Result<(), ScriptError> {
         }
         Err(_) => {
             drop(group);
-            // Killed by now; taken off the process table.
+            // Killed; remove it from the process table.
             let _ = child.wait().await;
             Err(ScriptError::TooLong(limit))
         }
     }
 }
 
-/// A process group that is killed when this is dropped; `None`: its leader has
-/// ended by itself.
+/// A process group that is killed on drop; `None` after its leader has exited.
 struct Group(Option<Pid>);
 
 impl Drop for Group {
@@ -318,7 +317,7 @@ mod tests {
         }
     }
 
-    /// The jobs of a folder.
+    /// Reads the jobs of a folder.
     fn jobs(folder: &Path) -> Arc<Jobs> {
         let interval = Duration::from_millis(50);
         Arc::new(Jobs::new(Some(folder.to_owned()), PathBuf::from("bin/dns/healthy"), interval))
@@ -367,7 +366,7 @@ mod tests {
         let outcome = run_script(&script, Duration::from_millis(300)).await;
         assert!(matches!(outcome, Err(ScriptError::TooLong(_))));
         let child: i32 = fs::read_to_string(&children).unwrap().trim().parse().unwrap();
-        // A zombie of init's counts as ended too.
+        // A zombie that init has not reaped counts as ended.
         let ended =
             || fs::read_to_string(format!("/proc/{child}/stat")).map_or(true, |stat| stat.contains(") Z "));
         while !ended() {
@@ -384,7 +383,7 @@ mod tests {
         assert!(matches!(outcome, Err(ScriptError::Start(_))));
         fs::set_permissions(&script, fs::Permissions::from_mode(0o644)).unwrap();
         assert!(run_script(&script, Duration::from_secs(9)).await.is_err());
-        // No folder: no jobs, and all is well with them.
+        // Without the folder there are no jobs, and all are healthy.
         let none = jobs(&folder.path().join("none"));
         let work = tokio::spawn(none.clone().run());
         none.ready().await;

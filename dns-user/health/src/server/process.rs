@@ -7,24 +7,24 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::{HealthServer, HealthServerConfig};
 use dns_platform::logs::{LogFormat, Logs};
 
-/// Runs the health server with the configuration in `file` until SIGTERM or
-/// SIGINT. Errors at the start go to standard error, one line.
+/// Runs the health server with the configuration in `file` until SIGTERM or SIGINT. An error at the
+/// start is written to standard error as one line.
 pub fn run(file: &Path, format: LogFormat) -> ExitCode {
     match start(file, format) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nobody is left to tell if that fails.
+            // Nothing can report a failure of this write.
             let _ = writeln!(std::io::stderr(), "bosh-dns-xdp health: {error}");
             ExitCode::FAILURE
         }
     }
 }
 
-/// As [`run`]; ends well after a signal.
+/// Runs as described for [`run`]; returns without an error after a signal.
 fn start(file: &Path, format: LogFormat) -> Result<(), Box<dyn std::error::Error>> {
     let config = HealthServerConfig::load(file)?;
     let logs = Logs::init(&config.logging, format)?;
-    // One thread: the work is a few handshakes a minute and small answers.
+    // One thread: the load is a few handshakes a minute and small answers.
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(2).build()?;
     let result = runtime.block_on(async {
@@ -40,8 +40,8 @@ fn start(file: &Path, format: LogFormat) -> Result<(), Box<dyn std::error::Error
     result
 }
 
-/// Ready when the process is told to stop. SIGHUP does nothing: whatever can
-/// change is looked at all the time anyway.
+/// Completes when the process is told to stop. SIGHUP is ignored: everything that can change is
+/// checked continuously.
 async fn stop(mut terminate: Signal, mut interrupt: Signal, mut hangup: Signal) {
     loop {
         tokio::select! {

@@ -14,55 +14,54 @@ use tokio::sync::Notify;
 
 use super::Tracked;
 
-/// Everything that changes when names come and go.
+/// Everything that changes with the tracked names.
 #[derive(Debug, Default)]
 pub(super) struct Registry {
-    /// Every tracked name once, with a moment not later than its last use; the
-    /// true one is looked up when its turn comes.
+    /// Every tracked name once, with a time not later than its last use; the exact one is read when
+    /// the name reaches the top.
     order: BinaryHeap<Reverse<Use>>,
     instances: HashMap<IpAddr, Held>,
 }
 
-/// A name and when it was used, as far as the heap knows.
+/// A name with its last use as known to the heap.
 #[derive(Debug)]
 struct Use {
     at: u64,
     tracked: Arc<Tracked>,
 }
 
-/// Why an instance is tracked.
+/// The reasons for tracking an instance.
 #[derive(Debug, Default)]
 struct Held {
-    /// How many tracked names need it; at least one.
+    /// Number of tracked names that need it; at least one.
     by: usize,
-    /// Who waits for its first check.
+    /// Queries that wait for its first check.
     waiting: Vec<Arc<FirstChecks>>,
 }
 
-/// A number of first checks that y1 queries wait for.
+/// A set of first checks that y1 queries wait for.
 #[derive(Debug)]
 pub(super) struct FirstChecks {
-    /// How many are not done yet.
+    /// Number of pending checks.
     left: AtomicUsize,
     /// Notified when the count reaches 0.
     done: Notify,
 }
 
 impl Registry {
-    /// A name is tracked from now on.
+    /// Begins to track a name.
     pub(super) fn push(&mut self, at: u64, tracked: Arc<Tracked>) {
         self.order.push(Reverse(Use { at, tracked }));
     }
 
-    /// Takes out the name whose last use is longest ago.
+    /// Removes the least recently used name.
     ///
-    /// Amortised O(log n): a name is only put back if it was used since it was
-    /// last looked at.
+    /// Amortised O(log n): a name is put back only if it was used since it was last examined.
     pub(super) fn pop_oldest(&mut self, last_use: impl Fn(&Tracked) -> u64) -> Option<Arc<Tracked>> {
         self.pop_before(u64::MAX, last_use)
     }
 
-    /// Takes out the name whose last use is longest ago, if that was before `moment`.
+    /// Removes the least recently used name if its last use was before `moment`.
     pub(super) fn pop_before(
         &mut self,
         moment: u64,
@@ -79,14 +78,14 @@ impl Registry {
         None
     }
 
-    /// One more name needs the instance; whether it is the first.
+    /// Adds a name that needs the instance; returns whether it is the first.
     pub(super) fn hold(&mut self, ip: IpAddr) -> bool {
         let held = self.instances.entry(ip).or_default();
         held.by += 1;
         held.by == 1
     }
 
-    /// One name less needs it; whether it was the last.
+    /// Removes a name that needs the instance; returns whether it was the last.
     pub(super) fn release(&mut self, ip: IpAddr) -> bool {
         let Some(held) = self.instances.get_mut(&ip) else { return false };
         held.by -= 1;
@@ -113,35 +112,35 @@ impl Registry {
         self.instances.get_mut(&ip).map(|held| std::mem::take(&mut held.waiting))
     }
 
-    /// How many instances are tracked.
+    /// Returns the number of tracked instances.
     pub(super) fn instance_count(&self) -> usize {
         self.instances.len()
     }
 }
 
 impl FirstChecks {
-    /// To wait for `count` checks, at least one.
+    /// Waits for `count` checks, at least one.
     pub(super) fn new(count: usize) -> Self {
         Self { left: AtomicUsize::new(count), done: Notify::new() }
     }
 
-    /// One of them has ended.
+    /// Ends one of the checks.
     pub(super) fn one_done(&self) {
         if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.done.notify_waiters();
         }
     }
 
-    /// Whether all have ended.
+    /// Returns whether all checks have ended.
     pub(super) fn is_done(&self) -> bool {
         self.left.load(Ordering::Acquire) == 0
     }
 
-    /// Waits until all have ended.
+    /// Waits until all checks have ended.
     pub(super) async fn done(&self) {
         let done = self.done.notified();
         let mut done = std::pin::pin!(done);
-        // Counts as waiting before the look, so that no wake-up is missed.
+        // Registers before the test, so that no wake-up is missed.
         done.as_mut().enable();
         if !self.is_done() {
             done.await;

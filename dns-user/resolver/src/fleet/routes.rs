@@ -37,8 +37,8 @@ pub struct Routes {
     pub reverse: Option<Arc<dyn Answer>>,
     /// Answers everything else; `None`: recursors are off.
     pub recursors: Option<Arc<dyn Answer>>,
-    /// The reference's way with a handler whose domain was also one of the
-    /// records: it does not come back when the records lose the domain (observed).
+    /// How bosh-dns treats a handler whose domain was also one of the records: it does not come
+    /// back when the records lose the domain (observed).
     pub handlers_stay_away: bool,
 }
 

@@ -58,7 +58,7 @@ pub struct Options {
     /// already holds as many places as are free, its further queries get SERVFAIL immediately. Each
     /// source has a separate limit in addition.
     pub max_in_flight: usize,
-    /// Effects of the reference that are kept.
+    /// Quirks of bosh-dns to reproduce.
     pub compat: Compat,
     /// Most open TCP connections; a client may have a quarter of them. Above that the idlest one is
     /// closed for a new one.

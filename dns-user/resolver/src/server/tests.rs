@@ -302,7 +302,7 @@ async fn longest_domain_wins() {
     server.fleet.install(Arc::new(Snapshot::empty()));
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::YXDomain);
 
-    // Or it does not, as with the reference.
+    // Or it does not, as in bosh-dns.
     let few = ByDomain::from_iter([(Name::from_text("bosh").unwrap(), denied)]);
     server.fleet.set_routes(Routes { handlers: few, handlers_stay_away: true, ..upcheck_only() });
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::Refused);
@@ -459,7 +459,7 @@ async fn occupied_port_is_an_error() {
 //----------- Waiting --------------------------------------------------------
 
 #[tokio::test]
-async fn stalled_upstream_delays_no_others() {
+async fn stalled_upstream_delays_only_forwarding() {
     let recursors = Stalling::new();
     let routes = Routes { recursors: Some(recursors.clone()), ..upcheck_only() };
     let options = Options {
@@ -546,7 +546,7 @@ async fn y1_waits_for_first_checks() {
 }
 
 #[tokio::test]
-async fn panic_costs_one_reply() {
+async fn panic_costs_single_reply() {
     /// Panics as long as it is told to.
     struct Panics(AtomicBool);
     impl Health for Panics {

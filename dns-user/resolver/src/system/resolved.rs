@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use super::{SystemError, run, run_while_stopping};
 
-/// The interface; the reference's name, so that what it left is taken over.
+/// The interface, named as in bosh-dns, so that this server takes over an existing one.
 const INTERFACE: &str = "bosh-dns";
 
 /// Keeps systemd-resolved told.

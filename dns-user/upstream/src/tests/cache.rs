@@ -15,18 +15,18 @@ use dns_core::config::CacheConfig;
 
 const NAME: &[u8] = b"\x02ok\x07example\0";
 
-/// A cache of ordinary size.
+/// A cache with ordinary limits.
 const CONFIG: CacheConfig =
     CacheConfig { enabled: true, max_entries: 1000, max_bytes: 1 << 20, serve_stale: None };
 
-/// A source to one recursor with a cache.
+/// A source with one recursor and a cache.
 fn source(recursor: &Scripted, compat: Compat, config: &CacheConfig) -> (CachedSource, Arc<Cache>) {
     let cache = Arc::new(Cache::new(config, form(compat), compat));
     let source = Source::Dns(Arc::new(forwarder(&[recursor.name()], 0, compat)));
     (CachedSource::new(source, Some(Arc::clone(&cache)), form(compat), compat), cache)
 }
 
-/// Asks a source by UDP.
+/// Sends a query to a source by UDP.
 async fn ask(source: &CachedSource, message: &[u8]) -> Vec<u8> {
     let reply = source.answer(&parsed(message), Transport::Udp).await;
     assert_eq!(message::id(&reply), message::id(message));
@@ -63,7 +63,7 @@ async fn with_ttls(ttls: &'static [u32]) -> Scripted {
 #[tokio::test]
 async fn hit_keeps_client_id_and_case() {
     let recursor = Scripted::start(|query| {
-        // An owner that is written out, and an OPT of the recursor's own.
+        // An uncompressed owner, and the recursor's OPT.
         let mut reply = refuse(query, message::NOERROR);
         reply[2] |= 0x04;
         let owner = query[12..12 + NAME.len()].to_vec();
@@ -157,7 +157,7 @@ async fn failures_are_cached_briefly() {
 }
 
 #[tokio::test]
-async fn one_flooding_client_leaves_room() {
+async fn flooding_client_leaves_room() {
     let silent = Scripted::start(|_| vec![]).await;
     let compat = Compat { forget_failures: true, ..Compat::default() };
     let source = Source::Dns(Arc::new(forwarder(&[silent.name()], 0, compat)));
@@ -376,7 +376,7 @@ async fn clients_share_upstream_query() {
             })
         })
         .collect();
-    // Nobody can have got an answer before this.
+    // No client can have got an answer before this.
     while count.load(Ordering::Relaxed) == 0 {
         tokio::task::yield_now().await;
     }
@@ -432,7 +432,7 @@ async fn cache_is_bounded_and_flushable() {
     assert!(cache.bytes() <= config.max_bytes);
     assert!(cache.counters.evictions.load(Ordering::Relaxed) >= 900);
 
-    // Hot, too.
+    // Also for an entry in frequent use.
     for _ in 0..40 {
         ask(&source, &query(NAME, 1)).await;
     }

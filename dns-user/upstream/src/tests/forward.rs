@@ -1,4 +1,4 @@
-//! Forwarding: matching, failover, retries, truthful errors.
+//! Tests of forwarding: matching, failover, retries and faithful errors.
 
 use std::sync::{
     Arc,
@@ -160,18 +160,18 @@ async fn nxdomain_skips_silent_recursor() {
         assert_eq!(rcode(&ask(&truthful, &question, Transport::Udp).await), message::NXDOMAIN);
     }
     assert!(begun.elapsed() < 10 * TIMEOUT, "20 answers took {:?}", begun.elapsed());
-    // Nobody has an answer: then it is asked, silent as it is.
+    // Without any answer the silent recursor is asked.
     let alone = forwarder(&names[1..], 0, Compat::default());
     for _ in 0..6 {
         assert_eq!(rcode(&ask(&alone, &question, Transport::Udp).await), message::SERVFAIL);
     }
-    // It is asked behind the clients' backs, and so comes back.
+    // Background probes detect that it answers again.
     answers.store(1, Ordering::Relaxed);
     while rcode(&ask(&truthful, &question, Transport::Udp).await) != message::NOERROR {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 
-    // The reference waits.
+    // bosh-dns waits.
     answers.store(0, Ordering::Relaxed);
     let (before, reference) = (other.counts().0, forwarder(&names, 0, Compat::REFERENCE));
     for _ in 0..7 {

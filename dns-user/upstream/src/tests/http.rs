@@ -1,4 +1,4 @@
-//! Handlers that ask by HTTP, against a server on loopback.
+//! Tests of HTTP handlers against a server on loopback.
 
 use std::sync::{
     Arc,
@@ -26,8 +26,8 @@ struct Seen {
     connections: AtomicUsize,
 }
 
-/// A server that answers every request with this status and body; an empty
-/// status: it never answers. Gives its address.
+/// Starts a server that answers every request with this status and body, or never for an empty
+/// status. Returns its address.
 async fn server(status: &'static str, body: &'static str) -> (String, Arc<Seen>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -60,21 +60,21 @@ async fn server(status: &'static str, body: &'static str) -> (String, Arc<Seen>)
     (address, seen)
 }
 
-/// A source to a server.
+/// A source that uses the server at this address.
 fn source(url: &str) -> CachedSource {
     let source = HttpSource::new(url.parse().unwrap(), client(&Arc::default()), Duration::from_millis(600));
     let compat = Compat { forget_failures: true, ..Compat::default() };
     CachedSource::new(Source::Http(Arc::new(source)), None, form(compat), compat)
 }
 
-/// Asks for `a b.eXample. AAAA`.
+/// Queries `a b.eXample. AAAA`.
 async fn ask(source: &CachedSource) -> Vec<u8> {
     let query = query(b"\x03a b\x07eXample\0", 28);
     source.answer(&parsed(&query), Transport::Udp).await
 }
 
 #[tokio::test]
-async fn requests_share_one_connection() {
+async fn requests_reuse_connection() {
     let body = r#"{"Status": 0, "Answer": [{"type": 28, "TTL": 7, "data": "2001:db8::1"}]}"#;
     let (address, seen) = server("200 OK", body).await;
     let source = source(&format!("http://{address}/some/path"));

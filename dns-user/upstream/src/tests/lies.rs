@@ -1,5 +1,5 @@
-//! Replies with any bytes changed: whatever of them is used stays sound on its way through
-//! forwarding and cache.
+//! Tests with arbitrary changes to the bytes of replies: forwarded and cached messages stay
+//! well-formed.
 
 use proptest::prelude::*;
 
@@ -21,7 +21,7 @@ fn reply_to(query: &[u8]) -> Vec<u8> {
     reply
 }
 
-/// A cache of ordinary size.
+/// A cache with ordinary limits.
 fn cache() -> Cache {
     let config = CacheConfig { enabled: true, max_entries: 10, max_bytes: 1 << 20, serve_stale: None };
     Cache::new(&config, Form::default(), Compat::default())

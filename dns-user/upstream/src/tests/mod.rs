@@ -14,7 +14,7 @@ use dns_core::{
     wire::{Parsed, Query, Transport, append_opt, parse},
 };
 
-/// Time for one try in tests: long enough on a busy machine, short enough to wait for.
+/// Timeout of one try: long enough for a busy machine, short enough to wait for.
 const TIMEOUT: Duration = Duration::from_millis(300);
 
 /// A query for `name` (wire format) and type with RD set, without EDNS.
@@ -31,7 +31,7 @@ fn form(compat: Compat) -> Form {
     Form { transparent: compat.transparent_forwarding, client_subnet: false }
 }
 
-/// How recursors are asked.
+/// Settings of recursors in tests.
 fn manner(retries: u32, compat: Compat) -> Manner {
     let matching = if compat.accept_other_questions { Matching::Lenient } else { Matching::Strict };
     Manner { timeout: TIMEOUT, max_retries: retries, form: form(compat), matching, randomise_case: false }
@@ -48,7 +48,7 @@ fn parsed(message: &[u8]) -> Query<'_> {
     query
 }
 
-/// Forwards a query and checks that the reply is to it.
+/// Forwards a query and checks that the reply belongs to it.
 async fn ask(forwarder: &Forwarder, query: &[u8], transport: Transport) -> Vec<u8> {
     let ask = parsed(query);
     let mut reply = forwarder.forward(&ask, transport).await.reply;

@@ -1,4 +1,4 @@
-//! A recursor that does as it is told.
+//! A recursor with scripted replies.
 
 use std::{
     net::SocketAddr,
@@ -19,25 +19,25 @@ use crate::message;
 /// The replies of a scripted recursor to a query, in order.
 type Script = dyn Fn(&[u8]) -> Vec<Vec<u8>> + Send + Sync;
 
-/// A recursor on a port of 127.0.0.1 or ::1, UDP and TCP, until it is dropped.
+/// A recursor on a port of 127.0.0.1 or ::1 over UDP and TCP, until it is dropped.
 pub(super) struct Scripted {
     pub(super) address: SocketAddr,
     /// Queries by UDP so far.
     pub(super) udp: Arc<AtomicUsize>,
     /// Queries by TCP so far.
     pub(super) tcp: Arc<AtomicUsize>,
-    /// TCP connections so far.
+    /// Number of TCP connections.
     pub(super) connections: Arc<AtomicUsize>,
     tasks: Vec<JoinHandle<()>>,
 }
 
 impl Scripted {
-    /// On 127.0.0.1. By TCP, no message means that the connection is closed.
+    /// Starts on 127.0.0.1. Over TCP, an empty script closes the connection.
     pub(super) async fn start(script: impl Fn(&[u8]) -> Vec<Vec<u8>> + Send + Sync + 'static) -> Self {
         Self::start_on("127.0.0.1:0", script).await
     }
 
-    /// On an address of one's choice, port 0 for any.
+    /// Starts on a given address; port 0 selects any.
     pub(super) async fn start_on(
         address: &str,
         script: impl Fn(&[u8]) -> Vec<Vec<u8>> + Send + Sync + 'static,
@@ -60,7 +60,7 @@ impl Scripted {
         Self { address, udp, tcp, connections, tasks }
     }
 
-    /// As recursors are configured.
+    /// Returns the address as recursors are configured.
     pub(super) fn name(&self) -> String {
         self.address.to_string()
     }
