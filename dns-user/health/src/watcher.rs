@@ -180,7 +180,7 @@ impl Work {
         }
     }
 
-    /// Updates the gauges of tracked names and instances.
+    /// Updates the gauges of running checks and tracked names.
     fn count(&self) {
         let Watcher { tracker, metrics, .. } = &self.watcher;
         metrics.in_flight.set(self.schedule.borrow().in_flight() as i64);

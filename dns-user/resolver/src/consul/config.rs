@@ -1,4 +1,4 @@
-//! Reads the part of `config.json` that is Consul's.
+//! Reads Consul's part of `config.json`.
 
 use std::path::Path;
 
@@ -6,8 +6,8 @@ use dns_consul::config::Config;
 use dns_core::config::ConfigError;
 use dns_platform::files::bounded;
 
-/// Reads the object `"consul"` of `config.json`, and warnings about it; `None`: there
-/// is no such object.
+/// Reads the object `"consul"` of `config.json` with warnings about it; `None` if there is no such
+/// object.
 pub(crate) fn load_config(path: &Path) -> Result<Option<(Config, Vec<String>)>, ConfigError> {
     let file = path.display().to_string();
     match bounded::read(path) {

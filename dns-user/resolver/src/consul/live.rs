@@ -1,4 +1,4 @@
-//! Keeps the names up with a live Consul.
+//! Keeps the catalog up to date with a live Consul.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,9 +11,8 @@ use dns_consul_source::{Settings, Source};
 /// Longest pause between two catalogs.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// Asks the Consul that the object `"consul"` names, and puts in force what it tells; another
-/// one when the object changes. Calls `installed` with each new catalog. Returns when a source
-/// has failed from within.
+/// Queries the Consul of the object `"consul"`, installs its catalogs, and switches when the object
+/// changes. Calls `installed` with each new catalog. Returns when a source has failed internally.
 pub(crate) async fn follow(
     names: Arc<ConsulNames>,
     catalogs: Arc<Catalogs>,
@@ -43,8 +42,8 @@ pub(crate) async fn follow(
     }
 }
 
-/// All that is registered, once a live Consul (where one is asked) has told everything; `None`: it
-/// did not in time.
+/// Waits for the registrations until a live Consul, if configured, has delivered everything; `None`
+/// if it does not in time.
 pub(crate) async fn whole(catalogs: &Catalogs, patience: Duration) -> Option<NewZone> {
     let settings = catalogs.settings().borrow().clone();
     if let Some(settings) = settings {
@@ -57,15 +56,15 @@ pub(crate) async fn whole(catalogs: &Catalogs, patience: Duration) -> Option<New
     Some(catalogs.zone())
 }
 
-/// How long what a source has told is better than half of what its successor will tell; `None`:
-/// it has told nothing.
+/// Returns how long the previous source's catalog is better than an incomplete one of its
+/// successor; `None` if the previous one has delivered nothing.
 fn good_until(source: &Source, wanted: &Settings) -> Option<Instant> {
     let age = Duration::try_from_secs_f64(source.status().last_contact_seconds?).ok()?;
     Instant::now().checked_add(wanted.max_stale.saturating_sub(age))
 }
 
-/// Puts in force what a source tells. Until `until`, what was told before it was started stays in
-/// force until it has told everything.
+/// Installs a source's catalogs. Until `until`, the previous catalog stays until the source has
+/// delivered everything.
 async fn keep_up(
     source: &Source,
     until: Option<Instant>,
@@ -76,7 +75,7 @@ async fn keep_up(
     let mut pictures = source.pictures();
     if let Some(until) = until {
         let complete = pictures.wait_for(|picture| picture.is_complete());
-        // Its time is over, or there is something better; the source is our caller's.
+        // The time has passed, or there is a better catalog; the caller owns the source.
         let _ = timeout_at(until, complete).await;
         pictures.mark_changed();
     }
@@ -104,10 +103,10 @@ async fn keep_up(
                 installed();
             }
             Ok(None) => {}
-            // The panic was logged with its place; the catalog in force stays.
+            // The panic was logged with its location; the current catalog stays in force.
             Err(problem) => warn!("Consul: cannot use a new catalog: {problem}; the one in use stays"),
         }
-        // A large catalog that changes all the time is not all that this machine does.
+        // A large catalog that changes all the time must not occupy the machine.
         sleep((begun.elapsed() * 4).min(LONGEST_PAUSE)).await;
     }
 }

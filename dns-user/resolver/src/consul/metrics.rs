@@ -13,7 +13,7 @@ use dns_platform::metrics::families;
 
 pub(crate) struct ConsulFamilies {
     consul: Arc<ConsulNames>,
-    /// One for the registry's bookkeeping.
+    /// A description for the registry's bookkeeping.
     description: Desc,
 }
 
@@ -40,7 +40,7 @@ impl Collector for ConsulFamilies {
     }
 }
 
-/// The families of a live Consul.
+/// Returns the families of a live Consul.
 fn of_source(status: &Status) -> Vec<MetricFamily> {
     vec![
         families::CONSUL_UP.is(f64::from(!status.away && status.last_contact_seconds.is_some())),

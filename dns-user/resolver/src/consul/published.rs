@@ -13,14 +13,15 @@ use dns_core::name::Name;
 /// Consul's names at one moment.
 pub(crate) struct Published {
     pub(super) zone: Arc<Zone>,
-    /// Whether replies tell that there are recursors.
+    /// Whether replies set RA, because there are recursors.
     pub(super) recursion: bool,
-    /// Which addresses are taken where there are more than an entry holds.
+    /// Seed for the choice of addresses if there are more than an entry holds.
     pub(super) seed: u64,
 }
 
 impl Published {
-    /// Addresses of a name, and how they are given; `None`: interfaces do not answer it.
+    /// Returns the addresses of a name and the rules for sending them; `None` if interfaces must
+    /// not answer it.
     pub(crate) fn look_up(&self, name: &Name) -> Option<(Vec<Ipv4Addr>, Vec<Ipv6Addr>, Rules)> {
         let Publishable { mut v4, mut v6, ttl, most, plain_v4, plain_v6, truncates } =
             self.zone.publishable(name)?;
@@ -30,8 +31,8 @@ impl Published {
         Some((v4, v6, rules))
     }
 
-    /// Leaves as many addresses as an entry holds. Each server draws its own, and always the
-    /// same of the same list, so that an entry changes only when the list does.
+    /// Selects as many addresses as an entry holds. Each server selects differently, but always the
+    /// same for the same list, so that an entry changes only with the list.
     fn sample<T: Ord>(&self, addresses: &mut Vec<T>, most: usize) {
         if addresses.len() > most {
             addresses.sort_unstable();

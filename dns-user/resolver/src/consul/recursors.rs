@@ -1,4 +1,4 @@
-//! Recursors in Consul's way: one after the other, NOERROR and NXDOMAIN are final.
+//! Recursors queried like Consul does: one after the other, with NOERROR and NXDOMAIN as final.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -15,12 +15,12 @@ use dns_upstream::{Answer, CachedSource, Upstream};
 /// The recursors of the object `"consul"`.
 struct Recursors {
     each: Vec<CachedSource>,
-    /// Whether they are asked in random order, not in theirs.
+    /// Whether they are asked in random order instead of the configured one.
     random: bool,
 }
 
-/// The recursors that the object `"consul"` names; `None`: it names none. `own` is
-/// where we listen ourselves. Inside a tokio runtime.
+/// Returns the recursors of the object `"consul"`; `None` if it names none. `own` lists this
+/// server's listen addresses. Must be called inside a tokio runtime.
 pub(crate) fn recursors_of(
     consul: &ConsulConfig,
     config: &Config,

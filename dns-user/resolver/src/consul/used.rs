@@ -6,7 +6,7 @@ use std::{collections::HashMap, time::Duration};
 use dns_core::name::Name;
 use parking_lot::Mutex;
 
-/// Names that are remembered; as many are published at most by default.
+/// Most names kept, which is also the default limit of published names.
 const MOST: usize = 65_536;
 
 /// A name answered within this time is in use.
@@ -17,7 +17,7 @@ const IN_USE: Duration = Duration::from_secs(60);
 pub(super) struct Used(Mutex<HashMap<Name, (String, String)>>);
 
 impl Used {
-    /// Remembers the service of a name that is handed to the publisher.
+    /// Notes the service of a name that is passed to the publisher.
     pub(super) fn note(&self, name: &Name, service: (String, String)) {
         let mut names = self.0.lock();
         if names.len() < MOST || names.contains_key(name) {

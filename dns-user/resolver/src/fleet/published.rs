@@ -1,4 +1,4 @@
-//! Names that interfaces may answer of a state.
+//! Names of a state that interfaces may answer.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use dns_fastpath::NameSource;
 /// records keeps its names.
 pub(super) struct PublishedNames {
     pub(super) state: Arc<State>,
-    /// Consul's names at the same moment; `None` if there are none.
+    /// Consul's names at the same moment; `None` without Consul.
     pub(super) consul: Option<Published>,
 }
 

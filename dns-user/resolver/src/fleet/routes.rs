@@ -1,4 +1,4 @@
-//! Who answers names that are not the fleet's own.
+//! Answerers of names outside the fleet.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -14,28 +14,28 @@ use dns_core::{
 };
 use dns_upstream::Answer;
 
-/// `arpa.` in wire format.
+/// The domain `arpa.` in wire format.
 pub(crate) const ARPA: &[u8] = b"\x04arpa\0";
 
-/// The root in wire format.
+/// The root domain in wire format.
 pub(crate) const ROOT: &[u8] = b"\0";
 
-/// Who answers for domains.
+/// Answerers by their domain.
 pub type ByDomain = HashMap<Name, Arc<dyn Answer>, foldhash::fast::RandomState>;
 
-/// Who answers what is not local; replaced as a whole when files change.
+/// Answerers of all names that are not local, replaced as a whole when files change.
 #[derive(Clone, Default)]
 pub struct Routes {
-    /// Answered with 127.0.0.1 and ::1, they and everything below them.
+    /// Names answered with 127.0.0.1 and ::1, with everything below them.
     pub upchecks: HashSet<Name, foldhash::fast::RandomState>,
-    /// Consul's names, by their domains.
+    /// Answerers of Consul's names, by domain.
     pub consul: ByDomain,
-    /// Handlers by domain. One for `arpa.` or the root counts only without recursors.
+    /// Handlers by domain. One for `arpa.` or the root is used only without recursors.
     pub handlers: ByDomain,
-    /// Answers names below `arpa.` that the records do not know; `None`: those are names like
-    /// any other.
+    /// Answers names below `arpa.` that the records do not contain; `None` treats them like other
+    /// names.
     pub reverse: Option<Arc<dyn Answer>>,
-    /// Answers everything else; `None`: recursors are off.
+    /// Answers everything else; `None` if recursion is disabled.
     pub recursors: Option<Arc<dyn Answer>>,
     /// How bosh-dns treats a handler whose domain was also one of the records: it does not come
     /// back when the records lose the domain (observed).
@@ -43,14 +43,14 @@ pub struct Routes {
 }
 
 impl Routes {
-    /// Who answers names below `arpa.` that the records do not know: recursors,
-    /// or without them the handler for `arpa.` or the root; else REFUSED.
+    /// Returns the answerer of names below `arpa.` that the records do not contain: recursors, else
+    /// the handler for `arpa.` or the root, else REFUSED.
     pub fn past_reverse(recursors: Option<&Arc<dyn Answer>>, handlers: &ByDomain) -> Arc<dyn Answer> {
         let next = recursors.or_else(|| handlers.get(ARPA)).or_else(|| handlers.get(ROOT));
         next.cloned().unwrap_or_else(|| Arc::new(Refused))
     }
 
-    /// Whether a handler answers names below `arpa.` where there are no recursors.
+    /// Returns whether a handler answers names below `arpa.` without recursors.
     pub(crate) fn has_past_reverse(handlers: &ByDomain) -> bool {
         handlers.contains_key(ARPA) || handlers.contains_key(ROOT)
     }

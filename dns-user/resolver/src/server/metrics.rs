@@ -34,7 +34,7 @@ pub struct ServerMetrics {
     shared: Arc<Shared>,
 }
 
-/// State shared by all clones of [`Metrics`].
+/// State shared by all clones of [`ServerMetrics`].
 struct Shared {
     /// Value of the label `server`.
     server: String,

@@ -38,7 +38,8 @@ use dns_fastpath::Slot;
 use dns_health::{HealthStates, InstanceHealth, Limits, Tracker};
 use dns_upstream::Answer;
 
-/// How long any reply may take here. Far above what it takes: a failure, not a measurement.
+/// Longest wait for a reply, far above the usual time: exceeding it is a failure, not a
+/// measurement.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 //----------- Set-up ---------------------------------------------------------
@@ -62,12 +63,12 @@ fn fleet(version: u8, count: u8) -> Snapshot {
     Snapshot::build(records, &AliasFiles::default()).0
 }
 
-/// Local names of `snapshot` without health checks.
+/// Returns a fleet with `snapshot` and without health checks.
 fn local(snapshot: Snapshot) -> Arc<Fleet> {
     with_health(snapshot, Arc::new(AllRunning))
 }
 
-/// Local names of `snapshot` with this health of instances.
+/// Returns a fleet with `snapshot` and this health of instances.
 fn with_health(snapshot: Snapshot, health: Arc<dyn Health + Send + Sync>) -> Arc<Fleet> {
     Arc::new(Fleet::new(snapshot, health, Slot::default(), None, None))
 }
@@ -113,20 +114,20 @@ impl Running {
         self.addresses[0]
     }
 
-    /// Stops it and waits for its end.
+    /// Stops the server and waits for its end.
     async fn stop(self) {
         self.stop.send(()).unwrap();
         timeout(PATIENCE, self.ended).await.unwrap().unwrap();
     }
 }
 
-/// Answers NOERROR once it is let.
+/// Answers NOERROR after it has been opened.
 struct Stalling {
-    /// Lets all wait no longer.
+    /// Releases all waiting queries.
     go: Notify,
-    /// Whether they need not wait at all.
+    /// Whether queries need not wait.
     open: AtomicBool,
-    /// Queries that came in.
+    /// Number of queries received.
     asked: AtomicUsize,
 }
 
@@ -141,7 +142,7 @@ impl Stalling {
         self.go.notify_waiters();
     }
 
-    /// Waits until `count` queries have come in.
+    /// Waits until `count` queries have been received.
     async fn wait_for(&self, count: usize) {
         while self.asked.load(Ordering::SeqCst) < count {
             sleep(Duration::from_millis(2)).await;
@@ -162,7 +163,7 @@ impl Answer for Stalling {
     }
 }
 
-/// A query as a client sends it.
+/// Builds a query as a client sends it.
 fn query(id: u16, name: &str, qtype: u16, qclass: u16) -> Vec<u8> {
     let mut message = vec![0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     message[..2].copy_from_slice(&id.to_be_bytes());
@@ -176,7 +177,7 @@ fn query(id: u16, name: &str, qtype: u16, qclass: u16) -> Vec<u8> {
     message
 }
 
-/// Asks by UDP; the reply must come from the address that was asked.
+/// Queries by UDP; the reply must come from the queried address.
 async fn ask_udp(server: SocketAddr, message: &[u8]) -> Message {
     let any = if server.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any).await.unwrap();
@@ -187,7 +188,7 @@ async fn ask_udp(server: SocketAddr, message: &[u8]) -> Message {
     Message::from_vec(&reply[..length]).unwrap()
 }
 
-/// The next reply on a connection; `None`: it was closed.
+/// Reads the next reply on a connection; `None` if it was closed.
 async fn read_reply(stream: &mut TcpStream) -> Option<Message> {
     let length = timeout(PATIENCE, stream.read_u16()).await.unwrap().ok()?;
     let mut reply = vec![0; length.into()];
@@ -195,7 +196,7 @@ async fn read_reply(stream: &mut TcpStream) -> Option<Message> {
     Some(Message::from_vec(&reply).unwrap())
 }
 
-/// A query behind its length.
+/// Returns a query after its length.
 fn framed(message: &[u8]) -> Vec<u8> {
     [&(message.len() as u16).to_be_bytes()[..], message].concat()
 }
@@ -206,7 +207,7 @@ async fn ask_tcp(server: SocketAddr, message: &[u8]) -> Message {
     read_reply(&mut stream).await.unwrap()
 }
 
-/// The addresses in a reply, in order.
+/// Returns the addresses in a reply, in order.
 fn addresses(reply: &Message) -> Vec<IpAddr> {
     let mut addresses: Vec<IpAddr> = reply
         .answers
@@ -221,7 +222,7 @@ fn addresses(reply: &Message) -> Vec<IpAddr> {
     addresses
 }
 
-//----------- Who answers ----------------------------------------------------
+//----------- Routing --------------------------------------------------------
 
 #[tokio::test]
 async fn udp_and_tcp_answer_local_names() {
@@ -281,13 +282,13 @@ async fn longest_domain_wins() {
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_DS).await, ResponseCode::NoError);
     assert_eq!(recursors.asked.load(Ordering::SeqCst), before + 2);
 
-    // Without recursors the handler for the root counts, and DS goes there.
+    // Without recursors the handler for the root is used, also for DS.
     server.fleet.set_routes(Routes { handlers: handlers.clone().into_iter().collect(), ..upcheck_only() });
     assert_eq!(rcode("xcorp", TYPE_A).await, ResponseCode::YXDomain);
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_DS).await, ResponseCode::YXDomain);
     assert_eq!(rcode("1.in-addr.arpa", TYPE_A).await, ResponseCode::YXDomain);
 
-    // Without that one too, DS goes to the shortest domain.
+    // Without that one DS goes to the shortest domain.
     let mut few: ByDomain = handlers.into_iter().collect();
     few.remove(&Name::root());
     server.fleet.set_routes(Routes { handlers: few, ..upcheck_only() });
@@ -296,8 +297,7 @@ async fn longest_domain_wins() {
     assert_eq!(rcode("x.sub.bosh", TYPE_DS).await, ResponseCode::NXDomain);
     assert_eq!(rcode("x.corp", TYPE_DS).await, ResponseCode::YXDomain);
 
-    // A handler comes back when the records lose its domain, also for names
-    // that were remembered.
+    // A handler is used again when the records lose its domain, also for cached names.
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::NoError);
     server.fleet.install(Arc::new(Snapshot::empty()));
     assert_eq!(rcode("q-s0.q-g1.bosh", TYPE_A).await, ResponseCode::YXDomain);
@@ -327,7 +327,7 @@ async fn class_ch_reveals_only_identity() {
     let reply = ask_udp(server.address(), &query(1, "other.bind", TYPE_TXT, CLASS_CH)).await;
     assert_eq!(reply.metadata.response_code, ResponseCode::Refused);
     for class in [CLASS_CH, 4] {
-        // Asked before in class IN, so that the answer is remembered.
+        // Queried in class IN before, so that the answer is cached.
         for name in ["upcheck.bosh-dns", "q-s0.q-g1.bosh"] {
             ask_udp(server.address(), &query(1, name, TYPE_A, CLASS_IN)).await;
             let reply = ask_udp(server.address(), &query(1, name, TYPE_A, class)).await;
@@ -342,7 +342,7 @@ async fn class_ch_reveals_only_identity() {
     server.stop().await;
 }
 
-/// Panics over every query.
+/// Panics on every query.
 struct Defective;
 
 impl Answer for Defective {
@@ -362,7 +362,7 @@ async fn a_panic_spares_the_batch() {
     let server = Running::start_with(&["127.0.0.1:0"], local(fleet(1, 1)), routes, options).await;
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     socket.connect(server.address()).await.unwrap();
-    // Many at once, so that the server takes them in batches.
+    // Concurrent queries, so that the server takes them in batches.
     let defective = query(9999, "example.com", TYPE_A, CLASS_IN);
     for id in 0..200u16 {
         socket.send(&query(id, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN)).await.unwrap();
@@ -414,7 +414,7 @@ async fn wildcard_replies_keep_queried_address() {
     let outside = query(1, "example.com", TYPE_A, CLASS_IN);
     for last in 1..=5 {
         let address = SocketAddr::from(([127, 0, 0, last], port));
-        // Connected sockets take replies from the address they asked alone.
+        // Connected sockets accept replies only from the queried address.
         assert_eq!(addresses(&ask_udp(address, &web).await).len(), 1);
         assert_eq!(ask_udp(address, &outside).await.metadata.response_code, ResponseCode::NoError);
         assert_eq!(addresses(&ask_tcp(address, &web).await).len(), 1);
@@ -448,7 +448,7 @@ async fn occupied_port_is_an_error() {
     assert!(error.contains("TCP") && error.contains("another process listens"), "{error}");
     server.stop().await;
 
-    // One that is taken by UDP alone.
+    // A port that is taken for UDP only.
     let taken = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let error = again(taken.local_addr().unwrap()).await;
     assert!(error.contains("UDP") && error.contains("another process listens"), "{error}");
@@ -464,7 +464,7 @@ async fn stalled_upstream_delays_only_forwarding() {
     let routes = Routes { recursors: Some(recursors.clone()), ..upcheck_only() };
     let options = Options {
         request_timeout: Duration::from_millis(300),
-        // Of which one client gets a half.
+        // One client gets half of these.
         max_in_flight: 16,
         workers: NonZeroUsize::new(1),
         ..Options::default()
@@ -479,7 +479,7 @@ async fn stalled_upstream_delays_only_forwarding() {
         })
         .collect();
     recursors.wait_for(8).await;
-    // No place is left: the next one is told at once, and local names go on.
+    // No place is left: the next query fails immediately, and local names are still answered.
     let reply = ask_udp(address, &outside).await;
     assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
     assert_eq!(recursors.asked.load(Ordering::SeqCst), 8);
@@ -547,7 +547,7 @@ async fn y1_waits_for_first_checks() {
 
 #[tokio::test]
 async fn panic_costs_single_reply() {
-    /// Panics as long as it is told to.
+    /// Panics while it is told to.
     struct Panics(AtomicBool);
     impl Health for Panics {
         fn state(&self, _ip: IpAddr, _group: Option<&str>) -> HealthState {
@@ -562,7 +562,7 @@ async fn panic_costs_single_reply() {
     let web = query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN);
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     socket.send_to(&web, server.address()).await.unwrap();
-    // Answered after the other one was taken up, by the one worker there is.
+    // Answered after the other query was started, by the only worker.
     ask_udp(server.address(), &query(2, "upcheck.bosh-dns", TYPE_A, CLASS_IN)).await;
     health.0.store(false, Ordering::SeqCst);
     assert_eq!(addresses(&ask_udp(server.address(), &web).await).len(), 1);
@@ -585,14 +585,14 @@ async fn slow_reply_is_overtaken() {
         }
         queries.iter().flat_map(|query| framed(query)).collect::<Vec<u8>>()
     };
-    // The first one stalls: the others overtake it after a while.
+    // The first query stalls: the others overtake it after a while.
     let mut stream = TcpStream::connect(server.address()).await.unwrap();
     stream.write_all(&session(true)).await.unwrap();
     assert_eq!(read_reply(&mut stream).await.unwrap().metadata.id, 2);
     assert_eq!(read_reply(&mut stream).await.unwrap().metadata.id, 3);
     recursors.release();
     assert_eq!(read_reply(&mut stream).await.unwrap().metadata.id, 1);
-    // It answers promptly: all come in order, and the session goes on.
+    // The recursor answers promptly: all replies come in order, and the connection stays open.
     for outside_first in [true, false] {
         stream.write_all(&session(outside_first)).await.unwrap();
         let expected = if outside_first { [1, 2, 3] } else { [2, 3, 1] };
@@ -628,7 +628,7 @@ async fn unread_replies_are_bounded() {
             sleep(Duration::from_millis(10)).await;
         }
         assert!(most <= 300 << 10, "{most} bytes of replies were held");
-        // All are there once they are read.
+        // All replies arrive once they are read.
         stalled.release();
         let expected = usize::from(QUERIES) + usize::from(behind_a_forwarded_name);
         for count in 0..expected {
@@ -689,11 +689,11 @@ async fn idle_connections_are_closed() {
     let mut silent = Vec::new();
     for _ in 0..2 {
         let mut stream = TcpStream::connect(server.address()).await.unwrap();
-        // Half a query is no query.
+        // Half a query does not count as one.
         stream.write_all(&[0, 30, 1, 2]).await.unwrap();
         silent.push(stream);
     }
-    // The idlest goes for it.
+    // The idlest connection is closed for the new one.
     let reply = ask_tcp(server.address(), &query(1, "q-s0.q-g1.bosh", TYPE_A, CLASS_IN)).await;
     assert_eq!(addresses(&reply).len(), 1);
     for mut stream in silent {

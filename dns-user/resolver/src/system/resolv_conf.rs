@@ -1,4 +1,4 @@
-//! The server as the first `nameserver` of `/etc/resolv.conf`.
+//! Makes the server the first `nameserver` of `/etc/resolv.conf`.
 
 use std::{
     fs, io,
@@ -16,31 +16,31 @@ const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// Text that resolvconf puts before everything it collects.
 const HEAD: &str = "/etc/resolvconf/resolv.conf.d/head";
 
-/// Stands above our line.
+/// Comment above the server's line.
 const COMMENT: &str = "# bosh-dns-xdp puts the next line first; it goes when bosh-dns-xdp resolver ends";
 
 /// Number and interval of checks whether resolvconf has updated the file, as in bosh-dns.
 const LOOKS: u32 = 8;
 const BETWEEN_LOOKS: Duration = Duration::from_secs(2);
 
-/// Keeps the server first.
+/// Keeps the server's line first.
 #[derive(Debug)]
 pub struct ResolvConf {
-    /// The server's address.
+    /// Address of the server.
     address: IpAddr,
-    /// [`RESOLV_CONF`], or a test's own.
+    /// [`RESOLV_CONF`], or a test's file.
     file: PathBuf,
-    /// [`HEAD`], or a test's own.
+    /// [`HEAD`], or a test's file.
     head: PathBuf,
 }
 
 impl ResolvConf {
-    /// For a server at `address`; changes nothing yet.
+    /// Prepares for a server at `address` without changing anything.
     pub fn new(address: IpAddr) -> Self {
         Self { address, file: RESOLV_CONF.into(), head: HEAD.into() }
     }
 
-    /// Puts the server first, if it is not.
+    /// Puts the server's line first, if it is not.
     pub fn look(&self) -> Result<(), SystemError> {
         if self.is_first()? {
             return Ok(());
@@ -53,7 +53,7 @@ impl ResolvConf {
         self.change(&self.file, |text| self.with_us(text))
     }
 
-    /// Takes the server's line out again.
+    /// Removes the server's line.
     pub fn put_back(&self) -> Result<(), SystemError> {
         if self.head.parent().is_some_and(Path::is_dir) {
             self.change(&self.head, |text| self.without_us(text))?;
@@ -62,7 +62,7 @@ impl ResolvConf {
         self.change(&self.file, |text| self.without_us(text))
     }
 
-    /// Whether the first `nameserver` is the server.
+    /// Returns whether the first `nameserver` is the server.
     fn is_first(&self) -> Result<bool, SystemError> {
         let text = read(&self.file)?;
         let first = text.lines().find_map(|line| {
@@ -94,7 +94,7 @@ impl ResolvConf {
         })
     }
 
-    /// Fails where the file belongs to a program that would undo the change.
+    /// Fails if the file belongs to a program that would undo the change.
     fn refuse_if_managed(&self) -> Result<(), SystemError> {
         match self.manager()? {
             Some((who, remedy)) => {
@@ -104,8 +104,8 @@ impl ResolvConf {
         }
     }
 
-    /// Who writes the file, as far as it can be told by where it leads and what it says; and
-    /// what to do.
+    /// Returns the program that manages the file, judged by its link target and content, with
+    /// advice to the operator.
     fn manager(&self) -> Result<Option<(&'static str, &'static str)>, SystemError> {
         let target = fs::read_link(&self.file).unwrap_or_default();
         let target = target.to_string_lossy();
@@ -122,12 +122,12 @@ impl ResolvConf {
         })
     }
 
-    /// A file's text with our lines in front.
+    /// Returns a file's text with the server's lines in front.
     fn with_us(&self, text: &str) -> String {
         format!("{}{}", self.lines(), self.without_us(text))
     }
 
-    /// A file's text without our lines.
+    /// Returns a file's text without the server's lines.
     fn without_us(&self, text: &str) -> String {
         text.replace(&self.lines(), "")
     }
@@ -144,11 +144,11 @@ impl ResolvConf {
         if after == before {
             return Ok(());
         }
-        // Behind a symbolic link the file itself is replaced, not the link.
+        // Behind a symbolic link the file is replaced, not the link.
         let file = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
         let part = file.with_extension("bosh-dns-xdp");
         let written = fs::write(&part, &after).and_then(|()| match fs::rename(&part, &file) {
-            // A file that a container has of its host is a mount, which cannot be replaced.
+            // In a container the file may be a mount, which cannot be replaced.
             Err(_) => {
                 fs::remove_file(&part)?;
                 fs::write(&file, &after)
@@ -159,7 +159,7 @@ impl ResolvConf {
     }
 }
 
-/// A file's text; empty if it is not there.
+/// Returns a file's text; empty if the file does not exist.
 fn read(file: &Path) -> Result<String, SystemError> {
     match fs::read_to_string(file) {
         Err(problem) if problem.kind() == io::ErrorKind::NotFound => Ok(String::new()),

@@ -1,5 +1,5 @@
-//! systemd-resolved, which asks the server for the domains of the fleet: by a dummy interface
-//! with the server's address and routing domains (`resolvectl(1)`), which follow the records and
+//! Registers the server with systemd-resolved for the domains of the fleet: a dummy interface with
+//! the server's address and routing domains (`resolvectl(1)`), which follow the records and
 //! handlers.
 
 use std::net::IpAddr;
@@ -9,25 +9,25 @@ use super::{SystemError, run, run_while_stopping};
 /// The interface, named as in bosh-dns, so that this server takes over an existing one.
 const INTERFACE: &str = "bosh-dns";
 
-/// Keeps systemd-resolved told.
+/// Keeps systemd-resolved's configuration up to date.
 #[derive(Debug)]
 pub struct Resolved {
-    /// The server's address.
+    /// Address of the server.
     address: IpAddr,
-    /// Whether the interface was made by us.
+    /// Whether this process has created the interface.
     made: bool,
-    /// The domains that systemd-resolved was told, once it was.
+    /// The domains last set; `None` before the first time.
     told: Option<Vec<String>>,
 }
 
 impl Resolved {
-    /// For a server at `address`; changes nothing yet.
+    /// Prepares for a server at `address` without changing anything.
     pub fn new(address: IpAddr) -> Self {
         Self { address, made: false, told: None }
     }
 
-    /// Makes the interface if it is not there, and tells systemd-resolved of it and of `domains`
-    /// if they are others than before. A systemd-resolved that was started again is told again.
+    /// Creates the interface if it does not exist, and configures it and `domains` in
+    /// systemd-resolved if they have changed. A restarted systemd-resolved is configured again.
     pub fn look(&mut self, domains: &[String]) -> Result<(), SystemError> {
         let address = self.address.to_string();
         if run("ip", &["link", "show", "dev", INTERFACE]).is_err() {
@@ -59,7 +59,8 @@ impl Resolved {
         Ok(())
     }
 
-    /// Removes the interface, with all that systemd-resolved knows of it, if it was made by us.
+    /// Removes the interface, with its configuration in systemd-resolved, if this process has
+    /// created it.
     pub fn put_back(&mut self) -> Result<(), SystemError> {
         if !self.made {
             return run_while_stopping("resolvectl", &["revert", INTERFACE]);

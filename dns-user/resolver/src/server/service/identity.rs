@@ -22,11 +22,11 @@ use dns_core::{
 /// EDNS option NSID (RFC 5001, section 2.1).
 const NSID: u16 = 3;
 
-/// Bytes of a query beside its question, with an OPT that holds no options:
-/// header, OPT (RFC 6891, section 6.1.2).
+/// Length of a query besides its question, with an empty OPT: header and OPT (RFC 6891, section
+/// 6.1.2).
 const BARE_QUERY: usize = 12 + BARE_OPT;
 
-/// Bytes of an OPT without options: root, type, size, flags, length (RFC 6891, section 6.1.2).
+/// Length of an empty OPT: root, type, size, flags, length (RFC 6891, section 6.1.2).
 const BARE_OPT: usize = 11;
 
 /// The identity, and the clients that may read it.
@@ -39,7 +39,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// That of this host.
+    /// Reads the name of this host.
     pub fn of_this_host(setting: Setting) -> Self {
         let hostname = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
         Self {
@@ -49,8 +49,8 @@ impl Identity {
         }
     }
 
-    /// Returns the text for a query in class CH, such as `version.bind. TXT`; `None` if the
-    /// query goes on as any other.
+    /// Returns the text for a query in class CH, such as `version.bind. TXT`; `None` if the query
+    /// is handled like any other.
     pub(super) fn chaos_text(&self, query: &Query<'_>, name: &Name) -> Option<&str> {
         let Question { qtype, qclass, .. } = query.question;
         if qclass != CLASS_CH || !matches!(qtype, TYPE_TXT | TYPE_ANY) {
@@ -76,7 +76,7 @@ impl Identity {
         }
     }
 
-    /// Adds what EDNS options of the query ask for (NSID). Most have none.
+    /// Adds the EDNS options that the query asks for (NSID). Most queries have none.
     #[inline]
     pub(super) fn add_options(&self, query: &Query<'_>, transport: Transport, reply: &mut Vec<u8>) {
         if query.edns.is_some() && query.message.len() > query.question.wire_len() + BARE_QUERY {
@@ -84,8 +84,7 @@ impl Identity {
         }
     }
 
-    /// Puts the host's name into the OPT of a reply whose query asked for it,
-    /// if it fits.
+    /// Adds the host's name to the OPT of a reply whose query asked for it, if it fits.
     fn add_nsid(&self, query: &Query<'_>, transport: Transport, reply: &mut Vec<u8>) {
         if self.setting == Setting::Off || query.edns.is_none() || !asks_for_nsid(query) {
             return;
@@ -94,7 +93,7 @@ impl Identity {
         let is_bare_opt = reply[opt] == 0
             && reply[opt + 1..opt + 3] == TYPE_OPT.to_be_bytes()
             && reply[opt + 9..] == [0, 0]
-            // The OPT is counted, so these bytes are it and not the end of some data.
+            // The header counts the OPT, so these bytes are it and not the end of other data.
             && reply.get(10..12).is_some_and(|additional| additional != [0, 0]);
         let added = 4 + self.hostname.len();
         if !is_bare_opt || reply.len() + added > query.limit(transport) {
@@ -109,7 +108,7 @@ impl Identity {
     }
 }
 
-/// Whether the OPT of a query holds the option NSID.
+/// Returns whether the OPT of a query contains the option NSID.
 fn asks_for_nsid(query: &Query<'_>) -> bool {
     let Some(mut options) = opt_data(query) else { return false };
     while let [code_high, code_low, length_high, length_low, rest @ ..] = options {
@@ -123,7 +122,7 @@ fn asks_for_nsid(query: &Query<'_>) -> bool {
     false
 }
 
-/// The options in the OPT of a query: the first record of type OPT after the question.
+/// Returns the options in the OPT of a query, the first record of type OPT after the question.
 fn opt_data<'a>(query: &Query<'a>) -> Option<&'a [u8]> {
     // Header, name, type, class.
     let mut rest = query.message.get(12 + query.question.raw_name.len() + 4..)?;
@@ -151,7 +150,7 @@ fn past_name(mut bytes: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// A TXT record of class CH; longer texts are split into strings of 255 bytes.
+/// Builds a TXT record of class CH; longer texts are split into strings of 255 bytes.
 pub(super) fn chaos_reply(query: &Query<'_>, text: &str, transport: Transport) -> Vec<u8> {
     let plain = empty_reply(query, ResponseCode::NoError, ReplyFlags::LOCAL);
     let Ok(mut reply) = Message::from_vec(&plain) else {
@@ -162,7 +161,7 @@ pub(super) fn chaos_reply(query: &Query<'_>, text: &str, transport: Transport) -
     let mut record = Record::from_rdata(owner, 0, RData::TXT(TXT::from_bytes(strings)));
     record.dns_class = DNSClass::CH;
     reply.add_answer(record);
-    // Taken out and put back by `fit`, which keeps the client's size as it is.
+    // `fit` removes and restores the OPT, and so preserves the client's size.
     reply.edns = None;
     reply.to_vec().map_or(plain, |reply| fit(query, reply, transport))
 }
@@ -172,12 +171,12 @@ mod tests {
     use super::*;
     use dns_core::wire::{Parsed, parse};
 
-    /// An identity with a fixed host.
+    /// An identity with a fixed host name.
     fn identity(setting: Setting) -> Identity {
         Identity { hostname: "vm-7".into(), ..Identity::of_this_host(setting) }
     }
 
-    /// A query for `a.` A with an OPT of 1232 bytes that holds `options`.
+    /// Builds a query for `a.` A with an OPT of 1232 bytes that contains `options`.
     fn query(options: &[u8]) -> Vec<u8> {
         let mut message =
             b"\0\x01\x01\0\0\x01\0\0\0\0\0\x01\x01a\0\0\x01\0\x01\0\0\x29\x04\xd0\0\0\0\0".to_vec();
@@ -186,7 +185,7 @@ mod tests {
         message
     }
 
-    /// The reply to [`query`] after NSID was added.
+    /// Returns the reply to [`query`] after NSID was added.
     fn tagged(setting: Setting, options: &[u8], mut reply: Vec<u8>) -> Vec<u8> {
         let message = query(options);
         let Parsed::Query(query) = parse(&message) else { panic!("not a query") };
