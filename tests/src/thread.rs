@@ -43,7 +43,7 @@ impl Drop for HeldThread {
 
 fn ptrace(request: libc::c_uint, id: libc::pid_t) -> io::Result<()> {
     let none = std::ptr::null_mut::<libc::c_void>();
-    // SAFETY: none of the requests made here takes an address or data.
+    // SAFETY: none of the requests used here takes an address or data.
     match unsafe { libc::ptrace(request, id, none, none) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),

@@ -165,7 +165,7 @@ fn server_health_decides_after_hold() {
     let (addresses, problem) = publisher.read();
     assert_eq!(addresses, BTreeSet::from([instance(1)]));
     assert!(problem.unwrap().contains("control.sock"));
-    // With the alias file the name is gone: wishes without targets leave its records alone.
+    // Removing the alias file removes the name; without targets, its published records stay.
     fs::remove_file(path.join("aliases/aliases.json")).unwrap();
     let (addresses, problem) = publisher.read();
     assert_eq!(addresses, BTreeSet::new());

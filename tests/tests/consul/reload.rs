@@ -125,7 +125,7 @@ fn reload_changes_consul_answers() -> Result<()> {
     running.reload(&json!({"domain": 5}))?;
     ensure!(running.server.log().contains("the configuration in use stays"), "{}", running.server.log());
     ensure!(running.says("web.service.corp.", [10, 0, 0, 2], 9), "the object in use stays");
-    // Removing the object takes effect as well.
+    // Removing the object changes nothing before a restart either.
     running.reload(&Value::Null)?;
     ensure!(running.server.log().contains("takes effect only after a restart: the one in use stays"));
     ensure!(running.says("web.service.corp.", [10, 0, 0, 2], 9), "the object in use stays");
@@ -168,7 +168,7 @@ fn reload_switches_consul_address() -> Result<()> {
     ensure!(running.server.log().contains("consul.datacenter changed while a live Consul is asked"));
     ensure!(count(&running) == 1, "the object in use stays");
 
-    // Without a Consul object, the catalog is dropped.
+    // An object without an agent's address: the catalog is dropped.
     running.reload(&json!({}))?;
     let rcode = running.ask("service-1.service.consul.")?.metadata.response_code;
     ensure!(rcode == ResponseCode::NXDomain, "without a source: {rcode}");

@@ -93,7 +93,7 @@ fn resolved_routes_follow_domains() {
     fs::write(shared.join("config.json"), config.to_string()).unwrap();
     // It was started before D-Bus had read its policy for the name.
     machine.run("systemctl restart systemd-resolved").unwrap();
-    // Kernels without dummy interfaces use another kind of interface with the same name.
+    // If the kernel lacks dummy interfaces, a veth of the same name takes its place.
     let makes = machine.run("ip link add bosh-dns type dummy && ip link delete bosh-dns").is_ok();
     if !makes {
         machine.run("ip link add bosh-dns type veth peer name far && ip link set far up").unwrap();

@@ -66,8 +66,8 @@ impl Wire {
 fn bind_to(index: u32) -> io::Result<Socket> {
     let all = (libc::ETH_P_ALL as u16).to_be();
     let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(i32::from(all))))?;
-    // SAFETY: the storage is larger than and aligned for a `sockaddr_ll`, and the length
-    // that is told is its own.
+    // SAFETY: the storage is larger than and aligned for a `sockaddr_ll`, and the length set is
+    // that type's.
     let ((), address) = unsafe {
         SockAddr::try_init(|storage, length| {
             let address: *mut libc::sockaddr_ll = storage.cast();

@@ -137,7 +137,7 @@ impl Spoilt {
 fn spoil(server: &Path, copy: &Path, program: &str, instructions: &[u8]) -> Result<()> {
     let mut bytes = fs::read(server)?;
     let first = first_instruction(OBJECT, program).with_context(|| format!("no {program} in the object"))?;
-    // Loads of maps are relocated, so the fault goes behind those that come first.
+    // Map loads are relocated, so the fault is written after the leading ones.
     let is_load = |at: usize| OBJECT.get(at) == Some(&0x18);
     let at =
         (0..).map(|number| first + number * 16).find(|&at| !is_load(at)).context("an end of the loads")?;

@@ -28,7 +28,7 @@ fn main() {
         Ok(()) => println!("{ALL_WELL}"),
         Err(problem) => println!("vm-init: not well: {problem:#}"),
     }
-    // SAFETY: nothing is kept on this machine.
+    // SAFETY: the machine has no persistent state.
     unsafe { libc::reboot(libc::RB_POWER_OFF) };
 }
 
