@@ -1,9 +1,9 @@
-//! Loads and stores at plain addresses, as the verifier wants them: an address
-//! is a `usize` that was compared with the packet's end before.
+//! Loads and stores at plain addresses, in a form the verifier accepts: an address is a `usize`
+//! already compared with the packet's end.
 
 use core::arch::asm;
 
-/// Loads a value at any alignment, which all machines that JIT BPF allow.
+/// Loads a value at any alignment; every architecture with a BPF JIT allows that.
 ///
 /// # Safety
 /// `address .. address + size_of::<T>()` lies in memory that the verifier has
@@ -25,53 +25,52 @@ pub unsafe fn store<T: Copy>(address: usize, value: T) {
     unsafe { *(address as *mut T) = value }
 }
 
-/// A zero that the verifier does not know to be one.
+/// A zero that the verifier does not know to be zero.
 ///
-/// Where paths with different constants meet, the verifier would follow the rest of
-/// the program once for each of them: its instructions are the product of all choices
-/// that it remembers, and the kernel takes a million (100,000 are the aim here). So
-/// each choice is made once, and what came of it is laundered.
+/// Where paths with different constants merge, the verifier would follow the rest of the program
+/// once for each of them: the number of instructions is the product of all choices that it
+/// remembers, and the kernel accepts a million (we aim at 100,000). So each choice is made once,
+/// and its result is laundered.
 #[derive(Clone, Copy)]
 pub struct Zero(usize);
 
 impl Zero {
-    /// The zero that lies in a map.
+    /// Reads the zero from a map.
     ///
     /// # Safety
-    /// `cell` can be read, holds zero, and is in a map's memory: of that the verifier
-    /// keeps no account.
+    /// `cell` can be read, holds zero, and lies in a map, whose content the verifier does not
+    /// track.
     #[inline(always)]
     pub unsafe fn read(cell: *const usize) -> Self {
         // SAFETY: the caller's promise.
         Self(unsafe { cell.read_volatile() })
     }
 
-    /// The same value, but the verifier knows nothing of it except that it is within
-    /// `mask`.
+    /// Returns `value`; the verifier knows only that it is within `mask`.
     #[inline(always)]
     pub fn launder(self, value: usize, mask: usize) -> usize {
         opaque(opaque(value) ^ self.0) & mask
     }
 }
 
-/// Whether `value & mask` is not zero; the branch teaches the verifier nothing about
-/// `value` (and about registers that it knows to be equal).
+/// Returns whether `value & mask` is not zero. The branch tells the verifier nothing about `value`
+/// or about registers it knows to be equal.
 #[inline(always)]
 pub fn has(value: usize, mask: usize) -> bool {
     masked(value, mask) != 0
 }
 
-/// `value & mask`, done even where the compiler knows that it changes nothing:
-/// the verifier may have lost what the compiler knows.
+/// Returns `value & mask`, computed even if the compiler knows the mask to be redundant: the
+/// verifier may have lost that knowledge.
 #[inline(always)]
 pub fn masked(value: usize, mask: usize) -> usize {
     opaque(opaque(value) & mask)
 }
 
-/// The same value, but the compiler can no longer see where it came from.
+/// Returns `value` while hiding its origin from the compiler.
 ///
-/// Keeps the compiler from rewriting a bounds-checked address or counter into
-/// an equal expression that the verifier cannot follow.
+/// Keeps the compiler from rewriting a bounds-checked address or counter into an equal expression
+/// that the verifier cannot follow.
 #[inline(always)]
 pub fn opaque(mut value: usize) -> usize {
     // SAFETY: no instruction at all.

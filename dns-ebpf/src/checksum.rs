@@ -5,13 +5,12 @@ use crate::{
     headers::UDP,
 };
 
-/// A one's complement sum in the making. Order in memory is kept, so nothing
-/// has to be swapped (RFC 1071, section 2B).
+/// A partial one's complement sum. Words are added in memory order, so no byte swap is needed (RFC
+/// 1071, section 2B).
 #[derive(Clone, Copy)]
 pub struct Sum(u64);
 
 impl Sum {
-    /// Of nothing.
     #[inline(always)]
     pub fn new() -> Self {
         Self(0)
@@ -23,7 +22,7 @@ impl Sum {
         self.0 += (word & 0xffff_ffff) + (word >> 32);
     }
 
-    /// Of two words, each added `times`, at most 2^16.
+    /// Returns the sum of two words, each added `times` times, at most 2^16.
     #[inline(always)]
     pub fn repeated(first: u64, second: u64, times: usize) -> Self {
         let mut once = Self(0);
@@ -32,26 +31,25 @@ impl Sum {
         Self(once.0 * times as u64)
     }
 
-    /// Adds four bytes.
     #[inline(always)]
     pub fn add_half(&mut self, half: u32) {
         self.0 += half as u64;
     }
 
-    /// Adds length and protocol of UDP's pseudo-header.
+    /// Adds length and protocol of the UDP pseudo-header.
     #[inline(always)]
     pub fn add_pseudo_tail(&mut self, udp_len: usize) {
         self.0 += (udp_len as u16).to_be() as u64 + u16::from_ne_bytes([0, UDP]) as u64;
     }
 
-    /// Adds the sum of bytes that began at an even or odd place.
+    /// Adds the sum of a range that began at an even or odd offset.
     #[inline(always)]
     pub fn add_sum(&mut self, other: Sum, odd: bool) {
         let folded = other.fold();
         self.0 += if odd { folded.swap_bytes() } else { folded } as u64;
     }
 
-    /// The sum in 16 bits.
+    /// Folds the sum to 16 bits.
     #[inline(always)]
     pub fn fold(self) -> u16 {
         let mut sum = (self.0 & 0xffff_ffff) + (self.0 >> 32);
@@ -61,14 +59,14 @@ impl Sum {
         sum as u16
     }
 
-    /// The checksum as it is stored.
+    /// Returns the checksum as it is stored.
     #[inline(always)]
     pub fn finish(self) -> u16 {
         !self.fold()
     }
 }
 
-/// Sum of the first `len` bytes of `span`, at most `WORDS` times eight.
+/// Sums the first `len` bytes of `span`, at most eight times `WORDS`.
 #[inline(always)]
 pub fn sum_bytes<const WORDS: usize>(span: Span, len: usize) -> Option<Sum> {
     let Span { start, end } = span;

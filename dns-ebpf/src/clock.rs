@@ -1,14 +1,13 @@
-//! The time, as it is at the last tick.
+//! The coarse clock, cached per tick.
 
 use aya_ebpf::helpers::generated::{bpf_jiffies64, bpf_ktime_get_coarse_ns};
 
 use crate::maps::Scratch;
 
-/// `CLOCK_MONOTONIC_COARSE` in ns, at most a tick behind.
+/// Returns `CLOCK_MONOTONIC_COARSE` in ns, at most one tick behind.
 ///
-/// It changes once a tick, so it is asked for once a tick: reading the number of
-/// the tick is a plain load (the verifier puts it in the place of the helper,
-/// Linux 5.6), asking for the time is a call.
+/// The coarse clock changes once per tick, so the helper is called once per tick. The tick's number
+/// is a plain load, because the verifier inlines that helper (Linux 5.6).
 #[inline(always)]
 pub fn now(scratch: *mut Scratch) -> u64 {
     // SAFETY: the helpers have no precondition; this CPU's own element, alone

@@ -9,11 +9,11 @@ use crate::{
 
 /// The maps and values that every step uses.
 pub struct Context {
-    /// Settings that the server writes.
+    /// Settings written by the server.
     pub control: &'static Control,
-    /// Endpoints and interfaces.
+    /// Served endpoints and interfaces, from the map `SCOPE`.
     pub scope: &'static Scope,
-    /// This CPU's scratch room.
+    /// This CPU's scratch space.
     pub scratch: *mut Scratch,
     /// Opaque zero for the verifier, see [`Zero`].
     pub zero: Zero,

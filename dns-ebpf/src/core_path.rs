@@ -1,4 +1,4 @@
-//! From a frame to a reply, or to the reason why it goes up.
+//! From a frame to a reply, or to the reason for passing it to the network stack.
 
 use core::mem::offset_of;
 
@@ -23,12 +23,12 @@ use crate::{
     tap::{self, Seen},
 };
 
-/// What the hook is to do with a packet.
+/// The packet core's decision, carried out by the hook.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Send it back: it is the reply.
+    /// Send the packet back: it now holds the reply.
     Reply,
-    /// Let it go up; it is untouched.
+    /// Pass it to the network stack, unmodified.
     Pass,
     /// Drop it, see [`overload`].
     Drop,
@@ -47,7 +47,7 @@ pub fn answer<H: Hook>(hook: &H, context: &Context) -> Verdict {
     }
 }
 
-/// Where things lie in the frame, if it is a datagram for us.
+/// Returns the offsets in the frame if it is a datagram for us.
 #[inline(always)]
 pub fn datagram<H: Hook>(hook: &H, context: &Context) -> Option<Frame> {
     match filter::filter(hook, context.scope, context.zero) {
@@ -59,8 +59,8 @@ pub fn datagram<H: Hook>(hook: &H, context: &Context) -> Option<Frame> {
     }
 }
 
-/// Answers a datagram for us, if it is a query for a published name. The scratch room is taken,
-/// and left at the end.
+/// Answers a datagram for us if it is a query for a published name. Holds the scratch space for the
+/// duration of the call.
 #[inline(always)]
 pub fn answer_datagram<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Verdict {
     let &Context { control, scope: _, scratch, zero } = context;
@@ -77,8 +77,8 @@ pub fn answer_datagram<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Ve
             (Verdict::Reply, seen)
         }
         Err(outcome) => {
-            // What comes now is one path, whatever the reason: followed for each of them it was
-            // a fifth to a third of all that the verifier of Linux 5.15 looked at.
+            // All reasons are merged into one path from here: following each of them separately was
+            // a fifth to a third of the instructions that the verifier of Linux 5.15 examined.
             let reason = zero.launder(*outcome as usize, OUTCOME_SLOTS - 1);
             if reason == Outcome::Collision as usize {
                 messages::note_collision(scratch);
@@ -93,7 +93,7 @@ pub fn answer_datagram<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Ve
         }
     };
     if control.tap_every != 0 && tap::is_due(control) {
-        // A full ring loses events, which is all that can be done about it.
+        // A full ring loses the event; there is no one to report that to.
         let _ = tap::send(hook, zero, &frame, &seen.launder(zero));
     }
     if verdict != Verdict::Reply {
@@ -103,7 +103,7 @@ pub fn answer_datagram<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Ve
     verdict
 }
 
-/// The steps from a datagram for us to its reply, in order.
+/// The steps from a datagram to its reply, in order.
 #[inline(always)]
 fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<maps::Answered, Outcome> {
     let &Context { control, scope, scratch, zero } = context;
@@ -121,7 +121,7 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<maps
     let plan = reply::plan(hook, context, frame, question, &entry)?.launder(zero);
     let is_partial = partial::is_partial(hook, &plan.frame, &plan.question, name_sum)?;
     let plan = plan.with_partial(is_partial, zero);
-    // While queries are shed, a probe would be lost in a full queue.
+    // While queries are shed, a full queue would lose the probe.
     if now >= control.shed_until_ns && is_probe(hook, scope, &plan.frame, now) {
         return goes_up(Outcome::Probe);
     }
@@ -139,11 +139,12 @@ fn try_answer<H: Hook>(hook: &H, context: &Context, frame: Frame) -> Result<maps
     Ok(plan.answered())
 }
 
-/// Whether this query, which could be answered here, is let up to see whether it arrives.
+/// Returns whether to pass this answerable query to userspace, as a probe of whether it arrives.
 #[inline(always)]
 fn is_probe<H: Hook>(hook: &H, scope: &Scope, frame: &Frame, now: u64) -> bool {
     let probe = &raw const frame.interface(scope).probes[opaque(frame.endpoint) & (MAX_ENDPOINTS - 1)];
-    // The programs write it, so the compiler may not take it for part of what `scope` shares.
+    // The programs write this word, so the compiler must not treat it as part of the shared
+    // reference.
     let probe = opaque(probe as usize);
     // SAFETY: a probe in a map's memory.
     let due = unsafe { load::<u64>(probe + offset_of!(Probe, due_ns)) };

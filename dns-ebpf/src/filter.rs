@@ -1,7 +1,7 @@
-//! Is this frame a datagram to one of our addresses and ports, and would the kernel deliver it?
+//! Decides whether a frame is a datagram to one of our endpoints that the kernel would deliver.
 //!
-//! The cheapest checks first: most frames are for other sockets, and each costs its sender the
-//! time spent here. The kernel refuses what is passed on as bad.
+//! The cheapest checks come first: most frames are for other sockets, and each pays for the time
+//! spent here. Malformed packets pass to the kernel, which rejects them.
 
 use dns_common::{
     counters::Outcome,
@@ -17,13 +17,10 @@ use crate::{
     outcome::goes_up,
 };
 
-/// EtherTypes as they lie in memory.
+/// EtherTypes in network byte order.
 const IPV4: u16 = 0x0800u16.to_be();
-/// See [`IPV4`].
 const IPV6: u16 = 0x86ddu16.to_be();
-/// 802.1Q.
 const TAGGED: u16 = 0x8100u16.to_be();
-/// 802.1ad.
 const SERVICE_TAGGED: u16 = 0x88a8u16.to_be();
 
 /// Finds the datagram in the frame, if it is for us.
@@ -51,7 +48,7 @@ pub fn filter<H: Hook>(hook: &H, scope: &Scope, zero: Zero) -> Result<Frame, Out
     }
 }
 
-/// The datagram in an IPv4 packet (RFC 791) that begins at `ip`.
+/// Finds the datagram in an IPv4 packet (RFC 791) that begins at `ip`.
 #[inline(always)]
 fn ipv4<H: Hook>(hook: &H, scope: &Scope, zero: Zero, ip: usize) -> Result<Frame, Outcome> {
     let udp = ip + IPV4_LEN;
@@ -60,7 +57,7 @@ fn ipv4<H: Hook>(hook: &H, scope: &Scope, zero: Zero, ip: usize) -> Result<Frame
     if unsafe { load::<u8>(data + ip + 9) } != UDP {
         return goes_up(Outcome::NotOurs);
     }
-    // Version 4, five words, no options; neither more fragments nor an offset.
+    // Version 4, five words, no options; not a fragment.
     if unsafe { load::<u8>(data + ip) } != 0x45
         || unsafe { load::<u16>(data + ip + 6) } & 0x3fffu16.to_be() != 0
     {
@@ -100,7 +97,7 @@ fn ipv4<H: Hook>(hook: &H, scope: &Scope, zero: Zero, ip: usize) -> Result<Frame
     })
 }
 
-/// The datagram in an IPv6 packet (RFC 8200) that begins at `ip`.
+/// Finds the datagram in an IPv6 packet (RFC 8200) that begins at `ip`.
 #[inline(always)]
 fn ipv6<H: Hook>(hook: &H, scope: &Scope, zero: Zero, ip: usize) -> Result<Frame, Outcome> {
     let udp = ip + IPV6_LEN;
@@ -143,9 +140,9 @@ fn ipv6<H: Hook>(hook: &H, scope: &Scope, zero: Zero, ip: usize) -> Result<Frame
     })
 }
 
-/// The slot of the interface by which the frame at `data` came, if the kernel would have taken
-/// the frame for one of this machine's (its Ethernet address, no VLAN or one that is served) and
-/// the interface is served for this endpoint. To a loopback address only `lo` leads.
+/// Returns the slot of the interface on which the frame at `data` arrived, if the kernel would
+/// accept the frame for this machine (its Ethernet address; no VLAN, or a served one) and the
+/// interface is served for this endpoint. Only `lo` serves loopback addresses.
 #[inline(always)]
 fn served_at<H: Hook>(
     hook: &H,
@@ -173,7 +170,6 @@ fn served_at<H: Hook>(
     Ok(slot)
 }
 
-/// The slot of an interface.
 #[inline(always)]
 fn interface_slot(scope: &Scope, ifindex: u32) -> Option<usize> {
     let first = Scope::first_slot(ifindex);
@@ -188,8 +184,8 @@ fn interface_slot(scope: &Scope, ifindex: u32) -> Option<usize> {
     None
 }
 
-/// Whether the frame whose start is at `data` is addressed to the interface, or to the bridge
-/// that it is a part of. A frame to many is not: its address is no sender for a reply.
+/// Returns whether the frame at `data` is addressed to the interface, or to the bridge that it
+/// belongs to. Broadcast and multicast frames are not: a reply cannot be sent from their address.
 #[inline(always)]
 pub fn is_to_interface(interface: &Interface, data: usize) -> bool {
     const ADDRESS: usize = usize::from_ne_bytes([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0]);
@@ -197,12 +193,12 @@ pub fn is_to_interface(interface: &Interface, data: usize) -> bool {
     let at = |address: &[u8; 8]| unsafe { load::<u64>(&raw const *address as usize) as usize };
     // SAFETY: an Ethernet header lies at `data`.
     let to = unsafe { load::<u64>(data) as usize } & ADDRESS;
-    // Looked at only where it has to be, which the compiler would not do by itself.
+    // Opaque, so that the compiler loads the second address only if the first does not match.
     to == at(&interface.address) || to == opaque(at(&interface.master))
 }
 
-/// Whether a datagram from this port has no sender that a reply reaches: port 0, or a source MAC
-/// (of the frame at `data`) that stands for many.
+/// Returns whether a reply cannot reach the sender: port 0, or a broadcast or multicast source MAC
+/// (of the frame at `data`).
 #[inline(always)]
 fn is_refused_sender(data: usize, port: u16) -> bool {
     const MANY: u8 = 1;
@@ -210,8 +206,9 @@ fn is_refused_sender(data: usize, port: u16) -> bool {
     port == 0 || unsafe { load::<u8>(data + 6) } & MANY != 0
 }
 
-/// Whether the kernel refuses this IPv4 sender (`ip_route_input_slow`): 0.0.0.0/8, multicast and
-/// class E, broadcast; beyond `lo` also 127.0.0.0/8, local and broadcast addresses.
+/// Returns whether the kernel rejects this IPv4 sender (`ip_route_input_slow`): 0.0.0.0/8,
+/// multicast, class E, broadcast; other than on `lo` also 127.0.0.0/8, local and broadcast
+/// addresses.
 #[inline(always)]
 fn is_refused_v4(scope: &Scope, source: u32, on_lo: bool) -> bool {
     let first = source.to_ne_bytes()[0];
@@ -221,8 +218,8 @@ fn is_refused_v4(scope: &Scope, source: u32, on_lo: bool) -> bool {
     !on_lo && (first == 127 || is_listed(scope, [0, 0, 0, source]))
 }
 
-/// Whether the kernel refuses this IPv6 sender (`ip6_rcv_core`), or nothing reaches it:
-/// multicast, ::, IPv4-mapped; beyond `lo` also ::1 and local addresses.
+/// Returns whether the kernel rejects this IPv6 sender (`ip6_rcv_core`) or cannot reach it:
+/// multicast, ::, IPv4-mapped; other than on `lo` also ::1 and local addresses.
 #[inline(always)]
 fn is_refused_v6(scope: &Scope, source: [u64; 2], on_lo: bool) -> bool {
     const LOOPBACK: u64 = 1u64.to_be();
@@ -238,39 +235,40 @@ fn is_refused_v6(scope: &Scope, source: [u64; 2], on_lo: bool) -> bool {
     !on_lo && is_listed(scope, words)
 }
 
-/// Whether a local or broadcast address has the sender's hash.
+/// Returns whether the hash of a local or broadcast address equals the sender's.
 #[inline(always)]
 fn is_listed(scope: &Scope, source: [u32; 4]) -> bool {
     let (word, bit) = Scope::refused_source(source_hash(source));
     scope.refused_sources[word] & bit != 0
 }
 
-/// Whether frames with this VLAN tag are answered.
+/// Returns whether frames with this VLAN tag are answered.
 #[inline(always)]
 fn is_our_vlan(scope: &Scope, tag: u16) -> bool {
     let (word, bit) = Scope::vlan(tag);
     scope.vlans[word] & bit != 0
 }
 
-/// Makes the whole message readable, where part of it is not yet.
+/// Makes the whole message directly readable.
 #[inline(always)]
 pub fn pull_message<H: Hook>(hook: &H, frame: &Frame) -> Result<(), Outcome> {
     if !H::IS_TC {
         return Ok(());
     }
-    // Masked for verifiers (Linux 6.1) that cannot tell it is not negative.
+    // Masked for verifiers (Linux 6.1) that cannot prove it non-negative.
     let len = masked(frame.message + frame.message_len, 0xffff);
     if hook.data() + len <= hook.data_end() {
         return Ok(());
     }
     if len > hook.length() || !hook.pull(len) {
-        // Not by `goes_up`: the verifier of Linux 5.15 would look at nearly twice as much.
+        // Without `goes_up`, with which the verifier of Linux 5.15 would examine nearly twice as
+        // many instructions.
         return Err(Outcome::BadLength);
     }
     Ok(())
 }
 
-/// Slot of an endpoint with this IPv4 address and port (network order).
+/// Returns the slot of the endpoint with this IPv4 address and port (network order).
 #[inline(always)]
 fn endpoint_v4(scope: &Scope, zero: Zero, port: u16, address: u32) -> Option<usize> {
     let mut index = 0;
@@ -289,7 +287,7 @@ fn endpoint_v4(scope: &Scope, zero: Zero, port: u16, address: u32) -> Option<usi
     None
 }
 
-/// Slot of an endpoint with this IPv6 address and port (network order).
+/// Returns the slot of the endpoint with this IPv6 address and port (network order).
 #[inline(always)]
 fn endpoint_v6(scope: &Scope, zero: Zero, port: u16, address: [u64; 2]) -> Option<usize> {
     let mut index = 0;

@@ -1,4 +1,4 @@
-//! Where things lie in a frame that is a datagram for us.
+//! Offsets within a frame that is a datagram for us.
 
 use dns_common::scope::{INTERFACES, Interface, MAX_ENDPOINTS, Scope};
 
@@ -8,25 +8,25 @@ use crate::{
     maps::Scratch,
 };
 
-/// Where things lie in a frame that is a datagram for us.
+/// Offsets within a frame that is a datagram for us.
 #[derive(Clone, Copy)]
 pub struct Frame {
-    /// 1: there is a VLAN tag before the IP header.
+    /// 1 if a VLAN tag precedes the IP header.
     pub tagged: usize,
-    /// 1: IPv6 instead of IPv4.
+    /// 1 for IPv6, 0 for IPv4.
     pub v6: usize,
     /// Offset of the DNS message.
     pub message: usize,
-    /// Bytes of DNS message.
+    /// Length of the DNS message in bytes.
     pub message_len: usize,
-    /// Slot of the endpoint that it was sent to.
+    /// Slot of the destination endpoint.
     pub endpoint: usize,
-    /// Slot of the interface by which it came.
+    /// Slot of the receiving interface.
     pub slot: usize,
 }
 
 impl Frame {
-    /// Makes one path of the four kinds of frames, see [`Zero`].
+    /// Merges the paths of the four kinds of frames, see [`Zero`].
     #[inline(always)]
     pub fn launder(self, zero: Zero) -> Self {
         let Self { tagged, v6, message, message_len, endpoint, slot } = self;
@@ -40,7 +40,7 @@ impl Frame {
         }
     }
 
-    /// Leaves it to the program that is called next, which finds it by [`Self::kept`].
+    /// Saves the frame for the program called next, which loads it by [`Self::kept`].
     #[inline(always)]
     pub fn keep(self, scratch: *mut Scratch) {
         let Self { tagged, v6, message, message_len, endpoint, slot } = self;
@@ -49,7 +49,7 @@ impl Frame {
         unsafe { (&raw mut (*scratch).frame).write_volatile(kept) };
     }
 
-    /// The frame that the calling program kept.
+    /// Loads the frame saved by the calling program.
     #[inline(always)]
     pub fn kept(scratch: *mut Scratch) -> Self {
         // SAFETY: this CPU's own element.
@@ -65,37 +65,36 @@ impl Frame {
         }
     }
 
-    /// The interface by which it came.
+    /// Returns the receiving interface.
     #[inline(always)]
     pub fn interface<'a>(&self, scope: &'a Scope) -> &'a Interface {
         &scope.interfaces[opaque(self.slot) & (INTERFACES - 1)]
     }
 
-    /// Whether there is a VLAN tag before the IP header.
+    /// Returns whether a VLAN tag precedes the IP header.
     #[inline(always)]
     pub fn is_tagged(&self) -> bool {
         has(self.tagged, 1)
     }
 
-    /// Whether it is IPv6.
     #[inline(always)]
     pub fn is_v6(&self) -> bool {
         has(self.v6, 1)
     }
 
-    /// Offset of the IP header.
+    /// Returns the offset of the IP header.
     #[inline(always)]
     pub fn ip(&self) -> usize {
         ETHERNET_LEN + opaque(masked(self.tagged, 1) * VLAN_TAG_LEN)
     }
 
-    /// Offset behind the sender's IP address.
+    /// Returns the offset of the byte after the sender's IP address.
     #[inline(always)]
     pub fn source_end(&self) -> usize {
         self.ip() + IPV4_SOURCE_END + opaque(masked(self.v6, 1) * (IPV6_SOURCE_END - IPV4_SOURCE_END))
     }
 
-    /// Bytes of IP and UDP headers.
+    /// Returns the length of the IP and UDP headers.
     #[inline(always)]
     pub fn headers_len(&self) -> usize {
         IPV4_LEN + UDP_LEN + opaque(masked(self.v6, 1) * (IPV6_LEN - IPV4_LEN))

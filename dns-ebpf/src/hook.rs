@@ -1,4 +1,4 @@
-//! What the packet core needs of the hook that it runs at.
+//! Operations that the packet core needs from the hook it runs at.
 
 use aya_ebpf::cty::c_void;
 use dns_common::scope::Interface;
@@ -8,32 +8,32 @@ use crate::{
     plan::Plan,
 };
 
-/// A packet at a hook. Addresses are valid until [`Hook::grow`].
+/// A packet at a hook. Addresses are valid until [`Hook::grow`] or [`Hook::pull`].
 pub trait Hook {
-    /// tc: packets may be only partly readable.
+    /// tc, where packets may be only partly readable.
     const IS_TC: bool;
 
-    /// There is an skb behind the packet, which says of the checksum whether it is
-    /// finished, and goes on saying so when the packet has become the reply.
+    /// The packet has an skb, which records whether the checksum is finished, and keeps that state
+    /// when the packet has become the reply.
     const HAS_SKB: bool;
 
-    /// Address of the first byte that can be read directly.
+    /// Returns the address of the first directly readable byte.
     fn data(&self) -> usize;
 
-    /// Address after the last byte that can be read directly.
+    /// Returns the address after the last directly readable byte.
     fn data_end(&self) -> usize;
 
-    /// Bytes of the whole frame, those included that cannot be read directly.
+    /// Returns the length of the whole frame, including bytes that cannot be read directly.
     fn length(&self) -> usize;
 
-    /// Interface that the packet came in by.
+    /// Returns the index of the receiving interface.
     fn ifindex(&self) -> u32;
 
-    /// Makes the first `len` bytes readable directly; false where that fails.
-    /// Addresses taken before are void.
+    /// Makes the first `len` bytes directly readable; returns false on failure. Invalidates
+    /// addresses.
     fn pull(&self, len: usize) -> bool;
 
-    /// Address of the first byte, if `len` bytes can be read directly.
+    /// Returns the address of the first byte, if `len` bytes can be read directly.
     #[inline(always)]
     fn reach(&self, len: usize) -> Option<usize> {
         let data = self.data();
@@ -47,32 +47,30 @@ pub trait Hook {
         (data + len <= self.data_end()).then_some(data)
     }
 
-    /// Whether the frame, whose start is at `data`, is addressed to this machine as far as
-    /// Ethernet goes.
+    /// Returns whether the Ethernet destination of the frame at `data` is this machine.
     fn is_addressed_to(&self, interface: &Interface, data: usize) -> bool;
 
-    /// The VLAN tag that the kernel took off the frame.
+    /// Returns the VLAN tag that the kernel removed from the frame.
     #[inline(always)]
     fn stripped_tag(&self) -> Option<u16> {
         None
     }
 
-    /// The kernel's context.
+    /// Returns the kernel's context.
     fn context(&self) -> *mut c_void;
 
-    /// Gives the frame the reply's length, all of it writable. The packet is
-    /// untouched if that fails.
+    /// Gives the frame the reply's length, all of it writable. On failure the packet is unchanged.
     fn grow(&self, plan: &Plan) -> bool;
 
-    /// Whether the checksum whose field is at `offset` is unfinished, as the kernel
-    /// knows; none: it does not tell here. The packet is left as it is, addresses
-    /// taken before are void.
+    /// Returns whether the checksum whose field is at `offset` is unfinished, according to the
+    /// kernel; `None` if the hook cannot tell. Leaves the packet unchanged and invalidates
+    /// addresses.
     #[inline(always)]
     fn is_unfinished(&self, _offset: usize) -> Option<bool> {
         None
     }
 
-    /// From `offset` in the frame to the end of what can be read and written directly.
+    /// Returns the range from `offset` in the frame to the end of the directly accessible bytes.
     #[inline(always)]
     fn span(&self, offset: usize) -> Span {
         Span { start: self.data() + opaque(offset), end: self.data_end() }

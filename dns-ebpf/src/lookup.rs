@@ -1,7 +1,7 @@
-//! The entry of a name, found by the index ([`dns_common::index`]).
+//! Look-up of a name's entry by the index ([`dns_common::index`]).
 //!
-//! An entry that the index led to when the run began stays as it is until the run ends: its
-//! cells are written again only after an RCU grace period.
+//! An entry found by a program run stays unchanged until the run ends: its cells are reused only
+//! after an RCU grace period.
 
 use dns_common::{
     counters::Outcome,
@@ -25,8 +25,8 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Its header, of which only `last_used_ns` changes. To the compiler each call is another
-    /// one: what is read early it would keep on the stack (measured).
+    /// Returns the header, of which only `last_used_ns` changes. Opaque to the compiler, which
+    /// would otherwise keep early loads on the stack (measured).
     #[inline(always)]
     pub fn header(&self) -> &EntryHeader {
         // SAFETY: an entry of the largest size fits where `find` found it.
@@ -34,7 +34,7 @@ impl Entry {
     }
 }
 
-/// Finds the entry by the name's hash and compares the whole name.
+/// Finds the entry by the name's hash, then compares the whole name.
 #[inline(always)]
 pub fn lookup(hash: u64, name_len: usize, words: &Words) -> Result<Entry, Outcome> {
     let Some(address) = find(hash) else { return goes_up(Outcome::NotPublished) };
@@ -58,7 +58,7 @@ pub fn lookup(hash: u64, name_len: usize, words: &Words) -> Result<Entry, Outcom
     Ok(entry)
 }
 
-/// Address of the entry whose name has this hash.
+/// Returns the address of the entry whose name has this hash.
 #[inline(always)]
 fn find(hash: u64) -> Option<usize> {
     let root = NAMES.get_ptr(0)? as *const Root;
@@ -95,11 +95,12 @@ fn find(hash: u64) -> Option<usize> {
     None
 }
 
-/// Bytes from the start of a bucket to its cells.
+/// Offset of the cells in a bucket.
 const CELLS: usize = core::mem::offset_of!(Bucket, cells);
 
-/// Address of the entry at this place, if its name has this hash. What is read of the entry
-/// depends on the place, so no machine reads it as it was before the index led there.
+/// Returns the address of the entry at `location` if its name has this hash. Every read of the
+/// entry depends on `location`, so no CPU can return contents older than the index entry that led
+/// there.
 #[inline(always)]
 fn entry_at(location: Location, hash: u64) -> Option<usize> {
     let chunk = ENTRIES.get_ptr(location.chunk())? as usize;
@@ -109,5 +110,5 @@ fn entry_at(location: Location, hash: u64) -> Option<usize> {
     (found == hash).then_some(address)
 }
 
-/// Largest offset in a chunk, and a mask for all of them.
+/// Largest offset in a chunk, also a mask for all offsets.
 const MAX_OFFSET: usize = (CHUNK_CELLS as usize - 1) * CELL_SIZE;

@@ -1,11 +1,10 @@
-//! The BPF programs of `bosh-dns-xdp`: they answer queries for published names
-//! where the packet comes in, and let everything else go up the stack untouched.
+//! The BPF programs of `bosh-dns-xdp`: they answer queries for published names at the interface and
+//! pass every other packet to the network stack, unmodified.
 //!
-//! One packet core ([`core_path`]) serves both hooks ([`hook::Hook`]), in small steps:
-//! [`filter`] (is it a datagram to one of our addresses?), [`parse`] (is it
-//! a plain query, and for which name?), [`lookup`] (the entry of that name),
-//! [`reply`] (what fits, growing the packet, writing the reply). Each step hands a
-//! plain value to the next: [`frame::Frame`], [`question::Question`],
+//! One packet core ([`core_path`]) serves both hooks ([`hook::Hook`]) in small steps: [`filter`] (a
+//! datagram to one of our addresses?), [`parse`] (a plain query, and for which name?), [`lookup`]
+//! (the entry of that name), [`reply`] (fit the answers, grow the packet, write the reply). Each
+//! step hands a plain value to the next: [`frame::Frame`], [`question::Question`],
 //! [`lookup::Entry`], [`plan::Plan`].
 #![no_std]
 #![no_main]
@@ -61,7 +60,6 @@ pub fn dns_xdp_generic(context: XdpContext) -> u32 {
     answer_at_xdp(&Generic::new(context))
 }
 
-/// Answers at XDP.
 #[inline(always)]
 fn answer_at_xdp<const NATIVE: bool>(hook: &Xdp<NATIVE>) -> u32 {
     match Context::get().map_or(Verdict::Pass, |context| core_path::answer(hook, &context)) {
@@ -71,14 +69,14 @@ fn answer_at_xdp<const NATIVE: bool>(hook: &Xdp<NATIVE>) -> u32 {
     }
 }
 
-/// Answers at the ingress of tc (tcx and clsact), by [`dns_tc_answer`].
+/// Answers at tc ingress (tcx and clsact), by tail-calling [`dns_tc_answer`].
 #[classifier]
 pub fn dns_tc(context: TcContext) -> i32 {
     Tc::new(context).go_on_if_for_us();
     TC_ACT_UNSPEC
 }
 
-/// Answers a datagram that [`dns_tc`] found to be for us; never attached itself.
+/// Answers a datagram that [`dns_tc`] found to be for us; never attached by itself.
 #[classifier]
 pub fn dns_tc_answer(context: TcContext) -> i32 {
     let hook = Tc::new(context);
@@ -90,7 +88,7 @@ pub fn dns_tc_answer(context: TcContext) -> i32 {
     }
 }
 
-/// Nothing here can panic; the compiler wants a handler all the same.
+/// Never reached: nothing here can panic, but `no_std` requires a handler.
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
     loop {}

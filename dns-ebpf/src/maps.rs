@@ -1,4 +1,4 @@
-//! The maps, and counting. Names and layouts are those of `dns_common`.
+//! The maps and the counters. `dns_common` defines their names and layouts.
 
 use core::arch::asm;
 
@@ -23,50 +23,48 @@ use dns_common::{
 
 use crate::bytes::opaque;
 
-/// Where each name's entry lies, see [`dns_common::index`]; the loader sets the size.
+/// Index from names to entries, see [`dns_common::index`]; the loader sets its size.
 #[map]
 pub static NAMES: Array<Pair> = Array::with_max_entries(2, BPF_F_MMAPABLE);
 
-/// Chunks that hold the entries; the loader sets how many.
+/// Chunks that hold the entries; the loader sets their number.
 #[map]
 pub static ENTRIES: Array<[u64; CHUNK_SIZE / 8]> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 
-/// Lease, seed, tap: what the server says.
+/// Lease, seed, tap and other settings, written by the server.
 #[map]
 pub static CONTROL: Array<Control> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 
-/// Endpoints, VLANs, interfaces: what the attaching process says.
+/// Endpoints, VLANs and interfaces, written by the attaching process.
 #[map]
 pub static SCOPE: Array<Scope> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 
-/// One element per possible CPU; the loader sets how many.
+/// Counters, one element per possible CPU; the loader sets their number.
 #[map]
 pub static COUNTERS: Array<CpuCounters> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 
-/// In its only place [`crate::dns_tc_answer`], put there by the loader.
+/// Holds [`crate::dns_tc_answer`] in its only slot, set by the loader.
 #[map]
 pub static TC_ANSWER: ProgramArray = ProgramArray::with_max_entries(1, 0);
 
-/// Sampled queries.
 #[map]
 pub static TAP: RingBuf = RingBuf::with_byte_size(1 << 18, 0);
 
-/// Room to work in, one per CPU. Both hooks run with bottom halves disabled, so no other run
-/// uses it meanwhile, but on kernels with PREEMPT_RT (6.18 and later), where one run may
+/// Scratch space, one element per CPU. Both hooks run with bottom halves disabled, so no other run
+/// uses it meanwhile, except on kernels with PREEMPT_RT (6.18 and later), where one run may
 /// interrupt another: see [`take`].
 #[map]
 pub static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
 
-/// Element of [`SCRATCH`].
 #[repr(C, align(8))]
 pub struct Scratch {
-    /// State of the random numbers; 0 before the first use.
+    /// State of the random number generator; 0 before the first use.
     pub random: u64,
-    /// Number of the tick that `now_ns` is of.
+    /// Number of the tick at which `now_ns` was read.
     pub tick: u64,
     /// `CLOCK_MONOTONIC_COARSE` in ns, see [`crate::clock`].
     pub now_ns: u64,
-    /// 1: a run uses this room.
+    /// 1 while a run uses this space.
     pub busy: u64,
     /// Always zero, see [`crate::bytes::Zero`].
     pub zero: usize,
@@ -74,31 +72,28 @@ pub struct Scratch {
     pub frame: [usize; 6],
     /// The question's name, lower-cased; see [`crate::parse::read_name`].
     pub words: [u64; MAX_NAME_WORDS],
-    /// Addresses that are being shuffled.
     pub addresses: [u32; MAX_V4],
-    /// Collisions that the log has not been told of, see [`crate::messages`].
+    /// Collisions not yet logged, see [`crate::messages`].
     pub collisions: u64,
-    /// When it was told last, of `CLOCK_MONOTONIC`.
+    /// Time of the last log message, of `CLOCK_MONOTONIC`.
     pub told_ns: u64,
-    /// Question to the kernel about a route.
+    /// Route query for the kernel.
     pub route: FibLookup,
 }
 
-/// What userspace tells.
 #[inline(always)]
 pub fn control() -> Option<&'static Control> {
     // SAFETY: userspace may write it meanwhile, which tears nothing that counts.
     CONTROL.get_ptr(0).map(|control| unsafe { &*control })
 }
 
-/// Endpoints and interfaces.
 #[inline(always)]
 pub fn scope() -> Option<&'static Scope> {
     // SAFETY: the attaching process may write it meanwhile, in the order that `Scope` describes.
     SCOPE.get_ptr(0).map(|scope| unsafe { &*scope })
 }
 
-/// Takes this CPU's scratch room for one run, until [`leave`]; false: this run has interrupted
+/// Takes this CPU's scratch space for one run, until [`leave`]; false if this run has interrupted
 /// another one.
 #[inline(always)]
 pub fn take(scratch: *mut Scratch) -> bool {
@@ -116,27 +111,25 @@ pub fn take(scratch: *mut Scratch) -> bool {
     busy == 0
 }
 
-/// Leaves this CPU's scratch room to the next run.
+/// Releases this CPU's scratch space.
 #[inline(always)]
 pub fn leave(scratch: *mut Scratch) {
     // SAFETY: as in `take`.
     unsafe { (&raw mut (*scratch).busy).write_volatile(0) };
 }
 
-/// This CPU's scratch room.
 #[inline(always)]
 pub fn scratch() -> Option<*mut Scratch> {
     SCRATCH.get_ptr_mut(0)
 }
 
-/// This CPU's counters.
 #[inline(always)]
 fn counters() -> Option<*mut CpuCounters> {
     // SAFETY: the helper has no precondition.
     COUNTERS.get_ptr_mut(unsafe { bpf_get_smp_processor_id() })
 }
 
-/// Counts a packet that goes up; `outcome`: an [`Outcome`] as a number.
+/// Counts a packet passed to the network stack; `outcome` is an [`Outcome`] as a number.
 #[inline(always)]
 pub fn count(outcome: usize) {
     if let Some(counters) = counters() {
@@ -145,32 +138,31 @@ pub fn count(outcome: usize) {
     }
 }
 
-/// Replies of the interface in a slot on this CPU.
+/// Returns the number of replies by the interface in a slot on this CPU.
 #[inline(always)]
 pub fn replies(slot: usize) -> u64 {
     // SAFETY: this CPU's own element, and a slot that there is.
     counters().map_or(0, |counters| unsafe { (*counters).interface_hits[opaque(slot) & (INTERFACES - 1)] })
 }
 
-/// What is counted about a reply.
+/// The properties of a reply that are counted.
 pub struct Answered {
-    /// Complete or cut.
+    /// Whether the reply was complete or truncated.
     pub outcome: Outcome,
     /// Type asked for: a [`QueryKind`] as a number.
     pub kind: usize,
     /// RCODE of the reply.
     pub rcode: u8,
-    /// Bytes of DNS message in the query.
+    /// Length of the query's DNS message in bytes.
     pub query_len: usize,
-    /// Bytes of DNS message in the reply.
+    /// Length of the reply's DNS message in bytes.
     pub reply_len: usize,
     /// Answers in the reply.
     pub answers: u16,
-    /// Slot of the interface by which it came in.
+    /// Slot of the receiving interface.
     pub slot: usize,
 }
 
-/// Counts a reply.
 #[inline(always)]
 pub fn count_reply(reply: &Answered) {
     let Answered { outcome, kind, rcode, query_len, reply_len, answers: _, slot } = *reply;
@@ -186,7 +178,7 @@ pub fn count_reply(reply: &Answered) {
     }
 }
 
-/// Whether an IP packet of `packet_len` bytes fits the interface's MTU.
+/// Returns whether an IP packet of `packet_len` bytes fits the interface's MTU.
 #[inline(always)]
 pub fn fits_device(context: *mut c_void, packet_len: usize) -> bool {
     let mut mtu = packet_len as u32;
@@ -194,9 +186,9 @@ pub fn fits_device(context: *mut c_void, packet_len: usize) -> bool {
     unsafe { bpf_check_mtu(context, 0, &mut mtu, 0, 0) == 0 }
 }
 
-/// Asks the kernel whether its route by the interface takes what `route` describes, path MTU
-/// included (`bpf_fib_lookup`, kernel 4.18). Where the interface does not forward, the kernel
-/// does not say: false.
+/// Returns whether the kernel's route by the interface accepts the packet described by `route`,
+/// path MTU included (`bpf_fib_lookup`, kernel 4.18). False if the interface does not forward,
+/// because the kernel then gives no answer.
 #[inline(always)]
 pub fn fits_route(context: *mut c_void, route: *mut FibLookup) -> bool {
     const SUCCESS: i64 = 0;

@@ -1,26 +1,26 @@
-//! Messages for the log, by aya-log: what should never happen often, and nobody
-//! would look for among the counters. Counters and the tap tell of everything else.
+//! Log messages, sent by aya-log: rare events that an operator would not look for among the
+//! counters. Everything else is reported by counters and the tap.
 //!
-//! The level is a constant to the verifier (`AYA_LOG_LEVEL`, set by userspace
-//! before it loads the object): of a message above it no instruction is left.
+//! The verifier sees the level as a constant (`AYA_LOG_LEVEL`, set by userspace before it loads the
+//! object) and removes the code of messages above it.
 
 use aya_log_ebpf::warn;
 
 use crate::{clock, maps::Scratch};
 
-/// Nanoseconds between two messages of a CPU at least.
+/// Minimum nanoseconds between two messages of a CPU.
 const PAUSE: u64 = 1_000_000_000;
 
-/// Two names have the same hash: the one that is published is answered here, the
-/// other one by userspace.
+/// Notes that two names have the same hash: the published one is answered here, the other one in
+/// userspace.
 #[inline(always)]
 pub fn note_collision(scratch: *mut Scratch) {
     // SAFETY: this CPU's own element, alone while the program runs.
     unsafe { (*scratch).collisions += 1 };
 }
 
-/// Writes what was noted. To be called last, where nothing is left that the
-/// verifier tells paths apart by: it follows all of this for each of them.
+/// Logs the noted collisions. Must be called last, when the verifier no longer distinguishes paths:
+/// it follows this code once per path.
 #[inline(always)]
 pub fn tell(scratch: *mut Scratch) {
     // SAFETY: as in `note_collision`.
@@ -29,8 +29,8 @@ pub fn tell(scratch: *mut Scratch) {
     }
 }
 
-/// Inlined: before Linux 6.2, or late 5.15, the verifier keeps all numbers of a program
-/// that has a function of its own exactly, and follows each path for every one of them.
+/// Inlined: before Linux 6.2, or late 5.15, a single function call makes the verifier track every
+/// number of the program precisely and follow a separate path for each value.
 #[inline(always)]
 fn tell_of_collisions(scratch: *mut Scratch) {
     let now = clock::now(scratch);

@@ -1,14 +1,14 @@
-//! Why a packet goes up.
+//! Reasons for passing a packet to the network stack.
 
 use core::arch::asm;
 
 use dns_common::counters::Outcome;
 
-/// A packet goes up for this reason.
+/// Returns the reason for passing the packet to the network stack, as an error.
 ///
-/// The compiler would have every check that may fail write its reason down before it looks,
-/// where all of them leave by one door. With a statement of its own behind each check, the
-/// reason is written where the check has failed (measured: 2 of 100 instructions of a reply).
+/// If all failures shared one exit, the compiler would store the reason before each check. With a
+/// separate statement behind each check, it stores the reason only after the check has failed
+/// (measured: 2 of 100 instructions of a reply).
 #[inline(always)]
 pub fn goes_up<T>(reason: Outcome) -> Result<T, Outcome> {
     // SAFETY: no instruction at all.

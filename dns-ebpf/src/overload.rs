@@ -1,11 +1,11 @@
-//! Shedding: while userspace has more queries than it can answer, a part of what would go
-//! up is dropped here.
+//! Shedding: while userspace receives more queries than it can answer, the programs drop a share of
+//! the packets that they would pass to it.
 //!
-//! A query that the full receive queue of a socket drops has cost the kernel its whole way
-//! up, and the more are dropped there the less of the CPU is left for answering. Userspace
-//! says how much may come ([`Control::pass_shares`]), group by
-//! group of clients, so that one that floods the server takes nothing from the others.
-//! Published names are answered before anybody comes here.
+//! A query dropped by a full socket receive queue has already cost the kernel its whole path
+//! through the stack; the more are dropped there, the less CPU remains for answering. Userspace
+//! sets the share that passes ([`Control::pass_shares`]) per group of clients, so a client that
+//! floods the server takes nothing from the other groups. Published names are answered before this
+//! check.
 
 use aya_ebpf::helpers::bpf_get_prandom_u32;
 use dns_common::{
@@ -21,7 +21,8 @@ use crate::{
     maps::Scratch,
 };
 
-/// Whether a datagram for us that would go up for this reason (an [`Outcome`] as a number) is shed.
+/// Returns whether to shed a datagram for us that would be passed up for this reason (an
+/// [`Outcome`] as a number).
 #[inline(always)]
 pub fn is_shed<H: Hook>(
     hook: &H,
@@ -30,7 +31,7 @@ pub fn is_shed<H: Hook>(
     frame: &Frame,
     reason: usize,
 ) -> bool {
-    // A server that hangs takes nothing back that it said before.
+    // A server that hangs never lifts its limit, so the limit expires, and is void once the lease is.
     if clock::now(scratch) >= control.shed_until_ns
         || reason == Outcome::LeaseExpired as usize
         || reason == Outcome::Probe as usize

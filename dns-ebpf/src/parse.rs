@@ -1,11 +1,9 @@
-//! Is this message a plain query, and for which name?
+//! Decides whether a message is a plain query, and for which name.
 //!
-//! The question's name is not walked label by label: the words that are hashed
-//! here are later compared with the whole name of a published entry, and a
-//! name that equals a valid one is valid. Where the name ends follows from the
-//! length of the message; only an OPT with options makes looking for its end
-//! necessary. A wrong guess (something trails the message) ends in a name that
-//! is not published.
+//! The question's name is not walked label by label: the words hashed here are later compared with
+//! the whole name of a published entry, and a name equal to a valid one is valid. The end of the
+//! name follows from the length of the message; only an OPT with options requires a search for it.
+//! A wrong guess (trailing bytes) yields a name that is not published.
 
 use dns_common::{
     counters::{Outcome, QueryKind},
@@ -27,7 +25,7 @@ const PLAIN_THIRD: u64 = 0x01;
 /// Flags that a plain query may have in the fourth byte: AD, CD.
 const PLAIN_FOURTH: u64 = 0x30;
 
-/// Reads everything but the name.
+/// Parses everything but the name.
 #[inline(always)]
 pub fn parse<H: Hook>(hook: &H, zero: Zero, frame: &Frame) -> Result<Question, Outcome> {
     let (data, end) = (hook.data(), hook.data_end());
@@ -40,7 +38,7 @@ pub fn parse<H: Hook>(hook: &H, zero: Zero, frame: &Frame) -> Result<Question, O
     if header & 0x80 << 16 != 0 {
         return goes_up(Outcome::Response);
     }
-    // Opcode, AA, TC; RA, Z, RCODE: all zero. One question, no answer, no authority.
+    // Opcode, AA, TC, RA, Z and RCODE must be zero; one question, no answer, no authority.
     let additional = counts == u32::from_ne_bytes([0, 0, 0, 1]);
     if header & ((!PLAIN_THIRD & 0xff) << 16 | (!PLAIN_FOURTH & 0xff) << 24) != 0
         || (header >> 32) as u32 != u32::from_ne_bytes([0, 1, 0, 0])
@@ -72,12 +70,12 @@ pub fn parse<H: Hook>(hook: &H, zero: Zero, frame: &Frame) -> Result<Question, O
     let kind = kind(unsafe { load(after_name) })?;
     let size = u16::from_be((opt >> 24) as u16) as usize;
     let limit = if size > 512 { size } else { 512 };
-    // What came of a choice is laundered where it was made.
+    // Results of branches are laundered where the branches merge.
     let (kind, limit) = (zero.launder(kind as usize, 3), zero.launder(limit, 0xffff));
     Ok(Question { header, name_len, kind, opt, limit })
 }
 
-/// The list that answers QTYPE and QCLASS, given as they lie in memory.
+/// Returns the list that answers QTYPE and QCLASS, given in network order.
 #[inline(always)]
 fn kind(type_class: u32) -> Result<QueryKind, Outcome> {
     if type_class >> 16 != u16::from_ne_bytes([0, 1]) as u32 {
@@ -86,22 +84,21 @@ fn kind(type_class: u32) -> Result<QueryKind, Outcome> {
     match u16::from_be(type_class as u16) {
         1 => Ok(QueryKind::A),
         28 => Ok(QueryKind::Aaaa),
-        // OPT is no type to ask for; DS belongs to the parent's servers; 128 to
-        // 255 are question and meta types (RFC 6895, section 3.1), ANY among them.
+        // OPT cannot be queried; DS belongs to the parent's servers; 128 to 255 are question and
+        // meta types (RFC 6895, section 3.1), including ANY.
         41 | 43 | 128..=255 => goes_up(Outcome::BadType),
         _ => Ok(QueryKind::Other),
     }
 }
 
-/// Length of the name, and the start of the OPT, of a query with one record in
-/// its additional section.
+/// Returns the length of the name and the start of the OPT, of a query with one additional record.
 #[inline(always)]
 fn with_opt(message: usize, end: usize, message_len: usize) -> Result<(usize, u64), Outcome> {
     const FIXED: usize = HEADER_LEN + TYPE_CLASS_LEN + OPT_LEN;
     if message_len <= FIXED {
         return goes_up(Outcome::BadEdns);
     }
-    // Without options, as most are, the OPT is the last eleven bytes.
+    // Without options, the common case, the OPT is the last eleven bytes.
     let at = message + masked(message_len - OPT_LEN, 0x7ff);
     if at + OPT_LEN > end {
         return goes_up(Outcome::BadLength);
@@ -126,9 +123,8 @@ fn with_opt(message: usize, end: usize, message_len: usize) -> Result<(usize, u6
     }
 }
 
-/// Whether there is exactly one option at `at`, whole, and none that asks for
-/// something: a malformed one is FORMERR, and NSID (3, RFC 5001) has an answer.
-/// Both are given by userspace.
+/// Checks for exactly one complete option at `at` that needs no answer. Userspace answers the rest:
+/// FORMERR for a malformed option, and NSID (3, RFC 5001).
 #[inline(always)]
 fn one_option(at: usize, end: usize, options_len: usize) -> Result<(), Outcome> {
     const NSID: u16 = u16::from_ne_bytes([0, 3]);
@@ -143,8 +139,8 @@ fn one_option(at: usize, end: usize, options_len: usize) -> Result<(), Outcome> 
     Ok(())
 }
 
-/// Start of the OPT at `at` with all flags but DO cleared, and the length of its
-/// options; none if it is no OPT of version 0.
+/// Returns the start of the OPT at `at` with all flags but DO cleared, and the length of its
+/// options; `None` if it is not an OPT of version 0.
 ///
 /// # Safety
 /// [`OPT_LEN`] bytes at `at` can be read.
@@ -159,7 +155,7 @@ unsafe fn opt(at: usize) -> Option<(u64, usize)> {
     (start & SAME == OPT).then(|| (start & KEPT, u16::from_be(options_len) as usize))
 }
 
-/// Length of the name, found by its first zero byte.
+/// Returns the length of the name, by searching its first zero byte.
 #[inline(always)]
 fn scan(message: usize, end: usize) -> Result<usize, Outcome> {
     let mut word = 0;
@@ -178,8 +174,8 @@ fn scan(message: usize, end: usize) -> Result<usize, Outcome> {
     goes_up(Outcome::BadName)
 }
 
-/// Reads the name: keeps its lower-cased words, and returns their hash and the sum of the name
-/// as it was sent.
+/// Reads the name: stores its lower-cased words, and returns their hash and the sum of the name as
+/// sent.
 #[inline(always)]
 pub fn read_name<H: Hook>(
     hook: &H,
@@ -212,8 +208,8 @@ pub fn read_name<H: Hook>(
         index = opaque(index + 1);
     }
     if rest != 0 {
-        // The last bytes of the name, as the upper end of eight: twelve bytes
-        // of header lie before it, so they are there.
+        // The last bytes of the name, as the upper end of eight bytes: the header's twelve bytes
+        // precede the name, so these can be read.
         let at = data + frame.message + opaque(HEADER_LEN - 8 + name_len);
         if at + 8 > end {
             return goes_up(Outcome::BadLength);

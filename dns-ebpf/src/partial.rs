@@ -1,11 +1,10 @@
 //! UDP checksums of queries: right, wrong or unfinished.
 //!
-//! A local sender leaves the checksum to the device (`CHECKSUM_PARTIAL`): the
-//! field holds the sum of the pseudo-header alone, and whoever sends the packet
-//! on adds the rest, our reply's too. A program cannot see that state, but it
-//! can see the field: a sum of the pseudo-header alone is no valid checksum,
-//! save by a chance of one in 65,536. Where that chance has come, tc asks the kernel;
-//! generic XDP cannot, and the query goes up.
+//! A local sender leaves the checksum to the device (`CHECKSUM_PARTIAL`): the field holds the sum
+//! of the pseudo-header alone, and the device that transmits the packet adds the rest, for our
+//! reply as well. A program cannot see that state, but it can see the field: the sum of the
+//! pseudo-header alone is not a valid checksum, except by a chance of one in 65,536. In that case
+//! tc asks the kernel; generic XDP cannot, and passes the query to the network stack.
 
 use dns_common::counters::Outcome;
 
@@ -19,8 +18,8 @@ use crate::{
     question::Question,
 };
 
-/// Whether the query's checksum is unfinished; an error if it is neither that nor right, or if
-/// only tc could tell. `name`: sum of the name as sent. Addresses taken before are void.
+/// Returns whether the query's checksum is unfinished; an error if it is wrong, or if only tc could
+/// decide. `name` is the sum of the name as sent. Invalidates addresses.
 #[inline(always)]
 pub fn is_partial<H: Hook>(hook: &H, frame: &Frame, question: &Question, name: Sum) -> Result<bool, Outcome> {
     let (data, end) = (hook.data(), hook.data_end());
@@ -77,8 +76,8 @@ pub fn is_partial<H: Hook>(hook: &H, frame: &Frame, question: &Question, name: S
     sum.add_sum(rest, question.name_len & 1 != 0);
     let is_right = sum.fold() == 0xffff;
     if !H::HAS_SKB {
-        // A local sender's query on a veth is unfinished at native XDP, too, but its reply gets
-        // there as another frame, which no device finishes.
+        // A local sender's query on a veth is unfinished at native XDP, too, but its reply arrives
+        // as a new frame, which no device finishes.
         return if is_right || looks_unfinished { Ok(false) } else { goes_up(Outcome::BadChecksum) };
     }
     match (is_right, looks_unfinished) {
@@ -89,5 +88,5 @@ pub fn is_partial<H: Hook>(hook: &H, frame: &Frame, question: &Question, name: S
     }
 }
 
-/// Words of the longest message behind its question's name.
+/// Words of the longest message after its question's name.
 const REST_WORDS: usize = (MAX_QUERY_LEN - HEADER_LEN).div_ceil(8);

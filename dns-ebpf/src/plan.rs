@@ -1,4 +1,4 @@
-//! Everything about a reply, decided before anything is written.
+//! The plan of a reply, complete before the first write.
 
 use dns_common::counters::Outcome;
 
@@ -9,46 +9,45 @@ use crate::{
     question::Question,
 };
 
-/// Most bytes from an entry's start to one of its lists, rounded up to a mask.
+/// Largest distance from an entry's start to one of its lists, rounded up to a mask.
 const LIST_MASK: usize = 0x1fff;
 
-/// Everything about a reply, decided before anything is written.
+/// The plan of a reply, complete before the first write.
 #[derive(Clone, Copy)]
 pub struct Plan {
-    /// Where things lie in the frame.
+    /// Offsets in the query's frame.
     pub frame: Frame,
-    /// What was asked.
+    /// The parsed question section and header of the query.
     pub question: Question,
     /// RCODE of the reply.
     pub rcode: u8,
     /// Address of the entry's header.
     pub entry: usize,
-    /// Bytes from there to the first address of the list.
+    /// Offset of the list's first address from the entry's header.
     pub list: usize,
-    /// Addresses in the list.
+    /// Number of addresses in the list.
     pub available: usize,
-    /// Addresses that are given.
+    /// Number of addresses in the reply.
     pub given: usize,
-    /// 1 if more addresses are available than given, and the client is to be told.
+    /// 1 if more addresses are available than given and the reply must set TC.
     pub truncated: usize,
-    /// TTL of the records as it lies in the packet.
+    /// TTL of the records, in network byte order.
     pub ttl: usize,
-    /// 1 if nobody is said to recurse here.
+    /// 1 if the reply must clear RA: no recursion is offered.
     pub no_recursion: usize,
-    /// All ones in 16 bits if the checksum is to be left unfinished, as the
-    /// query's was; else 0. A mask, so that IPv4 needs no branch, and the verifier
-    /// does not follow what comes then once more.
+    /// All ones in 16 bits if the checksum stays unfinished, as in the query; else 0. A mask, so
+    /// that IPv4 needs no branch and the verifier does not follow the remaining code twice.
     pub partial: usize,
     /// Offset of the end of the question in the frame.
     pub answers_offset: usize,
-    /// Bytes of DNS message in the reply.
+    /// Length of the reply's DNS message in bytes.
     pub reply_len: usize,
-    /// Bytes of the whole frame of the reply.
+    /// Length of the reply's whole frame in bytes.
     pub frame_len: usize,
 }
 
 impl Plan {
-    /// Makes one path of the many ways to a plan, see [`Zero`].
+    /// Merges the paths that lead to a plan, see [`Zero`].
     #[inline(always)]
     pub fn launder(self, zero: Zero) -> Self {
         let reply_len = zero.launder(self.reply_len, 0x1fff);
@@ -64,25 +63,24 @@ impl Plan {
         }
     }
 
-    /// The same with the state of the query's checksum.
+    /// Returns the plan with the state of the query's checksum.
     #[inline(always)]
     pub fn with_partial(self, partial: bool, zero: Zero) -> Self {
         Self { partial: zero.launder(if partial { 0xffff } else { 0 }, 0xffff), ..self }
     }
 
-    /// Whether the checksum is to be left unfinished.
+    /// Returns whether the checksum stays unfinished.
     #[inline(always)]
     pub fn is_partial(&self) -> bool {
         has(self.partial, 0xffff)
     }
 
-    /// Address of the first address of the entry's list.
+    /// Returns the address of the list's first address.
     #[inline(always)]
     pub fn addresses(&self) -> usize {
         self.entry + masked(self.list, LIST_MASK)
     }
 
-    /// What to count.
     #[inline(always)]
     pub fn answered(&self) -> Answered {
         Answered {

@@ -1,4 +1,4 @@
-//! What is answered, and writing it.
+//! Choice of the answers, and writing of the reply.
 
 use core::mem::offset_of;
 
@@ -29,20 +29,19 @@ use crate::{
 
 /// [`QueryKind::A`] and [`QueryKind::Aaaa`] as numbers.
 const A: usize = QueryKind::A as usize;
-/// See [`A`].
 const AAAA: usize = QueryKind::Aaaa as usize;
-/// IP packets up to this length need no look at the path's MTU: every host must take them
-/// (RFC 791, section 3.1).
+/// IP packets up to this length skip the path MTU check: every host must accept them (RFC 791,
+/// section 3.1).
 const SAFE_PACKET_LEN: usize = 576;
 
-/// Longest message to another machine, in bytes: what passes every path without fragments
-/// (RFC 9715).
+/// Longest message to another machine, in bytes: passes every path without fragmentation (RFC
+/// 9715).
 const MAX_FAR_REPLY_LEN: usize = 1232;
 
-/// What a client takes that says nothing else (RFC 1035, section 2.3.4).
+/// Largest reply for a query without EDNS (RFC 1035, section 2.3.4).
 const PLAIN_LIMIT: usize = 512;
 
-/// Decides what is answered from `entry`.
+/// Plans the reply from `entry`.
 #[inline(always)]
 pub fn plan<H: Hook>(
     hook: &H,
@@ -56,10 +55,10 @@ pub fn plan<H: Hook>(
     if v4_count > MAX_V4 || v6_count > MAX_V6 {
         return goes_up(Outcome::NotPublished);
     }
-    // For verifiers (Linux 6.1) that do not see the bound in all copies of the number.
+    // For verifiers (Linux 6.1) that do not track the bound in all copies of the number.
     let v4_count = masked(v4_count, 0x7ff);
-    // As `EntryHeader::v4_offset` and `v6_offset`, from bounded numbers. Without a branch: of
-    // an entry that has no rules, what lies in their place counts as zero, which limits nothing.
+    // Like `EntryHeader::v4_offset` and `v6_offset`, from bounded numbers. Branch-free: for an
+    // entry without rules the bytes in their place count as zero, which limits nothing.
     let ruled = opaque(header.rcode_other as usize / RULED as usize).wrapping_neg();
     let rules_offset = masked(size_of::<EntryHeader>() + padded(question.name_len), 0x1ff);
     // SAFETY: an entry of the largest size fits at this address.
@@ -74,7 +73,7 @@ pub fn plan<H: Hook>(
     let fixed = question_end + question.opt_len();
     let headers = frame.headers_len();
 
-    // To what asks for more than addresses more is said, above.
+    // With rules, the replies to such queries hold more than addresses; userspace writes them.
     if has(ruled, 1) && (available == 0 || frame.message_len != fixed) {
         return goes_up(Outcome::NotPublished);
     }
@@ -120,8 +119,9 @@ pub fn plan<H: Hook>(
     })
 }
 
-/// Whether the way back takes a reply of `reply_len` bytes: on `lo` its MTU decides, elsewhere the
-/// route with what the kernel knows of its path; to other machines the length, too.
+/// Returns whether the path back accepts a reply of `reply_len` bytes: on `lo` by its MTU,
+/// elsewhere by the route and the kernel's path MTU; to other machines [`MAX_FAR_REPLY_LEN`]
+/// applies as well.
 #[inline(always)]
 fn takes<H: Hook>(hook: &H, context: &Context, frame: &Frame, reply_len: usize) -> bool {
     let packet_len = reply_len + frame.headers_len();
@@ -135,7 +135,7 @@ fn takes<H: Hook>(hook: &H, context: &Context, frame: &Frame, reply_len: usize) 
     describe(hook, context, frame, packet_len).is_some_and(|route| maps::fits_route(hook.context(), route))
 }
 
-/// The way back of a reply, for the kernel to look at.
+/// Describes the reply's route for the kernel's look-up.
 #[inline(always)]
 fn describe<H: Hook>(
     hook: &H,
@@ -182,20 +182,20 @@ fn describe<H: Hook>(
     Some(route)
 }
 
-/// The smaller one; a limit of 0 is none.
+/// Returns the smaller number; a limit of 0 means no limit.
 #[inline(always)]
 fn at_most(count: usize, limit: usize) -> usize {
     if limit.wrapping_sub(1) < count { limit } else { count }
 }
 
-/// Writes the reply into the packet, which has its length already. Fails only
-/// where the verifier wants a check that cannot fail.
+/// Writes the reply into the packet, which already has its length. Fails only at checks that the
+/// verifier requires and that cannot fail.
 #[inline(always)]
 pub fn write<H: Hook>(hook: &H, scratch: *mut Scratch, zero: Zero, plan: &Plan) -> Result<(), Outcome> {
     write_parts(hook, scratch, zero, plan).ok_or(Outcome::NoRoom)
 }
 
-/// The parts, back to front.
+/// Writes the parts, back to front.
 #[inline(always)]
 fn write_parts<H: Hook>(hook: &H, scratch: *mut Scratch, zero: Zero, plan: &Plan) -> Option<()> {
     let mut sum = match plan.question.kind() {
@@ -218,11 +218,11 @@ fn write_parts<H: Hook>(hook: &H, scratch: *mut Scratch, zero: Zero, plan: &Plan
     write_headers(hook, plan, sum)
 }
 
-/// Writes the headers of Ethernet, IP, UDP and DNS over those of the query.
-/// `answers`: sum of everything behind the question.
+/// Writes the Ethernet, IP, UDP and DNS headers over the query's headers. `answers` is the sum of
+/// all bytes after the question.
 #[inline(always)]
 fn write_headers<H: Hook>(hook: &H, plan: &Plan, answers: Sum) -> Option<()> {
-    // Branches by constants, so that every offset is one to the verifier.
+    // Branches select constants, so that every offset is constant to the verifier.
     match (plan.frame.is_v6(), plan.frame.is_tagged()) {
         (false, false) => write_headers_at::<H, false, 14>(hook, plan, answers),
         (false, true) => write_headers_at::<H, false, 18>(hook, plan, answers),
@@ -231,7 +231,7 @@ fn write_headers<H: Hook>(hook: &H, plan: &Plan, answers: Sum) -> Option<()> {
     }
 }
 
-/// Writes the headers, where the IP header begins at `IP`.
+/// Writes the headers, with the IP header at offset `IP`.
 #[inline(always)]
 fn write_headers_at<H: Hook, const V6: bool, const IP: usize>(
     hook: &H,
@@ -272,8 +272,8 @@ fn write_headers_at<H: Hook, const V6: bool, const IP: usize>(
     Some(())
 }
 
-/// Writes the headers of IPv4 and UDP at `ip`; the UDP checksum is left out
-/// (RFC 768: zero).
+/// Writes the IPv4 and UDP headers at `ip`, without a UDP checksum (RFC 768: zero) unless the
+/// query's was unfinished.
 #[inline(always)]
 fn write_ipv4(plan: &Plan, ip: usize, udp_len: usize) {
     let udp = ip + IPV4_LEN;
@@ -300,8 +300,8 @@ fn write_ipv4(plan: &Plan, ip: usize, udp_len: usize) {
     }
 }
 
-/// Writes the headers of IPv6 and UDP at `ip`, the checksum over the whole
-/// datagram with them (RFC 8200, section 8.1: it may not be left out).
+/// Writes the IPv6 and UDP headers at `ip`, with the checksum over the whole datagram (RFC 8200,
+/// section 8.1: it is mandatory).
 #[inline(always)]
 fn write_ipv6<H: Hook>(hook: &H, plan: &Plan, answers: Sum, ip: usize, udp_len: usize) -> Option<()> {
     let udp = ip + IPV6_LEN;

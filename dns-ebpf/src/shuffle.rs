@@ -1,9 +1,9 @@
-//! The answers, in an order drawn anew for every reply.
+//! Random order of the answers, drawn for each reply.
 //!
-//! Clients rely on the order for load balancing, and a mere rotation would send
-//! the load of a failed instance to its neighbour: so each reply is a
-//! Fisher–Yates shuffle, cut off after as many steps as answers are given. That
-//! makes the part that is given of a list too long a uniformly random one.
+//! Clients rely on the order for load balancing, and a mere rotation would send the load of a
+//! failed instance to its neighbour, so each reply is a Fisher–Yates shuffle, cut off after as many
+//! steps as answers are given. If the list is too long, the answers given are a uniformly random
+//! subset.
 
 use aya_ebpf::helpers::bpf_get_prandom_u32;
 use dns_common::entry::{MAX_V4, MAX_V6};
@@ -21,12 +21,12 @@ const MOST_A: usize = MAX_REPLY_LEN / A_LEN;
 /// Most AAAA records in a reply, rounded up.
 const MOST_AAAA: usize = MAX_REPLY_LEN / AAAA_LEN + 1;
 
-/// Random numbers, quick and good enough to draw an order with: the upper half
-/// of a linear congruential generator of 64 bits, seeded by the kernel.
+/// Random numbers for shuffling: the upper half of a 64-bit linear congruential generator, seeded
+/// by the kernel.
 struct Random(u64);
 
 impl Random {
-    /// Goes on where this CPU left off.
+    /// Continues this CPU's sequence.
     #[inline(always)]
     fn resume(scratch: *mut Scratch) -> Self {
         // SAFETY: this CPU's own element, alone while the program runs.
@@ -38,7 +38,7 @@ impl Random {
         Self(state)
     }
 
-    /// A number below `bound`, which is below 2^16: the bias is below 2^-16.
+    /// Returns a number below `bound`, which is below 2^16: the bias is below 2^-16.
     #[inline(always)]
     fn below(&mut self, bound: usize) -> usize {
         // Multiplier and increment of Knuth's MMIX generator.
@@ -46,7 +46,7 @@ impl Random {
         (((self.0 >> 32) * bound as u64) >> 32) as usize
     }
 
-    /// Keeps the state for the next reply.
+    /// Saves the state for the next reply.
     #[inline(always)]
     fn save(self, scratch: *mut Scratch) {
         // SAFETY: as in `resume`.
@@ -54,13 +54,13 @@ impl Random {
     }
 }
 
-/// Start of an A record: a pointer to the question's name, A, IN, room for half a TTL.
+/// Start of an A record: a pointer to the question's name, A, IN, and the first half of the TTL.
 const A_START: u64 = u64::from_ne_bytes([0xc0, 0x0c, 0, 1, 0, 1, 0, 0]);
-/// The rest of an A record up to its address: room for half a TTL, four bytes.
+/// The rest of an A record up to its address: the second half of the TTL, and the length.
 const A_MIDDLE: u64 = u32::from_ne_bytes([0, 0, 0, 4]) as u64;
-/// As [`A_START`], for AAAA.
+/// Like [`A_START`], for AAAA.
 const AAAA_START: u64 = u64::from_ne_bytes([0xc0, 0x0c, 0, 28, 0, 1, 0, 0]);
-/// As [`A_MIDDLE`], for AAAA.
+/// Like [`A_MIDDLE`], for AAAA.
 const AAAA_MIDDLE: u32 = u32::from_ne_bytes([0, 0, 0, 16]);
 
 /// Writes the A records of a reply and returns their sum.
@@ -80,8 +80,8 @@ pub fn write_v4(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -
         index = opaque(index + 1);
     }
 
-    // How the loop ended told the verifier the number of addresses: launder it,
-    // or the next loop is followed once for each.
+    // The loop's end told the verifier the number of addresses: launder it, or the next loop is
+    // followed once per number.
     let available = zero.launder(plan.available, 0x7ff);
 
     let mut random = Random::resume(scratch);
@@ -130,8 +130,8 @@ pub fn write_v6(scratch: *mut Scratch, zero: Zero, plan: &Plan, answers: Span) -
         index = opaque(index + 1);
     }
 
-    // How the loop ended told the verifier the number of addresses: launder it,
-    // or the next loop is followed once for each.
+    // The loop's end told the verifier the number of addresses: launder it, or the next loop is
+    // followed once per number.
     let available = zero.launder(plan.available, 0x7ff);
 
     let mut random = Random::resume(scratch);

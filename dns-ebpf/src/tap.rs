@@ -1,5 +1,5 @@
-//! The tap: one query in so many, as an event for userspace, because tcpdump
-//! does not see what XDP answers. Nothing of it runs while the tap is off.
+//! The tap: samples one query in `tap_every` as an event for userspace, because tcpdump does not
+//! see packets answered at XDP. None of its code runs while the tap is off.
 
 use aya_ebpf::helpers::{bpf_get_prandom_u32, bpf_ktime_get_ns};
 use dns_common::{
@@ -16,11 +16,11 @@ use crate::{
     maps::TAP,
 };
 
-/// What became of the query.
+/// The outcome of a query, as reported by the tap.
 pub struct Seen {
     /// [`dns_common::counters::Outcome`] as a number.
     pub outcome: u8,
-    /// It was answered: the packet is the reply now.
+    /// Whether the query was answered: the packet then holds the reply.
     pub answered: bool,
     /// RCODE of the reply.
     pub rcode: u8,
@@ -29,7 +29,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Makes one path of all that queries may come to, see [`Zero`].
+    /// Merges the paths of all outcomes, see [`Zero`].
     #[inline(always)]
     pub fn launder(self, zero: Zero) -> Self {
         let Self { outcome, answered, rcode, answers } = self;
@@ -51,7 +51,7 @@ pub fn is_due(control: &Control) -> bool {
     (random * control.tap_every as u64) >> 32 == 0
 }
 
-/// Sends the event; none if the ring is full or nobody reads it.
+/// Sends the event, unless the ring is full or has no reader.
 #[inline(always)]
 pub fn send<H: Hook>(hook: &H, zero: Zero, frame: &Frame, seen: &Seen) -> Option<()> {
     let mut slot = TAP.reserve::<TapEvent>(0)?;
@@ -77,7 +77,7 @@ pub fn send<H: Hook>(hook: &H, zero: Zero, frame: &Frame, seen: &Seen) -> Option
     filled
 }
 
-/// Client's address and port: the sender of a query, the receiver of a reply.
+/// Fills in the client's address and port: the sender of a query, the receiver of a reply.
 ///
 /// # Safety
 /// `event` can be written.
@@ -120,7 +120,7 @@ unsafe fn fill_client<H: Hook>(hook: &H, frame: &Frame, answered: bool, event: *
     Some(())
 }
 
-/// The question's name as it was sent and its type, as far as there is one.
+/// Fills in the question's name as sent, and its type, as far as present.
 ///
 /// # Safety
 /// `event` can be written.
@@ -165,8 +165,8 @@ unsafe fn fill_name<H: Hook>(hook: &H, zero: Zero, frame: &Frame, event: *mut Ta
     Some(())
 }
 
-/// The last bytes of a name that ends less than eight bytes before the frame
-/// does; returns the name's length, `before` bytes of which came before, or 0.
+/// Reads the last bytes of a name that ends less than eight bytes before the frame does. Returns
+/// the name's length, including the `before` bytes read earlier, or 0.
 #[inline(always)]
 fn last_bytes(from: usize, end: usize, to: usize, before: usize) -> usize {
     let mut index = 0;

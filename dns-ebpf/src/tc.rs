@@ -1,10 +1,8 @@
-//! The tc hook, at ingress, in two steps: replies are written straight into the
-//! packet, by a program of their own.
+//! The tc hook, at ingress, in two steps: a second program writes replies straight into the packet.
 //!
-//! A program that writes to packets directly makes the kernel copy the headers
-//! of every cloned packet before the program even begins, bulk TCP over `lo`
-//! for one. So the program that is attached only reads, and only for a datagram
-//! that is for us it goes on to the one that writes, by a tail call.
+//! For a program that writes to packets directly, the kernel copies the headers of every cloned
+//! packet before the program even starts, for example of bulk TCP over `lo`. The attached program
+//! therefore only reads, and tail-calls the writing program only for a datagram addressed to us.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -23,12 +21,12 @@ use crate::{
     plan::Plan,
 };
 
-/// Not decided here: the next program, or the stack, gets the packet.
+/// No decision: the packet continues to the next program, or to the network stack.
 pub const TC_ACT_UNSPEC: i32 = -1;
-/// The packet is dropped.
+/// Drops the packet.
 pub const TC_ACT_SHOT: i32 = 2;
 
-/// Kind of packets to the interface's own address (`linux/if_packet.h`).
+/// Type of packets to the interface's own address (`linux/if_packet.h`).
 const PACKET_HOST: u32 = 0;
 
 /// A packet at tc.
@@ -44,9 +42,8 @@ impl Tc {
         Self { context }
     }
 
-    /// Goes on to the program that answers, if the packet is a datagram for us.
-    /// Comes back if it is none, or if there is no such program: the server is gone,
-    /// and its descriptors with it.
+    /// Tail-calls the answering program if the packet is a datagram for us. Returns if it is not,
+    /// or if that program is gone, with the descriptors of a dead server.
     #[inline(always)]
     pub fn go_on_if_for_us(&self) {
         let Some(context) = Context::get() else { return };
@@ -63,7 +60,7 @@ impl Tc {
         }
     }
 
-    /// Sends the packet out where it came in.
+    /// Sends the packet back out of the interface it arrived on.
     #[inline(always)]
     pub fn redirect(&self) -> i32 {
         // SAFETY: the helper has no precondition.
@@ -77,7 +74,7 @@ impl Hook for Tc {
 
     #[inline(always)]
     fn data(&self) -> usize {
-        // Read anew each time: an address of its own to the verifier.
+        // Read each time, so that the verifier sees a separate pointer.
         // SAFETY: the context is the kernel's own.
         unsafe { (&raw const (*self.context.skb.skb).data).read_volatile() as usize }
     }
@@ -105,8 +102,8 @@ impl Hook for Tc {
         unsafe { bpf_skb_pull_data(self.context.skb.skb, len as u32) == 0 }
     }
 
-    /// The kernel has compared the receiver with the interface's address
-    /// (`eth_type_trans`); that of a bridge is looked at here.
+    /// The kernel has compared the receiver with the interface's address (`eth_type_trans`); the
+    /// bridge's address is compared here.
     #[inline(always)]
     fn is_addressed_to(&self, interface: &Interface, data: usize) -> bool {
         // SAFETY: the context is the kernel's own.
@@ -114,7 +111,7 @@ impl Hook for Tc {
         kind == PACKET_HOST || filter::is_to_interface(interface, data)
     }
 
-    /// The kernel takes the tag off before tc (`skb_vlan_untag`), or the device did.
+    /// The kernel (`skb_vlan_untag`) or the device removes the tag before tc.
     #[inline(always)]
     fn stripped_tag(&self) -> Option<u16> {
         // SAFETY (both): the context is the kernel's own.
@@ -127,9 +124,9 @@ impl Hook for Tc {
         self.context.as_ptr()
     }
 
-    /// The kernel says so by what it does: asked to follow a change of two bytes of the
-    /// packet, it changes a finished checksum, and leaves alone an unfinished one, which
-    /// is still to be made from all bytes (`inet_proto_csum_replace4`, Linux 4.1 to 6.18).
+    /// The kernel reveals it by its behaviour: asked to update the checksum for a change of two
+    /// bytes, it changes a finished one and leaves an unfinished one alone, which will be computed
+    /// from all bytes later (`inet_proto_csum_replace4`, Linux 4.1 to 6.18).
     #[inline(always)]
     fn is_unfinished(&self, offset: usize) -> Option<bool> {
         const LEN: usize = size_of::<u16>();

@@ -1,14 +1,13 @@
 //! The XDP hook: replies are written straight into the packet.
 //!
-//! In the driver ([`Native`]) nobody else knows of the packet yet, so it grows where
-//! that costs least: at its start. In generic mode there is an skb already, and that
-//! says where in the packet a checksum is to be finished by whatever device sends the
-//! reply on. The place does not move with the packet's start, and the checksum of the
-//! wrong bytes would be written over an answer. So the packet grows at its end there,
-//! and at its start only where the checksum is finished (observed on 6.18).
+//! In the driver ([`Native`]) the packet has no skb yet, so it grows at its start, where that costs
+//! least. In generic mode the skb exists already and records the offset of an unfinished checksum,
+//! which the sending device completes. That offset does not move with the packet's start, so the
+//! device would write the checksum of the wrong bytes over an answer. The packet therefore grows at
+//! its end there, and at its start only if the checksum is finished (observed on 6.18).
 //!
-//! A packet that cannot be made long enough goes up (`no_room`), and in generic mode so
-//! does one whose checksum field does not tell whether it is finished.
+//! A packet that cannot be made long enough is passed to the network stack (`no_room`); in generic
+//! mode, so is a packet whose checksum field does not show whether it is finished.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -52,7 +51,7 @@ impl<const NATIVE: bool> Hook for Xdp<NATIVE> {
 
     #[inline(always)]
     fn data(&self) -> usize {
-        // Read anew each time: an address of its own to the verifier.
+        // Read each time, so that the verifier sees a separate pointer.
         // SAFETY: the context is the kernel's own.
         unsafe { (&raw const (*self.context.ctx).data).read_volatile() as usize }
     }
@@ -88,9 +87,9 @@ impl<const NATIVE: bool> Hook for Xdp<NATIVE> {
         self.context.as_ptr()
     }
 
-    /// Before the packet as far as there is room, the rest behind it: what is added
-    /// behind it the kernel fills with zeros, which costs more than to move the
-    /// question (measured). In generic mode behind it alone if there is room for all.
+    /// Extends the packet at its start as far as there is headroom, and by the rest at its end: the
+    /// kernel zeroes bytes added at the end, which costs more than moving the question (measured).
+    /// In generic mode extends it at its end alone if there is enough room.
     #[inline(always)]
     fn grow(&self, plan: &Plan) -> bool {
         let more = plan.frame_len as i32 - self.length() as i32;
@@ -117,22 +116,22 @@ impl<const NATIVE: bool> Hook for Xdp<NATIVE> {
         if NATIVE && self.adjust_tail(before) {
             return true;
         }
-        // Taking back what was just given does not fail.
+        // Cannot fail: it takes back the bytes just added.
         self.adjust_tail(-behind);
         false
     }
 }
 
 impl<const NATIVE: bool> Xdp<NATIVE> {
-    /// Gives the packet `more` bytes at its end, or takes them away; false:
-    /// there is no room, and nothing has changed.
+    /// Adds `more` bytes at the packet's end, or removes them; false without enough room, and then
+    /// nothing has changed.
     #[inline(always)]
     fn adjust_tail(&self, more: i32) -> bool {
         // SAFETY: the context is the kernel's own.
         unsafe { bpf_xdp_adjust_tail(self.context.ctx, more) == 0 }
     }
 
-    /// The same before its start.
+    /// Like `adjust_tail`, at the packet's start.
     #[inline(always)]
     fn adjust_head(&self, more: i32) -> bool {
         // SAFETY: as above.
@@ -144,9 +143,9 @@ impl<const NATIVE: bool> Xdp<NATIVE> {
     fn move_forward(&self, plan: &Plan, by: usize) {
         let (data, end) = (self.data(), self.data_end());
         let source = data + masked(by, 0xfff);
-        // What lies behind the first bytes in words that end where the question ends, so
-        // that none reaches past the frame. The first of them may begin among the first
-        // bytes: it is loaded before they are moved.
+        // The bytes after the first ones are moved in words that end where the question ends, so
+        // none reaches past the frame. The first word may overlap the first bytes; it is loaded
+        // before they are moved.
         let words = opaque(plan.answers_offset - (FIRST_BYTES - 7)) >> 3 & 0x3f;
         let rest = masked(plan.answers_offset.wrapping_sub(words * 8), 0xff);
         let (from, to) = (source + rest, data + rest);
@@ -176,16 +175,16 @@ impl<const NATIVE: bool> Xdp<NATIVE> {
     }
 }
 
-/// Room before a packet. Behind it there is whatever its buffer has left: on a veth
-/// 304 to 384 bytes in generic mode, less than 64 in native mode (observed on 6.18).
+/// Headroom of a packet. Its tailroom is the rest of its buffer: on a veth 304 to 384 bytes in
+/// generic mode, less than 64 in native mode (observed on 6.18).
 const HEAD_ROOM: i32 = XDP_HEAD_ROOM as i32;
 
-/// Bytes that are moved without a look at how long headers and question are: shorter
-/// than headers alone can be, in whole words.
+/// Bytes moved regardless of the length of headers and question: less than the shortest headers, in
+/// whole words.
 const FIRST_BYTES: usize = 40;
 
-/// Words that hold the rest of the longest headers and question: Ethernet, a VLAN
-/// tag, IPv6, UDP and the message up to the end of the question.
+/// Words that hold the rest of the longest headers and question: Ethernet, a VLAN tag, IPv6, UDP
+/// and the message up to the end of the question.
 const MOVED_WORDS: usize = (ETHERNET_LEN + VLAN_TAG_LEN + IPV6_LEN + UDP_LEN + HEADER_LEN + MAX_QUESTION_LEN
     - FIRST_BYTES)
     .div_ceil(8);

@@ -1,7 +1,7 @@
-//! Builds the BPF object from `../dns-ebpf`, so that the binary can embed it.
+//! Builds the BPF object from `../dns-ebpf`, to be embedded in the binary.
 //!
-//! Which compiler to use stands in `.toolchain/env`, written by `cargo xtask
-//! build` once it has found or installed one (`xtask/src/toolchain.rs`).
+//! `.toolchain/env` names the compiler; `cargo xtask build` writes that file once it has found or
+//! installed one (`xtask/src/toolchain.rs`).
 
 use std::{env, fs, path::PathBuf, process::ExitCode};
 

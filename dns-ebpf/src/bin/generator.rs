@@ -1,10 +1,10 @@
-//! For the benches alone, never part of the server: load from within the kernel.
+//! Load generator inside the kernel, used only by benches, never by the server.
 //!
-//! `BPF_PROG_TEST_RUN` with live frames (Linux 5.18) runs [`generate`] on the client's CPU,
-//! once a frame: what it returns `XDP_TX` for goes out by the client's end of the veth,
-//! the interface that the run was told. At that end [`count`] counts the replies and drops them.
-//! A core makes more queries so than a server's core answers, and has time left for the
-//! replies; sockets, `AF_XDP` ones too, are far from that.
+//! `BPF_PROG_TEST_RUN` with live frames (Linux 5.18) runs [`generate`] on the client's CPU, once
+//! per frame. Each frame for which it returns `XDP_TX` leaves by the client's end of the veth pair,
+//! the interface given to the run. At that end [`count`] counts the replies and drops them. One
+//! core generates more queries than a server's core answers, with time left for the replies;
+//! sockets, including `AF_XDP`, are far slower.
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
@@ -24,41 +24,38 @@ use dns_common::generator::{Counts, FIRST_PORT, Frame, MAX_FRAME_LEN, Orders, PO
 
 use crate::bytes::{load, masked, opaque};
 
-/// The queries; as many as the loader says.
+/// The queries; the loader sets their number.
 #[map]
 static FRAMES: Array<Frame> = Array::with_max_entries(1, 0);
 
-/// How to ask; userspace writes it.
+/// Rate and other parameters, written by userspace.
 #[map]
 static ORDERS: Array<Orders> = Array::with_max_entries(1, 0);
 
-/// What was sent and what came back. Each number is written by one program alone, on one
-/// CPU at a time, and only ever rises.
+/// Queries sent and replies received. Each counter has a single writer, on one CPU at a time, and
+/// only rises.
 #[map]
 static COUNTS: Array<Counts> = Array::with_max_entries(1, 0);
 
-/// What [`generate`] remembers.
 #[map]
 static MEMORY: Array<Memory> = Array::with_max_entries(1, 0);
 
-/// See [`MEMORY`].
 #[repr(C)]
 struct Memory {
-    /// The load that it belongs to.
+    /// The current load, to detect a new one.
     load: u64,
-    /// When that began, by `bpf_ktime_get_ns`.
+    /// Start of the load, by `bpf_ktime_get_ns`.
     began: u64,
     /// Queries sent since then, or skipped.
     sent: u64,
-    /// The frame that comes next.
+    /// Index of the next frame.
     next: u64,
 }
 
-/// More queries than this are not made up for at once when there was no CPU to send them at
-/// their time.
+/// Largest backlog: if the CPU could not send queries on time, more than these are skipped.
 const BACKLOG: u64 = 64;
 
-/// A query, if it is time for one; else the frame is dropped, which is what waiting costs least.
+/// Sends a query if one is due; otherwise drops the frame, the cheapest way to wait.
 #[xdp]
 pub fn generate(context: XdpContext) -> u32 {
     match query(&context) {
@@ -67,7 +64,8 @@ pub fn generate(context: XdpContext) -> u32 {
     }
 }
 
-/// Counts a reply to a query of ours, at the client's end; everything else goes up.
+/// Counts a reply to one of our queries at the client's end; passes every other packet to the
+/// network stack.
 #[xdp]
 pub fn count(context: XdpContext) -> u32 {
     match reply(&context) {
@@ -76,7 +74,7 @@ pub fn count(context: XdpContext) -> u32 {
     }
 }
 
-/// Makes the frame the next query, if one is due.
+/// Turns the frame into the next query, if one is due.
 #[inline(always)]
 fn query(context: &XdpContext) -> Option<()> {
     let (orders, counts, memory) = (ORDERS.get_ptr(0)?, COUNTS.get_ptr_mut(0)?, MEMORY.get_ptr_mut(0)?);
@@ -94,7 +92,7 @@ fn query(context: &XdpContext) -> Option<()> {
     if len == 0 || len > MAX_FRAME_LEN {
         return None;
     }
-    // In 64 bits: the verifier takes no arithmetic on addresses in fewer.
+    // In 64 bits: the verifier rejects narrower arithmetic on addresses.
     let more = len as i32 - opaque(context.data_end() - context.data()) as i32;
     let bytes = (&raw const frame.bytes).cast_mut().cast();
     // SAFETY: the context is the kernel's own, the bytes are those of an element.
@@ -109,7 +107,7 @@ fn query(context: &XdpContext) -> Option<()> {
     })
 }
 
-/// Whether the rate wants one more by now.
+/// Returns whether another query is due at the ordered rate.
 #[inline(always)]
 fn is_due(orders: &Orders, counts: &mut Counts, memory: &mut Memory) -> bool {
     if orders.rate == 0 {
@@ -138,7 +136,7 @@ fn is_due(orders: &Orders, counts: &mut Counts, memory: &mut Memory) -> bool {
     true
 }
 
-/// Counts a reply to a port of ours.
+/// Counts a reply to one of our ports.
 #[inline(always)]
 fn reply(context: &XdpContext) -> Option<()> {
     /// Bytes of Ethernet, IPv4 and UDP headers and the first four of DNS.
@@ -167,7 +165,7 @@ fn reply(context: &XdpContext) -> Option<()> {
     Some(())
 }
 
-/// Nothing here can panic; the compiler wants a handler all the same.
+/// Never reached: nothing here can panic, but `no_std` requires a handler.
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
     loop {}

@@ -1,9 +1,9 @@
-//! For the bench of the programs alone, never part of the server: makes the
-//! packet anew, then runs the program under measurement.
+//! Restores the packet, then runs the program under measurement. Used only by the bench of the
+//! programs, never by the server.
 //!
-//! `BPF_PROG_TEST_RUN` repeats over the packet as the last round left it, and
-//! that is a reply. So these programs run before each round. With nothing in
-//! `SUBJECT_XDP` and `SUBJECT_TC` they are alone: what the reset costs by itself.
+//! `BPF_PROG_TEST_RUN` repeats over the packet as the previous round left it, which is a reply, so
+//! these programs run before each round. With `SUBJECT_XDP` and `SUBJECT_TC` empty the bench
+//! measures the cost of the reset alone.
 #![no_std]
 #![no_main]
 
@@ -16,19 +16,18 @@ use aya_ebpf::{
 };
 use dns_common::reset::{HEAD_LEN, MAX_LEN, Original};
 
-/// The packet as it was.
+/// The packet to restore before each round.
 #[map]
 static ORIGINAL: Array<Original> = Array::with_max_entries(1, 0);
 
-/// The program for XDP that is measured, in slot 0; it runs in place of the rest.
+/// The XDP program under measurement, in slot 0, entered by a tail call.
 #[map]
 static SUBJECT_XDP: ProgramArray = ProgramArray::with_max_entries(1, 0);
 
-/// The same for tc: such a map holds programs of one type.
+/// The same for tc: a program array holds programs of one type.
 #[map]
 static SUBJECT_TC: ProgramArray = ProgramArray::with_max_entries(1, 0);
 
-/// Resets at XDP.
 #[xdp]
 pub fn reset_xdp(context: XdpContext) -> u32 {
     if renew_xdp(&context).is_some() {
@@ -38,7 +37,6 @@ pub fn reset_xdp(context: XdpContext) -> u32 {
     xdp_action::XDP_PASS
 }
 
-/// Resets at tc.
 #[classifier]
 pub fn reset_tc(context: TcContext) -> i32 {
     if renew_tc(&context).is_some() {
@@ -51,10 +49,10 @@ pub fn reset_tc(context: TcContext) -> i32 {
 /// Offset of the question's name.
 const NAME: usize = 14 + 20 + 8 + 12;
 
-/// Copies one value: as a loop over bytes the whole would become a call.
+/// Copies one value; LLVM would turn a loop over bytes into a call.
 ///
 /// # Safety
-/// The verifier has seen that it can be read at `from` and written at `to`.
+/// The verifier has checked that the value can be read at `from` and written at `to`.
 #[inline(always)]
 unsafe fn copy<T: Copy>(to: usize, from: usize) {
     // BPF takes any alignment.
@@ -62,14 +60,14 @@ unsafe fn copy<T: Copy>(to: usize, from: usize) {
     unsafe { (to as *mut T).write_volatile((from as *const T).read_volatile()) }
 }
 
-/// Gives the packet its old place and content.
+/// Restores the packet's position and content.
 #[inline(always)]
 fn renew_xdp(context: &XdpContext) -> Option<()> {
     let original = ORIGINAL.get_ptr(0)?;
     // SAFETY: the element is there as long as the program; userspace writes it
     // only between runs.
     let original = unsafe { &*original };
-    // In 64 bits: the verifier takes no arithmetic on addresses in fewer.
+    // In 64 bits: the verifier rejects narrower arithmetic on addresses.
     let length = core::hint::black_box(context.data_end() - context.data());
     let too_long = length as i32 - original.len as i32;
     let head_room = original.head_room as i32;
@@ -103,7 +101,7 @@ fn renew_xdp(context: &XdpContext) -> Option<()> {
             copy::<u64>(data + at, bytes + at);
             at += 8;
         }
-        // The rest of less than a word, with what lies before it.
+        // The last, partial word, overlapping the bytes before it.
         let last = (original.len as usize).wrapping_sub(8) & 0xff;
         if last > MAX_LEN - 8 || data + last + 8 > end {
             return None;
@@ -113,7 +111,7 @@ fn renew_xdp(context: &XdpContext) -> Option<()> {
     Some(())
 }
 
-/// As [`renew_xdp`], where packets are written to by the kernel.
+/// Like [`renew_xdp`], with the kernel's helper writing to the packet.
 #[inline(always)]
 fn renew_tc(context: &TcContext) -> Option<()> {
     let original = ORIGINAL.get_ptr(0)?;
@@ -128,7 +126,7 @@ fn renew_tc(context: &TcContext) -> Option<()> {
     }
 }
 
-/// Nothing here can panic; the compiler wants a handler all the same.
+/// Never reached: nothing here can panic, but `no_std` requires a handler.
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
     loop {}

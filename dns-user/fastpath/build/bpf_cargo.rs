@@ -1,13 +1,12 @@
-//! How cargo is called for `dns-ebpf`: with a compiler of its own, that of `.toolchain/env`.
+//! The cargo command for `dns-ebpf`, with the compiler named in `.toolchain/env`.
 
 use std::{env, ffi::OsStr, path::Path, process::Command};
 
-/// Cargo, or what is called as it is, in `dns-ebpf`; `subcommand`: `build` or another that
-/// takes the same arguments.
+/// Returns the command `cargo subcommand`, to be run in `dns-ebpf`; `subcommand` is `build` or
+/// another that takes the same arguments.
 ///
-/// `settings`: lines of `KEY=VALUE`. `ARGS` holds further arguments of cargo
-/// (separated by spaces), `PATH_FIRST` a folder to search first; everything
-/// else is an environment variable.
+/// `settings` holds lines of `KEY=VALUE`: `ARGS` holds further arguments of cargo (separated by
+/// spaces), `PATH_FIRST` a folder to search first; every other key is an environment variable.
 pub(crate) fn bpf_cargo(
     cargo: impl AsRef<OsStr>,
     subcommand: &str,
@@ -16,7 +15,7 @@ pub(crate) fn bpf_cargo(
 ) -> Result<Command, String> {
     let mut command = Command::new(cargo);
     command.current_dir(dns_ebpf).args([subcommand, "--release", "--target", "bpfel-unknown-none"]);
-    // What cargo and clippy set for this build must not reach the other one.
+    // Settings of the outer cargo or clippy must not leak into the inner build.
     for (key, _) in env::vars_os() {
         let key_text = key.to_string_lossy();
         if key_text.starts_with("CARGO") && key_text != "CARGO_HOME"

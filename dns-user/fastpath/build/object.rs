@@ -1,4 +1,4 @@
-//! The BPF object, built from `dns-ebpf` by a cargo and a compiler of its own.
+//! Builds the BPF object from `dns-ebpf` with a separate cargo and compiler.
 
 use std::path::{Path, PathBuf};
 
@@ -7,8 +7,8 @@ use self::bpf_cargo::bpf_cargo;
 #[path = "bpf_cargo.rs"]
 mod bpf_cargo;
 
-/// Runs cargo in `dns-ebpf` with the settings of the toolchain; returns the object's path.
-/// What is built goes to `target`.
+/// Runs cargo in `dns-ebpf` with the toolchain's settings and the target folder `target`; returns
+/// the path of the object.
 pub(crate) fn run_cargo(dns_ebpf: &Path, settings: &str, target: &Path) -> Result<PathBuf, String> {
     let mut cargo = bpf_cargo("cargo", "build", dns_ebpf, settings)?;
     cargo.arg("--target-dir").arg(target);

@@ -1,9 +1,8 @@
-//! The system calls that aya does not wrap, or wraps with a fallback that is
-//! in the way here: links by interface index (aya falls back to netlink
-//! attachments, which cannot be pinned), link updates, pins.
+//! System calls that aya does not wrap, or wraps with an unwanted fallback: links by interface
+//! index (aya falls back to netlink attachments, which cannot be pinned), link updates, pins.
 //!
-//! A kernel takes a longer `union bpf_attr` than it knows as long as the rest is zero, and
-//! writes as much of an information structure as it knows.
+//! The kernel accepts a longer `union bpf_attr` than it knows if the rest is zero, and fills as
+//! much of an information structure as it knows.
 
 use std::{
     ffi::{CStr, CString},
@@ -22,8 +21,8 @@ use aya_obj::generated::{
 
 use super::map::Shape;
 
-/// Calls bpf(2) with the attributes that `set` fills in; pointers among them must be valid
-/// for what the command does with them.
+/// Calls bpf(2) with the attributes filled in by `set`; pointers among them must be valid for the
+/// command.
 fn call(command: bpf_cmd, set: impl FnOnce(&mut bpf_attr)) -> io::Result<libc::c_long> {
     // SAFETY: the union is made of integers, which may be zero.
     let mut attributes: bpf_attr = unsafe { mem::zeroed() };
@@ -43,12 +42,12 @@ fn call_for_fd(command: bpf_cmd, set: impl FnOnce(&mut bpf_attr)) -> io::Result<
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// A descriptor as attributes have it.
+/// Converts a descriptor for `bpf_attr`.
 fn number(fd: BorrowedFd<'_>) -> u32 {
     u32::try_from(fd.as_raw_fd()).expect("an open descriptor is not negative")
 }
 
-/// How a link hooks a program to an interface.
+/// The way a link attaches a program to an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum LinkKind {
     /// XDP in the driver.
@@ -78,8 +77,8 @@ pub(super) fn link_create(program: BorrowedFd<'_>, ifindex: u32, kind: LinkKind)
     })
 }
 
-/// Puts `program` in the place of the link's present one, in one step: no packet meets none or
-/// both (`BPF_LINK_UPDATE`, kernel 5.7).
+/// Replaces the link's program atomically: every packet meets exactly one of the two
+/// (`BPF_LINK_UPDATE`, kernel 5.7).
 pub(super) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     call(bpf_cmd::BPF_LINK_UPDATE, |attributes| {
         attributes.link_update.link_fd = number(link);
@@ -88,19 +87,19 @@ pub(super) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
     .map(drop)
 }
 
-/// Detaches the program, whoever else holds the link (`BPF_LINK_DETACH`, kernel 5.9).
+/// Detaches the program, even if other processes hold the link (`BPF_LINK_DETACH`, kernel 5.9).
 pub(super) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
     call(bpf_cmd::BPF_LINK_DETACH, |attributes| attributes.link_detach.link_fd = number(link)).map(drop)
 }
 
-/// What the kernel says of a link.
+/// The kernel's information on a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LinkInfo {
-    /// Id of the program that it attaches.
+    /// Id of the attached program.
     pub(super) program_id: u32,
-    /// Interface; 0 once that is gone or the link was detached.
+    /// Interface index; 0 once the interface is gone or the link was detached.
     pub(super) ifindex: u32,
-    /// Whether it is a tcx link; else an XDP one.
+    /// Whether this is a tcx link; otherwise an XDP link.
     pub(super) tcx: bool,
 }
 
@@ -118,18 +117,16 @@ pub(super) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     }
 }
 
-/// What the kernel says of a program.
+/// The kernel's information on a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProgramInfo {
-    /// Its id.
     pub(super) id: u32,
-    /// Its name, at most 15 bytes.
+    /// The program's name, at most 15 bytes.
     pub(super) name: String,
-    /// User who loaded it.
+    /// UID of the user that loaded the program.
     pub(super) uid: u32,
 }
 
-/// Reads `struct bpf_prog_info`.
 pub(super) fn program_info(program: BorrowedFd<'_>) -> io::Result<ProgramInfo> {
     let bpf_prog_info { id, name, created_by_uid, .. } = object_info(program)?;
     let name = CStr::from_bytes_until_nul(&name.map(|byte| byte as u8))
@@ -143,23 +140,23 @@ pub(super) fn map_id(map: BorrowedFd<'_>) -> io::Result<u32> {
     object_info(map).map(|info: bpf_map_info| info.id)
 }
 
-/// Value size and number of elements of a map, from `struct bpf_map_info`.
+/// Returns value size and number of elements of a map, from `struct bpf_map_info`.
 pub(super) fn map_shape(map: BorrowedFd<'_>) -> io::Result<Shape> {
     let bpf_map_info { value_size, max_entries, .. } = object_info(map)?;
     Ok(Shape { value_size, elements: max_entries })
 }
 
-/// A program by its id; needs CAP_SYS_ADMIN.
+/// Opens a program by its id; needs CAP_SYS_ADMIN.
 pub(super) fn program_by_id(id: u32) -> io::Result<OwnedFd> {
     call_for_fd(bpf_cmd::BPF_PROG_GET_FD_BY_ID, |attributes| {
         attributes.__bindgen_anon_6.__bindgen_anon_1.prog_id = id;
     })
 }
 
-/// What the kernel tells of an object.
+/// A kernel structure filled by `BPF_OBJ_GET_INFO_BY_FD`.
 ///
 /// # Safety
-/// Made of integers alone.
+/// Consists of integers alone.
 unsafe trait Info {}
 // SAFETY: integers, and unions and arrays of them.
 unsafe impl Info for bpf_link_info {}
@@ -168,7 +165,7 @@ unsafe impl Info for bpf_map_info {}
 // SAFETY: as above.
 unsafe impl Info for bpf_prog_info {}
 
-/// The kernel's information about a link, map or program; zero where it knows nothing.
+/// Returns the kernel's information about a link, map or program; unknown fields are zero.
 fn object_info<T: Info>(object: BorrowedFd<'_>) -> io::Result<T> {
     // SAFETY: integers may be zero.
     let mut info: T = unsafe { mem::zeroed() };
@@ -190,7 +187,7 @@ pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     .map(drop)
 }
 
-/// Opens what is pinned at `path`.
+/// Opens the object pinned at `path`.
 pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     call_for_fd(bpf_cmd::BPF_OBJ_GET, |attributes| {
@@ -202,7 +199,6 @@ pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
 /// grace period, by `membarrier(MEMBARRIER_CMD_GLOBAL)` (kernel 4.3), which is
 /// refused where `nohz_full` is in use.
 pub(super) fn rcu_grace_period() -> io::Result<()> {
-    /// `MEMBARRIER_CMD_GLOBAL`.
     const GLOBAL: libc::c_long = 1;
     // SAFETY: membarrier takes no pointers.
     let result = unsafe { libc::syscall(libc::SYS_membarrier, GLOBAL, 0, 0) };

@@ -1,5 +1,5 @@
-//! Programs and maps that this process itself loads, pins and attaches: all of the fast path
-//! that needs privileges.
+//! Programs and maps loaded, pinned and attached by this process: the privileged part of the fast
+//! path.
 
 use std::{
     net::SocketAddr,
@@ -31,28 +31,22 @@ use super::{
 };
 use dns_core::config::{OnStop, XdpConfig};
 
-/// Programs that can be loaded, and are attached nowhere.
+/// Loadable programs, not attached anywhere yet.
 pub(super) struct Loaded {
-    /// The programs.
     programs: Programs,
-    /// How they fare.
     board: ProgramBoard,
-    /// Their maps.
     maps: [(&'static str, OwnedFd); 6],
-    /// `SCOPE`.
     scope: Arc<ScopePage>,
-    /// `COUNTERS`.
     counters: Arc<CounterPages>,
-    /// What they say.
     messages: Option<Messages>,
-    /// Where to pin; `None`: nowhere.
+    /// The folder of pins; `None` without pinning.
     pins: Option<Pins>,
-    /// What a predecessor left.
+    /// Links left by a predecessor.
     predecessor: Vec<PinnedLink>,
 }
 
 impl Loaded {
-    /// Loads them, for a server at this address first of all; and their memory.
+    /// Loads the maps, for a server with this main address; returns them mapped as well.
     pub(super) fn load(config: &XdpConfig, main: SocketAddr) -> Result<(Self, Memory), FastPathError> {
         let object = Object::load(config.max_names)?;
         let Object { ebpf, kept_maps, index, entries, control, scope, counters, tap, messages, limits } =
@@ -75,18 +69,17 @@ impl Loaded {
         Ok((Self { programs, board, maps: kept_maps, scope, counters, messages, pins, predecessor }, memory))
     }
 
-    /// The map of this name.
+    /// Returns the map of this name.
     pub(super) fn map(&self, name: &str) -> Option<BorrowedFd<'_>> {
         self.maps.iter().find(|(known, _)| *known == name).map(|(_, fd)| fd.as_fd())
     }
 
-    /// Where to pin.
     pub(super) fn pins(&self) -> Option<&Pins> {
         self.pins.as_ref()
     }
 
-    /// Attaches them, in the caller's network namespace, once `installs` says that their maps
-    /// are filled.
+    /// Attaches the programs, in the caller's network namespace, once `installs` reports filled
+    /// maps.
     pub(super) fn attach(
         self,
         config: &XdpConfig,
@@ -115,45 +108,43 @@ impl Loaded {
     }
 }
 
-/// Programs that are attached, or are about to be.
+/// Programs that are attached, or soon will be.
 pub(super) struct Here {
     /// The follower of the interfaces.
     interfaces: Interfaces,
-    /// How the programs fare.
+    /// Status of the programs.
     board: ProgramBoard,
-    /// Pins.
     pins: Option<Pins>,
-    /// The maps that the programs need, open as long as this is.
+    /// The maps needed by the programs, kept open.
     kept_maps: Arc<KeptMaps>,
 }
 
 impl Here {
-    /// Becomes true when all interfaces of the start have been dealt with.
+    /// Becomes true when all interfaces present at the start have been processed.
     pub(super) fn ready(&self) -> watch::Receiver<bool> {
         self.interfaces.ready()
     }
 
-    /// Interfaces and addresses.
     pub(super) fn status(&self) -> InterfacesStatus {
         self.interfaces.status()
     }
 
-    /// The programs that were needed so far.
+    /// Returns the programs needed so far.
     pub(super) fn programs(&self) -> Vec<ProgramStatus> {
         self.board.all()
     }
 
-    /// Where links and maps are pinned.
+    /// Returns the path at which links and maps are pinned.
     pub(super) fn pinned_at(&self) -> Option<&Path> {
         self.pins.as_ref().map(Pins::folder)
     }
 
-    /// Reports which queries reached the server's sockets, see [`Interfaces::report`].
+    /// Reports the queries that reached the server's sockets, see [`Interfaces::report`].
     pub(super) fn report(&self, arrivals: Vec<Arrival>) {
         self.interfaces.report(arrivals);
     }
 
-    /// Answers for exactly these addresses from now on.
+    /// Replaces the served addresses.
     pub(super) fn set_listen(&self, endpoints: &[SocketAddr]) {
         self.interfaces.set_listen(endpoints);
     }
@@ -164,7 +155,7 @@ impl Here {
         interfaces.stop(on_stop);
         if on_stop == OnStop::Detach
             && let Some(pins) = pins
-            // Those of a predecessor, if this server ended before it took over.
+            // A predecessor's links, if this server ended before it took over.
             && (kept_maps.are_pinned() || pins.pinned_links().is_empty())
             && let Err(error) = pins.remove()
         {
@@ -173,15 +164,15 @@ impl Here {
     }
 }
 
-/// Most interfaces that are served: a quarter of the descriptors, and 256 at least, are kept for
-/// sockets and files.
+/// Returns the limit of served interfaces: a quarter of the descriptors, and at least 256, stay
+/// reserved for sockets and files.
 fn most_interfaces() -> usize {
     const RESERVE: u64 = 256;
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
     usize::try_from(limit.saturating_sub(RESERVE.max(limit / 4))).unwrap_or(usize::MAX)
 }
 
-/// The ring buffer behind the map `TAP`.
+/// Maps the ring buffer `TAP`.
 fn ring(map: Map) -> Result<Ring, FastPathError> {
     let Map::RingBuf(data) = map else { return Err(FastPathError::Incomplete(dns_common::object::TAP)) };
     let mapped = || -> std::io::Result<Ring> {

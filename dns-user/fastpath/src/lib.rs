@@ -1,17 +1,16 @@
 //! The fast path as seen from userspace.
 //!
-//! * [`map`]: the memory that the programs answer from.
-//! * [`publish`]: what is in it; its thread alone changes what is answered.
-//! * [`attach`]: the programs on the interfaces; its thread attaches them once the
-//!   maps are filled.
-//! * [`observe`]: what the programs tell of themselves.
-//! * [`here`]: programs and maps that this process loads, pins and attaches; [`apart`]: those that
-//!   another process does, for a server without privileges; [`memory`]: what both come to.
+//! * [`map`]: the memory from which the programs answer.
+//! * [`publish`]: its content; only the publisher's thread changes answers.
+//! * [`attach`]: the programs on the interfaces; a thread attaches them once the maps are filled.
+//! * [`observe`]: the programs' reports on themselves.
+//! * [`here`]: programs and maps loaded, pinned and attached by this process; [`apart`]: the same,
+//!   by another process for an unprivileged server; [`memory`]: the maps, common to both.
 //! * [`mailbox`]: channels to threads that sleep in poll(2).
-//! * [`object`] loads the maps, [`programs`] the programs, each as it is needed; [`bpf`] are
+//! * [`object`] loads the maps, [`programs`] loads each program once it is needed; [`bpf`] holds
 //!   the system calls.
 //!
-//! [`FastPath`] owns all of it; [`Slot`] is the handle of its users.
+//! [`FastPath`] owns all of it; [`Slot`] is the handle for its users.
 
 mod apart;
 mod attach;
@@ -86,16 +85,16 @@ use dns_core::{
 /// The BPF programs, built from `dns-ebpf` by the build script.
 pub const OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/dns-ebpf"));
 
-/// How often [`FastPath::report`] is to be called.
+/// Interval at which callers should call [`FastPath::report`].
 pub const REPORT_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Decides whether a resolved name may be answered by the interface now.
+/// Decides whether the interface may currently answer a resolved name.
 pub trait Admission: Send + Sync {
-    /// Whether `name`, which resolves to `resolution`, may be published.
+    /// Returns whether `name`, which resolves to `resolution`, may be published.
     fn may_publish(&self, name: &Name, resolution: &Resolution) -> bool;
 }
 
-/// Admits every name: health checks are off.
+/// Admits every name; used when health checks are off.
 #[derive(Clone, Copy, Debug)]
 pub struct Everything;
 
@@ -115,43 +114,43 @@ impl NameSource for Snapshot {
     }
 }
 
-/// Why there is no fast path. The server answers from userspace then.
+/// The reason why there is no fast path. The server then answers from userspace.
 #[derive(Debug, thiserror::Error)]
 pub enum FastPathError {
     /// `xdp.enabled` is false, or `xdp.mode` is `off`.
     #[error("the fast path is switched off (xdp.enabled, xdp.mode)")]
     Off,
-    /// There is nothing to answer for.
+    /// No listen address, hence no endpoint to serve.
     #[error("the server listens on no address")]
     NoEndpoints,
-    /// The process lacks the capabilities.
+    /// The process lacks the capabilities to load BPF programs; holds the kernel's error.
     #[error(
         "loading BPF programs is not permitted: needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON ({0})"
     )]
     NotPermitted(String),
-    /// The kernel does not take the object's maps.
+    /// The kernel refused the maps of the BPF object; holds the cause.
     #[error("the kernel rejected the maps of the BPF object: {0}")]
     Load(String),
-    /// The embedded object lacks a part: it was built from other sources.
+    /// The embedded object lacks this part: it was built from other sources.
     #[error("the embedded BPF object has no {0}")]
     Incomplete(&'static str),
-    /// The attacher is not there.
+    /// Connecting to the attacher failed.
     #[error("cannot connect to the attacher at {}: {error}", socket.display())]
     NoAttacher {
-        /// Its socket.
+        /// Path of the unix socket on which the attacher should listen.
         socket: PathBuf,
-        /// What the kernel said.
+        /// The error of connect(2).
         error: io::Error,
     },
-    /// The attacher gives nothing.
+    /// The attacher refused to load programs; holds its reason.
     #[error("the attacher refused to load programs: {0}")]
     Refused(String),
     /// A system call failed.
     #[error("{what}: {error}")]
     Io {
-        /// What was being done.
+        /// The operation that failed.
         what: String,
-        /// Why it failed.
+        /// The error reported by the kernel.
         error: io::Error,
     },
 }
@@ -166,41 +165,38 @@ impl FastPathError {
 /// Everything about the fast path, for `/status`.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct FastPathStatus {
-    /// Interfaces and addresses.
+    /// The interfaces, the programs on them and the endpoints served.
     #[serde(flatten)]
     pub interfaces: InterfacesStatus,
-    /// The programs that were needed so far.
+    /// The programs needed so far.
     pub programs: Vec<ProgramStatus>,
-    /// What is published.
+    /// Number of published names, and the memory they take.
     pub names: TableStatus,
-    /// The lease.
+    /// State of the lease under which the programs answer.
     pub lease: LeaseStatus,
-    /// Where links and maps are pinned; null: they end with the process.
+    /// Path at which links and maps are pinned; null if they end with the process.
     pub pinned_at: Option<PathBuf>,
 }
 
-/// The lease, in milliseconds.
+/// State of the lease, in milliseconds.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct LeaseStatus {
-    /// Its length.
+    /// Duration of a full lease, in milliseconds.
     pub length_ms: u128,
-    /// How long it still runs; 0: the program answers nothing.
+    /// Remaining time; 0 once the programs answer nothing.
     pub remaining_ms: u128,
 }
 
-/// The running fast path. Dropping it is [`FastPath::stop`].
+/// The running fast path. Dropping it calls [`FastPath::stop`].
 pub struct FastPath {
     /// The threads; `None` once stopped.
     running: RwLock<Option<Running>>,
-    /// The lease.
     lease: Lease,
-    /// `CONTROL`.
     control: Arc<ControlPage>,
-    /// `TAP`, until somebody reads it.
+    /// The ring buffer `TAP`, until [`FastPath::tap`] takes it.
     tap: Mutex<Option<Ring>>,
-    /// Counters.
     counters: Arc<CounterPages>,
-    /// What to do at the end.
+    /// Whether programs and pins stay when the server stops.
     on_stop: OnStop,
 }
 
@@ -208,22 +204,19 @@ pub struct FastPath {
 struct Running {
     /// The publisher's thread.
     publisher: PublisherThread,
-    /// The programs.
     programs: Attachments,
 }
 
 /// The process that attaches the programs.
 enum Attachments {
-    /// This process.
     Here(Here),
-    /// The attacher.
     Apart(Apart),
 }
 
 impl FastPath {
     /// Loads programs and maps, or has the attacher do so (`xdp.attach_socket`), and starts the
-    /// threads, in the caller's network namespace. Programs are attached when the first
-    /// snapshot has been installed; [`Self::ready`] tells.
+    /// threads, in the caller's network namespace. Programs are attached after the first snapshot
+    /// has been installed; [`Self::ready`] resolves then.
     pub fn start(
         config: &XdpConfig,
         endpoints: &[SocketAddr],
@@ -256,7 +249,8 @@ impl FastPath {
         Self::publish(config, memory, earlier, grace, (health, admission), attach)
     }
 
-    /// Starts to publish in `memory`; `attach` has the programs attached once it is filled.
+    /// Starts the publisher on `memory`; `attach` has the programs attached once the maps are
+    /// filled.
     fn publish(
         config: &XdpConfig,
         memory: Memory,
@@ -291,26 +285,26 @@ impl FastPath {
         })
     }
 
-    /// The handle of the publisher.
+    /// Returns a handle of the publisher.
     pub fn publisher(&self) -> Publisher {
         self.running(|running| running.publisher.publisher.clone()).unwrap_or_else(Publisher::off)
     }
 
-    /// Resolves when the first snapshot is in the map and all interfaces that
-    /// there were have been dealt with.
+    /// Resolves when the first snapshot is in the map and all interfaces present at the start have
+    /// been processed.
     pub async fn ready(&self) {
         let Some(mut ready) = self.running(|running| running.programs.ready()) else { return };
         // An error means that the thread has ended: nothing is left to wait for.
         let _ = ready.wait_for(|ready| *ready).await;
     }
 
-    /// Whether [`Self::ready`] would return at once.
+    /// Returns whether [`Self::ready`] would resolve immediately.
     pub fn is_ready(&self) -> bool {
         self.running(|running| *running.programs.ready().borrow()).unwrap_or(true)
     }
 
-    /// Resolves when the attacher is gone: the programs answer on, but nobody follows the
-    /// interfaces. Never, where this process attaches them itself.
+    /// Resolves when the attacher is gone: the programs keep answering, but changes of interfaces
+    /// are no longer followed. Never resolves if this process attaches the programs itself.
     pub async fn lost(&self) {
         let lost = self.running(|running| match &running.programs {
             Attachments::Apart(apart) => Some(apart.lost()),
@@ -325,14 +319,14 @@ impl FastPath {
         }
     }
 
-    /// A sign of life of the daemon's runtime, and of all that keeps answers true: the
-    /// oldest of them is `age` old. From the first one on the lease counts from the last
-    /// one, so they must come every eighth of the lease or so.
+    /// Records a sign of life of the daemon's runtime and of everything else on which correct
+    /// answers depend; the oldest such sign is `age` old. After the first call the lease counts
+    /// from the latest one, so calls must follow about every eighth of the lease.
     pub fn heartbeat(&self, age: Duration) {
         self.lease.heartbeat(age);
     }
 
-    /// Leaves replies of more bytes than these to userspace.
+    /// Leaves longer replies than this many bytes to userspace.
     pub fn set_max_reply(&self, bytes: u16) {
         self.control.set_max_reply(bytes.into());
     }
@@ -342,7 +336,7 @@ impl FastPath {
         self.control.set_echo_opt(echo);
     }
 
-    /// The state of everything.
+    /// Returns the state of the fast path.
     pub fn status(&self) -> FastPathStatus {
         let (interfaces, programs, names, pinned_at) = self
             .running(|Running { publisher, programs }| {
@@ -362,20 +356,21 @@ impl FastPath {
         }
     }
 
-    /// What the program has counted.
+    /// Returns the programs' counters, as totals since they were loaded.
     pub fn counters(&self) -> Counters {
         Counters::new(self.counters.read())
     }
 
-    /// The tap, for the one who feeds it to whoever looks; the first caller
-    /// gets it. Must be called within a tokio runtime. `None`: it is taken.
+    /// Returns the reader of the tap, or `None` after the first call. Must be called within a tokio
+    /// runtime.
     pub fn tap(&self) -> Option<io::Result<TapReader>> {
         let map = self.tap.lock().take()?;
         Some(TapReader::new(map, self.control.clone()))
     }
 
-    /// Reports which queries reached the server's sockets. Interfaces are served while they do. To be called every [`REPORT_INTERVAL`], even if none
-    /// did; a server that stays silent is not tested by probes.
+    /// Reports the queries that reached the server's sockets; interfaces are served while such
+    /// reports arrive. Must be called every [`REPORT_INTERVAL`], even without queries; the programs
+    /// do not probe a silent server.
     pub fn report(&self, arrivals: Vec<Arrival>) {
         self.running(|running| match &running.programs {
             Attachments::Here(here) => here.report(arrivals),
@@ -383,8 +378,8 @@ impl FastPath {
         });
     }
 
-    /// Answers for exactly these addresses from now on, as addresses files come
-    /// and go. The interfaces stay those that were chosen at the start.
+    /// Replaces the served addresses, as addresses files come and go. The choice of interfaces made
+    /// at the start stays.
     pub fn set_endpoints(&self, endpoints: &[SocketAddr]) {
         self.running(|running| match &running.programs {
             Attachments::Here(here) => here.set_listen(endpoints),
@@ -392,8 +387,8 @@ impl FastPath {
         });
     }
 
-    /// Detaches everything, or leaves it to a successor, per `xdp.on_stop`, and joins the
-    /// threads. Whoever else holds the fast path sees one that answers nothing.
+    /// Detaches everything, or leaves it to a successor, according to `xdp.on_stop`, and joins the
+    /// threads. Other holders of the fast path find it stopped, with no answers.
     pub fn stop(&self) {
         let running = self.running.write().take();
         let Some(Running { publisher, programs }) = running else { return };
@@ -404,14 +399,14 @@ impl FastPath {
         publisher.stop(self.on_stop == OnStop::Detach);
     }
 
-    /// Reads what runs; `None` once stopped.
+    /// Reads the running part; `None` once stopped.
     fn running<T>(&self, read: impl FnOnce(&Running) -> T) -> Option<T> {
         self.running.read().as_ref().map(read)
     }
 }
 
 impl Attachments {
-    /// Becomes true when all interfaces of the start have been dealt with.
+    /// Becomes true when all interfaces present at the start have been processed.
     fn ready(&self) -> watch::Receiver<bool> {
         match self {
             Self::Here(here) => here.ready(),
@@ -419,7 +414,7 @@ impl Attachments {
         }
     }
 
-    /// The programs that were needed so far.
+    /// Returns the programs needed so far.
     fn programs(&self) -> Vec<ProgramStatus> {
         match self {
             Self::Here(here) => here.programs(),
@@ -427,7 +422,6 @@ impl Attachments {
         }
     }
 
-    /// Interfaces and addresses.
     fn status(&self) -> InterfacesStatus {
         match self {
             Self::Here(here) => here.status(),
@@ -435,7 +429,7 @@ impl Attachments {
         }
     }
 
-    /// Where links and maps are pinned.
+    /// Returns the path at which links and maps are pinned.
     fn pinned_at(&self) -> Option<PathBuf> {
         match self {
             Self::Here(here) => here.pinned_at().map(Path::to_path_buf),
@@ -450,27 +444,27 @@ impl Drop for FastPath {
     }
 }
 
-/// Makes the folder of pins, on a bpffs that is mounted if need be, and gives
-/// it and all that is in it to a user: to be called before privileges are
-/// dropped, because mounting needs CAP_SYS_ADMIN.
+/// Creates the folder of pins, on a bpffs that is mounted if necessary, and gives the folder and
+/// its content to a user. Must be called before privileges are dropped, because mounting needs
+/// CAP_SYS_ADMIN.
 pub fn prepare_pins(bpffs: &Path, owner: Option<(u32, u32)>) -> io::Result<()> {
     pins::ensure_bpffs(bpffs)?;
     owner.map_or(Ok(()), |(uid, gid)| pins::hand_over(bpffs, uid, gid))
 }
 
-/// What [`detach_all`] found and took away.
+/// Counts of the objects removed by [`detach_all`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Detached {
-    /// Links of XDP and tcx.
+    /// Number of XDP and tcx links removed.
     pub links: usize,
-    /// Filters of clsact.
+    /// Number of clsact filters removed.
     pub filters: usize,
-    /// The folder of pins that is gone.
+    /// The removed folder of pins.
     pub folder: PathBuf,
 }
 
-/// Takes away everything that a server at these endpoints left attached, dead
-/// or alive, in the caller's network namespace.
+/// Removes everything that a server at these endpoints, dead or alive, left attached in the
+/// caller's network namespace.
 pub fn detach_all(config: &XdpConfig, endpoints: &[SocketAddr]) -> Result<Detached, FastPathError> {
     let main = *endpoints.first().ok_or(FastPathError::NoEndpoints)?;
     let pins = Pins::at(&config.bpffs, main).map_err(|error| FastPathError::io("finding the pins", error))?;
@@ -492,8 +486,8 @@ pub fn detach_all(config: &XdpConfig, endpoints: &[SocketAddr]) -> Result<Detach
     Ok(detached)
 }
 
-/// Returns what the packet filter of the calling thread's network namespace speaks against answering
-/// queries of `client` for `endpoint` on an interface; `None`: nothing.
+/// Returns the packet filter's objection, in the calling thread's network namespace, to answering
+/// queries of `client` for `endpoint` on an interface; `None` without one.
 pub fn filter_objection(interface: &str, client: IpAddr, endpoint: SocketAddr) -> io::Result<Option<String>> {
     let links = Socket::requests()?.links()?;
     let link = links.iter().find(|link| link.name == interface).ok_or(io::ErrorKind::NotFound)?;
@@ -501,7 +495,8 @@ pub fn filter_objection(interface: &str, client: IpAddr, endpoint: SocketAddr) -
     Ok(objection.map(|objection| objection.to_string()))
 }
 
-/// A seed that nobody can guess: the standard library's own is of the kernel's randomness.
+/// Returns an unpredictable seed: the standard library seeds its hasher from the kernel's random
+/// numbers.
 fn random_seed() -> u64 {
     std::hash::RandomState::new().build_hasher().finish()
 }

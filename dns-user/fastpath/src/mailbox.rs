@@ -1,4 +1,4 @@
-//! A channel to a thread that sleeps in poll(2): its receiver is a file descriptor, too.
+//! A channel to a thread that sleeps in poll(2): its receiver is a file descriptor as well.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -9,27 +9,24 @@ use std::{
     sync::mpsc,
 };
 
-/// The end that sends. Dropping it ends the channel.
+/// The sending end. Dropping it closes the channel.
 pub(super) struct Sender<T> {
-    /// What is sent. Dropped before `wake`, so that who is woken by the end finds it.
+    /// Dropped before `wake`, so that the receiver, woken by the end, finds the channel closed.
     messages: mpsc::Sender<T>,
-    /// A byte for each message.
+    /// Carries one byte per message.
     wake: UnixStream,
 }
 
-/// The end that receives: readable while there are messages, and once the sender is gone.
+/// The receiving end: readable while messages are pending, and after the sender is gone.
 pub(super) struct Receiver<T> {
-    /// What was sent.
     messages: mpsc::Receiver<T>,
-    /// What becomes readable.
     woken: UnixStream,
 }
 
-/// The other end of a channel is gone.
+/// The other end of the channel is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ended;
 
-/// A channel.
 pub(super) fn channel<T>() -> io::Result<(Sender<T>, Receiver<T>)> {
     let (messages, received) = mpsc::channel();
     let (wake, woken) = UnixStream::pair()?;
@@ -42,14 +39,14 @@ impl<T> Sender<T> {
     /// Sends a message and wakes the receiver.
     pub(super) fn send(&self, message: T) -> Result<(), Ended> {
         self.messages.send(message).map_err(|_| Ended)?;
-        // An error: full of wake-ups that nobody has read yet, or the receiver has just gone.
+        // An error: the stream is full of unread wake-ups, or the receiver has just gone.
         let _ = (&self.wake).write(&[0]);
         Ok(())
     }
 }
 
 impl<T> Receiver<T> {
-    /// The next message, if there is one. Stays readable until there is none.
+    /// Returns the next message, if there is one. The receiver stays readable until there is none.
     pub(super) fn take(&self) -> Result<Option<T>, Ended> {
         let next = || match self.messages.try_recv() {
             Ok(message) => Ok(Some(message)),
@@ -60,7 +57,7 @@ impl<T> Receiver<T> {
             Ok(None) => {
                 let mut bytes = [0; 64];
                 let _ = (&self.woken).read(&mut bytes);
-                // One of them may have been for a message that has come since.
+                // One of these bytes may belong to a message that arrived meanwhile.
                 next()
             }
             found => found,
@@ -80,7 +77,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether the receiver wakes who polls it.
+    /// Returns whether poll(2) reports the receiver as readable.
     fn is_readable(receiver: &Receiver<u32>) -> bool {
         poll(&mut [PollFd::new(receiver.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO).unwrap() > 0
     }
@@ -104,9 +101,9 @@ mod tests {
     }
 
     #[test]
-    fn more_messages_than_wake_ups_fit_are_all_received() {
+    fn full_wake_stream_loses_no_message() {
         let (sender, receiver) = channel().unwrap();
-        // A stream holds some hundred bytes that are sent one by one.
+        // The stream buffers a few hundred single bytes.
         for number in 0..10_000 {
             sender.send(number).unwrap();
         }

@@ -1,5 +1,5 @@
-//! The maps of one loaded object, as mapped memory: all that publishing, counting and
-//! watching need. Whoever has it answers for what the programs say, without a call of bpf(2).
+//! The maps of one loaded object, mapped: everything needed to publish, count and watch. The holder
+//! decides what the programs answer, without any bpf(2) call.
 
 use std::{
     io,
@@ -24,46 +24,33 @@ use super::{
 };
 use dns_core::name::Name;
 
-/// The memory.
 pub(super) struct Memory {
-    /// `NAMES`.
     pub(super) index: Arc<IndexMemory>,
-    /// `ENTRIES`.
     pub(super) entries: Arc<EntryMemory>,
-    /// `CONTROL`.
     pub(super) control: Arc<ControlPage>,
-    /// `COUNTERS`.
     pub(super) counters: Arc<CounterPages>,
-    /// `TAP`; `None`: the object has none.
+    /// `TAP`; `None` if the object has none.
     pub(super) tap: Option<Ring>,
-    /// How many names fit.
+    /// Largest number of names by kind.
     pub(super) limits: Limits,
 }
 
-/// A map whose shape is known.
+/// A map of a known shape.
 pub(super) struct SizedMap {
-    /// The map.
     pub(super) fd: OwnedFd,
-    /// Its shape.
     pub(super) shape: Shape,
 }
 
-/// The maps that make up a [`Memory`].
+/// The maps from which a [`Memory`] is made.
 pub(super) struct Maps {
-    /// `NAMES`.
     pub(super) names: SizedMap,
-    /// `ENTRIES`.
     pub(super) entries: SizedMap,
-    /// `CONTROL`.
     pub(super) control: SizedMap,
-    /// `COUNTERS`.
     pub(super) counters: SizedMap,
-    /// `TAP`.
     pub(super) tap: Option<SizedMap>,
 }
 
 impl Memory {
-    /// Maps them all.
     pub(super) fn of(maps: Maps, limits: Limits) -> Result<Self, FastPathError> {
         let Maps { names: index, entries, control, counters, tap } = maps;
         let mapped =
@@ -88,7 +75,7 @@ impl Memory {
     }
 }
 
-/// Names that a predecessor's maps hold, at most `limit`.
+/// Returns the names in a predecessor's maps, at most `limit`.
 pub(super) fn names_in(
     (names, names_shape): (BorrowedFd<'_>, Shape),
     (entries, entries_shape): (BorrowedFd<'_>, Shape),

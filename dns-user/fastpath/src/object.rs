@@ -1,5 +1,5 @@
-//! Loading the BPF object: maps sized by the configuration. Its programs are verified one by
-//! one as they are needed ([`super::programs`]).
+//! Loads the BPF object, with maps sized by the configuration. Its programs are verified one by one
+//! as they are needed ([`super::programs`]).
 
 use std::{
     fs, io,
@@ -28,69 +28,63 @@ use super::{
     publish::{grace::WITHOUT_MEMBARRIER, table::Limits},
 };
 
-/// Bytes of store set aside for each name: a header, a name of some 90 bytes
-/// and a dozen addresses. Names of a foundation need 105 to 110 bytes on average,
-/// whole cells counted (observed on generated foundations and on one like those of
-/// operators); the rest is for groups of many.
+/// Bytes of store per name: a header, a name of some 90 bytes and a dozen addresses. Names of a
+/// foundation need 105 to 110 bytes on average, counted in whole cells (observed on generated
+/// foundations and on one modelled on operators'); the rest is for large groups.
 const BYTES_PER_NAME: usize = 144;
 
-/// Most bytes of store, whatever `max_names` says. Memory that is never
-/// written to is allocated by the kernel all the same.
+/// Upper limit of the store, for any `max_names`: the kernel allocates it in full, written to or
+/// not.
 const MAX_ARENA: usize = 512 << 20;
 
-/// Least bytes of store: room for some of the largest entries even where few names are wanted.
+/// Lower limit of the store: holds some of the largest entries even if few names are configured.
 const MIN_ARENA: usize = 2 << 20;
 
-/// One of this many useful names may only be a learned one.
+/// One in this many useful names can only be a learned name.
 const LEARNED_SHARE: usize = 4;
 
-/// Negative names get one more place for this many useful ones, and [`MIN_NEGATIVE`] at least.
+/// Negative names get one more place for this many useful names, and at least [`MIN_NEGATIVE`].
 const NEGATIVE_SHARE: usize = 16;
 
-/// Least places for negative names.
+/// Lower limit of places for negative names.
 const MIN_NEGATIVE: usize = 64;
 
-/// The maps, and the object whose programs are not loaded yet.
+/// The maps, and the object with programs not yet loaded.
 pub(super) struct Object {
-    /// The object. The numbers under which its maps are open stand in its programs.
+    /// The object. Its programs refer to its maps by the descriptors open here.
     pub(super) ebpf: Ebpf,
-    /// The maps to keep by name. `TC_ANSWER` is one of them: the kernel empties it with
-    /// its last descriptor or pin, and the tc programs answer nothing any more.
+    /// Maps to keep open, by name, including `TC_ANSWER`: the kernel empties it with its last
+    /// descriptor or pin, and then the tc programs answer nothing.
     pub(super) kept_maps: [(&'static str, OwnedFd); 6],
-    /// `NAMES`, mapped.
     pub(super) index: Arc<IndexMemory>,
-    /// `ENTRIES`, mapped.
     pub(super) entries: Arc<EntryMemory>,
-    /// `CONTROL`, mapped.
     pub(super) control: Arc<ControlPage>,
-    /// `SCOPE`, mapped.
     pub(super) scope: Arc<ScopePage>,
-    /// `COUNTERS`, mapped.
     pub(super) counters: Arc<CounterPages>,
-    /// `TAP`; `None`: the object has none.
+    /// `TAP`; `None` if the object has none.
     pub(super) tap: Option<Map>,
-    /// Messages of the programs; `None`: the object has no map for them.
+    /// Messages of the programs; `None` if the object has no map for them.
     pub(super) messages: Option<Messages>,
-    /// How many names fit.
+    /// Largest number of names by kind.
     pub(super) limits: Limits,
 }
 
 impl Object {
-    /// Makes the maps. No program is loaded, and the lease is over.
+    /// Creates the maps. No program is loaded, and the lease has expired.
     pub(super) fn load(max_names: u32) -> Result<Self, FastPathError> {
         let limits = limits(max_names);
         let chunks = chunks(max_names);
         let cpus = possible_cpus().map_err(|error| FastPathError::io("reading the possible CPUs", error))?;
         let names = u32::try_from(limits.useful + limits.negative).unwrap_or(u32::MAX);
-        // There cannot be more entries than cells.
+        // Every entry takes at least one cell.
         let elements = index::elements(names.min(chunks * CHUNK_CELLS));
         let mut ebpf = EbpfLoader::new()
             .map_max_entries(object::NAMES, elements)
             .map_max_entries(object::ENTRIES, chunks)
             .map_max_entries(object::COUNTERS, cpus)
             .map_max_entries(messages::MAP, messages::BUFFER_SIZE)
-            // The complaint and numbers alone: with every instruction a refusal fills megabytes,
-            // and aya has the kernel try again for each tenfold of the log.
+            // Only the complaint and the statistics: with every instruction a refusal fills
+            // megabytes, and aya retries the load for each tenfold increase of the log.
             .verifier_log_level(VerifierLogLevel::STATS)
             .override_global(aya_log::LEVEL, &messages::LEVEL, true)
             .load(OBJECT)
@@ -135,15 +129,15 @@ impl Object {
     }
 }
 
-/// Waits until every program run that began before has ended.
+/// Waits until every program run that began before the call has ended.
 fn wait_for_runs() {
     if bpf::rcu_grace_period().is_err() {
-        // A run takes microseconds: a wide margin, not a proof.
+        // A run takes microseconds, so this is a wide margin, but not a proof.
         thread::sleep(WITHOUT_MEMBARRIER);
     }
 }
 
-/// How many names of which kind for this `max_names`.
+/// Returns the number of names of each kind for this `max_names`.
 fn limits(max_names: u32) -> Limits {
     let useful = max_names.max(1) as usize;
     Limits {
@@ -153,7 +147,7 @@ fn limits(max_names: u32) -> Limits {
     }
 }
 
-/// Chunks of store for this `max_names`.
+/// Returns the number of chunks of the store for this `max_names`.
 fn chunks(max_names: u32) -> u32 {
     let bytes = (max_names as usize).saturating_mul(BYTES_PER_NAME).clamp(MIN_ARENA, MAX_ARENA);
     const { assert!(MAX_ARENA / CHUNK_SIZE * CHUNK_CELLS as usize + CHUNK_CELLS as usize <= MAX_CELLS as usize) };
@@ -161,20 +155,20 @@ fn chunks(max_names: u32) -> u32 {
     u32::try_from(bytes.div_ceil(CHUNK_SIZE)).expect("MAX_ARENA is a few hundred chunks")
 }
 
-/// CPUs that there may ever be: the program counts at the index of its own.
+/// Returns the number of possible CPUs: each CPU counts in the element with its own number.
 fn possible_cpus() -> io::Result<u32> {
     let text = fs::read_to_string("/sys/devices/system/cpu/possible")?;
     parse_cpu_list(&text).ok_or_else(|| io::Error::other(format!("not a list of CPUs: {text:?}")))
 }
 
-/// The highest CPU number of a list like `0-3,8`, plus one.
+/// Returns the highest CPU number in a list like `0-3,8`, plus one.
 fn parse_cpu_list(text: &str) -> Option<u32> {
     let highest = text.trim().rsplit([',', '-']).next()?;
     highest.parse::<u32>().ok()?.checked_add(1)
 }
 
-/// A descriptor of our own for a map, which outlives aya's object; the object's own stays
-/// open, as the programs that are loaded later name its number.
+/// Duplicates the descriptor of a map, so that it outlives aya's object. The object's own stays
+/// open, because programs loaded later refer to it by number.
 fn own_map_fd(ebpf: &Ebpf, name: &'static str) -> Result<OwnedFd, FastPathError> {
     let data = match ebpf.map(name) {
         Some(Map::Array(data) | Map::ProgramArray(data) | Map::RingBuf(data)) => data,
@@ -184,7 +178,7 @@ fn own_map_fd(ebpf: &Ebpf, name: &'static str) -> Result<OwnedFd, FastPathError>
     fd.map_err(|error| FastPathError::io(&format!("keeping map {name}"), error))
 }
 
-/// Tells a missing privilege from everything else that loading may meet.
+/// Distinguishes a missing privilege from all other load errors.
 fn load_error(error: aya::EbpfError) -> FastPathError {
     let code = match &error {
         aya::EbpfError::MapError(MapError::CreateError { io_error, .. }) => io_error.raw_os_error(),
@@ -197,7 +191,7 @@ fn load_error(error: aya::EbpfError) -> FastPathError {
     }
 }
 
-/// An error with its causes, in one line.
+/// Formats an error with its causes in one line.
 fn reason(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

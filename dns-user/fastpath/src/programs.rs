@@ -1,11 +1,10 @@
-//! The programs of the object: each is loaded by itself, once an interface needs it,
-//! on a thread of their own.
+//! The programs of the object. A separate thread loads each one by itself, once an interface needs
+//! it.
 //!
-//! The kernel looks at every path of a program before it takes it, which lasts seconds
-//! on a small machine and longer where it gives up; nobody waits for that but the
-//! interface that is to be served. A program that the kernel refuses takes away the
-//! hooks that it is for, and is not tried again: kernel and object stay what they are as
-//! long as this process lives.
+//! The verifier examines every path of a program before the kernel accepts it. That takes seconds
+//! on a small machine, and longer if it gives up; only the interface that needs the program waits.
+//! A refused program makes its hooks unavailable and is not tried again: kernel and object stay the
+//! same as long as this process lives.
 
 use std::{
     borrow::Cow,
@@ -35,29 +34,26 @@ use dns_platform::{
     threads::{self, OnPanic},
 };
 
-/// Most lines of the verifier that are kept of a refusal: the last ones, where it says
-/// what it did not like.
+/// Number of lines kept of the verifier's log of a refusal: the last ones hold the complaint.
 const VERIFIER_LINES: usize = 6;
 
-/// Most tries in a row of a load that a signal interrupted.
+/// Limit of consecutive tries if signals interrupt a load.
 const INTERRUPTED_TRIES: usize = 10;
 
 //----------- Program ---------------------------------------------------------
 
-/// A program of the object that is attached to hooks; which hook it is makes no difference to
-/// those of tc.
+/// A program of the object that is attached to hooks; both tc hooks share one program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Program {
-    /// For XDP in the driver. What suits a driver's packets would spoil those of skbs.
+    /// For XDP in the driver. Code that suits a driver's packets would corrupt skbs.
     Xdp,
     /// For XDP in generic mode.
     XdpGeneric,
-    /// For tc.
     Tc,
 }
 
 impl Program {
-    /// Its name in the object.
+    /// Returns the program's name in the object.
     const fn name(self) -> &'static str {
         match self {
             Self::Xdp => object::XDP_PROGRAM,
@@ -66,7 +62,7 @@ impl Program {
         }
     }
 
-    /// The program that answers at a hook.
+    /// Returns the program that answers at a hook.
     pub(crate) const fn of(hook: Hook) -> Self {
         match hook {
             Hook::Native => Self::Xdp,
@@ -78,22 +74,22 @@ impl Program {
 
 //----------- ProgramStatus ---------------------------------------------------
 
-/// How a program fares.
+/// The state of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProgramState {
-    /// The kernel is looking at it.
+    /// The kernel is verifying it.
     Loading,
-    /// The kernel has taken it.
+    /// The kernel has accepted it.
     Loaded,
-    /// The kernel has refused it: it is not tried again.
+    /// The kernel has refused it; it is not tried again.
     Refused,
-    /// It could not be loaded for want of something that may come: it is tried again.
+    /// Loading failed for a cause that may pass, such as lack of memory; it is tried again.
     Failed,
 }
 
 impl ProgramState {
-    /// Label in metrics and status.
+    /// Returns the label used in metrics and in the status.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Loading => "loading",
@@ -104,34 +100,33 @@ impl ProgramState {
     }
 }
 
-/// A program that was needed, for the status.
+/// The status of a program that was needed.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct ProgramStatus {
-    /// Its name in the object.
+    /// Name in the BPF object.
     pub name: Cow<'static, str>,
-    /// How it fares.
+    /// Whether the program is loaded, and if not, why.
     pub state: ProgramState,
-    /// Instructions that the verifier looked at; null: the kernel does not tell (before 5.16).
+    /// Number of instructions processed by the verifier; null before kernel 5.16.
     pub instructions: Option<u32>,
-    /// How long the kernel took, all tries together; null: it is at it.
+    /// Time that loading took, all tries together; null while loading.
     pub load_ms: Option<f64>,
-    /// Why it is not loaded.
+    /// The reason why the program is not loaded.
     pub why: Option<String>,
-    /// The last lines of the verifier, if it refused.
+    /// The last lines of the verifier's log, if the kernel refused the program.
     pub verifier: Vec<String>,
 }
 
-/// Those that were needed so far, in the order of need.
+/// The programs needed so far, in order of first use.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ProgramBoard(Arc<Mutex<Vec<ProgramStatus>>>);
 
 impl ProgramBoard {
-    /// All of them.
     pub(super) fn all(&self) -> Vec<ProgramStatus> {
         self.0.lock().clone()
     }
 
-    /// Notes how a program fares now.
+    /// Records the new state of a program.
     fn note(&self, status: ProgramStatus) {
         let mut all = self.0.lock();
         match all.iter_mut().find(|known| known.name == status.name) {
@@ -143,41 +138,39 @@ impl ProgramBoard {
 
 //----------- Programs --------------------------------------------------------
 
-/// Why a program cannot be attached.
+/// The reason why a program cannot be attached.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Missing {
-    /// It is being loaded; [`Programs::news`] tells when it is.
+    /// It is being loaded; [`Programs::news`] becomes readable afterwards.
     #[error("its program is being loaded")]
     Loading,
-    /// The kernel did not take it.
+    /// The kernel did not accept it.
     #[error(transparent)]
     NotLoaded(LoadProblem),
 }
 
-/// The programs as the one who attaches them holds them.
+/// The programs, from the attaching thread's point of view.
 pub(crate) struct Programs {
-    /// Where clsact is used.
+    /// Our filters, for interfaces with clsact.
     pub(crate) filters: Filters,
-    /// What was ordered, and what came of it.
+    /// Requested programs, with the result of loading each.
     ordered: BTreeMap<Program, Ordered>,
-    /// To the thread that loads, which ends when this is dropped.
+    /// Requests to the loading thread, which ends when this is dropped.
     orders: mpsc::Sender<Program>,
-    /// From that thread; `None`: it has ended.
+    /// Results from that thread; `None` after it has ended.
     results: Option<mailbox::Receiver<(Program, Result<ProgramFd, LoadProblem>)>>,
 }
 
-/// What came of an order.
+/// The state of a requested program.
 enum Ordered {
-    /// Nothing yet.
     Loading,
-    /// The program.
     Loaded(ProgramFd),
-    /// It cannot be had.
+    /// Refused or failed, with the cause.
     Problem(LoadProblem),
 }
 
 impl Programs {
-    /// Starts the thread that loads the programs of `ebpf` as they are asked for.
+    /// Starts the thread that loads the programs of `ebpf` on request.
     pub(super) fn start(
         ebpf: Ebpf,
         messages: Option<MessagesMap>,
@@ -198,7 +191,7 @@ impl Programs {
         Ok(Self { filters, ordered: BTreeMap::new(), orders, results: Some(results) })
     }
 
-    /// Orders a program, once.
+    /// Requests a program, unless it was requested before.
     pub(crate) fn order(&mut self, program: Program) {
         let Self { ordered, orders, .. } = self;
         ordered.entry(program).or_insert_with(|| match orders.send(program) {
@@ -207,7 +200,7 @@ impl Programs {
         });
     }
 
-    /// A program, ordered if it was not.
+    /// Returns a program, requesting it if necessary.
     pub(crate) fn get(&mut self, program: Program) -> Result<BorrowedFd<'_>, Missing> {
         self.order(program);
         match self.ordered.get(&program) {
@@ -217,7 +210,7 @@ impl Programs {
         }
     }
 
-    /// Whether the kernel's number is that of one of ours.
+    /// Returns whether `id` belongs to one of our programs.
     pub(crate) fn are(&self, id: u32) -> bool {
         self.ordered.values().any(|ordered| {
             matches!(ordered, Ordered::Loaded(program)
@@ -225,12 +218,12 @@ impl Programs {
         })
     }
 
-    /// What becomes readable when programs were loaded or refused.
+    /// Returns a descriptor that becomes readable when programs were loaded or refused.
     pub(crate) fn news(&self) -> Option<BorrowedFd<'_>> {
         self.results.as_ref().map(AsFd::as_fd)
     }
 
-    /// Takes what was loaded.
+    /// Collects the results of loading.
     pub(crate) fn collect(&mut self) {
         let Some(results) = &self.results else { return };
         loop {
@@ -241,14 +234,15 @@ impl Programs {
                 Err(Ended) => break,
             };
         }
-        // The thread panicked, which was logged with its place.
+        // The thread panicked, which was logged with its location.
         self.results = None;
         for ordered in self.ordered.values_mut().filter(|ordered| matches!(ordered, Ordered::Loading)) {
             *ordered = Ordered::Problem(LoadProblem::ended());
         }
     }
 
-    /// Forgets those that could not be loaded for want of something that may have come.
+    /// Forgets failures whose cause may have passed, such as lack of memory, so that these programs
+    /// are requested again.
     pub(crate) fn try_again(&mut self) {
         self.ordered.retain(
             |_, ordered| !matches!(ordered, Ordered::Problem(problem) if problem.state == ProgramState::Failed),
@@ -258,20 +252,18 @@ impl Programs {
 
 //----------- LoadProblem -----------------------------------------------------
 
-/// Why a program could not be loaded.
+/// The reason why a program could not be loaded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
 pub(crate) struct LoadProblem {
-    /// Refused, or failed.
     state: ProgramState,
-    /// In one line.
     why: String,
-    /// The last lines of the verifier.
+    /// The last lines of the verifier's log.
     verifier: Vec<String>,
 }
 
 impl LoadProblem {
-    /// The thread that loads is not there any more.
+    /// The loading thread has ended.
     fn ended() -> Self {
         Self {
             state: ProgramState::Refused,
@@ -280,7 +272,7 @@ impl LoadProblem {
         }
     }
 
-    /// What the kernel said of the program of this name.
+    /// Describes the kernel's error for the program of this name.
     fn of(name: &str, error: &ProgramError) -> Self {
         let (code, verifier) = match error {
             ProgramError::LoadError { io_error, verifier_log } => {
@@ -307,14 +299,13 @@ impl LoadProblem {
     }
 }
 
-/// The last lines of a verifier's log that say anything.
+/// Returns the last non-empty lines of a verifier's log.
 fn last_lines(log: &str) -> Vec<String> {
     let lines: Vec<&str> = log.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     lines[lines.len().saturating_sub(VERIFIER_LINES)..].iter().map(|&line| line.to_owned()).collect()
 }
 
-/// The line that says what the verifier did not like: the last one but those that tell of
-/// its work.
+/// Returns the line with the verifier's complaint: the last one that is not part of its statistics.
 fn complaint(lines: &[String]) -> Option<&String> {
     const STATISTICS: [&str; 3] = ["verification time", "stack depth", "processed "];
     lines.iter().rev().find(|line| !STATISTICS.iter().any(|start| line.starts_with(start)))
@@ -322,22 +313,22 @@ fn complaint(lines: &[String]) -> Option<&String> {
 
 //----------- Loader ----------------------------------------------------------
 
-/// What the thread that loads has.
+/// The state of the loading thread.
 struct Loader {
-    /// The object. Its maps must stay open under their numbers, which stand in the
-    /// instructions of programs that are not loaded yet.
+    /// The object. Its maps must stay open under their descriptors, to which the instructions of
+    /// programs not yet loaded refer.
     ebpf: Ebpf,
-    /// The one map that is not in it any more; closed after the object, like the others.
+    /// The only map moved out of the object; closed after the object, like the others.
     _messages: Option<MessagesMap>,
-    /// Where it is noted how programs fare.
+    /// Receives the state of the programs.
     board: ProgramBoard,
-    /// What came of the program that answers at tc, which [`Program::Tc`] calls; `None`: it was
+    /// Result of loading the program that answers at tc, which [`Program::Tc`] tail-calls; `None`:
     /// not needed yet.
     answer: Option<Result<(), LoadProblem>>,
 }
 
 impl Loader {
-    /// Loads a program, and the one that it calls.
+    /// Loads a program, and the program that it tail-calls.
     fn load(&mut self, program: Program) -> Result<ProgramFd, LoadProblem> {
         if program == Program::Tc {
             self.load_answer()?;
@@ -345,7 +336,7 @@ impl Loader {
         self.load_named(program.name())
     }
 
-    /// Loads the program that answers at tc, once, and puts it where the others find it.
+    /// Loads the program that answers at tc, once, and puts it into `TC_ANSWER`.
     fn load_answer(&mut self) -> Result<(), LoadProblem> {
         if let Some(done) = self.answer.clone().filter(|done| match done {
             Ok(()) => true,
@@ -371,7 +362,7 @@ impl Loader {
         done
     }
 
-    /// Loads a program and notes how it went.
+    /// Loads a program and records the result.
     fn load_named(&mut self, name: &'static str) -> Result<ProgramFd, LoadProblem> {
         let begun = Instant::now();
         let status = |state, load_ms| ProgramStatus {
@@ -420,7 +411,7 @@ impl Loader {
         }
     }
 
-    /// Has the kernel verify a program; a descriptor of our own for it.
+    /// Loads a program, which runs the verifier; returns a duplicate of its descriptor.
     fn try_load(&mut self, name: &'static str) -> Result<(ProgramFd, Option<ProgramInfo>), ProgramError> {
         let missing = || ProgramError::IOError(io::Error::from_raw_os_error(libc::ENOENT));
         let program = self.ebpf.program_mut(name).ok_or_else(missing)?;
@@ -455,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_come_is_tried_again() {
+    fn only_transient_failures_are_retried() {
         let load = |code| {
             let error = ProgramError::IOError(io::Error::from_raw_os_error(code));
             LoadProblem::of("dns_tc", &error)

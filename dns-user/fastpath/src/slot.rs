@@ -1,4 +1,4 @@
-//! The fast path as its users hold it.
+//! The handle on the fast path for its users.
 
 use std::{
     net::IpAddr,
@@ -15,34 +15,34 @@ use dns_common::control::CLIENT_BUCKETS;
 use crate::{FastPath, NameSource, Publisher, attach::status::InterfaceState};
 use dns_core::name::{Name, NameRef};
 
-/// Handle on the fast path in force; clones share it. Empty until the maps are made: then every
+/// Handle on the fast path in force; clones share it. Empty until the maps exist: until then every
 /// call does nothing, and userspace answers. Calls are cheap and never block.
 ///
-/// An attacher that comes back brings another fast path. Until the programs of the new one are
-/// attached, both are told of every change.
+/// A restarted attacher brings a new fast path. Until its programs are attached, both the new and
+/// the old one receive every change.
 #[derive(Clone, Default)]
 pub struct Slot(Arc<Inner>);
 
 /// State that the clones share.
 #[derive(Default)]
 struct Inner {
-    /// The fast path in force, if any, then its predecessor while the programs of that may
-    /// still answer.
+    /// The fast path in force, if any, then its predecessor while that one's programs may still
+    /// answer.
     held: ArcSwap<Vec<Held>>,
-    /// Kept for a publisher that comes later.
+    /// Kept for later publishers.
     exact_last_used: AtomicBool,
 }
 
-/// A fast path of the slot.
+/// One fast path in the slot.
 #[derive(Clone)]
 struct Held {
     publisher: Publisher,
-    /// Weak: the owner alone decides when it ends.
+    /// Weak: only the owner decides when it ends.
     fast_path: Weak<FastPath>,
 }
 
 impl Slot {
-    /// Fills the slot. The predecessor is told of changes until [`Self::retire`].
+    /// Fills the slot. The predecessor keeps receiving changes until [`Self::retire`].
     pub fn fill(&self, fast_path: &Arc<FastPath>) {
         let held = Held { publisher: fast_path.publisher(), fast_path: Arc::downgrade(fast_path) };
         let before = self.0.held.load().first().cloned();
@@ -71,12 +71,12 @@ impl Slot {
         self.tell(|publisher| publisher.install(names.clone()));
     }
 
-    /// Resolves the names of these domains anew, see [`Publisher::refresh`].
+    /// Resolves the names of these domains again, see [`Publisher::refresh`].
     pub fn refresh(&self, names: &Arc<dyn NameSource>, domains: &[Name]) {
         self.tell(|publisher| publisher.refresh(names.clone(), domains));
     }
 
-    /// Resolves the names of these instances anew, see [`Publisher::health_changed`].
+    /// Resolves the names of these instances again, see [`Publisher::health_changed`].
     pub fn health_changed(&self, instances: &[IpAddr]) {
         self.tell(|publisher| publisher.health_changed(instances));
     }
@@ -111,12 +111,12 @@ impl Slot {
 
     /// Makes last-used times exact or cheap, see [`Publisher::keep_exact_last_used`].
     pub fn keep_exact_last_used(&self, exact: bool) {
-        // Stored first, so that a publisher that comes at this moment sees it either way.
+        // Stored first, so that a publisher added concurrently sees it either way.
         self.0.exact_last_used.store(exact, Ordering::SeqCst);
         self.tell(|publisher| publisher.keep_exact_last_used(exact));
     }
 
-    /// Waits until the interfaces answer by what was installed last.
+    /// Waits until the interfaces answer from everything installed so far.
     pub async fn flushed(&self) {
         let publisher = self.0.held.load().first().map(|held| held.publisher.clone());
         if let Some(publisher) = publisher {
@@ -143,7 +143,6 @@ impl Slot {
         }
     }
 
-    /// Tells all publishers.
     fn tell(&self, what: impl Fn(&Publisher)) {
         self.0.held.load().iter().for_each(|held| what(&held.publisher));
     }

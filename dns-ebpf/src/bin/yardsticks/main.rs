@@ -1,12 +1,12 @@
-//! For tests and benches alone, never part of the server: what any answer costs.
+//! Baseline programs, used only by tests and benches: the minimum cost of any answer.
 //!
-//! The bare reflector ([`reflector`]) sends every query back with no answer at all: what a
-//! packet costs besides the answering. The constant reflector looks nothing up and checks nothing. It turns an IPv4
-//! datagram to port 53 round and appends as many A records as the bench says, all of
-//! one address. It makes room as the server's programs do: before the packet at XDP in
-//! the driver, at its end everywhere else.
+//! The bare reflector ([`reflector`]) returns every query without an answer: the cost of a packet
+//! apart from answering. The constant reflector looks nothing up and checks nothing. It turns an
+//! IPv4 datagram to port 53 around and appends as many A records as the bench sets, all with one
+//! address. It makes room like the server's programs: before the packet at XDP in the driver, at
+//! its end everywhere else.
 //!
-//! A query has to end with its question: there is no OPT record to step over.
+//! A query must end with its question; an OPT record is not supported.
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
@@ -25,23 +25,23 @@ use aya_ebpf::{
 
 use crate::bytes::{load, masked, opaque, store};
 
-/// Answers of each reply; set by the loader, at most [`MAX_ANSWERS`].
+/// Answers per reply, at most [`MAX_ANSWERS`]; set by the loader.
 #[unsafe(no_mangle)]
 static ANSWERS: u32 = 8;
 
-/// Not decided here: the packet goes on to the stack.
+/// No decision: the packet continues to the network stack.
 const TC_ACT_UNSPEC: i32 = -1;
-/// As many as find room before a packet at XDP.
+/// Answers that fit into the headroom of a packet at XDP.
 const MAX_ANSWERS: usize = 13;
 /// Bytes of one A record whose name is a pointer to the question's.
 const ANSWER_LEN: usize = 16;
 /// Bytes of Ethernet, IPv4 and UDP headers and the DNS header.
 const HEAD_LEN: usize = 14 + 20 + 8 + 12;
-/// Most bytes of a query: its frame with a name of 255 bytes.
+/// Longest query: a frame with a name of 255 bytes.
 const MAX_QUERY_LEN: usize = HEAD_LEN + 255 + 4;
 
-/// Lets every packet go up the stack: for the client's end of a veth pair,
-/// where native `XDP_TX` needs NAPI on the peer.
+/// Passes every packet to the network stack. Attached to the client's end of a veth pair, because
+/// native `XDP_TX` needs NAPI on the peer.
 #[xdp]
 pub fn pass(_context: XdpContext) -> u32 {
     xdp_action::XDP_PASS
@@ -91,14 +91,14 @@ pub fn constant_tc(context: TcContext) -> i32 {
     if answered { redirect(&context) } else { TC_ACT_UNSPEC }
 }
 
-/// Sends the packet out where it came in.
+/// Sends the packet back out of the interface it arrived on.
 #[inline(always)]
 fn redirect(context: &TcContext) -> i32 {
     // SAFETY: the context is the kernel's own; the helper has no precondition.
     unsafe { bpf_redirect((*context.skb.skb).ifindex, 0) as i32 }
 }
 
-/// Answers at XDP, with room made before the packet or behind it.
+/// Answers at XDP, with room made before the packet or after it.
 #[inline(always)]
 fn at_xdp(context: &XdpContext, before: bool) -> u32 {
     let length = opaque(context.data_end() - context.data());
@@ -122,7 +122,6 @@ fn at_xdp(context: &XdpContext, before: bool) -> u32 {
     }
 }
 
-/// How many answers to append.
 #[inline(always)]
 fn answers() -> usize {
     // SAFETY: the loader has set it; nobody writes it while programs run.
@@ -130,8 +129,8 @@ fn answers() -> usize {
     masked(answers, 0xf).min(MAX_ANSWERS)
 }
 
-/// Moves a frame of `length` bytes from `by` behind `data` to `data`, in words; the last
-/// one ends where the frame does.
+/// Moves a frame of `length` bytes from `data + by` to `data`, in words; the last word ends where
+/// the frame does.
 #[inline(always)]
 fn move_forward(data: usize, end: usize, by: usize, length: usize) -> Option<()> {
     let source = data + masked(by, 0xff);
@@ -155,7 +154,7 @@ fn move_forward(data: usize, end: usize, by: usize, length: usize) -> Option<()>
     Some(())
 }
 
-/// Appends the answers to a frame of `length` bytes and tells its headers.
+/// Appends the answers to a frame of `length` bytes and updates its headers.
 #[inline(always)]
 fn append(data: usize, end: usize, length: usize) -> Option<()> {
     let answers = answers();
@@ -167,7 +166,7 @@ fn append(data: usize, end: usize, length: usize) -> Option<()> {
         let old = load::<u16>(data + 16);
         let new = u16::from_be(old).wrapping_add((answers * ANSWER_LEN) as u16).to_be();
         store(data + 16, new);
-        // The change of one word of the header (RFC 1624, equation 3).
+        // Updates the checksum for one changed word of the header (RFC 1624, equation 3).
         let sum = u32::from(!load::<u16>(data + 24)) + u32::from(!old) + u32::from(new);
         let sum = (sum & 0xffff) + (sum >> 16);
         store(data + 24, !((sum & 0xffff) + (sum >> 16)) as u16);
@@ -196,7 +195,7 @@ fn append(data: usize, end: usize, length: usize) -> Option<()> {
     Some(())
 }
 
-/// Nothing here can panic; the compiler wants a handler all the same.
+/// Never reached: nothing here can panic, but `no_std` requires a handler.
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
     loop {}

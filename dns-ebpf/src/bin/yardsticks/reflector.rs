@@ -1,13 +1,13 @@
-//! The bare reflector: sends every IPv4 datagram to port 53 back as
-//! an empty reply, with no look-up. What a packet costs besides the answering.
+//! The bare reflector: returns every IPv4 datagram to port 53 as an empty reply, without a look-up.
+//! Measures the cost of a packet apart from answering.
 
 use crate::bytes::{load, store};
 
 /// Bytes of Ethernet, IPv4, UDP and the first four of DNS.
 const HEAD_LEN: usize = 14 + 20 + 8 + 4;
 
-/// Turns the packet from `data` to `end` round in place, at tc as at XDP: nothing
-/// else than queries meets it, so that it may write to packets there, too.
+/// Turns the packet from `data` to `end` around in place, at tc as at XDP: it receives only
+/// queries, so writing to packets at tc costs other traffic nothing.
 #[inline(always)]
 pub fn reflect(data: usize, end: usize) -> Option<()> {
     if data + HEAD_LEN > end || !is_query(data) {
@@ -17,7 +17,7 @@ pub fn reflect(data: usize, end: usize) -> Option<()> {
     Some(())
 }
 
-/// Whether it is an IPv4 datagram to port 53.
+/// Returns whether the packet is an IPv4 datagram to port 53.
 #[inline(always)]
 fn is_query(data: usize) -> bool {
     // SAFETY: inside the head that the caller compared with the end.
@@ -29,7 +29,7 @@ fn is_query(data: usize) -> bool {
     }
 }
 
-/// Turns the head at `at` round.
+/// Swaps the addresses and ports in the headers at `at` and sets the reply flags.
 #[inline(always)]
 fn turn(at: usize) {
     // SAFETY: inside the head that the caller compared with the end.

@@ -1,5 +1,5 @@
-//! The process of root's: for each server that connects it loads programs, hands their maps
-//! over and attaches them. It reads nothing of the network.
+//! The attacher, a root process: for each connected server it loads the programs, hands their maps
+//! over and attaches them. It never reads from the network.
 
 use std::{
     io,
@@ -33,30 +33,31 @@ use dns_platform::{
     unix_socket::{self, Access},
 };
 
-/// How often to look whether there is something new to tell: while programs are being attached, and
-/// later.
+/// Intervals at which to check for a new state to send: while programs are being attached, and
+/// afterwards.
 const ROUNDS: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(500)];
 
-/// Servers at a time: one that ends, one that takes over, and one more for each. Each has maps of its
-/// own. For a further one the oldest that has not filled its maps is cut off, or else the oldest.
+/// Concurrent servers: one that ends, one that takes over, and one spare for each. Each has
+/// separate maps. For a further server the oldest one without filled maps is cut off, else the
+/// oldest one.
 const MOST_SESSIONS: usize = 4;
 
-/// How long a server may take to say what it wants, and to take what it is told.
+/// Time limit for a server to send its request and to receive each message.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What the attacher's own configuration allows, whatever a server asks for.
+/// The attacher's own configuration. It bounds every server's request.
 #[derive(Clone, Debug)]
 pub struct Authority {
-    /// Interfaces, VLANs, pins.
+    /// Selection of interfaces, VLANs and the folder of pins.
     pub xdp: XdpConfig,
-    /// The address that pins are named after.
+    /// The address after which pins are named.
     pub main: SocketAddr,
-    /// Where servers may listen.
+    /// Addresses on which servers may listen.
     pub listen: Vec<SocketAddr>,
 }
 
 impl Authority {
-    /// Those of the wanted addresses that are allowed.
+    /// Returns the wanted addresses that are permitted.
     fn allowed(&self, wanted: &[SocketAddr]) -> Vec<SocketAddr> {
         let (allowed, refused): (Vec<_>, Vec<_>) =
             wanted.iter().copied().partition(|address| self.listen.contains(address));
@@ -75,25 +76,24 @@ impl Authority {
     }
 }
 
-/// Reads the configuration anew; the error says why it cannot be used.
+/// Reads the configuration again; the error names the file and the cause.
 pub type ReadAuthority = Box<dyn Fn() -> Result<Authority, ConfigError> + Send + Sync>;
 
 /// The socket of the attacher.
 pub struct Attacher {
-    /// What is listened on.
     listener: UnixListener,
-    /// Whose servers are admitted, besides root's.
+    /// UID whose servers are admitted, besides root's.
     user: u32,
 }
 
 impl Attacher {
-    /// Binds the socket, for servers of this user and group, in place of one that is there.
+    /// Binds the socket for servers of this user and group, replacing an existing socket.
     pub fn bind(socket: &Path, user: u32, group: u32) -> io::Result<Self> {
         let access = Access { user: None, group: Some(Gid::from_raw(group)) };
         Ok(Self { listener: unix_socket::bind(socket, access, &[])?, user })
     }
 
-    /// Works for whoever connects, until the process ends. What is attached stays then.
+    /// Serves connections until the process ends. Attached programs stay attached then.
     pub fn run(self, authority: ReadAuthority) -> io::Error {
         let Self { listener, user } = self;
         let authority = Arc::new(authority);
@@ -147,26 +147,26 @@ impl Attacher {
     }
 }
 
-/// The servers that are connected, oldest first.
+/// The connected servers, oldest first.
 #[derive(Clone, Default)]
 struct Sessions(Arc<Mutex<Vec<Open>>>);
 
 struct Open {
     number: u64,
-    /// To cut it off.
+    /// Closed to cut the session off.
     stream: UnixStream,
-    /// Whether its maps are filled: then it serves.
+    /// Whether the maps are filled: the server is in service.
     serves: bool,
 }
 
-/// A session's place, given back when dropped.
+/// A session's entry in [`Sessions`], removed when dropped.
 struct Place {
     sessions: Sessions,
     number: u64,
 }
 
 impl Sessions {
-    /// Gives a new session a place, that of another one if there is no free one.
+    /// Registers a session; past [`MOST_SESSIONS`] it cuts off the oldest, preferably one whose maps are not filled.
     fn begin(&self, stream: &UnixStream) -> io::Result<Place> {
         let stream = stream.try_clone()?;
         let mut open = self.0.lock();
@@ -184,7 +184,7 @@ impl Sessions {
 }
 
 impl Place {
-    /// The session's maps are filled.
+    /// Records that the session's maps are filled.
     fn serves(&self) {
         let mut open = self.sessions.0.lock();
         if let Some(session) = open.iter_mut().find(|session| session.number == self.number) {
@@ -199,7 +199,7 @@ impl Drop for Place {
     }
 }
 
-/// Works for one server until it is gone.
+/// Serves one server until its connection ends.
 fn serve(stream: &UnixStream, read: &ReadAuthority, place: &Place) -> io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
@@ -233,13 +233,13 @@ fn serve(stream: &UnixStream, read: &ReadAuthority, place: &Place) -> io::Result
     tracing::info!("handed the maps over to a server");
     let mut session = Session { stream, lines, here: &here, filled, told: None, read, authority, place };
     let on_stop = session.run();
-    // A server that died is one that comes back.
+    // A server that died will be restarted.
     let asked = on_stop.as_ref().ok().copied();
     here.stop(asked.unwrap_or(OnStop::Keep));
     on_stop.map(drop)
 }
 
-/// Hands over the maps, and those of a predecessor.
+/// Sends the descriptors of the maps, and of the predecessor's maps if there are any.
 fn hand_over(stream: &UnixStream, loaded: &Loaded, memory: &Memory) -> io::Result<()> {
     let earlier = loaded.pins().and_then(|pins| pins.earlier_maps());
     let maps = [names::NAMES, names::ENTRIES, names::CONTROL, names::COUNTERS].map(|name| loaded.map(name));
@@ -257,27 +257,26 @@ fn hand_over(stream: &UnixStream, loaded: &Loaded, memory: &Memory) -> io::Resul
     send(stream, &Given::Maps { shapes, earlier: earlier_shapes, limits: memory.limits })
 }
 
-/// What goes on with a server that has its maps.
+/// A connected server that has received its maps.
 struct Session<'a> {
-    /// To it.
     stream: &'a UnixStream,
-    /// What has come of its next line.
+    /// Bytes received of the next line.
     lines: Lines,
-    /// What is attached for it.
+    /// The programs attached for this server.
     here: &'a Here,
-    /// Says that the maps are filled.
+    /// Signals that the maps are filled.
     filled: watch::Sender<u64>,
-    /// What it was told last.
+    /// The last state sent to the server.
     told: Option<Attached>,
-    /// Reads what is allowed.
+    /// Reads the attacher's configuration.
     read: &'a ReadAuthority,
-    /// What was allowed when that was last read.
+    /// The last configuration that could be read.
     authority: Authority,
     place: &'a Place,
 }
 
 impl Session<'_> {
-    /// Does what it says until it ends in order; an error if it ends otherwise.
+    /// Executes the server's requests until an orderly end; an error if the connection breaks.
     fn run(&mut self) -> io::Result<OnStop> {
         loop {
             self.tell()?;
@@ -285,7 +284,7 @@ impl Session<'_> {
             self.stream.set_read_timeout(Some(ROUNDS[usize::from(is_ready)]))?;
             match self.lines.next(self.stream) {
                 Ok(FromServer::Listen(endpoints)) => {
-                    // What was allowed before stays so while the configuration cannot be read.
+                    // If the configuration cannot be read, the last good one stays in force.
                     if let Ok(authority) = (self.read)() {
                         self.authority = authority;
                     }
@@ -308,7 +307,7 @@ impl Session<'_> {
         }
     }
 
-    /// Tells how the interfaces and their programs are, if that is new.
+    /// Sends the state of the interfaces and their programs if it changed.
     fn tell(&mut self) -> io::Result<()> {
         let attached = Attached {
             interfaces: self.here.status(),

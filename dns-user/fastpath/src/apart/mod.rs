@@ -1,14 +1,14 @@
-//! Privileges apart: a small process of root's (`bosh-dns-xdp attach`) loads, pins and attaches;
-//! the server, which reads the network, never calls bpf(2).
+//! Privilege separation: a small root process (`bosh-dns-xdp attach`) loads, pins and attaches; the
+//! server, which reads from the network, never calls bpf(2).
 //!
-//! * [`attacher`]: that process. It opens no socket but the one by which the server asks it.
+//! * [`attacher`]: the root process. Its only socket is the one on which the server connects.
 //! * [`server`]: the server's side.
-//! * [`wire`]: what they say to each other, and the hand-over of the maps' descriptors.
+//! * [`wire`]: the protocol between them, and the hand-over of the maps' descriptors.
 //!
-//! A connection is one set of programs and maps: whoever comes back, the server or the
-//! attacher, begins with a new one, which takes over from the one before as a new server
-//! does. Until then the programs of the one before answer, as long as their lease runs: the server
-//! renews it by a plain store, whether the attacher lives or not.
+//! Each connection has its own set of programs and maps. After a restart of either process the new
+//! connection starts a new set, which takes over from the previous one like a restarted server
+//! does. Until then the previous programs keep answering while their lease runs; the server renews
+//! it by a plain store, even if the attacher is dead.
 
 pub(super) mod attacher;
 pub(super) mod server;

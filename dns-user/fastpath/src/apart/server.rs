@@ -1,4 +1,4 @@
-//! The server's side: asks the attacher for maps, and has it attach their programs.
+//! The server's side: requests maps from the attacher, and has it attach the programs.
 
 use std::{
     io,
@@ -33,32 +33,32 @@ use crate::{
 use dns_core::{config::OnStop, name::Name};
 use dns_platform::threads::{self, OnPanic};
 
-/// How long the attacher may take to load its programs: seconds, on a small machine.
+/// Time limit for the attacher to load its programs: that takes seconds on a small machine.
 const LOADING_PATIENCE: Duration = Duration::from_secs(60);
 
-/// How often to look whether the maps have been filled.
+/// Interval at which to check whether the maps are filled.
 const FILL_ROUND: Duration = Duration::from_millis(10);
 
-/// How long the attacher is waited for once they are; news wake the thread earlier.
+/// Longest wait for the attacher afterwards; its messages wake the thread earlier.
 const ROUND: Duration = Duration::from_secs(1);
 
-/// How long the attacher may take to detach everything.
+/// Time limit for the attacher to detach everything.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Maps that the attacher has handed over.
+/// Maps handed over by the attacher.
 pub(crate) struct HandedOver {
-    /// The connection by which they came.
+    /// The connection on which they arrived.
     stream: UnixStream,
-    /// What has come of the next line.
+    /// Bytes received of the next line.
     lines: Lines,
-    /// The memory.
     pub(crate) memory: Memory,
-    /// Names that a predecessor had learned.
+    /// Names learned by a predecessor.
     pub(crate) earlier: Vec<Name>,
 }
 
 impl HandedOver {
-    /// Asks the attacher at `socket`, which runs as root, as this server's user, or as `attacher`.
+    /// Connects to the attacher at `socket` and requests maps. The attacher must run as root, as
+    /// this server's user, or as `attacher`.
     pub(crate) fn ask(
         socket: &Path,
         attacher: Option<&str>,
@@ -107,7 +107,7 @@ impl HandedOver {
     }
 }
 
-/// Descriptors with their shapes; `None`: their numbers differ.
+/// Pairs descriptors with their shapes; `None` if their numbers differ.
 fn sized(descriptors: Vec<OwnedFd>, shapes: impl Iterator<Item = Shape>) -> Option<Vec<SizedMap>> {
     let shapes: Vec<Shape> = shapes.collect();
     let same = descriptors.len() == shapes.len();
@@ -117,13 +117,13 @@ fn sized(descriptors: Vec<OwnedFd>, shapes: impl Iterator<Item = Shape>) -> Opti
     })
 }
 
-/// Says things to the attacher, one after the other.
+/// Serialises messages to the attacher.
 #[derive(Clone)]
 struct Speaker(Arc<Mutex<UnixStream>>);
 
 impl Speaker {
-    /// Says something. Nothing is heard of an attacher that does not take it: then half a line
-    /// may be on its way, and nothing can follow.
+    /// Sends a message. If the attacher does not accept it, the connection is unusable: half a line
+    /// may have been sent.
     fn say(&self, message: &FromServer) -> io::Result<()> {
         let Self(stream) = self;
         let stream = stream.lock();
@@ -136,33 +136,31 @@ impl Speaker {
 
 /// Asks the attacher for RCU grace periods.
 pub(crate) struct Grace {
-    /// Where to ask.
     speaker: Speaker,
-    /// What it says; shared with the thread that reads.
+    /// Ends of grace periods, from the reading thread.
     over: Receiver<bool>,
 }
 
 impl Grace {
-    /// Waits for one; `false`: there is nobody who could vouch for it.
+    /// Waits for a grace period; `false` if the attacher cannot confirm it.
     pub(crate) fn wait(&self) -> bool {
         self.speaker.say(&FromServer::Grace).is_ok() && self.over.recv().unwrap_or(false)
     }
 }
 
-/// What is on the way to [`Apart`]: grace periods are needed before the maps can be filled.
+/// A connection whose maps are not filled yet; becomes [`Apart`]. Filling them needs grace periods
+/// already.
 pub(crate) struct Connection {
-    /// To ask.
     speaker: Speaker,
-    /// To listen.
     stream: UnixStream,
-    /// What has come of the next line.
+    /// Bytes received of the next line.
     lines: Lines,
     /// Ends of grace periods.
     grace: Sender<bool>,
 }
 
 impl HandedOver {
-    /// The memory, the names that a predecessor had learned, and both sides of the connection.
+    /// Splits off the memory, the names learned by a predecessor, and both sides of the connection.
     pub(crate) fn split(self) -> io::Result<(Memory, Vec<Name>, Connection, Grace)> {
         let Self { stream, lines, memory, earlier } = self;
         stream.set_write_timeout(Some(ROUND))?;
@@ -174,7 +172,7 @@ impl HandedOver {
 }
 
 impl Connection {
-    /// Has the programs attached once `installs` says that the maps are filled.
+    /// Requests that the programs be attached once `installs` reports filled maps.
     pub(crate) fn attach(self, installs: watch::Receiver<u64>) -> io::Result<Apart> {
         let Self { speaker, stream, lines, grace } = self;
         let attached = Arc::new(Mutex::new(Attached::default()));
@@ -202,24 +200,23 @@ impl Connection {
     }
 }
 
-/// The programs that the attacher attaches for us.
+/// The programs attached on our behalf by the attacher.
 pub(crate) struct Apart {
-    /// To ask it.
     speaker: Speaker,
-    /// What it said last.
+    /// The last state reported by the attacher.
     attached: Arc<Mutex<Attached>>,
-    /// Becomes true when it has dealt with all interfaces of the start.
+    /// Becomes true when the attacher has processed all interfaces present at the start.
     ready: watch::Receiver<bool>,
-    /// Becomes true when it is gone.
+    /// Becomes true when the attacher is gone.
     lost: watch::Receiver<bool>,
-    /// Until when it is listened to; `None`: for ever.
+    /// When to stop listening; `None`: never.
     end: Arc<Mutex<Option<Instant>>>,
-    /// The thread that listens to it.
+    /// The thread that reads from the attacher.
     thread: JoinHandle<()>,
 }
 
 impl Apart {
-    /// Becomes true when all interfaces of the start have been dealt with.
+    /// Becomes true when all interfaces present at the start have been processed.
     pub(crate) fn ready(&self) -> watch::Receiver<bool> {
         self.ready.clone()
     }
@@ -229,38 +226,37 @@ impl Apart {
         self.lost.clone()
     }
 
-    /// Interfaces and addresses.
     pub(crate) fn status(&self) -> InterfacesStatus {
         self.attached.lock().interfaces.clone()
     }
 
-    /// The programs that were needed so far.
+    /// Returns the programs needed so far.
     pub(crate) fn programs(&self) -> Vec<ProgramStatus> {
         self.attached.lock().programs.clone()
     }
 
-    /// Where links and maps are pinned.
+    /// Returns the path at which links and maps are pinned.
     pub(crate) fn pinned_at(&self) -> Option<PathBuf> {
         self.attached.lock().pinned_at.clone()
     }
 
-    /// Answers for exactly these addresses from now on.
+    /// Replaces the served endpoints.
     pub(crate) fn set_listen(&self, endpoints: &[SocketAddr]) {
-        // An attacher that is gone is asked when it is back.
+        // If the attacher is gone, the next connection sends the addresses.
         let _ = self.speaker.say(&FromServer::Listen(endpoints.to_vec()));
     }
 
-    /// Reports which queries reached the server's sockets.
+    /// Reports the queries that reached the server's sockets.
     pub(crate) fn report(&self, arrivals: Vec<Arrival>) {
         // As in `set_listen`.
         let _ = self.speaker.say(&FromServer::Arrived(arrivals));
     }
 
-    /// Has everything detached, or left to a successor.
+    /// Detaches everything, or leaves it to a successor.
     pub(crate) fn stop(self, on_stop: OnStop) {
         let Self { speaker, attached: _, ready: _, lost: _, end, thread } = self;
         *end.lock() = Some(Instant::now() + STOP_PATIENCE);
-        // With an attacher that is gone everything stays as it is.
+        // Without an attacher everything stays as it is.
         let _ = speaker.say(&FromServer::Stop { detach: on_stop == OnStop::Detach });
         if thread.join().is_err() {
             tracing::error!("the thread that reads from the attacher had panicked");
@@ -268,30 +264,28 @@ impl Apart {
     }
 }
 
-/// The thread that listens.
 struct Listener {
-    /// To tell it that the maps are filled.
+    /// Used to send that the maps are filled.
     speaker: Speaker,
-    /// What is listened to.
     stream: UnixStream,
-    /// What has come of the next line.
+    /// Bytes received of the next line.
     lines: Lines,
     /// Ends of grace periods.
     grace: Sender<bool>,
-    /// What it said last.
+    /// The last state reported by the attacher.
     attached: Arc<Mutex<Attached>>,
-    /// Becomes true when it has dealt with all interfaces of the start.
+    /// Becomes true when the attacher has processed all interfaces present at the start.
     ready: watch::Sender<bool>,
     /// Becomes 1 when the maps are filled.
     installs: watch::Receiver<u64>,
-    /// Whether it was told so.
+    /// Whether the attacher knows that they are filled.
     filled: bool,
-    /// Until when to listen; `None`: for ever.
+    /// When to stop listening; `None`: never.
     end: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Listener {
-    /// Listens until the end; an error if the attacher is gone before.
+    /// Reads until the end; an error if the attacher goes away before.
     fn run(mut self) -> io::Result<()> {
         self.stream.set_read_timeout(Some(FILL_ROUND))?;
         loop {
@@ -308,7 +302,7 @@ impl Listener {
                     self.ready.send_if_modified(|ready| !std::mem::replace(ready, is_ready) && is_ready);
                 }
                 Ok(FromAttacher::GraceOver(vouched)) => {
-                    // Nobody waits any more where the publisher has ended.
+                    // Fails if the publisher has ended and no longer waits.
                     let _ = self.grace.send(vouched);
                 }
                 Err(error) if is_nothing_yet(&error) => {
@@ -319,7 +313,7 @@ impl Listener {
                         return Ok(());
                     }
                 }
-                // It has done what it was asked for.
+                // The attacher has done its last task.
                 Err(_) if self.end.lock().is_some() => return Ok(()),
                 Err(error) => return Err(error),
             }

@@ -1,5 +1,5 @@
-//! What attacher and server say to each other on a unix socket: one byte that carries the
-//! descriptors, then lines of JSON.
+//! The protocol of attacher and server on a unix socket: one byte that carries the descriptors,
+//! then lines of JSON.
 
 use std::{
     io::{self, IoSlice, IoSliceMut, Read, Write},
@@ -25,87 +25,82 @@ use crate::{
     publish::table::Limits,
 };
 
-/// Most descriptors that are handed over: five maps, and two of a predecessor.
+/// Largest number of descriptors: five maps, and two of a predecessor.
 pub(super) const MOST_DESCRIPTORS: usize = 7;
 
 /// Longest line: the status of some thousand interfaces.
 const LONGEST_LINE: usize = 1 << 20;
 
-/// The first line of the server.
+/// The server's first line.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Wanted {
-    /// Layout of the maps that it knows ([`dns_common::LAYOUT_VERSION`]).
+    /// Layout of the maps expected by the server ([`dns_common::LAYOUT_VERSION`]).
     pub(super) layout: u32,
-    /// Where it listens.
     pub(super) listen: Vec<SocketAddr>,
 }
 
-/// The answer; the maps' descriptors go with it.
+/// The reply to [`Wanted`]; the maps' descriptors accompany it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Given {
-    /// There are maps.
     Maps {
         /// Shapes of `NAMES`, `ENTRIES`, `CONTROL`, `COUNTERS`, and `TAP` if there is one.
         shapes: Vec<Shape>,
-        /// Shapes of a predecessor's `NAMES` and `ENTRIES`; empty: there is none.
+        /// Shapes of a predecessor's `NAMES` and `ENTRIES`; empty without one.
         earlier: Vec<Shape>,
-        /// How many names fit.
+        /// Largest number of names by kind.
         limits: Limits,
     },
-    /// There are none; why.
+    /// No maps, with the reason.
     Refused(String),
 }
 
-/// What the server says afterwards.
+/// Messages from the server after its first request.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum FromServer {
-    /// It listens on exactly these addresses.
+    /// The server listens on exactly these addresses.
     Listen(Vec<SocketAddr>),
-    /// These queries reached its sockets.
+    /// Queries that reached the server's sockets.
     Arrived(Vec<Arrival>),
-    /// The maps are filled: attach.
+    /// The maps are filled: attach the programs.
     Filled,
-    /// Tell when an RCU grace period is over.
+    /// Report the end of an RCU grace period.
     Grace,
-    /// It ends in order. The end of the connection without this is a server that died: its
-    /// programs stay.
+    /// Orderly end. If the connection ends without it, the server has died and its programs stay.
     Stop {
         /// Whether to detach everything.
         detach: bool,
     },
 }
 
-/// What the attacher says afterwards.
+/// Messages from the attacher after the hand-over.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum FromAttacher {
-    /// How the interfaces are.
+    /// The state of interfaces and programs.
     Status(Attached),
-    /// The grace period is over; whether the kernel vouches for it.
+    /// The grace period is over; whether the kernel confirmed it.
     GraceOver(bool),
 }
 
-/// How the interfaces are, and their programs.
+/// The state of interfaces and programs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Attached {
-    /// Interfaces and addresses.
     pub(super) interfaces: InterfacesStatus,
-    /// The programs that were needed so far; an older attacher does not tell.
+    /// The programs needed so far; older attachers do not send them.
     #[serde(default)]
     pub(super) programs: Vec<ProgramStatus>,
-    /// Whether all interfaces of the start have been dealt with.
+    /// Whether all interfaces present at the start have been processed.
     pub(super) ready: bool,
-    /// Where links and maps are pinned.
+    /// The path at which links and maps are pinned.
     pub(super) pinned_at: Option<PathBuf>,
 }
 
-/// Sends a line.
 pub(super) fn send(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     stream.write_all(&line)
 }
 
-/// Sends the byte that carries descriptors.
+/// Sends the byte that carries the descriptors.
 pub(super) fn send_descriptors(stream: &UnixStream, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let raw: Vec<RawFd> = descriptors.iter().map(|fd| fd.as_raw_fd()).collect();
     let rights = [ControlMessage::ScmRights(&raw)];
@@ -114,7 +109,7 @@ pub(super) fn send_descriptors(stream: &UnixStream, descriptors: &[BorrowedFd<'_
     Ok(())
 }
 
-/// Receives that byte and what it carries.
+/// Receives the byte that carries the descriptors, and returns them.
 pub(super) fn receive_descriptors(stream: &UnixStream) -> io::Result<Vec<OwnedFd>> {
     let mut byte = [0];
     let mut parts = [IoSliceMut::new(&mut byte)];
@@ -134,20 +129,20 @@ pub(super) fn receive_descriptors(stream: &UnixStream) -> io::Result<Vec<OwnedFd
     Ok(descriptors)
 }
 
-/// The user at the other end, as the kernel knows it (`SO_PEERCRED`, unix(7)).
+/// Returns the UID of the peer, according to the kernel (`SO_PEERCRED`, unix(7)).
 pub(super) fn peer(stream: &UnixStream) -> io::Result<u32> {
     Ok(getsockopt(stream, PeerCredentials)?.uid())
 }
 
-/// Reads lines as they come.
+/// Splits a stream into lines.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
-    /// What has come of the next lines.
+    /// Bytes received of the next lines.
     pending: Vec<u8>,
 }
 
 impl Lines {
-    /// Waits for the next line, so long in all: a byte now and then gains nothing.
+    /// Waits for the next line, for this time in total: a peer that trickles bytes gains nothing.
     pub(super) fn next_within<T: DeserializeOwned>(
         &mut self,
         stream: &UnixStream,
@@ -167,8 +162,8 @@ impl Lines {
         }
     }
 
-    /// Waits for the next line, as long as the stream's read timeout allows; what is pending
-    /// is kept then. The end of the stream is an error, too.
+    /// Waits for the next line, up to the stream's read timeout, which keeps the bytes read so far.
+    /// The end of the stream is an error, too.
     pub(super) fn next<T: DeserializeOwned>(&mut self, stream: &UnixStream) -> io::Result<T> {
         loop {
             if let Some(line) = self.read_once(stream)? {
@@ -177,7 +172,7 @@ impl Lines {
         }
     }
 
-    /// A line that is complete, or `None` after some more bytes of it.
+    /// Returns a complete line, or `None` after reading some more bytes.
     fn read_once(&mut self, mut stream: &UnixStream) -> io::Result<Option<Vec<u8>>> {
         if let Some(end) = self.pending.iter().position(|&byte| byte == b'\n') {
             return Ok(Some(self.pending.drain(..=end).collect()));
@@ -196,7 +191,7 @@ impl Lines {
     }
 }
 
-/// Whether an error is only that nothing has come yet.
+/// Returns whether an error only means that no data has arrived yet.
 pub(super) fn is_nothing_yet(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }

@@ -1,5 +1,4 @@
-//! One program on one hook of an interface: how it gets there, whose is there,
-//! and how it leaves.
+//! One program on one hook of an interface: attaching it, checking it, detaching it.
 
 use std::{
     fmt, io,
@@ -17,7 +16,7 @@ use crate::{
 };
 
 impl Filters {
-    /// Sets our filter; its priority.
+    /// Sets our filter and returns its priority.
     fn set(&self, ifindex: u32, program: BorrowedFd<'_>, netlink: &mut Socket) -> Result<u16, HookError> {
         let clsact = |error| HookError::Os { hook: Hook::Clsact, error };
         netlink.add_clsact(ifindex).map_err(clsact)?;
@@ -28,7 +27,8 @@ impl Filters {
         Ok(priority)
     }
 
-    /// Removes our filter from an interface, whichever process set it; whether there was one.
+    /// Removes our filter from an interface, whichever process set it; returns whether there was
+    /// one.
     pub(crate) fn remove(&self, ifindex: u32, netlink: &mut Socket) -> io::Result<bool> {
         let place = self.place(|priority| Ok(netlink.filter(ifindex, priority)?.map(|(_, name)| name)));
         match place? {
@@ -38,60 +38,47 @@ impl Filters {
     }
 }
 
-/// Why nothing can be attached to a hook of an interface.
+/// The reason why nothing can be attached to a hook of an interface.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HookError {
-    /// There is no program for it.
+    /// The hook's program is not loaded.
     #[error(transparent)]
     NoProgram(#[from] Missing),
-    /// An interface takes one XDP program, and somebody else's is attached.
+    /// An interface takes one XDP program, and another program is attached.
     #[error("{hook}: {occupant} is attached already")]
-    Occupied {
-        /// The hook.
-        hook: Hook,
-        /// What is attached.
-        occupant: Occupant,
-    },
-    /// XDP in the driver is for the driver to implement.
+    Occupied { hook: Hook, occupant: Occupant },
+    /// The driver does not implement XDP.
     #[error("native: the driver does not support XDP")]
     NoNativeXdp,
-    /// The driver has XDP, but not for the interface as it is set up.
+    /// The driver implements XDP, but not for the interface as configured.
     #[error("native: the driver refuses XDP with the present MTU, LRO or queues: {0}")]
     DriverRefuses(io::Error),
-    /// An older kernel.
     #[error("tcx: needs kernel 6.6")]
     NoTcx,
-    /// Filters of others have every priority that ours may have.
+    /// Foreign filters hold every priority that ours may have.
     #[error("clsact: every filter priority that is ours to use is taken by somebody else's filter")]
     NoPriority,
-    /// Whatever else the kernel says.
+    /// Any other error from the kernel.
     #[error("{hook}: {error}")]
-    Os {
-        /// The hook.
-        hook: Hook,
-        /// What the kernel says.
-        error: io::Error,
-    },
+    Os { hook: Hook, error: io::Error },
 }
 
-/// An XDP program that is none of ours, as far as the kernel tells.
+/// An XDP program that is not ours, as far as the kernel tells.
 #[derive(Debug)]
 pub(crate) enum Occupant {
-    /// Only CAP_SYS_ADMIN may ask for programs by id.
+    /// Identified; needs CAP_SYS_ADMIN.
     Told {
-        /// Its id.
         id: u32,
-        /// Its name, and who loaded it.
+        /// The program's name and the user that loaded it.
         info: bpf::ProgramInfo,
     },
-    /// There is one with this id.
+    /// Only its id is known.
     Id(u32),
-    /// There is one.
     Unknown,
 }
 
 impl Occupant {
-    /// What is known of the program with this id.
+    /// Looks up the program with this id, as far as privileges allow.
     fn find(id: Option<u32>) -> Self {
         let Some(id) = id else { return Self::Unknown };
         match bpf::program_by_id(id).and_then(|program| bpf::program_info(program.as_fd())) {
@@ -113,51 +100,46 @@ impl fmt::Display for Occupant {
     }
 }
 
-/// What attaching works with.
+/// Resources needed to attach a program.
 pub(crate) struct Means<'a> {
-    /// What to attach.
     pub(crate) programs: &'a mut Programs,
-    /// Where to pin; `None`: nowhere.
+    /// The folder of pins; `None` without pinning.
     pub(crate) pins: Option<&'a Pins>,
-    /// Links of a predecessor, to be taken over.
+    /// A predecessor's links, to be taken over.
     pub(crate) predecessor: &'a mut Vec<PinnedLink>,
-    /// For requests.
     pub(crate) netlink: &'a mut Socket,
 }
 
-/// How a program on a hook fares.
+/// The state of a program on a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// Our program is there.
+    /// Our program is attached.
     Ours,
-    /// A successor has put its program there.
+    /// A successor has replaced our program.
     TakenOver,
-    /// Somebody detached it, or the interface is gone.
+    /// The program was detached, or the interface is gone.
     Gone,
 }
 
-/// By what a program is held on its hook.
+/// The kernel object that holds a program on its hook.
 #[derive(Debug)]
 enum Held {
-    /// A link.
     Link(OwnedFd),
-    /// A filter of clsact with this priority.
+    /// A clsact filter with this priority.
     Filter(u16),
 }
 
 /// A program on a hook.
 #[derive(Debug)]
 pub(crate) struct HookAttachment {
-    /// The hook.
     pub(crate) hook: Hook,
-    /// The link; at clsact the priority of the filter.
+    /// The link; for clsact the priority of the filter.
     held: Held,
-    /// Where the link is pinned.
+    /// The link's pin.
     pin: Option<PathBuf>,
 }
 
 impl HookAttachment {
-    /// Attaches and pins.
     pub(crate) fn take(hook: Hook, interface: &Link, means: &mut Means<'_>) -> Result<Self, HookError> {
         let (held, pin) = attach(hook, interface, means)?;
         let pin = pin.or_else(|| match &held {
@@ -167,7 +149,7 @@ impl HookAttachment {
         Ok(Self { hook, held, pin })
     }
 
-    /// Whether our program is still there.
+    /// Returns whether our program is still attached.
     pub(crate) fn standing(&self, ifindex: u32, programs: &Programs, netlink: &mut Socket) -> Standing {
         let program = match &self.held {
             Held::Link(link) => match bpf::link_info(link.as_fd()) {
@@ -186,7 +168,7 @@ impl HookAttachment {
         }
     }
 
-    /// Takes the program off, unless a successor's is there by now.
+    /// Detaches the program, unless a successor has replaced it.
     pub(crate) fn leave(self, ifindex: u32, programs: &Programs, netlink: &mut Socket) {
         let standing = self.standing(ifindex, programs, netlink);
         let Self { hook: _, held, pin } = self;
@@ -199,7 +181,7 @@ impl HookAttachment {
             tracing::warn!(%error, "cannot unpin a link");
         }
         let result = match &held {
-            // Whoever else holds the link: it is off the interface now.
+            // Even if other processes hold the link, the program is off the interface now.
             Held::Link(link) => bpf::link_detach(link.as_fd()),
             Held::Filter(priority) if standing == Standing::Ours => netlink.remove_filter(ifindex, *priority),
             Held::Filter(_) => Ok(()),
@@ -211,23 +193,23 @@ impl HookAttachment {
         }
     }
 
-    /// Whether it outlives the process.
+    /// Returns whether the attachment outlives the process.
     pub(crate) fn is_kept(&self) -> bool {
         self.pin.is_some() || matches!(self.held, Held::Filter(_))
     }
 }
 
-/// Takes down what a predecessor left on an interface that is not served any more.
+/// Detaches a predecessor's program from an interface that is no longer served.
 pub(crate) fn drop_predecessor(link: PinnedLink) {
     let PinnedLink { fd, path, .. } = link;
     if let Err(error) = remove_if_there(&path) {
         tracing::warn!(%error, "cannot unpin a link of the previous server");
     }
-    // An error means that it is detached already.
+    // An error means that it is already detached.
     let _ = bpf::link_detach(fd.as_fd());
 }
 
-/// Attaches to one hook. With a link that was taken over comes its pin.
+/// Attaches to one hook. A link taken over keeps its pin.
 fn attach(hook: Hook, link: &Link, means: &mut Means<'_>) -> Result<(Held, Option<PathBuf>), HookError> {
     let Means { programs, pins: _, predecessor, netlink } = means;
     let filters = programs.filters.clone();
@@ -236,7 +218,8 @@ fn attach(hook: Hook, link: &Link, means: &mut Means<'_>) -> Result<(Held, Optio
         let priority = filters.set(link.ifindex, program, netlink)?;
         return Ok((Held::Filter(priority), None));
     };
-    // The predecessor's own link on this hook: one step, no packet meets none or both.
+    // The predecessor's link on this hook: replaced atomically, so that every packet meets exactly
+    // one program.
     if let Some(place) = predecessor.iter().position(|left| left.ifindex == link.ifindex && left.kind == kind)
     {
         let left = predecessor.swap_remove(place);
@@ -247,7 +230,8 @@ fn attach(hook: Hook, link: &Link, means: &mut Means<'_>) -> Result<(Held, Optio
         drop_predecessor(left);
     }
     if hook.is_xdp() {
-        // An interface takes one kind of XDP: the predecessor's other one has to go first.
+        // An interface takes one mode of XDP: the predecessor's link in the other mode must go
+        // first.
         while let Some(place) =
             predecessor.iter().position(|left| left.ifindex == link.ifindex && left.kind != LinkKind::Tcx)
         {
@@ -260,7 +244,7 @@ fn attach(hook: Hook, link: &Link, means: &mut Means<'_>) -> Result<(Held, Optio
     }
 }
 
-/// Why a link could not be made.
+/// Explains why a link could not be created.
 fn explain(hook: Hook, link: &Link, error: io::Error) -> HookError {
     match error.raw_os_error() {
         Some(libc::EBUSY | libc::EEXIST) if hook.is_xdp() => {

@@ -1,4 +1,4 @@
-//! Which hooks serve an interface.
+//! The choice of hooks for an interface.
 
 use std::fmt;
 
@@ -10,19 +10,18 @@ use crate::{
 };
 use dns_core::config::HookMode;
 
-/// Hooks to try on an interface, best first, and why.
+/// Hooks to try on an interface, best first, and the reason.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// The hooks.
     hooks: Vec<Hook>,
-    /// Why the first one is the choice.
+    /// The reason for choosing the first one.
     why: String,
-    /// Whether another hook than the first is worth a warning.
+    /// Whether falling back from the first hook deserves a warning.
     wanted_first: bool,
 }
 
 impl Plan {
-    /// Has the programs loaded that the best hook needs, before they are.
+    /// Requests the best hook's programs in advance.
     pub(crate) fn order(&self, programs: &mut Programs) {
         if let Some(&hook) = self.hooks.first() {
             programs.order(Program::of(hook));
@@ -30,29 +29,28 @@ impl Plan {
     }
 }
 
-/// Why nothing is attached to an interface.
+/// The reason why nothing is attached to an interface.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotServed {
-    /// Its programs are being loaded; [`Programs::news`] tells when they are.
+    /// Its programs are being loaded; [`Programs::news`] becomes readable afterwards.
     #[error("its program is being loaded")]
     Loading,
-    /// A tunnel, mostly.
     #[error("its packets have no Ethernet header")]
     NoEthernet,
-    /// Nothing is to be attached.
+    /// `xdp.mode` turns the fast path off.
     #[error("xdp.mode is off")]
     Off,
-    /// None of the hooks takes a program.
+    /// Every hook refused the program.
     #[error(transparent)]
     Hooks(#[from] Refusals),
 }
 
-/// Hooks that were tried in vain, and why.
+/// Hooks that refused the program, with the reasons.
 #[derive(Debug, Default, thiserror::Error)]
 pub(crate) struct Refusals(Vec<HookError>);
 
 impl Refusals {
-    /// Adds one. What is wrong with a program is told once, though several hooks need it.
+    /// Adds a refusal. A program's fault is listed once, even if several hooks need that program.
     fn push(&mut self, refusal: HookError) {
         let is_same = |known: &HookError| match (known, &refusal) {
             (HookError::NoProgram(known), HookError::NoProgram(missing)) => known == missing,
@@ -73,7 +71,7 @@ impl fmt::Display for Refusals {
     }
 }
 
-/// The hooks for an interface in this mode.
+/// Returns the hooks for an interface in this mode.
 pub(crate) fn plan(mode: HookMode, link: &Link) -> Result<Plan, NotServed> {
     if !matches!(link.layer, ETHERNET | LOOPBACK) {
         return Err(NotServed::NoEthernet);
@@ -84,27 +82,23 @@ pub(crate) fn plan(mode: HookMode, link: &Link) -> Result<Plan, NotServed> {
         HookMode::Tc => plan(&Hook::TC, "mode is tc".into(), false),
         HookMode::Native => plan(&[Hook::Native, Hook::Tcx, Hook::Clsact], "mode is native".into(), true),
         HookMode::Generic => plan(&[Hook::Generic, Hook::Tcx, Hook::Clsact], "mode is generic".into(), true),
-        // Native XDP costs the other traffic of every driver something: virtio_net loses the offloads
-        // of its guest, jumbo frames do not fit, i40e, ice and mlx5 restart their queues, a veth
+        // Native XDP costs other traffic something with every driver: virtio_net loses its guest's
+        // offloads, jumbo frames do not fit, i40e, ice and mlx5 restart their queues, and a veth
         // needs a program at its other end.
         HookMode::Auto => plan(&Hook::TC, "auto: tc costs other traffic nothing".into(), false),
     })
 }
 
-/// An interface that is served.
 #[derive(Debug)]
 pub(crate) struct Attachment {
-    /// Its number.
     ifindex: u32,
     /// The program on it.
     program: HookAttachment,
-    /// Why there.
     why: String,
 }
 
 impl Attachment {
-    /// Attaches to the best hook of the plan that takes the program, in the place of what a
-    /// predecessor left there.
+    /// Attaches to the best hook of the plan that accepts the program, replacing a predecessor's.
     pub(crate) fn make(plan: Plan, link: &Link, means: &mut Means<'_>) -> Result<Self, NotServed> {
         let Plan { hooks, why, wanted_first } = plan;
         let mut refusals = Refusals::default();
@@ -125,7 +119,7 @@ impl Attachment {
                 }
             };
             let why = if refusals.0.is_empty() { why } else { format!("{why}; but {refusals}") };
-            // Between tcx and clsact the kernel's age decides, which calls for no action.
+            // Between tcx and clsact the kernel's age decides, which needs no action.
             if index > 0 && hooks[0].is_xdp() {
                 if wanted_first {
                     tracing::warn!(interface = %link.name, %hook, why, "requested hook unavailable; falling back to tc");
@@ -138,27 +132,26 @@ impl Attachment {
         Err(refusals.into())
     }
 
-    /// The hook that answers.
+    /// Returns the hook that answers.
     pub(crate) fn hook(&self) -> Hook {
         self.program.hook
     }
 
-    /// Why this hook.
     pub(crate) fn why(&self) -> &str {
         &self.why
     }
 
-    /// Whether our program is still there.
+    /// Returns whether our program is still attached.
     pub(crate) fn standing(&self, programs: &Programs, netlink: &mut Socket) -> Standing {
         self.program.standing(self.ifindex, programs, netlink)
     }
 
-    /// Takes the program off the interface, unless a successor's is there by now.
+    /// Detaches the program, unless a successor has replaced it.
     pub(crate) fn detach(self, programs: &Programs, netlink: &mut Socket) {
         self.program.leave(self.ifindex, programs, netlink);
     }
 
-    /// Whether it outlives the process.
+    /// Returns whether the attachment outlives the process.
     pub(crate) fn is_kept(&self) -> bool {
         self.program.is_kept()
     }

@@ -1,14 +1,14 @@
-//! Addresses and ports whose queries the programs answer.
+//! The addresses and ports answered by the programs.
 
 use std::net::{IpAddr, SocketAddr};
 
 use dns_common::scope::Endpoint;
 
-/// Makes wildcards into the local addresses that their sockets take queries for, and leaves out
-/// addresses that are not local; the order says who is served first where there are too many.
+/// Expands wildcards to the local addresses covered by their sockets and drops addresses that are
+/// not local. Earlier endpoints take precedence if there are too many.
 ///
-/// A wildcard of IPv6 takes IPv4 as well, unless that has a socket of its own on
-/// the port (`server/sockets.rs`, as in the reference).
+/// An IPv6 wildcard covers IPv4 as well, unless IPv4 has a separate socket on the port
+/// (`server/sockets.rs`, as in bosh-dns).
 pub(super) fn expand(listen: &[SocketAddr], local: &[IpAddr]) -> Vec<SocketAddr> {
     let mut all: Vec<SocketAddr> = Vec::new();
     for endpoint in listen {
@@ -37,13 +37,13 @@ pub(super) fn expand(listen: &[SocketAddr], local: &[IpAddr]) -> Vec<SocketAddr>
     all
 }
 
-/// Whether an address means something on one link only (fe80::/10), which the programs do not
-/// tell apart: userspace answers there.
+/// Returns whether an address is link-local (fe80::/10). The programs do not distinguish links, so
+/// userspace answers there.
 fn is_scoped(address: &IpAddr) -> bool {
     matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
-/// An endpoint as the program compares it.
+/// Converts an endpoint to the form that the program compares.
 pub(super) fn to_endpoint(endpoint: SocketAddr) -> Endpoint {
     let (address, family) = match endpoint.ip() {
         IpAddr::V4(ip) => (ip.to_ipv6_mapped().octets(), 4),
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wildcards_become_the_local_addresses_that_they_take() {
+    fn wildcards_expand_to_local_addresses() {
         let local: Vec<IpAddr> =
             ["10.0.0.1", "::1", "127.0.0.1", "10.0.0.1"].map(|ip| ip.parse().unwrap()).into();
         let listen = |text: &str| text.parse::<SocketAddr>().unwrap();

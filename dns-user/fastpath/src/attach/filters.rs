@@ -1,43 +1,44 @@
-//! Our filters of clsact among those of others.
+//! Our clsact filters, told apart from foreign ones.
 
 use std::{io, net::SocketAddr};
 
 use dns_common::object;
 
-/// Our filters of clsact among those of others. Every filter of an interface has a priority,
-/// which is all that the kernel tells them apart by; so ours say in their names whose they are.
+/// Our clsact filters. The kernel identifies a filter of an interface only by its priority, so each
+/// of ours carries its owner in its name.
 #[derive(Clone, Debug)]
 pub(crate) struct Filters {
-    /// The server: its first address and port.
+    /// The server's main address and port.
     owner: String,
-    /// The first of our priorities; if another's filter has it, the next one is taken.
+    /// Our first priority; if a foreign filter holds it, the next one is tried.
     first: u16,
 }
 
 impl Filters {
-    /// How many priorities are tried.
+    /// Number of priorities to try.
     const TRIES: u16 = 16;
 
-    /// Those of the server at this address.
+    /// Returns the filters of the server at this address.
     pub(crate) fn of(main: SocketAddr) -> Self {
         let owner = main.to_string();
         let hash = dns_common::name::hash_name(0, owner.as_bytes());
-        // 0xb000 to 0xbfff: after whatever takes the low numbers, before the
-        // kernel's own choices from 0xc000 down.
+        // 0xb000 to 0xbfff: after filters with low numbers, before the kernel's own choices from
+        // 0xc000 down.
         Self { first: 0xb000 | (hash % 0x1000) as u16, owner }
     }
 
-    /// The name of our filter.
+    /// Returns the name of our filter.
     pub(crate) fn name(&self) -> String {
         format!("{} {}", object::TC_PROGRAM, self.owner)
     }
 
-    /// Whether a filter of this name is ours.
+    /// Returns whether a filter of this name is ours.
     pub(crate) fn are(&self, name: &str) -> bool {
         name == self.name()
     }
 
-    /// The priority of our filter, given who has which one, and whether it is there.
+    /// Returns the priority for our filter, and whether the filter is attached already; `None` if
+    /// foreign filters hold every priority tried.
     pub(crate) fn place(
         &self,
         mut at: impl FnMut(u16) -> io::Result<Option<String>>,
@@ -62,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_priority_that_another_server_has_is_left_to_it() {
+    fn foreign_priority_is_kept() {
         let (ours, theirs) =
             ["169.254.0.2:53", "169.254.0.2:54"].map(|text| Filters::of(text.parse().unwrap())).into();
         assert!((0xb000..0xc000).contains(&ours.first) && ours.first != theirs.first);
@@ -71,13 +72,13 @@ mod tests {
             filters.place(|priority| Ok(there.get(&priority).cloned())).unwrap()
         };
         assert_eq!(place(&ours, &there), Some((ours.first, false)));
-        // As if both addresses had the same hash.
+        // As if the hashes of both addresses were equal.
         there.insert(ours.first, theirs.name());
         let next = 0xb000 | (ours.first + 1) & 0xfff;
         assert_eq!(place(&ours, &there), Some((next, false)));
         there.insert(next, ours.name());
         assert_eq!(place(&ours, &there), Some((next, true)), "of an earlier process");
-        // Its own is found even where the first one has become free.
+        // Our filter is found even if the first priority has become free.
         there.remove(&ours.first);
         assert_eq!(place(&ours, &there), Some((next, true)));
         let all = (0..0x1000).map(|step| (0xb000 | step, "somebody's".to_owned())).collect();

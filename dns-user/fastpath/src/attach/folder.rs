@@ -1,5 +1,5 @@
-//! A folder of pins, opened once: what is done in it goes through no symbolic link, whoever may have
-//! put one there.
+//! A folder of pins, opened once. Operations in it never follow a symbolic link, whatever its owner
+//! put there.
 
 use std::{
     fs, io,
@@ -20,18 +20,18 @@ use crate::bpf;
 #[derive(Debug)]
 pub(super) struct Folder {
     opened: OwnedFd,
-    /// For messages.
     path: PathBuf,
 }
 
 impl Folder {
-    /// Opens it (`openat2`, kernel 5.6): an error where a part of its path is a symbolic link.
+    /// Opens a folder (`openat2`, kernel 5.6); fails if any part of its path is a symbolic link.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let how = OpenHow::new()
             .flags(OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC)
             .resolve(ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS);
         let opened = match openat2(AT_FDCWD, path, how) {
-            // systemd's RestrictSUIDSGID= does not let it through: a filter cannot see its flags.
+            // Blocked by systemd's RestrictSUIDSGID=, because a seccomp filter cannot see its
+            // flags.
             Err(Errno::ENOSYS | Errno::EPERM) => open_step_by_step(path),
             other => other,
         };
@@ -44,7 +44,7 @@ impl Folder {
         Ok(Self { opened, path: path.to_path_buf() })
     }
 
-    /// Opens it, made with those above it that are missing.
+    /// Opens a folder, creating it and missing parents.
     pub(super) fn make(path: &Path) -> io::Result<Self> {
         match Self::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -60,18 +60,17 @@ impl Folder {
         }
     }
 
-    /// Names of what is in it, as far as they are text.
+    /// Returns the names of the entries that are valid UTF-8.
     pub(super) fn names(&self) -> io::Result<Vec<String>> {
         let entries = fs::read_dir(self.place(""))?;
         Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
     }
 
-    /// Pins an object.
     pub(super) fn pin(&self, name: &str, object: BorrowedFd<'_>) -> io::Result<()> {
         bpf::pin(object, &self.place(name)).map_err(|error| in_file(&self.path.join(name), error))
     }
 
-    /// Opens what root or this process's user has pinned.
+    /// Opens an object pinned by root or by this process's user.
     pub(super) fn get(&self, name: &str) -> io::Result<OwnedFd> {
         let path = self.path.join(name);
         let handle = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
@@ -85,7 +84,7 @@ impl Folder {
         bpf::open_pin(&by_descriptor(pin.as_fd(), "")).map_err(|error| in_file(&path, error))
     }
 
-    /// Unpins; what is not there is unpinned already.
+    /// Unpins an object, if it is pinned.
     pub(super) fn remove(&self, name: &str) -> io::Result<()> {
         match unlinkat(&self.opened, name, UnlinkatFlags::NoRemoveDir) {
             Ok(()) | Err(Errno::ENOENT) => Ok(()),
@@ -93,19 +92,20 @@ impl Folder {
         }
     }
 
-    /// Puts what is pinned as `from` in the place of `to`, in one step.
+    /// Replaces the pin `to` by the pin `from`, atomically.
     pub(super) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         renameat(&self.opened, from, &self.opened, to)
             .map_err(|error| in_file(&self.path.join(from), error.into()))
     }
 
-    /// A path of something in this very folder, whatever its own path leads to by now.
+    /// Returns a path of an entry in the opened folder, wherever the folder's own path leads by
+    /// now.
     fn place(&self, name: &str) -> PathBuf {
         by_descriptor(self.opened.as_fd(), name)
     }
 }
 
-/// Opens a folder through no symbolic link, one name after the other.
+/// Opens a folder one path component at a time, following no symbolic link.
 fn open_step_by_step(path: &Path) -> nix::Result<OwnedFd> {
     let step = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let mut parts = path.components();
@@ -114,17 +114,17 @@ fn open_step_by_step(path: &Path) -> nix::Result<OwnedFd> {
     for part in parts {
         opened = openat(&opened, part.as_os_str(), step, Mode::empty())?;
     }
-    // Once more, to be read.
+    // Opened again, for reading.
     openat(&opened, ".", OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())
 }
 
-/// A path that leads to what was opened, or to `name` in it.
+/// Returns a path of an opened folder, or of `name` in it.
 fn by_descriptor(opened: BorrowedFd<'_>, name: &str) -> PathBuf {
     let path = Path::new("/proc/self/fd").join(opened.as_raw_fd().to_string());
     if name.is_empty() { path } else { path.join(name) }
 }
 
-/// Names the file in an error.
+/// Adds the file's path to an error.
 pub(super) fn in_file(path: &Path, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
@@ -152,7 +152,7 @@ mod tests {
         symlink(real.join("elsewhere/NAMES"), real.join("a/b/NAMES")).unwrap();
         let error = folder.get("NAMES").unwrap_err();
         assert!(error.to_string().contains("no pin of ours"), "{error}");
-        // The link goes, not what it leads to.
+        // Removes the link, not its target.
         folder.remove("NAMES").unwrap();
         folder.remove("NAMES").unwrap();
         assert!(real.join("elsewhere/NAMES").exists());

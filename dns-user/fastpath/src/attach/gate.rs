@@ -1,10 +1,10 @@
-//! Which interface answers for which endpoint, decided by what the kernel delivers.
+//! Decides which interface answers for which endpoint, by the queries that the kernel delivers.
 //!
-//! The server reports by which interface queries reached its sockets. Such a query has passed
-//! every filter, NAT rule, VRF, bridge and IPsec policy, so several of them for one endpoint open
-//! its door. While a door is open the program lets about one query a second up as a probe; two
-//! probes that do not arrive close the door. The clients whose probes were lost are remembered
-//! as witnesses: the door opens again only once their queries arrive.
+//! The server reports by which interface queries reached its sockets. Such a query has passed every
+//! filter, NAT rule, VRF, bridge and IPsec policy, so several of them for one endpoint open its
+//! door. While a door is open the program passes about one query per second to userspace as a
+//! probe; two lost probes close the door. The clients of lost probes become witnesses: the door
+//! opens again only after their queries have arrived.
 //!
 //! Pure bookkeeping: the caller passes the time.
 
@@ -21,76 +21,74 @@ use crate::map::scope::Probed;
 /// Queries within [`WINDOW`] that open a door: fewer are not worth a program.
 pub(crate) const ENOUGH: u32 = 5;
 
-/// See [`ENOUGH`].
 pub(crate) const WINDOW: Duration = Duration::from_secs(10);
 
-/// How long after it was noticed a probe may arrive: longer than two reports of the server take.
+/// Time limit for a noticed probe to arrive: more than two report intervals of the server.
 const PROBE_PATIENCE: Duration = Duration::from_millis(600);
 
-/// Probes that must be lost within [`LOSS_WINDOW`] to close a door: one may fall victim to a burst.
+/// Probes lost within [`LOSS_WINDOW`] that close a door: a single one may fall victim to a burst.
 const LOSSES: usize = 2;
 
-/// See [`LOSSES`].
 const LOSS_WINDOW: Duration = Duration::from_secs(60);
 
-/// How long a witness that asks no more keeps a door closed.
+/// How long a silent witness keeps a door closed.
 const WITNESS_KEPT: Duration = Duration::from_secs(300);
 
-/// Most witnesses of a door.
+/// Limit of witnesses per door.
 const MOST_WITNESSES: usize = 16;
 
-/// Most clients of a door that rules are looked at for.
+/// Limit of clients per door for which rules are checked.
 const MOST_KNOWN: usize = 8;
 
-/// Most clients in an [`Arrival`].
+/// Limit of clients in an [`Arrival`].
 pub const MOST_CLIENTS: usize = 32;
 
 /// Queries that reached the server's sockets since its last report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Arrival {
-    /// Interface by which they came.
+    /// Index of the receiving interface.
     pub ifindex: u32,
-    /// Address and port that they were sent to.
+    /// Destination address and port.
     pub endpoint: SocketAddr,
-    /// Queries for names that the server answers by itself.
+    /// Number of queries for names that the server answers locally.
     pub queries: u32,
-    /// Their senders, up to a bound.
+    /// Their senders, at most [`MOST_CLIENTS`].
     pub clients: Vec<IpAddr>,
-    /// Whether there were more senders.
+    /// Whether senders were left out.
     pub more: bool,
 }
 
-/// The doors, by interface and slot of the endpoint.
+/// The doors, by interface and by slot of the endpoint.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    /// Only those at which something happened.
+    /// Doors with any activity.
     doors: BTreeMap<(u32, usize), Door>,
 }
 
-/// State of an interface and an endpoint.
+/// The state of one interface for one endpoint.
 #[derive(Debug, Default)]
 struct Door {
     /// Whether the interface answers.
     open: bool,
     /// Queries that arrived since `since`.
     arrived: u32,
-    /// Begin of the count; `None`: none arrived yet.
+    /// Start of the count; `None` before the first query.
     since: Option<Instant>,
-    /// Recent clients and their time, to explain probes.
+    /// Recent clients and their time, to explain lost probes.
     clients: Vec<(IpAddr, Instant)>,
-    /// Some clients that were seen.
+    /// Clients seen so far, at most [`MOST_KNOWN`].
     known: Vec<IpAddr>,
-    /// When a query arrived last.
+    /// Time of the last query.
     last: Option<Instant>,
-    /// Whether there were more of them than are told.
+    /// Whether the last report left clients out.
     more: bool,
-    /// Probes that were noticed so far.
+    /// Number of probes noticed so far.
     probes: u64,
-    /// The probe that has not arrived yet.
+    /// The outstanding probe: its client, and when it was noticed.
     pending: Option<(IpAddr, Instant)>,
-    /// Probes that were lost: their clients, of which nothing arrived since, and when.
+    /// Clients of lost probes from which nothing has arrived since, with the time.
     lost: Vec<(IpAddr, Instant)>,
-    /// Clients whose probes were lost, and when.
+    /// Witnesses: clients of lost probes, with the time.
     witnesses: Vec<(IpAddr, Instant)>,
 }
 
@@ -104,7 +102,7 @@ impl Gate {
         }
     }
 
-    /// Takes a report. Returns whether a door has opened.
+    /// Processes a report. Returns whether a door has opened.
     pub(crate) fn arrived(&mut self, endpoint: usize, arrival: &Arrival, now: Instant) -> bool {
         let door = self.doors.entry((arrival.ifindex, endpoint)).or_default();
         door.clients.extend(arrival.clients.iter().map(|&client| (client, now)));
@@ -128,7 +126,7 @@ impl Gate {
         opens
     }
 
-    /// Takes what the programs say of the probes at an open door.
+    /// Processes the programs' record of probes at an open door.
     pub(crate) fn probed(&mut self, ifindex: u32, endpoint: usize, probed: Probed, now: Instant) {
         let Some(door) = self.doors.get_mut(&(ifindex, endpoint)) else { return };
         // The slot was cleared when the interface was served again.
@@ -152,9 +150,9 @@ impl Gate {
         door.more = false;
     }
 
-    /// Closes doors whose probes are lost; returns interfaces and endpoints with a witness.
-    /// `explained`: a full receive queue, or a server that reports nothing, may be the reason, so
-    /// nothing is concluded.
+    /// Closes doors whose probes are lost; returns interfaces and endpoints with a witness. If
+    /// `explained`, a full receive queue or a silent server may be the reason, so the losses prove
+    /// nothing.
     pub(crate) fn judge(
         &mut self,
         now: Instant,
@@ -194,36 +192,35 @@ impl Gate {
         closed
     }
 
-    /// Lets go of old witnesses.
     fn forget_old(&mut self, now: Instant) {
         for door in self.doors.values_mut() {
             door.witnesses.retain(|&(_, since)| now.saturating_duration_since(since) < WITNESS_KEPT);
         }
     }
 
-    /// Whether a door is open.
+    /// Returns whether a door is open.
     pub(crate) fn is_open(&self, ifindex: u32, endpoint: usize) -> bool {
         self.doors.get(&(ifindex, endpoint)).is_some_and(|door| door.open)
     }
 
-    /// Some clients of a door, and when a query arrived there last.
+    /// Returns some clients of a door, and the time of the last query there.
     pub(crate) fn seen(&self, ifindex: u32, endpoint: usize) -> (&[IpAddr], Option<Instant>) {
         self.doors.get(&(ifindex, endpoint)).map_or((&[], None), |door| (&door.known, door.last))
     }
 
-    /// Closes the doors of an interface that is detached: new evidence opens them.
+    /// Closes the doors of a detached interface; only new evidence opens them.
     pub(crate) fn close(&mut self, ifindex: u32) {
         for (_, door) in self.doors.range_mut((ifindex, 0)..=(ifindex, usize::MAX)) {
             *door = Door { witnesses: std::mem::take(&mut door.witnesses), ..Door::default() };
         }
     }
 
-    /// Interfaces with an open door.
+    /// Returns the interfaces with an open door.
     pub(crate) fn interfaces(&self) -> impl Iterator<Item = u32> {
         self.doors.iter().filter(|(_, door)| door.open).map(|(&(ifindex, _), _)| ifindex)
     }
 
-    /// Interfaces at which queries arrive that are not enough yet, or a witness stands.
+    /// Returns the interfaces with a closed door at which queries arrive, and the reason for each.
     pub(crate) fn waiting(&self, now: Instant) -> impl Iterator<Item = (u32, Waiting)> {
         self.doors.iter().filter(|(_, door)| !door.open).filter_map(move |(&(ifindex, _), door)| {
             if let Some(&(client, _)) = door.witnesses.last() {
@@ -240,17 +237,17 @@ impl Gate {
     }
 }
 
-/// Why a door is not open yet.
+/// The reason why a door is still closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waiting {
-    /// Number of queries in the present window.
+    /// Number of queries in the current window.
     Evidence(u32),
-    /// Queries of this client did not arrive.
+    /// A query of this client did not arrive.
     Witness(IpAddr),
 }
 
 impl Door {
-    /// Remembers a client, in the place of the oldest one if need be.
+    /// Records a client, replacing the oldest one if necessary.
     fn know(&mut self, client: IpAddr) {
         if self.known.contains(&client) {
             return;
@@ -261,7 +258,7 @@ impl Door {
         self.known.push(client);
     }
 
-    /// A probe of this client did not arrive.
+    /// Records a lost probe of this client.
     fn lose(&mut self, client: IpAddr, since: Instant) {
         self.lost.push((client, since));
         self.witnesses.retain(|&(known, _)| known != client);
@@ -288,7 +285,7 @@ mod tests {
         Probed { count, client }
     }
 
-    /// An open door, and the time.
+    /// Returns a gate with an open door, and the time.
     fn open() -> (Gate, Instant) {
         let (mut gate, now) = (Gate::default(), Instant::now());
         assert!(gate.arrived(0, &arrival(CLIENT, ENOUGH), now));
@@ -336,7 +333,7 @@ mod tests {
         while closed.is_empty() {
             let elapsed = now.duration_since(begin);
             assert!(elapsed < Duration::from_secs(3), "still open");
-            // The program lets one query up a second.
+            // The program passes one query per second.
             gate.probed(7, 0, probed(CLIENT, elapsed.as_secs()), now);
             closed = gate.judge(now, || false);
             now += Duration::from_millis(250);

@@ -1,28 +1,28 @@
-//! The hooks that programs are attached to.
+//! The hooks to which programs are attached.
 
 use std::fmt;
 
 use crate::bpf::LinkKind;
 
-/// A hook that a program can be attached to.
+/// A hook to which a program can be attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Hook {
     /// XDP in the driver.
     Native,
-    /// XDP after the skb was made.
+    /// XDP on the skb, for any driver.
     Generic,
     /// tcx at ingress (kernel 6.6).
     Tcx,
-    /// A classic filter of the clsact qdisc.
+    /// A classic filter at the clsact qdisc.
     Clsact,
 }
 
 impl Hook {
-    /// Those of tc, the better one first.
+    /// The tc hooks, best first.
     pub(super) const TC: [Self; 2] = [Self::Tcx, Self::Clsact];
 
-    /// Label in metrics and status.
+    /// Returns the label used in metrics and in the status.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Native => "native",
@@ -32,12 +32,12 @@ impl Hook {
         }
     }
 
-    /// Whether it is one of XDP's.
+    /// Returns whether this is an XDP hook.
     pub(crate) const fn is_xdp(self) -> bool {
         matches!(self, Self::Native | Self::Generic)
     }
 
-    /// The link that attaches to it; clsact has none.
+    /// Returns the kind of link for this hook; clsact has none.
     pub(crate) const fn link_kind(self) -> Option<LinkKind> {
         match self {
             Self::Native => Some(LinkKind::XdpNative),

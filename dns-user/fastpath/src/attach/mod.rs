@@ -1,20 +1,20 @@
-//! The programs on the interfaces: which interfaces, which hooks, and how a
-//! successor takes over.
+//! The programs on the interfaces: selection of interfaces and hooks, and takeover by a successor.
 //!
-//! * [`status`]: what operators see of it.
+//! * [`status`]: the status shown to operators.
 //! * [`reconcile`]: the thread that follows interfaces as they come and go.
-//! * [`selection`]: which interfaces may be served.
-//! * [`gate`]: which of them are, by what arrives at the server; [`structure`]: which never, by what they
-//!   are; [`objections`]: which not, by the [`rules`] of the packet filter and by IPsec ([`xfrm`]);
-//!   [`queues`]: when a probe may be lost without a reason there; [`pace`]: how fast.
-//! * [`endpoints`]: which addresses and ports to serve.
-//! * [`choice`]: which [`hook`]s serve an interface.
+//! * [`selection`]: the interfaces that may be served.
+//! * [`gate`]: opens an interface after queries arrived by it; [`structure`] excludes interfaces by
+//!   their type, [`objections`] by the [`rules`] of the packet filter and by IPsec policies
+//!   ([`xfrm`]); [`queues`]: lost probes that have another cause; [`pace`]: how long to gather
+//!   events.
+//! * [`endpoints`]: the addresses and ports to serve.
+//! * [`choice`]: the [`hook`]s that serve an interface.
 //! * [`attachment`]: one program on one hook of an interface.
-//! * [`filters`]: our filters of clsact among those of others.
-//! * [`folder`]: folders of pins, through no symbolic link.
-//! * [`pins`]: what outlives the process, under bpffs.
-//! * [`kinds`]: whether an interface is of this machine, or leads elsewhere.
-//! * [`netlink`]: the little of rtnetlink that is needed.
+//! * [`filters`]: our clsact filters, told apart from foreign ones.
+//! * [`folder`]: folders of pins, opened without following symbolic links.
+//! * [`pins`]: links and maps under bpffs, which outlive the process.
+//! * [`kinds`]: whether an interface belongs to this machine or leads elsewhere.
+//! * [`netlink`]: the subset of rtnetlink in use.
 
 pub(super) mod attachment;
 pub(super) mod choice;

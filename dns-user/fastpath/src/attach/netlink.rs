@@ -1,10 +1,9 @@
-//! The little of rtnetlink that the fast path needs: links and addresses, the
-//! news about them, and classic tc filters for kernels before tcx.
+//! The subset of rtnetlink used by the fast path: links and addresses, events about them, and
+//! classic tc filters for kernels before tcx.
 //!
-//! Only the attributes in use are read, so newer kernels with more or longer ones do no harm,
-//! nor does an interface of any kind: one that could not be read would take all others along,
-//! because a list of interfaces is only good if it is whole. Layouts: `linux/rtnetlink.h`, `linux/if_link.h`,
-//! `linux/pkt_sched.h`, `linux/pkt_cls.h`.
+//! Only known attributes are read, so newer kernels with more or longer ones do no harm. No
+//! interface may be unreadable: a list of interfaces is only useful if it is complete. Layouts:
+//! `linux/rtnetlink.h`, `linux/if_link.h`, `linux/pkt_sched.h`, `linux/pkt_cls.h`.
 
 use std::{
     io,
@@ -17,79 +16,74 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send, socket,
 };
 
-/// `NLMSG_ERROR`: also an acknowledgement.
+/// `NLMSG_ERROR`: an error, or with code 0 an acknowledgement.
 const ERROR: u16 = libc::NLMSG_ERROR as u16;
 /// End of a dump.
 const DONE: u16 = libc::NLMSG_DONE as u16;
-/// For requests of all that there is.
+/// Flags of requests for a complete list.
 const DUMP: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
-/// For requests of one thing, or for a change.
+/// Flags of requests for one object, and of changes.
 const ACK: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
-/// Makes what is not there.
+/// Creates the object if it does not exist.
 const CREATE: u16 = libc::NLM_F_CREATE as u16;
-/// Replaces what is there.
+/// Replaces an existing object.
 const REPLACE: u16 = libc::NLM_F_REPLACE as u16;
-/// Nothing may be there.
+/// Fails if the object exists.
 const EXCLUSIVE: u16 = libc::NLM_F_EXCL as u16;
-/// Something changed while a dump was written; it may lack what is there.
+/// Something changed while the dump was written; it may be incomplete.
 const DUMP_INTERRUPTED: u16 = libc::NLM_F_DUMP_INTR as u16;
-/// What news are about.
+/// Multicast groups of the events to receive.
 const GROUPS: u32 = (libc::RTMGRP_LINK
     | libc::RTMGRP_IPV4_IFADDR
     | libc::RTMGRP_IPV6_IFADDR
     | libc::RTMGRP_IPV4_ROUTE
     | libc::RTMGRP_IPV6_ROUTE) as u32;
-/// Attributes of a classic filter with a program (`linux/pkt_cls.h`): its descriptor.
+/// Attributes of a classic filter with a program (`linux/pkt_cls.h`): the program's descriptor.
 const TCA_BPF_FD: u16 = 6;
-/// Its name.
 const TCA_BPF_NAME: u16 = 7;
-/// Flags; [`ACT_DIRECT`].
 const TCA_BPF_FLAGS: u16 = 8;
-/// Id of the program, as the kernel tells it.
+/// Id of the program, in replies.
 const TCA_BPF_ID: u16 = 11;
-/// `TCA_BPF_FLAG_ACT_DIRECT`: what the program returns is what is done.
+/// `TCA_BPF_FLAG_ACT_DIRECT`: the program's return value is the action.
 const ACT_DIRECT: u32 = 1;
-/// Attributes of an interface's XDP programs (`linux/if_link.h`): `IFLA_XDP_PROG_ID`, and one
-/// each for driver, skb and hardware.
+/// Attributes with the ids of an interface's XDP programs (`linux/if_link.h`): `IFLA_XDP_PROG_ID`,
+/// and one each for driver, skb and hardware.
 const IFLA_XDP_IDS: RangeInclusive<u16> = 4..=7;
 /// `RTAX_MTU` (`linux/rtnetlink.h`).
 const RTAX_MTU: u16 = 2;
-/// Without statistics (`IFLA_EXT_MASK`).
 const SKIP_STATS: u32 = libc::RTEXT_FILTER_SKIP_STATS as u32;
-/// How often a dump is asked for again that was interrupted.
+/// Number of tries for a dump that is interrupted by changes.
 const DUMP_TRIES: usize = 8;
 /// Parent of the filters at ingress: `TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS)`.
 const CLSACT_INGRESS: u32 = 0xffff_fff2;
-/// Bytes of a receive buffer: more than the kernel puts into one message of a dump (32 KiB).
+/// Bytes of the receive buffer: more than the kernel's longest message of a dump (32 KiB).
 const BUFFER: usize = 1 << 16;
 
-/// What one wants to know about an interface.
+/// The properties of an interface that decide whether and how it is served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Link {
-    /// Its number.
     pub(crate) ifindex: u32,
-    /// Its name.
     pub(crate) name: String,
     /// `ARPHRD_*`: 1 Ethernet, 772 loopback.
     pub(crate) layer: u16,
     /// Kind of a virtual interface: `veth`, `bridge`, `dummy`…; `None`: hardware, or `lo`.
     pub(crate) kind: Option<String>,
-    /// Kind of the interface that this one is a part of, such as `bond` or `bridge`.
+    /// Kind of the master, such as `bond` or `bridge`.
     pub(crate) part_of: Option<String>,
-    /// Its Ethernet address; zeros where it has none, as `lo`.
+    /// The Ethernet address; zeros without one, as for `lo`.
     pub(crate) address: [u8; 6],
-    /// Number of the interface that it is a part of.
+    /// Index of the master.
     pub(crate) master: Option<u32>,
-    /// Id of the XDP program on it.
+    /// Id of the attached XDP program.
     pub(crate) xdp_program: Option<u32>,
-    /// Whether it is a tunnel whose keys are given for each packet (collect_md, "external").
+    /// Whether this is a tunnel with keys per packet (collect_md, "external").
     pub(crate) collects_metadata: bool,
-    /// Whether it is a VLAN-aware bridge.
+    /// Whether this is a VLAN-aware bridge.
     pub(crate) filters_vlans: bool,
 }
 
 impl Link {
-    /// An Ethernet interface without anything special.
+    /// Returns a plain Ethernet interface.
     pub(crate) fn named(ifindex: u32, name: &str) -> Self {
         Self {
             ifindex,
@@ -106,20 +100,17 @@ impl Link {
     }
 }
 
-/// `ARPHRD_ETHER`.
 pub(crate) const ETHERNET: u16 = 1;
 
-/// `ARPHRD_LOOPBACK`: its packets have an Ethernet header, too.
+/// `ARPHRD_LOOPBACK`: packets on `lo` have an Ethernet header, too.
 pub(crate) const LOOPBACK: u16 = 772;
 
-/// An address of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LocalAddress {
-    /// The address.
     pub(crate) address: IpAddr,
-    /// Length of its network's prefix, in bits.
+    /// Prefix length of its network, in bits.
     pub(crate) prefix: u8,
-    /// The broadcast address that was set with it.
+    /// The broadcast address configured with it.
     pub(crate) broadcast: Option<IpAddr>,
 }
 
@@ -141,26 +132,25 @@ impl LocalAddress {
     }
 }
 
-/// A socket of the calling thread's network namespace.
+/// A netlink socket of the calling thread's network namespace.
 pub(crate) struct Socket {
-    /// The socket.
     fd: OwnedFd,
-    /// Number of the last request.
+    /// Sequence number of the last request.
     sequence: u32,
 }
 
 impl Socket {
-    /// A socket for requests.
+    /// Opens a socket for rtnetlink requests.
     pub(crate) fn requests() -> io::Result<Self> {
         Self::open(0)
     }
 
-    /// A socket for requests of the packet filter.
+    /// Opens a socket for requests to the packet filter.
     pub(crate) fn netfilter() -> io::Result<Self> {
         Self::of(libc::NETLINK_NETFILTER)
     }
 
-    /// A socket for requests of a netlink protocol.
+    /// Opens a socket for requests of a netlink protocol.
     pub(crate) fn of(protocol: i32) -> io::Result<Self> {
         // SAFETY: socket takes no pointers.
         let fd = unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, protocol) };
@@ -173,7 +163,7 @@ impl Socket {
         Ok(Self { fd, sequence: 0 })
     }
 
-    /// A socket that hears of links and addresses.
+    /// Opens a socket that receives events about links and addresses.
     pub(crate) fn news() -> io::Result<Self> {
         Self::open(GROUPS)
     }
@@ -190,7 +180,6 @@ impl Socket {
         Ok(Self { fd, sequence: 0 })
     }
 
-    /// All interfaces.
     pub(crate) fn links(&mut self) -> io::Result<Vec<Link>> {
         // struct ifinfomsg.
         let mut body = vec![0; 16];
@@ -200,9 +189,9 @@ impl Socket {
         })
     }
 
-    /// One interface, by its number.
+    /// Returns one interface, by its index.
     pub(crate) fn link(&mut self, ifindex: u32) -> io::Result<Option<Link>> {
-        // struct ifinfomsg: the number is its second word.
+        // struct ifinfomsg: the index is its second word.
         let mut body = vec![0; 16];
         body[4..8].copy_from_slice(&ifindex.to_ne_bytes());
         push_attribute(&mut body, libc::IFLA_EXT_MASK, &SKIP_STATS.to_ne_bytes());
@@ -215,8 +204,8 @@ impl Socket {
         Ok(found)
     }
 
-    /// Interfaces of routes that set an MTU, some of them more than once. Of a route with several
-    /// ways each counts.
+    /// Returns the interfaces of routes that set an MTU, possibly repeated. Every next hop of a
+    /// multipath route counts.
     pub(crate) fn routes_with_mtu(&mut self) -> io::Result<Vec<u32>> {
         let routes = self.dump(libc::RTM_GETROUTE, &[0; 12], |kind, message| {
             (kind == libc::RTM_NEWROUTE).then(|| parse_route(message)).flatten()
@@ -224,8 +213,8 @@ impl Socket {
         Ok(routes.into_iter().flatten().collect())
     }
 
-    /// Whether the kernel delivers what is sent to this address to this machine
-    /// (`RTM_GETROUTE`: a route of type local).
+    /// Returns whether the kernel delivers packets for this address locally (`RTM_GETROUTE`: a
+    /// route of type local).
     pub(crate) fn is_local(&mut self, address: IpAddr) -> io::Result<bool> {
         let (family, bits, octets) = match address {
             IpAddr::V4(ip) => (libc::AF_INET, 32, ip.octets().to_vec()),
@@ -239,22 +228,21 @@ impl Socket {
         let mut kind = None;
         self.request(libc::RTM_GETROUTE, ACK, &body, |message_kind, message| {
             if message_kind == libc::RTM_NEWROUTE {
-                // Its eighth byte is the type.
+                // The eighth byte is the type.
                 kind = message.get(7).copied();
             }
         })?;
         Ok(kind == Some(libc::RTN_LOCAL))
     }
 
-    /// All local addresses.
     pub(crate) fn addresses(&mut self) -> io::Result<Vec<LocalAddress>> {
         self.dump(libc::RTM_GETADDR, &[0; 8], |kind, message| {
             if kind == libc::RTM_NEWADDR { parse_address(message) } else { None }
         })
     }
 
-    /// All there is of a kind, as it was at one moment: an interrupted dump, which may have
-    /// skipped something, is asked for again, and in the end an error.
+    /// Returns all objects of a kind, as of one moment: an interrupted dump, which may be
+    /// incomplete, is repeated, and in the end an error.
     pub(crate) fn dump<T>(
         &mut self,
         kind: u16,
@@ -272,7 +260,7 @@ impl Socket {
         }
     }
 
-    /// Adds the clsact qdisc, if it is not there.
+    /// Adds the clsact qdisc if it is missing.
     pub(crate) fn add_clsact(&mut self, ifindex: u32) -> io::Result<()> {
         // Handle TC_H_MAKE(TC_H_CLSACT, 0), parent TC_H_CLSACT.
         let mut body = traffic_message(ifindex, 0xffff_0000, 0xffff_fff1, 0);
@@ -283,8 +271,8 @@ impl Socket {
         }
     }
 
-    /// Puts a program at ingress as the classic filter of this priority; `replace`: in the
-    /// place of the one that is there, else there must be none.
+    /// Attaches a program at ingress as the classic filter of this priority. With `replace` it
+    /// replaces the existing filter; otherwise there must be none.
     pub(crate) fn set_filter(
         &mut self,
         ifindex: u32,
@@ -304,20 +292,20 @@ impl Socket {
         self.request(libc::RTM_NEWTFILTER, ACK | CREATE | place, &body, |_, _| {})
     }
 
-    /// Id and name of the program that is the classic filter of this priority; zero and
-    /// no name if it is another kind of filter.
+    /// Returns id and name of the program in the classic filter of this priority; zero and an empty
+    /// name for another kind of filter.
     pub(crate) fn filter(&mut self, ifindex: u32, priority: u16) -> io::Result<Option<(u32, String)>> {
         let body = traffic_message(ifindex, 0, CLSACT_INGRESS, filter_info(priority));
         let mut found = None;
         let result = self.request(libc::RTM_GETTFILTER, DUMP, &body, |kind, message| {
             let same = message.get(16..20).is_some_and(|info| info == filter_info(priority).to_ne_bytes());
             if kind == libc::RTM_NEWTFILTER && same {
-                // Before the filter itself comes a message about its priority.
+                // The kernel sends a message about the priority before the filter itself.
                 found = parse_filter(message).or(found.take()).or(Some((0, String::new())));
             }
         });
         match result {
-            // No clsact there.
+            // The interface has no clsact qdisc.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) => Ok(None),
             other => other.map(|()| found),
         }
@@ -330,15 +318,14 @@ impl Socket {
         self.request(libc::RTM_DELTFILTER, ACK, &body, |_, _| {})
     }
 
-    /// Takes in what has been heard, without waiting. Whether anything was:
-    /// news that were lost count as news.
+    /// Drains the events without waiting; returns whether there were any. Lost events count.
     pub(crate) fn heard(&self) -> bool {
         let mut buffer = [0; 4096];
         let mut any = false;
         loop {
             match recv(self.fd.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC) {
                 Ok(length) if length > 0 => any = true,
-                // The kernel had more to say than the socket holds.
+                // The socket's buffer overflowed: events were lost.
                 Err(nix::Error::ENOBUFS) => any = true,
                 Err(nix::Error::EINTR) => {}
                 Ok(_) | Err(_) => return any,
@@ -346,7 +333,7 @@ impl Socket {
         }
     }
 
-    /// Sends a request and hands over the messages of the reply.
+    /// Sends a request and passes the messages of the reply to `on_message`.
     pub(crate) fn request(
         &mut self,
         kind: u16,
@@ -379,17 +366,17 @@ impl Socket {
     }
 }
 
-/// What has come of the answer to a request.
+/// The answer to a request, as received so far.
 struct Answer {
-    /// Number of the request.
+    /// Sequence number of the request.
     sequence: u32,
-    /// Whether the kernel says that the dump is not whole.
+    /// Whether the kernel marked the dump as incomplete.
     interrupted: bool,
 }
 
 impl Answer {
-    /// Takes a datagram; whether it ends the answer. A dump that the kernel could not write
-    /// as of one moment, or not to its end, is an error.
+    /// Processes a datagram; returns whether it ends the answer. A dump that is inconsistent or
+    /// incomplete is an error.
     fn take(&mut self, datagram: &[u8], on_message: &mut impl FnMut(u16, &[u8])) -> io::Result<bool> {
         for Message { kind, flags, sequence, body } in Messages(datagram) {
             if sequence != self.sequence {
@@ -398,7 +385,7 @@ impl Answer {
             self.interrupted |= flags & DUMP_INTERRUPTED != 0;
             let code = || body.first_chunk().map(|code| i32::from_ne_bytes(*code));
             let code = match kind {
-                // A dump's own error stands behind its end, if there is one.
+                // A dump's error code follows its end marker, if there is one.
                 DONE => code().unwrap_or(0),
                 ERROR => code().unwrap_or(-libc::EPROTO),
                 kind => {
@@ -424,13 +411,10 @@ impl AsFd for Socket {
 
 /// A message in a datagram.
 struct Message<'a> {
-    /// Its type.
     kind: u16,
-    /// Its flags.
     flags: u16,
-    /// Number of the request that it answers.
+    /// Sequence number of the request that it answers.
     sequence: u32,
-    /// What follows the header.
     body: &'a [u8],
 }
 
@@ -455,7 +439,7 @@ impl<'a> Iterator for Messages<'a> {
     }
 }
 
-/// The attributes in a stretch of bytes: type without its flags, value.
+/// The attributes in a byte range: type without its flags, and value.
 pub(crate) struct Attributes<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Iterator for Attributes<'a> {
@@ -470,7 +454,6 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
-/// Appends an attribute.
 pub(crate) fn push_attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
     let length = u16::try_from(4 + value.len()).expect("attributes written here are short");
     body.extend(length.to_ne_bytes());
@@ -479,7 +462,6 @@ pub(crate) fn push_attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
     body.resize(body.len().next_multiple_of(4), 0);
 }
 
-/// `struct tcmsg`.
 fn traffic_message(ifindex: u32, handle: u32, parent: u32, info: u32) -> Vec<u8> {
     [0, ifindex, handle, parent, info].iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
@@ -489,7 +471,6 @@ fn filter_info(priority: u16) -> u32 {
     u32::from(priority) << 16 | u32::from((libc::ETH_P_ALL as u16).to_be())
 }
 
-/// Reads an RTM_NEWLINK.
 fn parse_link(message: &[u8]) -> Option<Link> {
     let (header, attributes) = message.split_first_chunk::<16>()?;
     let mut link = Link {
@@ -532,8 +513,8 @@ fn parse_link(message: &[u8]) -> Option<Link> {
     (!link.name.is_empty()).then_some(link)
 }
 
-/// Reads what only links of its kind have (`IFLA_VXLAN_*`, `IFLA_GENEVE_*`, `IFLA_GRE_*`,
-/// `IFLA_BR_*`).
+/// Reads the attributes specific to the kind of link (`IFLA_VXLAN_*`, `IFLA_GENEVE_*`,
+/// `IFLA_GRE_*`, `IFLA_BR_*`).
 fn read_kind(link: &mut Link, data: &[u8]) {
     let has = |wanted: u16| Attributes(data).any(|(kind, value)| kind == wanted && value.first() != Some(&0));
     match link.kind.as_deref() {
@@ -570,7 +551,6 @@ fn parse_route(message: &[u8]) -> Option<Vec<u32>> {
     has_mtu.then_some(interfaces)
 }
 
-/// Reads an RTM_NEWADDR.
 fn parse_address(message: &[u8]) -> Option<LocalAddress> {
     let ([_family, prefix, ..], attributes) = message.split_first_chunk::<8>()?;
     let read = |value: &[u8]| match value.len() {
@@ -582,7 +562,7 @@ fn parse_address(message: &[u8]) -> Option<LocalAddress> {
     for (kind, value) in Attributes(attributes) {
         match kind {
             libc::IFA_LOCAL => own = read(value),
-            // The same, or the peer's.
+            // The same address, or the peer's.
             libc::IFA_ADDRESS => other = read(value),
             libc::IFA_BROADCAST => broadcast = read(value),
             _ => {}
@@ -606,7 +586,7 @@ fn parse_filter(message: &[u8]) -> Option<(u32, String)> {
     Some((id?, name))
 }
 
-/// A text with or without its final NUL.
+/// Returns a string without its optional NUL.
 fn text(value: &[u8]) -> String {
     String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into_owned()
 }
@@ -636,7 +616,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dump_that_was_interrupted_or_broken_off_is_no_list_of_what_there_is() {
+    fn incomplete_dump_is_rejected() {
         let take = |datagrams: &[Vec<u8>]| {
             let mut answer = Answer { sequence: 7, interrupted: false };
             let mut seen = 0;
@@ -660,7 +640,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_malformed_is_read_past_its_end() {
+    fn malformed_messages_stay_in_bounds() {
         let mut body = Vec::new();
         push_attribute(&mut body, libc::IFLA_IFNAME, b"eth0\0");
         assert_eq!(Attributes(&body).next(), Some((3, &b"eth0\0"[..])));

@@ -1,4 +1,4 @@
-//! Objections of packet filter and IPsec to interfaces that queries arrive by.
+//! Objections of packet filter and IPsec to interfaces on which queries arrive.
 
 use std::{
     collections::BTreeMap,
@@ -12,31 +12,30 @@ use super::{
     xfrm::{self, Policy},
 };
 
-/// How often the kernel is asked for rules and policies while something is served.
+/// Interval at which rules and policies are read while any interface is served.
 const ROUND: Duration = Duration::from_secs(2);
 
-/// Most answers that are remembered.
+/// Limit of cached answers.
 const MOST_KNOWN: usize = 65_536;
 
-/// Follows rules and policies.
+/// Follows the rules and policies.
 #[derive(Debug, Default)]
 pub(super) struct Objections {
-    /// The rules of the last reading.
+    /// The rules as read last.
     rules: Rules,
-    /// The policies of the last reading.
+    /// The policies as read last.
     policies: Vec<Policy>,
-    /// When that was.
     read: Option<Instant>,
-    /// When they were seen to be others than before.
+    /// Time of the last change that was noticed.
     changed: Option<Instant>,
-    /// Answers so far, by interface, endpoint and client.
+    /// Cached answers, by interface, endpoint and client.
     known: BTreeMap<(u32, SocketAddr, IpAddr), Option<Objection>>,
-    /// Why they could not be read, so that the log is told once.
+    /// The last reading error, so that it is logged only once.
     problem: Option<String>,
 }
 
 impl Objections {
-    /// Reads rules and policies again if it is time.
+    /// Reads rules and policies again when they are due.
     pub(super) fn refresh(&mut self, now: Instant) {
         if self.read.is_some_and(|read| now.saturating_duration_since(read) < ROUND) {
             return;
@@ -61,8 +60,9 @@ impl Objections {
         }
     }
 
-    /// Why an interface must not answer for an endpoint, as far as these clients go; `arrived`: when a
-    /// query came by last, which proves that the kernel holds none back.
+    /// Returns the reason why an interface must not answer for an endpoint, considering these
+    /// clients. `arrived` is the time of the last query there, which proves that the kernel
+    /// delivers.
     pub(super) fn find(
         &mut self,
         link: &Link,
@@ -87,7 +87,7 @@ impl Objections {
                 .entry((link.ifindex, endpoint, client))
                 .or_insert_with(|| rules.objection(&device, client, endpoint));
             match found {
-                // The rules were misread, or the queries of another client arrive.
+                // The rules were misread, or another client's queries arrive.
                 Some(Objection::Held) if arrived > *changed => {}
                 Some(objection) => return Some(objection.to_string()),
                 None => {}
@@ -97,7 +97,7 @@ impl Objections {
     }
 }
 
-/// An address of no client (RFC 5737, RFC 3849), where none is known yet.
+/// Returns a documentation address (RFC 5737, RFC 3849), for lack of a known client.
 fn any_client(endpoint: SocketAddr) -> IpAddr {
     if endpoint.is_ipv4() {
         Ipv4Addr::new(192, 0, 2, 1).into()

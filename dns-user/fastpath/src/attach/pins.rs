@@ -1,4 +1,4 @@
-//! What outlives the process: links and maps under bpffs.
+//! Links and maps pinned under bpffs, which outlive the process.
 //!
 //! ```text
 //! <bpffs>/<address>-<port>-<network namespace>/
@@ -7,9 +7,9 @@
 //!                                 `-new` behind the name: of one that is about to
 //! ```
 //!
-//! Named after what they serve, so that two servers on one machine never touch
-//! each other's. Links are taken over whatever the layout of the maps behind
-//! them; maps are only ever read, and only those of our own layout.
+//! Folders are named after the endpoint, so two servers on one machine never touch each other's
+//! pins. A successor takes over links regardless of the layout of the maps behind them; it only
+//! reads the maps, and only if they have its own layout.
 
 use std::{
     fs, io,
@@ -40,29 +40,26 @@ use crate::{
 };
 use dns_core::name::Name;
 
-/// The folder of one server.
+/// The folder of one server's pins.
 #[derive(Clone, Debug)]
 pub(crate) struct Pins {
     /// `<bpffs>/<address>-<port>-<network namespace>`.
     folder: PathBuf,
 }
 
-/// A link that a predecessor left.
+/// A link left by a predecessor.
 #[derive(Debug)]
 pub(crate) struct PinnedLink {
-    /// Interface.
     pub(crate) ifindex: u32,
-    /// Hook.
     pub(crate) kind: LinkKind,
-    /// The link.
     pub(crate) fd: OwnedFd,
-    /// Where it is pinned.
+    /// Path of its pin.
     pub(crate) path: PathBuf,
 }
 
 impl Pins {
-    /// The folder for a server at `endpoint`, made if need be; mounts a bpffs
-    /// where there is none.
+    /// Returns the folder for a server at `endpoint`, created if necessary; mounts a bpffs if there
+    /// is none.
     pub(crate) fn prepare(bpffs: &Path, endpoint: SocketAddr) -> io::Result<Self> {
         ensure_bpffs(bpffs)?;
         let pins = Self::at(bpffs, endpoint)?;
@@ -72,22 +69,21 @@ impl Pins {
         Ok(pins)
     }
 
-    /// The folder for a server at `endpoint`, as it may or may not be there.
+    /// Returns the folder for a server at `endpoint`, which may not exist.
     pub(crate) fn at(bpffs: &Path, endpoint: SocketAddr) -> io::Result<Self> {
         let namespace = fs::metadata("/proc/thread-self/ns/net")?.ino();
-        // bpffs refuses names with dots (kernel 4.4 on: reserved).
+        // bpffs refuses names with dots (reserved since kernel 4.4).
         let address = endpoint.ip().to_string().replace('.', "_");
-        // What leads to xdp.bpffs is the administrator's business; nothing below may lead elsewhere.
+        // The administrator chooses the path to xdp.bpffs; below it, no symbolic link is followed.
         let bpffs = fs::canonicalize(bpffs).unwrap_or_else(|_| bpffs.to_path_buf());
         Ok(Self { folder: bpffs.join(format!("{address}-{}-{namespace}", endpoint.port())) })
     }
 
-    /// The folder itself.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Links that are pinned here. Those that cannot be opened are left out.
+    /// Returns the links pinned here, except those that cannot be opened.
     pub(crate) fn pinned_links(&self) -> Vec<PinnedLink> {
         let links = match Folder::open(&self.links()) {
             Ok(links) => links,
@@ -110,18 +106,18 @@ impl Pins {
         links.names().unwrap_or_default().into_iter().filter_map(open).collect()
     }
 
-    /// Pins a link; returns where.
+    /// Pins a link; returns the path.
     pub(crate) fn pin_link(&self, link: BorrowedFd<'_>, ifindex: u32, kind: LinkKind) -> io::Result<PathBuf> {
-        // `detach` takes the folder away, under a living server, too.
+        // `detach` removes the folder, even while the server runs.
         let links = Folder::make(&self.links())?;
         let name = format!("{ifindex}-{}", kind_name(kind));
-        // A leftover of an interface that is gone and had this number.
+        // A leftover of a removed interface with the same index.
         links.remove(&name)?;
         links.pin(&name, link)?;
         Ok(self.links().join(name))
     }
 
-    /// Unpins what was attached to an interface that is gone.
+    /// Unpins the links of a removed interface.
     pub(crate) fn unpin_links(&self, ifindex: u32) {
         for kind in [LinkKind::XdpNative, LinkKind::XdpGeneric, LinkKind::Tcx] {
             let path = self.links().join(format!("{ifindex}-{}", kind_name(kind)));
@@ -131,8 +127,7 @@ impl Pins {
         }
     }
 
-    /// Pins maps beside those of a predecessor, whose programs need theirs until they
-    /// are replaced.
+    /// Pins maps beside the predecessor's, which its programs need until they are replaced.
     fn pin_beside(&self, maps: &[(&str, OwnedFd)]) -> io::Result<()> {
         // See `pin_link`.
         let folder = Folder::make(&self.maps())?;
@@ -144,13 +139,13 @@ impl Pins {
         Ok(())
     }
 
-    /// Puts them in the predecessor's place, each in one step.
+    /// Replaces the predecessor's pins, each atomically.
     fn put_in_place(&self, maps: &[(&str, OwnedFd)]) -> io::Result<()> {
         let folder = Folder::open(&self.maps())?;
         maps.iter().try_for_each(|(name, _)| folder.rename(&fresh(name), name))
     }
 
-    /// Names that the predecessor answered, at most `limit`; empty where there is none.
+    /// Returns the names that the predecessor answered, at most `limit`; empty without one.
     pub(crate) fn earlier_names(&self, limit: usize) -> Vec<Name> {
         let read = |[names, entries]: [OwnedFd; 2]| -> io::Result<Vec<Name>> {
             let shapes = (bpf::map_shape(names.as_fd())?, bpf::map_shape(entries.as_fd())?);
@@ -166,7 +161,7 @@ impl Pins {
             .unwrap_or_default()
     }
 
-    /// `NAMES` and `ENTRIES` of a predecessor, in which its names stand.
+    /// Returns the predecessor's `NAMES` and `ENTRIES`.
     pub(crate) fn earlier_maps(&self) -> Option<[OwnedFd; 2]> {
         let open = |name| {
             match self.map(name) {
@@ -181,7 +176,7 @@ impl Pins {
         Some([open(object::NAMES)?, open(object::ENTRIES)?])
     }
 
-    /// Removes the maps' pins and all folders that are empty then.
+    /// Removes the maps' pins and all folders left empty.
     pub(crate) fn remove(&self) -> io::Result<()> {
         match Folder::open(&self.maps()) {
             Ok(maps) => {
@@ -189,12 +184,12 @@ impl Pins {
                     maps.remove(&name)?;
                 }
             }
-            // Nothing is pinned.
+            // No pins exist.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
         let shared = self.folder.parent().map(Path::to_path_buf);
-        // Folders in use by others (another layout, another server) stay.
+        // Folders in use (another layout, another server) stay.
         for folder in
             [Some(self.maps()), Some(self.links()), Some(self.folder.clone()), shared].into_iter().flatten()
         {
@@ -203,50 +198,48 @@ impl Pins {
         Ok(())
     }
 
-    /// Where links are pinned.
+    /// Returns the path of the links' folder.
     fn links(&self) -> PathBuf {
         self.folder.join("links")
     }
 
-    /// Where maps are pinned.
+    /// Returns the path of the maps' folder.
     fn maps(&self) -> PathBuf {
         self.folder.join(format!("maps-{LAYOUT_VERSION}"))
     }
 
-    /// The map that is pinned by this name.
+    /// Opens the map pinned by this name.
     fn map(&self, name: &str) -> io::Result<OwnedFd> {
         Folder::open(&self.maps())?.get(name)
     }
 }
 
-/// Name of a map's pin before it takes its place.
+/// Returns the temporary name of a map's pin.
 fn fresh(name: &str) -> String {
     format!("{name}-new")
 }
 
-/// The maps of this process, which its programs need as long as they are attached:
-/// pinned, they outlive it.
+/// The maps of this process, needed by its programs as long as they are attached. Pinned, they
+/// outlive the process.
 pub(crate) struct KeptMaps {
-    /// Where to pin; `None`: nowhere.
+    /// The folder of pins; `None` without pinning.
     pub(crate) pins: Option<Pins>,
-    /// By name.
     pub(crate) maps: [(&'static str, OwnedFd); 6],
 }
 
 impl KeptMaps {
-    /// To be called before the programs are attached: should the process be killed while
-    /// they are, those that are there go on answering.
+    /// Pins the maps. Must be called before the programs are attached: if the process is killed in
+    /// between, the programs attached so far keep answering.
     pub(crate) fn prepare(&self) {
         self.with_pins(|pins| pins.pin_beside(&self.maps));
     }
 
-    /// To be called when no program of a predecessor is attached any more.
+    /// Replaces the predecessor's pins. Must be called after the last of its programs was detached.
     pub(crate) fn take_over(&self) {
         self.with_pins(|pins| pins.put_in_place(&self.maps));
     }
 
-    /// Whether they are (still) the ones that are pinned, and not a predecessor's or a
-    /// successor's.
+    /// Returns whether the pinned maps are ours, and not a predecessor's or a successor's.
     pub(crate) fn are_pinned(&self) -> bool {
         let Some(pins) = &self.pins else { return false };
         let own = |name: &str, map: &OwnedFd| -> io::Result<bool> {
@@ -255,7 +248,7 @@ impl KeptMaps {
         self.maps.iter().all(|(name, map)| own(name, map).unwrap_or(false))
     }
 
-    /// Pins them again if somebody took all pins away (`detach`, under a living server).
+    /// Pins the maps again if `detach` removed all pins while the server runs.
     pub(crate) fn pin_if_gone(&self) {
         self.with_pins(|pins| {
             if pins.map(object::NAMES).is_ok() {
@@ -266,7 +259,7 @@ impl KeptMaps {
         });
     }
 
-    /// Does something that may fail, which costs what is kept and nothing else.
+    /// Runs an operation on the pins. A failure is logged; it costs only the persistence.
     fn with_pins(&self, work: impl FnOnce(&Pins) -> io::Result<()>) {
         if let Some(Err(error)) = self.pins.as_ref().map(work) {
             tracing::warn!(%error, "cannot pin the maps: programs that stay attached at the stop (xdp.on_stop: keep) answer nothing at tc, and the next server will not know the learned names");
@@ -274,7 +267,7 @@ impl KeptMaps {
     }
 }
 
-/// Unpins; what is not there is unpinned already.
+/// Unpins an object, if it is pinned.
 pub(crate) fn remove_if_there(path: &Path) -> io::Result<()> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
         return Err(in_file(path, io::ErrorKind::InvalidInput.into()));
@@ -286,9 +279,9 @@ pub(crate) fn remove_if_there(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Sees to it that `path` is a folder on a bpffs.
+/// Ensures that `path` is a folder on a bpffs.
 pub(crate) fn ensure_bpffs(path: &Path) -> io::Result<()> {
-    /// Where bpffs is mounted by convention; a folder that only the kernel can make.
+    /// The conventional mount point of bpffs; only the kernel can create this folder.
     const CUSTOMARY: &str = "/sys/fs/bpf";
     let existing = path.ancestors().find(|ancestor| ancestor.is_dir()).unwrap_or(Path::new("/"));
     if statfs(existing)?.filesystem_type() != BPF_FS_MAGIC {
@@ -302,10 +295,9 @@ pub(crate) fn ensure_bpffs(path: &Path) -> io::Result<()> {
     fs::create_dir_all(path).map_err(|error| in_file(path, error))
 }
 
-/// Gives the folder of pins to a user, who then may open, pin and unpin there: the
-/// folder and what servers pin in it by their names, nothing else, and nothing that a
-/// symbolic link leads to. Whoever owns the folder could have put anything there, and
-/// this runs as root.
+/// Gives the folder of pins to a user, which may then open, pin and unpin there. Ownership changes
+/// only for the folder and for entries with names that servers pin, and never through a symbolic
+/// link: this runs as root, and a previous owner of the folder could have put anything there.
 pub(crate) fn hand_over(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
     let folder = open_itself(path).map_err(|error| in_file(path, error))?;
     if fstatfs(&folder)?.filesystem_type() != BPF_FS_MAGIC {
@@ -314,10 +306,10 @@ pub(crate) fn hand_over(path: &Path, uid: u32, gid: u32) -> io::Result<()> {
     hand_over_opened(folder, Level::Shared, uid, gid).map_err(|error| in_file(path, error))
 }
 
-/// Where in the folder of pins something lies.
+/// Position in the tree of pins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Level {
-    /// The folder that all servers share.
+    /// The folder shared by all servers.
     Shared,
     /// A server's folder.
     Server,
@@ -325,12 +317,11 @@ enum Level {
     Links,
     /// A server's folder of maps.
     Maps,
-    /// A pinned object.
     Pin,
 }
 
 impl Level {
-    /// What something of this name in here is; `None`: servers pin nothing by that name.
+    /// Returns the type of the entry with this name; `None` if servers pin nothing by that name.
     fn below(self, name: &str) -> Option<Self> {
         let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         match self {
@@ -348,13 +339,13 @@ impl Level {
     }
 }
 
-/// Whether a server pins a map by this name.
+/// Returns whether servers pin a map by this name.
 fn is_map_name(name: &str) -> bool {
     let name = name.strip_suffix("-new").unwrap_or(name);
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_')
 }
 
-/// Gives something that was opened, and what is expected below it, to a user.
+/// Changes the owner of an opened object, and of the expected entries below it.
 fn hand_over_opened(opened: OwnedFd, level: Level, uid: u32, gid: u32) -> io::Result<()> {
     let kind = SFlag::from_bits_truncate(fstat(&opened)?.st_mode) & SFlag::S_IFMT;
     let is_expected = kind == if level == Level::Pin { SFlag::S_IFREG } else { SFlag::S_IFDIR };
@@ -369,13 +360,13 @@ fn hand_over_opened(opened: OwnedFd, level: Level, uid: u32, gid: u32) -> io::Re
     if level == Level::Pin {
         return Ok(());
     }
-    // The names of the very folder that was opened, whatever its path leads to by now.
+    // Lists the opened folder, wherever its path leads by now.
     for entry in fs::read_dir(format!("/proc/self/fd/{}", opened.as_raw_fd()))? {
         let name = entry?.file_name();
         let Some(below) = name.to_str().and_then(|name| level.below(name)) else { continue };
         match openat(&opened, name.as_os_str(), ITSELF, Mode::empty()) {
             Ok(found) => hand_over_opened(found, below, uid, gid)?,
-            // It went in between.
+            // It was removed meanwhile.
             Err(Errno::ENOENT) => {}
             Err(error) => return Err(error.into()),
         }
@@ -383,15 +374,15 @@ fn hand_over_opened(opened: OwnedFd, level: Level, uid: u32, gid: u32) -> io::Re
     Ok(())
 }
 
-/// Opens what lies at the end of a path itself, a symbolic link included.
+/// Opens the object at the end of a path itself, even if it is a symbolic link.
 fn open_itself(path: &Path) -> io::Result<OwnedFd> {
     Ok(openat(AT_FDCWD, path, ITSELF, Mode::empty())?)
 }
 
-/// For `openat`: only a handle, of a link itself.
+/// For `openat`: a handle only, to a symbolic link itself.
 const ITSELF: OFlag = OFlag::O_PATH.union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
 
-/// Name of a hook in a pin's name.
+/// Returns the name of a hook as used in pins.
 fn kind_name(kind: LinkKind) -> &'static str {
     match kind {
         LinkKind::XdpNative => "native",
@@ -400,7 +391,7 @@ fn kind_name(kind: LinkKind) -> &'static str {
     }
 }
 
-/// Reads the name of a link's pin.
+/// Parses the name of a link's pin.
 fn parse_link_name(name: &str) -> Option<(u32, LinkKind)> {
     let (ifindex, kind) = name.split_once('-')?;
     let kind = [LinkKind::XdpNative, LinkKind::XdpGeneric, LinkKind::Tcx]
@@ -422,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_servers_pin_is_expected() {
+    fn foreign_pins_are_unexpected() {
         for (level, name, below) in [
             (Level::Shared, "169_254_0_2-53-4026531840", Some(Level::Server)),
             (Level::Shared, "fd00::1-53-1", Some(Level::Server)),
@@ -443,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_have_no_dots_and_differ_by_what_is_served() {
+    fn folder_names_identify_endpoints() {
         let at = |text: &str| {
             Pins::at(Path::new("/b"), text.parse().unwrap()).unwrap().folder().to_str().unwrap().to_owned()
         };

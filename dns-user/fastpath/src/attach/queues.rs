@@ -1,16 +1,16 @@
-//! Datagrams that full receive queues of UDP sockets dropped.
+//! Counts datagrams dropped by full receive queues of UDP sockets.
 
 use std::fs;
 
-/// How many there were so far in the calling thread's network namespace, of both families
-/// (`RcvbufErrors`; a kernel without the file counts none).
+/// Returns their number so far in the calling thread's network namespace, for both families
+/// (`RcvbufErrors`; 0 for a kernel without the file).
 pub(super) fn lost() -> u64 {
     let v4 = fs::read_to_string("/proc/thread-self/net/snmp").unwrap_or_default();
     let v6 = fs::read_to_string("/proc/thread-self/net/snmp6").unwrap_or_default();
     lost_v4(&v4).unwrap_or(0) + lost_v6(&v6).unwrap_or(0)
 }
 
-/// The counter in `snmp`: a line of names, and one of numbers.
+/// Parses the counter in `snmp`: a line of names, then a line of numbers.
 fn lost_v4(text: &str) -> Option<u64> {
     let mut lines = text.lines().filter(|line| line.starts_with("Udp:"));
     let (names, numbers) = (lines.next()?, lines.next()?);
@@ -18,7 +18,7 @@ fn lost_v4(text: &str) -> Option<u64> {
     numbers.split_whitespace().nth(place)?.parse().ok()
 }
 
-/// The counter in `snmp6`: a name and a number in each line.
+/// Parses the counter in `snmp6`: a name and a number per line.
 fn lost_v6(text: &str) -> Option<u64> {
     let line = text.lines().find(|line| line.starts_with("Udp6RcvbufErrors"))?;
     line.split_whitespace().nth(1)?.parse().ok()

@@ -1,4 +1,4 @@
-//! The thread that follows the interfaces, the local addresses and what arrives at the server.
+//! The thread that follows the interfaces, the local addresses and the queries that arrive.
 
 mod report;
 
@@ -42,77 +42,70 @@ use crate::{
 use dns_core::config::{HookMode, OnStop};
 use dns_platform::threads::{self, OnPanic};
 
-/// How often everything is looked at even without news.
+/// Interval of full checks, even without events.
 const ROUND: Duration = Duration::from_secs(10);
 
-/// How often probes are looked at while the server reports what arrives.
+/// Interval at which probes are checked while the server reports arrivals.
 const TICK: Duration = Duration::from_millis(250);
 
-/// How often to look whether the map has been filled.
+/// Interval at which to check whether the map is filled.
 const FILL_ROUND: Duration = Duration::from_millis(10);
 
-/// Shortest sleep while something is postponed.
+/// Shortest sleep while work is postponed.
 const SHORTEST: Duration = Duration::from_millis(1);
 
-/// How long a report of the server lets probes up: about two of its intervals.
+/// How long a report of the server permits probes: about two report intervals.
 const REPORT_HOLDS: Duration = Duration::from_millis(600);
 
-/// How long an interface without a reply stays attached.
+/// How long an interface stays attached without a reply.
 const IDLE: Duration = Duration::from_secs(300);
 
-/// What the follower works with.
+/// Settings and resources of the follower.
 pub(crate) struct Setting {
-    /// Which interfaces.
     pub(crate) selection: Selection,
-    /// Which hook.
     pub(crate) mode: HookMode,
-    /// What to attach.
     pub(crate) programs: Programs,
-    /// Where to pin; `None`: nowhere.
+    /// The folder of pins; `None` without pinning.
     pub(crate) pins: Option<Pins>,
-    /// Where the server listens; wildcards are made into the local addresses.
+    /// Listen addresses of the server; wildcards expand to the local addresses.
     pub(crate) listen: Vec<SocketAddr>,
-    /// Where the programs learn what is served.
+    /// The page from which the programs learn what they serve.
     pub(crate) scope: Arc<ScopePage>,
     /// Counters of the programs.
     pub(crate) counters: Arc<CounterPages>,
-    /// Most interfaces at a time: each takes a descriptor.
+    /// Limit of served interfaces: each takes a descriptor.
     pub(crate) most_interfaces: usize,
-    /// Links of a predecessor, to be taken over.
+    /// A predecessor's links, to be taken over.
     pub(crate) predecessor: Vec<PinnedLink>,
-    /// Becomes 1 when the map is filled: only then are programs attached.
+    /// Becomes 1 when the map is filled; programs are attached only then.
     pub(crate) installs: watch::Receiver<u64>,
-    /// What the programs need when this process is gone.
+    /// Maps that the programs need after this process has ended.
     pub(crate) kept_maps: Arc<KeptMaps>,
-    /// Messages of the programs, read here because this thread sleeps until
-    /// something comes anyway.
+    /// Messages of the programs, read here because this thread wakes regularly.
     pub(crate) messages: Option<Messages>,
 }
 
-/// What the thread is told. When nobody is left who could tell it anything, it detaches and ends.
+/// Commands to the thread. When all senders are gone, it detaches and ends.
 enum Command {
     /// Serve exactly these addresses.
     Listen(Vec<SocketAddr>),
-    /// These queries reached the server's sockets.
+    /// Queries that reached the server's sockets.
     Arrived(Vec<Arrival>),
-    /// End.
     Stop(OnStop),
 }
 
-/// The thread that follows the interfaces.
+/// Handle of the thread that follows the interfaces.
 pub(crate) struct Interfaces {
-    /// To it.
     commands: mailbox::Sender<Command>,
-    /// What it last saw.
+    /// The last status published by the thread.
     status: watch::Receiver<InterfacesStatus>,
-    /// Becomes true when the first round is done.
+    /// Becomes true after the first round.
     ready: watch::Receiver<bool>,
-    /// The thread.
     thread: JoinHandle<()>,
 }
 
 impl Interfaces {
-    /// Starts to follow. Sockets are opened here, in the caller's network namespace.
+    /// Starts the thread. Opens the sockets here, in the caller's network namespace.
     pub(crate) fn start(setting: Setting) -> std::io::Result<Self> {
         let (commands, commanded) = mailbox::channel()?;
         let (status, seen) = watch::channel(InterfacesStatus::default());
@@ -140,7 +133,7 @@ impl Interfaces {
             complete: false,
             taken_over: false,
         };
-        // The addresses are known before anything can be answered.
+        // The addresses must be known before any query is answered.
         follower.follow_addresses();
         let thread = threads::spawn("interfaces", OnPanic::EndProcess, move || {
             follower.run(&news, &commanded, &is_ready);
@@ -148,30 +141,30 @@ impl Interfaces {
         Ok(Self { commands, status: seen, ready, thread })
     }
 
-    /// Serves exactly these addresses from now on.
+    /// Replaces the served addresses.
     pub(crate) fn set_listen(&self, listen: &[SocketAddr]) {
         // An error: the thread has panicked, which was logged.
         let _ = self.commands.send(Command::Listen(listen.to_vec()));
     }
 
-    /// Reports which queries reached the server's sockets; to be called about four times a second,
-    /// even if none did.
+    /// Reports the queries that reached the server's sockets. Must be called about four times a
+    /// second, even if there were none.
     pub(crate) fn report(&self, arrivals: Vec<Arrival>) {
         // See `set_listen`.
         let _ = self.commands.send(Command::Arrived(arrivals));
     }
 
-    /// What was last seen.
+    /// Returns the last published status.
     pub(crate) fn status(&self) -> InterfacesStatus {
         self.status.borrow().clone()
     }
 
-    /// Becomes true when all interfaces of the start have been dealt with.
+    /// Becomes true when all interfaces present at the start have been processed.
     pub(crate) fn ready(&self) -> watch::Receiver<bool> {
         self.ready.clone()
     }
 
-    /// Ends the thread, detaching or not.
+    /// Ends the thread, and detaches the programs if `on_stop` says so.
     pub(crate) fn stop(self, on_stop: OnStop) {
         let Self { commands, status: _, ready: _, thread } = self;
         // An error: the thread has panicked.
@@ -186,41 +179,38 @@ impl Interfaces {
 
 /// The state of the thread.
 struct Follower {
-    /// What it works with.
     setting: Setting,
-    /// For requests.
     netlink: Socket,
-    /// Which interface may answer for which endpoint.
+    /// Decides which interface may answer for which endpoint.
     gate: Gate,
-    /// The interfaces as they were listed last.
+    /// The interfaces, as listed last.
     links: Vec<Link>,
-    /// Interfaces by which routes set an MTU.
+    /// Interfaces of routes that set an MTU.
     bounded: BTreeSet<u32>,
-    /// Endpoints that are served, each with its slot.
+    /// The served endpoints with their slots.
     endpoints: Vec<(SocketAddr, usize)>,
-    /// This machine's addresses.
     local: Vec<LocalAddress>,
-    /// What is attached, by interface.
+    /// Attached programs by interface index.
     attached: BTreeMap<u32, OnInterface>,
-    /// Interfaces that could not be served.
+    /// Interfaces that could not be attached to.
     refused: BTreeMap<u32, Refused>,
     /// Interfaces whose programs are being loaded.
     loading: BTreeSet<u32>,
-    /// What rules and policies say against interfaces.
+    /// Objections of packet filter rules and IPsec policies to interfaces.
     objections: Objections,
-    /// Why interfaces with an open door must not answer.
+    /// Reasons why interfaces with an open door must not answer.
     refusals: BTreeMap<u32, String>,
-    /// When the next program may be attached or detached.
+    /// Decides when the next program may be attached or detached.
     rtnl: RtnlPace,
-    /// Whether something waits for that.
+    /// Whether an operation waits for that.
     postponed: bool,
-    /// When the server reported last.
+    /// Time of the server's last report.
     reported: Option<Instant>,
-    /// Datagrams that full receive queues had dropped when it was last looked.
+    /// Datagrams dropped by full receive queues, at the last check.
     lost_to_queues: u64,
     /// For others to read.
     status: watch::Sender<InterfacesStatus>,
-    /// Whether all that a predecessor left is ours, or gone.
+    /// Whether the takeover is complete: every link of the predecessor is ours or gone.
     complete: bool,
     /// Whether a successor has taken over.
     taken_over: bool,
@@ -228,24 +218,22 @@ struct Follower {
 
 /// A program on an interface.
 struct OnInterface {
-    /// The program.
     attachment: Attachment,
-    /// Replies so far, and when they became more.
+    /// Number of replies so far, and the time of the last increase.
     replies: (u64, Instant),
 }
 
-/// An interface that could not be served.
+/// An interface that could not be attached to.
 struct Refused {
-    /// As it was then.
+    /// The interface's state at that time.
     link: Link,
-    /// Why.
     why: String,
-    /// Whether to try again though it is still the same.
+    /// Whether to try again even if the interface has not changed.
     again: bool,
 }
 
 impl Follower {
-    /// Works until told to stop.
+    /// Works until a stop command, or until all senders are gone.
     fn run(mut self, news: &Socket, commands: &mailbox::Receiver<Command>, ready: &watch::Sender<bool>) {
         let begun = Instant::now();
         let mut last_round = begun;
@@ -277,7 +265,7 @@ impl Follower {
             let mut fds: Vec<_> =
                 fds.into_iter().flatten().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
             let timeout = PollTimeout::try_from(self.wait(filled)).unwrap_or(PollTimeout::MAX);
-            // An interrupted wait is a wait that was shorter.
+            // An interrupted wait is just a shorter one.
             let _ = poll(&mut fds, timeout);
             let is_told = fds[1].any().unwrap_or(false);
             if let Some(messages) = &mut self.setting.messages {
@@ -288,7 +276,7 @@ impl Follower {
                 return self.finish(on_stop);
             }
             if news.heard() {
-                // Commands do not wait for that: what woke us is still there then.
+                // Commands end the pause early; the other events remain pending.
                 let mut wake = [PollFd::new(commands.as_fd(), PollFlags::POLLIN)];
                 let wait = PollTimeout::try_from(pace.wait(Instant::now())).unwrap_or(PollTimeout::MAX);
                 let _ = poll(&mut wake, wait);
@@ -299,7 +287,7 @@ impl Follower {
         }
     }
 
-    /// Carries out what has been ordered; what to do at the end, if that was among it.
+    /// Executes the pending commands; returns the stop command, if there is one.
     fn obey(&mut self, commands: &mailbox::Receiver<Command>) -> Option<OnStop> {
         loop {
             match commands.take() {
@@ -315,7 +303,7 @@ impl Follower {
         }
     }
 
-    /// How long to sleep if nothing happens.
+    /// Returns how long to sleep without events.
     fn wait(&self, filled: bool) -> Duration {
         if !filled {
             return FILL_ROUND;
@@ -325,7 +313,7 @@ impl Follower {
         if self.postponed { self.rtnl.wait().clamp(SHORTEST, wait) } else { wait }
     }
 
-    /// Has the programs loaded that will be needed, while the map is being filled.
+    /// Requests the programs that will be needed, while the map is being filled.
     fn order_programs(&mut self) {
         for link in self.links.iter().filter(|link| self.setting.selection.takes(link)) {
             if let Ok(plan) = choice::plan(self.setting.mode, link) {
@@ -334,7 +322,7 @@ impl Follower {
         }
     }
 
-    /// Lists the interfaces anew. What is known of those that are gone goes, their pins too.
+    /// Lists the interfaces. State of interfaces that are gone is dropped, with their pins.
     fn look(&mut self) {
         self.status.send_modify(|status| status.looks += 1);
         let links = match self.netlink.links() {
@@ -365,8 +353,8 @@ impl Follower {
         self.links = links;
     }
 
-    /// Takes a report of the server. Queries that a local process sent out by another interface's
-    /// name (SO_BINDTODEVICE) came over `lo` and say nothing of that interface.
+    /// Processes a report of the server. Queries that a local process sent with another interface's
+    /// name (SO_BINDTODEVICE) arrived over `lo` and prove nothing about that interface.
     fn take_report(&mut self, arrivals: &[Arrival], now: Instant) {
         self.reported = Some(now);
         let holds = u64::try_from(REPORT_HOLDS.as_nanos()).unwrap_or(u64::MAX);
@@ -382,7 +370,7 @@ impl Follower {
         }
     }
 
-    /// Looks at the probes, and closes where they do not arrive.
+    /// Checks the probes, and closes doors with lost probes.
     fn look_at_probes(&mut self, now: Instant) {
         for &ifindex in self.attached.keys() {
             for &(_, slot) in &self.endpoints {
@@ -406,7 +394,7 @@ impl Follower {
         }
     }
 
-    /// Makes the attachments follow what the gate says.
+    /// Brings the attachments into agreement with the gate.
     fn reconcile(&mut self, now: Instant) {
         if self.taken_over {
             return;
@@ -418,7 +406,8 @@ impl Follower {
         if !self.complete {
             self.setting.kept_maps.prepare();
         }
-        // What is not served any more goes up at once; its program goes when its turn comes.
+        // Queries of an interface no longer served pass to userspace at once; its program is
+        // detached later, in turn.
         let unwanted: Vec<u32> =
             self.attached.keys().copied().filter(|ifindex| !wanted.contains_key(ifindex)).collect();
         for ifindex in unwanted {
@@ -433,7 +422,7 @@ impl Follower {
         let links: Vec<Link> =
             self.links.iter().filter(|link| wanted.contains_key(&link.ifindex)).cloned().collect();
         let served: Vec<Served> = links.iter().map(|link| self.served(link)).collect();
-        // Before anything is attached: what the programs do not know goes up.
+        // Before attaching: programs pass queries of unknown interfaces to the network stack.
         let without_slot = self.setting.scope.add_interfaces(&served);
         let before = self.attached.len();
         for link in &links {
@@ -442,7 +431,8 @@ impl Follower {
                 self.refuse(link, "its number collides with those of too many served interfaces".to_owned());
                 continue;
             }
-            // Before the program is there, so that one in the place of a predecessor's answers at once.
+            // Before attaching, so that a program that replaces a predecessor's answers
+            // immediately.
             self.setting.scope.admit(ifindex, wanted[&ifindex]);
             if !self.attached.contains_key(&ifindex) {
                 if self.is_urgent(link) || self.rtnl.may_go(now) {
@@ -453,17 +443,17 @@ impl Follower {
             }
         }
         if !self.loading.is_empty() {
-            // What a predecessor left answers meanwhile.
+            // The predecessor's programs keep answering meanwhile.
         } else if !self.complete {
             self.complete_takeover();
         } else if before < self.attached.len() {
             self.setting.kept_maps.pin_if_gone();
         }
-        // The status may promise that interfaces go on answering when we are killed.
+        // The status may promise that programs keep answering after a kill.
         self.publish_status(now);
     }
 
-    /// The interfaces that are to be served, with the endpoints for which the gate is open.
+    /// Returns the interfaces to serve, with the endpoints for which the gate is open.
     fn wanted(&mut self, now: Instant) -> BTreeMap<u32, u64> {
         let Self { setting, links, endpoints, gate, attached, objections, refusals, .. } = self;
         for link in links.iter() {
@@ -506,14 +496,14 @@ impl Follower {
         wanted
     }
 
-    /// Whether an interface is attached without regard to others: it is named, or a predecessor's
-    /// program is to be replaced.
+    /// Returns whether to attach to an interface immediately: it is named in the configuration, or
+    /// a predecessor's program waits for replacement.
     fn is_urgent(&self, link: &Link) -> bool {
         self.setting.selection.names(link)
             || self.setting.predecessor.iter().any(|left| left.ifindex == link.ifindex)
     }
 
-    /// An interface as the programs have to know it.
+    /// Describes an interface for the programs.
     fn served(&self, link: &Link) -> Served {
         let master = self.links.iter().find(|other| Some(other.ifindex) == link.master);
         Served {
@@ -525,7 +515,7 @@ impl Follower {
         }
     }
 
-    /// Attaches to one interface, unless it refused before and is still the same.
+    /// Attaches to one interface, unless it refused before and has not changed.
     fn attach(&mut self, link: &Link, now: Instant) {
         let before = self.refused.get(&link.ifindex);
         if before.is_some_and(|before| before.link == *link && !before.again) {
@@ -555,7 +545,7 @@ impl Follower {
         }
     }
 
-    /// Notes why an interface is not served. The log is told once.
+    /// Records why an interface is not served; logs each reason once.
     fn refuse(&mut self, link: &Link, why: String) {
         if self.refused.get(&link.ifindex).is_none_or(|before| before.why != why) {
             tracing::warn!(interface = %link.name, why, "interface not served: its queries are answered from userspace");
@@ -563,15 +553,16 @@ impl Follower {
         self.refused.insert(link.ifindex, Refused { link: link.clone(), why, again: false });
     }
 
-    /// Looks whether all is as it should be: what somebody else detached is
-    /// attached again, what a successor took is his.
+    /// Checks the attachments: attaches again after a foreign detach, and leaves links taken over
+    /// by a successor alone.
     fn look_after(&mut self) {
         self.setting.programs.try_again();
         self.refused.values_mut().for_each(|refused| refused.again = true);
         let Self { setting, netlink, attached, taken_over, .. } = self;
         attached.retain(|_, on| match on.attachment.standing(&setting.programs, netlink) {
             Standing::Ours => true,
-            // The pin stays: another server may have put its own there, and ours replaces it otherwise.
+            // The pin stays: another server may have pinned its own link there; otherwise ours will
+            // replace it.
             Standing::Gone => false,
             Standing::TakenOver => {
                 *taken_over = true;
@@ -580,7 +571,8 @@ impl Follower {
         });
     }
 
-    /// After the first round: what the predecessor served and we do not goes.
+    /// After the first round: detaches the predecessor's programs from interfaces that are not
+    /// served.
     fn complete_takeover(&mut self) {
         for left in std::mem::take(&mut self.setting.predecessor) {
             attachment::drop_predecessor(left);
@@ -589,12 +581,12 @@ impl Follower {
         self.complete = true;
     }
 
-    /// Tells the programs where the server listens, and whose addresses no client may have. An
-    /// address that is not this machine's any more is answered no longer.
+    /// Publishes the endpoints and the addresses that no client may have. An address that has left
+    /// this machine is answered no longer.
     fn follow_addresses(&mut self) {
         match self.netlink.addresses() {
             Ok(local) => self.local = local,
-            // `lo` alone needs no list.
+            // `lo` alone needs no list of addresses.
             Err(_) if self.setting.listen.iter().all(|listen| listen.ip().is_loopback()) => {}
             Err(error) => {
                 tracing::warn!(%error, "cannot list the local addresses (netlink): programs answer at those known so far; trying again");
@@ -605,7 +597,7 @@ impl Follower {
         let mut all = expand(&self.setting.listen, &addresses);
         let netlink = &mut self.netlink;
         all.retain(|endpoint| {
-            // An answer that does not come is no proof that the address is ours.
+            // Without an answer, only loopback addresses are known to be local.
             endpoint.ip().is_loopback()
                 || addresses.contains(&endpoint.ip())
                 || netlink.is_local(endpoint.ip()).unwrap_or(false)
@@ -619,7 +611,7 @@ impl Follower {
         let with_slots = served.iter().zip(&endpoints);
         let placed: Vec<(SocketAddr, usize)> =
             with_slots.filter_map(|(&address, endpoint)| Some((address, scope.slot_of(endpoint)?))).collect();
-        // Another endpoint in a slot has doors of its own.
+        // A different endpoint in a slot starts with a closed gate.
         let stays = |slot: usize| {
             let of = |all: &[(SocketAddr, usize)]| {
                 all.iter().find(|(_, known)| *known == slot).map(|(address, _)| *address)
@@ -641,9 +633,9 @@ impl Follower {
         });
     }
 
-    /// Detaches, or leaves everything to a successor.
+    /// Detaches the programs, or leaves them to a successor.
     fn finish(mut self, on_stop: OnStop) {
-        // Links of a predecessor that were never taken over are his to lease out, or ours to remove.
+        // The predecessor's links that were not taken over: kept, or removed with ours.
         let left = std::mem::take(&mut self.setting.predecessor);
         self.setting.scope.probe_until(0);
         match on_stop {
@@ -668,7 +660,6 @@ impl Follower {
     }
 }
 
-/// What attaching works with.
 fn means<'a>(setting: &'a mut Setting, netlink: &'a mut Socket) -> Means<'a> {
     let Setting { programs, pins, predecessor, .. } = setting;
     Means { programs, pins: pins.as_ref(), predecessor, netlink }

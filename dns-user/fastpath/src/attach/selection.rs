@@ -1,36 +1,32 @@
-//! Which interfaces may be served; [`super::gate`] decides which are.
+//! The interfaces that may be served; [`super::gate`] decides which of them are.
 //!
-//! Without a list in the configuration every interface may be, or `lo` alone if we listen on
-//! loopback addresses only. The kernel names the interface by which a query came as IP sees it: a
-//! bridge or bond and not its ports.
+//! Without a list in the configuration every interface may be served, or only `lo` if all listen
+//! addresses are loopback addresses. The kernel reports the receiving interface as IP sees it: a
+//! bridge or bond, not its ports.
 
 use std::{collections::HashSet, net::SocketAddr};
 
 use super::netlink::{LOOPBACK, Link};
 use dns_core::config::file_pattern;
 
-/// Which interfaces are to be served.
+/// The interfaces that may be served.
 #[derive(Debug)]
 pub(crate) struct Selection {
-    /// Of these.
     candidates: Candidates,
-    /// But for these, by name or glob: they are left to userspace.
+    /// Exceptions, by name or glob: these are left to userspace.
     left_out: Vec<String>,
 }
 
-/// See [`Selection`].
 #[derive(Debug)]
 enum Candidates {
-    /// By name, or by pattern.
+    /// Names, and glob patterns.
     Listed(HashSet<String>, Vec<String>),
-    /// Only the loopback.
     Loopback,
-    /// Every one.
     All,
 }
 
 impl Selection {
-    /// The selection for this configuration.
+    /// Returns the selection of this configuration.
     pub(crate) fn new(listed: Option<&[String]>, left_out: &[String], endpoints: &[SocketAddr]) -> Self {
         let candidates = match listed {
             Some(names) => {
@@ -44,7 +40,7 @@ impl Selection {
         Self { candidates, left_out: left_out.to_vec() }
     }
 
-    /// Whether the configuration names this interface without a wildcard: then it is served
+    /// Returns whether the configuration names this interface without a wildcard: it is then served
     /// without waiting for queries.
     pub(super) fn names(&self, link: &Link) -> bool {
         match &self.candidates {
@@ -53,7 +49,7 @@ impl Selection {
         }
     }
 
-    /// Whether to serve this interface, once queries arrive through it.
+    /// Returns whether this interface is served once queries arrive by it.
     pub(super) fn takes(&self, link: &Link) -> bool {
         let Self { candidates, left_out } = self;
         let is_among = |patterns: &[String]| patterns.iter().any(|pattern| is_named(link, pattern));
@@ -68,8 +64,8 @@ impl Selection {
     }
 }
 
-/// Returns whether an interface has this name, or one that this pattern matches. A text that is
-/// no pattern stands for itself.
+/// Returns whether the pattern matches one of the interface's names. Text that is not a valid
+/// pattern is compared literally.
 fn is_named(link: &Link, pattern: &str) -> bool {
     file_pattern::matches(pattern.as_bytes(), link.name.as_bytes()).unwrap_or(link.name == pattern)
 }
@@ -78,7 +74,6 @@ fn is_named(link: &Link, pattern: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// An interface.
     fn link(name: &str, kind: Option<&str>, part_of: Option<&str>) -> Link {
         Link {
             layer: if name == "lo" { 772 } else { 1 },
@@ -89,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_list_all_are_served_where_queries_can_arrive() {
+    fn default_serves_reachable_interfaces() {
         let all = Selection::new(None, &[], &["169.254.0.2:53".parse().unwrap()]);
         assert!(all.takes(&link("lo", None, None)));
         assert!(all.takes(&link("eth0", None, None)));
@@ -102,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_to_userspace_is_never_served() {
+    fn excluded_interfaces_stay_excluded() {
         let (all, left) = (["eth0", "veth1"].map(str::to_owned), ["eth*".to_owned()]);
         let endpoints = ["10.0.0.1:53".parse().unwrap()];
         for selection in [Selection::new(None, &left, &endpoints), Selection::new(Some(&all), &left, &[])] {

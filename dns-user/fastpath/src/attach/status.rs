@@ -4,20 +4,20 @@ use std::net::SocketAddr;
 
 use super::hook::Hook;
 
-/// One interface, for the status.
+/// The status of one interface.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct InterfaceStatus {
-    /// Its name.
+    /// Name of the interface, such as `eth0`.
     pub name: String,
-    /// Its number.
+    /// Index of the interface in the network namespace.
     pub ifindex: u32,
-    /// Whether it is served.
+    /// Whether the interface is served.
     pub state: InterfaceState,
-    /// The hook that serves it; null: none does, its queries are answered from userspace.
+    /// The hook that serves it; null if its queries are answered from userspace.
     pub hook: Option<Hook>,
-    /// Its slot among the counters; null: it has none.
+    /// Its slot among the counters; null without one.
     pub slot: Option<usize>,
-    /// Why that one, or why none.
+    /// The reason for the hook, or for not serving the interface.
     pub why: String,
 }
 
@@ -25,16 +25,16 @@ pub struct InterfaceStatus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum InterfaceState {
-    /// It answers.
+    /// A program on it answers queries.
     Served,
-    /// Too few queries arrived through it yet, or its program is being loaded.
+    /// Too few queries arrived by it yet, or its program is being loaded.
     Waiting,
     /// It cannot or must not answer.
     Refused,
 }
 
 impl InterfaceState {
-    /// Label in the status.
+    /// Returns the label used in the status.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Served => "served",
@@ -44,17 +44,17 @@ impl InterfaceState {
     }
 }
 
-/// Where queries are answered.
+/// The interfaces and endpoints at which queries are answered.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct InterfacesStatus {
-    /// Interfaces that are served, or should be, or at which queries arrive, by number.
+    /// Interfaces that are served, should be served, or receive queries, by index.
     pub interfaces: Vec<InterfaceStatus>,
-    /// Addresses and ports whose queries the program answers.
+    /// Endpoints whose queries the programs answer.
     pub endpoints: Vec<SocketAddr>,
-    /// Addresses and ports beyond the program's limit: answered from userspace.
+    /// Number of endpoints beyond the programs' limit; answered from userspace.
     pub endpoints_left_out: usize,
-    /// Whether another server has taken over, so that this one follows nothing any more.
+    /// Whether another server has taken over, so that this one no longer follows the interfaces.
     pub taken_over: bool,
-    /// How often all interfaces were listed so far.
+    /// Number of times all interfaces were listed.
     pub looks: u64,
 }

@@ -1,10 +1,9 @@
-//! What an interface is, as far as that decides whether it may answer: arriving queries cannot
-//! show it.
+//! Properties of an interface that rule out serving it and that arriving queries do not reveal.
 
 use super::netlink::{LOOPBACK, Link};
 
-/// Why an interface must not answer, by what it is and belongs to; `all`: among these is its
-/// master.
+/// Returns the reason why an interface must not answer because of its type or its master; `all`
+/// must include the master.
 pub(super) fn refusal(link: &Link, all: &[Link]) -> Option<&'static str> {
     let master = link.master.and_then(|master| all.iter().find(|other| other.ifindex == master));
     if link.collects_metadata {
@@ -22,8 +21,9 @@ pub(super) fn refusal(link: &Link, all: &[Link]) -> Option<&'static str> {
     None
 }
 
-/// Whether an interface's clients are on this machine, as far as can be told: `lo`, a veth, or a
-/// bridge whose ports are veths and taps alone. An uplink in a bridge brings in other machines.
+/// Returns whether an interface's clients run on this machine, as far as can be determined: `lo`, a
+/// veth, or a bridge whose ports are all veths and taps. An uplink in a bridge brings in other
+/// machines.
 pub(crate) fn is_near(link: &Link, all: &[Link]) -> bool {
     let is_of_container = |link: &Link| matches!(link.kind.as_deref(), Some("veth" | "tun"));
     if link.layer == LOOPBACK || link.kind.as_deref() == Some("veth") {

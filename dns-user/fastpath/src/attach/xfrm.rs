@@ -1,5 +1,5 @@
-//! IPsec policies (`linux/xfrm.h`): the reply of a program leaves past them, so what they cover is
-//! left to userspace.
+//! IPsec policies (`linux/xfrm.h`). A program's reply bypasses them, so endpoints that they cover
+//! are left to userspace.
 
 use std::{
     io,
@@ -8,28 +8,27 @@ use std::{
 
 use super::netlink::Socket;
 
-/// `NETLINK_XFRM`.
 const PROTOCOL: i32 = 6;
-/// `XFRM_MSG_NEWPOLICY`, and the request for all.
+/// `XFRM_MSG_NEWPOLICY`, and the request for all policies.
 const POLICIES: (u16, u16) = (0x13, 0x15);
-/// Where the direction stands behind selector, lifetimes, priority and index in `struct
+/// Offset of the direction, after selector, lifetimes, priority and index, in `struct
 /// xfrm_userpolicy_info`.
 const DIRECTION_AT: usize = 56 + 64 + 32 + 4 + 4;
 
-/// A policy, as far as it says whom it concerns.
+/// The selector of a policy: the local endpoints that it covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Policy {
-    /// Address of this machine's side.
+    /// The local address, or network, of the policy.
     ours: IpAddr,
-    /// Bits of it that count.
+    /// Length of its prefix in bits.
     prefix: u8,
-    /// Protocol; 0: any.
     protocol: u8,
-    /// Our port and its mask.
+    /// The local port and its mask.
     port: (u16, u16),
 }
 
-/// All policies of the calling thread's network namespace; a kernel without IPsec has none.
+/// Returns the policies of the calling thread's network namespace; empty for a kernel without
+/// IPsec.
 pub(super) fn policies() -> io::Result<Vec<Policy>> {
     let mut socket = match Socket::of(PROTOCOL) {
         Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(Vec::new()),
@@ -40,13 +39,12 @@ pub(super) fn policies() -> io::Result<Vec<Policy>> {
     socket.dump(POLICIES.1, &all, |kind, message| (kind == POLICIES.0).then(|| policy(message)).flatten())
 }
 
-/// Reads a policy.
 fn policy(message: &[u8]) -> Option<Policy> {
-    // struct xfrm_selector: receiver, sender, ports with masks, family, prefixes, protocol.
+    // struct xfrm_selector: destination, source, ports with masks, family, prefixes, protocol.
     let direction = *message.get(DIRECTION_AT)?;
     let port = |at: usize| message.get(at..)?.first_chunk().map(|bytes| u16::from_be_bytes(*bytes));
     let family = u16::from_ne_bytes(*message.get(40..)?.first_chunk()?);
-    // What goes out has our address as its sender.
+    // Outbound packets carry our address as their source.
     let is_out = direction == 1;
     let at = if is_out { 16 } else { 0 };
     let ours = match i32::from(family) {
@@ -59,7 +57,7 @@ fn policy(message: &[u8]) -> Option<Policy> {
 }
 
 impl Policy {
-    /// Whether the policy concerns queries to an endpoint, or replies from it.
+    /// Returns whether the policy covers queries to an endpoint, or replies from it.
     pub(super) fn covers(&self, endpoint: SocketAddr) -> bool {
         let same = |ours: u128, theirs: u128, bits: u32| {
             let host = bits.saturating_sub(u32::from(self.prefix));
@@ -80,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn policy_covers_its_prefix() {
+    fn policy_covers_prefix() {
         let mut message = vec![0; 168];
         message[..4].copy_from_slice(&[10, 0, 16, 0]);
         message[40..42].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());

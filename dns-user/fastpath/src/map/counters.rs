@@ -1,4 +1,4 @@
-//! What the program has counted.
+//! The programs' counters.
 
 use std::{
     io,
@@ -16,23 +16,22 @@ use memmap2::MmapRaw;
 use super::{Shape, map_shared};
 use crate::bpf;
 
-/// Labels of the types that replies are counted by, in the order of `QueryKind`.
+/// Labels of the query types by which replies are counted, in the order of `QueryKind`.
 const KINDS: [&str; 3] = ["A", "AAAA", "other"];
 
-/// Counts since the program was loaded.
+/// Totals since the programs were loaded.
 #[derive(Clone, Debug)]
 pub struct Counters {
-    /// By CPU.
     cpus: Vec<CpuCounters>,
 }
 
 impl Counters {
-    /// Takes in what each CPU has counted.
+    /// Takes over the counters of all CPUs.
     pub(crate) fn new(cpus: Vec<CpuCounters>) -> Self {
         Self { cpus }
     }
 
-    /// Packets to our addresses and ports that went up.
+    /// Returns the number of packets to our endpoints that were passed to userspace.
     pub fn went_up(&self) -> u64 {
         let goes_up = |outcome: &&Outcome| {
             use Outcome::{Hit, HitTruncated, NotOurs, Shed};
@@ -41,27 +40,27 @@ impl Counters {
         Outcome::ALL.iter().filter(goes_up).map(|&outcome| self.outcome(outcome)).sum()
     }
 
-    /// Packets with this outcome.
+    /// Returns the number of packets with this outcome.
     pub fn outcome(&self, outcome: Outcome) -> u64 {
         self.sum(|cpu| cpu.outcomes[outcome as usize % OUTCOME_SLOTS])
     }
 
-    /// Packets by outcome, all of them.
+    /// Returns the number of packets for every outcome.
     pub fn outcomes(&self) -> impl Iterator<Item = (Outcome, u64)> {
         Outcome::ALL.iter().map(|&outcome| (outcome, self.outcome(outcome)))
     }
 
-    /// Packets with this outcome on each CPU.
+    /// Returns the number of packets with this outcome on each CPU.
     pub fn outcome_by_cpu(&self, outcome: Outcome) -> impl Iterator<Item = u64> {
         self.cpus.iter().map(move |cpu| cpu.outcomes[outcome as usize % OUTCOME_SLOTS])
     }
 
-    /// Replies given by the interface.
+    /// Returns the number of replies by the programs.
     pub fn hits(&self) -> u64 {
         self.outcome(Outcome::Hit) + self.outcome(Outcome::HitTruncated)
     }
 
-    /// Replies by label of the type, and RCODE.
+    /// Returns the number of replies, by label of the type and RCODE.
     pub fn replies(&self) -> Vec<(&'static str, u8, u64)> {
         let mut replies = Vec::new();
         for (kind, label) in KINDS.into_iter().enumerate() {
@@ -73,38 +72,35 @@ impl Counters {
         replies
     }
 
-    /// Bytes of DNS messages: in queries that were answered, and in their replies.
+    /// Returns the bytes of DNS messages: of answered queries, and of their replies.
     pub fn bytes(&self) -> (u64, u64) {
         (self.sum(|cpu| cpu.query_bytes), self.sum(|cpu| cpu.reply_bytes))
     }
 
-    /// Replies on the interface in a slot.
+    /// Returns the number of replies by the interface in a slot.
     pub fn interface(&self, slot: usize) -> u64 {
         self.sum(|cpu| cpu.interface_hits[slot % INTERFACES])
     }
 
-    /// Adds up over the CPUs.
+    /// Adds a count up over the CPUs.
     fn sum(&self, count: impl Fn(&CpuCounters) -> u64) -> u64 {
         self.cpus.iter().map(count).sum()
     }
 }
 
-/// The `COUNTERS` map, mapped: one element per possible CPU.
+/// The mapped `COUNTERS` map: one element per possible CPU.
 #[derive(Debug)]
 pub(crate) struct CounterPages {
-    /// The mapping.
     map: MmapRaw,
-    /// Elements in it.
     cpus: usize,
 }
 
 impl CounterPages {
-    /// Maps all elements.
     pub(crate) fn map(map: BorrowedFd<'_>) -> io::Result<Self> {
         Self::map_of(map, bpf::map_shape(map)?)
     }
 
-    /// The same of a map whose shape is known.
+    /// Maps a map of a known shape.
     pub(crate) fn map_of(map: BorrowedFd<'_>, shape: Shape) -> io::Result<Self> {
         let Shape { value_size, elements: cpus } = shape;
         if value_size as usize != size_of::<CpuCounters>() {
@@ -114,7 +110,7 @@ impl CounterPages {
         Ok(Self { map: map_shared(map, cpus * size_of::<CpuCounters>())?, cpus })
     }
 
-    /// What each CPU has counted since load.
+    /// Returns the counters of each CPU since load.
     pub(crate) fn read(&self) -> Vec<CpuCounters> {
         (0..self.cpus)
             .map(|cpu| {
@@ -126,17 +122,17 @@ impl CounterPages {
             .collect()
     }
 
-    /// Replies on the interface in a slot, on all CPUs.
+    /// Returns the number of replies by the interface in a slot, on all CPUs.
     pub(crate) fn interface(&self, slot: usize) -> u64 {
         (0..self.cpus).map(|cpu| self.hits(cpu, slot).load(Ordering::Relaxed)).sum()
     }
 
-    /// Begins to count an interface in a slot that no program run uses yet.
+    /// Resets the counters of a slot that no program run uses yet.
     pub(crate) fn clear_interface(&self, slot: usize) {
         (0..self.cpus).for_each(|cpu| self.hits(cpu, slot).store(0, Ordering::Relaxed));
     }
 
-    /// The counter of a slot on one CPU.
+    /// Returns the counter of a slot on one CPU.
     fn hits(&self, cpu: usize, slot: usize) -> &AtomicU64 {
         assert!(cpu < self.cpus && slot < INTERFACES, "a counter of the map");
         let at = cpu * size_of::<CpuCounters>()

@@ -1,5 +1,5 @@
-//! The hash table from names to entries, see [`dns_common::index`]: written by
-//! the publisher alone, read by the program and by whoever wants to know when an entry was last used.
+//! The hash table from names to entries, see [`dns_common::index`]. The publisher is its only
+//! writer; the programs read it, and userspace does to learn when an entry was last used.
 
 use std::{
     io,
@@ -16,36 +16,36 @@ use memmap2::MmapRaw;
 use super::{Shape, layout::read_header, map_shared, store::EntryMemory, words::Words};
 use crate::bpf;
 
-/// Names for one pair of buckets in the largest table: of pairs with so many on
-/// average one in 8,000 would get a 25th (Poisson).
+/// Names per pair of buckets in the largest table: at this average one pair in 8,000 would get a
+/// 25th name (Poisson).
 const NAMES_PER_PAIR: u32 = 12;
 
-/// Elements of the `NAMES` map for so many names.
+/// Returns the number of elements of the `NAMES` map for `names` names.
 pub(crate) fn elements(names: u32) -> u32 {
-    // The largest table follows the root and all smaller ones, which are as long together.
+    // The largest table follows the root and all smaller tables, which together have the same
+    // length.
     2 * names.div_ceil(NAMES_PER_PAIR).clamp(1, 1 << 30).next_power_of_two()
 }
 
-/// The buckets of a name's hash are full, and the table is as large as it can be.
+/// The name's buckets are full, and the table cannot grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
-/// The index, for its one writer.
+/// The index, with the right to write.
 #[derive(Debug)]
 pub(crate) struct Index<W = MmapRaw> {
-    /// The table.
     memory: Arc<IndexMemory<W>>,
 }
 
 impl<W: Words> Index<W> {
-    /// The writer of an empty index.
+    /// Returns the writer of an empty index.
     pub(crate) fn new(memory: Arc<IndexMemory<W>>) -> Self {
         memory.set_pairs(1);
         Self { memory }
     }
 
-    /// Makes the name of this hash lie at `new`, where its entry is already, in
-    /// the place of `old` if it was there before.
+    /// Points the name of this hash to the entry at `new`, already written, instead of to `old` if
+    /// that is given.
     pub(crate) fn set(&mut self, hash: u64, new: Location, old: Option<Location>) -> Result<(), Full> {
         let memory = &self.memory;
         if let Some(place) = old.and_then(|old| memory.place(hash, old)) {
@@ -62,7 +62,7 @@ impl<W: Words> Index<W> {
         }
     }
 
-    /// Takes the name of this hash, whose entry lies at `location`, out.
+    /// Removes the name of this hash, with its entry at `location`.
     pub(crate) fn remove(&mut self, hash: u64, location: Location) {
         if let Some(place) = self.memory.place(hash, location) {
             self.memory.give_back(place, hash);
@@ -70,27 +70,25 @@ impl<W: Words> Index<W> {
     }
 }
 
-/// The elements of the `NAMES` map, mapped (or from nowhere, in tests), and the
-/// entries that they lead to.
+/// The mapped elements of the `NAMES` map (in tests, anonymous memory), and the entries to which
+/// they point.
 #[derive(Debug)]
 pub(crate) struct IndexMemory<W = MmapRaw> {
     /// The words of the elements.
     words: W,
-    /// The entries.
     entries: Arc<EntryMemory<W>>,
 }
 
-/// A slot.
 #[derive(Clone, Copy, Debug)]
 struct SlotPosition {
-    /// Number of the bucket, counted from the start of the map.
+    /// Number of the bucket, from the start of the map.
     bucket: usize,
-    /// Number in the bucket.
+    /// Number of the slot in the bucket.
     slot: usize,
 }
 
 impl<W: Words> IndexMemory<W> {
-    /// Takes over memory of whole elements: of two at least, the root and the smallest table.
+    /// Takes over memory of whole elements, at least two: the root and the smallest table.
     pub(crate) fn new(words: W, entries: Arc<EntryMemory<W>>) -> Self {
         let bytes = words.bytes();
         assert!(
@@ -100,7 +98,7 @@ impl<W: Words> IndexMemory<W> {
         Self { words, entries }
     }
 
-    /// Where the entry of the name with this hash lies.
+    /// Returns the location of the entry of the name with this hash.
     pub(crate) fn get(&self, hash: u64) -> Option<Location> {
         self.reachable(hash)
             .filter(|&place| self.tag(place) == index::tag(hash))
@@ -108,8 +106,8 @@ impl<W: Words> IndexMemory<W> {
             .find(|&location| self.hash_at(location) == Some(hash))
     }
 
-    /// The slots where this hash may stand, as the program sees it: those of the
-    /// other bucket only if some name had to go there.
+    /// Returns the slots that may hold this hash, as seen by the program: slots of the other bucket
+    /// only if some name had to move there.
     fn reachable(&self, hash: u64) -> impl Iterator<Item = SlotPosition> {
         let pairs = self.pairs();
         let count = self.words.load(overflow_count(first_bucket(hash, pairs), hash), Ordering::Acquire);
@@ -117,12 +115,12 @@ impl<W: Words> IndexMemory<W> {
         places(hash, pairs).take(if overflows == 0 { BUCKET_SLOTS } else { 2 * BUCKET_SLOTS })
     }
 
-    /// Where all entries lie.
+    /// Returns the locations of all entries.
     pub(crate) fn locations(&self) -> impl Iterator<Item = Location> {
         self.taken(self.pairs()).map(|place| self.location(place))
     }
 
-    /// The slots in use of the table of so many pairs.
+    /// Returns the slots in use of the table of `pairs` pairs.
     fn taken(&self, pairs: u32) -> impl Iterator<Item = SlotPosition> {
         let first = 2 * pairs as usize;
         let all = (first..2 * first)
@@ -130,28 +128,29 @@ impl<W: Words> IndexMemory<W> {
         all.filter(|&place| self.tag(place) != 0)
     }
 
-    /// The slot of the name with this hash, whose entry lies at `location`.
+    /// Returns the slot of the name with this hash and with its entry at `location`.
     fn place(&self, hash: u64, location: Location) -> Option<SlotPosition> {
         let mut places = places(hash, self.pairs());
         places.find(|&place| self.tag(place) == index::tag(hash) && self.location(place) == location)
     }
 
-    /// A free slot for this hash.
+    /// Returns a free slot for this hash.
     fn free_place(&self, hash: u64, pairs: u32) -> Option<SlotPosition> {
         places(hash, pairs).find(|&place| self.tag(place) == 0)
     }
 
-    /// Gives a free slot to a name.
+    /// Fills a free slot.
     fn take(&self, place: SlotPosition, hash: u64, location: Location) {
         if let Some(count) = overflow_count_of(place, hash) {
-            // Before the tag: who finds none looks no further.
+            // Written before the tag: a reader without a match reads the other bucket only if this
+            // counts an overflow.
             self.change(count, index::with_overflow);
         }
         self.set_location(place, location);
         self.set_tag(place, index::tag(hash));
     }
 
-    /// Makes the slot of a name free.
+    /// Frees the slot of a name.
     fn give_back(&self, place: SlotPosition, hash: u64) {
         self.set_tag(place, 0);
         if let Some(count) = overflow_count_of(place, hash) {
@@ -159,14 +158,15 @@ impl<W: Words> IndexMemory<W> {
         }
     }
 
-    /// Fills a table of twice the size and changes over to it.
+    /// Fills a table of twice the size and switches to it.
     fn grow(&self, pairs: u32) -> Result<(), Full> {
         if pairs > self.elements() / 4 {
             return Err(Full);
         }
         for place in self.taken(pairs) {
             let location = self.location(place);
-            // What was in one pair goes to two, so that there is room, and every entry has a header.
+            // One pair of buckets is split into two, so there is room, and every entry has a
+            // header.
             if let Some(hash) = self.hash_at(location)
                 && let Some(free) = self.free_place(hash, 2 * pairs)
             {
@@ -177,33 +177,32 @@ impl<W: Words> IndexMemory<W> {
         Ok(())
     }
 
-    /// The hash in the header of the entry there.
+    /// Returns the hash in the header of the entry at `location`.
     fn hash_at(&self, location: Location) -> Option<u64> {
         read_header(&self.entries, location).map(|header| header.hash)
     }
 
-    /// Elements in the mapping.
+    /// Returns the number of mapped elements.
     fn elements(&self) -> u32 {
         u32::try_from(self.words.bytes() / size_of::<Pair>()).expect("a BPF array has at most 2^32 elements")
     }
 
-    /// Pairs in use: what the root says, as far as it can be true.
+    /// Returns the number of pairs in use; an invalid root counts as 1.
     fn pairs(&self) -> u32 {
         let pairs = u32::try_from(self.words.load(0, Ordering::Acquire)).unwrap_or(0);
         if pairs.is_power_of_two() && pairs <= self.elements() / 2 { pairs } else { 1 }
     }
 
-    /// Changes over to the table of so many pairs.
+    /// Switches to the table of `pairs` pairs.
     fn set_pairs(&self, pairs: u32) {
         self.words.store(0, pairs.into(), Ordering::Release);
     }
 
-    /// The tag of a slot.
     fn tag(&self, place: SlotPosition) -> u8 {
         self.words.load(tags(place), Ordering::Acquire).to_le_bytes()[place.slot % WORD_SLOTS]
     }
 
-    /// Changes the tag of a slot. The cell is there before the tag that leads to it.
+    /// Sets the tag of a slot, after the cell to which the tag leads.
     fn set_tag(&self, place: SlotPosition, tag: u8) {
         self.change(tags(place), |word| {
             let mut bytes = word.to_le_bytes();
@@ -212,46 +211,46 @@ impl<W: Words> IndexMemory<W> {
         });
     }
 
-    /// Changes a word, behind all that was written before. Nobody else writes.
+    /// Changes a word, ordered after all earlier writes. There is no other writer.
     fn change(&self, index: usize, change: impl FnOnce(u64) -> u64) {
         self.words.store(index, change(self.words.load(index, Ordering::Relaxed)), Ordering::Release);
     }
 
-    /// Where the entry of a slot in use lies.
+    /// Returns the location of the entry of a slot in use.
     fn location(&self, place: SlotPosition) -> Location {
         Location(self.words.load_half(cell(place), Ordering::Acquire))
     }
 
-    /// Makes a slot lead to the entry at `location`, which is there already.
+    /// Points a slot to the entry at `location`, which is already written.
     fn set_location(&self, place: SlotPosition, location: Location) {
         self.words.store_half(cell(place), location.0, Ordering::Release);
     }
 }
 
-/// Number of the word that holds the tag of a slot.
+/// Returns the index of the word that holds a slot's tag.
 fn tags(place: SlotPosition) -> usize {
     place.bucket * size_of::<Bucket>() / 8 + place.slot / WORD_SLOTS
 }
 
-/// Number of the half word that holds the location of a slot's entry.
+/// Returns the index of the half word that holds the location of a slot's entry.
 fn cell(place: SlotPosition) -> usize {
     (place.bucket * size_of::<Bucket>() + std::mem::offset_of!(Bucket, cells)) / 4 + place.slot
 }
 
-/// Number of the word that counts the name of this hash in this slot, if it is not in the
-/// bucket that it prefers.
+/// Returns the index of the word that counts this name as overflowed, if its slot is not in its
+/// preferred bucket.
 fn overflow_count_of(place: SlotPosition, hash: u64) -> Option<usize> {
     let first = place.bucket & !1;
     (place.bucket != first + index::preferred_bucket(hash)).then(|| overflow_count(first, hash))
 }
 
-/// Number of the word that counts the names that are not in the bucket that this hash
-/// prefers, though they prefer it, too. `first`: the first bucket of the pair.
+/// Returns the index of the word that counts the names that prefer the same bucket as this hash but
+/// are stored in the other one. `first` is the first bucket of the pair.
 fn overflow_count(first: usize, hash: u64) -> usize {
     tags(SlotPosition { bucket: first + index::preferred_bucket(hash), slot: WORD_SLOTS })
 }
 
-/// The slots where this hash may stand in a table of so many pairs, the best first.
+/// Returns the possible slots for this hash in a table of `pairs` pairs, the best first.
 fn places(hash: u64, pairs: u32) -> impl Iterator<Item = SlotPosition> {
     let first = first_bucket(hash, pairs);
     let preferred = index::preferred_bucket(hash);
@@ -260,17 +259,17 @@ fn places(hash: u64, pairs: u32) -> impl Iterator<Item = SlotPosition> {
     })
 }
 
-/// The first bucket of the pair where this hash may stand in a table of so many pairs.
+/// Returns the first bucket of the pair for this hash in a table of `pairs` pairs.
 fn first_bucket(hash: u64, pairs: u32) -> usize {
     2 * index::element(hash, pairs) as usize
 }
 
-/// Maps the index of these entries: all elements of `NAMES`.
+/// Maps all elements of `NAMES` as the index of these entries.
 pub(crate) fn map_index(map: BorrowedFd<'_>, entries: Arc<EntryMemory>) -> io::Result<IndexMemory> {
     map_index_of(map, bpf::map_shape(map)?, entries)
 }
 
-/// The same of a map whose shape is known.
+/// Maps a map of a known shape.
 pub(crate) fn map_index_of(
     map: BorrowedFd<'_>,
     shape: Shape,
@@ -295,16 +294,13 @@ mod tests {
 
     use super::*;
 
-    /// An index with room for so many names, and cells for entries.
+    /// An index with room for `names` names, and cells for entries.
     struct Bench {
-        /// The index.
         index: Index,
-        /// The entries.
         entries: Arc<EntryMemory>,
     }
 
     impl Bench {
-        /// An empty one.
         fn new(names: u32, cells: usize) -> Self {
             let anonymous = |length: usize| memmap2::MmapMut::map_anon(length).unwrap().into();
             let entries =
@@ -313,14 +309,14 @@ mod tests {
             Self { index: Index::new(Arc::new(IndexMemory::new(map, entries.clone()))), entries }
         }
 
-        /// Writes the header of an entry at `new` and sets it.
+        /// Writes the header of an entry at `new` and points the name to it.
         fn set(&mut self, hash: u64, new: Location, old: Option<Location>) -> Result<(), Full> {
             let header = EntryHeader { hash, ..EntryHeader::new_zeroed() };
             self.entries.write(new, &zerocopy::transmute!(header) as &[u64; size_of::<EntryHeader>() / 8]);
             self.index.set(hash, new, old)
         }
 
-        /// Names that are not in the bucket that they prefer, as the buckets count them.
+        /// Returns the number of overflowed names counted by the buckets.
         fn overflows(&self) -> usize {
             let memory = &self.index.memory;
             let first = 2 * memory.pairs() as usize;
@@ -330,7 +326,7 @@ mod tests {
             words.map(|word| index::overflows(word) as usize).sum()
         }
 
-        /// The same as the entries tell.
+        /// Returns the number of overflowed names, determined from the entries.
         fn names_in_the_other_bucket(&self) -> usize {
             let memory = &self.index.memory;
             let places = memory.taken(memory.pairs());
@@ -341,7 +337,7 @@ mod tests {
         }
     }
 
-    /// Hashes as names have them.
+    /// Returns a hash distributed like those of names.
     fn hash(number: u32) -> u64 {
         dns_common::name::hash_name(7, &number.to_le_bytes())
     }
@@ -359,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_is_as_small_as_its_content_allows() {
+    fn table_size_follows_content() {
         let mut bench = Bench::new(65_536, 5_000);
         for number in 0..5_000 {
             bench.set(hash(number), Location(number), None).unwrap();
@@ -370,7 +366,7 @@ mod tests {
     #[test]
     fn equal_tags_are_told_apart_by_the_entries() {
         let mut bench = Bench::new(1, 24);
-        // The upper bits choose tag and bucket: equal in all of these.
+        // The upper bits choose tag and bucket; they are equal in all of these.
         for number in 0..24 {
             bench.set(number << 8, Location(number as u32), None).unwrap();
         }
@@ -383,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_that_cannot_be_true_is_not_believed() {
+    fn invalid_root_is_ignored() {
         let mut bench = Bench::new(24, 6);
         bench.set(1, Location(5), None).unwrap();
         for pairs in [0, 3, 8, u64::MAX] {
@@ -394,9 +390,9 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
-        /// Whatever comes, changes and goes: the index says what a map would say.
+        /// After any sequence of inserts, changes and removals the index agrees with a `HashMap`.
         #[test]
-        fn it_is_a_map(steps in prop::collection::vec((0_u8..4, 0_u32..300), 1..2000)) {
+        fn index_matches_hash_map(steps in prop::collection::vec((0_u8..4, 0_u32..300), 1..2000)) {
             let mut bench = Bench::new(300, 2000);
             let mut model: HashMap<u32, Location> = HashMap::new();
             for (time, (action, number)) in steps.into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! A resolution as the bytes that the program answers from.
+//! Converts a resolution to the entry from which the programs answer.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -17,15 +17,13 @@ use dns_core::{
 
 /// RCODE NOERROR (RFC 1035, section 4.1.1).
 const NOERROR: u8 = 0;
-/// RCODE FORMERR.
 const FORMERR: u8 = 1;
-/// RCODE NXDOMAIN.
 const NXDOMAIN: u8 = 3;
 
-/// Why a name cannot be published. It is still answered from userspace.
+/// The reason why a name cannot be published. Userspace still answers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Unfitting {
-    /// A label holds a NUL byte, which the program's search for the name's end would take for it.
+    /// A label holds a NUL byte, which the program's search would mistake for the end of the name.
     NulByte,
     /// More addresses than an entry holds.
     TooManyAddresses,
@@ -39,9 +37,9 @@ pub(crate) struct Encoded {
 }
 
 impl Encoded {
-    /// Lays out the entry of `name`, which has this hash, with the addresses in a fixed order so
-    /// that equal answers have equal bytes. When it was last used is zero. `rules`: how the
-    /// addresses are given, if not as the fleet's.
+    /// Encodes the entry of `name` with this hash. Addresses are sorted, so that equal answers have
+    /// equal bytes; the last-used time is zero. `rules` describes how the addresses are given, if
+    /// it differs from the fleet's default.
     pub(crate) fn encode(
         &mut self,
         hash: u64,
@@ -95,23 +93,23 @@ impl Encoded {
         Ok(())
     }
 
-    /// The words, when it was last used first.
+    /// Returns the words of the entry; the first one is the last-used time.
     pub(crate) fn words(&self) -> &[u64] {
         &self.words
     }
 
-    /// Carries over when an earlier entry was last used.
+    /// Sets the last-used time, taken from an earlier entry.
     pub(crate) fn set_last_used_ns(&mut self, last_used_ns: u64) {
         self.words[0] = last_used_ns;
     }
 
-    /// Bytes that the entry takes up.
+    /// Returns the size of the entry in bytes.
     pub(crate) fn size(&self) -> usize {
         self.words.len() * 8
     }
 }
 
-/// Reads a name back from the first words of an entry; `None`: not a well-formed entry.
+/// Reads the name back from an entry; `None` if the entry is not well-formed.
 pub(crate) fn read_name<W: Words>(memory: &EntryMemory<W>, location: Location) -> Option<Name> {
     let mut words = [0; NAME_END_WORDS];
     let wire = read_wire(memory, location, &mut words)?;
@@ -119,12 +117,12 @@ pub(crate) fn read_name<W: Words>(memory: &EntryMemory<W>, location: Location) -
     (used == wire.len()).then_some(name)
 }
 
-/// Whether an entry is that of this name.
+/// Returns whether the entry at `location` belongs to `name`.
 pub(crate) fn is_named<W: Words>(memory: &EntryMemory<W>, location: Location, name: &Name) -> bool {
     read_wire(memory, location, &mut [0; NAME_END_WORDS]) == Some(name.as_wire())
 }
 
-/// Reads the header of an entry; `None`: outside the store.
+/// Reads the header of an entry; `None` if it lies outside the store.
 pub(crate) fn read_header<W: Words>(memory: &EntryMemory<W>, location: Location) -> Option<EntryHeader> {
     let mut words = [0; HEADER_WORDS];
     memory.read_to(location, &mut words)?;
@@ -137,7 +135,8 @@ const HEADER_WORDS: usize = size_of::<EntryHeader>() / 8;
 /// Words of an entry up to the end of the longest name.
 const NAME_END_WORDS: usize = HEADER_WORDS + MAX_NAME_WORDS;
 
-/// The name of an entry in wire format, read to `words`; `None`: not a well-formed entry.
+/// Reads the name of an entry to `words` and returns its wire format; `None` if the entry is not
+/// well-formed.
 fn read_wire<'w, W: Words>(
     memory: &EntryMemory<W>,
     location: Location,
@@ -224,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_program_cannot_hold_is_refused() {
+    fn unfitting_answers_are_refused() {
         let mut entry = Encoded::default();
         let nul = Name::from_text("a\\000b.bosh").unwrap();
         assert_eq!(

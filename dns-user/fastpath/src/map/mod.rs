@@ -1,12 +1,12 @@
-//! The memory that the programs answer from, as userspace sees it: mapped BPF arrays.
+//! The memory from which the programs answer, from userspace's view: mapped BPF arrays.
 //!
-//! * [`layout`]: a name and its addresses as the bytes of an entry.
-//! * [`store`]: where entries lie: the memory, and which cells of it are free.
-//! * [`words`]: reading and writing while others do.
+//! * [`layout`]: encodes a name and its addresses as an entry.
+//! * [`store`]: the entries' memory, and the allocator of its cells.
+//! * [`words`]: access to memory that is read and written concurrently.
 //! * [`index`]: the hash table from names to entries.
-//! * [`control`]: what the server tells the programs.
-//! * [`scope`]: what the attaching process tells them.
-//! * [`counters`]: what the programs have counted.
+//! * [`control`]: the server's settings for the programs.
+//! * [`scope`]: the endpoints and interfaces, written by the attaching process.
+//! * [`counters`]: the programs' counters.
 
 pub(super) mod control;
 pub(super) mod counters;
@@ -23,7 +23,7 @@ use std::{
 
 use memmap2::{MmapOptions, MmapRaw};
 
-/// The size of a map, which only bpf(2) tells: whoever may not call that is told by another.
+/// The size of a map. Only bpf(2) reports it, so the attacher sends it to an unprivileged server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(super) struct Shape {
     /// Bytes of a value; 0 for a ring buffer.

@@ -1,6 +1,7 @@
-//! What is served: the one element of the map `SCOPE`, which the attaching process alone holds.
+//! The served endpoints and interfaces: the single element of the map `SCOPE`, held by the
+//! attaching process alone.
 //!
-//! The order of writes is argued in [`dns_common::scope`].
+//! [`dns_common::scope`] argues the order of writes.
 
 use std::{
     io,
@@ -26,41 +27,37 @@ pub(crate) type Grace = fn();
 pub(crate) struct ScopePage {
     /// The mapping of the one element.
     map: MmapRaw,
-    /// See [`Grace`].
     grace: Grace,
 }
 
-/// An interface as the programs have to know it.
+/// An interface, as described to the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Served {
-    /// Its number.
     pub(crate) ifindex: u32,
-    /// Its Ethernet address.
     pub(crate) address: [u8; 6],
-    /// That of the bridge or bond which it is a part of; else its own.
+    /// Ethernet address of the master (bridge or bond); without one, the interface's own.
     pub(crate) master: [u8; 6],
-    /// Whether its clients are on this machine.
+    /// Whether the interface's clients run on this machine.
     pub(crate) near: bool,
-    /// Whether routes by it set an MTU.
+    /// Whether routes by this interface set an MTU.
     pub(crate) bounded: bool,
 }
 
-/// What the programs say of the probes of an interface at an endpoint.
+/// The programs' record of the probes of an interface at an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Probed {
-    /// How many were let up.
+    /// Number of probes passed to userspace.
     pub(crate) count: u64,
-    /// The client of the last one.
+    /// Client of the last probe.
     pub(crate) client: IpAddr,
 }
 
 impl ScopePage {
-    /// Maps the element.
     pub(crate) fn map(map: BorrowedFd<'_>, grace: Grace) -> io::Result<Self> {
         Ok(Self { map: map_shared(map, size_of::<Scope>())?, grace })
     }
 
-    /// The word at `offset`.
+    /// Returns the word at `offset`, for atomic access.
     fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8) && offset + 8 <= size_of::<Scope>(), "a word of Scope");
         // SAFETY: inside the mapping and aligned, as just checked; the mapping begins with a page
@@ -68,14 +65,14 @@ impl ScopePage {
         unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(offset).cast()) }
     }
 
-    /// The half word at `offset`.
+    /// Returns the half word at `offset`, for atomic access.
     fn half(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(4) && offset + 4 <= size_of::<Scope>(), "a half word of Scope");
         // SAFETY: as in `word`. No half word is used as part of a whole one.
         unsafe { AtomicU32::from_ptr(self.map.as_mut_ptr().add(offset).cast()) }
     }
 
-    /// Sets the VLANs whose frames are answered.
+    /// Sets the VLANs on which frames are answered.
     pub(crate) fn set_vlans(&self, vlans: &[u16]) {
         let mut words = [0; VLAN_WORDS];
         for &vlan in vlans {
@@ -87,12 +84,12 @@ impl ScopePage {
         }
     }
 
-    /// Lets probes up until this moment of CLOCK_MONOTONIC, in ns.
+    /// Permits probes until this time of CLOCK_MONOTONIC, in ns.
     pub(crate) fn probe_until(&self, until_ns: u64) {
         self.word(offset_of!(Scope, probe_until_ns)).store(until_ns, Ordering::Relaxed);
     }
 
-    /// Sets the addresses that no sender on another machine may have.
+    /// Sets the addresses that are invalid as sender on another machine.
     pub(crate) fn set_refused_sources(&self, addresses: impl Iterator<Item = IpAddr>) {
         let mut words = vec![0_u64; SOURCE_WORDS];
         for address in addresses {
@@ -109,7 +106,7 @@ impl ScopePage {
 
     //----------- Endpoints ----------------------------------------------------
 
-    /// The endpoint in a slot.
+    /// Returns the endpoint in a slot.
     fn endpoint(&self, slot: usize) -> Option<Endpoint> {
         let at = endpoint_offset(slot);
         let mut endpoint = Endpoint { address: [0; 16], port: [0; 2], family: 0, padding: [0; 5] };
@@ -122,14 +119,14 @@ impl ScopePage {
         (family != 0).then_some(endpoint)
     }
 
-    /// The slot of an endpoint that is served.
+    /// Returns the slot of a served endpoint.
     pub(crate) fn slot_of(&self, endpoint: &Endpoint) -> Option<usize> {
         (0..MAX_ENDPOINTS).find(|&slot| self.endpoint(slot).as_ref() == Some(endpoint))
     }
 
-    /// Serves exactly these endpoints, the first [`MAX_ENDPOINTS`] of them. What is not among them
-    /// is answered no longer when this returns, but by runs under way; what stays keeps its slot. Interfaces serve a
-    /// new endpoint once [`Self::admit`] says so.
+    /// Serves exactly these endpoints, at most [`MAX_ENDPOINTS`] of them. Once this returns, only
+    /// program runs already under way still answer for other endpoints; endpoints that stay keep
+    /// their slots. Interfaces serve a new endpoint once [`Self::admit`] is called.
     pub(crate) fn set_endpoints(&self, endpoints: &[Endpoint]) {
         let wanted = &endpoints[..endpoints.len().min(MAX_ENDPOINTS)];
         let mut removed = 0_u64;
@@ -152,7 +149,7 @@ impl ScopePage {
         if added.is_empty() {
             return;
         }
-        // No run reads a slot any more that was valid for it.
+        // From here on no run reads a slot that was valid before.
         (self.grace)();
         let free: Vec<usize> = (0..MAX_ENDPOINTS).filter(|&slot| self.endpoint(slot).is_none()).collect();
         let placed: Vec<(usize, &Endpoint)> = free.into_iter().zip(added).collect();
@@ -163,7 +160,7 @@ impl ScopePage {
                     .store(u64::from_ne_bytes(bytes), Ordering::Relaxed);
             }
         }
-        // Every run that finds a slot valid sees the address that was just written.
+        // From here on every run that finds a slot valid sees its address.
         (self.grace)();
         for (slot, endpoint) in &placed {
             let Endpoint { port: [p0, p1], family, .. } = **endpoint;
@@ -178,26 +175,26 @@ impl ScopePage {
 
     //----------- Interfaces ---------------------------------------------------
 
-    /// The slot of an interface.
+    /// Returns the slot of an interface.
     pub(crate) fn interface(&self, ifindex: u32) -> Option<usize> {
         let number = |slot: usize| self.half(interface_offset(slot) + offset_of!(Interface, ifindex));
         tries(ifindex).find(|&slot| number(slot).load(Ordering::Relaxed) == ifindex)
     }
 
-    /// Makes interfaces known, for no endpoint yet; those that are known follow their address.
-    /// Returns those for which every slot in reach is taken.
+    /// Adds interfaces, for no endpoint yet; interfaces already known get their current address.
+    /// Returns the interfaces for which every slot in reach is taken.
     pub(crate) fn add_interfaces(&self, interfaces: &[Served]) -> Vec<u32> {
         let (known, new): (Vec<&Served>, Vec<&Served>) =
             interfaces.iter().partition(|one| self.interface(one.ifindex).is_some());
         for interface in known {
             let slot = self.interface(interface.ifindex).expect("partitioned by it");
-            // Each address is one word, and the flags are another.
+            // An address is one word, and the flags are another.
             self.describe(slot, interface);
         }
         if new.is_empty() {
             return Vec::new();
         }
-        // No run uses a slot any more that was removed before.
+        // From here on no run uses a slot removed earlier.
         (self.grace)();
         let (mut placed, mut left) = (Vec::new(), Vec::new());
         for interface in new {
@@ -225,7 +222,7 @@ impl ScopePage {
         left
     }
 
-    /// Writes what may change while an interface is served.
+    /// Writes the properties that may change while an interface is served.
     fn describe(&self, slot: usize, interface: &Served) {
         let at = interface_offset(slot);
         let padded = |[a, b, c, d, e, f]: [u8; 6]| u64::from_ne_bytes([a, b, c, d, e, f, 0, 0]);
@@ -235,21 +232,21 @@ impl ScopePage {
         self.half(at + offset_of!(Interface, flags)).store(flags, Ordering::Relaxed);
     }
 
-    /// Serves an interface for exactly these endpoints, by bits of their slots.
+    /// Serves an interface for exactly these endpoints, given as bits of their slots.
     pub(crate) fn admit(&self, ifindex: u32, endpoints: u64) {
         let Some(slot) = self.interface(ifindex) else { return };
         let mask = self.word(interface_offset(slot) + offset_of!(Interface, endpoints));
         mask.store(endpoints, Ordering::Release);
     }
 
-    /// Forgets an interface: its queries go up from now on.
+    /// Removes an interface: from now on its queries pass to the network stack.
     pub(crate) fn remove_interface(&self, ifindex: u32) {
         let Some(slot) = self.interface(ifindex) else { return };
         let number = self.half(interface_offset(slot) + offset_of!(Interface, ifindex));
         number.store(0, Ordering::Relaxed);
     }
 
-    /// What the programs say of the probes of an interface.
+    /// Returns the programs' record of the probes of an interface.
     pub(crate) fn probed(&self, ifindex: u32, endpoint: usize) -> Option<Probed> {
         let at = interface_offset(self.interface(ifindex)?)
             + offset_of!(Interface, probes)
@@ -262,7 +259,7 @@ impl ScopePage {
                 let word = self.word(at + offset_of!(Probe, client) + half * 8).load(Ordering::Acquire);
                 client[half * 8..][..8].copy_from_slice(&word.to_ne_bytes());
             }
-            // Another one came in between.
+            // Unchanged: no other probe was written in between.
             if count.load(Ordering::Acquire) == before {
                 return Some(Probed { count: before, client: IpAddr::from(client).to_canonical() });
             }
@@ -270,25 +267,25 @@ impl ScopePage {
     }
 }
 
-/// Offset of port and family in an endpoint, one word.
+/// Offset of the word with port and family in an endpoint.
 const META: usize = offset_of!(Endpoint, port);
 
-/// Where an endpoint's slot begins.
+/// Returns the offset of an endpoint's slot.
 const fn endpoint_offset(slot: usize) -> usize {
     offset_of!(Scope, endpoints) + slot * size_of::<Endpoint>()
 }
 
-/// Where an interface's slot begins.
+/// Returns the offset of an interface's slot.
 const fn interface_offset(slot: usize) -> usize {
     offset_of!(Scope, interfaces) + slot * size_of::<Interface>()
 }
 
-/// The slots that an interface may have.
+/// Returns the slots that an interface may occupy.
 fn tries(ifindex: u32) -> impl Iterator<Item = usize> {
     (0..INTERFACE_TRIES).map(move |step| (Scope::first_slot(ifindex) + step) % INTERFACES)
 }
 
-/// An address as the programs hash it.
+/// Returns an address as hashed by the programs.
 fn words_of(address: IpAddr) -> [u32; 4] {
     match address {
         IpAddr::V4(ip) => [0, 0, 0, u32::from_ne_bytes(ip.octets())],
@@ -308,7 +305,7 @@ mod tests {
 
     use super::*;
 
-    /// A page of anonymous memory in the place of the map.
+    /// Returns a page in anonymous memory.
     fn page() -> ScopePage {
         let map = MmapOptions::new().len(size_of::<Scope>()).map_anon().unwrap();
         ScopePage { map: MmapRaw::from(map), grace: || {} }
@@ -323,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoint_keeps_its_slot() {
+    fn endpoint_keeps_slot() {
         let page = page();
         page.set_endpoints(&[endpoint(1), endpoint(2), endpoint(3)]);
         page.add_interfaces(&[served(7)]);
@@ -336,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn colliding_interfaces_have_slots_of_their_own() {
+    fn colliding_interfaces_get_separate_slots() {
         let page = page();
         let numbers: Vec<u32> = (0..17).map(|round| 5 + round * INTERFACES as u32).collect();
         let all: Vec<Served> = numbers.iter().map(|&number| served(number)).collect();

@@ -1,8 +1,7 @@
-//! Where published names lie: an allocator of cells, and the memory itself.
+//! The store of entries: an allocator of cells, and the memory itself.
 //!
-//! The allocator is pure bookkeeping. Cells that were given back stay in
-//! *quarantine* until the caller says that no program run can still be reading
-//! them; only then are they handed out again.
+//! The allocator is pure bookkeeping. Freed cells stay in *quarantine* until the caller reports
+//! that no program run can still read them; only then are they reused.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,37 +16,35 @@ use memmap2::MmapRaw;
 use super::{Shape, map_shared, words::Words};
 use crate::bpf;
 
-/// A run of cells, counted through all chunks.
+/// A run of cells, numbered across all chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Run {
-    /// How many cells. First, so that a sorted set of runs is sorted by length.
+    /// Number of cells. The first field, so that a sorted set of runs is sorted by length.
     length: u32,
     /// Number of the first cell.
     start: u32,
 }
 
-/// Hands out runs of cells, best fit first, and joins neighbours that come back.
-/// An entry never crosses from one chunk into the next.
+/// Allocates runs of cells by best fit and joins freed neighbours. An entry never crosses a chunk's
+/// boundary.
 #[derive(Debug)]
 pub(crate) struct CellAllocator {
-    /// Free runs by length, then place: where a best fit is found.
+    /// Free runs by length, then position, for best fit.
     by_length: BTreeSet<Run>,
-    /// The same runs, length by start: where neighbours are found.
+    /// The same runs, length by start, to find neighbours.
     by_start: BTreeMap<u32, u32>,
-    /// Given back since the last grace period began, perhaps still being read.
+    /// Runs freed since the last grace period began; possibly still being read.
     quarantine: Vec<Run>,
-    /// Given back before the grace period that is running began: free when it is over.
+    /// Runs freed before the running grace period began; free at its end.
     waiting: Vec<Run>,
-    /// Cells in all.
     total: u32,
-    /// Cells in use, quarantine not counted.
+    /// Cells in use, without quarantine.
     used: u32,
-    /// Cells in quarantine.
     quarantined: u32,
 }
 
 impl CellAllocator {
-    /// An empty store of `chunks` chunks.
+    /// Returns an empty store of `chunks` chunks.
     pub(crate) fn new(chunks: u32) -> Self {
         let total =
             chunks.checked_mul(CHUNK_CELLS).expect("the loader bounds the store far below 2^32 cells");
@@ -66,8 +63,8 @@ impl CellAllocator {
         allocator
     }
 
-    /// Room for an entry of `size` bytes; `None`: there is none, though there
-    /// may be after [`Self::end_grace_period`].
+    /// Allocates an entry of `size` bytes; `None` if no run is long enough, which may change after
+    /// [`Self::end_grace_period`].
     pub(crate) fn allocate(&mut self, size: usize) -> Option<Location> {
         let length = cells(size);
         let found = *self.by_length.range(Run { length, start: 0 }..).next()?;
@@ -79,7 +76,7 @@ impl CellAllocator {
         Some(Location(found.start))
     }
 
-    /// Takes back what was handed out for `size` bytes, into quarantine.
+    /// Frees the cells of an entry of `size` bytes, into quarantine.
     pub(crate) fn free(&mut self, location: Location, size: usize) {
         let run = Run { start: location.0, length: cells(size) };
         self.used -= run.length;
@@ -87,8 +84,8 @@ impl CellAllocator {
         self.quarantine.push(run);
     }
 
-    /// A grace period begins now: what was given back so far is free when it is over.
-    /// `false`: nothing waits for one, or one is running already.
+    /// Begins a grace period: cells freed so far become free at its end. Returns `false` if no
+    /// cells wait for one, or one is already running.
     pub(crate) fn begin_grace_period(&mut self) -> bool {
         if self.quarantine.is_empty() || !self.waiting.is_empty() {
             return false;
@@ -97,7 +94,7 @@ impl CellAllocator {
         true
     }
 
-    /// The grace period that began last is over.
+    /// Ends the grace period begun last.
     pub(crate) fn end_grace_period(&mut self) {
         for run in std::mem::take(&mut self.waiting) {
             self.quarantined -= run.length;
@@ -105,28 +102,27 @@ impl CellAllocator {
         }
     }
 
-    /// Cells that could be handed out now, in runs of whatever length.
+    /// Returns the number of free cells, in runs of any length.
     pub(crate) fn free_cells(&self) -> u32 {
         self.total - self.used - self.quarantined
     }
 
-    /// Cells that were given back and are not free yet.
+    /// Returns the number of freed cells that cannot be reused yet.
     pub(crate) fn quarantined_cells(&self) -> u32 {
         self.quarantined
     }
 
-    /// Cells in all.
     pub(crate) fn total_cells(&self) -> u32 {
         self.total
     }
 
-    /// Bytes in all, in use, and in quarantine.
+    /// Returns the bytes of the store, in use, and in quarantine.
     pub(crate) fn fill(&self) -> StoreFill {
         let bytes = |cells: u32| cells as usize * CELL_SIZE;
         StoreFill { total: bytes(self.total), used: bytes(self.used), quarantined: bytes(self.quarantined) }
     }
 
-    /// Adds a free run, joined with free neighbours in the same chunk.
+    /// Adds a free run, joined with its free neighbours in the same chunk.
     fn join_free(&mut self, mut run: Run) {
         let chunk = run.start / CHUNK_CELLS;
         if let Some((&start, &length)) = self.by_start.range(..run.start).next_back()
@@ -146,13 +142,13 @@ impl CellAllocator {
         self.insert_free(run);
     }
 
-    /// Puts a run into both indexes.
+    /// Adds a run to both collections.
     fn insert_free(&mut self, run: Run) {
         self.by_start.insert(run.start, run.length);
         self.by_length.insert(run);
     }
 
-    /// Takes a run out of both indexes.
+    /// Removes a run from both collections.
     fn remove_free(&mut self, run: Run) {
         self.by_start.remove(&run.start);
         self.by_length.remove(&run);
@@ -162,25 +158,24 @@ impl CellAllocator {
 /// How full the store is, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct StoreFill {
-    /// Bytes in all.
+    /// Bytes of the whole store.
     pub total: usize,
     /// Bytes that hold published entries.
     pub used: usize,
-    /// Bytes that were given back and may still be being read.
+    /// Bytes freed that programs may still read.
     pub quarantined: usize,
 }
 
-/// Cells that `size` bytes take up.
+/// Returns the number of cells for `size` bytes.
 pub(crate) fn cells(size: usize) -> u32 {
     u32::try_from(size.div_ceil(CELL_SIZE).max(1)).expect("an entry is smaller than a chunk")
 }
 
-/// The store's bytes, mapped from the BPF array (or from nowhere, in tests).
+/// The bytes of the store, mapped from the BPF array (in tests, anonymous memory).
 ///
-/// The program reads the same bytes and writes the `last_used_ns` word of an entry.
+/// The programs read the same bytes, and write the `last_used_ns` word of an entry.
 #[derive(Debug)]
 pub(crate) struct EntryMemory<W = MmapRaw> {
-    /// The words.
     words: W,
 }
 
@@ -191,13 +186,13 @@ impl<W: Words> EntryMemory<W> {
         Self { words }
     }
 
-    /// Chunks in the memory.
+    /// Returns the number of chunks.
     pub(crate) fn chunks(&self) -> u32 {
         u32::try_from(self.words.bytes() / CHUNK_SIZE).expect("the loader bounds the store")
     }
 
-    /// Writes an entry's words to free cells, where no program looks: the index leads
-    /// there afterwards.
+    /// Writes an entry's words to allocated cells, to which the index does not point yet, so no
+    /// program reads them.
     pub(crate) fn write(&self, location: Location, entry: &[u64]) {
         let start =
             self.start(location, entry.len()).expect("the allocator hands out cells inside the store");
@@ -206,17 +201,17 @@ impl<W: Words> EntryMemory<W> {
         }
     }
 
-    /// Reads `count` words of an entry; `None`: not all inside the store.
+    /// Reads `count` words of an entry; `None` if they are not all inside the store.
     ///
-    /// While cells are being written anew the words may be of two entries: who
-    /// reads without the publisher's knowledge compares the name.
+    /// While the publisher rewrites cells, the words may belong to two entries: other threads must
+    /// compare the name.
     pub(crate) fn read(&self, location: Location, count: usize) -> Option<Vec<u64>> {
         let mut words = vec![0; count];
         self.read_to(location, &mut words)?;
         Some(words)
     }
 
-    /// The same, as many words as there is room for.
+    /// Reads as many words as `words` holds.
     pub(crate) fn read_to(&self, location: Location, words: &mut [u64]) -> Option<()> {
         let start = self.start(location, words.len())?;
         for (index, word) in words.iter_mut().enumerate() {
@@ -225,18 +220,19 @@ impl<W: Words> EntryMemory<W> {
         Some(())
     }
 
-    /// Whether the words at `location`, the first one (when it was last used) left out, are these.
+    /// Returns whether the words at `location` are these, apart from the first one (the last-used
+    /// time).
     pub(crate) fn equals_but_last_used(&self, location: Location, words: &[u64]) -> bool {
         let Some(start) = self.start(location, words.len()) else { return false };
         (1..words.len()).all(|index| self.words.load(start + index, Ordering::Relaxed) == words[index])
     }
 
-    /// When the entry at `location` was last used by the program.
+    /// Returns when the programs last used the entry at `location`.
     pub(crate) fn last_used_ns(&self, location: Location) -> u64 {
         self.start(location, 1).map_or(0, |start| self.words.load(start, Ordering::Relaxed))
     }
 
-    /// Number of the first of `count` words at `location`, if they all lie inside the memory.
+    /// Returns the index of the first of `count` words at `location`, if all lie inside the memory.
     fn start(&self, location: Location, count: usize) -> Option<usize> {
         let start = (location.chunk() as usize * CHUNK_SIZE + location.offset() as usize) / 8;
         (start.checked_add(count)? <= self.words.bytes() / 8).then_some(start)
@@ -248,7 +244,7 @@ pub(crate) fn map_entries(map: BorrowedFd<'_>) -> io::Result<EntryMemory> {
     map_entries_of(map, bpf::map_shape(map)?)
 }
 
-/// The same of a map whose shape is known.
+/// Maps a map of a known shape.
 pub(crate) fn map_entries_of(map: BorrowedFd<'_>, shape: Shape) -> io::Result<EntryMemory> {
     let Shape { value_size, elements: chunks } = shape;
     if value_size as usize != CHUNK_SIZE {
@@ -266,7 +262,7 @@ mod tests {
 
     use super::*;
 
-    /// Bytes of a chunk that are handed out.
+    /// Usable bytes of a chunk.
     const USABLE: usize = CHUNK_CELLS as usize * CELL_SIZE;
 
     #[test]
@@ -288,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_are_not_joined_when_all_comes_back() {
+    fn freed_chunks_stay_separate() {
         let mut allocator = CellAllocator::new(2);
         let runs: Vec<_> = (0..2).map(|_| allocator.allocate(USABLE).unwrap()).collect();
         for run in runs {
@@ -311,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grace_period_frees_what_was_given_back_before_it_began() {
+    fn grace_period_frees_earlier_cells() {
         let mut allocator = CellAllocator::new(1);
         let first = allocator.allocate(USABLE / 2).unwrap();
         let second = allocator.allocate(CELL_SIZE).unwrap();
@@ -326,7 +322,7 @@ mod tests {
         assert_eq!(allocator.free_cells(), CHUNK_CELLS);
     }
 
-    /// A whole grace period.
+    /// Runs a whole grace period.
     fn release(allocator: &mut CellAllocator) {
         assert!(allocator.begin_grace_period());
         allocator.end_grace_period();
@@ -360,15 +356,15 @@ mod tests {
         assert_eq!(memory.last_used_ns(place), 7);
     }
 
-    /// Memory of `chunks` chunks from nowhere.
+    /// Returns anonymous memory of `chunks` chunks.
     fn memory(chunks: usize) -> EntryMemory {
         EntryMemory::new(memmap2::MmapMut::map_anon(chunks * CHUNK_SIZE).unwrap().into())
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
-        /// Whatever comes and goes: no two live runs overlap, none of them
-        /// overlaps the quarantine, and all room comes back in the end.
+        /// After any sequence of steps no two live runs overlap, none overlaps the quarantine, and
+        /// all room is free in the end.
         #[test]
         fn live_runs_never_overlap(steps in prop::collection::vec((0_u8..8, 1_usize..9000), 1..400)) {
             let mut allocator = CellAllocator::new(2);

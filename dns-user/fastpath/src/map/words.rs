@@ -1,28 +1,27 @@
-//! Memory that one thread of userspace writes, word by word, while programs read it.
+//! Memory written word by word by one thread of userspace while programs read it.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use memmap2::MmapRaw;
 
-/// Words of memory that others read, and some of them write, at the same time. No word
-/// is used both as a whole and by halves.
+/// Words of memory accessed concurrently by the programs. No word is used both as a whole and by
+/// halves.
 ///
-/// A trait because the order of the accesses is what everything rests on: the tests let
-/// loom try every order in which a reader may see them (`publish/table/interleavings.rs`).
+/// A trait because correctness rests on the order of accesses: with another implementation, tests
+/// let loom explore every order that a reader may see (`publish/table/interleavings.rs`).
 pub(crate) trait Words {
-    /// Bytes.
     fn bytes(&self) -> usize;
 
-    /// Reads the word of this number. Panics beyond the end, as all of these do.
+    /// Reads a word. All methods panic if the index is out of bounds.
     fn load(&self, index: usize, order: Ordering) -> u64;
 
-    /// Writes the word of this number.
+    /// Writes the word at `index`.
     fn store(&self, index: usize, value: u64, order: Ordering);
 
-    /// Reads the half word (4 bytes) of this number.
+    /// Reads a half word (4 bytes).
     fn load_half(&self, index: usize, order: Ordering) -> u32;
 
-    /// Writes the half word of this number.
+    /// Writes a half word.
     fn store_half(&self, index: usize, value: u32, order: Ordering);
 }
 

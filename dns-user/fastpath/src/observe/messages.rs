@@ -1,4 +1,4 @@
-//! Messages from inside the BPF programs, by aya-log, handed on to our own log.
+//! Messages from the BPF programs, sent by aya-log and forwarded to our log.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -10,60 +10,60 @@ use aya_log::EbpfLogger;
 use log::{Log, Metadata, Record};
 use parking_lot::Mutex;
 
-/// Size of the map that the messages pass through, in bytes: the programs write
-/// one a second on each CPU at most. A multiple of every machine's page size.
+/// Size of the messages' map in bytes: the programs write at most one message per second and CPU. A
+/// multiple of every architecture's page size.
 pub(crate) const BUFFER_SIZE: u32 = 1 << 16;
 
-/// Most detailed level that the programs write, as `AYA_LOG_LEVEL` has it. The
-/// rest is decided when a message is read: levels may change while they run.
+/// Most detailed level written by the programs, for `AYA_LOG_LEVEL`. Further filtering happens on
+/// reading, because levels may change at run time.
 pub(crate) const LEVEL: u8 = aya_log::Level::Warn as u8;
 
-/// Name of the map, given by aya-log.
+/// Name of the map, chosen by aya-log.
 pub(crate) const MAP: &str = "AYA_LOGS";
 
-/// The reader's end.
+/// The reading end of the messages.
 pub(crate) struct Messages {
     logger: Arc<Mutex<EbpfLogger<Handover>>>,
-    /// The map once more, to wait for messages.
+    /// A duplicate of the map's descriptor, to wait for messages.
     readable: OwnedFd,
 }
 
-/// Keeps the map open under its number.
+/// Keeps the map open under its descriptor.
 pub(crate) type MessagesMap = Arc<dyn Send + Sync>;
 
 impl Messages {
-    /// Reads the messages of a loaded object; none if it has no map for them.
+    /// Returns the messages of a loaded object; `None` if it has no map for them.
     pub(crate) fn of(ebpf: &mut Ebpf) -> Option<Self> {
         let logger = EbpfLogger::init_with_logger(ebpf, Handover).ok()?;
         let readable = logger.as_fd().try_clone_to_owned().ok()?;
         Some(Self { logger: Arc::new(Mutex::new(logger)), readable })
     }
 
-    /// For whoever loads programs later: their instructions name the map by its number, and aya takes
-    /// it out of the object that holds the others.
+    /// Returns a handle that keeps the map open. Programs loaded later refer to the map by its
+    /// number, and aya takes it out of the object that holds the other maps.
     pub(crate) fn map(&self) -> MessagesMap {
         self.logger.clone()
     }
 
-    /// Hands on what there is.
+    /// Forwards the pending messages.
     pub(crate) fn hand_on(&mut self) {
         self.logger.lock().flush();
     }
 }
 
-/// Readable when there are messages.
+/// Readable while messages are pending.
 impl AsFd for Messages {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.readable.as_fd()
     }
 }
 
-/// Makes records of `log`, which aya-log writes, events of `tracing`.
+/// Converts records of `log`, written by aya-log, to events of `tracing`.
 struct Handover;
 
 impl Log for Handover {
     fn enabled(&self, _: &Metadata<'_>) -> bool {
-        // Decided by tracing, below.
+        // `tracing` decides, below.
         true
     }
 

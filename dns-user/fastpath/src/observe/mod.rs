@@ -1,8 +1,8 @@
-//! What the programs tell of themselves.
+//! The programs' reports on themselves.
 //!
-//! * [`tap`]: sampled queries, by a ring buffer.
-//! * [`ring`]: that buffer.
-//! * [`messages`]: what the programs log, by aya-log.
+//! * [`tap`]: sampled queries.
+//! * [`ring`]: the ring buffer of the samples.
+//! * [`messages`]: log messages, by aya-log.
 
 pub(super) mod messages;
 pub(super) mod ring;

@@ -1,8 +1,8 @@
-//! A BPF ring buffer, read by its mapping alone: no call of bpf(2), so that a process which
-//! was handed the descriptor may read it.
+//! Reads a BPF ring buffer by its mapping alone, without bpf(2), so that an unprivileged process
+//! with the descriptor can read it.
 //!
-//! Its layout (Linux, `kernel/bpf/ringbuf.c`, 5.8): a page with the reader's position, a page with
-//! the writer's, and the data twice in a row, so that no record is ever cut in two.
+//! Layout (Linux, `kernel/bpf/ringbuf.c`, 5.8): a page with the reader's position, a page with the
+//! writer's, and the data mapped twice in a row, so that no record is split.
 
 use std::{
     io,
@@ -12,32 +12,32 @@ use std::{
 
 use memmap2::{MmapOptions, MmapRaw};
 
-/// Bit of a record's header: it is still being written.
+/// Bit of a record's header: the record is still being written.
 const BUSY: u32 = 1 << 31;
 
-/// Bit of a record's header: it is to be passed over.
+/// Bit of a record's header: the record must be skipped.
 const DISCARDED: u32 = 1 << 30;
 
-/// Bytes before each record: its length with the bits, and a number of the kernel's own.
+/// Bytes before each record: its length with the bits, and a number for the kernel's own use.
 const HEADER: usize = 8;
 
-/// The reader's end.
+/// The reading end of the ring buffer.
 #[derive(Debug)]
 pub(crate) struct Ring {
-    /// Its descriptor, readable when there are records.
+    /// The map's descriptor, readable while records are pending.
     map: OwnedFd,
-    /// The page with the reader's position, which is ours to write.
+    /// The page with the reader's position, written by us.
     reader: MmapRaw,
-    /// The writer's position, and the data from `page` on; read only.
+    /// The writer's position, and the data from `page` on; read-only.
     written: MmapRaw,
-    /// Bytes of a page.
+    /// Page size in bytes.
     page: usize,
-    /// Bytes of data, a power of two.
+    /// Size of the data in bytes, a power of two.
     size: usize,
 }
 
 impl Ring {
-    /// Maps a ring buffer of so many bytes.
+    /// Maps a ring buffer of `size` bytes.
     pub(crate) fn map(map: OwnedFd, size: u32) -> io::Result<Self> {
         let (page, size) = (page_size(), size as usize);
         if !size.is_power_of_two() {
@@ -49,8 +49,8 @@ impl Ring {
         Ok(Self { map, reader, written, page, size })
     }
 
-    /// Takes out the next record, cut to the length of `record`; how many bytes of it were filled.
-    /// `None`: there is none.
+    /// Takes the next record, truncated to the length of `record`, and returns the number of bytes
+    /// filled. `None` without a record.
     pub(crate) fn next(&mut self, record: &mut [u8]) -> Option<usize> {
         loop {
             let at = self.position().load(Ordering::Relaxed);
@@ -66,8 +66,9 @@ impl Ring {
                 return None;
             }
             let taken = length.min(record.len());
-            // SAFETY: a record, whose length was just checked, lies in one piece after its
-            // header, inside the data or its repetition; nobody writes it until it is given back.
+            // SAFETY: a record, whose length was just checked, lies in one piece after its header,
+            // inside the data or its repetition; the kernel does not write there until it is given
+            // back.
             unsafe {
                 let from = self.written.as_ptr().add(start + HEADER);
                 std::ptr::copy_nonoverlapping(from, record.as_mut_ptr(), taken);
@@ -80,13 +81,13 @@ impl Ring {
         }
     }
 
-    /// How far we have read.
+    /// Returns the reader's position.
     fn position(&self) -> &AtomicU64 {
         // SAFETY: the first word of a mapped page, which lives as long as `self`.
         unsafe { AtomicU64::from_ptr(self.reader.as_mut_ptr().cast()) }
     }
 
-    /// How far there is something.
+    /// Returns the writer's position.
     fn end(&self) -> &AtomicU64 {
         // SAFETY: the first word of a mapped page, which lives as long as `self`; only ever loaded.
         unsafe { AtomicU64::from_ptr(self.written.as_mut_ptr().cast()) }
@@ -105,7 +106,6 @@ impl AsRawFd for Ring {
     }
 }
 
-/// Bytes of a page.
 fn page_size() -> usize {
     // SAFETY: it takes no pointers.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };

@@ -1,5 +1,4 @@
-//! The tap: sampled queries as the program saw them, because tcpdump does not
-//! see what XDP answers.
+//! The tap: queries sampled by the programs, because tcpdump does not see packets answered at XDP.
 
 use std::{
     io,
@@ -18,33 +17,33 @@ use zerocopy::FromBytes as _;
 use super::ring::Ring;
 use crate::map::control::ControlPage;
 
-/// Events handed on in one [`WINDOW`] at most. The rest is taken out of the
-/// buffer and counted.
+/// Limit of events forwarded per [`WINDOW`]. Further events are removed from the buffer and
+/// counted.
 const MOST_IN_WINDOW: u32 = 500;
 
-/// See [`MOST_IN_WINDOW`]: together 5,000 events a second.
+/// Together with [`MOST_IN_WINDOW`] this limits the tap to 5,000 events per second.
 const WINDOW: Duration = Duration::from_millis(100);
 
-/// An item of the tap.
+/// An item delivered by the tap.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::large_enum_variant, reason = "events are handed on one by one, never stored in numbers")]
 pub enum TapItem {
-    /// A query, and the time since the program saw it.
+    /// A sampled query, and the time since the program saw it.
     Event(TapEvent, Duration),
-    /// Number of sampled queries beyond the bound of one window.
+    /// Number of sampled queries dropped beyond the limit of one window.
     Lost(u32),
 }
 
-/// The reader's end of the ring buffer.
+/// Reads events from the ring buffer.
 pub struct TapReader {
     /// The buffer, registered with tokio.
     ring: AsyncFd<Ring>,
-    /// Where the rate of sampling is set.
+    /// The page on which the sampling rate is set.
     control: Arc<ControlPage>,
 }
 
 impl TapReader {
-    /// Reads from the map `TAP`; must be called within a tokio runtime.
+    /// Reads from the map `TAP`. Must be called within a tokio runtime.
     pub(crate) fn new(ring: Ring, control: Arc<ControlPage>) -> io::Result<Self> {
         // SAFETY: the ring buffer owns its descriptor, which stays open and the
         // same for as long as the buffer lives, and it lives inside the AsyncFd.
@@ -53,10 +52,10 @@ impl TapReader {
         Ok(Self { ring, control })
     }
 
-    /// Hands events to `publish` for as long as `wanted` has a sender. `wanted`
-    /// is how many queries there are to one sample: 1 for all of them, 0 for none.
+    /// Passes events to `publish` for as long as `wanted` has a sender. `wanted` is the number of
+    /// queries per sample: 1 for all of them, 0 for none.
     pub async fn feed(mut self, mut wanted: watch::Receiver<u32>, mut publish: impl FnMut(TapItem)) {
-        // Events from before the current session: of an earlier one that ended with a full buffer.
+        // Older events belong to an earlier session that ended with a full buffer.
         let mut session_start = 0;
         let mut before = 0;
         loop {
@@ -75,7 +74,7 @@ impl TapReader {
                     break;
                 } else {
                     self.hand_on(session_start, &mut publish);
-                    // The window: what comes meanwhile waits in the buffer, or is lost there.
+                    // During the window events wait in the buffer, or are lost there.
                     tokio::time::sleep(WINDOW).await;
                 },
             }
@@ -83,13 +82,12 @@ impl TapReader {
         self.control.set_tap_every(0);
     }
 
-    /// Waits until there are events.
     async fn readable(&self) -> io::Result<()> {
         self.ring.readable().await.map(|mut guard| guard.clear_ready())
     }
 
-    /// Hands on the events in the buffer that are not older than `session_start` (ns of the
-    /// kernel's monotonic clock), up to the bound; the rest is counted.
+    /// Forwards the buffered events not older than `session_start` (ns of the kernel's monotonic
+    /// clock), up to the limit; counts the rest.
     fn hand_on(&mut self, session_start: u64, publish: &mut impl FnMut(TapItem)) {
         let begun = Instant::now();
         let (mut handed, mut lost) = (0, 0);
@@ -104,7 +102,7 @@ impl TapReader {
                 }
                 _ => lost += 1,
             }
-            // The program may add events as fast as they are taken out.
+            // The program may add events as fast as they are removed.
             if begun.elapsed() >= WINDOW {
                 break;
             }

@@ -1,26 +1,25 @@
-//! How often something may be done: a token bucket that holds one second's worth.
+//! A rate limit: a token bucket that holds one second's worth of tokens.
 
 use std::time::Instant;
 
-/// Tokens that come back at a steady rate.
+/// Tokens that are refilled at a steady rate.
 #[derive(Debug)]
 pub(crate) struct Allowance {
-    /// Tokens in a second, and most that are kept.
+    /// Tokens per second, and the bucket's capacity.
     rate: f64,
-    /// Tokens of now.
     left: f64,
-    /// When `left` was right.
+    /// The time at which `left` was correct.
     at: Instant,
 }
 
 impl Allowance {
-    /// A full bucket of `rate` a second, of 64 at least.
+    /// Returns a full bucket with `rate` tokens per second, at least 64.
     pub(crate) fn new(rate: usize, now: Instant) -> Self {
         let rate = rate.max(64) as f64;
         Self { rate, left: rate, at: now }
     }
 
-    /// Whether there is a token.
+    /// Returns whether a token is left.
     pub(crate) fn is_left(&mut self, now: Instant) -> bool {
         let gained = now.saturating_duration_since(self.at).as_secs_f64() * self.rate;
         self.left = (self.left + gained).min(self.rate);
@@ -28,7 +27,7 @@ impl Allowance {
         self.left >= 1.0
     }
 
-    /// Takes a token; `false`: there is none.
+    /// Takes a token; `false` if none is left.
     pub(crate) fn take(&mut self, now: Instant) -> bool {
         let is_left = self.is_left(now);
         if is_left {
@@ -45,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_come_back_at_their_rate_and_are_not_hoarded() {
+    fn tokens_refill_up_to_capacity() {
         let start = Instant::now();
         let mut allowance = Allowance::new(100, start);
         let taken = |allowance: &mut Allowance, at: Instant| (0..1000).filter(|_| allowance.take(at)).count();

@@ -1,8 +1,8 @@
-//! Which names depend on the health of which instances.
+//! Records which names depend on the health of which instances.
 //!
-//! Names that were asked for in many spellings (`q-s0`, `q-s0y0`, `q-a1s0`...) mostly
-//! depend on the same instances. Each distinct set of instances is kept once, however
-//! many names share it, so that a flood of spellings costs a few bytes a name.
+//! Names queried in many spellings (`q-s0`, `q-s0y0`, `q-a1s0`...) mostly depend on the same
+//! instances. Each distinct set of instances is stored once, however many names share it, so a
+//! flood of spellings costs a few bytes per name.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,40 +13,37 @@ use std::{
 
 use hashbrown::{HashMap, HashSet};
 
-/// Number of a set of instances.
+/// Identifies a set of instances.
 pub(crate) type SetNumber = NonZeroU64;
 
-/// Bytes that one instance of a set costs: the address itself and its place in
-/// [`Dependents::by_instance`], with what a B-tree leaves free.
+/// Bytes per instance of a set: the address and its place in [`Dependents::by_instance`], including
+/// a B-tree's unused space.
 const BYTES_PER_MEMBER: usize = size_of::<IpAddr>() + 3 * size_of::<(IpAddr, SetNumber)>() / 2;
 
-/// Sets of instances, the names that share them, and the way back from an instance.
+/// Sets of instances, the names that share them, and the reverse index by instance.
 #[derive(Debug, Default)]
 pub(crate) struct Dependents {
-    /// All sets.
     sets: BTreeMap<SetNumber, Set>,
     /// The set with exactly these instances.
     by_members: HashMap<Arc<[IpAddr]>, SetNumber>,
-    /// Which sets an instance is in.
+    /// The sets that contain an instance.
     by_instance: BTreeSet<(IpAddr, SetNumber)>,
-    /// How many there ever were.
+    /// Number of sets ever created.
     made: u64,
-    /// Members of all sets together.
+    /// Number of members in all sets.
     members: usize,
 }
 
-/// One set.
 #[derive(Debug)]
 struct Set {
-    /// The instances.
     members: Arc<[IpAddr]>,
-    /// Keys of the names whose answers depend on them.
+    /// Keys of the names whose answers depend on this set.
     keys: HashSet<u64>,
 }
 
 impl Dependents {
-    /// Makes the answer of `key` depend on `instances`, and no longer on the set
-    /// `old`. `None`: it depends on no instance.
+    /// Makes the answer of `key` depend on `instances` instead of on the set `old`. Returns `None`
+    /// if there are no instances.
     pub(crate) fn assign(
         &mut self,
         key: u64,
@@ -72,7 +69,7 @@ impl Dependents {
         Some(number)
     }
 
-    /// Ends the dependency of `key` on a set; a set that nothing depends on goes.
+    /// Removes the dependency of `key` on a set, and the set if no name depends on it any more.
     pub(crate) fn release(&mut self, key: u64, number: SetNumber) {
         let Some(set) = self.sets.get_mut(&number) else { return };
         set.keys.remove(&key);
@@ -88,7 +85,7 @@ impl Dependents {
         }
     }
 
-    /// Keys of the names that depend on any of these instances, each once.
+    /// Returns the keys of the names that depend on any of these instances, without duplicates.
     pub(crate) fn keys(&self, instances: &[IpAddr]) -> BTreeSet<u64> {
         let numbers: BTreeSet<SetNumber> = instances
             .iter()
@@ -100,7 +97,7 @@ impl Dependents {
         sets.flat_map(|set| set.keys.iter().copied()).collect()
     }
 
-    /// Bytes that the sets take up, and what one more would add: nothing, if it is known.
+    /// Returns the bytes of all sets, plus those of a set of `instances` unless it exists already.
     pub(crate) fn weight_with(&self, instances: &[IpAddr]) -> usize {
         let new = if self.by_members.contains_key(instances) { 0 } else { instances.len() };
         (self.members + new) * BYTES_PER_MEMBER
@@ -121,13 +118,14 @@ impl Dependents {
 
 /// For [`super::table::fuzzing`] and tests.
 impl Dependents {
-    /// Whether a name depends on a set, and each of its instances leads back to the set.
+    /// Returns whether a name depends on a set, and the index leads from each of its instances to
+    /// the set.
     pub(crate) fn depends(&self, key: u64, number: SetNumber) -> bool {
         let set = &self.sets[&number];
         set.keys.contains(&key) && set.members.iter().all(|&ip| self.by_instance.contains(&(ip, number)))
     }
 
-    /// How many names depend on something.
+    /// Returns the number of names with a dependency.
     pub(crate) fn names(&self) -> usize {
         self.sets.values().map(|set| set.keys.len()).sum()
     }
@@ -137,7 +135,7 @@ impl Dependents {
 mod tests {
     use super::*;
 
-    /// Addresses that end so.
+    /// Returns addresses with these last bytes.
     fn instances(ends: &[u8]) -> Vec<IpAddr> {
         ends.iter().map(|&end| IpAddr::from([10, 0, 0, end])).collect()
     }
@@ -156,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_goes_with_its_last_name() {
+    fn set_leaves_with_last_name() {
         let mut dependents = Dependents::default();
         let set = dependents.assign(7, None, &instances(&[1, 2]));
         dependents.assign(8, None, &instances(&[2]));

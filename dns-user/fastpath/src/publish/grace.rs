@@ -1,8 +1,8 @@
-//! RCU grace periods, waited for on a thread of their own.
+//! RCU grace periods, awaited on a separate thread.
 //!
-//! Cells of an entry that was replaced may be read by a program run that began
-//! before; after one RCU grace period none is left. Waiting for it takes the kernel
-//! 10 ms and more, during which the publisher has better things to do.
+//! A program run that began earlier may still read the cells of a replaced entry; after one RCU
+//! grace period no such run is left. The kernel takes 10 ms and more for it, too long for the
+//! publisher to block.
 
 use std::{io, thread, time::Duration};
 
@@ -11,31 +11,31 @@ use crossbeam::channel::{Receiver, Sender, bounded};
 use crate::bpf;
 use dns_platform::threads::{self, OnPanic};
 
-/// How long cells stay in quarantine where the kernel refuses membarrier (with
-/// `nohz_full`, for one). A program run takes microseconds; this is a wide margin,
-/// not a proof, and the status says so.
+/// Time in quarantine if the kernel refuses membarrier (with `nohz_full`, for example). A program
+/// run takes microseconds; this is a wide margin, not a proof, and the status says so.
 pub(crate) const WITHOUT_MEMBARRIER: Duration = Duration::from_secs(2);
 
-/// Begins grace periods, one at a time, and tells when they are over.
+/// Runs grace periods one at a time and reports their ends.
 #[derive(Debug)]
 pub(crate) struct GracePeriods {
-    /// Asks the thread for one; dropping it ends the thread.
+    /// Requests to the thread; dropping it ends the thread.
     begin: Sender<()>,
-    /// One message for each that is over: whether the kernel vouches for it.
+    /// One message per grace period: whether the kernel confirmed it.
     over: Receiver<bool>,
-    /// Whether one was begun whose end has not been taken notice of.
+    /// Whether one was begun whose end has not been noticed.
     running: bool,
-    /// Whether the kernel vouched for all so far.
+    /// Whether the kernel confirmed all of them so far.
     vouched: bool,
 }
 
 impl GracePeriods {
-    /// Starts the thread, which asks the kernel.
+    /// Starts the thread, with grace periods from the kernel.
     pub(crate) fn start() -> io::Result<Self> {
         Self::start_with(|| bpf::rcu_grace_period().is_ok())
     }
 
-    /// Starts the thread; `wait` waits for a grace period, and tells whether there was one.
+    /// Starts the thread; `wait` waits for a grace period and returns whether the kernel confirmed
+    /// it.
     pub(crate) fn start_with(mut wait: impl FnMut() -> bool + Send + 'static) -> io::Result<Self> {
         let (begin, begun) = bounded::<()>(1);
         let (tell, over) = bounded(1);
@@ -53,41 +53,40 @@ impl GracePeriods {
         Ok(Self { begin, over, running: false, vouched: true })
     }
 
-    /// Begins one, unless one is running. Whether it did.
+    /// Begins a grace period unless one is running; returns whether it did.
     pub(crate) fn begin(&mut self) -> bool {
         if self.running {
             return false;
         }
-        // An error means that the thread has ended: then cells are never used again,
-        // which is wasteful, but safe.
+        // An error means that the thread has ended: freed cells are then never reused, which is
+        // wasteful but safe.
         self.running = self.begin.send(()).is_ok();
         self.running
     }
 
-    /// Whether the one that was running is over now. Tells so once.
+    /// Returns whether the running grace period has ended; reports each end once.
     pub(crate) fn ended(&mut self) -> bool {
         let told = if self.running { self.over.try_recv().ok() } else { None };
         self.note(told)
     }
 
-    /// Waits for the one that is running; `false`: none is.
+    /// Waits for the running grace period; `false` if none is running.
     pub(crate) fn wait(&mut self) -> bool {
         let told = if self.running { self.over.recv().ok() } else { None };
         self.note(told)
     }
 
-    /// Whether one is running.
+    /// Returns whether a grace period is running.
     pub(crate) fn is_running(&self) -> bool {
         self.running
     }
 
-    /// Whether the kernel vouched for every grace period so far; else a fixed time
-    /// was waited in its place.
+    /// Returns whether the kernel confirmed every grace period so far; otherwise a fixed time was
+    /// waited instead.
     pub(crate) fn vouched(&self) -> bool {
         self.vouched
     }
 
-    /// Takes notice of an end.
     fn note(&mut self, told: Option<bool>) -> bool {
         let Some(vouched) = told else { return false };
         self.running = false;
@@ -101,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_runs_at_a_time_and_its_end_is_told_once() {
+    fn grace_periods_run_singly() {
         let mut grace = GracePeriods::start().unwrap();
         assert!(!grace.ended() && !grace.wait(), "none was begun");
         assert!(grace.begin());

@@ -1,31 +1,29 @@
-//! Names that were asked for in userspace, on their way to the publisher.
+//! Filter for names resolved in userspace, on their way to the publisher.
 //!
-//! A name that userspace goes on answering (over TCP, or on an interface
-//! without the fast path) would be handed over at every query. The filter holds
-//! such repetitions back where they arise, at the price of one atomic load.
+//! A name that userspace keeps answering (over TCP, or on an interface without the fast path) would
+//! be handed over on every query. The filter suppresses such repetitions at the source, at the cost
+//! of one atomic load.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Slots of the filter: 8 bytes each.
 const SLOTS: usize = 1 << 13;
 
-/// Remembers which keys were handed over last: a hash table of one entry a
-/// slot, where a newer key pushes out an older one. Forgetting costs only a
-/// superfluous message.
+/// Remembers the keys handed over last: a hash table with one key per slot, in which a newer key
+/// replaces an older one. Forgetting costs only a superfluous message.
 #[derive(Debug)]
 pub(crate) struct LearnFilter {
-    /// The key that was handed over last, by its lowest bits. 0: none; a name
-    /// whose key is 0 is handed over every time.
+    /// The last key for each value of the lowest bits; 0 is empty, so a name with key 0 is always
+    /// handed over.
     slots: Box<[AtomicU64]>,
 }
 
 impl LearnFilter {
-    /// An empty filter.
     pub(crate) fn new() -> Self {
         Self { slots: (0..SLOTS).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    /// Notes `key`; `false`: it was noted already, and there is nothing to hand over.
+    /// Records `key`; `false` if it was recorded already and need not be handed over.
     pub(crate) fn note(&self, key: u64) -> bool {
         let slot = self.slot(key);
         if key != 0 && slot.load(Ordering::Relaxed) == key {
@@ -35,15 +33,15 @@ impl LearnFilter {
         true
     }
 
-    /// The name is not in the map (any more): its next query is to be handed over again.
+    /// Lets the next query for the name be handed over again, because the name is not in the map or
+    /// has left it.
     pub(crate) fn release(&self, key: u64) {
-        // Nothing is lost when another key has taken the slot meanwhile.
+        // If another key has taken the slot meanwhile, nothing is lost.
         let _ = self.slot(key).compare_exchange(key, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// The slot of a key.
     fn slot(&self, key: u64) -> &AtomicU64 {
-        // Truncation is the point: the lowest bits choose the slot.
+        // Truncation is intended: the lowest bits choose the slot.
         &self.slots[key as usize % SLOTS]
     }
 }

@@ -1,12 +1,12 @@
-//! What the programs answer: names come in, change and leave.
+//! The programs' answers: how names enter the map, change and leave it.
 //!
-//! * [`publisher`]: the one thread that changes anything, and the handle to it.
-//! * [`table`]: what is published, and the rules for it (`table/room.rs`: who leaves for whom).
-//! * [`allowance`]: how fast names that were asked for may push each other out.
-//! * [`dependents`]: which names a change of an instance's health concerns.
-//! * [`grace`]: when cells that were given back can be used again.
-//! * [`learn`]: names that were asked for in userspace, on their way here.
-//! * [`lease`]: how long the programs may answer without hearing from userspace.
+//! * [`publisher`]: the single writing thread, and the handle to it.
+//! * [`table`]: the published names and the rules for them (`table/room.rs`: eviction).
+//! * [`allowance`]: rate limit for learned names that evict each other.
+//! * [`dependents`]: the names affected by a change of an instance's health.
+//! * [`grace`]: when cells of removed entries may be reused.
+//! * [`learn`]: names queried in userspace, on their way into the map.
+//! * [`lease`]: how long the programs may answer without a renewal from userspace.
 
 pub(super) mod allowance;
 pub(super) mod dependents;

@@ -1,5 +1,5 @@
-//! The publisher: the one thread that changes what the program answers, and
-//! the handle by which everybody else asks it to.
+//! The publisher: the only thread that changes the programs' answers, and the handle for requests
+//! to it.
 
 use std::{
     io,
@@ -33,61 +33,58 @@ use dns_platform::{
     threads::{self, OnPanic},
 };
 
-/// Names waiting to be learned. More than this within one round of the
-/// publisher are dropped; their next query brings them back.
+/// Limit of names waiting to be learned. Further names within one round of the publisher are
+/// dropped; their next query hands them over again.
 const LEARN_QUEUE: usize = 4096;
 
-/// How long the thread waits for something to do.
+/// Longest wait for an event.
 const IDLE: Duration = Duration::from_millis(100);
 
-/// How long it waits while cells are about to become free.
+/// Longest wait while cells are about to become free.
 const RECLAIMING: Duration = Duration::from_millis(10);
 
-/// How long it goes on with a pass over the names before it looks whether something more
-/// urgent has come, and lets others have the CPU.
+/// Length of one slice of a pass over the names, after which the publisher checks for more urgent
+/// events and yields the CPU.
 const SLICE: Duration = Duration::from_millis(1);
 
-/// How long it learns what is waiting, if nothing more urgent comes.
+/// Limit of time spent on learning waiting names, if nothing more urgent arrives.
 const LEARNING: Duration = Duration::from_millis(20);
 
 /// Handle of the publisher. Cheap to clone; calls never block.
 #[derive(Clone)]
 pub struct Publisher {
-    /// `None`: there is no fast path.
+    /// `None` without a fast path.
     inner: Option<Arc<Handle>>,
 }
 
-/// What a handle needs.
+/// The state behind an active [`Publisher`].
 struct Handle {
     /// Events that must not be lost.
     control: Sender<Event>,
-    /// Names to learn.
     learn: Sender<Name>,
-    /// Repetitions, held back.
     filter: Arc<LearnFilter>,
-    /// Seed of the keys.
+    /// Seed of the hash that makes keys.
     seed: u64,
-    /// The index, for reading when they were last used.
+    /// The index, for reading last-used times.
     index: Arc<IndexMemory>,
-    /// The entries, for reading when they were last used.
+    /// The entries, for reading last-used times.
     memory: Arc<EntryMemory>,
-    /// Where the program is told how exact last-used times are to be.
+    /// The page with the programs' settings.
     page: Arc<ControlPage>,
 }
 
-/// What the publisher is told.
+/// Requests to the publisher's thread.
 enum Event {
-    /// A new snapshot.
     Install(Arc<dyn NameSource>),
-    /// Names within these domains mean something else.
+    /// Names within these domains have new answers.
     Refresh(Arc<dyn NameSource>, Box<[Name]>),
     /// The health of these instances changed.
     HealthChanged(Box<[IpAddr]>),
-    /// These names may not be published any more.
+    /// These names may no longer be published.
     Withdraw(Box<[Name]>),
-    /// Tell when everything before this has taken effect.
+    /// Notify when all earlier events have taken effect.
     Flush(oneshot::Sender<()>),
-    /// Stop; with `end_lease` the program is told to answer no more.
+    /// Stop; with `end_lease` the programs stop answering.
     Stop {
         /// Whether the fast path ends with the publisher.
         end_lease: bool,
@@ -95,30 +92,31 @@ enum Event {
 }
 
 impl Publisher {
-    /// The publisher of a server without a fast path: every call does nothing.
+    /// Returns the publisher of a server without a fast path: every call does nothing.
     pub fn off() -> Self {
         Self { inner: None }
     }
 
-    /// Publishes what a new snapshot says, and what was learned, as far as it still resolves.
+    /// Publishes the names of a new snapshot, and learned names that still resolve.
     pub fn install(&self, answers: Arc<dyn NameSource>) {
         self.send(Event::Install(answers));
     }
 
-    /// Publishes what names within these domains say now; nothing else has changed.
+    /// Publishes the current answers of names within these domains; all other answers are
+    /// unchanged.
     pub fn refresh(&self, answers: Arc<dyn NameSource>, domains: &[Name]) {
         self.send(Event::Refresh(answers, domains.into()));
     }
 
-    /// Resolves again the names that hold these instances.
+    /// Resolves the names again whose answers contain these instances.
     pub fn health_changed(&self, instances: &[IpAddr]) {
         if !instances.is_empty() {
             self.send(Event::HealthChanged(instances.into()));
         }
     }
 
-    /// Hands over a name that was resolved locally in userspace, so that its
-    /// next query is answered by the interface. Dropped when the publisher is behind.
+    /// Hands over a name resolved locally in userspace, so that the interface answers its next
+    /// query. Dropped if the publisher is behind.
     pub fn learn<'n>(&self, name: impl Into<NameRef<'n>>) {
         let Some(handle) = &self.inner else { return };
         let name = name.into();
@@ -128,44 +126,43 @@ impl Publisher {
         }
     }
 
-    /// Takes names out that are no longer admitted.
+    /// Removes names that are no longer admitted.
     pub fn withdraw(&self, names: &[Name]) {
         if !names.is_empty() {
             self.send(Event::Withdraw(names.into()));
         }
     }
 
-    /// Whether the interface answers for this name now.
+    /// Returns whether the interface currently answers this name.
     pub fn is_published(&self, name: &Name) -> bool {
         self.header(name).is_some()
     }
 
-    /// When the program last answered for this name: ns of
-    /// `CLOCK_MONOTONIC_COARSE`. `None`: not published, or never used.
+    /// Returns when the programs last answered this name, in ns of `CLOCK_MONOTONIC_COARSE`; `None`
+    /// if it is not published or was never used.
     pub fn last_used_ns(&self, name: &Name) -> Option<u64> {
         self.header(name).map(|header| header.last_used_ns).filter(|&last_used| last_used != 0)
     }
 
-    /// The header of the entry of this name.
+    /// Returns the header of this name's entry.
     fn header(&self, name: &Name) -> Option<EntryHeader> {
         let handle = self.inner.as_ref()?;
         let location = handle.index.get(hash_name(handle.seed, name.as_wire()))?;
         let header = read_header(&handle.memory, location)?;
-        // The name is another one if hashes collide, or if these cells were
-        // given to another entry just now.
+        // The entry holds another name if hashes collide, or if its cells were just reused.
         (read_name(&handle.memory, location)? == *name).then_some(header)
     }
 
-    /// Whether last-used times are to be exact, for a caller that needs their order within
-    /// one tick of the clock. Takes effect at once; costs the program a clock read.
+    /// Sets whether last-used times are exact, for callers that need the order within one tick of
+    /// the clock. Takes effect immediately; costs the program a clock read.
     pub fn keep_exact_last_used(&self, exact: bool) {
         if let Some(handle) = &self.inner {
             handle.page.set_exact_last_used(exact);
         }
     }
 
-    /// For so long no more goes up than `shares` say, by group of clients, of 2^32 - 1 queries;
-    /// `None`: all. Takes effect at once.
+    /// For this long, limits the queries passed to userspace to `shares`, one per group of clients,
+    /// of 2^32 - 1 queries; `None` lifts the limit. Takes effect immediately.
     pub fn shed(&self, shares: Option<&[u32; CLIENT_BUCKETS]>, time: Duration) {
         let Some(handle) = &self.inner else { return };
         match shares {
@@ -194,40 +191,37 @@ impl Publisher {
     }
 }
 
-/// What the thread shares with the rest of the fast path.
+/// State that the thread shares with the rest of the fast path.
 #[derive(Clone)]
 pub(crate) struct Shared {
-    /// Counts, after each event.
+    /// The table's status after the latest event.
     status: Arc<Mutex<TableStatus>>,
-    /// How many snapshots have been installed completely.
+    /// Number of snapshots installed completely.
     installs: watch::Receiver<u64>,
 }
 
 impl Shared {
-    /// Counts as of the last event.
+    /// Returns the table's status after the latest event.
     pub(crate) fn status(&self) -> TableStatus {
         self.status.lock().clone()
     }
 
-    /// Becomes 1 once the map is filled for the first time, and grows with each snapshot.
+    /// Becomes 1 when the map is filled for the first time, and grows with each snapshot.
     pub(crate) fn installs(&self) -> watch::Receiver<u64> {
         self.installs.clone()
     }
 }
 
-/// The thread, to be stopped by its owner.
+/// The running thread, stopped by its owner.
 pub(crate) struct PublisherThread {
-    /// Its handle.
     pub(crate) publisher: Publisher,
-    /// What it tells.
     pub(crate) shared: Shared,
-    /// The thread itself.
     thread: JoinHandle<()>,
 }
 
 impl PublisherThread {
-    /// Starts the thread. `earlier` are names that a predecessor had learned:
-    /// they are learned as soon as there is a snapshot to resolve them by.
+    /// Starts the thread. Names in `earlier`, learned by a predecessor, are learned as soon as a
+    /// snapshot can resolve them.
     pub(crate) fn start(
         index: Arc<IndexMemory>,
         memory: Arc<EntryMemory>,
@@ -264,8 +258,8 @@ impl PublisherThread {
         })
     }
 
-    /// Ends the thread after what was asked of it so far. With `end_lease` the
-    /// program answers nothing from then on.
+    /// Ends the thread after the requests so far. With `end_lease` the programs answer nothing
+    /// afterwards.
     pub(crate) fn stop(self, end_lease: bool) {
         let Self { publisher, shared: _, thread } = self;
         publisher.send(Event::Stop { end_lease });
@@ -277,38 +271,35 @@ impl PublisherThread {
 
 /// The state of the thread.
 struct Worker {
-    /// What is published.
     table: Table,
-    /// What keeps the program answering.
+    /// Renewed while the map is up to date; the programs stop answering when it expires.
     lease: Lease,
     /// Events that must not be lost.
     control: Receiver<Event>,
-    /// Names to learn.
     learn: Receiver<Name>,
-    /// Counts, for others to read.
+    /// The table's status, shared with readers.
     status: Arc<Mutex<TableStatus>>,
-    /// How many snapshots have been installed.
+    /// Number of snapshots installed.
     installed: watch::Sender<u64>,
-    /// Names that a predecessor had learned.
+    /// Names learned by a predecessor.
     earlier: Vec<Name>,
-    /// Who waits for the pass that is under way.
+    /// Callers waiting for the current pass.
     flushes: Vec<oneshot::Sender<()>>,
-    /// Who waits for the one after it.
+    /// Callers waiting for the pass after it.
     later_flushes: Vec<oneshot::Sender<()>>,
-    /// When the first of what the pass under way brings into the map was installed;
-    /// `None`: the map says all that was installed.
+    /// When the first change of the current pass was handed over; `None` if the map is up to date.
     behind_since: Option<Instant>,
-    /// The same of the pass after it.
+    /// The same for the pass after it.
     next_behind_since: Option<Instant>,
 }
 
 impl Worker {
-    /// Works until told to stop, or until all handles are gone.
+    /// Works until a stop event, or until all handles are gone.
     fn run(mut self) {
         let interval = self.lease.interval();
         let mut renewed: Option<Instant> = None;
         loop {
-            // Before the first snapshot there is nothing to lease.
+            // Before the first snapshot there is no lease to renew.
             if *self.installed.borrow() > 0 && renewed.is_none_or(|at| at.elapsed() >= interval) {
                 self.lease.renew(age(self.behind_since));
                 renewed = Some(Instant::now());
@@ -343,15 +334,14 @@ impl Worker {
             if self.table.is_installing() {
                 match self.table.go_on(Instant::now() + SLICE) {
                     true => self.finish_pass(),
-                    // A pass takes long: whoever wants this CPU meanwhile, such as who reads
-                    // yet newer records, does not wait for the end of our time slice.
+                    // A pass takes long: threads waiting for this CPU, such as the reader of even
+                    // newer records, need not wait for the end of our time slice.
                     false => thread::yield_now(),
                 }
             }
         }
     }
 
-    /// Carries out one event.
     fn handle(&mut self, event: Event) {
         let begun = Instant::now();
         if let Event::Install(_) = event {
@@ -363,8 +353,8 @@ impl Worker {
         let filled = *installed.borrow() > 0;
         let behind_since = behind_since.unwrap_or(begun);
         let mut last = begun;
-        // Work that makes progress is not a hang: it keeps the lease alive, as long as
-        // nothing in the map is older than a lease.
+        // Work that makes progress is not a hang: it renews the lease, as long as nothing in the
+        // map is older than a lease.
         let mut progress = || {
             if filled && last.elapsed() >= lease.interval() {
                 lease.renew(behind_since.elapsed());
@@ -390,7 +380,7 @@ impl Worker {
         }
     }
 
-    /// What had been installed when the pass began is in the map.
+    /// Ends a pass: the records installed before it are in the map.
     fn finish_pass(&mut self) {
         let milliseconds = age(self.behind_since).as_millis();
         self.behind_since = self.next_behind_since.take();
@@ -415,16 +405,16 @@ impl Worker {
         give_memory_back();
     }
 
-    /// Tells those who wait that all they asked for before is in the map.
+    /// Notifies the waiting callers that all their earlier requests are in the map.
     fn flush(&mut self) {
         self.publish_status();
         for done in self.flushes.drain(..) {
-            // Who asked may have gone.
+            // The caller may have stopped waiting.
             let _ = done.send(());
         }
     }
 
-    /// Learns what is waiting, until something more urgent comes.
+    /// Learns the waiting names until something more urgent arrives.
     fn drain_learn(&mut self) {
         let until = Instant::now() + LEARNING;
         while self.control.is_empty() && Instant::now() < until {
@@ -435,20 +425,20 @@ impl Worker {
         }
     }
 
-    /// Lets others read the counts.
+    /// Publishes the table's status.
     fn publish_status(&self) {
         *self.status.lock() = self.table.status();
     }
 }
 
-/// Has the allocator give back to the system what it holds free: the parts that making and
-/// installing a snapshot used for a moment, 10 to 20 MB at 10,000 instances. Takes 0.5 ms.
+/// Returns the allocator's free memory to the system: the memory used briefly to make and install a
+/// snapshot, 10 to 20 MB at 10,000 instances. Takes 0.5 ms.
 fn give_memory_back() {
     // SAFETY: takes a plain number, and may be called at any time by any thread.
     unsafe { libc::malloc_trim(0) };
 }
 
-/// How long ago it was; zero: never.
+/// Returns the time since then; zero for `None`.
 fn age(since: Option<Instant>) -> Duration {
     since.map_or(Duration::ZERO, |since| since.elapsed())
 }

@@ -1,4 +1,4 @@
-//! What operators see of the interfaces.
+//! The status of the interfaces, for operators.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -12,7 +12,7 @@ use crate::attach::{
 };
 
 impl Follower {
-    /// Lets others read what there is.
+    /// Publishes the status of all interfaces.
     pub(super) fn publish_status(&self, now: Instant) {
         let waiting: BTreeMap<u32, Waiting> = self.gate.waiting(now).collect();
         let interfaces =
@@ -27,7 +27,7 @@ impl Follower {
         });
     }
 
-    /// An interface for the status; `None`: nothing is to be said of it.
+    /// Returns the status of an interface; `None` if the interface is not worth a report.
     fn status_of(&self, link: &Link, waiting: Option<&Waiting>) -> Option<InterfaceStatus> {
         let ifindex = link.ifindex;
         let is_open = self.gate.interfaces().any(|open| open == ifindex);
@@ -39,7 +39,7 @@ impl Follower {
         });
         let on = on.filter(|_| self.setting.scope.interface(ifindex).is_some());
         let (state, why) = match (on, refusal, self.refused.get(&ifindex), waiting) {
-            // For some endpoint at least.
+            // Served for some endpoints.
             (Some(on), Some(why), _, _) => {
                 (InterfaceState::Served, format!("{}; not for every endpoint: {why}", on.attachment.why()))
             }

@@ -1,4 +1,4 @@
-//! Expressions of nftables' rules, carried out on a packet as far as it is known.
+//! Evaluates the expressions of nftables rules on a partially known packet.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,31 +10,27 @@ use super::{
 };
 use crate::attach::netlink::Attributes;
 
-/// Bytes of all registers.
+/// Size of all registers in bytes.
 const REGISTERS: usize = 64;
 
-/// An expression (`NFTA_EXPR_*`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Expression {
-    /// Its kind.
     name: String,
-    /// Its attributes.
     data: Vec<u8>,
 }
 
-/// What a rule or an element of a map decides.
+/// The verdict of a rule, or of an element of a verdict map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Without a chain.
     Plain(Action),
-    /// Goes through the chain of this name.
+    /// Continues in the chain of this name, then returns.
     Jump(String),
-    /// Goes through it and not back.
+    /// Continues in the chain of this name and does not return.
     Goto(String),
 }
 
 impl Verdict {
-    /// The chain that it leads to.
+    /// Returns the target chain.
     pub(super) fn chain(&self) -> Option<&str> {
         match self {
             Self::Plain(_) => None,
@@ -43,7 +39,7 @@ impl Verdict {
     }
 }
 
-/// Reads `NFTA_RULE_EXPRESSIONS`. Counters and comments are left out.
+/// Parses `NFTA_RULE_EXPRESSIONS`, without counters and comments.
 pub(super) fn expressions(list: &[u8]) -> Vec<Expression> {
     let read = |value: &[u8]| {
         let mut expression = Expression { name: String::new(), data: Vec::new() };
@@ -54,18 +50,17 @@ pub(super) fn expressions(list: &[u8]) -> Vec<Expression> {
                 _ => {}
             }
         }
-        // What packets change must not look like another rule.
+        // A counter that packets advance must not look like a changed rule.
         (expression.name != "counter").then_some(expression)
     };
     Attributes(list).filter_map(|(_, value)| read(value)).collect()
 }
 
-/// Reads the value in `NFTA_DATA_VALUE`.
+/// Returns the value in `NFTA_DATA_VALUE`.
 pub(super) fn value(data: &[u8]) -> Vec<u8> {
     Attributes(data).find(|(kind, _)| *kind == 1).map(|(_, value)| value.to_vec()).unwrap_or_default()
 }
 
-/// Reads `NFTA_DATA_VERDICT`.
 pub(super) fn verdict(data: &[u8]) -> Option<Verdict> {
     let (_, value) = Attributes(data).find(|(kind, _)| *kind == 2)?;
     let (mut code, mut chain) = (None, None);
@@ -88,29 +83,26 @@ pub(super) fn verdict(data: &[u8]) -> Option<Verdict> {
     })
 }
 
-/// Carries a rule out.
+/// Evaluates a rule, expression by expression.
 pub(super) struct Machine<'a, F> {
-    /// The packet; `None`: any, and every condition may be met.
+    /// The packet; `None`: any packet, so that every condition may hold.
     packet: Option<Packet>,
-    /// Finds a set by its name.
+    /// Returns a set by its name.
     sets: F,
     /// The registers, byte by byte; `None`: unknown.
     registers: [Option<u8>; REGISTERS],
-    /// What values a register may have by a map, by its first byte.
+    /// Maps from which a register's value was looked up, by the register's first byte.
     mapped: Vec<(usize, &'a Set)>,
-    /// Whether the conditions so far are met.
+    /// Whether the conditions so far hold.
     meets: Meets,
-    /// What it decides.
     verdicts: Vec<Verdict>,
 }
 
 impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
-    /// For a packet.
     pub(super) fn new(packet: &Packet, sets: F) -> Self {
         Self { packet: Some(packet.clone()), ..Self::blind(sets) }
     }
 
-    /// For any packet.
     pub(super) fn blind(sets: F) -> Self {
         Self {
             packet: None,
@@ -122,24 +114,23 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         }
     }
 
-    /// Whether the conditions so far are met.
+    /// Returns whether the conditions so far hold.
     pub(super) fn meets(&self) -> Meets {
         self.meets
     }
 
-    /// What the rule decides, one of these.
+    /// Returns the possible verdicts of the rule; one of them applies.
     pub(super) fn verdicts(&self) -> impl Iterator<Item = &Verdict> {
         self.verdicts.iter()
     }
 
-    /// What the rule changed of the packet.
+    /// Applies the rule's changes to the packet.
     pub(super) fn leave(self, packet: &mut Packet) {
         if let Some(changed) = self.packet {
             *packet = changed;
         }
     }
 
-    /// Carries an expression out.
     pub(super) fn step(&mut self, expression: &Expression) {
         let fields = Fields(&expression.data);
         match expression.name.as_str() {
@@ -187,12 +178,13 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             }
             "limit" | "quota" | "connlimit" | "numgen" | "last" => self.meets = self.meets.and(Meets::Rate),
             "dynset" => {
-                // A meter: expressions for each element, as limits are.
+                // A meter: holds expressions for each element, such as limits.
                 let is_meter = fields.get(7).is_some() || fields.get(10).is_some();
                 self.meets = self.meets.and(if is_meter { Meets::Rate } else { Meets::Maybe });
             }
             "objref" => {
-                // `NFT_OBJECT_QUOTA`, `NFT_OBJECT_LIMIT`; by a map, or another kind.
+                // `NFT_OBJECT_QUOTA`, `NFT_OBJECT_LIMIT`; other objects, or objects chosen by a
+                // map, are unknown.
                 let meets = match fields.number(1) {
                     Some(2 | 4) => Meets::Rate,
                     Some(_) => Meets::Yes,
@@ -213,7 +205,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             "redir" | "tproxy" | "fwd" | "synproxy" => self.decide(Action::Divert),
             "queue" => self.decide(Action::Unknown),
             "notrack" => self.change(|packet, is_certain| packet.untracked |= is_certain),
-            // They see the packet, or send it out under another name.
+            // These see the packet, or send it out under another address.
             "log" | "dup" | "masq" | "counter" | "flow_offload" => {}
             "rt" | "socket" | "hash" | "osf" | "xfrm" | "tunnel" | "exthdr" | "inner" => {
                 self.forget(fields.register(1).unwrap_or(0), REGISTERS);
@@ -222,14 +214,14 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         }
     }
 
-    /// Adds a decision; one that goes on is none.
+    /// Adds a verdict, unless the rule continues.
     fn decide(&mut self, action: Action) {
         if action != Action::Continue {
             self.verdicts.push(Verdict::Plain(action));
         }
     }
 
-    /// Changes the packet; the change is told whether it is certain.
+    /// Applies a change to the packet; the change learns whether it is certain.
     fn change(&mut self, change: impl FnOnce(&mut Packet, bool)) {
         let is_certain = self.meets == Meets::Yes;
         if let Some(packet) = &mut self.packet {
@@ -237,7 +229,6 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         }
     }
 
-    /// Writes a register.
     fn set(&mut self, register: Option<usize>, bytes: &[u8]) {
         let Some(at) = register else { return };
         self.mapped.retain(|(known, _)| *known != at);
@@ -250,21 +241,20 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         }
     }
 
-    /// Makes so many bytes from a register on unknown.
+    /// Marks `length` bytes from register byte `at` as unknown.
     fn forget(&mut self, at: usize, length: usize) {
         self.registers.iter_mut().skip(at).take(length).for_each(|byte| *byte = None);
     }
 
-    /// So many bytes from a register on, if all are known.
+    /// Returns `length` bytes from register byte `at`, if all are known.
     fn get(&self, at: usize, length: usize) -> Option<Vec<u8>> {
         self.registers.get(at..at + length)?.iter().copied().collect()
     }
 
-    /// `NFTA_META_*`.
     fn meta(&mut self, fields: &Fields<'_>) {
         let key = fields.number(2);
         let Some(register) = fields.register(1) else {
-            // It is set: a mark, a priority.
+            // The expression sets a value: a mark, or a priority.
             if key == Some(3) {
                 let mark =
                     fields.register(3).and_then(|at| self.get(at, 4)).and_then(|bytes| u32_at(&bytes, 0));
@@ -298,7 +288,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             Some(9) => Some(layer(&packet.output).to_ne_bytes().to_vec()),
             Some(15) => Some(vec![if packet.is_v6() { 10 } else { 2 }]),
             Some(16) => Some(vec![17]),
-            // To this machine alone.
+            // The packet type: to this machine alone.
             Some(19) => Some(vec![0]),
             _ => None,
         };
@@ -307,7 +297,6 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         }
     }
 
-    /// `NFTA_PAYLOAD_*`.
     fn payload(&mut self, fields: &Fields<'_>) {
         let Some(register) = fields.register(1) else { return };
         let length = fields.number(4).unwrap_or(0) as usize;
@@ -330,7 +319,6 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         }
     }
 
-    /// `NFTA_CT_*`.
     fn ct(&mut self, fields: &Fields<'_>) {
         let Some(register) = fields.register(1) else { return };
         self.forget(register, 16);
@@ -345,7 +333,8 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             Some(0) => Some(state.to_ne_bytes().to_vec()),
             // Original, reply.
             Some(1) => Some(vec![u8::from(packet.established)]),
-            // Neither is its address changed nor that of its replies; the rest comes by and by.
+            // Neither the packet's address nor that of its replies is translated; other status bits
+            // may be set later.
             Some(2) if !packet.established => Some(vec![0; 4]),
             Some(3) => Some(vec![0; 4]),
             _ => None,
@@ -355,13 +344,13 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         }
     }
 
-    /// `NFTA_FIB_*`: only the type of an address is known.
+    /// `NFTA_FIB_*`: evaluates only the type of an address.
     fn fib(&mut self, fields: &Fields<'_>) {
         let Some(register) = fields.register(1) else { return };
         self.forget(register, 16);
         let Some(packet) = &self.packet else { return };
         let (result, flags) = (fields.number(2), fields.number(3).unwrap_or(0));
-        // `NFT_FIB_RESULT_ADDRTYPE`; flags 8 and 16 ask for that of one interface.
+        // `NFT_FIB_RESULT_ADDRTYPE`; flags 8 and 16 restrict the look-up to one interface.
         if result != Some(3) || flags & 0x18 != 0 {
             return;
         }
@@ -371,7 +360,6 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         self.set(Some(register), &kind.to_ne_bytes());
     }
 
-    /// `NFTA_CMP_*`.
     fn compare(&mut self, fields: &Fields<'_>) {
         let wanted = fields.get(3).map(value).unwrap_or_default();
         let found = fields.register(1).and_then(|at| self.get(at, wanted.len()));
@@ -389,7 +377,6 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         self.meets = self.meets.and(meets);
     }
 
-    /// `NFTA_RANGE_*`.
     fn range(&mut self, fields: &Fields<'_>) {
         let (from, to) =
             (fields.get(3).map(value).unwrap_or_default(), fields.get(4).map(value).unwrap_or_default());
@@ -400,7 +387,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         self.meets = self.meets.and(meets);
     }
 
-    /// `NFTA_BITWISE_*`: only a mask and an exclusive or.
+    /// `NFTA_BITWISE_*`: evaluates only a mask and an exclusive or.
     fn bitwise(&mut self, fields: &Fields<'_>) {
         let (source, target) = (fields.register(1), fields.register(2));
         let length = fields.number(3).unwrap_or(0) as usize;
@@ -416,7 +403,6 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         }
     }
 
-    /// `NFTA_BYTEORDER_*`.
     fn byteorder(&mut self, fields: &Fields<'_>) {
         let length = fields.number(4).unwrap_or(0) as usize;
         let size = fields.number(5).unwrap_or(0).max(1) as usize;
@@ -443,11 +429,11 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         }
     }
 
-    /// `NFTA_LOOKUP_*`: whether there is an element, or what it is mapped to.
+    /// `NFTA_LOOKUP_*`: membership in a set, or the mapped value.
     fn lookup(&mut self, fields: &Fields<'_>) {
         let name = fields.text(1);
         let is_inverted = fields.number(5) == Some(1);
-        // A verdict goes to register 0, which no other has.
+        // Verdicts go to register 0, used for nothing else.
         let target = fields.number(3);
         let Some(set) = (self.sets)(&name) else {
             self.meets = self.meets.and(Meets::Maybe);
@@ -475,7 +461,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         }
     }
 
-    /// Where `nat` sends the packet, if that is known.
+    /// Returns the destination of `nat`, if it is known.
     fn nat_target(&self, fields: &Fields<'_>) -> Option<SocketAddr> {
         let to = self.packet.as_ref()?.to;
         let ip = match (fields.register(3), to.ip()) {
@@ -490,14 +476,14 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
         Some(SocketAddr::new(ip, port))
     }
 
-    /// Whether this expression may send packets to other machines to `endpoint`.
+    /// Returns whether this expression may redirect packets for other machines to `endpoint`.
     pub(super) fn nat_leads_to(&self, expression: &Expression, endpoint: SocketAddr) -> bool {
         let fields = Fields(&expression.data);
         let octets = match endpoint.ip() {
             IpAddr::V4(ip) => ip.octets().to_vec(),
             IpAddr::V6(ip) => ip.octets().to_vec(),
         };
-        // A register holds it, or a map may put it there.
+        // The register holds the value, or a map may store it there.
         let may_hold = |register: usize, wanted: &[u8]| match self.get(register, wanted.len()) {
             Some(found) => found == wanted,
             None => match self.mapped.iter().find(|(known, _)| *known == register) {
@@ -509,14 +495,14 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
             |register: Option<usize>| register.is_none_or(|at| may_hold(at, &endpoint.port().to_be_bytes()));
         match expression.name.as_str() {
             "nat" if fields.number(1) == Some(1) => {
-                // `NFPROTO_INET` has addresses of both.
+                // `NFPROTO_INET` covers both address families.
                 let of_family = match fields.number(2) {
                     Some(2) => endpoint.is_ipv4(),
                     Some(10) => endpoint.is_ipv6(),
                     _ => true,
                 };
                 let address = fields.register(3).is_some_and(|at| may_hold(at, &octets));
-                // Behind an address from a map comes its port from the same element.
+                // An address from a map is followed by the port from the same element.
                 of_family
                     && address
                     && (self.mapped.iter().any(|(at, _)| Some(*at) == fields.register(3))
@@ -537,7 +523,7 @@ impl<'a, F: Fn(&str) -> Option<&'a Set>> Machine<'a, F> {
     }
 }
 
-/// The IP header, as far as it is known.
+/// Builds the IP header, as far as it is known.
 fn network_header(packet: &Packet) -> Vec<Option<u8>> {
     let (mut header, at) =
         if packet.is_v6() { (vec![None; 40], (8, 24)) } else { (vec![None; 20], (12, 16)) };
@@ -557,7 +543,7 @@ fn network_header(packet: &Packet) -> Vec<Option<u8>> {
     } else {
         put(0, &[0x45]);
         put(2, &(LENGTH as u16).to_be_bytes());
-        // No fragment.
+        // Not a fragment.
         put(6, &[0x40, 0]);
         put(9, &[17]);
     }
@@ -568,23 +554,20 @@ fn network_header(packet: &Packet) -> Vec<Option<u8>> {
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
-    /// An attribute.
     fn get(&self, wanted: u16) -> Option<&'a [u8]> {
         Attributes(self.0).find(|(kind, _)| *kind == wanted).map(|(_, value)| value)
     }
 
-    /// A number.
     fn number(&self, wanted: u16) -> Option<u32> {
         number(self.get(wanted)?)
     }
 
-    /// A text.
     fn text(&self, wanted: u16) -> String {
         self.get(wanted).map(text).unwrap_or_default()
     }
 
-    /// The first byte of a register of data: four of sixteen bytes each (1 to 4), or sixteen of
-    /// four (8 to 23), over one another.
+    /// Returns the first byte of a data register: four of sixteen bytes (1 to 4), or sixteen of
+    /// four bytes (8 to 23), which share their storage.
     fn register(&self, wanted: u16) -> Option<usize> {
         match self.number(wanted)? {
             register @ 1..=4 => Some((register as usize - 1) * 16),

@@ -1,4 +1,4 @@
-//! Matches of x_tables (`linux/netfilter/xt_*.h`), as legacy tables and `iptables-nft` have them.
+//! Matches of x_tables (`linux/netfilter/xt_*.h`), for legacy tables and `iptables-nft`.
 
 use std::net::IpAddr;
 
@@ -9,13 +9,12 @@ use super::{
 
 /// Bits of connection states (`XT_CONNTRACK_STATE_BIT`): invalid, established, related, new.
 const ESTABLISHED: u16 = 1 << 1;
-/// See [`ESTABLISHED`].
 const NEW: u16 = 1 << 3;
 
-/// Whether a packet meets a match of this name and revision.
+/// Returns whether a packet meets a match of this name and revision.
 pub(super) fn meets(name: &str, revision: u8, info: &[u8], packet: &Packet) -> Meets {
     match name {
-        // They say what the packet is, or nothing.
+        // These always hold, or are decided by the packet's known properties.
         "comment" => Meets::Yes,
         "udp" => ports(info, packet),
         "tcp" | "sctp" | "dccp" | "icmp" | "icmp6" | "esp" | "ah" => Meets::No,
@@ -27,9 +26,9 @@ pub(super) fn meets(name: &str, revision: u8, info: &[u8], packet: &Packet) -> M
         "mark" => mark(info, packet),
         "length" => length(info),
         "pkttype" => pkttype(info),
-        // A plain packet has the right way back.
+        // A plain packet passes the reverse path check.
         "rpfilter" => Meets::known(info.first().is_none_or(|flags| flags & 8 == 0)),
-        // Without IPsec policies; with them the interface is refused anyway.
+        // Decided for hosts without IPsec policies; with policies the interface is refused anyway.
         "policy" => policy(info),
         "limit" | "hashlimit" | "quota" | "connlimit" | "connbytes" | "statistic" | "recent" | "rateest"
         | "nfacct" | "quota2" => Meets::Rate,
@@ -37,17 +36,17 @@ pub(super) fn meets(name: &str, revision: u8, info: &[u8], packet: &Packet) -> M
     }
 }
 
-/// Two bytes in this machine's order.
+/// Reads two bytes in native order.
 pub(super) fn u16_at(info: &[u8], at: usize) -> Option<u16> {
     info.get(at..)?.first_chunk().map(|bytes| u16::from_ne_bytes(*bytes))
 }
 
-/// Four bytes in this machine's order.
+/// Reads four bytes in native order.
 pub(super) fn u32_at(info: &[u8], at: usize) -> Option<u32> {
     info.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
 }
 
-/// A truth that is known, unless the information is too short.
+/// Converts a known condition; unknown if the information is too short.
 fn known(truth: Option<bool>) -> Meets {
     truth.map_or(Meets::Maybe, Meets::known)
 }
@@ -62,7 +61,6 @@ fn ports(info: &[u8], packet: &Packet) -> Meets {
     known(both())
 }
 
-/// `struct xt_multiport_v1`.
 fn multiport(revision: u8, info: &[u8], packet: &Packet) -> Meets {
     if revision != 1 {
         return Meets::Maybe;
@@ -94,7 +92,7 @@ fn multiport(revision: u8, info: &[u8], packet: &Packet) -> Meets {
     known(matches())
 }
 
-/// The state of the packet's flow, as a bit; `untracked`: the bit of that.
+/// Returns the state bit of the packet's flow; `untracked` is the bit for untracked packets.
 fn state_bit(packet: &Packet, untracked: u16) -> u16 {
     match packet {
         Packet { untracked: true, .. } => untracked,
@@ -103,7 +101,6 @@ fn state_bit(packet: &Packet, untracked: u16) -> u16 {
     }
 }
 
-/// `struct xt_state_info`.
 fn state(info: &[u8], packet: &Packet) -> Meets {
     known(u32_at(info, 0).map(|mask| mask & u32::from(state_bit(packet, 1 << 6)) != 0))
 }
@@ -132,7 +129,7 @@ fn conntrack(revision: u8, info: &[u8], packet: &Packet) -> Meets {
         return Meets::No;
     }
     if flags & STATUS != 0 {
-        /// `IPS_SEEN_REPLY`, `IPS_ASSURED`, `IPS_CONFIRMED`: what a flow comes to have by and by.
+        /// `IPS_SEEN_REPLY`, `IPS_ASSURED`, `IPS_CONFIRMED`: set in the course of a flow.
         const BY_AND_BY: u16 = 2 | 4 | 8;
         let status = match (status & BY_AND_BY, packet.established) {
             (0, _) => Meets::known(inverted & STATUS != 0),
@@ -150,7 +147,7 @@ fn conntrack(revision: u8, info: &[u8], packet: &Packet) -> Meets {
     meets
 }
 
-/// `struct xt_addrtype_info_v1`, or that of revision 0.
+/// `struct xt_addrtype_info_v1`, or `xt_addrtype_info` for revision 0.
 fn addrtype(revision: u8, info: &[u8], packet: &Packet) -> Meets {
     const UNICAST: u16 = 1 << 1;
     const LOCAL: u16 = 1 << 2;
@@ -161,7 +158,7 @@ fn addrtype(revision: u8, info: &[u8], packet: &Packet) -> Meets {
             0 => (flags != 0, u32_at(info, 8)? != 0),
             _ => (flags & 1 != 0, flags & 2 != 0),
         };
-        // Which interface has the address decides then.
+        // Then the result depends on the interface that has the address.
         if revision != 0 && flags & 0xc != 0 {
             return None;
         }
@@ -172,7 +169,6 @@ fn addrtype(revision: u8, info: &[u8], packet: &Packet) -> Meets {
     known(matches())
 }
 
-/// `struct xt_iprange_mtinfo`.
 fn iprange(info: &[u8], packet: &Packet) -> Meets {
     let within = |address: IpAddr, at: usize| match address {
         IpAddr::V4(ip) => {
@@ -193,7 +189,6 @@ fn iprange(info: &[u8], packet: &Packet) -> Meets {
     known(matches())
 }
 
-/// `struct xt_mark_mtinfo1`.
 fn mark(info: &[u8], packet: &Packet) -> Meets {
     let matches = || {
         let (mark, mask, invert) = (u32_at(info, 0)?, u32_at(info, 4)?, *info.get(8)? != 0);
@@ -202,7 +197,6 @@ fn mark(info: &[u8], packet: &Packet) -> Meets {
     known(matches())
 }
 
-/// `struct xt_length_info`.
 fn length(info: &[u8]) -> Meets {
     let matches = || {
         let range = u16_at(info, 0)?..=u16_at(info, 2)?;
@@ -211,12 +205,12 @@ fn length(info: &[u8]) -> Meets {
     known(matches())
 }
 
-/// `struct xt_pkttype_info`: the type, and whether it is not to be that.
+/// `struct xt_pkttype_info`: the type, and whether to invert the match.
 fn pkttype(info: &[u8]) -> Meets {
     known(u32_at(info, 0).zip(u32_at(info, 4)).map(|(kind, invert)| (kind == 0) != (invert != 0)))
 }
 
-/// `struct xt_policy_info`: four elements, then flags, where bit 2 stands for "none".
+/// `struct xt_policy_info`: four elements, then flags, of which bit 2 means "none".
 fn policy(info: &[u8]) -> Meets {
     known(u16_at(info, 4 * 76).map(|flags| flags & 4 != 0))
 }

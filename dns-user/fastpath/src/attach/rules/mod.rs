@@ -1,12 +1,13 @@
-//! What the packet filter says of queries, of the replies to them, and of `lo`: read from the
-//! kernel's own tables, legacy ones and nftables alike.
+//! The effect of the packet filter on queries, on their replies and on `lo`, read from the kernel's
+//! own tables, both legacy ones and nftables.
 //!
-//! Arriving queries show most of it ([`super::gate`]). Three things they cannot show are looked
-//! at here: limits, which let some queries pass; rules that hold replies back; and `lo`, where a
-//! reply of the program looks to connection tracking like another query.
+//! Arriving queries reveal most of it ([`super::gate`]). Three things they cannot reveal are
+//! checked here: limits, which let some queries pass; rules that drop replies; and `lo`, where
+//! connection tracking takes a reply from the program for another query.
 //!
-//! * [`xtables`] and [`nft`] read the tables, [`matches`] and [`expressions`] their conditions.
-//! * [`walk`]: what may become of a [`packet`] in them.
+//! * [`xtables`] and [`nft`] read the tables, [`matches`] and [`expressions`] evaluate their
+//!   conditions.
+//! * [`walk`]: the possible fates of a [`packet`] in them.
 
 mod expressions;
 mod matches;
@@ -29,45 +30,41 @@ use self::{
 use super::netlink::Socket;
 use dns_common::scope::LOOPBACK_IFINDEX;
 
-/// The packet filter's tables at one moment.
+/// A snapshot of the packet filter's tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rules {
-    /// Legacy tables.
     legacy: Vec<xtables::Table>,
-    /// Tables of nftables.
     nft: nft::Ruleset,
-    /// Their generation.
     generation: Option<u32>,
 }
 
-/// Why an interface must not answer for an endpoint.
+/// The reason why an interface must not answer for an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Objection {
-    /// The kernel delivers no query.
+    /// The packet filter holds back the queries.
     #[error("the packet filter drops or diverts its queries")]
     Held,
-    /// It delivers some.
     #[error("the packet filter limits its queries")]
     Limited,
-    /// It drops the replies.
+    /// The packet filter holds back the replies.
     #[error("the packet filter drops or limits replies to its clients")]
     RepliesHeld,
-    /// Local queries to other addresses become ours.
+    /// NAT redirects local queries for other addresses to us.
     #[error("NAT at OUTPUT sends local queries for other addresses here")]
     LocalNat,
-    /// A reply of the program on `lo` would be dropped.
+    /// The packet filter would drop a reply of the program on `lo`.
     #[error("no rule of INPUT accepts lo, and to connection tracking a reply given there is new")]
     LocalRepliesHeld,
 }
 
 impl Rules {
-    /// Reads them, in the calling thread's network namespace. A kernel without nftables has none.
+    /// Reads the tables of the calling thread's network namespace. A kernel without nftables has no
+    /// nftables tables.
     pub(crate) fn read() -> io::Result<Self> {
         Self::default().read_again()
     }
 
-    /// The same, given what was read before: tables of nftables that stayed as they were are not
-    /// read again.
+    /// Reads the tables again, reusing nftables tables whose generation has not changed.
     pub(crate) fn read_again(&self) -> io::Result<Self> {
         let read = |mut socket: Socket| -> io::Result<(nft::Ruleset, Option<u32>)> {
             let generation = nft::generation(&mut socket)?;
@@ -91,7 +88,8 @@ impl Rules {
         Ok(Self { legacy: xtables::read()?, nft, generation })
     }
 
-    /// What speaks against answering queries of this client for the endpoint on the interface.
+    /// Returns the objection to answering this client's queries for the endpoint on the interface,
+    /// if there is one.
     pub(crate) fn objection(
         &self,
         device: &Device,
@@ -112,7 +110,7 @@ impl Rules {
         (reply.is_held() || reply.is_limited()).then_some(Objection::RepliesHeld)
     }
 
-    /// The same on `lo`.
+    /// Like [`Self::objection`], for `lo`.
     fn objection_on_lo(&self, lo: &Device, endpoint: SocketAddr) -> Option<Objection> {
         if xtables::leads_to(&self.legacy, endpoint) || self.nft.leads_to(endpoint) {
             return Some(Objection::LocalNat);
@@ -134,9 +132,9 @@ impl Rules {
         (given.is_held() || given.is_limited()).then_some(Objection::LocalRepliesHeld)
     }
 
-    /// What may become of a packet on its way to our sockets.
+    /// Returns the possible fates of a packet on its way to our sockets.
     fn way_in(&self, packet: &mut Packet) -> Ends {
-        // Of a local query NAT has decided on its way out.
+        // NAT has decided about a local query on its way out.
         let with_nat =
             !(packet.from_us && packet.input.as_ref().is_some_and(|input| input.ifindex == LOOPBACK_IFINDEX));
         let device = packet.input.clone();
@@ -151,7 +149,7 @@ impl Rules {
         ends
     }
 
-    /// What may become of a packet on its way out.
+    /// Returns the possible fates of a packet on its way out.
     fn way_out(&self, packet: &mut Packet, with_nat: bool) -> Ends {
         let device = packet.output.clone();
         let mut ends = Ends::DELIVERED;

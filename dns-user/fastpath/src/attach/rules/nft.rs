@@ -1,5 +1,5 @@
-//! Tables of nftables, as the kernel hands them out (`linux/netfilter/nf_tables.h`), those of
-//! `iptables-nft` among them.
+//! Tables of nftables, including those of `iptables-nft`, as dumped by the kernel
+//! (`linux/netfilter/nf_tables.h`).
 
 use std::{collections::BTreeMap, io, net::SocketAddr};
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::attach::netlink::{Attributes, Socket};
 
-/// `NFNL_SUBSYS_NFTABLES`, as the upper byte of message types.
+/// `NFNL_SUBSYS_NFTABLES`, in the upper byte of message types.
 const SUBSYSTEM: u16 = 10 << 8;
 /// `NFT_MSG_NEWCHAIN` and the request for it.
 const CHAINS: (u16, u16) = (SUBSYSTEM | 3, SUBSYSTEM | 4);
@@ -21,51 +21,41 @@ const RULES: (u16, u16) = (SUBSYSTEM | 6, SUBSYSTEM | 7);
 const SETS: (u16, u16) = (SUBSYSTEM | 9, SUBSYSTEM | 10);
 /// `NFT_MSG_NEWSETELEM` and the request for it.
 const ELEMENTS: (u16, u16) = (SUBSYSTEM | 12, SUBSYSTEM | 13);
-/// `NFPROTO_*`.
 const INET: u8 = 1;
-/// See [`INET`].
 const IPV4: u8 = 2;
-/// See [`INET`].
 const NETDEV: u8 = 5;
-/// See [`INET`].
 const IPV6: u8 = 10;
-/// Priority of NAT at OUTPUT and PREROUTING (`NF_IP_PRI_NAT_DST`): only chains of type nat count.
+/// Type of NAT chains. Among chains at the priority of NAT (`NF_IP_PRI_NAT_DST`), only those of
+/// this type translate.
 const TYPE_NAT: &str = "nat";
 
-/// All tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ruleset {
-    /// Chains.
     chains: Vec<Chain>,
     /// Sets and maps, by family, table and name.
     sets: BTreeMap<(u8, String, String), Set>,
 }
 
-/// A chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Chain {
-    /// Family of its table.
+    /// Address family of the table.
     family: u8,
-    /// Its table.
     table: String,
-    /// Its name.
     name: String,
-    /// Where packets come to it; `None`: only by jumps.
+    /// The hook of a base chain; `None` if the chain is reached by jumps only.
     base: Option<Base>,
-    /// Its rules.
     rules: Vec<Vec<Expression>>,
 }
 
-/// What makes a base chain.
+/// The hook of a base chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Base {
     /// `NF_INET_*`, or 0 and 1 for ingress and egress of netdev.
     hook: u32,
-    /// The smaller the earlier.
+    /// Chains run in ascending order.
     priority: i32,
-    /// Interfaces, for netdev.
     devices: Vec<String>,
-    /// Whether the policy is to drop.
+    /// Whether the policy is drop.
     drops: bool,
     /// Whether it is of type nat.
     is_nat: bool,
@@ -74,9 +64,8 @@ struct Base {
 /// A set, map or verdict map.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Set {
-    /// Whether its elements are ranges, and whether packets add to it.
+    /// `NFT_SET_*`: intervals, and updates by packets.
     flags: u32,
-    /// The elements.
     elements: Vec<Element>,
 }
 
@@ -85,21 +74,20 @@ pub(super) struct Set {
 struct Element {
     /// The key, or the first key of a range.
     key: Vec<u8>,
-    /// The last key of a range, of sets of concatenations.
+    /// The last key of a range, in sets of concatenations.
     last: Option<Vec<u8>>,
-    /// Whether the range before it ends before this key.
+    /// Whether this key ends the preceding range, exclusively.
     ends: bool,
-    /// Whether it stands for all keys that no other has.
+    /// Whether this is the catch-all element.
     is_rest: bool,
-    /// What it is mapped to.
+    /// The value of this key, in a map.
     data: Vec<u8>,
-    /// The verdict that it is mapped to.
+    /// The verdict of this key, in a verdict map.
     verdict: Option<Verdict>,
 }
 
-/// Reads the number that changes with every change of tables (`NFT_MSG_GETGEN`).
+/// Returns the generation of the ruleset (`NFT_MSG_GETGEN`), which changes with every transaction.
 pub(super) fn generation(socket: &mut Socket) -> io::Result<Option<u32>> {
-    /// `NLM_F_REQUEST`.
     const REQUEST: u16 = 1 | 4;
     let mut found = None;
     socket.request(SUBSYSTEM | 16, REQUEST, &[0; 4], |kind, message| {
@@ -111,7 +99,6 @@ pub(super) fn generation(socket: &mut Socket) -> io::Result<Option<u32>> {
     Ok(found)
 }
 
-/// Reads all tables.
 pub(super) fn read(socket: &mut Socket) -> io::Result<Ruleset> {
     // struct nfgenmsg: family, version, resource.
     let all = [0; 4];
@@ -141,7 +128,8 @@ pub(super) fn read(socket: &mut Socket) -> io::Result<Ruleset> {
 }
 
 impl Ruleset {
-    /// What may become of a packet at a hook of IP; `with_nat`: it is the first of its flow.
+    /// Returns the possible fates of a packet at an IP hook; `with_nat`: it is the first of its
+    /// flow.
     pub(super) fn pass(&self, hook: usize, packet: &mut Packet, with_nat: bool) -> Ends {
         let family = if packet.is_v6() { IPV6 } else { IPV4 };
         let is_met = |chain: &Chain, base: &Base| {
@@ -152,9 +140,8 @@ impl Ruleset {
         self.through(packet, is_met)
     }
 
-    /// What may become of a packet at ingress or egress of an interface.
+    /// Returns the possible fates of a packet at ingress or egress of an interface.
     pub(super) fn pass_device(&self, device: &Device, is_ingress: bool, packet: &mut Packet) -> Ends {
-        /// `NF_INET_INGRESS`.
         const INET_INGRESS: u32 = 5;
         let hook = if is_ingress { 0 } else { 1 };
         let is_met = |chain: &Chain, base: &Base| {
@@ -165,7 +152,7 @@ impl Ruleset {
         self.through(packet, is_met)
     }
 
-    /// What may become of a packet in the base chains that it meets.
+    /// Returns the possible fates of a packet in the base chains for which `is_met` holds.
     fn through(&self, packet: &mut Packet, is_met: impl Fn(&Chain, &Base) -> bool) -> Ends {
         let mut met: Vec<(i32, usize, bool)> = Vec::new();
         for (index, chain) in self.chains.iter().enumerate() {
@@ -182,7 +169,8 @@ impl Ruleset {
         ends
     }
 
-    /// Whether a rule of NAT at OUTPUT may make local queries to others ones to `endpoint`.
+    /// Returns whether a NAT rule at OUTPUT may redirect local queries for other addresses to
+    /// `endpoint`.
     pub(super) fn leads_to(&self, endpoint: SocketAddr) -> bool {
         let starts = self.chains.iter().enumerate().filter(|(_, chain)| {
             chain.base.as_ref().is_some_and(|base| base.is_nat && usize::try_from(base.hook) == Ok(OUTPUT))
@@ -211,12 +199,12 @@ impl Ruleset {
         false
     }
 
-    /// A set of a chain's table.
+    /// Returns a set of the chain's table.
     fn set(&self, chain: &Chain, name: &str) -> Option<&Set> {
         self.sets.get(&(chain.family, chain.table.clone(), name.to_owned()))
     }
 
-    /// The chain of this name in the table of another one.
+    /// Returns the chain of this name in the table of another chain.
     fn index(&self, of: &Chain, name: &str) -> Option<usize> {
         self.chains
             .iter()
@@ -224,29 +212,27 @@ impl Ruleset {
     }
 }
 
-/// What a lookup finds.
+/// The result of a look-up in a set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Found<'a> {
-    /// No element.
     Nothing,
-    /// This data and verdict.
+    /// The data and the verdict of an element.
     Element(&'a [u8], Option<&'a Verdict>),
-    /// It cannot be known: one of these, or none.
+    /// Unknown: any element, or none.
     Unknown,
 }
 
 impl Set {
-    /// `NFT_SET_INTERVAL`.
     const INTERVAL: u32 = 4;
-    /// `NFT_SET_EVAL`: packets add to it.
+    /// `NFT_SET_EVAL`: packets add elements.
     const EVAL: u32 = 0x20;
 
-    /// Bytes of a key.
+    /// Returns the length of a key in bytes.
     pub(super) fn key_length(&self) -> usize {
         self.elements.iter().map(|element| element.key.len()).max().unwrap_or(0)
     }
 
-    /// Looks a key up; `None`: the key is not known.
+    /// Looks up a key; `None`: the key is unknown.
     pub(super) fn find(&self, key: Option<&[u8]>) -> Found<'_> {
         let Some(key) = key.filter(|_| self.flags & Self::EVAL == 0) else { return Found::Unknown };
         let mut best: Option<&Element> = None;
@@ -254,7 +240,7 @@ impl Set {
             let is_met = match &element.last {
                 Some(last) => concatenation_contains(&element.key, last, key),
                 None if self.flags & Self::INTERVAL != 0 => {
-                    // The greatest bound that is not above the key decides.
+                    // The greatest bound that does not exceed the key decides.
                     if element.key.as_slice() <= key
                         && best.is_none_or(|best| {
                             (best.key.as_slice(), !best.ends) <= (element.key.as_slice(), !element.ends)
@@ -277,29 +263,27 @@ impl Set {
         }
     }
 
-    /// Data of all elements.
+    /// Returns the data of all elements.
     pub(super) fn data(&self) -> impl Iterator<Item = &[u8]> {
         self.elements.iter().map(|element| element.data.as_slice())
     }
 
-    /// Verdicts of all elements.
+    /// Returns the verdicts of all elements.
     pub(super) fn verdicts(&self) -> impl Iterator<Item = &Verdict> {
         self.elements.iter().filter_map(|element| element.verdict.as_ref())
     }
 }
 
-/// Whether a key of several parts lies within a range. Parts are padded to four bytes, so ranges
-/// of parts are told apart by comparing word by word where the range begins and ends in one.
+/// Returns whether a concatenated key lies within a range: every field must lie within its own.
+/// Fields are padded to four bytes and compared word by word.
 fn concatenation_contains(first: &[u8], last: &[u8], key: &[u8]) -> bool {
     let words = first.chunks(4).zip(last.chunks(4)).zip(key.chunks(4));
     first.len() == key.len() && words.into_iter().all(|((first, last), key)| (first..=last).contains(&key))
 }
 
-/// The way of one packet.
+/// The path of one packet through the chains.
 struct Way<'a, 'p> {
-    /// The tables.
     ruleset: &'a Ruleset,
-    /// The packet.
     packet: &'p mut Packet,
 }
 
@@ -333,28 +317,27 @@ impl Chains for Way<'_, '_> {
     }
 }
 
-/// A text without its final zero.
+/// Returns a string without its final NUL.
 pub(super) fn text(value: &[u8]) -> String {
     String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into_owned()
 }
 
-/// A number in network order.
+/// Parses a number in network order.
 pub(super) fn number(value: &[u8]) -> Option<u32> {
     value.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
 }
 
-/// Appends a text attribute.
+/// Appends a string attribute.
 fn push_text(body: &mut Vec<u8>, kind: u16, text: &str) {
     crate::attach::netlink::push_attribute(body, kind, &[text.as_bytes(), &[0]].concat());
 }
 
-/// Family and attributes of a message.
+/// Splits a message into family and attributes.
 fn split(message: &[u8]) -> Option<(u8, Attributes<'_>)> {
     let (header, attributes) = message.split_first_chunk::<4>()?;
     Some((header[0], Attributes(attributes)))
 }
 
-/// Reads `NFT_MSG_NEWCHAIN`.
 fn chain(message: &[u8]) -> Option<Chain> {
     let (family, attributes) = split(message)?;
     let (mut table, mut name, mut base, mut drops, mut kind) = (None, None, None, false, String::new());
@@ -373,7 +356,6 @@ fn chain(message: &[u8]) -> Option<Chain> {
     Some(Chain { family, table: table?, name: name?, base, rules: Vec::new() })
 }
 
-/// Reads `NFTA_CHAIN_HOOK`.
 fn hook(value: &[u8]) -> Base {
     let mut base = Base { hook: u32::MAX, priority: 0, devices: Vec::new(), drops: false, is_nat: false };
     for (attribute, value) in Attributes(value) {
@@ -388,7 +370,7 @@ fn hook(value: &[u8]) -> Base {
     base
 }
 
-/// Reads `NFT_MSG_NEWRULE`: family, table, chain, expressions.
+/// Parses `NFT_MSG_NEWRULE`: family, table, chain, expressions.
 fn rule(message: &[u8]) -> Option<(u8, String, String, Vec<Expression>)> {
     let (family, attributes) = split(message)?;
     let (mut table, mut chain, mut found) = (None, None, Vec::new());
@@ -403,7 +385,7 @@ fn rule(message: &[u8]) -> Option<(u8, String, String, Vec<Expression>)> {
     Some((family, table?, chain?, found))
 }
 
-/// Reads `NFT_MSG_NEWSET`: family, table and name; flags.
+/// Parses `NFT_MSG_NEWSET`: family, table and name; flags.
 fn set(message: &[u8]) -> Option<((u8, String, String), u32)> {
     let (family, attributes) = split(message)?;
     let (mut table, mut name, mut flags) = (None, None, 0);
@@ -418,14 +400,12 @@ fn set(message: &[u8]) -> Option<((u8, String, String), u32)> {
     Some(((family, table?, name?), flags))
 }
 
-/// Reads `NFT_MSG_NEWSETELEM`.
 fn elements(message: &[u8]) -> Vec<Element> {
     let Some((_, attributes)) = split(message) else { return Vec::new() };
     let lists = attributes.filter(|(attribute, _)| *attribute == 3);
     lists.flat_map(|(_, list)| Attributes(list).map(|(_, value)| element(value))).collect()
 }
 
-/// Reads an element.
 fn element(value: &[u8]) -> Element {
     let mut element =
         Element { key: Vec::new(), last: None, ends: false, is_rest: false, data: Vec::new(), verdict: None };

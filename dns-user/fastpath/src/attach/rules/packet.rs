@@ -1,22 +1,19 @@
-//! The packets whose way is looked at: a query, and the reply to it.
+//! The packets whose path is evaluated: a query, and its reply.
 
 use std::net::{IpAddr, SocketAddr};
 
 use crate::attach::netlink::Link;
 
-/// An interface as rules name it.
+/// An interface, as named in rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Device {
-    /// Its name.
     pub(crate) name: String,
-    /// Its number.
     pub(crate) ifindex: u32,
-    /// `ARPHRD_*`.
     pub(crate) layer: u16,
 }
 
 impl Device {
-    /// As the kernel lists it.
+    /// Returns the device for an interface listed by the kernel.
     pub(crate) fn of(link: &Link) -> Self {
         let Link { name, ifindex, layer, .. } = link;
         Self { name: name.clone(), ifindex: *ifindex, layer: *layer }
@@ -26,34 +23,31 @@ impl Device {
 /// A UDP datagram on its way through the packet filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Packet {
-    /// By which it comes in; `None`: made here, and not on its way back in.
+    /// Receiving interface; `None` for a local packet before it re-enters.
     pub(super) input: Option<Device>,
-    /// By which it goes out.
     pub(super) output: Option<Device>,
-    /// Sender.
     pub(super) from: SocketAddr,
-    /// Receiver.
     pub(super) to: SocketAddr,
-    /// Whether connection tracking knows the flow from both sides already.
+    /// Whether connection tracking has seen both directions of the flow.
     pub(super) established: bool,
-    /// Whether the receiver is this machine.
+    /// Whether the destination is local.
     pub(super) to_us: bool,
-    /// Whether the sender is this machine.
+    /// Whether the source is local.
     pub(super) from_us: bool,
-    /// What rules have set; `None`: unknown.
+    /// The mark set by rules; `None`: unknown.
     pub(super) mark: Option<u32>,
-    /// Whether a rule has taken it out of connection tracking.
+    /// Whether a rule has exempted the packet from connection tracking.
     pub(super) untracked: bool,
 }
 
-/// Bytes of IP packet of a usual query, which rules may ask for.
+/// Length of a typical query's IP packet in bytes, for rules that match lengths.
 pub(super) const LENGTH: u32 = 72;
 
-/// A client's port: any above 1023 is like another to rules that know no single one.
+/// A client's port; rules that match no particular port treat all above 1023 alike.
 const CLIENT_PORT: u16 = 40_000;
 
 impl Packet {
-    /// A query of `client` to `endpoint` that comes in by `device`.
+    /// Returns a query from `client` to `endpoint` that arrives by `device`.
     pub(super) fn query(device: &Device, client: IpAddr, endpoint: SocketAddr) -> Self {
         Self {
             input: Some(device.clone()),
@@ -68,7 +62,7 @@ impl Packet {
         }
     }
 
-    /// The reply to it on its way out.
+    /// Returns the reply to it on its way out.
     pub(super) fn reply(device: &Device, client: IpAddr, endpoint: SocketAddr) -> Self {
         Self {
             input: None,
@@ -82,25 +76,24 @@ impl Packet {
         }
     }
 
-    /// A local query on its way out by `lo`.
+    /// Returns a local query on its way out by `lo`.
     pub(super) fn local_query(lo: &Device, endpoint: SocketAddr) -> Self {
         let query = Self::query(lo, endpoint.ip(), endpoint);
         Self { input: None, output: Some(lo.clone()), from_us: true, ..query }
     }
 
-    /// The same on its way in.
+    /// Returns a local query on its way in from `lo`.
     pub(super) fn local_query_in(lo: &Device, endpoint: SocketAddr) -> Self {
         Self { from_us: true, ..Self::query(lo, endpoint.ip(), endpoint) }
     }
 
-    /// A reply that the program gave on `lo`, on its way in: to connection tracking the flow is
-    /// as new as the query was.
+    /// Returns the program's reply on `lo`, on its way in: connection tracking considers its flow
+    /// new, like the query's.
     pub(super) fn local_reply_in(lo: &Device, endpoint: SocketAddr) -> Self {
         let query = Self::query(lo, endpoint.ip(), endpoint);
         Self { from: query.to, to: query.from, from_us: true, ..query }
     }
 
-    /// Whether it is of IPv6.
     pub(super) fn is_v6(&self) -> bool {
         self.to.is_ipv6()
     }

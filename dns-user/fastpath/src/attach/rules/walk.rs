@@ -1,28 +1,25 @@
-//! What may become of a packet in chains of rules, whichever kind of table they are of.
+//! The possible fates of a packet in chains of rules, for legacy tables and nftables alike.
 //!
-//! Not every match can be decided from outside the kernel (sets, time, owners). Such a rule is
-//! followed both ways, so the result is every end that the packet may come to.
+//! Some matches cannot be decided outside the kernel (sets, time, owners). Such a rule is followed
+//! both ways, so the result holds every possible end of the packet.
 
 /// Whether a packet meets a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meets {
-    /// It does not.
     No,
-    /// It depends on what is not known here.
+    /// Depends on facts unknown here.
     Maybe,
-    /// It depends on how many packets came before.
+    /// Depends on the number of earlier packets.
     Rate,
-    /// It does.
     Yes,
 }
 
 impl Meets {
-    /// By a truth that is known.
+    /// Converts a known condition.
     pub(super) fn known(truth: bool) -> Self {
         if truth { Self::Yes } else { Self::No }
     }
 
-    /// Both conditions.
     pub(super) fn and(self, other: Self) -> Self {
         match (self, other) {
             (Self::No, _) | (_, Self::No) => Self::No,
@@ -33,45 +30,38 @@ impl Meets {
     }
 }
 
-/// What a rule does with a packet that meets its conditions.
+/// The action of a rule on a packet that meets its conditions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Goes on with the next rule.
+    /// Continue with the next rule.
     Continue,
-    /// Leaves the table.
     Accept,
-    /// Drops it.
     Drop,
-    /// Changes where it goes, so that our socket does not get it.
+    /// Redirect the packet, so that our socket does not receive it.
     Divert,
-    /// A program or target decides that is not known here.
+    /// Decided by an unknown program or target.
     Unknown,
-    /// Goes through this chain, then on.
+    /// Continue in this chain, then return.
     Jump(usize),
-    /// Goes through this chain and not back.
+    /// Continue in this chain and do not return.
     Goto(usize),
-    /// Goes back to the chain before.
+    /// Return to the calling chain.
     Return,
 }
 
-/// The ends that a packet may come to.
+/// The possible ends of a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ends {
-    /// It goes on.
     pub(super) deliver: bool,
-    /// It is dropped.
     pub(super) drop: bool,
-    /// It goes elsewhere.
     pub(super) divert: bool,
-    /// One of these depends on how many packets came before.
+    /// Whether any of these depends on the number of earlier packets.
     pub(super) rate: bool,
 }
 
 impl Ends {
-    /// It goes on for certain.
     pub(super) const DELIVERED: Self = Self { deliver: true, drop: false, divert: false, rate: false };
 
-    /// Either of both.
     fn or(self, other: Self) -> Self {
         Self {
             deliver: self.deliver || other.deliver,
@@ -81,46 +71,46 @@ impl Ends {
         }
     }
 
-    /// Of two chains one after the other.
+    /// Combines the ends of two consecutive chains.
     pub(super) fn then(self, next: Self) -> Self {
         Self { deliver: self.deliver && next.deliver, ..self.or(next) }
     }
 
-    /// It does not go on for certain.
+    /// Returns whether delivery is uncertain.
     pub(super) fn is_held(self) -> bool {
         !self.deliver && (self.drop || self.divert)
     }
 
-    /// Whether it goes on depends on how many packets came before.
+    /// Returns whether delivery depends on the number of earlier packets.
     pub(super) fn is_limited(self) -> bool {
         self.rate && self.deliver && (self.drop || self.divert)
     }
 }
 
-/// Chains of one table.
+/// The chains of one table.
 pub(super) trait Chains {
-    /// What the rules of a chain do with the packet of this walk, one after the other: each may
-    /// meet several conditions with an action of their own.
+    /// Returns the actions of a rule on the packet of this walk, in order: a rule may hold several
+    /// conditions, each with a separate action.
     fn decide(&mut self, chain: usize, rule: usize) -> Vec<(Meets, Action)>;
 
-    /// Rules of a chain.
+    /// Returns the number of rules of a chain.
     fn rules(&mut self, chain: usize) -> usize;
 }
 
-/// Deepest jump: the kernel allows 16 in nft, and as many as there are chains in x_tables.
+/// Limit of nested jumps: the kernel allows 16 in nft, and one per chain in x_tables.
 const DEEPEST: usize = 64;
 
-/// Most rules that are looked at for one packet: jumps that may or may not be taken multiply.
+/// Limit of rules evaluated for one packet: uncertain jumps multiply the paths.
 const MOST_RULES: usize = 200_000;
 
-/// What may become of a packet that enters this chain; `policy`: what becomes of it at the end.
+/// Returns the possible fates of a packet that enters this chain; `policy` applies at its end.
 pub(super) fn walk(chains: &mut impl Chains, chain: usize, policy: Action) -> Ends {
     let mut left = MOST_RULES;
     let (ends, falls) = pass(chains, chain, DEEPEST, &mut left);
     if falls { ends.or(end(policy)) } else { ends }
 }
 
-/// The end that a last action is.
+/// Returns the end caused by a final action.
 fn end(action: Action) -> Ends {
     let none = Ends::default();
     match action {
@@ -131,7 +121,7 @@ fn end(action: Action) -> Ends {
     }
 }
 
-/// The ends in a chain, and whether the packet may come out of it again.
+/// Returns the ends in a chain, and whether the packet may return from it.
 fn pass(chains: &mut impl Chains, chain: usize, depth: usize, left: &mut usize) -> (Ends, bool) {
     let mut ends = Ends::default();
     if depth == 0 {
@@ -140,7 +130,7 @@ fn pass(chains: &mut impl Chains, chain: usize, depth: usize, left: &mut usize) 
     let mut may_return = false;
     for rule in 0..chains.rules(chain) {
         if *left == 0 {
-            // Too many ways: nothing is known.
+            // Too many paths: the result is unknown.
             return (ends.or(end(Action::Unknown)), true);
         }
         *left -= 1;

@@ -1,8 +1,8 @@
-//! Legacy tables of iptables and ip6tables, as the kernel hands them out
-//! (`linux/netfilter/x_tables.h`, `linux/netfilter_ipv4/ip_tables.h`).
+//! Legacy tables of iptables and ip6tables, as dumped by the kernel (`linux/netfilter/x_tables.h`,
+//! `linux/netfilter_ipv4/ip_tables.h`).
 //!
-//! Only tables that are there are asked for (`/proc/net/ip_tables_names`): asking for another one
-//! would make the kernel load it, and with it connection tracking.
+//! Only existing tables are requested (`/proc/net/ip_tables_names`): a request for another one
+//! would make the kernel load that table, and connection tracking with it.
 
 use std::{
     collections::HashMap,
@@ -18,39 +18,32 @@ use super::{
     walk::{Action, Chains, Ends, Meets, walk},
 };
 
-/// `IPT_SO_GET_INFO` and `IP6T_SO_GET_INFO`.
 const GET_INFO: libc::c_int = 64;
-/// `IPT_SO_GET_ENTRIES` and `IP6T_SO_GET_ENTRIES`.
 const GET_ENTRIES: libc::c_int = 65;
-/// `NF_INET_*`: where packets pass.
+/// `NF_INET_*`: the hooks.
 pub(super) const PREROUTING: usize = 0;
-/// See [`PREROUTING`].
 pub(super) const INPUT: usize = 1;
-/// See [`PREROUTING`].
 pub(super) const OUTPUT: usize = 3;
-/// See [`PREROUTING`].
 pub(super) const POSTROUTING: usize = 4;
-/// The tables in the order in which a packet passes them.
+/// The tables in the order in which a packet passes through them.
 const ORDER: [&str; 5] = ["raw", "mangle", "nat", "filter", "security"];
 /// Bytes of `struct ipt_getinfo`.
 const INFO_LEN: usize = 84;
 /// Bytes before the entries in `struct ipt_get_entries`.
 const ENTRIES_AT: usize = 40;
 
-/// A table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Table {
-    /// Its name.
     name: &'static str,
-    /// Whether it is of IPv6.
+    /// Whether this is an ip6tables table.
     v6: bool,
-    /// Where the chain of each hook begins, in bytes; `None`: the table has none there.
+    /// Start of each hook's chain, in bytes; `None` if the table has no chain there.
     hooks: [Option<usize>; 5],
-    /// The entries, without their counters.
+    /// The entries, with zeroed counters.
     entries: Vec<u8>,
 }
 
-/// The tables of both families.
+/// Reads the tables of both families.
 pub(super) fn read() -> io::Result<Vec<Table>> {
     let mut tables = Vec::new();
     for (v6, list) in
@@ -65,7 +58,8 @@ pub(super) fn read() -> io::Result<Vec<Table>> {
     Ok(tables)
 }
 
-/// What may become of a packet in the tables at a hook; `with_nat`: it is the first of its flow.
+/// Returns the possible fates of a packet in the tables at a hook; `with_nat`: it is the first of
+/// its flow.
 pub(super) fn pass(tables: &[Table], hook: usize, packet: &mut Packet, with_nat: bool) -> Ends {
     let v6 = packet.is_v6();
     let of_family = tables.iter().filter(|table| table.v6 == v6 && (with_nat || table.name != "nat"));
@@ -79,7 +73,8 @@ pub(super) fn pass(tables: &[Table], hook: usize, packet: &mut Packet, with_nat:
     ends
 }
 
-/// Whether a rule in a nat table at OUTPUT may make local queries to others ones to `endpoint`.
+/// Returns whether a nat rule at OUTPUT may redirect local queries for other addresses to
+/// `endpoint`.
 pub(super) fn leads_to(tables: &[Table], endpoint: SocketAddr) -> bool {
     let nat = tables.iter().filter(|table| table.name == "nat" && table.v6 == endpoint.is_ipv6());
     nat.filter_map(|table| Some((table, table.hooks[OUTPUT]?))).any(|(table, start)| {
@@ -101,7 +96,8 @@ pub(super) fn leads_to(tables: &[Table], endpoint: SocketAddr) -> bool {
 }
 
 impl Table {
-    /// Reads a table; `None`: it went, or changed while it was read, and is read again next time.
+    /// Reads a table; `None` if it disappeared, or changed during the read; the next round reads it
+    /// again.
     fn read(name: &'static str, v6: bool) -> io::Result<Option<Self>> {
         let (family, level) =
             if v6 { (libc::AF_INET6, libc::IPPROTO_IPV6) } else { (libc::AF_INET, libc::IPPROTO_IP) };
@@ -133,7 +129,7 @@ impl Table {
         Ok(Some(table))
     }
 
-    /// Clears what every packet changes, so that two readings can be compared.
+    /// Zeroes the packet counters, so that two readings can be compared.
     fn forget_counters(&mut self) {
         let counters = self.layout().counters;
         let mut at = 0;
@@ -143,12 +139,12 @@ impl Table {
         }
     }
 
-    /// Where things lie in an entry.
+    /// Returns the offsets within an entry.
     fn layout(&self) -> &'static Layout {
         if self.v6 { &Layout::V6 } else { &Layout::V4 }
     }
 
-    /// The entry at an offset; `None`: there is none, or it is malformed.
+    /// Returns the entry at an offset; `None` if there is none, or it is malformed.
     fn entry(&self, at: usize) -> Option<Entry<'_>> {
         let layout = self.layout();
         let bytes = self.entries.get(at..)?;
@@ -160,7 +156,7 @@ impl Table {
         Some(Entry { at, layout, bytes: bytes.get(..length)?, target, length })
     }
 
-    /// Offsets of the entries from one on, to the end of its chain.
+    /// Returns the offsets of the entries from `start` to the end of its chain.
     fn chain(&self, start: usize) -> Vec<usize> {
         let (mut offsets, mut at) = (Vec::new(), start);
         while let Some(entry) = self.entry(at) {
@@ -176,7 +172,7 @@ impl Table {
     }
 }
 
-/// Calls getsockopt; `None`: the table is not as it was.
+/// Calls getsockopt; `None` if the table has changed.
 fn get(
     socket: &OwnedFd,
     level: libc::c_int,
@@ -198,31 +194,28 @@ fn get(
     }
 }
 
-/// Where things lie in an entry (`struct ipt_entry`, `struct ip6t_entry`).
+/// Offsets within an entry (`struct ipt_entry`, `struct ip6t_entry`).
 #[derive(Debug)]
 struct Layout {
-    /// Bytes of an address.
+    /// Length of an address.
     address: usize,
-    /// Names of interfaces: in, out, and a mask for each.
+    /// Offset of the interface names: in, out, and a mask for each.
     devices: usize,
-    /// The protocol; two bytes.
+    /// Offset of the protocol; two bytes.
     protocol: usize,
-    /// Flags, and behind them those that invert.
+    /// Offset of the flags, followed by the inversion flags.
     flags: usize,
-    /// Bit of the flag that says "goto".
+    /// Flag that means "goto".
     goto: u8,
-    /// Bit of the inverting flag of fragments; none for IPv6.
+    /// Inversion flag of the fragment match; 0 for IPv6.
     fragments: u8,
-    /// Offset of the target, and behind it that of the next entry.
+    /// Offset of the target's offset, followed by the offset of the next entry.
     target: usize,
-    /// The counters.
     counters: usize,
-    /// The matches.
     matches: usize,
 }
 
 impl Layout {
-    /// Of IPv4.
     const V4: Self = Self {
         address: 4,
         devices: 16,
@@ -234,7 +227,6 @@ impl Layout {
         counters: 96,
         matches: 112,
     };
-    /// Of IPv6.
     const V6: Self = Self {
         address: 16,
         devices: 64,
@@ -248,45 +240,41 @@ impl Layout {
     };
 }
 
-/// An entry: a rule.
+/// An entry, that is a rule.
 struct Entry<'a> {
-    /// Its offset in the table.
+    /// Offset in the table.
     at: usize,
-    /// Where things lie.
     layout: &'static Layout,
-    /// All of it.
     bytes: &'a [u8],
-    /// Offset of the target in it.
+    /// Offset of the target within the entry.
     target: usize,
-    /// Its length.
     length: usize,
 }
 
 impl<'a> Entry<'a> {
-    /// The name of the target; empty: a verdict.
+    /// Returns the target's name; empty for a verdict.
     fn target_name(&self) -> &'a str {
         name(&self.bytes[self.target + 2..self.target + 31])
     }
 
-    /// What the target is told.
+    /// Returns the target's data.
     fn target_info(&self) -> &'a [u8] {
         &self.bytes[self.target + 32..]
     }
 
-    /// Revision of the target.
     fn target_revision(&self) -> u8 {
         self.bytes[self.target + 31]
     }
 
-    /// The chain that a verdict leads to.
+    /// Returns the offset of the chain that a verdict jumps to.
     fn jump(&self) -> Option<usize> {
         let verdict = i32::from_ne_bytes(*self.target_info().first_chunk()?);
         let to = usize::try_from(verdict).ok()?;
-        // A rule without a target leads to the next one.
+        // A rule without a target continues with the next rule.
         (self.target_name().is_empty() && to != self.at + self.length).then_some(to)
     }
 
-    /// Whether a rule may concern UDP.
+    /// Returns whether a rule may match UDP.
     fn may_be_udp(&self) -> bool {
         let inverted = self.bytes[self.layout.flags + 1] & 0x40 != 0;
         match u16_at(self.bytes, self.layout.protocol) {
@@ -295,7 +283,7 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// Whether addresses, interfaces and protocol are the packet's.
+    /// Returns whether addresses, interfaces and protocol match the packet.
     fn meets_header(&self, packet: &Packet) -> Meets {
         let Layout { address, devices, flags, fragments, .. } = *self.layout;
         let inverted = self.bytes[flags + 1];
@@ -331,7 +319,7 @@ impl<'a> Entry<'a> {
         )
     }
 
-    /// Whether the packet meets the whole rule.
+    /// Returns whether the packet meets all conditions of the rule.
     fn meets(&self, packet: &Packet) -> Meets {
         let mut meets = self.meets_header(packet);
         let mut at = self.layout.matches;
@@ -346,7 +334,7 @@ impl<'a> Entry<'a> {
         meets
     }
 
-    /// What the target does with a packet.
+    /// Returns the target's action on a packet.
     fn action(&self, packet: &Packet) -> Action {
         match self.target_name() {
             "" => match u32_at(self.target_info(), 0).map(u32::cast_signed) {
@@ -369,7 +357,7 @@ impl<'a> Entry<'a> {
             "NETMAP" | "TPROXY" | "SYNPROXY" => Action::Divert,
             "ERROR" => Action::Return,
             "NFQUEUE" | "QUEUE" => Action::Unknown,
-            // What follows sees the packet, or changes what does not count here.
+            // Later rules still see the packet; these targets change nothing that matters here.
             "LOG" | "NFLOG" | "ULOG" | "TRACE" | "AUDIT" | "MARK" | "CONNMARK" | "CONNSECMARK"
             | "SECMARK" | "CT" | "NOTRACK" | "DSCP" | "TOS" | "TTL" | "HL" | "ECN" | "CHECKSUM"
             | "CLASSIFY" | "TCPMSS" | "TCPOPTSTRIP" | "SET" | "TEE" | "RATEEST" | "IDLETIMER" | "LED"
@@ -378,7 +366,7 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// Where DNAT or REDIRECT sends packets.
+    /// Returns the destination of DNAT or REDIRECT.
     fn new_target(&self) -> Option<NewTarget> {
         NewTarget::read(
             self.target_name(),
@@ -388,12 +376,12 @@ impl<'a> Entry<'a> {
         )
     }
 
-    /// Whether the target may send packets to this endpoint.
+    /// Returns whether the target may send packets to this endpoint.
     fn leads_to(&self, endpoint: SocketAddr) -> bool {
         target_leads_to(self.target_name(), self.target_revision(), self.target_info(), endpoint)
     }
 
-    /// What the target changes of the packet.
+    /// Applies the target's changes to the packet.
     fn change(&self, meets: Meets, packet: &mut Packet) {
         let info = self.target_info();
         match self.target_name() {
@@ -407,7 +395,7 @@ impl<'a> Entry<'a> {
             "CONNMARK" => {
                 packet.mark = packet.mark.filter(|_| u32_at(info, 12).is_none_or(|mode| mode & 0xff != 2))
             }
-            // `struct xt_ct_target_info`: flags, of which the first says notrack.
+            // `struct xt_ct_target_info`: flags, of which the first means notrack.
             "CT" if meets == Meets::Yes && info.first().is_some_and(|flags| flags & 1 != 0) => {
                 packet.untracked = true
             }
@@ -417,18 +405,18 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Where a NAT rule sends packets.
+/// The destination of a NAT rule.
 #[derive(Debug)]
 struct NewTarget {
-    /// From and to which address; `None`: the address stays, or is the machine's own.
+    /// Range of addresses; `None`: the address stays, or becomes a local one.
     addresses: Option<(IpAddr, IpAddr)>,
-    /// From and to which port; `None`: it stays.
+    /// Range of ports; `None`: the port stays.
     ports: Option<(u16, u16)>,
-    /// Whether the address becomes that of the interface, or 127.0.0.1 and ::1 at OUTPUT.
+    /// Whether the new address is the interface's, or 127.0.0.1 and ::1 at OUTPUT.
     is_redirect: bool,
 }
 
-/// Whether a target of this name may send packets to other machines to `endpoint`.
+/// Returns whether a target of this name may redirect packets for other machines to `endpoint`.
 pub(super) fn target_leads_to(name: &str, revision: u8, info: &[u8], endpoint: SocketAddr) -> bool {
     match name {
         "DNAT" | "REDIRECT" => NewTarget::read(name, revision, info, endpoint.is_ipv6())
@@ -439,10 +427,10 @@ pub(super) fn target_leads_to(name: &str, revision: u8, info: &[u8], endpoint: S
 }
 
 impl NewTarget {
-    /// Reads what the target is told.
+    /// Parses the target's data.
     fn read(name: &str, revision: u8, info: &[u8], v6: bool) -> Option<Self> {
         let is_redirect = name == "REDIRECT";
-        // `struct nf_nat_ipv4_multi_range_compat`: one range behind its count; ports in network order.
+        // `struct nf_nat_ipv4_multi_range_compat`: a count, then one range; ports in network order.
         let (flags, address, ports) = if !v6 && (is_redirect || revision == 0) {
             let ip = |at: usize| info.get(at..)?.first_chunk::<4>().map(|octets| IpAddr::from(*octets));
             (u32_at(info, 4)?, (ip(8)?, ip(12)?), (info.get(16..20)?))
@@ -462,14 +450,14 @@ impl NewTarget {
         })
     }
 
-    /// Whether every packet is sent to where it goes already.
+    /// Returns whether the rule leaves every packet's destination unchanged.
     fn is_exactly(&self, to: SocketAddr) -> bool {
         !self.is_redirect
             && self.addresses.is_none_or(|range| range == (to.ip(), to.ip()))
             && self.ports.is_none_or(|range| range == (to.port(), to.port()))
     }
 
-    /// Whether some packet to another machine may be sent there.
+    /// Returns whether some packet for another machine may be redirected there.
     fn may_be(&self, endpoint: SocketAddr) -> bool {
         let port = self.ports.is_none_or(|(from, to)| (from..=to).contains(&endpoint.port()));
         let address = match self.addresses {
@@ -480,19 +468,17 @@ impl NewTarget {
     }
 }
 
-/// A name that ends with a zero byte.
+/// Returns a NUL-terminated name.
 fn name(bytes: &[u8]) -> &str {
     let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     std::str::from_utf8(&bytes[..end]).unwrap_or_default()
 }
 
-/// The way of one packet through a table.
+/// The path of one packet through a table.
 struct Way<'a, 'p> {
-    /// The table.
     table: &'a Table,
-    /// The packet.
     packet: &'p mut Packet,
-    /// Offsets of the entries of chains that it came to.
+    /// Offsets of the entries of the chains visited.
     rules: HashMap<usize, Vec<usize>>,
 }
 

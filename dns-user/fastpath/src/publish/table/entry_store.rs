@@ -1,5 +1,5 @@
-//! Entries in memory, and the index that leads to them: written, moved and given back
-//! such that a program which reads meanwhile finds the old entry or the new one, whole.
+//! Entries in memory, and the index that leads to them: written, moved and freed such that a
+//! concurrent program finds either the old entry or the new one, whole.
 
 use std::sync::Arc;
 
@@ -15,58 +15,59 @@ use crate::map::{
     words::Words,
 };
 
-/// One of so many cells is kept for listed names and for entries that change: names
-/// that are merely asked for never take the last room from a new records.json.
+/// One in this many cells is reserved for listed names and for changed entries, so learned names
+/// never take the room that a new records.json needs.
 const RESERVE_SHARE: u32 = 8;
 
-/// One of so many cells is evicted at a time when the store is full, so that one
-/// grace period serves many names.
+/// One in this many cells is evicted at a time when the store is full, so that one grace period
+/// serves many names.
 const BATCH_SHARE: u32 = 64;
 
-/// The store of entries and the index.
+/// The store of entries, with the index.
 pub(crate) struct EntryStore<W = MmapRaw> {
-    /// Where the program finds entries.
+    /// The index from which programs find entries.
     index: Index<W>,
-    /// Where entries are written.
+    /// The memory of the entries.
     memory: Arc<EntryMemory<W>>,
-    /// Which cells are free.
+    /// The allocator of the memory's cells.
     allocator: CellAllocator,
     /// Entries written since the start.
     written: u64,
 }
 
 impl<W: Words> EntryStore<W> {
-    /// An empty store under an empty index.
+    /// Returns an empty store with an empty index.
     pub(crate) fn new(index: Index<W>, memory: Arc<EntryMemory<W>>) -> Self {
         Self { index, allocator: CellAllocator::new(memory.chunks()), memory, written: 0 }
     }
 
-    /// When the program last answered from an entry: ns of `CLOCK_MONOTONIC_COARSE`, 0: never.
+    /// Returns when the programs last answered from an entry, in ns of `CLOCK_MONOTONIC_COARSE`; 0:
+    /// never.
     pub(super) fn last_used_ns(&self, location: Location) -> u64 {
         self.memory.last_used_ns(location)
     }
 
-    /// The name of an entry; `None`: somebody else has written to the store.
+    /// Returns the name of an entry; `None` if a foreign process has overwritten the store.
     pub(super) fn name(&self, location: Location) -> Option<Name> {
         read_name(&self.memory, location)
     }
 
-    /// Whether an entry is that of this name.
+    /// Returns whether the entry at `location` belongs to `name`.
     pub(super) fn is_named(&self, location: Location, name: &Name) -> bool {
         is_named(&self.memory, location, name)
     }
 
-    /// Whether an entry says what these words say; when it was last used does not count.
+    /// Returns whether an entry has these words, apart from the last-used time.
     pub(super) fn says(&self, location: Location, words: &[u64]) -> bool {
         self.memory.equals_but_last_used(location, words)
     }
 
-    /// Cells for so many bytes; `None`: there are none in one place.
+    /// Allocates cells for `size` bytes; `None` if no contiguous run is free.
     pub(super) fn allocate(&mut self, size: usize) -> Option<Location> {
         self.allocator.allocate(size)
     }
 
-    /// The same, if the reserve is not touched by it.
+    /// Like `allocate`, without touching the reserve.
     pub(super) fn allocate_beside_reserve(&mut self, size: usize) -> Option<Location> {
         if self.allocator.free_cells() < cells(size) + self.reserve() {
             return None;
@@ -74,24 +75,24 @@ impl<W: Words> EntryStore<W> {
         self.allocator.allocate(size)
     }
 
-    /// Whether cells are free beside the reserve.
+    /// Returns whether cells are free outside the reserve.
     pub(super) fn has_room(&self) -> bool {
         self.allocator.free_cells() > self.reserve()
     }
 
-    /// Whether as many bytes are on their way to being free.
+    /// Returns whether `size` bytes are in quarantine and will become free.
     pub(super) fn will_have(&self, size: usize) -> bool {
         self.allocator.quarantined_cells() >= cells(size)
     }
 
-    /// Bytes that one eviction makes room for, and at least `size`.
+    /// Returns the bytes freed by one eviction, at least `size`.
     pub(super) fn batch(&self, size: usize) -> usize {
         size.max((self.allocator.total_cells() / BATCH_SHARE) as usize * CELL_SIZE)
     }
 
-    /// Writes an entry to cells that were allocated for it and makes the index lead to it, in place
-    /// of an older one, which stays whole for program runs that have found it until the grace period
-    /// is over. Where the index is full, the cells go back.
+    /// Writes an entry to its allocated cells and points the index to it, in place of an older
+    /// entry. The older entry stays whole, until the grace period ends, for program runs that have
+    /// found it. If the index is full, the cells are freed.
     pub(super) fn write(
         &mut self,
         new: Placed,
@@ -111,35 +112,35 @@ impl<W: Words> EntryStore<W> {
         Ok(())
     }
 
-    /// Takes an entry out: no program run that begins from now on finds it. Those that began
-    /// before may answer from it until they end; its cells are in quarantine meanwhile.
+    /// Removes an entry: program runs that begin later do not find it. Earlier runs may answer from
+    /// it until they end; meanwhile its cells are in quarantine.
     pub(super) fn remove(&mut self, entry: Placed) {
         self.index.remove(entry.key, entry.location);
         self.allocator.free(entry.location, entry.size);
     }
 
-    /// A grace period begins now: cells that were given back so far are free when it is
-    /// over. `false`: none were, or one is running already.
+    /// Begins a grace period: cells freed so far become free at its end. Returns `false` if there
+    /// are none, or one is already running.
     pub(super) fn begin_grace_period(&mut self) -> bool {
         self.allocator.begin_grace_period()
     }
 
-    /// The grace period that began last is over.
+    /// Ends the grace period begun last.
     pub(super) fn end_grace_period(&mut self) {
         self.allocator.end_grace_period();
     }
 
-    /// How full the store is.
+    /// Returns how full the store is.
     pub(super) fn fill(&self) -> StoreFill {
         self.allocator.fill()
     }
 
-    /// Entries written since the start.
+    /// Returns the number of entries written since the start.
     pub(super) fn written(&self) -> u64 {
         self.written
     }
 
-    /// Cells that names which are merely asked for leave free.
+    /// Returns the number of cells that learned names leave free.
     fn reserve(&self) -> u32 {
         self.allocator.total_cells() / RESERVE_SHARE
     }

@@ -1,10 +1,9 @@
-//! What the fuzz target `table` (`tests/fuzz`) and nobody else calls: the table against a
-//! model of what may be answered.
+//! The fuzz target `table` (`tests/fuzz`): compares the table with a model of the permitted
+//! answers. Called from nowhere else.
 //!
-//! Snapshots, queries, health and the rest come in any order. Whatever the interface would
-//! answer for a name is what the newest snapshot says under the health of the moment, or,
-//! while the publisher is at work on it, what one of those before said. Where there is room
-//! for all, every name that the snapshot lists is there in the end.
+//! Snapshots, queries, health and other steps come in any order. The interface's answer for a name
+//! must follow the newest snapshot under the current health or, while the publisher is installing
+//! it, an earlier snapshot. If all names fit, every listed name is present in the end.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -20,7 +19,6 @@ use super::{
 };
 use crate::publish::grace::GracePeriods;
 
-/// All names.
 const NAMES: [&str; 9] = [
     "bosh",
     "a.bosh",
@@ -33,19 +31,18 @@ const NAMES: [&str; 9] = [
     "b.sub.bosh",
 ];
 
-/// The domain whose names change by themselves.
+/// The domain whose names change separately.
 const DOMAIN: &str = "sub.bosh";
 
 /// Instances: 10.0.0.1 and so on.
 const INSTANCES: u8 = 6;
 
-/// RCODE NXDOMAIN.
 const NXDOMAIN: u8 = 3;
 
-/// What is answered: last bytes of the addresses, or the RCODE.
+/// An answer: last bytes of the addresses, or the RCODE.
 type Answer = Result<Vec<u8>, u8>;
 
-/// Does with a table what these bytes say. Panics at the first difference.
+/// Runs the steps encoded in these bytes on a table. Panics at the first difference.
 pub fn table(bytes: &[u8]) {
     let mut bytes = bytes.iter().copied();
     let Some(first) = bytes.next() else { return };
@@ -57,19 +54,17 @@ pub fn table(bytes: &[u8]) {
     trial.finish();
 }
 
-/// A table, and what it may answer.
+/// A table, and the permitted answers.
 struct Trial {
-    /// The table.
     machine: Machine,
-    /// Which instances fail.
     health: Arc<Failing>,
-    /// Snapshots whose answers may be given, the newest last.
+    /// Snapshots whose answers are permitted, the newest last.
     valid: Vec<Fixed>,
-    /// There is room for all names.
+    /// Whether all names fit.
     is_roomy: bool,
-    /// Names that were taken out since the last pass began.
+    /// Names withdrawn since the last pass began.
     withdrawn: Vec<&'static str>,
-    /// The clock of last uses.
+    /// The clock of last-used times.
     now_ns: u64,
 }
 
@@ -84,7 +79,6 @@ impl Trial {
         Self { machine, health, valid, is_roomy, withdrawn: Vec::new(), now_ns: 0 }
     }
 
-    /// One step.
     fn step(&mut self, step: u8, bytes: &mut impl Iterator<Item = u8>) {
         let text = NAMES[usize::from(step >> 4) % NAMES.len()];
         match step & 15 {
@@ -107,7 +101,7 @@ impl Trial {
         }
     }
 
-    /// A new snapshot: a byte for each name.
+    /// Installs a new snapshot: one byte for each name.
     fn install(&mut self, bytes: &mut impl Iterator<Item = u8>) {
         let snapshot = NAMES
             .iter()
@@ -119,7 +113,7 @@ impl Trial {
         self.machine.table.install(Arc::new(snapshot), &mut || {});
     }
 
-    /// Other answers for the names of one domain: from now on those alone.
+    /// Changes the answers within one domain, alone.
     fn change_domain(&mut self, bytes: &mut impl Iterator<Item = u8>) {
         let domain = name(DOMAIN);
         let within: Vec<(&str, u8)> = NAMES
@@ -141,7 +135,7 @@ impl Trial {
         self.withdrawn.extend(within.iter().map(|&(text, _)| text));
     }
 
-    /// Lets the pass that is under way go on.
+    /// Continues the current pass.
     fn go_on(&mut self) {
         let was_outdated = self.machine.table.is_outdated();
         self.machine.table.go_on(Instant::now());
@@ -153,7 +147,7 @@ impl Trial {
         }
     }
 
-    /// A query that userspace answered.
+    /// Simulates a query answered in userspace.
     fn learn(&mut self, text: &'static str) {
         let was_there = self.machine.place(text).is_some();
         self.machine.table.learn(&name(text));
@@ -166,7 +160,7 @@ impl Trial {
         }
     }
 
-    /// An instance fails, or runs again.
+    /// Toggles the health of an instance.
     fn toggle_health(&mut self, number: u8) {
         let instance = instance(number % INSTANCES);
         {
@@ -179,7 +173,7 @@ impl Trial {
         self.machine.table.health_changed(&[instance], &mut || {});
     }
 
-    /// What must hold after every step.
+    /// Checks the invariants that hold after every step.
     fn check(&self) {
         self.machine.check();
         for text in NAMES {
@@ -190,7 +184,7 @@ impl Trial {
         }
     }
 
-    /// What must hold when the publisher has nothing left to do.
+    /// Checks the invariants that hold once the publisher is idle.
     fn finish(mut self) {
         while self.machine.table.is_installing() {
             self.go_on();
@@ -207,12 +201,11 @@ impl Trial {
         }
     }
 
-    /// The newest snapshot.
     fn newest(&self) -> &Fixed {
         self.valid.last().expect("there is always one")
     }
 
-    /// What a snapshot says of a name now; `None`: it is not ours.
+    /// Returns a snapshot's answer for a name under the current health; `None`: not our name.
     fn expected(&self, snapshot: &Fixed, text: &str) -> Option<Answer> {
         let resolution = snapshot.resolve(&*self.health, &name(text))?;
         Some(match resolution.existence {
@@ -222,7 +215,8 @@ impl Trial {
     }
 }
 
-/// A snapshot with one more name, as a byte says: not ours, unknown, with instances, or listed as well.
+/// Adds a name to a snapshot, encoded in a byte: not ours, unknown, with instances, or listed as
+/// well.
 fn with(snapshot: Fixed, text: &str, byte: u8) -> Fixed {
     let instances: Vec<u8> =
         (0..INSTANCES).filter(|number| byte >> (2 + number) & 1 == 1).map(|n| n + 1).collect();
@@ -233,7 +227,7 @@ fn with(snapshot: Fixed, text: &str, byte: u8) -> Fixed {
     }
 }
 
-/// The address of an instance.
+/// Returns the address of an instance.
 fn instance(number: u8) -> IpAddr {
     Ipv4Addr::new(10, 0, 0, number + 1).into()
 }
@@ -244,7 +238,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_table_says_what_the_model_says(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        fn table_agrees_with_model(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
             super::table(&bytes);
         }
     }

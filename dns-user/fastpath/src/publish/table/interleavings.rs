@@ -1,10 +1,9 @@
-//! Every order in which a program run may see what the publisher writes, tried by loom:
-//! the life of an entry, its moves, the reuse of its cells, the growth of the index.
+//! Every order in which a program run may see the publisher's writes, explored by loom: the life of
+//! an entry, its moves, the reuse of its cells, the growth of the index.
 //!
-//! The publisher's side is the store itself over modelled memory. The program's side
-//! ([`Program`]) reads in the order of `dns-ebpf/src/lookup.rs`. A program run is an
-//! RCU read-side section; here it holds a lock for reading, and a grace period is over
-//! when the lock could be had for writing.
+//! The publisher's side is the store itself over modelled memory. The program's side ([`Program`])
+//! reads in the order of `dns-ebpf/src/lookup.rs`. A program run is an RCU read-side section; here
+//! it holds a read lock, and a grace period ends when the write lock was acquired.
 
 use loom::{
     model::Builder,
@@ -27,26 +26,25 @@ use crate::map::{
     words::Words,
 };
 
-/// How often a thread may be interrupted where it would not have to wait. Faults of such
-/// protocols need one or two.
+/// Number of preemptions that loom explores. Faults of such protocols need one or two.
 const PREEMPTIONS: usize = 3;
 
-/// Words of an entry here: last use, hash, and three that say name and answer.
+/// Words of a modelled entry: last use, hash, and three for name and answer.
 const ENTRY_WORDS: usize = 5;
 
-/// Modelled memory, of which only the first bytes are ever used.
+/// Modelled memory; only the first bytes are ever used.
 #[derive(Clone)]
 struct Modelled {
-    /// The words that are used as such.
+    /// The words accessed as a whole.
     words: Arc<Vec<AtomicU64>>,
-    /// The same bytes where they are used by halves.
+    /// The words accessed by halves.
     halves: Arc<Vec<AtomicU32>>,
-    /// Bytes that there seem to be.
+    /// The apparent size.
     bytes: usize,
 }
 
 impl Modelled {
-    /// `bytes` in all, the first `used` of which exist, all zero.
+    /// Returns zeroed memory of apparently `bytes` bytes, of which `used` exist.
     fn new(bytes: usize, used: usize) -> Self {
         Self {
             words: Arc::new((0..used / 8).map(|_| AtomicU64::new(0)).collect()),
@@ -78,13 +76,11 @@ impl Words for Modelled {
     }
 }
 
-/// A name: its hash tells it.
+/// A name, identified by its hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Name(u64);
 
-/// The publisher.
 struct Publisher {
-    /// What it writes to.
     store: EntryStore<Modelled>,
     /// Held by program runs.
     rcu: Arc<RwLock<()>>,
@@ -92,15 +88,14 @@ struct Publisher {
 
 /// A program on one CPU.
 struct Program {
-    /// Elements of `NAMES`.
     names: Modelled,
-    /// Elements of `ENTRIES`.
     entries: Modelled,
     /// Held by program runs.
     rcu: Arc<RwLock<()>>,
 }
 
-/// A publisher and a program over the same memory: `elements` of the index, `cells` for entries.
+/// Returns a publisher and a program over the same memory: `elements` of the index, `cells` for
+/// entries.
 fn machine(elements: usize, cells: usize) -> (Publisher, Program) {
     let names = Modelled::new(elements * size_of::<Pair>(), elements * size_of::<Pair>());
     let entries = Modelled::new(CHUNK_SIZE, cells * CELL_SIZE);
@@ -112,7 +107,7 @@ fn machine(elements: usize, cells: usize) -> (Publisher, Program) {
 }
 
 impl Publisher {
-    /// Publishes an answer of a name, in place of an older one.
+    /// Publishes an answer for a name, in place of an older one.
     fn publish(&mut self, Name(key): Name, answer: u64, old: Option<Placed>) -> Placed {
         let size = ENTRY_WORDS * 8;
         let location = self.store.allocate(size).expect("there are cells enough");
@@ -122,7 +117,7 @@ impl Publisher {
         new
     }
 
-    /// Waits until no program reads what was given back.
+    /// Waits until no program can read freed cells.
     fn grace_period(&mut self) {
         assert!(self.store.begin_grace_period());
         drop(self.rcu.write().unwrap());
@@ -131,7 +126,8 @@ impl Publisher {
 }
 
 impl Program {
-    /// One run: the answer of a name, if it is found. Panics if it is not whole, or another's.
+    /// Runs the program once: returns the name's answer, if it is found. Panics on a torn answer,
+    /// or another name's.
     fn answer(&self, Name(hash): Name) -> Option<u64> {
         let _run = self.rcu.read().unwrap();
         let start = self.find(hash)?.offset() as usize / 8;
@@ -140,10 +136,9 @@ impl Program {
         Some(first)
     }
 
-    /// Where the entry of the name with this hash lies.
+    /// Returns the location of the entry with this hash.
     fn find(&self, hash: u64) -> Option<Location> {
-        // What is read next lies where this says: the order of a dependency, which is
-        // modelled by acquiring.
+        // The next read depends on the address read here; that ordering is modelled by acquiring.
         let pairs = self.names.load(0, Ordering::Acquire) as u32;
         for turn in 0..2 {
             let bucket = 2 * index::element(hash, pairs) as usize + (index::preferred_bucket(hash) ^ turn);
@@ -168,14 +163,13 @@ impl Program {
         None
     }
 
-    /// Whether an entry of this hash begins there.
+    /// Returns whether the entry at `location` has this hash.
     fn has_hash(&self, location: Location, hash: u64) -> bool {
         let word = location.offset() as usize / 8 + std::mem::offset_of!(EntryHeader, hash) / 8;
         self.entries.load(word, Ordering::Relaxed) == hash
     }
 }
 
-/// Tries all orders.
 fn explore(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(PREEMPTIONS);
@@ -183,10 +177,10 @@ fn explore(model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// Lets a publisher and a program do something at the same time; returns the program.
+/// Runs a publisher and a program concurrently; returns the program.
 ///
-/// Each in a thread of its own: what loom's first thread does, it does not interrupt
-/// everywhere when preemptions are bounded (loom 0.7; a fault in the growth of the index was missed).
+/// Each gets a separate thread: with bounded preemptions, loom does not interrupt its first thread
+/// everywhere (loom 0.7; a fault in the growth of the index was missed).
 fn side_by_side(
     (mut publisher, program): (Publisher, Program),
     publish: impl FnOnce(&mut Publisher) + 'static,
@@ -201,13 +195,13 @@ fn side_by_side(
     running.join().unwrap()
 }
 
-/// Names that share bucket and tag: the index cannot tell them apart.
+/// Returns names with the same bucket and tag, which the index cannot distinguish.
 fn twins() -> [Name; 2] {
     [Name(0x100), Name(0x200)]
 }
 
 #[test]
-fn an_answer_is_there_whole_and_not_older_than_the_last_one_when_the_run_began() {
+fn replaced_answer_is_whole_and_current() {
     explore(|| {
         let (mut publisher, program) = machine(2, 3);
         let [name, _] = twins();
@@ -235,7 +229,7 @@ fn an_answer_is_there_whole_and_not_older_than_the_last_one_when_the_run_began()
 }
 
 #[test]
-fn what_was_removed_is_answered_no_more_whoever_lies_there_now() {
+fn removed_name_stays_unanswered_after_reuse() {
     explore(|| {
         let (mut publisher, program) = machine(2, 3);
         let [gone, come] = twins();
@@ -259,11 +253,11 @@ fn what_was_removed_is_answered_no_more_whoever_lies_there_now() {
 }
 
 #[test]
-fn nobody_is_lost_while_the_index_grows() {
+fn growing_index_loses_no_name() {
     explore(|| {
         let names = 2 * BUCKET_SLOTS as u64;
         let (mut publisher, program) = machine(4, names as usize + 1);
-        // Half of them go to each pair of the larger table.
+        // Half of the names go to each pair of the larger table.
         let name = |number: u64| Name((number + 1) << 8 | number & 1);
         for number in 0..names {
             publisher.publish(name(number), number, None);
@@ -282,7 +276,7 @@ fn nobody_is_lost_while_the_index_grows() {
 }
 
 #[test]
-fn who_stands_in_the_other_bucket_is_found_while_others_there_come_and_go() {
+fn overflowed_name_is_found_during_changes() {
     explore(|| {
         let full = BUCKET_SLOTS as u64;
         let (mut publisher, program) = machine(2, BUCKET_SLOTS + 3);

@@ -1,5 +1,5 @@
-//! What the snapshot lists: the names to publish before anybody asks for them, which of
-//! them did not get in, and what is left to do of a new list.
+//! The snapshot's list: the names to publish before the first query, the listed names that did not
+//! fit, and the remaining work of a new list.
 
 use std::vec;
 
@@ -9,10 +9,10 @@ use hashbrown::{HashMap, HashSet};
 use super::status::UnfittingStatus;
 use crate::map::layout::Unfitting as EntryUnfitting;
 
-/// Why a name that should be in the map is not.
+/// The reason why a listed name is not in the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unfitting {
-    /// It cannot be an entry.
+    /// The name or its answer cannot be an entry.
     Entry(EntryUnfitting),
     /// Another name has the same hash.
     Collision,
@@ -20,42 +20,42 @@ pub(super) enum Unfitting {
     NoRoom,
 }
 
-/// The names of the newest list.
+/// The names of the latest list.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
-    /// Their keys, as far as there may be that many.
+    /// Keys of the listed names, up to the limit.
     keys: HashSet<u64>,
-    /// How many names the list has beyond those.
+    /// Number of names past the limit.
     beyond: usize,
-    /// Those of them that are not in the map though they should be.
+    /// Listed names within the limit that are missing from the map.
     unfitting: HashMap<u64, Unfitting>,
 }
 
 impl Listing {
-    /// A new list, and how many names it has beyond those that may be listed.
+    /// A new list; `beyond` is the number of names past the limit of listed names.
     pub(super) fn new(listed: &[(u64, Name)], beyond: usize) -> Self {
         Self { keys: listed.iter().map(|&(key, _)| key).collect(), beyond, unfitting: HashMap::new() }
     }
 
-    /// Whether the list has this name.
+    /// Returns whether the name is listed.
     pub(super) fn contains(&self, key: u64) -> bool {
         self.keys.contains(&key)
     }
 
-    /// Remembers that a listed name did not get into the map. Others are only
-    /// answered from above: remembering them all would let clients fill memory.
+    /// Records that a listed name did not fit. Other names are simply answered in userspace:
+    /// recording them would let clients fill the memory.
     pub(super) fn note_unfitting(&mut self, key: u64, reason: Unfitting) {
         if self.contains(key) {
             self.unfitting.insert(key, reason);
         }
     }
 
-    /// A name is in the map.
+    /// Records that a name is in the map.
     pub(super) fn fits(&mut self, key: u64) {
         self.unfitting.remove(&key);
     }
 
-    /// How many are not in the map, by reason.
+    /// Returns the number of missing names, by reason.
     pub(super) fn unfitting(&self) -> UnfittingStatus {
         let mut status = UnfittingStatus { no_room: self.beyond, ..Default::default() };
         for reason in self.unfitting.values() {
@@ -70,25 +70,25 @@ impl Listing {
     }
 }
 
-/// What is left to do to make the map say what new answers say.
+/// The remaining work until the map agrees with the new answers.
 pub(super) struct Pass {
-    /// Names that were in the map before. They come first: stale answers go, and room is
-    /// made for new names.
+    /// Names already in the map. They come first, to replace stale answers and to make room for new
+    /// names.
     known: vec::IntoIter<u64>,
-    /// The new answers' list.
+    /// Names of the new list.
     listed: vec::IntoIter<(u64, Name)>,
 }
 
-/// One thing to do.
+/// One step of a pass.
 pub(super) enum Step {
-    /// Bring a name that was in the map before up to the newest answers.
+    /// Update a name already in the map.
     Reconsider(u64),
-    /// Put a name of the list into the map.
+    /// Publish a listed name.
     Publish(u64, Name),
 }
 
 impl Pass {
-    /// All there is to do.
+    /// Returns a pass over all these names.
     pub(super) fn new(known: Vec<u64>, listed: Vec<(u64, Name)>) -> Self {
         Self { known: known.into_iter(), listed: listed.into_iter() }
     }

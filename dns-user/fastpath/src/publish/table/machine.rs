@@ -1,5 +1,5 @@
-//! A table over ordinary memory, with answers and health that are set by hand: for the
-//! tests of the table and for the fuzz target `table`.
+//! A table over ordinary memory, with answers and health set by hand: for the tests of the table
+//! and for the fuzz target `table`.
 
 use std::{
     collections::BTreeMap,
@@ -29,25 +29,24 @@ use dns_core::{
     resolve::{Checks, Existence, Health, HealthState, Resolution},
 };
 
-/// The seed of its keys.
+/// Hash seed of the table.
 pub(super) const SEED: u64 = 7;
 
-/// Answers from a list: names, their addresses and whether they are listed.
+/// A snapshot with a fixed list of names, their addresses and whether they are listed.
 #[derive(Clone, Default)]
 pub(super) struct Fixed {
-    /// Addresses by name; none: the name does not exist.
+    /// Whether the name is listed, and its addresses; `None`: the name does not exist.
     pub(super) names: BTreeMap<Name, (bool, Option<Vec<Ipv4Addr>>)>,
 }
 
 impl Fixed {
-    /// With one more name.
     pub(super) fn with(mut self, text: &str, listed: bool, addresses: &[u8]) -> Self {
         let addresses = addresses.iter().map(|&last| Ipv4Addr::new(10, 0, 0, last)).collect();
         self.names.insert(name(text), (listed, Some(addresses)));
         self
     }
 
-    /// With one more name that is ours but does not exist.
+    /// Adds a name that is ours but does not exist.
     pub(super) fn without(mut self, text: &str) -> Self {
         self.names.insert(name(text), (false, None));
         self
@@ -72,7 +71,7 @@ impl NameSource for Fixed {
     }
 }
 
-/// Health that tests set: addresses that fail.
+/// Health set by tests: the failing addresses.
 #[derive(Default)]
 pub(super) struct Failing(pub(super) Mutex<Vec<IpAddr>>);
 
@@ -82,18 +81,15 @@ impl Health for Failing {
     }
 }
 
-/// A table over a fake map.
+/// A table over anonymous memory.
 pub(super) struct Machine {
-    /// The table.
     pub(super) table: Table,
-    /// Its index.
     pub(super) index: Arc<IndexMemory>,
-    /// Its memory.
     pub(super) memory: Arc<EntryMemory>,
 }
 
 impl Machine {
-    /// A table with these limits, over `chunks` chunks.
+    /// Returns a table with these limits, over `chunks` chunks.
     pub(super) fn with(
         useful: usize,
         negative: usize,
@@ -116,12 +112,12 @@ impl Machine {
         Self { table, index, memory }
     }
 
-    /// Where the index says that the entry of a name lies.
+    /// Returns the location of a name's entry, according to the index.
     pub(super) fn place(&self, text: &str) -> Option<Location> {
         self.index.get(hash_name(SEED, name(text).as_wire()))
     }
 
-    /// What the program would answer for a name: the last bytes of the addresses, or the RCODE.
+    /// Returns the program's answer for a name: the last bytes of the addresses, or the RCODE.
     pub(super) fn answer(&self, text: &str) -> Option<Result<Vec<u8>, u8>> {
         let location = self.place(text)?;
         if read_name(&self.memory, location)? != name(text) {
@@ -137,7 +133,7 @@ impl Machine {
         Some(Ok(addresses.chunks(4).map(|address| address[3]).collect()))
     }
 
-    /// As if the program had answered from this name at this moment.
+    /// Sets the last-used time of a name.
     pub(super) fn use_at(&self, text: &str, at_ns: u64) {
         let location = self.place(text).expect("a name in the map");
         let header = read_header(&self.memory, location).expect("the index leads to entries");
@@ -147,8 +143,8 @@ impl Machine {
         self.memory.write(location, &words);
     }
 
-    /// What must hold at any time: the index holds exactly the records, counts
-    /// and limits are right, and no more memory is in use than the entries take up.
+    /// Checks the invariants: the index holds exactly the records, counts and limits are right, and
+    /// no more memory is in use than the entries take up.
     pub(super) fn check(&self) {
         let status = self.table.status();
         assert_eq!(self.index.locations().count(), self.table.records.iter().count());
@@ -169,7 +165,6 @@ impl Machine {
     }
 }
 
-/// A name.
 pub(super) fn name(text: &str) -> Name {
     text.parse().expect("a name")
 }

@@ -1,17 +1,16 @@
-//! What is published, and the rules for what enters, changes and leaves it. All
-//! it needs of the kernel is memory, so all of it is tested without a program.
+//! The published names, and the rules by which they enter, change and leave. The only resource
+//! needed from the kernel is memory, so all of it is tested without a program.
 //!
 //! Three kinds of names share the index:
 //!
-//! * [`Kind::Published`]: the snapshot lists them. Never evicted.
-//! * [`Kind::Learned`]: asked for and resolved in userspace. Evicted by second
-//!   chance when room is needed.
-//! * [`Kind::Negative`]: asked for, and they do not exist or are malformed.
-//!   They have a small share of their own and only push out each other.
+//! * [`Kind::Published`]: listed by the snapshot. Never evicted.
+//! * [`Kind::Learned`]: queried and resolved in userspace. Evicted by second chance when room is
+//!   needed.
+//! * [`Kind::Negative`]: queried, but malformed or without existence. They have a small share and
+//!   only evict each other.
 //!
-//! [`records`] keeps who is there and whose turn it is to leave, [`listing`] what the
-//! snapshot lists, [`entry_store`] the entries themselves; [`room`] decides who leaves
-//! for whom.
+//! [`records`] keeps the names in the map and their order of eviction, [`listing`] the snapshot's
+//! list, [`entry_store`] the entries themselves; [`room`] chooses the names to evict.
 
 mod entry_store;
 pub mod fuzzing;
@@ -41,82 +40,79 @@ use dns_core::{
     resolve::{Existence, Health, Resolution},
 };
 
-/// Names that a new snapshot is asked for first, because they were used last.
+/// Number of names, the ones used last, that a new snapshot updates first.
 const HOTTEST: usize = 1024;
 
-/// A full table exchanges at most this share of its learned names in a second, so a
-/// name that is asked for every few seconds stays, whatever flood of other names comes.
+/// A full table exchanges at most one in this many learned names per second, so a name queried
+/// every few seconds stays during a flood of other names.
 const EXCHANGED_EACH_SECOND: usize = 16;
 
-/// Most bytes of instances that answers depend on, before names that are merely
-/// asked for add no more.
+/// Limit of bytes for the instances on which answers depend; past it, learned names with further
+/// instances are not added.
 const MAX_DEPENDENTS: usize = 32 << 20;
 
-/// What the names mean: a snapshot, seen by the publisher.
+/// The meaning of names: a snapshot, as seen by the publisher.
 pub trait NameSource: Send + Sync {
-    /// The names to publish before anybody has asked for them, the most useful first.
+    /// Returns the names to publish before the first query, the most useful first.
     fn published_names(&self) -> Box<dyn Iterator<Item = Name> + '_>;
 
-    /// What `name` means now; `None`: it is not ours to answer.
+    /// Returns the current meaning of `name`; `None` if other servers answer for it.
     fn resolve(&self, health: &dyn Health, name: &Name) -> Option<Resolution>;
 
-    /// As [`Self::resolve`], with how the addresses are given, if not as the fleet's.
+    /// Like [`Self::resolve`], with the rules for giving the addresses, if they differ from the
+    /// fleet's.
     fn resolve_ruled(&self, health: &dyn Health, name: &Name) -> Option<(Resolution, Option<Rules>)> {
         self.resolve(health, name).map(|resolution| (resolution, None))
     }
 }
 
-/// How many names there may be.
+/// Limits of the number of names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Limits {
     /// Published and learned names together.
     pub(crate) useful: usize,
-    /// Those of them that the snapshot may list. The rest of its list is learned
-    /// like any other name: in a huge fleet nobody asks for most of it, and what
-    /// is asked for must find room.
+    /// Limit of listed names within `useful`. Further listed names are learned like any other name:
+    /// most names of a huge fleet are never queried, and queried names must find room.
     pub(crate) listed: usize,
-    /// Negative names, on top of those.
+    /// Negative names, in addition.
     pub(crate) negative: usize,
 }
 
-/// Everything that is published, and how to change it.
+/// The published names, and the operations that change them.
 pub(crate) struct Table {
-    /// The entries, and the index that leads to them.
+    /// The entries and their index.
     store: EntryStore,
-    /// When cells that were given back become free.
+    /// Grace periods after which freed cells become free.
     grace: GracePeriods,
-    /// Seed of the keys.
+    /// Hash seed of the keys.
     seed: u64,
-    /// How many names.
     limits: Limits,
-    /// What names mean now.
+    /// The snapshot installed last.
     answers: Arc<dyn NameSource>,
-    /// The health of the moment.
     health: Arc<dyn Health + Send + Sync>,
-    /// What may be published.
+    /// Decides which names may be published.
     admission: Arc<dyn Admission>,
-    /// Repeated learning, held back at the source.
+    /// Suppresses repeated learning at the source.
     filter: Arc<LearnFilter>,
-    /// All names in the map.
+    /// The names in the map.
     records: Records,
-    /// Which keys depend on an instance.
+    /// Index from instances to the keys that depend on them.
     dependents: Dependents,
-    /// How many learned names may make room for others now.
+    /// Limits how fast learned names are exchanged.
     exchange: Allowance,
-    /// What the snapshot lists.
+    /// The snapshot's list.
     listing: Listing,
-    /// What is left to do of the pass over all names that is under way.
+    /// The remaining work of the current pass over all names.
     pass: Option<Pass>,
-    /// Newer answers came after that pass had begun.
+    /// Newer answers arrived after the current pass began.
     is_outdated: bool,
-    /// See [`TableStatus::evicted`].
     evicted: u64,
-    /// Scratch space of the encoder.
+    /// Buffer of the encoder.
     encoded: Encoded,
 }
 
 impl Table {
-    /// An empty table over an empty store.
+    /// Returns an empty table over an empty store.
     pub(crate) fn new(
         (store, grace): (EntryStore, GracePeriods),
         seed: u64,
@@ -145,16 +141,14 @@ impl Table {
         }
     }
 
-    /// Begins to make the map say what `answers` says: the names that were used last
-    /// say so at once, the others as [`Self::go_on`] gets to them. Calls `progress`
-    /// every few names.
+    /// Begins to bring the map into agreement with `answers`: the names used last are updated
+    /// immediately, the others by [`Self::go_on`]. Calls `progress` every few names.
     ///
-    /// A pass over the names that is under way is not begun anew, or answers that come
-    /// faster than passes end would keep it from ever getting to its last names. The next
-    /// pass follows when it is done.
+    /// A pass under way is not restarted, because answers that arrive faster than passes end would
+    /// keep it from ever reaching its last names. The next pass follows when it is done.
     pub(crate) fn install(&mut self, answers: Arc<dyn NameSource>, progress: &mut dyn FnMut()) {
         self.answers = answers;
-        // Most queries are for a few names: those do not wait for all the others.
+        // Most queries are for a few names, which need not wait for the others.
         self.refresh_all(self.hottest(), progress);
         if self.pass.is_some() {
             self.is_outdated = true;
@@ -163,7 +157,7 @@ impl Table {
         }
     }
 
-    /// Begins to bring all names up to the newest answers.
+    /// Begins a pass that updates all names.
     fn begin_pass(&mut self) {
         self.is_outdated = false;
         let answers = self.answers.clone();
@@ -175,8 +169,8 @@ impl Table {
         self.pass = Some(Pass::new(known, listed));
     }
 
-    /// Other names mean something else now, but only such within these domains: makes the
-    /// map say so. The list of names stays until the next [`Self::install`].
+    /// Updates the answers of names within these domains, the only ones that changed. The list of
+    /// names stays until the next [`Self::install`].
     pub(crate) fn refresh_within(
         &mut self,
         answers: Arc<dyn NameSource>,
@@ -186,7 +180,7 @@ impl Table {
         self.answers = answers;
         let concerned = |record: &Record| {
             let name = self.store.name(record.location());
-            // A name that cannot be read leaves the map.
+            // A name that cannot be read is removed.
             name.is_none_or(|name| domains.iter().any(|domain| name.is_within(domain)))
         };
         let keys: Vec<u64> =
@@ -194,18 +188,18 @@ impl Table {
         self.refresh_all(keys, progress);
     }
 
-    /// Whether a pass is under way.
+    /// Returns whether a pass is under way.
     pub(crate) fn is_installing(&self) -> bool {
         self.pass.is_some()
     }
 
-    /// Whether newer answers wait for the pass that is under way to end.
+    /// Returns whether newer answers wait for the end of the current pass.
     pub(crate) fn is_outdated(&self) -> bool {
         self.is_outdated
     }
 
-    /// Goes on with the pass that is under way, about until a moment. `true`: it has ended;
-    /// if newer answers waited for that, the next one has begun.
+    /// Continues the current pass, approximately until `until`. Returns `true` if it has ended; if
+    /// newer answers were waiting, the next pass has then begun.
     pub(crate) fn go_on(&mut self, until: Instant) -> bool {
         let Some(mut pass) = self.pass.take() else { return false };
         loop {
@@ -228,7 +222,7 @@ impl Table {
         }
     }
 
-    /// Brings a name that was in the map before the newest answers up to them.
+    /// Updates a name already in the map to the newest answers.
     fn reconsider(&mut self, key: u64) {
         // An earlier step may have evicted it.
         let Some(record) = self.records.get(key) else { return };
@@ -240,13 +234,13 @@ impl Table {
         }
     }
 
-    /// Resolves the names again that hold these instances.
+    /// Resolves the names again whose answers contain these instances.
     pub(crate) fn health_changed(&mut self, instances: &[IpAddr], progress: &mut dyn FnMut()) {
         let keys = self.dependents.keys(instances);
         self.refresh_all(keys, progress);
     }
 
-    /// Keys of the names that were used last, the last one first.
+    /// Returns the keys of the names used last, most recent first.
     fn hottest(&self) -> Vec<u64> {
         let used_at =
             self.records.iter().map(|(key, record)| (self.store.last_used_ns(record.location()), key));
@@ -259,7 +253,7 @@ impl Table {
         used.into_iter().map(|(_, key)| key).collect()
     }
 
-    /// Resolves these names again, as far as they are still there, and brings them into the map.
+    /// Resolves these names again, if they are still in the map, and updates them.
     fn refresh_all(&mut self, keys: impl IntoIterator<Item = u64>, progress: &mut dyn FnMut()) {
         for (index, key) in keys.into_iter().enumerate() {
             if index % 64 == 0 {
@@ -269,34 +263,34 @@ impl Table {
         }
     }
 
-    /// Resolves a name again, if it is still in the map, and makes the map say so.
+    /// Resolves a name again, if it is still in the map, and updates it.
     fn refresh_known(&mut self, key: u64) {
         let Some(record) = self.records.get(key) else { return };
         match self.store.name(record.location()) {
             Some(name) => self.refresh(key, &name),
-            // Somebody else has written to the store.
+            // A foreign process has overwritten the store.
             None => self.remove(key),
         }
     }
 
-    /// Takes in a name that was asked for in userspace, if there is room for it.
+    /// Adds a name resolved in userspace, if there is room.
     pub(crate) fn learn(&mut self, name: &Name) {
         let key = self.key(name);
         if self.records.get(key).is_some() {
-            // It is there already, or another name with the same hash is: that
-            // one stays, and the filter keeps this one quiet.
+            // The map already holds this name, or another one with the same hash: that one stays,
+            // and the filter suppresses this one.
             return;
         }
         if self.has_room_to_learn() || self.exchange.is_left(Instant::now()) {
             self.refresh(key, name);
         }
         if self.records.get(key).is_none() {
-            // Perhaps the next time it may.
+            // It may be admitted later.
             self.filter.release(key);
         }
     }
 
-    /// Takes names out that may no longer be answered by the interface.
+    /// Removes names that the interface may no longer answer.
     pub(crate) fn withdraw(&mut self, names: &[Name]) {
         for name in names {
             let key = self.key(name);
@@ -306,24 +300,24 @@ impl Table {
         }
     }
 
-    /// Makes cells free whose grace period is over, and begins the next one. To be
-    /// called often; never waits.
+    /// Frees cells whose grace period is over and begins the next one. Must be called often; never
+    /// waits.
     pub(crate) fn reclaim(&mut self) {
         if self.grace.ended() {
             self.store.end_grace_period();
         }
         if !self.grace.is_running() && self.store.begin_grace_period() {
-            // If the thread of the grace periods has ended, these cells stay as they are.
+            // If the thread of the grace periods has ended, these cells stay in quarantine.
             self.grace.begin();
         }
     }
 
-    /// Whether cells become free soon.
+    /// Returns whether cells will become free soon.
     pub(crate) fn is_reclaiming(&self) -> bool {
         self.grace.is_running()
     }
 
-    /// Waits until all cells that were given back are free: a grace period or two.
+    /// Waits until all freed cells are reusable: one or two grace periods.
     fn reclaim_now(&mut self) {
         for _ in 0..2 {
             self.reclaim();
@@ -333,7 +327,7 @@ impl Table {
         }
     }
 
-    /// Counts for status and metrics.
+    /// Returns the status, also used for metrics.
     pub(crate) fn status(&self) -> TableStatus {
         TableStatus {
             published: self.records.count(Kind::Published),
@@ -349,13 +343,12 @@ impl Table {
         }
     }
 
-    /// The key of a name.
     fn key(&self, name: &Name) -> u64 {
         hash_name(self.seed, name.as_wire())
     }
 
-    /// Puts a name of the list into the map, unless it has nothing to say yet:
-    /// a listed name that resolves to nothing waits until somebody asks for it.
+    /// Puts a listed name into the map, unless it has no answer yet: a listed name that resolves to
+    /// nothing waits for its first query.
     fn publish_listed(&mut self, key: u64, name: &Name) {
         match self.records.get(key) {
             Some(record) if self.store.is_named(record.location(), name) => return,
@@ -371,7 +364,7 @@ impl Table {
         }
     }
 
-    /// Resolves a name and makes the map say so.
+    /// Resolves a name and updates the map.
     fn refresh(&mut self, key: u64, name: &Name) {
         match self.answers.resolve_ruled(&*self.health, name) {
             Some((resolution, rules)) if self.admission.may_publish(name, &resolution) => {
@@ -386,7 +379,7 @@ impl Table {
         }
     }
 
-    /// Writes the entry of a name, if it differs from what is there.
+    /// Writes the entry of a name, if it differs from the present one.
     fn put(&mut self, key: u64, name: &Name, kind: Kind, resolution: &Resolution, rules: Option<Rules>) {
         if let Err(reason) = self.encoded.encode(key, name, resolution, rules) {
             self.remove(key);
@@ -403,11 +396,11 @@ impl Table {
             && self.records.get(key).is_none()
             && self.dependents.weight_with(instances) > MAX_DEPENDENTS
         {
-            // Others go, a few a second, and the next query for this name tries again.
+            // Other names are evicted, a few per second; the next query for this name tries again.
             self.exchange_one(kind);
             return;
         }
-        // The encoder's words must survive evictions, which encode nothing.
+        // The encoder's words survive evictions, which encode nothing.
         let Some(location) = self.room(key, kind) else {
             self.remove(key);
             self.listing.note_unfitting(key, Unfitting::NoRoom);
@@ -422,17 +415,17 @@ impl Table {
         self.set_kind(key, kind);
     }
 
-    /// Whether the map says of a name what was encoded last.
+    /// Returns whether the name's entry equals the one encoded last.
     fn says_so(&self, key: u64) -> bool {
         self.records.get(key).is_some_and(|record| {
             record.size() == self.encoded.size() && self.store.says(record.location(), self.encoded.words())
         })
     }
 
-    /// Writes what was encoded last to cells that were allocated for it; `false`: the index is full.
+    /// Writes the entry encoded last to its allocated cells; `false` if the index is full.
     fn write(&mut self, entry: Placed, kind: Kind) -> bool {
         let Placed { key, location, size } = entry;
-        // The making of room may have evicted this very name.
+        // Making room may have evicted this very name.
         let old = self.records.get(key).map(|record| (record.location(), record.size()));
         if let Some((old, _)) = old {
             self.encoded.set_last_used_ns(self.store.last_used_ns(old));
@@ -447,7 +440,7 @@ impl Table {
         true
     }
 
-    /// Takes a name out of the map.
+    /// Removes a name from the map.
     fn remove(&mut self, key: u64) {
         let Some(record) = self.records.remove(key) else { return };
         if let Some(set) = record.dependency {
@@ -457,7 +450,7 @@ impl Table {
         self.store.remove(Placed { key, location: record.location(), size: record.size() });
     }
 
-    /// Sets which instances a name depends on.
+    /// Sets the instances on which a name depends.
     fn depend(&mut self, key: u64, instances: &[IpAddr]) {
         if let Some(record) = self.records.get_mut(key) {
             record.dependency = self.dependents.assign(key, record.dependency, instances);
@@ -469,8 +462,8 @@ impl Table {
         if !self.records.set_kind(key, kind, &self.store) {
             return;
         }
-        // An entry that stays as it is may change its kind without asking for
-        // room: negative names that exist now, the other way round.
+        // An unchanged entry may change its kind without asking for room: a negative name that now
+        // exists, or the reverse.
         let too_many_useful = self.records.useful() > self.limits.useful;
         let too_many_negative = self.records.count(Kind::Negative) > self.limits.negative;
         if too_many_useful && !self.evict(Kind::Learned) || too_many_negative && !self.evict(Kind::Negative) {
@@ -479,7 +472,7 @@ impl Table {
     }
 }
 
-/// Before the first snapshot: nothing is ours.
+/// The snapshot before the first one: it answers for no name.
 struct Nothing;
 
 impl NameSource for Nothing {

@@ -1,4 +1,4 @@
-//! The names that are in the map, by key, and how many of each kind.
+//! The names in the map, by key, and their number by kind.
 
 use std::collections::VecDeque;
 
@@ -8,122 +8,114 @@ use hashbrown::HashMap;
 use super::entry_store::EntryStore;
 use crate::publish::dependents::SetNumber;
 
-/// Where an entry lies.
+/// The position of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Placed {
-    /// Hash of its name.
+    /// Hash of the entry's name.
     pub(super) key: u64,
-    /// Its first cell.
     pub(super) location: Location,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub(super) size: usize,
 }
 
-/// Why a name is in the map.
+/// The reason why a name is in the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Listed by the snapshot.
     Published,
-    /// Asked for, and it exists.
+    /// Queried, and it exists.
     Learned,
-    /// Asked for, and it does not.
+    /// Queried, and it does not exist.
     Negative,
 }
 
-/// One name in the map; the name itself stands in its entry. There are as many as names: a few
-/// bytes more here are half a megabyte.
+/// One name in the map; its entry holds the name itself. Kept small: a few more bytes per name are
+/// half a megabyte.
 #[derive(Debug)]
 pub(super) struct Record {
     /// The instances on whose health the answer depends.
     pub(super) dependency: Option<SetNumber>,
-    /// Which place in its kind's queue is its own; older ones are void.
+    /// The valid place in the queue of its kind; places with older tickets are void.
     ticket: u64,
-    /// Where its entry lies.
     location: Location,
-    /// Bytes of its entry.
+    /// Length of the entry in bytes.
     size: u16,
-    /// Why it is there.
     kind: Kind,
 }
 
 const _: () = assert!(MAX_ENTRY_SIZE <= u16::MAX as usize);
 
 impl Record {
-    /// Why it is there.
     pub(super) fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Where its entry lies.
     pub(super) fn location(&self) -> Location {
         self.location
     }
 
-    /// Bytes of its entry.
+    /// Returns the length of the entry in bytes.
     pub(super) fn size(&self) -> usize {
         self.size.into()
     }
 
-    /// Notes where its entry lies now, and its bytes: [`MAX_ENTRY_SIZE`] at most.
+    /// Sets location and length of the entry; the length is at most [`MAX_ENTRY_SIZE`].
     pub(super) fn place(&mut self, location: Location, size: usize) {
         self.location = location;
         self.size = u16::try_from(size).expect("no entry is longer than MAX_ENTRY_SIZE");
     }
 }
 
-/// A place in a queue of names that may be evicted.
+/// A place in a queue of evictable names.
 #[derive(Debug)]
 struct Turn {
-    /// The name.
     key: u64,
-    /// That of its record, if this is its place.
+    /// The record's ticket, if this place is valid.
     ticket: u64,
-    /// The name's last use when it was queued, or last spared from eviction.
+    /// The name's last use when it was queued, or last spared.
     spared_at_ns: u64,
 }
 
-/// All names in the map, and whose turn it is to leave it.
+/// The names in the map, and their order of eviction.
 #[derive(Debug, Default)]
 pub(super) struct Records {
     /// The names by key.
     by_key: HashMap<u64, Record>,
-    /// Names by kind: published, learned, negative.
+    /// Number of names by kind: published, learned, negative.
     counts: [usize; 3],
-    /// Learned names in the order of their turn to be evicted.
+    /// Learned names in order of eviction.
     learned: VecDeque<Turn>,
-    /// The same of negative names.
+    /// Negative names in order of eviction.
     negative: VecDeque<Turn>,
-    /// The next ticket.
     next_ticket: u64,
 }
 
 impl Records {
-    /// The name with this key.
+    /// Returns the record with this key.
     pub(super) fn get(&self, key: u64) -> Option<&Record> {
         self.by_key.get(&key)
     }
 
-    /// The same, to be changed; its kind by [`Self::set_kind`].
+    /// Returns the record with this key for changes, other than of the kind ([`Self::set_kind`]).
     pub(super) fn get_mut(&mut self, key: u64) -> Option<&mut Record> {
         self.by_key.get_mut(&key)
     }
 
-    /// All of them.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &Record)> {
         self.by_key.iter().map(|(&key, record)| (key, record))
     }
 
-    /// How many there are of a kind.
+    /// Returns the number of names of a kind.
     pub(super) fn count(&self, kind: Kind) -> usize {
         self.counts[kind as usize]
     }
 
-    /// How many exist: published and learned ones.
+    /// Returns the number of published and learned names.
     pub(super) fn useful(&self) -> usize {
         self.count(Kind::Published) + self.count(Kind::Learned)
     }
 
-    /// Adds a name, the last of its kind to be evicted. `last_used_ns`: of its entry.
+    /// Adds a name, as the last of its kind to be evicted. `last_used_ns` is its entry's.
     pub(super) fn insert(&mut self, entry: Placed, kind: Kind, last_used_ns: u64) {
         let Placed { key, location, size } = entry;
         let mut record = Record { dependency: None, ticket: 0, location, size: 0, kind };
@@ -133,14 +125,13 @@ impl Records {
         self.queue(key, last_used_ns);
     }
 
-    /// Takes a name out.
     pub(super) fn remove(&mut self, key: u64) -> Option<Record> {
         let record = self.by_key.remove(&key)?;
         self.counts[record.kind as usize] -= 1;
         Some(record)
     }
 
-    /// Moves a name to another kind; `false`: it is of that kind already, or not there.
+    /// Moves a name to another kind; `false` if it already has that kind, or is not in the map.
     pub(super) fn set_kind(&mut self, key: u64, kind: Kind, store: &EntryStore) -> bool {
         let Some(record) = self.by_key.get_mut(&key).filter(|record| record.kind != kind) else {
             return false;
@@ -153,8 +144,8 @@ impl Records {
         true
     }
 
-    /// Whose turn it is to leave, of a kind, by second chance: who was used since it was
-    /// last looked at is spared once. `None`: there is none.
+    /// Returns the next name of a kind to evict, by second chance: a name used since its last
+    /// inspection is spared once. `None` if the kind has no names to evict.
     pub(super) fn next_to_evict(&mut self, kind: Kind, store: &EntryStore) -> Option<u64> {
         let count = self.count(kind);
         let queue = queue_of(&mut self.learned, &mut self.negative, kind)?;
@@ -165,7 +156,7 @@ impl Records {
                 continue;
             }
             let last_used = store.last_used_ns(record.location);
-            // After a whole round everybody has had the second chance.
+            // After a whole round every name has had its second chance.
             if last_used > turn.spared_at_ns && spared <= count {
                 spared += 1;
                 queue.push_back(Turn { spared_at_ns: last_used, ..turn });
@@ -176,7 +167,7 @@ impl Records {
         None
     }
 
-    /// Gives a name its place at the end of its kind's queue, if that has one.
+    /// Queues a name as the last of its kind, if that kind has a queue.
     fn queue(&mut self, key: u64, spared_at_ns: u64) {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
@@ -186,14 +177,14 @@ impl Records {
         let Some(queue) = queue_of(&mut self.learned, &mut self.negative, record.kind) else { return };
         queue.push_back(Turn { key, ticket, spared_at_ns });
         if queue.len() > 2 * count + 64 {
-            // Places of names that left by other ways.
+            // Drops places of names removed for other reasons.
             let records = &self.by_key;
             queue.retain(|turn| records.get(&turn.key).is_some_and(|record| record.ticket == turn.ticket));
         }
     }
 }
 
-/// The queue of a kind; none of names that are never evicted.
+/// Returns the queue of a kind; `None` for names that are never evicted.
 fn queue_of<'a>(
     learned: &'a mut VecDeque<Turn>,
     negative: &'a mut VecDeque<Turn>,

@@ -1,7 +1,7 @@
-//! Room for names: who leaves for whom.
+//! Room for names: the choice of names to evict.
 //!
-//! Listed names push out learned ones, and wait for their cells. Names that are merely
-//! asked for push each other out, a few a second, and wait for nobody.
+//! Listed names evict learned ones and wait for their cells. Names that are merely queried evict
+//! each other, a few per second, and never wait.
 
 use std::time::Instant;
 
@@ -13,12 +13,13 @@ use super::{Table, records::Kind};
 const ROUNDS_FOR_ONE: usize = 8;
 
 impl Table {
-    /// Whether a learned name finds room without another one's leaving.
+    /// Returns whether a learned name finds room without an eviction.
     pub(super) fn has_room_to_learn(&self) -> bool {
         self.records.useful() < self.limits.useful && self.store.has_room()
     }
 
-    /// Room for the encoded entry of a name of this kind, evicting what may be evicted for it.
+    /// Returns cells for the encoded entry of a name of this kind, evicting other names if
+    /// permitted.
     pub(super) fn room(&mut self, key: u64, kind: Kind) -> Option<Location> {
         let held = self.records.get(key).map(|record| record.kind());
         match kind {
@@ -45,13 +46,12 @@ impl Table {
         }
     }
 
-    /// Evicts one name of a kind for the sake of another that was merely asked for,
-    /// as far as that is allowed now.
+    /// Evicts one name of a kind in favour of another queried name, if the rate limit permits.
     pub(super) fn exchange_one(&mut self, kind: Kind) -> bool {
         self.exchange.take(Instant::now()) && self.evict(kind)
     }
 
-    /// Evicts one name of a kind. `false`: there is none.
+    /// Evicts one name of a kind; `false` if there is none.
     pub(super) fn evict(&mut self, kind: Kind) -> bool {
         let Some(key) = self.records.next_to_evict(kind, &self.store) else { return false };
         self.remove(key);
@@ -59,8 +59,8 @@ impl Table {
         true
     }
 
-    /// Cells for the encoded entry of a name that the snapshot lists: learned names
-    /// leave for it, and their cells are waited for.
+    /// Returns cells for the encoded entry of a listed name: evicts learned names and waits for
+    /// their cells.
     fn cells_for_listed(&mut self) -> Option<Location> {
         let size = self.encoded.size();
         for _ in 0..ROUNDS_FOR_ONE {
@@ -75,11 +75,11 @@ impl Table {
         None
     }
 
-    /// Cells for the encoded entry of a name that was merely asked for. `replaces`: an
-    /// entry of it is there, and what it says is out of date.
+    /// Returns cells for the encoded entry of a queried name. `replaces`: an outdated entry of the
+    /// name exists.
     ///
-    /// Nobody waits for it: where there is no room, others leave, and the next query
-    /// for the name finds their cells free.
+    /// Never waits: without room, other names are evicted, and the next query for the name finds
+    /// their cells free.
     fn cells_for_learned(&mut self, replaces: bool) -> Option<Location> {
         let size = self.encoded.size();
         self.reclaim();
@@ -93,7 +93,8 @@ impl Table {
         found
     }
 
-    /// Evicts names that were asked for until a batch of cells is on its way; `false`: there is none.
+    /// Evicts negative and learned names until a batch of cells waits to become free; returns whether
+    /// any name was evicted.
     fn evict_batch(&mut self) -> bool {
         let enough = self.store.batch(self.encoded.size());
         let mut evicted = false;

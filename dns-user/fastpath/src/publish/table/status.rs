@@ -1,21 +1,21 @@
-//! What is told of the table: names, sizes, and names that did not get in.
+//! The table's status: names, sizes, and names that did not fit.
 
 use crate::map::store::StoreFill;
 
-/// Names and sizes, for status and metrics.
+/// Number of names and memory in use, for status and metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct TableStatus {
-    /// Names of the snapshot that are in the map.
+    /// Listed names in the map.
     pub published: usize,
-    /// Names that were asked for, in the map.
+    /// Learned names in the map.
     pub learned: usize,
-    /// Names that do not exist or are malformed, in the map.
+    /// Names in the map that do not exist or are malformed.
     pub negative: usize,
-    /// Names of the snapshot that are not in the map, by reason; they are answered from userspace.
+    /// Listed names that are not in the map, by reason; userspace answers them.
     pub unfitting: UnfittingStatus,
-    /// Names that may be in the map, negative ones not counted.
+    /// Limit of published and learned names.
     pub max_names: usize,
-    /// Negative names that may be in the map.
+    /// Limit of negative names.
     pub max_negative: usize,
     /// Memory of the entries.
     pub store: StoreFill,
@@ -23,12 +23,12 @@ pub struct TableStatus {
     pub evicted: u64,
     /// Entries written since the start.
     pub written: u64,
-    /// The kernel does not tell when programs have finished with the cells of a
-    /// replaced entry (membarrier is refused): a fixed time is waited instead.
+    /// The kernel does not confirm that programs have finished with a replaced entry's cells
+    /// (membarrier is refused); a fixed time is waited instead.
     pub unvouched: bool,
 }
 
-/// Names of the snapshot that are not in the map, by reason.
+/// Number of listed names that are not in the map, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct UnfittingStatus {
     /// A label holds a NUL byte.
@@ -37,17 +37,18 @@ pub struct UnfittingStatus {
     pub too_many_addresses: usize,
     /// Another name has the same hash.
     pub collision: usize,
-    /// `max_names` or the store is exhausted: they are answered by the interface once asked for.
+    /// `max_names` or the store is exhausted; the interface answers such a name once it was
+    /// queried.
     pub no_room: usize,
 }
 
 impl UnfittingStatus {
-    /// All of them.
+    /// Returns the number of unpublished names of the snapshot, for all reasons together.
     pub fn total(&self) -> usize {
         self.by_reason().iter().map(|(_, count)| count).sum()
     }
 
-    /// Each with its label in metrics.
+    /// Returns each number with its label in metrics.
     pub fn by_reason(&self) -> [(&'static str, usize); 4] {
         let &Self { nul_byte, too_many_addresses, collision, no_room } = self;
         [

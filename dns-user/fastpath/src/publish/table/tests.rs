@@ -22,7 +22,7 @@ impl Machine {
         Self::with_health(useful, negative, chunks, Arc::new(AllRunning))
     }
 
-    /// The same with a health of one's own.
+    /// A table with these limits and this source of health, over `chunks` chunks.
     fn with_health(
         useful: usize,
         negative: usize,
@@ -32,7 +32,6 @@ impl Machine {
         Self::with(useful, negative, chunks, health, GracePeriods::start().unwrap())
     }
 
-    /// Installs answers.
     fn install(&mut self, answers: &Fixed) {
         self.table.install(Arc::new(answers.clone()), &mut || {});
         // In the smallest slices: they change nothing.
@@ -40,14 +39,13 @@ impl Machine {
         self.check();
     }
 
-    /// Learns a name.
     fn learn(&mut self, text: &str) {
         self.table.learn(&name(text));
         self.check();
     }
 }
 
-/// Grace periods of which none ends before `is_over` says so.
+/// Returns grace periods that do not end before `is_over` is set.
 fn grace_periods_until(is_over: &Arc<AtomicBool>) -> GracePeriods {
     let is_over = is_over.clone();
     let wait = move || {
@@ -60,7 +58,7 @@ fn grace_periods_until(is_over: &Arc<AtomicBool>) -> GracePeriods {
 }
 
 #[test]
-fn listed_names_are_published_and_learned_ones_come_when_asked() {
+fn unlisted_names_need_a_query() {
     let mut bench = Machine::new(10, 4, 1);
     bench.install(&Fixed::default().with("a.bosh", true, &[1, 2]).with("b.bosh", false, &[3]));
     assert_eq!(bench.answer("a.bosh"), Some(Ok(vec![1, 2])));
@@ -100,7 +98,7 @@ fn names_used_last_are_the_first_to_change() {
     bench.use_at("d.bosh", 100);
     bench.use_at("b.bosh", 101);
     bench.install(&all(2));
-    // What is written first lies first.
+    // Entries written first lie first.
     let place = |text: &str| bench.index.get(hash_name(SEED, name(text).as_wire())).unwrap().0;
     let mut order = names;
     order.sort_by_key(|text| place(text));
@@ -121,19 +119,19 @@ fn a_published_entry_is_never_changed_in_place() {
 }
 
 #[test]
-fn what_vanishes_is_answered_no_more() {
+fn removed_records_disappear() {
     let mut bench = Machine::new(10, 4, 1);
     bench.install(&Fixed::default().with("a.bosh", true, &[1]).with("b.bosh", true, &[2]));
     bench.learn("c.bosh");
     bench.use_at("b.bosh", 5);
-    // `a` is not ours any more; `b` was in use and does not exist any more.
+    // `a` is no longer ours; `b` was in use and no longer exists.
     bench.install(&Fixed::default().without("b.bosh"));
     assert_eq!(bench.answer("a.bosh"), None);
     assert_eq!(bench.answer("b.bosh"), Some(Err(3)));
 }
 
 #[test]
-fn learned_names_survive_a_reload_if_they_still_resolve() {
+fn reload_keeps_resolvable_learned_names() {
     let mut bench = Machine::new(10, 4, 1);
     bench.install(&Fixed::default().with("a.bosh", false, &[1]).with("b.bosh", false, &[2]));
     bench.learn("a.bosh");
@@ -144,7 +142,7 @@ fn learned_names_survive_a_reload_if_they_still_resolve() {
 }
 
 #[test]
-fn a_change_of_health_touches_only_names_of_that_instance() {
+fn health_change_updates_dependent_names() {
     let health = Arc::new(Failing::default());
     let mut bench = Machine::with_health(10, 4, 1, health.clone());
     bench.install(&Fixed::default().with("a.bosh", true, &[1, 2]).with("b.bosh", true, &[3]));
@@ -183,7 +181,7 @@ fn second_chance_evicts_the_unused_and_spares_listed_names() {
 }
 
 #[test]
-fn negative_names_push_out_only_each_other() {
+fn negative_names_evict_negative_names() {
     let mut bench = Machine::new(2, 2, 1);
     let mut answers = Fixed::default().with("a.bosh", true, &[1]).with("b.bosh", false, &[2]);
     for n in 0..20 {
@@ -200,7 +198,7 @@ fn negative_names_push_out_only_each_other() {
 }
 
 #[test]
-fn a_negative_name_that_comes_to_be_moves_over() {
+fn created_name_leaves_negative_share() {
     let mut bench = Machine::new(2, 2, 1);
     bench.install(&Fixed::default().without("a.bosh"));
     bench.learn("a.bosh");
@@ -224,7 +222,7 @@ fn more_listed_names_than_fit_are_counted() {
 }
 
 #[test]
-fn a_list_too_long_leaves_room_for_what_is_asked_for() {
+fn long_list_leaves_room_to_learn() {
     let mut bench = Machine::new(4, 2, 1);
     bench.table.limits.listed = 3;
     let mut answers = Fixed::default();
@@ -243,7 +241,7 @@ fn a_list_too_long_leaves_room_for_what_is_asked_for() {
 }
 
 #[test]
-fn learned_names_make_room_for_listed_ones() {
+fn listed_names_evict_learned_names() {
     let mut bench = Machine::new(2, 2, 1);
     let answers = Fixed::default().with("a.bosh", false, &[1]).with("b.bosh", false, &[2]);
     bench.install(&answers);
@@ -263,7 +261,7 @@ fn large_names(count: usize) -> (Fixed, Vec<String>) {
 }
 
 #[test]
-fn in_a_full_store_learned_names_leave_and_nobody_waits_for_their_cells() {
+fn full_store_evicts_without_waiting() {
     let is_over = Arc::new(AtomicBool::new(false));
     let grace = grace_periods_until(&is_over);
     let mut bench = Machine::with(1_000_000, 64, 1, Arc::new(AllRunning), grace);
@@ -298,7 +296,7 @@ fn new_records_find_room_whatever_was_learned() {
 }
 
 #[test]
-fn a_flood_of_names_leaves_those_in_steady_use_alone() {
+fn flood_spares_names_in_use() {
     let mut bench = Machine::new(400, 4, 1);
     let text = |number: usize| format!("n{number}.bosh");
     let answers =
@@ -317,7 +315,7 @@ fn a_flood_of_names_leaves_those_in_steady_use_alone() {
 }
 
 #[test]
-fn spellings_of_one_group_share_what_they_depend_on() {
+fn spellings_share_dependents() {
     let mut bench = Machine::new(20_000, 4, 4);
     let (answers, texts) = large_names(1_000);
     bench.install(&answers);
@@ -329,7 +327,7 @@ fn spellings_of_one_group_share_what_they_depend_on() {
 }
 
 #[test]
-fn names_that_cannot_be_entries_are_counted_and_left_out() {
+fn unfitting_names_are_counted() {
     let mut bench = Machine::new(10, 2, 1);
     bench.install(&Fixed::default().with("a\\000b.bosh", true, &[1]).with("ok.bosh", true, &[2]));
     let status = bench.table.status();
@@ -349,7 +347,7 @@ fn forgotten_names_come_back_when_asked_again() {
 }
 
 #[test]
-fn of_two_names_with_one_hash_the_first_stays() {
+fn hash_collision_keeps_first_name() {
     let (one, other) = colliding_names(7);
     assert_eq!(hash_name(SEED, one.as_wire()), hash_name(SEED, other.as_wire()));
     let mut bench = Machine::new(10, 2, 1);
@@ -366,8 +364,8 @@ fn of_two_names_with_one_hash_the_first_stays() {
     assert_eq!(bench.table.status().published, 1);
 }
 
-/// Two names of sixteen bytes with the same hash under this seed: the second
-/// word makes up for the difference that the first one made.
+/// Returns two names of sixteen bytes with the same hash under this seed: the second word
+/// compensates the difference in the first.
 fn colliding_names(seed: u64) -> (Name, Name) {
     let after_first = |word: u64| {
         let mut hasher = dns_common::name::NameHasher::new(seed);
@@ -394,12 +392,12 @@ fn colliding_names(seed: u64) -> (Name, Name) {
 }
 
 #[test]
-fn answers_that_keep_coming_do_not_keep_a_pass_from_ending() {
+fn frequent_installs_let_passes_end() {
     let mut bench = Machine::new(1000, 4, 2);
     let texts: Vec<String> = (0..500).map(|number| format!("n{number:03}.bosh")).collect();
     let all = |last: u8| texts.iter().fold(Fixed::default(), |fixed, text| fixed.with(text, true, &[last]));
     bench.install(&all(1));
-    // Newer answers come before each slice of 64 names; nothing is hot, so nothing goes first.
+    // Newer answers arrive before each slice of 64 names; no name is hot, so none is updated first.
     let mut ended = 0;
     for last in 2..=40 {
         bench.table.install(Arc::new(all(last)), &mut || {});
