@@ -1,13 +1,12 @@
 //! `bosh-dns-xdp`: a DNS server for every VM of a BOSH-managed fleet.
 //!
-//! The rooms; what a name means they ask `dns-core`, and `docs/architecture.md`
-//! shows the flows:
+//! Names are resolved by `dns-core`; `docs/architecture.md` shows the flows. Modules:
 //!
-//! * `consul` joins the names of `dns-consul` to them.
-//! * [`fleet`]: the state that answers come from, and who is told of it.
-//! * [`server`] does the I/O of DNS; what is not answered here `dns-upstream` asks for.
-//! * [`daemon`] starts, reloads and stops all of it, `dns-fastpath` and `dns-health` included.
-//! * [`ops`] and [`cli`] are what an operator touches.
+//! * `consul` adds the Consul names of `dns-consul`.
+//! * [`fleet`] holds the state that answers are built from and notifies its subscribers.
+//! * [`server`] does the DNS I/O; other names are forwarded through `dns-upstream`.
+//! * [`daemon`] starts, reloads and stops everything, including `dns-fastpath` and `dns-health`.
+//! * [`ops`] and [`cli`] are the operator's interfaces.
 
 pub mod cli;
 mod consul;

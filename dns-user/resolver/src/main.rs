@@ -1,4 +1,4 @@
-//! The binary `bosh-dns-xdp`.
+//! Entry point of the `bosh-dns-xdp` binary.
 
 use std::process::ExitCode;
 

@@ -20,7 +20,7 @@ pub(super) struct Attach {
 }
 
 impl Attach {
-    /// Does so until it is killed.
+    /// Runs the attacher until it is killed.
     pub(super) fn run(self) -> ExitCode {
         let Self { config: ConfigFile { config }, log_format } = self;
         daemon::attach(&config, RunOptions { log_format })

@@ -1,27 +1,27 @@
-//! One binary under several names: those of the reference's package, which other jobs and
-//! scripts call, and that of our health server.
+//! One binary under several names: the programs of the bosh-dns package, which other jobs and scripts
+//! call, and our health server.
 //!
-//! | Called as | Does |
+//! | Called as | Runs |
 //! |---|---|
 //! | `bosh-dns-health FILE`, `bosh-dns-xdp-health FILE` | `health --config FILE` |
 //! | `bosh-dns-wait ...` | `wait ...` |
 //! | `bosh-dns-nameserverconfig ...` | `resolver --keep ...` |
 //! | `bosh-dns-systemd-resolved-updater --config FILE` | `resolver --systemd-resolved --once --keep ...` |
-//! | anything else | what its arguments say |
+//! | anything else | the command in its arguments |
 
 use std::{ffi::OsString, path::Path};
 
-/// Brings a call by another name into the form of the binary's own.
+/// Translates a call under another name into the binary's own syntax.
 pub(super) fn own_form(given: Vec<OsString>) -> Vec<OsString> {
     let name = given.first().and_then(|path| Path::new(path).file_name()?.to_str()).unwrap_or_default();
     let (command, options): (&[&str], _) = match name {
         "bosh-dns-health" | "bosh-dns-xdp-health" => {
-            // One word that is no option: anything else is explained by the command's usage.
+            // Only a single word that is not an option; clap explains anything else.
             let is_file = given.len() == 2 && !given[1].to_string_lossy().starts_with('-');
             (if is_file { &["health", "--config"] } else { &["health"] }, false)
         }
         "bosh-dns-wait" => (&["wait"], true),
-        // As in the reference: nothing is put back when the process ends.
+        // As in bosh-dns, nothing is restored when the process ends.
         "bosh-dns-nameserverconfig" => (&["resolver", "--keep"], true),
         "bosh-dns-systemd-resolved-updater" => {
             (&["resolver", "--keep", "--systemd-resolved", "--once"], true)
@@ -35,7 +35,7 @@ pub(super) fn own_form(given: Vec<OsString>) -> Vec<OsString> {
     ours
 }
 
-/// Go's `flag` takes `-port` for `--port`.
+/// Accepts `-port` for `--port`, as Go's `flag` does.
 fn two_dashes(word: OsString) -> OsString {
     match word.to_str() {
         Some(text) if text.len() > 2 && text.starts_with('-') && !text.starts_with("--") => {
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reference_s_names_are_commands() {
+    fn bosh_dns_names_are_commands() {
         for (given, expected) in [
             ("/x/bosh-dns --config f", "--config f"),
             ("bosh-dns-xdp status", "status"),

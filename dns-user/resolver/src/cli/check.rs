@@ -1,4 +1,4 @@
-//! `check`: what a server would do with a configuration.
+//! `check`: validates a configuration without starting a server.
 
 use std::{fmt::Write, process::ExitCode};
 
@@ -9,7 +9,7 @@ use dns_core::terminal;
 use super::{ConfigFile, complain};
 use crate::daemon::check::{CheckReport, Serves, check};
 
-/// Warnings that are shown; `--json` shows all.
+/// Maximum number of warnings in the table; `--json` includes all.
 const SHOWN_WARNINGS: usize = 20;
 
 /// Arguments of `check`.
@@ -24,7 +24,7 @@ pub(super) struct Check {
 }
 
 impl Check {
-    /// Checks and prints; 0 if a server would start and serve everything.
+    /// Checks and prints the result; exits with 0 if a server would start and serve everything.
     pub(super) fn run(self) -> ExitCode {
         let Self { config: ConfigFile { config }, json } = self;
         let report = check(&config);
@@ -43,11 +43,11 @@ impl Check {
     }
 }
 
-/// The report for people.
+/// Formats the report as a table.
 fn table(report: &CheckReport) -> String {
     let mut text = String::new();
     let mut row = |name: &str, value: &str| {
-        // Writing to a text cannot fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(text, "{name:<18} {}", terminal::line(value));
     };
     if let Some(serves) = &report.serves {
@@ -65,7 +65,7 @@ fn table(report: &CheckReport) -> String {
     text
 }
 
-/// One line for each part.
+/// Returns a row for each component.
 fn rows(serves: &Serves) -> Vec<(&'static str, String)> {
     let joined = |list: &[String], none: &str| {
         if list.is_empty() { none.to_owned() } else { list.join(", ") }

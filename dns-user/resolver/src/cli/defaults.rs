@@ -1,4 +1,4 @@
-//! `config`: a first configuration, every key with its default and what it is for.
+//! `config`: prints a starter configuration with every key, its default and its purpose.
 
 use std::process::ExitCode;
 
@@ -15,15 +15,14 @@ pub(super) struct PrintConfig {
 }
 
 impl PrintConfig {
-    /// Prints it.
     pub(super) fn run(self) -> ExitCode {
-        // Sorted by name, the explanations would all come first.
+        // Not through a sorted map, which would put all explanations first.
         println!("{}", text());
         ExitCode::SUCCESS
     }
 }
 
-/// The configuration as text, with the keys of [`KEYS`] that have a starter value, in that order.
+/// Returns the configuration as text: the keys of [`KEYS`] with a starter value, in that order.
 fn text() -> String {
     let mut lines = Vec::new();
     let mut object: Option<&str> = None;
@@ -46,7 +45,7 @@ fn text() -> String {
         lines.push("  },".to_owned());
     }
     let mut text = format!("{{\n{}\n}}", lines.join("\n"));
-    // JSON has no comma after a last member.
+    // JSON allows no comma after the last member.
     for close in ["\n  }", "\n}"] {
         text = text.replace(&format!(",{close}"), close);
     }
@@ -65,7 +64,7 @@ mod tests {
         let Loaded { config: printed_config, warnings } =
             Config::parse("config.json", printed.as_bytes()).unwrap();
         assert_eq!(warnings, [] as [&str; 0], "without an API there is the control socket");
-        // The same with nothing but what has no default.
+        // A configuration with only the keys that have no default.
         let needed = [
             "address",
             "port",
@@ -79,7 +78,7 @@ mod tests {
         let mut small: Map<String, Value> =
             all.into_iter().filter(|(key, _)| needed.contains(&key.as_str())).collect();
         small.insert("control".to_owned(), json!({"socket": "/run/bosh-dns-xdp/control.sock"}));
-        // Without a format the reference's old one is meant.
+        // bosh-dns's old format applies if none is given.
         let small = Config::parse("config.json", json!(small).to_string().as_bytes()).unwrap().config;
         assert_eq!(printed_config, small);
     }

@@ -1,4 +1,4 @@
-//! `health`: the health server, a process of its own.
+//! `health`: the health server, which runs as a separate process.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -19,7 +19,7 @@ pub(super) struct HealthServer {
 }
 
 impl HealthServer {
-    /// Serves until SIGTERM.
+    /// Runs the health server until SIGTERM.
     pub(super) fn run(self) -> ExitCode {
         let Self { config, log_format } = self;
         server::run(&config, log_format)

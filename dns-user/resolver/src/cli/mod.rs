@@ -1,7 +1,7 @@
 //! The command line.
 //!
-//! The reference is called as `bosh-dns --config FILE` and reads its options with
-//! Go's `flag` package; [`arguments`] makes such a call into `run --config FILE`.
+//! bosh-dns is called as `bosh-dns --config FILE` and parses its options with Go's `flag` package;
+//! [`arguments`] translates such a call into `run --config FILE`.
 
 mod attach;
 mod called_as;
@@ -23,7 +23,7 @@ use crate::{daemon, ops::version::VERSION_AND_COMMIT};
 use dns_core::terminal;
 use dns_platform::logs::LogFormat;
 
-/// Exit code for a call that cannot be understood, as clap and the reference have it.
+/// Exit code for invalid arguments, as in clap and bosh-dns.
 const USAGE: u8 = 2;
 
 /// What is called.
@@ -93,17 +93,17 @@ pub(crate) struct ConfigFile {
     pub(crate) config: PathBuf,
 }
 
-/// Says on standard error what went wrong; what a terminal would act on is escaped.
+/// Prints an error to standard error, escaping terminal control characters.
 fn complain(problem: &dyn std::fmt::Display) {
     eprintln!("bosh-dns-xdp: {}", terminal::lines(&problem.to_string()));
 }
 
-/// Runs the migration tool `consul-aliases`, a binary of its own that is not packaged.
+/// Runs the migration tool `consul-aliases`, a separate binary that is not packaged.
 pub fn consul_aliases() -> ExitCode {
     operate::consul_aliases::main()
 }
 
-/// Does what the arguments say; the first of them is the program's own name.
+/// Runs the command given in the arguments, the first of which is the program name.
 pub fn main(arguments_given: impl IntoIterator<Item = OsString>) -> ExitCode {
     let given = called_as::own_form(arguments_given.into_iter().collect());
     if given.len() < 2 {
@@ -114,7 +114,7 @@ pub fn main(arguments_given: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(error) => {
-            // Nothing is left to do when not even this can be printed.
+            // If even this cannot be printed, nothing else can be done.
             let _ = error.print();
             return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
         }
@@ -140,10 +140,10 @@ pub fn main(arguments_given: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Brings a call in the reference's form into ours; also the words that it ignores.
+/// Translates a call in bosh-dns's syntax into ours; also returns the words that bosh-dns ignores.
 ///
-/// Go's `flag` takes `-config` for `--config` and stops at the first word that is
-/// no option; the reference ignores what follows (observed).
+/// Go's `flag` accepts `-config` for `--config` and stops at the first word that is not an option;
+/// bosh-dns ignores the rest (observed).
 fn arguments(given: Vec<OsString>) -> (Vec<OsString>, Vec<String>) {
     let is_config = |word: &OsString| {
         let word = word.to_string_lossy();
@@ -181,7 +181,7 @@ fn arguments(given: Vec<OsString>) -> (Vec<OsString>, Vec<String>) {
 mod tests {
     use super::*;
 
-    /// Runs [`arguments`] on words.
+    /// Calls [`arguments`] with words.
     fn brought(words: &str) -> (String, String) {
         let given = std::iter::once("bosh-dns-xdp").chain(words.split_whitespace()).map(OsString::from);
         let (ours, ignored) = arguments(given.collect());
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_of_the_reference_become_run() {
+    fn bosh_dns_call_becomes_run() {
         for (words, ours, ignored) in [
             ("--config f", "run --config f", ""),
             ("-config f", "run --config f", ""),
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_commands_are_sound() {
+    fn commands_pass_clap_checks() {
         Cli::command().debug_assert();
     }
 }

@@ -1,13 +1,13 @@
-//! The commands that talk to a running server, or need none at all.
+//! The commands that talk to a running server, or need none.
 //!
-//! Exit codes, the same for all of them:
+//! They share these exit codes:
 //!
-//! | Code | Means |
+//! | Code | Meaning |
 //! |---|---|
-//! | 0 | it went well, and the answer is good |
-//! | 1 | the server answered, and the answer is bad: not ready, no such name, a reload that failed in part |
-//! | 2 | the call cannot be understood |
-//! | 3 | the server cannot be reached, or does not trust us |
+//! | 0 | success with a positive result |
+//! | 1 | the server answered with a negative result: not ready, no such name, a partially failed reload |
+//! | 2 | invalid arguments |
+//! | 3 | the server is unreachable or rejects the client |
 
 mod address;
 mod client;
@@ -28,10 +28,10 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use dns_core::terminal;
 
-/// The answer is bad.
+/// Exit code for a negative result.
 const BAD_ANSWER: u8 = 1;
 
-/// The server cannot be reached.
+/// Exit code for an unreachable server.
 const UNREACHABLE: u8 = 3;
 
 /// The commands.
@@ -65,22 +65,22 @@ pub(super) enum Operate {
     Man(shell::Man),
 }
 
-/// Why a command did not do what it was asked to.
+/// Reason a command failed.
 #[derive(Debug, thiserror::Error)]
 enum Problem {
-    /// The answer is bad.
+    /// The server gave a negative result.
     #[error("{0}")]
     BadAnswer(String),
-    /// The server cannot be asked.
+    /// The server is unreachable or rejects the client.
     #[error("{0}")]
     Unreachable(String),
-    /// Whoever reads our output has gone away: no reason to complain.
+    /// The reader of our output has exited; not reported.
     #[error("nobody reads the output")]
     OutputClosed,
 }
 
 impl Operate {
-    /// Does it. `command` is all of the command line, for completions and the manual.
+    /// Runs the command. `command` is the complete command line, for completions and the manual page.
     pub(super) fn run(self, command: clap::Command) -> ExitCode {
         let result = match self {
             Self::Status(status) => status.run(),
@@ -101,7 +101,7 @@ impl Operate {
     }
 }
 
-/// Reports the problem of a command, if there is one.
+/// Prints the error, if any, and returns the exit code.
 fn exit_code(result: Result<(), Problem>) -> ExitCode {
     let (problem, code) = match result {
         Ok(()) | Err(Problem::OutputClosed) => return ExitCode::SUCCESS,
@@ -112,12 +112,12 @@ fn exit_code(result: Result<(), Problem>) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Writes text to standard output; what a terminal would act on is escaped.
+/// Writes text to standard output, escaping terminal control characters.
 fn print(text: &str) -> Result<(), Problem> {
     write(&terminal::lines(text))
 }
 
-/// Writes JSON to standard output, escaped by its own means.
+/// Writes JSON to standard output; JSON escapes control characters itself.
 fn print_json(text: &str) -> Result<(), Problem> {
     write(&terminal::json(text))
 }

@@ -11,7 +11,7 @@ use dns_core::config::keys::{KEYS, Origin};
 use super::Cli;
 use dns_platform::metrics::names::DECLARED;
 
-/// Note at the top of each page.
+/// Note at the top of each generated page.
 const GENERATED: &str = "<!-- Generated: see dns-user/resolver/src/cli/reference.rs -->\n\n";
 
 /// Compares a page with `text`, or rewrites it if `UPDATE_REFERENCES` is set.
@@ -29,12 +29,12 @@ fn compare(page: &str, text: &str) {
     );
 }
 
-/// Text for a table cell.
+/// Escapes text for a table cell.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('<', "&lt;").replace('\n', " ")
 }
 
-/// The page of `config.json`.
+/// Generates the page of `config.json`.
 fn configuration() -> String {
     let mut page = "# Configuration reference\n\n\
         `config.json` is one JSON object. Keys may have any letter case, the last of several equal keys wins, and `null`\n\
@@ -70,7 +70,7 @@ fn configuration() -> String {
     page
 }
 
-/// The page of the metrics.
+/// Generates the page of the metrics.
 fn metrics() -> String {
     let mut page = "# Metrics reference\n\n\
         Families that `/metrics` exposes. Units are part of the names; counters end in `_total`. Names with `boshdns_`\n\
@@ -91,7 +91,7 @@ fn metrics() -> String {
     page
 }
 
-/// The page of the commands of one program.
+/// Generates the page of one program's commands.
 fn commands(mut command: Command) -> String {
     command.build();
     let mut page = format!(

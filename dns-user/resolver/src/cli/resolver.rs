@@ -1,4 +1,4 @@
-//! `resolver`: makes the server the machine's resolver, and keeps it that.
+//! `resolver`: makes the server the machine's resolver and keeps it so.
 
 use std::{net::IpAddr, path::PathBuf, process::ExitCode, time::Duration};
 
@@ -11,7 +11,7 @@ use crate::{
     system::{ResolvConf, Resolved, SystemError},
 };
 
-/// Between two looks at who is first, as in the reference.
+/// Interval of checks that the server is still the first resolver, as in bosh-dns.
 const INTERVAL: Duration = Duration::from_secs(3);
 
 /// Arguments of `resolver`.
@@ -39,7 +39,7 @@ pub(super) struct Resolver {
 }
 
 impl Resolver {
-    /// Does it until SIGTERM or SIGINT.
+    /// Runs until SIGTERM or SIGINT.
     pub(super) fn run(self) -> ExitCode {
         match self.keep_up() {
             Ok(()) => ExitCode::SUCCESS,
@@ -50,13 +50,13 @@ impl Resolver {
         }
     }
 
-    /// The same; what keeps it from being done.
+    /// Implements [`Self::run`]; returns the error that prevents it.
     fn keep_up(self) -> Result<(), SystemError> {
         let Self { address, config, systemd_resolved, once, keep, log_format: _ } = self;
         let address = match (address, &config) {
             (Some(address), _) => address,
             (None, Some(file)) => dns_platform::files::load_config(file)?.config.listen.ip(),
-            // clap asks for one of them.
+            // clap requires one of them.
             (None, None) => IpAddr::from([169, 254, 0, 2]),
         };
         let mut way = match (systemd_resolved, config) {
@@ -74,8 +74,8 @@ impl Resolver {
             let mut terminate = signal(SignalKind::terminate())?;
             let mut interrupt = signal(SignalKind::interrupt())?;
             loop {
-                // A problem may go away by itself (a resolver that is just being installed), and
-                // ending would not help: it is told, and tried again.
+                // A problem may be temporary (a resolver being installed), and exiting would not help: it is
+                // logged and retried.
                 if let Err(problem) = way.look() {
                     complain(&problem);
                 }
@@ -90,16 +90,16 @@ impl Resolver {
     }
 }
 
-/// How the machine is brought to ask the server.
+/// Method of directing the machine's queries to the server.
 enum Way {
-    /// By /etc/resolv.conf.
+    /// Through /etc/resolv.conf.
     ResolvConf(ResolvConf),
-    /// By systemd-resolved, for the domains of the server's records and handlers.
+    /// Through systemd-resolved, for the domains of the server's records and handlers.
     Resolved(Resolved, Box<RoutedDomains>),
 }
 
 impl Way {
-    /// Looks whether all is as it should be, and makes it so.
+    /// Checks the configuration and repairs it if necessary.
     fn look(&mut self) -> Result<(), SystemError> {
         match self {
             Self::ResolvConf(resolv_conf) => resolv_conf.look(),
@@ -107,13 +107,13 @@ impl Way {
         }
     }
 
-    /// Returns when it is time to look again: after a while, or when other domains are wanted.
+    /// Waits for the next check: an interval, or a change of the domains.
     async fn next(&mut self) {
         match self {
             Self::ResolvConf(_) => tokio::time::sleep(INTERVAL).await,
             Self::Resolved(_, domains) => {
                 let (before, end) = (domains.all(), tokio::time::Instant::now() + INTERVAL);
-                // Not given up half way: what it has read it does not read again.
+                // Not cancelled halfway: files already read are not read again.
                 while domains.all() == before && tokio::time::Instant::now() < end {
                     domains.follow().await;
                 }
@@ -121,7 +121,7 @@ impl Way {
         }
     }
 
-    /// Puts everything back as it was found.
+    /// Restores the original state.
     fn put_back(&mut self) -> Result<(), SystemError> {
         match self {
             Self::ResolvConf(resolv_conf) => resolv_conf.put_back(),

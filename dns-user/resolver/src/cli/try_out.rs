@@ -1,4 +1,4 @@
-//! `try`: a server to look around in, without root, configuration or certificates.
+//! `try`: serves a small example without root, configuration or certificates.
 
 use std::{
     fs,
@@ -17,10 +17,10 @@ use super::complain;
 use crate::daemon;
 use dns_platform::logs::LogFormat;
 
-/// A name that the small foundation has.
+/// A name in the example foundation.
 const NAME: &str = "web.internal";
 
-/// Instances of each group of the small foundation.
+/// Instances per group in the example foundation.
 const INSTANCES: u8 = 3;
 
 /// Arguments of `try`.
@@ -38,7 +38,7 @@ pub(super) struct Try {
 }
 
 impl Try {
-    /// Serves until Ctrl-C; all of its files go then.
+    /// Serves until Ctrl-C, then removes all of its files.
     pub(super) fn run(self) -> ExitCode {
         match self.prepare() {
             Ok((folder, config, welcome)) => {
@@ -56,8 +56,8 @@ impl Try {
         }
     }
 
-    /// Writes the files; returns their folder, the configuration in it, and the text to print
-    /// once the server answers.
+    /// Writes the files; returns their folder, the configuration in it, and the text to print once the
+    /// server answers.
     fn prepare(self) -> io::Result<(tempfile::TempDir, PathBuf, Welcome)> {
         let Self { records, aliases, port } = self;
         let folder = tempfile::Builder::new().prefix("bosh-dns-xdp-try-").tempdir()?;
@@ -89,7 +89,7 @@ impl Try {
             "alias_files_glob": aliases.unwrap_or_default(),
             "upcheck_domains": ["upcheck.bosh-dns."],
             "control": {"socket": file("control.sock")},
-            // Only root may attach programs to interfaces; what is attached goes with the server.
+            // Only root may attach programs; they are detached when the server ends.
             "xdp": {"enabled": root, "interfaces": ["lo"], "on_stop": "detach"},
         });
         fs::write(&config, serde_json::to_vec_pretty(&text)?)?;
@@ -98,14 +98,14 @@ impl Try {
     }
 }
 
-/// The text that tells how to use the server.
+/// Text that explains how to use the server.
 struct Welcome {
     port: u16,
     text: String,
 }
 
 impl Welcome {
-    /// Prints the text as soon as the server answers; never if it does not within a minute.
+    /// Prints the text once the server answers; gives up after a minute.
     fn print_once_up(self) {
         std::thread::spawn(move || {
             let begun = Instant::now();
@@ -136,7 +136,7 @@ fn answers(port: u16) -> bool {
     exchange().unwrap_or(false)
 }
 
-/// Checks that a port of 127.0.0.1 is free for UDP and TCP; the error names the process that has it.
+/// Checks that a port of 127.0.0.1 is free for UDP and TCP; the error names the process that uses it.
 fn is_free(port: u16) -> io::Result<()> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     match TcpListener::bind(address).and_then(|_| UdpSocket::bind(address)) {
@@ -152,7 +152,7 @@ fn is_free(port: u16) -> io::Result<()> {
     }
 }
 
-/// Name and id of a process with a UDP or TCP socket on this local port, as far as `/proc` shows.
+/// Returns name and id of a process with a UDP or TCP socket on this local port, as far as `/proc` shows.
 fn port_holder(port: u16) -> Option<String> {
     let mut sockets = Vec::new();
     for table in ["udp", "udp6", "tcp", "tcp6"] {
@@ -166,7 +166,7 @@ fn port_holder(port: u16) -> Option<String> {
             }
         }
     }
-    // `/proc/self` is listed as well.
+    // Numeric names only: `/proc/self` is listed too.
     let processes = fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path());
     let is_number =
         |path: &PathBuf| path.file_name().is_some_and(|name| name.as_encoded_bytes()[0].is_ascii_digit());
@@ -182,7 +182,7 @@ fn port_holder(port: u16) -> Option<String> {
     None
 }
 
-/// What to do now.
+/// Returns the text that explains how to use the server.
 fn explanation(port: u16, config: &Path, name: &str, root: bool) -> String {
     let program = std::env::current_exe().unwrap_or_else(|_| "bosh-dns-xdp".into());
     let (program, config) = (program.display(), config.display());
@@ -198,9 +198,9 @@ fn explanation(port: u16, config: &Path, name: &str, root: bool) -> String {
     )
 }
 
-/// A port of loopback that is free for UDP and TCP.
+/// Returns a port that is free on 127.0.0.1 for UDP and TCP.
 fn free_port() -> io::Result<u16> {
-    // The next process may take the port before the server does: the server says so then.
+    // Another process may take the port before the server binds it, which the server then reports.
     for _ in 0..16 {
         let tcp = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
         let address = tcp.local_addr()?;
@@ -214,7 +214,7 @@ fn free_port() -> io::Result<u16> {
     ))
 }
 
-/// records.json of two groups of a deployment, with an alias for one of them.
+/// Returns a records.json with two groups of a deployment and an alias for one of them.
 fn foundation() -> Value {
     let groups = ["web", "db"].into_iter().zip(1u8..);
     let rows: Vec<Value> = groups
@@ -255,7 +255,7 @@ mod tests {
     use crate::daemon::check::check;
 
     #[test]
-    fn the_small_foundation_is_sound() {
+    fn example_foundation_is_valid() {
         let (folder, config, _) = Try { records: None, aliases: None, port: Some(5353) }.prepare().unwrap();
         let report = check(&config);
         assert!(report.ok, "{:?}", report.errors);
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn records_that_are_not_there_are_named() {
+    fn missing_records_are_named() {
         let given = Try { records: Some("/nowhere/records.json".into()), aliases: None, port: None };
         assert!(given.prepare().err().unwrap().to_string().contains("/nowhere/records.json"));
     }

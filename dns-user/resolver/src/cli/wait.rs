@@ -1,4 +1,4 @@
-//! `wait`: until a name resolves.
+//! `wait`: waits until a name resolves.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -13,10 +13,10 @@ use tokio::time::{self, Instant};
 use super::complain;
 use crate::daemon::upcheck::{self, NoAnswer};
 
-/// Between two tries.
+/// Interval between two attempts.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long the machine's resolver may take for one try; it may have tries of its own.
+/// Time limit of one attempt through the machine's resolver, which may retry by itself.
 const SYSTEM_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Arguments of `wait`.
@@ -40,7 +40,7 @@ pub(super) struct Wait {
 }
 
 impl Wait {
-    /// Waits; 0 once the name resolves, 1 if it did not in time.
+    /// Waits; exits with 0 once the name resolves, 1 after the time limit.
     pub(super) fn run(self) -> ExitCode {
         let Self { address, port, check_domain, timeout, log_format: _ } = self;
         let whom = match address {
@@ -51,7 +51,7 @@ impl Wait {
         let result = match runtime {
             Ok(runtime) => {
                 let result = runtime.block_on(wait(address, port, &check_domain, timeout));
-                // A look-up by the machine's resolver may hang on.
+                // A lookup through the machine's resolver may still block.
                 runtime.shutdown_background();
                 result
             }
@@ -69,7 +69,7 @@ impl Wait {
     }
 }
 
-/// Asks again and again; the last problem if the name does not resolve in time.
+/// Queries until the name resolves; returns the last problem after the time limit.
 async fn wait(address: Option<IpAddr>, port: u16, name: &Name, timeout: Duration) -> Result<(), NoAnswer> {
     let end = Instant::now() + timeout;
     loop {
@@ -85,7 +85,7 @@ async fn wait(address: Option<IpAddr>, port: u16, name: &Name, timeout: Duration
     }
 }
 
-/// Asks as every program of this machine does.
+/// Resolves the name through the C library, as other programs on this machine do.
 async fn by_the_machine(name: &Name) -> Result<(), NoAnswer> {
     let looked_up = tokio::net::lookup_host((name.to_string(), 0));
     match time::timeout(SYSTEM_PATIENCE, looked_up).await {

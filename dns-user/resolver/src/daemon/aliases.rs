@@ -1,4 +1,4 @@
-//! Aliases made of Consul's catalog and the records that a configuration names.
+//! Generates aliases from a configuration's Consul catalog and records.
 
 use std::{path::Path, time::Duration};
 
@@ -17,8 +17,8 @@ use dns_core::{
     link_address::Status,
 };
 
-/// Reads what the configuration names, asks the live Consul that it names for at most `patience`,
-/// and makes aliases of it.
+/// Reads the configured Consul catalog and records, queries the configured live Consul for at most
+/// `patience`, and returns the generated aliases.
 pub fn aliases_of_consul(path: &Path, health: Status, patience: Duration) -> Result<Aliases, ConfigError> {
     let failed = |problem: String| ConfigError { file: path.display().to_string(), problem };
     let Loaded { config, .. } = dns_platform::files::load_config(path)?;

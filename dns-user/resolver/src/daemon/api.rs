@@ -15,20 +15,20 @@ use crate::ops::{
 use dns_core::config::ApiConfig;
 use dns_platform::tls::RotatingTls;
 
-/// Name that the API's certificates are issued to (observed).
+/// Common name of the API's certificates in bosh-dns (observed).
 const API_NAME: &str = "api.bosh-dns";
 
 /// The control socket's path, and the socket if it could be bound.
 pub(super) type Control = (PathBuf, io::Result<ControlSocket>);
 
-/// The API's certificates. Without usable ones the API stays off, and DNS is left alone.
+/// Loads the API's certificates; without usable ones the API stays off and DNS is unaffected.
 pub(super) fn certificates(api: &ApiConfig, board: &Board) -> Option<Arc<RotatingTls>> {
     RotatingTls::load("api", API_NAME, &api.tls)
         .map_err(|problem| board.stays_off(format!("api: {problem}; the API stays off")))
         .ok()
 }
 
-/// Opens the API. If the port is not to be had it stays off, and DNS is left alone.
+/// Opens the API. If its port is unavailable the API stays off and DNS is unaffected.
 pub(super) async fn open(api: &ApiConfig, tls: Arc<RotatingTls>, backend: Arc<Backend>, failures: &Failures) {
     let board = backend.board.clone();
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, api.port));
@@ -39,16 +39,16 @@ pub(super) async fn open(api: &ApiConfig, tls: Arc<RotatingTls>, backend: Arc<Ba
         }
     };
     failures.spawn("the watch on the API's certificates", tls.watch(|_| ()));
-    // It ends with the process; an earlier end is a failure.
+    // Runs until the process ends; returning earlier is a failure.
     failures.spawn("the API", server.run(std::future::pending()));
 }
 
-/// Opens the control socket. If it could not be bound it stays off, and DNS is left alone.
+/// Serves the control socket. If binding failed it stays off and DNS is unaffected.
 pub(super) fn open_control((path, socket): Control, backend: Arc<Backend>, failures: &Failures) {
     let path = path.display();
     match socket {
         Ok(socket) => failures.spawn("the control socket", async {
-            // It ends with the process; an earlier end is a failure.
+            // Runs until the process ends; returning earlier is a failure.
             if let Err(problem) = socket.run(backend).await {
                 tracing::error!("control: {problem}");
             }

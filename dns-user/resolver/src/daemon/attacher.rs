@@ -1,4 +1,4 @@
-//! The process of root's that attaches programs for a server without privileges.
+//! The root process that attaches programs for an unprivileged server.
 
 use std::{fs::File, io, path::Path, process::ExitCode};
 
@@ -16,40 +16,40 @@ use dns_platform::{
 /// Why the attacher did not start, or ended.
 #[derive(Debug, thiserror::Error)]
 enum AttacherError {
-    /// A file that has to be right is not.
+    /// A required file is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The configuration has nobody ask for it.
+    /// `xdp.attach_socket` is not set: the server attaches its own programs.
     #[error("{0}: xdp.attach_socket: is missing; the server of this configuration attaches by itself")]
     NotWanted(String),
-    /// The configuration wants no programs.
+    /// The fast path is disabled.
     #[error("{0}: xdp: is switched off (xdp.enabled, xdp.mode)")]
     Off(String),
-    /// The user database does not know it.
+    /// The user does not exist.
     #[error("xdp.user, xdp.attach_user: there is no user {0:?}; allowed is a name of /etc/passwd")]
     NoSuchUser(String),
-    /// The socket cannot be had.
+    /// The attach socket cannot be bound.
     #[error("xdp.attach_socket: {0}")]
     Socket(io::Error),
-    /// The folder of pins cannot be had.
+    /// The pin folder cannot be created.
     #[error("xdp.bpffs: {0}")]
     Pins(io::Error),
-    /// Capabilities cannot be given up.
+    /// The other capabilities could not be dropped.
     #[error(transparent)]
     Privileges(#[from] privileges::PrivilegesError),
-    /// The kernel refused the filter of system calls.
+    /// The kernel rejected the seccomp filter.
     #[error("cannot give up system calls (seccomp): {0}")]
     Sandbox(io::Error),
-    /// Logging does not work.
+    /// Logging could not be set up.
     #[error("logging: {0}")]
     Logs(#[from] LogsError),
 }
 
-/// Attaches for the servers of this configuration until it is killed; what is attached stays then.
+/// Attaches programs for servers with this configuration until killed; attached programs stay.
 pub fn attach(path: &Path, options: RunOptions) -> ExitCode {
     let problem = match start(path, options) {
         Ok(problem) => AttacherError::Socket(problem),
-        // No reason for a supervisor to try again.
+        // A restart by the supervisor would not help.
         Err(problem @ (AttacherError::NotWanted(_) | AttacherError::Off(_))) => {
             eprintln!("bosh-dns-xdp: nothing to do: {}", dns_core::terminal::lines(&problem.to_string()));
             return ExitCode::SUCCESS;
@@ -61,7 +61,7 @@ pub fn attach(path: &Path, options: RunOptions) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// The work; why it ended.
+/// Serves attach requests; returns only with the error that ended it.
 fn start(path: &Path, options: RunOptions) -> Result<io::Error, AttacherError> {
     let config = dns_platform::files::load_config(path)?.config;
     let xdp = &config.xdp;
@@ -77,12 +77,12 @@ fn start(path: &Path, options: RunOptions) -> Result<io::Error, AttacherError> {
     let ids = |user: &User| (user.uid.as_raw(), user.gid.as_raw());
     let server = xdp.user.as_ref().map(known).transpose()?.as_ref().map_or(own, ids);
     let attach_user = xdp.attach_user.as_ref().map(known).transpose()?;
-    // A server that attached by itself may have been the folder's owner. A service manager may have
-    // prepared the folder (`prepare-pins`).
+    // The folder may belong to a server that attached by itself before, or have been prepared by a
+    // service manager (`prepare-pins`).
     let owner = attach_user.as_ref().map_or(own, ids);
     match dns_fastpath::prepare_pins(&xdp.bpffs, Some(owner)) {
         Err(problem) if nix::unistd::geteuid().is_root() => return Err(AttacherError::Pins(problem)),
-        // Pinning will say what it costs.
+        // If this failed, pinning reports the consequences.
         Ok(()) | Err(_) => {}
     }
     let attacher = Attacher::bind(socket, server.0, server.1).map_err(AttacherError::Socket)?;
@@ -95,7 +95,7 @@ fn start(path: &Path, options: RunOptions) -> Result<io::Error, AttacherError> {
     let path = path.to_owned();
     let ended = attacher.run(Box::new(move || match dns_platform::files::load_config(&path) {
         Ok(loaded) => authority(&loaded.config),
-        // Only root may read it: the one of the start counts.
+        // Only root may read the file: keep the authority loaded at start.
         Err(_) if File::open(&path).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied) => {
             Ok(first.clone())
         }
@@ -105,15 +105,15 @@ fn start(path: &Path, options: RunOptions) -> Result<io::Error, AttacherError> {
     Ok(ended)
 }
 
-/// What a configuration allows: the addresses that it names, and those of the addresses files.
+/// Returns the addresses permitted by the configuration and its addresses files.
 fn authority(config: &Config) -> Result<Authority, ConfigError> {
     let further = dns_platform::files::read_addresses(&config.addresses_files_glob)?;
     let listen = all_addresses(config.listen, &further);
     Ok(Authority { xdp: config.xdp.clone(), main: config.listen, listen })
 }
 
-/// Makes the folder of pins, on a BPF file system, and gives it to a user: for a service that
-/// does not start as root.
+/// Creates the pin folder on a BPF file system and gives it to `user`, for a service that does not
+/// start as root.
 pub fn prepare_pins(path: &Path, user: &str) -> ExitCode {
     let prepare = || -> Result<(), AttacherError> {
         let xdp = dns_platform::files::load_config(path)?.config.xdp;

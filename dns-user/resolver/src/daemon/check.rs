@@ -1,4 +1,4 @@
-//! What a server would do with a configuration, without starting one.
+//! Checks a configuration without starting a server.
 
 use std::{collections::BTreeMap, net::SocketAddr, path::Path, time::Instant};
 
@@ -17,57 +17,57 @@ use crate::ops::{
 use dns_core::config::{Config, ConfigError, HookMode, Loaded, TlsFiles};
 use dns_upstream::{Denial, HandlerConfig, HandlerSource, shown};
 
-/// Everything that was found.
+/// Result of checking a configuration.
 #[derive(Clone, Debug, Serialize)]
 pub struct CheckReport {
-    /// Whether a server would start and serve all that is configured.
+    /// Whether a server would start and serve everything configured.
     pub ok: bool,
-    /// What keeps it from that.
+    /// Problems that would prevent it.
     pub errors: Vec<String>,
-    /// What is odd, but no reason to stop.
+    /// Problems that would not.
     pub warnings: Vec<String>,
-    /// What would be served; `None`: nothing, the configuration itself is wrong.
+    /// Data the server would serve; `None` if the configuration itself is invalid.
     pub serves: Option<Serves>,
 }
 
-/// What would be served.
+/// Data and settings a server would serve with this configuration.
 #[derive(Clone, Debug, Serialize)]
 pub struct Serves {
-    /// Listen addresses, UDP and TCP.
+    /// Listen addresses, for both UDP and TCP.
     pub listen: Vec<SocketAddr>,
     /// Version of the records.
     pub records_version: Option<u64>,
-    /// Instances in the records.
+    /// Number of instances in the records.
     pub instances: usize,
     /// Domains of the records.
     pub domains: Vec<String>,
-    /// Aliases of files and records.
+    /// Number of aliases, from alias files and records.
     pub aliases: usize,
-    /// Names that the fast path would hold from the start.
+    /// Number of names published to the fast path at start.
     pub published_names: usize,
     /// The files, by kind.
     pub files: BTreeMap<&'static str, FileState>,
-    /// Handlers: domain and what answers.
+    /// Handlers, each as domain and source.
     pub handlers: Vec<String>,
-    /// Names of Consul's: their domain and what is registered; `None`: there are none.
+    /// Consul domain and number of registrations; `None` if Consul is not configured.
     pub consul: Option<String>,
-    /// Recursors as configured; empty: those of /etc/resolv.conf.
+    /// Configured recursors; if empty, /etc/resolv.conf is used.
     pub recursors: Vec<String>,
-    /// Whether other names are forwarded at all.
+    /// Whether other names are forwarded.
     pub recursion: bool,
-    /// Names answered with 127.0.0.1 and ::1.
+    /// Names answered with 127.0.0.1 or ::1.
     pub upcheck_domains: Vec<String>,
-    /// Mode of the fast path; `off`: there is none.
+    /// Fast path mode; `off` if disabled.
     pub fast_path: String,
     /// Port of the API on 127.0.0.1.
     pub api_port: Option<u16>,
-    /// Whether instances are checked.
+    /// Whether health checks are enabled.
     pub health: bool,
-    /// Where metrics are given.
+    /// Address of the metrics endpoint.
     pub metrics: Option<SocketAddr>,
 }
 
-/// Checks a configuration and all files that it names.
+/// Checks a configuration and every file it names.
 pub fn check(path: &Path) -> CheckReport {
     let (errors, loaded) = dns_platform::files::check_config(path);
     let mut errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
@@ -88,8 +88,7 @@ pub fn check(path: &Path) -> CheckReport {
     }
 }
 
-/// Problems that lie outside the files: users, groups and interfaces that the configuration names
-/// and this machine lacks.
+/// Returns problems outside the files: configured users, groups and interfaces missing on this machine.
 fn surroundings(config: &Config) -> Vec<String> {
     let mut errors = Vec::new();
     let users = [
@@ -126,10 +125,10 @@ fn surroundings(config: &Config) -> Vec<String> {
     errors
 }
 
-/// Listen addresses that are not addresses of this machine, as errors.
+/// Returns an error for each listen address that this machine does not have.
 fn foreign_addresses(listen: &[SocketAddr]) -> Vec<String> {
     let is_foreign = |address: &&SocketAddr| {
-        // Port 0 is free whatever runs; only the address can be wrong.
+        // Port 0 is always free, so a failure means that the address is wrong.
         let probe = std::net::UdpSocket::bind((address.ip(), 0));
         probe.is_err_and(|error| error.kind() == std::io::ErrorKind::AddrNotAvailable)
     };
@@ -139,7 +138,7 @@ fn foreign_addresses(listen: &[SocketAddr]) -> Vec<String> {
     listen.iter().filter(is_foreign).map(message).collect()
 }
 
-/// Reads everything; an error is one that keeps a server from starting.
+/// Reads every file; returns an error if the server would not start.
 fn examine(path: &Path, loaded: Loaded) -> Result<CheckReport, ConfigError> {
     let Loaded { config, mut warnings } = loaded;
     let internal = |problem: prometheus::Error| ConfigError {
@@ -158,7 +157,7 @@ fn examine(path: &Path, loaded: Loaded) -> Result<CheckReport, ConfigError> {
     let mut errors: Vec<String> = Vec::new();
     let state = board.state();
     for (kind, file_state) in &state.files {
-        // Records may appear later; a broken file never becomes right by itself.
+        // Missing records may appear later; a broken file stays broken.
         let starts_without =
             *kind == Kind::Records.label() && config.records_file.as_ref().is_some_and(|path| !path.exists());
         let problem = file_state.error.clone();
@@ -206,7 +205,7 @@ fn examine(path: &Path, loaded: Loaded) -> Result<CheckReport, ConfigError> {
     Ok(CheckReport { ok: errors.is_empty(), errors, warnings, serves: Some(serves) })
 }
 
-/// A handler in a few words.
+/// Summarises a handler in one line.
 fn handler_line(handler: &HandlerConfig) -> String {
     let source = match &handler.source {
         HandlerSource::Dns(recursors) => format!("dns {}", recursors.join(" ")),
@@ -218,7 +217,7 @@ fn handler_line(handler: &HandlerConfig) -> String {
     format!("{} -> {source}{cached}", handler.domain)
 }
 
-/// Names of Consul's in a few words.
+/// Summarises a Consul zone in one line.
 fn consul_line(zone: &dns_consul::Zone) -> String {
     let (config, catalog) = (&zone.config, &zone.catalog);
     let (nodes, instances) = (catalog.node_count(), catalog.instance_count());
@@ -236,7 +235,8 @@ fn consul_line(zone: &dns_consul::Zone) -> String {
     format!("{} (datacenter {datacenter}): {nodes} nodes, {instances} instances{live}", config.domain)
 }
 
-/// Files for Consul's HTTP API that cannot be read: it is asked without, or not at all.
+/// Returns unreadable files of the Consul client; without them Consul is queried unauthenticated or not at
+/// all.
 fn unreadable_of_consul(config: &dns_consul::config::Config) -> Vec<String> {
     let Some(api) = &config.http else { return Vec::new() };
     let (certificate, key) = api.identity.as_ref().map(|(certificate, key)| (certificate, key)).unzip();
@@ -254,7 +254,7 @@ fn unreadable_of_consul(config: &dns_consul::config::Config) -> Vec<String> {
     files.into_iter().filter_map(problem).collect()
 }
 
-/// The first file of a certificate that cannot be read.
+/// Returns the first unreadable file of a certificate.
 fn unreadable(tls: &TlsFiles) -> Option<String> {
     let TlsFiles { certificate, private_key, ca } = tls;
     [certificate, private_key, ca].into_iter().find_map(|path| {
@@ -263,7 +263,7 @@ fn unreadable(tls: &TlsFiles) -> Option<String> {
     })
 }
 
-/// The word for a mode, as it stands in the configuration.
+/// Returns the mode's spelling in config.json.
 pub(crate) fn mode_word(mode: HookMode) -> &'static str {
     match mode {
         HookMode::Auto => "auto",

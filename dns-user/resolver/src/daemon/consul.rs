@@ -1,5 +1,4 @@
-//! The definition files of the object `"consul"`: what they hold becomes a zone, with
-//! what a live Consul tells.
+//! Builds the zone from the definition files of the object `"consul"` and a live Consul's catalog.
 
 use std::{sync::Arc, time::Instant};
 
@@ -14,26 +13,25 @@ use crate::{
 use dns_consul::{config::Config, definition::Definitions};
 use dns_core::config::ConfigError;
 
-/// The files behind Consul's names.
+/// Followed Consul definition files and the catalogs built from them.
 pub(super) struct ConsulFiles {
-    /// All that is registered.
+    /// Catalogs of the definition files and of a live Consul.
     catalogs: Arc<Catalogs>,
-    /// The files.
     followed: Followed,
 }
 
 impl ConsulFiles {
-    /// Reads everything for the first time.
+    /// Performs the first read.
     pub(super) fn start(config: Config, board: &Board) -> Result<(Self, NewZone), ConfigError> {
         let followed = Followed::new(Source::Patterns(config.files.clone()));
         let mut files = Self { catalogs: Arc::new(Catalogs::new(config)), followed };
-        // What is forced is read whatever it holds.
+        // A forced read returns the contents even if nothing changed.
         let zone = files.read(true, board).transpose()?;
         let zone = zone.unwrap_or_else(|| files.catalogs.zone());
         Ok((files, zone))
     }
 
-    /// Another object `"consul"` from now on; the zone by it. The files are to be read again.
+    /// Switches to another object `"consul"` and returns its zone. Call [`Self::refresh`] afterwards.
     pub(super) fn reconfigure(&mut self, config: Config) -> NewZone {
         if self.catalogs.config().files != config.files {
             self.followed = Followed::new(Source::Patterns(config.files.clone()));
@@ -42,18 +40,18 @@ impl ConsulFiles {
         self.catalogs.zone()
     }
 
-    /// All that is registered.
+    /// Catalogs of the definition files and of a live Consul.
     pub(super) fn catalogs(&self) -> &Arc<Catalogs> {
         &self.catalogs
     }
 
-    /// The zone of now, if the files may have changed and can be used.
+    /// Returns the current zone if the files may have changed and are valid.
     pub(super) fn refresh(&mut self, force: bool, board: &Board) -> Option<NewZone> {
         let read = self.read(force, board)?;
         read.inspect_err(|problem| error!("definition files: {problem}; the catalog in use stays")).ok()
     }
 
-    /// The files, as they are followed.
+    /// Returns the source being followed.
     pub(super) fn followed(&self) -> &Followed {
         &self.followed
     }

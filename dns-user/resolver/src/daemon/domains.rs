@@ -1,4 +1,4 @@
-//! The domains that only this server knows, followed on disk: what systemd-resolved is told.
+//! Follows the domains that only this server can answer, for systemd-resolved.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -12,22 +12,19 @@ use crate::ops::{journal::Journal, metrics::WholeMetrics};
 use dns_core::{catalog::Snapshot, config::ConfigError, name::Name};
 use dns_upstream::HandlerConfig;
 
-/// Follows records and handlers; a file is read again only when it has changed.
+/// Follows records and handlers; re-reads a file only when it has changed.
 pub struct RoutedDomains {
-    /// The files.
     files: Files,
-    /// Says when to look.
+    /// Wakes when a file may have changed.
     watch: Watch,
-    /// Domains of the records.
     of_records: Vec<String>,
-    /// Domains of the handlers.
     of_handlers: Vec<String>,
-    /// Parents of the up-checks' names.
+    /// Parent domains of the up-check names.
     of_upchecks: Vec<String>,
 }
 
 impl RoutedDomains {
-    /// Reads what a server with this configuration would; the configuration itself is not followed.
+    /// Reads the files a server with this configuration would read; the configuration itself is not followed.
     pub fn of(path: &Path) -> Result<Self, ConfigError> {
         let config = dns_platform::files::load_config(path)?.config;
         let internal = |problem: prometheus::Error| ConfigError {
@@ -47,7 +44,7 @@ impl RoutedDomains {
         })
     }
 
-    /// All of them, sorted, without final dots.
+    /// Returns all domains, sorted, without trailing dots.
     pub fn all(&self) -> Vec<String> {
         let bare = |name: &String| match name.trim_end_matches('.') {
             "" => ".".to_owned(),
@@ -59,7 +56,7 @@ impl RoutedDomains {
         all.into_iter().collect()
     }
 
-    /// Waits until the files may have changed, a second at most, and takes in what is new.
+    /// Waits until the files may have changed, at most a second, and applies the changes.
     pub async fn follow(&mut self) {
         self.watch.next().await;
         let Changes { snapshot, handlers, .. } = self.files.look(false).await;
@@ -73,17 +70,15 @@ impl RoutedDomains {
     }
 }
 
-/// Domains of the records.
 fn domains_of_records(snapshot: &Snapshot) -> Vec<String> {
     snapshot.domains().map(ToString::to_string).collect()
 }
 
-/// Domains of the handlers.
 fn domains_of_handlers(handlers: &[HandlerConfig]) -> Vec<String> {
     handlers.iter().map(|handler| handler.domain.to_string()).collect()
 }
 
-/// What follows the first label of a name.
+/// Returns the name without its first label.
 fn parent(name: &Name) -> String {
     let name = name.to_string();
     match name.trim_end_matches('.').split_once('.') {
@@ -98,7 +93,7 @@ mod tests {
 
     use super::*;
 
-    /// records.json of one instance in this domain.
+    /// Returns a records.json with one instance in `domain`.
     fn records(domain: &str) -> String {
         format!(
             r#"{{"record_keys": ["id", "instance_group", "az", "network", "deployment", "ip", "domain"],
@@ -107,7 +102,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn they_follow_records_and_handlers() {
+    async fn record_and_handler_changes_are_followed() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         fs::write(path("records.json"), records("bosh")).unwrap();

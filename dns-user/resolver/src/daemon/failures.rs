@@ -1,11 +1,11 @@
 //! Handling of panics.
 //!
-//! Every panic is a defect; it is logged with its place and counted. [`OnPanic`] of the thread
-//! decides what follows. On threads of the runtime and on UDP workers it loses one task: a
-//! request, which the client sends again, or a part of the server, whose end `serve` notices.
-//! On any other thread (the publisher, say) a part is gone for good, and the server ends in
-//! order with exit code 70, to be restarted by its supervisor. It also ends when panics of
-//! the first kind repeat. Half a server that looks alive would be worse.
+//! Every panic is a defect: it is logged with its location and counted. The thread's [`OnPanic`]
+//! decides what follows. On runtime threads and UDP workers a panic loses one task: a request,
+//! which the client retries, or a part of the server, whose end `serve` notices. On any other
+//! thread (such as the publisher) a component is lost for good, so the server shuts down with exit
+//! code 70 and its supervisor restarts it. It also shuts down if panics of the first kind repeat: a
+//! restart is better than a degraded server that looks alive.
 
 use std::{
     any::Any,
@@ -25,33 +25,27 @@ use dns_platform::{
     threads::{OnPanic, on_panic},
 };
 
-/// So many panics of parts that go on by themselves...
+/// Recoverable panics within [`PANIC_WINDOW`] after which the server ends.
 const MOST_PANICS: usize = 10;
-/// ...in so long a time end the server.
 const PANIC_WINDOW: Duration = Duration::from_secs(60);
 
-/// A part of the server failed from within.
+/// A component of the server failed with a defect.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{part} failed: {problem}; the process ends, to be restarted")]
 pub(crate) struct Failure {
-    /// Which part.
     pub(super) part: String,
-    /// What it said.
     pub(super) problem: String,
 }
 
-/// Where failures arrive.
 pub(super) struct Failures {
-    /// From the panic hook and from parts that end.
+    /// Fed by the panic hook and by components that end.
     receiver: mpsc::UnboundedReceiver<Failure>,
-    /// For further parts.
     sender: mpsc::UnboundedSender<Failure>,
-    /// All panics.
     panics: IntCounter,
 }
 
 impl Failures {
-    /// Has panics of this process reported here.
+    /// Installs the panic hook.
     pub(super) fn install() -> prometheus::Result<Self> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let from_hook = sender.clone();
@@ -70,19 +64,19 @@ impl Failures {
                 OnPanic::Continue => recent.lock().add(Instant::now()),
             };
             if is_over {
-                // The receiver is gone once the server has ended.
+                // The receiver is dropped when the server ends.
                 let _ = from_hook.send(Failure { part: name.to_owned(), problem });
             }
         }));
         Ok(Self { receiver, sender, panics })
     }
 
-    /// Shows how many panics there were.
+    /// Registers the panic counter.
     pub(super) fn register(&self, registry: &Registry) -> prometheus::Result<()> {
         registry.register(Box::new(self.panics.clone()))
     }
 
-    /// Runs a part of the server that must not end before the server does.
+    /// Spawns a component that must not end before the server does.
     pub(super) fn spawn(&self, part: &'static str, work: impl Future<Output = ()> + Send + 'static) {
         let sender = self.sender.clone();
         let task = tokio::spawn(work);
@@ -92,27 +86,26 @@ impl Failures {
                 Err(error) if error.is_cancelled() => return,
                 Err(error) => error.to_string(),
             };
-            // Nobody is there to receive it after the end.
+            // The receiver is dropped when the server ends.
             let _ = sender.send(Failure { part: part.to_owned(), problem });
         });
     }
 
-    /// The next failure.
     pub(super) async fn next(&mut self) -> Failure {
         match self.receiver.recv().await {
             Some(failure) => failure,
-            // We hold a sender ourselves.
+            // `self.sender` keeps the channel open.
             None => std::future::pending().await,
         }
     }
 }
 
-/// The panics of the last while.
+/// Panics within the last [`PANIC_WINDOW`].
 #[derive(Default)]
 struct Recent(VecDeque<Instant>);
 
 impl Recent {
-    /// One more; says whether they are too many.
+    /// Records a panic; returns true if the limit is exceeded.
     fn add(&mut self, now: Instant) -> bool {
         let Self(panics) = self;
         panics.push_back(now);
@@ -123,7 +116,7 @@ impl Recent {
     }
 }
 
-/// What a panic says.
+/// Returns the panic message.
 fn text(payload: &(dyn Any + Send)) -> &str {
     let text = payload.downcast_ref::<&str>().copied();
     text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("panic")
@@ -134,10 +127,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn panics_end_the_server_only_where_they_repeat() {
+    fn repeated_panics_end_server() {
         let start = Instant::now();
         let mut recent = Recent::default();
-        // One in ten seconds may go on for ever.
+        // One panic every ten seconds is tolerated indefinitely.
         assert!((0..100).all(|number| !recent.add(start + Duration::from_secs(10 * number))));
         let later = start + Duration::from_secs(10_000);
         let ended =

@@ -1,4 +1,4 @@
-//! The life of the fast path: loading, its signs of life, take-over, end.
+//! Lifecycle of the fast path: loading, heartbeats, take-over, shutdown.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -18,54 +18,52 @@ use dns_core::{
 use dns_fastpath::{Admission, Everything, FastPath, FastPathError, TapItem};
 use dns_health::HealthService;
 
-/// Pause before a lost attacher is looked for.
+/// Delay before reconnecting to a lost attacher.
 const ATTACHER_PAUSE: Duration = Duration::from_secs(1);
 
-/// Pause before an attacher that refused is asked again: hearing the kernel refuse once more
-/// costs it a second of CPU.
+/// Delay before asking an attacher again after a refusal: each attempt that the kernel rejects costs
+/// a second of CPU.
 const REFUSAL_PAUSE: Duration = Duration::from_secs(5);
 
-/// The fast path of a running server: empty until its maps are made. DNS does not wait.
+/// The fast path of a running server: empty until its maps exist. DNS does not wait for it.
 ///
-/// An attacher that comes back brings another fast path; until its programs are attached, the
-/// one before answers on, and both are told of every change.
+/// A reconnected attacher brings a new fast path; until its programs are attached, the previous one
+/// keeps answering, and both receive every change.
 pub(super) struct Lifecycle {
     config: XdpConfig,
     max_reply: Option<u16>,
     echo_opt: bool,
     fleet: Arc<Fleet>,
-    /// Health of instances, as published answers see it.
+    /// Instance health as seen by published answers.
     states: Arc<dyn Health + Send + Sync>,
-    /// Health checks; `None` while they are off.
+    /// `None` if health checks are off.
     health: Option<Arc<HealthService>>,
     board: Board,
     tap: Tap,
-    /// Programs that are being loaded.
     loading: Option<JoinHandle<Loaded>>,
-    /// Reason for which nothing was loaded at the last attempt.
+    /// Reason the last load attempt failed.
     problem: Option<String>,
     current: Option<Arc<FastPath>>,
-    /// Predecessor, until the programs of the current one are attached.
+    /// Previous fast path, until the current one's programs are attached.
     retiring: Option<Arc<FastPath>>,
-    /// Task that shows live queries of the interfaces.
+    /// Task that feeds the interfaces' queries to the tap.
     feeder: Option<JoinHandle<()>>,
-    /// Signs of life in a row at which the health checks hung.
+    /// Consecutive heartbeats during which the health checks hung.
     hung_beats: u32,
 }
 
 /// Result of loading maps and programs.
 type Loaded = Result<Arc<FastPath>, FastPathError>;
 
-/// Something that happened to the fast path.
+/// A lifecycle event of the fast path.
 pub(super) enum Event {
-    /// Loading has ended.
     Loaded(Result<Loaded, JoinError>),
-    /// The attacher is gone; the programs answer on.
+    /// The connection to the attacher was lost; its programs keep answering.
     AttacherLost,
 }
 
 impl Lifecycle {
-    /// A fast path that is off until [`Self::load`].
+    /// Creates a fast path that stays off until [`Self::load`].
     pub(super) fn new(
         config: &Config,
         fleet: Arc<Fleet>,
@@ -92,7 +90,7 @@ impl Lifecycle {
         }
     }
 
-    /// Begins to make the maps, off the async threads; logs the reason if none are wanted.
+    /// Starts creating the maps on a blocking thread; logs the reason if the fast path is disabled.
     pub(super) fn load(&mut self) {
         let off = match (self.config.enabled, self.config.mode) {
             (false, _) => Some("xdp.enabled is false"),
@@ -108,7 +106,7 @@ impl Lifecycle {
         self.load_after(Duration::ZERO);
     }
 
-    /// Begins to make the maps after a pause.
+    /// Starts creating the maps after a delay.
     fn load_after(&mut self, pause: Duration) {
         let admission: Arc<dyn Admission> = match &self.health {
             Some(health) => health.tracker(),
@@ -118,13 +116,13 @@ impl Lifecycle {
         self.loading = Some(tokio::spawn(async move {
             tokio::time::sleep(pause).await;
             let start = move || FastPath::start(&config, &listen, states, admission).map(Arc::new);
-            // Nobody cancels it; the panic was logged with its place.
+            // Never cancelled; a panic was already logged with its location.
             let started = tokio::task::spawn_blocking(start).await;
             started.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
         }));
     }
 
-    /// Waits for the next event. Nothing is lost if the future is dropped.
+    /// Waits for the next event; cancel-safe.
     pub(super) async fn next(&mut self) -> Event {
         match (&mut self.loading, &self.current) {
             (Some(loading), _) => Event::Loaded(loading.await),
@@ -136,7 +134,7 @@ impl Lifecycle {
         }
     }
 
-    /// Reacts to an event. Called where snapshots are installed as well, so that none is missed.
+    /// Handles an event. Called from the loop that installs snapshots, so that the fast path misses none.
     pub(super) fn follow(&mut self, event: Event) {
         match event {
             Event::AttacherLost => self.load_after(ATTACHER_PAUSE),
@@ -148,14 +146,14 @@ impl Lifecycle {
                         self.not_loaded(problem.to_string(), ATTACHER_PAUSE);
                     }
                     Ok(Err(problem)) => self.not_loaded(problem.to_string(), REFUSAL_PAUSE),
-                    // The panic was logged with its place.
+                    // The panic was already logged with its location.
                     Err(problem) => self.not_loaded(problem.to_string(), REFUSAL_PAUSE),
                 }
             }
         }
     }
 
-    /// Lets the interfaces answer what is published from now on.
+    /// Makes `fast_path` the current one: it receives everything published from now on.
     fn take(&mut self, fast_path: Arc<FastPath>) {
         self.problem = None;
         self.board.change(|state| state.fast_path_off = None);
@@ -166,7 +164,7 @@ impl Lifecycle {
         self.fleet.fast_path.fill(&fast_path);
         self.fleet.publish();
         fast_path.set_endpoints(&self.board.state().listen);
-        // The lease counts from the loop's signs of life from now on.
+        // From here on the main loop's heartbeats renew the lease.
         fast_path.heartbeat(Duration::ZERO);
         if let Some(before) = std::mem::replace(&mut self.feeder, feed(&fast_path, &self.tap)) {
             before.abort();
@@ -174,7 +172,7 @@ impl Lifecycle {
         self.retiring = self.current.replace(fast_path);
     }
 
-    /// Logs each reason once, and asks an attacher again after a pause.
+    /// Logs each new reason once and schedules another attempt if there is an attacher.
     fn not_loaded(&mut self, problem: String, pause: Duration) {
         let is_new = self.problem.as_ref() != Some(&problem);
         match self.current.is_some() {
@@ -193,20 +191,20 @@ impl Lifecycle {
         }
     }
 
-    /// Returns the interval of signs of life: short enough for the lease and for a service
-    /// manager that waits for them.
+    /// Returns the heartbeat interval, short enough for the lease and the service manager's watchdog.
     pub(super) fn beat_interval(&self) -> Duration {
         (self.config.lease / 8).clamp(Duration::from_millis(1), Duration::from_secs(2))
     }
 
-    /// Gives a sign of life. Interfaces answer by what health checks find: they stop when the
-    /// checks hang.
+    /// Sends a heartbeat that states how long the health checks have been silent: interfaces stop
+    /// answering while the checks hang.
     pub(super) fn beat(&mut self) {
         let silent_for = self.health.as_ref().map_or(Duration::ZERO, |health| health.silent_for());
         let hangs = silent_for >= self.config.lease / 2;
         let now = if hangs { self.hung_beats.saturating_add(1) } else { 0 };
         match (std::mem::replace(&mut self.hung_beats, now), now) {
-            // At the first one the whole process may have stood still; it is ahead of the checks.
+            // At the first missed heartbeat the whole process may have been suspended; only the second
+            // one shows that the checks hang.
             (1, 2) => error!("health checks hang: until they go on, every query is answered from userspace"),
             (2.., 0) => info!("health checks go on: interfaces answer again"),
             _ => {}
@@ -220,7 +218,7 @@ impl Lifecycle {
         }
     }
 
-    /// Tells by which interfaces queries arrived since the last report.
+    /// Reports the interfaces that queries arrived on since the last report.
     pub(super) fn report(&self, arrivals: &Arrivals) {
         let arrivals = arrivals.take();
         for fast_path in self.current.iter().chain(&self.retiring) {
@@ -228,49 +226,48 @@ impl Lifecycle {
         }
     }
 
-    /// Answers for exactly these addresses from now on.
+    /// Replaces the set of addresses that the interfaces answer for.
     pub(super) fn set_endpoints(&self, listen: &[SocketAddr]) {
         if let Some(fast_path) = &self.current {
             fast_path.set_endpoints(listen);
         }
     }
 
-    /// Returns the replies of the interfaces so far.
+    /// Returns the number of replies sent by the interfaces.
     pub(super) fn replies(&self) -> u64 {
         self.current.as_ref().map_or(0, |fast_path| fast_path.counters().hits())
     }
 
-    /// Waits until the interfaces answer by what was published last; false if that takes longer
-    /// than `patience`.
+    /// Waits until the interfaces answer from the last published state; returns false after `patience`.
     pub(super) async fn flushed(&self, patience: Duration) -> bool {
         tokio::time::timeout(patience, self.fleet.fast_path.flushed()).await.is_ok()
     }
 
-    /// Detaches everything, or leaves it to a successor, and waits until that is done.
+    /// Detaches everything, or leaves it to a successor, and waits for completion.
     pub(super) async fn stop(mut self) {
         match self.loading.take() {
-            // The attacher sees that nobody waits any more.
+            // The attacher notices the closed connection.
             Some(loading) if self.config.attach_socket.is_some() => loading.abort(),
-            // What is loaded has to be taken away again.
+            // Programs that finish loading must be detached again.
             Some(loading) => self.current = loading.await.ok().and_then(Result::ok),
             None => {}
         }
         stop_in_background(self.retiring.take());
         if let Some(fast_path) = self.current.take() {
-            // Waits for the kernel and joins threads.
+            // Waits for the kernel and joins threads, so it must not run on a runtime thread.
             let _ = tokio::task::spawn_blocking(move || fast_path.stop()).await;
         }
     }
 }
 
-/// Stops a fast path whose programs others have replaced; joins its threads elsewhere.
+/// Stops a superseded fast path, joining its threads on a blocking thread.
 fn stop_in_background(fast_path: Option<Arc<FastPath>>) {
     if let Some(fast_path) = fast_path {
         drop(tokio::task::spawn_blocking(move || fast_path.stop()));
     }
 }
 
-/// Shows live queries of the interfaces, in a task that ends by itself if the ring buffer cannot
+/// Spawns the task that feeds the interfaces' queries to the tap; it ends if the ring buffer cannot
 /// be read.
 fn feed(fast_path: &FastPath, tap: &Tap) -> Option<JoinHandle<()>> {
     let reader = fast_path

@@ -1,4 +1,4 @@
-//! All files that are followed, and what a look at them brings.
+//! All followed files and the changes found in them.
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Instant};
 
@@ -22,53 +22,43 @@ use dns_core::{
 };
 use dns_upstream::{HandlerConfig, Handlers};
 
-/// The files behind everything that changes while the server runs; clones share them.
+/// All files that can change at runtime; clones share the state.
 #[derive(Clone)]
 pub(super) struct Files(Arc<Mutex<Inner>>);
 
-/// What the clones share.
 struct Inner {
-    /// Where the files are.
     sources: Sources,
-    /// Records and aliases.
     catalog: CatalogFiles,
-    /// Handler files.
     handlers: Followed,
-    /// Addresses files.
     addresses: Followed,
-    /// Definition files of Consul's names; `None`: there are no such names.
+    /// `None` if Consul is not configured.
     consul: Option<ConsulFiles>,
-    /// Where the state is shown.
     board: Board,
 }
 
-/// What is new.
 #[derive(Default)]
 pub(super) struct Changes {
-    /// New records or aliases.
+    /// Rebuilt after a change of records or aliases.
     pub(super) snapshot: Option<Snapshot>,
-    /// The handlers of now.
+    /// All handlers, if any handler file changed.
     pub(super) handlers: Option<Vec<HandlerConfig>>,
-    /// The further listen addresses of now.
+    /// All additional listen addresses, if any addresses file changed.
     pub(super) addresses: Option<Vec<SocketAddr>>,
-    /// Consul's names of now.
+    /// The zone, if a definition file changed.
     pub(super) consul: Option<NewZone>,
 }
 
-/// What the first reading gives.
+/// Results of the first read.
 pub(super) struct First {
-    /// The first snapshot.
     pub(super) snapshot: Snapshot,
-    /// Handlers.
     pub(super) handlers: Vec<HandlerConfig>,
-    /// Further listen addresses.
     pub(super) addresses: Vec<SocketAddr>,
-    /// Consul's names; `None`: there are none.
+    /// `None` if Consul is not configured.
     pub(super) consul: Option<NewZone>,
 }
 
 impl Files {
-    /// Reads everything for the first time.
+    /// Performs the first read of every file.
     pub(super) fn start(
         sources: Sources,
         consul: Option<ConsulConfig>,
@@ -90,32 +80,31 @@ impl Files {
         Ok((Self(Arc::new(Mutex::new(inner))), First { snapshot, handlers, addresses, consul }))
     }
 
-    /// Looks whether anything changed, off the async threads; with `force` everything
-    /// is read and put to use anew.
+    /// Checks the files for changes on a blocking thread; `force` re-reads and reapplies all of them.
     pub(super) async fn look(&self, force: bool) -> Changes {
         let this = self.clone();
         let looked = tokio::task::spawn_blocking(move || this.with(|inner| inner.look(force))).await;
-        // A panic was logged with its place; what is in use stays.
+        // A panic was already logged with its location; the data in use stays.
         looked.unwrap_or_default()
     }
 
-    /// All that is registered as Consul has it; `None`: there are no such names.
+    /// Returns the catalogs; `None` if Consul is not configured.
     pub(super) fn consul_catalogs(&self) -> Option<Arc<Catalogs>> {
         self.with(|inner| inner.consul.as_ref().map(|files| files.catalogs().clone()))
     }
 
-    /// Another object `"consul"` from now on, off the async threads; the zone by it, `None` where
-    /// there are no such names.
+    /// Switches to another object `"consul"` on a blocking thread and returns its zone; `None` if Consul
+    /// was not configured at start.
     pub(super) async fn reconfigure_consul(&self, config: ConsulConfig) -> Option<NewZone> {
         let this = self.clone();
         let reconfigured = tokio::task::spawn_blocking(move || {
             this.with(|inner| inner.consul.as_mut().map(|files| files.reconfigure(config)))
         });
-        // A panic was logged with its place; what is in use stays.
+        // A panic was already logged with its location; the data in use stays.
         reconfigured.await.ok().flatten()
     }
 
-    /// Follows other files from now on.
+    /// Replaces the followed sources.
     pub(super) fn follow(&self, sources: Sources) {
         self.with(|inner| {
             if inner.sources != sources {
@@ -127,22 +116,20 @@ impl Files {
         });
     }
 
-    /// The folders in which a change may be one of ours.
+    /// Returns the folders to watch.
     pub(super) fn folders(&self) -> Vec<PathBuf> {
         self.with(|inner| inner.folders())
     }
 
-    /// Works on the files. A panic in between leaves what was read before.
+    /// Runs `work` with the state locked. A panic inside leaves the data read before.
     fn with<T>(&self, work: impl FnOnce(&mut Inner) -> T) -> T {
         work(&mut self.0.lock())
     }
 }
 
 impl Inner {
-    /// Looks at all files.
     fn look(&mut self, force: bool) -> Changes {
-        // All at once: each answer has to wake this thread, which takes its time where
-        // the CPU is busy.
+        // Start all reads first: each completion has to wake this thread, which is slow on a busy CPU.
         self.catalog.look_ahead(force);
         self.handlers.look_ahead(force);
         self.addresses.look_ahead(force);
@@ -158,7 +145,7 @@ impl Inner {
         Changes { snapshot, handlers, addresses, consul }
     }
 
-    /// The folders in which a change may be one of ours, each once.
+    /// Returns the folders to watch, without duplicates.
     fn folders(&self) -> Vec<PathBuf> {
         let Self { catalog, handlers, addresses, consul, .. } = self;
         let consul = consul.as_ref().map(ConsulFiles::followed);

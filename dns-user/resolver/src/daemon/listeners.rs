@@ -1,5 +1,5 @@
-//! The sockets: one server for each listen address, so that addresses files can
-//! come and go while the others serve on.
+//! The listening sockets: one server per address, so that addresses files can add and remove
+//! addresses while the others keep serving.
 
 use std::{collections::HashMap, net::SocketAddr, sync::Arc};
 
@@ -14,32 +14,26 @@ use crate::{
 use dns_core::config::{Config, HookMode};
 use dns_platform::limits::raise_file_limit;
 
-/// All servers.
 pub(super) struct Listeners {
-    /// The state that they answer from.
     fleet: Arc<Fleet>,
-    /// What they tell about themselves.
+    /// Answers to `version.bind` and the like.
     identity: Arc<Identity>,
-    /// What they count.
     metrics: ServerMetrics,
-    /// Their limits.
     options: Options,
-    /// The running ones by address.
+    /// Running servers by address.
     running: HashMap<SocketAddr, Running>,
-    /// Why others are not, by address.
+    /// Reason each remaining address is not served.
     problems: HashMap<SocketAddr, String>,
 }
 
-/// One running server.
 struct Running {
-    /// Ends it when sent or dropped.
+    /// Stops the server when sent or dropped.
     stop: oneshot::Sender<()>,
-    /// Done when it has ended.
+    /// Completes when the server has stopped.
     task: JoinHandle<()>,
 }
 
 impl Listeners {
-    /// No sockets yet.
     pub(super) fn new(
         fleet: Arc<Fleet>,
         identity: Arc<Identity>,
@@ -49,8 +43,7 @@ impl Listeners {
         Self { fleet, identity, metrics, options, running: HashMap::new(), problems: HashMap::new() }
     }
 
-    /// Listens on those of these that can be had; fails if it is none. Gives the
-    /// addresses that are served.
+    /// Listens on every available address and returns the addresses served; fails if there are none.
     pub(super) async fn start(&mut self, addresses: &[SocketAddr]) -> Result<Vec<SocketAddr>, ServerError> {
         let mut first_problem = None;
         for &address in addresses {
@@ -64,65 +57,65 @@ impl Listeners {
         }
     }
 
-    /// Listens on exactly these from now on. An address that cannot be had is
-    /// reported once; the others serve. Gives the addresses that are served.
+    /// Replaces the set of listen addresses and returns the addresses served. An unavailable address is
+    /// logged once and does not affect the others.
     pub(super) async fn set(&mut self, addresses: &[SocketAddr]) -> Vec<SocketAddr> {
         let gone: Vec<SocketAddr> =
             self.running.keys().filter(|address| !addresses.contains(address)).copied().collect();
         for address in gone {
             info!("no longer listening on {address}");
             if let Some(Running { stop, task }) = self.running.remove(&address) {
-                // Ended already: then there is nothing to stop.
+                // The receiver is gone if the server has already stopped.
                 let _ = stop.send(());
                 tokio::spawn(task);
             }
         }
         self.problems.retain(|address, _| addresses.contains(address));
         for &address in addresses {
-            // Reported below; tried again when `set` is called again.
+            // Recorded as a problem and retried by the next call.
             let _ = self.listen(address, addresses).await;
         }
         self.served()
     }
 
-    /// The addresses that are served.
+    /// Returns the addresses that are served.
     fn served(&self) -> Vec<SocketAddr> {
         let mut served: Vec<SocketAddr> = self.running.keys().copied().collect();
         served.sort_unstable();
         served
     }
 
-    /// Counts by which interfaces queries arrive.
+    /// Returns the counts of queries by receiving interface.
     pub(super) fn arrivals(&self) -> &Arrivals {
         &self.options.arrivals
     }
 
-    /// Why wanted addresses are not served.
+    /// Returns the reasons why wanted addresses are not served.
     pub(super) fn problems(&self) -> impl Iterator<Item = &str> {
         self.problems.values().map(String::as_str)
     }
 
-    /// Ends all in order: queries that are there are answered.
+    /// Stops every server gracefully: queries already received are answered.
     pub(super) async fn stop(self) {
         let running: Vec<Running> = self.running.into_values().collect();
         let mut tasks = Vec::new();
         for Running { stop, task } in running {
-            // Ended already: then there is nothing to stop.
+            // The receiver is gone if the server has already stopped.
             let _ = stop.send(());
             tasks.push(task);
         }
         for task in tasks {
-            // A panic was logged with its place.
+            // A panic was already logged with its location.
             let _ = task.await;
         }
     }
 
-    /// Whether some server has ended although nobody asked it to.
+    /// Returns the address of a server that ended unexpectedly.
     pub(super) fn ended(&self) -> Option<SocketAddr> {
         self.running.iter().find(|(_, running)| running.task.is_finished()).map(|(&address, _)| address)
     }
 
-    /// Listens on one more address of `all`; nothing to do if we do already.
+    /// Listens on another address of `all`; does nothing if it is already served.
     async fn listen(&mut self, address: SocketAddr, all: &[SocketAddr]) -> Result<(), ServerError> {
         if self.running.contains_key(&address) {
             return Ok(());
@@ -147,7 +140,7 @@ impl Listeners {
         info!("listening on {address}, UDP and TCP");
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(server.run(async {
-            // A dropped sender ends the server as well.
+            // Dropping the sender stops the server too.
             let _ = stopped.await;
         }));
         self.running.insert(address, Running { stop, task });
@@ -155,9 +148,8 @@ impl Listeners {
     }
 }
 
-/// The limits of a configuration that listens on so many addresses: TCP clients of all
-/// of them get at most a quarter of the descriptors, so that forwarding, health checks
-/// and files find some, too.
+/// Returns the options of each of `addresses` servers. Their TCP clients together get at most a
+/// quarter of the file descriptors, leaving the rest to forwarding, health checks and files.
 pub(super) fn options(config: &Config, addresses: usize, own: OwnConnections, tap: Tap) -> Options {
     let share = raise_file_limit() / 4 / addresses.max(1) as u64;
     let most = Options::default().max_tcp_connections;
@@ -176,7 +168,7 @@ pub(super) fn options(config: &Config, addresses: usize, own: OwnConnections, ta
     }
 }
 
-/// The configured address, then the further ones, each once.
+/// Returns the configured address followed by the additional ones, without duplicates.
 pub(super) fn all_addresses(configured: SocketAddr, further: &[SocketAddr]) -> Vec<SocketAddr> {
     let mut all = vec![configured];
     for &address in further {

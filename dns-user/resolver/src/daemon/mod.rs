@@ -1,14 +1,14 @@
-//! The running server: joins the rooms in order, keeps up with files, ends in order.
+//! The running server: startup, reloads and shutdown of all components.
 //!
-//! * `start`, `serve`, `signals`: the start in order; the loop, the end; what ends it.
-//! * `upstreams`, `fast_path`: what answers other names; the life of the fast path.
-//! * `files`, `records`, `consul`, `sources`, `watch`: what is on disk becomes what is served.
-//! * [`domains`]: those that only this server knows, for systemd-resolved.
-//! * `listeners`: the sockets, as the addresses files come and go.
-//! * `upcheck`: the server asks itself.
-//! * `attacher`: the process of root's that attaches for a server without privileges.
+//! * `start`, `serve`, `signals`: startup, main loop and shutdown.
+//! * `upstreams`, `fast_path`: routes for other names; lifecycle of the fast path.
+//! * `files`, `records`, `consul`, `sources`, `watch`: follow the files on disk.
+//! * [`domains`]: the domains that only this server answers, for systemd-resolved.
+//! * `listeners`: the listening sockets, updated when addresses files change.
+//! * `upcheck`: self-checks.
+//! * `attacher`: the root process that attaches programs for an unprivileged server.
 //! * `api`: opens the API and the control socket.
-//! * `failures`: what becomes of panics.
+//! * `failures`: handling of panics.
 
 mod aliases;
 mod api;
@@ -50,42 +50,42 @@ use dns_platform::{
     threads::{self, OnPanic},
 };
 
-/// Exit code after a part of the server failed from within (a panic): whoever
-/// supervises it is to start it again. As `EX_SOFTWARE` of sysexits.h.
+/// Exit code after an internal failure (a panic), on which supervisors should restart the server;
+/// `EX_SOFTWARE` in sysexits.h.
 const INTERNAL_FAILURE: u8 = 70;
 
-/// How to run.
+/// Options given on the command line.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RunOptions {
-    /// How log lines look.
+    /// Format of log lines.
     pub log_format: LogFormat,
 }
 
-/// Why the server did not start, or ended by itself.
+/// Reason the server did not start, or ended by itself.
 #[derive(Debug, thiserror::Error)]
 enum DaemonError {
-    /// A file that has to be right is not.
+    /// A required file is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// Another user was asked for, in vain.
+    /// Switching to the configured user failed.
     #[error(transparent)]
     Privileges(#[from] privileges::PrivilegesError),
-    /// The kernel refused the filter of system calls.
+    /// The kernel rejected the seccomp filter.
     #[error("cannot give up system calls (seccomp): {0}")]
     Sandbox(io::Error),
-    /// Logging does not work.
+    /// Logging could not be set up.
     #[error("logging: {0}")]
     Logs(#[from] LogsError),
-    /// The kernel gave no thread or timer.
+    /// A thread or timer could not be created.
     #[error("cannot start: {0}")]
     Runtime(#[from] io::Error),
-    /// Two metrics of one name: a mistake of ours.
+    /// A metric was registered twice, which is a defect.
     #[error("metrics: {0}")]
     Metrics(#[from] prometheus::Error),
-    /// Health checks cannot be made.
+    /// Health checks could not be set up.
     #[error(transparent)]
     Health(#[from] HealthError),
-    /// A port is not to be had.
+    /// A listen port is unavailable.
     #[error(transparent)]
     Listen(#[from] ServerError),
     /// The sockets were not bound within `timeout`.
@@ -94,18 +94,18 @@ enum DaemonError {
     /// The up-check was not answered within `timeout`.
     #[error("the server does not answer its own up-checks within `timeout`: {0}")]
     NotUp(upcheck::UpcheckError),
-    /// The up-check was answered once, and is not any more.
+    /// The up-check stopped being answered at runtime.
     #[error("the server does not answer its own up-checks any more: {0}")]
     Hung(upcheck::UpcheckError),
-    /// A part of the server failed from within.
+    /// A component failed with a defect.
     #[error("{0}")]
     Failed(#[from] failures::Failure),
 }
 
-/// Serves until SIGTERM or SIGINT; the process's exit code.
+/// Serves until SIGTERM or SIGINT and returns the process's exit code.
 ///
-/// 0 after an end in order, 1 for whatever an operator can put right (one clear
-/// line on standard error), 70 after a failure from within.
+/// The code is 0 after a graceful shutdown, 1 for errors an operator can fix (one line on standard
+/// error), 70 after an internal failure.
 pub fn run(path: &Path, options: RunOptions) -> ExitCode {
     let problem = match start(path, options) {
         Ok(()) => return ExitCode::SUCCESS,
@@ -119,21 +119,21 @@ pub fn run(path: &Path, options: RunOptions) -> ExitCode {
     }
 }
 
-/// What has to happen before there is any thread, then the rest.
+/// Performs the steps that must precede the first thread, then runs the server.
 fn start(path: &Path, options: RunOptions) -> Result<(), DaemonError> {
     let loaded = dns_platform::files::load_config(path)?;
     let xdp = &loaded.config.xdp;
-    // While it can still be given to another user.
+    // Must happen while the process may still change the socket's owner.
     let bind =
         |control: &ControlConfig| (control.socket.clone(), ControlSocket::bind(control, xdp.user.as_deref()));
     let control = loaded.config.control.as_ref().map(bind);
     let attaches = xdp.enabled && xdp.mode != HookMode::Off && xdp.attach_socket.is_none();
     if attaches && xdp.user.is_none() {
-        // Mounting is over with the system calls given up below; pinning will say what fails.
+        // The seccomp filter below forbids mounting; pinning reports the consequences of a failure.
         let _ = dns_fastpath::prepare_pins(&xdp.bpffs, None);
     }
     privileges::drop_to_user(xdp, attaches)?;
-    // What a compromised server could do with files, sockets and threads it can do; nothing else.
+    // Limits a compromised server to operations on files, sockets and threads.
     sandbox::enter(if attaches { Work::ServeAndAttach } else { Work::Serve })
         .map_err(DaemonError::Sandbox)?;
     dns_platform::limits::raise_file_limit();
@@ -141,17 +141,17 @@ fn start(path: &Path, options: RunOptions) -> Result<(), DaemonError> {
     let failures = failures::Failures::install()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
-        // A panic loses one task: a request, or a part of the server whose end `serve` notices.
+        // A panic loses one task: a request, or a component whose end `serve` notices.
         .on_thread_start(|| threads::adopt(OnPanic::Continue))
         .build()?;
     let result = runtime.block_on(serve(path, loaded, control, &logs, failures));
-    // Blocking reads of files may still run; nothing of theirs is needed any more.
+    // Blocking file reads may still run; their results are no longer needed.
     runtime.shutdown_background();
     logs.flush();
     result
 }
 
-/// Starts everything in order, serves until a signal, ends in order.
+/// Starts all components, serves until a signal arrives, and shuts down.
 async fn serve(
     path: &Path,
     loaded: Loaded,
@@ -159,7 +159,7 @@ async fn serve(
     logs: &Logs,
     mut failures: failures::Failures,
 ) -> Result<(), DaemonError> {
-    // Before anything else: a signal during the start ends us in order as well.
+    // Installed first, so that a signal during startup also ends the process gracefully.
     let mut signals = signals::Signals::new()?;
     let mut daemon = start::start(path, loaded, control, logs, &failures).await?;
     service_manager::tell(service_manager::State::Ready);

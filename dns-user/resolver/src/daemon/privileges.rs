@@ -1,7 +1,7 @@
-//! Becoming another user, with no more than the capabilities that are still needed.
+//! Switches to another user, keeping only the capabilities that are still needed.
 //!
-//! Done before the first thread is started: capabilities belong to threads, and a
-//! later drop would leave those already running with more.
+//! This happens before the first thread starts: capabilities are per thread, and threads already
+//! running would keep theirs.
 
 use std::path::Path;
 
@@ -10,31 +10,25 @@ use nix::unistd::{self, Uid, User};
 
 use dns_core::config::XdpConfig;
 
-/// Why privileges could not be dropped.
+/// Failure to drop privileges.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PrivilegesError {
-    /// The user database does not know it.
+    /// The user does not exist.
     #[error("xdp.user: there is no user {0:?}; allowed is a name of /etc/passwd")]
     NoSuchUser(String),
-    /// Only root can become somebody else.
+    /// Only root can switch users.
     #[error("xdp.user: only root can become {0:?}; start as root or leave xdp.user out")]
     NotRoot(String),
     /// A system call failed.
     #[error("xdp.user: {what}: {reason}")]
-    Failed {
-        /// What was tried.
-        what: &'static str,
-        /// What the kernel said.
-        reason: String,
-    },
+    Failed { what: &'static str, reason: String },
 }
 
-/// Becomes `config.user`, if there is one.
+/// Switches to `config.user`, if set.
 ///
-/// Kept: CAP_NET_BIND_SERVICE for port 53, and with a fast path CAP_BPF,
-/// CAP_NET_ADMIN and CAP_PERFMON (Linux 5.8) for loading, attaching to interfaces
-/// that come later, and map updates (kernels before 5.16 ask CAP_BPF for those too
-/// while unprivileged BPF is disabled).
+/// Keeps CAP_NET_BIND_SERVICE for port 53 and, with a fast path, CAP_BPF, CAP_NET_ADMIN and
+/// CAP_PERFMON (Linux 5.8) for loading, for attaching to interfaces that appear later, and for map
+/// updates (kernels before 5.16 require CAP_BPF for those too while unprivileged BPF is disabled).
 pub(super) fn drop_to_user(config: &XdpConfig, fast_path: bool) -> Result<(), PrivilegesError> {
     let Some(name) = &config.user else { return Ok(()) };
     let user =
@@ -51,7 +45,7 @@ pub(super) fn drop_to_user(config: &XdpConfig, fast_path: bool) -> Result<(), Pr
     become_user(&user, &needed(fast_path))
 }
 
-/// Becomes `user` if there is one, with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON and no others, for good.
+/// Switches to `user`, if given, permanently keeping only CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
 pub(super) fn keep_for_attaching(user: Option<&User>) -> Result<(), PrivilegesError> {
     let mut needed = needed(true);
     needed.remove(&Capability::CAP_NET_BIND_SERVICE);
@@ -62,13 +56,13 @@ pub(super) fn keep_for_attaching(user: Option<&User>) -> Result<(), PrivilegesEr
     }
 }
 
-/// Becomes another user with these capabilities.
+/// Switches to `user` with the given capabilities.
 fn become_user(user: &User, needed: &CapsHashSet) -> Result<(), PrivilegesError> {
     let failed =
         |what| move |reason: nix::Error| PrivilegesError::Failed { what, reason: reason.to_string() };
-    // Only root may leave the bounding set.
+    // Dropping from the bounding set requires root.
     bound(needed)?;
-    // Permitted capabilities survive the change of user, effective ones do not.
+    // Permitted capabilities survive the switch, effective ones do not.
     nix::sys::prctl::set_keepcaps(true).map_err(failed("keeping capabilities"))?;
     let group_list =
         unistd::getgrouplist(&std::ffi::CString::new(user.name.as_str()).unwrap_or_default(), user.gid)
@@ -80,8 +74,8 @@ fn become_user(user: &User, needed: &CapsHashSet) -> Result<(), PrivilegesError>
     keep_only(needed)
 }
 
-/// Takes all other capabilities out of the bounding set: no program that is ever executed gets them.
-/// Without CAP_SETPCAP, as under systemd, the set stays as it is.
+/// Removes all other capabilities from the bounding set, so that no executed program gains them.
+/// Without CAP_SETPCAP, as under systemd, the set is left unchanged.
 fn bound(needed: &CapsHashSet) -> Result<(), PrivilegesError> {
     if !caps::has_cap(None, CapSet::Effective, Capability::CAP_SETPCAP).map_err(failed)? {
         return Ok(());
@@ -97,7 +91,7 @@ fn failed(reason: caps::errors::CapsError) -> PrivilegesError {
     PrivilegesError::Failed { what: "giving up capabilities", reason: reason.to_string() }
 }
 
-/// The capabilities that work goes on with.
+/// Returns the capabilities needed at runtime.
 fn needed(fast_path: bool) -> CapsHashSet {
     let mut needed = CapsHashSet::from([Capability::CAP_NET_BIND_SERVICE]);
     if fast_path {
@@ -106,21 +100,21 @@ fn needed(fast_path: bool) -> CapsHashSet {
     needed
 }
 
-/// Gives up all other capabilities of this thread.
+/// Drops all other capabilities of this thread.
 fn keep_only(needed: &CapsHashSet) -> Result<(), PrivilegesError> {
     bound(needed)?;
     let permitted = caps::read(None, CapSet::Permitted).map_err(failed)?;
     let kept: CapsHashSet = permitted.intersection(needed).copied().collect();
     caps::set(None, CapSet::Effective, &kept).map_err(failed)?;
     caps::set(None, CapSet::Permitted, &kept).map_err(failed)?;
-    // Ambient ones go with them.
+    // Clearing inheritable capabilities clears ambient ones too.
     caps::set(None, CapSet::Inheritable, &CapsHashSet::new()).map_err(failed)
 }
 
-/// Makes the folder for pins while we still may (mounting a bpffs needs
-/// CAP_SYS_ADMIN), and gives it and what a server before left there to the user.
+/// Creates the pin folder while mounting a bpffs (CAP_SYS_ADMIN) is still possible, and gives it and
+/// its existing pins to the user.
 fn hand_over(folder: &Path, user: &User) {
-    // Without pins there is a fast path all the same; it says so itself.
+    // The fast path works without pins and logs that itself.
     if let Err(problem) = dns_fastpath::prepare_pins(folder, Some((user.uid.as_raw(), user.gid.as_raw()))) {
         tracing::warn!("xdp.bpffs: cannot make {:?} its owner: {problem}", user.name);
     }

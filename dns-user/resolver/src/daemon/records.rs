@@ -1,5 +1,5 @@
-//! records.json and the alias files, kept up with: what is on disk becomes the
-//! next snapshot, or is reported while the last good one stays.
+//! Follows records.json and the alias files: new contents become the next snapshot, invalid ones are
+//! reported while the last good snapshot stays.
 
 use std::{path::PathBuf, time::Instant};
 
@@ -13,31 +13,24 @@ use dns_core::{
     config::ConfigError,
 };
 
-/// Warnings that are logged one by one; the rest is counted.
+/// Warnings logged individually per load; the rest are only counted.
 const LOGGED_WARNINGS: usize = 20;
 
-/// The files behind the snapshot.
+/// The files that snapshots are built from.
 pub(super) struct CatalogFiles {
-    /// records.json.
     records: Followed,
-    /// The alias files.
     aliases: Followed,
-    /// The records that are in use, as they were read: they are parsed again when
-    /// only aliases change.
+    /// Contents of the records in use, parsed again when only aliases change.
     good_records: Vec<u8>,
-    /// The aliases that are in use.
     good_aliases: AliasFiles,
-    /// What names without instances mean.
     rules: NameRules,
-    /// Where the state is shown.
     board: Board,
 }
 
 impl CatalogFiles {
-    /// Reads everything for the first time.
+    /// Performs the first read.
     ///
-    /// Records that are missing or broken are reported, and none are served;
-    /// broken alias files are an error.
+    /// Missing or invalid records are reported and none are served; invalid alias files are an error.
     pub(super) fn start(sources: &Sources, board: &Board) -> Result<(Self, Snapshot), ConfigError> {
         let mut files = Self {
             records: Followed::new(sources.records.clone()),
@@ -54,7 +47,7 @@ impl CatalogFiles {
         Ok((files, snapshot))
     }
 
-    /// The next snapshot, if anything changed for the better.
+    /// Returns the next snapshot if there are valid changes.
     pub(super) fn refresh(&mut self, force: bool) -> Option<Snapshot> {
         let begun = Instant::now();
         let aliases = self.read_aliases(force).and_then(|read| {
@@ -64,19 +57,19 @@ impl CatalogFiles {
         (aliases.is_some() || records.is_some()).then(|| self.build(aliases, records, begun))
     }
 
-    /// Follows other sources from now on; the next [`Self::refresh`] reads them.
+    /// Replaces the followed sources; the next [`Self::refresh`] reads them.
     pub(super) fn follow(&mut self, sources: &Sources) {
         self.records = Followed::new(sources.records.clone());
         self.aliases = Followed::new(sources.aliases.clone());
     }
 
-    /// Has all files looked at while other things are done, for the next [`Self::refresh`].
+    /// Starts reading all files in the background, for the next [`Self::refresh`].
     pub(super) fn look_ahead(&mut self, force: bool) {
         self.records.look_ahead(force);
         self.aliases.look_ahead(force);
     }
 
-    /// The sources that are followed.
+    /// Returns the sources being followed.
     pub(super) fn followed(&self) -> [&Followed; 2] {
         [&self.records, &self.aliases]
     }
@@ -94,7 +87,7 @@ impl CatalogFiles {
         })
     }
 
-    /// Reads records.json if it may have changed; the new records, if they are sound.
+    /// Reads records.json if it may have changed; returns the records if they are valid.
     fn read_records(&mut self, force: bool) -> Option<NewRecords> {
         let (contents, parsed) = self.records.parsed(force, parse_records)?;
         let files = contents.paths();
@@ -113,7 +106,7 @@ impl CatalogFiles {
         }
     }
 
-    /// Makes a snapshot of what is new and what is in use.
+    /// Builds a snapshot from the new data, and the data in use for the rest.
     fn build(
         &mut self,
         aliases: Option<NewAliases>,
@@ -127,7 +120,7 @@ impl CatalogFiles {
         }
         let (record_files, parsed) = match records {
             Some(NewRecords { files, parsed }) => (Some(files), Some(parsed)),
-            // They were sound when they were put to use.
+            // These bytes parsed when they were loaded.
             None => (None, Records::parse(&self.good_records).ok()),
         };
         let (records, rows) = parsed.unwrap_or_default();
@@ -157,31 +150,24 @@ impl CatalogFiles {
     }
 }
 
-/// Alias files that can be put to use.
 struct NewAliases {
-    /// Their names.
     files: Vec<PathBuf>,
-    /// What is in them.
     aliases: AliasFiles,
-    /// What was skipped.
     warnings: Vec<String>,
 }
 
-/// Records that can be put to use.
 struct NewRecords {
-    /// The file's name; empty where none is configured.
+    /// Path of the file; empty if none is configured.
     files: Vec<PathBuf>,
-    /// What is in it.
     parsed: ParsedRecords,
 }
 
-/// What `Records::parse` gives.
 type ParsedRecords = (Records, Vec<RowWarning>);
 
-/// Records before there are any.
+/// Contents used until valid records are read.
 const NO_RECORDS: &[u8] = b"{}";
 
-/// Parses records.json; no file at all where none is configured.
+/// Parses records.json; if none is configured there is no file to parse.
 fn parse_records(contents: &Contents) -> Result<ParsedRecords, ConfigError> {
     let Some((file, bytes)) = contents.readable()?.into_iter().next() else {
         return Ok((Records::default(), Vec::new()));
@@ -189,7 +175,7 @@ fn parse_records(contents: &Contents) -> Result<ParsedRecords, ConfigError> {
     Records::parse(bytes).map_err(|error| ConfigError { file, problem: error.to_string() })
 }
 
-/// Parses the alias files; what was skipped as lines.
+/// Parses the alias files; also returns a warning for each skipped item.
 fn parse_aliases(contents: &Contents) -> Result<(AliasFiles, Vec<String>), ConfigError> {
     let files = contents.readable()?;
     let (aliases, warnings) =
@@ -197,7 +183,7 @@ fn parse_aliases(contents: &Contents) -> Result<(AliasFiles, Vec<String>), Confi
     Ok((aliases, warnings.iter().map(ToString::to_string).collect()))
 }
 
-/// The same error in our form; its text begins with the file already.
+/// Converts the error; its text already begins with the file.
 fn refused(error: AliasError) -> ConfigError {
     let text = error.to_string();
     match text.split_once(": ") {
@@ -206,7 +192,7 @@ fn refused(error: AliasError) -> ConfigError {
     }
 }
 
-/// Logs what was skipped, but not thousands of lines.
+/// Logs up to [`LOGGED_WARNINGS`] warnings and the number of the others.
 fn log_warnings(what: &str, warnings: &[String]) {
     for warning in warnings.iter().take(LOGGED_WARNINGS) {
         warn!("{what}: {warning}");

@@ -1,4 +1,4 @@
-//! The server at work: the loop, signals, the end.
+//! The main loop: signals, reloads, self-checks, shutdown.
 
 use std::{
     net::SocketAddr,
@@ -39,56 +39,45 @@ use dns_fastpath::REPORT_INTERVAL;
 use dns_health::HealthService;
 use dns_platform::logs::Logs;
 
-/// How often the server asks itself while it runs.
+/// Interval of self-checks.
 const UPCHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long a change is waited for until interfaces answer by it.
+/// Limit for interfaces to answer from a new snapshot.
 const PUBLISHING_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long config.json may take to be read.
+/// Time limit for reading config.json.
 const CONFIG_PATIENCE: Duration = Duration::from_secs(1);
 
-/// So many times one after the other nobody may get an answer, the server itself
-/// included, before it ends: half a minute.
+/// Consecutive rounds without an answer to any client or self-check before the process ends: 30 s.
 const MOST_UPCHECK_FAILURES: u32 = 6;
 
-/// All parts of a running server.
+/// All components of a running server.
 pub(super) struct Daemon<'a> {
-    /// config.json.
     pub(super) path: &'a Path,
-    /// What it said at the last good reading.
+    /// As of the last successful load.
     pub(super) config: Config,
-    /// Levels can change.
     pub(super) logs: &'a Logs,
-    /// What is shown to operators.
     pub(super) board: Board,
-    /// Everything that is followed on disk.
     pub(super) files: Files,
-    /// Says when to look.
+    /// Wakes when a file may have changed.
     pub(super) watch: Watch,
-    /// Names of the fleet.
     pub(super) fleet: Arc<Fleet>,
-    /// Names of Consul's; `None`: there are none.
+    /// `None` if Consul is not configured.
     pub(super) consul: Option<Arc<ConsulNames>>,
-    /// The object `"consul"` that is in use.
     pub(super) consul_config: Option<ConsulConfig>,
-    /// Who answers which other name.
+    /// Routes of non-local names.
     pub(super) upstreams: Upstreams,
-    /// The sockets.
     pub(super) listeners: Listeners,
-    /// Where to listen, whether the addresses can be had or not.
+    /// Wanted listen addresses, including unavailable ones.
     pub(super) wanted: Vec<SocketAddr>,
-    /// What the server asks itself.
     pub(super) upcheck: Upcheck,
-    /// The connections by which it does.
+    /// Registry of the self-checks' connections.
     pub(super) own: OwnConnections,
-    /// What the sockets count.
     pub(super) server_metrics: ServerMetrics,
-    /// Health checks; `None`: off.
+    /// `None` if health checks are off.
     pub(super) health: Option<Arc<HealthService>>,
-    /// The fast path.
     pub(super) fast_path: Lifecycle,
-    /// Reloads that were asked for by the API.
+    /// Reload requests from the API.
     pub(super) reload_orders: mpsc::Receiver<oneshot::Sender<Reloaded>>,
 }
 
@@ -102,8 +91,8 @@ impl Daemon<'_> {
         let mut asking = time::interval_at(time::Instant::now() + UPCHECK_INTERVAL, UPCHECK_INTERVAL);
         asking.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         let mut unanswered = Unanswered::default();
-        // Here and not in a task of its own: the interfaces answer as long as this loop,
-        // which keeps their answers true, goes round.
+        // Heartbeats come from this loop rather than a separate task: the interfaces may answer only as
+        // long as the loop that keeps their answers current is running.
         let mut beats = time::interval(self.fast_path.beat_interval());
         beats.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
         let mut reports = time::interval(REPORT_INTERVAL);
@@ -125,7 +114,7 @@ impl Daemon<'_> {
                 },
                 Some(done) = self.reload_orders.recv() => {
                     self.reload("API").await;
-                    // Whoever asked may have gone.
+                    // The requester may have disconnected.
                     let _ = done.send(self.board.reloaded());
                 }
                 event = self.fast_path.next() => self.fast_path.follow(event),
@@ -142,13 +131,13 @@ impl Daemon<'_> {
         }
     }
 
-    /// One round of questions to itself; an error once too many in a row went without any
-    /// answer to anybody. An address of several that does not answer is no reason to take
-    /// the others from their clients.
+    /// Runs one round of self-checks. Fails after [`MOST_UPCHECK_FAILURES`] rounds in a row in which
+    /// neither a self-check nor a client got an answer. One silent address of several is only
+    /// reported: a restart would take the working ones from their clients.
     async fn ask_itself(&self, unanswered: &mut Unanswered) -> Result<(), DaemonError> {
         let Findings { answered, mut problems } = self.upcheck.once().await;
         let replies = self.replies();
-        // The server counts its answers to itself, too.
+        // `replies` includes the answers to self-checks.
         let others_answered = replies.saturating_sub(unanswered.replies) > answered as u64;
         unanswered.replies = replies;
         let listen_problems = self.listeners.problems().map(str::to_owned);
@@ -182,19 +171,19 @@ impl Daemon<'_> {
         }
     }
 
-    /// Replies so far, by sockets and interfaces.
+    /// Returns the number of replies sent by sockets and interfaces.
     fn replies(&self) -> u64 {
         self.server_metrics.replies() + self.fast_path.replies()
     }
 
-    /// Listens on wanted addresses that could not be had before.
+    /// Retries the addresses that were unavailable.
     async fn listen_again(&mut self) {
         if self.listeners.problems().next().is_some() {
             self.listen_on(self.wanted.clone()).await;
         }
     }
 
-    /// Looks at the files and puts to use what is new.
+    /// Checks the files for changes and applies them.
     async fn look(&mut self, force: bool) {
         let Changes { snapshot, handlers, addresses, consul } = self.files.look(force).await;
         if let (Some(names), Some(zone)) = (&self.consul, consul) {
@@ -204,7 +193,7 @@ impl Daemon<'_> {
         let has_handlers = handlers.is_some();
         self.upstreams.follow(snapshot.map(Arc::new), handlers, &self.config);
         if has_handlers || force {
-            // Done only when interfaces, too, answer by it: a handler may have taken names over.
+            // A new handler may have taken over names that the interfaces still answer.
             if !self.fast_path.flushed(PUBLISHING_PATIENCE).await {
                 warn!("interfaces do not answer by the newly read files yet; userspace does");
             }
@@ -215,12 +204,12 @@ impl Daemon<'_> {
         self.watch.set(self.files.folders());
     }
 
-    /// Listens on the configured address and these.
+    /// Listens on the configured address and the additional ones.
     async fn listen(&mut self, further: &[SocketAddr]) {
         self.listen_on(all_addresses(self.config.listen, further)).await;
     }
 
-    /// Listens on these, as far as they can be had.
+    /// Listens on the available ones of these addresses.
     async fn listen_on(&mut self, wanted: Vec<SocketAddr>) {
         self.upstreams.listens_on(&wanted);
         let served = self.listeners.set(&wanted).await;
@@ -238,7 +227,7 @@ impl Daemon<'_> {
         });
     }
 
-    /// Reads everything again, the configuration too.
+    /// Reloads the configuration and every file.
     async fn reload(&mut self, why: &str) {
         info!("{why}: reloading the configuration and all files");
         match read_config(self.path).await {
@@ -259,7 +248,7 @@ impl Daemon<'_> {
         info!("{why}: reload finished");
     }
 
-    /// Puts another object `"consul"` to use, and what changed elsewhere of what it goes by.
+    /// Applies another object `"consul"` and the changes it makes to the files and upstreams.
     async fn reconfigure_consul(&mut self, wanted: Option<ConsulConfig>) {
         let (Some(names), Some(wanted)) = (&self.consul, wanted) else { return };
         if self.consul_config.as_ref() != Some(&wanted)
@@ -272,7 +261,7 @@ impl Daemon<'_> {
         self.consul_config = Some(wanted);
     }
 
-    /// Puts to use what of a new configuration can change while the server runs.
+    /// Applies the settings that can change at runtime.
     fn reconfigure(&mut self, loaded: Loaded) {
         let begun = Instant::now();
         let Loaded { config, mut warnings } = loaded;
@@ -293,35 +282,34 @@ impl Daemon<'_> {
         self.board.loaded(Kind::Config, vec![self.path.to_owned()], warnings, begun.elapsed(), "read");
     }
 
-    /// Ends in order.
     pub(super) async fn stop(self) {
         let Self { listeners, health, fast_path, .. } = self;
-        // First, so that what interfaces answer no more finds the sockets open.
+        // Detach first: queries no longer answered by the interfaces then find the sockets open.
         fast_path.stop().await;
         listeners.stop().await;
         if let Some(health) = health {
-            // Joins a thread.
+            // Joins a thread, so it must not run on a runtime thread.
             let _ = tokio::task::spawn_blocking(move || health.stop()).await;
         }
         info!("stopped");
     }
 }
 
-/// What is known of questions to itself that stay unanswered.
+/// State of failed self-checks.
 #[derive(Default)]
 struct Unanswered {
-    /// Rounds in a row in which nobody got an answer.
+    /// Consecutive rounds without an answer to any client or self-check.
     rounds: u32,
-    /// Replies that had been given up to the last round.
+    /// Reply count at the last round.
     replies: u64,
-    /// What did not answer in the last round.
+    /// Failures of the last round.
     silent: Vec<String>,
 }
 
-/// The object `"consul"` and what is odd about it.
+/// The object `"consul"` and warnings about it.
 type ConsulObject = Option<(ConsulConfig, Vec<String>)>;
 
-/// Reads config.json off the async threads, and waits for it a bounded time.
+/// Reads config.json on a blocking thread, for at most [`CONFIG_PATIENCE`].
 async fn read_config(path: &Path) -> Result<(Loaded, ConsulObject), ConfigError> {
     let file = path.display().to_string();
     let failed = |problem: String| ConfigError { file, problem };
@@ -331,7 +319,7 @@ async fn read_config(path: &Path) -> Result<(Loaded, ConsulObject), ConfigError>
     });
     match time::timeout(CONFIG_PATIENCE, reading).await {
         Ok(Ok(result)) => result,
-        // The panic was logged with its place.
+        // The panic was already logged with its location.
         Ok(Err(panic)) => Err(failed(panic.to_string())),
         Err(_) => {
             Err(failed(format!("the file system did not answer within {} s", CONFIG_PATIENCE.as_secs())))
@@ -339,7 +327,7 @@ async fn read_config(path: &Path) -> Result<(Loaded, ConsulObject), ConfigError>
     }
 }
 
-/// What of the object `"consul"` differs and takes effect only after a restart, in words.
+/// Describes a difference of the object `"consul"` that needs a restart.
 fn needs_restart_of_consul(old: Option<&ConsulConfig>, new: Option<&ConsulConfig>) -> Option<&'static str> {
     match (old, new) {
         (None, None) => None,

@@ -1,21 +1,20 @@
-//! Tells systemd how the server does (`sd_notify(3)`), where it was started by systemd
-//! with `Type=notify`: a unit with `WatchdogSec` restarts a server whose loop stands still.
+//! Reports the server's state to systemd (`sd_notify(3)`) if its unit has `Type=notify`; with
+//! `WatchdogSec` it restarts a server whose loop hangs.
 
 use sd_notify::NotifyState;
 use tracing::debug;
 
-/// What is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// The server answers queries.
     Ready,
-    /// The daemon's loop goes round.
+    /// The main loop is running (watchdog keep-alive).
     Alive,
-    /// The server is ending.
+    /// The server is shutting down.
     Stopping,
 }
 
-/// Tells the service manager, if there is one that wants to know.
+/// Notifies the service manager, if there is one.
 pub(super) fn tell(state: State) {
     let message = match state {
         State::Ready => NotifyState::Ready,

@@ -2,13 +2,13 @@
 
 use dns_core::config::Config;
 
-/// Declares the table: every field of [`Config`] stands in exactly one of the two lists. A
-/// field in neither list or in both does not compile.
+/// Declares the table: every field of [`Config`] is in exactly one of the two lists; a field in neither
+/// or in both does not compile.
 macro_rules! settings {
     (restart { $($fixed:ident: $name:literal,)* } reload { $($free:ident,)* }) => {
-        /// Merges a configuration that was read anew with the one in use: settings that need a
-        /// restart keep their values. Returns the merged configuration and the names of
-        /// settings that differ but keep their values.
+        /// Merges a newly read configuration with the one in use: settings that need a restart keep
+        /// their values. Returns the merged configuration and the names of settings that differ but
+        /// keep their values.
         pub(super) fn merge(in_use: &Config, read: Config) -> (Config, Vec<&'static str>) {
             let Config { $($fixed,)* $($free,)* } = read;
             let mut kept = Vec::new();
@@ -53,7 +53,7 @@ settings! {
 mod tests {
     use super::*;
 
-    /// Parses a configuration with one more key.
+    /// Parses a configuration with one additional key.
     fn config(key: &str) -> Config {
         let text = format!(r#"{{"port": 53, "address": "127.0.0.1"{key}}}"#);
         Config::parse("config.json", text.as_bytes()).unwrap().config

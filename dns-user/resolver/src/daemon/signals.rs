@@ -1,29 +1,27 @@
-//! The signals that mean something to the server.
+//! Signal handling.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::DaemonError;
 
-/// The signals that mean something to us.
+/// The signals that the server handles.
 pub(super) struct Signals {
-    /// SIGTERM: end.
     terminate: Signal,
-    /// SIGINT: end.
     interrupt: Signal,
-    /// SIGHUP: read everything again.
+    /// SIGHUP, which requests a reload.
     hangup: Signal,
 }
 
-/// What a signal asks for.
+/// Request made by a signal.
 pub(super) enum Asked {
-    /// To end; the signal's name.
+    /// Shut down; holds the signal's name.
     End(&'static str),
-    /// To read everything again.
+    /// Reload the configuration and every file.
     Reload,
 }
 
 impl Signals {
-    /// Takes them over from their default actions.
+    /// Installs the signal handlers.
     pub(super) fn new() -> Result<Self, DaemonError> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
@@ -32,7 +30,6 @@ impl Signals {
         })
     }
 
-    /// The next one.
     pub(super) async fn next(&mut self) -> Asked {
         tokio::select! {
             _ = self.terminate.recv() => Asked::End("SIGTERM"),

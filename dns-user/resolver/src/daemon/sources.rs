@@ -1,10 +1,8 @@
-//! The files that are watched while the server runs: which they are, whether they
-//! changed, what is in them.
+//! The files followed at runtime: which ones exist, whether they changed, their contents.
 //!
-//! The file system is asked by a thread of each source's own (`reader.rs`), and
-//! answered for within [`PATIENCE`]: one mount whose server is gone neither stops the
-//! daemon's loop nor keeps the other sources from being followed. Only the first look
-//! at a source, at the start or when another one is configured, has [`FIRST_PATIENCE`].
+//! Each source queries the file system on a dedicated thread (`reader.rs`) with a deadline of
+//! [`PATIENCE`], so that a hung mount blocks neither the main loop nor other sources. Only the first
+//! read of a source, at start or after a configuration change, may take [`FIRST_PATIENCE`].
 
 mod reader;
 
@@ -30,49 +28,44 @@ use dns_platform::files::{
     glob::{folders, glob},
 };
 
-/// A file written less than this before it was read may change again without its
-/// times showing it (the kernel stamps files by its tick, 1 to 10 ms), so it is
-/// read once more later.
+/// A file written more recently than this may change again without a new time stamp (the kernel
+/// stamps files by its tick, 1 to 10 ms), so it is read once more later.
 const SETTLED: Duration = Duration::from_millis(50);
 
-/// How often a file that is still being written is read again, [`SETTLED`] apart.
+/// Number of times an unparsable, recently written file is read again, [`SETTLED`] apart.
 const READ_AGAIN: u32 = 4;
 
-/// How long a source may take to answer.
+/// Time limit for a source to answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long it may take at the first look: a disk that is slow while a machine boots, or
-/// thousands of alias files, must not keep a server from coming up.
+/// Time limit of a source's first read: a slow disk during boot, or thousands of alias files, must
+/// not keep the server from starting.
 const FIRST_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Where one kind of data comes from.
+/// Location of one kind of data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// One file that may be missing.
+    /// A single file, which may be missing.
     File(PathBuf),
-    /// All files that match a pattern; empty: none.
+    /// All files matching a pattern; an empty pattern matches none.
     Pattern(String),
-    /// All files that match one of several patterns, in their order.
+    /// All files matching any of several patterns, in pattern order.
     Patterns(Vec<String>),
 }
 
-/// The sources of everything that can change.
+/// The sources of all data that can change at runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sources {
-    /// records.json; a pattern of nothing where none is configured.
+    /// An empty pattern if none is configured.
     pub(super) records: Source,
-    /// The alias files.
     pub(super) aliases: Source,
-    /// The handler files.
     pub(super) handlers: Source,
-    /// The addresses files.
     pub(super) addresses: Source,
-    /// What names without instances mean.
     pub(super) rules: NameRules,
 }
 
 impl Sources {
-    /// Those that a configuration names.
+    /// Returns the sources named in the configuration.
     pub(super) fn of(config: &Config) -> Self {
         Self {
             records: match &config.records_file {
@@ -91,9 +84,8 @@ impl Sources {
 }
 
 impl Source {
-    /// The files of the moment, in the order of the reference, each with what tells one
-    /// version of it from the next. What a pattern matches beside regular files, such as
-    /// a FIFO or a folder, is left out.
+    /// Returns the current files in bosh-dns's order, each with a stamp of its version. Matches that are
+    /// not regular files, such as FIFOs and directories, are left out.
     fn walk(&self) -> Walk {
         let (left_out, paths) = match self {
             Self::File(path) => (Vec::new(), vec![path.clone()]),
@@ -105,7 +97,7 @@ impl Source {
         Walk { stamps, left_out }
     }
 
-    /// What patterns match, each once.
+    /// Returns the files matching the patterns, without duplicates.
     fn matches(&self) -> Vec<PathBuf> {
         let patterns = match self {
             Self::File(_) => &[][..],
@@ -113,7 +105,7 @@ impl Source {
             Self::Patterns(patterns) => patterns,
         };
         let mut paths = Vec::new();
-        // Patterns were checked when the configuration was read.
+        // Patterns are validated when the configuration is read.
         for path in patterns.iter().flat_map(|pattern| glob(pattern).unwrap_or_default()) {
             if !paths.contains(&path) {
                 paths.push(path);
@@ -122,7 +114,7 @@ impl Source {
         paths
     }
 
-    /// In place of the contents of a source that does not answer.
+    /// Returns the contents that stand for a source that does not answer: a timeout error.
     fn unresponsive(&self, patience: Duration) -> Contents {
         let path = match self {
             Self::File(path) => path.clone(),
@@ -137,11 +129,11 @@ impl Source {
         Contents { stamps: Stamps::default(), files: vec![(path, Err(error))], settled: true }
     }
 
-    /// The folders in which a change may be one of ours.
+    /// Folders in which a change may affect this source.
     fn folders(&self) -> Vec<PathBuf> {
         match self {
             Self::File(path) => {
-                // The folder of the name, and that of the file behind a symbolic link.
+                // The folder of the name and, for a symbolic link, the folder of its target.
                 let mut folders = vec![parent(path)];
                 if let Ok(target) = fs::canonicalize(path) {
                     folders.push(parent(&target));
@@ -156,23 +148,22 @@ impl Source {
     }
 }
 
-/// What a walk over a source's patterns finds.
+/// Result of listing a source's files.
 struct Walk {
     /// The files that are read.
     stamps: Stamps,
-    /// What is no regular file.
+    /// Matches that are not regular files.
     left_out: Vec<PathBuf>,
 }
 
-/// The files of a source and their versions.
+/// The files of a source with the stamps of their versions.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub(super) struct Stamps(Vec<(Option<FileStamp>, PathBuf)>);
 
 impl Stamps {
     /// Reads all files.
     ///
-    /// The stamps were taken before the contents, so a change in between shows up
-    /// as one at the next look.
+    /// Stamps are taken before the contents, so a change in between is noticed at the next check.
     fn read(self) -> Contents {
         let files = self.0.iter().map(|(_, path)| (path.clone(), bounded::read(path))).collect();
         let now = SystemTime::now();
@@ -181,18 +172,17 @@ impl Stamps {
     }
 }
 
-/// What was read from a source.
+/// Contents read from a source.
 pub(super) struct Contents {
-    /// The versions that were read.
     pub(super) stamps: Stamps,
-    /// Each file's bytes or why there are none.
+    /// Contents or error of each file.
     pub(super) files: Vec<(PathBuf, io::Result<Vec<u8>>)>,
-    /// Whether every file was old enough for its stamp to be trusted.
+    /// Whether every file was old enough for its stamp to be reliable.
     pub(super) settled: bool,
 }
 
 impl Contents {
-    /// Tells contents apart: names and bytes, or the kind of error.
+    /// Returns a digest of names and bytes, or of the kind of error.
     fn digest(&self) -> u64 {
         let mut hasher = foldhash::quality::FixedState::default().build_hasher();
         for (path, bytes) in &self.files {
@@ -202,17 +192,17 @@ impl Contents {
         hasher.finish()
     }
 
-    /// The names of the files.
+    /// Returns the file names.
     pub(super) fn paths(&self) -> Vec<PathBuf> {
         self.files.iter().map(|(path, _)| path.clone()).collect()
     }
 
-    /// The bytes of the first file.
+    /// Returns the contents of the first file.
     pub(super) fn into_first(self) -> Option<Vec<u8>> {
         self.files.into_iter().next()?.1.ok()
     }
 
-    /// Names and bytes of all files, for a parser.
+    /// Returns names and contents of all files, for a parser.
     pub(super) fn readable(&self) -> Result<Vec<(String, &[u8])>, ConfigError> {
         let file = |(path, bytes): &'_ (PathBuf, io::Result<Vec<u8>>)| {
             let name = path.display().to_string();
@@ -229,26 +219,24 @@ impl Contents {
 
 //----------- Followed -------------------------------------------------------
 
-/// A source that is followed over time.
+/// A source followed for changes.
 pub(super) struct Followed {
-    /// What is followed.
     source: Source,
-    /// Asks the file system.
     reader: Reader,
-    /// What was there at the last reading.
+    /// Versions at the last read.
     stamps: Stamps,
-    /// Whether these stamps can be trusted.
+    /// Whether `stamps` are reliable.
     settled: bool,
-    /// The folders in which a change may be one of ours.
+    /// Folders in which a change may affect this source.
     folders: Vec<PathBuf>,
-    /// What was left out at the last reading.
+    /// Non-regular files left out at the last read.
     left_out: Vec<PathBuf>,
-    /// Digest of what was read last; `None`: nothing was.
+    /// Digest of the last contents; `None` before the first read.
     digest: Option<u64>,
 }
 
 impl Followed {
-    /// Follows a source that was not read yet.
+    /// Creates a source that has not been read.
     pub(super) fn new(source: Source) -> Self {
         Self {
             reader: Reader::new(source.clone()),
@@ -261,21 +249,21 @@ impl Followed {
         }
     }
 
-    /// The folders in which a change may be one of ours, as of the last look.
+    /// Returns the folders to watch, as of the last check.
     pub(super) fn folders(&self) -> &[PathBuf] {
         &self.folders
     }
 
-    /// Has the source looked at while other things are done; [`Self::changed`] or
-    /// [`Self::parsed`], with the same `force`, fetch what was seen.
+    /// Starts reading the source in the background; [`Self::changed`] or [`Self::parsed`] with the same
+    /// `force` returns the result.
     pub(super) fn look_ahead(&mut self, force: bool) {
         let known = self.known(force);
         self.reader.ask(known);
     }
 
-    /// Reads the source if it may have changed; `None`: it holds what it held.
-    /// With `force` it is read and returned whatever it holds. A source that does not
-    /// answer counts as one that cannot be read.
+    /// Reads the source if it may have changed; `None` if the contents are the same.
+    /// With `force` it is read and returned in any case. A source that does not answer counts as
+    /// unreadable.
     pub(super) fn changed(&mut self, force: bool) -> Option<Contents> {
         let contents = self.look(self.known(force))?;
         let digest = Some(contents.digest());
@@ -286,8 +274,8 @@ impl Followed {
 
     /// Reads and parses the source if it may have changed.
     ///
-    /// A file that cannot be parsed and was written just now is likely to be still
-    /// in writing: it is read again a few times before it counts as broken.
+    /// An unparsable file that was written recently is probably still being written: it is read again
+    /// a few times before it is reported as invalid.
     pub(super) fn parsed<T, E>(
         &mut self,
         force: bool,
@@ -308,17 +296,17 @@ impl Followed {
         Some((contents, result))
     }
 
-    /// The versions that need not be read again.
+    /// Returns the versions that need not be read again.
     fn known(&self, force: bool) -> Option<Stamps> {
         (!force && self.settled).then(|| self.stamps.clone())
     }
 
-    /// Looks at the source and remembers what it saw; `None`: it is as `known`.
+    /// Reads the source and remembers its state; `None` if it matches `known`.
     fn look(&mut self, known: Option<Stamps>) -> Option<Contents> {
         let patience = if self.digest.is_none() { FIRST_PATIENCE } else { PATIENCE };
         self.reader.ask(known);
         let Some(Seen { folders, left_out, contents }) = self.reader.answer(patience) else {
-            // Whatever it holds when it answers again is read.
+            // Read it again, whatever its stamps, once it answers.
             self.settled = false;
             return Some(self.source.unresponsive(patience));
         };
@@ -336,7 +324,7 @@ impl Followed {
     }
 }
 
-/// Whether the last change of a file lies long enough before `now`.
+/// Returns whether a file's last change is at least [`SETTLED`] before `now`.
 fn is_older(stamp: FileStamp, now: SystemTime) -> bool {
     let (seconds, nanoseconds) = stamp.changed;
     let changed = u64::try_from(seconds)
@@ -345,11 +333,10 @@ fn is_older(stamp: FileStamp, now: SystemTime) -> bool {
             Duration::from_secs(seconds).checked_add(Duration::from_nanos(nanoseconds.unsigned_abs()))
         })
         .and_then(|since_epoch| SystemTime::UNIX_EPOCH.checked_add(since_epoch));
-    // A change in the future says nothing; it counts as old, or it would be read for ever.
+    // A time in the future proves nothing; it counts as old, or the file would be read forever.
     changed.is_none_or(|changed| now.duration_since(changed).map_or(true, |age| age >= SETTLED))
 }
 
-/// The folder that holds a path.
 fn parent(path: &Path) -> PathBuf {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
@@ -362,7 +349,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_in_the_future_counts_as_old() {
+    fn future_mtime_counts_as_old() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let stamp = FileStamp::of(file.path()).unwrap();
         let (seconds, nanoseconds) = stamp.changed;
@@ -370,7 +357,7 @@ mod tests {
         let changed = SystemTime::UNIX_EPOCH + since_1970 + Duration::from_nanos(nanoseconds.cast_unsigned());
         assert!(!is_older(stamp, changed + SETTLED / 2));
         assert!(is_older(stamp, changed + 2 * SETTLED));
-        // The clock was put back: the file would be read again at every look.
+        // After the clock is set back, the file would be read at every check.
         assert!(is_older(stamp, changed - Duration::from_secs(3600)));
     }
 
@@ -386,18 +373,18 @@ mod tests {
         assert_ne!(missing.0, first.0);
         assert_ne!(missing.1, first.1);
         assert_eq!(file.walk().stamps, first.0);
-        // Same size, another file.
+        // Same size, different file.
         fs::write(folder.path().join("new"), "two").unwrap();
         fs::rename(folder.path().join("new"), &path).unwrap();
         let second = file.walk().stamps;
         assert_ne!(first.0, second);
-        // In place.
+        // Rewritten in place.
         fs::write(&path, "three").unwrap();
         assert_ne!(file.walk().stamps, second);
     }
 
     #[test]
-    fn what_is_no_regular_file_is_left_out() {
+    fn non_regular_files_are_skipped() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("b.json"), "{}").unwrap();
         nix::unistd::mkfifo(&folder.path().join("a.json"), nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -409,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_contents_are_returned_once() {
+    fn unchanged_contents_are_not_repeated() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("records.json");
         let mut followed = Followed::new(Source::File(path.clone()));
@@ -426,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_looked_at_ahead_is_fetched_once() {
+    fn prefetched_contents_are_returned_once() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("records.json");
         fs::write(&path, "{}").unwrap();
@@ -439,11 +426,11 @@ mod tests {
     }
 
     #[test]
-    fn the_first_look_may_take_longer() {
+    fn first_read_has_longer_limit() {
         let folder = tempfile::tempdir().unwrap();
         let source = Source::File(folder.path().join("records.json"));
         fs::write(folder.path().join("records.json"), "{}").unwrap();
-        // A file system that takes longer than is waited for while the server runs.
+        // Slower than the limit that applies after the first read.
         let slow = source.clone();
         let reader = Reader::looking(move |known| {
             thread::sleep(PATIENCE * 3 / 2);
@@ -456,12 +443,12 @@ mod tests {
     }
 
     #[test]
-    fn a_file_in_writing_is_given_time() {
+    fn partially_written_file_is_retried() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("records.json");
         fs::write(&path, "half").unwrap();
         let mut followed = Followed::new(Source::File(path.clone()));
-        // Its writer goes on while the first half is being parsed.
+        // The writer continues while the first half is being parsed.
         let parse = |contents: &Contents| {
             let bytes = contents.files[0].1.as_ref().unwrap();
             if bytes == b"whole" {

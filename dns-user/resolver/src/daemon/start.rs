@@ -1,5 +1,5 @@
-//! The start, in order: files, sockets, up-check, and only then the fast path and the ports of
-//! operators, which must never keep DNS from starting.
+//! Startup in order: files, sockets and up-check, and only then the fast path and the operator's
+//! ports, which must never keep DNS from starting.
 
 use std::{
     future,
@@ -46,11 +46,12 @@ use dns_fastpath::Slot;
 use dns_health::HealthService;
 use dns_platform::{logs::Logs, metrics::labels};
 
-/// Interval of the report which of Consul's names interfaces answer; a watch is kept for a minute.
+/// Interval at which the fast path reports the Consul names it answers; each report keeps a watch for
+/// a minute.
 const USE_INTERVAL: time::Duration = time::Duration::from_secs(10);
 
-/// Reads the files, opens the sockets, waits until the server answers itself, and opens the
-/// ports of operators.
+/// Reads the files, opens the sockets, waits until the up-check succeeds, and opens the operator's
+/// ports.
 pub(super) async fn start<'a>(
     path: &'a Path,
     loaded: Loaded,
@@ -162,7 +163,7 @@ pub(super) async fn start<'a>(
     })
 }
 
-/// Opens the board that operators read, and the metrics of the server as a whole.
+/// Creates the status board and the server-wide metrics.
 fn board(metrics: &Metrics, logs: &Logs) -> Result<Board, DaemonError> {
     let whole = WholeMetrics::new()?;
     whole.register(metrics.registry())?;
@@ -171,7 +172,7 @@ fn board(metrics: &Metrics, logs: &Logs) -> Result<Board, DaemonError> {
     Ok(Board::new(journal))
 }
 
-/// Loads the certificates of the health checks; `None` while the checks stay off.
+/// Loads the health checks' certificates; `None` if the checks stay off.
 fn health_checks(
     config: &Config,
     slot: &Slot,
@@ -186,9 +187,9 @@ fn health_checks(
             health.metrics().register(metrics.registry())?;
             Ok(Some(Arc::new(health)))
         }
-        // The reference's way.
+        // bosh-dns refuses to start too.
         Err(problem) if config.compat.require_health_certificates => Err(problem.into()),
-        // DNS without health checks is better than none.
+        // Serving DNS without health checks is better than not serving.
         Err(problem) => {
             board.stays_off(format!(
                 "{problem}; health checks stay off: all instances count as running until the server is started \
@@ -199,7 +200,7 @@ fn health_checks(
     }
 }
 
-/// Keeps Consul's names up with a live Consul, if there are such names.
+/// Follows a live Consul, if Consul is configured.
 fn follow_consul(
     consul: Option<Arc<ConsulNames>>,
     files: &Files,
@@ -222,8 +223,8 @@ fn follow_consul(
     Ok(())
 }
 
-/// Binds the sockets and waits until the server answers itself, both within `timeout`. Returns
-/// the addresses that are served and the up-check for them.
+/// Binds the sockets and waits until the up-check succeeds, both within `timeout`. Returns the
+/// addresses served and the up-check for them.
 async fn come_up(
     config: &Config,
     wanted: &[SocketAddr],
@@ -258,7 +259,7 @@ async fn expose(config: &Config, metrics: &Metrics, wellness: &Wellness, failure
     }
 }
 
-/// Returns the folder of the jobs, if it is there.
+/// Returns the jobs folder, if it exists.
 fn jobs_dir(config: &Config, board: &Board) -> Option<PathBuf> {
     match &config.jobs_dir {
         Some(folder) if folder.is_dir() => return Some(folder.clone()),
@@ -266,7 +267,7 @@ fn jobs_dir(config: &Config, board: &Board) -> Option<PathBuf> {
             let folder = folder.display();
             board.stays_off(format!("jobs_dir: {folder}: no such folder; /local-groups stays empty"));
         }
-        // Where there are jobs, there is an API.
+        // A VM with BOSH jobs always configures the API.
         None if config.api.is_none() => {}
         None => board.stays_off("jobs_dir is missing; /local-groups stays empty".to_owned()),
     }

@@ -1,5 +1,5 @@
-//! The server asks itself: at the start, so that it either answers within
-//! `timeout` or ends with an error, and on while it runs.
+//! Self-checks: at start the server either answers them within `timeout` or exits with an error;
+//! afterwards they run periodically.
 
 use std::{
     error::Error,
@@ -21,67 +21,56 @@ use tokio::{
 use crate::server::OwnConnections;
 use dns_core::name::Name;
 
-/// How long one question may take.
+/// Time limit of one query.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What to ask, and where.
+/// The queries of a self-check and their targets.
 #[derive(Clone, Debug)]
 pub(super) struct Upcheck {
-    /// Where the server is told which connections are its own.
+    /// Registry of the server's own connections, which bypass client limits.
     own: OwnConnections,
-    /// The listen addresses, wildcards as loopback.
+    /// Listen addresses, with wildcards replaced by loopback.
     targets: Vec<SocketAddr>,
-    /// Names that have to give 127.0.0.1.
+    /// Names that must resolve to 127.0.0.1.
     upchecks: Vec<Name>,
-    /// A name that has to give any address.
+    /// Name that must resolve to any address.
     internal: Option<Name>,
 }
 
-/// Why the server does not count as up.
+/// Failure of a self-check.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum UpcheckError {
-    /// No usable reply.
     #[error("{name} asked at {target} by {transport}: {problem}")]
-    Failed {
-        /// What was asked.
-        name: Name,
-        /// Whom.
-        target: SocketAddr,
-        /// `UDP` or `TCP`.
-        transport: &'static str,
-        /// What came of it.
-        problem: NoAnswer,
-    },
+    Failed { name: Name, target: SocketAddr, transport: &'static str, problem: NoAnswer },
 }
 
-/// Why a question to a server came to nothing.
+/// Reason a query got no usable answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoAnswer {
-    /// The name cannot be asked for.
+    /// The name does not fit in a query.
     #[error("the name cannot be asked for: {0}")]
     Question(Box<dyn Error + Send + Sync>),
-    /// The network refuses it.
+    /// Sending or receiving failed.
     #[error(transparent)]
     Network(#[from] io::Error),
-    /// Nothing came.
     #[error("no reply within {0:?}")]
     Silence(Duration),
-    /// What came is no DNS message.
+    /// The reply is not a DNS message.
     #[error("unreadable reply: {0}")]
     Unreadable(Box<dyn Error + Send + Sync>),
-    /// What came is no reply to this question.
+    /// The reply belongs to a different query.
     #[error("a reply to another query")]
     Foreign,
-    /// The reply is an error.
+    /// The reply has an error RCODE.
     #[error("{0}")]
     Code(ResponseCode),
-    /// The reply does not hold what it should.
+    /// The reply lacks the expected address.
     #[error("a reply without the address of the up-check")]
     NoAddress,
 }
 
 impl Upcheck {
-    /// Checks for a server that listens on `listen`; it is told by `own` who asks.
+    /// Creates the checks for a server listening on `listen`; `own` lets the server recognise them.
     pub(super) fn new(
         listen: &[SocketAddr],
         upchecks: &[Name],
@@ -96,8 +85,7 @@ impl Upcheck {
         }
     }
 
-    /// Asks everything once, everywhere, by UDP and TCP. What fails at one address does
-    /// not keep the others from being asked.
+    /// Sends every query to every target over UDP and TCP. A failing target does not affect the others.
     pub(super) async fn once(&self) -> Findings {
         let mut findings = Findings::default();
         for &target in &self.targets {
@@ -109,7 +97,7 @@ impl Upcheck {
                         Ok(()) => findings.answered += 1,
                         Err(problem) => {
                             findings.problems.push(problem);
-                            // Each takes its time to fail.
+                            // Further queries to this target would each wait for the time limit.
                             break;
                         }
                     }
@@ -119,7 +107,7 @@ impl Upcheck {
         findings
     }
 
-    /// Asks until some address answers everything; a problem if none does within `timeout`.
+    /// Repeats the checks until one target answers every query; returns a failure after `timeout`.
     pub(super) async fn until_up(&self, timeout: Duration) -> Result<(), UpcheckError> {
         let end = time::Instant::now() + timeout;
         loop {
@@ -136,7 +124,7 @@ impl Upcheck {
         }
     }
 
-    /// One question; `upcheck`: the reply has to hold 127.0.0.1.
+    /// Sends one query; with `upcheck` the reply must contain 127.0.0.1.
     async fn ask(
         &self,
         target: SocketAddr,
@@ -161,18 +149,18 @@ impl Upcheck {
         judge(id, &reply, upcheck).map_err(failed)
     }
 
-    /// Asks by TCP, from a place that no client can take.
+    /// Queries over TCP from a connection exempt from client limits.
     async fn by_tcp(&self, target: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {
         let socket = if target.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
         let mut local = target;
         local.set_port(0);
-        // The address is one of ours, or else so is the one that the kernel takes.
+        // The target is one of our addresses, so it also serves as the source address.
         let ours = match socket.bind(local) {
             Ok(()) => Some(self.own.enter(socket.local_addr()?)),
             Err(_) => None,
         };
         let mut stream = socket.connect(target).await?;
-        // A question of one name is far below 64 KiB.
+        // A query with one name is far shorter than 64 KiB.
         let mut framed = (question.len() as u16).to_be_bytes().to_vec();
         framed.extend_from_slice(question);
         stream.write_all(&framed).await?;
@@ -184,16 +172,15 @@ impl Upcheck {
     }
 }
 
-/// What the server found when it asked itself.
+/// Results of one round of self-checks.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
-    /// Good answers.
     pub(super) answered: usize,
-    /// What was not answered well: of each address and transport the first.
+    /// First failure of each target and transport.
     pub(super) problems: Vec<UpcheckError>,
 }
 
-/// Asks a server once, by UDP, whether a name has an address; the reason if it has none.
+/// Queries a server once over UDP for an address of `name`; returns the reason if there is none.
 pub(crate) async fn resolves(target: SocketAddr, name: &Name) -> Result<(), NoAnswer> {
     let id = fastrand::u16(..);
     let question = question(id, name)?;
@@ -204,7 +191,7 @@ pub(crate) async fn resolves(target: SocketAddr, name: &Name) -> Result<(), NoAn
     judge(id, &reply, false)
 }
 
-/// The address at which we reach ourselves.
+/// Returns the address at which the server reaches itself.
 fn reachable(listen: SocketAddr) -> SocketAddr {
     let address = match listen.ip() {
         IpAddr::V4(address) if address.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -214,7 +201,7 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
     SocketAddr::new(address, listen.port())
 }
 
-/// A query of type A.
+/// Builds a query of type A.
 fn question(id: u16, name: &Name) -> Result<Vec<u8>, NoAnswer> {
     let mut labels = Vec::new();
     labels.extend(name.labels());
@@ -225,7 +212,7 @@ fn question(id: u16, name: &Name) -> Result<Vec<u8>, NoAnswer> {
     message.to_vec().map_err(|error| NoAnswer::Question(error.into()))
 }
 
-/// Whether a reply says that all is well.
+/// Checks id and RCODE of a reply and that it holds an address, 127.0.0.1 for an `upcheck`.
 fn judge(id: u16, reply: &[u8], upcheck: bool) -> Result<(), NoAnswer> {
     let reply = Message::from_vec(reply).map_err(|error| NoAnswer::Unreadable(error.into()))?;
     if reply.metadata.id != id || reply.metadata.message_type != MessageType::Response {
@@ -246,7 +233,6 @@ fn judge(id: u16, reply: &[u8], upcheck: bool) -> Result<(), NoAnswer> {
     if found { Ok(()) } else { Err(NoAnswer::NoAddress) }
 }
 
-/// Asks by UDP.
 async fn by_udp(target: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {
     let any: IpAddr =
         if target.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };

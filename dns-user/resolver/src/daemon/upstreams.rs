@@ -1,5 +1,5 @@
-//! Who answers what is not local: joins recursors, handlers and reverse names to
-//! the routes, again whenever files or configuration change.
+//! Routes non-local names: combines recursors, handlers and reverse names into routes, and rebuilds
+//! them when files or the configuration change.
 
 use std::{
     collections::HashMap,
@@ -19,35 +19,32 @@ use dns_upstream::{
     Answer, CachedSource, HandlerConfig, Handlers, InForce, Upstream, metrics::UpstreamMetrics,
 };
 
-/// Recursors, handlers and reverse names in force.
+/// Recursors, handlers and reverse names in use.
 pub(super) struct Upstreams {
-    /// Where they are put in force.
     fleet: Arc<Fleet>,
     /// Recursors and handlers, shared with status and metrics.
     pub(super) in_force: Arc<InForce>,
-    /// Names of Consul's, and the recursors of their own.
+    /// Consul names and their own recursors, if any.
     consul: Option<Consul>,
-    /// Handlers' domains that are, or were until a moment ago, domains of the
-    /// records; and since when they are not.
+    /// Handler domains that the records contain (`None`), or stopped containing at the given time less
+    /// than [`HANDLER_RETURN`] ago.
     retired: HashMap<Name, Option<Instant>>,
 }
 
-/// Names of Consul's.
+/// Consul names and their recursors.
 struct Consul {
-    /// The names.
     names: Arc<ConsulNames>,
-    /// Recursors that the object `"consul"` names.
+    /// Recursors configured in the object `"consul"`.
     recursors: Option<Arc<dyn Answer>>,
 }
 
-/// So long after the records have lost a domain its handler comes back. Just after
-/// the change its names go to the recursors, as with the reference (observed),
-/// where the handler is gone for good.
+/// Delay after which a handler returns once the records no longer contain its domain. Until then its
+/// names go to the recursors, as in bosh-dns (observed), where the handler never returns.
 const HANDLER_RETURN: Duration = Duration::from_secs(30);
 
 impl Upstreams {
-    /// Puts recursors and handlers in force for the first time. `own` is where we
-    /// listen ourselves. Inside a tokio runtime.
+    /// Installs recursors and handlers at start. `own` are the server's listen addresses. Must be called
+    /// inside a tokio runtime.
     pub(super) fn new(
         fleet: Arc<Fleet>,
         config: &Config,
@@ -70,9 +67,8 @@ impl Upstreams {
         Ok(upstreams)
     }
 
-    /// Puts new records and other handlers in force, as far as there are any. Handlers whose
-    /// domain the records have give it up, and others come back; so this is to be called now
-    /// and then even if there is nothing new.
+    /// Applies new records and handlers, if any. Suspends handlers whose domain the records contain and
+    /// reinstates the others after a delay, so it must be called periodically even without changes.
     pub(super) fn follow(
         &mut self,
         snapshot: Option<Arc<Snapshot>>,
@@ -92,7 +88,7 @@ impl Upstreams {
         self.fleet.change(snapshot, routes);
     }
 
-    /// Notes which handlers' domains the records have; whether that changes a route.
+    /// Updates the suspended handler domains; returns whether that changes a route.
     fn retire(&mut self, snapshot: &Snapshot) -> bool {
         let handlers = self.in_force.handlers.load();
         let mut changed = false;
@@ -111,8 +107,7 @@ impl Upstreams {
         changed || self.retired.len() != before
     }
 
-    /// Puts a changed configuration in force; recursors and their cache stay if
-    /// nothing changed for them.
+    /// Applies a changed configuration; recursors and their cache are kept if their settings are unchanged.
     pub(super) fn reconfigure(&mut self, old: &Config, new: &Config, own: &[SocketAddr]) {
         if old.recursion != new.recursion || old.cache != new.cache {
             self.in_force.upstream.store(Arc::new(Upstream::new(new, own)));
@@ -120,7 +115,7 @@ impl Upstreams {
         self.install(new);
     }
 
-    /// Another object `"consul"` from now on, whose zone is in force.
+    /// Applies another object `"consul"` whose zone is already installed.
     pub(super) fn reconfigure_consul(&mut self, object: &ConsulConfig, config: &Config, own: &[SocketAddr]) {
         if let Some(consul) = &mut self.consul {
             consul.recursors = recursors_of(object, config, own);
@@ -128,17 +123,17 @@ impl Upstreams {
         self.install(config);
     }
 
-    /// We listen elsewhere from now on.
+    /// Updates the server's own listen addresses.
     pub(super) fn listens_on(&self, own: &[SocketAddr]) {
         self.in_force.upstream.load().listens_on(own);
     }
 
-    /// Routes queries by what is in force.
+    /// Rebuilds and installs the routes.
     fn install(&self, config: &Config) {
         self.fleet.set_routes(self.routes(config));
     }
 
-    /// Makes routes of what is in force, and tells Consul's names whom to ask.
+    /// Builds the routes and sets the recursors of Consul names.
     fn routes(&self, config: &Config) -> Routes {
         let upstream = self.in_force.upstream.load();
         let handlers: ByDomain = self
@@ -155,7 +150,7 @@ impl Upstreams {
         let mut root = recursors.clone();
         let mut consul = ByDomain::default();
         if let Some(Consul { names, recursors: own }) = &self.consul {
-            // Who comes from Consul has named the recursors there.
+            // A configuration migrated from Consul sets its recursors there.
             root = recursors.clone().or_else(|| own.clone());
             names.ask(own.clone().or(recursors));
             consul

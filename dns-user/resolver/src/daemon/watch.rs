@@ -1,5 +1,5 @@
-//! Notices that watched folders changed: inotify through `notify`, and a look once
-//! a second for what inotify misses (overlay file systems, folders that appear).
+//! Watches folders for changes with inotify (`notify`), and once a second reports a possible change
+//! for events that inotify misses (overlay file systems, folders that appear).
 
 use std::{collections::HashSet, path::PathBuf, sync::Arc, time::Duration};
 
@@ -10,28 +10,25 @@ use notify::{
 use tokio::{sync::Notify, time};
 use tracing::{debug, warn};
 
-/// How long nothing more must happen before a change of unknown extent is looked
-/// at. A file that was closed by its writer or renamed is whole: it is not waited for.
+/// Quiet period after a change of unknown extent. A file closed by its writer or renamed is complete
+/// and needs none.
 const QUIET: Duration = Duration::from_millis(25);
 
-/// The longest that [`QUIET`] is waited for, in folders where there is always something.
+/// Upper bound of the quiet period, for folders that change constantly.
 const LONGEST: Duration = Duration::from_millis(250);
 
-/// The look without any event.
+/// Interval of checks without any event.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Waits for changes in a set of folders.
 pub(super) struct Watch {
-    /// The kernel's side; `None`: there is none, once a second has to do.
+    /// `None` if inotify is unavailable; [`INTERVAL`] then has to suffice.
     watcher: Option<RecommendedWatcher>,
-    /// What wakes [`Watch::next`].
     events: Arc<Events>,
-    /// What is being watched.
     folders: HashSet<PathBuf>,
 }
 
 impl Watch {
-    /// Watches nothing yet.
     pub(super) fn new() -> Self {
         let events = Arc::new(Events::default());
         let told = events.clone();
@@ -42,12 +39,12 @@ impl Watch {
         Self { watcher, events, folders: HashSet::new() }
     }
 
-    /// Watches exactly these folders from now on.
+    /// Replaces the set of watched folders.
     pub(super) fn set(&mut self, folders: Vec<PathBuf>) {
         let Some(watcher) = &mut self.watcher else { return };
         let wanted: HashSet<PathBuf> = folders.into_iter().collect();
         for gone in self.folders.difference(&wanted) {
-            // It may be gone for good; then the kernel has let go of it already.
+            // A deleted folder is no longer watched by the kernel anyway.
             let _ = watcher.unwatch(gone);
         }
         let mut watched: HashSet<PathBuf> = self.folders.intersection(&wanted).cloned().collect();
@@ -63,7 +60,7 @@ impl Watch {
         self.folders = watched;
     }
 
-    /// Returns when something may have changed, at the latest after a second.
+    /// Waits until something may have changed, at most a second.
     pub(super) async fn next(&mut self) {
         if self.watcher.is_none() {
             return time::sleep(INTERVAL).await;
@@ -85,18 +82,16 @@ impl Watch {
     }
 }
 
-/// Events of the kernel: that there were some, not which. Each wakes once, also
-/// when it comes before anybody waits.
+/// Coalesced kernel events. Each notification wakes once, even if it precedes the wait.
 #[derive(Default)]
 struct Events {
-    /// A file was closed by its writer, or got another name.
+    /// A file was closed after writing, or renamed.
     whole: Notify,
-    /// Anything else but that somebody reads.
+    /// Any other event except opening and reading.
     something: Notify,
 }
 
 impl Events {
-    /// Takes an event in.
     fn take(&self, event: notify::Result<notify::Event>) {
         match event.map(|event| event.kind) {
             Ok(EventKind::Access(AccessKind::Open(_) | AccessKind::Read)) => {}
@@ -104,7 +99,7 @@ impl Events {
                 EventKind::Access(AccessKind::Close(AccessMode::Write))
                 | EventKind::Modify(ModifyKind::Name(_)),
             ) => self.whole.notify_one(),
-            // An error may stand for lost events.
+            // An error may mean lost events.
             Ok(_) | Err(_) => self.something.notify_one(),
         }
     }

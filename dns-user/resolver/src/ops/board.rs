@@ -1,5 +1,4 @@
-//! What the running server knows about its files and sockets: shared by the
-//! daemon, the API and the command `status`.
+//! State of the server's files and sockets, shared by the daemon, the API and the `status` command.
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -12,86 +11,83 @@ use super::{
     journal::{Journal, Kind},
 };
 
-/// Most warnings that are kept of one kind of file.
+/// Maximum number of warnings kept per kind of file.
 const MOST_WARNINGS: usize = 100;
 
-/// The state of files and sockets, and the journal of what happened to them;
-/// clones share it.
+/// The state of files and sockets, and the journal of their changes. Clones share it.
 #[derive(Clone)]
 pub struct Board {
-    /// Counts, and remembers when.
     journal: Journal,
-    /// The state.
     state: Arc<Mutex<State>>,
 }
 
 /// The state of files and sockets.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct State {
-    /// Where the server listens, UDP and TCP.
+    /// Listen addresses, for both UDP and TCP.
     pub listen: Vec<SocketAddr>,
-    /// Why there is no fast path; `None`: there is one.
+    /// Reason the fast path is off; `None` if it is on.
     pub fast_path_off: Option<String>,
-    /// What an operator should know of how the server is set up.
+    /// Remarks on the configuration for the operator.
     pub notes: Vec<String>,
-    /// Instances that are served.
+    /// Number of instances served.
     pub instances: usize,
-    /// Each kind of files, by its label.
+    /// State of each kind of file, by label.
     pub files: BTreeMap<&'static str, FileState>,
-    /// Why nobody got an answer of late; `None`: somebody did.
+    /// Failure of the latest self-checks if no client got an answer either.
     pub upcheck_error: Option<String>,
-    /// What of the listen addresses does not answer, and why.
+    /// Listen addresses that do not answer, with the reason.
     pub silent_addresses: Vec<String>,
-    /// Parts that are off although they are configured, and why.
+    /// Components that are configured but off, with the reason.
     pub parts_off: Vec<String>,
 }
 
-/// The state of one kind of files.
+/// The state of one kind of file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FileState {
-    /// The files of the last attempt.
+    /// Files of the last attempt.
     pub files: Vec<PathBuf>,
-    /// Whether contents of theirs are in use.
+    /// Whether any contents are in use.
     pub in_use: bool,
-    /// Why the last attempt failed; `None`: it did not.
+    /// Error of the last attempt, if it failed.
     pub error: Option<String>,
-    /// What was skipped in the contents in use, up to a bound.
+    /// Items skipped in the contents in use, up to a limit.
     pub warnings: Vec<String>,
 }
 
 impl Board {
-    /// An empty one beside a journal.
+    /// Creates an empty board.
     pub fn new(journal: Journal) -> Self {
         Self { journal, state: Arc::default() }
     }
 
-    /// What happened so far.
+    /// Returns the journal of reloads and failures.
     pub fn journal(&self) -> &Journal {
         &self.journal
     }
 
-    /// The state of now.
+    /// Returns a copy of the current state.
     pub fn state(&self) -> State {
         self.lock().clone()
     }
 
-    /// Reports a part that stays off.
+    /// Records a component that stays off.
     pub(crate) fn stays_off(&self, problem: String) {
         warn!("{problem}");
         self.change(|state| state.parts_off.push(problem));
     }
 
-    /// Why the newest files of this kind are not in use; `None`: they are.
+    /// Returns the reason the newest files of this kind are not in use, if any.
     pub fn error(&self, kind: Kind) -> Option<String> {
         self.lock().files.get(kind.label())?.error.clone()
     }
 
-    /// Whether any contents of this kind are in use.
+    /// Returns whether contents of this kind are in use.
     pub fn is_in_use(&self, kind: Kind) -> bool {
         self.lock().files.get(kind.label()).is_some_and(|state| state.in_use)
     }
 
-    /// What is in use of every kind of files and what is not, for whoever asked for a reload.
+    /// Returns the result of a reload: what is in use and what failed, for each kind of file.
     pub(crate) fn reloaded(&self) -> Reloaded {
         let mut reloaded = Reloaded::default();
         let last = self.journal.reloads();
@@ -107,13 +103,12 @@ impl Board {
         reloaded
     }
 
-    /// Changes something.
     pub(crate) fn change(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.lock());
     }
 
-    /// New contents are in use, `took` after they were noticed; `warnings` tell
-    /// what was skipped.
+    /// Records that new contents are in use, `took` after the change was noticed; `warnings` lists the
+    /// skipped items.
     pub(crate) fn loaded(
         &self,
         kind: Kind,
@@ -132,7 +127,7 @@ impl Board {
         self.lock().files.insert(kind.label(), state);
     }
 
-    /// Files cannot be used; what was in use stays.
+    /// Records that files are invalid; the contents in use stay.
     pub(crate) fn refused(&self, kind: Kind, files: Vec<PathBuf>, problem: &str) {
         self.journal.failed(kind, problem);
         let mut state = self.lock();
@@ -141,7 +136,7 @@ impl Board {
         file_state.error = Some(problem.to_owned());
     }
 
-    /// The state is plain data: what a panicking holder left is still sound.
+    /// Locks the state; it is plain data, so it stays valid if a holder panicked.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }

@@ -1,5 +1,5 @@
-//! HTTP for operators within bounds: a number of connections, a time for each request's head, and a
-//! time for each reply. Beyond them a connection is closed.
+//! HTTP server for operators with limits on connections, time per request head and time per
+//! response. A connection that exceeds one is closed.
 
 use std::{collections::VecDeque, future::Future, time::Duration};
 
@@ -13,14 +13,15 @@ use tokio::task::AbortHandle;
 
 use dns_platform::stall::{StallLimit, WRITE_TIMEOUT};
 
-/// Connections to one port at a time; a new one closes the oldest.
+/// Maximum number of connections per port; a new one closes the oldest.
 const MAX_CONNECTIONS: usize = 64;
 
-/// Time for the head of the next request, idle time included. Longer than Prometheus usually waits
-/// between two scrapes.
+/// Time limit for the head of the next request, including idle time: longer than Prometheus usually
+/// waits between scrapes.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(65);
 
-/// Serves connections until `shutdown` ends; then all are cut. `routes` gives those for one.
+/// Serves connections until `shutdown` completes, then closes all of them. `routes` returns the router
+/// for a connection.
 pub(crate) async fn serve<L: Listener>(
     listener: L,
     routes: impl Fn(&L::Io) -> Router,
@@ -77,7 +78,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_unread_reply_is_given_up() {
+    async fn unread_reply_closes_connection() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let router = Router::new().route("/", get(|| async { vec![b'x'; 64 << 20] }));
@@ -90,10 +91,10 @@ mod tests {
         let client = async {
             let mut client = TcpStream::connect(address).await.unwrap();
             client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
-            // Long enough for the server to give up, whatever else the machine does.
+            // Long enough for the server to time out even on a busy machine.
             tokio::time::sleep(Duration::from_secs(2)).await;
             let mut read = Vec::new();
-            // A reset is as good an end.
+            // A reset also proves that the connection was closed.
             let _ = client.read_to_end(&mut read).await;
             read.len()
         };

@@ -1,4 +1,4 @@
-//! What was read anew and what could not be used: for metrics and status.
+//! Journal of reloads and failed reloads, for metrics and status.
 
 use std::{
     collections::BTreeMap,
@@ -11,70 +11,61 @@ use serde::{Deserialize, Serialize};
 
 use super::{metrics::WholeMetrics, tap::seconds_since_1970};
 
-/// Something that happened once.
+/// A reload or a failed reload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Event {
-    /// When, in seconds since 1970.
+    /// Time of the event, in seconds since 1970.
     pub time: f64,
-    /// What, in a few words.
+    /// Summary of the event.
     pub detail: String,
-    /// How long it took, in milliseconds.
+    /// Duration of the reload, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub took_ms: Option<f64>,
 }
 
-/// Remembers the last reload and the last failure of each kind of files, and
-/// counts them; clones share it.
+/// Counts reloads and failures and keeps the last of each per kind of file. Clones share it.
 #[derive(Clone)]
 pub struct Journal {
-    /// What the clones share.
     shared: Arc<Shared>,
 }
 
-/// What all handles have in common.
 struct Shared {
-    /// The counters.
     metrics: WholeMetrics,
-    /// Start of the server.
     started: Instant,
-    /// The same in seconds since 1970.
+    /// The same time in seconds since 1970.
     started_at: f64,
-    /// What is remembered.
     past: Mutex<Past>,
 }
 
-/// What is remembered.
 #[derive(Default)]
 struct Past {
-    /// By kind.
     reloads: BTreeMap<String, Event>,
-    /// By kind.
     failures: BTreeMap<String, Event>,
-    /// When the records in force were read.
+    /// Time at which the records in use were read.
     records_read: Option<Instant>,
 }
 
-/// Kinds of files that are read again while the server runs.
+/// Kinds of files that are reloaded at runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// config.json.
+    /// The configuration, config.json.
     Config,
-    /// records.json.
+    /// The BOSH records, records.json.
     Records,
-    /// Alias files.
+    /// Alias files, merged in order.
     Aliases,
-    /// Handler files.
+    /// Files that define handlers.
     Handlers,
-    /// Addresses files.
+    /// Files with additional listen addresses.
     Addresses,
-    /// Definition files of Consul's names.
+    /// Definition files of Consul names.
     Consul,
-    /// Certificates and keys.
+    /// Certificates and private keys.
     Certificates,
 }
 
 impl Kind {
-    /// All of them.
+    /// Every kind, in order of display.
     pub const ALL: &'static [Self] = &[
         Self::Config,
         Self::Records,
@@ -85,7 +76,7 @@ impl Kind {
         Self::Certificates,
     ];
 
-    /// Label in metrics and status.
+    /// Returns the label used in metrics and status.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Config => "config",
@@ -100,7 +91,7 @@ impl Kind {
 }
 
 impl Journal {
-    /// A journal that begins now.
+    /// Creates an empty journal; the server counts as started now.
     pub fn new(metrics: WholeMetrics) -> Self {
         Self {
             shared: Arc::new(Shared {
@@ -112,22 +103,22 @@ impl Journal {
         }
     }
 
-    /// The counters.
+    /// Returns the server-wide metrics.
     pub fn metrics(&self) -> &WholeMetrics {
         &self.shared.metrics
     }
 
-    /// Start of the server.
+    /// Returns the start time of the server.
     pub fn started(&self) -> Instant {
         self.shared.started
     }
 
-    /// Start of the server, in seconds since 1970.
+    /// Returns the start time of the server, in seconds since 1970.
     pub fn started_at(&self) -> f64 {
         self.shared.started_at
     }
 
-    /// Files of `kind` were put in force, after `took`.
+    /// Records that files of `kind` were reloaded, after `took`.
     pub fn reloaded(&self, kind: Kind, took: Duration, detail: impl Into<String>) {
         self.shared.metrics.reloaded(kind, took);
         let took_ms = Some(took.as_secs_f64() * 1000.0);
@@ -139,31 +130,30 @@ impl Journal {
         }
     }
 
-    /// Files of `kind` could not be used.
+    /// Records that files of `kind` could not be loaded.
     pub fn failed(&self, kind: Kind, detail: impl Into<String>) {
         self.shared.metrics.reload_failed(kind);
         let event = Event { time: seconds_since_1970(), detail: detail.into(), took_ms: None };
         self.past().failures.insert(kind.label().to_owned(), event);
     }
 
-    /// Last time that files of each kind were put in force.
+    /// Returns the last reload of each kind.
     pub fn reloads(&self) -> BTreeMap<String, Event> {
         self.past().reloads.clone()
     }
 
-    /// Last time that files of each kind could not be used.
+    /// Returns the last failed reload of each kind.
     pub fn failures(&self) -> BTreeMap<String, Event> {
         self.past().failures.clone()
     }
 
-    /// How old the records in force are; `None`: none were read.
+    /// Returns the age of the records in use; `None` if none were read.
     pub fn records_age(&self) -> Option<Duration> {
         self.past().records_read.map(|read| read.elapsed())
     }
 
-    /// What is remembered.
     fn past(&self) -> MutexGuard<'_, Past> {
-        // Nothing in a locked section leaves the value half changed.
+        // No critical section leaves the value half updated.
         self.shared.past.lock()
     }
 }
@@ -173,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_of_each_kind_is_remembered() {
+    fn journal_keeps_last_event_per_kind() {
         let journal = Journal::new(WholeMetrics::new().unwrap());
         assert_eq!(journal.records_age(), None);
         journal.reloaded(Kind::Records, Duration::from_millis(5), "version 1");

@@ -1,11 +1,11 @@
-//! What an operator touches: API, metrics, status.
+//! The operator's interfaces: API, metrics, status.
 //!
-//! * [`metrics`]: one registry, one exposition.
-//! * [`probe`]: whether the server is well.
-//! * [`board`]: files and sockets, as the daemon tells of them.
-//! * [`journal`]: what was read anew, what could not be used.
+//! * [`metrics`]: one registry and its exposition.
+//! * [`probe`]: liveness and readiness checks.
+//! * [`board`]: state of files and sockets, as reported by the daemon.
+//! * [`journal`]: reloads and failed reloads.
 //! * [`tap`]: live queries of both paths.
-//! * [`status`], [`api`]: all of it for programs and for our own command line.
+//! * [`status`], [`api`]: all of it, for programs and for our command line.
 
 pub mod api;
 pub mod board;

@@ -1,4 +1,4 @@
-//! Whether the server is well, as a list of things that were looked at.
+//! Liveness and readiness of the server, as a list of checks.
 
 use std::sync::Arc;
 
@@ -12,27 +12,27 @@ use crate::consul::ConsulNames;
 use dns_fastpath::Slot;
 use dns_health::HealthService;
 
-/// One thing that was looked at.
+/// Result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// `sockets`, `records`...
+    /// Name of the check, such as `sockets` or `records`.
     pub name: &'static str,
-    /// Whether it is as it should be.
+    /// Whether the check passed.
     pub ok: bool,
-    /// Whether nothing works without it, so that a restart is in order.
+    /// Whether a failure prevents all service, so that a restart is needed.
     pub vital: bool,
-    /// What was seen, in a few words.
+    /// Finding, in a few words.
     pub detail: String,
 }
 
-/// The same, as `/status` shows it.
+/// A check as shown by `/status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckStatus {
-    /// `sockets`, `records`...
+    /// Name of the check, such as `sockets` or `records`.
     pub name: String,
-    /// Whether it is as it should be.
+    /// Whether the check passed.
     pub ok: bool,
-    /// What was seen, in a few words.
+    /// Finding, in a few words.
     pub detail: String,
 }
 
@@ -42,21 +42,19 @@ impl From<Check> for CheckStatus {
     }
 }
 
-/// Looks at the board, and at the interfaces.
+/// Runs the checks on the status board and the components.
 #[derive(Clone)]
 pub struct Wellness {
-    /// Where the other rooms say how they do.
     pub(crate) board: Board,
-    /// The fast path.
     pub(crate) slot: Slot,
-    /// Health checks; `None` if they are off.
+    /// `None` if health checks are off.
     pub(crate) health: Option<Arc<HealthService>>,
-    /// Consul's names; `None` without an object `"consul"`.
+    /// `None` without an object `"consul"`.
     pub(crate) consul: Option<Arc<ConsulNames>>,
 }
 
 impl Wellness {
-    /// Returns everything that was looked at. Called on every probe: cheap, never blocking.
+    /// Returns the result of every check. Called on every probe: cheap, never blocks.
     pub fn checks(&self) -> Vec<Check> {
         let Self { board, slot, health, consul } = self;
         let State {
@@ -77,7 +75,7 @@ impl Wellness {
             detail: upcheck_error.unwrap_or_else(|| format!("answering on {}", listen.join(", "))),
         }];
         if !silent_addresses.is_empty() {
-            // The others answer, and a restart brings no address back.
+            // The other addresses answer, and a restart would not bring this one back.
             let detail = silent_addresses.join("; ");
             checks.push(Check { name: "every address", ok: false, vital: false, detail });
         }
@@ -102,7 +100,7 @@ impl Wellness {
         }
         checks.push(Check {
             name: "fast path",
-            // Off is slower, not wrong.
+            // Without the fast path answers are slower, not wrong.
             ok: true,
             vital: false,
             detail: fast_path_off.map_or_else(|| slot.in_words(), |reason| format!("off: {reason}")),
@@ -112,27 +110,27 @@ impl Wellness {
             checks.push(Check {
                 name: "health checks",
                 ok: blindness.is_none(),
-                // Names resolve to all their instances meanwhile.
+                // Until then names resolve to all their instances.
                 vital: false,
                 detail: blindness.unwrap_or_else(|| health_in_words(health)),
             });
         }
         if let Some(consul) = consul {
             let doubt = consul.doubt();
-            // The last answers are served meanwhile, and a restart does not help.
+            // The last known data is served meanwhile; a restart would not help.
             let ok = doubt.is_none();
             let fine = || format!("{} instances", consul.zone().catalog.instance_count());
             checks.push(Check { name: "Consul", ok, vital: false, detail: doubt.unwrap_or_else(fine) });
         }
         if !parts_off.is_empty() {
-            // DNS is served all the same.
+            // DNS works without them.
             checks.push(Check { name: "parts off", ok: true, vital: false, detail: parts_off.join("; ") });
         }
         checks
     }
 }
 
-/// The states of instances, in a few words.
+/// Summarises the states of instances.
 fn health_in_words(health: &HealthService) -> String {
     let [running, failing, unknown, _] = health.states().counts();
     format!("{running} instances running, {failing} failing, {unknown} unknown")

@@ -1,4 +1,4 @@
-//! What `/status` says: one JSON object that `status` and `top` read.
+//! The JSON object returned by `/status` and read by the commands `status` and `top`.
 
 use std::collections::BTreeMap;
 
@@ -9,120 +9,119 @@ use super::{journal::Event, probe::CheckStatus};
 use dns_fastpath::{FastPath, FastPathStatus, ProgramStatus};
 use dns_platform::logs::{LoggingStatus, Problem};
 
-/// The state of the server at one moment.
+/// A snapshot of the server's state.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
-    /// Version of the server.
+    /// Version of the server binary.
     pub version: String,
-    /// Commit that it was built from.
+    /// Commit the server was built from.
     pub commit: String,
-    /// Process id.
+    /// Process id of the server.
     pub pid: u32,
-    /// Whether every check is well.
+    /// Whether every check passed.
     pub ready: bool,
-    /// What was looked at.
+    /// Results of the checks.
     pub checks: Vec<CheckStatus>,
-    /// Start, in seconds since 1970.
+    /// Start time, in seconds since 1970.
     pub started: f64,
-    /// Seconds since then.
+    /// Seconds since the start.
     pub uptime_seconds: f64,
-    /// Addresses that it listens on, UDP and TCP.
+    /// Listen addresses, for both UDP and TCP.
     pub listen: Vec<String>,
-    /// The records in force.
+    /// The records in use.
     pub records: RecordsStatus,
-    /// Replies so far.
+    /// Replies since the start, by path and kind.
     pub replies: RepliesStatus,
-    /// The fast path; null: there is none.
+    /// The fast path; null if off.
     pub fast_path: Option<FastPathView>,
-    /// Why there is none, if that was not asked for.
+    /// Reason the fast path is off, unless disabled by configuration.
     pub fast_path_off: Option<String>,
-    /// Recursors with their history, in the order in which they are asked.
+    /// Recursors with their history, in query order.
     pub recursors: Vec<Value>,
-    /// Consul's names: what is registered, and how a live Consul is doing; null: there
-    /// are none.
+    /// Registrations of Consul names and the state of a live Consul; null if Consul is not configured.
     #[serde(default)]
     pub consul: Value,
-    /// The cache; null: there is none.
+    /// The cache; null if disabled.
     pub cache: Value,
-    /// Health checks; null: they are off.
+    /// Health checks; null if off.
     pub health: Value,
-    /// Certificates in use.
+    /// Certificates currently in use.
     pub certificates: Vec<CertificateStatus>,
-    /// Last time that files of a kind were read anew.
+    /// Last reload of each kind of file.
     pub last_reload: BTreeMap<String, Event>,
-    /// Last time that files of a kind could not be used.
+    /// Last failed reload of each kind of file.
     pub last_failure: BTreeMap<String, Event>,
-    /// The files that are followed, as the daemon tells it.
+    /// State of the followed files, as reported by the daemon.
     pub files: Value,
-    /// The newest warnings and errors, newest last.
+    /// Latest warnings and errors, oldest first.
     pub problems: Vec<Problem>,
-    /// What an operator should know of how the server is set up.
+    /// Remarks on the configuration for the operator.
     #[serde(default)]
     pub notes: Vec<String>,
-    /// Levels of the log.
+    /// Log levels and request line limit.
     pub logging: LoggingStatus,
 }
 
-/// The records in force.
+/// The records in use.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct RecordsStatus {
-    /// The file; null: none is configured.
+    /// Path of the file; null if none is configured.
     pub file: Option<String>,
-    /// Its version; null: none was read, or it names none.
+    /// Version of the records; null if none were read or they have no version.
     pub version: Option<u64>,
-    /// Seconds since it was read; null: none was.
+    /// Seconds since the file was read; null if it was not.
     pub age_seconds: Option<f64>,
-    /// Instances.
+    /// Number of instances in the records.
     pub instances: usize,
-    /// Domains.
+    /// Domains of the records.
     pub domains: Vec<String>,
-    /// Aliases, of files and records.
+    /// Number of aliases, from alias files and records.
     pub aliases: usize,
 }
 
-/// Replies so far.
+/// Replies since the start, by path and kind.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct RepliesStatus {
-    /// By the interface.
+    /// Sent by the fast path.
     pub fast: u64,
-    /// By the sockets, whatever for.
+    /// Sent by userspace, for any name.
     pub userspace: u64,
-    /// For names of the fleet, both paths.
+    /// For local names, on both paths.
     pub internal: u64,
-    /// Sent on to recursors.
+    /// Queries forwarded to recursors.
     pub external: u64,
 }
 
-/// The fast path.
+/// State of the fast path.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct FastPathView {
-    /// Interfaces with their hook.
+    /// Attached interfaces with their hooks.
     pub interfaces: Vec<InterfaceView>,
-    /// The programs that were needed so far.
+    /// Programs loaded so far.
     #[serde(default)]
     pub programs: Vec<ProgramView>,
-    /// Packets by what became of them, since the program was loaded.
+    /// Packets by outcome, since the programs were loaded.
     pub outcomes: BTreeMap<String, u64>,
-    /// Names that the snapshot publishes.
+    /// Number of names published from the snapshot.
     pub published: usize,
-    /// Names that were asked for and learned.
+    /// Number of names learned from queries.
     pub learned: usize,
-    /// Names that do not exist, learned as such.
+    /// Number of learned names that do not exist.
     pub negative: usize,
-    /// Names of the snapshot that are not in the map; userspace answers them.
+    /// Number of names that do not fit in the map and are answered by userspace.
     pub unfitting: usize,
-    /// Share of the map in use, 0 to 1.
+    /// Fraction of the map in use, 0 to 1.
     pub map_fill: f64,
-    /// Share of the entries' memory in use, 0 to 1.
+    /// Fraction of entry memory in use, 0 to 1.
     pub memory_fill: f64,
-    /// Seconds that the lease still has; null: it has run out.
+    /// Remaining lease in seconds; null if expired.
     pub lease_seconds: Option<f64>,
-    /// All that the fast path tells of itself.
+    /// Complete status of the fast path.
     pub detail: Value,
 }
 
 impl FastPathView {
-    /// Describes a fast path.
+    /// Returns the view of a fast path.
     pub fn of(fast_path: &FastPath) -> Self {
         let (status, counters) = (fast_path.status(), fast_path.counters());
         let detail = serde_json::to_value(&status).unwrap_or_default();
@@ -160,48 +159,48 @@ impl From<ProgramStatus> for ProgramView {
     }
 }
 
-/// One interface.
+/// State of an interface.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct InterfaceView {
-    /// Its name.
+    /// Name as shown to operators.
     pub name: String,
     /// `served`, `waiting` or `refused`.
     #[serde(default)]
     pub state: String,
     /// `native`, `generic`, `tcx`, `clsact` or `none`.
     pub hook: String,
-    /// Why this hook, or why none.
+    /// Reason this hook was chosen, or none.
     pub why: String,
-    /// Replies so far.
+    /// Replies since the start, by path and kind.
     pub replies: u64,
 }
 
-/// One program of the fast path.
+/// State of a BPF program.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ProgramView {
-    /// Its name.
+    /// Name as shown to operators.
     pub name: String,
-    /// `loading`, `loaded`, `refused` (not tried again) or `failed` (tried again).
+    /// `loading`, `loaded`, `refused` (final) or `failed` (will be retried).
     pub state: String,
-    /// Instructions that the verifier looked at; null: the kernel does not tell (before 5.16).
+    /// Instructions processed by the verifier; null if not reported (kernels before 5.16).
     pub instructions: Option<u32>,
-    /// How long the kernel took; null: it is at it.
+    /// Load time; null while loading.
     pub load_ms: Option<f64>,
-    /// Why it is not loaded.
+    /// Reason the program is not loaded.
     pub why: Option<String>,
-    /// The last lines of the verifier, if it refused.
+    /// Last lines of the verifier log after a rejection.
     pub verifier: Vec<String>,
 }
 
-/// A certificate in use.
+/// State of a certificate in use.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CertificateStatus {
-    /// What for: `api`, `health-client`...
+    /// Purpose: `api`, `health-client`...
     pub purpose: String,
-    /// Common name of its subject.
+    /// Common name of the subject.
     pub subject: Option<String>,
-    /// End, in seconds since 1970.
+    /// Expiry, in seconds since 1970.
     pub not_after: f64,
-    /// Why newer files cannot be used, if that is so.
+    /// Error of the last attempt to load newer files.
     pub error: Option<String>,
 }

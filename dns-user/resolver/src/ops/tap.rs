@@ -1,8 +1,7 @@
-//! The tap: live queries of both paths, for whoever looks.
+//! The tap: a live stream of sampled queries from both paths.
 //!
-//! While nobody looks it costs one relaxed load a request. Whoever looks says
-//! how many queries one line shall stand for; the fastest of them decides what
-//! is sampled, the others thin it out.
+//! Without viewers it costs one relaxed load per request. Each viewer chooses its sampling rate (one
+//! line per N queries); the densest determines the actual rate, and the others thin it out.
 
 use std::{
     collections::BTreeMap,
@@ -26,56 +25,56 @@ use dns_platform::{
     metrics::labels::{rcode_label, type_label},
 };
 
-/// Lines that one who looks may lag behind; older ones are lost to them, and counted.
+/// Number of lines a viewer may lag behind; older ones are dropped and counted.
 const BACKLOG: usize = 4096;
 
 //----------- TapLine --------------------------------------------------------
 
-/// One query, as it is shown.
+/// A line of the tap: one sampled query.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TapLine {
-    /// When, in seconds since 1970.
+    /// Time of the query, in seconds since 1970.
     pub time: f64,
-    /// `fast` or `userspace`.
+    /// Path that handled the query: `fast` or `userspace`.
     pub path: TapPath,
-    /// Interface that it came in by; known to the fast path only.
+    /// Receiving interface; known only for the fast path.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub interface: Option<String>,
-    /// Who asked.
+    /// Address and port of the client.
     pub client: SocketAddr,
-    /// `udp` or `tcp`.
+    /// Transport protocol: `udp` or `tcp`.
     pub transport: String,
-    /// What was asked for, with the final dot.
+    /// Queried name, with a trailing dot.
     pub name: String,
-    /// Type, by name where it has one.
+    /// Query type, as mnemonic if it has one.
     #[serde(rename = "type")]
     pub query_type: String,
-    /// `hit` or why the fast path passed it on; in userspace who answered.
+    /// Fast path: `hit` or the reason for passing the query to userspace. Userspace: the source of the answer.
     pub outcome: String,
-    /// RCODE; `None`: the fast path passed it on.
+    /// RCODE; `None` if the fast path passed the query to userspace.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub rcode: Option<String>,
-    /// Answers in the reply.
+    /// Number of answer records.
     pub answers: u16,
-    /// How long userspace took, in microseconds.
+    /// Processing time in userspace, in microseconds.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub micros: Option<u64>,
-    /// How many queries this line stands for.
+    /// Number of queries this line stands for.
     pub weight: u32,
 }
 
-/// Which path a line tells of.
+/// Path that handled a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TapPath {
-    /// The interface.
+    /// BPF program on the interface.
     Fast,
-    /// The sockets.
+    /// Server sockets in userspace.
     Userspace,
 }
 
 impl TapLine {
-    /// The line of a query that an interface saw `age` ago.
+    /// Builds the line of a query seen by an interface `age` ago.
     pub fn from_event(event: &TapEvent, age: Duration, weight: u32) -> Self {
         let address = Ipv6Addr::from(event.client).to_canonical();
         let length = usize::from(event.name_len).min(event.name.len());
@@ -99,7 +98,7 @@ impl TapLine {
         }
     }
 
-    /// The line of a request that userspace answered.
+    /// Builds the line of a request answered in userspace.
     fn from_request(request: &Request<'_>, weight: u32) -> Self {
         Self {
             time: seconds_since_1970(),
@@ -118,12 +117,12 @@ impl TapLine {
     }
 }
 
-/// Returns the name of an interface of now.
+/// Returns the current name of an interface.
 fn interface_name(ifindex: u32) -> Option<String> {
     nix::net::if_::if_indextoname(ifindex).ok()?.into_string().ok()
 }
 
-/// Name of a type, `TYPE123` where it has none (RFC 3597, section 5).
+/// Returns the mnemonic of a type, or `TYPE123` if it has none (RFC 3597, section 5).
 pub fn type_text(query_type: u16) -> String {
     match type_label(query_type) {
         "other" => format!("TYPE{query_type}"),
@@ -131,29 +130,27 @@ pub fn type_text(query_type: u16) -> String {
     }
 }
 
-/// The time of a line.
+/// Returns the current time in seconds since 1970.
 pub fn seconds_since_1970() -> f64 {
     SystemTime::UNIX_EPOCH.elapsed().unwrap_or(Duration::ZERO).as_secs_f64()
 }
 
 //----------- Tap ------------------------------------------------------------
 
-/// Where the paths put lines and whoever looks takes them; clones share it.
+/// Distributes lines from both paths to viewers. Clones share it.
 #[derive(Clone)]
 pub struct Tap {
-    /// What the clones share.
     shared: Arc<Shared>,
 }
 
-/// What all handles have in common.
 struct Shared {
-    /// One request in this many becomes a line; 0: nobody looks.
+    /// One request in this many becomes a line; 0 without viewers.
     every: AtomicU32,
-    /// The same for the fast path's feeder, which waits for changes.
+    /// The same value for the fast path's feeder, which waits for changes.
     wanted: watch::Sender<u32>,
-    /// To everybody who looks.
+    /// Channel to all viewers.
     lines: broadcast::Sender<Arc<TapLine>>,
-    /// Who looks, by number, and how closely.
+    /// Sampling rates of the viewers, by viewer number.
     lookers: Mutex<BTreeMap<u64, u32>>,
 }
 
@@ -170,7 +167,7 @@ impl Default for Tap {
 }
 
 impl Tap {
-    /// A tap that nobody looks at.
+    /// Creates a tap without viewers.
     pub fn new() -> Self {
         Self {
             shared: Arc::new(Shared {
@@ -182,13 +179,13 @@ impl Tap {
         }
     }
 
-    /// Whether anybody looks.
+    /// Returns whether there are any viewers.
     #[inline]
     pub fn is_wanted(&self) -> bool {
         self.shared.every.load(Ordering::Relaxed) != 0
     }
 
-    /// Shows a request that userspace answered to whoever looks.
+    /// Publishes a request answered in userspace, subject to sampling.
     #[inline]
     pub fn observe(&self, request: &Request<'_>) {
         let every = self.shared.every.load(Ordering::Relaxed);
@@ -197,8 +194,7 @@ impl Tap {
         }
     }
 
-    /// Makes one request in `every` a line, by chance: clients that ask in a
-    /// rhythm would fool a count.
+    /// Samples one request in `every` at random: a counter would be biased by periodic clients.
     #[cold]
     fn offer(&self, request: &Request<'_>, every: u32) {
         if fastrand::u32(..every) == 0 {
@@ -206,19 +202,19 @@ impl Tap {
         }
     }
 
-    /// Shows a line of the fast path.
+    /// Sends a line to all viewers.
     pub fn publish(&self, line: TapLine) {
-        // No receiver: nobody looks any more.
+        // Fails only if the last viewer has just disconnected.
         let _ = self.shared.lines.send(Arc::new(line));
     }
 
-    /// How closely somebody looks: one query in this many; 0: nobody looks. The
-    /// feeder of the fast path follows it.
+    /// Returns the sampling rate, followed by the fast path's feeder: one query in this many; 0 without
+    /// viewers.
     pub fn wanted(&self) -> watch::Receiver<u32> {
         self.shared.wanted.subscribe()
     }
 
-    /// Begins to look at one query in `every` (0 counts as 1).
+    /// Adds a viewer for one query in `every` (0 counts as 1).
     pub fn look(&self, every: u32) -> TapView {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -230,7 +226,7 @@ impl Tap {
         TapView { tap: self.clone(), number, every, lines }
     }
 
-    /// Changes who looks, and with it what is sampled.
+    /// Updates the viewers and the resulting sampling rate.
     fn change_lookers(&self, change: impl FnOnce(&mut BTreeMap<u64, u32>)) {
         let mut lookers = self.shared.lookers.lock();
         change(&mut lookers);
@@ -242,34 +238,31 @@ impl Tap {
 
 //----------- TapView --------------------------------------------------------
 
-/// Somebody who looks; dropping it ends that.
+/// A viewer, removed when dropped.
 pub struct TapView {
-    /// What is looked at.
     tap: Tap,
-    /// Which looker this is.
     number: u64,
-    /// How many queries a line shall stand for.
+    /// Number of queries a line stands for.
     every: u32,
-    /// Where the lines come.
     lines: broadcast::Receiver<Arc<TapLine>>,
 }
 
-/// What somebody who looks sees next.
+/// An item received by a viewer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TapItem {
-    /// A query.
+    /// A query, with the weight of its sampling.
     Line(TapLine),
-    /// So many lines came faster than they were taken.
+    /// Number of lines dropped because the viewer lagged behind.
     Lost(u64),
 }
 
 impl TapView {
-    /// The next line; `None`: the tap is gone.
+    /// Returns the next item; `None` once the tap is gone.
     pub async fn next(&mut self) -> Option<TapItem> {
         loop {
             match self.lines.recv().await {
                 Ok(line) => {
-                    // Another view may sample more densely: thin its lines at random.
+                    // Another viewer may sample more densely: thin its lines at random.
                     let weight = line.weight.max(self.every);
                     if fastrand::u32(..weight) < line.weight {
                         return Some(TapItem::Line(TapLine { weight, ..TapLine::clone(&line) }));
@@ -295,7 +288,7 @@ impl Drop for TapView {
 mod tests {
     use super::*;
 
-    /// A request for `name`.
+    /// Builds a request for `name`.
     fn request(name: &Name) -> Request<'_> {
         Request {
             name,
@@ -311,7 +304,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_made_while_nobody_looks() {
+    async fn no_viewer_means_no_lines() {
         let tap = Tap::new();
         let name = Name::from_text("a.bosh").unwrap();
         tap.observe(&request(&name));
@@ -326,7 +319,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lines_stand_for_as_many_queries_as_each_looker_asked_for() {
+    async fn line_weight_matches_sampling_rate() {
         let tap = Tap::new();
         let name = Name::from_text("a.bosh").unwrap();
         let (mut close, mut far) = (tap.look(2), tap.look(10));
@@ -336,14 +329,14 @@ mod tests {
         }
         async fn weights(view: &mut TapView) -> u64 {
             let mut sum = 0;
-            // All lines are there already: the time only ends the wait for one more.
+            // All lines are already queued; the timeout only ends the wait for another.
             let patience = Duration::from_millis(200);
             while let Ok(Some(TapItem::Line(line))) = tokio::time::timeout(patience, view.next()).await {
                 sum += u64::from(line.weight);
             }
             sum
         }
-        // By chance, so about as many as there were.
+        // Sampling is random, so the sums are approximate.
         for sum in [weights(&mut close).await, weights(&mut far).await] {
             assert!((1500..2500).contains(&sum), "{sum}");
         }
@@ -352,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn types_without_a_name_have_a_number() {
+    fn unknown_types_show_number() {
         assert_eq!(type_text(1), "A");
         assert_eq!(type_text(4242), "TYPE4242");
     }

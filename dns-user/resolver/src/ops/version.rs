@@ -1,12 +1,12 @@
-//! What this binary is.
+//! Version of this binary.
 
-/// Version of the package.
+/// Version of the package, from Cargo.toml.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Commit that it was built from, as `cargo xtask` tells (`BOSH_DNS_XDP_COMMIT`);
-/// `unknown` where cargo was called alone.
+/// Commit the binary was built from, set by `cargo xtask` (`BOSH_DNS_XDP_COMMIT`); `unknown` in a plain
+/// cargo build.
 pub const COMMIT: &str = env!("BOSH_DNS_XDP_COMMIT");
 
-/// Both, as `--version` shows them.
+/// Version and commit, as shown by `--version`.
 pub const VERSION_AND_COMMIT: &str =
     concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("BOSH_DNS_XDP_COMMIT"), ")");

@@ -1,4 +1,4 @@
-//! `address`: builds the name to ask for, as links do.
+//! `address`: builds query names in the syntax of BOSH links.
 
 use std::path::PathBuf;
 
@@ -99,7 +99,7 @@ enum InitialCheck {
 }
 
 impl Address {
-    /// Prints the name.
+    /// Prints the query name.
     pub(super) fn run(self) -> Result<(), Problem> {
         let zones = self.zones()?;
         let text = self.name(zones).to_string();
@@ -111,7 +111,7 @@ impl Address {
         }
     }
 
-    /// The name.
+    /// Builds the query name.
     fn name(&self, zones: Vec<String>) -> LinkAddress {
         let first = match &self.instance {
             Some(id) => FirstLabel::Instance(id.clone()),
@@ -128,7 +128,7 @@ impl Address {
         let group = match &self.group {
             Some(id) => AddressGroup::Id(id.clone()),
             None => {
-                // clap asks for all three where there is no group id.
+                // clap requires all three if there is no group id.
                 let part = |part: &Option<String>| part.clone().unwrap_or_default();
                 AddressGroup::Names {
                     instance_group: part(&self.instance_group),
@@ -140,7 +140,7 @@ impl Address {
         LinkAddress { group, first, domain: self.domain.clone() }
     }
 
-    /// Ids of the availability zones.
+    /// Returns the ids of the availability zones.
     fn zones(&self) -> Result<Vec<String>, Problem> {
         let is_id = |zone: &String| !zone.is_empty() && zone.bytes().all(|byte| byte.is_ascii_digit());
         if self.az.iter().all(is_id) {
@@ -163,7 +163,7 @@ impl Address {
         self.az.iter().map(id).collect()
     }
 
-    /// Names and ids of the zones in the records.
+    /// Reads the names and ids of the availability zones from the records.
     fn known_zones(&self) -> Result<Vec<(String, String)>, Problem> {
         let file = match (&self.records, &self.config) {
             (Some(file), _) => file.clone(),
@@ -186,16 +186,14 @@ impl Address {
     }
 }
 
-/// The columns of records.json that matter here.
+/// The part of records.json that lists availability zones.
 #[derive(Deserialize)]
 struct Records {
-    /// Names of the columns.
     record_keys: Vec<String>,
-    /// Rows.
     record_infos: Vec<Vec<Value>>,
 }
 
-/// Names and ids of the zones in records.json, each pair once.
+/// Returns the distinct pairs of name and id of the availability zones in records.json.
 fn zones_of(bytes: &[u8]) -> Result<Vec<(String, String)>, serde_json::Error> {
     let Records { record_keys, record_infos } = serde_json::from_slice(bytes)?;
     let column = |name: &str| record_keys.iter().position(|key| key == name);
@@ -214,15 +212,14 @@ mod tests {
 
     use super::*;
 
-    /// A command line of `address` alone.
+    /// A command line consisting of `address` alone.
     #[derive(Parser)]
     struct Line {
-        /// Its options.
         #[command(flatten)]
         address: Address,
     }
 
-    /// The name that options make.
+    /// Returns the name built from options.
     fn built(options: &str) -> String {
         let words = std::iter::once("address").chain(options.split_whitespace());
         let line = Line::try_parse_from(words).unwrap_or_else(|error| panic!("{error}"));
@@ -231,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_those_that_links_ask_for() {
+    fn names_match_link_addresses() {
         for (options, name) in [
             ("--group 5", "q-s0.q-g5.bosh"),
             ("--group 5 --status healthy --az 1,2", "q-a1a2s3.q-g5.bosh"),
@@ -248,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_long_form_is_refused() {
+    fn incomplete_long_form_is_refused() {
         for options in [
             "",
             "--instance-group web",

@@ -1,4 +1,4 @@
-//! Asks the API: one connection a request, on the control socket or by mutual TLS.
+//! API client: one connection per request, over the control socket or mutual TLS.
 
 use std::{future::Future, io, path::PathBuf, sync::Arc, time::Duration};
 
@@ -17,43 +17,37 @@ use tokio_rustls::TlsConnector;
 use super::{Problem, connection::Connection, connection::Target};
 use dns_platform::tls::RotatingTls;
 
-/// Name that the API's certificate is issued to (observed).
+/// Name in the API's certificate (observed).
 const SERVER_NAME: &str = "api.bosh-dns";
 
-/// How long an answer may take to begin; a reload of a big foundation takes a second.
+/// Time limit for the start of a response; reloading a large foundation takes a second.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Whom to ask.
+/// A client of the API.
 #[derive(Clone)]
 pub(super) enum Client {
-    /// By the control socket: the kernel tells the server who asks.
+    /// Over the control socket, where the kernel identifies the user.
     Socket(PathBuf),
-    /// By mutual TLS.
     Tls {
-        /// `host:port`.
         address: String,
-        /// Our certificates.
         tls: Arc<RotatingTls>,
     },
 }
 
-/// A connection of either kind.
+/// A connection of either transport.
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// A whole answer.
 #[derive(Debug)]
 pub(super) struct Answer {
-    /// Its status.
     pub(super) status: StatusCode,
-    /// Its body.
     pub(super) body: Bytes,
 }
 
 impl Client {
-    /// A client of the server that `connection` leads to: by its control socket if it has one
-    /// that we may use, else by its port.
+    /// Creates a client for the server described by `connection`: over its control socket if
+    /// accessible, otherwise over its port.
     pub(super) fn new(connection: &Connection) -> Result<Self, Problem> {
         if let Some(socket) = connection.socket()? {
             match std::os::unix::net::UnixStream::connect(&socket) {
@@ -73,17 +67,17 @@ impl Client {
         Ok(Self::Tls { address, tls })
     }
 
-    /// GET, the whole answer.
+    /// Sends a GET request and reads the complete response.
     pub(super) async fn get(&self, path: &str) -> Result<Answer, Problem> {
         self.whole(Method::GET, path, Bytes::new()).await
     }
 
-    /// POST with a JSON body, the whole answer.
+    /// Sends a POST request with a JSON body and reads the complete response.
     pub(super) async fn post(&self, path: &str, body: Bytes) -> Result<Answer, Problem> {
         self.whole(Method::POST, path, body).await
     }
 
-    /// GET of an answer that comes line by line.
+    /// Sends a GET request whose response is a stream of lines.
     pub(super) async fn lines(&self, path: &str) -> Result<Lines, Problem> {
         let response = self.send(Method::GET, path, Bytes::new()).await?;
         if response.status() != StatusCode::OK {
@@ -93,19 +87,19 @@ impl Client {
         Ok(Lines { body: response.into_body(), rest: BytesMut::new() })
     }
 
-    /// Sends a request and reads the whole answer.
+    /// Sends a request and reads the complete response.
     async fn whole(&self, method: Method, path: &str, body: Bytes) -> Result<Answer, Problem> {
         let response = self.send(method, path, body).await?;
         collect(response).await
     }
 
-    /// Sends a request; the answer's head.
+    /// Sends a request; returns the response with its body unread.
     async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, Problem> {
         let exchange = async {
             let stream = self.connect().await.map_err(|error| self.unreachable(&error))?;
             let (mut sender, connection) =
                 http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.unreachable(&error))?;
-            // It ends when the answer has been read or dropped.
+            // Ends when the response has been read or dropped.
             tokio::spawn(connection);
             let request = Request::builder()
                 .method(method)
@@ -122,7 +116,6 @@ impl Client {
         })
     }
 
-    /// Connects.
     async fn connect(&self) -> io::Result<Box<dyn Stream>> {
         match self {
             Self::Socket(path) => Ok(Box::new(UnixStream::connect(path).await?)),
@@ -134,7 +127,7 @@ impl Client {
         }
     }
 
-    /// Where the server is.
+    /// Describes the server's location.
     fn place(&self) -> String {
         match self {
             Self::Socket(path) => path.display().to_string(),
@@ -142,7 +135,7 @@ impl Client {
         }
     }
 
-    /// The server cannot be asked.
+    /// Builds the error for an unreachable server.
     fn unreachable(&self, error: &dyn std::error::Error) -> Problem {
         let mut text = format!("cannot ask the API at {}: {error}", self.place());
         if let Some(cause) = error.source() {
@@ -152,7 +145,7 @@ impl Client {
     }
 }
 
-/// Reads a whole answer.
+/// Reads a complete response.
 async fn collect(response: Response<Incoming>) -> Result<Answer, Problem> {
     let status = response.status();
     let body = response.into_body().collect().await;
@@ -163,12 +156,12 @@ async fn collect(response: Response<Incoming>) -> Result<Answer, Problem> {
 }
 
 impl Answer {
-    /// The body as text.
+    /// Returns the body as text.
     pub(super) fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).trim_end().to_owned()
     }
 
-    /// The body, if the status is 200; else the server's reason.
+    /// Returns the response if its status is 200, otherwise the server's reason as an error.
     pub(super) fn good(self) -> Result<Self, Problem> {
         match self.status {
             StatusCode::OK => Ok(self),
@@ -176,33 +169,32 @@ impl Answer {
         }
     }
 
-    /// The body as JSON.
+    /// Parses the body as JSON.
     pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T, Problem> {
         serde_json::from_slice(&self.body).map_err(|error| not_understood(&error))
     }
 
-    /// The body as JSON lines.
+    /// Parses the body as JSON lines.
     pub(super) fn json_lines<T: DeserializeOwned>(&self) -> Result<Vec<T>, Problem> {
         let lines = self.body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         lines.map(|line| serde_json::from_slice(line).map_err(|error| not_understood(&error))).collect()
     }
 }
 
-/// The answer is of another version, or no answer of ours.
+/// Builds the error for a response from another version or another program.
 fn not_understood(error: &serde_json::Error) -> Problem {
     Problem::BadAnswer(format!("the answer cannot be read ({error}): is the server of the same version?"))
 }
 
-/// An answer that comes line by line.
+/// A response received line by line.
 pub(super) struct Lines {
-    /// What is still to come.
     body: Incoming,
-    /// What came and holds no whole line yet.
+    /// Received bytes of an incomplete line.
     rest: BytesMut,
 }
 
 impl Lines {
-    /// The next line that is not empty; `None`: the server ended the answer.
+    /// Returns the next non-empty line; `None` when the server ends the response.
     pub(super) async fn next(&mut self) -> Option<Bytes> {
         loop {
             if let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
@@ -220,7 +212,7 @@ impl Lines {
     }
 }
 
-/// Runs a command's asynchronous part.
+/// Runs a future to completion.
 pub(super) fn wait_for<T>(work: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -229,7 +221,7 @@ pub(super) fn wait_for<T>(work: impl Future<Output = Result<T, Problem>>) -> Res
         .block_on(work)
 }
 
-/// A value for a query string, escaped.
+/// Escapes a value for a query string.
 pub(super) fn escaped(value: &str) -> String {
     url::form_urlencoded::byte_serialize(value.as_bytes()).collect()
 }

@@ -1,4 +1,4 @@
-//! Where the API is, and with which certificates we go there.
+//! Determines the API's address and the client certificate.
 
 use std::{
     env,
@@ -11,10 +11,10 @@ use clap::Args;
 use super::Problem;
 use dns_core::config::TlsFiles;
 
-/// Where the configuration lies: that of the job on a VM, else that of the Debian package.
+/// Usual locations of config.json: the bosh-dns job on a VM, then the Debian package.
 const CONFIGS: [&str; 2] = ["/var/vcap/jobs/bosh-dns/config/config.json", "/etc/bosh-dns-xdp/config.json"];
 
-/// The one of [`CONFIGS`] that is there; the first of them if none is.
+/// Returns the first existing file of [`CONFIGS`], or the first one if there is none.
 fn usual_config() -> &'static Path {
     Path::new(CONFIGS.into_iter().find(|file| Path::new(file).exists()).unwrap_or(CONFIGS[0]))
 }
@@ -43,24 +43,23 @@ pub(super) struct Connection {
     key: Option<PathBuf>,
 }
 
-/// Where the API is and what to show there.
+/// Address of the API and the certificates to present.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
-    /// `host:port`.
+    /// Host and port, separated by a colon.
     pub(super) address: String,
-    /// Our certificates.
     pub(super) files: TlsFiles,
 }
 
 impl Connection {
-    /// Options first, then the configuration if one is named, then the
-    /// environment, then the configuration of the bosh-dns job.
+    /// Determines the target from, in order: options, a configuration given as option, the environment,
+    /// the configuration of the bosh-dns job.
     pub(super) fn target(&self) -> Result<Target, Problem> {
         self.target_with(&|name| env::var_os(name), usual_config())
     }
 
-    /// The server's control socket: the one that is named, else that of the configuration. None
-    /// where options or variables lead to the API's port.
+    /// Returns the control socket: the given one or the one in the configuration. `None` if options or
+    /// variables name the API's port.
     pub(super) fn socket(&self) -> Result<Option<PathBuf>, Problem> {
         let Self { config, socket, api, ca, cert, key } = self;
         if socket.is_some() {
@@ -74,18 +73,18 @@ impl Connection {
         }
         let loaded = dns_platform::files::load_config(file)
             .map_err(|error| Problem::Unreachable(error.to_string()))?;
-        // A configuration that names an API alone means that.
+        // A configuration that names only an API means its port.
         let named =
             loaded.config.control.filter(|control| !control.is_default || loaded.config.api.is_none());
         Ok(named.map(|control| control.socket))
     }
 
-    /// Whether there is a port to go to where the control socket is not to be had.
+    /// Returns whether the API's port can be used if the control socket is unavailable.
     pub(super) fn has_api(&self) -> bool {
         self.socket.is_none() && self.target().is_ok()
     }
 
-    /// The same with an environment and a job of the caller's choice.
+    /// Implements [`Self::target`] with the given environment and job.
     fn target_with(
         &self,
         environment: &dyn Fn(&str) -> Option<OsString>,
@@ -126,7 +125,7 @@ impl Connection {
         })
     }
 
-    /// As the configuration says.
+    /// Returns the target described by a configuration.
     fn configured(&self, job_config: &Path) -> Result<Target, Problem> {
         let file = self.config.as_deref().unwrap_or(job_config);
         if self.config.is_none() && !file.exists() {
@@ -149,9 +148,9 @@ impl Connection {
     }
 }
 
-/// The client's files that lie beside the server's: the same names with
-/// `client` for `server` (and the other way round for the CA), as the
-/// reference's job has them; where there are none, the server's own.
+/// Returns the client's files next to the server's: the same names with `client` for `server` (and
+/// the other way round for the CA), as in the bosh-dns job; the server's own files if they do not
+/// exist.
 fn client_files(server: &TlsFiles) -> TlsFiles {
     let client = |path: &Path| sibling(path, "server", "client");
     let (certificate, private_key) = match (client(&server.certificate), client(&server.private_key)) {
@@ -162,14 +161,14 @@ fn client_files(server: &TlsFiles) -> TlsFiles {
     TlsFiles { certificate, private_key, ca }
 }
 
-/// The file beside `path` whose name has `new` where that of `path` has `old`, if it is there.
+/// Returns the file next to `path` with `old` replaced by `new` in its name, if it exists.
 fn sibling(path: &Path, old: &str, new: &str) -> Option<PathBuf> {
     let name = path.file_name()?.to_str()?;
     let other = path.with_file_name(name.replace(old, new));
     (name.contains(old) && other.exists()).then_some(other)
 }
 
-/// `host:port` of an address that may be an URL.
+/// Returns host and port of an address that may be a URL.
 fn host_and_port(address: &str) -> String {
     address.trim_start_matches("https://").trim_end_matches('/').to_owned()
 }
@@ -178,13 +177,13 @@ fn host_and_port(address: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Environment variables from a list.
+    /// Returns environment variables from a list.
     fn environment<'a>(list: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> Option<OsString> + 'a {
         move |name| list.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value))
     }
 
     #[test]
-    fn the_reference_s_variables_are_enough() {
+    fn bosh_dns_variables_suffice() {
         let variables = [
             ("DNS_API_ADDRESS", "https://127.0.0.1:53080/"),
             ("DNS_API_TLS_CA_CERT_PATH", "/ca"),
@@ -213,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_is_enough_and_wins_over_variables() {
+    fn configuration_overrides_variables() {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str| folder.path().join(name);
         for name in ["server.crt", "server.key", "client.crt", "client.key", "client_ca.crt"] {
@@ -233,12 +232,12 @@ mod tests {
         assert_eq!(target.address, "127.0.0.1:53080");
         assert_eq!(target.files.certificate, file("client.crt"));
         assert_eq!(target.files.private_key, file("client.key"));
-        // There is no server_ca.crt: one CA for both.
+        // Without a server_ca.crt both sides use the same CA.
         assert_eq!(target.files.ca, file("client_ca.crt"));
     }
 
     #[test]
-    fn without_anything_the_message_says_what_to_give() {
+    fn missing_target_error_lists_options() {
         let problem =
             Connection::default().target_with(&environment(&[]), Path::new("/nowhere")).unwrap_err();
         assert!(problem.to_string().contains("DNS_API_ADDRESS"), "{problem}");

@@ -1,4 +1,4 @@
-//! The migration tool `consul-aliases`: prints an alias file of what is registered with Consul.
+//! The migration tool `consul-aliases`: prints an alias file for a Consul catalog.
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
@@ -23,7 +23,7 @@ struct ConsulAliases {
 }
 
 impl ConsulAliases {
-    /// Prints the alias file; what an operator has to know goes to standard error.
+    /// Prints the alias file to standard output, remarks for the operator to standard error.
     fn run(self) -> Result<(), Problem> {
         let Self { config, status, seconds } = self;
         let made = aliases_of_consul(&config, status.into(), Duration::from_secs(seconds))
@@ -31,12 +31,12 @@ impl ConsulAliases {
         for note in &made.notes {
             crate::cli::complain(&note);
         }
-        // A map of texts has a form in JSON.
+        // Serialization cannot fail: the value is a map of strings.
         print_json(&(serde_json::to_string_pretty(&made.targets).unwrap_or_default() + "\n"))
     }
 }
 
-/// Does what the arguments of the process say.
+/// Runs the tool with the arguments of the process.
 pub(in crate::cli) fn main() -> ExitCode {
     exit_code(ConsulAliases::parse().run())
 }

@@ -1,4 +1,4 @@
-//! `detach`: takes the fast path off all interfaces, whatever became of its server.
+//! `detach`: detaches the fast path from all interfaces, even if its server has died.
 
 use std::{
     os::unix::net::UnixStream,
@@ -22,7 +22,7 @@ pub(in crate::cli) struct Detach {
 }
 
 impl Detach {
-    /// Does it, in the network namespace of the caller.
+    /// Detaches the programs in the caller's network namespace.
     pub(super) fn run(self) -> Result<(), Problem> {
         let loaded = dns_platform::files::load_config(&self.config)
             .map_err(|error| Problem::BadAnswer(error.to_string()))?;

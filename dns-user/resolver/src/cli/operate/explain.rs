@@ -1,4 +1,4 @@
-//! `resolve`: why a name resolves to this.
+//! `resolve`: explains the resolution of a name.
 
 use clap::Args;
 use serde_json::Value;
@@ -24,7 +24,7 @@ pub(in crate::cli) struct Resolve {
 }
 
 impl Resolve {
-    /// Explains it; a name that does not exist, or is malformed, is a bad answer.
+    /// Prints the explanation; a nonexistent or malformed name is a negative result.
     pub(super) fn run(self) -> Result<(), Problem> {
         let Self { connection, name, json } = self;
         let path = format!("/resolve?name={}", escaped(&name));

@@ -1,4 +1,4 @@
-//! `instances` and `local-groups`.
+//! The commands `instances` and `local-groups`.
 
 use clap::Args;
 
@@ -26,7 +26,7 @@ pub(in crate::cli) struct Instances {
 }
 
 impl Instances {
-    /// Lists them; an unknown name is a bad answer.
+    /// Lists the instances; an unknown name is a negative result.
     pub(super) fn run(self) -> Result<(), Problem> {
         let Self { connection, address, json } = self;
         let path = match address {
@@ -59,7 +59,7 @@ pub(in crate::cli) struct LocalGroups {
 }
 
 impl LocalGroups {
-    /// Lists them.
+    /// Lists the links of this VM's jobs.
     pub(super) fn run(self) -> Result<(), Problem> {
         let Self { connection, json } = self;
         let answer = wait_for(async { Client::new(&connection)?.get("/local-groups").await })?.good()?;

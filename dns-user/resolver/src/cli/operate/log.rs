@@ -1,4 +1,4 @@
-//! `log`, `reload`, `flush`: what changes a running server.
+//! The commands that modify a running server: `log`, `reload`, `flush`.
 
 use bytes::Bytes;
 use clap::Args;
@@ -34,7 +34,7 @@ pub(in crate::cli) struct Log {
 }
 
 impl Log {
-    /// Changes what is given, and shows the levels of then.
+    /// Applies the given changes and prints the resulting levels.
     pub(super) fn run(self) -> Result<(), Problem> {
         let Self { connection, level, tag, requests_per_second, json } = self;
         let change = LogChange { level, tag, requests_per_second };
@@ -79,7 +79,7 @@ pub(in crate::cli) struct Reload {
 }
 
 impl Reload {
-    /// Has everything read anew; a part that could not be used is a bad answer.
+    /// Reloads every file; a file that cannot be used is a negative result.
     pub(super) fn run(self) -> Result<(), Problem> {
         let Self { connection, json } = self;
         let answer = wait_for(async { Client::new(&connection)?.post("/reload", Bytes::new()).await })?;
@@ -113,7 +113,7 @@ pub(in crate::cli) struct Flush {
 }
 
 impl Flush {
-    /// Empties the cache.
+    /// Flushes the cache of forwarded answers.
     pub(super) fn run(self) -> Result<(), Problem> {
         let Self { connection, json } = self;
         let answer =

@@ -1,4 +1,4 @@
-//! `completions`, `man`: no server needed.
+//! The commands `completions` and `man`, which need no server.
 
 use std::{io, path::PathBuf};
 
@@ -15,7 +15,7 @@ pub(in crate::cli) struct Completions {
 }
 
 impl Completions {
-    /// Prints them.
+    /// Prints the completions for the given shell.
     pub(super) fn run(self, mut command: clap::Command) -> Result<(), Problem> {
         let name = command.get_name().to_owned();
         let mut text = Vec::new();
@@ -33,7 +33,7 @@ pub(in crate::cli) struct Man {
 }
 
 impl Man {
-    /// Prints the page, or writes all of them.
+    /// Prints the main page, or writes all pages.
     pub(super) fn run(self, command: clap::Command) -> Result<(), Problem> {
         if let Some(folder) = self.folder {
             return clap_mangen::generate_to(command, &folder)

@@ -1,4 +1,4 @@
-//! `status`: is it healthy.
+//! `status`: shows the health of the server.
 
 use std::fmt::Write;
 
@@ -29,7 +29,7 @@ pub(in crate::cli) struct Status {
 }
 
 impl Status {
-    /// Shows it; a server that is not ready is a bad answer.
+    /// Prints the status; a server that is not ready is a negative result.
     pub(super) fn run(self) -> Result<(), Problem> {
         let Self { connection, json } = self;
         let answer = wait_for(async { Client::new(&connection)?.get("/status").await })?.good()?;
@@ -43,7 +43,7 @@ impl Status {
     }
 }
 
-/// The page for people. Writing to a string cannot fail.
+/// Formats the status as text. Writing to a string cannot fail.
 fn text(status: &Answer) -> String {
     let mut out = String::new();
     let up = duration(status.uptime_seconds);
@@ -132,7 +132,7 @@ fn text(status: &Answer) -> String {
     out
 }
 
-/// The fast path's part.
+/// Adds the section of the fast path.
 fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
     let lease = fast_path.lease_seconds.map_or_else(|| "RUN OUT".to_owned(), duration);
     let _ = writeln!(
@@ -187,23 +187,21 @@ fn fast_path_text(out: &mut String, fast_path: &FastPathView) {
     }
 }
 
-/// Interfaces that fare alike.
+/// Interfaces with the same hook and reason.
 struct InterfaceGroup<'a> {
-    /// The hook of all.
     hook: &'a str,
-    /// Why that one, or why none.
+    /// Reason for the hook, or for having none.
     why: &'a str,
-    /// Their names.
     names: Vec<&'a str>,
-    /// Their replies together.
+    /// Total number of replies.
     replies: u64,
 }
 
 impl<'a> InterfaceGroup<'a> {
-    /// Most names that are listed.
+    /// Maximum number of names listed.
     const MOST_NAMES: usize = 4;
 
-    /// The groups of interfaces in this state, the largest first.
+    /// Groups the interfaces in this state, largest group first.
     fn all(interfaces: &'a [InterfaceView], state: &str) -> Vec<Self> {
         let mut groups: Vec<Self> = Vec::new();
         for interface in interfaces.iter().filter(|interface| interface.state == state) {
@@ -220,7 +218,7 @@ impl<'a> InterfaceGroup<'a> {
         groups
     }
 
-    /// The first names, and how many more there are.
+    /// Returns the first names and the number of the others.
     fn names(&self) -> String {
         let listed = self.names[..self.names.len().min(Self::MOST_NAMES)].join(" ");
         match self.names.len().saturating_sub(Self::MOST_NAMES) {
@@ -230,7 +228,7 @@ impl<'a> InterfaceGroup<'a> {
     }
 }
 
-/// Last reloads and failures.
+/// Adds the section of reloads and failures.
 fn reloads_text(out: &mut String, status: &Answer) {
     let now = seconds_since_1970();
     let mut lines = Table::new(&["FILES", "RESULT", "WHEN", "TOOK", "DETAIL"]);

@@ -1,33 +1,33 @@
-//! Tables and figures for people.
+//! Formats tables and numbers for display.
 
 use std::fmt::Write;
 
 use dns_core::terminal;
 use serde_json::Value;
 
-/// Columns of text, aligned.
+/// Text in aligned columns.
 pub(super) struct Table {
-    /// Lines, the heading first.
+    /// Rows, starting with the heading.
     lines: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table with a heading.
+    /// Creates a table with a heading.
     pub(super) fn new(heading: &[&str]) -> Self {
         Self { lines: vec![heading.iter().map(|&text| text.to_owned()).collect()] }
     }
 
-    /// Adds a line; control characters are escaped, so that a line stays one.
+    /// Adds a row; control characters are escaped, so that it stays on one line.
     pub(super) fn line(&mut self, cells: impl IntoIterator<Item = String>) {
         self.lines.push(cells.into_iter().map(|cell| terminal::line(&cell).into_owned()).collect());
     }
 
-    /// Whether there is nothing but the heading.
+    /// Returns whether the table has only a heading.
     pub(super) fn is_empty(&self) -> bool {
         self.lines.len() == 1
     }
 
-    /// The text, each line after `indent` spaces.
+    /// Returns the table as text, each line indented by `indent` spaces.
     pub(super) fn text(&self, indent: usize) -> String {
         let columns = self.lines.iter().map(Vec::len).max().unwrap_or(0);
         let width = |column: usize| {
@@ -48,7 +48,7 @@ impl Table {
     }
 }
 
-/// `12,345`.
+/// Formats a number with thousands separators: `12,345`.
 pub(super) fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -61,7 +61,7 @@ pub(super) fn count(number: u64) -> String {
     text
 }
 
-/// `3d 4h`, `5m 6s`, `0.3s`: the two largest units.
+/// Formats a duration with its two largest units: `3d 4h`, `5m 6s`, `0.3s`.
 pub(super) fn duration(seconds: f64) -> String {
     if seconds < 10.0 {
         return format!("{seconds:.1}s");
@@ -80,12 +80,12 @@ pub(super) fn duration(seconds: f64) -> String {
     parts.join(" ")
 }
 
-/// `97.3 %` of nothing is a dash.
+/// Formats a percentage: `97.3 %`, or a dash if `whole` is zero.
 pub(super) fn percent(part: u64, whole: u64) -> String {
     if whole == 0 { "-".to_owned() } else { format!("{:.1} %", part as f64 * 100.0 / whole as f64) }
 }
 
-/// Any JSON value as indented text: objects as `key: value`, lists of objects as tables.
+/// Formats any JSON value as indented text: objects as `key: value`, lists of objects as tables.
 pub(super) fn value(value: &Value, indent: usize) -> String {
     match value {
         Value::Object(members) => {
@@ -126,7 +126,7 @@ pub(super) fn value(value: &Value, indent: usize) -> String {
     }
 }
 
-/// Whether a value fits on the line of its key.
+/// Returns whether a value fits on the line of its key.
 fn is_plain(value: &Value) -> bool {
     match value {
         Value::Object(_) => false,
@@ -135,12 +135,12 @@ fn is_plain(value: &Value) -> bool {
     }
 }
 
-/// Whether a value is an object whose members fit into cells.
+/// Returns whether a value is an object whose members fit into cells.
 fn is_flat_object(value: &Value) -> bool {
     value.as_object().is_some_and(|members| members.values().all(is_plain))
 }
 
-/// A value on one line.
+/// Formats a value on one line.
 pub(super) fn plain(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_line_up_and_lines_stay_lines() {
+    fn columns_are_aligned() {
         let mut table = Table::new(&["NAME", "N"]);
         table.line(["a\nb".into(), "1".into()]);
         table.line(["longer".into(), "2".into()]);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn any_value_can_be_shown() {
+    fn nested_values_are_shown() {
         let shown = value(&json!({"a_b": 1, "list": [{"x": 1}, {"x": 2, "y": null}], "none": []}), 0);
         assert_eq!(shown, "a b: 1\nlist:\n  x  y\n  1\n  2  -\nnone: -\n");
     }

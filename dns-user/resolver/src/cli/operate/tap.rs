@@ -1,4 +1,4 @@
-//! `tap`: live queries. tcpdump does not see what the interface answers; this does.
+//! `tap`: shows live queries, including those answered at the interface, which tcpdump does not see.
 
 use std::time::Duration;
 
@@ -72,7 +72,7 @@ pub(super) enum Path {
 }
 
 impl Filter {
-    /// Path and query of the API.
+    /// Returns the path and query string of the API request.
     pub(super) fn path(&self, every: u32, rate: u32, misses: bool) -> String {
         let Self { name, client, query_type, path } = self;
         let mut text = format!("/tap?every={every}&rate={rate}");
@@ -93,7 +93,7 @@ impl Filter {
     }
 }
 
-/// Parses the name of a query type; returns it as the server spells it.
+/// Parses the mnemonic of a query type; returns it in the server's spelling.
 fn query_type(text: &str) -> Result<String, String> {
     let upper = text.to_ascii_uppercase();
     let number = match upper.strip_prefix("TYPE").map(str::parse::<u16>) {
@@ -106,21 +106,21 @@ fn query_type(text: &str) -> Result<String, String> {
     Ok(type_text(number))
 }
 
-/// What the API sends.
+/// A line received from the API.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 pub(super) enum Sent {
-    /// A query.
+    /// A query, with its weight if sampled.
     Line(TapLine),
-    /// Lines that were left out.
+    /// Report of suppressed lines.
     Suppressed {
-        /// How many.
+        /// Number of suppressed lines.
         suppressed: u64,
     },
 }
 
 impl TapArgs {
-    /// Shows them until told to end.
+    /// Prints live queries until interrupted or a limit is reached.
     pub(super) fn run(self) -> Result<(), Problem> {
         let Self { connection, filter, misses, every, rate, count, seconds, json } = self;
         wait_for(async {
@@ -159,7 +159,7 @@ impl TapArgs {
     }
 }
 
-/// A line for people: time of day, path, interface, client, question, answer.
+/// Formats a line: time of day, path, interface, client, question, answer.
 fn text(line: &TapLine) -> String {
     let day = line.time.rem_euclid(86_400.0);
     let (hours, minutes, seconds) = ((day / 3600.0) as u32, (day / 60.0) as u32 % 60, day % 60.0);
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_tells_who_asked_what_and_which_path_answered() {
+    fn line_shows_client_question_and_path() {
         let line = TapLine {
             time: 86_400.0 * 3.0 + 3_723.5,
             path: TapPath::Fast,

@@ -1,9 +1,8 @@
-//! `top`: what is hot, and who asks so much.
+//! `top`: shows the most frequent names and clients.
 //!
-//! Rates come from the counters of `/status`, exact for both paths. Names and
-//! clients come from the tap, sampled so that about [`LINES_PER_SECOND`] lines
-//! a second are made, however much traffic there is; nothing is counted by
-//! name while nobody looks.
+//! Rates come from the counters of `/status` and are exact for both paths. Names and clients come from
+//! the tap, sampled to about [`LINES_PER_SECOND`] lines per second regardless of traffic; the server
+//! counts nothing by name while there is no viewer.
 
 mod draw;
 mod model;
@@ -25,7 +24,7 @@ use super::{
 };
 use crate::ops::status::Status;
 
-/// Lines of the tap that are wanted a second: enough to rank names, cheap for the server.
+/// Target rate of tap lines per second: enough to rank names, cheap for the server.
 const LINES_PER_SECOND: f64 = 1000.0;
 
 /// `top`.
@@ -49,7 +48,7 @@ pub(in crate::cli) struct Top {
 }
 
 impl Top {
-    /// Shows it until `q`, or once.
+    /// Shows the screen until `q`, or prints the result once.
     pub(super) fn run(self) -> Result<(), Problem> {
         let once = self.once || self.json || !std::io::stdout().is_terminal();
         wait_for(async {
@@ -61,7 +60,7 @@ impl Top {
                     false => print(&watch.model.text()),
                 };
             }
-            // Restores the terminal when it is dropped or on a panic.
+            // Restores the terminal when dropped, also on a panic.
             let mut terminal = ratatui::try_init()
                 .map_err(|error| Problem::BadAnswer(format!("cannot draw on this terminal: {error}")))?;
             let result = watch.show(&mut terminal).await;
@@ -71,24 +70,19 @@ impl Top {
     }
 }
 
-/// Looks again and again.
+/// Collects the data periodically.
 struct Watch {
-    /// Whom to ask.
     client: Client,
-    /// What is counted by name and client.
     filter: Filter,
-    /// Between two looks.
     period: Duration,
-    /// What was seen.
     model: Model,
-    /// Live queries.
     lines: Lines,
-    /// One query in this many is asked for.
+    /// Current sampling: one query in this many.
     every: u32,
 }
 
 impl Watch {
-    /// Takes the first look at the counters and starts the tap.
+    /// Reads the counters for the first time and opens the tap.
     async fn begin(top: &Top) -> Result<Self, Problem> {
         let client = Client::new(&top.connection)?;
         let mut model = Model::new(status(&client).await?);
@@ -100,7 +94,7 @@ impl Watch {
         Ok(Self { client, filter: top.filter.clone(), period, model, lines, every })
     }
 
-    /// Takes lines for one period, then a look at the counters.
+    /// Reads tap lines for one period, then the counters.
     async fn look(&mut self) -> Result<(), Problem> {
         let end = Instant::now() + self.period;
         loop {
@@ -112,7 +106,6 @@ impl Watch {
         self.refresh().await
     }
 
-    /// Counts a line of the tap.
     fn take(&mut self, line: Option<&[u8]>) -> Result<(), Problem> {
         let line = line.ok_or_else(|| Problem::Unreachable("the server ended the stream".to_owned()))?;
         match serde_json::from_slice(line) {
@@ -123,7 +116,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Looks at the counters; samples anew where the traffic asks for it.
+    /// Reads the counters and adjusts the sampling to the traffic.
     async fn refresh(&mut self) -> Result<(), Problem> {
         self.model.counters(status(&self.client).await?);
         let wanted = sampling(self.model.rate());
@@ -135,7 +128,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Draws until `q`, Escape or Ctrl-C.
+    /// Redraws until `q`, Escape or Ctrl-C.
     async fn show(&mut self, terminal: &mut ratatui::DefaultTerminal) -> Result<(), Problem> {
         let mut keys = events();
         let mut ticks = interval(self.period);
@@ -148,7 +141,7 @@ impl Watch {
             tokio::select! {
                 line = self.lines.next() => {
                     self.take(line.as_deref())?;
-                    // Drawing follows the ticks, not the traffic.
+                    // Redraw on ticks only, whatever the traffic.
                     while let Some(line) = futures::FutureExt::now_or_never(self.lines.next()) {
                         self.take(line.as_deref())?;
                     }
@@ -164,8 +157,8 @@ impl Watch {
     }
 }
 
-/// What happens at the terminal, read by a thread of its own until nobody
-/// wants it any more or the terminal is gone.
+/// Returns the terminal's events, read on a dedicated thread until the receiver is dropped or the
+/// terminal is closed.
 fn events() -> mpsc::Receiver<Event> {
     let (sender, receiver) = mpsc::channel(16);
     std::thread::spawn(move || {
@@ -185,7 +178,7 @@ fn events() -> mpsc::Receiver<Event> {
     receiver
 }
 
-/// Whether the user wants to end; so does a terminal that is gone.
+/// Returns whether an event ends the program; so does a closed terminal.
 fn is_end(event: Option<Event>) -> bool {
     match event {
         None => true,
@@ -197,12 +190,12 @@ fn is_end(event: Option<Event>) -> bool {
     }
 }
 
-/// The state of the server now.
+/// Requests the server's status.
 async fn status(client: &Client) -> Result<Status, Problem> {
     client.get("/status").await?.good()?.json()
 }
 
-/// One query in how many to look at, at `rate` queries a second.
+/// Returns the sampling (one query in how many) for `rate` queries per second.
 fn sampling(rate: f64) -> u32 {
     (rate / LINES_PER_SECOND).clamp(1.0, 10_000.0) as u32
 }

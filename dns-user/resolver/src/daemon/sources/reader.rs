@@ -1,5 +1,4 @@
-//! Asks the file system on a thread of its own, because a mount whose server is gone
-//! can block any call for as long as it likes.
+//! Queries the file system on a dedicated thread: a hung mount can block any call indefinitely.
 
 use std::{
     path::PathBuf,
@@ -11,36 +10,34 @@ use crossbeam::channel::{Receiver, Sender, bounded};
 use super::{Contents, Source, Stamps, Walk};
 use dns_platform::threads::{self, OnPanic};
 
-/// What a look at a source saw.
+/// Result of reading a source.
 pub(super) struct Seen {
-    /// The folders in which a change may be one of ours.
+    /// Folders in which a change may affect the source.
     pub(super) folders: Vec<PathBuf>,
-    /// What a pattern matches that is no regular file.
+    /// Matches that are not regular files.
     pub(super) left_out: Vec<PathBuf>,
-    /// What it holds; `None`: what was known already.
+    /// `None` if the contents match the known stamps.
     pub(super) contents: Option<Contents>,
 }
 
-/// The thread of one source, as its owner holds it. It ends with its owner, or when
-/// the call that holds it up returns.
+/// Handle to a source's thread, which ends when the handle is dropped or its blocking call returns.
 pub(super) struct Reader {
-    /// Questions: the stamps that are known, if any can be trusted.
+    /// Requests, each with the known stamps if they are reliable.
     ask: Sender<Option<Stamps>>,
-    /// Answers.
     answers: Receiver<Seen>,
-    /// Questions whose answers nobody waits for any more.
+    /// Number of requests that timed out and whose results are still to arrive.
     overdue: usize,
-    /// When the question was asked whose answer is still to be fetched.
+    /// Time of the pending request.
     asked: Option<Instant>,
 }
 
 impl Reader {
-    /// The reader of a source.
+    /// Spawns the reader of a source.
     pub(super) fn new(source: Source) -> Self {
         Self::looking(move |known| look(&source, known))
     }
 
-    /// One that looks so; the stamps that are known are given to it.
+    /// Spawns a reader that calls `look` with the known stamps.
     pub(super) fn looking(look: impl Fn(Option<&Stamps>) -> Seen + Send + 'static) -> Self {
         let (ask, questions) = bounded::<Option<Stamps>>(1);
         let (answer, answers) = bounded(1);
@@ -51,21 +48,21 @@ impl Reader {
                 }
             }
         };
-        // Without a thread no answer ever comes, which is what the owner reports then.
+        // Without a thread no result arrives, and the owner reports a timeout.
         if let Err(error) = threads::spawn("files", OnPanic::EndProcess, work) {
             tracing::error!("no thread can be started to read files: {error}");
         }
         Self { ask, answers, overdue: 0, asked: None }
     }
 
-    /// Asks what the source holds, for [`Self::answer`] to fetch. While an earlier question
-    /// is unanswered no other one is asked.
+    /// Requests the contents, which [`Self::answer`] returns. Does nothing while an earlier request is
+    /// pending.
     pub(super) fn ask(&mut self, known: Option<Stamps>) {
         while self.overdue > 0 {
             if self.answers.try_recv().is_err() {
                 return;
             }
-            // Out of date by now.
+            // Outdated.
             self.overdue -= 1;
         }
         if self.asked.is_none() && self.ask.try_send(known).is_ok() {
@@ -73,7 +70,7 @@ impl Reader {
         }
     }
 
-    /// What the source holds, if it answers within `patience` from the question.
+    /// Returns the contents, if they arrive within `patience` of the request.
     pub(super) fn answer(&mut self, patience: Duration) -> Option<Seen> {
         let seen = self.answers.recv_deadline(self.asked.take()? + patience).ok();
         if seen.is_none() {
@@ -83,7 +80,6 @@ impl Reader {
     }
 }
 
-/// One look.
 pub(super) fn look(source: &Source, known: Option<&Stamps>) -> Seen {
     let Walk { stamps, left_out } = source.walk();
     let is_known = known == Some(&stamps);

@@ -1,4 +1,4 @@
-//! The running server, as the API shows and changes it.
+//! The server state that the API reads and modifies.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -35,39 +35,29 @@ use dns_health::HealthService;
 use dns_platform::{logs::Logs, metrics::names, tls::RotatingTls};
 use dns_upstream::InForce;
 
-/// How long a reload that was asked for by the API may take.
+/// Time limit for a reload requested through the API.
 const RELOAD_LIMIT: Duration = Duration::from_secs(25);
 
-/// Asks the loop of the server for a reload; it sends back what came of it.
+/// Requests reloads from the main loop, which sends back the results.
 pub(crate) type ReloadOrders = mpsc::Sender<oneshot::Sender<Reloaded>>;
 
-/// The running server, as the API sees it.
+/// The server state that the API reads and modifies.
 pub struct Backend {
-    /// Files and sockets.
     pub(crate) board: Board,
-    /// Whether all is well.
     pub(crate) wellness: Wellness,
-    /// The log.
     pub(crate) logs: Option<Logs>,
-    /// All counters.
     pub(crate) metrics: Metrics,
-    /// Names of the fleet.
     pub(crate) fleet: Arc<Fleet>,
-    /// What is known of instances.
+    /// Instance health, as used for answers.
     pub(crate) health: Arc<dyn Health + Send + Sync>,
-    /// Health checks; `None`: they are off.
+    /// `None` if health checks are off.
     pub(crate) checks: Option<Arc<HealthService>>,
-    /// Folder of the jobs.
     pub(crate) jobs_dir: Option<PathBuf>,
-    /// Certificates in use.
     pub(crate) certificates: Vec<Arc<RotatingTls>>,
-    /// To the loop of the server.
     pub(crate) reloads: ReloadOrders,
-    /// Recursors and handlers.
     pub(crate) upstreams: Arc<InForce>,
-    /// Consul's names; `None` if there are none.
+    /// `None` if Consul is not configured.
     pub(crate) consul: Option<Arc<ConsulNames>>,
-    /// Live queries.
     pub(crate) tap: Tap,
 }
 
@@ -199,14 +189,15 @@ impl Backend {
         }
     }
 
-    /// Empties all caches; returns how many answers were in that of the recursors.
+    /// Flushes every cache; returns the number of answers removed from the recursors' cache.
     pub(super) fn flush(&self) -> Option<u64> {
         self.upstreams.flush()
     }
 }
 
 impl Backend {
-    /// A line of `/instances`. The state is the instance's own, whatever was asked for (observed).
+    /// Builds a line of `/instances`. The health state belongs to the instance and does not depend on
+    /// the queried name (observed).
     fn line(&self, instance: &Instance<'_>) -> InstanceLine {
         let state = instance.ip.map(|ip| self.health.state(ip, None).label());
         InstanceLine {
@@ -222,7 +213,7 @@ impl Backend {
         }
     }
 
-    /// The counters that matter most.
+    /// Returns the main reply counters.
     fn replies(&self) -> RepliesStatus {
         let families = self.metrics.gather();
         let sum = |name: &str, label: Option<(&str, &str)>| {
@@ -244,12 +235,12 @@ impl Backend {
     }
 }
 
-/// Reads a name of the API's callers.
+/// Parses a name received through the API.
 fn parse(text: &str) -> Result<Name, NameRefused> {
     Name::from_text(text).map_err(|error| NameRefused(format!("{text:?} is not a domain name: {error}")))
 }
 
-/// What this VM's health server says now.
+/// Returns the current state reported by this VM's health server.
 async fn local_health(checks: &HealthService) -> LocalHealth {
     let report = checks.ask_once(IpAddr::V4(Ipv4Addr::LOCALHOST)).await;
     LocalHealth {
@@ -262,7 +253,7 @@ async fn local_health(checks: &HealthService) -> LocalHealth {
     }
 }
 
-/// The health checks' part of the status.
+/// Builds the status section of the health checks.
 fn health_status(checks: &HealthService) -> Value {
     let [running, failing, unknown, unchecked] = checks.states().counts();
     json!({
@@ -271,7 +262,7 @@ fn health_status(checks: &HealthService) -> Value {
     })
 }
 
-/// A certificate's part of the status.
+/// Builds the status section of a certificate.
 fn certificate(tls: &RotatingTls) -> CertificateStatus {
     let facts = &tls.current().certificate;
     let not_after = facts.not_after.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -283,27 +274,27 @@ fn certificate(tls: &RotatingTls) -> CertificateStatus {
     }
 }
 
-/// Why a name cannot be looked up.
+/// Reason a name cannot be looked up.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct NameRefused(pub String);
 
-/// Why it is not known what came of a reload.
+/// Reason the result of a reload is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReloadError {
-    /// Nobody reads files any more.
+    /// The main loop has ended.
     #[error("the server is ending")]
     Ending,
-    /// The files are still being read.
+    /// The reload has not finished within the time limit.
     #[error("the reload takes longer than {0:?}; it goes on")]
     TooLong(Duration),
 }
 
-/// What a reload did.
+/// Result of a reload.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Reloaded {
-    /// Parts that were read and put in force, with what was found.
+    /// Data that was loaded and applied, with a summary.
     pub done: Vec<String>,
-    /// Parts that could not be used; their last good state stays.
+    /// Data that could not be loaded; its last good version stays in use.
     pub failed: Vec<String>,
 }

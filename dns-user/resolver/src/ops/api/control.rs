@@ -1,4 +1,4 @@
-//! The paths of our own: status, names explained, levels, reload, flush.
+//! Handlers of the operator paths: status, resolve, log levels, reload, flush.
 
 use std::sync::Arc;
 
@@ -14,19 +14,16 @@ use serde_json::json;
 use super::{Backend, refused};
 use dns_platform::logs::{parse_level, requests, tags};
 
-/// `/status`.
 pub(super) async fn status(State(backend): State<Arc<Backend>>) -> Response {
     Json(backend.status()).into_response()
 }
 
-/// Parameters of `/resolve`.
 #[derive(Debug, Deserialize)]
 pub(super) struct ResolveParameters {
-    /// The name, with or without the final dot.
+    /// Name to resolve, with or without the trailing dot.
     name: String,
 }
 
-/// `/resolve`.
 pub(super) async fn resolve(
     State(backend): State<Arc<Backend>>,
     Query(ResolveParameters { name }): Query<ResolveParameters>,
@@ -37,7 +34,7 @@ pub(super) async fn resolve(
     }
 }
 
-/// `/reload`: 200 when all went well, 409 when the last good state of some part stayed.
+/// Handles `/reload`: 200 on success, 409 if any data keeps its last good version.
 pub(super) async fn reload(State(backend): State<Arc<Backend>>) -> Response {
     match backend.reload().await {
         Ok(reloaded) => {
@@ -48,27 +45,25 @@ pub(super) async fn reload(State(backend): State<Arc<Backend>>) -> Response {
     }
 }
 
-/// `/flush`.
 pub(super) async fn flush(State(backend): State<Arc<Backend>>) -> Response {
     Json(json!({ "flushed": backend.flush() })).into_response()
 }
 
-/// Body of a POST to `/log`; what is missing stays as it is.
+/// Body of a POST to `/log`; absent members change nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LogChange {
-    /// New level: DEBUG, INFO, WARN, ERROR or NONE; `default` lets a tag follow the general one again.
+    /// New level: DEBUG, INFO, WARN, ERROR or NONE; `default` makes a tag follow the general level again.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub level: Option<String>,
-    /// The tag that it is for; missing: the general level.
+    /// Tag the level applies to; the general level if absent.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub tag: Option<String>,
-    /// Request lines a second, at most.
+    /// Maximum number of request lines per second.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub requests_per_second: Option<u32>,
 }
 
-/// `GET /log`.
 pub(super) async fn levels(State(backend): State<Arc<Backend>>) -> Response {
     let known: Vec<_> =
         tags::TAGS.iter().map(|tag| json!({ "name": tag.name, "about": tag.about })).collect();
@@ -76,7 +71,6 @@ pub(super) async fn levels(State(backend): State<Arc<Backend>>) -> Response {
     Json(json!({ "levels": levels, "tags": known })).into_response()
 }
 
-/// `POST /log`.
 pub(super) async fn change_levels(
     State(backend): State<Arc<Backend>>,
     Json(change): Json<LogChange>,
@@ -108,7 +102,7 @@ pub(super) async fn change_levels(
     }
 }
 
-/// 400 with a reason.
+/// Returns a 400 response with a reason.
 fn bad_request(reason: impl Into<String>) -> Response {
     (StatusCode::BAD_REQUEST, reason.into() + "\n").into_response()
 }

@@ -1,5 +1,5 @@
-//! The control socket: the whole API for those who are on the machine, without certificates.
-//! The kernel says who they are (`SO_PEERCRED`, unix(7)).
+//! The control socket: the whole API for local users, without certificates. The kernel identifies the
+//! peer (`SO_PEERCRED`, unix(7)).
 
 use std::{io, os::unix::net::UnixListener as StdListener, sync::Arc, time::Duration};
 
@@ -14,16 +14,14 @@ use dns_platform::{
     unix_socket::{self, Access},
 };
 
-/// The control socket, bound.
+/// A bound control socket.
 #[derive(Debug)]
 pub struct ControlSocket {
-    /// What is listened on.
     listener: StdListener,
-    /// Who may ask.
     admitted: Admitted,
 }
 
-/// Who may ask, besides root and whoever the server runs as.
+/// Users permitted to connect, besides root and the server's own user.
 #[derive(Clone, Copy, Debug)]
 struct Admitted {
     /// The socket's owner.
@@ -33,8 +31,8 @@ struct Admitted {
 }
 
 impl ControlSocket {
-    /// Binds the socket for its owner and group: to be done while we still are root. Without
-    /// `control.user` it belongs to `server_user`, the user that the server becomes.
+    /// Binds the socket and sets its owner and group, which requires root. Without `control.user` the
+    /// owner is `server_user`, the user that the server switches to.
     pub fn bind(config: &ControlConfig, server_user: Option<&str>) -> io::Result<Self> {
         let ControlConfig { socket, user, group, is_default: _ } = config;
         let of_user =
@@ -64,36 +62,34 @@ impl ControlSocket {
     }
 }
 
-/// There is no such user or group.
+/// Error for an unknown user or group.
 fn unknown(kind: &str, name: &str) -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, format!("{kind}: there is no such name as {name:?}"))
 }
 
 impl Admitted {
-    /// Whether a peer may ask. The socket's mode says the same; this holds also where a file
-    /// system or a folder's owner does not.
+    /// Returns whether a peer is permitted. The socket's mode enforces the same, but some file systems and
+    /// owners of the folder do not honour it.
     fn admits(self, user: Uid, group: Gid) -> bool {
         if user.is_root() || user == Uid::effective() || user == self.user {
             return true;
         }
         let Some(wanted) = self.group else { return false };
-        // The peer's other groups are those of the user database.
+        // SO_PEERCRED reports only the primary group; the user database has the others.
         wanted == group || supplementary(user).contains(&wanted)
     }
 }
 
-/// Groups that a user belongs to; none if the user is not known.
+/// Returns the groups of a user; empty if the user is unknown.
 fn supplementary(user: Uid) -> Vec<Gid> {
     let Ok(Some(user)) = User::from_uid(user) else { return Vec::new() };
     let Ok(name) = std::ffi::CString::new(user.name) else { return Vec::new() };
     nix::unistd::getgrouplist(&name, user.gid).unwrap_or_default()
 }
 
-/// Hands out connections of those who may ask.
+/// A listener that yields only connections of permitted users.
 struct Admitting {
-    /// What is listened on.
     listener: UnixListener,
-    /// Who may ask.
     admitted: Admitted,
 }
 
@@ -110,7 +106,7 @@ impl axum::serve::Listener for Admitting {
                     if let Some(left_out) = LIMIT.admit_any() {
                         tracing::warn!(%error, left_out, "the control socket cannot accept a connection");
                     }
-                    // Out of file descriptors, most likely: give others time to close some.
+                    // Probably out of file descriptors: wait for some to be closed.
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
                 }

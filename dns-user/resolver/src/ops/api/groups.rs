@@ -1,4 +1,4 @@
-//! `/local-groups`: what this VM's jobs say of themselves.
+//! `/local-groups`: the health of this VM's jobs.
 
 use std::sync::Arc;
 use std::{collections::BTreeMap, fs, io, path::Path};
@@ -11,48 +11,44 @@ use super::{Backend, json_lines};
 /// A line of `/local-groups`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
-    /// Job; empty in the line for the VM as a whole.
+    /// Job name; empty in the line for the VM as a whole.
     pub job_name: String,
-    /// Link that the job provides.
+    /// Name of the link provided by the job.
     pub link_name: String,
     /// Type of the link.
     pub link_type: String,
-    /// Group id.
+    /// Id of the link's group.
     pub group_id: String,
-    /// State; empty: nothing is known, or checks are off (observed).
+    /// Health state; empty if unknown or if checks are off (observed).
     pub health_state: String,
 }
 
-/// What the health server of this VM says.
+/// States reported by this VM's health server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LocalHealth {
-    /// Of the VM.
+    /// State of the VM as a whole.
     pub state: String,
-    /// By group id.
+    /// States of link groups, by group id.
     pub groups: BTreeMap<String, String>,
 }
 
-/// Lists them.
 pub(super) async fn local_groups(State(backend): State<Arc<Backend>>) -> Response {
     json_lines(backend.local_groups().await)
 }
 
-/// A link in a job's `links.json`; further members do not count.
+/// A link in a job's `links.json`; other members are ignored.
 #[derive(Debug, Deserialize)]
 struct Link {
-    /// Group id.
     group: String,
-    /// Link.
     name: String,
     /// Type of the link.
     #[serde(rename = "type")]
     link_type: String,
 }
 
-/// Reads the links of all jobs in `jobs_dir` (`JOB/.bosh/links.json`), in the
-/// order of their names, with the states of `health`; the VM as a whole comes
-/// first. Jobs without links are left out; a file that cannot be used is
-/// reported and left out.
+/// Reads the links of all jobs in `jobs_dir` (`JOB/.bosh/links.json`), sorted by job name, with the
+/// states of `health`. The first line is the VM as a whole. Jobs without links are omitted; an
+/// invalid file is logged and omitted.
 pub fn read_jobs(jobs_dir: &Path, health: &LocalHealth) -> Vec<Group> {
     let mut lines = vec![Group { health_state: health.state.clone(), ..Group::default() }];
     for job in job_names(jobs_dir) {
@@ -72,7 +68,7 @@ pub fn read_jobs(jobs_dir: &Path, health: &LocalHealth) -> Vec<Group> {
     lines
 }
 
-/// Names of the folders below `jobs_dir`, sorted; links to folders count.
+/// Returns the sorted names of the folders below `jobs_dir`, including symbolic links to folders.
 fn job_names(jobs_dir: &Path) -> Vec<String> {
     let entries = match fs::read_dir(jobs_dir) {
         Ok(entries) => entries,
@@ -90,7 +86,6 @@ fn job_names(jobs_dir: &Path) -> Vec<String> {
     names
 }
 
-/// Reads one `links.json`.
 fn read_links(file: &Path) -> io::Result<Vec<Link>> {
     serde_json::from_slice(&fs::read(file)?)
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))

@@ -1,4 +1,4 @@
-//! `/instances`.
+//! `/instances`: the instances of the records with their health.
 
 use std::sync::Arc;
 
@@ -10,31 +10,31 @@ use serde::{Deserialize, Serialize};
 
 use super::{Backend, json_lines, refused};
 
-/// A line of `/instances`: the reference's members, all of them text.
+/// A line of `/instances`: the same members as in bosh-dns, all of them strings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InstanceLine {
-    /// Instance id.
+    /// Instance id, as in the records.
     pub id: String,
-    /// Instance group.
+    /// Name of the instance group.
     pub group: String,
-    /// Network.
+    /// Network of the address.
     pub network: String,
-    /// Deployment.
+    /// Name of the deployment.
     pub deployment: String,
-    /// Address.
+    /// IPv4 or IPv6 address.
     pub ip: String,
-    /// Domain, with the final dot.
+    /// Domain, with a trailing dot.
     pub domain: String,
-    /// Availability zone; empty: none.
+    /// Availability zone; empty if the instance has none.
     pub az: String,
-    /// Index.
+    /// Index within the instance group.
     pub index: String,
     /// `running`, `failing`, `unknown` or `unchecked`.
     pub health_state: String,
 }
 
-/// Lists instances. Of several addresses the first counts, an empty one is
-/// none, other parameters do not count (observed).
+/// Handles `/instances`. Of several `address` parameters the first counts, an empty one is
+/// ignored, and so are other parameters (observed).
 pub(super) async fn instances(
     State(backend): State<Arc<Backend>>,
     Query(parameters): Query<Vec<(String, String)>>,

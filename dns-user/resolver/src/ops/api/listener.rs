@@ -1,8 +1,8 @@
-//! Accepts TLS connections; handshakes go on side by side, each bounded in time.
+//! Accepts TLS connections; handshakes run concurrently, each with a time limit.
 //!
-//! Before its handshake a connection is admitted by its peer's user: a user may hold as many
-//! handshakes as are free, and one more is closed at once. Root and the server's own user, who
-//! administer it, have places that nobody else can take.
+//! Before its handshake a connection is admitted by its peer's user. Each user may hold as many
+//! handshakes as are still free; one more is closed immediately. Further handshakes are reserved
+//! for the administrators: root and the server's own user.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -17,30 +17,29 @@ use super::peer::Peer;
 use dns_platform::{logs::LineLimit, tls::RotatingTls};
 use dns_upstream::admission::Admission;
 
-/// How long a handshake may take.
+/// Time limit of a handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 
-/// Handshakes at a time. Only local processes can connect.
+/// Maximum number of concurrent handshakes. Only local processes can connect.
 const HANDSHAKES: usize = 64;
 
-/// Further handshakes for root and the server's own user.
+/// Additional handshakes for root and the server's own user.
 const RESERVE: usize = 32;
 
-/// A connection whose client has shown a good certificate.
+/// A connection whose client presented a valid certificate.
 type Accepted = (TlsStream<TcpStream>, SocketAddr);
 
-/// Hands out connections after their handshake.
+/// Yields connections after their handshake.
 pub(super) struct TlsListener {
-    /// Where it listens.
     address: SocketAddr,
-    /// Connections that are ready.
+    /// Connections after their handshake.
     ready: mpsc::Receiver<Accepted>,
-    /// The task that accepts; ends with the listener.
+    /// Accepting task, aborted with the listener.
     accepting: AbortHandle,
 }
 
 impl TlsListener {
-    /// Begins to accept on `socket`.
+    /// Starts accepting connections on `socket`.
     pub(super) fn start(socket: TcpListener, tls: Arc<RotatingTls>) -> io::Result<Self> {
         let address = socket.local_addr()?;
         let (done, ready) = mpsc::channel(HANDSHAKES);
@@ -48,7 +47,6 @@ impl TlsListener {
         Ok(Self { address, ready, accepting })
     }
 
-    /// Where it listens.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -67,7 +65,7 @@ impl axum::serve::Listener for TlsListener {
     async fn accept(&mut self) -> Accepted {
         match self.ready.recv().await {
             Some(connection) => connection,
-            // The accepting task never ends by itself; with it gone there is nothing to hand out.
+            // The accepting task ends only when aborted; without it there are no more connections.
             None => std::future::pending().await,
         }
     }
@@ -77,7 +75,7 @@ impl axum::serve::Listener for TlsListener {
     }
 }
 
-/// Accepts for ever; each handshake is a task of its own.
+/// Accepts connections until aborted; each handshake is a separate task.
 async fn accept(socket: TcpListener, tls: Arc<RotatingTls>, done: mpsc::Sender<Accepted>) {
     let places = Admission::new(HANDSHAKES);
     let reserve = Admission::new(RESERVE);
@@ -90,7 +88,7 @@ async fn accept(socket: TcpListener, tls: Arc<RotatingTls>, done: mpsc::Sender<A
                 if let Some(left_out) = LIMIT.admit_any() {
                     tracing::warn!(%error, left_out, "the API cannot accept a connection");
                 }
-                // Out of file descriptors, most likely: give others time to close some.
+                // Probably out of file descriptors: wait for some to be closed.
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -115,7 +113,7 @@ async fn accept(socket: TcpListener, tls: Arc<RotatingTls>, done: mpsc::Sender<A
             static LIMIT: LineLimit = LineLimit::new();
             let why = match tokio::time::timeout(HANDSHAKE_LIMIT, acceptor.accept(stream)).await {
                 Ok(Ok(stream)) => {
-                    // The receiver is gone only when the API ends.
+                    // The receiver is dropped only when the API ends.
                     drop(done.send((stream, client)).await);
                     None
                 }

@@ -1,16 +1,16 @@
-//! The API on 127.0.0.1, by mutual TLS, and on the control socket: the reference's `/instances` and
-//! `/local-groups`, and what our own command line needs.
+//! The API on 127.0.0.1 with mutual TLS and on the control socket: bosh-dns's `/instances` and
+//! `/local-groups`, and the paths used by our command line.
 //!
-//! | Path | Method | Answer |
+//! | Path | Method | Response |
 //! |---|---|---|
-//! | `/instances[?address=NAME]` | any | JSON lines, an instance each; 422 for a malformed or unknown name |
+//! | `/instances[?address=NAME]` | any | JSON lines, one per instance; 422 for a malformed or unknown name |
 //! | `/local-groups` | any | JSON lines: the VM as a whole, then each link of each job |
-//! | `/status` | GET | one JSON object ([`crate::ops::status::Status`]) |
-//! | `/resolve?name=NAME` | GET | one JSON object: what the name means, step by step |
-//! | `/tap[?every=N][&name=TEXT][&client=TEXT][&misses=1]` | GET | JSON lines, a query each, without end |
-//! | `/log` | GET, POST | levels of the log; POST changes them |
-//! | `/reload` | POST | reads all files anew, as SIGHUP does |
-//! | `/flush` | POST | empties the cache |
+//! | `/status` | GET | a JSON object ([`crate::ops::status::Status`]) |
+//! | `/resolve?name=NAME` | GET | a JSON object: resolution of the name, step by step |
+//! | `/tap[?every=N][&name=TEXT][&client=TEXT][&misses=1]` | GET | endless JSON lines, one per query |
+//! | `/log` | GET, POST | log levels; POST changes them |
+//! | `/reload` | POST | reloads every file, as SIGHUP does |
+//! | `/flush` | POST | flushes the cache |
 
 mod backend;
 mod control;
@@ -43,20 +43,19 @@ pub use self::{
 use crate::ops::http;
 use dns_platform::tls::{RotatingTls, common_name};
 
-/// The socket of the API, bound.
+/// A bound API socket.
 pub struct ApiServer {
-    /// Hands out connections whose client has shown a good certificate.
+    /// Yields connections whose client presented a valid certificate.
     listener: listener::TlsListener,
-    /// Who knows the answers.
     backend: Arc<Backend>,
-    /// Whose certificates may change something; `None`: every good one.
+    /// Common names with access to the administrative paths; `None` for every valid certificate.
     admins: Option<Arc<[String]>>,
 }
 
 impl ApiServer {
-    /// Binds `address`; connections are served with the newest certificates. `admins`
-    /// are the common names of the clients for which alone `/flush`, `/log`, `/tap` and
-    /// `/reload` are; without them they are for every client with a good certificate.
+    /// Binds `address`; connections use the newest certificates. If `admins` is set, only clients with
+    /// these common names may use `/flush`, `/log`, `/tap` and `/reload`; otherwise any client with a
+    /// valid certificate may.
     pub async fn bind(
         address: SocketAddr,
         tls: Arc<RotatingTls>,
@@ -68,12 +67,12 @@ impl ApiServer {
         Ok(Self { listener, backend, admins: admins.map(Arc::from) })
     }
 
-    /// Where it listens, the port that the kernel chose included.
+    /// Returns the bound address, including a port chosen by the kernel.
     pub fn local_addr(&self) -> SocketAddr {
         self.listener.address()
     }
 
-    /// Serves until `shutdown` ends. Streams that are still open are cut then.
+    /// Serves until `shutdown` completes, then closes streams that are still open.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         let Self { listener, backend, admins } = self;
         let (all, refused) = (routes(backend), operations(any(not_an_admin)));
@@ -85,30 +84,28 @@ impl ApiServer {
     }
 }
 
-/// Whether a client's certificate is issued to one of the administrators.
+/// Returns whether a client certificate's common name is in `admins`.
 fn is_admin(stream: &TlsStream<TcpStream>, admins: &[String]) -> bool {
     let certificates = stream.get_ref().1.peer_certificates();
     let name = certificates.and_then(<[_]>::first).and_then(common_name);
     name.is_some_and(|name| admins.contains(&name))
 }
 
-/// The paths that are for administrators, all leading to `there`.
+/// Routes all administrative paths to `there`.
 fn operations(there: MethodRouter) -> Router {
     ["/flush", "/log", "/tap", "/reload"]
         .into_iter()
         .fold(Router::new(), |router, path| router.route(path, there.clone()))
 }
 
-/// 403.
 async fn not_an_admin() -> Response {
     let reason = "this client certificate's common name is not among api.admins\n";
     (StatusCode::FORBIDDEN, reason).into_response()
 }
 
-/// All paths.
 fn routes(backend: Arc<Backend>) -> Router {
     Router::new()
-        // The reference does not look at the method (observed).
+        // bosh-dns ignores the method (observed).
         .route("/instances", any(instances::instances))
         .route("/local-groups", any(groups::local_groups))
         .route("/status", get(control::status))
@@ -120,7 +117,7 @@ fn routes(backend: Arc<Backend>) -> Router {
         .with_state(backend)
 }
 
-/// An answer of JSON lines.
+/// Builds a response of JSON lines.
 fn json_lines<T: Serialize>(lines: impl IntoIterator<Item = T>) -> Response {
     let mut text = String::new();
     for line in lines {
@@ -133,7 +130,7 @@ fn json_lines<T: Serialize>(lines: impl IntoIterator<Item = T>) -> Response {
     ([(header::CONTENT_TYPE, "application/x-ndjson")], text).into_response()
 }
 
-/// A refusal of a name: 422 with the reason, as the reference (observed).
+/// Builds a 422 response with the reason, as bosh-dns does (observed).
 fn refused(NameRefused(reason): NameRefused) -> Response {
     (StatusCode::UNPROCESSABLE_ENTITY, format!("{reason}\n")).into_response()
 }

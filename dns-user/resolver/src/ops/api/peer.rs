@@ -1,4 +1,4 @@
-//! The user at the other end of a TCP connection on this machine.
+//! Determines the user at the other end of a local TCP connection.
 
 use std::{
     io::{self, Read, Write},
@@ -11,33 +11,32 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 /// `SOCK_DIAG_BY_FAMILY` (linux/sock_diag.h).
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
-/// Bytes of a `nlmsghdr`.
+/// Size of `nlmsghdr` in bytes.
 const HEADER: usize = 16;
 /// Offset of `idiag_uid` in an `inet_diag_msg` (linux/inet_diag.h): four bytes of family, state,
 /// timer and retransmissions, the socket's id of 48 bytes, expiry and two queues.
 const UID: usize = 4 + 48 + 12;
-/// How long the kernel may take; it answers within the call.
+/// Time limit for the kernel, which answers within the call.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Peer of a connection, as far as it can be told apart from others before it has shown a
-/// certificate.
+/// Identity of a peer before it has presented a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Peer {
-    /// A user of this machine.
+    /// User id of a local process.
     User(u32),
-    /// An address, where the kernel does not name the user.
+    /// IP address, if the kernel does not report the user.
     Address(IpAddr),
 }
 
 impl Peer {
-    /// The peer at `client` of a connection to `server`.
+    /// Returns the peer at `client` of a connection to `server`.
     pub(super) fn of(client: SocketAddr, server: SocketAddr) -> Self {
         uid_of(client, server).map_or(Self::Address(client.ip()), Self::User)
     }
 }
 
-/// The owner of the socket that is bound to `local` and connected to `remote`, on this machine
-/// and in our network namespace (sock_diag(7)). No privilege is needed.
+/// Returns the owner of the socket bound to `local` and connected to `remote`, in this network
+/// namespace (sock_diag(7)). Needs no privilege.
 fn uid_of(local: SocketAddr, remote: SocketAddr) -> io::Result<u32> {
     let protocol = Protocol::from(libc::NETLINK_SOCK_DIAG);
     let mut socket = Socket::new(Domain::from(libc::AF_NETLINK), Type::RAW, Some(protocol))?;
@@ -54,7 +53,7 @@ fn uid_of(local: SocketAddr, remote: SocketAddr) -> io::Result<u32> {
     }
 }
 
-/// An `inet_diag_req_v2` for exactly this socket, behind its `nlmsghdr`.
+/// Builds an `inet_diag_req_v2` for exactly this socket, with its `nlmsghdr`.
 fn request(local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
     let family = if local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 } as u8;
     let mut message = Vec::with_capacity(72);
@@ -64,7 +63,7 @@ fn request(local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
     // Sequence number and port id.
     message.extend_from_slice(&[0; 8]);
     message.extend_from_slice(&[family, libc::IPPROTO_TCP as u8, 0, 0]);
-    // All states.
+    // Any TCP state.
     message.extend_from_slice(&u32::MAX.to_ne_bytes());
     message.extend_from_slice(&local.port().to_be_bytes());
     message.extend_from_slice(&remote.port().to_be_bytes());

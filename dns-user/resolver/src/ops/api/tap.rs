@@ -1,4 +1,4 @@
-//! `/tap`: live queries as JSON lines, until the client goes away.
+//! `/tap`: live queries as JSON lines, until the client disconnects.
 
 use std::sync::Arc;
 use std::{
@@ -19,46 +19,43 @@ use serde_json::json;
 use super::Backend;
 use crate::ops::tap::{TapItem, TapLine, TapPath, TapView};
 
-/// Lines a second, unless the client asks for another bound.
+/// Default limit in lines per second.
 const DEFAULT_RATE: u32 = 1000;
 
-/// Most lines a second that a client can ask for.
+/// Highest limit that a client can request, in lines per second.
 const MAX_RATE: u32 = 50_000;
 
-/// How long a stream stays silent before an empty line shows that it lives,
-/// and a client that went away is noticed.
+/// Idle time after which an empty line is sent, to keep the stream alive and to notice that a client
+/// has disconnected.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
-/// How long a line is held back so that both paths come out in the order of their time stamps:
-/// the reader of the fast path empties its buffer every 100 ms.
+/// Time a line is held back so that lines of both paths are sent in the order of their time stamps: the
+/// fast path's ring buffer is read every 100 ms.
 const REORDER: Duration = Duration::from_millis(200);
 
-/// Most lines that are held back; beyond it the oldest leave early.
+/// Maximum number of lines held back; beyond it the oldest are sent early.
 const MOST_HELD: usize = 20_000;
 
-/// Parameters of `/tap`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct TapParameters {
-    /// One query in this many.
+    /// Sample one query in this many.
     every: Option<u32>,
-    /// Only names that hold this text, in any letter case.
+    /// Only names containing this text, case-insensitively.
     name: Option<String>,
-    /// Only clients whose address begins with this text.
+    /// Only clients whose address starts with this text.
     client: Option<String>,
-    /// Only this type.
     #[serde(rename = "type")]
     query_type: Option<String>,
-    /// Only this path.
     path: Option<TapPath>,
-    /// 1: also the queries that the fast path passed on; userspace shows them again.
+    /// 1 to include queries that the fast path passed to userspace, which also appear as userspace queries.
     misses: Option<u8>,
-    /// Lines a second, at most.
+    /// Maximum number of lines per second.
     rate: Option<u32>,
 }
 
 impl TapParameters {
-    /// Whether a line is wanted.
+    /// Returns whether a line passes the filters.
     fn admit(&self, line: &TapLine) -> bool {
         let Self { every: _, name, client, query_type, path, misses, rate: _ } = self;
         let passed_on = line.path == TapPath::Fast && line.rcode.is_none();
@@ -70,7 +67,6 @@ impl TapParameters {
     }
 }
 
-/// Starts the stream.
 pub(super) async fn tap(
     State(backend): State<Arc<Backend>>,
     Query(parameters): Query<TapParameters>,
@@ -94,29 +90,26 @@ pub(super) async fn tap(
     ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response()
 }
 
-/// One client's stream.
+/// The stream of one client.
 struct Stream {
-    /// Where the lines come from.
     view: TapView,
-    /// Which are wanted.
     parameters: TapParameters,
-    /// Lines a second.
     rate: u32,
-    /// Start of the second that is counted.
+    /// Start of the current second, for the rate limit.
     second: Instant,
-    /// Lines in it so far.
+    /// Lines sent in the current second.
     written: u32,
-    /// Lines left out since the last report.
+    /// Lines suppressed since the last report.
     suppressed: u64,
-    /// Lines held back, by time stamp in microseconds and order of arrival.
+    /// Lines held back, by time stamp in microseconds and arrival number.
     held: BTreeMap<(u64, u64), (Instant, TapLine)>,
-    /// Number of the next line.
+    /// Arrival number of the next line.
     number: u64,
 }
 
 impl Stream {
-    /// Returns the next line in order of time; `None` once the server ends. An error means that
-    /// nothing happened for [`KEEP_ALIVE`].
+    /// Returns the next line in time order; `None` once the server ends. An error means that nothing
+    /// arrived for [`KEEP_ALIVE`].
     async fn next_line(&mut self) -> Result<Option<TapLine>, tokio::time::error::Elapsed> {
         loop {
             let due = self.held.first_key_value().map(|(_, (arrived, _))| *arrived + REORDER);
@@ -127,7 +120,7 @@ impl Stream {
             match tokio::time::timeout(patience, self.view.next()).await {
                 Ok(Some(TapItem::Lost(lost))) => self.suppressed += lost,
                 Ok(Some(TapItem::Line(line))) if self.parameters.admit(&line) => {
-                    // Microseconds keep the order, and a negative time counts as 0.
+                    // Microseconds preserve the order; a negative time counts as 0.
                     let key = ((line.time * 1e6) as u64, self.number);
                     self.number += 1;
                     self.held.insert(key, (Instant::now(), line));
@@ -158,14 +151,14 @@ impl Stream {
                 continue;
             }
             self.written += 1;
-            // A line is made of texts and numbers: it can always be written down.
+            // Serialization cannot fail: a line consists of strings and numbers.
             text.push_str(&serde_json::to_string(&line).unwrap_or_default());
             text.push('\n');
             return Some(text);
         }
     }
 
-    /// Says how many lines were left out, if any were.
+    /// Returns a line with the number of suppressed lines, if any.
     fn report(&mut self) -> Option<String> {
         let suppressed = std::mem::take(&mut self.suppressed);
         (suppressed > 0).then(|| json!({ "suppressed": suppressed }).to_string() + "\n")
@@ -179,7 +172,7 @@ mod tests {
     use super::*;
     use crate::ops::tap::Tap;
 
-    /// A line of the given path and time.
+    /// Builds a line with the given path and time.
     fn line(path: TapPath, time: f64) -> TapLine {
         TapLine {
             time,
@@ -210,7 +203,7 @@ mod tests {
             held: BTreeMap::new(),
             number: 0,
         };
-        // Userspace reports at once, the interface in batches.
+        // Userspace reports immediately, the interface in batches.
         for (path, time) in [
             (TapPath::Userspace, 10.0),
             (TapPath::Userspace, 10.2),

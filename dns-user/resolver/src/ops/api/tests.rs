@@ -33,7 +33,7 @@ use dns_fastpath::Slot;
 use dns_platform::logs::Request;
 use dns_upstream::{Handlers, InForce, Upstream};
 
-/// The server of one instance, without health checks; a reload fails.
+/// Builds a backend with one instance and without health checks, whose reloads fail.
 fn backend(tap: Tap) -> Arc<Backend> {
     let records = br#"{"record_keys": ["id", "instance_group", "network", "deployment", "ip", "domain", "instance_index"],
         "record_infos": [["i", "g", "n", "d", "10.0.0.1", "bosh", 0]], "version": 7}"#;
@@ -65,7 +65,7 @@ fn backend(tap: Tap) -> Arc<Backend> {
     })
 }
 
-/// Writes a CA (`ca.crt`) and certificates of it for server and client; both are called api.bosh-dns.
+/// Writes a CA (`ca.crt`) and server and client certificates issued by it, both for api.bosh-dns.
 fn write_certificates(folder: &Path) {
     let mut authority = CertificateParams::default();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -84,7 +84,7 @@ fn write_certificates(folder: &Path) {
     }
 }
 
-/// The files of one end.
+/// Returns the certificate files of one side.
 fn files(folder: &Path, name: &str) -> TlsFiles {
     TlsFiles {
         certificate: folder.join(format!("{name}.crt")),
@@ -93,18 +93,15 @@ fn files(folder: &Path, name: &str) -> TlsFiles {
     }
 }
 
-/// A running API, its certificates and its tap.
+/// A running API with its certificates and tap.
 struct Running {
-    /// Holds the certificates.
     folder: tempfile::TempDir,
-    /// Where it listens.
     address: SocketAddr,
-    /// The backend's.
     tap: Tap,
 }
 
 impl Running {
-    /// Starts it; it ends with the test's runtime.
+    /// Starts the API; it ends with the test's runtime.
     async fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
         write_certificates(folder.path());
@@ -117,7 +114,7 @@ impl Running {
         Self { folder, address, tap }
     }
 
-    /// Sends a request with the client certificate; the answer's body is still to be read.
+    /// Sends a request with the client certificate; the body of the response is left unread.
     async fn send(&self, method: &str, path: &str, body: &str) -> hyper::Response<hyper::body::Incoming> {
         let tls = RotatingTls::load("cli", "api.bosh-dns", &files(self.folder.path(), "client")).unwrap();
         let stream = TcpStream::connect(self.address).await.unwrap();
@@ -135,7 +132,7 @@ impl Running {
             .body(Full::new(bytes::Bytes::from(body.to_owned())))
             .unwrap();
         let response = sender.send_request(request).await.unwrap();
-        // The connection lives as long as its sender.
+        // The connection is open as long as its sender.
         tokio::spawn(async move {
             tokio::time::sleep(Duration::from_secs(30)).await;
             drop(sender);
@@ -143,7 +140,7 @@ impl Running {
         response
     }
 
-    /// Status and body of a request.
+    /// Sends a request and returns status and body.
     async fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         let response = self.send(method, path, body).await;
         let status = response.status().as_u16();
@@ -153,7 +150,7 @@ impl Running {
 }
 
 #[tokio::test]
-async fn instances_follow_the_reference() {
+async fn instances_match_bosh_dns() {
     let api = Running::start().await;
     let line = r#"{"id":"i","group":"g","network":"n","deployment":"d","ip":"10.0.0.1","domain":"bosh.","az":"","index":"0","health_state":"running"}"#;
     for (method, path) in [
@@ -171,7 +168,7 @@ async fn instances_follow_the_reference() {
 }
 
 #[tokio::test]
-async fn what_changes_something_wants_a_post() {
+async fn mutations_require_post() {
     let api = Running::start().await;
     assert_eq!(api.ask("GET", "/reload", "").await.0, 405);
     assert_eq!(api.ask("POST", "/reload", "").await, (409, r#"{"done":[],"failed":["records"]}"#.into()));
@@ -184,7 +181,7 @@ async fn what_changes_something_wants_a_post() {
 }
 
 #[tokio::test]
-async fn the_tap_shows_what_is_wanted_and_nothing_is_made_otherwise() {
+async fn tap_filters_queries() {
     let api = Running::start().await;
     let names = ["a.bosh", "b.bosh"].map(|text| dns_core::name::Name::from_text(text).unwrap());
     let response = api.send("GET", "/tap?name=B.", "").await;
@@ -216,7 +213,7 @@ async fn the_tap_shows_what_is_wanted_and_nothing_is_made_otherwise() {
 }
 
 #[tokio::test]
-async fn a_client_without_a_certificate_gets_nothing() {
+async fn client_certificate_is_required() {
     let api = Running::start().await;
     let authority = std::fs::read(api.folder.path().join("ca.crt")).unwrap();
     let mut roots = rustls::RootCertStore::empty();
@@ -230,7 +227,7 @@ async fn a_client_without_a_certificate_gets_nothing() {
         .with_no_client_auth();
     let stream = TcpStream::connect(api.address).await.unwrap();
     let name = ServerName::try_from("api.bosh-dns").unwrap();
-    // With TLS 1.3 the client's handshake ends before the server's verdict.
+    // In TLS 1.3 the client's handshake completes before the server rejects the certificate.
     if let Ok(mut stream) = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, stream).await {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         let _ = stream.write_all(b"GET /instances HTTP/1.1\r\nhost: x\r\n\r\n").await;

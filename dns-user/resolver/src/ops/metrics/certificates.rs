@@ -1,4 +1,4 @@
-//! Families of certificates in use: their end, and failed attempts to load newer files.
+//! Metric families of the certificates in use: expiry, and failed attempts to load newer files.
 
 use std::{
     sync::Arc,
@@ -12,15 +12,15 @@ use prometheus::{
 
 use dns_platform::{metrics::families, tls::RotatingTls};
 
-/// Collects the families of all certificates.
+/// Collects the metric families of all certificates.
 pub struct CertificateFamilies {
     certificates: Vec<Arc<RotatingTls>>,
-    /// One for the registry's bookkeeping.
+    /// Required by the registry.
     description: Desc,
 }
 
 impl CertificateFamilies {
-    /// Families of these certificates.
+    /// Creates a collector for these certificates.
     pub fn new(certificates: Vec<Arc<RotatingTls>>) -> prometheus::Result<Self> {
         Ok(Self { certificates, description: families::CERTIFICATE_EXPIRY_SECONDS.describe()? })
     }
@@ -58,7 +58,7 @@ impl Collector for CertificateFamilies {
     }
 }
 
-/// Returns the seconds since 1970.
+/// Converts to seconds since 1970.
 fn seconds(moment: SystemTime) -> f64 {
     moment.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() as f64
 }

@@ -1,24 +1,24 @@
-//! Adds the replies of the fast path to the families that speak of all replies.
+//! Adds the fast path's replies to the families that count all replies.
 
 use prometheus::proto::{Counter, MetricFamily};
 
 use dns_platform::metrics::{families, labels};
 
-/// What the program has answered since it was loaded.
+/// Replies sent by the BPF programs since they were loaded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FastReplies {
-    /// Replies by label of the type, and RCODE.
+    /// Replies by query type label and RCODE.
     pub replies: Vec<(&'static str, u8, u64)>,
 }
 
 impl FastReplies {
-    /// All replies.
+    /// Returns the total number of replies.
     pub fn total(&self) -> u64 {
         self.replies.iter().map(|(_, _, count)| count).sum()
     }
 
-    /// Counts the replies in. The program does not know an address family that
-    /// is counted apart, so `family` is empty for its share.
+    /// Adds these replies to the families in `all`. The program does not count by address family, so
+    /// the label `family` is empty for its share.
     pub(super) fn add_to(&self, all: &mut Vec<MetricFamily>, server: &str) {
         let total = self.total();
         add(all, families::REQUESTS_INTERNAL_TOTAL.is(total));
@@ -36,7 +36,7 @@ impl FastReplies {
     }
 }
 
-/// Adds the counters of a family to those that there are, which stay sorted by name.
+/// Adds the counters of a family, keeping the families sorted by name.
 fn add(all: &mut Vec<MetricFamily>, mut family: MetricFamily) {
     let place = match all.binary_search_by(|known| known.name().cmp(family.name())) {
         Ok(place) => place,

@@ -1,4 +1,4 @@
-//! The families of the fast path, read from its maps when somebody scrapes.
+//! Metric families of the fast path, read from its maps on each scrape.
 
 use dns_common::counters::Outcome;
 use prometheus::{
@@ -9,15 +9,15 @@ use prometheus::{
 use dns_fastpath::{FastPath, FastPathStatus, Hook, Slot};
 use dns_platform::metrics::{families, labels::rcode_label};
 
-/// Collects the families of the fast path. Does not keep it alive.
+/// Collects the fast path's metric families, without keeping the fast path alive.
 pub struct FastPathFamilies {
     fast_path: Slot,
-    /// One for the registry's bookkeeping.
+    /// Required by the registry.
     description: Desc,
 }
 
 impl FastPathFamilies {
-    /// Families of the fast path in force.
+    /// Creates a collector for the fast path currently in use.
     pub fn new(fast_path: Slot) -> prometheus::Result<Self> {
         Ok(Self { fast_path, description: families::FAST_PATH_UP.describe()? })
     }
@@ -37,7 +37,6 @@ impl Collector for FastPathFamilies {
     }
 }
 
-/// All families.
 fn all(fast_path: &FastPath) -> Vec<MetricFamily> {
     let (counters, status) = (fast_path.counters(), fast_path.status());
     let FastPathStatus { interfaces, programs, names: table, lease, pinned_at: _ } = status;

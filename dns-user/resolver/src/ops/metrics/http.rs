@@ -1,5 +1,5 @@
-//! The metrics port: `/metrics` for Prometheus, `/healthz` and `/readyz` for
-//! whoever restarts or routes.
+//! The metrics port: `/metrics` for Prometheus, `/healthz` and `/readyz` for supervisors and load
+//! balancers.
 
 use std::{future::Future, io, net::SocketAddr, sync::Arc};
 
@@ -18,36 +18,32 @@ use crate::ops::{
     probe::{Check, Wellness},
 };
 
-/// The socket of the metrics port, bound.
+/// A bound metrics port.
 pub struct MetricsServer {
-    /// Where Prometheus connects.
     listener: TcpListener,
-    /// What is exposed.
     served: Served,
 }
 
-/// What the handlers share.
+/// State shared by the handlers.
 #[derive(Clone)]
 struct Served {
-    /// For `/metrics`.
     metrics: Metrics,
-    /// For the probes.
     probe: Arc<Wellness>,
 }
 
 impl MetricsServer {
-    /// Binds `address`.
+    /// Binds the metrics port to `address`.
     pub async fn bind(address: SocketAddr, metrics: Metrics, probe: Arc<Wellness>) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         Ok(Self { listener, served: Served { metrics, probe } })
     }
 
-    /// Where it listens, the port that the kernel chose included.
+    /// Returns the bound address, including a port chosen by the kernel.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Serves until `shutdown` ends.
+    /// Serves until `shutdown` completes.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         let routes = Router::new()
             .route("/metrics", get(exposition))
@@ -58,7 +54,6 @@ impl MetricsServer {
     }
 }
 
-/// `/metrics`.
 async fn exposition(State(served): State<Served>) -> Response {
     match served.metrics.text() {
         Ok(text) => {
@@ -71,17 +66,17 @@ async fn exposition(State(served): State<Served>) -> Response {
     }
 }
 
-/// `/healthz`: 200 while the server serves; 503 means that a restart would help.
+/// Handles `/healthz`: 503 if a restart would help.
 async fn alive(State(served): State<Served>) -> Response {
     verdict(served.probe.checks().into_iter().filter(|check| check.vital))
 }
 
-/// `/readyz`: 200 when it also has everything it needs for right answers.
+/// Handles `/readyz`: 200 if the server also has all the data it needs for correct answers.
 async fn ready(State(served): State<Served>) -> Response {
     verdict(served.probe.checks().into_iter())
 }
 
-/// One line a check; 503 if one fails.
+/// Builds a response with one line per check; 503 if one fails.
 fn verdict(checks: impl Iterator<Item = Check>) -> Response {
     let mut status = StatusCode::OK;
     let mut text = String::new();
@@ -110,14 +105,14 @@ mod tests {
         metrics::WholeMetrics,
     };
 
-    /// A server that is alive and not ready: no records were read.
+    /// Returns the state of a server that is alive but not ready, because no records were read.
     fn half() -> Arc<Wellness> {
         let board = Board::new(Journal::new(WholeMetrics::new().unwrap()));
         board.refused(Kind::Records, Vec::new(), "none read yet");
         Arc::new(Wellness { board, slot: dns_fastpath::Slot::default(), health: None, consul: None })
     }
 
-    /// The whole answer to a GET.
+    /// Returns the complete response to a GET request.
     async fn get(address: SocketAddr, path: &str) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
@@ -128,7 +123,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_port_tells_metrics_life_and_readiness() {
+    async fn metrics_port_serves_probes() {
         let metrics = Metrics::new("dns://127.0.0.1:53".into(), dns_fastpath::Slot::default()).unwrap();
         let server = MetricsServer::bind("127.0.0.1:0".parse().unwrap(), metrics, half()).await.unwrap();
         let address = server.local_addr().unwrap();

@@ -1,9 +1,8 @@
-//! Metrics: one registry, one exposition.
+//! Metrics: one registry and its exposition.
 //!
-//! Each room owns its counters (`metrics.rs`, `register`), and exposes by them the families
-//! that [`dns_platform::metrics::names`] declares. Replies of the fast path never pass userspace; their counts are
-//! read from the BPF maps when somebody scrapes and added to the families that
-//! speak of all replies.
+//! Each module owns its counters (`metrics.rs`, `register`) and exposes the families declared in
+//! [`dns_platform::metrics::names`]. The fast path's replies bypass userspace; their counters are read
+//! from the BPF maps on each scrape and added to the families that count all replies.
 
 mod certificates;
 pub mod fast_path;
@@ -25,26 +24,23 @@ use dns_fastpath::Slot;
 
 //----------- Metrics --------------------------------------------------------
 
-/// All metrics of this process; clones share them.
+/// All metrics of this process. Clones share the registry.
 #[derive(Clone)]
 pub struct Metrics {
-    /// What the clones share.
     shared: Arc<Shared>,
 }
 
-/// What all handles have in common.
 struct Shared {
-    /// Where the rooms register.
     registry: Registry,
-    /// Counts replies that userspace never sees.
+    /// The fast path, whose counters are read on each scrape.
     fast_path: Slot,
-    /// Value of the label `server`.
+    /// Returns the value of the label `server`.
     server: String,
 }
 
 impl Metrics {
-    /// A registry with the figures of the process itself and those of the fast path. `server`
-    /// is the value of the label of that name ([`dns_platform::metrics::labels::server_label`]).
+    /// Creates a registry with the metrics of the process and of the fast path. `server` is the value
+    /// of the label of that name ([`dns_platform::metrics::labels::server_label`]).
     pub fn new(server: String, fast_path: Slot) -> prometheus::Result<Self> {
         let registry = Registry::new();
         process::register(&registry)?;
@@ -52,17 +48,17 @@ impl Metrics {
         Ok(Self { shared: Arc::new(Shared { registry, fast_path, server }) })
     }
 
-    /// Where a room registers its metrics.
+    /// Returns the registry for further collectors.
     pub fn registry(&self) -> &Registry {
         &self.shared.registry
     }
 
-    /// Value of the label `server`.
+    /// Returns the value of the label `server`.
     pub fn server(&self) -> &str {
         &self.shared.server
     }
 
-    /// All families of the moment, the fast path's replies counted in.
+    /// Collects all families, including the fast path's replies.
     pub fn gather(&self) -> Vec<MetricFamily> {
         let mut families = self.shared.registry.gather();
         if let Some(fast_path) = self.shared.fast_path.get() {
@@ -72,7 +68,7 @@ impl Metrics {
         families
     }
 
-    /// The text exposition format, version 0.0.4.
+    /// Returns the metrics in text exposition format, version 0.0.4.
     pub fn text(&self) -> prometheus::Result<String> {
         TextEncoder::new().encode_to_string(&self.gather())
     }
@@ -98,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn fast_replies_count_among_all() {
+    fn fast_path_replies_are_included() {
         let metrics = Metrics::new("dns://127.0.0.1:53".into(), Slot::default()).unwrap();
         let internal = IntCounter::new(names::REQUESTS_INTERNAL_TOTAL, "Internal.").unwrap();
         internal.inc_by(2);
@@ -116,7 +112,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("bosh_dns_xdp_replies_total{path=\"fast\"} 41"), "{text}");
-        // The registry itself does not add up from one exposition to the next.
+        // Gathering does not accumulate the fast path's counts in the registry.
         assert!(metrics.text().unwrap().contains("\nboshdns_requests_internal_total 2\n"));
     }
 }

@@ -1,11 +1,10 @@
-//! Figures of the process: the usual `process_*` families, and what was built.
+//! Process metrics: the usual `process_*` families and build information.
 
 use prometheus::{Registry, process_collector::ProcessCollector};
 
 use crate::ops::version;
 use dns_platform::metrics::families;
 
-/// Registers them.
 pub(super) fn register(registry: &Registry) -> prometheus::Result<()> {
     registry.register(Box::new(ProcessCollector::for_self()))?;
     let build = families::BUILD_INFO.gauges()?;

@@ -1,4 +1,4 @@
-//! Metrics of the server as a whole: records, reloads, logs, uptime.
+//! Server-wide metrics: records, reloads, logs, uptime.
 
 use std::time::Duration;
 
@@ -12,29 +12,29 @@ use crate::ops::journal::{Journal, Kind};
 use dns_platform::logs::Logs;
 use dns_platform::metrics::families;
 
-/// Bounds of the time that a reload takes, in seconds: one millisecond to ten seconds.
+/// Histogram buckets of the reload duration, in seconds: 1 ms to 10 s.
 const RELOAD_BUCKETS: &[f64] =
     &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
-/// Counters and gauges that belong to no single room.
+/// Counters and gauges that belong to no single module.
 #[derive(Clone)]
 pub struct WholeMetrics {
-    /// Version of the records.
+    /// Version of the records in use.
     pub records_version: IntGauge,
-    /// Instances in the records.
+    /// Number of instances in the records.
     pub records_instances: IntGauge,
-    /// Aliases of files and records.
+    /// Number of aliases, from alias files and records.
     pub records_aliases: IntGauge,
-    /// Reloads that went well, by kind.
+    /// Successful reloads, by kind.
     reloads: IntCounterVec,
-    /// Reloads that failed, by kind.
+    /// Failed reloads, by kind.
     reload_failures: IntCounterVec,
-    /// How long reloads took, by kind.
+    /// Duration of reloads, by kind.
     reload_duration: HistogramVec,
 }
 
 impl WholeMetrics {
-    /// Metrics at zero; each kind of reload is there from the start.
+    /// Creates the metrics with value zero for every kind of reload.
     pub fn new() -> prometheus::Result<Self> {
         let metrics = Self {
             records_version: families::RECORDS_VERSION.gauge()?,
@@ -51,7 +51,7 @@ impl WholeMetrics {
         Ok(metrics)
     }
 
-    /// Puts them into the registry.
+    /// Adds the metrics to `registry`.
     pub fn register(&self, registry: &Registry) -> prometheus::Result<()> {
         let Self {
             records_version,
@@ -69,28 +69,28 @@ impl WholeMetrics {
         registry.register(Box::new(reload_duration.clone()))
     }
 
-    /// Counts a file of `kind` that was put in force, and how long it took.
+    /// Counts a reload of `kind` and its duration.
     pub(in crate::ops) fn reloaded(&self, kind: Kind, took: Duration) {
         self.reloads.with_label_values(&[kind.label()]).inc();
         self.reload_duration.with_label_values(&[kind.label()]).observe(took.as_secs_f64());
     }
 
-    /// Counts a file of `kind` that could not be used.
+    /// Counts a failed reload of `kind`.
     pub(in crate::ops) fn reload_failed(&self, kind: Kind) {
         self.reload_failures.with_label_values(&[kind.label()]).inc();
     }
 }
 
-/// Collects what is read rather than kept: ages, and lost log lines.
+/// Collects the values computed on each scrape: ages and lost log lines.
 pub struct MomentFamilies {
     journal: Journal,
     logs: Logs,
-    /// One for the registry's bookkeeping.
+    /// Required by the registry.
     description: Desc,
 }
 
 impl MomentFamilies {
-    /// Families of this journal and this log.
+    /// Creates a collector for this journal and log.
     pub fn new(journal: Journal, logs: Logs) -> prometheus::Result<Self> {
         Ok(Self { journal, logs, description: families::UPTIME_SECONDS.describe()? })
     }

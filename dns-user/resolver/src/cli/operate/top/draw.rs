@@ -1,4 +1,4 @@
-//! The screen of `top`.
+//! Draws the screen of `top`.
 
 use ratatui::{
     Frame,
@@ -14,7 +14,6 @@ use super::{
     model::{Model, Ranked, rate_text},
 };
 
-/// Draws everything.
 pub(super) fn draw(frame: &mut Frame<'_>, model: &Model, every: u32) {
     let [head, curve, middle, bottom, foot] = Layout::vertical([
         Constraint::Length(3),
@@ -57,7 +56,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &Model, every: u32) {
     frame.render_widget(Paragraph::new(format!(" {sample}{left_out}q: quit")), foot);
 }
 
-/// Version, readiness, rates, records.
+/// Draws version, readiness, rates and records.
 fn heading(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     let status = &model.status;
     let readiness = if status.ready { ("ready", Color::Green) } else { ("NOT READY", Color::Red) };
@@ -105,7 +104,6 @@ fn heading(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     frame.render_widget(Paragraph::new(lines), area);
 }
 
-/// Names.
 fn hottest(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     let rows =
         model.names().into_iter().take(usize::from(area.height)).map(|Ranked { key, asked, per_second }| {
@@ -120,7 +118,6 @@ fn hottest(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     frame.render_widget(table, area);
 }
 
-/// Clients.
 fn busiest(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     let rows = model.clients().into_iter().take(usize::from(area.height)).map(
         |Ranked { key, asked, per_second }| {
@@ -133,7 +130,6 @@ fn busiest(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     frame.render_widget(table, area);
 }
 
-/// Misses by reason.
 fn passed_on(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     let rows = model
         .misses()
@@ -144,7 +140,6 @@ fn passed_on(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     frame.render_widget(table, area);
 }
 
-/// Interfaces.
 fn by_interface(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     let interfaces = model.status.fast_path.iter().flat_map(|fast| &fast.interfaces);
     let rows = interfaces.map(|interface| {
@@ -156,7 +151,6 @@ fn by_interface(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     frame.render_widget(table, area);
 }
 
-/// Recursors.
 fn by_recursor(frame: &mut Frame<'_>, area: Rect, model: &Model) {
     let rows = model.status.recursors.iter().map(|recursor| {
         let cell = |key: &str| recursor.get(key).map_or_else(|| "-".to_owned(), plain);

@@ -1,4 +1,4 @@
-//! What `top` knows: the last two looks at the counters, and who asked for what.
+//! Data of `top`: rates between the last two readings of the counters, and counts per name and client.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -15,72 +15,61 @@ use crate::ops::{
     tap::{TapLine, TapPath},
 };
 
-/// Names and clients that are counted at most; past it the rarest half is forgotten.
+/// Maximum number of names, and of clients, that are counted; beyond it the rarest half is dropped.
 const COUNTED: usize = 10_000;
 
-/// Rates that are remembered for the curve.
+/// Number of past rates kept for the chart.
 const HISTORY: usize = 120;
 
-/// Names and clients that are printed.
+/// Number of names, and of clients, that are printed.
 const PRINTED: usize = 15;
 
-/// Everything that is shown.
+/// Everything `top` shows: latest status, rates, history, counts.
 pub(super) struct Model {
-    /// The last look.
     pub(super) status: Status,
-    /// When it was.
     taken: Instant,
-    /// Between the last two looks.
     pub(super) rates: Rates,
-    /// Replies a second, oldest first.
+    /// Replies per second, oldest first.
     pub(super) history: VecDeque<u64>,
-    /// By name and type.
     names: Counts<(String, String)>,
-    /// By client.
     clients: Counts<IpAddr>,
-    /// Lines that the server left out.
+    /// Number of lines suppressed by the server.
     pub(super) left_out: u64,
 }
 
-/// Changes a second between two looks.
+/// Rates per second between two readings.
 #[derive(Default)]
 pub(super) struct Rates {
-    /// Replies of the fast path.
     pub(super) fast: f64,
-    /// Replies of userspace.
     pub(super) userspace: f64,
-    /// Queries to recursors.
     pub(super) external: f64,
-    /// Packets by what became of them.
+    /// Packets by the fast path's outcome.
     pub(super) outcomes: BTreeMap<String, f64>,
-    /// Replies by interface.
     pub(super) interfaces: BTreeMap<String, f64>,
 }
 
 /// Queries for one key, estimated from sampled lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Asked {
-    /// Answered by the interface.
     pub(super) fast: u64,
-    /// Answered by the sockets.
     pub(super) userspace: u64,
-    /// Sampled lines behind both figures.
+    /// Number of sampled lines behind both estimates.
     pub(super) lines: u64,
 }
 
 impl Asked {
-    /// Queries on both paths.
+    /// Returns the number of queries on both paths.
     pub(super) fn total(self) -> u64 {
         self.fast + self.userspace
     }
 
-    /// Half-width of the 95 % interval of the estimate, relative to it: the number of sampled
-    /// lines is binomial.
+    /// Returns the half-width of the estimate's 95 % interval relative to the estimate: the number of
+    /// sampled lines is binomial.
     pub(super) fn relative_error(self) -> f64 {
         1.96 / (self.lines.max(1) as f64).sqrt()
     }
 
-    /// The error as text: `±6 %`, nothing if every query was counted.
+    /// Formats the error as `±6 %`; empty if every query was counted.
     pub(super) fn error_text(self) -> String {
         if self.lines >= self.total() {
             String::new()
@@ -91,7 +80,7 @@ impl Asked {
 }
 
 impl Model {
-    /// After the first look.
+    /// Creates the model from the first reading.
     pub(super) fn new(status: Status) -> Self {
         Self {
             status,
@@ -104,10 +93,10 @@ impl Model {
         }
     }
 
-    /// Takes another look at the counters.
+    /// Updates the rates from another reading.
     pub(super) fn counters(&mut self, status: Status) {
         let seconds = self.taken.elapsed().as_secs_f64().max(0.001);
-        // A server that was started anew counts from zero.
+        // A restarted server counts from zero.
         let rate = |new: u64, old: u64| new.saturating_sub(old) as f64 / seconds;
         let (new, old) = (&status.replies, &self.status.replies);
         let mut rates = Rates {
@@ -136,12 +125,12 @@ impl Model {
         self.taken = Instant::now();
     }
 
-    /// Replies a second, of both paths.
+    /// Returns the replies per second on both paths.
     pub(super) fn rate(&self) -> f64 {
         self.rates.fast + self.rates.userspace
     }
 
-    /// Counts a live query.
+    /// Counts a sampled query.
     pub(super) fn line(&mut self, line: &TapLine) {
         let weight = u64::from(line.weight);
         let asked = match line.path {
@@ -152,27 +141,26 @@ impl Model {
         self.clients.add(line.client.ip().to_canonical(), asked);
     }
 
-    /// The server left out lines: what was counted stands for more.
+    /// Accounts for suppressed lines: each counted line then stands for more queries.
     pub(super) fn suppressed(&mut self, lines: u64) {
         self.left_out += lines;
     }
 
-    /// The hottest names and types.
+    /// Returns the most frequent pairs of name and type.
     pub(super) fn names(&self) -> Vec<Ranked<'_, (String, String)>> {
         self.names.ranked(self.rate())
     }
 
-    /// The busiest clients.
     pub(super) fn clients(&self) -> Vec<Ranked<'_, IpAddr>> {
         self.clients.ranked(self.rate())
     }
 
-    /// The share of the fast path in the replies of late, in words.
+    /// Describes the fast path's share of recent replies.
     pub(super) fn hit_ratio(&self) -> String {
         percent(self.rates.fast as u64, (self.rates.fast + self.rates.userspace) as u64)
     }
 
-    /// One page of text.
+    /// Formats the data as one page of text.
     pub(super) fn text(&self) -> String {
         let mut out = String::new();
         // Writing to a string cannot fail.
@@ -212,7 +200,7 @@ impl Model {
         out
     }
 
-    /// The same as JSON.
+    /// Formats the data as JSON.
     pub(super) fn json(&self) -> String {
         let names: Vec<Value> = self
             .names()
@@ -245,8 +233,8 @@ impl Model {
         page.to_string() + "\n"
     }
 
-    /// Why queries of late were passed on, the most frequent reason first.
-    /// Packets that are no queries to us do not count.
+    /// Returns the reasons for which recent queries were passed to userspace, most frequent first. Packets
+    /// that are not queries to this server do not count.
     pub(super) fn misses(&self) -> Vec<(&str, f64)> {
         let mut misses: Vec<(&str, f64)> = self
             .rates
@@ -263,27 +251,26 @@ impl Model {
     }
 }
 
-/// A rate for people: whole numbers from 10 on.
+/// Formats a rate; whole numbers from 10 on.
 pub(super) fn rate_text(per_second: f64) -> String {
     if per_second < 10.0 { format!("{per_second:.1}") } else { count(per_second.round() as u64) }
 }
 
 //----------- Counts ---------------------------------------------------------
 
-/// A key with its share of the traffic.
+/// A key with its rate of queries.
 #[derive(Debug, PartialEq)]
 pub(super) struct Ranked<'a, K> {
     pub(super) key: &'a K,
     pub(super) asked: Asked,
-    /// Queries per second, estimated from the share in the sample and the exact rate of all.
+    /// Queries per second, estimated from the share in the sample and the exact total rate.
     pub(super) per_second: f64,
 }
 
-/// Counts by something, bounded.
+/// Bounded counts per key.
 struct Counts<K> {
-    /// The counts.
     counts: HashMap<K, Asked>,
-    /// Of everything ever counted.
+    /// Total of all counts, including dropped keys.
     total: u64,
 }
 
@@ -294,7 +281,7 @@ impl<K> Default for Counts<K> {
 }
 
 impl<K: std::hash::Hash + Eq + Ord> Counts<K> {
-    /// Counts `key`. Too many keys: the rarest half is forgotten.
+    /// Counts `key`; beyond the limit the rarest half is dropped.
     fn add(&mut self, key: K, asked: Asked) {
         let entry = self.counts.entry(key).or_default();
         entry.fast += asked.fast;
@@ -305,12 +292,12 @@ impl<K: std::hash::Hash + Eq + Ord> Counts<K> {
             let mut totals: Vec<u64> = self.counts.values().map(|asked| asked.total()).collect();
             let (_, median, _) = totals.select_nth_unstable(COUNTED / 2);
             let median = *median;
-            // Where most were asked for once, `> median` keeps only the others: the hot ones.
+            // If most keys were seen once, `> median` keeps only the frequent ones.
             self.counts.retain(|_, asked| asked.total() > median);
         }
     }
 
-    /// All keys, the most frequent first. `rate` is the rate of all queries per second.
+    /// Returns all keys, most frequent first. `rate` is the total rate in queries per second.
     fn ranked(&self, rate: f64) -> Vec<Ranked<'_, K>> {
         let mut ranked: Vec<(&K, Asked)> = self.counts.iter().map(|(key, asked)| (key, *asked)).collect();
         ranked.sort_by(|(key, asked), (other_key, other)| {
