@@ -25,36 +25,19 @@ const PATIENCE: Duration = Duration::from_secs(15);
 pub(crate) enum AgentError {
     /// Nobody could be reached, or the connection broke.
     #[error("{address}: {problem}")]
-    Connection {
-        /// Who was asked.
-        address: ApiAddress,
-        /// What happened.
-        problem: ConnectionError,
-    },
-    /// Too many questions.
+    Connection { address: ApiAddress, problem: ConnectionError },
     #[error("{address}: too many requests (429)")]
-    TooMany {
-        /// Who was asked.
-        address: ApiAddress,
-    },
+    TooMany { address: ApiAddress },
     /// The token may not ask this.
     #[error("{address}: permission denied (403): the token may not read this")]
-    Forbidden {
-        /// Who was asked.
-        address: ApiAddress,
-    },
+    Forbidden { address: ApiAddress },
     /// There is no such thing.
     #[error("{address}: not found (404)")]
-    NotFound {
-        /// Who was asked.
-        address: ApiAddress,
-    },
+    NotFound { address: ApiAddress },
     /// Any other status but 200.
     #[error("{address}: status {status}: {text}")]
     Status {
-        /// Who was asked.
         address: ApiAddress,
-        /// The status.
         status: StatusCode,
         /// How the body begins.
         text: String,
@@ -66,20 +49,15 @@ pub(crate) enum AgentError {
 pub(crate) struct Reply {
     /// The index to wait behind.
     pub(crate) index: Option<u64>,
-    /// JSON.
     pub(crate) body: Bytes,
 }
 
-/// Consul's agents.
 #[derive(Debug)]
 pub(crate) struct Agent {
-    /// Where they are.
     addresses: Vec<ApiAddress>,
     /// Which one is asked.
     current: AtomicUsize,
-    /// Connections to it.
     connections: Connections,
-    /// The token.
     token: Token,
     /// How often is asked.
     rate: Rate,
@@ -89,7 +67,6 @@ pub(crate) struct Agent {
     contact: Mutex<Option<Instant>>,
     /// Why the last question failed; gone once one succeeds.
     problem: Mutex<Option<String>>,
-    /// Questions so far.
     requests: AtomicU64,
     /// Those without an answer.
     failures: AtomicU64,
@@ -115,8 +92,8 @@ impl Agent {
         }
     }
 
-    /// Asks. `wait`: how long the agent may take before it answers. Waits for its turn
-    /// first, and while nobody answers, for that to change.
+    /// Sends a request; `wait` is the longest time that the agent may hold it. Waits for a turn
+    /// first, and while no agent answers, for the gate to open.
     pub(crate) async fn get(&self, path: &str, wait: Option<Duration>) -> Result<Reply, AgentError> {
         let pass = loop {
             let pass = self.gate.pass().await;
@@ -158,7 +135,6 @@ impl Agent {
         result
     }
 
-    /// Interprets an answer.
     fn judge(&self, address: &ApiAddress, answer: Answer) -> Result<Reply, AgentError> {
         let address = || address.clone();
         let Answer { status, headers, body } = answer;
@@ -192,7 +168,6 @@ impl Agent {
         self.current.load(Ordering::Relaxed)
     }
 
-    /// The connections.
     pub(crate) fn connections(&self) -> &Connections {
         &self.connections
     }
@@ -218,7 +193,6 @@ impl Agent {
         *self.problem.lock() = Some(problem.to_owned());
     }
 
-    /// An index fell.
     pub(crate) fn count_index_reset(&self) {
         self.index_resets.fetch_add(1, Ordering::Relaxed);
     }

@@ -16,7 +16,6 @@ const VIRTUAL: &str = "consul-virtual";
 /// Entries of an answer that are invalid and were dropped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Invalid {
-    /// Their number.
     pub(crate) count: usize,
     /// The first one's error.
     pub(crate) reason: String,
@@ -46,11 +45,9 @@ fn list<T: DeserializeOwned>(body: &[u8], invalid: &mut Invalid) -> serde_json::
 pub(crate) struct Myself {
     /// Its datacenter, in lower case.
     pub(crate) datacenter: String,
-    /// Its node.
     pub(crate) node_name: String,
 }
 
-/// `/v1/agent/self`.
 pub(crate) fn agent(body: &[u8]) -> serde_json::Result<Myself> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
@@ -68,7 +65,6 @@ pub(crate) fn agent(body: &[u8]) -> serde_json::Result<Myself> {
     Ok(Myself { datacenter: datacenter.to_ascii_lowercase(), node_name })
 }
 
-/// `/v1/catalog/datacenters`.
 pub(crate) fn datacenters(body: &[u8]) -> serde_json::Result<Vec<String>> {
     serde_json::from_slice(body)
 }
@@ -91,7 +87,6 @@ pub(crate) fn services(
     Ok(services.into_iter().map(|(name, value)| (name, tags(value).unwrap_or_default())).collect())
 }
 
-/// `/v1/catalog/nodes`.
 pub(crate) fn nodes(body: &[u8], invalid: &mut Invalid) -> serde_json::Result<Vec<Arc<Node>>> {
     let mut nodes: Vec<ApiNode> = list(body, invalid)?;
     nodes.retain(|node| {
@@ -163,7 +158,6 @@ pub(crate) fn ingress(body: &[u8], invalid: &mut Invalid) -> serde_json::Result<
     Ok(entries.into_iter().map(gateway).collect())
 }
 
-/// `/v1/query`.
 pub(crate) fn queries(body: &[u8], invalid: &mut Invalid) -> serde_json::Result<Vec<PreparedQuery>> {
     let queries: Vec<ApiQuery> = list(body, invalid)?;
     Ok(queries.into_iter().map(Into::into).collect())
@@ -174,7 +168,6 @@ fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D)
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
-/// A node.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct ApiNode {
@@ -208,7 +201,6 @@ struct ApiEntry {
     checks: Vec<ApiCheck>,
 }
 
-/// An instance.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct ApiService {
@@ -237,7 +229,6 @@ struct ApiService {
     kind: String,
 }
 
-/// A tagged address.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct ApiAddress {
@@ -283,7 +274,6 @@ struct ApiConnect {
     native: bool,
 }
 
-/// A check.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct ApiCheck {
@@ -330,7 +320,6 @@ impl From<ApiEntry> for Instance {
     }
 }
 
-/// A prepared query.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct ApiQuery {
@@ -368,7 +357,7 @@ struct ApiQueryService {
     connect: bool,
 }
 
-/// Datacenters to ask if the own one has no instance.
+/// Datacenters to ask if the local one has no instance.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct ApiFailover {

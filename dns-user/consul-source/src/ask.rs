@@ -24,19 +24,12 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// The content of an answer.
 #[derive(Debug)]
 pub(crate) enum Told {
-    /// [`Topic::Agent`].
     Agent(api::Myself),
-    /// [`Topic::Datacenters`].
     Datacenters(Vec<String>),
-    /// [`Topic::Nodes`].
     Nodes(Vec<Arc<Node>>),
-    /// [`Topic::Services`].
     Services(std::collections::BTreeMap<String, Vec<String>>),
-    /// [`Topic::Health`].
     Health(api::Instances),
-    /// [`Topic::Ingress`].
     Ingress(Vec<Gateway>),
-    /// [`Topic::Queries`].
     Queries(Vec<PreparedQuery>),
     /// The same content as before.
     Unchanged,
@@ -60,7 +53,6 @@ impl Told {
 /// The outcome of a question.
 #[derive(Debug)]
 pub(crate) struct Update {
-    /// The question.
     pub(crate) topic: Topic,
     /// Its position in the history.
     pub(crate) cursor: Cursor,

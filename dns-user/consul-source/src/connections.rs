@@ -47,10 +47,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConnectionError {
-    /// No connection.
     #[error("cannot connect: {0}")]
     Connect(std::io::Error),
-    /// No TLS.
     #[error("no TLS: {0}")]
     Tls(#[from] TlsError),
     /// It took too long.
@@ -68,7 +66,6 @@ pub(crate) enum ConnectionError {
     /// The body stopped in the middle.
     #[error("the answer stopped in the middle")]
     BodyStopped,
-    /// More than [`MAX_BODY`].
     #[error("the answer is longer than {} MiB", MAX_BODY >> 20)]
     TooLarge,
 }
@@ -80,21 +77,16 @@ impl ConnectionError {
     }
 }
 
-/// An answer, whole.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    /// Its status.
     pub(crate) status: StatusCode,
-    /// Its headers.
     pub(crate) headers: HeaderMap,
-    /// Its body.
     pub(crate) body: Bytes,
 }
 
 /// All connections. At most as many are open as there are permits.
 #[derive(Debug)]
 pub(crate) struct Connections {
-    /// Files of TLS.
     tls: Tls,
     /// One for each connection of HTTP/1.1 that has a question under way.
     permits: Arc<Semaphore>,
@@ -105,24 +97,20 @@ pub(crate) struct Connections {
     shared: tokio::sync::Mutex<Vec<Shared>>,
     /// Whether many questions share a connection.
     multiplexes: AtomicBool,
-    /// Open connections.
     open: Arc<AtomicUsize>,
 }
 
 /// A connection of HTTP/2.
 #[derive(Debug)]
 struct Shared {
-    /// Where to.
     address: ApiAddress,
-    /// Asks.
     sender: http2::SendRequest<Empty<Bytes>>,
-    /// Questions under way.
     streams: Arc<AtomicUsize>,
 }
 
 /// A way to ask one question.
 enum Lease {
-    /// A connection of its own.
+    /// An HTTP/1.1 connection for one request at a time.
     Own(http1::SendRequest<Empty<Bytes>>, OwnedSemaphorePermit),
     /// A part of one.
     Part(http2::SendRequest<Empty<Bytes>>, Counted),
@@ -132,7 +120,6 @@ enum Lease {
 struct Counted(Arc<AtomicUsize>);
 
 impl Counted {
-    /// Counts.
     fn new(count: &Arc<AtomicUsize>) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
         Self(count.clone())
@@ -257,12 +244,10 @@ impl Connections {
         }
     }
 
-    /// The idle connections.
     fn idle(&self) -> MutexGuard<'_, Vec<(ApiAddress, http1::SendRequest<Empty<Bytes>>)>> {
         self.idle.lock()
     }
 
-    /// A new connection.
     async fn connect(&self, address: &ApiAddress) -> Result<Sender, ConnectionError> {
         let connecting = async {
             let tcp = TcpStream::connect((address.host.as_str(), address.port)).await;
@@ -293,7 +278,7 @@ impl Connections {
     }
 }
 
-/// What a new connection can do.
+/// Protocol of a new connection.
 enum Sender {
     /// One question after the other.
     Own(http1::SendRequest<Empty<Bytes>>),
@@ -315,7 +300,6 @@ where
     Ok(Sender::Own(sender))
 }
 
-/// Reads an answer.
 async fn read(
     sending: impl Future<Output = Result<Response<Incoming>, hyper::Error>>,
     patience: Duration,

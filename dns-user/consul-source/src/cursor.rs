@@ -28,11 +28,10 @@ impl Cursor {
         (self.index > 0).then_some(self.index)
     }
 
-    /// Takes in an answer and its index (`None`: it had none, or none that can be read).
+    /// Records an answer and its index; `None` if the index is absent or malformed.
     ///
-    /// An index that is smaller than the one before is of another history (servers were
-    /// restored from a snapshot): the next question begins anew, without one. A 0 cannot
-    /// be waited behind.
+    /// A smaller index than before belongs to another history (servers restored from a
+    /// snapshot), so the next request carries none. Index 0 does not block.
     pub(crate) fn advance(&mut self, index: Option<u64>, body: &[u8]) -> Worth {
         self.index = if self.falls_to(index) { 0 } else { index.unwrap_or(0) };
         let mut hasher = FixedState::default().build_hasher();

@@ -1,8 +1,8 @@
 //! Schedules the questions to Consul.
 //!
 //! Nodes and names of services are always watched. The instances of each service are fetched once;
-//! then as many services are watched as there are connections for (by HTTP/2 all of them), those in use
-//! first. The others are fetched in turn, at a tenth of the rate, and immediately when their tags
+//! then the watches start, services in use first, one per connection (HTTP/2 watches all services).
+//! The others are fetched in turn, at a tenth of the rate, and immediately when their tags
 //! change. [`Phase`] is the state of one service.
 
 use std::{
@@ -34,7 +34,6 @@ use crate::{
 };
 use dns_consul::Lack;
 
-/// Most concurrent fetches.
 const FETCHES: usize = 16;
 /// Connections for nodes, services, gateways and polls.
 const FIXED: usize = 6;
@@ -65,7 +64,7 @@ pub(crate) struct Follower {
     /// The agent's datacenter, which questions need not name.
     agents: Option<String>,
     updates: mpsc::Sender<Update>,
-    /// Watches, except those of services.
+    /// Running watches, except watches of services.
     watched: HashMap<Topic, Running>,
     /// Success and failure of each question.
     freshness: HashMap<Topic, Freshness>,
@@ -73,7 +72,6 @@ pub(crate) struct Follower {
     invalid: HashMap<Topic, Invalid>,
     /// Whether a question was stale at the last look.
     was_stale: bool,
-    /// Services.
     tracked: HashMap<Key, Tracked>,
     /// Services in [`Phase::Queued`].
     queue: VecDeque<Key>,
@@ -87,19 +85,15 @@ pub(crate) struct Follower {
     dirty: Option<Instant>,
     /// Earliest time of the next picture.
     earliest: Instant,
-    /// See [`Status::expired`].
     expired: bool,
     /// Whether no agent answered at the last tick.
     was_away: bool,
     shown: watch::Sender<Arc<Picture>>,
     status: Arc<Mutex<Status>>,
-    /// See [`Source::watches_all`].
     watches_all: Arc<AtomicBool>,
-    /// See [`Status::pictures`].
     pictures: u64,
 }
 
-/// A service.
 #[derive(Debug, Default)]
 struct Tracked {
     /// Its position in the history.
@@ -119,7 +113,6 @@ enum Phase {
     Idle,
     /// Waits in the queue for a fetch.
     Queued,
-    /// Is being fetched.
     Fetching {
         /// Whether a change was noticed meanwhile: it is fetched once more.
         again: bool,
@@ -135,7 +128,6 @@ impl Tracked {
 }
 
 impl Follower {
-    /// Starts the task.
     pub(crate) fn spawn(
         settings: Settings,
         known: Known,
@@ -337,7 +329,6 @@ impl Follower {
         }
     }
 
-    /// Takes a failure.
     fn not_told(&mut self, topic: &Topic, problem: &NotTold) {
         if let (Topic::Agent, None, NotTold::Agent(AgentError::Forbidden { .. })) =
             (topic, &self.known.own, problem)
@@ -459,7 +450,6 @@ impl Follower {
         }
     }
 
-    /// Publishes a picture.
     fn show(&mut self) {
         let begun = Instant::now();
         self.dirty = None;

@@ -18,7 +18,6 @@ impl Freshness {
         *self = Self { answered: Some(now), failing: None };
     }
 
-    /// Notes a failure.
     pub(crate) fn failed(&mut self, now: Instant, reason: String) {
         let since = self.failing.as_ref().map_or(now, |(since, _)| *since);
         self.failing = Some((since, reason));

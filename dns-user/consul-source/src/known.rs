@@ -26,22 +26,18 @@ pub(crate) struct Known {
     pub(crate) unreachable: HashSet<String>,
     /// Gateways and what is bound to them.
     pub(crate) gateways: Vec<Gateway>,
-    /// Prepared queries.
     pub(crate) queries: Vec<PreparedQuery>,
-    /// Registrations by datacenter.
     places: BTreeMap<String, Place>,
 }
 
 /// Registrations of one datacenter; `None` before the first answer.
 #[derive(Debug, Default)]
 struct Place {
-    /// Nodes.
     nodes: Option<Vec<Arc<Node>>>,
     /// Services by their names in lower case.
     services: Option<HashMap<String, Service>>,
 }
 
-/// A service.
 #[derive(Debug)]
 struct Service {
     /// Its name as it is registered.
@@ -207,7 +203,6 @@ impl Known {
         self.places.entry(datacenter.to_owned()).or_default()
     }
 
-    /// A service.
     fn service_mut(&mut self, (datacenter, service): &Key) -> Option<&mut Service> {
         self.places.get_mut(datacenter)?.services.as_mut()?.get_mut(service)
     }

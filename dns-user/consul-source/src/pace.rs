@@ -78,13 +78,11 @@ fn drawn(failures: u32) -> Duration {
 /// with pauses, and all others wait: a returning agent is not flooded.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    /// How things stand.
     state: Mutex<GateState>,
     /// Rung when that has changed.
     changed: Notify,
 }
 
-/// See [`Gate::state`].
 #[derive(Debug, Default)]
 struct GateState {
     /// Errors in a row, of all questions.
@@ -98,7 +96,6 @@ struct GateState {
 /// Permission to ask; says how it went.
 #[derive(Debug)]
 pub(crate) struct Pass<'a> {
-    /// Who gave it.
     gate: &'a Gate,
     /// Whether all others wait for this one.
     trial: bool,
@@ -200,7 +197,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn closed_gate_passes_one_trial() {
+    async fn closed_gate_passes_single_trial() {
         let gate = Gate::default();
         gate.pass().await.failed(true);
         assert!(gate.is_closed());

@@ -23,7 +23,6 @@ use dns_consul::Lack;
 pub struct Source {
     /// Wishes of the resolver.
     demands: mpsc::Sender<Demand>,
-    /// The newest picture.
     pictures: watch::Receiver<Arc<Picture>>,
     /// The state for operators.
     status: Arc<Mutex<Status>>,

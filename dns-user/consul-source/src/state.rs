@@ -19,7 +19,7 @@ pub(crate) const DEFAULT_DATACENTER: &str = "dc1";
 pub struct Settings {
     /// The agents and the limits of questions.
     pub api: HttpApi,
-    /// The token.
+    /// File that holds the ACL token.
     pub token_file: Option<PathBuf>,
     /// The datacenter of names without one; `None` for the agent's.
     pub datacenter: Option<String>,
@@ -43,7 +43,7 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// Returns whether everything of the own datacenter has been read.
+    /// Returns whether everything of the local datacenter has been read.
     pub fn is_complete(&self) -> bool {
         let Pending { datacenters, services } = &self.registrations.pending;
         self.datacenter.as_ref().is_some_and(|own| {
@@ -65,25 +65,25 @@ pub struct Status {
     pub expired: bool,
     /// Datacenter of the agent.
     pub datacenter: Option<String>,
-    /// Services by name.
+    /// Number of distinct service names.
     pub services: usize,
     /// Services whose instances have been read.
     pub services_told: usize,
     /// Services whose instances are watched; the others are fetched in turn.
     pub services_watched: usize,
-    /// Nodes.
+    /// Number of nodes in the catalog.
     pub nodes: usize,
-    /// Instances.
+    /// Number of service instances loaded.
     pub instances: usize,
-    /// Open connections.
+    /// Number of open connections to Consul.
     pub connections: usize,
-    /// Requests so far.
+    /// Requests sent since the start.
     pub requests: u64,
-    /// Requests that failed.
+    /// Requests that failed since the start.
     pub failures: u64,
     /// Answers whose index was smaller than the one before.
     pub index_resets: u64,
-    /// Number of pictures.
+    /// Catalog pictures published since the start.
     pub pictures: u64,
     /// Error of the last request, if it failed.
     pub problem: Option<String>,

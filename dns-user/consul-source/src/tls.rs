@@ -20,25 +20,23 @@ pub(crate) enum TlsError {
     /// A file cannot be used.
     #[error("{}: {problem}", path.display())]
     File {
-        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Defect found in the file.
         problem: String,
     },
     /// The files do not go together, or none of the system's authorities can be read.
     #[error("{0}")]
     Unusable(String),
-    /// The certificate would have to be issued to what is no name.
+    /// The host is not a name that a certificate could hold.
     #[error("{0:?} is not a name that a certificate could hold")]
     Name(String),
 }
 
-/// Makes connections' settings; those in use stay while the files do.
+/// Builds TLS settings and keeps them until the files change.
 #[derive(Debug)]
 pub(crate) struct Tls {
-    /// Which files.
     api: HttpApi,
-    /// What was made of them last, and of which.
+    /// Settings built last, with the stamps of their files.
     made: Mutex<Option<(Stamps, Arc<ClientConfig>)>>,
 }
 
@@ -51,7 +49,7 @@ impl Tls {
         Self { api: api.clone(), made: Mutex::new(None) }
     }
 
-    /// The settings of now. Reads small files.
+    /// Returns the current settings. Reads small files.
     pub(crate) fn config(&self) -> Result<Arc<ClientConfig>, TlsError> {
         let stamps = self.stamps();
         let mut made = self.made.lock();
@@ -79,7 +77,6 @@ impl Tls {
         files.map(|path| fs::metadata(path).and_then(|about| about.modified()).ok()).collect()
     }
 
-    /// Reads the files.
     fn load(&self) -> Result<ClientConfig, TlsError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let unusable = |error: rustls::Error| TlsError::Unusable(error.to_string());

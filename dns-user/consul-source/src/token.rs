@@ -15,11 +15,10 @@ const FRESH: Duration = Duration::from_secs(1);
 pub(crate) struct Token {
     /// The file; `None`: requests go without a token.
     path: Option<PathBuf>,
-    /// What was read last.
+    /// Result of the last read.
     last: Mutex<Last>,
 }
 
-/// See [`Token::last`].
 #[derive(Debug, Default)]
 struct Last {
     /// The token; one that was good stays while the file cannot be read.
@@ -36,7 +35,7 @@ impl Token {
         Self { path, last: Mutex::default() }
     }
 
-    /// The token of now; `None`: there is none.
+    /// Returns the current token; `None` if there is none.
     pub(crate) async fn now(&self) -> Option<String> {
         let path = self.path.as_deref()?;
         let mut last = self.last.lock().await;
@@ -49,7 +48,6 @@ impl Token {
 }
 
 impl Last {
-    /// Reads the file.
     async fn read(&mut self, path: &Path) {
         let problem = match tokio::fs::read_to_string(path).await {
             // Anything else cannot stand in a header.

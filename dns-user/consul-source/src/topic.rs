@@ -15,14 +15,12 @@ pub(crate) enum Topic {
     Services(String),
     /// Instances of a service and their checks.
     Health {
-        /// The datacenter.
         datacenter: String,
         /// The service, as it is registered.
         service: String,
     },
     /// Which services are bound to ingress gateways.
     Ingress,
-    /// Prepared queries.
     Queries,
 }
 

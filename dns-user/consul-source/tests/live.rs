@@ -223,7 +223,7 @@ async fn many_services_need_few_connections() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tls_watches_all_services() {
+async fn tls_connection_watches_every_service() {
     let folder = tempfile::tempdir().unwrap();
     let key = rcgen::generate_simple_self_signed(["consul.example".to_owned()]).unwrap();
     let (certificate, token) = (folder.path().join("ca.pem"), folder.path().join("token"));
@@ -342,7 +342,6 @@ fn settings(addresses: &[SocketAddr], change: impl FnOnce(&mut HttpApi)) -> Sett
     }
 }
 
-/// An instance.
 fn instance(node: &str, id: &str, address: &str) -> Instance {
     Instance {
         node: node.to_owned(),

@@ -1,5 +1,5 @@
-//! Aliases of bosh-dns made of a catalog: names of Consul's point to names of the BOSH
-//! instances that have their addresses. For who leaves Consul.
+//! Converts a catalog to bosh-dns aliases, for migration from Consul: Consul's names point to
+//! the names of BOSH instances with the same addresses.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -25,12 +25,12 @@ use crate::{
 pub struct Aliases {
     /// Targets by alias, as an alias file has them.
     pub targets: BTreeMap<String, Vec<String>>,
-    /// What an operator has to know, each in one line.
+    /// Notes for the operator, one line each.
     pub notes: Vec<String>,
 }
 
-/// Makes aliases of the services and nodes of the own datacenter. Health does not count: that of
-/// the instances will, by `health`.
+/// Makes aliases of the services and nodes of the local datacenter. Consul's health is ignored; bosh-dns
+/// applies the instances' own health by `health`.
 pub fn aliases(zone: &Zone, snapshot: &Snapshot, health: Status) -> Aliases {
     let mut maker = Maker { zone, fleet: Fleet::new(snapshot), health, made: Aliases::default() };
     let place = Place::Datacenter(zone.config.datacenter.as_str().into());
@@ -52,13 +52,9 @@ pub fn aliases(zone: &Zone, snapshot: &Snapshot, health: Status) -> Aliases {
 /// Where instances of BOSH are: all have names with the same end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Group<'a> {
-    /// Deployment.
     deployment: &'a str,
-    /// Instance group.
     instance_group: &'a str,
-    /// Network.
     network: &'a str,
-    /// Domain.
     domain: &'a str,
 }
 
@@ -96,11 +92,9 @@ fn is_label(text: &str) -> bool {
 /// An instance of BOSH.
 #[derive(Clone, Copy, Debug)]
 struct Member<'a> {
-    /// Its id.
     id: &'a str,
     /// Id of its availability zone.
     zone: &'a str,
-    /// Its address.
     address: IpAddr,
 }
 
@@ -150,7 +144,7 @@ fn is_id(id: &str) -> bool {
     is_label(id) && !id.starts_with("q-")
 }
 
-/// What leads to some addresses.
+/// Names and addresses that reach a set of addresses.
 #[derive(Debug, Default)]
 struct Led {
     /// Names, and addresses that no instance has.
@@ -163,15 +157,13 @@ struct Led {
     whole: Vec<String>,
 }
 
-/// Makes aliases.
 struct Maker<'a> {
-    /// Configuration and catalog.
     zone: &'a Zone,
     /// Where they point to.
     fleet: Fleet<'a>,
     /// Which instances by their health.
     health: Status,
-    /// What there is so far.
+    /// Aliases made so far.
     made: Aliases,
 }
 
@@ -257,8 +249,8 @@ impl Maker<'_> {
         addresses
     }
 
-    /// What leads to these addresses: whole groups, else whole availability zones of them, else
-    /// instances one by one.
+    /// Covers these addresses with targets: whole groups, else whole availability zones of a group, else
+    /// single instances.
     fn lead(&self, addresses: &BTreeSet<IpAddr>) -> Led {
         let mut led = Led::default();
         let mut left = addresses.clone();
@@ -288,7 +280,7 @@ impl Maker<'_> {
             }
             for member in meant.into_iter().filter(|member| !zones.contains(member.zone)) {
                 led.alone += 1;
-                // An id that is no label has to be given by its address.
+                // An id that is not a valid label is replaced by the address.
                 let instance = || group.name(FirstLabel::Instance(member.id.to_owned()));
                 led.targets.insert(if is_id(member.id) { instance() } else { member.address.to_string() });
             }
@@ -355,7 +347,6 @@ impl Maker<'_> {
         }
     }
 
-    /// Notes something, once.
     fn note(&mut self, note: String) {
         if !self.made.notes.contains(&note) {
             self.made.notes.push(note);

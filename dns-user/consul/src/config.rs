@@ -13,23 +13,23 @@ use dns_core::{
 /// How Consul's names are answered, with every default filled in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// `domain`.
+    /// `domain`: the zone's apex.
     pub domain: Name,
     /// `alt_domain`: a second domain with the same names.
     pub alt_domain: Option<Name>,
-    /// `datacenter`, in lower case: the own one.
+    /// `datacenter`, in lower case: the local one.
     pub datacenter: String,
     /// Whether `datacenter` was left out: a live source may tell it then.
     pub datacenter_is_default: bool,
     /// `node_name`: the node that we run on, for `near`.
     pub node_name: String,
-    /// `advertise_addr`: address of that node, for services without one of their own.
+    /// `advertise_addr`: address of that node, for services without an address.
     pub advertise_addr: Option<String>,
     /// `translate_wan_addrs`: nodes of other datacenters at their `wan` addresses.
     pub translate_wan_addrs: bool,
-    /// `recursors` as `host:port`, for host names; empty: those of the server.
+    /// `recursors` as `host:port`, for host names; if empty, the server's recursors apply.
     pub recursors: Vec<String>,
-    /// `dns_config`.
+    /// `dns_config`: settings that affect answers.
     pub dns: DnsConfig,
     /// `token_file`: holds the token for Consul's HTTP API.
     pub token_file: Option<PathBuf>,
@@ -45,14 +45,14 @@ pub struct Config {
     pub empty_non_terminals: bool,
 }
 
-/// `dns_config`.
+/// Settings of the `dns_config` block that affect answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DnsConfig {
     /// `allow_stale`: whether any of Consul's servers may answer the live source.
     pub allow_stale: bool,
     /// `max_stale`: how long what a live source told last is good for.
     pub max_stale: Duration,
-    /// `node_ttl`: seconds.
+    /// `node_ttl` of node records, in seconds.
     pub node_ttl: u32,
     /// `service_ttl`: seconds by name, or by prefix where the name ends with `*`.
     pub service_ttl: Vec<(String, u32)>,
@@ -66,9 +66,9 @@ pub struct DnsConfig {
     pub a_record_limit: usize,
     /// `enable_additional_node_meta_txt`: metadata in the additional section.
     pub node_meta_txt: bool,
-    /// `disable_compression`.
+    /// `disable_compression`: write all names in full.
     pub disable_compression: bool,
-    /// `soa`.
+    /// `soa`: timers of the SOA record.
     pub soa: Soa,
     /// `recursor_timeout`: for one try.
     pub recursor_timeout: Duration,
@@ -79,11 +79,11 @@ pub struct DnsConfig {
 /// Numbers of the SOA record, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Soa {
-    /// `refresh`.
+    /// `refresh` of the SOA, in seconds.
     pub refresh: u32,
-    /// `retry`.
+    /// `retry` of the SOA, in seconds.
     pub retry: u32,
-    /// `expire`.
+    /// `expire` of the SOA, in seconds.
     pub expire: u32,
     /// `min_ttl`: also the TTL of the record.
     pub min_ttl: u32,
@@ -216,9 +216,9 @@ impl DnsConfig {
         Ok((dns, unknown))
     }
 
-    /// TTL of a service's records: the entry of exactly this name, else that of
-    /// the longest prefix. Keys count as written, so one in upper case matches no
-    /// name of a question (observed).
+    /// Returns the TTL of a service's records: the entry of exactly this name, else the entry with the
+    /// longest matching prefix. Keys are case-sensitive and questions are in lower case, so a key with
+    /// capitals never matches (observed).
     pub fn ttl_of(&self, service: &str) -> u32 {
         if let Some((_, ttl)) = self.service_ttl.iter().find(|(key, _)| key == service) {
             return *ttl;
@@ -248,7 +248,6 @@ fn files(object: &Reader<'_>) -> Result<Vec<String>, ConfigError> {
     Ok(patterns)
 }
 
-/// `acl`.
 fn visibility(object: &Reader<'_>) -> Result<Visibility, ConfigError> {
     if !object.has("acl") {
         return Ok(Visibility::all());
@@ -260,7 +259,6 @@ fn visibility(object: &Reader<'_>) -> Result<Visibility, ConfigError> {
     Ok(Visibility { nodes: names("nodes")?, services: names("services")? })
 }
 
-/// `consul.`
 fn default_domain() -> Name {
     Name::from_text("consul").unwrap_or_else(|_| Name::root())
 }

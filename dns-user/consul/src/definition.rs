@@ -3,12 +3,12 @@
 //! A file may hold, at its top level:
 //!
 //! * `service`, `services`, `check`, `checks`: as an agent's configuration has them.
-//!   A service may name its `node`; without, it is on the own one.
+//!   A service may name its `node`; the default is the local node.
 //! * `nodes`, `queries`, `virtual_ips`, `ingress`, `datacenters`, `distance`: the rest
 //!   of a catalog, as `docs/consul.md` describes it.
 //!
-//! Anything else is Consul's business and passed over. Nobody runs checks here: one
-//! without a `status` counts as passing.
+//! Other members concern only Consul and are ignored. Checks are not run: a check without a
+//! `status` counts as passing.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -22,12 +22,12 @@ use crate::{
     config::{Config, seconds},
 };
 
-/// What the files say, together.
+/// Combined contents of the definition files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Definitions {
     /// All that is registered.
     pub registrations: Registrations,
-    /// What is odd, but no reason to refuse the files.
+    /// Oddities that do not invalidate the files.
     pub warnings: Vec<String>,
     /// Sidecar proxies so far that were given a port.
     sidecars: u16,
@@ -144,8 +144,7 @@ impl Definitions {
         }
     }
 
-    /// Adds the own node where nobody else has defined it, and tells of instances
-    /// that cannot be reached.
+    /// Adds the local node unless a file defines it, and warns about unreachable instances.
     fn settle(&mut self, own: Node, config: &Config) {
         let Registrations { nodes, instances, .. } = &mut self.registrations;
         let is_known = |name: &str, peer: &Option<String>, nodes: &[Arc<Node>]| {
@@ -211,8 +210,8 @@ fn wrap(json: &mut Json, name: &str) {
     }
 }
 
-/// The proxy that an instance has beside it (`connect.sidecar_service`): its checks are
-/// those of the instance, its tags and metadata too unless it has its own.
+/// Reads an instance's sidecar proxy (`connect.sidecar_service`). It takes over the instance's
+/// checks, and also its tags and metadata unless it defines them.
 fn sidecar(reader: &Reader<'_>, parent: &Instance) -> Result<Option<Instance>, ConfigError> {
     let connect = reader.object("connect")?;
     if !connect.has("sidecar_service") {
@@ -296,7 +295,6 @@ fn instance(reader: &Reader<'_>, config: &Config) -> Result<Instance, ConfigErro
     })
 }
 
-/// A node.
 fn node(reader: &Reader<'_>, config: &Config) -> Result<Node, ConfigError> {
     let checks = reader.objects("checks")?;
     Ok(Node {
@@ -311,7 +309,6 @@ fn node(reader: &Reader<'_>, config: &Config) -> Result<Node, ConfigError> {
     })
 }
 
-/// A prepared query.
 fn query(reader: &Reader<'_>) -> Result<PreparedQuery, ConfigError> {
     let template = reader.object("template")?;
     let is_template = reader.has("template");
@@ -354,7 +351,7 @@ fn port(reader: &Reader<'_>, name: &'static str) -> Result<u16, ConfigError> {
     Ok(reader.number(name, 0, u16::MAX.into())?.unwrap_or(0) as u16)
 }
 
-/// A text that has to be there.
+/// Reads a mandatory text.
 fn needed(reader: &Reader<'_>, name: &'static str) -> Result<String, ConfigError> {
     text(reader, name)?.ok_or_else(|| reader.error(name, "is missing"))
 }

@@ -22,15 +22,12 @@ use crate::{
 /// be asked for, type A; [`Draft::finish`] makes the reply.
 #[derive(Clone, Debug)]
 pub struct Draft {
-    /// RCODE.
+    /// RCODE of the answer, before host names are followed.
     pub rcode: ResponseCode,
-    /// Answer section.
     pub(crate) answers: Vec<Record>,
-    /// Authority section.
     pub(crate) authority: Vec<Record>,
     /// Additional section without OPT.
     pub(crate) additional: Vec<Record>,
-    /// RA.
     recursion_available: bool,
     /// Whether the answer is good for the client's subnet only.
     for_client: bool,
@@ -38,9 +35,7 @@ pub struct Draft {
 
 /// Flags QR and AA.
 const AUTHORITATIVE_REPLY: u16 = 0x8400;
-/// Flag RA.
 const RECURSION_AVAILABLE: u16 = 0x0080;
-/// Flag TC.
 const TRUNCATED: u16 = 0x0200;
 /// Most answers by UDP without EDNS, whatever `udp_answer_limit` says.
 pub(crate) const MAX_PLAIN_ANSWERS: usize = 8;
@@ -95,7 +90,7 @@ impl Draft {
             && self.answers.iter().all(is_address)
     }
 
-    /// Host names that a recursor is to be asked for, each once.
+    /// Returns the host names to resolve through a recursor, each once.
     pub fn hosts(&self) -> Vec<Name> {
         let mut hosts: Vec<Name> = Vec::new();
         for record in self.answers.iter().chain(&self.additional) {
@@ -139,9 +134,7 @@ impl Draft {
 
 /// A draft with all that its bytes depend on.
 struct Page<'a> {
-    /// The records.
     draft: &'a Draft,
-    /// The query.
     query: &'a Query<'a>,
     /// Its name in lower case.
     name: &'a Name,

@@ -19,8 +19,7 @@ pub(crate) struct ClientSubnet<'a> {
 }
 
 impl ClientSubnet<'_> {
-    /// Appends the option as a reply has it: that of the query, with the scope that
-    /// the answer is good for.
+    /// Appends the reply's option: a copy of the query's, with the scope for which the answer is valid.
     pub(crate) fn write(&self, scope: u8, out: &mut Vec<u8>) {
         out.extend_from_slice(&CLIENT_SUBNET.to_be_bytes());
         // It came behind a length of 16 bits.

@@ -22,13 +22,11 @@ pub(crate) struct Reply<'a> {
     pub(crate) query: &'a Query<'a>,
     /// The question's name in lower case.
     pub(crate) name: &'a Name,
-    /// Flags and RCODE, without those of the query.
+    /// Flags and RCODE, except flags copied from the query.
     pub(crate) flags: u16,
     /// Whether names point to one another.
     pub(crate) compress: bool,
-    /// Answer section.
     pub(crate) answers: &'a [Record],
-    /// Authority section.
     pub(crate) authority: &'a [Record],
     /// Additional section without OPT.
     pub(crate) additional: &'a [&'a Record],
@@ -37,7 +35,6 @@ pub(crate) struct Reply<'a> {
 }
 
 impl Reply<'_> {
-    /// The bytes.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let Self { query, name, flags, compress, answers, authority, additional, options } = *self;
         let mut writer = Writer { out: Vec::with_capacity(512), names: HashMap::default(), compress };
@@ -69,7 +66,6 @@ const COPIED: u16 = 0x0110;
 
 /// The message as far as it is written.
 struct Writer<'a> {
-    /// Its bytes.
     out: Vec<u8>,
     /// Where names stand, and their ends, in lower-case wire format.
     names: HashMap<&'a [u8], u16, foldhash::fast::RandomState>,
@@ -78,7 +74,6 @@ struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// Appends a record.
     fn record(&mut self, record: &'a Record, question: &[u8]) {
         match &record.owner {
             Some(owner) => self.name(owner),

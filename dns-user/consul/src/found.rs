@@ -1,11 +1,10 @@
-//! What a search brings: records, or why there are none.
+//! Result of a search: records, or the reason for their absence.
 
 use crate::record::Record;
 
 /// Records that answer a question, or a host name that one of them leads to.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
-    /// Answers.
     pub(crate) answers: Vec<Record>,
     /// Records that spare the client a question.
     pub(crate) additional: Vec<Record>,
@@ -18,8 +17,7 @@ pub(crate) struct Found {
 /// Why there is no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// NXDOMAIN, with SOA.
     NoSuchName,
-    /// SERVFAIL, bare: somebody who knows cannot be reached or must not tell.
+    /// Bare SERVFAIL: the authoritative agent is unreachable or the token lacks permission.
     Server,
 }

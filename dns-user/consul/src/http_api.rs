@@ -9,7 +9,7 @@ use dns_core::config::{ConfigError, reader::Reader};
 pub struct HttpApi {
     /// `addresses`: asked one after the other until one answers; never empty.
     pub addresses: Vec<ApiAddress>,
-    /// `ca_file`: whom to trust instead of the system's authorities.
+    /// `ca_file`: authorities to trust instead of the system's.
     pub ca_file: Option<PathBuf>,
     /// `cert_file` and `key_file`: our own certificate, PEM.
     pub identity: Option<(PathBuf, PathBuf)>,
@@ -33,7 +33,7 @@ pub struct ApiAddress {
     pub tls: bool,
     /// IP address or host name.
     pub host: String,
-    /// TCP port.
+    /// TCP port of the HTTP API.
     pub port: u16,
 }
 
@@ -98,7 +98,7 @@ impl HttpApi {
     }
 }
 
-/// What an address looks like, for messages.
+/// Expected form of an address, for error messages.
 const ADDRESS_FORM: &str = "address such as \"http://127.0.0.1:8500\" or \"https://consul.example:8501\"";
 
 impl ApiAddress {

@@ -3,22 +3,22 @@
 //! No socket, no clock, no runtime. From the bottom up:
 //!
 //! * [`config`]: the object `"consul"` of `config.json`.
-//! * [`http_api`]: its part that says where a live Consul is asked.
-//! * [`visibility`]: what a token may read.
-//! * [`catalog`]: what is registered, with indexes; immutable.
+//! * [`http_api`]: its part about access to a live Consul.
+//! * [`visibility`]: read permissions of a token.
+//! * [`catalog`]: registrations with indexes; immutable.
 //! * [`definition`]: definition files, HCL or JSON.
-//! * [`question`]: what the labels of a name ask for.
+//! * [`question`]: meaning of a name's labels.
 //! * `prepared`: prepared queries, evaluated here.
-//! * `found`: what a search brings.
-//! * [`record`]: resource records and the names that Consul makes up.
-//! * [`Zone`]: configuration and catalog of the moment; answers questions.
+//! * `found`: result of a search.
+//! * [`record`]: resource records, and names that Consul generates.
+//! * [`Zone`]: current configuration and catalog; answers questions.
 //! * [`aliases`]: the catalog as aliases of bosh-dns.
-//! * [`Draft`]: an answer that may still need what a recursor says about host names.
+//! * [`Draft`]: an answer that may still need a recursor's records for host names.
 //!
-//! What Consul does is taken from its documentation and from the cases in
-//! `tests/cases`, which the tests replay. Where neither speaks (limits of a chain of
-//! host names, spare bytes of a UDP answer, what `near` puts first) the code does what
-//! is generally known of Consul; no running Consul was asked.
+//! Consul's behaviour is taken from its documentation and from the cases in `tests/cases`,
+//! which the tests replay. Where both are silent (limits of a chain of host names, spare bytes
+//! of a UDP answer, order by `near`) the code follows general knowledge of Consul; it has not
+//! been compared with a running Consul.
 
 pub mod aliases;
 mod answer;

@@ -13,7 +13,7 @@ use crate::{
     found::Failure,
 };
 
-/// What a prepared query gives.
+/// Result of a prepared query.
 #[derive(Debug)]
 pub(crate) struct Executed {
     /// Instances in the order of the answer.
@@ -24,7 +24,7 @@ pub(crate) struct Executed {
 
 impl Zone {
     /// Executes the query that `name` means: by its id, its name, or the template
-    /// with the longest prefix of `name`. `client`: who asks, for `near: "_ip"`.
+    /// with the longest prefix of `name`. `client` is the source address, for `near: "_ip"`.
     pub(crate) fn execute(
         &self,
         name: &str,

@@ -1,46 +1,46 @@
-//! What the labels of a name ask for. Pure text: knows the domains, not the catalog.
+//! Parses the labels of a name into a question, without the catalog.
 
 use dns_core::name::Name;
 
 /// Type SRV (RFC 2782).
 pub const TYPE_SRV: u16 = 33;
 
-/// What a name below one of our domains asks for. All texts in lower case.
+/// Meaning of a name below one of our domains. All texts are in lower case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// `<node>.node`.
+    /// `<node>.node`: addresses of a node.
     Node {
         /// Its name, or the beginning of its id.
         name: String,
-        /// Where.
+        /// Labels to the right of `node`.
         locality: Locality,
     },
     /// `[tag.]<service>.service`, `_<service>._<tag>.service`.
     Service {
-        /// The service.
+        /// Name of the service, in lower case.
         service: String,
         /// A tag that instances need.
         tag: Option<String>,
-        /// Where.
+        /// Labels to the right of `service`.
         locality: Locality,
     },
-    /// `<service>.connect`.
+    /// `<service>.connect`: proxies of a service mesh.
     Connect {
-        /// The service.
+        /// Name of the service, in lower case.
         service: String,
-        /// Where.
+        /// Labels to the right of `connect`.
         locality: Locality,
     },
-    /// `<service>.ingress`.
+    /// `<service>.ingress`: ingress gateways of a service.
     Ingress {
-        /// The service.
+        /// Name of the service, in lower case.
         service: String,
-        /// Where.
+        /// Labels to the right of `ingress`.
         locality: Locality,
     },
-    /// `<service>.virtual`.
+    /// `<service>.virtual`: the virtual address of a service.
     Virtual {
-        /// The service.
+        /// Name of the service, in lower case.
         service: String,
         /// The peer that it was imported from.
         peer: Option<String>,
@@ -52,21 +52,20 @@ pub enum Question {
         /// Where it is stored.
         datacenter: Option<String>,
     },
-    /// `<hex>.addr`.
+    /// `<hex>.addr`: an address encoded in the name.
     Address(std::net::IpAddr),
-    /// A name that has names below it and no data of its own: a domain, a bare
-    /// keyword, or a domain's `ns`.
+    /// An empty non-terminal: a domain, a bare keyword, or a domain's `ns`.
     Empty,
     /// No name of ours.
     Invalid,
 }
 
-/// What stands to the right of the kind.
+/// Labels to the right of the kind: datacenter, peer, port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Locality {
-    /// The datacenter; `None`: the own one.
+    /// The datacenter; `None` for the local one.
     pub datacenter: Option<String>,
-    /// The peer.
+    /// Cluster peer that the service was imported from.
     pub peer: Option<String>,
     /// Name of a port.
     pub port: Option<String>,

@@ -6,11 +6,11 @@ use dns_core::name::Name;
 
 use crate::catalog::registrations::Node;
 
-/// Type NS.
+/// NS (RFC 1035, section 3.2.2).
 pub const TYPE_NS: u16 = 2;
-/// Type CNAME.
+/// CNAME (RFC 1035, section 3.2.2).
 pub const TYPE_CNAME: u16 = 5;
-/// Type SOA.
+/// SOA (RFC 1035, section 3.2.2).
 pub const TYPE_SOA: u16 = 6;
 
 /// A record of class IN.
@@ -20,30 +20,30 @@ pub struct Record {
     pub owner: Option<Name>,
     /// Seconds that it may be kept.
     pub ttl: u32,
-    /// Type and data.
+    /// Type and data of the record.
     pub data: Data,
 }
 
 /// Type and data of a record.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Data {
-    /// A.
+    /// IPv4 address (RFC 1035, section 3.4.1).
     A(Ipv4Addr),
-    /// AAAA.
+    /// IPv6 address (RFC 3596).
     Aaaa(Ipv6Addr),
-    /// CNAME.
+    /// Canonical name of an alias.
     Cname(Name),
-    /// NS.
+    /// Name of an authoritative server.
     Ns(Name),
-    /// PTR.
+    /// Name that an address maps back to.
     Ptr(Name),
     /// SRV (RFC 2782); the priority is always 1.
     Srv {
         /// Weight among the records.
         weight: u16,
-        /// Port.
+        /// Port of the service instance.
         port: u16,
-        /// Where.
+        /// Host name of the instance.
         target: Name,
     },
     /// TXT; split into strings of 255 bytes when it is written.
@@ -58,7 +58,7 @@ pub enum Data {
 /// Which records of a recursor's reply are given to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Keep {
-    /// CNAME, A and AAAA, with this TTL in place of their own: for services.
+    /// CNAME, A and AAAA, with this TTL instead of the recursor's: for services.
     WithTtl(u32),
     /// TXT as well, and their own TTLs: for nodes.
     AsTheyAre,

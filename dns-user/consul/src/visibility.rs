@@ -1,6 +1,6 @@
-//! What may be read of a catalog.
+//! Read permissions on a catalog.
 
-/// What the token in use may read; the rest is as if it were not registered.
+/// Read permissions of the token in use; unreadable entries count as unregistered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Visibility {
     /// Names of nodes; `*`: all.
@@ -10,7 +10,7 @@ pub struct Visibility {
 }
 
 impl Visibility {
-    /// Everything.
+    /// Returns permissions for everything.
     pub fn all() -> Self {
         Self { nodes: vec!["*".to_owned()], services: vec!["*".to_owned()] }
     }

@@ -20,24 +20,18 @@ use dns_core::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Set: the cases are written anew, to be looked at as a difference.
+/// If set, the test rewrites the expected files, for review as a diff.
 const WRITE_VARIABLE: &str = "BOSH_DNS_WRITE_GOLDEN";
 
-/// A case.
 #[derive(Deserialize)]
 struct Case {
-    /// The object `"consul"`.
     config: Value,
-    /// A definition file.
     catalog: Value,
-    /// records.json.
     records: Value,
     /// Which instances by their health.
     status: String,
-    /// The aliases.
     #[serde(default)]
     aliases: Value,
-    /// The notes.
     #[serde(default)]
     notes: Vec<String>,
 }
@@ -76,7 +70,6 @@ fn snapshot_of(case: &Case, aliases: &AliasFiles) -> Snapshot {
     snapshot
 }
 
-/// What a case gives.
 fn made_of(case: &Case) -> Aliases {
     let health = if case.status == "healthy" { Status::Healthy } else { Status::Smart };
     aliases(&zone_of(case), &snapshot_of(case, &AliasFiles::default()), health)
@@ -112,7 +105,7 @@ fn aliases_match_consul() {
             case.aliases.as_object().expect("aliases").keys().filter(|alias| !alias.starts_with("_."));
         for alias in names {
             let name = Name::from_text(alias).expect("a name");
-            // Those that Consul counts as ill are asked for all the same: health is BOSH's from now on.
+            // Instances failing in Consul stay included: BOSH decides about health from now on.
             let Some(consul) = zone.publishable(&name) else { continue };
             let ours = resolve(&snapshot, &AllRunning, &name).expect("a name of ours");
             let all = |v4: Vec<_>, v6: Vec<_>| -> BTreeSet<IpAddr> {
@@ -126,7 +119,7 @@ fn aliases_match_consul() {
 }
 
 #[test]
-fn placeholders_reach_each_cell() {
+fn placeholders_cover_every_cell() {
     let (_, case) =
         cases().into_iter().find(|(path, _)| path.ends_with("groups-and-cells.json")).expect("the case");
     let made = serde_json::to_vec(&made_of(&case).targets).expect("texts");

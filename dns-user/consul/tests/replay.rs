@@ -1,5 +1,5 @@
-//! Replays the cases against the pure crate. What a recursor would say comes from the
-//! scenario; names outside our domains are the server's, and are replayed there.
+//! Replays the cases against the pure crate. The scenario supplies the recursors' replies;
+//! the server's tests replay names outside our domains.
 
 #[allow(dead_code, reason = "the other test that uses these modules needs more of them")]
 mod support;
@@ -108,7 +108,7 @@ fn reply_to(scenario: &Scenario, zone: &Zone, case: &Case, random: &mut fastrand
     Some(draft.finish(&query, asker.transport, &zone.config.dns, &chains.collect()))
 }
 
-/// What the first recursor says about the A records of a name.
+/// Encodes the first recursor's reply for the A records of a name.
 fn recursors_reply(scenario: &Scenario, host: &str) -> Vec<u8> {
     let rules = scenario.upstreams.values().next().expect("a recursor");
     let fits = |rule: &&support::scenario::Rule| {

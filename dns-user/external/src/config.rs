@@ -26,7 +26,7 @@ pub struct Config {
     pub server: Option<PathBuf>,
     /// File of the store.
     pub store: PathBuf,
-    /// Control socket.
+    /// Path of the control socket.
     pub socket: PathBuf,
     /// Group that may connect to the control socket.
     pub group: Option<String>,
@@ -47,7 +47,7 @@ pub struct Config {
 pub struct ApiConfig {
     /// Address to listen on.
     pub address: SocketAddr,
-    /// Certificates.
+    /// Certificate, key and CA of the API.
     pub tls: TlsFiles,
     /// Common names of clients; `None` admits every certificate of the CA.
     pub clients: Option<Vec<String>>,

@@ -22,7 +22,7 @@ pub struct Engine {
     pub provider: Box<dyn Provider>,
     /// Format of owner records.
     pub registry: Registry,
-    /// Rules of plans.
+    /// Rules that plans are made by.
     pub rules: Rules,
 }
 
@@ -30,11 +30,11 @@ pub struct Engine {
 pub struct Surveyed {
     /// Identity within the provider.
     pub id: String,
-    /// Apex.
+    /// Apex of the zone.
     pub apex: Name,
     /// Clients that see the zone.
     pub visibility: Visibility,
-    /// Records and ownership.
+    /// Records and their ownership, or the failure to list them.
     pub view: Result<View, ProviderError>,
     /// Foreign data that could not be read, and is left alone.
     pub warnings: Vec<String>,
@@ -54,7 +54,7 @@ pub struct Planned {
 pub struct ZonePlan {
     /// Identity within the provider.
     pub id: String,
-    /// Changes and notes.
+    /// Changes, and notes about wishes.
     pub plan: Plan,
     /// Number of names in the zone that are ours.
     pub owned: usize,
@@ -111,7 +111,7 @@ pub struct ZoneReport {
     pub refusal: Option<Refusal>,
     /// Reason why the zone is unknown.
     pub failure: Option<ProviderError>,
-    /// Wishes without effect.
+    /// Wishes that had no effect, with reasons.
     pub notes: Vec<Note>,
     /// Foreign data that could not be read, and is left alone.
     pub warnings: Vec<String>,
@@ -139,7 +139,7 @@ impl Report {
         })
     }
 
-    /// Counts applied transactions.
+    /// Returns the number of applied transactions.
     pub fn applied(&self) -> usize {
         self.zones.iter().map(|zone| zone.applied).sum()
     }

@@ -9,7 +9,7 @@ use prometheus::{
     GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder, core::Collector,
 };
 
-/// All metrics.
+/// Prometheus metrics of the publisher.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -25,7 +25,7 @@ pub struct Metrics {
     pub verified_records: IntGaugeVec,
     /// Record sets in the zones.
     pub registry_endpoints: IntGaugeVec,
-    /// Failed rounds.
+    /// Counts rounds that failed.
     pub registry_errors: IntCounterVec,
     /// Names in the zones that are ours.
     pub registry_records: IntGaugeVec,
@@ -33,7 +33,7 @@ pub struct Metrics {
     pub skipped: IntGaugeVec,
     /// Deletions that wait for confirmation.
     pub awaiting_confirmation: IntGaugeVec,
-    /// Wanted record sets.
+    /// Number of wanted record sets.
     pub source_endpoints: IntGauge,
     /// Readings of documents that found problems.
     pub source_errors: IntCounter,
@@ -46,7 +46,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers all metrics.
+    /// Creates and registers all metrics.
     pub fn new() -> prometheus::Result<Self> {
         let registry = Registry::new();
         #[cfg(target_os = "linux")]

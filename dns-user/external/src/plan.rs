@@ -18,9 +18,9 @@ pub enum Policy {
     /// Creates, updates and deletes.
     #[default]
     Sync,
-    /// Creates and updates.
+    /// Creates and updates record sets, but deletes none.
     UpsertOnly,
-    /// Creates.
+    /// Creates record sets; existing ones stay unchanged.
     CreateOnly,
 }
 
@@ -49,9 +49,9 @@ pub struct Rules {
     pub policy: Policy,
     /// Owner label of this publisher. If it is empty, records are only created.
     pub owner: String,
-    /// Types to manage.
+    /// Record types that the publisher manages.
     pub managed: BTreeSet<RecordType>,
-    /// Names to manage.
+    /// Filter for the names that the publisher manages.
     pub domains: DomainFilter,
     /// Former owner whose records are taken over if they are wanted.
     pub migrate_from: Option<String>,

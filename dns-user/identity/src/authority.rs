@@ -42,7 +42,7 @@ pub struct Fingerprint(String);
 pub struct Issued {
     /// The leaf, then the CA and the certificates above it.
     pub pem: String,
-    /// Its validity, cut to that of the CA.
+    /// Its validity, limited by the CA's.
     pub validity: Validity,
 }
 
@@ -61,10 +61,10 @@ pub enum Fault {
     /// The key belongs to another certificate.
     #[error("the private key does not match the CA certificate; use the key of {0:?}")]
     KeyMismatch(String),
-    /// BasicConstraints without CA.
+    /// BasicConstraints lacks `CA:TRUE` (RFC 5280, section 4.2.1.9).
     #[error("certificate {0} is not a CA: BasicConstraints lacks CA:TRUE; create it as a CA")]
     NotCa(usize),
-    /// SubjectKeyIdentifier is absent.
+    /// The SubjectKeyIdentifier extension is absent.
     #[error(
         "certificate {0} has no Subject Key Identifier, so leaves lack the authority key identifier and \
          some verifiers refuse them; create the CA with subjectKeyIdentifier=hash"
@@ -79,10 +79,10 @@ pub enum Fault {
          extension or use anyExtendedKeyUsage"
     )]
     ExtendedKeyUsage(usize),
-    /// Past its end.
+    /// The validity has ended at the given time.
     #[error("certificate {0} expired at {1}; replace the CA")]
     Expired(usize, String),
-    /// Before its start.
+    /// The validity begins only at the given time.
     #[error("certificate {0} is valid only from {1}; check this machine's clock")]
     NotYetValid(usize, String),
     /// More CAs below it than it allows.
@@ -119,7 +119,7 @@ impl Fingerprint {
         Self(hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// The digits.
+    /// Returns the digits in lower-case hexadecimal.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -224,7 +224,7 @@ impl Authority {
         self.validity.not_before <= now && now < self.validity.not_after
     }
 
-    /// What deserves attention when leaves of this length are issued.
+    /// Returns warnings about issuing leaves of this length.
     pub fn cautions(&self, now: SystemTime, length: Duration) -> Vec<Caution> {
         let ends_first = now + length > self.validity.not_after;
         ends_first.then(|| Caution::EndsFirst(date(self.validity.not_after))).into_iter().collect()

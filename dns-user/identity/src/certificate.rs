@@ -24,9 +24,9 @@ use crate::{
 /// Period in which a certificate is valid, in whole seconds as X.509 states it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
-    /// First valid moment.
+    /// First moment at which it is valid.
     pub not_before: SystemTime,
-    /// Last valid moment.
+    /// Last moment at which it is valid.
     pub not_after: SystemTime,
 }
 
@@ -57,7 +57,6 @@ pub(crate) fn moment(seconds: u64) -> SystemTime {
 /// The issuer's side of a leaf certificate.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Issuer<'a> {
-    /// Signs.
     pub(crate) key: &'a PrivateKey,
     /// Subject of the CA, DER.
     pub(crate) subject: &'a [u8],
@@ -130,10 +129,8 @@ impl SigningRequest {
     }
 }
 
-/// id-at-commonName.
 const COMMON_NAME: &[u64] = &[2, 5, 4, 3];
 
-/// id-at-organizationalUnitName.
 const ORGANIZATIONAL_UNIT: &[u64] = &[2, 5, 4, 11];
 
 /// 16 random bytes as a UUID of version 4 (RFC 9562, section 5.4).

@@ -174,7 +174,7 @@ pub fn names(certificate: &Path, records: &Path, aliases: &[PathBuf]) -> Result<
     Ok(unresolved(&snapshot, &names, &addresses).iter().map(ToString::to_string).collect())
 }
 
-/// Reads a fleet.
+/// Reads a fleet's records and aliases.
 pub fn snapshot(records: &Path, aliases: &[PathBuf]) -> Result<Snapshot, String> {
     let read = |path: &Path| fs::read(path).map_err(|error| format!("{}: {error}", path.display()));
     let (parsed, _) =

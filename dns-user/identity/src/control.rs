@@ -31,17 +31,17 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub enum Command {
     /// Create an identity; the reply comes when its first pair is written.
     Create {
-        /// The description.
+        /// Description of the new identity.
         container: Container,
     },
     /// Change the description of an identity.
     Update {
-        /// The new description.
+        /// Description that replaces the current one.
         container: Container,
     },
     /// Remove an identity and its files.
     Destroy {
-        /// Its id.
+        /// Id of the identity to remove.
         guid: Guid,
     },
     /// Return the state of all identities.

@@ -44,9 +44,9 @@ pub struct IdentityFolder {
 /// One file of a generation.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'a> {
-    /// File name.
+    /// Name of the file in the folder.
     pub name: &'a str,
-    /// Content.
+    /// Complete content of the file.
     pub contents: &'a [u8],
     /// Whether it holds a key: mode 0600 and the given owner; otherwise 0644.
     pub secret: bool,
@@ -76,7 +76,7 @@ fn remedy(error: &io::Error) -> &'static str {
 /// Certificate chain and key of one generation, PEM.
 #[derive(Debug)]
 pub struct Pair {
-    /// Leaf and CA.
+    /// Leaf certificate and CA certificates, PEM.
     pub certificate: String,
     /// The leaf's key.
     pub key: Zeroizing<String>,
@@ -98,7 +98,7 @@ impl IdentityFolder {
         Self { path }
     }
 
-    /// Its path.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -48,7 +48,6 @@ impl FromStr for KeyType {
 /// A private key, of a leaf or a CA.
 pub struct PrivateKey {
     pair: Pair,
-    /// `SubjectPublicKeyInfo`, DER.
     public_key_info: Vec<u8>,
 }
 
@@ -181,7 +180,6 @@ impl PrivateKey {
     }
 }
 
-/// sha256WithRSAEncryption, RFC 4055.
 const SHA256_WITH_RSA: &[u64] = &[1, 2, 840, 113549, 1, 1, 11];
 
 /// ecdsa-with-SHA256, RFC 5758.

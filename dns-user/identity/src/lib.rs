@@ -1,6 +1,6 @@
 //! `bosh-dns-identity`: certificates that identify instances and renew themselves.
 //!
-//! Pure, without I/O or a clock of their own:
+//! Pure, without I/O or clock:
 //!
 //! * [`profile`]: contents of a certificate, from the description of a container.
 //! * [`window`], [`schedule`]: the renewal window, an instance's moment in it, and backoff.

@@ -7,7 +7,7 @@ use crate::san::{Consumed, Link, Names, Options, Purpose, SanError};
 /// A variable of type `certificate` with the names of its certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Variable {
-    /// Its name.
+    /// Name of the variable.
     pub name: String,
     /// Names from its options and the links that it consumes.
     pub names: Names,
@@ -16,15 +16,15 @@ pub struct Variable {
 /// A manifest that does not give the names.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
-    /// No YAML.
+    /// The manifest is not valid YAML.
     #[error("{0}")]
     Yaml(String),
     /// A variable's link leads nowhere or gives no name.
     #[error("variable {variable}: {problem}")]
     Variable {
-        /// The variable.
+        /// Name of the manifest's variable.
         variable: String,
-        /// Cause and remedy.
+        /// Cause of the failure, and a remedy.
         problem: String,
     },
 }

@@ -39,9 +39,9 @@ pub struct Container {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Owner {
-    /// User id.
+    /// User id of the files' owner.
     pub uid: u32,
-    /// Group id.
+    /// Group id of the files.
     pub gid: u32,
 }
 

@@ -23,7 +23,7 @@ pub enum Link {
         instance_group: String,
         /// Network of the group.
         network: String,
-        /// Deployment.
+        /// Deployment of the instance group.
         deployment: String,
         /// Domain, such as `bosh`.
         domain: String,
@@ -46,9 +46,9 @@ pub struct Ids {
 /// A link that a variable consumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Consumed {
-    /// What the address is used for.
+    /// Purpose of the address, which selects its form.
     pub purpose: Purpose,
-    /// The provider.
+    /// Link provider that the name belongs to.
     pub link: Link,
     /// Whether `*` replaces the first label.
     pub wildcard: bool,
@@ -66,7 +66,7 @@ pub enum Purpose {
 /// Names that a variable's `options` set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct Options {
-    /// Common name.
+    /// Common name of the certificate's subject.
     #[serde(default)]
     pub common_name: Option<String>,
     /// SANs: names and addresses.
@@ -77,7 +77,7 @@ pub struct Options {
 /// Names of the generated certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names {
-    /// Common name.
+    /// Common name of the certificate's subject.
     pub common_name: Option<String>,
     /// SANs of type dNSName.
     pub dns: Vec<String>,

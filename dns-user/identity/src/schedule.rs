@@ -28,11 +28,11 @@ pub struct Schedule {
 /// Attempts that failed since the last success.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Number of attempts.
+    /// Number of failed attempts in a row.
     pub attempts: u32,
     /// Cause of the last one, with the remedy.
     pub message: String,
-    /// Earliest next attempt.
+    /// Earliest time of the next attempt.
     pub retry_at: SystemTime,
 }
 
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn each_failure_is_reported_once() {
+    fn repeated_failure_is_reported_once() {
         let mut schedule = day();
         let reported = ["full", "full", "read-only", "read-only", "full"]
             .map(|cause| schedule.failed(start(), cause.to_owned()));

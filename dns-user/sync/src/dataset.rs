@@ -187,7 +187,7 @@ fn group_ids<'a>(inventory: &'a Inventory, ids: &mut Ids) -> BTreeMap<(&'a str, 
 /// The parts of a dataset that an agent reads; their presence identifies a dataset.
 #[derive(Debug, Deserialize)]
 pub struct Read<'a> {
-    /// Version.
+    /// Version number of the dataset.
     pub version: u64,
     /// Pairs for `/etc/hosts`.
     #[serde(borrow, default)]
@@ -200,7 +200,7 @@ pub struct Read<'a> {
 }
 
 impl<'a> Read<'a> {
-    /// Reads a dataset.
+    /// Parses the JSON of `records.json`.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, serde_json::Error> {
         serde_json::from_slice(bytes)
     }
@@ -280,8 +280,8 @@ deployments:
         assert_eq!((read.version, read.records.len(), read.record_infos.len()), (7, 3, 3));
     }
 
-    /// Ids are given in the order of coming, the groups of links go by name: a link that comes
-    /// later and has an earlier name stands before those that were there.
+    /// Ids follow the order of arrival, link groups are sorted by name: a link added later with
+    /// an earlier name precedes the existing ones.
     #[test]
     fn link_groups_sort_by_name() {
         let text = |links: &str| {
@@ -347,7 +347,7 @@ deployments:
     }
 
     #[test]
-    fn rows_keep_their_order() {
+    fn rows_keep_inventory_order() {
         let one = |order: &str| {
             format!("deployments: [{{name: d, instance_groups: [{{name: g, instances: [{order}]}}]}}]")
         };

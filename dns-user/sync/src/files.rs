@@ -28,7 +28,7 @@ impl Permissions {
 #[error("{}: {source}; the file stays as it was", path.display())]
 pub struct ReplaceError {
     path: PathBuf,
-    /// What the system says.
+    /// Error from the operating system.
     source: io::Error,
 }
 

@@ -23,15 +23,15 @@ pub struct HttpClient {
 /// A request to a blobstore or to the publisher's API.
 #[derive(Clone, Debug)]
 pub struct Call<'a> {
-    /// Method.
+    /// Method of the request.
     pub method: Method,
-    /// URL.
+    /// Absolute URL of the request.
     pub url: &'a str,
-    /// User and password.
+    /// User and password for basic authentication.
     pub basic: Option<(&'a str, &'a str)>,
-    /// More headers.
+    /// Further headers, from the announcement.
     pub headers: Option<&'a Map<String, Value>>,
-    /// Body.
+    /// Body of the request; may be empty.
     pub body: Bytes,
 }
 

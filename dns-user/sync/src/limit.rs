@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn floods_become_one_line_per_second() {
+    fn floods_log_once_per_second() {
         let mut limit = LogLimit::default();
         let logged: Vec<u64> = (0..5000).filter_map(|now| limit.allow(now)).collect();
         assert_eq!(logged.len() as u64, BURST + 5);

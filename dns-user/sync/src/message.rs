@@ -78,7 +78,7 @@ pub enum Source {
     Blob(String),
     /// A URL that needs no credentials: `sync_dns_with_signed_url`.
     Signed {
-        /// The complete URL.
+        /// Complete URL including its signature.
         url: String,
         /// Headers that the store requires.
         headers: Map<String, Value>,

@@ -80,7 +80,6 @@ pub fn write<'a>(
     text
 }
 
-/// Adds a user.
 fn user(text: &mut String, name: &str, publish: &[String], subscribe: &[String]) {
     let _ = write!(
         text,

@@ -28,10 +28,9 @@ use tokio_rustls::TlsAcceptor;
 
 use super::world::{DATACENTER, World};
 
-/// What is told to go wrong with one request.
+/// Fault injected into one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// 429.
     TooMany,
     /// 500, as while servers have no leader.
     NoLeader,
@@ -43,7 +42,7 @@ pub(crate) enum Fault {
     Spurious,
 }
 
-/// What the double insists on.
+/// Rules that the double enforces.
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
     /// The token, if one is needed.
@@ -60,18 +59,15 @@ impl Default for Rules {
     }
 }
 
-/// What clients did.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tally {
-    /// Requests so far.
     pub(crate) requests: usize,
     /// Most connections at a time.
     pub(crate) most_connections: usize,
-    /// Connections so far.
     pub(crate) connections: usize,
     /// Most requests within a second.
     pub(crate) busiest_second: usize,
-    /// What clients did that they should not.
+    /// Violations of the rules by clients.
     pub(crate) violations: Vec<String>,
     /// When requests of the last second came.
     recent: VecDeque<Instant>,
@@ -79,33 +75,25 @@ pub(crate) struct Tally {
 
 /// The double; ends when it is dropped, with all connections.
 pub(crate) struct Double {
-    /// Where it listens.
     pub(crate) address: SocketAddr,
-    /// What its tasks share.
     shared: Arc<Shared>,
-    /// Ends it.
     stop: Option<oneshot::Sender<()>>,
-    /// Its runtime.
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the tasks share.
+/// State shared by the tasks.
 struct Shared {
-    /// What is registered.
     world: Mutex<World>,
     /// Rung when that has changed.
     changed: watch::Sender<u64>,
-    /// What it insists on.
     rules: Mutex<Rules>,
-    /// What goes wrong next, one with each request.
+    /// Faults of the next requests, one each.
     faults: Mutex<VecDeque<Fault>>,
     /// Whether servers have a leader.
     has_leader: AtomicBool,
-    /// What clients did.
     tally: Mutex<Tally>,
-    /// Connections of now.
     open: AtomicUsize,
-    /// Blocking queries of now, by path.
+    /// Open blocking queries by path.
     blocking: Mutex<HashSet<String>>,
     /// The largest index that was given out by path.
     given: Mutex<HashMap<String, u64>>,
@@ -159,18 +147,16 @@ impl Double {
         Ok(Self { address, shared, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Changes what is registered; who waits for it is told.
+    /// Changes the registrations and wakes blocking queries.
     pub(crate) fn change(&self, change: impl FnOnce(&mut World)) {
         change(&mut lock(&self.shared.world));
         self.shared.changed.send_modify(|count| *count += 1);
     }
 
-    /// What is registered.
     pub(crate) fn world(&self) -> World {
         lock(&self.shared.world).clone()
     }
 
-    /// Indexes begin anew.
     pub(crate) fn restore(&self) {
         lock(&self.shared.given).clear();
         self.change(World::restore);
@@ -196,7 +182,6 @@ impl Double {
         lock(&self.shared.rules).token = Some(token.to_owned());
     }
 
-    /// What clients did.
     pub(crate) fn tally(&self) -> Tally {
         lock(&self.shared.tally).clone()
     }
@@ -226,7 +211,6 @@ impl Drop for Double {
 }
 
 impl Shared {
-    /// Serves a connection.
     async fn connection(
         self: Arc<Self>,
         stream: tokio::net::TcpStream,
@@ -272,7 +256,6 @@ impl Shared {
         self.open.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Answers a request.
     async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Result<Response<Body>, io::Error> {
         self.count();
         let fault = lock(&self.faults).pop_front();
@@ -378,7 +361,7 @@ impl Shared {
         }
     }
 
-    /// What a path says now; `None`: there is no such path.
+    /// Returns index and body for a path; `None` if the path is unknown.
     fn look(&self, path: &str) -> Option<(Option<u64>, Value)> {
         let world = lock(&self.world);
         Some(match path {
@@ -399,7 +382,6 @@ impl Shared {
         })
     }
 
-    /// Counts a request.
     fn count(&self) {
         let most = lock(&self.rules).rate;
         let mut tally = lock(&self.tally);

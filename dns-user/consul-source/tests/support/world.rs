@@ -1,13 +1,12 @@
-//! What is registered in the double, with the indexes that Consul would give.
+//! Registrations in the double, with the indexes that Consul would give.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-/// The one datacenter.
 pub(crate) const DATACENTER: &str = "dc1";
 
-/// What is registered. Whoever changes something says what by a method, so that indexes are true.
+/// Registrations. All changes go through methods, which keep the indexes consistent.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct World {
     /// The last index that was given to a change.
@@ -16,22 +15,18 @@ pub(crate) struct World {
     pub(crate) nodes: BTreeMap<String, String>,
     /// Index of the last change of a node.
     pub(crate) nodes_index: u64,
-    /// Services by name.
     pub(crate) services: BTreeMap<String, Service>,
     /// Index of the last change of names or tags of services.
     pub(crate) services_index: u64,
 }
 
-/// A service.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Service {
     /// Index of the last change of one of its instances.
     pub(crate) index: u64,
-    /// Its instances.
     pub(crate) instances: Vec<Instance>,
 }
 
-/// An instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Instance {
     pub(crate) node: String,
@@ -43,7 +38,8 @@ pub(crate) struct Instance {
 }
 
 impl World {
-    /// So many services with so many instances each, on as many nodes as one service has instances.
+    /// Generates services with the same number of instances each, on as many nodes as a service has
+    /// instances.
     pub(crate) fn generated(services: usize, instances: usize) -> Self {
         let mut world = Self { index: 10, nodes_index: 10, services_index: 10, ..Self::default() };
         for number in 0..instances {
@@ -108,7 +104,7 @@ impl World {
         }
     }
 
-    /// All indexes begin anew, as after a restored snapshot.
+    /// Resets all indexes, as after a restored snapshot.
     pub(crate) fn restore(&mut self) {
         let index = 5;
         (self.index, self.nodes_index, self.services_index) = (index, index, index);
@@ -128,18 +124,18 @@ impl World {
         instances.chain(self.nodes.iter().map(|(name, address)| format!("{name} {address}"))).collect()
     }
 
-    /// What `/v1/catalog/services` says.
+    /// Body of `/v1/catalog/services`.
     pub(crate) fn list_services(&self) -> Value {
         self.services.keys().map(|name| (name.clone(), json!(self.tags(name)))).collect()
     }
 
-    /// What `/v1/catalog/nodes` says.
+    /// Body of `/v1/catalog/nodes`.
     pub(crate) fn list_nodes(&self) -> Value {
         let node = |(name, address): (&String, &String)| self.node(name, address);
         self.nodes.iter().map(node).collect()
     }
 
-    /// What `/v1/health/service/:service` says.
+    /// Body of `/v1/health/service/:service`.
     pub(crate) fn list_health(&self, service: &str) -> Value {
         let instances = self.services.get(service).map_or(&[][..], |service| &service.instances);
         let entry = |instance: &Instance| {
@@ -167,7 +163,6 @@ impl World {
         tags.into_iter().collect()
     }
 
-    /// A node.
     fn node(&self, name: &str, address: &str) -> Value {
         json!({
             "ID": "", "Node": name, "Address": address, "Datacenter": DATACENTER,
@@ -175,7 +170,6 @@ impl World {
         })
     }
 
-    /// Changes a service.
     fn change(&mut self, service: &str, change: impl FnOnce(&mut Service)) {
         self.index += 1;
         let index = self.index;

@@ -46,7 +46,7 @@ impl Zone {
         Some(draft)
     }
 
-    /// What Consul says about addresses that nobody knows: NXDOMAIN in its own zone's name.
+    /// Returns Consul's answer for an unknown address: NXDOMAIN with the SOA of its zone.
     pub fn no_such_address(&self, asker: &Asker) -> Draft {
         let mut draft = Draft::authoritative(asker.recursion);
         draft.rcode = ResponseCode::NXDomain;

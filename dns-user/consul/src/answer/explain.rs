@@ -19,7 +19,7 @@ const MOST: usize = 50;
 pub struct Explanation {
     /// The domain that it lies in.
     pub domain: String,
-    /// The words, lines.
+    /// Explanation as lines of text.
     pub text: String,
     /// RCODE of answers: `NOERROR`, `NXDOMAIN` or `SERVFAIL`.
     pub rcode: &'static str,
@@ -66,7 +66,7 @@ impl Zone {
         Some(Explanation { domain: domain.to_string(), text, rcode })
     }
 
-    /// What is asked for.
+    /// Describes the question in words.
     fn in_words(&self, question: &Question) -> String {
         match question {
             Question::Node { name, locality } => format!("the node {name:?} {}", self.where_(locality)),

@@ -38,18 +38,18 @@ const MAX_TCP_SRV: usize = 1024;
 /// Configuration and catalog of the moment: what the names in our domains mean.
 #[derive(Debug)]
 pub struct Zone {
-    /// How to answer.
+    /// Settings that affect answers.
     pub config: Config,
-    /// What is registered.
+    /// Registrations that answers are made from.
     pub catalog: Catalog,
 }
 
-/// What an answer depends on beside the question.
+/// Inputs of an answer besides the question.
 #[derive(Clone, Copy, Debug)]
 pub struct Asker {
     /// How the question came.
     pub transport: Transport,
-    /// Who asked.
+    /// Source address of the client.
     pub client: IpAddr,
     /// Whether there are recursors, for RA and for host names.
     pub recursion: bool,
@@ -60,7 +60,7 @@ pub struct Asker {
 /// Something that a source has not told yet; names in lower case.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Lack {
-    /// The datacenter.
+    /// Datacenter of the missing data.
     pub datacenter: String,
     /// The service; `None`: nodes and services as a whole.
     pub service: Option<String>,
@@ -68,11 +68,9 @@ pub struct Lack {
 
 /// One question on its way to its records.
 pub(crate) struct Search<'a> {
-    /// Name asked for.
     pub(crate) name: &'a Name,
     /// Owner of its records; `None`: as the client wrote it.
     pub(crate) owner: Option<&'a Name>,
-    /// Its type.
     pub(crate) qtype: u16,
     /// Domain of the names that are made up.
     pub(crate) domain: &'a Name,
@@ -84,7 +82,7 @@ pub(crate) struct Search<'a> {
     pub(crate) most: usize,
     /// Host names inside our domains that may still be followed.
     pub(crate) depth: u32,
-    /// Whether `a_record_limit` does not count, because somebody else minds it.
+    /// Whether the caller enforces `a_record_limit` itself.
     pub(crate) unlimited: bool,
 }
 
@@ -123,7 +121,7 @@ impl Zone {
         Some(draft)
     }
 
-    /// What a source has not told yet and this question is about.
+    /// Returns the data that this question needs and the source has not loaded yet.
     pub fn lacks(&self, query: &Query<'_>) -> Option<Lack> {
         let name = query.question.name();
         self.lacks_for(&name, query.question.qtype)
@@ -180,7 +178,7 @@ impl Zone {
         }
     }
 
-    /// What a name means, with the records that answer the question.
+    /// Resolves a name to the records that answer the question.
     fn find(&self, search: &Search<'_>, random: &mut fastrand::Rng) -> Result<Found, Failure> {
         let zone = self.config.domain_of(search.name).ok_or(Failure::NoSuchName)?;
         match Question::read(search.name, zone, search.qtype) {
@@ -234,8 +232,7 @@ impl Zone {
         }
     }
 
-    /// What stands behind a host name: records of ours, or a place for what a
-    /// recursor says.
+    /// Resolves a host name: to records from our domains, or to a placeholder for a recursor's reply.
     fn follow(
         &self,
         search: &Search<'_>,
@@ -270,9 +267,8 @@ impl Zone {
         kept.take(MAX_CHAIN).collect()
     }
 
-    /// The domain of the names and the SOA of an answer: that of the question. At
-    /// the alternative domain's own name, and where it is not written in lower
-    /// case, it is the primary one (observed).
+    /// Returns the domain for names and the SOA of an answer: the question's domain. The primary domain
+    /// replaces the alternative one at its apex, and where it is not written in lower case (observed).
     fn response_domain<'a>(&'a self, name: &Name, zone: &'a Name, raw_name: &[u8]) -> &'a Name {
         if *zone != self.config.domain && name != zone && raw_name.ends_with(zone.as_wire()) {
             zone

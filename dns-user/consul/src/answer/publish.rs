@@ -1,4 +1,4 @@
-//! What an interface may answer by itself: names whose answers are nothing but addresses.
+//! Selects names that an interface may answer: their answers consist of addresses only.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -43,7 +43,7 @@ const OPT: usize = 11;
 const POINTER: usize = 2;
 
 impl Zone {
-    /// What interfaces may answer for a name; `None`: nothing.
+    /// Returns the answers that interfaces may give for a name; `None` if there are none.
     pub fn publishable(&self, name: &Name) -> Option<Publishable> {
         let dns = &self.config.dns;
         let zone = self.config.domain_of(name)?;

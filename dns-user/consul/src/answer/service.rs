@@ -182,7 +182,7 @@ impl Zone {
 }
 
 impl Target {
-    /// What makes two instances one: their address, however it came about.
+    /// Returns the address, by which duplicate instances are recognised.
     fn identity(&self) -> Identity {
         match self {
             Self::Node(address) | Self::Address(address) => Identity::Ip(*address),
@@ -191,12 +191,9 @@ impl Target {
     }
 }
 
-/// See [`Target::identity`].
 #[derive(PartialEq, Eq, Hash)]
 enum Identity {
-    /// An IP address.
     Ip(IpAddr),
-    /// A host name.
     Host(Name),
 }
 

@@ -10,9 +10,9 @@ use crate::config::Config;
 /// The address family that a question asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accept {
-    /// Type A.
+    /// Accepts IPv4 targets, for type A.
     V4,
-    /// Type AAAA.
+    /// Accepts IPv6 targets, for type AAAA.
     V6,
     /// All other types: one address, whatever its family.
     Any,
@@ -21,7 +21,7 @@ pub enum Accept {
 /// Where something is reached.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Location {
-    /// An IP address.
+    /// Reached at an IP address.
     Ip(IpAddr),
     /// A host name, to be looked up.
     Host(Name),
@@ -32,7 +32,7 @@ pub enum Location {
 pub enum Target {
     /// At the address of its node: `<node>.node.<datacenter>.<domain>`.
     Node(IpAddr),
-    /// At an address of its own: `<hex>.addr.<datacenter>.<domain>`.
+    /// At a generated name: `<hex>.addr.<datacenter>.<domain>`.
     Address(IpAddr),
     /// At a host name.
     Host(Name),
@@ -65,10 +65,9 @@ impl Node {
 }
 
 impl Instance {
-    /// Where the instance is reached; `None`: it has no usable address.
+    /// Returns the address or host name of the instance; `None` if it has no usable one.
     ///
-    /// `asked`: an address that is the very name asked for would lead in a circle,
-    /// and is replaced by that of the node.
+    /// A host name equal to `asked` would loop, so the node's address replaces it.
     pub fn target(
         &self,
         node: &Node,

@@ -34,53 +34,47 @@ pub struct Catalog {
     nodes: Vec<Arc<Node>>,
     /// Instances that may be read, with the number of their node; sorted by node and id.
     instances: Vec<Registered>,
-    /// Nodes by name.
     by_name: Index<NodeId>,
     /// Nodes by id in lower case, sorted for prefixes.
     by_id: BTreeMap<(Place, Box<str>), NodeId>,
-    /// Instances by service.
     services: Index<Vec<InstanceId>>,
     /// Instances of the mesh by the service that they stand for.
     connect: Index<Vec<InstanceId>>,
-    /// Virtual addresses by peer and service; the own datacenter has no peer.
+    /// Virtual addresses by peer and service; the local datacenter has no peer.
     virtual_addresses: HashMap<(Option<Box<str>>, Box<str>), IpAddr>,
     /// Services of gateways, by the service bound to them.
     ingress: HashMap<Box<str>, Vec<Box<str>>>,
-    /// First node of the own datacenter at an address.
+    /// First node of the local datacenter at an address.
     node_addresses: HashMap<IpAddr, NodeId>,
-    /// First instance of the own datacenter at an address.
+    /// First instance of the local datacenter at an address.
     instance_addresses: HashMap<IpAddr, InstanceId>,
-    /// Prepared queries.
     queries: Vec<PreparedQuery>,
     /// Datacenters that are known, and whether they can be reached.
     datacenters: HashMap<Box<str>, bool>,
-    /// Nodes by nearness.
     distances: HashMap<Box<str>, Vec<String>>,
-    /// What may be read.
+    /// Read permissions of the token in use.
     visibility: Visibility,
-    /// What is not known yet.
+    /// Data that the source has not loaded yet.
     pending: Pending,
 }
 
 /// An instance in its place.
 #[derive(Debug)]
 struct Registered {
-    /// Its node.
     node: NodeId,
-    /// The instance.
     instance: Arc<Instance>,
-    /// The worst of all checks, those of the node included.
+    /// The worst of all checks, including the node's.
     status: Status,
 }
 
 /// Whether a datacenter can be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// It can.
+    /// At least one agent there answers.
     Reachable,
-    /// It is known, but nobody there answers.
+    /// The datacenter is known, but no agent there answers.
     Unreachable,
-    /// Nobody knows it.
+    /// The catalog has no such datacenter.
     Unknown,
 }
 
@@ -144,8 +138,8 @@ impl Catalog {
         self.instances.len()
     }
 
-    /// Whether nobody has told yet what this service has, or without one, what is
-    /// registered in the datacenter at all; both in lower case.
+    /// Returns whether the source has not loaded this service yet or, without a service, the datacenter's
+    /// list of services. Both names are in lower case.
     pub fn is_pending(&self, datacenter: &str, service: Option<&str>) -> bool {
         let Pending { datacenters, services } = &self.pending;
         if datacenters.is_empty() && services.is_empty() {
@@ -269,17 +263,17 @@ impl Catalog {
         Ok(self.virtual_addresses.get(&(peer.map(Into::into), service.into())).copied())
     }
 
-    /// The first node, by name, of the own datacenter at an address.
+    /// Returns the first node, by name, of the local datacenter at an address.
     pub fn node_at(&self, address: IpAddr) -> Option<&Node> {
         self.node_addresses.get(&address).map(|&node| self.node(node))
     }
 
-    /// The first instance, by node and id, of the own datacenter with this address of its own.
+    /// Returns the first instance, by node and id, of the local datacenter that registered this address.
     pub fn instance_at(&self, address: IpAddr) -> Option<InstanceId> {
         self.instance_addresses.get(&address).copied()
     }
 
-    /// All prepared queries.
+    /// Returns all prepared queries of the catalog.
     pub fn queries(&self) -> &[PreparedQuery] {
         &self.queries
     }
@@ -339,7 +333,7 @@ impl Catalog {
     }
 }
 
-/// The token may not read what was asked for, and whoever asked is told so.
+/// The token lacks read permission, which the answer must reveal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unreadable;
 

@@ -1,4 +1,4 @@
-//! What sources hand over: nodes, instances of services and what goes with them.
+//! Registrations as sources deliver them: nodes, instances, queries, gateways.
 //!
 //! Plain data in Consul's own terms. A definition file, the HTTP API and the
 //! test cases all end up here; [`super::Catalog`] makes the indexes.
@@ -16,22 +16,21 @@ pub struct Registrations {
     pub nodes: Vec<Arc<Node>>,
     /// Instances of services, each on one of `nodes`.
     pub instances: Vec<Arc<Instance>>,
-    /// Prepared queries.
+    /// Prepared queries of the datacenter.
     pub queries: Vec<PreparedQuery>,
     /// Virtual addresses of services.
     pub virtual_addresses: Vec<VirtualAddress>,
     /// Ingress gateways and the services bound to them.
     pub gateways: Vec<Gateway>,
-    /// All datacenters that are known; the own one counts as known in any case.
+    /// All known datacenters; the local one is always included.
     pub datacenters: Vec<Datacenter>,
     /// Names of nodes by the name of a node, nearest first, for `near`.
     pub distances: HashMap<String, Vec<String>>,
-    /// What a source has not told yet.
+    /// Data that the source has not loaded yet.
     pub pending: Pending,
 }
 
-/// What a source has not told yet: whether it is registered cannot be said either way.
-/// All names in lower case.
+/// Data that the source has not loaded yet, so its absence proves nothing. All names are in lower case.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pending {
     /// Datacenters whose nodes and names of services are not known.
@@ -40,14 +39,14 @@ pub struct Pending {
     pub services: HashSet<(String, String)>,
 }
 
-/// A node.
+/// A node of the catalog: an agent's machine, or an external one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Node {
     /// Its name, which may hold dots.
     pub name: String,
     /// Its id, a UUID in text form; empty: none.
     pub id: String,
-    /// Its datacenter.
+    /// Datacenter of the node, in lower case.
     pub datacenter: String,
     /// The peer that it was imported from.
     pub peer: Option<String>,
@@ -66,23 +65,23 @@ pub struct Node {
 pub struct Instance {
     /// Name of its node.
     pub node: String,
-    /// The peer that it was imported from; that of its node.
+    /// Peer that the instance was imported from; equals its node's.
     pub peer: Option<String>,
     /// Its id on the node.
     pub id: String,
     /// Name of the service.
     pub service: String,
-    /// An IP address or a host name; empty: that of the node.
+    /// An IP address or a host name; if empty, the node's address applies.
     pub address: String,
     /// Its port; 0 where it has named ones only.
     pub port: u16,
-    /// Named ports.
+    /// Additional ports that have names.
     pub ports: Vec<NamedPort>,
-    /// Tags.
+    /// Tags as registered, in their case.
     pub tags: Vec<String>,
     /// Metadata, which prepared queries filter by.
     pub meta: BTreeMap<String, String>,
-    /// Weights for SRV.
+    /// Weights for SRV records, by status.
     pub weights: Weights,
     /// Further addresses, by the tags that nodes have, too.
     pub tagged_addresses: BTreeMap<String, TaggedAddress>,
@@ -97,9 +96,9 @@ pub struct Instance {
 /// A port with a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedPort {
-    /// Its name.
+    /// Name of the port, as registered.
     pub name: String,
-    /// The port.
+    /// Port number, TCP or UDP.
     pub port: u16,
     /// Whether it is meant where no name is given.
     pub default: bool,
@@ -110,7 +109,7 @@ pub struct NamedPort {
 pub struct TaggedAddress {
     /// An IP address or a host name.
     pub address: String,
-    /// Its port; 0: that of the service.
+    /// Port; if 0, the service's port applies.
     pub port: u16,
 }
 
@@ -134,7 +133,7 @@ impl Default for Weights {
 pub struct Check {
     /// Its id, which prepared queries can ignore.
     pub id: String,
-    /// What it said.
+    /// Last result of the check.
     pub status: Status,
 }
 
@@ -144,7 +143,7 @@ pub enum Status {
     /// All is well; also where there are no checks.
     #[default]
     Passing,
-    /// Something is odd.
+    /// Usable, unless `only_passing` is set.
     Warning,
     /// Not to be used. Maintenance mode is a critical check.
     Critical,
@@ -162,16 +161,16 @@ impl Status {
     }
 }
 
-/// A prepared query.
+/// A prepared query, as `/v1/query` stores it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PreparedQuery {
     /// Its id, a UUID in text form.
     pub id: String,
     /// Its name; of a template: the prefix of names that it matches.
     pub name: String,
-    /// Where it is stored; `None`: in the own datacenter.
+    /// Datacenter that stores it; `None` for the local datacenter.
     pub datacenter: Option<String>,
-    /// The service sought.
+    /// Service that the query looks for.
     pub service: String,
     /// Tags that an instance needs; with `!` in front: must not have.
     pub tags: Vec<String>,
@@ -187,7 +186,7 @@ pub struct PreparedQuery {
     pub connect: bool,
     /// Node to sort by nearness to: a name, `_agent` or `_ip`; empty: none.
     pub near: String,
-    /// TTL of answers in seconds; `None`: that of the service.
+    /// TTL of answers in seconds; if `None`, the service's TTL applies.
     pub ttl: Option<u32>,
     /// Datacenters to ask, in this order, where the first has no instance.
     pub failover: Vec<String>,
@@ -195,7 +194,7 @@ pub struct PreparedQuery {
     pub template: Option<Template>,
 }
 
-/// What makes a prepared query match all names that begin with its own.
+/// Rules of a template: a prepared query that matches every name with its prefix.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Template {
     /// Regular expression for `${match(n)}`; empty: none.
@@ -207,15 +206,15 @@ pub struct Template {
 /// The virtual address of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtualAddress {
-    /// The service.
+    /// Service with the virtual address.
     pub service: String,
     /// The peer that it was imported from.
     pub peer: Option<String>,
-    /// The address.
+    /// Virtual address of the service.
     pub address: IpAddr,
 }
 
-/// An ingress gateway.
+/// An ingress gateway and the services bound to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gateway {
     /// Name of the gateway's own service.
@@ -224,11 +223,11 @@ pub struct Gateway {
     pub services: Vec<String>,
 }
 
-/// A datacenter.
+/// A datacenter of the federation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Datacenter {
-    /// Its name.
+    /// Name of the datacenter, in lower case.
     pub name: String,
-    /// Whether somebody there can be asked.
+    /// Whether an agent there answers queries.
     pub reachable: bool,
 }

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::{Case, Scenario};
 
-/// What is wrong with a reply; empty: nothing.
+/// Compares a reply with the expectation; returns the differences.
 pub(crate) fn faults(scenario: &Scenario, case: &Case, bytes: &[u8]) -> Vec<String> {
     let message = match Message::from_vec(bytes) {
         Ok(message) => message,

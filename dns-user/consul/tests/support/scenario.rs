@@ -149,7 +149,7 @@ impl Scenario {
         if text.ends_with('.') { text } else { text + "." }
     }
 
-    /// What the token may read.
+    /// Returns the token's read permissions.
     pub(crate) fn visibility(&self) -> Visibility {
         match &self.config["acl"] {
             Value::Null => Visibility::all(),

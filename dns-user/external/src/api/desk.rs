@@ -41,7 +41,7 @@ pub struct Overview {
 /// State of one provider.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ProviderOverview {
-    /// `spec.provider`.
+    /// `spec.provider` of the record.
     pub provider: String,
     /// Whether the last round published everything.
     pub synced: bool,
@@ -58,9 +58,9 @@ pub struct ProviderOverview {
 /// Whether the publisher does its work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// Whether it does.
+    /// Whether the publisher does its work.
     pub healthy: bool,
-    /// Why not.
+    /// Causes and remedies if it does not.
     pub reasons: Vec<String>,
 }
 
@@ -90,12 +90,12 @@ impl Desk {
         }
     }
 
-    /// Returns the store.
+    /// Returns the store of resources.
     pub fn store(&self) -> &Store {
         &self.store
     }
 
-    /// Returns the metrics.
+    /// Returns the metrics that `/metrics` shows.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }

@@ -97,7 +97,7 @@ fn place(places: &Places, name: &str) -> String {
     places.get(name).cloned().unwrap_or_default()
 }
 
-/// Returns all routes.
+/// Returns the router with all routes of the API.
 pub fn routes(desk: Arc<Desk>) -> Router {
     let mut router = Router::new();
     for (collection, scope) in COLLECTIONS {

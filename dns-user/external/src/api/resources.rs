@@ -89,7 +89,6 @@ pub(super) fn list(desk: &Desk, scope: &Scope) -> Response {
     Json(items.collect::<Vec<_>>()).into_response()
 }
 
-/// Creates a resource.
 pub(super) fn create(desk: &Desk, scope: &Scope, body: &[u8]) -> Response {
     write(desk, scope, None, body, Write::Create)
 }
@@ -140,7 +139,6 @@ fn write(desk: &Desk, scope: &Scope, name: Option<&str>, body: &[u8], how: Write
     }
 }
 
-/// Reads a resource.
 pub(super) fn read(desk: &Desk, scope: &Scope, name: &str) -> Response {
     let id = scope.id(name);
     let scan = desk.scan();
@@ -307,7 +305,6 @@ fn refusal(code: StatusCode, reason: &str) -> Response {
     (code, Json(json!({ "problems": [problem] }))).into_response()
 }
 
-/// The store failed.
 pub(super) fn failure(error: &StoreError) -> Response {
     tracing::error!(%error, "the store failed; the change was not made");
     refusal(StatusCode::INTERNAL_SERVER_ERROR, &format!("{error}; look at the log and the disk"))

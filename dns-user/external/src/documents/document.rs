@@ -29,7 +29,7 @@ pub enum Kind {
     /// A list that binds DNS Update Records.
     #[serde(rename = "DNSUpdateRecordList")]
     List,
-    /// An inbound intent.
+    /// An inbound DNS intent document.
     #[serde(rename = "InboundIntent")]
     Intent,
 }
@@ -37,7 +37,7 @@ pub enum Kind {
 /// Identity of a document, unique among all files.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct DocumentId {
-    /// Kind.
+    /// Kind of the document.
     pub kind: Kind,
     /// Namespace, which is the project; empty for lists of clusters.
     pub namespace: String,
@@ -48,9 +48,9 @@ pub struct DocumentId {
 /// A document whose identity is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Document {
-    /// Identity.
+    /// Kind and name of the document.
     pub id: DocumentId,
-    /// `metadata.labels`.
+    /// Labels from `metadata.labels`.
     pub labels: Labels,
     /// `metadata.generation`, which Kubernetes counts.
     pub generation: Option<u64>,
@@ -65,15 +65,15 @@ pub struct Document {
 /// Content of a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Record sets.
+    /// Record sets of a `DNSEndpoint`.
     Endpoints(Endpoints),
-    /// Fleet names.
+    /// Mappings of external names to the fleet's names.
     Fleet(FleetNames),
     /// A DNS Update Record.
     UpdateRecord(UpdateRecord),
     /// A list with its owner.
     List(ListOwner, RecordList),
-    /// An inbound intent.
+    /// An inbound DNS intent with its clusters.
     Intent(Intent),
 }
 

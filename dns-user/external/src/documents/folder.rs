@@ -46,10 +46,10 @@ pub struct Scan {
     pub holds_intents: bool,
 }
 
-/// One file.
+/// State of one followed file after the last scan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FileState {
-    /// Path.
+    /// Path of the file.
     pub path: PathBuf,
     /// Identity, line and generation of its documents, unreadable ones included.
     pub documents: Vec<Document>,
@@ -70,7 +70,7 @@ impl Folder {
         &self.paths
     }
 
-    /// Reads everything.
+    /// Reads the followed paths, and returns the result.
     pub fn scan(&mut self) -> Scan {
         let mut scan = Scan::default();
         let mut places: BTreeMap<DocumentId, (PathBuf, u64)> = BTreeMap::new();
@@ -158,7 +158,7 @@ impl Scan {
         }
     }
 
-    /// Returns all problems.
+    /// Returns the problems of all files.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
         self.files.iter().flat_map(|file| &file.problems)
     }

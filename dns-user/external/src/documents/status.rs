@@ -25,7 +25,7 @@ pub struct StatusFile {
 /// Status of one document.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DocumentStatus {
-    /// Identity.
+    /// Kind and name of the document.
     #[serde(flatten)]
     pub id: DocumentId,
     /// `metadata.generation`, or how often the content has changed as seen by the publisher.
@@ -51,7 +51,7 @@ pub struct ProviderResult {
     pub synced: bool,
     /// Record sets that are wanted there.
     pub records: usize,
-    /// Why not.
+    /// Reasons why records are not published as wanted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
 }

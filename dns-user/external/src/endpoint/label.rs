@@ -7,7 +7,7 @@ use crate::text::Reader;
 /// Labels of a document.
 pub type Labels = BTreeMap<String, String>;
 
-/// Reads `metadata.labels`.
+/// Reads `metadata.labels`; reports malformed ones.
 pub fn read_labels(reader: Option<Reader<'_>>) -> Labels {
     let Some(mut fields) = reader.and_then(|reader| reader.fields()) else { return Labels::new() };
     let label = |(name, value): (&str, Reader<'_>)| Some((name.to_owned(), value.text()?.to_owned()));

@@ -15,7 +15,7 @@ use crate::{
 /// Highest TTL in seconds (RFC 2181, section 8).
 pub const LONGEST_TTL: u32 = i32::MAX as u32;
 
-/// `apiVersion` of `DNSEndpoint`.
+/// Value of `apiVersion` in a `DNSEndpoint`.
 pub const API_VERSION: &str = "externaldns.k8s.io/v1alpha1";
 
 /// The endpoints of one document.
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_entry_spares_others() {
+    fn bad_entry_spares_good_entries() {
         let (found, problems) = read_text(
             "endpoints:\n- dnsName: a.example.org\n  targets: [300.0.0.1]\n- dnsName: b..org\n  targets: [1.2.3.4]\n\
              - dnsName: c.example.org\n  targets: [1.2.3.4]\n- dnsName: c.example.org\n  targets: [1.2.3.5]\n\

@@ -14,14 +14,14 @@ use crate::{
 /// Illness that an address may have before it is withdrawn, unless a document says otherwise.
 const DEFAULT_HOLD: Duration = Duration::from_secs(30);
 
-/// One mapping.
+/// Mapping of one external name to instances of the fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetName {
-    /// Name to publish.
+    /// External name to publish.
     pub external: Name,
     /// Name that the server would be asked for: an alias, or a query.
     pub internal: FleetDomain,
-    /// TTL in seconds.
+    /// TTL of the records in seconds.
     pub ttl: Option<u32>,
     /// Illness that an address may have before it is withdrawn.
     pub hold: Duration,
@@ -30,7 +30,7 @@ pub struct FleetName {
 /// The mappings of a document.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FleetNames {
-    /// Mappings without problems.
+    /// Mappings that have no problems.
     pub names: Vec<FleetName>,
     /// External names of entries with a problem: their records stay as they are.
     pub damaged: Vec<Name>,
@@ -144,7 +144,7 @@ mod tests {
     use crate::text::{Problems, documents, parse};
 
     #[test]
-    fn bad_mapping_spares_others() {
+    fn bad_mapping_spares_good_mappings() {
         let problems = Problems::of("names.yml");
         let text = "names:\n- {name: Router.example.org, alias: gorouter.cf.internal, ttl: 60, hold: 10s}\n\
                     - {name: db.example.org, group: mysql.default.cf.bosh}\n\

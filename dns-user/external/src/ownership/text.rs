@@ -122,7 +122,6 @@ impl Cipher {
     }
 }
 
-/// Hides the key.
 impl std::fmt::Debug for Cipher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Cipher")

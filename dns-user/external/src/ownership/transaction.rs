@@ -1,4 +1,4 @@
-//! Joins the changes of a name with those of its owner records.
+//! Joins the changes of a name with the changes of its owner records.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -295,8 +295,8 @@ impl Action {
     }
 }
 
-/// Returns the properties of an owner record: those of its record (Route 53 wants the same
-/// routing policy for every set of an identifier) without the ones about its targets.
+/// Returns the properties of an owner record. They equal the record's (Route 53 requires the same routing
+/// policy for every set of an identifier) without the properties of its targets.
 fn owner_properties(record: &Record) -> BTreeMap<String, String> {
     let about_targets = ["alias", "aws/evaluate-target-health", "aws/target-hosted-zone"];
     let mut properties = record.properties.clone();
@@ -317,7 +317,7 @@ pub enum OwnershipError {
         name: Name,
         /// Name of the owner record.
         owner_record: Name,
-        /// Its owner label.
+        /// Value of the owner record's `owner` label.
         owner: String,
     },
     /// An owner record and a CNAME would share a name.
@@ -328,7 +328,7 @@ pub enum OwnershipError {
         /// Name that both need.
         at: Name,
     },
-    /// No name fits.
+    /// The owner record's name would exceed 255 octets.
     #[error("{name}: no name for its owner record fits within 255 octets; use a shorter name or txt-prefix")]
     NoName {
         /// Name of the record.
@@ -337,7 +337,7 @@ pub enum OwnershipError {
     /// A label's value cannot be written.
     #[error(transparent)]
     Value(#[from] text::ValueError),
-    /// Encryption failed.
+    /// The owner record cannot be encrypted.
     #[error(transparent)]
     Cipher(#[from] text::CipherError),
 }

@@ -52,16 +52,16 @@ pub struct NameChange {
 /// Change of one record set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Creates a set.
+    /// Creates a record set that does not exist.
     Create(Record),
     /// Replaces a set, or only its labels.
     Update {
-        /// Set as listed.
+        /// Record set as the provider listed it.
         before: Record,
         /// Set to write. Without TTL it keeps the old one.
         after: Record,
     },
-    /// Deletes a set.
+    /// Deletes a record set, given as listed.
     Delete(Record),
     /// Deletes the owner record and leaves the set.
     Release(Record),
@@ -84,7 +84,7 @@ impl fmt::Display for Note {
     }
 }
 
-/// Causes of notes.
+/// Reasons why a wish has no effect, or only a partial one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
     /// The record, or another one of its name, belongs to another owner or to none.
@@ -137,7 +137,7 @@ pub enum Reason {
     /// The zone of the name cannot be listed.
     #[error("the zone {zone} cannot be listed; nothing changes there")]
     ZoneUnavailable {
-        /// Apex.
+        /// Apex of the zone in question.
         zone: Name,
     },
 }

@@ -15,7 +15,6 @@ pub(super) trait GroupSender: Send {
     /// Returns how many of the first transactions fit into one message; at least 1.
     fn fitting(&self, transactions: &[Self::Item]) -> usize;
 
-    /// Sends one message.
     fn send(&mut self, group: &[Self::Item]) -> impl Future<Output = TransactionResult> + Send;
 }
 

@@ -23,7 +23,6 @@ pub(super) struct Http {
     patience: Duration,
 }
 
-/// A complete response.
 pub(super) struct Response {
     pub(super) status: StatusCode,
     pub(super) body: Bytes,

@@ -92,7 +92,7 @@ pub struct Zone {
 /// zone that contains it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Visibility {
-    /// All of them.
+    /// Visible to all clients on the Internet.
     #[default]
     Public,
     /// Those within a private network.
@@ -116,7 +116,7 @@ pub struct Batch {
 pub struct Transaction {
     /// Name that the documents contain.
     pub name: Name,
-    /// Changes and requirements.
+    /// Changes and requirements, applied atomically.
     pub steps: Vec<Step>,
 }
 
@@ -129,9 +129,9 @@ pub enum Step {
     Create(Record),
     /// The set must be as it was listed; it is replaced.
     Replace {
-        /// Set as listed.
+        /// Record set as the provider listed it.
         before: Record,
-        /// Set to write.
+        /// Record set that replaces `before`.
         after: Record,
     },
     /// The set must be as it was listed; it is deleted.
@@ -169,7 +169,7 @@ pub enum ProviderError {
     /// The server cannot be reached or broke off.
     #[error("{server}: {reason}")]
     Unreachable {
-        /// Address or URL.
+        /// Address or URL of the server.
         server: String,
         /// Error of the transport.
         reason: String,
@@ -177,23 +177,23 @@ pub enum ProviderError {
     /// The server rejects the request.
     #[error("{server} refused: {reason}")]
     Refused {
-        /// Address or URL.
+        /// Address or URL of the server.
         server: String,
-        /// Code and remedy.
+        /// The server's error code, and a remedy.
         reason: String,
     },
     /// The server's answer is malformed or incomplete.
     #[error("{server}: bad answer: {reason}")]
     BadAnswer {
-        /// Address or URL.
+        /// Address or URL of the server.
         server: String,
-        /// Defect.
+        /// Defect found in the answer.
         reason: String,
     },
     /// The server asks to slow down.
     #[error("{server} throttles; the next attempt waits {} s", wait.as_secs())]
     Throttled {
-        /// Address or URL.
+        /// Address or URL of the server.
         server: String,
         /// Pause before the next attempt.
         wait: Duration,
@@ -203,7 +203,7 @@ pub enum ProviderError {
     Unfit {
         /// Name of the transaction.
         name: Name,
-        /// Limit and remedy.
+        /// Limit that is exceeded, and a remedy.
         reason: String,
     },
 }

@@ -4,13 +4,13 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use super::ProviderError;
 
-/// Parameters of one record, as text. Names are those of external-dns, for example
-/// `rfc2136-host`. A blank text counts as absent.
+/// Parameters of one record, as text, under external-dns's names, for example `rfc2136-host`. A blank text
+/// counts as absent.
 #[derive(Debug, Clone, Default)]
 pub struct Parameters(pub BTreeMap<String, String>);
 
 impl Parameters {
-    /// Returns a text.
+    /// Returns a parameter's text; `None` if absent.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
     }
@@ -26,7 +26,7 @@ impl Parameters {
         parts.filter(|part| !part.is_empty()).collect()
     }
 
-    /// Returns a path.
+    /// Returns a parameter as a path; `None` if absent.
     pub fn path(&self, name: &str) -> Option<PathBuf> {
         self.text(name).map(PathBuf::from)
     }

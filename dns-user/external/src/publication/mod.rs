@@ -20,9 +20,9 @@ use crate::{
 pub struct Target {
     /// The DNS Update Record.
     pub id: DocumentId,
-    /// Its parameters.
+    /// DNS Update Record with the provider's parameters.
     pub record: UpdateRecord,
-    /// Wanted records.
+    /// Record sets to publish there.
     pub desired: Desired,
     /// Documents that want each name.
     pub origins: BTreeMap<Name, BTreeSet<DocumentId>>,

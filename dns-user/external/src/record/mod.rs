@@ -92,7 +92,7 @@ impl fmt::Display for Record {
 /// Identity of a record set within a zone.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    /// Normalised name.
+    /// Name in normalised form.
     pub name: Name,
     /// Empty except for sets that share name and type.
     pub set_identifier: String,
@@ -109,7 +109,7 @@ impl RecordType {
     pub const A: Self = Self(1);
     /// Name server (RFC 1035).
     pub const NS: Self = Self(2);
-    /// Alias (RFC 1035).
+    /// Canonical name of an alias (RFC 1035).
     pub const CNAME: Self = Self(5);
     /// Start of a zone (RFC 1035).
     pub const SOA: Self = Self(6);
@@ -117,11 +117,11 @@ impl RecordType {
     pub const PTR: Self = Self(12);
     /// Mail exchanger (RFC 1035).
     pub const MX: Self = Self(15);
-    /// Text (RFC 1035).
+    /// Text strings (RFC 1035), also used for ownership.
     pub const TXT: Self = Self(16);
     /// IPv6 address (RFC 3596).
     pub const AAAA: Self = Self(28);
-    /// Service (RFC 2782).
+    /// Location of a service (RFC 2782).
     pub const SRV: Self = Self(33);
     /// Name authority pointer (RFC 3403).
     pub const NAPTR: Self = Self(35);

@@ -16,7 +16,7 @@ impl Name {
     /// Octets of the longest name on the wire, with length octets and root.
     pub const MAX_WIRE: usize = 255;
 
-    /// Returns the root.
+    /// Returns the root name, which has no labels.
     pub fn root() -> Self {
         Self(".".into())
     }
@@ -178,7 +178,7 @@ fn ends_in_escape(text: &str) -> bool {
     text.bytes().rev().take_while(|octet| *octet == b'\\').count() % 2 == 1
 }
 
-/// Malformed domain name.
+/// Error for a malformed domain name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{name:?} is not a domain name: {reason}")]
 pub struct NameError {

@@ -26,7 +26,7 @@ pub struct ProviderState {
 }
 
 impl ProviderState {
-    /// Reads a report.
+    /// Summarises a report for the status file.
     pub fn of_report(report: &Report) -> Self {
         let mut state = Self { ran: true, ..Self::default() };
         let mut notes = report.notes.clone();

@@ -27,10 +27,10 @@ pub struct Store {
     path: PathBuf,
 }
 
-/// A stored resource.
+/// A document stored through the API.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Resource {
-    /// Identity.
+    /// Kind and name of the document.
     pub id: DocumentId,
     /// Counts replacements, from 1.
     pub generation: u64,
@@ -50,9 +50,9 @@ pub enum Write {
 /// Result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
-    /// There was none.
+    /// The resource did not exist before.
     Created,
-    /// There was one.
+    /// An existing resource was overwritten.
     Replaced,
     /// There is one, and it stays.
     Exists,
@@ -67,9 +67,9 @@ pub enum StoreError {
     /// It cannot be used.
     #[error("{}: {reason}", path.display())]
     Unusable {
-        /// File.
+        /// Path of the store's file or folder.
         path: PathBuf,
-        /// Cause and remedy.
+        /// Cause of the failure, and a remedy.
         reason: String,
     },
 }
@@ -107,7 +107,7 @@ impl Store {
         Ok(found)
     }
 
-    /// Returns one resource.
+    /// Returns one resource; `None` if it does not exist.
     pub fn get(&self, id: &DocumentId) -> Result<Option<Resource>, StoreError> {
         let transaction = self.database.begin_read().map_err(|error| self.failed(error))?;
         let table = transaction.open_table(RESOURCES).map_err(|error| self.failed(error))?;

@@ -12,24 +12,24 @@ use super::Problems;
 pub struct Node {
     /// Line in the file, from 1.
     pub line: u64,
-    /// Content.
+    /// Parsed value of the node.
     pub value: Value,
 }
 
 /// A value of YAML's core schema, of which JSON is a part.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// `null`, `~`, or nothing.
+    /// `null`, `~`, or an empty value.
     Null,
-    /// `true` or `false`.
+    /// The plain scalars `true` and `false`.
     Bool(bool),
-    /// A whole number.
+    /// A number without fraction or exponent.
     Integer(i128),
-    /// Any other number.
+    /// A number with fraction or exponent.
     Float(f64),
-    /// Text.
+    /// Quoted text, or any other plain scalar.
     Text(String),
-    /// A list.
+    /// Items in the order of the text.
     List(Vec<Node>),
     /// Members in the order of the text.
     Map(Vec<Member>),
@@ -38,11 +38,11 @@ pub enum Value {
 /// A member of a map.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Member {
-    /// Its name.
+    /// Name of the member.
     pub name: String,
     /// Line of the name.
     pub line: u64,
-    /// Its value.
+    /// Value of the member, with its position.
     pub node: Node,
 }
 
@@ -51,7 +51,7 @@ pub struct Member {
 pub struct Document<'a> {
     /// Its first line in the file, from 1.
     pub line: u64,
-    /// Its text.
+    /// Text of this document only.
     pub text: &'a str,
 }
 

@@ -13,9 +13,9 @@ pub struct Problem {
     pub line: u64,
     /// Member within the document, such as `spec.endpoints[2].dnsName`; empty for the whole document.
     pub path: String,
-    /// Cause.
+    /// Cause of the problem, in lower case.
     pub reason: String,
-    /// Remedy.
+    /// Remedy, as an instruction to the operator.
     pub remedy: String,
 }
 
@@ -40,12 +40,12 @@ pub struct Problems {
 }
 
 impl Problems {
-    /// Starts without any.
+    /// Creates an empty list for a file.
     pub fn of(file: impl Into<Arc<str>>) -> Self {
         Self { file: file.into(), found: RefCell::default() }
     }
 
-    /// Adds one.
+    /// Adds a problem at a position of the file.
     pub fn add(&self, line: u64, path: &str, reason: impl Into<String>, remedy: impl Into<String>) {
         self.found.borrow_mut().push(Problem {
             file: self.file.clone(),

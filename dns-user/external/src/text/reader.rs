@@ -58,7 +58,7 @@ impl<'a> Reader<'a> {
         self.node.value == Value::Null
     }
 
-    /// Reads text.
+    /// Reads a text; reports any other type.
     pub fn text(&self) -> Option<&'a str> {
         match &self.node.value {
             Value::Text(text) => Some(text),
@@ -107,7 +107,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads a list.
+    /// Reads a list; reports any other type.
     pub fn items(&self) -> Option<impl ExactSizeIterator<Item = Reader<'a>> + use<'a>> {
         let Value::List(items) = &self.node.value else { return self.expected("a list") };
         let (path, problems) = (self.path.clone(), self.problems);
@@ -118,7 +118,7 @@ impl<'a> Reader<'a> {
         }))
     }
 
-    /// Reads a map.
+    /// Reads a map; reports any other type.
     pub fn fields(&self) -> Option<Fields<'a>> {
         let Value::Map(members) = &self.node.value else { return self.expected("a map") };
         Some(Fields { map: self.clone(), rest: members.iter().collect() })
@@ -130,7 +130,6 @@ impl<'a> Reader<'a> {
         None
     }
 
-    /// Describes the value.
     fn found(&self) -> String {
         match &self.node.value {
             Value::Null => "nothing".to_owned(),

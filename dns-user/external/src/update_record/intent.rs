@@ -34,7 +34,7 @@ pub struct Intent {
 pub struct Placement {
     /// Name of the logical cloud.
     pub logical_cloud: String,
-    /// Its clusters.
+    /// Clusters whose addresses are published.
     pub clusters: Vec<ClusterAddresses>,
 }
 

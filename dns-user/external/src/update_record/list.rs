@@ -10,14 +10,14 @@ use crate::text::{Fields, Reader};
 pub enum ListOwner {
     /// A logical cloud of a project.
     LogicalCloud {
-        /// Project.
+        /// Project that contains the logical cloud.
         project: String,
         /// Name of the logical cloud.
         name: String,
     },
     /// A cluster, shared by all projects.
     Cluster {
-        /// Cluster provider.
+        /// Provider that registered the cluster.
         provider: String,
         /// Name of the cluster.
         name: String,
@@ -100,7 +100,7 @@ impl RecordList {
 }
 
 impl ListOwner {
-    /// Reads `PROVIDER/NAME`.
+    /// Reads a cluster in the form `PROVIDER/NAME`.
     pub fn read_cluster(reader: &Reader<'_>) -> Option<Self> {
         let text = reader.text()?;
         match text.split_once('/') {

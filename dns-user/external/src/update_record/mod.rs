@@ -30,22 +30,22 @@ pub const PROVIDER_LABEL: &str = "dnsprovider";
 /// Namespace, and project, of documents that name none.
 pub const DEFAULT_PROJECT: &str = "default";
 
-/// `spec.provider`.
+/// Provider named by `spec.provider` of a DNS Update Record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Provider {
-    /// Route 53.
+    /// Amazon Route 53, public or private zones.
     Aws,
-    /// AWS Cloud Map.
+    /// AWS Cloud Map (service discovery).
     AwsServiceDiscovery,
-    /// Azure DNS.
+    /// Azure DNS, for public zones.
     Azure,
     /// Azure DNS by its other name.
     AzureDns,
-    /// Azure Private DNS.
+    /// Azure Private DNS, for virtual networks.
     AzurePrivateDns,
-    /// CoreDNS's etcd.
+    /// CoreDNS's etcd plugin (SkyDNS format).
     CoreDns,
-    /// DNS UPDATE.
+    /// DNS UPDATE (RFC 2136) with TSIG.
     Rfc2136,
 }
 
@@ -54,7 +54,7 @@ pub enum Provider {
 pub struct UpdateRecord {
     /// Name and free text.
     pub metadata: Metadata,
-    /// `spec.provider`.
+    /// Provider from `spec.provider`.
     pub provider: Provider,
     /// `spec.selector`, an addition to the document: which endpoints go to this provider. Without
     /// it, those whose label `dnsprovider` is the record's name.
@@ -68,20 +68,20 @@ pub struct UpdateRecord {
 pub struct Metadata {
     /// Unique within its project and kind.
     pub name: String,
-    /// `description`.
+    /// `description`, free text for people.
     pub description: Option<String>,
-    /// `userdata1` or `userData1`.
+    /// `userdata1` or `userData1`, passed through unchanged.
     pub user_data1: Option<String>,
-    /// `userdata2` or `userData2`.
+    /// `userdata2` or `userData2`, passed through unchanged.
     pub user_data2: Option<String>,
 }
 
 /// How a resource spells its free-text members: the document writes both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spelling {
-    /// `userdata1`, in records.
+    /// `userdata1`, as records spell it.
     Lower,
-    /// `userData1`, in lists.
+    /// `userData1`, as lists spell it.
     Camel,
 }
 
@@ -97,7 +97,7 @@ impl Provider {
         Self::Rfc2136,
     ];
 
-    /// Name in documents.
+    /// Returns the provider's name as documents spell it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Aws => "aws",

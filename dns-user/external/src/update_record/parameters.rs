@@ -11,7 +11,7 @@ pub struct Parameter {
     pub name: &'static str,
     /// For which providers it may be given.
     pub group: Group,
-    /// Type.
+    /// Type of the parameter's value.
     pub kind: Kind,
     /// Default, if the document states one.
     pub default: Option<&'static str>,
@@ -28,26 +28,26 @@ pub struct Parameter {
 pub enum Group {
     /// `extdns_general`: for every provider.
     General,
-    /// `extdns_provider_aws`.
+    /// `extdns_provider_aws`: parameters for Route 53.
     Aws,
-    /// `extdns_provider_azure`.
+    /// `extdns_provider_azure`: parameters for Azure DNS.
     Azure,
-    /// `extdns_provider_coredns`.
+    /// `extdns_provider_coredns`: parameters for CoreDNS's etcd.
     CoreDns,
-    /// `extdns_provider_rfc2136`.
+    /// `extdns_provider_rfc2136`: parameters for DNS UPDATE.
     Rfc2136,
 }
 
 /// Type of a parameter's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A JSON string.
+    /// A JSON string, taken unchanged.
     Text,
     /// A JSON string that the document's own example writes as a boolean, so both are read.
     TextOrBoolean,
     /// A JSON string holding a Go duration, such as `30s`.
     Duration,
-    /// A JSON boolean.
+    /// The JSON literals `true` and `false`.
     Boolean,
     /// A JSON integer, not negative.
     Integer,

@@ -20,11 +20,11 @@ pub struct Parameters(BTreeMap<&'static str, Setting>);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Setting {
-    /// A boolean.
+    /// Value of a boolean parameter.
     Boolean(bool),
-    /// An integer.
+    /// Value of an integer parameter, not negative.
     Integer(u32),
-    /// Everything else.
+    /// Value of any other parameter, as text.
     Text(String),
 }
 

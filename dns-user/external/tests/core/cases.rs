@@ -321,7 +321,7 @@ fn unusable_values_are_refused() {
 }
 
 #[test]
-fn text_values_keep_their_octets() {
+fn text_values_preserve_octets() {
     let value = Target::parse(RecordType::TXT, r#""a\"b" "c\\d\200""#).unwrap();
     assert_eq!(value.text_octets(), b"a\"bc\\d\xc8");
     assert_eq!(Target::text(&value.text_octets()), value);

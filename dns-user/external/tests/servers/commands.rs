@@ -124,7 +124,7 @@ fn unavailable_provider_is_named() {
         assert!(said.errors.contains("default/azure: azure-config-file is missing"), "{said:?}");
         assert!(said.errors.contains("the provider azure is not available"), "{said:?}");
     }
-    // The other provider is served all the same.
+    // The failure leaves the other provider unaffected.
     assert!(server.transfer("example.org").contains("192.0.2.1"));
     let unknown = publisher.expect(1, "plan --provider shop/bind");
     assert!(unknown.errors.contains("known are: default/azure, default/bind"), "{unknown:?}");

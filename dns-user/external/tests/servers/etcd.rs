@@ -134,7 +134,7 @@ async fn keys_and_values_follow_skydns() {
     let values = etcd.ctl(&["get", "/skydns/org/example/", "--prefix", "--print-value-only"]);
     assert!(values.contains(r#"{"host":"192.0.2.1","ttl":1,"targetstrip":1,"group":"g1"}"#), "{values}");
     assert!(values.contains(r#""text":"\"heritage=external-dns,external-dns/owner=me\"""#), "{values}");
-    // Both address types of a name are sets of their own.
+    // A name has separate sets for A and AAAA.
     assert_eq!(publish(&mut engine, &wish(both)).await.applied(), 0);
 }
 

@@ -64,7 +64,7 @@ fn failure(report: &Report) -> String {
 }
 
 #[tokio::test]
-async fn interrupted_transfer_changes_nothing() {
+async fn interrupted_transfer_keeps_zone() {
     for program in Program::ALL {
         let server = NameServer::start(program);
         let published = server.engine().reconcile(&names(2_000), None, &quiet).await.unwrap();

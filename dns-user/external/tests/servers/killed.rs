@@ -17,8 +17,7 @@ use crate::{
 
 const NAMES: usize = 900;
 
-/// Messages of the server after which the publisher is killed: those of the transfer, and one
-/// for each update.
+/// Messages of the server after which the publisher is killed: the transfer's, and one per update.
 const MESSAGES: usize = 5;
 
 #[test]

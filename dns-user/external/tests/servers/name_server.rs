@@ -64,7 +64,6 @@ impl Default for Options {
     }
 }
 
-/// A running server.
 pub(crate) struct NameServer {
     pub(crate) address: SocketAddr,
     pub(crate) tls_address: SocketAddr,

@@ -195,7 +195,7 @@ async fn foreign_addition_is_not_overwritten() {
 }
 
 #[tokio::test]
-async fn zone_moves_to_another_owner_and_back() {
+async fn zone_ownership_transfers_both_ways() {
     let server = NameServer::start(Program::Knot);
     let theirs = "zone example.org.\n\
                   update add app.example.org. 60 A 192.0.2.1\n\

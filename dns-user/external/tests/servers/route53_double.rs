@@ -37,7 +37,6 @@ pub(crate) struct State {
 type SetKey = (String, String, String);
 type Sets = BTreeMap<SetKey, String>;
 
-/// A running double.
 pub(crate) struct Double {
     pub(crate) url: String,
     pub(crate) state: Arc<Mutex<State>>,

@@ -25,7 +25,7 @@ pub struct PairRequest {
     pub request: String,
 }
 
-/// Reply to [`PairRequest`].
+/// The issuer's reply to a [`PairRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PairReply {
     /// Leaf and CA, PEM.
@@ -49,7 +49,7 @@ pub struct Report {
 /// Reply to [`Report`]: the state that the fleet converges to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Orders {
-    /// Counts changes.
+    /// Number of the trust set; grows with every change.
     pub generation: u64,
     /// CAs to trust, PEM.
     pub bundle: String,
@@ -60,7 +60,7 @@ pub struct Orders {
 /// Body of a refusal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refused {
-    /// Cause and remedy.
+    /// Cause of the refusal, and a remedy.
     pub error: String,
 }
 

@@ -16,7 +16,7 @@ pub enum Refusal {
     /// A name of another instance, or none of the fleet's.
     #[error("{name:?} does not belong to instance {instance:?} in records.json; request its own names")]
     ForeignName {
-        /// The instance.
+        /// Id of the instance that sent the request.
         instance: String,
         /// The name or address.
         name: String,

@@ -43,7 +43,7 @@ pub enum StateError {
     /// Reading or writing failed.
     #[error("{}: {source}; check the issuer's folder of state", path.display())]
     File {
-        /// The file.
+        /// Path of the file that failed.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
@@ -51,9 +51,9 @@ pub enum StateError {
     /// No JSON of the expected form.
     #[error("{}: {source}; restore the file from a backup", path.display())]
     Json {
-        /// The file.
+        /// Path of the malformed file.
         path: PathBuf,
-        /// Position and cause.
+        /// Position and cause of the syntax error.
         source: serde_json::Error,
     },
     /// Replacing a file failed.
@@ -70,7 +70,7 @@ pub enum TokenError {
     /// Created for another instance.
     #[error("the bootstrap token belongs to another instance; create one for this instance")]
     OtherInstance,
-    /// Past its end.
+    /// The token's lifetime has ended.
     #[error("the bootstrap token expired; create a new one")]
     Expired,
 }
@@ -79,7 +79,6 @@ pub enum TokenError {
 #[derive(Debug, Serialize, Deserialize)]
 struct StoredToken {
     instance: String,
-    /// Seconds since 1970.
     expires: u64,
 }
 
@@ -149,7 +148,7 @@ impl StateFolder {
         Ok(self.read("members.json")?.unwrap_or_default())
     }
 
-    /// Replaces the members.
+    /// Replaces the stored list of members.
     pub fn set_members(&self, members: &Members) -> Result<(), StateError> {
         self.write("members.json", members)
     }

@@ -115,7 +115,7 @@ pub enum StartError {
     /// The folder cannot be used.
     #[error("{}: {source}; create it writable for the rotator's user", path.display())]
     Folder {
-        /// The folder.
+        /// Path of the folder of identities.
         path: PathBuf,
         /// The system's error.
         source: io::Error,

@@ -26,7 +26,7 @@ pub struct Status {
 /// State of the CA.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct AuthorityStatus {
-    /// Its file.
+    /// Path of the CA's file.
     pub file: PathBuf,
     /// Its certificate in use.
     pub fingerprint: Fingerprint,
@@ -40,9 +40,9 @@ pub struct AuthorityStatus {
 /// State of one identity.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct IdentityStatus {
-    /// Its id.
+    /// Id of the identity.
     pub guid: Guid,
-    /// Its folder.
+    /// Folder that holds its files.
     pub folder: PathBuf,
     /// Start of the pair in use.
     #[serde(with = "unix_option")]
@@ -59,14 +59,14 @@ pub struct IdentityStatus {
     pub failure: Option<FailureStatus>,
 }
 
-/// A failed renewal.
+/// The most recent failed renewal of an identity.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct FailureStatus {
-    /// Attempts so far.
+    /// Failed attempts in a row.
     pub attempts: u32,
-    /// Cause and remedy.
+    /// Cause of the failure, and a remedy.
     pub message: String,
-    /// Next attempt.
+    /// Time of the next attempt, after backoff.
     #[serde(with = "unix")]
     pub retry_at: SystemTime,
 }

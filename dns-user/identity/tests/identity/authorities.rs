@@ -10,7 +10,7 @@ use crate::tools::{openssl, text};
 pub(crate) const SOUND: &str =
     "basicConstraints=critical,CA:TRUE\nkeyUsage=critical,keyCertSign,cRLSign\nsubjectKeyIdentifier=hash\n";
 
-/// A CA in a folder of its own.
+/// A CA in a temporary folder.
 pub(crate) struct TestAuthority {
     folder: TempDir,
 }

@@ -246,9 +246,9 @@ fn ca(id: &str) {
 fn scenario(id: &str) {
     match id {
         "routes-changed" => rotator::routes_renew_second_pair_only(),
-        "destroy" => rotator::destroy_leaves_nothing(),
+        "destroy" => rotator::destroy_removes_files(),
         "files" => rotator::files_match_the_reference(),
-        "fail-first" => faults::failed_create_leaves_nothing(),
+        "fail-first" => faults::failed_create_leaves_no_identity(),
         other => panic!("no scenario is known for case {other}"),
     }
 }

@@ -123,7 +123,7 @@ fn full_and_read_only_disks_keep_pair() {
 }
 
 #[test]
-pub(crate) fn failed_create_leaves_nothing() {
+pub(crate) fn failed_create_leaves_no_identity() {
     let mut world = World::new();
     fs::write(world.path("g1"), "a file in place of the folder").unwrap();
     let error = world.rotator.create(container(json!({ "guid": "g1" })), world.now).unwrap_err();

@@ -139,7 +139,7 @@ fn certificate(folder: &Path) -> String {
 }
 
 #[test]
-fn agents_obtain_only_their_names() {
+fn agents_obtain_only_own_names() {
     let mut fleet = Fleet::start();
     let token = fleet.token("i1");
     let metrics = free_address();

@@ -240,7 +240,7 @@ pub(crate) fn files_match_the_reference() {
 }
 
 #[test]
-pub(crate) fn destroy_leaves_nothing() {
+pub(crate) fn destroy_removes_files() {
     let mut world = World::new();
     world.create("g1");
     world.rotator.destroy(&guid("g1")).unwrap();

@@ -22,7 +22,6 @@ pub(crate) fn openssl(arguments: &[&str], input: &[u8]) -> Result<String, String
     if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
 }
 
-/// Path as text.
 pub(crate) fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }

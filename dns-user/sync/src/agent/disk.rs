@@ -64,7 +64,6 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// Starts the thread.
     pub(super) fn start(options: &AgentOptions, longest: usize) -> io::Result<Self> {
         let (jobs, queue) = sync_channel::<Job>(QUEUE);
         let options = options.clone();

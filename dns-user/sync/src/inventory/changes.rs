@@ -17,28 +17,28 @@ use super::{
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "change", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Change {
-    /// Adds an instance.
+    /// Adds an instance to a group.
     Add {
         /// Name of its deployment.
         deployment: String,
         /// Name of its instance group.
         group: String,
-        /// The instance.
+        /// Description of the new instance.
         instance: RawInstance,
     },
-    /// Removes an instance.
+    /// Removes an instance from the inventory.
     Remove {
-        /// Its id.
+        /// Id of the instance to remove.
         id: String,
     },
     /// Gives an instance another address.
     Move {
-        /// Its id.
+        /// Id of the instance to move.
         id: String,
         /// The network; optional if the instance has only one.
         #[serde(default)]
         network: Option<String>,
-        /// Its new address.
+        /// Address that replaces the current one.
         ip: IpAddr,
     },
 }
@@ -78,7 +78,7 @@ pub struct Placed {
     pub deployment: String,
     /// Name of the instance group.
     pub group: String,
-    /// The instance.
+    /// Description of the new instance.
     pub instance: RawInstance,
 }
 

@@ -33,7 +33,7 @@ pub struct RawInventory {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawDeployment {
-    /// Its name.
+    /// Name of the deployment.
     pub name: String,
     /// Instance groups of the deployment.
     #[serde(default)]
@@ -44,7 +44,7 @@ pub struct RawDeployment {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawGroup {
-    /// Its name.
+    /// Name of the instance group.
     pub name: String,
     /// Links that it provides.
     #[serde(default)]
@@ -58,7 +58,7 @@ pub struct RawGroup {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawLink {
-    /// Its name.
+    /// Name of the link, unique in its group.
     pub name: String,
     /// Type of the link.
     #[serde(rename = "type")]
@@ -72,7 +72,7 @@ pub struct RawLink {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawInstance {
-    /// Its id.
+    /// Id of the instance.
     pub id: String,
     /// Its index; its place in the list unless said.
     #[serde(default)]
@@ -104,7 +104,7 @@ pub enum FileError {
     Content {
         /// The file, or the folder.
         path: PathBuf,
-        /// The mistake.
+        /// Cause and position of the mistake.
         problem: ContentError,
     },
 }

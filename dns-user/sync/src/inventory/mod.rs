@@ -21,9 +21,9 @@ pub struct Inventory {
     pub domain: String,
     /// Whether `/etc/hosts` also gets names with the index in place of the id.
     pub index_records: bool,
-    /// Instances.
+    /// Instances of all deployments.
     pub instances: Vec<Instance>,
-    /// Link groups.
+    /// Link groups of all deployments.
     pub links: Vec<Link>,
 }
 
@@ -57,7 +57,7 @@ pub struct Link {
     pub name: String,
     /// Type of the link.
     pub kind: String,
-    /// Its aliases.
+    /// Aliases that lead to the link's instances.
     pub aliases: Vec<Alias>,
 }
 
@@ -77,7 +77,7 @@ pub struct Alias {
     /// `smart`, `healthy`, `unhealthy`, `all`.
     #[serde(default)]
     pub health_filter: Option<String>,
-    /// `asynchronous` or `synchronous`.
+    /// `asynchronous` (the default) or `synchronous`.
     #[serde(default)]
     pub initial_health_check: Option<String>,
     /// The meaning of `_`: `uuid`, `index`, `az` (`availability_zone`), `network`.

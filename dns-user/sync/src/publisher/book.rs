@@ -33,7 +33,7 @@ pub struct Held {
     pub digest: Option<String>,
 }
 
-/// One agent.
+/// Last known state of one agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Agent {
     /// Its file, as last reported to this publisher process.
@@ -44,7 +44,7 @@ pub struct Agent {
     pub asked: Option<u64>,
     /// Calls since it last complied.
     pub failures: u32,
-    /// Its last exception.
+    /// Exception of the agent's last reply.
     pub error: Option<String>,
     /// Whether it applies patches: an agent of ours.
     #[serde(default)]
@@ -97,12 +97,12 @@ pub enum Standing {
     Silent,
 }
 
-/// All agents.
+/// The publisher's record of all agents, kept in `agents.json`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Book {
     /// Version that all agents should hold; 0 before the first one.
     pub version: u64,
-    /// Its digest.
+    /// Digest of the version's dataset.
     #[serde(default)]
     pub digest: String,
     /// Time of its announcement, in milliseconds since 1970.
@@ -111,14 +111,14 @@ pub struct Book {
     /// Bytes of announcements sent for it.
     #[serde(default)]
     pub bytes_sent: u64,
-    /// Agents by id.
+    /// Agents by their id.
     pub agents: BTreeMap<String, Agent>,
 }
 
-/// Agents by [`Standing`].
+/// Number of agents in each [`Standing`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// All agents.
+    /// Number of all agents.
     pub agents: usize,
     /// Agents that hold the version, including `unverified` ones.
     pub synced: usize,
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn late_reply_counts_for_its_version() {
+    fn late_reply_counts_for_older_version() {
         let mut book = book();
         book.set_version(6, "six", 20);
         book.asked("c", call(6), 21, 0, 0.5);

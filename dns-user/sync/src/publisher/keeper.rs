@@ -49,7 +49,7 @@ const LONGEST_PATCH: usize = 500_000;
 pub struct MassRemoval {
     /// Instances that are gone.
     pub removed: usize,
-    /// Instances before.
+    /// Number of instances before the change.
     pub known: usize,
     /// Removals that need no confirmation.
     pub allowed: usize,
@@ -59,10 +59,15 @@ pub struct MassRemoval {
 #[derive(Debug)]
 pub(super) enum Job {
     /// Commit the inventory as a version above `floor`.
-    Commit { floor: u64 },
+    Commit {
+        floor: u64,
+    },
     /// Make the patch from a kept version to these bytes.
-    Patch { from: u64, to: u64, bytes: Bytes },
-    /// Write `agents.json`.
+    Patch {
+        from: u64,
+        to: u64,
+        bytes: Bytes,
+    },
     WriteBook(Vec<u8>),
 }
 

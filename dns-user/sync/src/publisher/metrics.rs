@@ -4,7 +4,6 @@ use prometheus::{IntCounter, IntGauge, Registry};
 
 use super::{book::Count, plan::Plan};
 
-/// The metrics.
 #[derive(Debug)]
 pub(super) struct Metrics {
     pub(super) registry: Registry,

@@ -50,7 +50,6 @@ const LAST_WRITE: Duration = Duration::from_secs(1);
 /// The book as last written, for the API.
 pub type Shared = Arc<Mutex<Book>>;
 
-/// A running publisher.
 struct Publisher {
     options: PublishOptions,
     plan: Plan,

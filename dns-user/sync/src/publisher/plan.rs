@@ -77,16 +77,20 @@ pub(super) enum Action {
     /// Ask these agents for a report.
     Ask(Vec<(String, Call)>),
     /// Commit the inventory above a version.
-    Commit { floor: u64 },
+    Commit {
+        floor: u64,
+    },
     /// Put the blob of a version.
     Put(Made, Bytes),
     /// Delete the blobs of forgotten versions.
     Delete(Vec<Made>),
-    /// Make a patch.
-    Patch { from: u64, to: u64, bytes: Bytes },
+    Patch {
+        from: u64,
+        to: u64,
+        bytes: Bytes,
+    },
     /// Send announcements, at the bandwidth. A previous batch is abandoned.
     Send(Vec<Outgoing>),
-    /// Write `agents.json`.
     WriteBook(Vec<u8>),
 }
 
@@ -135,7 +139,6 @@ enum PatchState {
     Made(Option<Arc<Patch>>),
 }
 
-/// The newest version.
 #[derive(Debug)]
 struct Current {
     made: Made,
@@ -170,7 +173,6 @@ pub(super) struct Plan {
     complaints: LogLimit,
     /// Messages that answered no open call.
     pub(super) ignored: u64,
-    /// Exceptions of agents.
     pub(super) exceptions: u64,
 }
 

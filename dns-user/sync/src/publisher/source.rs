@@ -45,9 +45,9 @@ pub enum SourceError {
     /// The files' content is not a valid inventory.
     #[error("{}: {source}", path.display())]
     Inventory {
-        /// File or folder.
+        /// Path of the inventory's file or folder.
         path: PathBuf,
-        /// The first mistake.
+        /// First mistake found in the inventory.
         source: InventoryError,
     },
     /// A change by command is not valid.

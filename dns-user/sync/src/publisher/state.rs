@@ -41,7 +41,7 @@ const KEPT_AT_LEAST: usize = 2;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
-    /// Ids.
+    /// Numeric ids given to instances and groups so far.
     pub ids: Ids,
     /// Kept versions, oldest first; the last one is the fleet's.
     pub versions: Vec<Made>,

@@ -34,7 +34,6 @@ pub(super) enum Done {
     Sent { version: u64, messages: u64, bytes: u64, result: anyhow::Result<()> },
 }
 
-/// The running tasks.
 #[derive(Debug)]
 pub(super) struct Tasks {
     client: Client,

@@ -13,7 +13,6 @@ use bytes::Bytes;
 use super::StoreError;
 use crate::bus::Bus;
 
-/// A bucket.
 #[derive(Clone, Debug)]
 pub(super) struct Objects {
     context: jetstream::Context,
@@ -90,7 +89,6 @@ impl Objects {
         .await
     }
 
-    /// Removes a blob.
     pub(super) async fn delete(&self, id: &str, limit: Duration) -> Result<(), StoreError> {
         within(limit, async {
             let store = self.context.get_object_store(&self.bucket).await.map_err(failed)?;

@@ -65,7 +65,7 @@ fn killed_agent_leaves_a_whole_file() -> Result<()> {
 
 /// nats-server is killed and started: what changed meanwhile arrives.
 #[test]
-fn bus_outage_loses_nothing() -> Result<()> {
+fn bus_outage_loses_no_change() -> Result<()> {
     let mut lab = Lab::new(2)?;
     let _agents = [lab.agent("a0", &[])?, lab.agent("a1", &[])?];
     let _publisher = lab.watch(&[])?;
@@ -81,7 +81,7 @@ fn bus_outage_loses_nothing() -> Result<()> {
 /// The publisher is killed after the put of the blob and before the announcement: its successor
 /// announces the same version.
 #[test]
-fn killed_publisher_loses_nothing() -> Result<()> {
+fn killed_publisher_loses_no_version() -> Result<()> {
     let mut lab = Lab::new(1)?;
     let _agent = lab.agent("a0", &[])?;
     ensure!(lab.publish(&[])?.status.success());
@@ -155,7 +155,7 @@ pub(crate) fn bad_blobs(lab: &Lab, place: impl Fn(&str) -> PathBuf, missing: &st
 
 /// The blobstore is gone when a version is made, and when agents want it.
 #[test]
-fn blobstore_outage_loses_nothing() -> Result<()> {
+fn blobstore_outage_loses_no_version() -> Result<()> {
     let mut lab = Lab::new(1)?;
     let mut nginx = Nginx::start(&mut lab, false)?;
     let _publisher = lab.watch(&["--no-patches"])?;

@@ -33,7 +33,6 @@ struct Double {
     port: u16,
     /// Its blobs, by path.
     blobs: Blobs,
-    /// Ends its thread.
     ended: Arc<AtomicBool>,
     thread: Option<thread::JoinHandle<()>>,
 }
@@ -61,7 +60,7 @@ impl Double {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// Where the bucket is, for whoever thinks that it lies in this region.
+    /// URL of the bucket with the region that the client assumes.
     fn url(&self, region: &str) -> String {
         format!("s3+http://{}/dns?region={region}", self.host())
     }
@@ -160,8 +159,8 @@ fn is_signed(method: &str, path: &str, query: &str, host: &str) -> bool {
     good && begun <= now + 60 && hex(&mac(&key, &text)) == signature
 }
 
-/// What the real server refuses the double refuses, too, and what names another region or another
-/// host, or is good for too long.
+/// The double refuses everything that the real server refuses: another region, another host, a lifetime that
+/// is too long.
 #[test]
 fn a_strict_double_of_s3_agrees() -> Result<()> {
     let lab = Lab::new(0)?;

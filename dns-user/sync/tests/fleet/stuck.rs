@@ -78,7 +78,7 @@ fn stop_promptly(process: &mut Kept) -> Result<()> {
 }
 
 #[test]
-fn hanging_delete_delays_nothing() -> Result<()> {
+fn hanging_delete_delays_no_version() -> Result<()> {
     let mut lab = Lab::new(1)?;
     let port = serve_dav_without_delete(lab.path("blobs"))?;
     lab.blobstore = ["--blobstore".to_owned(), format!("http://127.0.0.1:{port}/dav")].to_vec();

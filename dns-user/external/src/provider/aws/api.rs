@@ -75,13 +75,11 @@ impl Api {
         &self.endpoint
     }
 
-    /// Gets a list.
     pub(super) async fn get(&mut self, path: &str, query: &[(&str, &str)]) -> Result<Element, ProviderError> {
         let response = self.call("GET", path, query, None).await;
         response.map_err(|error| error.into_provider(&self.endpoint))
     }
 
-    /// Posts a document.
     pub(super) async fn post(&mut self, path: &str, body: &Element) -> Result<Element, CallError> {
         let namespace = format!("https://route53.amazonaws.com/doc/{VERSION}/");
         self.call("POST", path, &[], Some(body.document(&namespace))).await
@@ -116,7 +114,6 @@ impl Api {
     }
 }
 
-/// Sends one request.
 pub(super) async fn exchange(
     http: &Http,
     server: &str,

@@ -119,7 +119,6 @@ pub(super) fn fitting(transactions: &[Changes], max_changes: usize) -> usize {
     transactions.iter().take_while(fits).count()
 }
 
-/// Builds a `ChangeResourceRecordSetsRequest`.
 pub(super) fn request(group: &[Changes]) -> Element {
     let mut changes: Vec<&(Verb, Element)> = group.iter().flat_map(|changes| &changes.changes).collect();
     changes.sort_by_key(|(verb, set)| (*verb == Verb::Create, set.text_of("Name"), set.text_of("Type")));

@@ -1,4 +1,4 @@
-//! Keys to sign with: given ones, those of the machine's instance profile, or those of a role.
+//! Keys to sign with: configured, from the machine's instance profile, or from an assumed role.
 
 use std::time::{Duration, SystemTime};
 
@@ -24,7 +24,6 @@ const METADATA_TOKEN_SECONDS: &str = "300";
 /// Path of the instance profile's keys.
 const PROFILE: &str = "/latest/meta-data/iam/security-credentials/";
 
-/// Source of keys.
 pub(super) struct Keys {
     given: Option<Credentials>,
     metadata_endpoint: String,
@@ -109,7 +108,6 @@ impl Keys {
         Ok((Credentials { key_id, secret, token: Some(token) }, until.into()))
     }
 
-    /// Assumes a role.
     async fn assume(
         &self,
         http: &Http,

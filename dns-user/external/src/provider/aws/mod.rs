@@ -49,11 +49,11 @@ pub struct Settings {
     pub token_endpoint: String,
     /// URL of the machine's metadata service.
     pub metadata_endpoint: String,
-    /// Region of signatures.
+    /// AWS region that signatures name.
     pub region: String,
-    /// Keys of the account; `None` takes those of the machine's instance profile.
+    /// Keys of the account; `None` takes the keys of the machine's instance profile.
     pub credentials: Option<Credentials>,
-    /// Role to assume.
+    /// ARN of the role to assume.
     pub role: Option<String>,
     /// Only zones that these clients see.
     pub visibility: Option<Visibility>,
@@ -65,7 +65,7 @@ pub struct Settings {
     pub domains: DomainFilter,
     /// Changes in a batch.
     pub batch_size: usize,
-    /// Time between batches.
+    /// Pause between two batches of changes.
     pub batch_interval: Duration,
     /// Attempts after a throttled call.
     pub retries: u32,
@@ -73,7 +73,7 @@ pub struct Settings {
     pub prefer_cname: bool,
     /// Whether aliases follow the health of their target.
     pub evaluate_health: bool,
-    /// Files for TLS.
+    /// Certificates for the connection to AWS.
     pub files: TlsFiles,
     /// Longest wait for an answer.
     pub patience: Duration,

@@ -31,7 +31,6 @@ pub(super) fn is_alias(record: &Record) -> bool {
     record.properties.get(ALIAS).is_some_and(|alias| alias == "true")
 }
 
-/// Reads a `ResourceRecordSet`.
 pub(super) fn read(set: &Element) -> Result<Record, String> {
     let name = Name::parse(&octal_to_decimal(set.text_of("Name"))).map_err(|error| error.to_string())?;
     let record_type: RecordType = set
@@ -74,7 +73,6 @@ pub(super) fn read(set: &Element) -> Result<Record, String> {
     Ok(record)
 }
 
-/// Writes a `ResourceRecordSet`.
 pub(super) fn write(record: &Record) -> Element {
     let property = |name: &str| record.properties.get(name).map(String::as_str);
     let mut children = vec![

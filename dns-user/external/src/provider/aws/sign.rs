@@ -10,15 +10,14 @@ use sha2::Sha256;
 /// Keys of an AWS account or role.
 #[derive(Clone)]
 pub struct Credentials {
-    /// Access key id.
+    /// Access key id of the account.
     pub key_id: String,
-    /// Secret access key.
+    /// Secret access key, never logged.
     pub secret: String,
     /// Session token of temporary credentials.
     pub token: Option<String>,
 }
 
-/// Hides the secret.
 impl std::fmt::Debug for Credentials {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Credentials({})", self.key_id)
@@ -35,9 +34,7 @@ pub(super) struct Scope {
 /// A request to sign.
 pub(super) struct Request<'a> {
     pub(super) method: &'a str,
-    /// Path, already encoded.
     pub(super) path: &'a str,
-    /// Parameters, not encoded.
     pub(super) query: &'a [(&'a str, &'a str)],
     /// Headers in lower case, `host` among them.
     pub(super) headers: &'a [(&'a str, &'a str)],

@@ -28,7 +28,6 @@ impl Element {
         Self { name: name.to_owned(), text: String::new(), children: children.into_iter().collect() }
     }
 
-    /// Parses a document.
     pub(super) fn parse(document: &[u8]) -> Result<Self, String> {
         let mut reader = Reader::from_reader(document);
         let mut open: Vec<Self> = vec![Self::default()];

@@ -42,11 +42,11 @@ pub struct Settings {
     pub urls: Vec<String>,
     /// Keys begin with `/<prefix>/`.
     pub prefix: String,
-    /// User and password.
+    /// User and password for etcd.
     pub user: Option<(String, String)>,
     /// Owner that is written into values. Keys of others are not even listed then.
     pub strict_owner: Option<String>,
-    /// Files for TLS.
+    /// Certificates for the connection to etcd.
     pub files: TlsFiles,
     /// Longest wait for an answer.
     pub patience: Duration,
@@ -101,7 +101,6 @@ pub struct CoreDns {
     listed: Listed,
 }
 
-/// The last listing.
 #[derive(Default)]
 struct Listed {
     /// Revision of the store.

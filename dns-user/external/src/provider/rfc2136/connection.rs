@@ -25,7 +25,7 @@ use crate::provider::ProviderError;
 pub struct Server {
     /// Host name or address.
     pub host: String,
-    /// TCP port.
+    /// TCP port of the server.
     pub port: u16,
     /// Whether messages go over TLS (RFC 9103).
     pub tls: bool,

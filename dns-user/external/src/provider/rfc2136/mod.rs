@@ -45,7 +45,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Settings of one server.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Address.
+    /// Host and port of the primary server.
     pub server: Server,
     /// Zones to publish to.
     pub zones: Vec<Name>,
@@ -53,11 +53,11 @@ pub struct Settings {
     pub key: Option<Key>,
     /// Least TTL of published records, in seconds.
     pub min_ttl: u32,
-    /// Files for TLS.
+    /// Certificates for DNS over TLS.
     pub files: TlsFiles,
     /// Longest wait for a connection or a message.
     pub patience: Duration,
-    /// Clock of signatures.
+    /// Clock for the time in signatures.
     pub clock: fn() -> SystemTime,
 }
 

@@ -16,7 +16,6 @@ pub(super) struct Transfer {
     sets: Sets,
 }
 
-/// A complete transfer.
 pub(super) struct Transferred {
     pub(super) serial: u32,
     pub(super) records: Vec<Record>,

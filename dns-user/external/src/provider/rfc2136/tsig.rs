@@ -16,18 +16,18 @@ pub(super) const FUDGE: u16 = 300;
 /// Unsigned messages between two signed ones (RFC 8945, section 5.3.1).
 const MAX_UNSIGNED: usize = 99;
 
-/// Algorithms of signatures.
+/// MAC algorithms for TSIG (RFC 8945, section 6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Algorithm {
-    /// HMAC-SHA-1.
+    /// `hmac-sha1`, 20 octets of MAC.
     Sha1,
-    /// HMAC-SHA-224.
+    /// `hmac-sha224`, 28 octets of MAC.
     Sha224,
-    /// HMAC-SHA-256.
+    /// `hmac-sha256`, 32 octets of MAC.
     Sha256,
-    /// HMAC-SHA-384.
+    /// `hmac-sha384`, 48 octets of MAC.
     Sha384,
-    /// HMAC-SHA-512.
+    /// `hmac-sha512`, 64 octets of MAC.
     Sha512,
 }
 
@@ -60,7 +60,7 @@ impl FromStr for Algorithm {
     }
 }
 
-/// A shared key.
+/// A TSIG key; `Debug` omits the secret.
 #[derive(Clone)]
 pub struct Key {
     name: Name,
@@ -68,7 +68,6 @@ pub struct Key {
     secret: Vec<u8>,
 }
 
-/// Hides the secret.
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Key({}, {})", self.name, self.algorithm.name())

@@ -6,7 +6,6 @@ use crate::record::{Name, Record, RecordType, Target};
 
 /// Octets of a message header.
 pub(super) const HEADER: usize = 12;
-/// Class IN.
 pub(super) const CLASS_IN: u16 = 1;
 /// Class NONE: a set must not exist (RFC 2136, section 2.4.3).
 pub(super) const CLASS_NONE: u16 = 254;
@@ -16,7 +15,6 @@ pub(super) const CLASS_ANY: u16 = 255;
 pub(super) const TYPE_AXFR: u16 = 252;
 /// Signature of a message.
 pub(super) const TYPE_TSIG: u16 = 250;
-/// Opcode UPDATE.
 pub(super) const UPDATE: u16 = 5;
 /// Pointer to the name of the first question or zone, which follows the header.
 const ZONE_POINTER: [u8; 2] = [0xc0, HEADER as u8];
@@ -54,7 +52,6 @@ impl Message {
         self.0.extend_from_slice(records);
     }
 
-    /// Returns the message.
     pub(super) fn finish(self) -> Vec<u8> {
         self.0
     }
@@ -113,7 +110,6 @@ fn push_name_below(octets: &mut Vec<u8>, name: &Name, zone: &Name) {
     octets.extend(ZONE_POINTER);
 }
 
-/// Encodes record data.
 pub(super) fn encode(record_type: RecordType, target: &Target) -> Result<Vec<u8>, WireError> {
     let text = target.as_str();
     let mut data = Vec::new();
