@@ -72,7 +72,7 @@ pub const KEYS: &[Key] = keys! {
     "disable_recursors" BoshDns "boolean" = "false", "true", "false":
         "Answer only names of the fleet and of handlers; refuse all others";
     "recursors" BoshDns "list of IP, IP:port, [IPv6]:port or host:port" = "[]", "[\"10.0.0.2:53\"]", "[]":
-        "Servers that other names are forwarded to; empty: those of /etc/resolv.conf, followed when it changes";
+        "Servers that other names are forwarded to; empty: the nameservers of /etc/resolv.conf, followed when it changes";
     "excluded_recursors" BoshDns "list of IP or IP:port" = "[]", "[\"169.254.169.254\"]", "[]":
         "Servers that are never used as recursors";
     "recursor_selection" BoshDns "smart or serial" = "\"smart\"", "\"serial\"", "\"smart\"":
@@ -106,7 +106,7 @@ pub const KEYS: &[Key] = keys! {
     "logging.format.timestamp" BoshDns "rfc3339; any other value: the older format" = "\"deprecated\"", "\"rfc3339\"", "":
         "Format of time stamps in the log";
     "logging.tags[].name" BoshDns "text; required" = "", "\"handlers\"", "":
-        "Log tag with a level of its own";
+        "Log tag with a separate level";
     "logging.tags[].log_level" BoshDns "DEBUG, INFO, WARN, ERROR or NONE; required" = "", "\"DEBUG\"", "":
         "Level of this tag";
     "api.port" BoshDns "port" = "", "53080", "":
@@ -159,7 +159,7 @@ pub const KEYS: &[Key] = keys! {
     "compat.nxdomain_is_failure" Ours "boolean" = "false", "true", "":
         "Count NXDOMAIN against the preferred recursor";
     "compat.transparent_forwarding" Ours "boolean" = "false", "true", "":
-        "Forward without an OPT of our own; pass RD, RA, TC and the OPT of the recursor on";
+        "Forward without adding an OPT; pass RD, RA, TC and the OPT of the recursor on";
     "compat.cache_as_authority" Ours "boolean" = "false", "true", "":
         "Set AA in cached answers and ignore the class";
     "compat.cache_zero_ttl" Ours "boolean" = "false", "true", "":

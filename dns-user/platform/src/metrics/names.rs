@@ -98,7 +98,7 @@ declare! {
     REPLIES_TOTAL: Counter = "bosh_dns_xdp_replies_total"
         ["path"] "Replies by the path that gave them.";
     LOG_LINES_LOST_TOTAL: Counter = "bosh_dns_xdp_log_lines_lost_total"
-        [] "Log lines lost because nobody read the log.";
+        [] "Log lines lost because the reader was too slow.";
     /// Counts datagrams and TCP messages.
     DROPPED_TOTAL: Counter = "bosh_dns_xdp_dropped_total"
         ["reason"] "Messages without a reply.";
@@ -121,7 +121,7 @@ declare! {
     PANICS_TOTAL: Counter = "bosh_dns_xdp_panics_total"
         [] "Panics of any part of the server.";
     REQUESTS_IN_FLIGHT: Gauge = "bosh_dns_xdp_requests_in_flight"
-        [] "Requests that wait for somebody else.";
+        [] "Requests that wait for recursors, handlers or first checks.";
 
     //----------- Records ----------------------------------------------------
     /// 0 without records, or if the file has no version.
@@ -135,7 +135,7 @@ declare! {
         [] "Aliases of files and records.";
     /// `kind`: `records`, `aliases`, `handlers`, `config`, `certificates`.
     RELOADS_TOTAL: Counter = "bosh_dns_xdp_reloads_total"
-        ["kind"] "Files read anew.";
+        ["kind"] "Files read again.";
     RELOAD_FAILURES_TOTAL: Counter = "bosh_dns_xdp_reload_failures_total"
         ["kind"] "Files that could not be used; the last good state stays.";
     RELOAD_DURATION_SECONDS: Histogram = "bosh_dns_xdp_reload_duration_seconds"
