@@ -234,6 +234,17 @@ async fn read_sources(config: &Config) -> anyhow::Result<(runner::Read, bool)> {
 }
 
 #[cfg(test)]
+#[path = "../../../resolver/src/cli/command_page.rs"]
+mod command_page;
+
+#[cfg(test)]
+#[test]
+fn command_reference_is_current() {
+    let command = <CommandLine as clap::CommandFactory>::command();
+    command_page::compare("publish-commands.md", &command_page::commands(command));
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

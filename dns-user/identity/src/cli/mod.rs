@@ -195,6 +195,17 @@ fn print_status(status: &crate::rotator::Status) {
 }
 
 #[cfg(test)]
+#[path = "../../../resolver/src/cli/command_page.rs"]
+mod command_page;
+
+#[cfg(test)]
+#[test]
+fn command_reference_is_current() {
+    let command = <CommandLine as clap::CommandFactory>::command();
+    command_page::compare("identity-commands.md", &command_page::commands(command));
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -10,6 +10,8 @@ mod defaults;
 mod health;
 mod operate;
 #[cfg(test)]
+mod command_page;
+#[cfg(test)]
 mod reference;
 mod resolver;
 mod try_out;

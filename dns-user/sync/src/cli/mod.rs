@@ -233,6 +233,17 @@ impl NatsConfig {
 }
 
 #[cfg(test)]
+#[path = "../../../resolver/src/cli/command_page.rs"]
+mod command_page;
+
+#[cfg(test)]
+#[test]
+fn command_reference_is_current() {
+    let command = <CommandLine as clap::CommandFactory>::command();
+    command_page::compare("sync-commands.md", &command_page::commands(command));
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
