@@ -6,11 +6,11 @@
 mod attach;
 mod called_as;
 mod check;
+#[cfg(test)]
+mod command_page;
 mod defaults;
 mod health;
 mod operate;
-#[cfg(test)]
-mod command_page;
 #[cfg(test)]
 mod reference;
 mod resolver;
@@ -39,28 +39,28 @@ pub struct Cli {
     command: Command,
 }
 
-/// The commands.
+/// Commands of the server and of its machine.
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve DNS until SIGTERM
     Run(Run),
     /// Check configuration, records, aliases and handlers, and print what would be served
     Check(check::Check),
-    /// Answer the health checks of other machines (a process and port of its own) until SIGTERM
+    /// Run the health server, which answers the health checks of other machines, until SIGTERM
     Health(health::HealthServer),
-    /// Serve a small foundation, or your records, on this machine until Ctrl-C, to look around
+    /// Serve a small foundation, or your records, on a free local port until Ctrl-C
     Try(try_out::Try),
-    /// Print a first configuration
+    /// Print a configuration to start from
     Config(defaults::PrintConfig),
     /// Wait until a name resolves
     Wait(wait::Wait),
-    /// Load and attach programs for a server without privileges (xdp.attach_socket), until killed
+    /// Load and attach the BPF programs for an unprivileged server (xdp.attach_socket) until SIGTERM
     Attach(attach::Attach),
-    /// Make the folder of pins (xdp.bpffs) for a service that does not start as root
+    /// Create the folder of pins (xdp.bpffs) for a service that does not start as root
     PreparePins(PreparePins),
-    /// Make the server this machine's resolver, and keep it that until SIGTERM
+    /// Use the server as this machine's resolver until SIGTERM
     Resolver(resolver::Resolver),
-    /// Those that talk to a running server, or need none.
+    /// Commands for a running server, and commands that need no server.
     #[command(flatten)]
     Operate(Box<operate::Operate>),
 }
@@ -71,7 +71,7 @@ struct Run {
     /// Which configuration.
     #[command(flatten)]
     config: ConfigFile,
-    /// How log lines look
+    /// Format of log lines
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
 }
@@ -82,7 +82,7 @@ struct PreparePins {
     /// Which configuration.
     #[command(flatten)]
     config: ConfigFile,
-    /// User that the service runs as, and who gets the folder
+    /// User of the service, which becomes the owner of the folder
     #[arg(long, value_name = "NAME")]
     user: String,
 }

@@ -34,30 +34,30 @@ const BAD_ANSWER: u8 = 1;
 /// Exit code for an unreachable server.
 const UNREACHABLE: u8 = 3;
 
-/// The commands.
+/// Commands for operators.
 #[derive(Debug, Subcommand)]
 pub(super) enum Operate {
-    /// Is it healthy: version, records, fast path, recursors, last reload, newest problems
+    /// Show the health of the server: version, records, fast path, recursors, last reload, newest problems
     Status(status::Status),
-    /// List instances, all or those behind a name
+    /// List all instances, or the instances behind a name
     Instances(lists::Instances),
     /// List the links of this VM's jobs with their health
     LocalGroups(lists::LocalGroups),
-    /// Why does a name resolve to this: step by step, and which path answers
+    /// Explain step by step how a name resolves, and which path answers
     Resolve(explain::Resolve),
-    /// Build the name to ask for: a group, availability zones, health, as links do
+    /// Build the name of a group, with availability zones and health, as BOSH links do
     Address(address::Address),
-    /// Show live queries, of the fast path and of userspace
+    /// Show live queries of the fast path and of userspace
     Tap(tap::TapArgs),
-    /// Show what is hot and who asks so much: rates, names, clients, misses, interfaces
+    /// Show the busiest names and clients, rates, misses and interfaces
     Top(top::Top),
     /// Empty the cache of forwarded answers
     Flush(log::Flush),
-    /// Read all files anew, as SIGHUP does
+    /// Reload all files, as SIGHUP does
     Reload(log::Reload),
-    /// Show or change levels of the log
+    /// Show or change log levels
     Log(log::Log),
-    /// Take the fast path off all interfaces, also after a server that is dead
+    /// Detach the fast path from all interfaces, even if the server died
     Detach(detach::Detach),
     /// Print completions for a shell
     Completions(shell::Completions),
@@ -75,7 +75,7 @@ enum Problem {
     #[error("{0}")]
     Unreachable(String),
     /// The reader of our output has exited; not reported.
-    #[error("nobody reads the output")]
+    #[error("the output was closed")]
     OutputClosed,
 }
 

@@ -17,23 +17,23 @@ const INTERVAL: Duration = Duration::from_secs(3);
 /// Arguments of `resolver`.
 #[derive(Debug, Args)]
 pub(super) struct Resolver {
-    /// The server's address [default: that of --config]
+    /// The server's address [default: from --config]
     #[arg(long, alias = "bindAddress", value_name = "IP", required_unless_present = "config")]
     address: Option<IpAddr>,
     /// The server's config.json
     #[arg(long, value_name = "FILE", required_if_eq("systemd_resolved", "true"))]
     config: Option<PathBuf>,
-    /// Have systemd-resolved ask the server for the domains of the fleet, which are followed; without
-    /// it the server is put first in /etc/resolv.conf
+    /// Route the fleet's domains, as they change, to the server in systemd-resolved, instead of putting
+    /// the server first in /etc/resolv.conf
     #[arg(long)]
     systemd_resolved: bool,
-    /// End when it is done, instead of keeping it so
+    /// Exit once it is configured, instead of keeping it so
     #[arg(long)]
     once: bool,
-    /// Leave everything as it is at the end, instead of putting it back as it was
+    /// Leave the changes in place on exit
     #[arg(long)]
     keep: bool,
-    /// Taken for the reference's sake
+    /// Ignored; accepted for compatibility with bosh-dns
     #[arg(long, alias = "logFormat", hide = true)]
     log_format: Option<String>,
 }

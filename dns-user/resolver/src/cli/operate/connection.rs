@@ -22,23 +22,23 @@ fn usual_config() -> &'static Path {
 /// How to reach the server.
 #[derive(Clone, Debug, Default, Args)]
 pub(super) struct Connection {
-    /// config.json of the server: says where the API is and where certificates lie
-    /// [default: the environment variables DNS_API_*, else that of the bosh-dns job or of the Debian package]
+    /// The server's config.json, which names the API and its certificates
+    /// [default: the environment variables DNS_API_*, else the file of the bosh-dns job or the Debian package]
     #[arg(long, value_name = "FILE", global = true)]
     pub(super) config: Option<PathBuf>,
-    /// The server's control socket [default: that of its config.json]
+    /// The server's control socket [default: as configured]
     #[arg(long, value_name = "FILE")]
     socket: Option<PathBuf>,
     /// Address of the API [environment: DNS_API_ADDRESS]
     #[arg(long, value_name = "[https://]HOST:PORT")]
     api: Option<String>,
-    /// CA of the API's certificate [environment: DNS_API_TLS_CA_CERT_PATH]
+    /// CA of the API server's certificate [environment: DNS_API_TLS_CA_CERT_PATH]
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
-    /// Our client certificate [environment: DNS_API_TLS_CERTIFICATE_PATH or DNS_API_TLS_CERT_PATH]
+    /// Client certificate [environment: DNS_API_TLS_CERTIFICATE_PATH or DNS_API_TLS_CERT_PATH]
     #[arg(long, value_name = "FILE")]
     cert: Option<PathBuf>,
-    /// Its key [environment: DNS_API_TLS_PRIVATE_KEY_PATH or DNS_API_TLS_KEY_PATH]
+    /// Key of the client certificate [environment: DNS_API_TLS_PRIVATE_KEY_PATH or DNS_API_TLS_KEY_PATH]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
 }
