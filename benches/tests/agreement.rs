@@ -1,22 +1,17 @@
 //! The interface and userspace give the same answers: every published name is queried on both
 //! paths. The BPF program answers UDP, userspace always answers TCP.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    time::Duration,
-};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use anyhow::Result;
 use bosh_dns_xdp_benches::{fleet::Fleet, foundation::Foundation};
 use dns_core::name::Name;
-use dns_platform::metrics::names::FAST_PATH_WRITES_TOTAL;
-use hickory_proto::{op::Message, rr::RecordType};
+use hickory_proto::rr::RecordType;
 use serde_json::json;
 use whole_system_tests::{
     client,
     metrics::{Metrics, wait_for_fast_path},
     namespace::Namespace,
-    process::wait_until,
     requirements,
     server::{self, Server},
 };
@@ -34,47 +29,6 @@ fn paths_agree_on_aliases() {
     let fleet = Fleet::generate(900, 7);
     let foundation = Foundation::parse(fleet.records_json(), Some(fleet.cell_aliases_json())).unwrap();
     both_paths_agree(&foundation).unwrap();
-}
-
-/// Repeatedly queries a few names from all over a large foundation: their entries are scattered, so
-/// the publisher moves them next to each other without changing an answer.
-#[test]
-fn moving_entries_preserves_answers() -> Result<()> {
-    let foundation = Foundation::generate(5_000)?;
-    let Some((namespace, _server)) = start(&foundation)? else { return Ok(()) };
-    let written = || -> Result<u64> { Ok(Metrics::read(&namespace)?.sum(FAST_PATH_WRITES_TOTAL, "")) };
-    let written_before = written()?;
-    let names: Vec<Name> = foundation.names().collect();
-    let in_use: Vec<&Name> = names.iter().step_by(names.len() / 200).collect();
-    namespace.run(|| in_use.iter().try_for_each(|name| compare(name)))??;
-    let ask = |name: &Name| -> Result<Message> {
-        client::ask(ADDRESS, &client::query(&name.to_string(), RecordType::A, Some(4096))?)
-    };
-    // Each reply contains another part of a list that is too long.
-    let whole = |name: &&Name| -> Option<(Name, Vec<IpAddr>)> {
-        let reply = ask(name).ok().filter(|reply| !reply.metadata.truncation)?;
-        Some(((*name).clone(), client::addresses(&reply)))
-    };
-    let expected: Vec<_> = namespace.run(|| in_use.iter().filter_map(whole).collect())?;
-    let before = Metrics::read(&namespace)?;
-    let mut asked = 0;
-    let as_expected = || {
-        expected
-            .iter()
-            .all(|(name, addresses)| ask(name).is_ok_and(|reply| client::addresses(&reply) == *addresses))
-    };
-    // The publisher looks after 1, 3, 7, 15 and 31 seconds; fewer queries would not move the
-    // entries.
-    wait_until("the entries to be moved", Duration::from_secs(60), || {
-        assert!(namespace.run(as_expected).expect("a namespace"));
-        asked += expected.len() as u64;
-        written().is_ok_and(|written| written > written_before + 64)
-    })?;
-    assert!(namespace.run(as_expected)?);
-    asked += expected.len() as u64;
-    let by_interface = Metrics::read(&namespace)?.fast_path_replies() - before.fast_path_replies();
-    assert_eq!(by_interface, asked, "the interface answers all of them, all the while");
-    Ok(())
 }
 
 /// Starts a server with this foundation in a separate namespace; `None` if that is impossible here.

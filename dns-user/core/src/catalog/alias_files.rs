@@ -56,9 +56,6 @@ pub struct AliasWarning {
 impl fmt::Display for AliasWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { source, alias, problem } = self;
-        if alias.is_empty() {
-            return write!(f, "{source}: {problem}");
-        }
         write!(f, "{source}: alias {alias:?}: {problem}")
     }
 }
@@ -118,15 +115,6 @@ impl AliasFiles {
         for (file, bytes) in files {
             let text = json::text(bytes);
             let file: Arc<str> = file.into();
-            if text.trim().is_empty() {
-                // A job that rendered nothing must not keep DNS from starting.
-                warnings.push(AliasWarning {
-                    source: file.to_string(),
-                    alias: String::new(),
-                    problem: "the file is empty; write {} if it has no aliases".to_owned(),
-                });
-                continue;
-            }
             let aliases = json::read(&text, FileReader).map_err(|error| AliasError::Json {
                 file: file.to_string(),
                 line: error.line,

@@ -12,7 +12,7 @@ use crate::{
     message::printable,
     publisher::{
         book::{Agent, Book, Count, Standing},
-        state::Folder,
+        state::{Folder, State},
     },
     tls::TlsOptions,
 };
@@ -41,22 +41,34 @@ impl Status {
     /// Prints it.
     pub(super) async fn run(self) -> anyhow::Result<ExitCode> {
         let Self { state, api, tls, all, json } = self;
-        let book: Book = match (api, tls.files()) {
+        let (book, newest): (Book, u64) = match (api, tls.files()) {
             (Some(api), Some(files)) => {
-                serde_json::from_slice(&call(&api, "/v1/status", &files, None).await?)?
+                let book: Book = serde_json::from_slice(&call(&api, "/v1/status", &files, None).await?)?;
+                let newest = book.version;
+                (book, newest)
             }
             _ => {
-                let folder = state.context("say --state FOLDER, or --api URL with its --tls-* files")?;
-                let book = Folder::look(&folder).read("agents.json")?;
-                book.with_context(|| format!("{}: nothing was published from here yet", folder.display()))?
+                let path = state.context("say --state FOLDER, or --api URL with its --tls-* files")?;
+                let folder = Folder::look(&path);
+                let book: Option<Book> = folder.read("agents.json")?;
+                let book =
+                    book.with_context(|| format!("{}: nothing was published from here yet", path.display()))?;
+                // A version is committed before it is announced, and announced before the book is
+                // saved: read after the book, it shows whether the book is current.
+                let state: State = folder.read("state.json")?.unwrap_or_default();
+                (book, state.versions.last().map_or(0, |made| made.version))
             }
         };
         let count = book.count();
-        let code = if count.complete() && book.version > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        let synced = count.complete() && book.version > 0 && newest <= book.version;
+        let code = if synced { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         if json {
             println!("{}", terminal::json(&serde_json::to_string(&book)?));
         } else {
             print!("{}", terminal::lines(&table(&book, all, now_ms())));
+            if newest > book.version {
+                println!("version {newest} is being announced");
+            }
         }
         Ok(code)
     }
