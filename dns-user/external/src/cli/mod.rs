@@ -240,7 +240,7 @@ mod command_page;
 #[cfg(test)]
 #[test]
 fn command_reference_is_current() {
-    let command = <CommandLine as clap::CommandFactory>::command();
+    let command = CommandLine::command();
     command_page::compare("publish-commands.md", &command_page::commands(command));
 }
 

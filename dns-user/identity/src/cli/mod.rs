@@ -201,7 +201,7 @@ mod command_page;
 #[cfg(test)]
 #[test]
 fn command_reference_is_current() {
-    let command = <CommandLine as clap::CommandFactory>::command();
+    let command = CommandLine::command();
     command_page::compare("identity-commands.md", &command_page::commands(command));
 }
 

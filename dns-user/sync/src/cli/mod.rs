@@ -239,7 +239,7 @@ mod command_page;
 #[cfg(test)]
 #[test]
 fn command_reference_is_current() {
-    let command = <CommandLine as clap::CommandFactory>::command();
+    let command = CommandLine::command();
     command_page::compare("sync-commands.md", &command_page::commands(command));
 }
 
