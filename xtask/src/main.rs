@@ -204,7 +204,7 @@ fn name_server(command: &mut std::process::Command) -> Result<&mut std::process:
 /// The set of packages is the same for every command: it determines the features of dependencies,
 /// and other features would rebuild them.
 fn release(more: &[&str]) -> Result<()> {
-    let packages = ["dns-resolver", "dns-health", "dns-sync", "bosh-dns-xdp-benches"]
+    let packages = ["dns-resolver", "dns-health", "dns-sync", "dns-external", "bosh-dns-xdp-benches"]
         .map(|package| ["--package", package])
         .concat();
     let programs = [
@@ -216,6 +216,8 @@ fn release(more: &[&str]) -> Result<()> {
         "consul-aliases",
         "--bin",
         "bosh-dns-sync",
+        "--bin",
+        "bosh-dns-publish",
     ];
     process::run(
         std::process::Command::new("cargo")

@@ -334,6 +334,8 @@ fn start(namespace: &Namespace, scenario: &Scenario, recursors: &[Recursor], xdp
     object.insert("sources".to_owned(), json!({"files": [definitions]}));
     let addresses: Vec<SocketAddr> = recursors.iter().map(|recursor| recursor.address).collect();
     object.insert("recursors".to_owned(), json!(addresses));
-    let extra = json!({"xdp": xdp, "consul": consul, "metrics": {"enabled": true}});
+    // Consul's replies repeat the client's EDNS size.
+    let compat = json!({"echo_opt": true});
+    let extra = json!({"xdp": xdp, "consul": consul, "compat": compat, "metrics": {"enabled": true}});
     Server::start(Some(namespace), folder, OURS, &extra).with_context(|| scenario.name.clone())
 }
