@@ -136,11 +136,7 @@ impl Spoilt {
 /// Copies the server, replacing the first instructions of a program.
 fn spoil(server: &Path, copy: &Path, program: &str, instructions: &[u8]) -> Result<()> {
     let mut bytes = fs::read(server)?;
-    let first = first_instruction(OBJECT, program).with_context(|| format!("no {program} in the object"))?;
-    // Map loads are relocated, so the fault is written after the leading ones.
-    let is_load = |at: usize| OBJECT.get(at) == Some(&0x18);
-    let at =
-        (0..).map(|number| first + number * 16).find(|&at| !is_load(at)).context("an end of the loads")?;
+    let at = first_instruction(OBJECT, program).with_context(|| format!("no {program} in the object"))?;
     let places = places_of(&bytes, OBJECT);
     ensure!(!places.is_empty(), "{} holds another object than these tests: build it", server.display());
     for place in places {
@@ -157,8 +153,16 @@ fn places_of(bytes: &[u8], wanted: &[u8]) -> Vec<usize> {
     places.filter(|&place| bytes[place..].starts_with(wanted)).collect()
 }
 
-/// Returns the offset of a function in an ELF64 file of native byte order.
-fn first_instruction(elf: &[u8], function: &str) -> Option<usize> {
+/// Returns the offset of a program's body in an ELF64 file of native byte order: of the function that
+/// the program's entry point calls, if the compiler did not inline it.
+fn first_instruction(elf: &[u8], program: &str) -> Option<usize> {
+    // Mangled names (RFC 2603) end with the length and the name.
+    let body = format!("{}{program}", program.len());
+    symbol(elf, |name| name.ends_with(&body)).or_else(|| symbol(elf, |name| name == program))
+}
+
+/// Returns the offset of the first symbol with a matching name.
+fn symbol(elf: &[u8], is_wanted: impl Fn(&str) -> bool) -> Option<usize> {
     const SYMTAB: u32 = 2;
     let u16_at = |at: usize| Some(u16::from_le_bytes(elf.get(at..at + 2)?.try_into().ok()?));
     let u32_at = |at: usize| Some(u32::from_le_bytes(elf.get(at..at + 4)?.try_into().ok()?));
@@ -170,7 +174,8 @@ fn first_instruction(elf: &[u8], function: &str) -> Option<usize> {
     let texts = u64_at(header(u32_at(symbols + 40)? as usize) + 24)?;
     (offset..offset + len).step_by(24).find_map(|symbol| {
         let text = elf.get(texts + u32_at(symbol)? as usize..)?;
-        let found = text.strip_prefix(function.as_bytes())?.first() == Some(&0);
+        let name = text.split(|byte| *byte == 0).next()?;
+        let found = std::str::from_utf8(name).is_ok_and(&is_wanted);
         let section = header(usize::from(u16_at(symbol + 6)?));
         found.then_some(u64_at(section + 24)? + u64_at(symbol + 8)?)
     })
