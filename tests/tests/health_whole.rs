@@ -208,7 +208,9 @@ fn hanging_checks_end_lease() {
             wait_until("the interface", LIMIT, || by_interface() == Some(true)).unwrap();
             let held = HeldThread::of(server.pid(), "health").unwrap();
             // Meanwhile no answer is wrong and none is missing.
-            wait_until("the lease to end", LIMIT, || by_interface() == Some(false)).unwrap();
+            // A single query may be passed up as a probe, at most once per second.
+            let withheld = || (0..3).all(|_| by_interface() == Some(false));
+            wait_until("the lease to end", LIMIT, withheld).unwrap();
             for _ in 0..50 {
                 assert_eq!(by_interface(), Some(false), "renewed while the checks hang");
                 std::thread::sleep(Duration::from_millis(20));
