@@ -28,11 +28,7 @@ pub struct Loaded {
 impl Config {
     /// Parses the content of a file; `file` is its path for error messages.
     pub fn parse(file: &str, bytes: &[u8]) -> Result<Loaded, ConfigError> {
-        let json = Json::parse(bytes).map_err(|error| ConfigError {
-            file: file.to_owned(),
-            problem: format!("is not JSON: {error}"),
-        })?;
-        Self::load(file, &json)
+        Self::load(file, &document(file, bytes)?)
     }
 
     /// Reads a parsed document; adds a warning for each unknown key.
@@ -52,13 +48,9 @@ impl Config {
     /// object.
     pub fn check(file: &str, bytes: &[u8]) -> (Vec<ConfigError>, Option<Loaded>) {
         let mut errors = Vec::new();
-        let not_json = |error: serde_json::Error| ConfigError {
-            file: file.to_owned(),
-            problem: format!("is not JSON: {error}"),
-        };
-        let mut json = match Json::parse(bytes) {
+        let mut json = match document(file, bytes) {
             Ok(json) => json,
-            Err(error) => return (vec![not_json(error)], None),
+            Err(error) => return (vec![error], None),
         };
         // Each round removes a member, so the loop ends.
         loop {
@@ -133,6 +125,12 @@ impl Config {
             xdp: xdp(&root.object("xdp")?)?,
         })
     }
+}
+
+/// Parses the content of a file as JSON.
+fn document(file: &str, bytes: &[u8]) -> Result<Json, ConfigError> {
+    Json::parse(bytes)
+        .map_err(|error| ConfigError { file: file.to_owned(), problem: format!("is not JSON: {error}") })
 }
 
 /// Reads `address` and `port`. The default address is the wildcard, as in bosh-dns.

@@ -140,11 +140,6 @@ impl Family<Gauge, 0> {
     pub fn gauge(&self) -> prometheus::Result<IntGauge> {
         IntGauge::with_opts(self.opts())
     }
-
-    /// Creates a stored floating-point gauge.
-    pub fn float_gauge(&self) -> prometheus::Result<prometheus::Gauge> {
-        prometheus::Gauge::with_opts(self.opts())
-    }
 }
 
 impl<const LABELS: usize> Family<Gauge, LABELS> {
